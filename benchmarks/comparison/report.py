@@ -1,0 +1,139 @@
+"""Tables of measurements: plain text and Markdown."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from .measure import Measurement
+from .residuals import grouped
+from .variants import BASE
+
+Column = tuple[str, Callable[[Measurement], float | None], str]
+
+_ACTIVATION, _WEIGHT = ("activation",), ("parameter", "gradient")
+
+
+def _mega(value: float | None) -> float | None:
+    return None if value is None else value / 1e6
+
+
+def _error(group: str) -> Callable[[Measurement], float | None]:
+    return lambda m: m.errors.get(group)
+
+
+def _seconds(name: str) -> Callable[[Measurement], float]:
+    return lambda m: m.seconds[name]
+
+
+# In each of the first tables every number stands with its ratio to the hand-written one.
+MEMORY: tuple[Column, ...] = (
+    ("residuals MB", lambda m: _mega(m.residuals.size()), ".3f"),
+    ("folded MB", lambda m: _mega(m.residuals.folded), ".3f"),
+    ("temporary MB", lambda m: _mega(m.temporary), ".2f"),
+    ("peak MB", lambda m: _mega(m.peak), ".1f"),
+    ("param copies MB", lambda m: _mega(m.residuals.size(parameter=True)), ".3f"),
+)
+CASTS: tuple[Column, ...] = (
+    ("activation casts", lambda m: m.cast_count(*_ACTIVATION), "d"),
+    ("their MB", lambda m: _mega(m.cast_bytes(*_ACTIVATION)), ".2f"),
+    ("weight casts", lambda m: m.cast_count(*_WEIGHT), "d"),
+    ("their MB", lambda m: _mega(m.cast_bytes(*_WEIGHT)), ".2f"),
+    ("all casts", lambda m: len(m.casts), "d"),
+    ("their MB", lambda m: _mega(sum(cast.size for cast in m.casts)), ".2f"),
+    ("HLO converts", lambda m: m.hlo_converts, "d"),
+    ("low FLOPs %", lambda m: 100 * m.low_flops, ".1f"),
+    ("mixed dots", lambda m: m.mixed_dots, "d"),
+)
+ERRORS: tuple[Column, ...] = tuple(
+    (group, _error(group), ".2e") for group in ("kernels", "biases", "scales", "embeddings", "loss")
+)
+TIMES: tuple[Column, ...] = (
+    ("trace s", _seconds("trace"), ".3f"),
+    ("of it plan s", _seconds("plan"), ".3f"),
+    ("lower s", _seconds("lower"), ".3f"),
+    ("compile s", _seconds("compile"), ".2f"),
+    ("step ms", lambda m: 1e3 * m.seconds["step"], ".2f"),
+)
+TABLES: Mapping[str, tuple[Column, ...]] = {
+    "Memory": MEMORY,
+    "Casts": CASTS,
+    "Relative error of gradients and loss": ERRORS,
+    "Time": TIMES,
+}
+
+
+def rows(columns: Sequence[Column], found: Mapping[str, Measurement]) -> list[list[str]]:
+    """Returns the cells of a table, its header first.
+
+    A column that no variant has a value for is left out. Behind each value stands its ratio to the
+    hand-written variant's, where that has one other than 0.
+    """
+    shown = [c for c in columns if any(c[1](m) is not None for m in found.values())]
+    table = [["", *(title for title, _, _ in shown)]]
+    base = found.get(BASE)
+    for name, m in found.items():
+        cells = [name]
+        for _, value_of, form in shown:
+            value = value_of(m)
+            if value is None:
+                cells.append("")
+                continue
+            reference = None if base is None else value_of(base)
+            ratio = f" ({value / reference:.2f})" if reference else ""
+            cells.append(f"{value:{form}}{ratio}")
+        table.append(cells)
+    return table
+
+
+def as_text(table: Sequence[Sequence[str]]) -> str:
+    """Returns a table in aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for first, *others in table:
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
+
+
+def as_markdown(table: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])
+
+
+def write_between_markers(path: pathlib.Path, name: str, text: str) -> None:
+    """Replaces what stands between the two markers of a name, or adds both at the end."""
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, found, rest = path.read_text().partition(start)
+    _, _, after = rest.partition(end)
+    if not found:
+        before, after = before.rstrip() + "\n\n", "\n"
+    path.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
+
+
+def differences(found: Mapping[str, Measurement], name: str) -> Iterator[str]:
+    """Yields where a variant keeps or casts more or fewer bytes than the hand-written one.
+
+    One line for each shape whose bytes differ, most first, and below it where they come from:
+    ``-`` in the hand-written variant, ``+`` in the other.
+    """
+    for what, pick in (
+        ("kept", lambda m: [a for a in m.residuals.arrays if not a.parameter]),
+        ("cast", lambda m: [c for c in m.casts if c.kind == "activation"]),
+    ):
+        base, other = grouped(pick(found[BASE])), grouped(pick(found[name]))
+        heads = dict.fromkeys(head for head, _ in (*base, *other))
+        change = {
+            head: sum(n for key, n in other.items() if key[0] == head)
+            - sum(n for key, n in base.items() if key[0] == head)
+            for head in heads
+        }
+        for head in sorted(heads, key=lambda head: -abs(change[head])):
+            if change[head]:
+                yield f"{change[head] / 1e6:+10.3f} MB {what} {head}"
+                for sign, sizes in (("-", base), ("+", other)):
+                    for (at, where), size in sizes.items():
+                        if at == head:
+                            yield f"{sign:>14} {size / 1e6:.3f} MB {where}"

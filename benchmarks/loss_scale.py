@@ -1,0 +1,198 @@
+"""What skipping bad steps adds to an optimizer update, for this library and for others.
+
+    python benchmarks/loss_scale.py                          # 100M parameters, a minute or two
+    python benchmarks/loss_scale.py --parameters 1e6         # faster, and cache-bound
+    python benchmarks/loss_scale.py --machine "..." --markdown
+
+Every variant is one jitted step of adam on float32 arrays of 2500 x 2500 at most, with parameters
+and state donated. The variants run in turn, many rounds of them, so that load on the machine meets
+all alike; ratios are taken within a round. Gradients are an argument: they are there already, as
+after a backward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jmp
+import optax
+from comparison import report
+from flax.training.dynamic_scale import DynamicScale
+
+from jmp_autocast import dynamic_loss_scaling
+
+RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
+SCALE = 2.0**16
+SIDE = 2500
+
+Params = list[jax.Array]
+Step = Callable[[Params, Any, Params], tuple[Params, Any]]
+
+
+def adam() -> optax.GradientTransformation:
+    return optax.adam(1e-3)
+
+
+def wrapped(tx: optax.GradientTransformation) -> tuple[Callable[[Params], Any], Step]:
+    """A step with any optax transformation."""
+
+    def step(params: Params, state: Any, grads: Params) -> tuple[Params, Any]:
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return tx.init, step
+
+
+def with_flax() -> tuple[Callable[[Params], Any], Step]:
+    """``DynamicScale`` as Flax's documentation uses it: ``jnp.where`` on parameters and state."""
+    tx = adam()
+
+    def step(params: Params, state: Any, grads: Params) -> tuple[Params, Any]:
+        scale, old = state
+
+        # Its gradients are the given ones. DynamicScale has no other entrance.
+        def linear(params: Params) -> jax.Array:
+            pairs = zip(params, grads, strict=True)
+            return sum((jnp.vdot(p, g) for p, g in pairs), start=jnp.float32(0)) / SCALE
+
+        scale, finite, _, true_grads = scale.value_and_grad(linear)(params)
+        updates, new = tx.update(true_grads, old, params)
+        select = functools.partial(jnp.where, finite)
+        new_params = jax.tree.map(select, optax.apply_updates(params, updates), params)
+        return new_params, (scale, jax.tree.map(select, new, old))
+
+    def init(params: Params) -> Any:
+        return DynamicScale(fin_steps=jnp.int32(0), scale=jnp.float32(SCALE)), tx.init(params)
+
+    return init, step
+
+
+def with_jmp() -> tuple[Callable[[Params], Any], Step]:
+    """``DynamicLossScale`` and ``select_tree``, as in the documentation of jmp."""
+    tx = adam()
+
+    def step(params: Params, state: Any, grads: Params) -> tuple[Params, Any]:
+        # Its tree cannot be flattened for lowering, so the state holds its fields.
+        (factor, counter), old = state
+        scale = jmp.DynamicLossScale(factor, counter)
+        true_grads = scale.unscale(grads)
+        finite = jmp.all_finite(true_grads)
+        updates, new = tx.update(true_grads, old, params)
+        moved = optax.apply_updates(params, updates)
+        params, new = jmp.select_tree(finite, (moved, new), (params, old))
+        scale = scale.adjust(finite)
+        return params, ((scale.loss_scale, scale.counter), new)
+
+    def init(params: Params) -> Any:
+        return (jnp.float32(SCALE), jnp.int32(0)), tx.init(params)
+
+    return init, step
+
+
+VARIANTS: dict[str, Callable[[], tuple[Callable[[Params], Any], Step]]] = {
+    "optax.adam": lambda: wrapped(adam()),
+    "flax DynamicScale": with_flax,
+    "jmp DynamicLossScale": with_jmp,
+    "optax.apply_if_finite": lambda: wrapped(optax.apply_if_finite(adam(), 10)),
+    "dynamic_loss_scaling": lambda: wrapped(dynamic_loss_scaling(adam(), init_scale=SCALE)),
+}
+BASE = "optax.adam"
+
+
+def arrays(parameters: float, seed: int) -> Params:
+    """Square arrays of together about so many elements."""
+    count = max(1, round(parameters / SIDE**2))
+    side = round(math.sqrt(parameters / count))
+    keys = jax.random.split(jax.random.key(seed), count)
+    return [jax.random.normal(key, (side, side)) for key in keys]
+
+
+class Runner:
+    """A compiled variant, its arrays and its times."""
+
+    def __init__(self, name: str, parameters: float, grads: Params):
+        init, step = VARIANTS[name]()
+        self.params = arrays(parameters, 0)
+        self.state = jax.jit(init)(self.params)
+        lowered = jax.jit(step, donate_argnums=(0, 1)).lower(self.params, self.state, grads)
+        self.step = lowered.compile()
+        memory = self.step.memory_analysis()
+        self.temporary = None if memory is None else memory.temp_size_in_bytes
+        self.seconds: list[float] = []
+
+    def run(self, grads: Params) -> None:
+        jax.block_until_ready((self.params, self.state))
+        start = time.perf_counter()
+        self.params, self.state = self.step(self.params, self.state, grads)
+        jax.block_until_ready((self.params, self.state))
+        self.seconds.append(time.perf_counter() - start)
+
+
+def measure(parameters: float, rounds: int) -> dict[str, Runner]:
+    """Runs all variants in turn, in an order that rotates from round to round."""
+    grads = [SCALE * g for g in arrays(parameters, 1)]
+    runners = {name: Runner(name, parameters, grads) for name in VARIANTS}
+    for runner in runners.values():
+        runner.run(grads)
+        runner.seconds.clear()
+    order = list(runners.values())
+    for _ in range(rounds):
+        for runner in order:
+            runner.run(grads)
+        order.append(order.pop(0))
+    return runners
+
+
+def table(runners: dict[str, Runner]) -> list[list[str]]:
+    """Returns the cells of the table, its header first."""
+    rows = [["", "median ms", "min ms", "ratio", "ratio of min", "temporary MB"]]
+    base = runners[BASE].seconds
+    for name, runner in runners.items():
+        seconds = runner.seconds
+        ratio = statistics.median(s / b for s, b in zip(seconds, base, strict=True))
+        temporary = "" if runner.temporary is None else f"{runner.temporary / 1e6:.0f}"
+        rows.append(
+            [
+                name,
+                f"{1e3 * statistics.median(seconds):.1f}",
+                f"{1e3 * min(seconds):.1f}",
+                f"{ratio:.2f}",
+                f"{min(seconds) / min(base):.2f}",
+                temporary,
+            ]
+        )
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
+    """Runs the comparison and returns the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parameters", type=float, default=1e8)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--machine", help="its kind, for the table; the default is the device's")
+    parser.add_argument("--markdown", action="store_true", help=f"write into {RESULTS.name}")
+    chosen = parser.parse_args(arguments)
+    machine = chosen.machine or jax.devices()[0].device_kind
+    millions = f"{chosen.parameters / 1e6:g}M parameters"
+    head = f"{machine}, JAX {jax.__version__}, {millions}, {chosen.rounds} rounds"
+    print(head)
+    rows = table(measure(chosen.parameters, chosen.rounds))
+    print(report.as_text(rows))
+    if chosen.markdown:
+        text = f"{head}:\n\n{report.as_markdown(rows)}"
+        name = f"loss_scale {millions} {machine} JAX {jax.__version__}"
+        report.write_between_markers(RESULTS, name, text)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What autocast adds to tracing and lowering, as ratios to the same program without it.
+
+    python benchmarks/trace_time.py
+
+Prints the trace and lower time of ``jit(grad(loss))`` for a 12-layer Flax transformer, plain and
+under autocast (the two in turn, best of several), what planning costs when one jitted layer is
+called 96 times, and planning against tracing for 24 transformer blocks and for a chain of 2,000 and
+of 20,000 equations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jmp_autocast import BF16, autocast
+from jmp_autocast.interpreters import Leaf, Plan, Planner, ValueState, Wanted
+from jmp_autocast.interpreters.plan import float_dtype
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = nn.LayerNorm()(x)
+        x = x + nn.SelfAttention(num_heads=4)(h)
+        h = nn.gelu(nn.Dense(4 * x.shape[-1])(nn.LayerNorm()(x)))
+        return x + nn.Dense(x.shape[-1])(h)
+
+
+class Transformer(nn.Module):
+    """A small GPT without its mask."""
+
+    layers: int = 12
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = nn.Embed(1000, 256)(tokens)
+        for _ in range(self.layers):
+            x = Block()(x)
+        return nn.Dense(1000)(nn.LayerNorm()(x))
+
+
+def make_loss(model: nn.Module) -> Callable[..., jax.Array]:
+    """Returns a next-token loss, a new function object at each call (JAX caches by function)."""
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        logits = model.apply(params, tokens)
+        logp = jax.nn.log_softmax(logits)
+        return -jnp.mean(jnp.take_along_axis(logp, tokens[..., None], -1))
+
+    return loss
+
+
+def trace_and_lower(function: Callable[..., Any], *args: Any) -> tuple[float, float]:
+    """Returns the seconds for tracing and for lowering."""
+    start = time.perf_counter()
+    traced = jax.jit(jax.grad(function)).trace(*args)
+    middle = time.perf_counter()
+    traced.lower()
+    return middle - start, time.perf_counter() - middle
+
+
+def measure_transformer(repeats: int) -> None:
+    """Prints the ratios for the 12-layer transformer."""
+    model = Transformer()
+    tokens = jnp.zeros((8, 128), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    variants = {
+        "float32": lambda: make_loss(model),
+        "autocast bfloat16": lambda: autocast(make_loss(model), compute_dtype=jnp.bfloat16),
+        "autocast float16": lambda: autocast(make_loss(model), compute_dtype=jnp.float16),
+    }
+    best = dict.fromkeys(variants, (float("inf"), float("inf")))
+    for _ in range(repeats):
+        for name, make in variants.items():
+            best[name] = min(best[name], trace_and_lower(make(), params, tokens), key=sum)
+    base = sum(best["float32"])
+    print("12-layer transformer, jit(grad(loss)), best of", repeats)
+    print(f"{'':20}{'trace s':>10}{'lower s':>10}{'ratio':>8}")
+    for name, (trace, lower) in best.items():
+        print(f"{name:20}{trace:10.3f}{lower:10.3f}{(trace + lower) / base:8.2f}")
+
+
+def measure_shared_layer(calls: int, repeats: int) -> None:
+    """Prints how often a layer that is jitted once and called often is planned."""
+    layer = jax.jit(lambda w, x: jnp.tanh(x @ w["kernel"] + w["bias"]))
+
+    def loss(layers: list[Any], x: jax.Array) -> jax.Array:
+        for w in layers:
+            x = layer(w, x)
+        return jnp.sum(x)
+
+    w = {"kernel": jnp.ones((64, 64)), "bias": jnp.ones(64)}
+    args = ([w] * calls, jnp.ones((8, 64)))
+    planner = CountingPlanner(BF16)
+    trace_and_plan(loss, *args, planner=planner)
+    times = {"float32": float("inf"), "autocast bfloat16": float("inf")}
+    for _ in range(repeats):
+        for name, function in (
+            ("float32", lambda *a: loss(*a)),
+            ("autocast bfloat16", autocast(lambda *a: loss(*a), compute_dtype=jnp.bfloat16)),
+        ):
+            times[name] = min(times[name], sum(trace_and_lower(function, *args)))
+    print(
+        f"\none jitted layer called {calls} times: "
+        f"jaxprs planned {planner.planned} (with the caller)"
+    )
+    ratio = times["autocast bfloat16"] / times["float32"]
+    print(
+        f"trace + lower {times['float32']:.3f} s, autocast {times['autocast bfloat16']:.3f} s: "
+        f"{ratio:.2f}x"
+    )
+
+
+class CountingPlanner(Planner):
+    """Counts the jaxprs that it plans."""
+
+    planned = 0
+
+    def _plan(self, jaxpr: Any, *rest: Any) -> Plan:
+        self.planned += 1
+        return super()._plan(jaxpr, *rest)
+
+
+def trace_and_plan(
+    function: Callable[..., Any], params: Any, *args: Any, planner: Planner | None = None
+) -> tuple[float, float]:
+    """Returns the seconds for tracing a function and for planning it."""
+    planner = planner or Planner(BF16)
+    start = time.perf_counter()
+    closed = jax.make_jaxpr(function)(params, *args)
+    middle = time.perf_counter()
+    leaves = len(jax.tree.leaves(params))
+    inputs = [
+        ValueState(float_dtype(v.aval), Leaf.PARAM if i < leaves else Leaf.DATA)
+        for i, v in enumerate(closed.jaxpr.invars)
+    ]
+    wanted = [Wanted(float_dtype(v.aval)) for v in closed.jaxpr.outvars]
+    planner.plan(closed, inputs, wanted)
+    return middle - start, time.perf_counter() - middle
+
+
+def measure_planning(repeats: int) -> None:
+    """Prints the time for planning beside the time for tracing."""
+
+    def chain(length: int) -> Callable[..., jax.Array]:
+        def function(w: jax.Array, x: jax.Array) -> jax.Array:
+            for _ in range(length // 5):
+                x = jnp.sin(jnp.tanh(x @ w) * 0.5 + 1.0)
+            return x
+
+        return function
+
+    tokens, square = jnp.zeros((2, 128), jnp.int32), jnp.ones((8, 8))
+    blocks = Transformer(layers=24)
+    params = jax.eval_shape(blocks.init, jax.random.key(0), tokens)
+    cases = {
+        "24 blocks": lambda: trace_and_plan(make_loss(blocks), params, tokens),
+        "2,000 equations": lambda: trace_and_plan(chain(2000), square, square),
+        "20,000 equations": lambda: trace_and_plan(chain(20000), square, square),
+    }
+    print(f"\n{'':20}{'trace s':>10}{'plan s':>10}")
+    plans = {}
+    for name, measure in cases.items():
+        times = [measure() for _ in range(repeats)]
+        trace, plans[name] = (min(column) for column in zip(*times, strict=True))
+        print(f"{name:20}{trace:10.3f}{plans[name]:10.3f}")
+    ratio = plans["20,000 equations"] / plans["2,000 equations"]
+    print(f"ten times as many equations: {ratio:.1f}x")
+
+
+def main() -> None:
+    """Runs all measurements."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=5, help="runs of which the best counts")
+    args = parser.parse_args()
+    measure_transformer(args.repeats)
+    measure_shared_layer(96, args.repeats)
+    measure_planning(args.repeats)
+
+
+if __name__ == "__main__":
+    main()

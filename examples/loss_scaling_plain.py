@@ -1,0 +1,68 @@
+"""Dynamic loss scaling in plain JAX: the training loop holds the scale itself.
+
+A small network fits a curve in float16 by gradient descent that is written out. One batch is bad on
+purpose: its step is skipped, and the scale backs off::
+
+    python examples/loss_scaling_plain.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jmp_autocast import (
+    LossScaleState,
+    autocast,
+    dynamic_loss_scale,
+    finite_value_and_grad,
+    select_on_finite,
+)
+
+LEARNING_RATE = 0.03
+BAD_STEP = 150
+
+
+def loss_fn(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+    hidden = jnp.tanh(x @ params["w1"] + params["b1"])
+    return jnp.mean(jnp.square(hidden @ params["w2"] + params["b2"] - y))
+
+
+@jax.jit
+def train_step(
+    params: dict[str, jax.Array], scale: LossScaleState, x: jax.Array, y: jax.Array
+) -> tuple[Any, LossScaleState, jax.Array, jax.Array]:
+    gradient = finite_value_and_grad(autocast(loss_fn, compute_dtype=jnp.float16))
+    scale, finite, loss, grads = gradient(scale, params, x, y)
+    new_params = jax.tree.map(lambda p, g: p - LEARNING_RATE * g, params, grads)
+    # Of a step whose gradients are not finite nothing may stay.
+    return select_on_finite(finite, new_params, params), scale, finite, loss
+
+
+def main() -> tuple[float, LossScaleState]:
+    """Returns the last loss and the final scale."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    params = {
+        "w1": jax.random.normal(keys[0], (1, 32)),
+        "b1": jnp.zeros(32),
+        "w2": jax.random.normal(keys[1], (32, 1)) / 32**0.5,
+        "b2": jnp.zeros(1),
+    }
+    x = jnp.linspace(-2, 2, 64)[:, None]
+    y = jnp.sin(2 * x)
+
+    scale = dynamic_loss_scale(growth_interval=100)
+    for step in range(400):
+        target = jnp.full_like(y, jnp.inf) if step == BAD_STEP else y
+        params, scale, finite, loss = train_step(params, scale, x, target)
+        if step % 50 == 0 or not finite:
+            note = "" if finite else "  skipped"
+            print(f"step {step:3d}  loss {loss:.4f}  next scale {scale.scale:9,.0f}{note}")
+    print(f"{scale.skipped_steps} of 400 steps skipped")
+    return float(loss), scale
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Automatic mixed precision for JAX by jaxpr rewriting."""
+
+from .loss_scaling import (
+    FiniteGradients,
+    LossScaleState,
+    LossScalingState,
+    dynamic_loss_scale,
+    dynamic_loss_scaling,
+    finite_value_and_grad,
+    loss_scale,
+    scaled_value_and_grad,
+    select_on_finite,
+    skipped_steps,
+    static_loss_scale,
+    static_loss_scaling,
+    step_skipped,
+)
+from .policies import (
+    BF16,
+    FP16,
+    CastPolicy,
+    Decision,
+    EquationView,
+    Policy,
+    register_policy,
+)
+from .scopes import compute_precision, full_precision
+from .transform import autocast
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BF16",
+    "FP16",
+    "CastPolicy",
+    "Decision",
+    "EquationView",
+    "FiniteGradients",
+    "LossScaleState",
+    "LossScalingState",
+    "Policy",
+    "autocast",
+    "compute_precision",
+    "dynamic_loss_scale",
+    "dynamic_loss_scaling",
+    "finite_value_and_grad",
+    "full_precision",
+    "loss_scale",
+    "register_policy",
+    "scaled_value_and_grad",
+    "select_on_finite",
+    "skipped_steps",
+    "static_loss_scale",
+    "static_loss_scaling",
+    "step_skipped",
+]

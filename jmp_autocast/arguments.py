@@ -1,0 +1,264 @@
+"""Arguments and outputs of a call: arrays are traced, everything else is static."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .interpreters.plan import Leaf
+from .policies import check_rule_like
+
+
+class _Auto:
+    """The default of ``params``."""
+
+    def __repr__(self) -> str:
+        return "<auto>"
+
+    def __reduce__(self) -> str:
+        return "AUTO"  # compared by identity, so a copy or an unpickled one has to be this one
+
+
+AUTO = _Auto()
+
+Params: TypeAlias = int | Sequence[int] | Callable[[str], bool] | _Auto | None
+"""Positions of arguments, a predicate of an array's path, None for no parameters."""
+
+
+_LAZY = {
+    "a generator": inspect.isgeneratorfunction,
+    "a coroutine": inspect.iscoroutinefunction,
+    "an asynchronous generator": inspect.isasyncgenfunction,
+}
+
+
+def check_function(fn: Any) -> None:
+    """Raises TypeError for what is not callable, or computes only after it has returned."""
+    # The scalar types, such as jnp.bfloat16, are callable.
+    if not callable(fn) or type(fn) is type(jnp.float32) or _is_numpy_scalar_type(fn):
+        raise TypeError(
+            f"autocast takes a callable, got {fn!r} of type {type(fn).__name__}. Pass options "
+            "by keyword: @autocast(compute_dtype=...)."
+        )
+    own_call = getattr(type(fn), "__call__", None)  # noqa: B004 - not to test for a callable
+    for what, is_lazy in _LAZY.items():
+        if is_lazy(fn) or is_lazy(own_call):
+            raise TypeError(
+                f"autocast takes a function that returns its result, and {name_of(fn)} returns "
+                f"{what}, which computes after the trace is over. Apply autocast to the function "
+                "that it calls."
+            )
+
+
+def _is_numpy_scalar_type(fn: Any) -> bool:
+    return isinstance(fn, type) and issubclass(fn, np.generic)
+
+
+def check_params(params: Any) -> Any:
+    """Returns ``params`` in a hashable form.
+
+    Raises:
+        TypeError: It is neither positions nor a predicate.
+    """
+    if params is None:
+        return ()
+    if params is AUTO:
+        return params
+    if callable(params) and not isinstance(params, type):
+        check_rule_like(params, "params", "the path of an array, a string")
+        return params
+    positions = params if isinstance(params, tuple | list) else (params,)
+    if all(isinstance(i, int) and not isinstance(i, bool) for i in positions):
+        return tuple(positions)
+    raise TypeError(
+        "params must be the position of an argument, several positions, or a predicate of an "
+        f"array's path such as lambda path: path.startswith('0/'), got {params!r}."
+    )
+
+
+def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
+    """Raises ValueError where ``fn``'s signature has no such argument."""
+    if not isinstance(params, tuple) or not params:
+        return
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # a builtin: the call will tell
+        return
+    kinds = [p.kind for p in signature.parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    _check_range(params, sum(kind in positional for kind in kinds), fn)
+
+
+def _check_range(params: tuple[int, ...], count: int, fn: Callable[..., Any]) -> None:
+    for i in params:
+        if not -count <= i < count:
+            raise ValueError(
+                f"params={i} is out of range: {name_of(fn)} takes {count} positional "
+                f"argument{'s' * (count != 1)}, numbered from 0."
+            )
+
+
+def check_given(params: tuple[int, ...], count: int, fn: Callable[..., Any]) -> None:
+    """Raises ValueError where a call passes fewer positional arguments than ``params`` names."""
+    for i in params:
+        if not -count <= i < count:
+            raise ValueError(
+                f"params={i} is out of range of the {count} positional argument"
+                f"{'s' * (count != 1)} in this call of {name_of(fn)}. Pass the parameters by "
+                "position, or give params a predicate of an array's path."
+            )
+
+
+@dataclasses.dataclass
+class Call:
+    """One call of a function, flattened.
+
+    Args:
+        arrays: The array leaves of the arguments.
+        leaves: What kind of leaf each is.
+        traceable: The function of the array leaves that returns the array leaves of the result.
+        unflatten: Puts the result's static leaves back around its arrays.
+    """
+
+    arrays: list[Any]
+    leaves: list[Leaf]
+    traceable: Callable[..., list[Any]]
+    unflatten: Callable[[Sequence[Any]], Any]
+
+
+def flatten(fn: Callable[..., Any], params: Any, args: tuple, kwargs: dict[str, Any]) -> Call:
+    """Flattens a call of ``fn``.
+
+    Args:
+        fn: The function.
+        params: As `check_params` returned it.
+        args: Positional arguments, any pytrees.
+        kwargs: Keyword arguments, any pytrees.
+
+    Raises:
+        ValueError: ``params`` is out of range.
+        TypeError: While tracing, ``fn`` changed the state of a module among its arguments or of
+            one that it closes over.
+    """
+    with_path, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    leaves = [leaf for _, leaf in with_path]
+    dynamic = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    is_param = _param_predicate(fn, params, args)
+    kinds = [Leaf.PARAM if is_param(_path_of(with_path[i][0])) else Leaf.DATA for i in dynamic]
+    result: dict[str, Any] = {}
+
+    def traceable(*arrays: Any) -> list[Any]:
+        full = list(leaves)
+        for i, x in zip(dynamic, arrays, strict=True):
+            full[i] = x
+        own_args, own_kwargs = jax.tree_util.tree_unflatten(tree, full)
+        try:
+            out = fn(*own_args, **own_kwargs)
+        except Exception as error:  # the user's code raises what it likes; raised again as it is
+            _explain_mutation(error, fn)
+            raise
+        _check_unchanged((own_args, own_kwargs), tree, full, fn)
+        out_leaves, result["tree"] = jax.tree_util.tree_flatten(out)
+        result["leaves"] = [None if is_array(x) else (x,) for x in out_leaves]
+        return [x for x in out_leaves if is_array(x)]
+
+    def unflatten(outputs: Sequence[Any]) -> Any:
+        arrays = iter(outputs)
+        full = [next(arrays) if static is None else static[0] for static in result["leaves"]]
+        return jax.tree_util.tree_unflatten(result["tree"], full)
+
+    traceable.__name__ = name_of(fn)
+    return Call([leaves[i] for i in dynamic], kinds, traceable, unflatten)
+
+
+def is_array(leaf: Any) -> bool:
+    """True for what is traced: arrays, NumPy arrays and scalars, tracers."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic) or hasattr(leaf, "__jax_array__")
+
+
+def name_of(fn: Any) -> str:
+    """Returns a name for messages."""
+    return getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def _path_of(path: tuple[Any, ...]) -> str:
+    """The path of a leaf: "0/dense/kernel", or "name/..." for a keyword argument."""
+    return jax.tree_util.keystr(path[1:], simple=True, separator="/")
+
+
+def _param_predicate(fn: Callable[..., Any], params: Any, args: tuple) -> Callable[[str], bool]:
+    if callable(params):
+        return cast(Callable[[str], bool], params)
+    if params is AUTO:
+        positions = {0} if args and _is_container(args[0]) else set()
+    else:
+        check_given(params, len(args), fn)
+        positions = {i % len(args) for i in params}
+    return lambda path: path.split("/", 1)[0] in {str(i) for i in positions}
+
+
+def _is_container(argument: Any) -> bool:
+    return not jax.tree_util.all_leaves([argument])
+
+
+def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> None:
+    """Raises if ``fn`` changed an object among its arguments: the change would be lost."""
+    after = jax.tree_util.tree_flatten(arguments)
+    if after[1] == tree and all(a is b for a, b in zip(after[0], leaves, strict=True)):
+        return
+    fresh = jax.tree_util.tree_unflatten(tree, leaves)
+    before = jax.tree_util.tree_leaves(fresh, is_leaf=_is_opaque)
+    now = jax.tree_util.tree_leaves(arguments, is_leaf=_is_opaque)
+    if len(before) != len(now):
+        return  # a list or dict grew: lost under jit and grad as well
+    for old, new in zip(before, now, strict=True):
+        a, b = jax.tree_util.tree_flatten(old), jax.tree_util.tree_flatten(new)
+        same = a[1] == b[1] and all(x is y for x, y in zip(a[0], b[0], strict=True))
+        if not same and not jax.tree_util.all_leaves([old]):
+            raise TypeError(_mutation_message(fn, type(new).__name__))
+
+
+def _is_opaque(node: Any) -> bool:
+    return type(node) not in (tuple, list, dict, type(None))
+
+
+def _explain_mutation(error: Exception, fn: Any) -> None:
+    """Turns Flax's complaint about a module of an outer trace into what to do about it."""
+    flax_errors = sys.modules.get("flax.errors")
+    if flax_errors is not None and isinstance(error, flax_errors.TraceContextError):
+        owner = getattr(fn, "__self__", fn)
+        what = type(owner).__name__ if not inspect.isfunction(owner) else "an NNX module"
+        raise TypeError(_mutation_message(fn, what)) from error
+
+
+def _mutation_message(fn: Any, module: str) -> str:
+    return (
+        f"{name_of(fn)} changes the state of {module} (batch statistics, an RNG counter, a cache) "
+        "while autocast traces it, and the change would be lost. For Flax NNX use "
+        "jmp_autocast.integrations.nnx.autocast, which carries the state; otherwise return the "
+        "new state from the function."
+    )
+
+
+def report_unknown(unknown: Sequence[str], on_unknown: str, fn: Any) -> None:
+    """Warns or raises about primitives without a rule, as the user asked."""
+    if not unknown or on_unknown == "keep":
+        return
+    message = (
+        f"{name_of(fn)} holds primitives without a cast policy: {', '.join(unknown)}. Their "
+        "operands keep their declared dtypes. Give them one with jmp_autocast.register_policy or "
+        "Policy.with_rules."
+    )
+    if on_unknown == "error":
+        raise ValueError(message)
+    warnings.warn(message, stacklevel=4)

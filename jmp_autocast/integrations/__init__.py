@@ -1,0 +1,1 @@
+"""Thin adapters for frameworks, each imported by itself: ``jmp_autocast.integrations.nnx``."""

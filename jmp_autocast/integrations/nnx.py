@@ -1,0 +1,178 @@
+"""`autocast` for Flax NNX: modules keep the state that a call changes, and name their scopes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+from jax.typing import DTypeLike
+
+import jmp_autocast
+
+from ..arguments import AUTO, Params, name_of
+from ..pickling import by_name_or_made
+from ..policies import as_dtype, as_policy
+from .nnx_state import TAG, Call, cast_leaves
+
+
+def autocast(
+    fn: Callable[..., Any] | None = None,
+    *,
+    compute_dtype: DTypeLike | None = None,
+    policy: Any = None,
+    params: Params = AUTO,
+    output_dtype: Any = "same",
+    enabled: bool = True,
+    on_unknown: Any = "keep",
+) -> Any:
+    """Runs a float32 function of Flax NNX modules in mixed precision.
+
+    `jmp_autocast.autocast` for functions that take NNX modules (or any other NNX object: `Rngs`,
+    `Optimizer`, metrics, variables), wherever they are in the arguments, or that are a module or a
+    method of one. What the call changes is in the caller's objects afterwards, as with `nnx.jit`:
+    batch statistics, RNG counters, caches, new variables and submodules, static attributes. State
+    keeps its dtype whatever ``output_dtype`` says. Works inside and outside of the transformations
+    of JAX and NNX. A module that the function only closes over can be read, not changed, and so
+    can an argument that belongs to an outer trace.
+
+    NNX leaves no names in a program. Here each call of a module puts its attribute path, relative
+    to the calling module, and then its class on the name stack: in a ``Net`` with blocks in
+    ``self.layers`` the scopes of a norm are ``Net/layers/0/Block/norm/LayerNorm``, and
+    ``policy.with_scopes`` finds it by attribute (``"*/layers/0"``, ``"*/norm"``) and by class
+    (``"*/LayerNorm"``). Profiles show the same names.
+
+    Args:
+        fn: The function, module or bound method; None to use ``autocast`` as a decorator with
+            options.
+        compute_dtype: As in `jmp_autocast.autocast`.
+        policy: As in `jmp_autocast.autocast`.
+        params: As in `jmp_autocast.autocast`; the path of a variable is that of its module with
+            the attributes appended (``"0/layers/0/norm/scale"``). Default: every ``nnx.Param``,
+            and argument 0 when it is a container of arrays. State that ``fn`` itself brings (as a
+            module, a method or a ``functools.partial``) always counts as parameters.
+        output_dtype: As in `jmp_autocast.autocast`.
+        enabled: As in `jmp_autocast.autocast`.
+        on_unknown: As in `jmp_autocast.autocast`.
+
+    Returns:
+        The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options
+        give equal wrappers.
+
+    Raises:
+        TypeError: As `jmp_autocast.autocast`; when called, also if ``fn`` changes a module that it
+            closes over, or leaves a traced array in a static attribute.
+        ValueError: As `jmp_autocast.autocast`.
+        flax.errors.TraceContextError: When called, if ``fn`` changes an object of an outer trace,
+            or adds, removes or returns objects while one of its arguments is of an outer trace.
+            No object is changed then.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jmp_autocast import BF16
+        >>> from jmp_autocast.integrations.nnx import autocast
+        >>> class Net(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.dense = nnx.Linear(4, 4, rngs=rngs)
+        ...         self.norm = nnx.BatchNorm(4, rngs=rngs)
+        ...
+        ...     def __call__(self, x):
+        ...         return self.norm(self.dense(x))
+        >>> policy = BF16.with_scopes({"*/norm": "float32"})
+        >>> @autocast(policy=policy)
+        ... def loss(net, x):
+        ...     return jnp.mean(net(x) ** 2)
+        >>> net = Net(nnx.Rngs(0))
+        >>> grads = nnx.grad(loss)(net, jax.random.normal(jax.random.key(0), (8, 4)))
+        >>> grads.dense.kernel.dtype, bool((net.norm.mean[...] != 0).any())
+        (dtype('float32'), True)
+    """
+    options = {
+        "compute_dtype": compute_dtype,
+        "policy": policy,
+        "params": params,
+        "output_dtype": output_dtype,
+        "enabled": enabled,
+        "on_unknown": on_unknown,
+    }
+    if fn is None:
+        jmp_autocast.autocast(**options)  # the options are checked here, not at decoration
+        return functools.partial(_wrapper_of, options=options)
+    return _wrapper_of(fn, options)
+
+
+def _wrapper_of(fn: Callable[..., Any], options: dict[str, Any]) -> NNXAutocast:
+    """Returns the one wrapper of a function with these options; it lives with the plain one."""
+    plain = jmp_autocast.autocast(fn, **options)
+    return vars(plain).setdefault("_nnx", NNXAutocast(fn, plain, options))
+
+
+class NNXAutocast:
+    """A function of NNX modules in mixed precision: what `autocast` returns."""
+
+    def __init__(self, fn: Callable[..., Any], plain: Any, options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self._plain = plain  # has checked the options, and knows when two wrappers are equal
+        self._fn = fn
+        self._given = options
+        self._options = dict(options)
+        if options["policy"] is not None:
+            policy = as_policy(options["policy"])
+            if policy.output_dtype is not None and _is(options["output_dtype"], "same"):
+                self._options["output_dtype"] = policy.output_dtype
+            self._options["policy"] = dataclasses.replace(policy, output_dtype=None)
+        output_dtype = self._options["output_dtype"]
+        if not _is(output_dtype, "same") and not _is(output_dtype, "computed"):
+            self._options["output_dtype"] = as_dtype(output_dtype, "output_dtype")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function in mixed precision."""
+        if not self._options["enabled"]:
+            return self._plain(*args, **kwargs)
+        output_dtype = self._options["output_dtype"]
+        with nnx.update_context(TAG):
+            call = Call(self._fn, self._options["params"], args, kwargs)
+            # State must keep its dtype: where outputs need not, both are cast out here.
+            computed = _is(output_dtype, "computed")
+            options = {**self._options, "params": call.is_param}
+            options["output_dtype"] = "computed" if computed else "same"
+
+            def pure(state: Any, rest: Any) -> Any:
+                return call.pure(state, rest)
+
+            pure.__name__ = name_of(self._fn)
+            out, changed = jmp_autocast.autocast(pure, **options)(call.values, call.rest)
+            if computed:
+                changed = cast_leaves(changed, call.dtypes)
+            if not isinstance(output_dtype, str):
+                out = cast_leaves(out, [output_dtype] * len(out))
+            return call.finish(out, changed)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds the wrapper as a method."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NNXAutocast) and self._plain == other._plain
+
+    def __hash__(self) -> int:
+        return hash(self._plain)
+
+    def __reduce__(self) -> Any:
+        return by_name_or_made(self, _wrapper_of, self._fn, self._given)
+
+    def __repr__(self) -> str:
+        return f"nnx.{self._plain!r}"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._fn)
+
+
+def _is(option: Any, name: str) -> bool:
+    return isinstance(option, str) and option == name

@@ -1,0 +1,136 @@
+"""Names on the name stack for the modules of Flax NNX, which puts none there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+from flax import nnx
+
+_ATTRIBUTE = "_jmp_autocast_path"
+_local = threading.local()
+_lock = threading.Lock()
+_patched: dict[type, list[Any]] = {}  # class -> its own __call__, number of users
+
+
+class _Path:
+    """Where a module is: a static attribute of the traced copies of the caller's modules.
+
+    As an attribute it survives what NNX transformations do to modules (a map from identities would
+    not). It equals every other, because it must not tell apart modules that the program takes for
+    equal: two layers share the trace of a jitted method.
+    """
+
+    def __init__(self, keys: tuple[Any, ...], owner: object) -> None:
+        self.keys = keys
+        self.owner = owner
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Path)
+
+    def __hash__(self) -> int:
+        return hash(_Path)
+
+
+@contextlib.contextmanager
+def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
+    """Gives every call of a module in ``nodes`` scopes: attribute path, then class.
+
+    While it is open the ``__call__`` of the classes is replaced, as ``nnx.tabulate`` does; other
+    threads, and modules outside of the traced call, notice nothing.
+
+    Args:
+        nodes: Copies of the caller's NNX objects, made for this trace.
+
+    Yields:
+        The roots from which the marks on the modules are removed in the end: ``nodes``; append the
+        objects that the call returns.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from flax import nnx
+        >>> model = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+        >>> with module_scopes([model]):
+        ...     text = jax.make_jaxpr(lambda x: model(x))(jnp.ones(2)).pretty_print(name_stack=True)
+        >>> "Sequential/layers/0/Linear" in text
+        True
+    """
+    owner = object()
+    modules = list(_modules(nodes))
+    for path, module in modules:
+        vars(module).setdefault(_ATTRIBUTE, _Path(path, owner))
+    classes = {c for _, m in modules for c in [_class_with_call(type(m))] if c is not None}
+    outer = getattr(_local, "stack", None)
+    _local.stack = [] if outer is None else outer
+    _patch(classes)
+    roots = list(nodes)
+    try:
+        yield roots
+    finally:
+        _local.stack = outer
+        _unpatch(classes)
+    for _, module in _modules(roots):
+        if getattr(vars(module).get(_ATTRIBUTE), "owner", None) is owner:
+            del vars(module)[_ATTRIBUTE]
+
+
+def _modules(roots: list[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    for path, node in nnx.iter_graph(roots, graph=True):
+        if isinstance(node, nnx.Module):
+            yield path, node
+
+
+def _class_with_call(cls: type) -> type | None:
+    return next((c for c in cls.__mro__ if "__call__" in vars(c)), None)
+
+
+def _patch(classes: Iterable[type]) -> None:
+    with _lock:
+        for cls in classes:
+            if cls not in _patched:
+                _patched[cls] = [vars(cls)["__call__"], 0]
+                cls.__call__ = _in_scope(vars(cls)["__call__"])
+            _patched[cls][1] += 1
+
+
+def _unpatch(classes: Iterable[type]) -> None:
+    with _lock:
+        for cls in classes:
+            _patched[cls][1] -= 1
+            if not _patched[cls][1]:
+                cls.__call__ = _patched.pop(cls)[0]
+
+
+def _in_scope(original: Any) -> Any:
+    """Returns a ``__call__`` that enters the scopes of its module."""
+
+    @functools.wraps(original, updated=())
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = original.__get__(self, type(self)) if hasattr(original, "__get__") else original
+        stack = getattr(_local, "stack", None)
+        if stack is None or (stack and stack[-1][0] is self):  # super().__call__
+            return call(*args, **kwargs)
+        names, keys = _names(self, stack[-1][1] if stack else ())
+        stack.append((self, keys))
+        try:
+            with contextlib.ExitStack() as scopes:
+                for name in names:
+                    scopes.enter_context(jax.named_scope(name))
+                return call(*args, **kwargs)
+        finally:
+            stack.pop()
+
+    return __call__
+
+
+def _names(module: Any, caller: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
+    """Returns the scopes of a module that another calls, and its path for those that it calls."""
+    own = vars(module).get(_ATTRIBUTE)
+    keys = caller if own is None else own.keys  # without: made in the traced function
+    inside = bool(caller) and keys[: len(caller)] == caller
+    attributes = keys[len(caller) :] if inside else keys[1:]
+    return [*map(str, attributes), type(module).__name__], keys

@@ -1,0 +1,179 @@
+"""The state of Flax NNX objects around a pure function: out, through, and back in."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import errors, nnx
+
+from ..arguments import AUTO, check_given, name_of
+from ..policies import COMPUTE_DTYPES, FLOAT32
+from .nnx_checks import (
+    arrays_as_data,
+    check_writable,
+    is_object,
+    same_structure,
+    static_tracers,
+)
+from .nnx_scopes import module_scopes
+
+TAG = "jmp_autocast"
+_ARGS, _BOUND = 0, 2  # the parts of a call: args, kwargs, bound
+
+
+class Call:
+    """One call: state out of the arguments, a pure function, state back into the arguments."""
+
+    def __init__(self, fn: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> None:
+        self._name = name_of(fn)
+        self._fn, bound = _open(fn)
+        found, self._tree = jax.tree_util.tree_flatten_with_path(
+            (args, kwargs, bound), is_leaf=is_object
+        )
+        self._where = [i for i, (_, leaf) in enumerate(found) if is_object(leaf)]
+        self._nodes = [found[i][1] for i in self._where]
+        with nnx.split_context(TAG) as split:
+            self._graphdef, state = split.split((self._nodes, []))
+        self._before: list[Any] = list(nnx.to_flat_state(state))
+        self.values = [_value(leaf) for _, leaf in self._before]
+        self.rest = [None if is_object(leaf) else leaf for _, leaf in found]
+        wanted = _param_predicate(fn, params, args)
+        marks = {
+            f"1/{i}": wanted(path, None) for i, (path, x) in enumerate(found) if not is_object(x)
+        }
+        for k, ((_, i, *attributes), leaf) in enumerate(self._before):
+            path = (*found[self._where[i]][0], *map(jax.tree_util.DictKey, attributes))
+            marks[f"0/{k}"] = wanted(path, leaf)
+        self.is_param = lambda path: marks["/".join(path.split("/", 2)[:2])]
+
+    def pure(self, state: list[Any], rest: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns the function's outputs and the state that it changed.
+
+        What did not change is no output: a module of an outer trace can be read, not written.
+        """
+        flat = [(path, x) for (path, _), x in zip(self._before, state, strict=True)]
+        with nnx.merge_context(TAG, inner=True) as merge:
+            nodes, _ = merge.merge(self._graphdef, nnx.from_flat_state(flat))
+        full = list(rest)
+        for i, node in zip(self._where, nodes, strict=True):
+            full[i] = node
+        args, kwargs, bound = jax.tree_util.tree_unflatten(self._tree, full)
+        try:
+            with module_scopes(nodes) as roots:
+                out = self._fn(*bound[0], *args, **{**bound[1], **kwargs})
+                leaves, self._out_tree = jax.tree_util.tree_flatten(out, is_leaf=is_object)
+                roots += (returned := [x for x in leaves if is_object(x)])
+        except errors.TraceContextError as error:
+            raise TypeError(
+                f"{self._name} changes the state of an NNX module that it closes over. Pass the "
+                "module as an argument, or give autocast the module itself or its bound method."
+            ) from error
+        self._is_node = [is_object(x) for x in leaves]
+        before = static_tracers(self._graphdef)
+        arrays_as_data(roots, before)
+        with nnx.split_context(TAG) as split:
+            graphdef, after = split.split((nodes, returned))
+        if left := [name for i, name in static_tracers(graphdef).items() if i not in before]:
+            raise TypeError(
+                f"{self._name} leaves a traced array in the static attribute {left[0]!r} of an NNX "
+                "object. Hold it in an nnx.Variable, or assign nnx.data(...)."
+            )
+        self._graphdef_after = graphdef
+        known = {id(x): i for i, x in enumerate(state)}
+        self._after, changed = [], []
+        for path, leaf in nnx.to_flat_state(after):
+            source = known.get(id(_value(leaf)))
+            if source is not None and _metadata(leaf) == _metadata(self._before[source][1]):
+                self._after.append((path, source))
+            else:
+                self._after.append((path, None))
+                changed.append(leaf)
+        self.dtypes = [getattr(x, "dtype", None) for x in jax.tree_util.tree_leaves(changed)]
+        return [x for x in leaves if not is_object(x)], changed
+
+    def finish(self, out: list[Any], changed: list[Any]) -> Any:
+        """Writes the state into the caller's objects and returns the function's result."""
+        new = iter(changed)
+        after = [(path, next(new) if i is None else self.values[i]) for path, i in self._after]
+        returned: Any = ()
+        if same_structure(self._graphdef_after, self._graphdef.with_same_outer_index()):
+            pairs = zip(after, self.values, strict=True)
+            moved = [item for item, value in pairs if item[1] is not value]
+            roots = (self._nodes, [])
+            if moved:
+                check_writable(roots, [path for path, _ in moved])
+            nnx.update(roots, nnx.from_flat_state(moved))
+        else:  # attributes came, went or changed, or the result holds NNX objects
+            check_writable(self._nodes)
+            with nnx.merge_context(TAG, inner=False) as merge:
+                _, returned = merge.merge(self._graphdef_after, nnx.from_flat_state(after))
+        arrays, returned = iter(out), iter(returned)
+        leaves = [next(returned if is_node else arrays) for is_node in self._is_node]
+        return jax.tree_util.tree_unflatten(self._out_tree, leaves)
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
+def _metadata(leaf: Any) -> Any:
+    return leaf.get_metadata() if isinstance(leaf, nnx.Variable) else None
+
+
+def cast_leaves(tree: Any, dtypes: Sequence[Any]) -> Any:
+    """Returns the tree with its float32 and 16-bit leaves in the given dtypes."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    floats = (FLOAT32, *COMPUTE_DTYPES)
+    cast = [
+        x.astype(dtype) if getattr(x, "dtype", None) in floats and dtype in floats else x
+        for x, dtype in zip(leaves, dtypes, strict=True)
+    ]
+    return jax.tree_util.tree_unflatten(structure, cast)
+
+
+def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Takes out of ``fn`` the modules that it brings: its own, or the bound ones."""
+    if isinstance(fn, functools.partial):
+        inner, (args, kwargs) = _open(fn.func)
+        return inner, ((*args, *fn.args), {**kwargs, **fn.keywords})
+    if inspect.ismethod(fn) and is_object(fn.__self__):
+        return fn.__func__, ((fn.__self__,), {})
+    if is_object(fn):
+        return _call, ((fn,), {})
+    return fn, ((), {})
+
+
+def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
+def _param_predicate(fn: Any, params: Any, args: tuple[Any, ...]) -> Callable[[Any, Any], bool]:
+    """Returns the predicate of a leaf's path in (args, kwargs, bound) and of the leaf."""
+    positions = _positions(fn, params, args)
+
+    def is_param(path: Any, leaf: Any) -> bool:
+        root, *inside = path
+        if root.idx == _BOUND:
+            return True
+        if params is AUTO and isinstance(leaf, nnx.Variable):
+            return isinstance(leaf, nnx.Param)
+        if callable(params):
+            return bool(params(jax.tree_util.keystr(tuple(inside), simple=True, separator="/")))
+        return root.idx == _ARGS and inside[0].idx in positions
+
+    return is_param
+
+
+def _positions(fn: Any, params: Any, args: tuple[Any, ...]) -> set[int]:
+    """Returns which arguments are parameters; ValueError where there is no such argument."""
+    if params is AUTO:
+        return {0} if args and not jax.tree_util.all_leaves(args[:1]) else set()
+    if params is None or callable(params):
+        return set()
+    given = tuple(params) if isinstance(params, tuple | list) else (params,)
+    check_given(given, len(args), fn)
+    return {i % len(args) for i in given}

@@ -1,0 +1,288 @@
+"""The only package that knows JAX's versions and its names without a compatibility promise.
+
+Each adapter says which version changed what. Supported: JAX 0.10 to the newest release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex_core
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import source_info_util
+from jax.interpreters import partial_eval
+
+from . import new_primitives
+from .new_primitives import define_bilinear, define_linear_view
+
+Literal = jex_core.Literal
+Var = jex_core.Var
+Primitive = jex_core.Primitive
+ShapedArray = jax.core.ShapedArray
+Tracer = jax.core.Tracer
+jaxpr_as_fun = jex_core.jaxpr_as_fun
+# JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
+_errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
+InconclusiveDimensionOperation = _errors.InconclusiveDimensionOperation
+current_name_stack = source_info_util.current_name_stack
+dce_jaxpr = partial_eval.dce_jaxpr
+
+__all__ = [
+    "InconclusiveDimensionOperation",
+    "Literal",
+    "Primitive",
+    "ShapedArray",
+    "SymbolicZero",
+    "Tracer",
+    "Var",
+    "bind",
+    "body_of",
+    "call_with_operands",
+    "consts_of",
+    "current_name_stack",
+    "dce_jaxpr",
+    "define_bilinear",
+    "define_linear_view",
+    "equation_context",
+    "fresh_make_jaxpr",
+    "inlined",
+    "inner_jaxpr_key",
+    "is_array_aval",
+    "jax_function",
+    "jaxpr_as_fun",
+    "literal_value",
+    "mark_frames",
+    "name_stack",
+    "open_jaxpr",
+    "primitives_with_lowering",
+    "scan_split",
+    "scan_with_consts",
+    "scope_names",
+    "set_weak_type",
+    "shard_map_axes",
+    "source_line",
+    "with_dtype",
+]
+
+
+def mark_frames(file: str) -> None:
+    """Hides the frames of a file from the tracebacks that JAX shows to users."""
+    source_info_util.register_exclusion(file)
+
+
+mark_frames(__file__)
+mark_frames(new_primitives.__file__)
+
+
+# --- jaxprs ---------------------------------------------------------------------------------
+
+
+def body_of(jaxpr: Any) -> Any:
+    """Returns the open jaxpr of a closed one, and an open one as it is.
+
+    JAX 0.11 merged ``ClosedJaxpr`` into ``Jaxpr``: ``.jaxpr`` returns the object itself since.
+    """
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def consts_of(jaxpr: Any) -> Sequence[Any]:
+    """Returns the constants of a jaxpr; an open one had no such attribute before JAX 0.11."""
+    return getattr(jaxpr, "consts", ())
+
+
+def open_jaxpr(closed: Any) -> Any:
+    """Returns a jaxpr for a parameter that takes one without constants (remat, shard_map)."""
+    if consts_of(closed):
+        raise AssertionError("an open jaxpr must have no constants")
+    return body_of(closed)
+
+
+def fresh_make_jaxpr(fun: Callable, *avals: Any) -> Any:
+    """`jax.make_jaxpr`, never from its cache.
+
+    The cache would keep the values, or tracers, that the function closes over.
+    """
+    return jax.make_jaxpr(lambda *args: fun(*args))(*avals)
+
+
+def inner_jaxpr_key(params: dict[str, Any]) -> str:
+    """Returns the name of the parameter that holds the called jaxpr.
+
+    ``jit`` and ``remat2`` call it ``jaxpr``, ``closed_call`` and the custom rules ``call_jaxpr``,
+    ``remat_opt`` (``optimize_remat``) ``fwd_jaxpr``.
+    """
+    return next(key for key in ("jaxpr", "call_jaxpr", "fwd_jaxpr") if key in params)
+
+
+def jax_function(jaxpr: Any) -> str:
+    """Returns the name of the function of JAX itself that a jaxpr traces, "" for any other."""
+    info, folder = body_of(jaxpr).debug_info, jax.__file__.removesuffix("__init__.py")
+    return info.func_name if (info.func_filename or "").startswith(folder) else ""
+
+
+# --- equations ------------------------------------------------------------------------------
+
+
+def bind(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Binds a primitive with the parameters of an equation.
+
+    ``get_bind_params`` turns jaxprs of custom rules back into functions, in the dict that it
+    returns.
+    """
+    return primitive.bind(*operands, **primitive.get_bind_params(params))
+
+
+def inlined(function: Callable) -> Callable:
+    """Returns a jitted function whose calls leave no equation of their own in a jaxpr.
+
+    JAX 0.11 made ``inline`` an enum, in which True means inlining at lowering time.
+    """
+    enum: Any = getattr(jax, "Inline", None)
+    return jax.jit(function, inline=True if enum is None else enum.JAX_EARLY)
+
+
+@contextlib.contextmanager
+def equation_context(eqn: Any, stack: Any = None) -> Iterator[None]:
+    """Errors, profiles and HLO metadata of what is bound inside point at the user's equation.
+
+    Args:
+        eqn: The equation.
+        stack: The whole name stack; None for the current one with the equation's own appended.
+    """
+    if stack is None:
+        stack = current_name_stack() + eqn.source_info.name_stack
+    with (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+        eqn.ctx.manager,
+    ):
+        yield
+
+
+def scope_names(eqn: Any) -> tuple[str, ...]:
+    """Returns the ``jax.named_scope`` names around an equation, relative to its jaxpr.
+
+    The stack also holds the names of transformations (``jvp``, ``transpose``), left out here.
+    """
+    stack = eqn.source_info.name_stack.stack
+    return tuple([s.name for s in stack if type(s).__name__ == "Scope"]) if stack else ()
+
+
+def name_stack(eqn: Any) -> str:
+    """Returns all of an equation's name stack as text, scopes and transformations."""
+    return str(eqn.source_info.name_stack)
+
+
+def source_line(eqn: Any) -> str:
+    """Returns the user's source line of an equation."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def scan_split(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns the numbers of constants and carries of a scan.
+
+    JAX 0.11 replaced ``num_consts`` and ``num_carry`` by the tree ``ft_in``.
+    """
+    if "ft_in" in params:
+        consts, carry, _ = (len(tree) for tree in params["ft_in"].unpack())
+        return consts, carry
+    return params["num_consts"], params["num_carry"]
+
+
+def scan_with_consts(params: dict[str, Any], extra: int) -> dict[str, Any]:
+    """Returns a scan's parameters with ``extra`` more constants after the present ones."""
+    if not extra:
+        return params
+    consts, _ = scan_split(params)
+    if "ft_in" in params:
+        # New in JAX 0.11, where scan's operands became a FlatTree.
+        from jax._src import flattree  # pyright: ignore[reportAttributeAccessIssue]
+
+        _, carry, xs = params["ft_in"].unpack()
+        return dict(params, ft_in=flattree.pack((flattree.nones(consts + extra), carry, xs)))
+    return dict(params, num_consts=consts + extra)
+
+
+def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[str, Any]:
+    """Returns a call's parameters with more operands at the end.
+
+    Args:
+        params: The parameters.
+        copied: For each new operand, the operand that it is a copy of: it has the same sharding
+            and layout, and is not donated.
+    """
+    updated = dict(params)
+    for name in ("in_shardings", "in_layouts"):
+        if name in params:
+            updated[name] = (*params[name], *(params[name][i] for i in copied))
+    if "donated_invars" in params:
+        updated["donated_invars"] = (*params["donated_invars"], *(False for _ in copied))
+    return updated
+
+
+def shard_map_axes(params: dict[str, Any]) -> set:
+    """Returns the mesh axes that a ``shard_map`` makes manual.
+
+    JAX 0.10.2 renamed ``manual_axes`` to ``newly_manual_axes``.
+    """
+    return set(params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"])
+
+
+# --- values ---------------------------------------------------------------------------------
+
+
+def is_array_aval(aval: Any) -> bool:
+    """True for plain arrays; false for refs, tokens and other abstract values."""
+    return type(aval) is ShapedArray
+
+
+def with_dtype(aval: Any, dtype: Any) -> Any:
+    """Returns the abstract value with another dtype, its sharding and mesh axes kept."""
+    return aval.update(dtype=dtype, weak_type=False)
+
+
+def literal_value(literal: Any) -> Any:
+    """Returns a literal's value in the dtype that the program declares.
+
+    A Python scalar is kept where it means the same (a weakly typed literal of JAX's default
+    dtype), so that an equation bound again is the equation that was traced.
+    """
+    value, aval = literal.val, literal.aval
+    if (
+        not is_array_aval(aval)
+        or np.ndim(value)
+        or jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended)
+    ):
+        return value
+    is_python = aval.weak_type and isinstance(value, bool | int | float | complex)
+    if is_python and jax.dtypes.canonicalize_dtype(np.result_type(value)) == aval.dtype:
+        return value
+    array = np.asarray(value, aval.dtype)
+    # JAX takes no scalar of float0; before 0.10.2 such a literal reaches a broadcast_in_dim.
+    return array if aval.dtype == jax.dtypes.float0 else array[()]
+
+
+def set_weak_type(x: Any, aval: Any) -> Any:
+    """Returns ``x`` in the dtype and weak type of ``aval``; the public cast drops weak types."""
+    return lax.convert_element_type_p.bind(
+        x, new_dtype=aval.dtype, weak_type=aval.weak_type, sharding=None
+    )
+
+
+# --- primitives -----------------------------------------------------------------------------
+
+
+def primitives_with_lowering() -> frozenset[str]:
+    """Returns the names of the primitives that the installed JAX can lower.
+
+    Read from its lowering tables, which are not public.
+    """
+    from jax._src.interpreters import mlir as private_mlir
+
+    tables = [private_mlir._lowerings, *private_mlir._platform_specific_lowerings.values()]
+    return frozenset(primitive.name for table in tables for primitive in table)

@@ -1,0 +1,254 @@
+"""Gradients of a loss that is multiplied with a scale."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .reading import loss_scale
+from .state import AxisName, LossScaleState, check_scale
+
+
+class FiniteGradients(NamedTuple):
+    """What a function made by :func:`finite_value_and_grad` returns.
+
+    Attributes:
+      loss_scale: The :class:`LossScaleState` for the next step.
+      finite: bool of shape ``[]``: whether all gradients are finite.
+      value: The loss, or the loss and the auxiliary data.
+      grads: The gradients, unscaled. Not to be used where ``finite`` is False.
+    """
+
+    loss_scale: LossScaleState
+    finite: jax.Array
+    value: Any
+    grads: Any
+
+
+def scaled_value_and_grad(
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """Like ``jax.value_and_grad``, with gradients of the loss times a scale.
+
+    The result takes one more argument in front: the scale, or an optimizer state that holds one.
+    ``fn`` and ``argnums`` do not count it.
+
+    The scale is applied in float32. A float16 loss does not overflow when multiplied with 65536,
+    and neither does its cotangent: it is the power of two next to the scale, at most 2**15 in
+    float16, and what is missing is multiplied into the gradients.
+
+    Args:
+      fn: A function that returns a floating scalar of shape ``[]``, or such a scalar and auxiliary
+        data.
+      argnums: Which positional arguments of ``fn`` to differentiate.
+      has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
+      allow_int: Whether to allow integer arguments, as in ``jax.value_and_grad``.
+
+    Returns:
+      A function ``(scale, *args, **kwargs) -> (value, grads)``. ``value`` is the loss of ``fn``,
+      not scaled and in its own dtype, or the pair of it and the auxiliary data. ``grads`` are
+      scaled, for the ``update`` of an optimizer made with :func:`dynamic_loss_scaling`.
+
+    Raises:
+      TypeError: ``fn`` is not callable, or ``argnums`` are no positions; or, at the call, the loss
+        is not a floating scalar, or ``has_aux`` is set and ``fn`` returns no pair.
+      ValueError: At the call: the optimizer state holds no loss scale, or several; or the scale is
+        a number that is not above 0 and finite.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from jmp_autocast import dynamic_loss_scaling, scaled_value_and_grad
+      >>> def loss(w, x):
+      ...     return jnp.sum(w * x)
+      >>> tx = dynamic_loss_scaling(optax.sgd(0.5), init_scale=1024.0)
+      >>> w = jnp.ones(2)
+      >>> opt_state = tx.init(w)
+      >>> value, grads = scaled_value_and_grad(loss)(opt_state, w, jnp.array([1.0, 2.0]))
+      >>> print(value, grads)
+      3.0 [1024. 2048.]
+      >>> updates, opt_state = tx.update(grads, opt_state, w)
+      >>> print(optax.apply_updates(w, updates))
+      [0.5 0. ]
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"scaled_value_and_grad takes a function, got {fn!r}. The scale and the parameters "
+            "are arguments of what it returns."
+        )
+    _check_argnums(argnums)
+
+    @functools.wraps(fn)
+    def value_and_scaled_grad(scale: Any, /, *args: Any, **kwargs: Any) -> Any:
+        factor = _factor(scale)
+
+        @functools.wraps(fn)
+        def scaled(*args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
+            out = fn(*args, **kwargs)
+            value = _checked_loss(out, has_aux, fn)
+            wide = jnp.float32 if value.dtype.itemsize < 4 else value.dtype
+            return value.astype(wide) * _seed(factor, value.dtype).astype(wide), out
+
+        gradient = jax.grad(scaled, argnums, has_aux=True, allow_int=allow_int)
+        grads, out = gradient(*args, **kwargs)
+        dtype = jax.dtypes.result_type(out[0] if has_aux else out)
+        if dtype.itemsize < 4:
+            grads = _multiplied(grads, factor / _seed(factor, dtype))
+        return out, grads
+
+    return _with_signature("scale", value_and_scaled_grad, fn)
+
+
+def finite_value_and_grad(
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    allow_int: bool = False,
+    axis_name: AxisName = None,
+) -> Callable[..., FiniteGradients]:
+    """Scales, differentiates, unscales, checks and adapts the scale in one call.
+
+    It is for training loops that hold the scale themselves, with no optimizer or with several. The
+    loop has to leave parameters and optimizer state as they are where ``finite`` is False:
+    :func:`select_on_finite` does that.
+
+    Args:
+      fn: As in :func:`scaled_value_and_grad`.
+      argnums: As in :func:`scaled_value_and_grad`.
+      has_aux: As in :func:`scaled_value_and_grad`.
+      allow_int: As in :func:`scaled_value_and_grad`.
+      axis_name: Mapped axis or axes over which one bad shard counts for all.
+
+    Returns:
+      A function ``(loss_scale, *args, **kwargs) -> FiniteGradients``, whose first argument is a
+      :class:`LossScaleState` from :func:`dynamic_loss_scale` or :func:`static_loss_scale`.
+
+    Raises:
+      TypeError: ``fn`` is not callable; or, at the call, the first argument is not a
+        :class:`LossScaleState` or the loss is not a floating scalar.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jmp_autocast import dynamic_loss_scale, finite_value_and_grad, select_on_finite
+      >>> scale, w = dynamic_loss_scale(), jnp.array([3.0])
+      >>> step = finite_value_and_grad(lambda w: jnp.sum(w**2))
+      >>> scale, finite, value, grads = step(scale, w)
+      >>> w = select_on_finite(finite, w - 0.1 * grads, w)
+      >>> print(value, grads, finite)
+      9.0 [6.] True
+    """
+    gradient = scaled_value_and_grad(fn, argnums, has_aux, allow_int=allow_int)
+
+    @functools.wraps(fn)
+    def value_and_unscaled_grad(
+        loss_scale: LossScaleState, /, *args: Any, **kwargs: Any
+    ) -> FiniteGradients:
+        if not isinstance(loss_scale, LossScaleState):
+            raise TypeError(
+                "The first argument has to be a LossScaleState, from dynamic_loss_scale() or "
+                f"static_loss_scale(scale); got {type(loss_scale).__name__}."
+            )
+        value, grads = gradient(loss_scale.scale, *args, **kwargs)
+        grads, finite = loss_scale.unscale(grads, axis_name)
+        return FiniteGradients(loss_scale.adjust(finite), finite, value, grads)
+
+    return _with_signature("loss_scale", value_and_unscaled_grad, fn)
+
+
+def _check_argnums(argnums: Any) -> None:
+    positions = argnums if isinstance(argnums, Sequence) else (argnums,)
+    if isinstance(argnums, str) or not all(hasattr(type(i), "__index__") for i in positions):
+        raise TypeError(
+            "argnums has to be the position of an argument of the loss, or a sequence of several, "
+            f"got {argnums!r}. The scale does not count."
+        )
+
+
+def _factor(scale: Any) -> jax.Array:
+    """The scale as a float32 array of shape ``[]``."""
+    if isinstance(scale, int | float) and not isinstance(scale, bool):
+        check_scale(scale)
+    if isinstance(scale, jax.Array | np.ndarray | np.generic | int | float | complex):
+        dtype = jax.dtypes.result_type(scale)
+        real = jnp.issubdtype(dtype, np.floating) or jnp.issubdtype(dtype, np.integer)
+        if jnp.shape(scale) or not real:
+            raise ValueError(
+                "scale has to be a number, an array of shape [] or an optimizer state; got an "
+                f"array of shape {jnp.shape(scale)} and dtype {jax.dtypes.result_type(scale)}."
+            )
+        return jnp.asarray(scale, jnp.float32)
+    return loss_scale(scale)
+
+
+def _seed(factor: jax.Array, dtype: Any) -> jax.Array:
+    """The cotangent of the loss: the scale, or what of it a narrow dtype holds exactly."""
+    if dtype.itemsize >= 4:
+        return factor
+    limits = jnp.finfo(dtype)
+    largest = 2.0 ** math.floor(math.log2(float(limits.max)))
+    # Not a cast there and back, which XLA may leave out.
+    power_of_two = lax.reduce_precision(factor, exponent_bits=8, mantissa_bits=0)
+    return jnp.clip(power_of_two, float(limits.smallest_normal), largest)
+
+
+def _multiplied(grads: Any, ratio: jax.Array) -> Any:
+    def multiplied(leaf: Any) -> Any:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf
+        wide = leaf if leaf.dtype.itemsize >= 4 else leaf.astype(jnp.float32)
+        return (wide * ratio.astype(wide.dtype)).astype(leaf.dtype)
+
+    return jax.tree.map(multiplied, grads)
+
+
+def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
+    name = getattr(fn, "__name__", repr(fn))
+    if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
+        found = "an array" if isinstance(out, jax.Array) else f"a {type(out).__name__}"
+        raise TypeError(
+            f"With has_aux=True, {name} has to return a pair of the loss and auxiliary data; it "
+            f"returns {found}."
+        )
+    value = out[0] if has_aux else out
+    arrays = jax.Array | np.ndarray | np.generic | numbers.Number
+    if not isinstance(value, arrays) and not hasattr(value, "__jax_array__"):
+        found = f"is a {type(value).__name__}"
+    else:
+        value = jnp.asarray(value)
+        if not value.shape and jnp.issubdtype(value.dtype, jnp.floating):
+            return value
+        found = f"has shape {value.shape} and dtype {value.dtype}"
+    raise TypeError(
+        f"The loss that {name} returns has to be a floating array of shape []; it {found}. Where "
+        f"{name} also returns auxiliary data, return a pair and pass has_aux=True."
+    )
+
+
+def _with_signature(
+    first: str, wrapper: Callable[..., Any], fn: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Lets ``jax.jit`` find ``static_argnames``, whose positions it reads off the signature."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some builtins have none
+        return wrapper
+    while first in signature.parameters:
+        first += "_"
+    scale = inspect.Parameter(first, inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [scale, *signature.parameters.values()]
+    wrapper.__signature__ = signature.replace(parameters=parameters)
+    return wrapper

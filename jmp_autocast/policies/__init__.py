@@ -1,0 +1,49 @@
+"""Which operation runs in which precision: policies, rules, tables. Knows no interpreter."""
+
+from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
+from .dtypes import COMPUTE_DTYPES, FLOAT32, as_compute_dtype, as_dtype
+from .equation_view import EquationView
+from .parse import as_policy, parse_policy
+from .policy import Policy
+from .presets import BF16, FP16
+from .registry import check_rule_like, register_policy
+from .tables import (
+    CALLS,
+    CONTRACTIONS,
+    DATA_MOVEMENT,
+    DEFAULT_RULES,
+    FUNCTIONS_RETURNING_FLOAT32,
+    FUNCTIONS_RETURNING_OPERAND_DTYPE,
+    RETURNS_FLOAT32,
+    RETURNS_OPERAND_DTYPE,
+    STRUCTURAL,
+)
+
+__all__ = [
+    "BF16",
+    "CALLS",
+    "COMPUTE_DTYPES",
+    "CONTRACTIONS",
+    "DATA_MOVEMENT",
+    "DEFAULT_RULES",
+    "FLOAT32",
+    "FP16",
+    "FULL_POLICIES",
+    "FUNCTIONS_RETURNING_FLOAT32",
+    "FUNCTIONS_RETURNING_OPERAND_DTYPE",
+    "RETURNS_FLOAT32",
+    "RETURNS_OPERAND_DTYPE",
+    "STRUCTURAL",
+    "CastPolicy",
+    "Decision",
+    "EquationView",
+    "Policy",
+    "Rule",
+    "apply_rule",
+    "as_compute_dtype",
+    "as_dtype",
+    "as_policy",
+    "check_rule_like",
+    "parse_policy",
+    "register_policy",
+]

@@ -1,0 +1,279 @@
+"""`Policy`: the immutable value that says how a program is cast."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast, get_args
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from .cast_policy import CastPolicy, Rule
+from .dtypes import as_compute_dtype, as_float_dtype
+from .registry import (
+    as_rule,
+    did_you_mean,
+    known_primitives,
+    primitive_name,
+    registered_rule,
+    structural_message,
+)
+from .tables import DEFAULT_RULES, STRUCTURAL
+
+Level = Literal["tensor_cores", "o1", "compute"]
+Residuals = Literal["promote", "compute"]
+DotOutput = Literal["compute", "consumer"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+RESIDUALS: tuple[Residuals, ...] = get_args(Residuals)
+DOT_OUTPUTS: tuple[DotOutput, ...] = get_args(DotOutput)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """How a program is cast: the compute dtype, and the rules and scopes of one program.
+
+    Immutable and hashable: `with_rules` and `with_scopes` return a new policy.
+
+    Args:
+        compute_dtype: ``float16`` or ``bfloat16``, the dtype of matmuls and convolutions.
+        output_dtype: The dtype of the function's float32 or 16-bit outputs, None for the dtype
+            that the function declares.
+        level: How much is lowered, from the most careful to the leanest; see `with_level`.
+        residuals: What an input of the program of full size does to a sum that it enters:
+            ``"promote"`` makes it float32, ``"compute"`` leaves it to the other operands. None for
+            what the level says: ``"compute"`` at that level, else ``"promote"``.
+        dot_output: ``"consumer"``: a matmul or convolution read in float32 alone returns its
+            float32 accumulator, and the gradient of a leaf that it reads is one. ``"compute"``:
+            results are rounded, and the gradients of leaves that matmuls read are accumulators.
+        rules: Pairs of primitive name and rule; build it with `with_rules`.
+        scopes: Pairs of scope pattern and dtype; build it with `with_scopes`.
+
+    Raises:
+        ValueError: A dtype is not one of those allowed, or there is no such level or policy.
+        TypeError: ``rules`` or ``scopes`` is no tuple of pairs, or holds a wrong type.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, CastPolicy, Policy
+        >>> Policy(jnp.bfloat16) == BF16
+        True
+        >>> policy = BF16.with_rules({"tanh": CastPolicy.FP32})
+        >>> policy = policy.with_scopes({"*/LayerNorm_*": "float32"})
+    """
+
+    compute_dtype: DTypeLike = np.dtype(jnp.float16)
+    output_dtype: DTypeLike | None = None
+    level: Level = "o1"
+    residuals: Residuals | None = None
+    dot_output: DotOutput = "compute"
+    rules: tuple[tuple[str, Rule], ...] = ()
+    scopes: tuple[tuple[str, np.dtype], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compute_dtype", as_compute_dtype(self.compute_dtype))
+        if self.output_dtype is not None:
+            dtype = as_float_dtype(self.output_dtype, "output_dtype")
+            object.__setattr__(self, "output_dtype", dtype)
+        _check_choice("level", self.level, LEVELS)
+        if self.residuals is not None:
+            _check_choice("residuals", self.residuals, RESIDUALS)
+        _check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
+        rules = [(_rule_name(name), rule) for name, rule in _pairs(self.rules, "rules")]
+        rules = tuple((name, as_rule(rule, name)) for name, rule in rules)
+        object.__setattr__(self, "rules", rules)
+        scopes = _pairs(self.scopes, "scopes")
+        scopes = tuple((_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in scopes)
+        object.__setattr__(self, "scopes", scopes)
+
+    def with_level(self, level: Level) -> Policy:
+        """Returns a policy that lowers more, or less, of the program.
+
+        Args:
+            level: ``"tensor_cores"``: only matmuls and convolutions run in the compute dtype, and
+                what moves their results; all else is float32. ``"o1"``, the default: operations
+                without a fixed dtype follow their operands, and a float32 input of the program
+                counts as one, which is PyTorch's rule and keeps a residual stream in float32.
+                ``"compute"``: inputs of the program do not count, so that a residual stream runs
+                in the compute dtype, as in a model whose author passed ``dtype=`` to each layer.
+
+        Returns:
+            The new policy.
+
+        Raises:
+            ValueError: There is no such level.
+
+        Example:
+            >>> from jmp_autocast import BF16
+            >>> BF16.with_level("compute").level
+            'compute'
+        """
+        return dataclasses.replace(self, level=level)
+
+    def with_rules(self, rules: Mapping[Any, Rule | str]) -> Policy:
+        """Returns a policy with rules added for single primitives.
+
+        They beat every registration and default; scopes beat them.
+
+        Args:
+            rules: From a primitive, or its name, to a `CastPolicy`, its name, or a rule function
+                of an `EquationView` that returns a policy or `Decision`.
+
+        Returns:
+            The new policy; a rule given earlier for the same primitive is replaced.
+
+        Raises:
+            ValueError: A primitive or policy name is unknown; the nearest match is named.
+            TypeError: A key or rule has the wrong type.
+
+        Example:
+            >>> from jmp_autocast import BF16
+            >>> BF16.with_rules({"tanh": "FP32"}).rules
+            (('tanh', <CastPolicy.FP32: 'fp32'>),)
+        """
+        merged = dict(self.rules)
+        for primitive, value in _mapping(rules, "rules").items():
+            name = _rule_name(primitive)
+            if isinstance(primitive, str) and name not in known_primitives():
+                raise ValueError(
+                    f"Unknown primitive {name!r} in with_rules."
+                    f"{did_you_mean(name, known_primitives())} For a primitive of another "
+                    "package pass the primitive object, or call register_policy first."
+                )
+            merged[name] = cast(Rule, value)  # read when the new policy is made
+        return dataclasses.replace(self, rules=tuple(merged.items()))
+
+    def with_scopes(self, scopes: Mapping[str, DTypeLike]) -> Policy:
+        """Returns a policy in which named scopes compute in a given dtype.
+
+        A pattern is a glob (as in `fnmatch`) over the names that ``jax.named_scope`` put around an
+        equation, joined by ``/``. Flax linen and Haiku put module paths there, for example
+        ``Transformer/layer_0/LayerNorm_0``. A match covers everything inside the scope. The
+        innermost matching scope wins; ``with full_precision():`` in the code counts as one.
+
+        Args:
+            scopes: From a pattern to ``"float32"`` (nothing in the scope is lowered), or to a
+                compute dtype.
+
+        Returns:
+            The new policy; later patterns win over earlier ones at the same depth.
+
+        Raises:
+            ValueError: A dtype is none of float32, float16, bfloat16.
+            TypeError: A pattern is no string.
+
+        Example:
+            >>> from jmp_autocast import BF16
+            >>> BF16.with_scopes({"*/LayerNorm_*": "float32"}).scopes
+            (('*/LayerNorm_*', dtype('float32')),)
+        """
+        merged: dict[str, Any] = dict(self.scopes)
+        for pattern, value in _mapping(scopes, "scopes").items():
+            merged.pop(_pattern(pattern), None)
+            merged[pattern] = value
+        return dataclasses.replace(self, scopes=tuple(merged.items()))
+
+    @functools.cached_property
+    def _rule_map(self) -> dict[str, Rule]:
+        return dict(self.rules)
+
+    @functools.cached_property
+    def data_abstains(self) -> bool:
+        """Whether full-size inputs of the program have no say in the dtype of what they enter."""
+        return (
+            self.residuals or ("compute" if self.level == "compute" else "promote")
+        ) == "compute"
+
+    def rule_for(self, primitive: str) -> tuple[Rule, str]:
+        """Returns the rule of a primitive and where it is from.
+
+        Args:
+            primitive: The primitive's name.
+
+        Returns:
+            The rule, and ``"rules"``, ``"registered"``, ``"default"`` or ``"unknown"``.
+
+        Example:
+            >>> from jmp_autocast import BF16
+            >>> BF16.rule_for("exp")
+            (<CastPolicy.FP32: 'fp32'>, 'default')
+        """
+        if (rule := self._rule_map.get(primitive)) is not None:
+            return rule, "rules"
+        if (rule := registered_rule(primitive)) is not None:
+            return rule, "registered"
+        if (rule := DEFAULT_RULES.get(primitive)) is not None:
+            return rule, "default"
+        return CastPolicy.KEEP, "unknown"
+
+    def scope_matches(self, names: Sequence[str]) -> list[tuple[int, str, np.dtype]]:
+        """Returns, for each pattern that matches, the depth at which it does.
+
+        Args:
+            names: The enclosing scopes, outermost first.
+
+        Returns:
+            Triples (depth, pattern, dtype); depth is the length of the shortest prefix of
+            ``names`` that matches.
+
+        Example:
+            >>> from jmp_autocast import BF16
+            >>> BF16.with_scopes({"*/ln": "float32"}).scope_matches(["net", "ln", "mul"])
+            [(2, '*/ln', dtype('float32'))]
+        """
+        matches = []
+        for pattern, dtype in self.scopes:
+            for depth in range(1, len(names) + 1):
+                path = "/".join(names[:depth])
+                # "*/LayerNorm_*" shall also match a scope at the top.
+                if fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase("/" + path, pattern):
+                    matches.append((depth, pattern, dtype))
+                    break
+        return matches
+
+
+_EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}
+
+
+def _check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(
+            f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}."
+            f"{did_you_mean(str(value), allowed)}"
+        )
+
+
+def _pairs(value: Any, argument: str) -> Sequence[tuple[Any, Any]]:
+    if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in value):
+        return value
+    raise TypeError(
+        f"{argument} must be a tuple of pairs, got {value!r} of type {type(value).__name__}. Use "
+        f"Policy(...).with_{argument}({{...}})."
+    )
+
+
+def _rule_name(primitive: Any) -> str:
+    name = primitive_name(primitive)
+    if name in STRUCTURAL:
+        raise ValueError(structural_message(name))
+    return name
+
+
+def _pattern(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(
+            f"A scope pattern must be a string, got {value!r}. Write one such as '*/LayerNorm_*'."
+        )
+    return value
+
+
+def _mapping(value: Any, argument: str) -> Mapping:
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"{argument} must be a mapping, got {value!r} of type {type(value).__name__}. Write "
+            f"with_{argument}({{{_EXAMPLES[argument]}}})."
+        )
+    return value

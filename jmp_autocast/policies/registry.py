@@ -1,0 +1,149 @@
+"""Rules for primitives that other packages bring."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from .cast_policy import CastPolicy, Rule
+from .tables import DEFAULT_RULES, STRUCTURAL
+
+_registered: dict[str, tuple[int, Rule]] = {}
+
+
+def register_policy(primitive: Any, policy_or_rule: Rule | str, level: int = 10) -> None:
+    """Registers the cast policy of a primitive, for every program traced from now on.
+
+    For packages that bring primitives of their own; for one program use `Policy.with_rules`. A
+    function that was jitted before the call keeps the casts that it was traced with.
+
+    Args:
+        primitive: The primitive object or its name.
+        policy_or_rule: A `CastPolicy`, its name, or a rule function from an `EquationView` to a
+            policy or `Decision` (as in TVM's mixed-precision RFC).
+        level: Among registrations of one primitive the highest level wins; at equal level the
+            latest.
+
+    Raises:
+        TypeError: ``primitive`` is neither a primitive nor a string, or the rule is neither a
+            policy nor callable.
+        ValueError: The policy name is unknown, or the primitive is structural (``scan``, ``cond``
+            and the like have no policy; their bodies do).
+
+    Example:
+        >>> from jmp_autocast import CastPolicy, register_policy
+        >>> register_policy("my_fused_norm", CastPolicy.FP32)
+    """
+    name = primitive_name(primitive)
+    rule = as_rule(policy_or_rule, name)
+    if name in STRUCTURAL:
+        raise ValueError(structural_message(name))
+    if not isinstance(level, int) or isinstance(level, bool):
+        raise TypeError(
+            f"level must be an int, got {level!r} of type {type(level).__name__}. Among "
+            "registrations of one primitive the highest level wins; the default is 10."
+        )
+    if name not in _registered or level >= _registered[name][0]:
+        _registered[name] = (level, rule)
+
+
+def registered_rule(name: str) -> Rule | None:
+    """Returns the registered rule of a primitive, None where there is none."""
+    entry = _registered.get(name)
+    return None if entry is None else entry[1]
+
+
+def known_primitives() -> frozenset[str]:
+    """Returns the names that have a rule: the default tables and all registrations."""
+    return frozenset(DEFAULT_RULES) | frozenset(_registered)
+
+
+def primitive_name(primitive: Any) -> str:
+    """Returns the name of a primitive given as an object or as its name.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    is_primitive = callable(getattr(primitive, "bind", None)) and not isinstance(primitive, type)
+    name = primitive.name if is_primitive else primitive
+    if not isinstance(name, str) or not name:
+        raise TypeError(
+            "A primitive is given by its name or as a jax.extend.core.Primitive, got "
+            f"{primitive!r} of type {type(primitive).__name__}."
+        )
+    return name
+
+
+def as_rule(value: Any, primitive: str) -> Rule:
+    """Returns the rule meant by a policy, a policy's name or a rule function.
+
+    Raises:
+        TypeError: It is none of the three.
+        ValueError: No policy has that name.
+    """
+    if isinstance(value, CastPolicy):
+        return value
+    if isinstance(value, str):
+        by_name = {p.name.lower(): p for p in CastPolicy}
+        if value.lower() in by_name:
+            return by_name[value.lower()]
+        raise ValueError(
+            f"Unknown policy {value!r} in the rule for primitive {primitive!r}."
+            f"{did_you_mean(value.upper(), [p.name for p in CastPolicy])} The policies are "
+            f"{', '.join(p.name for p in CastPolicy)}."
+        )
+    if callable(value) and not isinstance(value, type):
+        check_rule_like(value, f"The rule for primitive {primitive!r}", "an EquationView")
+        return cast(Rule, value)
+    raise TypeError(
+        f"The rule for primitive {primitive!r} must be a CastPolicy, its name, or a function of "
+        f"an EquationView, got {value!r} of type {type(value).__name__}."
+    )
+
+
+def check_rule_like(fn: Callable[..., Any], what: str, argument: str) -> None:
+    """Raises TypeError for a function of an option that takes not one argument, or has no hash.
+
+    Options are compared and hashed whenever a function is wrapped; and a wrong number of arguments
+    would show first in the middle of a trace.
+    """
+    try:
+        hash(fn)
+    except TypeError:
+        raise TypeError(
+            f"{what} must be hashable, got {fn!r}. Use a function, or define __hash__ beside "
+            "__eq__."
+        ) from None
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # a builtin without one
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise TypeError(
+            f"{what} must take one argument, {argument}, got "
+            f"{getattr(fn, '__name__', repr(fn))}{signature}."
+        ) from None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns a sentence that names the nearest match, or nothing."""
+    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def structural_message(name: str) -> str:
+    """Returns the error text for a rule on a structural primitive."""
+    return (
+        f"Primitive {name!r} is structural: it has no cast policy of its own, the equations "
+        "inside it have. Give a rule for those, or a scope (Policy.with_scopes) for the region."
+    )
+
+
+def has_rule_functions(rules: Iterable[tuple[str, Rule]]) -> bool:
+    """True if a user's rule may look at more than the primitive: at its scope, for example."""
+    registered = (rule for _, rule in _registered.values())
+    return any(not isinstance(r, CastPolicy) for r in (*(rule for _, rule in rules), *registered))

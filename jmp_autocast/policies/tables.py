@@ -1,0 +1,177 @@
+"""The default cast policy of every JAX primitive.
+
+Sources: PyTorch 2.13's CUDA autocast lists (``ATen/autocast_mode.h``), the lists of TVM's and
+TensorFlow's mixed-precision passes, and PyTorch's CPU list for ``fft`` and linear algebra, which
+have no 16-bit kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from .cast_policy import CastPolicy, Rule
+from .equation_view import EquationView
+
+
+def dot_rule(eqn: EquationView) -> CastPolicy:
+    """Matrix products are low; the inner product of two vectors promotes.
+
+    PyTorch lists ``mm``, ``bmm``, ``linear`` as lower precision, and ``dot``, ``vdot`` as promote:
+    a vector product has no tensor-core kernel and is usually a norm or a solver's step.
+    """
+    if all(len(shape) == 1 for shape in eqn.operand_shapes[:2]):
+        return CastPolicy.PROMOTE
+    return CastPolicy.LOWER_PRECISION_FP
+
+
+def integer_pow_rule(eqn: EquationView) -> CastPolicy:
+    """Positive powers promote (GELU's cube); negative ones are reciprocals, float32 in PyTorch."""
+    return CastPolicy.FP32 if eqn.params["y"] < 0 else CastPolicy.PROMOTE
+
+
+def div_rule(eqn: EquationView) -> CastPolicy:
+    """A literal over an array is a reciprocal (PyTorch's ``__rtruediv__``), float32."""
+    if eqn.literals[0] not in (None, 0.0) and eqn.literals[1] is None:
+        return CastPolicy.FP32
+    return CastPolicy.PROMOTE
+
+
+_LOWER_PRECISION_FP = """
+    conv_general_dilated ragged_dot_general
+    dot_product_attention_fwd dot_product_attention_fwd_wrapper
+"""
+
+_FP32 = """
+    exp exp2 expm1 log log1p log2 pow rsqrt one_minus_square polynomial
+    acos acosh asin asinh atan atanh cosh sinh tan erf_inv
+    lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta
+    bessel_i0e bessel_i1e random_gamma
+    cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur
+    svd symmetric_product triangular_solve tridiagonal tridiagonal_solve fft
+"""
+
+_FP32_SET_OPT_DTYPE = "reduce_sum reduce_prod cumsum cumprod cumlogsumexp"
+
+_FP32_APPEND_DTYPE = "scatter-add scatter-sub scatter-mul"
+
+# Rounding commutes with these: they only move, replicate or select elements of one operand, and
+# they are linear in it. A leaf that passes through stays a leaf.
+_DATA_MOVEMENT = """
+    reshape transpose broadcast_in_dim broadcast_to squeeze rev slice dynamic_slice gather split
+    unstack tile copy copy_p stop_gradient name device_put with_memory_space_constraint
+    sharding_constraint reshard relayout layout_constraint
+    pvary pbroadcast pbroadcast_dynamic reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast
+    vary_unreduced_cast_p all_gather all_gather_invariant all_gather_reduced all_to_all
+    ppermute ragged_all_to_all
+"""
+
+_PROMOTE = """
+    add sub mul rem max min add_any atan2 select_n concatenate stack pad clamp
+    dynamic_update_slice scatter scatter-max scatter-min
+    eq ne lt le gt ge
+    neg abs sign floor ceil round is_finite square sqrt cbrt sin cos tanh logistic erf erfc
+    reduce_max reduce_min argmax argmin cummax cummin sort top_k approx_top_k
+    reduce_window_max reduce_window_min reduce_window_sum select_and_scatter_add
+"""
+
+_KEEP = """
+    iota iota_2x32_shape bitcast_convert_type and or xor not shift_left shift_right_arithmetic
+    shift_right_logical reduce_and reduce_or reduce_xor clz population_count mulhi eq_to lt_to
+    le_to from_edtype to_edtype lu_pivots_to_permutation axis_index dim_as_value dimension_size
+    platform_index real imag complex conj
+    random_bits random_clone random_fold_in random_seed random_split random_unwrap random_wrap
+    rng_bit_generator rng_uniform threefry2x32 threefry4x32 philox2x32 philox4x32
+    reduce_precision nextafter reduce reduce_window select_and_scatter select_and_gather_add
+    psum psum_invariant pmax pmin pmean preduced reduce_scatter psend precv
+    unreduced_psum unreduced_pmax unreduced_pmin unreduced_reduce_scatter
+    all_gather_start all_gather_done all_gather_reduced_start all_to_all_start all_to_all_done
+    pbroadcast_start pbroadcast_done ppermute_start ppermute_done psum_start psum_done
+    psum_invariant_start reduce_scatter_start reduce_scatter_done unreduced_psum_start
+    unreduced_reduce_scatter_start
+    scaled_dot scaled_matmul scaled_matmul_wrapper cudnn_fusion
+    dot_product_attention_bwd dot_product_attention_bwd_wrapper
+    dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper
+    dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper
+    pure_callback io_callback debug_callback debug_print inspect_sharding
+    ffi_call call_exported custom_partitioning pallas_call core_map mpmd_map tpu_custom_call
+    mosaic_gpu mosaic_gpu_p buffer_callback
+    composite custom_linear_solve linear_call custom_lin call_hi_primitive
+    run_state new_ref ref ref_new get swap addupdate freeze empty_ref accum_grad_in_ref jaxpr_call
+    after_all create_token create_linear empty empty2 pin unpin tie stage unreachable dce_sink
+    check shape_assertion program_order xla_metadata_value
+    bcoo_dot_general bcoo_dot_general_sampled bcoo_extract bcoo_fromdense bcoo_sort_indices
+    bcoo_spdot_general bcoo_sum_duplicates bcoo_todense bcoo_transpose bcsr_dot_general bcsr_extract
+    bcsr_fromdense bcsr_todense coo_fromdense coo_matmat coo_matvec coo_spmm coo_spmv coo_todense
+    csr_fromdense csr_matmat csr_matvec csr_spmm csr_spmv csr_todense spsolve todense
+    rnn_fwd rnn_bwd fused_call shard_alike
+    multiple_of reciprocal run_scoped bitcast roll remove_memory_space
+    global_array_to_host_local_array host_local_array_to_global_array
+"""
+
+# Their inputs and outputs are those of the one jaxpr that they hold.
+CALLS = frozenset(
+    """
+    jit closed_call core_call call eval_jaxpr compute_on xla_metadata_call
+    remat2 remat_opt checkpoint
+    """.split()
+)
+
+# Each has a planning rule of its own in `interpreters/plan_structural.py` or `plan_casts.py`.
+STRUCTURAL = CALLS | frozenset(
+    """
+    convert_element_type optimization_barrier leaf_view accumulate
+    scan while cond shard_map custom_jvp_call custom_vjp_call custom_vmap_call
+    """.split()
+)
+
+DATA_MOVEMENT = frozenset(_DATA_MOVEMENT.split())
+
+# They multiply and sum: what tensor cores are for.
+CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
+
+
+# What PyTorch's CUDA lists leave out: there it runs in float32 inside and returns the dtype of its
+# operands. Here it returns float32 to its readers, and the operands' dtype to a caller that asks
+# for the computed dtypes.
+RETURNS_OPERAND_DTYPE = frozenset(
+    """
+    exp2 acosh asinh atan atanh lgamma digamma cumlogsumexp scatter-add scatter-sub scatter-mul
+    """.split()
+)
+FUNCTIONS_RETURNING_OPERAND_DTYPE = frozenset(
+    """
+    elu celu log_sigmoid mish logaddexp logaddexp2 xlogy xlog1py logit hypot _var _std nansum trace
+    """.split()
+)
+
+# What they list as float32, although something in it is not, or stays in 16 bits here as long as
+# its readers lose nothing: powers, and the copied elements of ``jax.image.resize``.
+RETURNS_FLOAT32 = frozenset(("square", "integer_pow"))
+FUNCTIONS_RETURNING_FLOAT32 = frozenset(("_resize", "softplus"))
+
+
+def _build() -> dict[str, Rule]:
+    table: dict[str, Rule] = {
+        "dot_general": dot_rule,
+        "integer_pow": integer_pow_rule,
+        "div": div_rule,
+    }
+    for policy, names in (
+        (CastPolicy.LOWER_PRECISION_FP, _LOWER_PRECISION_FP),
+        (CastPolicy.FP32, _FP32),
+        (CastPolicy.FP32_SET_OPT_DTYPE, _FP32_SET_OPT_DTYPE),
+        (CastPolicy.FP32_APPEND_DTYPE, _FP32_APPEND_DTYPE),
+        (CastPolicy.PROMOTE, _DATA_MOVEMENT),
+        (CastPolicy.PROMOTE, _PROMOTE),
+        (CastPolicy.KEEP, _KEEP),
+    ):
+        for name in names.split():
+            if name in table or name in STRUCTURAL:
+                raise AssertionError(f"primitive {name!r} is placed twice")
+            table[name] = policy
+    return table
+
+
+DEFAULT_RULES: Mapping[str, Rule] = MappingProxyType(_build())
+"""Primitive name to rule, for every primitive that is not structural."""

@@ -1,0 +1,94 @@
+"""Regions of a program with a precision of their own, marked on the name stack.
+
+A mark is a ``jax.named_scope``, so it survives jvp, transpose, vmap, scan, jit and remat, and
+costs nothing outside autocast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+_PREFIX = "autocast["
+GOVERNED = "declared"
+"""The mark of a region that an inner autocast has already dealt with."""
+
+
+def full_precision() -> contextlib.AbstractContextManager[Any]:
+    """Nothing in this region is lowered: equations run in the dtypes that the program declares.
+
+    The counterpart of ``torch.autocast(enabled=False)``, and of the float32 casts that a function
+    traced in float32 cannot show (``x.astype(jnp.float32)`` on a float32 value leaves no
+    equation).
+
+    Returns:
+        A context manager for use in code that autocast traces. Outside autocast it does nothing.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import autocast, full_precision
+        >>> @autocast(compute_dtype=jnp.bfloat16, output_dtype="computed")
+        ... def f(x):
+        ...     with full_precision():
+        ...         return x @ x
+        >>> f(jnp.ones((2, 2))).dtype
+        dtype('float32')
+    """
+    return jax.named_scope(mark("float32"))
+
+
+def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any]:
+    """The compute dtype of this region is ``dtype``.
+
+    Args:
+        dtype: ``float16``, ``bfloat16``, or ``float32`` for `full_precision`.
+
+    Returns:
+        A context manager for use in code that autocast traces. Outside autocast it does nothing.
+
+    Raises:
+        ValueError: ``dtype`` is another dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import autocast, compute_precision
+        >>> @autocast(compute_dtype=jnp.float16, output_dtype="computed")
+        ... def f(x):
+        ...     with compute_precision(jnp.bfloat16):
+        ...         return x @ x
+        >>> f(jnp.ones((2, 2))).dtype
+        dtype(bfloat16)
+    """
+    try:
+        name = jnp.dtype(dtype).name if dtype is not None else "None"
+    except TypeError:
+        name = repr(dtype)
+    if name not in ("float16", "bfloat16", "float32"):
+        raise ValueError(f"compute_precision takes float16, bfloat16 or float32, got {name}.")
+    return jax.named_scope(mark(name))
+
+
+def mark(name: str) -> str:
+    """Returns the scope name that marks a region.
+
+    Example:
+        >>> mark("float16")
+        'autocast[float16]'
+    """
+    return f"{_PREFIX}{name}]"
+
+
+def read_mark(scope: str) -> str | None:
+    """Returns what a scope name marks, None where it is no mark.
+
+    Example:
+        >>> read_mark("autocast[float16]"), read_mark("Dense_0")
+        ('float16', None)
+    """
+    if scope.startswith(_PREFIX) and scope.endswith("]"):
+        return scope[len(_PREFIX) : -1]
+    return None

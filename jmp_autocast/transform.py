@@ -1,0 +1,295 @@
+"""`autocast`: a function transform, from arguments to outputs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
+
+import jax
+from jax.typing import DTypeLike
+
+from . import arguments
+from .interpreters import Planner, Rewriter, Wanted
+from .interpreters.compat import (
+    Tracer,
+    body_of,
+    consts_of,
+    fresh_make_jaxpr,
+    is_array_aval,
+    mark_frames,
+    set_weak_type,
+)
+from .interpreters.plan import Plan, ValueState, float_dtype
+from .pickling import by_name_or_made
+from .policies import COMPUTE_DTYPES, FLOAT32, Policy, as_compute_dtype, as_dtype, as_policy
+from .scopes import GOVERNED, mark
+
+mark_frames(__file__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+OnUnknown = Literal["keep", "warn", "error"]
+
+
+@overload
+def autocast(
+    fn: F,
+    *,
+    compute_dtype: DTypeLike | None = ...,
+    policy: Any = ...,
+    params: arguments.Params = ...,
+    output_dtype: DTypeLike | Literal["same", "computed"] = ...,
+    enabled: bool = ...,
+    on_unknown: OnUnknown = ...,
+) -> F: ...
+@overload
+def autocast(
+    fn: None = ...,
+    *,
+    compute_dtype: DTypeLike | None = ...,
+    policy: Any = ...,
+    params: arguments.Params = ...,
+    output_dtype: DTypeLike | Literal["same", "computed"] = ...,
+    enabled: bool = ...,
+    on_unknown: OnUnknown = ...,
+) -> Callable[[F], F]: ...
+def autocast(
+    fn: Callable[..., Any] | None = None,
+    *,
+    compute_dtype: DTypeLike | None = None,
+    policy: Any = None,
+    params: arguments.Params = arguments.AUTO,
+    output_dtype: DTypeLike | Literal["same", "computed"] = "same",
+    enabled: bool = True,
+    on_unknown: OnUnknown = "keep",
+) -> Any:
+    """Runs a float32 function in mixed precision.
+
+    Matmuls and convolutions run in the compute dtype, fragile operations (exponentials,
+    logarithms, sums, norms, linear algebra) in float32, everything else in the widest dtype among
+    its operands. The result has the same signature and output types as ``fn``; gradients have the
+    dtypes of the parameters and accumulate in float32. Composes with ``jit``, ``grad``, ``vmap``,
+    ``shard_map``, ``checkpoint`` and the rest, inside out and outside in, and with itself: an
+    inner ``autocast`` governs its region.
+
+    Outside ``jit`` it behaves like ``jax.grad``: it traces at each call. Under ``jit`` it traces
+    and plans once per signature, and costs nothing per call.
+
+    Args:
+        fn: The function, method or callable module. Arrays in its arguments are traced; all
+            other leaves (bools, strings, numbers, callables) are static. None to use ``autocast``
+            as a decorator with options.
+        compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, float16 without one.
+        policy: A `Policy`, a string such as ``"params=float32,compute=bfloat16,output=float32"``,
+            or a ``jmp.Policy``.
+        params: Which arguments hold parameters: a position or several, or a predicate of an
+            array's path in the arguments (``"0/dense/kernel"``). Default: argument 0, when it is a
+            container. Parameters take no part in the choice of dtypes.
+        output_dtype: ``"same"`` for the dtypes that ``fn`` returns, ``"computed"`` for the dtypes
+            that the program computed in, or the dtype of all float32 and 16-bit outputs. In
+            computed dtypes, what PyTorch's autocast leaves in 16 bits (an ELU, a variance) is
+            float32 inside the program and rounded on return.
+        enabled: False runs ``fn`` without any cast, also inside another ``autocast``.
+        on_unknown: What happens when the program holds a primitive without a rule (its operands
+            keep their declared dtypes): ``"keep"``, ``"warn"`` or ``"error"``.
+
+    Returns:
+        The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options
+        give equal wrappers, so ``jit(autocast(fn))`` made anew does not trace again.
+
+    Raises:
+        TypeError: ``fn`` is not callable, ``enabled`` is a traced value, or an option has the
+            wrong type.
+        ValueError: ``compute_dtype`` is neither float16 nor bfloat16, ``params`` is out of range,
+            or another option has no such value.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import autocast
+        >>> @autocast(compute_dtype=jnp.bfloat16)
+        ... def loss(params, x):
+        ...     return jnp.mean(jax.nn.relu(x @ params["w"]) ** 2)
+        >>> params = {"w": jnp.ones((4, 4))}
+        >>> jax.grad(loss)(params, jnp.ones((2, 4)))["w"].dtype
+        dtype('float32')
+        >>> "bf16[2,4] = dot_general" in str(jax.make_jaxpr(loss)(params, jnp.ones((2, 4))))
+        True
+    """
+    options = _Options(compute_dtype, policy, params, output_dtype, enabled, on_unknown)
+    if fn is None:
+        return functools.partial(_wrapper_of, options=options)
+    return _wrapper_of(fn, options)
+
+
+def _wrapper_of(fn: Callable[..., Any], options: _Options) -> Autocast:
+    """Returns the one wrapper of a function with these options.
+
+    It lives with the function, in its ``__dict__``: JAX keeps traces as long as the function
+    object that was traced, and a wrapper made anew in a loop would die each time.
+    """
+    if not inspect.isfunction(fn):
+        return Autocast(fn, options)
+    wrapper = Autocast(fn, options)
+    owner, wrappers = fn.__dict__.get(_WRAPPERS, (None, {}))
+    if owner is not fn:  # functools.wraps copies the __dict__ of another function
+        _, wrappers = fn.__dict__[_WRAPPERS] = (fn, {})
+    return wrappers.setdefault(options, wrapper)
+
+
+_WRAPPERS = "__jmp_autocast_wrappers__"
+
+
+class _Options:
+    """The checked options of a wrapper; equal options are equal and hash the same."""
+
+    def __init__(
+        self,
+        compute_dtype: Any,
+        policy: Any,
+        params: Any,
+        output_dtype: Any,
+        enabled: Any,
+        on_unknown: Any,
+    ) -> None:
+        if isinstance(enabled, Tracer):
+            raise TypeError(
+                f"enabled must be known when the program is traced, got the traced value {enabled}."
+                " Make it a static argument of the jitted function, or choose between two "
+                "functions with jax.lax.cond."
+            )
+        if not isinstance(enabled, bool):
+            raise TypeError(f"enabled must be a bool, got {enabled!r}.")
+        if on_unknown not in ("keep", "warn", "error"):
+            raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {on_unknown!r}.")
+        self.enabled = enabled
+        self.on_unknown = on_unknown
+        self.params = arguments.check_params(params)
+        self.policy = _policy(compute_dtype, policy, enabled)
+        self.output_dtype = _output_dtype(output_dtype, self.policy)
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.enabled, self.on_unknown, self.params, self.policy, self.output_dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Options) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
+    given = None if compute_dtype is None else as_dtype(compute_dtype, "compute_dtype")
+    if given == FLOAT32 and not enabled:
+        compute_dtype = None  # nothing is cast, so float32 says the same
+    if policy is None:
+        return Policy() if compute_dtype is None else Policy(as_compute_dtype(compute_dtype))
+    policy = as_policy(policy)
+    if compute_dtype is not None and as_compute_dtype(compute_dtype) != policy.compute_dtype:
+        raise ValueError(
+            f"compute_dtype={as_compute_dtype(compute_dtype).name} contradicts the policy's "
+            f"{policy.compute_dtype}; leave one of them out."
+        )
+    return policy
+
+
+def _output_dtype(value: Any, policy: Policy) -> Any:
+    if isinstance(value, str) and value in ("same", "computed"):
+        return policy.output_dtype if value == "same" and policy.output_dtype else value
+    try:
+        dtype = as_dtype(value, "output_dtype")
+        found = dtype.name
+    except ValueError:
+        dtype, found = None, repr(value)
+    if dtype not in (FLOAT32, *COMPUTE_DTYPES):
+        raise ValueError(
+            f"output_dtype must be 'same', 'computed', float32, float16 or bfloat16, got {found}."
+        )
+    return dtype
+
+
+class Autocast:
+    """A function in mixed precision: what `autocast` returns."""
+
+    def __init__(self, fn: Callable[..., Any], options: _Options) -> None:
+        arguments.check_function(fn)
+        arguments.check_params_in_range(fn, options.params)
+        functools.update_wrapper(self, fn, updated=())
+        self._fn = fn
+        self._options = options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function in mixed precision."""
+        if not self._options.enabled:
+            with jax.named_scope(mark(GOVERNED)):
+                return self._fn(*args, **kwargs)
+        return _run(self._fn, self._options, args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds the wrapper as a method."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self._fn, self._options)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Autocast) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        try:
+            return hash(self._key())
+        except TypeError:  # the function is an object without a hash
+            return hash((id(self._fn), self._options))
+
+    def __reduce__(self) -> Any:
+        return by_name_or_made(self, _wrapper_of, self._fn, self._options)
+
+    def __repr__(self) -> str:
+        return f"autocast({self._fn!r}, compute_dtype={self._options.policy.compute_dtype})"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._fn)
+
+
+def _run(fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any) -> Any:
+    """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
+    call = arguments.flatten(fn, options.params, args, kwargs)
+    closed = fresh_make_jaxpr(call.traceable, *call.arrays)
+    planner = Planner(options.policy, computed=options.output_dtype == "computed")
+    plan = _plan(planner, closed, call, options)
+    arguments.report_unknown(plan.unknown, options.on_unknown, fn)
+    with jax.named_scope(mark(GOVERNED)):
+        rewriter = Rewriter(planner.plan)
+        outputs = rewriter.evaluate(plan, consts_of(closed), call.arrays)
+    if not isinstance(options.output_dtype, str):
+        return call.unflatten(outputs)
+    outvars = body_of(closed).outvars
+    return call.unflatten([_as_traced(x, v.aval) for x, v in zip(outputs, outvars, strict=True)])
+
+
+def _plan(planner: Planner, closed: Any, call: arguments.Call, options: _Options) -> Plan:
+    body = body_of(closed)
+    inputs = [
+        ValueState(dtype, leaf) if (dtype := float_dtype(v.aval)) is not None else ValueState(None)
+        for v, leaf in zip(body.invars, call.leaves, strict=True)
+    ]
+    wanted = []
+    for v in body.outvars:
+        declared = float_dtype(v.aval)
+        if declared is None or options.output_dtype == "computed":
+            wanted.append(Wanted())
+        elif options.output_dtype == "same":
+            wanted.append(Wanted(dtype=declared))
+        else:
+            wanted.append(Wanted(dtype=options.output_dtype))
+    return planner.plan_program(closed, inputs, wanted)
+
+
+def _as_traced(x: Any, aval: Any) -> Any:
+    """Gives an output the weak type that the function's own has."""
+    found = jax.typeof(x)
+    if not is_array_aval(aval) or found.dtype != aval.dtype or found.weak_type == aval.weak_type:
+        return x
+    return set_weak_type(x, aval)

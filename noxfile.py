@@ -1,0 +1,83 @@
+"""The checks of this project, each in an environment of its own: `nox -s NAME`."""
+
+from __future__ import annotations
+
+import pathlib
+import tomllib
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "types", "doctests", "docs", "tests_oldest", "tests_newest"]
+
+OLDEST_PYTHON, *NEWER_PYTHONS = ["3.11", "3.12", "3.13"]
+
+
+def oldest_jax() -> str:
+    """Returns the first release that pyproject.toml allows, such as ``jax==0.10.0``."""
+    project = tomllib.loads(pathlib.Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirement = next(r for r in project["dependencies"] if r.startswith("jax>="))
+    return requirement.replace(">=", "==")
+
+
+@nox.session(python=OLDEST_PYTHON)
+def tests_oldest(session: nox.Session) -> None:
+    """The tests on the oldest Python and JAX; pip picks Flax and the others to match."""
+    session.install("-e", ".[dev]", oldest_jax())
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(python=NEWER_PYTHONS)
+def tests_newest(session: nox.Session) -> None:
+    """The tests with the newest JAX; the last release for Python 3.11 is of the 0.10 series."""
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(python=NEWER_PYTHONS[-1])
+def coverage(session: nox.Session) -> None:
+    """The tests with the line and branch coverage of the package: 95 % and 90 % at least."""
+    session.install("-e", ".[dev]")
+    report = str(pathlib.Path(session.create_tmp()).resolve() / "coverage.json")
+    arguments = ("--cov", "--cov-report=term", f"--cov-report=json:{report}")
+    session.run("python", "-m", "pytest", *arguments, *session.posargs)
+    session.run("python", "-m", "tests.coverage_rates", report)
+
+
+@nox.session(python=OLDEST_PYTHON)
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format."""
+    session.install("ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(python=OLDEST_PYTHON)
+def types(session: nox.Session) -> None:
+    """Pyright on the package."""
+    session.install("-e", ".[dev]")
+    session.run("pyright")
+
+
+@nox.session(python=OLDEST_PYTHON)
+def doctests(session: nox.Session) -> None:
+    """The examples in the docstrings of the package."""
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "pytest", "-n", "0", "--doctest-modules", "jmp_autocast")
+
+
+@nox.session(python=NEWER_PYTHONS[-1])
+def docs(session: nox.Session) -> None:
+    """Every generated page in docs/ is what its generator writes."""
+    session.install("-e", ".[dev]")
+    for generator in sorted(pathlib.Path("docs").glob("generate_*.py")):
+        session.run("python", str(generator), "--check")
+
+
+@nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])
+def long(session: nox.Session) -> None:
+    """What takes too long for every run: all programs of others, and 20,000 random programs."""
+    session.install("-e", ".[dev]", *([oldest_jax()] if session.python == OLDEST_PYTHON else []))
+    session.run("python", "-m", "tests.others")
+    session.run("python", "-m", "tests.fuzz", "--programs", "20000", *session.posargs)

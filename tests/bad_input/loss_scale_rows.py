@@ -1,0 +1,281 @@
+"""Wrong uses of loss scaling; `tests/test_loss_scale_arguments.py` has more numbers."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jmp_autocast import (
+    dynamic_loss_scale,
+    dynamic_loss_scaling,
+    finite_value_and_grad,
+    loss_scale,
+    scaled_value_and_grad,
+    select_on_finite,
+    skipped_steps,
+    static_loss_scale,
+    static_loss_scaling,
+    step_skipped,
+)
+
+from .world import Row, X, loss
+
+NO_SCALE = r"No loss scale in this state"
+INIT = r"from the init of an optimizer that contains dynamic_loss_scaling\(...\)"
+RANGE = "is out of range: it has to be"
+ABOVE_ZERO = "a finite float32 number above 0"
+INNER = r"wraps an optax gradient transformation such as optax.adam\(1e-3\)"
+LOSS = r"has to be a floating array of shape \[\]"
+UPDATE = r"The arguments of update are \(gradients, state, params\)"
+FLAG = r"has to be a bool array of shape \[\]"
+POSITION = "the position of an argument of the loss, or a sequence"
+
+
+def _number(mistake, error, value, rule, fix, **argument):
+    (name,) = argument
+    make = lambda w: dynamic_loss_scale(**argument)
+    wrap = lambda w: dynamic_loss_scaling(optax.sgd(0.1), **argument)
+    for public, call in (("dynamic_loss_scale", make), ("dynamic_loss_scaling", wrap)):
+        yield Row(public, mistake, call, error, name, value, rule, fix)
+
+
+def _static(mistake, scale, error, value, rule, fix):
+    make = lambda w: static_loss_scale(scale)
+    wrap = lambda w: static_loss_scaling(optax.sgd(0.1), scale)
+    for public, call in (("static_loss_scale", make), ("static_loss_scaling", wrap)):
+        yield Row(public, mistake, call, error, "scale", value, rule, fix)
+
+
+def _update(mistake, state_of, value):
+    call = lambda w: w.tx.update(w.grads, state_of(w), w.params)
+    rule = "has to be a LossScalingState, from its init or its last update"
+    return Row("dynamic_loss_scaling", mistake, call, TypeError, "state that", value, rule, UPDATE)
+
+
+def _gradient(mistake, call, error, argument, value, rule, fix):
+    return Row("scaled_value_and_grad", mistake, call, error, argument, value, rule, fix)
+
+
+def _state(read, state_of, value):
+    call = lambda w: read(state_of(w))
+    return Row(read.__name__, f"of {value}", call, ValueError, "state", value, NO_SCALE, INIT)
+
+
+def _flag(mistake, finite, error, value):
+    select = lambda w: select_on_finite(finite, w.grads, w.params)
+    adjust = lambda w: w.opt_state.loss_scale.adjust(finite)
+    for public, call in (("select_on_finite", select), ("LossScaleState", adjust)):
+        yield Row(public, mistake, call, error, "finite", value, FLAG, "bool array")
+
+
+ROWS = [
+    *_number("a string", TypeError, "'8'", "has to be a number", "number", init_scale="8"),
+    *_number("below the bound", ValueError, "=0.5", RANGE, "within", init_scale=0.5),
+    *_number("shrinking", ValueError, "=0.5", RANGE, "above 1", growth_factor=0.5),
+    *_number("growing", ValueError, "=2.0", RANGE, "between 0 and 1", backoff_factor=2.0),
+    *_number(
+        "half a step", ValueError, "=2.5", RANGE, "integer of at least 1", growth_interval=2.5
+    ),
+    *_number("zero", ValueError, "=0.0", RANGE, ABOVE_ZERO, min_scale=0.0),
+    *_number("infinite", ValueError, "=inf", RANGE, "at least min_scale", max_scale=float("inf")),
+    *_number("a vector", TypeError, r"shape \(2,\)", "real number", "number", max_scale=np.ones(2)),
+    *_static("zero", 0, ValueError, "=0", RANGE, ABOVE_ZERO),
+    *_static("a bool", True, TypeError, "True", "has to be a number", "number"),
+    *(
+        Row(public, f"{value}, no optimizer", call, TypeError, public, value, INNER, "optax.adam")
+        for public, call, value in (
+            ("dynamic_loss_scaling", lambda w: dynamic_loss_scaling(optax.adam), "function adam"),
+            ("dynamic_loss_scaling", lambda w: dynamic_loss_scaling(1e-3), "0.001"),
+            ("static_loss_scaling", lambda w: static_loss_scaling("adam", 8.0), "'adam'"),
+        )
+    ),
+    Row(
+        "static_loss_scaling",
+        "arguments swapped",
+        lambda w: static_loss_scaling(8.0, optax.sgd(0.1)),
+        TypeError,
+        "scale",
+        "GradientTransformation",
+        "has to be a number",
+        "number",
+    ),
+    Row(
+        "dynamic_loss_scaling",
+        "a list of axes",
+        lambda w: dynamic_loss_scaling(optax.sgd(0.1), axis_name=["data"]),
+        TypeError,
+        "axis_name",
+        r"\['data'\]",
+        "the name of a mapped axis",
+        "or a tuple of names",
+    ),
+    _update("the inner state", lambda w: w.opt_state.inner_state, "got tuple"),
+    _update("the scale alone", lambda w: w.opt_state.loss_scale, "got LossScaleState"),
+    _update("parameters for the state", lambda w: w.params, "got dict"),
+    _update("no state", lambda w: None, "got NoneType"),
+    # Gradients.
+    *(
+        Row(
+            gradient.__name__,
+            "a loss that was called already",
+            lambda w, gradient=gradient: gradient(jnp.float32(1)),
+            TypeError,
+            "value_and_grad",
+            "Array",
+            "takes a function",
+            "are arguments of what it returns",
+        )
+        for gradient in (scaled_value_and_grad, finite_value_and_grad)
+    ),
+    *(
+        Row(
+            gradient.__name__,
+            f"{value}, no positions",
+            lambda w, gradient=gradient, argnums=argnums: gradient(loss, argnums),
+            TypeError,
+            "argnums",
+            value,
+            POSITION,
+            "The scale does not count",
+        )
+        for gradient, argnums, value in (
+            (scaled_value_and_grad, "params", "'params'"),
+            (scaled_value_and_grad, (0, "x"), r"\(0, 'x'\)"),
+            (finite_value_and_grad, 0.0, "0.0"),
+        )
+    ),
+    *(
+        _gradient(
+            f"a scale of {scale}",
+            lambda w, scale=scale: scaled_value_and_grad(loss)(scale, w.params, X),
+            ValueError,
+            "scale",
+            f"={scale}",
+            RANGE,
+            ABOVE_ZERO,
+        )
+        for scale in (0.0, -8.0, float("nan"), 0)
+    ),
+    *(
+        _gradient(
+            f"a scale that is {what}",
+            lambda w, scale=scale: scaled_value_and_grad(loss)(scale, w.params, X),
+            ValueError,
+            "scale",
+            value,
+            r"has to be a number, an array of shape \[\]",
+            "or an optimizer state",
+        )
+        for what, scale, value in (
+            ("a vector", np.ones(2, np.float32), r"shape \(2,\)"),
+            ("a bool", True, "dtype bool"),
+            ("complex", 2j, "dtype complex"),
+        )
+    ),
+    _gradient(
+        "the scale left out",
+        lambda w: scaled_value_and_grad(loss)(w.params, X),
+        ValueError,
+        "state",
+        "a dict",
+        NO_SCALE,
+        INIT,
+    ),
+    _gradient(
+        "the optimizer for its state",
+        lambda w: scaled_value_and_grad(loss)(w.tx, w.params, X),
+        ValueError,
+        "state",
+        "GradientTransformation",
+        NO_SCALE,
+        INIT,
+    ),
+    *(
+        _gradient(
+            f"a loss that returns {what}",
+            lambda w, fn=fn: scaled_value_and_grad(fn)(8.0, w.params),
+            TypeError,
+            "The loss that <lambda> returns",
+            value,
+            LOSS,
+            "return a pair and pass has_aux=True",
+        )
+        for what, fn, value in (
+            ("a vector", lambda p: p["w"][0], r"shape \(2,\)"),
+            ("an int", lambda p: jnp.int32(1), "dtype int32"),
+            ("nothing", lambda p: None, "NoneType"),
+            ("a string", lambda p: "loss", "is a str"),
+            ("a generator", lambda p: (yield p), "is a generator"),
+            ("a pair", lambda p: (p["w"][0, 0], p), "is a tuple"),
+        )
+    ),
+    *(
+        _gradient(
+            f"auxiliary data, but {what}",
+            lambda w, fn=fn: scaled_value_and_grad(fn, has_aux=True)(8.0, w.params),
+            TypeError,
+            "has_aux=True",
+            value,
+            "has to return a pair",
+            "of the loss and auxiliary data",
+        )
+        for what, fn, value in (
+            ("none", lambda p: p["w"][0, 0], "returns an array"),
+            ("two of them", lambda p: (p["w"][0, 0], 1, 2), "returns a tuple"),
+        )
+    ),
+    *(
+        Row(
+            "finite_value_and_grad",
+            f"{value} for the scale",
+            lambda w, scale_of=scale_of: finite_value_and_grad(loss)(scale_of(w), w.params, X),
+            TypeError,
+            "The first argument",
+            f"got {value}",
+            "has to be a LossScaleState",
+            r"from dynamic_loss_scale\(\) or static_loss_scale",
+        )
+        for scale_of, value in (
+            (lambda w: 8.0, "float"),
+            (lambda w: w.opt_state, "LossScalingState"),
+        )
+    ),
+    # Reading.
+    _state(loss_scale, lambda w: w.params, "a dict"),
+    _state(step_skipped, lambda w: None, "a NoneType"),
+    _state(skipped_steps, lambda w: w.tx, "a GradientTransformation"),
+    _state(skipped_steps, lambda w: w.opt_state.inner_state, "a tuple"),
+    Row(
+        "loss_scale",
+        "of two states",
+        lambda w: loss_scale([w.opt_state, w.opt_state]),
+        ValueError,
+        "state",
+        r"\[0\].loss_scale, \[1\].loss_scale",
+        "2 loss scales",
+        "Pass the part that holds the one you mean",
+    ),
+    *_flag("a string", "yes", TypeError, "'yes'"),
+    *_flag("None", None, TypeError, "None"),
+    *_flag("a number", 1, ValueError, "dtype int32"),
+    *_flag("one for each leaf", np.ones(2, bool), ValueError, r"shape \(2,\)"),
+    Row(
+        "select_on_finite",
+        "two structures",
+        lambda w: select_on_finite(True, w.params, [w.params["w"]]),
+        ValueError,
+        "new and old",
+        r"old a PyTreeDef\(\[\*\]\)",
+        "have to be trees",
+        "of the same structure",
+    ),
+    Row(
+        "select_on_finite",
+        "two dtypes",
+        lambda w: select_on_finite(True, {"w": np.ones((2, 2), np.float16)}, w.params),
+        ValueError,
+        r"new and old.*\['w'\]",
+        r"new is float16\[2,2\] and old is float32\[2,2\]",
+        "have to agree",
+        "in shape and dtype",
+    ),
+]

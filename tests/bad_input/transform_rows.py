@@ -1,0 +1,264 @@
+"""Wrong uses of `autocast` and of the scopes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.extend.core import Primitive
+
+from jmp_autocast import BF16, CastPolicy, Policy, autocast, compute_precision
+
+from .world import Row, X, loss, loss_at_call
+
+unheard_of = Primitive("bad_input_unheard_of")
+unheard_of.def_abstract_eval(lambda x: x)
+
+HALVES = "must be float16 or bfloat16"
+OUTPUTS = "must be 'same', 'computed', float32, float16 or bfloat16"
+PARAMS = "must be the position of an argument, several positions, or a predicate"
+STRING = "'params=float32,compute=bfloat16,output=float32'"
+
+
+async def coroutine(x):
+    return x
+
+
+async def asynchronous_generator(x):
+    yield x
+
+
+def generator(x):
+    yield x
+
+
+class LazyCall:
+    def __call__(self, x):
+        yield x
+
+
+class Unhashable:
+    def __eq__(self, other):
+        return True
+
+    def __call__(self, path):
+        return True
+
+
+def _rule_that_returns(value):
+    return autocast(jnp.exp, policy=BF16.with_rules({"exp": lambda eqn: value}))
+
+
+def _fn(mistake, fn, value, rule="takes a callable", fix="Pass options by keyword"):
+    return Row("autocast", mistake, lambda w: autocast(fn), TypeError, "autocast", value, rule, fix)
+
+
+def _option(mistake, error, value, rule, fix, **option):
+    (name,) = option
+    call = lambda w: autocast(loss, **option)
+    return Row("autocast", mistake, call, error, name, value, rule, fix)
+
+
+RETURNS = "takes a function that returns its result"
+INNER = "Apply autocast to the function that it calls"
+
+ROWS = [
+    # The function.
+    _fn("an array for the function", X, "array.*of type ndarray"),
+    _fn("a dtype for the function", jnp.bfloat16, "bfloat16"),
+    _fn("a NumPy type for the function", np.float16, "numpy.float16"),
+    _fn("a policy for the function", BF16, r"Policy\(.*of type Policy"),
+    _fn("a list of functions", [jnp.sin], "of type list"),
+    _fn("a coroutine function", coroutine, "coroutine returns a coroutine", RETURNS, INNER),
+    _fn("a generator function", generator, "generator returns a generator", RETURNS, INNER),
+    _fn("an object whose call is a generator", LazyCall(), "LazyCall returns", RETURNS, INNER),
+    _fn(
+        "an asynchronous generator function",
+        asynchronous_generator,
+        "returns an asynchronous generator",
+        RETURNS,
+        INNER,
+    ),
+    Row(
+        "autocast",
+        "a value decorated",
+        lambda w: autocast(compute_dtype="bfloat16")(3),
+        TypeError,
+        "autocast",
+        "got 3 of type int",
+        "takes a callable",
+        "by keyword",
+    ),
+    # compute_dtype.
+    _option("float32", ValueError, "float32", HALVES, "enabled=False", compute_dtype="float32"),
+    _option("int8", ValueError, "int8", HALVES, "enabled=False", compute_dtype=jnp.int8),
+    _option("a type", ValueError, "float64", HALVES, "enabled=False", compute_dtype=float),
+    _option(
+        "float8", ValueError, "float8_e5m2", HALVES, "enabled=False", compute_dtype=jnp.float8_e5m2
+    ),
+    _option("no name", ValueError, "'bf16'", "must be a dtype", "'bfloat16'", compute_dtype="bf16"),
+    _option("a number", ValueError, "got 16", "must be a dtype", "jnp.bfloat16", compute_dtype=16),
+    Row(
+        "autocast",
+        "a traced array for a dtype",
+        lambda w: jax.jit(lambda x: autocast(loss, compute_dtype=x)(x, x))(jnp.float16(1)),
+        ValueError,
+        "compute_dtype",
+        "float16",
+        "must be a dtype",
+        "jnp.bfloat16",
+    ),
+    Row(
+        "autocast",
+        "no dtype while disabled",
+        lambda w: autocast(loss, enabled=False, compute_dtype="nope"),
+        ValueError,
+        "compute_dtype",
+        "'nope'",
+        "must be a dtype",
+        "'bfloat16'",
+    ),
+    Row(
+        "autocast",
+        "two dtypes",
+        lambda w: autocast(loss, policy=w.policy, compute_dtype="float16"),
+        ValueError,
+        "compute_dtype",
+        "float16",
+        "contradicts the policy's bfloat16",
+        "leave one of them out",
+    ),
+    # The other options.
+    _option("no policy", TypeError, "3 of type int", r"jmp_autocast\.Policy", STRING, policy=3),
+    _option("a class", TypeError, "Policy'> of type type", "jmp.Policy", STRING, policy=Policy),
+    _option("a mapping", TypeError, "of type dict", "jmp.Policy", STRING, policy={"compute": 1}),
+    _option("a dtype", TypeError, "bfloat16", "jmp.Policy", STRING, policy=jnp.bfloat16),
+    _option("a member", TypeError, "CastPolicy.FP32", "jmp.Policy", STRING, policy=CastPolicy.FP32),
+    _option("a word", ValueError, "'whatever'", OUTPUTS, "'computed'", output_dtype="whatever"),
+    _option("None", ValueError, "got None", OUTPUTS, "'same'", output_dtype=None),
+    _option("an int dtype", ValueError, "int32", OUTPUTS, "float32", output_dtype="int32"),
+    _option("a word", TypeError, "'no'", "must be a bool", "bool", enabled="no"),
+    _option("an int", TypeError, "got 1", "must be a bool", "bool", enabled=1),
+    Row(
+        "autocast",
+        "a traced switch",
+        lambda w: jax.jit(lambda on, x: autocast(loss, enabled=on)(w.params, x))(True, X),
+        TypeError,
+        "enabled",
+        "traced value",
+        "must be known when the program is traced",
+        "static argument",
+    ),
+    _option(
+        "a word", ValueError, "'ignore'", "must be 'keep', 'warn'", "'error'", on_unknown="ignore"
+    ),
+    _option("None", ValueError, "None", "must be 'keep', 'warn'", "'error'", on_unknown=None),
+    Row(
+        "autocast",
+        "an unknown primitive where they are refused",
+        lambda w: jax.make_jaxpr(autocast(lambda x: unheard_of.bind(x @ x), on_unknown="error"))(X),
+        ValueError,
+        "<lambda>",
+        "bad_input_unheard_of",
+        "without a cast policy",
+        "register_policy or Policy.with_rules",
+    ),
+    # params.
+    _option("a name", TypeError, "'w'", PARAMS, "lambda path: path.startswith", params="w"),
+    _option("a bool", TypeError, "True", PARAMS, "lambda path", params=True),
+    _option("a tree", TypeError, r"\{'w': 1\}", PARAMS, "lambda path", params={"w": 1}),
+    _option("a set", TypeError, r"\{0\}", PARAMS, "lambda path", params={0}),
+    _option("a class", TypeError, "Param'>", PARAMS, "lambda path", params=nnx.Param),
+    _option("a mixture", TypeError, r"\[0, 'x'\]", PARAMS, "lambda path", params=[0, "x"]),
+    _option(
+        "out of range",
+        ValueError,
+        "params=2",
+        "out of range",
+        "loss takes 2 positional arguments, numbered from 0",
+        params=2,
+    ),
+    _option(
+        "out of range from the end",
+        ValueError,
+        "params=-3",
+        "out of range",
+        "loss takes 2 positional",
+        params=(0, -3),
+    ),
+    _option(
+        "a predicate of two arguments",
+        TypeError,
+        r"<lambda>\(module, name\)",
+        "must take one argument",
+        "the path of an array",
+        params=lambda module, name: True,
+    ),
+    _option(
+        "a predicate without a hash",
+        TypeError,
+        "Unhashable object",
+        "must be hashable",
+        "define __hash__",
+        params=Unhashable(),
+    ),
+    Row(
+        "autocast",
+        "parameters by keyword",
+        lambda w: autocast(loss_at_call, params=0)(params=w.params, x=X),
+        ValueError,
+        "params=0",
+        "0 positional arguments in this call of loss_at_call",
+        "out of range",
+        "Pass the parameters by position, or give params a predicate",
+    ),
+    # What a rule returns shows when a program holds the primitive.
+    Row(
+        "autocast",
+        "a rule that returns nothing",
+        lambda w: _rule_that_returns(None)(X),
+        TypeError,
+        "rule for primitive 'exp'",
+        "returned None of type NoneType",
+        "must return",
+        "a CastPolicy or a Decision",
+    ),
+    Row(
+        "autocast",
+        "a rule that returns a dtype",
+        lambda w: _rule_that_returns(np.dtype("float32"))(X),
+        TypeError,
+        "rule for primitive 'exp'",
+        r"dtype\('float32'\)",
+        "must return",
+        "a CastPolicy or a Decision",
+    ),
+    Row(
+        "autocast",
+        "a module that its call changes",
+        lambda w: autocast(w.model)(X),
+        TypeError,
+        "Counting",
+        "changes the state of Counting",
+        "the change would be lost",
+        r"jmp_autocast\.integrations\.nnx\.autocast",
+    ),
+    # Scopes.
+    *(
+        Row(
+            "compute_precision",
+            mistake,
+            lambda w, value=value: compute_precision(value),
+            ValueError,
+            "compute_precision",
+            f"got {found}",
+            "takes float16, bfloat16 or float32",
+            "bfloat16",
+        )
+        for mistake, value, found in (
+            ("float64", "float64", "float64"),
+            ("no name", "bf16", "'bf16'"),
+            ("None", None, "None"),
+            ("a function", loss, "<function loss"),
+        )
+    ),
+]

@@ -1,0 +1,52 @@
+"""The whole suite runs under strict promotion, with tracer leaks and warnings as errors."""
+
+import gc
+import os
+
+# Before JAX starts its backend: eight CPU devices for the sharding tests.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
+    " --xla_force_host_platform_device_count=8"
+)
+
+import hypothesis
+import jax
+import pytest
+
+from jmp_autocast.policies import registry
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_check_tracer_leaks", True)
+
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def registrations(monkeypatch):
+    """No registration of a test outlives it."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_heap():
+    """JAX collects garbage at each trace while leaks are checked.
+
+    What imports and earlier modules left alive need not be visited each time: it took half of the
+    suite's time.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def jit_caches():
+    """For tests that trace much: while leaks are checked, JAX traces anew what it has traced."""
+    with jax.check_tracer_leaks(False):
+        yield
+
+
+@pytest.fixture
+def as_users_run_it():
+    """With JAX's own defaults, for tests that run many steps."""
+    with jax.check_tracer_leaks(False), jax.numpy_dtype_promotion("standard"):
+        yield

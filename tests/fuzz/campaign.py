@@ -1,0 +1,153 @@
+"""One program of a campaign: drawn, given arguments and a setting, and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmp_autocast import Policy
+
+# Importing the operations registers them.
+from . import operations_arrays, operations_control, operations_numbers  # noqa: F401
+from .generator import generate
+from .program import HEADER, ArrayType, Program
+from .properties import PROPERTIES, SHARES, Case, Failure, Setting, check
+from .shrink import smallest
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one program."""
+
+    seed: int
+    index: int
+    properties: tuple[str, ...]
+    without: tuple[str, ...]
+    failures: tuple[Failure, ...]
+    families: tuple[str, ...]
+    allowed: tuple[float, ...]
+    seconds: float
+    report: str = ""
+
+
+def draw_setting(rng: np.random.Generator) -> Setting:
+    policy = Policy(
+        ("bfloat16", "float16")[int(rng.integers(2))],
+        level=str(rng.choice(("tensor_cores", "o1", "o1", "compute"))),
+        dot_output=str(rng.choice(("compute", "consumer"))),
+    )
+    return Setting(policy, "none" if rng.random() < 0.2 else "auto")
+
+
+def draw_array(t: ArrayType, rng: np.random.Generator) -> Any:
+    """An array of a type: mostly normal, now and then with zeros, edges, inf and NaN."""
+    if t.dtype == "key":
+        return jax.random.key(int(rng.integers(1000)))
+    dtype = jnp.dtype(t.dtype)
+    if dtype.kind == "b":
+        return jnp.asarray(rng.random(t.shape) < 0.5)
+    if dtype.kind in "iu":
+        low = 0 if dtype.kind == "u" else -3
+        return jnp.asarray(rng.integers(low, 5, t.shape), dtype)
+    x = rng.normal(size=t.shape)
+    if dtype.kind == "c":
+        return jnp.asarray(x + 1j * rng.normal(size=t.shape), dtype)
+    if rng.random() < 0.2:
+        x = x * 10.0 ** rng.integers(-4, 4)
+    if rng.random() < 0.15:
+        edges = [0.0, 1.0, -1.0, 0.5, 2049.0, 65504.0, 1e-7]
+        if rng.random() < 0.2:
+            edges += [np.inf, -np.inf, np.nan, 3e38]
+        x = np.where(rng.random(t.shape) < 0.3, rng.choice(edges, t.shape), x)
+    with np.errstate(over="ignore"):
+        x = np.asarray(x).astype(dtype)
+    return jnp.asarray(float(x)) if t.weak else jnp.asarray(x)
+
+
+def draw_arguments(program: Program, rng: np.random.Generator) -> tuple[Any, ...]:
+    with jax.enable_x64(program.x64):
+        params = {name: draw_array(program.types[name], rng) for name in program.params}
+        return (params, *(draw_array(program.types[name], rng) for name in program.data))
+
+
+def draw_properties(rng: np.random.Generator, shares: Mapping[str, float]) -> tuple[str, ...]:
+    return tuple(name for name in PROPERTIES if rng.random() < shares.get(name, 0))
+
+
+def reproduction(program: Program, setting: Setting, args: tuple[Any, ...]) -> str:
+    """Source text that calls the program."""
+    lines = [HEADER + program.text()]
+    shown = [_shown(x) for x in args[1:]]
+    params = ", ".join(f"{name!r}: {_shown(x)}" for name, x in args[0].items())
+    lines.append(f"args = ({{{params}}}, {' '.join(x + ',' for x in shown)})")
+    lines.append(f"fast = {setting.text()}")
+    if program.x64:
+        lines.insert(0, "# under jax.enable_x64(True)")
+    return "\n".join(lines)
+
+
+def _shown(x: Any) -> str:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = np.asarray(jax.random.key_data(x)).tolist()
+        return f"jax.random.wrap_key_data(jnp.array({data}, 'uint32'))"
+    text = str(np.asarray(x).tolist()).replace("nan", "jnp.nan").replace("inf", "jnp.inf")
+    if getattr(x, "weak_type", False):
+        return f"jnp.asarray({text})"
+    return f"jnp.array({text}, {x.dtype.name!r}).reshape({x.shape})"
+
+
+def make_case(seed: int, index: int) -> tuple[Case, np.random.Generator]:
+    """Program number ``index`` of a campaign; equal numbers give equal cases."""
+    program = generate((seed, index))
+    rng = np.random.default_rng((seed, index, 1))
+    setting = draw_setting(rng)
+    args = draw_arguments(program, rng)
+    return Case(program, setting, args, rng), rng
+
+
+def run(
+    seed: int, index: int, shares: Mapping[str, float] = SHARES, shrink: bool = True
+) -> Outcome:
+    """Draws and checks one program.
+
+    Args:
+        seed: The campaign.
+        index: The number of the program.
+        shares: The probability with which each property is checked.
+        shrink: Look for a smaller program that fails as well.
+    """
+    start = time.process_time()
+    case, rng = make_case(seed, index)
+    names = draw_properties(rng, shares)
+    failures, without = check(case, names)
+    report = ""
+    if failures:
+        program, args = case.program, case.args
+        if shrink:
+            program, args = smallest(case, failures[0])
+        report = reproduction(program, case.setting, args)
+    return Outcome(
+        seed,
+        index,
+        names,
+        tuple(without),
+        tuple(failures),
+        tuple(let.family for let in case.program.body),
+        tuple(case.constrained),
+        time.process_time() - start,
+        report,
+    )
+
+
+def run_chunk(seed: int, shares: Mapping[str, float], first: int, count: int) -> list[Outcome]:
+    """Runs some programs, and now and then forgets what JAX compiled for them."""
+    outcomes = [run(seed, i, shares) for i in range(first, first + count)]
+    if first % (8 * count) == 0:
+        jax.clear_caches()
+    return outcomes

@@ -1,0 +1,272 @@
+"""How far from float32 a result may be: the program again, with each rounding made at random.
+
+The model is Monte Carlo arithmetic. The plain jaxpr is evaluated in float32 many times, and each
+time every value that a 16-bit dtype might hold is rounded to a grid four times as coarse as that
+dtype's, at an offset drawn anew. The spread of the results around the exact ones says how the
+program enlarges roundings; twice the spread (and some float32 roundings) is allowed. Where a
+sample decides a comparison, an order or a branch the other way, so may the program.
+
+* What may be 16 bits: operands and results of every equation but those that are promised in
+  float32 (exponentials, logarithms, sums, linear algebra, ...), and those with a literal that the
+  dtype has no value for. With ``level="tensor_cores"`` contractions and data movement alone.
+* float16 has a range as well: what exceeds it becomes inf in the samples, and a result that
+  depends on it may be anything. Small values get the absolute error of a subnormal.
+* In gradients sums may be 16 bits: JAX transposes a broadcast of a 16-bit value to one.
+* Values of the program's own 16-bit dtypes are rounded at random as well: it is up to the compiler
+  when it rounds. Other dtypes carry the errors of what they are made of.
+
+A program that is chaotic bounds itself: its samples lie far apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmp_autocast.interpreters.compat import (
+    Literal,
+    body_of,
+    consts_of,
+    inner_jaxpr_key,
+    scan_split,
+)
+
+from .numpy_rules import apply, to_numpy
+
+CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
+MOVEMENT = frozenset(
+    """
+    reshape transpose broadcast_in_dim squeeze rev slice dynamic_slice gather concatenate pad copy
+    select_n dynamic_update_slice scatter stop_gradient split name convert_element_type
+    """.split()
+)
+ELEMENTWISE_FULL = frozenset(
+    """
+    exp exp2 expm1 log log1p pow rsqrt tan asin acos atan asinh acosh atanh sinh cosh erf_inv
+    lgamma digamma fft cholesky lu qr geqrf householder_product eigh svd triangular_solve
+    cumlogsumexp
+    """.split()
+)
+SUMS = frozenset(
+    "reduce_sum reduce_prod cumsum cumprod scatter-add scatter-sub scatter-mul".split()
+)
+# Along the one device of a mesh axis.
+IDENTITIES = frozenset(
+    """
+    psum psum_invariant pmax pmin pvary pbroadcast all_gather_invariant reduced_vary_cast
+    vary_unreduced_cast
+    """.split()
+)
+CALLS = frozenset(
+    """
+    jit pjit closed_call core_call remat2 checkpoint remat custom_jvp_call custom_vjp_call
+    custom_vjp_call_jaxpr custom_vmap_call shard_map
+    """.split()
+)
+FLOATS = ("float32", "float16", "bfloat16")
+FULL_BITS = 21
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """What the roundings of a run of `autocast` are like.
+
+    Args:
+        dtypes: The compute dtype, and those of scopes in the program.
+        level: The policy's level.
+        gradients: The program is, or holds, a backward pass.
+    """
+
+    dtypes: frozenset[str]
+    level: str = "o1"
+    gradients: bool = False
+
+    def may_be_low(self, primitive: str) -> bool:
+        if primitive in ELEMENTWISE_FULL:
+            return False
+        if primitive in SUMS:
+            return self.gradients
+        if self.level == "tensor_cores" and not self.gradients:
+            return primitive in CONTRACTIONS or primitive in MOVEMENT
+        return True
+
+    def lacks(self, known: float) -> bool:
+        """True for a literal that one of the dtypes does not hold: it becomes inf, 0, 1 or -1."""
+        if not math.isfinite(known):
+            return False
+        for dtype in self.dtypes:
+            with np.errstate(over="ignore"):
+                rounded = float(np.asarray(known).astype(jnp.dtype(dtype)))
+            if not math.isfinite(rounded) or (rounded in (0.0, 1.0, -1.0) and rounded != known):
+                return True
+        return False
+
+
+def _bits(dtypes: frozenset[str]) -> tuple[int, bool]:
+    return (5 if "bfloat16" in dtypes else 8), "float16" in dtypes
+
+
+def _rounded(x: Any, turn: float, bits: int, narrow: bool) -> Any:
+    """``x`` rounded to a grid of ``bits`` bits of mantissa, at an offset between 0 and 1."""
+    scale = np.float32(0.5 + 0.5 * turn)
+    full = np.asarray(x).astype(np.float32)
+    with np.errstate(all="ignore"):
+        mantissa, exponent = np.frexp(full * scale)
+        grid = np.float32(2 ** (bits + 1))
+        y = np.ldexp(np.rint(mantissa * grid) / grid, exponent) / scale
+        if narrow:
+            y = np.where(np.abs(y) < 2.0**-12, _to_subnormals(y, turn), y)
+            y = np.where(np.abs(y) > 62000.0, np.copysign(np.float32(np.inf), y), y)
+        if bits == FULL_BITS:
+            y = np.where(np.isfinite(y), y, full)
+        return y.astype(x.dtype)
+
+
+def _to_subnormals(y: Any, turn: float) -> Any:
+    """Rounded up or down to float16's least number, twice; what is 0 stays it."""
+    least = np.float32(2.0**-23)
+    return np.where(y == 0, y, np.rint(y / least + np.float32(turn - 0.5)) * least)
+
+
+class Evaluation:
+    """Evaluates a jaxpr with random roundings, or without.
+
+    Args:
+        precision: Which roundings.
+        rng: Draws them; None for exact values.
+    """
+
+    def __init__(self, precision: Precision, rng: np.random.Generator | None) -> None:
+        self.precision = precision
+        self.rng = rng
+
+    def noisy(self, x: Any, low: bool) -> Any:
+        dtype = getattr(getattr(x, "dtype", None), "name", "")
+        if self.rng is None or not isinstance(x, np.ndarray) or dtype not in FLOATS:
+            return x
+        if dtype != "float32":
+            bits, narrow = _bits(frozenset((dtype,)) | (self.precision.dtypes if low else set()))
+        else:
+            bits, narrow = _bits(self.precision.dtypes) if low else (FULL_BITS, False)
+        return _rounded(x, self.rng.random(), bits, narrow)
+
+    def run(
+        self,
+        jaxpr: Any,
+        args: Sequence[Any],
+        known: Sequence[float | None] | None = None,
+    ) -> list[Any]:
+        """Runs an open or closed jaxpr; ``known`` are the values of arguments that are literals."""
+        body = body_of(jaxpr)
+        env: dict[Any, Any] = dict(
+            zip(body.constvars, map(to_numpy, consts_of(jaxpr)), strict=False)
+        )
+        env.update(zip(body.invars, map(to_numpy, args), strict=True))
+        facts = {v: k for v, k in zip(body.invars, known or (), strict=False) if k is not None}
+
+        def read(atom: Any) -> Any:
+            return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else env[atom]
+
+        def fact(atom: Any) -> float | None:
+            if not isinstance(atom, Literal):
+                return facts.get(atom)
+            value = np.asarray(atom.val)
+            return float(value) if value.shape == () and value.dtype.kind in "fiub" else None
+
+        for eqn in body.eqns:
+            xs = [read(v) for v in eqn.invars]
+            known_here = [fact(v) for v in eqn.invars]
+            results = self.equation(eqn, xs, known_here)
+            env.update(zip(eqn.outvars, results, strict=True))
+            moves = eqn.primitive.name in ("broadcast_in_dim", "convert_element_type", "reshape")
+            if moves and known_here[0] is not None:
+                facts[eqn.outvars[0]] = known_here[0]
+            elif known_here and all(k is not None for k in known_here):
+                folded = _fold(eqn.primitive.name, known_here)
+                if folded is not None:
+                    facts[eqn.outvars[0]] = folded
+        return [read(v) for v in body.outvars]
+
+    def equation(self, eqn: Any, xs: list[Any], known: Sequence[float | None]) -> list[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        if name in CALLS:
+            key = "call" if name == "custom_vmap_call" else inner_jaxpr_key(params)
+            return self.run(params[key], xs, known)
+        if name in IDENTITIES:
+            return xs
+        if name == "axis_index":
+            return [np.int32(0)]
+        if name == "scan":
+            return self.scan(params, xs)
+        if name == "while":
+            return self.while_loop(params, xs)
+        if name == "cond":
+            branches = params["branches"]
+            index = min(max(int(xs[0]), 0), len(branches) - 1)
+            return self.run(branches[index], xs[1:], known[1:])
+        low = self.precision.may_be_low(name) and not any(
+            k is not None and self.precision.lacks(k) for k in known
+        )
+        moves_number = name in ("convert_element_type", "broadcast_in_dim", "reshape") and (
+            known[0] is not None
+        )
+        if low and name != "convert_element_type" and not moves_number:
+            seen = {id(v): self.noisy(x, True) for v, x in zip(eqn.invars, xs, strict=True)}
+            xs = [seen[id(v)] for v in eqn.invars]
+        out = apply(eqn, xs)
+        if moves_number:
+            return out
+        return [self.noisy(x, low) for x in out]
+
+    def scan(self, params: dict[str, Any], xs: list[Any]) -> list[Any]:
+        consts, carries = scan_split(params)
+        first, carry, rows = xs[:consts], xs[consts : consts + carries], xs[consts + carries :]
+        outs: list[list[Any]] = []
+        steps = range(params["length"])
+        for i in reversed(steps) if params["reverse"] else steps:
+            out = self.run(params["jaxpr"], [*first, *carry, *(x[i] for x in rows)])
+            carry = out[:carries]
+            outs.append(out[carries:])
+        if params["reverse"]:
+            outs.reverse()
+        avals = body_of(params["jaxpr"]).outvars[carries:]
+        return [*carry, *(_stacked([o[k] for o in outs], v.aval) for k, v in enumerate(avals))]
+
+    def while_loop(self, params: dict[str, Any], xs: list[Any]) -> list[Any]:
+        n, m = params["cond_nconsts"], params["body_nconsts"]
+        first, second, carry = xs[:n], xs[n : n + m], xs[n + m :]
+        while bool(np.any(self.run(params["cond_jaxpr"], [*first, *carry])[0])):
+            new = self.run(params["body_jaxpr"], [*second, *carry])
+            carry = new
+        return list(carry)
+
+
+def _stacked(rows: list[Any], aval: Any) -> Any:
+    if not rows:
+        return np.zeros((0, *aval.shape), aval.dtype)
+    if isinstance(rows[0], jax.Array):
+        return jnp.stack(rows)
+    return np.stack(rows)
+
+
+def _fold(name: str, known: Sequence[float | None]) -> float | None:
+    folds: dict[str, Callable[..., Any]] = {
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "neg": np.negative,
+        "max": np.maximum,
+        "min": np.minimum,
+        "div": np.divide,
+        "sqrt": np.sqrt,
+    }
+    if name not in folds:
+        return None
+    with np.errstate(all="ignore"):
+        return float(folds[name](*(np.float32(k) for k in known)))

@@ -1,0 +1,306 @@
+"""The promises that are checked on each program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmp_autocast import Policy, autocast
+
+from .comparison import Bound, Unsupported, as_numbers, compile_quickly, interpreted
+from .error_model import Precision
+from .program import Program, jax_settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How `autocast` is called."""
+
+    policy: Policy
+    params: str = "auto"
+
+    def text(self) -> str:
+        p = self.policy
+        policy = f"Policy({p.compute_dtype.name!r}, level={p.level!r}, dot_output={p.dot_output!r})"
+        return f"autocast(program, policy={policy}{', params=()' if self.params == 'none' else ''})"
+
+    def options(self) -> dict[str, Any]:
+        return {"policy": self.policy, **({"params": ()} if self.params == "none" else {})}
+
+
+class Broken(Exception):
+    """A promise does not hold."""
+
+
+class Case:
+    """A program with its arguments and setting, and what several properties need of it."""
+
+    def __init__(self, program: Program, setting: Setting, args: tuple[Any, ...], rng: Any) -> None:
+        self.program, self.setting, self.args, self.rng = program, setting, args, rng
+        self.plain = program.function()
+        self.cast = autocast(self.plain, **setting.options())
+        dtypes = {np.dtype(setting.policy.compute_dtype).name}
+        text = program.text()
+        dtypes |= {d for d in ("bfloat16", "float16") if f"precision('{d}')" in text}
+        dtypes |= {d for d in ("bfloat16", "float16") if f"compute_dtype='{d}'" in text}
+        self.precision = Precision(frozenset(dtypes), setting.policy.level)
+        self.inner_gradient = any(s in text for s in ("jax.grad", "vjp", "linearize", "jac", "jvp"))
+        if self.inner_gradient:
+            self.precision = dataclasses.replace(self.precision, gradients=True)
+        self.constrained: list[float] = []
+        self._bound: Bound | None = None
+        self._traced: Any = None
+
+    def traced(self) -> Any:
+        if self._traced is None:
+            self._traced = trace(self.cast, *self.args)
+        return self._traced
+
+    def bound(self) -> Bound:
+        if self._bound is None:
+            self._bound = Bound(jax.make_jaxpr(self.plain)(*self.args), self.precision)
+        return self._bound
+
+    def close(self, bound: Bound, compute: Callable[[], Any], args: Any, what: str) -> None:
+        bound.exact(args)  # before anything is said of autocast: does the plain program run?
+        message, share = bound.check(compute(), args, self.rng)
+        self.constrained += share
+        if message:
+            raise Broken(f"{what}: {message}")
+
+
+def trace(fn: Callable[..., Any], *args: Any) -> Any:
+    return jax.jit(lambda *a: fn(*a)).trace(*args)
+
+
+def avals(traced: Any) -> list[tuple[Any, ...]]:
+    return [_type(a) for a in traced.jaxpr.out_avals]
+
+
+def _type(a: Any) -> tuple[Any, ...]:
+    return (tuple(a.shape), str(a.dtype), bool(getattr(a, "weak_type", False)))
+
+
+def _same_types(plain: list[Any], found: list[Any], what: str) -> None:
+    if plain != found:
+        wrong = [(i, p, f) for i, (p, f) in enumerate(zip(plain, found, strict=False)) if p != f]
+        raise Broken(f"{what}: output, plain, found: {wrong or (len(plain), len(found))}")
+
+
+@contextlib.contextmanager
+def _of_plain(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever the plain program raises is no fault of autocast
+        raise Unsupported(f"{what}: {type(error).__name__}") from error
+
+
+def types(case: Case) -> None:
+    """The same shapes, dtypes and weak types as the plain function."""
+    _same_types(avals(trace(case.plain, *case.args)), avals(case.traced()), "types")
+
+
+def values(case: Case) -> None:
+    """Values within the error model's bound of float32's."""
+    compute = lambda: interpreted(case.traced(), case.args)
+    case.close(case.bound(), compute, case.args, "values")
+
+
+def compiled(case: Case) -> None:
+    """The same of what XLA makes of it."""
+
+    def compute() -> Any:
+        try:
+            return compile_quickly(case.traced())(*case.args)
+        except Exception:  # raised again, unless the plain program fails as well
+            with _of_plain("compiled"):
+                compile_quickly(trace(case.plain, *case.args))(*case.args)
+            raise
+
+    case.close(case.bound(), compute, case.args, "compiled")
+
+
+def gradients(case: Case) -> None:
+    """Gradients with the parameters' types, finite where float32's are, and as close."""
+    leaves, tree = jax.tree.flatten(case.args)
+    at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, np.floating)]
+    if not at:
+        raise Unsupported("no float input")
+    forms = ["outside", "inside", "jvp"]
+    form = forms[int(case.rng.integers(3))]
+    if "while_loop" in case.program.text() or "fori_loop" in case.program.text():
+        form = "jvp"
+
+    def loss_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def loss(xs: Any) -> Any:
+            full = list(leaves)
+            for i, x in zip(at, xs, strict=True):
+                full[i] = x
+            outs = [o for o in fn(*jax.tree.unflatten(tree, full)) if hasattr(o, "dtype")]
+            total = jnp.zeros((), jnp.float32)
+            for k, o in enumerate(outs):
+                if jnp.issubdtype(o.dtype, jnp.inexact) and o.dtype.itemsize > 1:
+                    o = jnp.real(o).astype(jnp.float32)
+                    total = total + jnp.sum(o * jnp.cos(jnp.arange(o.size) + k).reshape(o.shape))
+            return total
+
+        return loss
+
+    primals = [leaves[i] for i in at]
+    if form == "jvp":
+        derive = lambda f: lambda xs: jax.jvp(f, (xs,), (xs,))
+    else:
+        derive = lambda f: jax.value_and_grad(f)
+    plain = derive(loss_of(case.plain))
+    with _of_plain("gradient"):
+        closed = jax.make_jaxpr(plain)(primals)
+        expected = [_type(a) for a in closed.out_avals]
+        bound = Bound(closed, dataclasses.replace(case.precision, gradients=True))
+    if form == "inside":
+        cast = autocast(plain, **case.setting.options())
+    else:
+        cast = derive(loss_of(case.cast))
+    traced = trace(cast, primals)
+    _same_types(expected, avals(traced), f"types of gradients ({form})")
+    compute = lambda: interpreted(traced, primals)
+    case.close(bound, compute, (primals,), f"gradients ({form})")
+
+
+def idempotent(case: Case) -> None:
+    """`autocast` of `autocast` is one."""
+    twice = trace(autocast(case.cast, **case.setting.options()), *case.args)
+    _same_text(case.traced(), twice, "idempotent")
+
+
+def deterministic(case: Case) -> None:
+    """A second trace gives the same jaxpr, the same constants and the same values."""
+    again = trace(autocast(case.program.function(), **case.setting.options()), *case.args)
+    _same_text(case.traced(), again, "deterministic")
+    first, second = (compile_quickly(t)(*case.args) for t in (case.traced(), again))
+    for i, (a, b) in enumerate(zip(map(as_numbers, first), map(as_numbers, second), strict=True)):
+        if a.tobytes() != b.tobytes():
+            raise Broken(f"deterministic: output {i} is {a}, then {b}")
+
+
+def _same_text(first: Any, second: Any, what: str) -> None:
+    if (a := str(first.jaxpr)) != (b := str(second.jaxpr)):
+        raise Broken(f"{what}: jaxprs differ\n{a}\n--- and ---\n{b}")
+    same = len(first.jaxpr.consts) == len(second.jaxpr.consts) and all(
+        np.array_equal(as_numbers(x), as_numbers(y), equal_nan=as_numbers(x).dtype.kind in "fc")
+        for x, y in zip(first.jaxpr.consts, second.jaxpr.consts, strict=True)
+    )
+    if not same:
+        raise Broken(f"{what}: constants differ")
+
+
+def without_jit(case: Case) -> None:
+    """Called outside of ``jit`` it has the same types, and values that are as close."""
+    with _of_plain("without jit"):
+        case.plain(*case.args)
+    found = case.cast(*case.args)
+    plain = avals(trace(case.plain, *case.args))
+    _same_types(plain, [_type(jax.typeof(x)) for x in found], "without jit")
+    case.close(case.bound(), lambda: found, case.args, "without jit")
+
+
+def batched(case: Case) -> None:
+    """``vmap`` and `autocast` commute."""
+    axes = jax.tree.map(
+        lambda x: None if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else 0, case.args
+    )
+    if all(a is None for a in jax.tree.leaves(axes, is_leaf=lambda a: a is None)):
+        raise Unsupported("nothing to batch")
+    other = jax.tree.map(lambda x, a: x if a is None else _shuffled(x, case.rng), case.args, axes,
+                         is_leaf=lambda a: a is None)  # fmt: skip
+    rows = (case.args, other)
+    both = jax.tree.map(
+        lambda x, y: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.stack([x, y]),
+        *rows,
+    )
+    with _of_plain("vmap"):
+        plain = avals(trace(jax.vmap(case.plain, in_axes=axes), *both))
+    outside = jax.vmap(case.cast, in_axes=axes)
+    inside = autocast(jax.vmap(case.plain, in_axes=axes), **case.setting.options())
+    for name, fn in (("vmap(autocast)", outside), ("autocast(vmap)", inside)):
+        traced = trace(fn, *both)
+        _same_types(plain, avals(traced), name)
+        found = interpreted(traced, both)
+        for i, row in enumerate(rows):
+            rows_of = lambda i=i, found=found: [x[i] for x in found]
+            case.close(case.bound(), rows_of, row, f"{name}, row {i}")
+
+
+def _shuffled(x: Any, rng: Any) -> Any:
+    """Other values of the same type: the same elements in another order, negated at random."""
+    found = jnp.ravel(x)[rng.permutation(x.size)].reshape(x.shape) if x.size else x
+    return -found if jnp.issubdtype(x.dtype, np.floating) and rng.random() < 0.5 else found
+
+
+def leaks(case: Case) -> None:
+    """No tracer outlives the trace."""
+    with jax.checking_leaks():
+        with _of_plain("leaks"):
+            trace(case.plain, *case.args)
+        trace(case.cast, *case.args)
+
+
+PROPERTIES: dict[str, Callable[[Case], None]] = {
+    "types": types,
+    "values": values,
+    "gradients": gradients,
+    "idempotent": idempotent,
+    "batched": batched,
+    "compiled": compiled,
+    "leaks": leaks,
+    "deterministic": deterministic,
+    "without_jit": without_jit,
+}
+
+# How many of the programs each is checked on: what compiles or traces a lot is rarer.
+SHARES = {
+    "types": 1.0,
+    "values": 0.7,
+    "gradients": 0.25,
+    "idempotent": 0.15,
+    "batched": 0.1,
+    "compiled": 0.08,
+    "leaks": 0.05,
+    "deterministic": 0.05,
+    "without_jit": 0.03,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A promise that does not hold for a program."""
+
+    property: str
+    message: str
+
+
+def check(case: Case, names: tuple[str, ...]) -> tuple[list[Failure], list[str]]:
+    """Checks some properties of a program.
+
+    Returns:
+        The failures, and the properties that the plain program has no form for.
+    """
+    failures, without = [], []
+    for name in names:
+        try:
+            with warnings.catch_warnings(), jax_settings(case.program.x64):
+                warnings.simplefilter("error")
+                PROPERTIES[name](case)
+        except Unsupported:
+            without.append(name)
+        except Broken as broken:
+            failures.append(Failure(name, str(broken)))
+        except Exception as error:  # any error of autocast is a finding
+            failures.append(Failure(name, f"{type(error).__name__}: {error}"))
+    return failures, without

@@ -1,0 +1,124 @@
+"""500 random programs, and proof that the fuzzer sees what is broken."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, autocast
+from jmp_autocast.interpreters.compat import Tracer
+
+from . import campaign, properties
+from .__main__ import main
+from .generator import generate
+from .program import ArrayType, Let, Program
+from .properties import Case, Setting, check
+
+# Evaluated in NumPy; what compiles or traces often has its turn less often than in a long run.
+SHARES = {
+    "types": 1.0,
+    "values": 0.2,
+    "gradients": 0.04,
+    "idempotent": 0.04,
+    "batched": 0.02,
+    "compiled": 0.01,
+    "leaks": 0.01,
+    "deterministic": 0.01,
+    "without_jit": 0.01,
+}
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_programs(block):
+    outcomes = [campaign.run(0, 50 * block + i, SHARES) for i in range(50)]
+    failed = [o for o in outcomes if o.failures]
+    assert not failed, "\n\n".join(f"{o.failures}\n{o.report}" for o in failed)
+
+
+def test_equal_seeds_give_equal_programs():
+    first, second = (campaign.make_case(5, 1)[0] for _ in range(2))
+    assert first.program.text() == second.program.text()
+    assert first.setting == second.setting
+    assert len({generate((5, i)).text() for i in range(20)}) == 20
+
+
+WEIGHT, DATA, PRODUCT, RESULT = "v1", "v2", "v3", "v4"
+MATRIX = ArrayType((3, 3), "float32")
+LAYER = Program(
+    (WEIGHT,),
+    (DATA,),
+    {WEIGHT: MATRIX, DATA: MATRIX},
+    (
+        Let((PRODUCT,), (MATRIX,), f"{DATA} @ {WEIGHT}"),
+        Let((RESULT,), (MATRIX,), f"jnp.tanh({PRODUCT})"),
+    ),
+    (RESULT,),
+)
+
+
+def case_of(program=LAYER):
+    rng = np.random.default_rng(0)
+    return Case(program, Setting(BF16), campaign.draw_arguments(program, rng), rng)
+
+
+def around(change):
+    """`autocast` with something done to its results."""
+
+    def broken(fn, **options):
+        cast = autocast(fn, **options)
+        return lambda *args: jax.tree.map(functools.partial(change, args), cast(*args))
+
+    return broken
+
+
+def twice_for_half(args, x):
+    """Right by value; the gradient is twice as large."""
+    return x + (x - lax.stop_gradient(x))
+
+
+def off_by_row(args, x):
+    """Wrong in a batch alone, where an operand has one more axis."""
+    return x if x.ndim < 3 else x[::-1]
+
+
+kept = []
+turns = itertools.count()
+BROKEN = {
+    "types": around(lambda args, x: x.astype(jnp.bfloat16)),
+    "values": around(lambda args, x: x * 1.1),
+    "gradients": around(twice_for_half),
+    "idempotent": around(lambda args, x: jnp.negative(jnp.negative(x))),
+    "batched": around(off_by_row),
+    "compiled": around(lambda args, x: x * 1.1),
+    "leaks": around(lambda args, x: kept.append(x) or x),
+    "deterministic": around(lambda args, x: x + 1e-9 * next(turns)),
+    "without_jit": around(lambda args, x: x if isinstance(x, Tracer) else x * 1.1),
+}
+
+
+@pytest.mark.parametrize("name", properties.PROPERTIES)
+def test_each_property_sees_what_breaks_it(name, monkeypatch):
+    assert check(case_of(), (name,)) == ([], [])
+    monkeypatch.setattr(properties, "autocast", BROKEN[name])
+    failures, _ = check(case_of(), (name,))
+    kept.clear()
+    assert [f.property for f in failures] == [name]
+
+
+def test_a_failure_is_reported_and_shrunk(monkeypatch, capsys):
+    monkeypatch.setattr(properties, "autocast", BROKEN["values"])
+    outcome = campaign.run(0, 1, {"values": 1.0})
+    assert [f.property for f in outcome.failures] == ["values"]
+    statements = [line for line in outcome.report.splitlines() if line.startswith("    v")]
+    assert len(statements) <= 2
+    assert main(["--programs", "1", "--start", "1", "--only", "values"]) == 1
+    assert "--seed 0 --start 1" in capsys.readouterr().out
+
+
+def test_the_command_says_what_it_did(capsys):
+    assert main(["--programs", "2", "--only", "types"]) == 0
+    assert "all passed" in capsys.readouterr().out

@@ -1,0 +1,115 @@
+"""Equinox: layers and small models, which are pytrees themselves."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .program import Program, Table
+
+PROGRAMS = Table()
+KEY = jax.random.key(0)
+
+
+def model(make, apply, *shape, **options):
+    """A program ``apply(model, x)``; the model's arrays and the input are differentiated."""
+
+    def build(draw):
+        arrays, static = eqx.partition(
+            eqx.filter_eval_shape(make, KEY), lambda x: isinstance(x, jax.ShapeDtypeStruct)
+        )
+
+        def run(arrays, x):
+            return apply(eqx.combine(arrays, static), x)
+
+        return run, (draw.arrays(arrays), draw(*shape))
+
+    return Program(build, **{"grad": (0, 1), **options})
+
+
+def batched(layer, x):
+    return jax.vmap(layer)(x)
+
+
+def rotary_attention(modules, x):
+    attention, rope = modules
+
+    def heads(q, k, v):
+        return jax.vmap(rope, 1, 1)(q), jax.vmap(rope, 1, 1)(k), v
+
+    mask = jnp.tril(jnp.ones((len(x), len(x)), bool))
+    return attention(x, x, x, mask=mask, process_heads=heads)
+
+
+def unroll(modules, xs):
+    cell, out = modules
+    state = (jnp.zeros(4), jnp.zeros(4)) if isinstance(cell, eqx.nn.LSTMCell) else jnp.zeros(4)
+
+    def step(state, x):
+        state = cell(x, state)
+        return state, out(state[0] if isinstance(state, tuple) else state)
+
+    return lax.scan(step, state, xs)
+
+
+def convolutional(key):
+    keys = jax.random.split(key, 4)
+    return eqx.nn.Sequential(
+        [
+            eqx.nn.Conv2d(2, 4, 3, padding=1, key=keys[0]),
+            eqx.nn.GroupNorm(2, 4),
+            eqx.nn.Lambda(jax.nn.silu),
+            eqx.nn.AvgPool2d(2, 2),
+            eqx.nn.ConvTranspose2d(4, 2, 2, stride=2, key=keys[1]),
+            eqx.nn.Lambda(eqx.nn.PReLU()),
+            eqx.nn.AdaptiveAvgPool2d((2, 2)),
+            eqx.nn.Lambda(jnp.ravel),
+            eqx.nn.Linear(8, 3, key=keys[2]),
+        ]
+    )
+
+
+def token_model(modules, x):
+    embed, norm, mlp = modules
+    tokens = jnp.argsort(x, axis=1)
+    return jax.vmap(jax.vmap(lambda t: mlp(norm(embed(t)))))(tokens)
+
+
+def checkpointed(mlp, x):
+    return jax.vmap(eqx.filter_checkpoint(mlp))(x)
+
+
+PROGRAMS |= {
+    "rotary attention": model(
+        lambda key: (
+            eqx.nn.MultiheadAttention(2, 8, use_query_bias=True, key=key),
+            eqx.nn.RotaryPositionalEmbedding(4),
+        ),
+        rotary_attention,
+        5,
+        8,
+    ),
+    "lstm cell": model(
+        lambda key: (eqx.nn.LSTMCell(3, 4, key=key), eqx.nn.Linear(4, 2, key=key)), unroll, 5, 3
+    ),
+    "gru cell": model(
+        lambda key: (eqx.nn.GRUCell(3, 4, key=key), eqx.nn.Linear(4, 2, key=key)), unroll, 5, 3
+    ),
+    "convolutional network": model(convolutional, batched, 2, 2, 4, 4),
+    "weight norm": model(
+        lambda key: eqx.nn.WeightNorm(eqx.nn.Linear(4, 3, key=key)), batched, 5, 4
+    ),
+    "embedding, rms norm and mlp": model(
+        lambda key: (
+            eqx.nn.Embedding(6, 4, key=key),
+            eqx.nn.RMSNorm(4),
+            eqx.nn.MLP(4, 3, 5, 2, jax.nn.gelu, key=key),
+        ),
+        token_model,
+        2,
+        6,
+    ),
+    "checkpointed mlp": model(
+        lambda key: eqx.nn.MLP(4, 3, 5, 2, jnp.tanh, key=key), checkpointed, 5, 4
+    ),
+}

@@ -1,0 +1,182 @@
+"""Flax linen: layers, and models in the shapes of Flax's examples."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from .program import Program, Table
+
+PROGRAMS = Table()
+KEY = jax.random.key(0)
+
+
+def layer(make, *shape, **options):
+    """A program that applies a module to an array; both are differentiated."""
+
+    def build(draw):
+        x, module = draw(*shape), make()
+        return module.apply, (draw.filled(module.init, KEY, x), x)
+
+    return Program(build, **{"grad": (0, 1), **options})
+
+
+LAYERS = {
+    "conv transpose and group norm": lambda: nn.Sequential(
+        [nn.ConvTranspose(4, (3, 3), strides=(2, 2)), nn.GroupNorm(2), nn.silu, nn.Conv(2, (3, 3))]
+    ),
+    "separable dilated conv": lambda: nn.Sequential(
+        [
+            nn.Conv(4, (3, 3), feature_group_count=2, kernel_dilation=2),
+            nn.softplus,
+            nn.Conv(3, (1, 1), padding="VALID"),
+        ]
+    ),
+    "conv local": lambda: nn.ConvLocal(3, (2, 2)),
+    "pooling": lambda: nn.Sequential(
+        [nn.Conv(3, (3, 3)), lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.tanh, nn.Dense(2)]
+    ),
+    "instance norm": lambda: nn.Sequential([nn.Conv(3, (3, 3)), nn.InstanceNorm(), nn.gelu]),
+}
+for _name, _make in LAYERS.items():
+    PROGRAMS[_name] = layer(_make, 2, 4, 4, 2)
+
+SEQUENCES = {
+    "attention with normalized queries": lambda: nn.MultiHeadDotProductAttention(
+        2, normalize_qk=True
+    ),
+    "bidirectional lstm": lambda: nn.Bidirectional(
+        nn.RNN(nn.OptimizedLSTMCell(4)), nn.RNN(nn.LSTMCell(4))
+    ),
+    "minimal gated units": lambda: nn.RNN(nn.MGUCell(5)),
+    "weight norm": lambda: nn.Sequential([nn.WeightNorm(nn.Dense(5)), nn.tanh, nn.PReLU()]),
+    "rms norm and gated unit": lambda: nn.Sequential(
+        [nn.RMSNorm(), nn.Dense(6), nn.glu, nn.Dense(4, use_bias=False)]
+    ),
+    "dense general and einsum": lambda: nn.Sequential(
+        [nn.DenseGeneral((2, 3)), nn.gelu, nn.Einsum((2, 3, 4), "abhd,hdc->abc")]
+    ),
+    "dilated causal conv": lambda: nn.Sequential(
+        [nn.Conv(4, (3,), padding="CAUSAL", kernel_dilation=2), nn.tanh, nn.Conv(3, (1,))]
+    ),
+}
+for _name, _make in SEQUENCES.items():
+    PROGRAMS[_name] = layer(_make, 2, 5, 4)
+
+PROGRAMS["conv lstm"] = layer(lambda: nn.RNN(nn.ConvLSTMCell(2, (3, 3))), 1, 3, 4, 4, 1)
+
+
+@PROGRAMS.add(grad=(0, 2))
+def spectral_norm(draw):
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.SpectralNorm(nn.Dense(5))(x, update_stats=True)
+            return nn.SpectralNorm(nn.Dense(3))(jnp.tanh(x), update_stats=True)
+
+    def apply(params, stats, x):
+        variables = {"params": params, "batch_stats": stats}
+        return Model().apply(variables, x, mutable=["batch_stats"])
+
+    x = draw(6, 4)
+    variables = draw.filled(Model().init, KEY, x)
+    return apply, (variables["params"], variables["batch_stats"], x)
+
+
+@PROGRAMS.add()
+def residual_block_with_batch_norm(draw):
+    """A bottleneck block of the ImageNet example, in training."""
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            norm = lambda: nn.BatchNorm(use_running_average=False, momentum=0.9)
+            y = nn.silu(norm()(nn.Conv(2, (1, 1), use_bias=False)(x)))
+            y = nn.silu(norm()(nn.Conv(2, (3, 3), strides=2, use_bias=False)(y)))
+            y = norm()(nn.Conv(4, (1, 1), use_bias=False)(y))
+            residual = norm()(nn.Conv(4, (1, 1), 2, use_bias=False)(x))
+            return nn.Dense(3)(nn.silu(y + residual).mean((1, 2)))
+
+    def apply(params, stats, x):
+        return Block().apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
+
+    x = draw(4, 6, 6, 3)
+    variables = draw.filled(Block().init, KEY, x)
+    return apply, (variables["params"], variables["batch_stats"], x)
+
+
+@PROGRAMS.add()
+def language_model_with_tied_embedding(draw):
+    """Embedding, causal attention and logits of the one-billion-word example."""
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, tokens):
+            embed = nn.Embed(11, 8)
+            x = embed(tokens) + self.param("positions", nn.initializers.normal(), (6, 8))
+            mask = nn.combine_masks(
+                nn.make_causal_mask(tokens), nn.make_attention_mask(tokens, tokens)
+            )
+            x = x + nn.MultiHeadDotProductAttention(2)(nn.LayerNorm()(x), mask=mask)
+            x = x + nn.Dense(8)(nn.gelu(nn.Dense(16)(nn.LayerNorm()(x))))
+            return embed.attend(nn.LayerNorm()(x))
+
+    def loss(params, tokens):
+        logits = Model().apply(params, tokens)[:, :-1]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    tokens = draw.integers(10, 2, 6) + 1
+    return loss, (draw.filled(Model().init, KEY, tokens), tokens)
+
+
+@PROGRAMS.add()
+def attention_with_a_cache(draw):
+    """One step of decoding."""
+    attention = nn.MultiHeadDotProductAttention(2, decode=True)
+
+    def apply(params, cache, x):
+        return attention.apply({"params": params, "cache": cache}, x, mutable=["cache"])
+
+    variables = draw.filled(attention.init, KEY, draw(2, 5, 8))
+    cache = jax.tree.map(lambda x: x + 2 if x.ndim == 0 else x, variables["cache"])
+    return apply, (variables["params"], cache, draw(2, 1, 8))
+
+
+@PROGRAMS.add()
+def variational_autoencoder(draw):
+    """The loss of the VAE example."""
+
+    class Vae(nn.Module):
+        @nn.compact
+        def __call__(self, x, key):
+            h = nn.gelu(nn.Dense(6)(x))
+            mean, logvar = nn.Dense(3)(h), nn.Dense(3)(h)
+            z = mean + jnp.exp(0.5 * logvar) * jax.random.normal(key, logvar.shape)
+            return nn.Dense(8)(nn.gelu(nn.Dense(6)(z))), mean, logvar
+
+    def loss(params, x, key):
+        logits, mean, logvar = Vae().apply(params, x, key)
+        labels = jax.nn.sigmoid(x)
+        logp = jax.nn.log_sigmoid(logits)
+        bce = -jnp.sum(labels * logp + (1.0 - labels) * jnp.log(-jnp.expm1(logp)))
+        kld = -0.5 * jnp.sum(1 + logvar - jnp.square(mean) - jnp.exp(logvar))
+        return (bce + kld) / len(x)
+
+    x = draw(5, 8)
+    return loss, (draw.filled(Vae().init, KEY, x, KEY), x, KEY)
+
+
+@PROGRAMS.add()
+def sequence_to_sequence(draw):
+    """The encoder and the teacher-forced decoder of the seq2seq example."""
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, source, target, lengths):
+            cell = nn.LSTMCell(4)
+            carry, _ = nn.RNN(cell, return_carry=True)(source, seq_lengths=lengths)
+            return nn.Dense(3)(nn.RNN(nn.LSTMCell(4))(target, initial_carry=carry))
+
+    source, target, lengths = draw(2, 4, 3), draw(2, 3, 3), jnp.array([4, 2])
+    params = draw.filled(Model().init, KEY, source, target, lengths)
+    return Model().apply, (params, source, target, lengths)

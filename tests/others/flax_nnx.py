@@ -1,0 +1,135 @@
+"""Flax NNX: layers whose calls change their state, through the integration for NNX."""
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jmp_autocast.integrations.nnx import autocast as nnx_autocast
+
+from .program import Program, Table
+
+PROGRAMS = Table()
+
+
+class Applied:
+    """A call of a module as a function of its parameters, its other state and the input.
+
+    It returns the output and the state after the call.
+    """
+
+    def __init__(self, graph, call, cast=lambda call: call):
+        self.graph, self.call, self.cast = graph, call, cast
+
+    def __call__(self, params, others, x):
+        model = nnx.merge(self.graph, params, others, copy=True)
+        out = self.cast(self.call)(model, x)
+        return out, nnx.state(model, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))
+
+
+def with_autocast(applied, dtype):
+    def cast(call):
+        return nnx_autocast(call, compute_dtype=dtype)
+
+    return Applied(applied.graph, applied.call, cast)
+
+
+def call_it(model, x):
+    return model(x)
+
+
+def model(make, *shape, call=call_it, **options):
+    def build(draw):
+        graph, params, others = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, ...)
+        others = draw.arrays(others)
+        return Applied(graph, call), (draw.arrays(params), others, draw(*shape))
+
+    return Program(build, **{"grad": (0, 2), "cast": with_autocast, **options})
+
+
+class ResidualBlock(nnx.Module):
+    def __init__(self, rngs):
+        self.conv1 = nnx.Conv(3, 4, (3, 3), rngs=rngs)
+        self.norm1 = nnx.BatchNorm(4, rngs=rngs)
+        self.conv2 = nnx.ConvTranspose(4, 3, (3, 3), rngs=rngs)
+        self.norm2 = nnx.GroupNorm(3, 3, rngs=rngs)
+
+    def __call__(self, x):
+        y = nnx.silu(self.norm1(self.conv1(x)))
+        return nnx.silu(x + self.norm2(self.conv2(y)))
+
+
+class Decoder(nnx.Module):
+    """One step of decoding with a cache."""
+
+    def __init__(self, rngs):
+        self.attention = nnx.MultiHeadAttention(2, 8, decode=True, rngs=rngs)
+        self.attention.init_cache((2, 4, 8))
+
+    def __call__(self, x):
+        return self.attention(self.attention(x)[:, :1] + x)
+
+
+class Lora(nnx.Module):
+    def __init__(self, rngs):
+        self.base = nnx.Einsum("abc,cde->abde", (4, 2, 3), rngs=rngs)
+        self.lora = nnx.LoRALinear(6, 4, lora_rank=2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.lora(nnx.gelu(self.base(x)).reshape(*x.shape[:2], 6))
+
+
+class Layers(nnx.Module):
+    """Blocks of one kind in a scan over their stacked parameters."""
+
+    def __init__(self, rngs):
+        @nnx.split_rngs(splits=2)
+        @nnx.vmap
+        def make(rngs):
+            return nnx.Linear(4, 4, rngs=rngs)
+
+        self.layers = make(rngs)
+
+    def __call__(self, x):
+        @nnx.scan
+        def step(h, layer):
+            return h + jnp.tanh(layer(h)), None
+
+        return step(x, self.layers)[0]
+
+
+class Tied(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(7, 4, rngs=rngs)
+        self.norm = nnx.RMSNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.embed.attend(self.norm(self.embed(jnp.argsort(x, axis=1))))
+
+
+def bidirectional(rngs):
+    forward = nnx.RNN(nnx.GRUCell(3, 4, rngs=rngs))
+    return nnx.Bidirectional(forward, nnx.RNN(nnx.SimpleCell(3, 4, rngs=rngs)), rngs=rngs)
+
+
+PROGRAMS |= {
+    "residual block": model(ResidualBlock, 3, 4, 4, 3),
+    "attention with a cache": model(Decoder, 2, 1, 8),
+    "low-rank adaptation": model(Lora, 2, 3, 4),
+    "layers in a scan": model(Layers, 3, 4),
+    "tied embedding": model(Tied, 2, 5),
+    "bidirectional rnn": model(bidirectional, 2, 4, 3),
+    "lstm": model(lambda rngs: nnx.RNN(nnx.OptimizedLSTMCell(3, 4, rngs=rngs), rngs=rngs), 2, 4, 3),
+    "spectral norm": model(
+        lambda rngs: nnx.SpectralNorm(nnx.Linear(4, 3, rngs=rngs), rngs=rngs),
+        5,
+        4,
+        call=lambda m, x: m(x, update_stats=True),
+    ),
+    "instance norm": model(
+        lambda rngs: nnx.Sequential(
+            nnx.Linear(4, 6, rngs=rngs), nnx.InstanceNorm(6, rngs=rngs), nnx.PReLU()
+        ),
+        2,
+        5,
+        4,
+    ),
+}

@@ -1,0 +1,98 @@
+"""Haiku: its networks and layers."""
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from .program import Program, Table
+
+PROGRAMS = Table()
+KEY = jax.random.key(0)
+
+
+def net(forward, *shape, **options):
+    """A program that applies a transformed function; parameters and input are differentiated."""
+
+    def build(draw):
+        model = hk.without_apply_rng(hk.transform_with_state(forward))
+        x = draw(*shape)
+        params, state = draw.filled(model.init, KEY, x)
+        return model.apply, (params, state, x)
+
+    return Program(build, **{"grad": (0, 2), **options})
+
+
+NORM = {"decay_rate": 0.9, "create_scale": True, "create_offset": True}
+
+
+def resnet(x):
+    model = hk.nets.ResNet(
+        blocks_per_group=(1, 1, 0, 0),
+        num_classes=3,
+        bn_config=NORM,
+        resnet_v2=True,
+        channels_per_group=(4, 8, 8, 8),
+        strides=(1, 2, 1, 1),
+        initial_conv_config={"kernel_shape": 3, "stride": 1},
+    )
+    return model(x, is_training=True)
+
+
+def mobilenet(x):
+    model = hk.nets.MobileNetV1(strides=(1, 2), channels=(4, 6), num_classes=3)
+    return model(x, is_training=True)
+
+
+def quantized(x):
+    """An encoder, a codebook with moving averages, and a decoder."""
+    z = hk.Conv2D(3, 2, stride=2)(x)
+    codes = hk.nets.VectorQuantizerEMA(3, 5, 0.25, 0.9)(z, is_training=True)
+    y = hk.Conv2DTranspose(2, 2, stride=2)(codes["quantize"])
+    return y, codes["loss"], codes["perplexity"]
+
+
+def unrolled(make):
+    def forward(x):
+        core = make()
+        y, state = hk.dynamic_unroll(
+            core, x, core.initial_state(x.shape[1]), return_all_states=False
+        )
+        return hk.Linear(2)(y), state
+
+    return forward
+
+
+def transformer(x):
+    """A pre-norm block of Haiku's transformer example."""
+    norm = lambda x: hk.LayerNorm(-1, True, True)(x)
+    mask = jnp.tril(jnp.ones((1, 1, x.shape[1], x.shape[1])))
+    h = norm(x)
+    x = x + hk.MultiHeadAttention(2, 4, w_init=hk.initializers.VarianceScaling(), model_size=8)(
+        h, h, h, mask
+    )
+    return x + hk.Linear(8)(jax.nn.gelu(hk.Linear(16)(norm(x))))
+
+
+def stack(x):
+    """Layers of one kind in a scan."""
+    return hk.experimental.layer_stack(2)(lambda h: h + jnp.tanh(hk.Linear(4)(h)))(x)
+
+
+def depthwise(x):
+    x = jnp.tanh(hk.DepthwiseConv2D(2, 3)(x))
+    return hk.GroupNorm(2)(hk.SeparableDepthwiseConv2D(1, 2)(x))
+
+
+PROGRAMS |= {
+    # At the kink of a relu, and where two inputs of a pool are close, one rounding decides.
+    "resnet": net(resnet, 3, 6, 6, 3, roundings=6),
+    "mobilenet": net(mobilenet, 3, 6, 6, 3),
+    "vector quantizer": net(quantized, 2, 4, 4, 2),
+    "lstm": net(unrolled(lambda: hk.LSTM(4)), 4, 2, 3),
+    "gru under vanilla rnn": net(
+        unrolled(lambda: hk.DeepRNN([hk.GRU(4), jnp.tanh, hk.VanillaRNN(3)])), 4, 2, 3
+    ),
+    "transformer block": net(transformer, 2, 5, 8),
+    "layer stack": net(stack, 3, 4),
+    "depthwise convolutions": net(depthwise, 2, 4, 4, 2),
+}

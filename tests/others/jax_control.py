@@ -1,0 +1,209 @@
+"""Loops, solvers and recurrences: jax.lax, jax.experimental.ode, and optax's own loops."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.experimental.ode import odeint
+
+from .program import Program, Table
+
+PROGRAMS = Table()
+ODE = 1e-3
+
+
+def of_arrays(fn, *shapes, **options):
+    def build(draw):
+        return fn, tuple(draw(*shape, scale=0.5) for shape in shapes)
+
+    return Program(build, **{"grad": tuple(range(len(shapes))), **options})
+
+
+def ode(w, b, y):
+    """A neural ODE, with JAX's adaptive solver and its adjoint."""
+
+    def field(y, t, w, b):
+        return jnp.tanh(y @ w + b * t) - 0.1 * y
+
+    return odeint(field, y, jnp.linspace(0.0, 1.0, 3), w, b, rtol=ODE, atol=ODE)
+
+
+def fixed_point(w, x):
+    """A deep equilibrium layer: the fixed point by iteration, its derivative by `custom_root`."""
+    x = x @ w
+
+    def residual(z):
+        return jnp.tanh(z @ w * 0.5 + x) - z
+
+    def solve(f, z):
+        return lax.while_loop(
+            lambda s: (s[0] < 30) & (jnp.abs(f(s[1])).max() > 1e-5),
+            lambda s: (s[0] + 1, s[1] + f(s[1])),
+            (0, z),
+        )[1]
+
+    def tangent_solve(g, y):
+        matrix = jax.jacobian(g)(jnp.zeros_like(y)).reshape(y.size, y.size)
+        return jnp.linalg.solve(matrix, y.ravel()).reshape(y.shape)
+
+    return lax.custom_root(residual, jnp.zeros_like(x), solve, tangent_solve)
+
+
+def linear_solve(a, b):
+    def solve(matvec, b):
+        return jnp.linalg.solve(jax.jacobian(matvec)(b), b)
+
+    h = a @ a.T + 2 * jnp.eye(len(a))
+    return lax.custom_linear_solve(lambda x: h @ x, b, solve, symmetric=True)
+
+
+def power_iteration(w, x):
+    def step(state):
+        i, v = state
+        v = w @ (w.T @ v) + v
+        return i + 1, v / jnp.linalg.norm(v)
+
+    v = lax.while_loop(lambda s: s[0] < 5, step, (0, x))[1]
+    return v, jnp.linalg.norm(w.T @ v)
+
+
+def newton(w, x):
+    """Newton's method for a system of equations, in a while loop."""
+
+    def f(z):
+        return jnp.tanh(w @ z) + 2 * z - x
+
+    def step(state):
+        i, z = state
+        return i + 1, z - jnp.linalg.solve(jax.jacfwd(f)(z), f(z))
+
+    return lax.while_loop(lambda s: s[0] < 4, step, (0, jnp.zeros_like(x)))[1]
+
+
+def linear_recurrence(x, w_in, w_out, decay):
+    """A state space layer: an associative scan."""
+    u = x @ w_in
+    a = jnp.broadcast_to(jax.nn.sigmoid(decay), u.shape)
+    combine = lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1])
+    return lax.associative_scan(combine, (a, u), axis=1)[1] @ w_out
+
+
+def mapped(x, w):
+    return lax.map(lambda row: jax.nn.softmax(jnp.tanh(row @ w) @ w.T), x, batch_size=2)
+
+
+def switched(x, w):
+    branches = [lambda h: jnp.tanh(h @ w), lambda h: h * 2, lambda h: jax.nn.softmax(h) @ w]
+
+    def step(h, i):
+        return lax.switch(i, branches, h), jnp.sum(h)
+
+    return lax.scan(step, x, jnp.array([0, 2, 1, 0]))
+
+
+def differentiable_loop(w, x):
+    return lax.fori_loop(0, 3, lambda i, h: jnp.tanh(h @ w) * (1 + i / 4) + h, x)
+
+
+def kalman_filter(transition, observation, ys):
+    """The log-likelihood of a linear Gaussian state space model."""
+    a, c = 0.5 * transition, observation
+
+    def step(state, y):
+        mean, cov = state
+        mean, cov = a @ mean, a @ cov @ a.T + 0.3 * jnp.eye(3)
+        s = c @ cov @ c.T + 0.5 * jnp.eye(2)
+        gain = jnp.linalg.solve(s, c @ cov).T
+        residual = y - c @ mean
+        logp = jax.scipy.stats.multivariate_normal.logpdf(y, c @ mean, s)
+        return (mean + gain @ residual, cov - gain @ c @ cov), logp
+
+    state, logps = lax.scan(step, (jnp.zeros(3), jnp.eye(3)), ys)
+    return logps, state[0]
+
+
+def sinkhorn(x, y):
+    """Entropic optimal transport between two clouds of points."""
+    cost = jnp.sum(x**2, -1)[:, None] + jnp.sum(y**2, -1) - 2 * x @ y.T
+    f = jnp.zeros(len(x))
+    for _ in range(3):
+        g = -jax.nn.logsumexp(f[:, None] - cost, axis=0)
+        f = -jax.nn.logsumexp(g - cost, axis=1)
+    return jnp.exp(f[:, None] + g - cost)
+
+
+def conditional_random_field(scores, w, transitions):
+    emissions = scores @ w
+
+    def step(alpha, emission):
+        alpha = jax.nn.logsumexp(alpha[:, None] + transitions, axis=0) + emission
+        return alpha, None
+
+    return jax.nn.logsumexp(lax.scan(step, emissions[0], emissions[1:])[0])
+
+
+def implicit_gradient_descent(w, x, y):
+    """Adaptation inside of a loss, as in model-agnostic meta-learning: a gradient of gradients."""
+
+    def inner(w):
+        return jnp.mean((jnp.tanh(x @ w) - y) ** 2)
+
+    for _ in range(2):
+        w = w - 0.5 * jax.grad(inner)(w)
+    return inner(w)
+
+
+def physics_informed(w, v, t):
+    """The residual of a differential equation of a network: derivatives to the inputs."""
+
+    def network(t):
+        return jnp.tanh(jnp.tanh(t[None] * w) @ v)[0]
+
+    residual = jax.vmap(lambda t: jax.grad(jax.grad(network))(t) + network(t))(t)
+    return jnp.mean(residual**2), jax.vmap(network)(t)
+
+
+def optimizer_loop(make):
+    """Steps of an optimizer of optax, differentiated forward through its state."""
+
+    def fit(w, x):
+        objective = lambda z: jnp.sum((jnp.tanh(x @ z) - 0.3) ** 2) + 0.1 * jnp.sum(z**2)
+        tx = optax.with_extra_args_support(make())
+
+        def step(carry, _):
+            z, state = carry
+            value, grad = jax.value_and_grad(objective)(z)
+            updates, state = tx.update(grad, state, z, value=value, grad=grad, value_fn=objective)
+            return (optax.apply_updates(z, updates), state), value
+
+        (z, _), values = lax.scan(step, (w, tx.init(w)), None, length=3)
+        return z, values
+
+    return fit
+
+
+PROGRAMS |= {
+    "odeint": of_arrays(ode, (3, 3), (3,), (2, 3), solver=ODE),
+    "custom root": of_arrays(fixed_point, (3, 3), (3,)),
+    "custom linear solve": of_arrays(linear_solve, (3, 3), (3,)),
+    "power iteration": of_arrays(power_iteration, (4, 3), (4,), mode="jvp"),
+    "newton in a while loop": of_arrays(newton, (3, 3), (3,), mode="jvp"),
+    "associative scan": of_arrays(linear_recurrence, (2, 6, 3), (3, 4), (4, 2), (4,)),
+    "map in batches": of_arrays(mapped, (5, 3), (3, 4)),
+    "switch in a scan": of_arrays(switched, (2, 4), (4, 4)),
+    "fori loop": of_arrays(differentiable_loop, (4, 4), (2, 4)),
+    "kalman filter": of_arrays(kalman_filter, (3, 3), (2, 3), (4, 2)),
+    "sinkhorn": of_arrays(sinkhorn, (4, 3), (5, 3)),
+    "conditional random field": of_arrays(conditional_random_field, (5, 3), (3, 4), (4, 4)),
+    "meta-learning": of_arrays(implicit_gradient_descent, (3, 2), (5, 3), (5, 2)),
+    "physics-informed network": of_arrays(physics_informed, (1, 4), (4,), (5,)),
+    "lbfgs": of_arrays(
+        optimizer_loop(lambda: optax.lbfgs(linesearch=optax.scale_by_zoom_linesearch(4))),
+        (3,),
+        (4, 3),
+        mode="jvp",
+        # It subtracts gradients that were rounded at different points.
+        roundings=6,
+    ),
+    "adam in a scan": of_arrays(optimizer_loop(lambda: optax.adam(0.1)), (3,), (4, 3)),
+}

@@ -1,0 +1,221 @@
+"""jax.scipy, jnp.fft, jax.nn, jax.image, jax.ops and what else comes with JAX."""
+
+import jax
+import jax.numpy as jnp
+import jax.scipy as jsp
+from jax.experimental import sparse
+
+from .program import Program, Table
+
+PROGRAMS = Table()
+
+
+def of_arrays(fn, *shapes, positive=False, **options):
+    """A program of random arrays of these shapes; all are differentiated."""
+
+    def build(draw):
+        return fn, tuple((draw.positive if positive else draw)(*shape) for shape in shapes)
+
+    return Program(build, **{"grad": tuple(range(len(shapes))), **options})
+
+
+# --- jax.scipy ------------------------------------------------------------------------------
+
+
+def special_functions(x, w):
+    """Special functions of a layer's output."""
+    y = jax.nn.softplus(x @ w) + 0.5
+    return {
+        "gammaln": jsp.special.gammaln(y),
+        "betaln": jsp.special.betaln(y, y + 1),
+        "i0e": jsp.special.i0e(y),
+        "erfinv": jsp.special.erfinv(jnp.tanh(y) / 2),
+        "ndtri": jsp.special.ndtri(jax.nn.sigmoid(y)),
+        "log_ndtr": jsp.special.log_ndtr(-y),
+        "xlogy": jsp.special.xlogy(y, y),
+        "entr": jsp.special.entr(y),
+        "logsumexp": jsp.special.logsumexp(y, axis=0, b=y),
+    }
+
+
+def incomplete_functions(x, w):
+    y = jax.nn.sigmoid(x @ w)
+    return jsp.special.betainc(2.0, 3.0, y), jsp.special.gammainc(1.5, 2 * y)
+
+
+def densities(x, w):
+    y = x @ w
+    return {
+        "normal": jsp.stats.norm.logpdf(y, 0.5, 2.0),
+        "student": jsp.stats.t.logpdf(y, 3.0),
+        "laplace": jsp.stats.laplace.logpdf(y),
+        "gamma": jsp.stats.gamma.logpdf(jnp.exp(y), 2.0),
+        "beta": jsp.stats.beta.logpdf(jax.nn.sigmoid(y), 2.0, 3.0),
+        "cauchy": jsp.stats.cauchy.logpdf(y),
+        "truncated": jsp.stats.truncnorm.logpdf(jnp.tanh(y), -1.5, 1.5),
+        "logistic": jsp.stats.logistic.sf(y),
+    }
+
+
+def multivariate_normal(x, mean, factor):
+    return jsp.stats.multivariate_normal.logpdf(x, mean, factor @ factor.T + jnp.eye(3))
+
+
+def power_spectrum(x, w):
+    return jsp.signal.welch(x @ w, nperseg=8)[1]
+
+
+def short_time(x, w):
+    return jnp.log(jnp.abs(jsp.signal.stft(x @ w, nperseg=8)[2]) ** 2 + 0.1)
+
+
+def interpolated(x, w, points):
+    grid = (jnp.arange(4.0), jnp.arange(5.0))
+    return jsp.interpolate.RegularGridInterpolator(grid, x @ w)(jax.nn.sigmoid(points) * 3)
+
+
+def sampled(x, w, points):
+    where = [jax.nn.sigmoid(points) * 3, jax.nn.sigmoid(-points) * 3]
+    return jsp.ndimage.map_coordinates(x @ w, where, order=1, mode="nearest")
+
+
+PROGRAMS |= {
+    "special functions": of_arrays(special_functions, (2, 3), (3, 4)),
+    "incomplete functions": of_arrays(incomplete_functions, (2, 3), (3, 4)),
+    "densities": of_arrays(densities, (2, 3), (3, 4)),
+    "multivariate normal density": of_arrays(multivariate_normal, (5, 3), (3,), (3, 3)),
+    "kernel density": of_arrays(
+        lambda points, x: jsp.stats.gaussian_kde(points).logpdf(x), (2, 12), (2, 4)
+    ),
+    "signal convolution": of_arrays(
+        lambda x, k: (jsp.signal.convolve2d(x, k), jsp.signal.fftconvolve(x, k, mode="same")),
+        (6, 6),
+        (3, 3),
+    ),
+    "welch": of_arrays(power_spectrum, (2, 3), (3, 32)),
+    "short-time fourier": of_arrays(short_time, (2, 3), (3, 32)),
+    "grid interpolation": of_arrays(interpolated, (4, 3), (3, 5), (6, 2)),
+    "map coordinates": of_arrays(sampled, (4, 3), (3, 5), (7,)),
+}
+
+# --- jax.numpy ------------------------------------------------------------------------------
+
+
+def spectral_layer(x, real, imaginary):
+    """A layer of a Fourier neural operator."""
+    modes = jnp.fft.rfft(x, axis=1)[:, :3]
+    mixed = jnp.einsum("bkc,kcd->bkd", modes, jax.lax.complex(real, imaginary))
+    return x + jax.nn.gelu(jnp.fft.irfft(mixed, x.shape[1], axis=1)) @ real[0]
+
+
+def fourier_mixing(x, w):
+    """FNet: attention replaced by a Fourier transform."""
+    h = jnp.fft.fftn(x, axes=(1, 2)).real
+    return jnp.tanh(h / 4) @ w
+
+
+def long_convolution(x, decay, w):
+    """A convolution by FFT with a kernel as long as the sequence, as of state space models."""
+    kernel = jnp.exp(-jnp.exp(decay) * jnp.arange(x.shape[1])[:, None])
+    n = 2 * x.shape[1]
+    y = jnp.fft.irfft(jnp.fft.rfft(x, n, 1) * jnp.fft.rfft(kernel, n, 0), n, 1)[:, : n // 2]
+    return jax.nn.silu(y) @ w
+
+
+PROGRAMS |= {
+    "spectral layer": of_arrays(spectral_layer, (2, 8, 3), (3, 3, 3), (3, 3, 3)),
+    "fourier mixing": of_arrays(fourier_mixing, (2, 4, 3), (3, 5)),
+    "long convolution": of_arrays(long_convolution, (2, 8, 3), (3,), (3, 2)),
+    "einsum path": of_arrays(
+        lambda a, b, c: jnp.einsum("bij,jk,bkl->bil", a, b, c), (2, 3, 4), (4, 5), (2, 5, 3)
+    ),
+    "covariance and percentiles": of_arrays(
+        lambda x, w: (jnp.cov(x @ w), jnp.corrcoef(x @ w), jnp.percentile(x @ w, 30.0, axis=1)),
+        (3, 5),
+        (5, 8),
+    ),
+    "convolve and polyval": of_arrays(
+        lambda x, k: jnp.polyval(k, jnp.convolve(x, k, mode="same") / 3), (9,), (4,)
+    ),
+    "kronecker and outer": of_arrays(
+        lambda a, b: jnp.tanh(jnp.kron(a, b) @ jnp.outer(b.ravel(), a.ravel())), (2, 2), (2, 2)
+    ),
+    "trapezoid and gradient": of_arrays(
+        lambda x, w: jnp.trapezoid(jnp.gradient(jnp.sin(x @ w), 0.1, axis=0), dx=0.1, axis=0),
+        (6, 3),
+        (3, 2),
+    ),
+}
+
+# --- jax.nn, jax.image, jax.ops, sparse arrays, random samples --------------------------------
+
+
+def attention(q, k, v, bias):
+    return jax.nn.dot_product_attention(q, k, v, bias, is_causal=True)
+
+
+def grouped_attention(q, k, v):
+    return jax.nn.dot_product_attention(
+        q, k, v, key_value_seq_lengths=jnp.array([2, 4]), local_window_size=2
+    )
+
+
+def message_passing(nodes, weight, edges):
+    senders, receivers = jnp.array([0, 1, 2, 3, 0]), jnp.array([1, 2, 3, 0, 2])
+    messages = jax.nn.silu(nodes[senders] @ weight + edges)
+    total = jax.ops.segment_sum(messages, receivers, 4)
+    return total, jax.ops.segment_max(messages, receivers, 4)
+
+
+def resized(x, w):
+    y = jax.image.resize(x @ w, (2, 7, 7, 2), "bicubic")
+    return jax.image.scale_and_translate(
+        y, (2, 4, 4, 2), (1, 2), jnp.array([0.6, 0.5]), jnp.array([0.1, 0.0]), "lanczos3"
+    )
+
+
+def sparse_product(x, w):
+    mask = jnp.arange(20).reshape(4, 5) % 3 == 0
+    matrix = sparse.BCOO.fromdense(jnp.where(mask, 1.0, 0.0), nse=7)
+    matrix = sparse.BCOO((matrix.data * x[:7], matrix.indices), shape=matrix.shape)
+    return jnp.tanh(matrix @ w) @ w.T
+
+
+def gates(x, w):
+    y = x @ w
+    return {
+        "softmax": jax.nn.softmax(y, where=y > -1),
+        "squareplus": jax.nn.squareplus(y),
+        "mish": jax.nn.mish(y),
+        "celu": jax.nn.celu(y),
+        "selu": jax.nn.selu(y),
+        "gelu": jax.nn.gelu(y, approximate=False),
+        "log_sigmoid": jax.nn.log_sigmoid(y),
+        "standardize": jax.nn.standardize(y),
+        "logmeanexp": jax.nn.logmeanexp(y, axis=-1),
+        "soft sign": jax.nn.soft_sign(y),
+    }
+
+
+PROGRAMS |= {
+    "dot product attention": of_arrays(
+        attention, (2, 5, 2, 4), (2, 5, 2, 4), (2, 5, 2, 4), (2, 2, 5, 5)
+    ),
+    "grouped query attention": of_arrays(
+        grouped_attention, (2, 4, 4, 4), (2, 4, 2, 4), (2, 4, 2, 4)
+    ),
+    "graph messages": of_arrays(message_passing, (4, 3), (3, 6), (5, 6)),
+    "image resize": of_arrays(resized, (2, 4, 4, 3), (3, 2)),
+    "sparse product": of_arrays(sparse_product, (8,), (5, 3)),
+    "activations": of_arrays(gates, (3, 4), (4, 6)),
+}
+
+
+@PROGRAMS.add(grad=(0, 1))
+def reparameterised_samples(draw):
+    def samples(x, w, key):
+        concentration = jax.nn.softplus(x @ w) + 0.5
+        gumbel = jax.random.gumbel(key, concentration.shape)
+        return jax.random.gamma(key, concentration), jax.nn.softmax(concentration + gumbel)
+
+    return samples, (draw(3, 4), draw(4, 5), jax.random.key(3))

@@ -1,0 +1,236 @@
+"""A run that goes on from a checkpoint is the run that was never stopped, bit for bit."""
+
+import itertools
+import pickle
+
+import flax.linen as nn
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from flax.training import train_state
+
+from jmp_autocast import (
+    autocast,
+    dynamic_loss_scaling,
+    loss_scale,
+    scaled_value_and_grad,
+    skipped_steps,
+    static_loss_scaling,
+)
+
+STEPS = 12
+BAD_STEPS = (2, 3, 8)  # the scale backs off, and before and after them it grows
+
+
+def dynamic(inner):
+    return dynamic_loss_scaling(inner, init_scale=2.0**10, growth_interval=2)
+
+
+OPTIMIZERS = {
+    "alone": lambda: dynamic(optax.adam(1e-2)),
+    "around a chain": lambda: dynamic(
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.linear_schedule(0, 0.1, 9)))
+    ),
+    "in a chain": lambda: optax.chain(dynamic(optax.adam(1e-2)), optax.trace(0.9)),
+    "around MultiSteps": lambda: dynamic(
+        optax.MultiSteps(optax.adam(1e-2), every_k_schedule=2).gradient_transformation()
+    ),
+    "in partition": lambda: optax.partition(
+        {"scaled": dynamic(optax.adam(1e-2)), "frozen": optax.set_to_zero()},
+        {"w": "scaled", "b": "frozen"},
+    ),
+    "hyperparameters": lambda: optax.inject_hyperparams(
+        lambda learning_rate: dynamic(optax.adam(learning_rate))
+    )(learning_rate=optax.linear_schedule(0.0, 0.1, 9)),
+    "static": lambda: static_loss_scaling(optax.adam(1e-2), 1024.0),
+}
+
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+class Run:
+    """Steps of a float16 regression, some of which overflow."""
+
+    def __init__(self, tx):
+        self.traces = 0
+
+        def loss(params, x):
+            return jnp.mean(jnp.square(jnp.tanh(x @ params["w"] + params["b"]) - 0.3))
+
+        def step(state, x):
+            self.traces += 1
+            params, opt_state = state
+            fast = autocast(loss, compute_dtype=jnp.float16)
+            _, grads = scaled_value_and_grad(fast)(opt_state, params, x)
+            updates, opt_state = tx.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state
+
+        self.step = jax.jit(step)
+        key = jax.random.key(0)
+        params = {"w": jax.random.normal(key, (8, 4)), "b": jnp.array([0.1, -0.0, 0.0, 1.0])}
+        self.start = (params, tx.init(params))
+
+    def states(self, state, first):
+        for i in range(first, STEPS):
+            state = self.step(state, batch(i))
+            yield state
+
+
+def batch(i):
+    return np.float32(np.inf if i in BAD_STEPS else 1) * jax.random.normal(
+        jax.random.key(i), (16, 8)
+    )
+
+
+def assert_same_bits(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(expected)]
+    leaves = zip(paths, jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    for path, a, b in leaves:
+        a, b = np.asarray(a), np.asarray(b)
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), path
+
+
+def through_orbax(state, like, path):
+    with ocp.CheckpointManager(path) as manager:
+        manager.save(0, args=ocp.args.StandardSave(state))
+    with ocp.CheckpointManager(path) as manager:
+        return manager.restore(0, args=ocp.args.StandardRestore(like))
+
+
+def through_pickle(state, like, path):
+    del like
+    path.write_bytes(pickle.dumps(state))
+    return pickle.loads(path.read_bytes())
+
+
+def through_flax(state, like, path):
+    path.write_bytes(flax.serialization.to_bytes(state))
+    return flax.serialization.from_bytes(like, path.read_bytes())
+
+
+def through_state_dict(state, like, path):
+    del path
+    return flax.serialization.from_state_dict(like, flax.serialization.to_state_dict(state))
+
+
+def through_numpy(state, like, path):
+    del like, path
+    return jax.device_get(state)
+
+
+THROUGH = [through_orbax, through_pickle, through_flax, through_state_dict, through_numpy]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_resumed_run_is_the_uninterrupted_one(name, tmp_path):
+    run = Run(OPTIMIZERS[name]())
+    states = list(run.states(run.start, 0))
+    if name != "static":
+        scales = {float(loss_scale(opt_state)) for _, opt_state in states}
+        assert len(scales) > 2
+        assert min(scales) < 1024 < max(scales)
+    assert skipped_steps(states[-1][1]) > 0
+    # After 3 steps the last one was skipped; after 5 a window of MultiSteps is open.
+    for through, done in itertools.product(THROUGH, (3, 5)):
+        saved = states[done - 1]
+        restored = through(saved, run.start, tmp_path / f"{through.__name__}-{done}")
+        assert_same_bits(restored, saved)
+        assert loss_scale(restored[1]) == loss_scale(saved[1])
+        for resumed, expected in zip(run.states(restored, done), states[done:], strict=True):
+            assert_same_bits(resumed, expected)
+    assert run.traces == 1
+
+
+def test_restored_arrays_update_outside_jit(tmp_path):
+    tx = dynamic(optax.sgd(0.1, momentum=0.9))
+    params = {"w": np.ones(3, np.float32)}
+    _, state = tx.update({"w": np.float32([1, np.inf, 2])}, tx.init(params), params)
+    assert skipped_steps(state) == 1
+    grads = {"w": np.float32([1, 2, 3])}
+    expected = tx.update(grads, state, params)
+    for through in THROUGH:
+        restored = through(state, tx.init(params), tmp_path / through.__name__)
+        assert_same_bits(tx.update(grads, restored, params), expected)
+
+
+def test_linen_train_state(tmp_path):
+    class State(train_state.TrainState):
+        batch_stats: dict
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x)))
+
+    model, x = Model(), jnp.arange(12.0).reshape(4, 3)
+
+    @jax.jit
+    def step(state, x):
+        def loss(params):
+            variables = {"params": params, "batch_stats": state.batch_stats}
+            out, changed = state.apply_fn(variables, x, mutable=["batch_stats"])
+            return jnp.mean(jnp.square(out - 1)), changed["batch_stats"]
+
+        fast = autocast(loss, compute_dtype=jnp.float16)
+        (_, stats), grads = scaled_value_and_grad(fast, has_aux=True)(state, state.params)
+        return state.apply_gradients(grads=grads).replace(batch_stats=stats)
+
+    start = State.create(
+        apply_fn=model.apply,
+        tx=dynamic(optax.adam(1e-2)),
+        **jax.jit(model.init)(jax.random.key(0), x),
+    )
+    states = [start]
+    for _ in range(6):
+        states.append(step(states[-1], x))
+    assert loss_scale(states[3]) != loss_scale(start)
+    for through in (through_orbax, through_flax, through_state_dict):
+        resumed = through(states[3], start, tmp_path / through.__name__)
+        assert loss_scale(resumed) == loss_scale(states[3])
+        for expected in states[4:]:
+            resumed = step(resumed, x)
+            assert_same_bits(resumed, expected)
+
+
+def test_nnx_optimizer(tmp_path):
+    x = jax.random.normal(jax.random.key(1), (4, 3))
+
+    def start():
+        model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, dynamic(optax.adam(1e-2)), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        graphdef, params = nnx.split(model)
+
+        def loss(params):
+            return jnp.mean(jnp.square(nnx.merge(graphdef, params)(x) - 1))
+
+        fast = autocast(loss, compute_dtype=jnp.float16)
+        _, grads = scaled_value_and_grad(fast)(optimizer, params)
+        optimizer.update(model, grads)
+
+    def steps(run, indices):
+        for i in indices:
+            step(*run, x * (np.inf if i == 2 else 1))
+
+    uninterrupted = start()
+    steps(uninterrupted, range(4))
+    saved = nnx.state(uninterrupted)
+    assert (loss_scale(uninterrupted[1]), skipped_steps(uninterrupted[1])) == (1024, 1)
+
+    resumed = start()
+    nnx.update(resumed, through_orbax(saved, nnx.state(resumed), tmp_path / "nnx"))
+    for run in (uninterrupted, resumed):
+        steps(run, range(4, 8))
+    assert loss_scale(resumed[1]) == 4096
+    assert_same_bits(
+        nnx.to_pure_dict(nnx.state(resumed)), nnx.to_pure_dict(nnx.state(uninterrupted))
+    )

@@ -1,0 +1,75 @@
+"""What the tests of PyTorch's op lists share: rows, arrays, and running them."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmp_autocast import autocast
+
+DTYPES = ["bfloat16", "float16"]
+M, V = (4, 4), (4,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A JAX counterpart of an ATen op.
+
+    ``params``: arguments that PyTorch's op takes in with the product and that are parameters here.
+    ``narrows``: on 16-bit arguments jnp sums in float32 and then casts to their dtype by itself.
+    """
+
+    op: str
+    fn: Callable
+    shapes: tuple
+    params: tuple = ()
+    narrows: bool = False
+
+
+def by_name(rows):
+    return pytest.mark.parametrize("row", rows, ids=lambda row: row.op)
+
+
+def arrays(shapes):
+    """Float32 arrays between 0.1 and 0.9, in the domain of every op here, using all 24 bits.
+
+    NumPy's, as JAX compiles every operation anew while it checks for leaks.
+    """
+    rng = np.random.default_rng(0)
+    return [rng.uniform(0.1, 0.9, shape).astype(np.float32) for shape in shapes]
+
+
+def cast(xs, dtype):
+    return [x.astype(jnp.dtype(dtype)) for x in xs]
+
+
+def rounded(xs, dtype):
+    """Float32 arrays of values that ``dtype`` has."""
+    return cast(cast(xs, dtype), "float32")
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape, scale=0.5), jnp.float32)
+
+
+def computed(fn, dtype="bfloat16", **options):
+    return autocast(fn, compute_dtype=dtype, output_dtype="computed", **options)
+
+
+def out_dtypes(fn, *args):
+    return [x.dtype.name for x in jax.tree.leaves(jax.eval_shape(fn, *args))]
+
+
+def result_dtype(fn, *args):
+    return out_dtypes(fn, *args)[0]
+
+
+def run_all(fns, args):
+    """Runs many functions in one compilation that rounds wherever the program does."""
+    program = jax.jit(lambda args: [fn(*xs) for fn, xs in zip(fns, args, strict=True)])
+    options = {"xla_allow_excess_precision": False}
+    outputs = program.lower(args).compile(compiler_options=options)(args)
+    return [np.asarray(out) for out in outputs]
