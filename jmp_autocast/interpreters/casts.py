@@ -95,7 +95,9 @@ class Value:
         if self.array.dtype == dtype:
             return self.array
         if dtype not in self.copies:
-            self.copies[dtype] = self.move(dtype) if self.move else self._cast(dtype)
+            # From 0.12 JAX casts what is not traced with NumPy, which warns of an infinity.
+            with np.errstate(over="ignore"):
+                self.copies[dtype] = self.move(dtype) if self.move else self._cast(dtype)
         return self.copies[dtype]
 
     def _cast(self, dtype: np.dtype) -> Any:
