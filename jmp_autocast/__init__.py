@@ -1,5 +1,6 @@
 """Automatic mixed precision for JAX by jaxpr rewriting."""
 
+from .inspect import Change, OpCount, Report, Row, Totals, explain, op_stats
 from .loss_scaling import (
     FiniteGradients,
     LossScaleState,
@@ -33,19 +34,26 @@ __all__ = [
     "BF16",
     "FP16",
     "CastPolicy",
+    "Change",
     "Decision",
     "EquationView",
     "FiniteGradients",
     "LossScaleState",
     "LossScalingState",
+    "OpCount",
     "Policy",
+    "Report",
+    "Row",
+    "Totals",
     "autocast",
     "compute_precision",
     "dynamic_loss_scale",
     "dynamic_loss_scaling",
+    "explain",
     "finite_value_and_grad",
     "full_precision",
     "loss_scale",
+    "op_stats",
     "register_policy",
     "scaled_value_and_grad",
     "select_on_finite",

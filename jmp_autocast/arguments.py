@@ -136,7 +136,9 @@ class Call:
     unflatten: Callable[[Sequence[Any]], Any]
 
 
-def flatten(fn: Callable[..., Any], params: Any, args: tuple, kwargs: dict[str, Any]) -> Call:
+def flatten(
+    fn: Callable[..., Any], params: Any, args: tuple, kwargs: dict[str, Any], abstract: bool = False
+) -> Call:
     """Flattens a call of ``fn``.
 
     Args:
@@ -144,6 +146,7 @@ def flatten(fn: Callable[..., Any], params: Any, args: tuple, kwargs: dict[str, 
         params: As `check_params` returned it.
         args: Positional arguments, any pytrees.
         kwargs: Keyword arguments, any pytrees.
+        abstract: A ``jax.ShapeDtypeStruct`` stands for an array.
 
     Raises:
         ValueError: ``params`` is out of range.
@@ -152,7 +155,10 @@ def flatten(fn: Callable[..., Any], params: Any, args: tuple, kwargs: dict[str, 
     """
     with_path, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
     leaves = [leaf for _, leaf in with_path]
-    dynamic = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    traced = (
+        (lambda x: is_array(x) or isinstance(x, jax.ShapeDtypeStruct)) if abstract else is_array
+    )
+    dynamic = [i for i, leaf in enumerate(leaves) if traced(leaf)]
     is_param = _param_predicate(fn, params, args)
     kinds = [Leaf.PARAM if is_param(_path_of(with_path[i][0])) else Leaf.DATA for i in dynamic]
     result: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import types
@@ -226,6 +227,28 @@ class Autocast:
                 return self._fn(*args, **kwargs)
         return _run(self._fn, self._options, args, kwargs)
 
+    @property
+    def policy(self) -> Policy:
+        """The policy that the function runs under."""
+        return self._options.policy
+
+    def planned(self, *args: Any, **kwargs: Any) -> PlannedCall:
+        """Traces and plans a call without running it.
+
+        Args:
+            *args: Positional arguments; a ``jax.ShapeDtypeStruct`` stands for an array.
+            **kwargs: Keyword arguments.
+
+        Raises:
+            ValueError: The wrapper is not enabled, so that nothing is planned.
+        """
+        if not self._options.enabled:
+            raise ValueError(
+                f"{self!r} has enabled=False: it casts nothing, and there is no plan to look at. "
+                "Wrap the function with enabled=True."
+            )
+        return plan_call(self._fn, self._options, args, kwargs, abstract=True)
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the wrapper as a method."""
         return self if instance is None else types.MethodType(self, instance)
@@ -253,16 +276,53 @@ class Autocast:
         return inspect.signature(self._fn)
 
 
-def _run(fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any) -> Any:
-    """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
-    call = arguments.flatten(fn, options.params, args, kwargs)
+@dataclasses.dataclass(frozen=True)
+class PlannedCall:
+    """One call, traced and planned.
+
+    Args:
+        call: The flattened arguments.
+        closed: The jaxpr of the function.
+        planner: Plans the derivative rules that come into being later.
+        plan: The plan of the jaxpr.
+    """
+
+    call: arguments.Call
+    closed: Any
+    planner: Planner
+    plan: Plan
+
+    def rewritten(self, *arrays: Any) -> list[Any]:
+        """Runs the planned program: its equations are bound in the ambient trace."""
+        with jax.named_scope(mark(GOVERNED)):
+            rewriter = Rewriter(self.planner.plan)
+            return rewriter.evaluate(self.plan, consts_of(self.closed), arrays)
+
+
+def plan_call(
+    fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any, abstract: bool = False
+) -> PlannedCall:
+    """Traces and plans one call.
+
+    Args:
+        fn: The function.
+        options: The options of its wrapper.
+        args: Positional arguments, any pytrees.
+        kwargs: Keyword arguments, any pytrees.
+        abstract: A ``jax.ShapeDtypeStruct`` stands for an array.
+    """
+    call = arguments.flatten(fn, options.params, args, kwargs, abstract)
     closed = fresh_make_jaxpr(call.traceable, *call.arrays)
     planner = Planner(options.policy, computed=options.output_dtype == "computed")
-    plan = _plan(planner, closed, call, options)
-    arguments.report_unknown(plan.unknown, options.on_unknown, fn)
-    with jax.named_scope(mark(GOVERNED)):
-        rewriter = Rewriter(planner.plan)
-        outputs = rewriter.evaluate(plan, consts_of(closed), call.arrays)
+    return PlannedCall(call, closed, planner, _plan(planner, closed, call, options))
+
+
+def _run(fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any) -> Any:
+    """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
+    planned = plan_call(fn, options, args, kwargs)
+    call, closed = planned.call, planned.closed
+    arguments.report_unknown(planned.plan.unknown, options.on_unknown, fn)
+    outputs = planned.rewritten(*call.arrays)
     if not isinstance(options.output_dtype, str):
         return call.unflatten(outputs)
     outvars = body_of(closed).outvars

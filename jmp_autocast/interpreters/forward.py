@@ -86,11 +86,12 @@ def plan_equation(
         return _without_floats(eqn, states)
     if name in DATA_MOVEMENT and len(floats) == 1 and states[floats[0]].leaf is not None:
         return _move_leaf(eqn, states, floats[0])
-    if region.low is None:
+    low = region.low
+    if low is None:
         return keep(eqn, states, Reason(Code.SCOPE, region.cause))
     if origin == "unknown":
         return keep(eqn, states, Reason(Code.UNKNOWN, name))
-    if any(_outside(v.aval, region.low) for v in eqn.invars):
+    if any(_outside(v.aval, low) for v in eqn.invars):
         return keep(eqn, states, Reason(Code.DOMAIN, "an operand has another float dtype"))
     if name in REDISPATCHED and not _has_plain_update(eqn):
         return keep(eqn, states, Reason(Code.KEEP, "the update computation is the user's"))
@@ -100,7 +101,7 @@ def plan_equation(
     if isinstance(rule, CastPolicy):
         decision = _PLAIN[rule]
     else:
-        decision = apply_rule(rule, _view(eqn, states, region))
+        decision = apply_rule(rule, view_of(eqn, states, region.names, low))
     if decision.policy is CastPolicy.KEEP:
         return _cast_results(keep(eqn, states, _KEEP), eqn, region, decision)
     if decision.policy is CastPolicy.LOWER_PRECISION_FP:
@@ -110,7 +111,7 @@ def plan_equation(
         plan = _emit(eqn, states, floats, FLOAT32, region, _FULL)
         if decision.policy is CastPolicy.FP32_SET_OPT_DTYPE and states[floats[0]].narrowed:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
-            decision = Decision(policy=decision.policy, output_dtype=region.low)
+            decision = Decision(policy=decision.policy, output_dtype=low)
     else:
         plan = _promote(planner.policy, eqn, states, floats, region, wanted)
     return _cast_results(plan, eqn, region, decision)
@@ -348,8 +349,17 @@ def _outside(aval: Any, low: np.dtype) -> bool:
     return np.dtype(dtype).kind in "fcV" if isinstance(dtype, np.dtype) else False
 
 
-def _view(eqn: Any, states: Sequence[ValueState], region: Region) -> EquationView:
-    assert region.low is not None
+def view_of(
+    eqn: Any, states: Sequence[ValueState], scope: Sequence[str], low: np.dtype
+) -> EquationView:
+    """Returns what a rule function and a report see of an equation.
+
+    Args:
+        eqn: The equation.
+        states: What is known of each operand.
+        scope: The names of the enclosing scopes.
+        low: The compute dtype.
+    """
     return EquationView(
         primitive=eqn.primitive.name,
         params=eqn.params,
@@ -358,8 +368,8 @@ def _view(eqn: Any, states: Sequence[ValueState], region: Region) -> EquationVie
         result_shapes=_shapes(eqn.outvars),
         result_dtypes=_dtypes(eqn.outvars),
         literals=tuple(s.known for s in states),
-        scope="/".join(region.names),
-        compute_dtype=region.low,
+        scope="/".join(scope),
+        compute_dtype=low,
         summarize_source=lambda: source_line(eqn),
     )
 

@@ -1,0 +1,242 @@
+"""`Report`: the rows of a program, their totals, and ways to read them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from .casts import Casts
+from .rows import Row
+
+WIDTH = 100
+_SHOWN = 30
+
+_CONTRACTIONS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
+_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Sums over the rows of a report, with loops multiplied by their length.
+
+    Args:
+        equations: The number of equations in the program's text.
+        flops: Estimated floating point operations.
+        contraction_flops: Those of matmuls and convolutions.
+        low_contraction_flops: Those of matmuls and convolutions with 16-bit operands.
+        casts: The casts of the program that runs; those that the program itself writes count too.
+        parameters: The number of parameter arrays.
+        cast_parameters: The number of 16-bit copies of parameters that are made.
+        unknown: Names of primitives without a rule: their operands keep the declared dtypes.
+        unmatched_scopes: Scope patterns of the policy that no equation stands in.
+        loops_of_unknown_length: The number of ``while`` loops, whose inside counts once.
+    """
+
+    equations: int
+    flops: int
+    contraction_flops: int
+    low_contraction_flops: int
+    casts: Casts
+    parameters: int
+    cast_parameters: int
+    unknown: tuple[str, ...]
+    unmatched_scopes: tuple[str, ...]
+    loops_of_unknown_length: int
+
+    @property
+    def low_share(self) -> float:
+        """The share of matmul and convolution FLOPs on 16-bit operands; 1 if there are none."""
+        return (
+            self.low_contraction_flops / self.contraction_flops if self.contraction_flops else 1.0
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One equation that two policies treat differently.
+
+    Args:
+        before: The row under the first policy.
+        after: The row under the second.
+    """
+
+    before: Row
+    after: Row
+
+    def __str__(self) -> str:
+        """Returns the change in two lines."""
+        where = (
+            f"{self.before.primitive} in {self.before.scope or 'no scope'} ({self.before.source})"
+        )
+        was, now = (f"{_dtypes(row)} {_reason(row)}" for row in (self.before, self.after))
+        return f"{_cut(where, WIDTH)}\n    {_cut(f'{was}  =>  {now}', WIDTH - 4)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `jmp_autocast.explain` returns.
+
+    Args:
+        name: The function's name.
+        compute_dtype: The policy's compute dtype.
+        rows: A row per equation, in program order.
+        totals: Sums over the rows.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+        >>> report = explain(lambda w, x: jnp.exp(x @ w), x, x, policy=BF16)
+        >>> [(row.primitive, row.results, row.reason) for row in report.rows]
+        [('dot_general', ('bfloat16',), 'LOWER_PRECISION'), ('exp', ('float32',), 'FP32')]
+    """
+
+    name: str
+    compute_dtype: str
+    rows: tuple[Row, ...]
+    totals: Totals
+
+    @property
+    def summary(self) -> str:
+        """The report in one line."""
+        totals = self.totals
+        share = f"{100 * totals.low_share:.1f} % of matmul and convolution FLOPs"
+        if not totals.contraction_flops:
+            share = "no matmul or convolution"
+        casts = totals.casts.down + totals.casts.up
+        line = f"{self.name}: {share} in {self.compute_dtype}; "
+        return _cut(f"{line}{totals.equations} equations, {casts} casts", WIDTH)
+
+    def __str__(self) -> str:
+        """Returns the summary, the totals, and the equations grouped by what is alike in them."""
+        return "\n".join([self.summary, "", *self._total_lines(), "", *self._table()])
+
+    def _total_lines(self) -> list[str]:
+        totals, casts = self.totals, self.totals.casts
+        lines = [
+            f"FLOPs       {_number(totals.flops)}, of them {_number(totals.contraction_flops)} in "
+            "matmuls and convolutions",
+            f"casts       {casts.down} down ({_number(casts.down_size)}B), "
+            f"{casts.up} up ({_number(casts.up_size)}B)",
+            f"parameters  {totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
+        ]
+        if totals.loops_of_unknown_length:
+            loops = totals.loops_of_unknown_length
+            lines.append(f"loops       {loops} while loops, counted as one iteration")
+        if totals.unknown:
+            lines.append(f"unknown     no rule for {', '.join(totals.unknown)}: kept as declared")
+        if totals.unmatched_scopes:
+            lines.append(f"scopes      nothing matched {', '.join(totals.unmatched_scopes)}")
+        return [_cut(line, WIDTH) for line in lines]
+
+    def _table(self) -> list[str]:
+        groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)
+        for row in self.rows:
+            groups[row.primitive, _dtypes(row), row.reason].append(row)
+        ordered = sorted(groups.values(), key=lambda rows: -sum(row.flops for row in rows))
+        lines = [f"{'times':>7}  {'primitive':22} {'dtypes':26} {'FLOPs':>7}  reason"]
+        for rows in ordered[:_SHOWN]:
+            times, flops = sum(row.times for row in rows), sum(row.flops for row in rows)
+            primitive, dtypes = _cut(rows[0].primitive, 22), _cut(_dtypes(rows[0]), 26)
+            causes = {row.cause for row in rows}
+            reason = _reason(rows[0]) if len(causes) == 1 else rows[0].reason
+            line = f"{times:7}  {primitive:22} {dtypes:26} {_number(flops):>7}  {reason}"
+            lines.append(_cut(line, WIDTH))
+        if len(ordered) > _SHOWN:
+            lines.append(f"... and {len(ordered) - _SHOWN} more groups; report.rows holds all rows")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as plain dicts, lists, strings and numbers."""
+        totals = dataclasses.asdict(self.totals) | {"low_share": self.totals.low_share}
+        return {
+            "name": self.name,
+            "compute_dtype": self.compute_dtype,
+            "totals": totals,
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+        }
+
+    def to_json(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the report as JSON text.
+
+        Args:
+            path: A file to write it to as well.
+        """
+        text = json.dumps(self.to_dict())
+        if path is not None:
+            pathlib.Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_pandas(self) -> Any:
+        """Returns the rows as a ``pandas.DataFrame``.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(
+                "Report.to_pandas needs pandas: pip install pandas. Report.rows and "
+                "Report.to_json hold the same without it."
+            ) from error
+        return pandas.DataFrame([dataclasses.asdict(row) for row in self.rows])
+
+    def diff(self, other: Report) -> list[Change]:
+        """Returns the equations whose dtypes another policy changes.
+
+        Args:
+            other: The report of the same function and arguments under another policy.
+
+        Raises:
+            ValueError: The reports are of different programs.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import BF16, CastPolicy, explain
+            >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+            >>> pinned = BF16.with_rules({"tanh": CastPolicy.FP32})
+            >>> changes = explain(f, x, policy=BF16).diff(explain(f, x, policy=pinned))
+            >>> [(c.before.primitive, c.before.operands, c.after.operands) for c in changes]
+            [('tanh', ('bfloat16',), ('float32',))]
+        """
+        mine, theirs = (_program(report.rows) for report in (self, other))
+        if mine != theirs:
+            raise ValueError(
+                f"Report.diff compares policies on one program, and {self.name} and {other.name} "
+                "are different ones. Explain the same function on arguments of the same shapes."
+            )
+        pairs = zip(self.rows, other.rows, strict=True)
+        return [
+            Change(a, b) for a, b in pairs if (a.operands, a.results) != (b.operands, b.results)
+        ]
+
+
+def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    return [(r.primitive, r.depth, r.operand_shapes, r.declared_operands) for r in rows]
+
+
+def _dtypes(row: Row) -> str:
+    ends = (dict.fromkeys(_SHORT.get(name, name) for name in names) for names in
+            (row.operands, row.results))  # fmt: skip
+    return " -> ".join(", ".join(names) for names in ends)
+
+
+def _reason(row: Row) -> str:
+    return f"{row.reason} ({row.cause})" if row.cause else row.reason
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _number(value: float) -> str:
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if value < 1000 or unit == "P":
+            break
+        value /= 1000
+    return f"{value:.3g}{unit and ' ' + unit}" if unit else f"{value:.0f} "

@@ -1,0 +1,160 @@
+"""`Plan` -> rows: one equation each, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arguments import name_of
+from ..interpreters.compat import Literal, scope_names
+from ..interpreters.forward import view_of
+from ..interpreters.plan import EquationPlan, Plan, ValueState
+from ..policies import DATA_MOVEMENT, STRUCTURAL, CastPolicy, Policy
+
+
+NOT_ARITHMETIC = DATA_MOVEMENT | STRUCTURAL
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One equation of a planned program. All fields are strings, numbers and tuples of them.
+
+    Args:
+        scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
+        source: The user's source line.
+        primitive: The primitive's name.
+        depth: The number of loops, branches and calls around the equation.
+        times: How often it runs in one call: the product of the lengths of the loops around it. A
+            ``while`` counts once.
+        operand_shapes: The shape of each operand.
+        result_shapes: The shape of each result.
+        declared_operands: The dtype of each operand as the program declares it.
+        operands: The dtype in which each operand is read.
+        declared_results: The dtype of each result as the program declares it.
+        results: The dtype that each result has.
+        rule: The rule of the primitive: the name of its cast policy or, where a function of the
+            equation chooses that, the function's; ``""`` where the inside of the primitive is
+            planned.
+        reason: The code of the reason for these dtypes; `jmp_autocast.interpreters.plan.Code`
+            lists them.
+        cause: The operand, consumer, scope or rule behind the reason, ``""`` where the code says
+            it all.
+        flops: Estimated floating point operations, over all ``times``; 0 for data movement,
+            casts, and what has an inside.
+        size: Bytes of operands and results in these dtypes, over all ``times``.
+        declared_size: The same in the declared dtypes.
+    """
+
+    scope: str
+    source: str
+    primitive: str
+    depth: int
+    times: int
+    operand_shapes: tuple[tuple[int, ...], ...]
+    result_shapes: tuple[tuple[int, ...], ...]
+    declared_operands: tuple[str, ...]
+    operands: tuple[str, ...]
+    declared_results: tuple[str, ...]
+    results: tuple[str, ...]
+    rule: str
+    reason: str
+    cause: str
+    flops: int
+    size: int
+    declared_size: int
+
+
+def rows_of(plan: Plan, policy: Policy) -> list[Row]:
+    """Returns the rows of a plan, in program order; what is inside an equation follows it.
+
+    Args:
+        plan: The plan of the whole program.
+        policy: The policy that it was made with.
+    """
+    return list(_walk(plan, policy, (), 0, 1))
+
+
+def _walk(
+    plan: Plan, policy: Policy, names: tuple[str, ...], depth: int, times: int
+) -> Iterator[Row]:
+    body = plan.jaxpr
+    states = dict(zip(body.constvars, plan.consts, strict=True))
+    states.update(zip(body.invars, plan.inputs, strict=True))
+    for eqn, equation in zip(body.eqns, plan.equations, strict=True):
+        given = [ValueState(None) if isinstance(v, Literal) else states[v] for v in eqn.invars]
+        path = names + scope_names(eqn)
+        yield _row(eqn, equation, given, policy, path, depth, times)
+        repeated = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
+        for inner in equation.inner:
+            yield from _walk(inner, policy, path, depth + 1, repeated)
+        states.update(zip(eqn.outvars, equation.results, strict=True))
+
+
+def _row(
+    eqn: Any,
+    equation: EquationPlan,
+    given: Sequence[ValueState],
+    policy: Policy,
+    path: tuple[str, ...],
+    depth: int,
+    times: int,
+) -> Row:
+    view = view_of(eqn, given, path, np.dtype(policy.compute_dtype))
+    read = [
+        _name(dtype or state.dtype or _dtype(v))
+        for v, state, dtype in zip(eqn.invars, given, equation.operands, strict=True)
+    ]
+    made = [
+        _name(state.dtype or _dtype(v))
+        for v, state in zip(eqn.outvars, equation.results, strict=True)
+    ]
+    atoms = [*eqn.invars, *eqn.outvars]
+    declared = [_name(_dtype(v)) for v in atoms]
+    counts = [math.prod(shape) for shape in (*view.operand_shapes, *view.result_shapes)]
+    return Row(
+        scope=view.scope,
+        source=view.source,
+        primitive=view.primitive,
+        depth=depth,
+        times=times,
+        operand_shapes=view.operand_shapes,
+        result_shapes=view.result_shapes,
+        declared_operands=tuple(declared[: len(read)]),
+        operands=tuple(read),
+        declared_results=tuple(declared[len(read) :]),
+        results=tuple(made),
+        rule=_rule_name(policy, view.primitive),
+        reason=equation.reason.code.value,
+        cause=equation.reason.cause,
+        flops=0 if view.primitive in NOT_ARITHMETIC else times * view.flops,
+        size=times * _size(counts, [*read, *made], atoms),
+        declared_size=times * _size(counts, declared, atoms),
+    )
+
+
+def _dtype(atom: Any) -> Any:
+    return getattr(atom.aval, "dtype", None)
+
+
+def _name(dtype: Any) -> str:
+    return str(getattr(dtype, "name", dtype))
+
+
+def _size(counts: Sequence[int], names: Sequence[str], atoms: Sequence[Any]) -> int:
+    widths = {"float32": 4, "float16": 2, "bfloat16": 2}
+    items = [
+        widths.get(name) or getattr(_dtype(atom), "itemsize", 0)
+        for name, atom in zip(names, atoms, strict=True)
+    ]
+    return sum(count * item for count, item in zip(counts, items, strict=True))
+
+
+def _rule_name(policy: Policy, primitive: str) -> str:
+    if primitive in STRUCTURAL:
+        return ""
+    rule, _ = policy.rule_for(primitive)
+    return rule.name if isinstance(rule, CastPolicy) else name_of(rule)

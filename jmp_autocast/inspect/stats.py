@@ -1,0 +1,88 @@
+"""`op_stats`: how often each primitive runs in each dtype."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..arguments import flatten
+from ..interpreters.compat import fresh_make_jaxpr
+from ..interpreters.forward import view_of
+from ..interpreters.plan import ValueState
+from .casts import equations_in, jaxprs_of
+from .rows import NOT_ARITHMETIC
+
+
+@dataclasses.dataclass(frozen=True)
+class OpCount:
+    """The equations of one primitive with the same dtypes.
+
+    Args:
+        primitive: The primitive's name.
+        operands: The dtypes of its operands, each once.
+        results: The dtypes of its results, each once.
+        times: How often it runs, with loops multiplied by their length.
+        flops: Estimated floating point operations; 0 for data movement, casts, and what has an inside.
+        size: Bytes of operands and results; 0 for what has an inside.
+    """
+
+    primitive: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    times: int
+    flops: int
+    size: int
+
+
+def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]:
+    """Counts the primitives of a function by dtype, as it is: with or without `autocast`.
+
+    Nothing is computed: ``jax.ShapeDtypeStruct`` may stand for any array.
+
+    Args:
+        fn: The function, such as ``jax.grad(autocast(loss))``.
+        *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        A count per primitive and dtypes, the most FLOPs first, then the most bytes. How often a
+        ``while`` runs is unknown: its inside counts once.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import autocast, op_stats
+        >>> f = autocast(lambda x: jnp.sum(x @ x), compute_dtype=jnp.bfloat16)
+        >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+        >>> for count in op_stats(f, x)[:2]:
+        ...     print(count.primitive, count.operands, count.times, count.flops)
+        dot_general ('bfloat16',) 1 1024
+        reduce_sum ('float32',) 1 64
+    """
+    call = flatten(fn, (), args, kwargs, abstract=True)
+    sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for eqn, times in equations_in(fresh_make_jaxpr(call.traceable, *call.arrays)):
+        atoms = [*eqn.invars, *eqn.outvars]
+        names = [str(getattr(v.aval, "dtype", None)) for v in atoms]
+        ends = names[: len(eqn.invars)], names[len(eqn.invars) :]
+        key = (eqn.primitive.name, *(tuple(dict.fromkeys(end)) for end in ends))
+        view = view_of(eqn, [ValueState(None)] * len(eqn.invars), (), np.dtype(np.float16))
+        inside = bool(jaxprs_of(eqn))
+        still = eqn.primitive.name in NOT_ARITHMETIC
+        counted = sums[key]
+        counted[0] += times
+        counted[1] += 0 if still else times * view.flops
+        counted[2] += 0 if inside else times * sum(map(_size, atoms))
+    counts = [OpCount(*key, *counted) for key, counted in sums.items()]
+    return sorted(counts, key=lambda c: (-c.flops, -c.size, c.primitive, c.operands))
+
+
+def _size(atom: Any) -> int:
+    aval = atom.aval
+    return math.prod(getattr(aval, "shape", ())) * getattr(
+        getattr(aval, "dtype", None), "itemsize", 0
+    )
