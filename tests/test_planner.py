@@ -8,8 +8,8 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, autocast, full_precision
-from jmp_autocast.interpreters import Code, Leaf, Wanted
-from jmp_autocast.interpreters.plan import float_dtype
+from jmp_autocast.interpreters import Code, Leaf, Planner, ValueState, Wanted
+from jmp_autocast.interpreters.plan import Demand, float_dtype
 
 from .jaxprs import find, trace
 from .plans import F16, FULL, LOW, LOWEST, all_equations, low, plan_of, planned, positions
@@ -285,6 +285,28 @@ def test_plans_are_deterministic():
     first, second = plan_of(fn, X, X), plan_of(fn, X, X)
     assert first is not second
     assert summary(first) == summary(second)
+
+
+def shifted(count):
+    shift = jax.jit(lambda x: x - 1.5)
+
+    def fn(x):
+        for _ in range(count):
+            x = shift(x)
+        return jnp.exp(x)
+
+    return fn
+
+
+@pytest.mark.parametrize("count", range(7))
+def test_what_is_wanted_goes_through_calls(count):
+    """One call back a sweep, up to four; how the first one reads is what the last sweep says."""
+    closed = trace(shifted(count), X)
+    plan = Planner(BF16).plan(closed, [ValueState(LOW)], [Wanted()])
+    raised = min(count, 4)
+    dtypes = [p.results[0].dtype for p in plan.equations]
+    assert dtypes == [*[LOW] * (count - raised), *[FULL] * raised, FULL]
+    assert plan.demands == (Demand.FULL if raised == count else Demand.LOW,)
 
 
 UNCHANGED = {
