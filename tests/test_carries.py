@@ -72,6 +72,13 @@ CARRIES = {
         scan_of(lambda w, x, a, b: (jnp.tanh(a @ w) + b, b + a @ w), (ZEROS, ZEROS)),
         [FULL] * 2,
     ),
+    "raises_one_after_the_other": (
+        scan_of(
+            lambda w, x, a, b, c: (jnp.tanh(a @ w) * b, jnp.tanh(b @ w) * c, jnp.exp(c @ w)),
+            (ZEROS, ZEROS, ZEROS),
+        ),
+        [FULL] * 3,
+    ),
     "beside": (
         scan_of(lambda w, x, a, b: (jnp.tanh(a @ w), b + a @ w), (ZEROS, ZEROS)),
         [LOW, FULL],

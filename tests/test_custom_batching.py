@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import autocast, full_precision
+from jmp_autocast import autocast
 
-from .jaxprs import assert_dots_run_in, dot_dtypes, trace
+from .jaxprs import assert_dots_run_in, trace
 
 X = np.random.default_rng(0).standard_normal((3, 4, 4), np.float32)
 W = np.random.default_rng(1).standard_normal((3, 4, 4), np.float32) / 2
@@ -32,11 +32,6 @@ def sin_dot(x, w):
 def _(size, batched, x, w):
     y, same = jax.vmap(layer, in_axes=[0 if b else None for b in batched])(x, w)
     return (3 * y, same), (True, True)
-
-
-def in_full_precision(x, w):
-    with full_precision():
-        return sin_dot(x, w)
 
 
 PROGRAMS = {
@@ -82,8 +77,3 @@ def test_batched_twice():
     """Outside the rule, which was batched once, comes JAX's own batching of what it did."""
     twice = lambda f: jax.vmap(jax.vmap(f, (0, None)), (None, 0))
     check(lambda cast: twice(cast(sin_dot)), (X, W), "float16")
-
-
-def test_the_scope_around_it_reaches_the_rule():
-    batched = jax.vmap(autocast(in_full_precision), (0, None))
-    assert dot_dtypes(trace(batched, X, W[0])) == [("float32",) * 3]

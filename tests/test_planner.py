@@ -49,6 +49,14 @@ def agreeing(h):
     return lax.cond(h[0, 0] > 0, jnp.tanh, jnp.sin, h)
 
 
+def square(h):
+    return h @ h
+
+
+def branching(first, second):
+    return lambda h: lax.cond(MASK[0, 0], first, second, h - jnp.sin(h))
+
+
 REASONS = {
     "matmul": (lambda x: x @ x, "dot_general", Code.LOWER_PRECISION, LOW),
     "vector_product": (low(lambda h: h[0] @ h[1]), "dot_general", Code.PROMOTE_LOW, LOW),
@@ -61,6 +69,13 @@ REASONS = {
     "negative_power": (low(lambda h: lax.integer_pow(h, -2)), "integer_pow", Code.FP32, FULL),
     "positive_power": (low(lambda h: h**3), "integer_pow", Code.PROMOTE_LOW, LOW),
     "reciprocal": (low(lambda h: 1 / h), "div", Code.FP32, FULL),
+    "zero_over": (low(lambda h: 0.0 / h), "div", Code.PROMOTE_LOW, LOW),
+    "weak_type_dropped": (
+        lambda x: (weak := lax.broadcast(2.0, (4, 4))) @ weak * x[0, 0],
+        "convert_element_type",
+        Code.STRUCTURAL,
+        LOW,
+    ),
     "promote_low": (low(lambda h: h * jnp.tanh(h)), "mul", Code.PROMOTE_LOW, LOW),
     "promote_full": (low(lambda h: h * jnp.exp(h)), "mul", Code.PROMOTE_FULL, FULL),
     "keep": (low(lambda h: lax.nextafter(h, h)), "nextafter", Code.KEEP, FULL),
@@ -100,6 +115,27 @@ REASONS = {
     "carry_of_data": (loop, "scan", Code.CARRY, FULL),
     "accumulator": (low(running_sum), "scan", Code.CARRY_ACCUMULATOR, FULL),
     "narrowed": (low(lambda h: jnp.exp(h).T @ h), "transpose", Code.CLEAR_NARROW, LOW),
+    "row_of_a_buffer": (
+        low(lambda h: lax.slice_in_dim(jnp.exp(h), 0, 1) @ h),
+        "slice",
+        Code.PROMOTE_FULL,
+        FULL,
+    ),
+    "denominator": (
+        low(lambda h: jnp.exp(h) / lax.logistic(h)),
+        "logistic",
+        Code.LOG_GUARD,
+        FULL,
+    ),
+    "numerator": (
+        low(lambda h: lax.logistic(h) / jnp.exp(h)),
+        "logistic",
+        Code.PROMOTE_LOW,
+        LOW,
+    ),
+    "branches_read_in_both": (low(branching(jnp.exp, square)), "sub", Code.PROMOTE_LOW, LOW),
+    "branches_read_in_either": (low(branching(square, jnp.exp)), "sub", Code.PROMOTE_LOW, LOW),
+    "branches_read_in_float32": (low(branching(jnp.exp, jnp.log)), "sub", Code.FEEDER, FULL),
     "while": (low(while_loop), "while", Code.CARRY, FULL),
     "branches_disagree": (low(disagreeing), "cond", Code.BRANCH_JOIN, FULL),
     "branches_agree": (low(agreeing), "cond", Code.STRUCTURAL, LOW),
