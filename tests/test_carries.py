@@ -103,6 +103,13 @@ def test_dtype_of_the_carries(fn, expected):
         assert ours.dtype == theirs.dtype
 
 
+@pytest.mark.parametrize("name", "tanh logistic sin cos erf erfc sqrt cbrt".split())
+def test_what_is_bounded_does_not_add_up(name):
+    fn = scan_of(lambda w, x, c: getattr(lax, name)(c) + x @ w)
+    (loop,) = find(trace(autocast(fn, compute_dtype=jnp.bfloat16, params=0), W, X), "scan")
+    assert loop.outvars[0].aval.dtype == jnp.bfloat16
+
+
 @pytest.mark.parametrize("name", ["tanh", "relu", "lstm", "computed", "sum", "moving_average"])
 def test_gradients_through_low_carries(name):
     fn, _ = CARRIES[name]

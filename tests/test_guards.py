@@ -69,6 +69,18 @@ def test_the_range_of_a_constant(value, expected):
     assert equation.reason.code is (Code.LITERAL if expected == FULL else Code.PROMOTE_LOW)
 
 
+@pytest.mark.parametrize(
+    ("policy", "value", "expected"),
+    [(FP16, 60_000, F16), (FP16, 70_000, FULL), (BF16, 70_000, LOW), (BF16, LOWEST, LOW)],
+)
+def test_the_range_of_a_constant_in_a_matmul(policy, value, expected):
+    """What exceeds bfloat16 makes a product exceed float32, so only float16 is guarded."""
+    constant = jnp.asarray(X * np.float32(value))
+    equation = planned(plan_of(lambda x: x @ constant, X, policy=policy), "dot_general")
+    assert equation.results[0].dtype == expected
+    assert equation.reason.code is (Code.LITERAL if expected == FULL else Code.LOWER_PRECISION)
+
+
 def test_an_extent_says_which_dtypes_it_exceeds():
     big, bigger = const_extent(np.float32([1, 70_000])), const_extent(np.float32([LOWEST, np.inf]))
     assert big.exceeds() == {F16}
