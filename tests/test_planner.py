@@ -58,7 +58,7 @@ def branching(first, second):
 
 
 REASONS = {
-    "matmul": (lambda x: x @ x, "dot_general", Code.LOWER_PRECISION, LOW),
+    "matmul": (low(lambda h: h @ h), "dot_general", Code.LOWER_PRECISION, LOW),
     "vector_product": (low(lambda h: h[0] @ h[1]), "dot_general", Code.PROMOTE_LOW, LOW),
     "leaf_moved": (lambda x: x.T @ x, "transpose", Code.LEAF, FULL),
     "leaves_alone": (lambda x: jnp.sin(jnp.asarray(X)), "sin", Code.LEAF, FULL),
