@@ -72,6 +72,13 @@ CARRIES = {
         scan_of(lambda w, x, a, b: (jnp.tanh(a @ w) + b, b + a @ w), (ZEROS, ZEROS)),
         [FULL] * 2,
     ),
+    "raises_one_after_the_other": (
+        scan_of(
+            lambda w, x, a, b, c: (jnp.tanh(a @ w) * b, jnp.tanh(b @ w) * c, jnp.exp(c @ w)),
+            (ZEROS, ZEROS, ZEROS),
+        ),
+        [FULL] * 3,
+    ),
     "beside": (
         scan_of(lambda w, x, a, b: (jnp.tanh(a @ w), b + a @ w), (ZEROS, ZEROS)),
         [LOW, FULL],
@@ -94,6 +101,13 @@ def test_dtype_of_the_carries(fn, expected):
         strict=True,
     ):
         assert ours.dtype == theirs.dtype
+
+
+@pytest.mark.parametrize("name", "tanh logistic sin cos erf erfc sqrt cbrt".split())
+def test_what_is_bounded_does_not_add_up(name):
+    fn = scan_of(lambda w, x, c: getattr(lax, name)(c) + x @ w)
+    (loop,) = find(trace(autocast(fn, compute_dtype=jnp.bfloat16, params=0), W, X), "scan")
+    assert loop.outvars[0].aval.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("name", ["tanh", "relu", "lstm", "computed", "sum", "moving_average"])

@@ -1,11 +1,17 @@
 """`leaf_view` by itself: its value is its second operand, its derivative that of the first."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jmp_autocast import BF16, autocast
 from jmp_autocast.interpreters.casts import leaf_view
+from jmp_autocast.interpreters.compat import Literal, body_of
+
+from .jaxprs import dtypes, find, trace
 
 # The operands differ, so that it shows which of them is read.
 FULL, LOW = np.float32([1, 2, 3]), jnp.array([4, 5, 6], jnp.bfloat16)
@@ -53,3 +59,39 @@ def test_it_lowers_to_nothing():
     text = jax.jit(leaf_view).lower(FULL, LOW).as_text()
     assert "bf16" in text
     assert "stablehlo." not in text
+
+
+def bound_anew(closed):
+    """The function of a jaxpr, by an interpreter that hands no name stack on, as many do."""
+
+    def function(*args):
+        values = dict(zip(body_of(closed).invars, args, strict=True))
+        for eqn in body_of(closed).eqns:
+            operands = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
+            out = eqn.primitive.bind(*operands, **eqn.params)
+            values.update(
+                zip(eqn.outvars, out if eqn.primitive.multiple_results else [out], strict=True)
+            )
+        return [values[v] for v in body_of(closed).outvars]
+
+    return function
+
+
+def test_equations_of_an_inner_autocast_stay_without_their_scope():
+    """The scope says that an autocast has dealt with them; their primitives say so as well."""
+    x = np.random.default_rng(0).standard_normal((4, 4), np.float32)
+    half = functools.partial(autocast, policy=BF16, params=0, on_unknown="error")
+    inner = half(lambda w, x: jnp.sin(jnp.tanh(x @ w) * w[0]))
+    once = trace(inner, x, x)
+    outer = half(bound_anew(once))
+    again = trace(outer, x, x)
+    for name in ("accumulate", "leaf_view"):
+        found, expected = (
+            {(dtypes(eqn.invars), dtypes(eqn.outvars)) for eqn in find(jaxpr, name)}
+            for jaxpr in (again, once)
+        )
+        assert found == expected != set()
+    gradients = [
+        jax.grad(lambda w, f=f: jnp.sum(f(w, x)))(x) for f in (inner, lambda *a: outer(*a)[0])
+    ]
+    np.testing.assert_array_equal(*gradients)

@@ -8,6 +8,7 @@ from jax import lax
 
 from jmp_autocast import BF16, Policy, autocast
 from jmp_autocast.interpreters import Code
+from jmp_autocast.interpreters.compat import Literal
 
 from .jaxprs import assert_dots_run_in, casts, find, trace
 from .plans import plan_of, planned
@@ -74,6 +75,28 @@ def test_weight_gradient_is_the_accumulator():
     for policy, expected in ((BF16, 256.0), (CONSUMER, 257.0)):
         fn = autocast(lambda w, x: jnp.sum(convolution(w, x)), policy=policy, params=0)
         assert float(jax.grad(fn)(kernel, images)[0, 0, 0, 0]) == expected
+
+
+@pytest.mark.parametrize("policy", [BF16, CONSUMER], ids=["compute", "consumer"])
+@pytest.mark.parametrize("first", [False, True], ids=["weight_first", "literal_first"])
+def test_a_factor_that_is_a_literal(policy, first):
+    """It stays one, in 16 bits; the gradient of the other factor is the accumulator."""
+
+    def fn(w, x):
+        outer = jnp.tensordot(3.0, w, axes=0) if first else jnp.tensordot(w, 3.0, axes=0)
+        return jnp.sum(outer * x)
+
+    half = autocast(fn, policy=policy, params=0)
+    (contraction,) = find(trace(half, X, X), "accumulate")
+    literal = contraction.invars[0 if first else 1]
+    assert isinstance(literal, Literal)
+    assert (literal.val, literal.aval.dtype) == (3.0, jnp.bfloat16)
+    gradient = trace(jax.grad(half), X, X)
+    assert find(gradient, "accumulate")[-1].outvars[0].aval.dtype == jnp.float32
+    assert_dots_run_in("bfloat16", gradient)
+    found, exact = jax.grad(half)(X, X), jax.grad(fn)(X, X)
+    assert found.dtype == jnp.float32
+    assert jnp.linalg.norm(found - exact) < 2e-2 * jnp.linalg.norm(exact)
 
 
 def test_a_weight_in_a_loop_is_cast_once_outside():

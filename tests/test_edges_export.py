@@ -55,6 +55,7 @@ PROGRAMS = {
     "residual": (lambda x, y: (jnp.tanh(x @ W) + y) @ W, ["b, 4", "b, 4"]),
     "rows": (lambda x, y: ((x @ W).T + y).T @ W, ["b, 4", "b"]),
     "columns": (lambda x, y, r: (x @ W @ y + r) @ y.T, ["b, 4", "4, c", "b, 1"]),
+    "outer_sum": (lambda x, y: jnp.tanh(x @ W[:, :1] + y), ["b, 4", "1, c"]),
     "sliced": (lambda x: lax.slice_in_dim(jnp.exp(x @ W @ x.T), 0, 1) @ x, ["b, 4"]),
     "two_sizes": (lambda x, y: jnp.concatenate([x @ W, y]) @ W, ["b, 4", "c, 4"]),
     "expressions": (lambda x, y: jnp.concatenate([x, x]) @ W + y, ["b, 4", "2*b, 4"]),

@@ -69,6 +69,18 @@ def test_the_range_of_a_constant(value, expected):
     assert equation.reason.code is (Code.LITERAL if expected == FULL else Code.PROMOTE_LOW)
 
 
+@pytest.mark.parametrize(
+    ("policy", "value", "expected"),
+    [(FP16, 60_000, F16), (FP16, 70_000, FULL), (BF16, 70_000, LOW), (BF16, LOWEST, LOW)],
+)
+def test_the_range_of_a_constant_in_a_matmul(policy, value, expected):
+    """What exceeds bfloat16 makes a product exceed float32, so only float16 is guarded."""
+    constant = jnp.asarray(X * np.float32(value))
+    equation = planned(plan_of(lambda x: x @ constant, X, policy=policy), "dot_general")
+    assert equation.results[0].dtype == expected
+    assert equation.reason.code is (Code.LITERAL if expected == FULL else Code.LOWER_PRECISION)
+
+
 def test_an_extent_says_which_dtypes_it_exceeds():
     big, bigger = const_extent(np.float32([1, 70_000])), const_extent(np.float32([LOWEST, np.inf]))
     assert big.exceeds() == {F16}
@@ -133,9 +145,29 @@ def test_a_count_that_divides_is_no_coordinate():
     assert [dot.results[0].dtype for dot in dots] == [LOW, LOW]
 
 
-def test_positions_given_as_data_have_no_bound():
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("int8", LOW), ("uint8", LOW), ("int16", FULL), ("uint16", FULL), ("int32", FULL)],
+)
+def test_positions_given_as_data_have_no_bound(dtype, expected):
+    """Up to 256 they are exact in 16 bits, like bools."""
     angles = lambda ids, f: ids.astype(jnp.float32)[:, None] @ f.reshape(1, 16)
-    equation = planned(plan_of(angles, IDS, X), "dot_general")
+    equation = planned(plan_of(angles, IDS.astype(dtype), X), "dot_general")
+    code = Code.COORD if expected == FULL else Code.LOWER_PRECISION
+    assert (equation.reason.code, equation.results[0].dtype) == (code, expected)
+
+
+COORDINATES = {
+    "first_operand": lambda x: lax.iota(jnp.float32, 64)[:, None] @ x[:1],
+    "second_operand": lambda x: x[:, :1] @ lax.iota(jnp.float32, 64)[None],
+    "times_data": lambda x: (lax.iota(jnp.float32, 64)[:, None] * x[0]) @ x,
+    "cast_up": lambda x: lax.iota(jnp.float16, 64).astype(jnp.float32)[:, None] @ x[:1],
+}
+
+
+@pytest.mark.parametrize("fn", COORDINATES.values(), ids=COORDINATES)
+def test_a_product_with_coordinates_is_float32(fn):
+    equation = planned(plan_of(fn, X), "dot_general")
     assert (equation.reason.code, equation.results[0].dtype) == (Code.COORD, FULL)
 
 

@@ -114,8 +114,10 @@ def test_513_uses_in_a_loop(loop, dtype):
 
 
 @pytest.mark.usefixtures("jit_caches")
-def test_513_uses_unrolled():
-    fn = autocast(loss_of(unrolled), compute_dtype=jnp.bfloat16)
+@pytest.mark.parametrize("behind", [lambda w: w, lax.optimization_barrier], ids=["w", "barrier"])
+def test_513_uses_unrolled(behind):
+    loss = loss_of(lambda w, xs: unrolled(behind(w), xs))
+    fn = autocast(loss, compute_dtype=jnp.bfloat16)
     grad = jax.grad(fn)(params(), rows("bfloat16"))["w"]
     np.testing.assert_allclose(grad, 2.0, rtol=1e-3)
 

@@ -56,6 +56,25 @@ def test_its_cast_is_outside(make, tolerance):
     assert not casts(loop.params["jaxpr"], "float32", "bfloat16")
 
 
+SLICES = {
+    "data": (lambda w, xs: (xs, w), "bfloat16"),
+    "computed": (lambda w, xs: (xs @ w, w), "bfloat16"),
+    "parameters": (lambda w, xs: (w.reshape(8, 1, 8), xs[0].T), "float32"),
+}
+
+
+@pytest.mark.parametrize(("make", "expected"), SLICES.values(), ids=SLICES)
+def test_the_cast_of_what_a_loop_reads_slice_by_slice(make, expected):
+    """Before the loop, but for stacked parameters: a copy of all layers never exists at once."""
+
+    def fn(w, xs):
+        slices, v = make(w, xs)
+        return lax.scan(lambda _, x: (None, x @ v), None, slices)[1]
+
+    (loop,) = find(trace(autocast(fn, policy=BF16, params=0), W, XS[:8]), "scan")
+    assert loop.invars[-1].aval.dtype == expected
+
+
 SIGMOIDS = {
     "under_jit": lambda w, x: jax.jit(lambda w, x: jax.nn.sigmoid(x @ w))(w, x),
     "under_remat": lambda w, x: jax.checkpoint(lambda w, x: jax.nn.sigmoid(x @ w))(w, x),

@@ -112,6 +112,17 @@ def test_the_signature_says_where_the_scale_goes():
     assert float(scaled_value_and_grad(jnp.sum)(4.0, np.float32(2))[1]) == 4.0
 
 
+def test_a_loss_without_a_signature():
+    """The largest of several losses, by a builtin."""
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(max)
+    losses = (jnp.float32(2), jnp.float32(3))
+    value, grads = scaled_value_and_grad(max)(4.0, losses)
+    assert_same((value, grads), (np.float32(3), (np.float32(0), np.float32(4))))
+    step = finite_value_and_grad(max)(static_loss_scale(4.0), losses)
+    assert_same((step.value, step.grads), (np.float32(3), (np.float32(0), np.float32(1))))
+
+
 NARROW = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
 
@@ -150,16 +161,22 @@ def test_a_float64_loss():
         np.testing.assert_allclose(narrow, 2 * w * 2.0**24, rtol=1e-15)
 
 
+@pytest.mark.parametrize(
+    ("scale", "x"),
+    [(2.0**14, [1.5, 0.25]), (2.0**33, [3 * 2.0**-24, 2.0**-23])],
+    ids=["the_scale_is_the_cotangent", "what_is_missing_exceeds_float16"],
+)
 @pytest.mark.parametrize("dtype", ["complex64", "float16", "bfloat16"])
-def test_a_narrow_loss_of_leaves_of_other_dtypes(dtype):
-    x = np.array([1.5, 0.25]).astype(jnp.dtype(dtype))
+def test_a_narrow_loss_of_leaves_of_other_dtypes(dtype, scale, x):
+    x = np.array(x).astype(jnp.dtype(dtype))
 
     def loss(x):
         return jnp.sum(x * jnp.conj(x)).real.astype(jnp.float16)
 
-    _, grads = scaled_value_and_grad(loss)(2.0**14, x)
+    _, grads = scaled_value_and_grad(loss)(scale, x)
     assert grads.dtype == x.dtype
-    np.testing.assert_array_equal(grads.astype(np.complex64), [3 * 2.0**14, 2.0**13])
+    expected = 2 * scale * x.astype(np.complex64)
+    np.testing.assert_array_equal(grads.astype(np.complex64), expected)
 
 
 def test_allow_int():

@@ -22,8 +22,8 @@ def free_port():
         return free.getsockname()[1]
 
 
-def run(processes, folder):
-    """Runs the worker in so many processes at once; returns what each of them saw."""
+def run(processes, folder, worker=WORKER):
+    """Runs a worker in so many processes at once; returns what each of them saw."""
     hidden = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
     environment |= {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "error"}
@@ -32,7 +32,7 @@ def run(processes, folder):
     children = []
     try:
         for i, result in enumerate(results):
-            command = [sys.executable, WORKER, str(i), str(processes), coordinator, result]
+            command = [sys.executable, worker, str(i), str(processes), coordinator, result]
             children.append(
                 subprocess.Popen(
                     command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

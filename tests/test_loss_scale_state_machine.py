@@ -122,6 +122,15 @@ def test_a_scale_above_max_scale_comes_down_when_it_would_grow():
         assert scales.tolist() == [np.float32(high), 2.0**24, 2.0**24]
 
 
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [(2.0**30, 2.0**24), (np.inf, 2.0**24), (np.nan, 1.0), (0.0, 1.0), (-8.0, 1.0)],
+)
+def test_a_scale_out_of_range_comes_back_on_a_skipped_step(scale, expected):
+    state = dynamic_loss_scale()._replace(scale=jnp.float32(scale)).adjust(False)
+    assert float(state.scale) == expected
+
+
 def test_an_interval_lowered_below_the_count_still_grows():
     state = dynamic_loss_scale(growth_interval=10)
     for _ in range(6):

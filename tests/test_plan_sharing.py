@@ -7,11 +7,12 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from jmp_autocast import BF16, CastPolicy, full_precision
+from jmp_autocast import BF16, CastPolicy, autocast, full_precision
 from jmp_autocast.interpreters import extent
 from jmp_autocast.interpreters.plan import Code
 
-from .plans import FULL, LOW, all_equations, low, plan_of
+from .jaxprs import find, trace
+from .plans import FULL, LOW, LOWEST, all_equations, low, plan_of
 
 X = np.ones((4, 4), np.float32)
 ROW = np.ones(4, np.float32)
@@ -84,6 +85,35 @@ def test_equations_that_differ_are_told_apart(primitives, fn, args, dtypes):
     assert [p.results[0].dtype for p in plans_of(primitives, fn, *args)] == dtypes
 
 
+add, multiply, contraction = jax.jit(jnp.add), jax.jit(jnp.multiply), jax.jit(jnp.matmul)
+
+CALLS = {
+    # What differs in the operands of two calls: (function, arguments, dtype of each result).
+    "leaf": (lambda x: (add(x @ x, x), add(x @ x, jnp.asarray(X))), [FULL, LOW]),
+    "literal": (lambda x: (multiply(x @ x, 1 - 1e-7), multiply(x @ x, 2.0)), [FULL, LOW]),
+    "range_of_a_constant": (
+        lambda x: (add(x @ x, jnp.asarray(X * LOWEST)), add(x @ x, jnp.asarray(X))),
+        [FULL, LOW],
+    ),
+    "coordinates": (
+        lambda x: (contraction(lax.iota(jnp.float32, 4), x), contraction(x[0], x)),
+        [FULL, LOW],
+    ),
+}
+
+
+@pytest.mark.usefixtures("jit_caches")
+@pytest.mark.parametrize(("fn", "expected"), CALLS.values(), ids=CALLS)
+def test_calls_of_one_jaxpr_that_differ_are_told_apart(fn, expected):
+    closed = trace(fn, X)
+    calls = [e.params["jaxpr"] for e in find(closed, "jit")]
+    assert len(calls) >= 2
+    assert len(set(map(id, calls))) == 1
+    assert [state.dtype for state in plan_of(fn, X).outputs] == expected
+    emitted = trace(autocast(fn, policy=BF16, output_dtype="computed"), X)
+    assert [aval.dtype for aval in emitted.out_avals] == expected
+
+
 def test_the_scope_that_is_the_reason_is_the_equations_own():
     plans = plans_of("tanh", in_scopes, X, policy=BF16.with_scopes(SCOPES))
     assert [p.reason.code for p in plans] == [Code.SCOPE, Code.SCOPE]
@@ -121,6 +151,12 @@ def test_an_equation_whose_parameter_has_no_hash_is_planned_by_itself():
     plans = plans_of("custom_lin", fn, X)
     assert [p.reason.code for p in plans] == [Code.KEEP, Code.KEEP]
     assert plans[0] is not plans[1]
+
+
+def test_scalars_that_are_equal_are_told_apart_by_their_bits():
+    """What is bound again is cached by its scalars, and 0.0 equals -0.0."""
+    fn = autocast(lambda x: (x @ x * 0.0, x @ x * -0.0), policy=BF16)
+    assert [bool(jnp.signbit(y).any()) for y in jax.jit(fn)(X)] == [False, True]
 
 
 def test_leaves_are_alike_whatever_array_they_are():

@@ -8,8 +8,8 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, autocast, full_precision
-from jmp_autocast.interpreters import Code, Leaf, Wanted
-from jmp_autocast.interpreters.plan import float_dtype
+from jmp_autocast.interpreters import Code, Leaf, Planner, ValueState, Wanted
+from jmp_autocast.interpreters.plan import Demand, float_dtype
 
 from .jaxprs import find, trace
 from .plans import F16, FULL, LOW, LOWEST, all_equations, low, plan_of, planned, positions
@@ -49,8 +49,16 @@ def agreeing(h):
     return lax.cond(h[0, 0] > 0, jnp.tanh, jnp.sin, h)
 
 
+def square(h):
+    return h @ h
+
+
+def branching(first, second):
+    return lambda h: lax.cond(MASK[0, 0], first, second, h - jnp.sin(h))
+
+
 REASONS = {
-    "matmul": (lambda x: x @ x, "dot_general", Code.LOWER_PRECISION, LOW),
+    "matmul": (low(lambda h: h @ h), "dot_general", Code.LOWER_PRECISION, LOW),
     "vector_product": (low(lambda h: h[0] @ h[1]), "dot_general", Code.PROMOTE_LOW, LOW),
     "leaf_moved": (lambda x: x.T @ x, "transpose", Code.LEAF, FULL),
     "leaves_alone": (lambda x: jnp.sin(jnp.asarray(X)), "sin", Code.LEAF, FULL),
@@ -61,6 +69,13 @@ REASONS = {
     "negative_power": (low(lambda h: lax.integer_pow(h, -2)), "integer_pow", Code.FP32, FULL),
     "positive_power": (low(lambda h: h**3), "integer_pow", Code.PROMOTE_LOW, LOW),
     "reciprocal": (low(lambda h: 1 / h), "div", Code.FP32, FULL),
+    "zero_over": (low(lambda h: 0.0 / h), "div", Code.PROMOTE_LOW, LOW),
+    "weak_type_dropped": (
+        lambda x: (weak := lax.broadcast(2.0, (4, 4))) @ weak * x[0, 0],
+        "convert_element_type",
+        Code.STRUCTURAL,
+        LOW,
+    ),
     "promote_low": (low(lambda h: h * jnp.tanh(h)), "mul", Code.PROMOTE_LOW, LOW),
     "promote_full": (low(lambda h: h * jnp.exp(h)), "mul", Code.PROMOTE_FULL, FULL),
     "keep": (low(lambda h: lax.nextafter(h, h)), "nextafter", Code.KEEP, FULL),
@@ -73,6 +88,12 @@ REASONS = {
         "sin",
         Code.DOMAIN,
         F16,
+    ),
+    "complex": (
+        low(lambda h: lax.sort((h, lax.complex(h, h)), num_keys=1)),
+        "sort",
+        Code.DOMAIN,
+        FULL,
     ),
     "integers": (
         lambda x: lax.dot(x.astype(jnp.int32), x, preferred_element_type=jnp.float32),
@@ -100,6 +121,39 @@ REASONS = {
     "carry_of_data": (loop, "scan", Code.CARRY, FULL),
     "accumulator": (low(running_sum), "scan", Code.CARRY_ACCUMULATOR, FULL),
     "narrowed": (low(lambda h: jnp.exp(h).T @ h), "transpose", Code.CLEAR_NARROW, LOW),
+    "broadcast_before_a_matmul": (
+        low(lambda h: jnp.broadcast_to(jnp.sum(h, 0), (4, 4)) @ h),
+        "broadcast_in_dim",
+        Code.PROMOTE_FULL,
+        FULL,
+    ),
+    "larger_of_two": (
+        low(lambda h: jnp.maximum(jnp.exp(h), jnp.log(h)) @ h),
+        "max",
+        Code.PROMOTE_FULL,
+        FULL,
+    ),
+    "row_of_a_buffer": (
+        low(lambda h: lax.slice_in_dim(jnp.exp(h), 0, 1) @ h),
+        "slice",
+        Code.PROMOTE_FULL,
+        FULL,
+    ),
+    "denominator": (
+        low(lambda h: jnp.exp(h) / lax.logistic(h)),
+        "logistic",
+        Code.LOG_GUARD,
+        FULL,
+    ),
+    "numerator": (
+        low(lambda h: lax.logistic(h) / jnp.exp(h)),
+        "logistic",
+        Code.PROMOTE_LOW,
+        LOW,
+    ),
+    "branches_read_in_both": (low(branching(jnp.exp, square)), "sub", Code.PROMOTE_LOW, LOW),
+    "branches_read_in_either": (low(branching(square, jnp.exp)), "sub", Code.PROMOTE_LOW, LOW),
+    "branches_read_in_float32": (low(branching(jnp.exp, jnp.log)), "sub", Code.FEEDER, FULL),
     "while": (low(while_loop), "while", Code.CARRY, FULL),
     "branches_disagree": (low(disagreeing), "cond", Code.BRANCH_JOIN, FULL),
     "branches_agree": (low(agreeing), "cond", Code.STRUCTURAL, LOW),
@@ -155,6 +209,7 @@ COLUMN = np.ones((4, 1), np.float32)
         (jnp.add, X, DATA, FULL),
         (jnp.add, ROW, DATA, LOW),
         (jnp.add, COLUMN, DATA, LOW),
+        (lambda h, x: h[:1] + x, COLUMN, DATA, LOW),
         (jnp.add, np.float32(1), DATA, LOW),
         (jnp.add, X, PARAM, LOW),
         (jnp.add, ROW, PARAM, LOW),
@@ -166,6 +221,7 @@ COLUMN = np.ones((4, 1), np.float32)
         (lambda h, x: h + x[np.array([3, 1, 0, 0])], X, PARAM, FULL),
         (lambda h, x: h + jnp.broadcast_to(x, (4, 4)), ROW, PARAM, LOW),
         (lambda h, x: h + jax.jit(jnp.sin)(x), X, PARAM, LOW),
+        (lambda h, x: h + lax.optimization_barrier(x), X, PARAM, LOW),
         (lambda h, m: h + m.astype(jnp.float32), MASK, DATA, LOW),
         (lambda h, m: h + m.astype(jnp.float32), IDS.astype(np.uint8), DATA, LOW),
         (lambda h, m: h + m.astype(jnp.float32), IDS, DATA, FULL),
@@ -179,6 +235,7 @@ COLUMN = np.ones((4, 1), np.float32)
         "data_of_full_size",
         "data_row",
         "data_column",
+        "data_column_and_a_row",
         "data_scalar",
         "parameter_of_full_size",
         "parameter_row",
@@ -190,6 +247,7 @@ COLUMN = np.ones((4, 1), np.float32)
         "rows_of_an_embedding",
         "broadcast_parameter",
         "parameter_through_jit",
+        "parameter_behind_a_barrier",
         "bools",
         "bytes",
         "integers",
@@ -285,6 +343,28 @@ def test_plans_are_deterministic():
     first, second = plan_of(fn, X, X), plan_of(fn, X, X)
     assert first is not second
     assert summary(first) == summary(second)
+
+
+def shifted(count):
+    shift = jax.jit(lambda x: x - 1.5)
+
+    def fn(x):
+        for _ in range(count):
+            x = shift(x)
+        return jnp.exp(x)
+
+    return fn
+
+
+@pytest.mark.parametrize("count", range(7))
+def test_what_is_wanted_goes_through_calls(count):
+    """One call back a sweep, up to four; how the first one reads is what the last sweep says."""
+    closed = trace(shifted(count), X)
+    plan = Planner(BF16).plan(closed, [ValueState(LOW)], [Wanted()])
+    raised = min(count, 4)
+    dtypes = [p.results[0].dtype for p in plan.equations]
+    assert dtypes == [*[LOW] * (count - raised), *[FULL] * raised, FULL]
+    assert plan.demands == (Demand.FULL if raised == count else Demand.LOW,)
 
 
 UNCHANGED = {

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jmp_autocast.interpreters.plan_structural import STRUCTURAL_RULES
-from jmp_autocast.policies import DATA_MOVEMENT, DEFAULT_RULES, STRUCTURAL, CastPolicy
+from jmp_autocast.policies import DATA_MOVEMENT, DEFAULT_RULES, STRUCTURAL, CastPolicy, tables
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -39,6 +39,13 @@ def test_every_primitive_of_the_installed_jax_is_placed():
 
 def test_no_primitive_is_both_structural_and_in_the_table():
     assert not STRUCTURAL & set(DEFAULT_RULES)
+
+
+@pytest.mark.parametrize("name", ["exp", "dot_general", "scan"])
+def test_a_name_that_is_placed_twice_is_an_error(monkeypatch, name):
+    monkeypatch.setattr(tables, "_KEEP", f"{tables._KEEP} {name}")
+    with pytest.raises(AssertionError, match=f"primitive '{name}' is placed twice"):
+        tables._build()
 
 
 def test_every_structural_primitive_has_a_planning_rule():

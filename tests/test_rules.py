@@ -1,5 +1,8 @@
 """Rules: functions of an equation, registrations, and what beats what."""
 
+import functools
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,6 +128,15 @@ def test_a_rule_function_by_scope():
 
     jaxpr = rewritten(model, X, policy=BF16.with_rules({"dot_general": head_stays_full}))
     assert dot_dtypes(jaxpr) == [(LOW,) * 3, (FULL,) * 3]
+
+
+def test_a_rule_that_is_a_builtin_without_signature():
+    """Its arguments cannot be counted beforehand; it is asked like any other rule."""
+    rule = functools.partial(max, CastPolicy.FP32, key=lambda x: isinstance(x, CastPolicy))
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(rule)
+    jaxpr = rewritten(after_dot(jnp.tanh), X, policy=BF16.with_rules({"tanh": rule}))
+    assert io(jaxpr, "tanh") == ((FULL,), (FULL,))
 
 
 # --- registrations and precedence -----------------------------------------------------------

@@ -61,6 +61,12 @@ def with_custom_vjp(f):
     return wrapped
 
 
+def with_custom_vmap(f):
+    wrapped = jax.custom_batching.custom_vmap(f)
+    wrapped.def_vmap(lambda size, batched, w, x: (jax.vmap(f, (None, 0))(w, x), True))
+    return wrapped
+
+
 STRUCTURES = {
     "plain": lambda f: f,
     "jit": lambda f: jax.jit(lambda w, x: f(w, x)),
@@ -123,6 +129,29 @@ def test_equations_of_the_region_in_a_backward_pass_are_float32():
 HALF = functools.partial(compute_precision, "float16")
 BRAIN = functools.partial(compute_precision, jnp.bfloat16)
 SINGLE = functools.partial(compute_precision, np.float32)
+
+
+@pytest.mark.parametrize(("region", "expected"), [(HALF, "float16"), (full_precision, FULL)])
+@pytest.mark.parametrize(
+    ("structure", "transform"),
+    [
+        (with_custom_jvp, "grad_outside"),
+        (with_custom_jvp, "jvp"),
+        (with_custom_vjp, "grad_outside"),
+        (with_custom_vmap, "vmap_outside"),
+    ],
+)
+def test_a_region_around_a_rule_of_the_users_own(structure, transform, region, expected):
+    """JAX asks for the rule later, and its scopes are not those of the region."""
+    inner = structure(layer)
+
+    def model(params, x):
+        h = layer(params["outside"], x) @ params["outside"].T
+        with region():
+            return jnp.sum(inner(params["region"], h))
+
+    jaxpr = trace(TRANSFORMS[transform](model), PARAMS, X)
+    assert dots_by_size(jaxpr) == {5: {expected}, 7: {LOW}}
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ def sliced(mesh):
     return train(mesh, mapped, P("data"), tx)
 
 
-def main(process, processes, coordinator, result):
+def start(process, processes, coordinator):
+    """Joins the other processes."""
     jax.config.update("jax_num_cpu_devices", DEVICES // processes)
     if processes > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -109,6 +110,10 @@ def main(process, processes, coordinator, result):
             initialization_timeout=60,
         )
     assert (jax.process_count(), jax.device_count()) == (processes, DEVICES)
+
+
+def main(process, processes, coordinator, result):
+    start(process, processes, coordinator)
     mesh = jax.make_mesh((DEVICES,), ("data",))
     found = {"jit": data_parallel(mesh), "shard_map": sliced(mesh)}
     np.savez(result, **{f"{n}.{i}": x for n, leaves in found.items() for i, x in enumerate(leaves)})

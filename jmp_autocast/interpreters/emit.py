@@ -37,10 +37,8 @@ def emit(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any
     if primitive.name not in _CACHED or not any(isinstance(x, Tracer) for x in operands):
         return bind(primitive, operands, params)
     scalars = tuple((i, _Scalar(x)) for i, x in enumerate(operands) if isinstance(x, _SCALARS))
-    try:
-        function = _inlined_primitive(primitive, tuple(params.items()), scalars)
-    except TypeError:  # a parameter without a hash
-        return bind(primitive, operands, params)
+    # JAX insists on a hash of the parameters of all that is cached here.
+    function = _inlined_primitive(primitive, tuple(params.items()), scalars)
     return function(*(x for x in operands if not isinstance(x, _SCALARS)))
 
 

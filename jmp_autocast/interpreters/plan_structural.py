@@ -337,9 +337,9 @@ def _cond(planner, eqn, states, region, wanted):
 
 @structural_rule("optimization_barrier")
 def _operand_by_operand(planner, eqn, states, region, wanted):
-    results = tuple(dataclasses.replace(s, leaf=None) if s.known is None else s for s in states)
+    # A leaf stays one: a parameter behind a barrier has no vote, and its gradients add in float32.
     unchanged = not any(_restored(eqn.invars, states))
-    return EquationPlan((None,) * len(states), results, _INSIDE, keep=unchanged)
+    return EquationPlan((None,) * len(states), tuple(states), _INSIDE, keep=unchanged)
 
 
 @structural_rule("leaf_view", "accumulate")
