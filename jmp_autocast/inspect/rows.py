@@ -15,7 +15,6 @@ from ..interpreters.forward import view_of
 from ..interpreters.plan import EquationPlan, Plan, ValueState
 from ..policies import DATA_MOVEMENT, STRUCTURAL, CastPolicy, Policy
 
-
 NOT_ARITHMETIC = DATA_MOVEMENT | STRUCTURAL
 
 

@@ -27,7 +27,8 @@ class OpCount:
         operands: The dtypes of its operands, each once.
         results: The dtypes of its results, each once.
         times: How often it runs, with loops multiplied by their length.
-        flops: Estimated floating point operations; 0 for data movement, casts, and what has an inside.
+        flops: Estimated floating point operations; 0 for data movement, casts, and what has an
+            inside.
         size: Bytes of operands and results; 0 for what has an inside.
     """
 
