@@ -2,6 +2,8 @@
 
 import collections
 import json
+import pathlib
+import re
 
 import hypothesis
 import jax
@@ -14,6 +16,7 @@ from jax import lax
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
 from jmp_autocast.inspect.casts import casts_in, jaxprs_of
 from jmp_autocast.interpreters.compat import body_of
+from jmp_autocast.interpreters.plan import Code
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
 
 from .jaxprs import trace
@@ -267,3 +270,9 @@ def test_op_stats_sees_the_backward_pass():
     dots = [c for c in op_stats(low, {"w": W}, X) if c.primitive == "dot_general"]
     assert {c.operands for c in dots} == {("bfloat16",)}
     assert sum(c.times for c in dots) > 3
+
+
+def test_the_page_on_reasons_lists_every_code():
+    page = pathlib.Path(__file__).parents[1] / "docs" / "reasons.md"
+    listed = re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(code.value for code in Code)
