@@ -21,8 +21,7 @@ A program that is chaotic bounds itself: its samples lie far apart.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,25 +36,21 @@ from jmp_autocast.interpreters.compat import (
     scan_split,
 )
 
+from .facts import (
+    CONTRACTIONS,
+    ELEMENTWISE_FULL,
+    MOVEMENT,
+    NOTHING,
+    PASSING,
+    SUMS,
+    Fact,
+    fact_of,
+    guarded,
+    literal_fact,
+    reads_coordinates,
+)
 from .numpy_rules import apply, to_numpy
 
-CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
-MOVEMENT = frozenset(
-    """
-    reshape transpose broadcast_in_dim squeeze rev slice dynamic_slice gather concatenate pad copy
-    select_n dynamic_update_slice scatter stop_gradient split name convert_element_type
-    """.split()
-)
-ELEMENTWISE_FULL = frozenset(
-    """
-    exp exp2 expm1 log log1p pow rsqrt tan asin acos atan asinh acosh atanh sinh cosh erf_inv
-    lgamma digamma fft cholesky lu qr geqrf householder_product eigh svd triangular_solve
-    cumlogsumexp
-    """.split()
-)
-SUMS = frozenset(
-    "reduce_sum reduce_prod cumsum cumprod scatter-add scatter-sub scatter-mul".split()
-)
 # Along the one device of a mesh axis.
 IDENTITIES = frozenset(
     """
@@ -95,17 +90,6 @@ class Precision:
         if self.level == "tensor_cores" and not self.gradients:
             return primitive in CONTRACTIONS or primitive in MOVEMENT
         return True
-
-    def lacks(self, known: float) -> bool:
-        """True for a literal that one of the dtypes does not hold: it becomes inf, 0, 1 or -1."""
-        if not math.isfinite(known):
-            return False
-        for dtype in self.dtypes:
-            with np.errstate(over="ignore"):
-                rounded = float(np.asarray(known).astype(jnp.dtype(dtype)))
-            if not math.isfinite(rounded) or (rounded in (0.0, 1.0, -1.0) and rounded != known):
-                return True
-        return False
 
 
 def _bits(dtypes: frozenset[str]) -> tuple[int, bool]:
@@ -156,73 +140,80 @@ class Evaluation:
             bits, narrow = _bits(self.precision.dtypes) if low else (FULL_BITS, False)
         return _rounded(x, self.rng.random(), bits, narrow)
 
-    def run(
-        self,
-        jaxpr: Any,
-        args: Sequence[Any],
-        known: Sequence[float | None] | None = None,
-    ) -> list[Any]:
-        """Runs an open or closed jaxpr; ``known`` are the values of arguments that are literals."""
+    def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+        """Runs an open or closed jaxpr."""
+        return self._call(jaxpr, args, [NOTHING] * len(args))[0]
+
+    def _call(
+        self, jaxpr: Any, args: Sequence[Any], given: Sequence[Fact]
+    ) -> tuple[list[Any], list[Fact]]:
         body = body_of(jaxpr)
         env: dict[Any, Any] = dict(
             zip(body.constvars, map(to_numpy, consts_of(jaxpr)), strict=False)
         )
         env.update(zip(body.invars, map(to_numpy, args), strict=True))
-        facts = {v: k for v, k in zip(body.invars, known or (), strict=False) if k is not None}
+        facts = {v: fact for v, fact in zip(body.invars, given, strict=True) if fact != NOTHING}
 
         def read(atom: Any) -> Any:
             return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else env[atom]
 
-        def fact(atom: Any) -> float | None:
-            if not isinstance(atom, Literal):
-                return facts.get(atom)
-            value = np.asarray(atom.val)
-            return float(value) if value.shape == () and value.dtype.kind in "fiub" else None
+        def fact(atom: Any) -> Fact:
+            if isinstance(atom, Literal):
+                return literal_fact(atom.val)
+            return facts.get(atom, NOTHING)
 
         for eqn in body.eqns:
             xs = [read(v) for v in eqn.invars]
-            known_here = [fact(v) for v in eqn.invars]
-            results = self.equation(eqn, xs, known_here)
+            results, known = self.equation(eqn, xs, [fact(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, results, strict=True))
-            moves = eqn.primitive.name in ("broadcast_in_dim", "convert_element_type", "reshape")
-            if moves and known_here[0] is not None:
-                facts[eqn.outvars[0]] = known_here[0]
-            elif known_here and all(k is not None for k in known_here):
-                folded = _fold(eqn.primitive.name, known_here)
-                if folded is not None:
-                    facts[eqn.outvars[0]] = folded
-        return [read(v) for v in body.outvars]
+            facts.update((v, f) for v, f in zip(eqn.outvars, known, strict=False) if f != NOTHING)
+        return [read(v) for v in body.outvars], [fact(v) for v in body.outvars]
 
-    def equation(self, eqn: Any, xs: list[Any], known: Sequence[float | None]) -> list[Any]:
+    def equation(
+        self, eqn: Any, xs: list[Any], facts: Sequence[Fact]
+    ) -> tuple[list[Any], Sequence[Fact]]:
+        """Returns the results of an equation, and what is promised of the first one."""
         name, params = eqn.primitive.name, eqn.params
         if name in CALLS:
             key = "call" if name == "custom_vmap_call" else inner_jaxpr_key(params)
-            return self.run(params[key], xs, known)
+            return self._call(params[key], xs, facts)
         if name in IDENTITIES:
-            return xs
+            return xs, ()
         if name == "axis_index":
-            return [np.int32(0)]
+            return [np.int32(0)], ()
         if name == "scan":
-            return self.scan(params, xs)
+            return self.scan(params, xs), ()
         if name == "while":
-            return self.while_loop(params, xs)
+            return self.while_loop(params, xs), ()
         if name == "cond":
             branches = params["branches"]
             index = min(max(int(xs[0]), 0), len(branches) - 1)
-            return self.run(branches[index], xs[1:], known[1:])
-        low = self.precision.may_be_low(name) and not any(
-            k is not None and self.precision.lacks(k) for k in known
-        )
-        moves_number = name in ("convert_element_type", "broadcast_in_dim", "reshape") and (
-            known[0] is not None
-        )
-        if low and name != "convert_element_type" and not moves_number:
+            return self._call(branches[index], xs[1:], facts[1:])[0], ()
+        if self.rng is None:
+            return self._apply(eqn, xs), ()
+        kept = guarded(eqn, facts, self.precision.dtypes)
+        if not self.precision.gradients:
+            kept = kept or reads_coordinates(eqn, xs, facts)
+        promised = fact_of(eqn, facts, kept)
+        if self.precision.gradients:
+            promised = Fact(promised.known, promised.literal)
+        if promised.known is not None and name in PASSING:
+            return self._apply(eqn, xs), (promised,)
+        exact = kept or promised.full or promised.coordinates
+        low = self.precision.may_be_low(name) and not exact
+        if low and name != "convert_element_type":
             seen = {id(v): self.noisy(x, True) for v, x in zip(eqn.invars, xs, strict=True)}
             xs = [seen[id(v)] for v in eqn.invars]
-        out = apply(eqn, xs)
-        if moves_number:
-            return out
-        return [self.noisy(x, low) for x in out]
+        return [self.noisy(x, low) for x in self._apply(eqn, xs)], (promised,)
+
+    def _apply(self, eqn: Any, xs: list[Any]) -> list[Any]:
+        if eqn.primitive.name != "custom_linear_solve":
+            return apply(eqn, xs)
+        # Its functions may hold what has a kernel in `jax.shard_map` alone.
+        counts, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+        first = counts.matvec + counts.vecmat
+        operands = xs[first : first + counts.solve] + xs[sum(counts) :]
+        return Evaluation(self.precision, None).run(solve, operands)
 
     def scan(self, params: dict[str, Any], xs: list[Any]) -> list[Any]:
         consts, carries = scan_split(params)
@@ -253,20 +244,3 @@ def _stacked(rows: list[Any], aval: Any) -> Any:
     if isinstance(rows[0], jax.Array):
         return jnp.stack(rows)
     return np.stack(rows)
-
-
-def _fold(name: str, known: Sequence[float | None]) -> float | None:
-    folds: dict[str, Callable[..., Any]] = {
-        "add": np.add,
-        "sub": np.subtract,
-        "mul": np.multiply,
-        "neg": np.negative,
-        "max": np.maximum,
-        "min": np.minimum,
-        "div": np.divide,
-        "sqrt": np.sqrt,
-    }
-    if name not in folds:
-        return None
-    with np.errstate(all="ignore"):
-        return float(folds[name](*(np.float32(k) for k in known)))

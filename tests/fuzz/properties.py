@@ -221,7 +221,9 @@ def batched(case: Case) -> None:
                          is_leaf=lambda a: a is None)  # fmt: skip
     rows = (case.args, other)
     both = jax.tree.map(
-        lambda x, y: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.stack([x, y]),
+        lambda x, y: (
+            x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jax.device_put(np.stack([x, y]))
+        ),
         *rows,
     )
     with _of_plain("vmap"):
@@ -239,7 +241,8 @@ def batched(case: Case) -> None:
 
 def _shuffled(x: Any, rng: Any) -> Any:
     """Other values of the same type: the same elements in another order, negated at random."""
-    found = jnp.ravel(x)[rng.permutation(x.size)].reshape(x.shape) if x.size else x
+    numbers = np.asarray(x)
+    found = numbers.ravel()[rng.permutation(x.size)].reshape(x.shape) if x.size else numbers
     return -found if jnp.issubdtype(x.dtype, np.floating) and rng.random() < 0.5 else found
 
 
