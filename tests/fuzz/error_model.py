@@ -7,8 +7,9 @@ program enlarges roundings; twice the spread (and some float32 roundings) is all
 sample decides a comparison, an order or a branch the other way, so may the program.
 
 * What may be 16 bits: operands and results of every equation but those that are promised in
-  float32 (exponentials, logarithms, sums, linear algebra, ...), and those with a literal that the
-  dtype has no value for. With ``level="tensor_cores"`` contractions and data movement alone.
+  float32 (`facts`): exponentials, logarithms, sums, linear algebra, what has a literal that the
+  dtype has no value for, products of coordinates, and elementwise operations on results of these.
+  With ``level="tensor_cores"`` contractions and data movement alone.
 * float16 has a range as well: what exceeds it becomes inf in the samples, and a result that
   depends on it may be anything. Small values get the absolute error of a subnormal.
 * In gradients sums may be 16 bits: JAX transposes a broadcast of a 16-bit value to one.
