@@ -157,6 +157,6 @@ def run(
 def run_chunk(seed: int, shares: Mapping[str, float], first: int, count: int) -> list[Outcome]:
     """Runs some programs, and now and then forgets what JAX compiled for them."""
     outcomes = [run(seed, i, shares) for i in range(first, first + count)]
-    if first % (8 * count) == 0:
+    if first % (40 * count) == 0:
         jax.clear_caches()
     return outcomes

@@ -22,7 +22,7 @@ A program that is chaotic bounds itself: its samples lie far apart.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -107,7 +107,8 @@ def _rounded(x: Any, turn: float, bits: int, narrow: bool) -> Any:
         y = np.ldexp(np.rint(mantissa * grid) / grid, exponent) / scale
         if narrow:
             y = np.where(np.abs(y) < 2.0**-12, _to_subnormals(y, turn), y)
-            y = np.where(np.abs(y) > 62000.0, np.copysign(np.float32(np.inf), y), y)
+            largest = 62000.0 if turn < 0.5 else 66000.0  # on either side of float16's
+            y = np.where(np.abs(y) > largest, np.copysign(np.float32(np.inf), y), y)
         if bits == FULL_BITS:
             y = np.where(np.isfinite(y), y, full)
         return y.astype(x.dtype)
@@ -233,10 +234,19 @@ class Evaluation:
     def while_loop(self, params: dict[str, Any], xs: list[Any]) -> list[Any]:
         n, m = params["cond_nconsts"], params["body_nconsts"]
         first, second, carry = xs[:n], xs[n : n + m], xs[n + m :]
-        while bool(np.any(self.run(params["cond_jaxpr"], [*first, *carry])[0])):
+        while np.any(going := np.asarray(self.run(params["cond_jaxpr"], [*first, *carry])[0])):
             new = self.run(params["body_jaxpr"], [*second, *carry])
-            carry = new
+            # In a batch each row stops by itself.
+            carry = new if going.ndim == 0 else list(map(_chosen(going), new, carry))
         return list(carry)
+
+
+def _chosen(rows: np.ndarray) -> Callable[[Any, Any], Any]:
+    def choose(new: Any, old: Any) -> Any:
+        where = np.where if isinstance(new, np.ndarray) else jnp.where  # of keys
+        return where(rows.reshape(rows.shape + (1,) * (new.ndim - rows.ndim)), new, old)
+
+    return choose
 
 
 def _stacked(rows: list[Any], aval: Any) -> Any:
