@@ -97,27 +97,36 @@ def _bits(dtypes: frozenset[str]) -> tuple[int, bool]:
     return (5 if "bfloat16" in dtypes else 8), "float16" in dtypes
 
 
-def _rounded(x: Any, turn: float, bits: int, narrow: bool) -> Any:
-    """``x`` rounded to a grid of ``bits`` bits of mantissa, at an offset between 0 and 1."""
-    scale = np.float32(0.5 + 0.5 * turn)
+def _rounded(x: Any, rng: np.random.Generator, bits: int, narrow: bool) -> Any:
+    """``x`` rounded to a grid of ``bits`` bits of mantissa, at a random offset."""
+    scale = np.float32(0.5 + 0.5 * rng.random())
     full = np.asarray(x).astype(np.float32)
     with np.errstate(all="ignore"):
         mantissa, exponent = np.frexp(full * scale)
         grid = np.float32(2 ** (bits + 1))
         y = np.ldexp(np.rint(mantissa * grid) / grid, exponent) / scale
         if narrow:
-            y = np.where(np.abs(y) < 2.0**-12, _to_subnormals(y, turn), y)
-            largest = 62000.0 if turn < 0.5 else 66000.0  # on either side of float16's
-            y = np.where(np.abs(y) > largest, np.copysign(np.float32(np.inf), y), y)
+            y = _in_range(y, rng)
         if bits == FULL_BITS:
             y = np.where(np.isfinite(y), y, full)
         return y.astype(x.dtype)
 
 
-def _to_subnormals(y: Any, turn: float) -> Any:
-    """Rounded up or down to float16's least number, twice; what is 0 stays it."""
-    least = np.float32(2.0**-23)
-    return np.where(y == 0, y, np.rint(y / least + np.float32(turn - 0.5)) * least)
+def _in_range(y: Any, rng: np.random.Generator) -> Any:
+    """Small values rounded up or down to float16's least number, twice, and large ones infinite.
+
+    Each element by itself: what is left of the smallest is a matter of chance. What is 0 stays it.
+    """
+    size = np.abs(y)
+    small, large = (size < 2.0**-12) & (size > 0), size > 62000.0
+    if np.any(small):
+        least = np.float32(2.0**-23)
+        steps = np.rint(y / least + rng.random(y.shape, np.float32) - np.float32(0.5))
+        y = np.where(small, steps * least, y)
+    if np.any(large):
+        large &= rng.random(y.shape) < np.where(size < 66000.0, 0.5, 1.0)
+        y = np.where(large, np.copysign(np.float32(np.inf), y), y)
+    return y
 
 
 class Evaluation:
@@ -140,7 +149,7 @@ class Evaluation:
             bits, narrow = _bits(frozenset((dtype,)) | (self.precision.dtypes if low else set()))
         else:
             bits, narrow = _bits(self.precision.dtypes) if low else (FULL_BITS, False)
-        return _rounded(x, self.rng.random(), bits, narrow)
+        return _rounded(x, self.rng, bits, narrow)
 
     def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
         """Runs an open or closed jaxpr."""

@@ -236,6 +236,7 @@ def batched(case: Case) -> None:
     )
     with _of_plain("vmap"):
         plain = avals(trace(jax.vmap(case.plain, in_axes=axes), *both))
+    case.bound().exact(case.args)  # does it run?
     outside = jax.vmap(case.cast, in_axes=axes)
     inside = autocast(jax.vmap(case.plain, in_axes=axes), **case.setting.options())
     for name, fn in (("vmap(autocast)", outside), ("autocast(vmap)", inside)):
