@@ -140,8 +140,13 @@ class Evaluation:
     def __init__(self, precision: Precision, rng: np.random.Generator | None) -> None:
         self.precision = precision
         self.rng = rng
+        # What may be 16 bits need not be. An accumulator that is float32 may hold what exceeds
+        # float16 while operands do not.
+        self.narrow = self.narrow_factors = 1.0
+        if rng is not None:
+            self.narrow, self.narrow_factors = rng.choice((0.0, 0.5, 1.0, 1.0), 2)
 
-    def noisy(self, x: Any, low: bool) -> Any:
+    def noisy(self, x: Any, low: bool, share: float) -> Any:
         dtype = getattr(getattr(x, "dtype", None), "name", "")
         if self.rng is None or not isinstance(x, np.ndarray) or dtype not in FLOATS:
             return x
@@ -149,6 +154,7 @@ class Evaluation:
             bits, narrow = _bits(frozenset((dtype,)) | (self.precision.dtypes if low else set()))
         else:
             bits, narrow = _bits(self.precision.dtypes) if low else (FULL_BITS, False)
+        narrow = narrow and (dtype == "float16" or self.rng.random() < share)
         return _rounded(x, self.rng, bits, narrow)
 
     def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
@@ -213,9 +219,11 @@ class Evaluation:
         exact = kept or promised.full or promised.coordinates
         low = self.precision.may_be_low(name) and not exact
         if low and name != "convert_element_type":
-            seen = {id(v): self.noisy(x, True) for v, x in zip(eqn.invars, xs, strict=True)}
+            share = self.narrow_factors if name in CONTRACTIONS else self.narrow
+            pairs = zip(eqn.invars, xs, strict=True)
+            seen = {id(v): self.noisy(x, True, share) for v, x in pairs}
             xs = [seen[id(v)] for v in eqn.invars]
-        return [self.noisy(x, low) for x in self._apply(eqn, xs)], (promised,)
+        return [self.noisy(x, low, self.narrow) for x in self._apply(eqn, xs)], (promised,)
 
     def _apply(self, eqn: Any, xs: list[Any]) -> list[Any]:
         if eqn.primitive.name != "custom_linear_solve":
