@@ -244,6 +244,10 @@ def _promote(
             return _emit(eqn, states, floats, low, region, _because(Code.CLEAR_NARROW, want))
     votes = voters(policy, eqn, states, floats)
     if not votes:
+        # What a literal takes out of the range of 16 bits is computed: no cast may follow.
+        reason = literal_guard(states, floats, low)
+        if reason is not None:
+            return _emit(eqn, states, floats, FLOAT32, region, reason)
         return _leaf_result(eqn, states, floats, region)
     declared_full = any(eqn.invars[i].aval.dtype == FLOAT32 for i in votes)
     if policy.level == "tensor_cores" and declared_full and name not in DATA_MOVEMENT:
