@@ -106,27 +106,35 @@ def _rounded(x: Any, rng: np.random.Generator, bits: int, narrow: bool) -> Any:
         grid = np.float32(2 ** (bits + 1))
         y = np.ldexp(np.rint(mantissa * grid) / grid, exponent) / scale
         if narrow:
-            y = _in_range(y, rng)
+            y = _to_subnormals(y, rng, 2.0**-23, 2.0**-12)
+            y = _to_infinity(y, rng)
+        elif bits < 8:  # bfloat16
+            y = _to_subnormals(y, rng, 2.0**-132, 2.0**-126)
         if bits == FULL_BITS:
             y = np.where(np.isfinite(y), y, full)
         return y.astype(x.dtype)
 
 
-def _in_range(y: Any, rng: np.random.Generator) -> Any:
-    """Small values rounded up or down to float16's least number, twice, and large ones infinite.
+def _to_subnormals(y: Any, rng: np.random.Generator, least: float, below: float) -> Any:
+    """Small values, rounded up or down to multiples of twice the dtype's least number.
 
     Each element by itself: what is left of the smallest is a matter of chance. What is 0 stays it.
     """
     size = np.abs(y)
-    small, large = (size < 2.0**-12) & (size > 0), size > 62000.0
-    if np.any(small):
-        least = np.float32(2.0**-23)
-        steps = np.rint(y / least + rng.random(y.shape, np.float32) - np.float32(0.5))
-        y = np.where(small, steps * least, y)
-    if np.any(large):
-        large &= rng.random(y.shape) < np.where(size < 66000.0, 0.5, 1.0)
-        y = np.where(large, np.copysign(np.float32(np.inf), y), y)
-    return y
+    small = (size < below) & (size > 0)
+    if not np.any(small):
+        return y
+    steps = np.rint(y / np.float32(least) + rng.random(y.shape, np.float32) - np.float32(0.5))
+    return np.where(small, steps * np.float32(least), y)
+
+
+def _to_infinity(y: Any, rng: np.random.Generator) -> Any:
+    size = np.abs(y)
+    large = size > 62000.0
+    if not np.any(large):
+        return y
+    large &= rng.random(y.shape) < np.where(size < 66000.0, 0.5, 1.0)
+    return np.where(large, np.copysign(np.float32(np.inf), y), y)
 
 
 class Evaluation:
