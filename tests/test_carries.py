@@ -110,6 +110,38 @@ def test_what_is_bounded_does_not_add_up(name):
     assert loop.outvars[0].aval.dtype == jnp.bfloat16
 
 
+# Beyond float16, not beyond bfloat16.
+CONSTANT = np.where(np.eye(4) > 0, 1.0, 1e5).astype(np.float32)
+
+
+def product_in_the_loop(w, x):
+    h = x @ w
+    return lax.scan(lambda c, _: (h * 1e5, None), h, length=3)
+
+
+BEYOND = {
+    "literal_from_the_body": scan_of(lambda w, x, c: jnp.full((4, 4), 1e5), lambda w, x: x @ w),
+    "constant_from_the_body": scan_of(lambda w, x, c: jnp.asarray(CONSTANT), lambda w, x: x @ w),
+    "product_from_the_body": product_in_the_loop,
+    "literal_at_the_start": scan_of(
+        lambda w, x, c, d: (jnp.tanh(x @ w), c), lambda w, x: (jnp.full((4, 4), 1e5), x @ w)
+    ),
+    "constant_at_the_start": scan_of(
+        lambda w, x, c, d: (jnp.tanh(x @ w), c), lambda w, x: (jnp.asarray(CONSTANT), x @ w)
+    ),
+}
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float16", FULL), ("bfloat16", LOW)])
+@pytest.mark.parametrize("fn", BEYOND.values(), ids=BEYOND)
+def test_a_carry_has_the_range_of_what_it_holds(fn, dtype, expected):
+    low = autocast(fn, compute_dtype=dtype, params=0)
+    (loop,) = find(trace(low, W, X), "scan")
+    assert loop.outvars[0].aval.dtype == expected
+    for found, right in zip(jax.tree.leaves(low(W, X)), jax.tree.leaves(fn(W, X)), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-2)
+
+
 @pytest.mark.parametrize("name", ["tanh", "relu", "lstm", "computed", "sum", "moving_average"])
 def test_gradients_through_low_carries(name):
     fn, _ = CARRIES[name]

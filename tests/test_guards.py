@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16
+from jmp_autocast import BF16, FP16, autocast
 from jmp_autocast.interpreters import Code
 from jmp_autocast.interpreters.extent import const_extent
 from jmp_autocast.interpreters.guards import representable
 
+from .jaxprs import find, trace
 from .plans import F16, FULL, LOW, LOWEST, all_equations, low, plan_of, planned, positions
 
 X = np.ones((4, 4), np.float32)
@@ -192,3 +193,14 @@ def test_rotary_embedding_at_position_65536(angles):
     assert planned(plan, "cos").results[0].dtype == FULL
     assert planned(plan, "sin").results[0].dtype == FULL
     assert planned(plan, "cos").operands == planned(plan, "sin").operands == (None,)
+
+
+@pytest.mark.parametrize(("policy", "dtype"), [(FP16, "float32"), (BF16, "bfloat16")])
+def test_a_parameter_that_a_literal_takes_out_of_range_is_float32(policy, dtype):
+    def fn(w, x):
+        return jnp.tanh((x @ w) * (w * 1e5) * 1e-7)
+
+    low = autocast(fn, policy=policy, params=0)
+    (tanh,) = find(trace(low, X, X), "tanh")
+    assert tanh.invars[0].aval.dtype == dtype
+    np.testing.assert_allclose(low(-X, X), fn(-X, X), rtol=1e-2)

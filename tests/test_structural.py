@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jmp_autocast import autocast
 from jmp_autocast.interpreters.compat import bind
 
-from .jaxprs import assert_dots_run_in, find, trace
+from .jaxprs import assert_dots_run_in, dot_dtypes, find, trace
 
 DTYPES = ["bfloat16", "float16"]
 TOLERANCE = 5e-3
@@ -232,3 +232,23 @@ def assert_close(found, expected, tolerance):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         scale = np.max(np.abs(b), initial=1e-3)
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({"compute_dtype": "float16"}, "float16"), ({"enabled": False}, "float32")],
+    ids=["float16", "disabled"],
+)
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_an_inner_autocast_reads_what_the_outer_one_made_low(name, options, dtype):
+    def first_and_structure(transform):
+        inner = transform(compose(name))
+        return lambda p, x: inner(p, x @ p["w"])
+
+    plain = first_and_structure(lambda f: f)
+    fn = autocast(first_and_structure(lambda f: autocast(f, **options)), compute_dtype="bfloat16")
+    for derivative in [lambda f: f, *derivatives(name)[:1]]:
+        found = trace(derivative(fn), params(), inputs())
+        assert {dot[:2] for dot in dot_dtypes(found)} == {("bfloat16",) * 2, (dtype,) * 2}
+    expected = plain(params(), inputs())
+    np.testing.assert_allclose(fn(params(), inputs()), expected, rtol=0.05, atol=0.05)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arguments import name_of
 from ..interpreters.compat import Literal, scope_names
-from ..interpreters.forward import view_of
+from ..interpreters.equation_view import view_of
 from ..interpreters.plan import EquationPlan, Plan, ValueState
 from ..policies import DATA_MOVEMENT, STRUCTURAL, CastPolicy, Policy
 

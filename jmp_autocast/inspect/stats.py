@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arguments import flatten
 from ..interpreters.compat import fresh_make_jaxpr
-from ..interpreters.forward import view_of
+from ..interpreters.equation_view import view_of
 from ..interpreters.plan import ValueState
 from .casts import equations_in, jaxprs_of
 from .rows import NOT_ARITHMETIC

@@ -10,6 +10,7 @@ import numpy as np
 from ..policies import CALLS, CONTRACTIONS, FLOAT32
 from .compat import Literal, body_of, inner_jaxpr_key
 from .plan import CUSTOM_RULES, Leaf, ValueState, float_dtype
+from .votes import literal_guard
 
 # What comes out of these does not grow with what went in, so an error in it does not add up.
 _BOUNDED = frozenset("tanh logistic sin cos erf erfc sqrt cbrt".split())
@@ -40,6 +41,8 @@ def first_guess(
     def guess(k: int, declared: np.dtype | None, state: ValueState) -> np.dtype | None:
         if low is None or declared != FLOAT32 or k in accumulating:
             return declared
+        if literal_guard([state], [0], low) is not None:
+            return declared
         return low if state.dtype == low or state.leaf not in voters else declared
 
     return [
@@ -61,10 +64,8 @@ def settled(
         returned_by_body: Plans the body for given carries and says what it returns.
     """
     while carries != declared:
-        # A leaf, such as zeros again, takes any dtype.
-        returned = [
-            None if s.leaf not in (None, Leaf.DATA) else s.dtype for s in returned_by_body(carries)
-        ]
+        pairs = zip(returned_by_body(carries), carries, strict=True)
+        returned = [None if _takes(s, d) else s.dtype for s, d in pairs]
         joined = [
             e if r not in (None, d) else d
             for d, e, r in zip(carries, declared, returned, strict=True)
@@ -73,6 +74,13 @@ def settled(
             break
         carries = joined
     return carries
+
+
+def _takes(state: ValueState, dtype: np.dtype | None) -> bool:
+    """A leaf, such as zeros again, takes any dtype that has its value."""
+    if state.leaf in (None, Leaf.DATA) or dtype is None:
+        return False
+    return dtype == FLOAT32 or literal_guard([state], [0], dtype) is None
 
 
 def accumulating_carries(body: Any, first: int, count: int) -> frozenset[int]:

@@ -18,12 +18,12 @@ from ..policies import (
     FULL_POLICIES,
     CastPolicy,
     Decision,
-    EquationView,
     Policy,
     apply_rule,
 )
 from .backward import SATURATING
-from .compat import is_array_aval, source_line
+from .compat import is_array_aval
+from .equation_view import view_of
 from .guards import coordinate_bound, fold
 from .plan import (
     FLOAT_DTYPES,
@@ -245,6 +245,10 @@ def _promote(
             return _emit(eqn, states, floats, low, region, _because(Code.CLEAR_NARROW, want))
     votes = voters(policy, eqn, states, floats)
     if not votes:
+        # What a literal takes out of the range of 16 bits is computed: no cast may follow.
+        reason = literal_guard(states, floats, low)
+        if reason is not None:
+            return _emit(eqn, states, floats, FLOAT32, region, reason)
         return _leaf_result(eqn, states, floats, region)
     declared_full = any(eqn.invars[i].aval.dtype == FLOAT32 for i in votes)
     if policy.level == "tensor_cores" and declared_full and name not in DATA_MOVEMENT:
@@ -349,43 +353,10 @@ def _outside(aval: Any, low: np.dtype) -> bool:
     return np.dtype(dtype).kind in "fcV" if isinstance(dtype, np.dtype) else False
 
 
-def view_of(
-    eqn: Any, states: Sequence[ValueState], scope: Sequence[str], low: np.dtype
-) -> EquationView:
-    """Returns what a rule function and a report see of an equation.
-
-    Args:
-        eqn: The equation.
-        states: What is known of each operand.
-        scope: The names of the enclosing scopes.
-        low: The compute dtype.
-    """
-    return EquationView(
-        primitive=eqn.primitive.name,
-        params=eqn.params,
-        operand_shapes=_shapes(eqn.invars),
-        operand_dtypes=_dtypes(eqn.invars),
-        result_shapes=_shapes(eqn.outvars),
-        result_dtypes=_dtypes(eqn.outvars),
-        literals=tuple(s.known for s in states),
-        scope="/".join(scope),
-        compute_dtype=low,
-        summarize_source=lambda: source_line(eqn),
-    )
-
-
 def _has_plain_update(eqn: Any) -> bool:
     """False for ``x.at[i].apply(fn)``: a scatter whose computation is ``fn``."""
     update = eqn.params.get("update_jaxpr")
     return eqn.primitive.name != "scatter" or update is None or not update.eqns
-
-
-def _shapes(atoms: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(getattr(v.aval, "shape", ())) for v in atoms)
-
-
-def _dtypes(atoms: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(getattr(v.aval, "dtype", None) for v in atoms)
 
 
 def _promote_full(state: ValueState, i: int) -> Reason:

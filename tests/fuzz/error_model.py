@@ -7,8 +7,9 @@ program enlarges roundings; twice the spread (and some float32 roundings) is all
 sample decides a comparison, an order or a branch the other way, so may the program.
 
 * What may be 16 bits: operands and results of every equation but those that are promised in
-  float32 (exponentials, logarithms, sums, linear algebra, ...), and those with a literal that the
-  dtype has no value for. With ``level="tensor_cores"`` contractions and data movement alone.
+  float32 (`facts`): exponentials, logarithms, sums, linear algebra, what has a literal that the
+  dtype has no value for, products of coordinates, and elementwise operations on results of these.
+  With ``level="tensor_cores"`` contractions and data movement alone.
 * float16 has a range as well: what exceeds it becomes inf in the samples, and a result that
   depends on it may be anything. Small values get the absolute error of a subnormal.
 * In gradients sums may be 16 bits: JAX transposes a broadcast of a 16-bit value to one.
@@ -21,7 +22,6 @@ A program that is chaotic bounds itself: its samples lie far apart.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,25 +37,21 @@ from jmp_autocast.interpreters.compat import (
     scan_split,
 )
 
+from .facts import (
+    CONTRACTIONS,
+    ELEMENTWISE_FULL,
+    MOVEMENT,
+    NOTHING,
+    PASSING,
+    SUMS,
+    Fact,
+    fact_of,
+    guarded,
+    literal_fact,
+    reads_coordinates,
+)
 from .numpy_rules import apply, to_numpy
 
-CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
-MOVEMENT = frozenset(
-    """
-    reshape transpose broadcast_in_dim squeeze rev slice dynamic_slice gather concatenate pad copy
-    select_n dynamic_update_slice scatter stop_gradient split name convert_element_type
-    """.split()
-)
-ELEMENTWISE_FULL = frozenset(
-    """
-    exp exp2 expm1 log log1p pow rsqrt tan asin acos atan asinh acosh atanh sinh cosh erf_inv
-    lgamma digamma fft cholesky lu qr geqrf householder_product eigh svd triangular_solve
-    cumlogsumexp
-    """.split()
-)
-SUMS = frozenset(
-    "reduce_sum reduce_prod cumsum cumprod scatter-add scatter-sub scatter-mul".split()
-)
 # Along the one device of a mesh axis.
 IDENTITIES = frozenset(
     """
@@ -96,42 +92,49 @@ class Precision:
             return primitive in CONTRACTIONS or primitive in MOVEMENT
         return True
 
-    def lacks(self, known: float) -> bool:
-        """True for a literal that one of the dtypes does not hold: it becomes inf, 0, 1 or -1."""
-        if not math.isfinite(known):
-            return False
-        for dtype in self.dtypes:
-            with np.errstate(over="ignore"):
-                rounded = float(np.asarray(known).astype(jnp.dtype(dtype)))
-            if not math.isfinite(rounded) or (rounded in (0.0, 1.0, -1.0) and rounded != known):
-                return True
-        return False
-
 
 def _bits(dtypes: frozenset[str]) -> tuple[int, bool]:
     return (5 if "bfloat16" in dtypes else 8), "float16" in dtypes
 
 
-def _rounded(x: Any, turn: float, bits: int, narrow: bool) -> Any:
-    """``x`` rounded to a grid of ``bits`` bits of mantissa, at an offset between 0 and 1."""
-    scale = np.float32(0.5 + 0.5 * turn)
+def _rounded(x: Any, rng: np.random.Generator, bits: int, narrow: bool) -> Any:
+    """``x`` rounded to a grid of ``bits`` bits of mantissa, at a random offset."""
+    scale = np.float32(0.5 + 0.5 * rng.random())
     full = np.asarray(x).astype(np.float32)
     with np.errstate(all="ignore"):
         mantissa, exponent = np.frexp(full * scale)
         grid = np.float32(2 ** (bits + 1))
         y = np.ldexp(np.rint(mantissa * grid) / grid, exponent) / scale
         if narrow:
-            y = np.where(np.abs(y) < 2.0**-12, _to_subnormals(y, turn), y)
-            y = np.where(np.abs(y) > 62000.0, np.copysign(np.float32(np.inf), y), y)
+            y = _to_subnormals(y, rng, 2.0**-23, 2.0**-12)
+            y = _to_infinity(y, rng)
+        elif bits < 8:  # bfloat16
+            y = _to_subnormals(y, rng, 2.0**-132, 2.0**-126)
         if bits == FULL_BITS:
             y = np.where(np.isfinite(y), y, full)
         return y.astype(x.dtype)
 
 
-def _to_subnormals(y: Any, turn: float) -> Any:
-    """Rounded up or down to float16's least number, twice; what is 0 stays it."""
-    least = np.float32(2.0**-23)
-    return np.where(y == 0, y, np.rint(y / least + np.float32(turn - 0.5)) * least)
+def _to_subnormals(y: Any, rng: np.random.Generator, least: float, below: float) -> Any:
+    """Small values, rounded up or down to multiples of twice the dtype's least number.
+
+    Each element by itself: what is left of the smallest is a matter of chance. What is 0 stays it.
+    """
+    size = np.abs(y)
+    small = (size < below) & (size > 0)
+    if not np.any(small):
+        return y
+    steps = np.rint(y / np.float32(least) + rng.random(y.shape, np.float32) - np.float32(0.5))
+    return np.where(small, steps * np.float32(least), y)
+
+
+def _to_infinity(y: Any, rng: np.random.Generator) -> Any:
+    size = np.abs(y)
+    large = size > 62000.0
+    if not np.any(large):
+        return y
+    large &= rng.random(y.shape) < np.where(size < 66000.0, 0.5, 1.0)
+    return np.where(large, np.copysign(np.float32(np.inf), y), y)
 
 
 class Evaluation:
@@ -145,8 +148,13 @@ class Evaluation:
     def __init__(self, precision: Precision, rng: np.random.Generator | None) -> None:
         self.precision = precision
         self.rng = rng
+        # What may be 16 bits need not be. An accumulator that is float32 may hold what exceeds
+        # float16 while operands do not.
+        self.narrow = self.narrow_factors = 1.0
+        if rng is not None:
+            self.narrow, self.narrow_factors = rng.choice((0.0, 0.5, 1.0, 1.0), 2)
 
-    def noisy(self, x: Any, low: bool) -> Any:
+    def noisy(self, x: Any, low: bool, share: float) -> Any:
         dtype = getattr(getattr(x, "dtype", None), "name", "")
         if self.rng is None or not isinstance(x, np.ndarray) or dtype not in FLOATS:
             return x
@@ -154,75 +162,85 @@ class Evaluation:
             bits, narrow = _bits(frozenset((dtype,)) | (self.precision.dtypes if low else set()))
         else:
             bits, narrow = _bits(self.precision.dtypes) if low else (FULL_BITS, False)
-        return _rounded(x, self.rng.random(), bits, narrow)
+        narrow = narrow and (dtype == "float16" or self.rng.random() < share)
+        return _rounded(x, self.rng, bits, narrow)
 
-    def run(
-        self,
-        jaxpr: Any,
-        args: Sequence[Any],
-        known: Sequence[float | None] | None = None,
-    ) -> list[Any]:
-        """Runs an open or closed jaxpr; ``known`` are the values of arguments that are literals."""
+    def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+        """Runs an open or closed jaxpr."""
+        return self._call(jaxpr, args, [NOTHING] * len(args))[0]
+
+    def _call(
+        self, jaxpr: Any, args: Sequence[Any], given: Sequence[Fact]
+    ) -> tuple[list[Any], list[Fact]]:
         body = body_of(jaxpr)
         env: dict[Any, Any] = dict(
             zip(body.constvars, map(to_numpy, consts_of(jaxpr)), strict=False)
         )
         env.update(zip(body.invars, map(to_numpy, args), strict=True))
-        facts = {v: k for v, k in zip(body.invars, known or (), strict=False) if k is not None}
+        facts = {v: fact for v, fact in zip(body.invars, given, strict=True) if fact != NOTHING}
 
         def read(atom: Any) -> Any:
             return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else env[atom]
 
-        def fact(atom: Any) -> float | None:
-            if not isinstance(atom, Literal):
-                return facts.get(atom)
-            value = np.asarray(atom.val)
-            return float(value) if value.shape == () and value.dtype.kind in "fiub" else None
+        def fact(atom: Any) -> Fact:
+            if isinstance(atom, Literal):
+                return literal_fact(atom.val)
+            return facts.get(atom, NOTHING)
 
         for eqn in body.eqns:
             xs = [read(v) for v in eqn.invars]
-            known_here = [fact(v) for v in eqn.invars]
-            results = self.equation(eqn, xs, known_here)
+            results, known = self.equation(eqn, xs, [fact(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, results, strict=True))
-            moves = eqn.primitive.name in ("broadcast_in_dim", "convert_element_type", "reshape")
-            if moves and known_here[0] is not None:
-                facts[eqn.outvars[0]] = known_here[0]
-            elif known_here and all(k is not None for k in known_here):
-                folded = _fold(eqn.primitive.name, known_here)
-                if folded is not None:
-                    facts[eqn.outvars[0]] = folded
-        return [read(v) for v in body.outvars]
+            facts.update((v, f) for v, f in zip(eqn.outvars, known, strict=False) if f != NOTHING)
+        return [read(v) for v in body.outvars], [fact(v) for v in body.outvars]
 
-    def equation(self, eqn: Any, xs: list[Any], known: Sequence[float | None]) -> list[Any]:
+    def equation(
+        self, eqn: Any, xs: list[Any], facts: Sequence[Fact]
+    ) -> tuple[list[Any], Sequence[Fact]]:
+        """Returns the results of an equation, and what is promised of the first one."""
         name, params = eqn.primitive.name, eqn.params
         if name in CALLS:
             key = "call" if name == "custom_vmap_call" else inner_jaxpr_key(params)
-            return self.run(params[key], xs, known)
+            return self._call(params[key], xs, facts)
         if name in IDENTITIES:
-            return xs
+            return xs, ()
         if name == "axis_index":
-            return [np.int32(0)]
+            return [np.int32(0)], ()
         if name == "scan":
-            return self.scan(params, xs)
+            return self.scan(params, xs), ()
         if name == "while":
-            return self.while_loop(params, xs)
+            return self.while_loop(params, xs), ()
         if name == "cond":
             branches = params["branches"]
             index = min(max(int(xs[0]), 0), len(branches) - 1)
-            return self.run(branches[index], xs[1:], known[1:])
-        low = self.precision.may_be_low(name) and not any(
-            k is not None and self.precision.lacks(k) for k in known
-        )
-        moves_number = name in ("convert_element_type", "broadcast_in_dim", "reshape") and (
-            known[0] is not None
-        )
-        if low and name != "convert_element_type" and not moves_number:
-            seen = {id(v): self.noisy(x, True) for v, x in zip(eqn.invars, xs, strict=True)}
+            return self._call(branches[index], xs[1:], facts[1:])[0], ()
+        if self.rng is None:
+            return self._apply(eqn, xs), ()
+        kept = guarded(eqn, facts, self.precision.dtypes)
+        if not self.precision.gradients:
+            kept = kept or reads_coordinates(eqn, xs, facts)
+        promised = fact_of(eqn, facts, kept)
+        if self.precision.gradients:
+            promised = Fact(promised.known, promised.literal)
+        if promised.known is not None and name in PASSING:
+            return self._apply(eqn, xs), (promised,)
+        exact = kept or promised.full or promised.coordinates
+        low = self.precision.may_be_low(name) and not exact
+        if low and name != "convert_element_type":
+            share = self.narrow_factors if name in CONTRACTIONS else self.narrow
+            pairs = zip(eqn.invars, xs, strict=True)
+            seen = {id(v): self.noisy(x, True, share) for v, x in pairs}
             xs = [seen[id(v)] for v in eqn.invars]
-        out = apply(eqn, xs)
-        if moves_number:
-            return out
-        return [self.noisy(x, low) for x in out]
+        return [self.noisy(x, low, self.narrow) for x in self._apply(eqn, xs)], (promised,)
+
+    def _apply(self, eqn: Any, xs: list[Any]) -> list[Any]:
+        if eqn.primitive.name != "custom_linear_solve":
+            return apply(eqn, xs)
+        # Its functions may hold what has a kernel in `jax.shard_map` alone.
+        counts, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+        first = counts.matvec + counts.vecmat
+        operands = xs[first : first + counts.solve] + xs[sum(counts) :]
+        return Evaluation(self.precision, None).run(solve, operands)
 
     def scan(self, params: dict[str, Any], xs: list[Any]) -> list[Any]:
         consts, carries = scan_split(params)
@@ -241,10 +259,19 @@ class Evaluation:
     def while_loop(self, params: dict[str, Any], xs: list[Any]) -> list[Any]:
         n, m = params["cond_nconsts"], params["body_nconsts"]
         first, second, carry = xs[:n], xs[n : n + m], xs[n + m :]
-        while bool(np.any(self.run(params["cond_jaxpr"], [*first, *carry])[0])):
+        while np.any(going := np.asarray(self.run(params["cond_jaxpr"], [*first, *carry])[0])):
             new = self.run(params["body_jaxpr"], [*second, *carry])
-            carry = new
+            # In a batch each row stops by itself.
+            carry = new if going.ndim == 0 else list(map(_chosen(going), new, carry))
         return list(carry)
+
+
+def _chosen(rows: np.ndarray) -> Callable[[Any, Any], Any]:
+    def choose(new: Any, old: Any) -> Any:
+        where = np.where if isinstance(new, np.ndarray) else jnp.where  # of keys
+        return where(rows.reshape(rows.shape + (1,) * (new.ndim - rows.ndim)), new, old)
+
+    return choose
 
 
 def _stacked(rows: list[Any], aval: Any) -> Any:
@@ -253,20 +280,3 @@ def _stacked(rows: list[Any], aval: Any) -> Any:
     if isinstance(rows[0], jax.Array):
         return jnp.stack(rows)
     return np.stack(rows)
-
-
-def _fold(name: str, known: Sequence[float | None]) -> float | None:
-    folds: dict[str, Callable[..., Any]] = {
-        "add": np.add,
-        "sub": np.subtract,
-        "mul": np.multiply,
-        "neg": np.negative,
-        "max": np.maximum,
-        "min": np.minimum,
-        "div": np.divide,
-        "sqrt": np.sqrt,
-    }
-    if name not in folds:
-        return None
-    with np.errstate(all="ignore"):
-        return float(folds[name](*(np.float32(k) for k in known)))

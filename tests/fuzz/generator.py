@@ -62,6 +62,7 @@ WEIGHTS = {
     "casts": 1.5,
     "control": 3.5,
     "library": 1,
+    "probes": 0.5,
 }
 
 
@@ -321,7 +322,10 @@ def _input(g: Generator, dtypes: Sequence[str], odds: Sequence[float]) -> str:
     dtype = g.choice(dtypes, odds)
     shape = () if dtype == "key" else g.shape()
     name = g.fresh()
-    g.types[name] = ArrayType(shape, dtype, dtype == "float32" and not shape and g.chance(0.4))
+    weak = dtype == "float32" and not shape and g.chance(0.4)
+    if weak and g.x64:
+        dtype = "float64"  # as a Python float
+    g.types[name] = ArrayType(shape, dtype, weak)
     g.visible.append(name)
     return name
 
@@ -336,9 +340,15 @@ def generate(seed: Any, size: tuple[int, int] = (3, 9)) -> Program:
     g = Generator(seed)
     with jax_settings(g.x64):
         params, data = _inputs(g)
-        if g.chance(0.7):
-            g.step({"contractions": 1})
-        g.steps(g.integer(*size))
+        if g.chance(0.12):
+            for _ in range(4):
+                g.step({"probes": 1})
+        else:
+            if g.chance(0.7):
+                g.step({"contractions": 1})
+            g.steps(g.integer(*size))
+            if g.chance(0.2):
+                g.step({"probes": 1})
     types = {name: g.types[name] for name in (*params, *data)}
     body = tuple(g.body)
     made = [name for let in body for name in let.names]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmp_autocast.interpreters.compat import bind
+from jmp_autocast.interpreters.compat import bind, body_of
 
 Rule = Callable[..., Any]
 
@@ -42,7 +42,8 @@ def to_numpy(x: Any) -> Any:
 
 
 def _for_jax(x: Any) -> Any:
-    return jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) else x
+    # `jnp.asarray` compiles something for each shape.
+    return jax.device_put(np.asarray(x)) if isinstance(x, np.ndarray | np.generic) else x
 
 
 def _computable(x: Any) -> np.ndarray:
@@ -100,6 +101,20 @@ def _dot(eqn: Any, x: Any, y: Any) -> Any:
     return np.einsum(x, left, y, right, out)
 
 
+def _accumulate(eqn: Any, *xs: Any) -> Any:
+    """Movements and one contraction of 16-bit values, whose result is not rounded."""
+    body, low = body_of(eqn.params["jaxpr"]), eqn.params["low"]
+    rounded = (x.astype(low).astype(np.float32) if x.dtype.kind == "f" else x for x in xs)
+    env = dict(zip(body.invars, rounded, strict=False))
+    for inner in body.eqns:
+        rule = RULES.get(inner.primitive.name)
+        out = NotImplemented if rule is None else rule(inner, *(env[v] for v in inner.invars))
+        if out is NotImplemented:
+            return NotImplemented
+        env[inner.outvars[0]] = out
+    return env[body.outvars[0]]
+
+
 def _reduce(function: Rule) -> Rule:
     def rule(eqn: Any, x: Any) -> Any:
         axes = tuple(eqn.params["axes"])
@@ -146,10 +161,16 @@ def _slice(eqn: Any, x: Any) -> Any:
 
 
 def _pad(eqn: Any, x: Any, value: Any) -> Any:
-    config = eqn.params["padding_config"]
-    if any(low < 0 or high < 0 or inner for low, high, inner in config):
-        return NotImplemented
-    return np.pad(x, [(low, high) for low, high, _ in config], constant_values=value)
+    shape, at, kept = [], [], []
+    for n, (low, high, inner) in zip(x.shape, eqn.params["padding_config"], strict=True):
+        spread = n + max(n - 1, 0) * inner
+        first = max(low, 0)
+        shape.append(first + spread + max(high, 0))
+        at.append(slice(first, first + spread, inner + 1))
+        kept.append(slice(max(-low, 0), shape[-1] - max(-high, 0)))
+    out = np.full(shape, value, x.dtype)
+    out[tuple(at)] = x
+    return out[tuple(kept)]
 
 
 def _starts(x: Any, sizes: Sequence[int], starts: Sequence[Any]) -> tuple[slice, ...]:
@@ -241,6 +262,7 @@ RULES: dict[str, Rule] = {
     "xor": _logic(np.logical_xor, np.bitwise_xor),
     "convert_element_type": _convert,
     "dot_general": _dot,
+    "accumulate": _accumulate,
     "reduce_sum": _total(np.sum),
     "reduce_prod": _total(np.prod),
     "reduce_max": _reduce(np.max),

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import BF16, CastPolicy, Policy, autocast, register_policy
+from jmp_autocast.interpreters import forward, votes
 from jmp_autocast.interpreters.compat import Tracer
+from jmp_autocast.interpreters.planner import Planner
 
-from . import campaign, properties
+from . import campaign, operations_probes, properties
 from .__main__ import main
-from .generator import generate
-from .program import ArrayType, Let, Program
+from .generator import Generator, generate
+from .program import ArrayType, Let, Program, jax_settings
 from .properties import Case, Setting, check
 
 # Evaluated in NumPy; what compiles or traces often has its turn less often than in a long run.
@@ -107,6 +109,50 @@ def test_each_property_sees_what_breaks_it(name, monkeypatch):
     failures, _ = check(case_of(), (name,))
     kept.clear()
     assert [f.property for f in failures] == [name]
+
+
+def probe_case(sampler, seed):
+    g = Generator(seed)
+    g.x64 = False
+    with jax_settings(False):
+        assert g.let(sampler(g), "probes")
+    program = Program((), (), {}, tuple(g.body), g.body[-1].names)
+    return Case(program, Setting(Policy("float16")), ({},), np.random.default_rng(seed))
+
+
+def plan_whatever_the_states(self, jaxpr, inputs, wanted, path=()):
+    key = (id(jaxpr), tuple(wanted), path)
+    if key not in self._plans:
+        self._plans[key] = (jaxpr, self._plan(jaxpr, inputs, wanted, path))
+    return self._plans[key][1]
+
+
+LOST = {
+    "literals": (
+        operations_probes.beyond,
+        lambda patch: patch.setattr(votes, "representable", lambda known, low: True),
+    ),
+    "sums": (
+        operations_probes.long_sum,
+        lambda patch: register_policy("reduce_sum", CastPolicy.PROMOTE),
+    ),
+    "coordinates": (
+        operations_probes.rotated,
+        lambda patch: patch.setattr(forward, "coordinate_bound", lambda *operands: None),
+    ),
+    "states": (
+        operations_probes.one_call_for_several_kinds,
+        lambda patch: patch.setattr(Planner, "plan", plan_whatever_the_states),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_probes_see_a_lost_promise(name, monkeypatch):
+    sampler, lose = LOST[name]
+    assert not any(check(probe_case(sampler, i), ("values",))[0] for i in range(4))
+    lose(monkeypatch)
+    assert any(check(probe_case(sampler, i), ("values",))[0] for i in range(4))
 
 
 def test_a_failure_is_reported_and_shrunk(monkeypatch, capsys):
