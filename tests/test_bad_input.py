@@ -10,9 +10,16 @@ import pytest
 
 import jmp_autocast
 
-from .bad_input import loss_scale_rows, nnx_rows, policy_rows, transform_rows, world
+from .bad_input import (
+    loss_scale_rows,
+    nnx_rows,
+    policy_file_rows,
+    policy_rows,
+    transform_rows,
+    world,
+)
 
-ROOMS = (transform_rows, policy_rows, loss_scale_rows, nnx_rows)
+ROOMS = (transform_rows, policy_rows, policy_file_rows, loss_scale_rows, nnx_rows)
 ROWS = [row for room in ROOMS for row in room.ROWS]
 
 # The library makes these, and users only read them.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Self, cast
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
 from .cast_policy import CastPolicy, Rule
+from .choices import DOT_OUTPUTS, LEVELS, RESIDUALS, DotOutput, Level, Residuals
 from .dtypes import as_compute_dtype, as_float_dtype
 from .registry import (
     as_rule,
@@ -23,13 +25,7 @@ from .registry import (
     structural_message,
 )
 from .tables import DEFAULT_RULES, STRUCTURAL
-
-Level = Literal["tensor_cores", "o1", "compute"]
-Residuals = Literal["promote", "compute"]
-DotOutput = Literal["compute", "consumer"]
-LEVELS: tuple[Level, ...] = get_args(Level)
-RESIDUALS: tuple[Residuals, ...] = get_args(Residuals)
-DOT_OUTPUTS: tuple[DotOutput, ...] = get_args(DotOutput)
+from .toml_file import read_policy, write_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +79,9 @@ class Policy:
             _check_choice("residuals", self.residuals, RESIDUALS)
         _check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
         rules = [(_rule_name(name), rule) for name, rule in _pairs(self.rules, "rules")]
-        rules = tuple((name, as_rule(rule, name)) for name, rule in rules)
-        object.__setattr__(self, "rules", rules)
+        # As in `with_rules` a later rule replaces an earlier one for the same primitive.
+        merged = {name: as_rule(rule, name) for name, rule in rules}
+        object.__setattr__(self, "rules", tuple(merged.items()))
         scopes = _pairs(self.scopes, "scopes")
         scopes = tuple((_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in scopes)
         object.__setattr__(self, "scopes", scopes)
@@ -175,6 +172,69 @@ class Policy:
             merged.pop(_pattern(pattern), None)
             merged[pattern] = value
         return dataclasses.replace(self, scopes=tuple(merged.items()))
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the policy to a TOML file that a person can read and change.
+
+        The file is replaced as a whole: a failure leaves what was there. Registrations of
+        `register_policy` are no part of a policy, and are not saved.
+
+        Args:
+            path: The file.
+
+        Raises:
+            TypeError: A rule is a function, which a file of data cannot hold; or ``path`` is
+                neither a string nor a ``pathlib.Path``.
+            ValueError: A name or pattern holds half of a surrogate pair, which TOML cannot; or
+                ``path`` is there and no regular file.
+            OSError: The file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> from jmp_autocast import BF16
+            >>> policy = BF16.with_rules({"tanh": "FP32"}).with_scopes({"*/ln": "float32"})
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "policy.toml")
+            ...     policy.save(path)
+            ...     lines = path.read_text().splitlines()
+            >>> [line for line in lines if "dtype =" in line]
+            ['compute_dtype = "bfloat16"', 'dtype = "float32"']
+        """
+        write_policy(self, path)
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> Self:
+        r"""Reads a policy from a TOML file, as `save` writes it.
+
+        ``version`` and ``compute_dtype`` must be there; what else is left out is as in
+        ``Policy(compute_dtype)``. Nothing in the file is run, imported or registered, and the
+        primitives that it names need not exist.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The policy, equal to the one that was saved.
+
+        Raises:
+            ValueError: The file is not UTF-8 or not TOML, its version is missing or newer than
+                this package, or a key, policy, dtype or level is unknown; the nearest match is
+                named.
+            TypeError: A value has the wrong type, or ``path`` is neither a string nor a
+                ``pathlib.Path``.
+            OSError: The file cannot be read.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> from jmp_autocast import Policy
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "policy.toml")
+            ...     _ = path.write_text("version = 1\ncompute_dtype = 'bfloat16'")
+            ...     policy = Policy.load(path)
+            >>> policy == Policy("bfloat16")
+            True
+        """
+        return cls(**read_policy(path))
 
     @functools.cached_property
     def _rule_map(self) -> dict[str, Rule]:

@@ -1,0 +1,63 @@
+"""Wrong uses of `Policy.save` and `Policy.load`; `tests/wrong_policy_files.py` has wrong files."""
+
+import pathlib
+import sys
+
+from jmp_autocast import CastPolicy, Policy
+
+from .world import Row
+
+PROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
+
+
+def _file(mistake, call, error, argument, value, rule, fix):
+    return Row("Policy", mistake, call, error, argument, value, rule, fix)
+
+
+ROWS = [
+    _file(
+        "a rule function in a file",
+        lambda w: w.policy.with_rules({"exp": lambda eqn: CastPolicy.KEEP}).save("policy.toml"),
+        TypeError,
+        "rule for primitive 'exp'",
+        "<lambda>",
+        "holds data alone",
+        "a policy's name instead",
+    ),
+    _file(
+        "an open file to save to",
+        lambda w: w.policy.save(sys.stdout),
+        TypeError,
+        r"Policy\.save",
+        "of type",
+        "takes a path",
+        "Write one such as 'policy.toml'",
+    ),
+    _file(
+        "a folder to save to",
+        lambda w: w.policy.save(PROJECT.parent),
+        ValueError,
+        "save a policy",
+        PROJECT.parent.name,
+        "is no regular file",
+        "Pass the path of a file",
+    ),
+    _file(
+        "the content of a file",
+        lambda w: Policy.load(b"version = 1"),
+        TypeError,
+        r"Policy\.load",
+        "b'version = 1' of type bytes",
+        "takes a path",
+        "Write one such as 'policy.toml'",
+    ),
+    _file(
+        "another TOML file",
+        lambda w: Policy.load(PROJECT),
+        ValueError,
+        "Policy file",
+        "pyproject.toml",
+        "has no version",
+        "Add the line: version = 1",
+    ),
+]
