@@ -28,7 +28,6 @@ from .compat import (
     jaxpr_as_fun,
     with_dtype,
 )
-from .cpu_contraction import contract_on_cpu
 from .emit import emit
 
 
@@ -202,31 +201,25 @@ def _contraction(jaxpr: Any) -> Any:
     return eqn
 
 
-def _contract(primitive: Any, params: dict[str, Any], *operands: Any) -> Any:
-    return bind(primitive, operands, params)
-
-
 def _evaluate(
-    *operands: Any,
-    contract: Callable[..., Any],
-    jaxpr: Any,
-    low: np.dtype,
-    out: np.dtype,
-    leaves: tuple[int, ...],
+    *operands: Any, widen: bool, jaxpr: Any, low: np.dtype, out: np.dtype, leaves: tuple[int, ...]
 ) -> Any:
-    """Runs the jaxpr with the contraction's result, and all that follows it, in ``out``."""
+    """Runs the jaxpr with the contraction's result, and all that follows it, in ``out``.
+
+    With ``widen`` the contraction reads its operands in ``out``, too: the same products and sums.
+    """
     body, contraction = body_of(jaxpr), _contraction(jaxpr)
     env = {}
     for v, x in zip(body.invars, operands, strict=False):  # leaves have no part in the value
         env[v] = lax.convert_element_type(x, low) if x.dtype == FLOAT32 else x
     for eqn in body.eqns:
-        xs = [env[v] for v in eqn.invars]
+        xs, params = [env[v] for v in eqn.invars], eqn.params
         if eqn is contraction:
-            params = {**eqn.params, "preferred_element_type": out}
-            results = [contract(eqn.primitive, params, *xs)]
-        else:
-            results = bind(eqn.primitive, xs, eqn.params)
-            results = results if eqn.primitive.multiple_results else [results]
+            params = {**params, "preferred_element_type": out}
+            if widen:
+                xs = [lax.convert_element_type(x, out) if x.dtype == low else x for x in xs]
+        results = bind(eqn.primitive, xs, params)
+        results = results if eqn.primitive.multiple_results else [results]
         env.update(zip(eqn.outvars, results, strict=True))
     return env[body.outvars[0]]
 
@@ -237,7 +230,9 @@ accumulate_p = define_bilinear(
     derivative=_derivative,
     transpose=_transpose,
     batch=_batch,
-    lowered=functools.partial(_evaluate, contract=_contract),
-    lowered_on_cpu=functools.partial(_evaluate, contract=contract_on_cpu),
+    lowered=functools.partial(_evaluate, widen=False),
+    # XLA:CPU lacks the bfloat16 matmul with a float32 result in some layouts ("Unsupported element
+    # type for DotThunk::Execute", JAX 0.10 to 0.12), and chooses the layouts itself.
+    lowered_on_cpu=functools.partial(_evaluate, widen=True),
     contraction=_contraction,
 )
