@@ -40,20 +40,28 @@ _LAZY = {
 }
 
 
-def check_function(fn: Any) -> None:
-    """Raises TypeError for what is not callable, or computes only after it has returned."""
+_BY_KEYWORD = "Pass options by keyword: @autocast(compute_dtype=...)."
+
+
+def check_function(fn: Any, by: str = "autocast") -> None:
+    """Raises TypeError for what is not callable, or computes only after it has returned.
+
+    Args:
+        fn: What should be a function.
+        by: The public function that takes it.
+    """
     # The scalar types, such as jnp.bfloat16, are callable.
     if not callable(fn) or type(fn) is type(jnp.float32) or _is_numpy_scalar_type(fn):
         raise TypeError(
-            f"autocast takes a callable, got {fn!r} of type {type(fn).__name__}. Pass options "
-            "by keyword: @autocast(compute_dtype=...)."
+            f"{by} takes a callable, got {fn!r} of type {type(fn).__name__}. "
+            + (_BY_KEYWORD if by == "autocast" else "Pass the function itself, then its arguments.")
         )
     own_call = getattr(type(fn), "__call__", None)  # noqa: B004 - not to test for a callable
     for what, is_lazy in _LAZY.items():
         if is_lazy(fn) or is_lazy(own_call):
             raise TypeError(
-                f"autocast takes a function that returns its result, and {name_of(fn)} returns "
-                f"{what}, which computes after the trace is over. Apply autocast to the function "
+                f"{by} takes a function that returns its result, and {name_of(fn)} returns "
+                f"{what}, which computes after the trace is over. Apply {by} to the function "
                 "that it calls."
             )
 

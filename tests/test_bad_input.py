@@ -11,6 +11,7 @@ import pytest
 import jmp_autocast
 
 from .bad_input import (
+    inspect_rows,
     loss_scale_rows,
     nnx_rows,
     policy_file_rows,
@@ -19,11 +20,27 @@ from .bad_input import (
     world,
 )
 
-ROOMS = (transform_rows, policy_rows, policy_file_rows, loss_scale_rows, nnx_rows)
+ROOMS = (
+    transform_rows,
+    policy_rows,
+    policy_file_rows,
+    loss_scale_rows,
+    inspect_rows,
+    nnx_rows,
+)
 ROWS = [row for room in ROOMS for row in room.ROWS]
 
 # The library makes these, and users only read them.
-RESULTS = {"EquationView", "FiniteGradients", "LossScalingState"}
+RESULTS = {
+    "Change",
+    "EquationView",
+    "FiniteGradients",
+    "LossScalingState",
+    "OpCount",
+    "Report",
+    "Row",
+    "Totals",
+}
 # Rows about policies and their members go by the name of what takes them.
 GIVEN_TO_OTHERS = {"CastPolicy", "FP16"}
 WITHOUT_ARGUMENTS = {"full_precision"}

@@ -221,32 +221,6 @@ def test_the_difference_of_two_policies():
     assert "bf16 -> bf16 LOWER_PRECISION  =>  f32 -> f32 FP32" in str(dots[0])
 
 
-WRONG = {
-    "another program": (
-        lambda: explain(jnp.sin, X).diff(explain(jnp.cos, X)),
-        ValueError,
-        "different ones",
-    ),
-    "a policy twice": (
-        lambda: explain(autocast(jnp.sin), X, policy=BF16),
-        ValueError,
-        "Leave policy out",
-    ),
-    "a wrapper that does nothing": (
-        lambda: explain(autocast(jnp.sin, enabled=False), X),
-        ValueError,
-        "enabled=True",
-    ),
-    "no function": (lambda: explain(X), TypeError, "takes a callable"),
-}
-
-
-@pytest.mark.parametrize(("use", "error", "message"), WRONG.values(), ids=WRONG)
-def test_wrong_uses(use, error, message):
-    with pytest.raises(error, match=message):
-        use()
-
-
 # --- op_stats ---------------------------------------------------------------------------------
 
 

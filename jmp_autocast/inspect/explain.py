@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import jax
 
-from ..arguments import name_of
+from ..arguments import check_function, name_of
 from ..interpreters.compat import fresh_make_jaxpr, scope_names
 from ..interpreters.plan import Leaf, Plan
 from ..policies import CONTRACTIONS, FLOAT32, Policy
@@ -58,6 +58,7 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
 
 
 def _wrapper(fn: Callable[..., Any], policy: Any) -> Autocast:
+    check_function(fn, "explain")
     if not isinstance(fn, Autocast):
         return cast(Autocast, autocast(fn, policy=policy))
     if policy is not None:

@@ -193,6 +193,7 @@ class Report:
             other: The report of the same function and arguments under another policy.
 
         Raises:
+            TypeError: ``other`` is no report.
             ValueError: The reports are of different programs.
 
         Example:
@@ -204,6 +205,11 @@ class Report:
             >>> [(c.before.primitive, c.before.operands, c.after.operands) for c in changes]
             [('tanh', ('bfloat16',), ('float32',))]
         """
+        if not isinstance(other, Report):
+            raise TypeError(
+                f"Report.diff takes a Report, got {other!r} of type {type(other).__name__}. Make "
+                "one with explain(fn, *args, policy=other_policy)."
+            )
         mine, theirs = (_program(report.rows) for report in (self, other))
         if mine != theirs:
             raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import flatten
+from ..arguments import check_function, flatten
 from ..interpreters.compat import fresh_make_jaxpr
 from ..interpreters.equation_view import view_of
 from ..interpreters.plan import ValueState
@@ -54,6 +54,9 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
         A count per primitive and dtypes, the most FLOPs first, then the most bytes. How often a
         ``while`` runs is unknown: its inside counts once.
 
+    Raises:
+        TypeError: ``fn`` is not callable.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import autocast, op_stats
@@ -64,6 +67,7 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
         dot_general ('bfloat16',) 1 1024
         reduce_sum ('float32',) 1 64
     """
+    check_function(fn, "op_stats")
     call = flatten(fn, (), args, kwargs, abstract=True)
     sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
     for eqn, times in equations_in(fresh_make_jaxpr(call.traceable, *call.arrays)):
