@@ -84,6 +84,9 @@ CARRIES = {
         [LOW, FULL],
     ),
     "reset": (scan_of(lambda w, x, c: ZEROS), [LOW]),
+    "parameter_alone": (scan_of(lambda w, x, c: w, lambda w, x: w), [FULL]),
+    "parameter_from_zeros": (scan_of(lambda w, x, c: w * 0.3), [FULL]),
+    "parameter_after_product": (scan_of(lambda w, x, c: w, lambda w, x: x @ w), [LOW]),
     "integer": (scan_of(lambda w, x, i, c: (i + 1, jnp.tanh(c @ w)), (0, ZEROS)), ["int32", LOW]),
 }
 

@@ -54,6 +54,7 @@ def first_guess(
 def settled(
     carries: list[np.dtype | None],
     declared: Sequence[np.dtype | None],
+    initial: Sequence[ValueState],
     returned_by_body: Callable[[Sequence[np.dtype | None]], Sequence[ValueState]],
 ) -> list[np.dtype | None]:
     """Returns the dtypes in which each carry enters the body as it leaves it.
@@ -61,11 +62,12 @@ def settled(
     Args:
         carries: The first guess.
         declared: The dtypes that the program declares.
+        initial: What is known of each initial value.
         returned_by_body: Plans the body for given carries and says what it returns.
     """
     while carries != declared:
-        pairs = zip(returned_by_body(carries), carries, strict=True)
-        returned = [None if _takes(s, d) else s.dtype for s, d in pairs]
+        states = zip(returned_by_body(carries), initial, carries, strict=True)
+        returned = [None if _takes(s, i, d) else s.dtype for s, i, d in states]
         joined = [
             e if r not in (None, d) else d
             for d, e, r in zip(carries, declared, returned, strict=True)
@@ -76,9 +78,14 @@ def settled(
     return carries
 
 
-def _takes(state: ValueState, dtype: np.dtype | None) -> bool:
-    """A leaf, such as zeros again, takes any dtype that has its value."""
+def _takes(state: ValueState, initial: ValueState, dtype: np.dtype | None) -> bool:
+    """A leaf, such as zeros again, takes any dtype that has its value.
+
+    Arguments alone take none: where nothing is computed, nothing is rounded.
+    """
     if state.leaf in (None, Leaf.DATA) or dtype is None:
+        return False
+    if state.leaf is Leaf.PARAM and initial.leaf is not None:
         return False
     return dtype == FLOAT32 or literal_guard([state], [0], dtype) is None
 

@@ -223,7 +223,7 @@ def _scan(planner, eqn, states, region, wanted):
         free = [Wanted(None if d != e else d) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
-    carries = settled(carries, declared, returned_by_body)
+    carries = settled(carries, declared, states[consts:end], returned_by_body)
     returned = [Wanted(d) for d in carries]
     inner = plan_body(carries, returned)
     # A slice of data is cast with its siblings, before the loop; one of a stacked parameter inside,

@@ -65,6 +65,7 @@ CALLS = frozenset(
     custom_vjp_call_jaxpr custom_vmap_call shard_map
     """.split()
 )
+EQUALITIES = frozenset("eq ne lt le gt ge max min".split())
 FLOATS = ("float32", "float16", "bfloat16")
 FULL_BITS = 21
 
@@ -97,9 +98,11 @@ def _bits(dtypes: frozenset[str]) -> tuple[int, bool]:
     return (5 if "bfloat16" in dtypes else 8), "float16" in dtypes
 
 
-def _rounded(x: Any, rng: np.random.Generator, bits: int, narrow: bool) -> Any:
-    """``x`` rounded to a grid of ``bits`` bits of mantissa, at a random offset."""
-    scale = np.float32(0.5 + 0.5 * rng.random())
+def _rounded(
+    x: Any, rng: np.random.Generator, bits: int, narrow: bool, offset: float | None
+) -> Any:
+    """``x`` rounded to a grid of ``bits`` bits of mantissa, at a random offset by default."""
+    scale = np.float32(0.5 + 0.5 * (rng.random() if offset is None else offset))
     full = np.asarray(x).astype(np.float32)
     with np.errstate(all="ignore"):
         mantissa, exponent = np.frexp(full * scale)
@@ -154,7 +157,7 @@ class Evaluation:
         if rng is not None:
             self.narrow, self.narrow_factors = rng.choice((0.0, 0.5, 1.0, 1.0), 2)
 
-    def noisy(self, x: Any, low: bool, share: float) -> Any:
+    def noisy(self, x: Any, low: bool, share: float, offset: float | None = None) -> Any:
         dtype = getattr(getattr(x, "dtype", None), "name", "")
         if self.rng is None or not isinstance(x, np.ndarray) or dtype not in FLOATS:
             return x
@@ -163,7 +166,7 @@ class Evaluation:
         else:
             bits, narrow = _bits(self.precision.dtypes) if low else (FULL_BITS, False)
         narrow = narrow and (dtype == "float16" or self.rng.random() < share)
-        return _rounded(x, self.rng, bits, narrow)
+        return _rounded(x, self.rng, bits, narrow, offset)
 
     def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
         """Runs an open or closed jaxpr."""
@@ -229,7 +232,9 @@ class Evaluation:
         if low and name != "convert_element_type":
             share = self.narrow_factors if name in CONTRACTIONS else self.narrow
             pairs = zip(eqn.invars, xs, strict=True)
-            seen = {id(v): self.noisy(x, True, share) for v, x in pairs}
+            # On one grid, values that are close are equal.
+            equal = self.rng.random() if name in EQUALITIES and self.rng.random() < 0.5 else None
+            seen = {id(v): self.noisy(x, True, share, equal) for v, x in pairs}
             xs = [seen[id(v)] for v in eqn.invars]
         return [self.noisy(x, low, self.narrow) for x in self._apply(eqn, xs)], (promised,)
 
