@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from jmp_autocast import autocast
@@ -113,6 +114,16 @@ def test_nothing_else_is_cast(jit_caches, program, args, dtype):
     with jax.enable_x64(True):
         plain, cast = trace(fn, *args), trace(autocast(fn, compute_dtype=dtype), *args)
     assert foreign_casts(cast) == foreign_casts(plain)
+
+
+@pytest.mark.parametrize("extremum", [jnp.maximum, jnp.minimum])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_extrema_of_complex_numbers_pass_through(extremum, dtype):
+    """Beside the random programs, which are differentiated: JAX 0.12 has no derivative of these."""
+    x = np.complex64([1 + 2j, 3 - 1j])
+    fn = lambda x: extremum(x, 1j * x)
+    assert find(trace(autocast(fn, compute_dtype=dtype), x), "convert_element_type") == []
+    np.testing.assert_array_equal(autocast(fn, compute_dtype=dtype)(x), fn(x))
 
 
 LOWEST = float(np.finfo(np.float32).min)
