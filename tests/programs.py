@@ -391,6 +391,8 @@ def run(program, inputs):
             result = STRUCTURES[name](f, x, c)
         else:
             result = OPERATIONS[name](values, a, b, c)
+        if isinstance(result, float | int):  # JAX 0.12 returns a constant of a body so
+            result = jnp.asarray(result)
         if result is not None and fits(result):
             values.values.append(result)
     return values.values

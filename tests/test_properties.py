@@ -193,8 +193,8 @@ def smooth(program, params, x, mask):
 def test_values_are_close(jit_caches, program, seed, dtype):
     """Run operation by operation: XLA keeps no excess precision between them."""
     random = np.random.default_rng(seed)
-    params = {"w": random.uniform(-1, 1, (3, 3)).astype(np.float32)}
-    x, mask = random.uniform(-1, 1, (3, 3)).astype(np.float32), random.random((3, 3)) < 0.5
+    draw = lambda: jnp.asarray(random.uniform(-1, 1, (3, 3)), jnp.float32)
+    params, x, mask = {"w": draw()}, draw(), random.random((3, 3)) < 0.5
     fn = lambda params, x: smooth(program, params, x, mask)
     expected, found = fn(params, x), autocast(fn, compute_dtype=dtype)(params, x)
     assert np.all(np.isfinite(expected))
