@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from rich.console import Console
@@ -29,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from sklearn.datasets import load_digits
 
-from jmp_autocast import autocast
+from jmp_autocast import autocast, op_stats
 
 DTYPES = ("float32", "float16", "bfloat16")
 BATCH_SIZE = 64
@@ -40,6 +38,7 @@ BATCH_SIZE = 64
 LOSS_SCALE = {"float32": 1.0, "float16": 1024.0, "bfloat16": 1.0}
 
 Batch = tuple[np.ndarray, np.ndarray]
+FLOATS = {"float32", "float16", "bfloat16"}
 
 
 # --- model and data: nothing here knows of mixed precision ----------------------------------
@@ -179,41 +178,13 @@ def train(dtype: str, epochs: int, seed: int, on_step: Callable[[], None] = lamb
 def count(fn: Callable[..., Any], *args: Any) -> tuple[float, bool, int]:
     """Returns the low precision share of a function's arithmetic, whether it is all, and casts."""
     total = low = casts = 0
-    all_low = True
-    for eqn in equations(jax.make_jaxpr(fn)(*args)):
-        dtypes = [np.dtype(v.aval.dtype) for v in (*eqn.invars[:2], *eqn.outvars[:1])]
-        if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-            is_low = all(dtype.itemsize == 2 for dtype in dtypes[:2])
-            total += flops(eqn)
-            low += flops(eqn) * is_low
-            all_low &= is_low
-        elif eqn.primitive.name == "convert_element_type":
-            casts += dtypes[0] != dtypes[1] and all(
-                jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes
-            )
-    return low / total, all_low, casts
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """Yields the equations of a jaxpr, those of the jaxprs inside included."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield eqn
-        for value in eqn.params.values():
-            for item in value if isinstance(value, list | tuple) else [value]:
-                if hasattr(getattr(item, "jaxpr", item), "eqns"):
-                    yield from equations(item)
-
-
-def flops(eqn: Any) -> int:
-    """Returns the floating point operations of a matmul or convolution."""
-    lhs, rhs, out = (v.aval.shape for v in (*eqn.invars[:2], eqn.outvars[0]))
-    if eqn.primitive.name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        per_output = math.prod(lhs[i] for i in contracted)
-    else:
-        out_features = rhs[eqn.params["dimension_numbers"].rhs_spec[0]]
-        per_output = math.prod(rhs) // out_features
-    return 2 * math.prod(out) * per_output
+    for op in op_stats(fn, *args):
+        if op.primitive in ("dot_general", "conv_general_dilated"):
+            total += op.flops
+            low += op.flops if "float32" not in op.operands else 0
+        elif op.primitive == "convert_element_type" and op.operands != op.results:
+            casts += op.times if {*op.operands, *op.results} <= FLOATS else 0
+    return low / total, low == total, casts
 
 
 # --- command line ---------------------------------------------------------------------------

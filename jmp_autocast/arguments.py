@@ -40,22 +40,21 @@ _LAZY = {
 }
 
 
-_BY_KEYWORD = "Pass options by keyword: @autocast(compute_dtype=...)."
-
-
-def check_function(fn: Any, by: str = "autocast") -> None:
+def check_function(
+    fn: Any,
+    by: str = "autocast",
+    fix: str = "Pass options by keyword: @autocast(compute_dtype=...).",
+) -> None:
     """Raises TypeError for what is not callable, or computes only after it has returned.
 
     Args:
         fn: What should be a function.
         by: The public function that takes it.
+        fix: What to do about something that is not callable.
     """
     # The scalar types, such as jnp.bfloat16, are callable.
     if not callable(fn) or type(fn) is type(jnp.float32) or _is_numpy_scalar_type(fn):
-        raise TypeError(
-            f"{by} takes a callable, got {fn!r} of type {type(fn).__name__}. "
-            + (_BY_KEYWORD if by == "autocast" else "Pass the function itself, then its arguments.")
-        )
+        raise TypeError(f"{by} takes a callable, got {fn!r} of type {type(fn).__name__}. {fix}")
     own_call = getattr(type(fn), "__call__", None)  # noqa: B004 - not to test for a callable
     for what, is_lazy in _LAZY.items():
         if is_lazy(fn) or is_lazy(own_call):

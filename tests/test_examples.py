@@ -46,21 +46,7 @@ def test_digits_counts_what_is_low(digits):
         return jax.jit(jax.numpy.matmul)(x, w), low
 
     shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((3, 4), (2, 3))]
-    jaxpr = jax.make_jaxpr(fn)(*shapes)
-    dots = [e for e in digits.equations(jaxpr) if e.primitive.name == "dot_general"]
-    assert [digits.flops(dot) for dot in dots] == [2 * (2 * 3 * 4)] * 2
     assert digits.count(fn, *shapes) == (0.5, False, 2)
-
-
-def test_digits_counts_convolutions(digits):
-    images, kernel = (jax.ShapeDtypeStruct(s, "float32") for s in ((2, 8, 8, 3), (3, 3, 3, 5)))
-    jaxpr = jax.make_jaxpr(
-        lambda x, k: jax.lax.conv_general_dilated(
-            x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-    )(images, kernel)
-    (conv,) = digits.equations(jaxpr)
-    assert digits.flops(conv) == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
 
 
 def test_digits_options(digits, capsys):

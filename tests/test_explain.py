@@ -14,7 +14,8 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
-from jmp_autocast.inspect.casts import casts_in, jaxprs_of
+from jmp_autocast.inspect.casts import casts_in
+from jmp_autocast.inspect.jaxprs import jaxprs_of
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan import Code
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
@@ -237,6 +238,19 @@ def test_op_stats_of_a_plain_function_and_the_order():
     counts = op_stats(lambda x: jnp.sin(x) @ W + jnp.sin(x) @ W, jax.ShapeDtypeStruct((4, 8), "f4"))
     assert [c.primitive for c in counts] == ["dot_general", "sin", "add"]
     assert counts[0].times == counts[1].times == 2
+
+
+def test_op_stats_counts_the_flops_of_convolutions_and_of_what_is_inside():
+    images, kernel = (jax.ShapeDtypeStruct(s, "float32") for s in ((2, 8, 8, 3), (3, 3, 3, 5)))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    convolve = lambda x, k: lax.conv_general_dilated(
+        x, k, (1, 1), "SAME", dimension_numbers=numbers
+    )
+    (conv,) = op_stats(convolve, images, kernel)
+    assert conv.flops == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
+    call, dot = sorted(op_stats(jax.jit(jnp.matmul), X, W), key=lambda count: count.flops)
+    assert (call.primitive, call.flops, call.size) == ("jit", 0, 0)
+    assert dot.flops == 2 * 4 * 8 * 8
 
 
 def test_op_stats_sees_the_backward_pass():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator
 from typing import Any
 
-from ..interpreters.compat import body_of
-from ..policies import COMPUTE_DTYPES, FLOAT32, STRUCTURAL
+from ..policies import COMPUTE_DTYPES, FLOAT32
+from .jaxprs import bytes_of, equations_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,34 +43,9 @@ def casts_in(jaxpr: Any) -> Casts:
             continue
         (operand,), (result,) = eqn.invars, eqn.outvars
         ends = (operand.aval.dtype, result.aval.dtype)
-        size = times * math.prod(result.aval.shape) * 6  # 4 bytes at one end, 2 at the other
+        size = times * (bytes_of(operand) + bytes_of(result))
         if ends[0] == FLOAT32 and ends[1] in COMPUTE_DTYPES:
             down, down_size = down + times, down_size + size
         elif ends[1] == FLOAT32 and ends[0] in COMPUTE_DTYPES:
             up, up_size = up + times, up_size + size
     return Casts(down, down_size, up, up_size)
-
-
-def equations_in(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yields each equation of a jaxpr and of those inside it, and how often it runs.
-
-    How often a ``while`` runs is unknown: its inside counts once.
-
-    Args:
-        jaxpr: An open or closed jaxpr.
-        times: How often it runs.
-    """
-    for eqn in body_of(jaxpr).eqns:
-        yield eqn, times
-        repeated = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
-        for inner in jaxprs_of(eqn):
-            yield from equations_in(inner, repeated)
-
-
-def jaxprs_of(eqn: Any) -> list[Any]:
-    """Returns the jaxprs that an equation runs, not the scalar ones of scatters and reductions."""
-    if eqn.primitive.name not in STRUCTURAL:
-        return []
-    values = eqn.params.values()
-    flat = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
-    return [x for x in flat if hasattr(body_of(x), "eqns")]

@@ -58,7 +58,7 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
 
 
 def _wrapper(fn: Callable[..., Any], policy: Any) -> Autocast:
-    check_function(fn, "explain")
+    check_function(fn, "explain", "Pass the function itself, then its arguments.")
     if not isinstance(fn, Autocast):
         return cast(Autocast, autocast(fn, policy=policy))
     if policy is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..interpreters.compat import Literal, scope_names
 from ..interpreters.equation_view import view_of
 from ..interpreters.plan import EquationPlan, Plan, ValueState
 from ..policies import DATA_MOVEMENT, STRUCTURAL, CastPolicy, Policy
+from .jaxprs import bytes_of, iterations
 
 NOT_ARITHMETIC = DATA_MOVEMENT | STRUCTURAL
 
@@ -87,9 +87,8 @@ def _walk(
         given = [ValueState(None) if isinstance(v, Literal) else states[v] for v in eqn.invars]
         path = names + scope_names(eqn)
         yield _row(eqn, equation, given, policy, path, depth, times)
-        repeated = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
         for inner in equation.inner:
-            yield from _walk(inner, policy, path, depth + 1, repeated)
+            yield from _walk(inner, policy, path, depth + 1, times * iterations(eqn))
         states.update(zip(eqn.outvars, equation.results, strict=True))
 
 
@@ -113,7 +112,6 @@ def _row(
     ]
     atoms = [*eqn.invars, *eqn.outvars]
     declared = [_name(_dtype(v)) for v in atoms]
-    counts = [math.prod(shape) for shape in (*view.operand_shapes, *view.result_shapes)]
     return Row(
         scope=view.scope,
         source=view.source,
@@ -130,8 +128,8 @@ def _row(
         reason=equation.reason.code.value,
         cause=equation.reason.cause,
         flops=0 if view.primitive in NOT_ARITHMETIC else times * view.flops,
-        size=times * _size(counts, [*read, *made], atoms),
-        declared_size=times * _size(counts, declared, atoms),
+        size=times * sum(map(bytes_of, atoms, [*read, *made])),
+        declared_size=times * sum(map(bytes_of, atoms)),
     )
 
 
@@ -141,15 +139,6 @@ def _dtype(atom: Any) -> Any:
 
 def _name(dtype: Any) -> str:
     return str(getattr(dtype, "name", dtype))
-
-
-def _size(counts: Sequence[int], names: Sequence[str], atoms: Sequence[Any]) -> int:
-    widths = {"float32": 4, "float16": 2, "bfloat16": 2}
-    items = [
-        widths.get(name) or getattr(_dtype(atom), "itemsize", 0)
-        for name, atom in zip(names, atoms, strict=True)
-    ]
-    return sum(count * item for count, item in zip(counts, items, strict=True))
 
 
 def _rule_name(policy: Policy, primitive: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from ..arguments import check_function, flatten
 from ..interpreters.compat import fresh_make_jaxpr
 from ..interpreters.equation_view import view_of
 from ..interpreters.plan import ValueState
-from .casts import equations_in, jaxprs_of
+from .jaxprs import bytes_of, equations_in, jaxprs_of
 from .rows import NOT_ARITHMETIC
 
 
@@ -67,7 +66,7 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
         dot_general ('bfloat16',) 1 1024
         reduce_sum ('float32',) 1 64
     """
-    check_function(fn, "op_stats")
+    check_function(fn, "op_stats", "Pass the function itself, then its arguments.")
     call = flatten(fn, (), args, kwargs, abstract=True)
     sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
     for eqn, times in equations_in(fresh_make_jaxpr(call.traceable, *call.arrays)):
@@ -77,17 +76,9 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
         key = (eqn.primitive.name, *(tuple(dict.fromkeys(end)) for end in ends))
         view = view_of(eqn, [ValueState(None)] * len(eqn.invars), (), np.dtype(np.float16))
         inside = bool(jaxprs_of(eqn))
-        still = eqn.primitive.name in NOT_ARITHMETIC
         counted = sums[key]
         counted[0] += times
-        counted[1] += 0 if still else times * view.flops
-        counted[2] += 0 if inside else times * sum(map(_size, atoms))
+        counted[1] += 0 if eqn.primitive.name in NOT_ARITHMETIC else times * view.flops
+        counted[2] += 0 if inside else times * sum(map(bytes_of, atoms))
     counts = [OpCount(*key, *counted) for key, counted in sums.items()]
     return sorted(counts, key=lambda c: (-c.flops, -c.size, c.primitive, c.operands))
-
-
-def _size(atom: Any) -> int:
-    aval = atom.aval
-    return math.prod(getattr(aval, "shape", ())) * getattr(
-        getattr(aval, "dtype", None), "itemsize", 0
-    )

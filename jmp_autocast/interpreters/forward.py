@@ -124,7 +124,7 @@ def keep(eqn: Any, states: Sequence[ValueState], reason: Reason) -> EquationPlan
         for v, s in zip(eqn.invars, states, strict=True)
     )
     results = tuple(ValueState(float_dtype(v.aval)) for v in eqn.outvars)
-    return EquationPlan(operands, results, reason, keep=not any(operands))
+    return EquationPlan(operands, results, reason, opaque=True, keep=not any(operands))
 
 
 def _without_floats(eqn: Any, states: Sequence[ValueState]) -> EquationPlan:

@@ -154,6 +154,7 @@ class EquationPlan:
         low_copies: Pairs (operand, dtype) of leaves that a loop's body reads in a 16-bit dtype: it
             takes the copy as one more operand, so that the cast is outside the loop. A call inside
             the loop hands it on.
+        opaque: The equation is bound with its own parameters, and what it holds is not planned.
         keep: Nothing inside or about the equation changes.
     """
 
@@ -169,6 +170,7 @@ class EquationPlan:
     redispatch: bool = False
     demands: tuple[Demand, ...] = ()
     low_copies: tuple[tuple[int, np.dtype], ...] = ()
+    opaque: bool = False
     keep: bool = False
 
 

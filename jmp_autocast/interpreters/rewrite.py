@@ -26,7 +26,7 @@ from .compat import (
     with_dtype,
 )
 from .emit import cast, emit
-from .plan import FLOAT_DTYPES, Code, EquationPlan, Leaf, Plan, ValueState, float_dtype
+from .plan import FLOAT_DTYPES, EquationPlan, Leaf, Plan, ValueState, float_dtype
 
 mark_frames(__file__)
 
@@ -110,9 +110,7 @@ class Rewriter:
         if plan.moves_leaf:
             return self._move(eqn, plan, operands)
         rule = REWRITE_RULES.get(eqn.primitive.name)
-        # What a scope keeps reads its operands as declared; what it holds is not planned.
-        kept = plan.keep or plan.reason.code is Code.SCOPE
-        if kept or rule is None:
+        if rule is None or plan.opaque or plan.keep:
             results = self._bind(eqn, plan, operands)
         else:
             results = rule(self, eqn, plan, operands)
