@@ -1,6 +1,17 @@
 """Automatic mixed precision for JAX by jaxpr rewriting."""
 
-from .inspect import Change, OpCount, Report, Row, Totals, explain, op_stats
+from .inspect import (
+    Change,
+    NumericsReport,
+    NumericsRow,
+    OpCount,
+    Report,
+    Row,
+    Totals,
+    check_numerics,
+    explain,
+    op_stats,
+)
 from .loss_scaling import (
     FiniteGradients,
     LossScaleState,
@@ -40,12 +51,15 @@ __all__ = [
     "FiniteGradients",
     "LossScaleState",
     "LossScalingState",
+    "NumericsReport",
+    "NumericsRow",
     "OpCount",
     "Policy",
     "Report",
     "Row",
     "Totals",
     "autocast",
+    "check_numerics",
     "compute_precision",
     "dynamic_loss_scale",
     "dynamic_loss_scaling",

@@ -1,8 +1,21 @@
-"""Looking at precision: what a plan says of a program, and which dtypes a program runs in."""
+"""Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
 from .explain import explain
+from .numerics import check_numerics
+from .numerics_report import NumericsReport, NumericsRow
 from .report import Change, Report, Totals
 from .rows import Row
 from .stats import OpCount, op_stats
 
-__all__ = ["Change", "OpCount", "Report", "Row", "Totals", "explain", "op_stats"]
+__all__ = [
+    "Change",
+    "NumericsReport",
+    "NumericsRow",
+    "OpCount",
+    "Report",
+    "Row",
+    "Totals",
+    "check_numerics",
+    "explain",
+    "op_stats",
+]

@@ -98,7 +98,7 @@ class Rewriter:
                 Scalar(literal_value(v)) if isinstance(v, Literal) else env[v] for v in eqn.invars
             ]
             with equation_context(eqn):
-                results = self._emit(eqn, equation, operands)
+                results = self.emit_equation(eqn, equation, operands)
             env.update(zip(eqn.outvars, results, strict=True))
         outputs = []
         for v, dtype in zip(body.outvars, plan.output_dtypes, strict=True):
@@ -106,7 +106,17 @@ class Rewriter:
             outputs.append(value.read(dtype))
         return outputs
 
-    def _emit(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+    def emit_equation(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+        """Binds one planned equation in the ambient trace.
+
+        Args:
+            eqn: The equation.
+            plan: Its plan.
+            operands: Its operands, as `Value` or `Scalar`.
+
+        Returns:
+            Its results.
+        """
         if plan.moves_leaf:
             return self._move(eqn, plan, operands)
         rule = REWRITE_RULES.get(eqn.primitive.name)

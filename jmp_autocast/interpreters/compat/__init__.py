@@ -49,6 +49,7 @@ __all__ = [
     "dce_jaxpr",
     "define_bilinear",
     "define_linear_view",
+    "device_varying",
     "equation_context",
     "fresh_make_jaxpr",
     "inlined",
@@ -67,6 +68,7 @@ __all__ = [
     "set_weak_type",
     "shard_map_axes",
     "source_line",
+    "varying_axes",
     "with_dtype",
 ]
 
@@ -272,6 +274,30 @@ def set_weak_type(x: Any, aval: Any) -> Any:
     return lax.convert_element_type_p.bind(
         x, new_dtype=aval.dtype, weak_type=aval.weak_type, sharding=None
     )
+
+
+def device_varying(tree: Any, axes: Any = None) -> Any:
+    """Returns arrays typed as different on each device of the ``shard_map`` around, if there is one.
+
+    What a loop carries must keep its type, and a count that starts as the same zero everywhere does
+    not stay so.
+
+    Args:
+        tree: The arrays.
+        axes: The mesh axes along which they differ, None for all manual ones.
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes if axes is None else axes
+
+    def vary(x: Any) -> Any:
+        missing = tuple(a for a in axes if a not in varying_axes(x))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(vary, tree) if axes else tree
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Returns the mesh axes along which an array in a ``shard_map`` differs."""
+    return jax.typeof(x).mat.varying
 
 
 # --- primitives -----------------------------------------------------------------------------
