@@ -32,16 +32,12 @@ highlight_language = "python"
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 
-# Signatures without types, which stand beside the arguments.
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
-autodoc_typehints_format = "short"
-autodoc_type_aliases = {name: name for name in ("DTypeLike", "ArrayLike", "AxisName", "Rule")}
+# Signatures without types: `directives.add_types` puts them beside the arguments.
+autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-napoleon_preprocess_types = True
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
@@ -62,4 +58,3 @@ def setup(app):
     """Registers the directives of this site, and draws its pictures before pages are read."""
     directives.register(app)
     app.connect("builder-inited", lambda app: figures.draw.write_all())
-    app.connect("autodoc-skip-member", directives.skip_named_tuple_fields)

@@ -13,8 +13,9 @@ from docutils.parsers.rst import Directive, directives
 from docutils.statemachine import StringList
 from reference_names import groups, resolve
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.util import logging
 
-FIGURES = pathlib.Path(__file__).parent / "figures"
+_LOGGER = logging.getLogger(__name__)
 
 
 class PublicNames(Directive):
@@ -42,7 +43,7 @@ class NameTable(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Returns the table."""
-        lines = [".. list-table::", "   :widths: 40 60", ""]
+        lines = [".. list-table::", "   :widths: 35 65", "   :align: left", ""]
         for name in groups()[self.arguments[0]]:
             text = _first_sentence(name)
             shown = name.removeprefix("jmp_autocast.").removeprefix("integrations.")
@@ -92,13 +93,9 @@ def _documented(name: str) -> list[str]:
             p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()
         ]
         shown = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
-        return ["", f".. autofunction:: {name}{_escaped(str(shown))}", ""]
+        return ["", f".. autofunction:: {name}{shown}", ""]
     lines = ["", f".. py:data:: {name}", f"   :type: {type(value).__name__}", ""]
     return [*lines, *(f"   {line}" for line in data_comment(name)), ""]
-
-
-def _escaped(signature: str) -> str:
-    return signature.replace("\\", "\\\\")
 
 
 def data_comment(name: str) -> list[str]:
@@ -122,7 +119,7 @@ def _first_sentence(name: str) -> str:
     value = resolve(name)
     text = (inspect.getdoc(value) if callable(value) else "\n".join(data_comment(name))) or ""
     paragraph = " ".join(text.split("\n\n")[0].split())
-    return re.split(r"(?<=[.:]) ", paragraph)[0].rstrip(":") if paragraph else ""
+    return re.split(r"(?<=\.) ", paragraph)[0]
 
 
 def skip_named_tuple_fields(app: Any, what: str, name: str, value: Any, skip: bool, *_: Any) -> Any:
@@ -130,8 +127,28 @@ def skip_named_tuple_fields(app: Any, what: str, name: str, value: Any, skip: bo
     return True if type(value).__name__ == "_tuplegetter" else None
 
 
+def add_types(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Puts types beside the arguments and the result, as the author of the code wrote them."""
+    function = getattr(value, "fget", None) or getattr(value, "func", value)
+    annotations = getattr(inspect.unwrap(function), "__annotations__", {})
+    written = {n: t for n, t in annotations.items() if isinstance(t, str)}
+    for index in reversed(range(len(lines))):
+        if (found := re.match(r"\s*:param (\w+):", lines[index])) and found[1] in written:
+            lines.insert(index, f":type {found[1]}: {written[found[1]]}")
+    if any(line.strip().startswith(":rtype:") for line in lines):
+        # Napoleon reads "The report: what is in it." as a type and a description.
+        _LOGGER.warning("%s: no colon in the first line of the section Returns", name)
+    result = written.get("return", "None")
+    if what in ("function", "method", "property") and result not in ("None", "Any"):
+        ends = [i for i, line in enumerate(lines) if line.startswith((":raises", ".. rubric"))]
+        at = min(ends, default=len(lines))
+        lines[at:at] = [f":rtype: {result}", ""]
+
+
 def register(app: Any) -> None:
     """Registers the directives."""
     app.add_directive("public-names", PublicNames)
     app.add_directive("name-table", NameTable)
     app.add_directive("picture", Picture)
+    app.connect("autodoc-skip-member", skip_named_tuple_fields)
+    app.connect("autodoc-process-docstring", add_types, priority=900)  # after napoleon

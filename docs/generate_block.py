@@ -39,7 +39,7 @@ GELU. This page shows what `explain(block, ..., policy=BF16)` says of each of it
 ```{picture} colouring
 :alt: The equations of the block in two lanes, float32 and bfloat16, with the casts between them.
 
-Each dot is an equation, in program order from top to bottom. A line is a value on its way to a
+Each dot is an equation, in program order from left to right. A line is a value on its way to a
 reader; where it changes the lane, it is cast. Parameters are left out.
 ```
 
@@ -49,7 +49,7 @@ In short: {{ summary }}.
 
 ```{literalinclude} ../transformer_block.py
 :start-after: "# --- the program ---"
-:end-before: "# --- its arguments ---"
+:end-at: "return x + mlp"
 :lineno-match:
 ```
 

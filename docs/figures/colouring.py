@@ -76,8 +76,8 @@ def _walk(
 
 def draw(nodes: list[Node], style: Style) -> Figure:
     """Returns the picture."""
-    figure = Figure(figsize=(11, 3.6))
-    axes = figure.add_axes((0.065, 0, 0.93, 1))
+    figure = Figure(figsize=(10.4, 3.6))
+    axes = figure.add_axes((0.082, 0, 0.913, 1))
     axes.set_xlim(-1, len(nodes))
     axes.set_ylim(-1.0, 2.65)
     axes.axis("off")
@@ -94,7 +94,7 @@ def draw(nodes: list[Node], style: Style) -> Figure:
         y, color = (_LOW, style.low) if node.low else (_FULL, style.full)
         axes.plot(index, y, marker="o", color=color, markersize=7, zorder=5)
         offset, va = (-0.12, "top") if node.low else (0.12, "bottom")
-        axes.text(index, y + offset, node.label, rotation=90, ha="center", va=va, size=7.5)
+        axes.text(index, y + offset, node.label, rotation=90, ha="center", va=va, size=8)
     axes.plot(-3.3, 0.5, marker="D", color=style.cast, markersize=6, clip_on=False)
     axes.text(-2.75, 0.5, "cast", color=style.cast, ha="left", va="center", size=9)
     return figure
