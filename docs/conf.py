@@ -38,6 +38,7 @@ autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_use_rtype = False
 python_use_unqualified_type_names = True
 
 html_theme = "furo"

@@ -13,9 +13,6 @@ from docutils.parsers.rst import Directive, directives
 from docutils.statemachine import StringList
 from reference_names import groups, resolve
 from sphinx.pycode import ModuleAnalyzer
-from sphinx.util import logging
-
-_LOGGER = logging.getLogger(__name__)
 
 
 class PublicNames(Directive):
@@ -135,9 +132,6 @@ def add_types(app: Any, what: str, name: str, value: Any, options: Any, lines: l
     for index in reversed(range(len(lines))):
         if (found := re.match(r"\s*:param (\w+):", lines[index])) and found[1] in written:
             lines.insert(index, f":type {found[1]}: {written[found[1]]}")
-    if any(line.strip().startswith(":rtype:") for line in lines):
-        # Napoleon reads "The report: what is in it." as a type and a description.
-        _LOGGER.warning("%s: no colon in the first line of the section Returns", name)
     result = written.get("return", "None")
     if what in ("function", "method", "property") and result not in ("None", "Any"):
         ends = [i for i, line in enumerate(lines) if line.startswith((":raises", ".. rubric"))]
