@@ -7,7 +7,11 @@ itself. Names of ``jmp_autocast.__all__`` that no sub-package claims are on the 
 from __future__ import annotations
 
 import importlib
+import inspect
+import pathlib
 import pkgutil
+import re
+import types
 from collections.abc import Iterator
 
 import jmp_autocast
@@ -16,11 +20,31 @@ import jmp_autocast.integrations
 _CLAIMS = {"policies": "policies", "loss_scaling": "loss_scaling", "inspection": "inspect"}
 
 
-def integrations() -> list[str]:
-    """Returns the public modules of `jmp_autocast.integrations`: those with an ``__all__``."""
+def integrations() -> dict[str, list[str]]:
+    """Returns the public names of each module of `jmp_autocast.integrations`.
+
+    A module that another one imports is a part of that one, and is left out.
+    """
     package = jmp_autocast.integrations
-    names = [f"{package.__name__}.{m.name}" for m in pkgutil.iter_modules(package.__path__)]
-    return [name for name in names if hasattr(importlib.import_module(name), "__all__")]
+    modules = [m.name for m in pkgutil.iter_modules(package.__path__)]
+    folder = pathlib.Path(*package.__path__)
+    sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in modules}
+    parts = {name for text in sources.values() for name in re.findall(r"from \.(\w+) import", text)}
+    found = {name: f"{package.__name__}.{name}" for name in modules if name not in parts}
+    return {name: _public(importlib.import_module(name)) for name in found.values()}
+
+
+def _public(module: types.ModuleType) -> list[str]:
+    """The ``__all__`` of a module; without one, the functions and classes that it defines."""
+    if hasattr(module, "__all__"):
+        return sorted(module.__all__)
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    )
 
 
 def groups() -> dict[str, list[str]]:
@@ -38,9 +62,7 @@ def groups() -> dict[str, list[str]]:
         exported -= at_top
     pages["autocast"] = sorted(f"jmp_autocast.{name}" for name in exported)
     pages["integrations"] = [
-        f"{module}.{name}"
-        for module in integrations()
-        for name in sorted(importlib.import_module(module).__all__)
+        f"{module}.{name}" for module, names in integrations().items() for name in names
     ]
     return pages
 

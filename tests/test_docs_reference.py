@@ -62,6 +62,12 @@ def test_the_reference_has_every_public_name():
     assert len(NAMES) == len(set(NAMES)), "each name stands on one page"
 
 
+def test_integrations_are_modules_that_no_other_one_imports():
+    names = reference.integrations()
+    assert names["jmp_autocast.integrations.nnx"] == ["autocast"]
+    assert not [name for name in names if name.endswith(("nnx_state", "nnx_scopes", "nnx_checks"))]
+
+
 @pytest.mark.parametrize("group", reference.groups())
 def test_every_group_has_its_page(group):
     text = (ROOT / "docs" / "reference" / f"{group}.md").read_text(encoding="utf-8")
