@@ -31,7 +31,7 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
         **kwargs: Its keyword arguments.
 
     Returns:
-        The report: ``print(report)``, ``report.rows``, ``report.totals``.
+        The report, for ``print(report)``, ``report.rows`` and ``report.totals``.
 
     Raises:
         TypeError: ``fn`` is not callable.

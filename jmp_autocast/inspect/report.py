@@ -34,6 +34,14 @@ class Totals:
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
         unmatched_scopes: Scope patterns of the policy that no equation stands in.
         loops_of_unknown_length: The number of ``while`` loops, whose inside counts once.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+        >>> totals = explain(lambda params, x: x @ params["w"], {"w": x}, x, policy=BF16).totals
+        >>> totals.parameters, totals.cast_parameters, totals.casts.down, totals.casts.up
+        (1, 1, 2, 1)
     """
 
     equations: int
@@ -49,7 +57,18 @@ class Totals:
 
     @property
     def low_share(self) -> float:
-        """The share of matmul and convolution FLOPs on 16-bit operands; 1 if there are none."""
+        """The share of matmul and convolution FLOPs on 16-bit operands; 1 if there are none.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain, full_precision
+            >>> def half_and_half(x):
+            ...     with full_precision():
+            ...         y = x @ x
+            ...     return y @ x
+            >>> explain(half_and_half, jnp.ones((4, 4)), policy=BF16).totals.low_share
+            0.5
+        """
         return (
             self.low_contraction_flops / self.contraction_flops if self.contraction_flops else 1.0
         )
@@ -62,6 +81,15 @@ class Change:
     Args:
         before: The row under the first policy.
         after: The row under the second.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+        >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
+        >>> (change,) = explain(f, x, policy=BF16).diff(careful)
+        >>> change.before.reason, change.after.results
+        ('PROMOTE_LOW', ('float32',))
     """
 
     before: Row
@@ -102,7 +130,16 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """The report in one line."""
+        """The report in one line.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> def layer(w, x):
+            ...     return jnp.exp(x @ w)
+            >>> explain(layer, jnp.ones((4, 4)), jnp.ones((4, 4)), policy=BF16).summary
+            'layer: 100.0 % of matmul and convolution FLOPs in bfloat16; 2 equations, 3 casts'
+        """
         totals = self.totals
         share = f"{100 * totals.low_share:.1f} % of matmul and convolution FLOPs"
         if not totals.contraction_flops:
@@ -151,7 +188,14 @@ class Report:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as plain dicts, lists, strings and numbers."""
+        """Returns the report as plain dicts, lists, strings and numbers.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> explain(jnp.exp, jnp.ones(4), policy=BF16).to_dict()["rows"][0]["primitive"]
+            'exp'
+        """
         totals = dataclasses.asdict(self.totals) | {"low_share": self.totals.low_share}
         return {
             "name": self.name,
@@ -165,6 +209,14 @@ class Report:
 
         Args:
             path: A file to write it to as well.
+
+        Example:
+            >>> import json
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> text = explain(jnp.exp, jnp.ones(4), policy=BF16).to_json()
+            >>> json.loads(text)["compute_dtype"]
+            'bfloat16'
         """
         text = json.dumps(self.to_dict())
         if path is not None:
@@ -176,6 +228,13 @@ class Report:
 
         Raises:
             ImportError: pandas is not installed.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> frame = explain(jnp.exp, jnp.ones(4), policy=BF16).to_pandas()
+            >>> frame["reason"].tolist()
+            ['FP32']
         """
         try:
             import pandas

@@ -46,6 +46,14 @@ class Row:
             casts, and what has an inside.
         size: Bytes of operands and results in these dtypes, over all ``times``.
         declared_size: The same in the declared dtypes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> x = jnp.ones((4, 8))
+        >>> (row,) = explain(jnp.matmul, x, x.T, policy=BF16).rows
+        >>> row.primitive, row.declared_operands, row.operands, row.flops
+        ('dot_general', ('float32', 'float32'), ('bfloat16', 'bfloat16'), 256)
     """
 
     scope: str

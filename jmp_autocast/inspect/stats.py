@@ -29,6 +29,13 @@ class OpCount:
         flops: Estimated floating point operations; 0 for data movement, casts, and what has an
             inside.
         size: Bytes of operands and results; 0 for what has an inside.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import op_stats
+        >>> (count,) = op_stats(jnp.exp, jnp.ones(4))
+        >>> count.primitive, count.operands, count.times, count.size
+        ('exp', ('float32',), 1, 32)
     """
 
     primitive: str

@@ -19,6 +19,8 @@ from ..pickling import by_name_or_made
 from ..policies import as_dtype, as_policy
 from .nnx_state import TAG, Call, cast_leaves
 
+__all__ = ["autocast"]
+
 
 def autocast(
     fn: Callable[..., Any] | None = None,

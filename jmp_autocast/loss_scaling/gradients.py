@@ -26,6 +26,14 @@ class FiniteGradients(NamedTuple):
       finite: bool of shape ``[]``: whether all gradients are finite.
       value: The loss, or the loss and the auxiliary data.
       grads: The gradients, unscaled. Not to be used where ``finite`` is False.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jmp_autocast import dynamic_loss_scale, finite_value_and_grad
+      >>> square = finite_value_and_grad(lambda w: jnp.sum(w**2))
+      >>> result = square(dynamic_loss_scale(), jnp.array([3.0]))
+      >>> print(result.finite, result.value, result.grads, result.loss_scale.scale)
+      True 9.0 [6.] 65536.0
     """
 
     loss_scale: LossScaleState

@@ -74,6 +74,13 @@ class LossScaleState(NamedTuple):
         Returns:
           The gradients, 16-bit and 8-bit leaves as float32, and a bool array of shape ``[]``. It is
           False too where the scale itself is unusable: NaN, infinite, zero or subnormal.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from jmp_autocast import static_loss_scale
+          >>> grads, finite = static_loss_scale(8.0).unscale(jnp.array([16.0, jnp.inf]))
+          >>> print(grads, finite)
+          [ 2. inf] False
         """
         scale = _arrays(self).scale
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(grads) if _is_inexact(leaf)]
@@ -104,6 +111,12 @@ class LossScaleState(NamedTuple):
         Raises:
           TypeError: ``finite`` is no array.
           ValueError: ``finite`` has another shape or dtype.
+
+        Example:
+          >>> from jmp_autocast import dynamic_loss_scale
+          >>> state = dynamic_loss_scale(1024.0).adjust(finite=False)
+          >>> print(state.scale, state.skipped_steps)
+          512.0 1
         """
         finite = as_flag(finite)
         old = _arrays(self)

@@ -19,6 +19,14 @@ class LossScalingState(NamedTuple):
     Attributes:
       loss_scale: The :class:`LossScaleState`.
       inner_state: The state of the inner transformation.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from jmp_autocast import dynamic_loss_scaling
+      >>> state = dynamic_loss_scaling(optax.sgd(0.1, momentum=0.9)).init(jnp.ones(2))
+      >>> print(state.loss_scale.scale, state.inner_state[0].trace)
+      65536.0 [0. 0.]
     """
 
     loss_scale: LossScaleState

@@ -55,7 +55,19 @@ class EquationView:
 
     @functools.cached_property
     def source(self) -> str:
-        """The user's source line, such as ``"model.py:42 (Net.__call__)"``."""
+        """The user's source line, such as ``"model.py:42 (Net.__call__)"``.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, CastPolicy, explain
+            >>> def rule(eqn):
+            ...     return CastPolicy.FP32 if "head" in eqn.source else CastPolicy.PROMOTE
+            >>> def head(x):
+            ...     return jnp.tanh(x)
+            >>> report = explain(head, jnp.ones(2), policy=BF16.with_rules({"tanh": rule}))
+            >>> report.rows[0].rule
+            'rule'
+        """
         return self.summarize_source()
 
     @property
@@ -64,6 +76,21 @@ class EquationView:
 
         The contracted size of a matmul, input features times window of a convolution, the reduced
         or accumulated size of a reduction, 1 for everything else.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, CastPolicy, explain
+            >>> def long_sums_stay_full(eqn):
+            ...     deep = eqn.reduction_depth > 1000
+            ...     return CastPolicy.FP32 if deep else CastPolicy.LOWER_PRECISION_FP
+            >>> policy = BF16.with_rules({"dot_general": long_sums_stay_full})
+            >>> for depth in (8, 4096):
+            ...     report = explain(
+            ...         jnp.dot, jnp.ones((2, depth)), jnp.ones((depth, 2)), policy=policy
+            ...     )
+            ...     print(report.rows[0].operands)
+            ('bfloat16', 'bfloat16')
+            ('float32', 'float32')
         """
         if self.primitive == "dot_general":
             (contracting, _), _ = self.params["dimension_numbers"]
@@ -83,7 +110,20 @@ class EquationView:
 
     @property
     def flops(self) -> int:
-        """Estimated floating point operations: two per product summed, one per result element."""
+        """Estimated floating point operations: two per product summed, one per result element.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, CastPolicy, explain
+            >>> seen = []
+            >>> def rule(eqn):
+            ...     seen.append(eqn.flops)
+            ...     return CastPolicy.LOWER_PRECISION_FP
+            >>> policy = BF16.with_rules({"dot_general": rule})
+            >>> _ = explain(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 4)), policy=policy)
+            >>> set(seen)
+            {48}
+        """
         results = sum(math.prod(shape) for shape in self.result_shapes)
         if self.primitive in ("dot_general", "ragged_dot_general", "conv_general_dilated"):
             return 2 * results * self.reduction_depth

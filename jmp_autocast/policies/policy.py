@@ -242,7 +242,13 @@ class Policy:
 
     @functools.cached_property
     def data_abstains(self) -> bool:
-        """Whether full-size inputs of the program have no say in the dtype of what they enter."""
+        """Whether full-size inputs of the program have no say in the dtype of what they enter.
+
+        Example:
+            >>> from jmp_autocast import BF16
+            >>> BF16.data_abstains, BF16.with_level("compute").data_abstains
+            (False, True)
+        """
         return (
             self.residuals or ("compute" if self.level == "compute" else "promote")
         ) == "compute"

@@ -1,0 +1,41 @@
+"""Draws the pictures of the site, once for light and once for dark pages.
+
+python docs/figures/draw.py            # SVG files beside this one, as the site takes them
+python docs/figures/draw.py FOLDER     # somewhere else
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from types import ModuleType
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(pathlib.Path(__file__).parents[n]) for n in (1, 2)]
+
+from figures import colouring, flow, memory, training
+from figures.style import FOLDER, MODES, save, styled
+
+PICTURES: dict[str, ModuleType] = {
+    "flow": flow,
+    "colouring": colouring,
+    "training": training,
+    "memory": memory,
+}
+
+
+def write_all(folder: pathlib.Path = FOLDER) -> None:
+    """Draws every picture.
+
+    Args:
+        folder: Where the files go.
+    """
+    for name, module in PICTURES.items():
+        data = module.data()
+        for style in MODES:
+            with styled(style):
+                save(module.draw(data, style), name, style, folder)
+
+
+if __name__ == "__main__":
+    write_all(*map(pathlib.Path, sys.argv[1:2]))
