@@ -14,6 +14,14 @@ import pytest
 
 from jmp_autocast.policies import registry
 
+from .browser import (  # noqa: F401 - pytest finds them here
+    browser,
+    browser_thread,
+    pytest_pyfunc_call,
+    pytest_terminal_summary,
+    visit,
+)
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_check_tracer_leaks", True)
 
