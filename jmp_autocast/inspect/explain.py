@@ -52,7 +52,7 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
     """
     wrapper = _wrapper(fn, policy)
     planned, chosen = wrapper.planned(*args, **kwargs), wrapper.policy
-    rows = tuple(rows_of(planned.plan, chosen))
+    rows = tuple(rows_of(planned.plan, chosen, planned.call.paths))
     name = name_of(fn)
     return Report(name, str(chosen.compute_dtype), rows, _totals(planned, chosen, rows))
 
