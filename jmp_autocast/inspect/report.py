@@ -31,6 +31,13 @@ class Totals:
         casts: The casts of the program that runs; those that the program itself writes count too.
         parameters: The number of parameter arrays.
         cast_parameters: The number of 16-bit copies of parameters that are made.
+        residual_size: The bytes of activations that `jax.vjp` of the program that runs keeps for
+            its backward pass, with respect to the parameters, or to all float inputs where there
+            are none. Each array counts once; inputs, moved or cast parameters and constants do
+            not. The number is the jaxpr's: XLA may merge equal arrays and compute cheap ones
+            again. None for a program that holds a backward pass itself, and for one that JAX
+            cannot differentiate.
+        float32_residual_size: The bytes of those in float32.
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
         unmatched_scopes: Scope patterns of the policy that no equation stands in.
         loops_of_unknown_length: The number of ``while`` loops, whose inside counts once.
@@ -43,6 +50,8 @@ class Totals:
     casts: Casts
     parameters: int
     cast_parameters: int
+    residual_size: int | None
+    float32_residual_size: int | None
     unknown: tuple[str, ...]
     unmatched_scopes: tuple[str, ...]
     loops_of_unknown_length: int
@@ -124,6 +133,13 @@ class Report:
             f"{casts.up} up ({_number(casts.up_size)}B)",
             f"parameters  {totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
         ]
+        if totals.residual_size is not None:
+            kept, full = (
+                _number(x or 0) for x in (totals.residual_size, totals.float32_residual_size)
+            )
+            lines.append(
+                f"residuals   {kept}B kept for the backward pass, of them {full}B in float32"
+            )
         if totals.loops_of_unknown_length:
             loops = totals.loops_of_unknown_length
             lines.append(f"loops       {loops} while loops, counted as one iteration")
