@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .casts import Casts
+from .html import frame_of, page_of
 from .rows import Row
+from .shares import Share, by_dtype
 
 WIDTH = 100
 _SHOWN = 30
@@ -186,6 +188,45 @@ class Report:
         if path is not None:
             pathlib.Path(path).write_text(text, encoding="utf-8")
         return text
+
+    def to_html(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the report as an HTML page, to be opened in any browser.
+
+        It holds the totals, the modules of the program coloured by precision, FLOPs and bytes by
+        dtype, and all rows, with search and filters; a row leads step by step to the cause of its
+        dtypes. It is one file that asks nothing of a network, and shows names and source lines of
+        the program as text alone.
+
+        Args:
+            path: A file to write it to as well.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import explain
+            >>> page = explain(jnp.dot, jnp.ones((8, 8)), jnp.ones((8, 8))).to_html()
+            >>> page.splitlines()[0]
+            '<!doctype html>'
+        """
+        text = page_of(self)
+        if path is not None:
+            pathlib.Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _repr_html_(self) -> str:
+        """Returns the page in a frame, for notebooks."""
+        return frame_of(self)
+
+    def by_dtype(self) -> dict[str, Share]:
+        """Returns the FLOPs and bytes of each dtype, the most bytes first.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+            >>> explain(lambda w, x: jnp.exp(x @ w), x, x, policy=BF16).by_dtype()
+            {'float32': Share(flops=64, size=512), 'bfloat16': Share(flops=1024, size=384)}
+        """
+        return by_dtype(self.rows)
 
     def to_pandas(self) -> Any:
         """Returns the rows as a ``pandas.DataFrame``.

@@ -52,6 +52,7 @@ class Row:
             ``"0/dense/kernel"``; ``""`` for what is no input.
         operand_leaves: What each operand is that nothing has computed: ``"param"``, ``"data"``,
             ``"const"`` or ``"literal"``, also if it was moved or cast; ``""`` for what is computed.
+        cause_operands: The positions of the operands that the reason points at.
         cause_rows: The indices of the rows that the reason points at: those that made the operands
             which decided, the reader that decided, what a carry starts as and is returned as, what
             the branches or the inside of a call return. Empty where a rule, a scope, the program or
@@ -80,6 +81,7 @@ class Row:
     operand_rows: tuple[int | None, ...]
     operand_inputs: tuple[str, ...]
     operand_leaves: tuple[str, ...]
+    cause_operands: tuple[int, ...]
     cause_rows: tuple[int, ...]
     flops: int
     size: int
@@ -159,6 +161,7 @@ def _row(
         operand_rows=tuple(x if isinstance(x, int) else None for x in links.operands),
         operand_inputs=tuple(x if isinstance(x, str) else "" for x in links.operands),
         operand_leaves=tuple(state.leaf.value if state.leaf else "" for state in given),
+        cause_operands=equation.reason.operands,
         cause_rows=links.causes,
         flops=0 if view.primitive in NOT_ARITHMETIC else times * view.flops,
         size=times * sum(map(bytes_of, atoms, [*read, *made])),
