@@ -151,14 +151,14 @@ def _move_leaf(eqn: Any, states: Sequence[ValueState], i: int) -> EquationPlan:
     leaf = Leaf.DATA if eqn.primitive.name == "gather" and state.leaf is Leaf.PARAM else state.leaf
     moved = dataclasses.replace(state, leaf=leaf)
     results = tuple(moved if float_dtype(v.aval) else _NOTHING for v in eqn.outvars)
-    reason = Reason(Code.LEAF, f"data movement of a {state.leaf.value} leaf")
+    reason = Reason(Code.LEAF, f"data movement of a {state.leaf.value} leaf", (i,))
     return EquationPlan((None,) * len(states), results, reason, moves_leaf=True, keep=True)
 
 
 def _folded(
     eqn: Any, states: Sequence[ValueState], floats: Sequence[int], known: float
 ) -> EquationPlan:
-    plan = keep(eqn, states, Reason(Code.LEAF, "a literal"))
+    plan = keep(eqn, states, Reason(Code.LEAF, "a literal", tuple(floats)))
     results = tuple(ValueState(s.dtype, Leaf.LITERAL, known) for s in plan.results)
     return EquationPlan(plan.operands, results, plan.reason, keep=plan.keep)
 
@@ -281,7 +281,8 @@ def _leaf_result(
     else:
         leaf = Leaf.CONST
     assert target is not None
-    plan = _emit(eqn, states, floats, target, region, Reason(Code.LEAF, f"of {leaf.value} leaves"))
+    reason = Reason(Code.LEAF, f"of {leaf.value} leaves", tuple(floats))
+    plan = _emit(eqn, states, floats, target, region, reason)
     results = tuple(
         ValueState(s.dtype, leaf, bound=s.bound) if s.dtype is not None else s for s in plan.results
     )

@@ -1,9 +1,7 @@
 // One row in full: where it stands, its values, why it has its dtypes, and the way to the cause.
 
 const READERS_SHOWN = 6;
-const LEAVES = {
-  param: "a parameter", data: "an input of the program", const: "a constant", literal: "a literal",
-};
+const LEAVES = { param: "a parameter", data: "data", const: "a constant", literal: "a literal" };
 
 class Panel {
   constructor(aside, actions) {
@@ -96,7 +94,7 @@ class Panel {
       row.declared_operands[k], dtype, row.operand_shapes[k], row.cause_operands.includes(k),
       row.operand_rows[k] === null
         ? [madeBy(row, k)]
-        : ["made by ", this.link(row.operand_rows[k]), leafNote(row, k)]));
+        : ["made by ", this.link(row.operand_rows[k]), ...leafNote(row, k)]));
     const results = row.results.map((dtype, k) => this.value(
       row.declared_results[k], dtype, row.result_shapes[k], false, k ? [] : this.readersOf(row)));
     const list = (title, items) => (items.length
@@ -151,17 +149,13 @@ function madeBy(row, k) {
 
 function leafNote(row, k) {
   const leaf = LEAVES[row.operand_leaves[k]];
-  return leaf ? ` from ${leaf}` : "";
+  return leaf && isFloat(row.operands[k]) ? [`from ${leaf} alone`] : [];
 }
 
 function ending(row) {
   if (row.cause_rows.length) return "a loop, whose carry leads back to a row above.";
   const inputs = row.cause_operands.filter((k) => row.operand_rows[k] === null);
   if (inputs.length) return inputs.map((k) => `operand ${k} is ${madeBy(row, k)}`).join("; ");
-  if (row.reason === "LEAF") {
-    const paths = row.operand_inputs.filter(Boolean);
-    return paths.length ? `the input ${paths.join(", ")} of the program` : "a constant of the program";
-  }
   if (row.cause === "read by the output") return "the program returns it.";
   if (row.cause) return row.cause;
   if (row.rule && ["FP32", "LOWER_PRECISION", "KEEP"].includes(row.reason)) {

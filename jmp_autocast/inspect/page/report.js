@@ -86,7 +86,7 @@ function openRow(index) {
   document.body.classList.add("with-panel");
   panel.show(rows[index], visited.length > 1);
   table.mark(index);
-  remember(`#row-${index}`);
+  remember(`#equation-${index}`);
 }
 
 function closePanel() {
@@ -104,7 +104,7 @@ function remember(hash) {
 }
 
 function openAddressed() {
-  const found = /^#row-(\d+)$/.exec(location.hash);
+  const found = /^#equation-(\d+)$/.exec(location.hash);
   if (found && Number(found[1]) < rows.length) openRow(Number(found[1]));
 }
 

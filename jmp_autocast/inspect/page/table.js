@@ -10,6 +10,7 @@ const COLUMNS = [
   ["size", "bytes", "number"],
 ];
 const BEYOND = 10; // rows drawn above and below what is in sight
+const STEP = 5; // rows to scroll before they are drawn anew
 
 class Table {
   constructor(grid, open) {
@@ -37,7 +38,7 @@ class Table {
       const sorted = this.sort.key === key;
       const arrow = sorted ? (this.sort.down ? " \u2193" : " \u2191") : "";
       const button = element("button", {
-        type: "button", class: "sort", "data-key": key, click: () => this.sortBy(key), tabindex: -1,
+        type: "button", class: "sort", "data-key": key, click: () => this.sortBy(key),
       }, title + arrow);
       const order = sorted ? (this.sort.down ? "descending" : "ascending") : "none";
       const attributes = { role: "columnheader", class: `cell ${key} ${kind}`, "aria-sort": order };
@@ -75,14 +76,19 @@ class Table {
     this.waiting = true;
     requestAnimationFrame(() => {
       this.waiting = false;
-      this.draw();
+      this.draw(false);
     });
   }
 
-  draw() {
+  // A little scrolling changes nothing, so that what the pointer is on stays.
+  draw(anyway = true) {
     const height = this.rowHeight();
-    const first = Math.max(Math.floor(this.grid.scrollTop / height) - BEYOND, 0);
-    const count = Math.ceil(this.grid.clientHeight / height) + 2 * BEYOND;
+    const above = Math.floor(this.grid.scrollTop / height / STEP) * STEP;
+    const first = Math.max(above - BEYOND, 0);
+    const count = Math.ceil(this.grid.clientHeight / height) + STEP + 2 * BEYOND;
+    const drawn = [first, count, height].join();
+    if (!anyway && drawn === this.drawn) return;
+    this.drawn = drawn;
     this.body.style.height = `${this.shown.length * height}px`;
     const some = this.shown.slice(first, first + count);
     this.body.replaceChildren(...some.map((row, k) => {
@@ -117,13 +123,16 @@ class Table {
     }, ...made);
   }
 
+  // A step beyond the edge scrolls by a step, anything farther brings the row to the middle.
   scrollTo(at) {
     const height = this.rowHeight();
-    const head = this.head.offsetHeight;
     const top = at * height;
-    const room = this.grid.clientHeight - head - height;
-    if (top < this.grid.scrollTop) this.grid.scrollTop = top;
-    else if (top > this.grid.scrollTop + room) this.grid.scrollTop = top - room;
+    const room = this.grid.clientHeight - this.head.offsetHeight - height;
+    const above = this.grid.scrollTop - top;
+    const below = top - this.grid.scrollTop - room;
+    if (above > height || below > height) this.grid.scrollTop = top - room / 2;
+    else if (above > 0) this.grid.scrollTop = top;
+    else if (below > 0) this.grid.scrollTop = top - room;
   }
 
   // Marks a row as open, wherever it stands.

@@ -70,7 +70,8 @@ class Tree {
       "aria-level": node.level + 1,
       "aria-selected": String(node.path === this.chosen),
       "aria-expanded": node.children.length ? String(node.open) : null,
-      title: `${visible(node.name)}: ${plural(node.count, "equation")}`,
+      title: `${visible(node.name)}: ${plural(node.count, "equation")}, `
+        + `${percent(weights.low, total)} of ${this.weight === "size" ? "bytes" : "FLOPs"} in 16 bits`,
     },
     element("span", { class: node.children.length ? "twist" : "twist leaf", "aria-hidden": "true" },
       node.children.length ? "\u25b8" : ""),
@@ -177,6 +178,6 @@ function shareText(weights, total) {
   if (!total) return "\u2013";
   const share = weights.low / total;
   if (share > 0.995) return "16-bit";
-  if (weights.full / total > 0.995) return "float32";
-  return `${Math.max(Math.round(100 * share), share ? 1 : 0)} % 16-bit`;
+  if (weights.full / total > 0.995) return "f32";
+  return `${Math.max(Math.round(100 * share), share ? 1 : 0)} %`;
 }
