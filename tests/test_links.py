@@ -211,10 +211,10 @@ def test_an_accumulator_points_at_its_consumer():
 
 def follow(rows, row):
     """The steps to the cause; a loop's carry may lead back to the loop."""
-    seen = [row.index]
-    while rows[seen[-1]].cause_rows and (cause := rows[seen[-1]].cause_rows[0]) not in seen:
-        seen.append(cause)
-    return seen
+    way = [row.index]
+    while new := [cause for cause in rows[way[-1]].cause_rows if cause not in way]:
+        way.append(new[0])
+    return way
 
 
 @examples(60)

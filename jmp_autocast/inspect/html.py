@@ -81,10 +81,7 @@ def data_of(report: Report) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(report.rows[0])] if report.rows else []
     names = [name for name in names if name != "index"]
     rows = [
-        [
-            getattr(row, name) if name in own else values.number(getattr(row, name))
-            for name in names
-        ]
+        [getattr(row, name) if name in own else values.number(getattr(row, name)) for name in names]
         for row in report.rows
     ]
     dtypes = {name for row in report.rows for name in (*row.operands, *row.results)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -36,9 +37,8 @@ def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
     """
     flops: dict[str, int] = defaultdict(int)
     sizes: dict[str, int] = defaultdict(int)
-    following = [*(row.depth for row in rows[1:]), 0]
-    for row, depth in zip(rows, following, strict=True):
-        if depth > row.depth:
+    for row, following in itertools.zip_longest(rows, rows[1:]):
+        if following is not None and following.depth > row.depth:
             continue
         flops[dtype_of(row)] += row.flops
         shapes = (*row.operand_shapes, *row.result_shapes)
