@@ -1,6 +1,6 @@
 """Automatic mixed precision for JAX by jaxpr rewriting."""
 
-from .inspect import Change, OpCount, Report, Row, Totals, explain, op_stats
+from .inspect import Change, OpCount, Report, Row, Share, Totals, explain, op_stats
 from .loss_scaling import (
     FiniteGradients,
     LossScaleState,
@@ -44,6 +44,7 @@ __all__ = [
     "Policy",
     "Report",
     "Row",
+    "Share",
     "Totals",
     "autocast",
     "compute_precision",

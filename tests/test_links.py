@@ -133,6 +133,7 @@ def test_a_body_that_is_called_twice_has_two_sets_of_rows():
     layer = jax.jit(lambda x, w: jnp.tanh(x @ w))
     rows = report_of(lambda w, x: layer(layer(x, w), w))
     one, two = (find(rows, "dot_general", i) for i in (0, 1))
+    assert [row.inner for row in rows] == [2, 0, 0, 2, 0, 0]
     assert one.operand_inputs == ("1", "0")
     assert two.operand_rows == (find(rows, "tanh").index, None)
 

@@ -3,6 +3,7 @@
 from .explain import explain
 from .report import Change, Report, Totals
 from .rows import Row
+from .shares import Share
 from .stats import OpCount, op_stats
 
-__all__ = ["Change", "OpCount", "Report", "Row", "Totals", "explain", "op_stats"]
+__all__ = ["Change", "OpCount", "Report", "Row", "Share", "Totals", "explain", "op_stats"]

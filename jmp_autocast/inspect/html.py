@@ -77,7 +77,16 @@ def data_of(report: Report) -> dict[str, Any]:
     """
     values = _Values()
     # They are mostly different, and are short.
-    own = {"depth", "times", "flops", "size", "declared_size", "operand_rows", "cause_rows"}
+    own = {
+        "depth",
+        "inner",
+        "times",
+        "flops",
+        "size",
+        "declared_size",
+        "operand_rows",
+        "cause_rows",
+    }
     names = [f.name for f in dataclasses.fields(report.rows[0])] if report.rows else []
     names = [name for name in names if name != "index"]
     rows = [
@@ -121,7 +130,7 @@ class _Values:
 @functools.cache
 def _parts() -> tuple[str, str, str]:
     """The template, the style and the script; a line end of another kind would change a hash."""
-    folder = resources.files(__package__) / "page"
+    folder = resources.files(__package__ or "") / "page"
     read = lambda name: (folder / name).read_text(encoding="utf-8")  # noqa: E731
     script = "\n".join(["", '"use strict";', "", *map(read, _SCRIPTS)])
     return read("report.html"), "\n" + read("report.css"), script

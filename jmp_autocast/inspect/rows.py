@@ -30,6 +30,7 @@ class Row:
         source: The user's source line.
         primitive: The primitive's name.
         depth: The number of loops, branches and calls around the equation.
+        inner: The number of rows inside the equation; they follow it.
         times: How often it runs in one call: the product of the lengths of the loops around it. A
             ``while`` counts once.
         operand_shapes: The shape of each operand.
@@ -68,6 +69,7 @@ class Row:
     source: str
     primitive: str
     depth: int
+    inner: int
     times: int
     operand_shapes: tuple[tuple[int, ...], ...]
     result_shapes: tuple[tuple[int, ...], ...]
@@ -148,6 +150,7 @@ def _row(
         source=view.source,
         primitive=view.primitive,
         depth=depth,
+        inner=links.inner,
         times=times,
         operand_shapes=view.operand_shapes,
         result_shapes=view.result_shapes,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -33,12 +32,12 @@ def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
     """Returns the share of each dtype, the most bytes first.
 
     Args:
-        rows: The rows of a report, or some of them in their order.
+        rows: The rows of a report, or some of them.
     """
     flops: dict[str, int] = defaultdict(int)
     sizes: dict[str, int] = defaultdict(int)
-    for row, following in itertools.zip_longest(rows, rows[1:]):
-        if following is not None and following.depth > row.depth:
+    for row in rows:
+        if row.inner:
             continue
         flops[dtype_of(row)] += row.flops
         shapes = (*row.operand_shapes, *row.result_shapes)

@@ -11,8 +11,6 @@ const rows = data.rows.map((list, index) => {
 });
 
 for (const row of rows) {
-  const next = rows[row.index + 1];
-  row.holds = next !== undefined && next.depth > row.depth;
   row.changed = differ(row.declared_operands, row.operands)
     || differ(row.declared_results, row.results);
   for (const made of new Set(row.operand_rows)) {
@@ -42,7 +40,7 @@ function bytesByDtype(row) {
     const count = shapes[k].reduce((product, length) => product * length, 1);
     found[name] = (found[name] || 0) + row.times * count * itemSize;
   });
-  if (!row.holds) {
+  if (!row.inner) {
     add(row.operands, row.operand_shapes);
     add(row.results, row.result_shapes);
   }
@@ -57,7 +55,7 @@ function shares(some) {
     return found.get(dtype);
   };
   for (const row of some) {
-    if (row.holds) continue;
+    if (row.inner) continue;
     if (row.flops) share(row.dtype).flops += row.flops;
     for (const [dtype, size] of Object.entries(bytesByDtype(row))) {
       if (size) share(dtype).size += size;
