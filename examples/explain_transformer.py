@@ -39,7 +39,7 @@ NUMBERS = {
 }
 # As on the page: they differ for every kind of colour vision.
 COLOURS = {"float16": "#0b6fc2", "bfloat16": "#0b6fc2", "float32": "#bd5407"}
-OTHERS = "#8e98a6"
+OTHERS = "#697382"
 
 
 @dataclasses.dataclass(frozen=True)
