@@ -49,6 +49,11 @@ def test_a_loop_keeps_each_iteration():
     assert kept(deep, PARAMS, X) == ((1 + 2 * 3) * 2 * ARRAY, 0)
 
 
+def test_a_carry_that_starts_as_a_parameter_is_none():
+    square = lambda p: jnp.sum(lax.scan(lambda h, _: (h * h, None), p["w"], None, length=3)[0])
+    assert kept(square, {"w": W}) == (3 * 4 * 64, 3 * 4 * 64)
+
+
 def test_checkpoint_keeps_less():
     layer = lambda w, x: jnp.sin(jnp.sin(jnp.sin(x @ w)))
     plain = lambda p, x: jnp.sum(layer(p["w"], layer(p["w"], x)))

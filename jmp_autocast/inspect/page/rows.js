@@ -55,7 +55,6 @@ function shares(some) {
     return found.get(dtype);
   };
   for (const row of some) {
-    if (row.inner) continue;
     if (row.flops) share(row.dtype).flops += row.flops;
     for (const [dtype, size] of Object.entries(bytesByDtype(row))) {
       if (size) share(dtype).size += size;
