@@ -39,6 +39,7 @@ RESULTS = {
     "OpCount",
     "Report",
     "Row",
+    "Share",
     "Totals",
 }
 # Rows about policies and their members go by the name of what takes them.

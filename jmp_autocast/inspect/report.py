@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .casts import Casts
+from .html import frame_of, page_of
 from .rows import Row
+from .shares import Share, by_dtype
 
 WIDTH = 100
 _SHOWN = 30
@@ -31,6 +33,13 @@ class Totals:
         casts: The casts of the program that runs; those that the program itself writes count too.
         parameters: The number of parameter arrays.
         cast_parameters: The number of 16-bit copies of parameters that are made.
+        residual_size: The bytes of activations that `jax.vjp` of the program that runs keeps for
+            its backward pass, with respect to the parameters, or to all float inputs where there
+            are none. Each array counts once; inputs, moved or cast parameters and constants do
+            not. The number is the jaxpr's: XLA may merge equal arrays and compute cheap ones
+            again. None for a program that holds a backward pass itself, and for one that JAX
+            cannot differentiate.
+        float32_residual_size: The bytes of those in float32.
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
         unmatched_scopes: Scope patterns of the policy that no equation stands in.
         loops_of_unknown_length: The number of ``while`` loops, whose inside counts once.
@@ -51,6 +60,8 @@ class Totals:
     casts: Casts
     parameters: int
     cast_parameters: int
+    residual_size: int | None
+    float32_residual_size: int | None
     unknown: tuple[str, ...]
     unmatched_scopes: tuple[str, ...]
     loops_of_unknown_length: int
@@ -161,6 +172,13 @@ class Report:
             f"{casts.up} up ({_number(casts.up_size)}B)",
             f"parameters  {totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
         ]
+        if totals.residual_size is not None:
+            kept, full = (
+                _number(x or 0) for x in (totals.residual_size, totals.float32_residual_size)
+            )
+            lines.append(
+                f"residuals   {kept}B kept for the backward pass, of them {full}B in float32"
+            )
         if totals.loops_of_unknown_length:
             loops = totals.loops_of_unknown_length
             lines.append(f"loops       {loops} while loops, counted as one iteration")
@@ -222,6 +240,45 @@ class Report:
         if path is not None:
             pathlib.Path(path).write_text(text, encoding="utf-8")
         return text
+
+    def to_html(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the report as an HTML page, to be opened in any browser.
+
+        It holds the totals, the modules of the program coloured by precision, FLOPs and bytes by
+        dtype, and all rows, with search and filters; a row leads step by step to the cause of its
+        dtypes. It is one file that asks nothing of a network, and shows names and source lines of
+        the program as text alone.
+
+        Args:
+            path: A file to write it to as well.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import explain
+            >>> page = explain(jnp.dot, jnp.ones((8, 8)), jnp.ones((8, 8))).to_html()
+            >>> page.splitlines()[0]
+            '<!doctype html>'
+        """
+        text = page_of(self)
+        if path is not None:
+            pathlib.Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _repr_html_(self) -> str:
+        """Returns the page in a frame, for notebooks."""
+        return frame_of(self)
+
+    def by_dtype(self) -> dict[str, Share]:
+        """Returns the FLOPs and bytes of each dtype, the most bytes first.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+            >>> explain(lambda w, x: jnp.exp(x @ w), x, x, policy=BF16).by_dtype()
+            {'float32': Share(flops=64, size=512), 'bfloat16': Share(flops=1024, size=384)}
+        """
+        return by_dtype(self.rows)
 
     def to_pandas(self) -> Any:
         """Returns the rows as a ``pandas.DataFrame``.

@@ -165,7 +165,7 @@ class Planner:
             demands = input_demands(body, equations, wanted)
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wanted, strict=True):
-            state = _literal_state(v) if isinstance(v, Literal) else states[v]
+            state = literal_state(v) if isinstance(v, Literal) else states[v]
             cast = None if want.dtype is None or state.dtype in (None, want.dtype) else want.dtype
             output_dtypes.append(cast)
             outputs.append(ValueState(cast) if cast is not None else state)
@@ -201,7 +201,7 @@ class Planner:
         equations = []
         for i, eqn in enumerate(body.eqns):
             operands = [
-                _literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars
+                literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars
             ]
             region = self.region(path, scope_names(eqn))
             rule = STRUCTURAL_RULES.get(eqn.primitive.name)
@@ -249,7 +249,8 @@ class Planner:
         return plan
 
 
-def _literal_state(literal: Any) -> ValueState:
+def literal_state(literal: Any) -> ValueState:
+    """Returns what is known of a literal."""
     dtype = float_dtype(literal.aval)
     shape = getattr(literal.aval, "shape", None)
     if shape == () and isinstance(literal.val, bool | int | float | np.generic | np.ndarray):
