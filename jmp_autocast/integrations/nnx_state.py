@@ -39,8 +39,8 @@ class Call:
         with nnx.split_context(TAG) as split:
             self._graphdef, state = split.split((self._nodes, []))
         self._before: list[Any] = list(nnx.to_flat_state(state))
-        self.values = [_value(leaf) for _, leaf in self._before]
-        self.rest = [None if is_object(leaf) else leaf for _, leaf in found]
+        self.values: list[Any] = [_value(leaf) for _, leaf in self._before]
+        self.rest: list[Any] = [None if is_object(leaf) else leaf for _, leaf in found]
         wanted = _param_predicate(fn, params, args)
         marks = {
             f"1/{i}": wanted(path, None) for i, (path, x) in enumerate(found) if not is_object(x)
@@ -48,7 +48,7 @@ class Call:
         for k, ((_, i, *attributes), leaf) in enumerate(self._before):
             path = (*found[self._where[i]][0], *map(jax.tree_util.DictKey, attributes))
             marks[f"0/{k}"] = wanted(path, leaf)
-        self.is_param = lambda path: marks["/".join(path.split("/", 2)[:2])]
+        self.is_param: Callable[[str], bool] = lambda path: marks["/".join(path.split("/", 2)[:2])]
 
     def pure(self, state: list[Any], rest: list[Any]) -> tuple[list[Any], list[Any]]:
         """Returns the function's outputs and the state that it changed.
@@ -92,7 +92,9 @@ class Call:
             else:
                 self._after.append((path, None))
                 changed.append(leaf)
-        self.dtypes = [getattr(x, "dtype", None) for x in jax.tree_util.tree_leaves(changed)]
+        self.dtypes: list[Any] = [
+            getattr(x, "dtype", None) for x in jax.tree_util.tree_leaves(changed)
+        ]
         return [x for x in leaves if not is_object(x)], changed
 
     def finish(self, out: list[Any], changed: list[Any]) -> Any:
