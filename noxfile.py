@@ -55,9 +55,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=OLDEST_PYTHON)
 def types(session: nox.Session) -> None:
-    """Pyright on the package."""
+    """Pyright on the package, and whether every public symbol has a known type."""
     session.install("-e", ".[dev]")
     session.run("pyright")
+    session.run("pyright", "--verifytypes", "jmp_autocast", "--ignoreexternal")
 
 
 @nox.session(python=OLDEST_PYTHON)
@@ -73,6 +74,15 @@ def docs(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     for generator in sorted(pathlib.Path("docs").glob("generate_*.py")):
         session.run("python", str(generator), "--check")
+
+
+@nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])
+def package(session: nox.Session) -> None:
+    """The sdist and the wheel, and tests of the wheel in an environment without the checkout."""
+    session.install("build", "twine")
+    session.run("python", "-m", "tests.distributions", *session.posargs)
+    session.install("jax", "optax")
+    session.run("python", "benchmarks/import_time.py", "--limit", "1.3")
 
 
 @nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])
