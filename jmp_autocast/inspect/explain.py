@@ -10,7 +10,7 @@ import jax
 from ..arguments import check_function, name_of
 from ..interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, scope_names
 from ..interpreters.plan import Leaf, Plan
-from ..policies import CONTRACTIONS, FLOAT32, Policy
+from ..policies import CONTRACTIONS, FLOAT32, Policy, match_depth
 from ..transform import Autocast, PlannedCall, autocast
 from .casts import casts_in
 from .report import Report, Totals
@@ -98,6 +98,8 @@ def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals
 
 
 def _unmatched(policy: Policy, plan: Plan) -> tuple[str, ...]:
+    scoped = (pattern for pattern, _, _ in policy.scoped_rules)
+    patterns = dict.fromkeys([*(pattern for pattern, _ in policy.scopes), *scoped])
     matched: set[str] = set()
     seen: set[tuple[int, tuple[str, ...]]] = set()
 
@@ -107,10 +109,10 @@ def _unmatched(policy: Policy, plan: Plan) -> tuple[str, ...]:
         seen.add((id(plan), names))
         for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
             path = names + scope_names(eqn)
-            matched.update(pattern for _, pattern, _ in policy.scope_matches(path))
+            matched.update(p for p in patterns if match_depth(p, path) is not None)
             for inner in equation.inner:
                 visit(inner, path)
 
-    if policy.scopes:
+    if patterns:
         visit(plan, ())
-    return tuple(pattern for pattern, _ in policy.scopes if pattern not in matched)
+    return tuple(pattern for pattern in patterns if pattern not in matched)

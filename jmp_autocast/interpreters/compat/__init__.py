@@ -277,7 +277,7 @@ def set_weak_type(x: Any, aval: Any) -> Any:
 
 
 def device_varying(tree: Any, axes: Any = None) -> Any:
-    """Returns arrays typed as different on each device of the ``shard_map`` around, if there is one.
+    """Returns arrays typed as different on each device of the ``shard_map`` around, if any.
 
     What a loop carries must keep its type, and a count that starts as the same zero everywhere does
     not stay so.
