@@ -287,7 +287,7 @@ class Head(nn.Module):
 )
 def test_the_output_dtype_is_not_that_of_the_variables(output_dtype, expected):
     model = part(Head, output_dtype=output_dtype)()
-    collections = jax.eval_shape(model.init, KEY, ROWS)
+    collections = jax.eval_shape(Head().init, KEY, ROWS)
     out, state = jax.eval_shape(
         lambda v: model.apply(v, ROWS, mutable=["cache", "params"]), collections
     )
