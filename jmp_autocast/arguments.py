@@ -146,7 +146,11 @@ class Call:
 
 
 def flatten(
-    fn: Callable[..., Any], params: Any, args: tuple, kwargs: dict[str, Any], abstract: bool = False
+    fn: Callable[..., Any],
+    params: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    abstract: bool = False,
 ) -> Call:
     """Flattens a call of ``fn``.
 

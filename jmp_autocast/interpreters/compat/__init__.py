@@ -24,14 +24,14 @@ from .new_primitives import define_bilinear, define_linear_view
 Literal = jex_core.Literal
 Var = jex_core.Var
 Primitive = jex_core.Primitive
-ShapedArray = jax.core.ShapedArray
-Tracer = jax.core.Tracer
+ShapedArray: Any = jax.core.ShapedArray
+Tracer: Any = jax.core.Tracer
 jaxpr_as_fun = jex_core.jaxpr_as_fun
 # JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
 InconclusiveDimensionOperation = _errors.InconclusiveDimensionOperation
-current_name_stack = source_info_util.current_name_stack
-dce_jaxpr = partial_eval.dce_jaxpr
+current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
+dce_jaxpr: Callable[..., Any] = partial_eval.dce_jaxpr
 
 __all__ = [
     "InconclusiveDimensionOperation",
@@ -227,7 +227,7 @@ def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[st
     return updated
 
 
-def shard_map_axes(params: dict[str, Any]) -> set:
+def shard_map_axes(params: dict[str, Any]) -> set[Any]:
     """Returns the mesh axes that a ``shard_map`` makes manual.
 
     JAX 0.10.2 renamed ``manual_axes`` to ``newly_manual_axes``.
