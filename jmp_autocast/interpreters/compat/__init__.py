@@ -68,6 +68,7 @@ __all__ = [
     "set_weak_type",
     "shard_map_axes",
     "source_line",
+    "trace_context",
     "varying_axes",
     "with_dtype",
 ]
@@ -111,6 +112,13 @@ def fresh_make_jaxpr(fun: Callable, *avals: Any) -> Any:
     The cache would keep the values, or tracers, that the function closes over.
     """
     return jax.make_jaxpr(lambda *args: fun(*args))(*avals)
+
+
+def trace_context() -> Any:
+    """Returns the settings and axis names that a trace depends on, as `jax.jit` compares them."""
+    from jax._src import config
+
+    return config.trace_context()
 
 
 def inner_jaxpr_key(params: dict[str, Any]) -> str:
