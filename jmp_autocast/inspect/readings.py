@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -141,8 +142,8 @@ def _saturating(a: Any, b: Any) -> Any:
     return jnp.where(a > NEVER - b, NEVER, a + b)
 
 
-def _sum(a: Counts, b: Counts, add: Any = None) -> Counts:
-    ways = dict.fromkeys(Counts._fields, add or _saturating)
+def _sum(a: Counts, b: Counts, add: Any = _saturating) -> Counts:
+    ways = dict.fromkeys(Counts._fields, add)
     ways |= {"largest": jnp.maximum, "smallest": jnp.minimum}
     each = zip(ways.values(), a, b, strict=True)
     return Counts(*(None if p is None else way(p, q) for way, p, q in each))
@@ -176,11 +177,12 @@ def _counts(x: Any, ranges: bool) -> Counts:
         values += [jnp.where(finite, bits, whole(0)), jnp.minimum(below, infinity - whole(1))]
         starts += [whole(0), infinity - whole(1)]
 
-    def add(a: Any, b: Any) -> list[Any]:
-        adder = _saturating if x.size > NEVER else lambda p, q: p + q
-        return [y for y in _sum(Counts(*a), Counts(*b), adder) if y is not None]
+    add = _saturating if x.size > NEVER else operator.add
 
-    found = Counts(*lax.reduce(values, starts, add, tuple(range(x.ndim))))
+    def combine(a: Any, b: Any) -> list[Any]:
+        return [each for each in _sum(Counts(*a), Counts(*b), add) if each is not None]
+
+    found = Counts(*lax.reduce(values, starts, combine, tuple(range(x.ndim))))
     if not ranges:
         return found
     return found._replace(

@@ -44,6 +44,7 @@ __all__ = [
     "bind",
     "body_of",
     "call_with_operands",
+    "collective_axes",
     "consts_of",
     "current_name_stack",
     "dce_jaxpr",
@@ -241,6 +242,13 @@ def shard_map_axes(params: dict[str, Any]) -> set:
     JAX 0.10.2 renamed ``manual_axes`` to ``newly_manual_axes``.
     """
     return set(params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"])
+
+
+def collective_axes(eqn: Any) -> tuple[Any, ...]:
+    """Returns the named axes over which an equation communicates, () for any other equation."""
+    names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    names = names if isinstance(names, tuple | list) else (names,)
+    return tuple(name for name in names if not isinstance(name, int | type(None)))
 
 
 # --- values ---------------------------------------------------------------------------------
