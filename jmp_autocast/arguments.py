@@ -136,18 +136,24 @@ class Call:
     Args:
         arrays: The array leaves of the arguments.
         leaves: What kind of leaf each is.
+        paths: The path of each in the arguments, such as ``"0/dense/kernel"``.
         traceable: The function of the array leaves that returns the array leaves of the result.
         unflatten: Puts the result's static leaves back around its arrays.
     """
 
     arrays: list[Any]
     leaves: list[Leaf]
+    paths: list[str]
     traceable: Callable[..., list[Any]]
     unflatten: Callable[[Sequence[Any]], Any]
 
 
 def flatten(
-    fn: Callable[..., Any], params: Any, args: tuple, kwargs: dict[str, Any], abstract: bool = False
+    fn: Callable[..., Any],
+    params: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    abstract: bool = False,
 ) -> Call:
     """Flattens a call of ``fn``.
 
@@ -170,7 +176,8 @@ def flatten(
     )
     dynamic = [i for i, leaf in enumerate(leaves) if traced(leaf)]
     is_param = _param_predicate(fn, params, args)
-    kinds = [Leaf.PARAM if is_param(_path_of(with_path[i][0])) else Leaf.DATA for i in dynamic]
+    paths = [_path_of(with_path[i][0]) for i in dynamic]
+    kinds = [Leaf.PARAM if is_param(path) else Leaf.DATA for path in paths]
     result: dict[str, Any] = {}
 
     def traceable(*arrays: Any) -> list[Any]:
@@ -194,7 +201,7 @@ def flatten(
         return jax.tree_util.tree_unflatten(result["tree"], full)
 
     traceable.__name__ = name_of(fn)
-    return Call([leaves[i] for i in dynamic], kinds, traceable, unflatten)
+    return Call([leaves[i] for i in dynamic], kinds, paths, traceable, unflatten)
 
 
 def is_array(leaf: Any) -> bool:

@@ -16,6 +16,7 @@ from jax import lax
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
 from jmp_autocast.inspect.casts import casts_in
 from jmp_autocast.inspect.jaxprs import jaxprs_of
+from jmp_autocast.inspect.reasons import EXPLANATIONS
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan import Code
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
@@ -260,7 +261,10 @@ def test_op_stats_sees_the_backward_pass():
     assert sum(c.times for c in dots) > 3
 
 
-def test_the_page_on_reasons_lists_every_code():
+def test_the_page_on_reasons_says_of_every_code_what_the_report_says():
     page = pathlib.Path(__file__).parents[1] / "docs" / "reasons.md"
-    listed = re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(code.value for code in Code)
+    row = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) *\|$", re.MULTILINE)
+    listed = {code: texts for code, *texts in row.findall(page.read_text(encoding="utf-8"))}
+    said = {code.value: [e.says, e.otherwise] for code, e in EXPLANATIONS.items()}
+    assert listed == said
+    assert set(EXPLANATIONS) == set(Code)

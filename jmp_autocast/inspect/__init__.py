@@ -5,6 +5,7 @@ from .numerics import check_numerics
 from .numerics_report import NumericsReport, NumericsRow
 from .report import Change, Report, Totals
 from .rows import Row
+from .shares import Share
 from .stats import OpCount, op_stats
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "OpCount",
     "Report",
     "Row",
+    "Share",
     "Totals",
     "check_numerics",
     "explain",

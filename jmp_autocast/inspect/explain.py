@@ -8,12 +8,13 @@ from typing import Any, cast
 import jax
 
 from ..arguments import check_function, name_of
-from ..interpreters.compat import fresh_make_jaxpr, scope_names
+from ..interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, scope_names
 from ..interpreters.plan import Leaf, Plan
-from ..policies import CONTRACTIONS, FLOAT32, Policy
+from ..policies import CONTRACTIONS, FLOAT32, Policy, match_depth
 from ..transform import Autocast, PlannedCall, autocast
 from .casts import casts_in
 from .report import Report, Totals
+from .residuals import is_gradient, residuals_of
 from .rows import Row, rows_of
 
 
@@ -52,7 +53,7 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
     """
     wrapper = _wrapper(fn, policy)
     planned, chosen = wrapper.planned(*args, **kwargs), wrapper.policy
-    rows = tuple(rows_of(planned.plan, chosen))
+    rows = tuple(rows_of(planned.plan, chosen, planned.call.paths))
     name = name_of(fn)
     return Report(name, str(chosen.compute_dtype), rows, _totals(planned, chosen, rows))
 
@@ -74,6 +75,10 @@ def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals
     contractions = [row for row in rows if row.primitive in CONTRACTIONS]
     params = [i for i, state in enumerate(plan.inputs) if state.leaf is Leaf.PARAM]
     shapes = [jax.typeof(x) if not hasattr(x, "shape") else x for x in planned.call.arrays]
+    rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)
+    residuals = None
+    if not is_gradient(planned.closed):
+        residuals = residuals_of(jaxpr_as_fun(rewritten), shapes, params)
     return Totals(
         equations=len(rows),
         flops=sum(row.flops for row in rows),
@@ -81,9 +86,11 @@ def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals
         low_contraction_flops=sum(
             row.flops for row in contractions if FLOAT32.name not in row.operands[:2]
         ),
-        casts=casts_in(fresh_make_jaxpr(planned.rewritten, *shapes)),
+        casts=casts_in(rewritten),
         parameters=len(params),
         cast_parameters=sum(i in params for i, _ in plan.low_copies),
+        residual_size=residuals and residuals.size,
+        float32_residual_size=residuals and residuals.float32_size,
         unknown=planned.plan.unknown,
         unmatched_scopes=_unmatched(policy, plan),
         loops_of_unknown_length=sum(row.primitive == "while" for row in rows),
@@ -91,6 +98,8 @@ def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals
 
 
 def _unmatched(policy: Policy, plan: Plan) -> tuple[str, ...]:
+    scoped = (pattern for pattern, _, _ in policy.scoped_rules)
+    patterns = dict.fromkeys([*(pattern for pattern, _ in policy.scopes), *scoped])
     matched: set[str] = set()
     seen: set[tuple[int, tuple[str, ...]]] = set()
 
@@ -100,10 +109,10 @@ def _unmatched(policy: Policy, plan: Plan) -> tuple[str, ...]:
         seen.add((id(plan), names))
         for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
             path = names + scope_names(eqn)
-            matched.update(pattern for _, pattern, _ in policy.scope_matches(path))
+            matched.update(p for p in patterns if match_depth(p, path) is not None)
             for inner in equation.inner:
                 visit(inner, path)
 
-    if policy.scopes:
+    if patterns:
         visit(plan, ())
-    return tuple(pattern for pattern, _ in policy.scopes if pattern not in matched)
+    return tuple(pattern for pattern in patterns if pattern not in matched)

@@ -1,4 +1,4 @@
-"""`check_numerics`: which equation makes the first infinity or NaN, and what a float16 could hold."""
+"""`check_numerics`: which equation makes the first infinity or NaN."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ from ..interpreters.compat import (
     literal_value,
     scan_split,
     shard_map_axes,
-    varying_axes,
 )
 from .blocks import Block, Given, Probe, Refs, Run, union
 from .lanes import Lane
-from .sites import INLINED, bodies_of, is_measured, is_site, sites_in
+from .sites import INLINED, bodies_of, is_site, sites_in
+from .written import written_out
 
 
 class Seen(NamedTuple):
@@ -141,7 +141,7 @@ class Walker:
         if self.probe.flags and is_site(eqn) and (axes := collective_axes(eqn)):
             refs = union(value.refs for value in given([(_met(x, axes),) for x in arrays[0]]))
         if is_site(eqn):
-            results = [[_written_out(x) for x in each] for each in results]
+            results = [[written_out(x) for x in each] for each in results]
             refs = recorder.block.add(Run(eqn, arrays, results, again), refs)
         return [Seen(each, refs) for each in zip(*results, strict=True)]
 
@@ -166,24 +166,6 @@ class _Recorder:
         self.readings.append(walked.readings)
         self.tick = walked.tick
         self.block = Block(self._probe, self.tick)
-
-
-def _written_out(x: Any) -> Any:
-    """Keeps XLA from computing an array anew, and compiling that, in each reduction over it.
-
-    Its fusion does so with the whole chain of cheap equations before, and the CPU backend drops
-    ``optimization_barrier`` before it fuses.
-    """
-
-    def other(x: Any) -> Any:
-        return device_varying(jnp.zeros(x.shape, x.dtype), varying_axes(x))
-
-    def through_branch(x: Any) -> Any:
-        return lax.cond(lax.optimization_barrier(jnp.bool_(True)), lambda x: x, other, x)
-
-    if not is_measured(jax.typeof(x)):
-        return x
-    return lax.platform_dependent(x, cpu=through_branch, default=lax.optimization_barrier)
 
 
 def _met(x: Any, axes: Sequence[Any]) -> Any:

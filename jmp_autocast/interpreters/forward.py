@@ -78,7 +78,7 @@ def plan_equation(
         The plan of the equation.
     """
     name = eqn.primitive.name
-    rule, origin = planner.policy.rule_for(name)
+    rule, origin = planner.policy.rule_for(name, region.rules)
     if origin == "unknown":
         planner.note_unknown(name)
     floats = [i for i, state in enumerate(states) if state.dtype is not None]
@@ -91,8 +91,9 @@ def plan_equation(
         return keep(eqn, states, Reason(Code.SCOPE, region.cause))
     if origin == "unknown":
         return keep(eqn, states, Reason(Code.UNKNOWN, name))
-    if any(_outside(v.aval, low) for v in eqn.invars):
-        return keep(eqn, states, Reason(Code.DOMAIN, "an operand has another float dtype"))
+    if outside := tuple([i for i, v in enumerate(eqn.invars) if _outside(v.aval, low)]):
+        cause = "an operand has another float dtype"
+        return keep(eqn, states, Reason(Code.DOMAIN, cause, outside))
     if name in REDISPATCHED and not _has_plain_update(eqn):
         return keep(eqn, states, Reason(Code.KEEP, "the update computation is the user's"))
     known = fold(name, [states[i] for i in floats]) if len(floats) == len(states) else None
@@ -150,14 +151,14 @@ def _move_leaf(eqn: Any, states: Sequence[ValueState], i: int) -> EquationPlan:
     leaf = Leaf.DATA if eqn.primitive.name == "gather" and state.leaf is Leaf.PARAM else state.leaf
     moved = dataclasses.replace(state, leaf=leaf)
     results = tuple(moved if float_dtype(v.aval) else _NOTHING for v in eqn.outvars)
-    reason = Reason(Code.LEAF, f"data movement of a {state.leaf.value} leaf")
+    reason = Reason(Code.LEAF, f"data movement of a {state.leaf.value} leaf", (i,))
     return EquationPlan((None,) * len(states), results, reason, moves_leaf=True, keep=True)
 
 
 def _folded(
     eqn: Any, states: Sequence[ValueState], floats: Sequence[int], known: float
 ) -> EquationPlan:
-    plan = keep(eqn, states, Reason(Code.LEAF, "a literal"))
+    plan = keep(eqn, states, Reason(Code.LEAF, "a literal", tuple(floats)))
     results = tuple(ValueState(s.dtype, Leaf.LITERAL, known) for s in plan.results)
     return EquationPlan(plan.operands, results, plan.reason, keep=plan.keep)
 
@@ -184,7 +185,7 @@ def _lower(
         return keep(eqn, states, Reason(Code.DOMAIN, "an operand is no float"))
     for i in floats[:2]:
         if (bound := states[i].bound) is not None and bound > 1:
-            reason = Reason(Code.COORD, f"operand {i} holds integers up to {bound:g}")
+            reason = Reason(Code.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
             return _emit(eqn, states, floats, FLOAT32, region, reason)
     plan = _emit(eqn, states, floats, low, region, _LOW)
     # jnp.matmul records the dtype of its operands: float32 is a request only of 16-bit ones.
@@ -262,7 +263,8 @@ def _promote(
     reason = literal_guard(states, floats, target)
     if reason is not None:
         return _emit(eqn, states, floats, FLOAT32, region, reason)
-    reason = Reason(Code.PROMOTE_LOW, f"operand{'s' * (len(votes) > 1)} {_listed(votes)}")
+    cause = f"operand{'s' * (len(votes) > 1)} {_listed(votes)}"
+    reason = Reason(Code.PROMOTE_LOW, cause, tuple(votes))
     return _emit(eqn, states, floats, target, region, reason)
 
 
@@ -279,7 +281,8 @@ def _leaf_result(
     else:
         leaf = Leaf.CONST
     assert target is not None
-    plan = _emit(eqn, states, floats, target, region, Reason(Code.LEAF, f"of {leaf.value} leaves"))
+    reason = Reason(Code.LEAF, f"of {leaf.value} leaves", tuple(floats))
+    plan = _emit(eqn, states, floats, target, region, reason)
     results = tuple(
         ValueState(s.dtype, leaf, bound=s.bound) if s.dtype is not None else s for s in plan.results
     )
@@ -361,7 +364,7 @@ def _has_plain_update(eqn: Any) -> bool:
 
 def _promote_full(state: ValueState, i: int) -> Reason:
     what = "computed" if state.leaf is None else f"a {state.leaf.value} leaf"
-    return Reason(Code.PROMOTE_FULL, f"operand {i} is float32, {what}")
+    return Reason(Code.PROMOTE_FULL, f"operand {i} is float32, {what}", (i,))
 
 
 def _listed(indices: Sequence[int]) -> str:

@@ -67,10 +67,17 @@ class Code(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason code and the operand, consumer, scope or rule that caused it."""
+    """A reason code and what caused it.
+
+    Args:
+        code: The code.
+        cause: The operand, consumer, scope or rule that caused it, in words.
+        operands: The positions of the operands among the causes.
+    """
 
     code: Code
     cause: str = ""
+    operands: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

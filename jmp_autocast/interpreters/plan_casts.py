@@ -33,7 +33,7 @@ def _convert_element_type(planner, eqn, states, region, wanted):
         return EquationPlan(
             (None,),
             (state,),
-            Reason(Code.LEAF if state.leaf else Code.STRUCTURAL, "no cast"),
+            Reason(Code.LEAF if state.leaf else Code.STRUCTURAL, "no cast", (0,)),
             moves_leaf=state.leaf is not None,
             keep=as_declared,
         )

@@ -240,7 +240,7 @@ def _scan(planner, eqn, states, region, wanted):
     return EquationPlan(
         tuple(operands),
         (*map(ValueState, carries), *_computed(inner.outputs[count:])),
-        _carry_reason(carries, declared, accumulating),
+        _carry_reason(carries, declared, accumulating, consts),
         inner=(inner,),
         demands=(
             *inner.demands[:consts],
@@ -256,12 +256,16 @@ def _carry_reason(
     carries: Sequence[np.dtype | None],
     declared: Sequence[np.dtype | None],
     accumulating: frozenset[int],
+    first: int,
 ) -> Reason:
+    """Why carries are float32; ``first`` is the position of the first one among the operands."""
     kept = [k for k, (d, e) in enumerate(zip(carries, declared, strict=True)) if e and d == e]
     if accumulated := [k for k in kept if k in accumulating]:
-        return Reason(Code.CARRY_ACCUMULATOR, f"carries {accumulated} accumulate")
+        cause = f"carries {accumulated} accumulate"
+        return Reason(Code.CARRY_ACCUMULATOR, cause, tuple(first + k for k in accumulated))
     if kept:
-        return Reason(Code.CARRY, f"carries {kept} are float32 at the start or in the body")
+        cause = f"carries {kept} are float32 at the start or in the body"
+        return Reason(Code.CARRY, cause, tuple(first + k for k in kept))
     return _INSIDE
 
 
@@ -284,10 +288,11 @@ def _while(planner, eqn, states, region, wanted):
         region.names,
     )
     operands = [*(None,) * start, *_restored(carry_vars, states[start:])]
+    kept = tuple(start + k for k, v in enumerate(carry_vars) if float_dtype(v.aval))
     return EquationPlan(
         tuple(operands),
         tuple(_declared(eqn.outvars)),
-        Reason(Code.CARRY, "carries keep their declared dtypes"),
+        Reason(Code.CARRY, "carries keep their declared dtypes", kept),
         inner=(cond, body),
         demands=(
             *cond.demands[:cond_consts],

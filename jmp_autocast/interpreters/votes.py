@@ -42,9 +42,9 @@ def literal_guard(
     for i in floats:
         known, extent = states[i].known, states[i].extent
         if known is not None and not representable(known, low):
-            return Reason(Code.LITERAL, f"{known:g} has no {low.name} value")
+            return Reason(Code.LITERAL, f"{known:g} has no {low.name} value", (i,))
         if extent is not None and low in extent.exceeds():
-            return Reason(Code.LITERAL, f"operand {i} exceeds the range of {low.name}")
+            return Reason(Code.LITERAL, f"operand {i} exceeds the range of {low.name}", (i,))
     return None
 
 

@@ -24,14 +24,14 @@ from .new_primitives import define_bilinear, define_linear_view
 Literal = jex_core.Literal
 Var = jex_core.Var
 Primitive = jex_core.Primitive
-ShapedArray = jax.core.ShapedArray
-Tracer = jax.core.Tracer
+ShapedArray: Any = jax.core.ShapedArray
+Tracer: Any = jax.core.Tracer
 jaxpr_as_fun = jex_core.jaxpr_as_fun
 # JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
 InconclusiveDimensionOperation = _errors.InconclusiveDimensionOperation
-current_name_stack = source_info_util.current_name_stack
-dce_jaxpr = partial_eval.dce_jaxpr
+current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
+dce_jaxpr: Callable[..., Any] = partial_eval.dce_jaxpr
 
 __all__ = [
     "InconclusiveDimensionOperation",
@@ -236,7 +236,7 @@ def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[st
     return updated
 
 
-def shard_map_axes(params: dict[str, Any]) -> set:
+def shard_map_axes(params: dict[str, Any]) -> set[Any]:
     """Returns the mesh axes that a ``shard_map`` makes manual.
 
     JAX 0.10.2 renamed ``manual_axes`` to ``newly_manual_axes``.
@@ -293,7 +293,7 @@ def set_weak_type(x: Any, aval: Any) -> Any:
 
 
 def device_varying(tree: Any, axes: Any = None) -> Any:
-    """Returns arrays typed as different on each device of the ``shard_map`` around, if there is one.
+    """Returns arrays typed as different on each device of the ``shard_map`` around, if any.
 
     What a loop carries must keep its type, and a count that starts as the same zero everywhere does
     not stay so.

@@ -1,0 +1,145 @@
+"""`Report` -> one HTML page that needs nothing beside itself.
+
+The page is made of the files in ``page/``. Texts of the program (scopes, names, source lines)
+reach it in one block of JSON and are shown as text alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import hashlib
+import html
+import json
+import re
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from .reasons import EXPLANATIONS
+from .shares import dtype_of, is_float, item_size
+
+if TYPE_CHECKING:
+    from .report import Report
+
+_SCRIPTS = ("rows.js", "text.js", "chart.js", "tree.js", "table.js", "panel.js", "report.js")
+
+# What the page may do: run and apply what is in it, by hash, and nothing else.
+_POLICY = (
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+# In JSON a letter may stand as its number: nothing in the block looks like a tag or a comment.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+FRAME_HEIGHT = 760
+
+
+def page_of(report: Report) -> str:
+    """Returns the page of a report.
+
+    Args:
+        report: The report.
+    """
+    template, style, script = _parts()
+    policy = _POLICY.format(script=_hash(script), style=_hash(style))
+    parts = {
+        "policy": html.escape(policy),
+        "title": _ascii(html.escape(f"{report.name} in {report.compute_dtype}")),
+        "summary": _ascii(html.escape(report.summary)),
+        "style": style,
+        "data": json.dumps(data_of(report), separators=(",", ":")).translate(_ESCAPES),
+        "script": script,
+    }
+    # One pass: what is filled in is not searched for slots.
+    return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], template)
+
+
+def frame_of(report: Report) -> str:
+    """Returns a frame that holds the page: it shares no style, script or storage with a notebook.
+
+    Args:
+        report: The report.
+    """
+    return (
+        f'<iframe title="{_ascii(html.escape(report.summary))}" sandbox="allow-scripts" '
+        f'style="width:100%;height:{FRAME_HEIGHT}px;border:0" '
+        f'srcdoc="{html.escape(page_of(report))}"></iframe>'
+    )
+
+
+def data_of(report: Report) -> dict[str, Any]:
+    """Returns what the page shows: rows as lists, in which numbers stand for repeated values.
+
+    Args:
+        report: The report.
+    """
+    values = _Values()
+    # They are mostly different, and are short.
+    own = {
+        "depth",
+        "inner",
+        "times",
+        "flops",
+        "size",
+        "declared_size",
+        "operand_rows",
+        "cause_rows",
+    }
+    names = [f.name for f in dataclasses.fields(report.rows[0])] if report.rows else []
+    names = [name for name in names if name != "index"]
+    rows = [
+        [getattr(row, name) if name in own else values.number(getattr(row, name)) for name in names]
+        for row in report.rows
+    ]
+    dtypes = {name for row in report.rows for name in (*row.operands, *row.results)}
+    dtypes.update(name for row in report.rows for name in row.declared_operands)
+    dtypes.update(name for row in report.rows for name in row.declared_results)
+    return {
+        "name": report.name,
+        "summary": report.summary,
+        "compute_dtype": report.compute_dtype,
+        "totals": dataclasses.asdict(report.totals) | {"low_share": report.totals.low_share},
+        "dtypes": {name: [item_size(name), is_float(name)] for name in sorted(dtypes)},
+        "explanations": {
+            code.value: [text.says, text.otherwise] for code, text in EXPLANATIONS.items()
+        },
+        "columns": names,
+        "shared": [name for name in names if name not in own],
+        "row_dtypes": [values.number(dtype_of(row)) for row in report.rows],
+        "rows": rows,
+        "values": values.list,
+    }
+
+
+class _Values:
+    """Values that occur more than once, each with a number."""
+
+    def __init__(self) -> None:
+        self.list: list[Any] = []
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, value: Any) -> int:
+        number = self._numbers.setdefault(value, len(self.list))
+        if number == len(self.list):
+            self.list.append(value)
+        return number
+
+
+@functools.cache
+def _parts() -> tuple[str, str, str]:
+    """The template, the style and the script; a line end of another kind would change a hash."""
+    folder = resources.files(__package__ or "") / "page"
+    read = lambda name: (folder / name).read_text(encoding="utf-8")  # noqa: E731
+    script = "\n".join(["", '"use strict";', "", *map(read, _SCRIPTS)])
+    return read("report.html"), "\n" + read("report.css"), script
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _ascii(text: str) -> str:
+    """Any text, also half a pair of surrogates, which no file can hold."""
+    return text.encode("ascii", "xmlcharrefreplace").decode()

@@ -1,0 +1,91 @@
+// The data of the page: rows, and what follows from them. A row refers to others by index.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+
+const rows = data.rows.map((list, index) => {
+  const row = { index, readers: [], dtype: data.values[data.row_dtypes[index]] };
+  data.columns.forEach((name, k) => {
+    row[name] = data.shared.includes(name) ? data.values[list[k]] : list[k];
+  });
+  return row;
+});
+
+for (const row of rows) {
+  row.changed = differ(row.declared_operands, row.operands)
+    || differ(row.declared_results, row.results);
+  for (const made of new Set(row.operand_rows)) {
+    if (made !== null) rows[made].readers.push(row.index);
+  }
+}
+
+function differ(before, after) {
+  return before.some((name, k) => name !== after[k]);
+}
+
+function isFloat(dtype) {
+  return dtype in data.dtypes && data.dtypes[dtype][1];
+}
+
+// How a dtype is coloured: 16 bits, float32, another float, or no float.
+function kindOf(dtype) {
+  if (dtype === "float16" || dtype === "bfloat16") return "low";
+  if (dtype === "float32") return "full";
+  return isFloat(dtype) ? "other" : "none";
+}
+
+function bytesByDtype(row) {
+  const found = {};
+  const add = (names, shapes) => names.forEach((name, k) => {
+    const [itemSize] = data.dtypes[name];
+    const count = shapes[k].reduce((product, length) => product * length, 1);
+    found[name] = (found[name] || 0) + row.times * count * itemSize;
+  });
+  if (!row.inner) {
+    add(row.operands, row.operand_shapes);
+    add(row.results, row.result_shapes);
+  }
+  return found;
+}
+
+// FLOPs and bytes of each dtype in some rows, the most bytes first: as Report.by_dtype counts.
+function shares(some) {
+  const found = new Map();
+  const share = (dtype) => {
+    if (!found.has(dtype)) found.set(dtype, { dtype, flops: 0, size: 0 });
+    return found.get(dtype);
+  };
+  for (const row of some) {
+    if (row.flops) share(row.dtype).flops += row.flops;
+    for (const [dtype, size] of Object.entries(bytesByDtype(row))) {
+      if (size) share(dtype).size += size;
+    }
+  }
+  const order = (a, b) => b.size - a.size || (a.dtype < b.dtype ? -1 : 1);
+  return [...found.values()].sort(order);
+}
+
+function searchText(row) {
+  if (row.text === undefined) {
+    row.text = [
+      `#${row.index}`, row.primitive, row.scope, row.source, row.reason, row.cause, row.rule,
+      ...row.operand_inputs,
+    ].join("\n").toLowerCase();
+  }
+  return row.text;
+}
+
+function isWithin(row, scope) {
+  return scope === "" || row.scope === scope || row.scope.startsWith(`${scope}/`);
+}
+
+// The rows from one to the cause of its dtypes: the first that each reason points at.
+function chainOf(row) {
+  const steps = [row];
+  const seen = new Set([row.index]);
+  for (;;) {
+    const next = steps.at(-1).cause_rows.find((index) => !seen.has(index));
+    if (next === undefined) return steps;
+    seen.add(next);
+    steps.push(rows[next]);
+  }
+}

@@ -1,0 +1,68 @@
+"""How FLOPs and bytes of rows divide among dtypes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from .rows import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one dtype takes part in.
+
+    Args:
+        flops: The FLOPs of the equations whose widest float operand has it; where no operand is a
+            float, whose first result has it.
+        size: The bytes of operands and results in it. What has an inside does not count: its
+            operands are read there.
+    """
+
+    flops: int
+    size: int
+
+
+def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
+    """Returns the share of each dtype, the most bytes first.
+
+    Args:
+        rows: The rows of a report, or some of them.
+    """
+    flops: dict[str, int] = defaultdict(int)
+    sizes: dict[str, int] = defaultdict(int)
+    for row in rows:
+        if row.inner:
+            continue
+        flops[dtype_of(row)] += row.flops
+        shapes = (*row.operand_shapes, *row.result_shapes)
+        for name, shape in zip((*row.operands, *row.results), shapes, strict=True):
+            sizes[name] += row.times * math.prod(shape) * item_size(name)
+    shares = {name: Share(flops[name], sizes[name]) for name in {**flops, **sizes}}
+    shares = {name: share for name, share in shares.items() if share.flops or share.size}
+    return dict(sorted(shares.items(), key=lambda pair: (-pair[1].size, pair[0])))
+
+
+def dtype_of(row: Row) -> str:
+    """Returns the dtype that a row computes in."""
+    floats = [name for name in row.operands if is_float(name)]
+    return max(floats, key=item_size) if floats else (*row.results, "")[0]
+
+
+def is_float(name: str) -> bool:
+    """True for the names of real and complex floating point dtypes."""
+    return "float" in name or "complex" in name
+
+
+@functools.cache
+def item_size(name: str) -> int:
+    """Returns the bytes of one element, 0 for what is no number, such as a random key."""
+    try:
+        return jnp.dtype(name).itemsize
+    except TypeError:
+        return 0
