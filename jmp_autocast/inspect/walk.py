@@ -27,7 +27,7 @@ from ..interpreters.compat import (
 )
 from .blocks import Block, Given, Probe, Refs, Run, union
 from .lanes import Lane
-from .sites import INLINED, bodies_of, is_site, sites_in
+from .sites import INLINED, bodies_of, is_measured, is_site, sites_in
 from .written import written_out
 
 
