@@ -17,6 +17,7 @@ from jax import lax
 from ..interpreters.compat import (
     Literal,
     body_of,
+    collective_axes,
     consts_of,
     device_varying,
     equation_context,
@@ -26,7 +27,7 @@ from ..interpreters.compat import (
 )
 from .blocks import Block, Given, Probe, Refs, Run, union
 from .lanes import Lane
-from .sites import INLINED, bodies_of, is_site, sites_in
+from .sites import INLINED, bodies_of, is_measured, is_site, sites_in
 from .written import written_out
 
 
@@ -137,6 +138,8 @@ class Walker:
         arrays = [[value.arrays[k] for value in operands] for k in range(len(lanes))]
         results = [again(k, each) for k, each in enumerate(arrays)]
         refs = union(value.refs for value in operands)
+        if self.probe.flags and is_site(eqn) and (axes := collective_axes(eqn)):
+            refs = union(value.refs for value in given([(_met(x, axes),) for x in arrays[0]]))
         if is_site(eqn):
             results = [[written_out(x) for x in each] for each in results]
             refs = recorder.block.add(Run(eqn, arrays, results, again), refs)
@@ -163,6 +166,14 @@ class _Recorder:
         self.readings.append(walked.readings)
         self.tick = walked.tick
         self.block = Block(self._probe, self.tick)
+
+
+def _met(x: Any, axes: Sequence[Any]) -> Any:
+    """Returns what is not finite in an operand of a collective, on all devices that take part."""
+    if not is_measured(jax.typeof(x)):
+        return x
+    bad = jnp.where(jnp.isfinite(x), jnp.zeros_like(jnp.abs(x)), jnp.abs(x))
+    return lax.all_gather(device_varying(jnp.max(bad)), axes)
 
 
 def given(arrays: Sequence[tuple[Any, ...]]) -> list[Seen]:
