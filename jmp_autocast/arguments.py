@@ -13,8 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .interpreters.compat import mark_frames
 from .interpreters.plan import Leaf
 from .policies import check_rule_like
+
+mark_frames(__file__)
 
 
 class _Auto:

@@ -25,7 +25,7 @@ NOT_IN_SDIST = ("interpreters", "policies", ".ci/")
 ADDED_TO_SDIST = {"PKG-INFO"}
 # They need no optional dependency, so that the environment can be as empty as a user's.
 TESTS = ("imports", "policy_files", "wrapper", "casts")
-MORE_TESTS = ("leaf_views", "explain", "structural", "loss_scale_gradients", "carries", "rules")
+MORE_TESTS = ("leaf_views", "levels", "structural", "loss_scale_gradients", "carries", "rules")
 TEST_PACKAGES = ("pytest", "pytest-xdist", "hypothesis")
 
 

@@ -10,7 +10,7 @@ import jax
 from ..arguments import check_function, name_of
 from ..interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, scope_names
 from ..interpreters.plan import Leaf, Plan
-from ..policies import CONTRACTIONS, FLOAT32, Policy
+from ..policies import CONTRACTIONS, FLOAT32, Policy, match_depth
 from ..transform import Autocast, PlannedCall, autocast
 from .casts import casts_in
 from .report import Report, Totals
@@ -51,21 +51,35 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
         >>> next(row.operands for row in report.rows if row.primitive == "exp")
         ('float32',)
     """
-    wrapper = _wrapper(fn, policy)
+    wrapper = wrapper_of(fn, policy, "explain", integrations=True)
     planned, chosen = wrapper.planned(*args, **kwargs), wrapper.policy
     rows = tuple(rows_of(planned.plan, chosen, planned.call.paths))
     name = name_of(fn)
     return Report(name, str(chosen.compute_dtype), rows, _totals(planned, chosen, rows))
 
 
-def _wrapper(fn: Callable[..., Any], policy: Any) -> Autocast:
-    check_function(fn, "explain", "Pass the function itself, then its arguments.")
-    if not isinstance(fn, Autocast) and not hasattr(type(fn), "planned"):  # of an integration
+def wrapper_of(
+    fn: Callable[..., Any], policy: Any, by: str, *, integrations: bool = False
+) -> Autocast:
+    """Returns the wrapper of a function that is looked at: the function itself if it is one.
+
+    Args:
+        fn: The function, or what `autocast` made of it.
+        policy: As for `autocast`.
+        by: The public function that takes both.
+        integrations: Whether a wrapper of an integration, which plans in its own way, will do.
+
+    Raises:
+        TypeError: ``fn`` is not callable.
+        ValueError: ``fn`` is a wrapper, and a policy is given as well.
+    """
+    check_function(fn, by, "Pass the function itself, then its arguments.")
+    if not isinstance(fn, Autocast) and not (integrations and hasattr(type(fn), "planned")):
         return cast(Autocast, autocast(fn, policy=policy))
     if policy is not None:
         raise ValueError(
-            "explain got policy= for a function that autocast has already wrapped with its own. "
-            "Leave policy out, or explain the function that was wrapped."
+            f"{by} got policy= for a function that autocast has already wrapped with its own. "
+            "Leave policy out, or pass the function that was wrapped."
         )
     return cast(Autocast, fn)
 
@@ -98,6 +112,8 @@ def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals
 
 
 def _unmatched(policy: Policy, plan: Plan) -> tuple[str, ...]:
+    scoped = (pattern for pattern, _, _ in policy.scoped_rules)
+    patterns = dict.fromkeys([*(pattern for pattern, _ in policy.scopes), *scoped])
     matched: set[str] = set()
     seen: set[tuple[int, tuple[str, ...]]] = set()
 
@@ -107,10 +123,10 @@ def _unmatched(policy: Policy, plan: Plan) -> tuple[str, ...]:
         seen.add((id(plan), names))
         for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
             path = names + scope_names(eqn)
-            matched.update(pattern for _, pattern, _ in policy.scope_matches(path))
+            matched.update(p for p in patterns if match_depth(p, path) is not None)
             for inner in equation.inner:
                 visit(inner, path)
 
-    if policy.scopes:
+    if patterns:
         visit(plan, ())
-    return tuple(pattern for pattern, _ in policy.scopes if pattern not in matched)
+    return tuple(pattern for pattern in patterns if pattern not in matched)

@@ -13,11 +13,10 @@ from .casts import Casts
 from .html import frame_of, page_of
 from .rows import Row
 from .shares import Share, by_dtype
+from .text import WIDTH, cut, scaled
 
-WIDTH = 100
 _SHOWN = 30
 
-_CONTRACTIONS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
 
 
@@ -112,7 +111,7 @@ class Change:
             f"{self.before.primitive} in {self.before.scope or 'no scope'} ({self.before.source})"
         )
         was, now = (f"{_dtypes(row)} {_reason(row)}" for row in (self.before, self.after))
-        return f"{_cut(where, WIDTH)}\n    {_cut(f'{was}  =>  {now}', WIDTH - 4)}"
+        return f"{cut(where)}\n    {cut(f'{was}  =>  {now}', WIDTH - 4)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Report:
             share = "no matmul or convolution"
         casts = totals.casts.down + totals.casts.up
         line = f"{self.name}: {share} in {self.compute_dtype}; "
-        return _cut(f"{line}{totals.equations} equations, {casts} casts", WIDTH)
+        return cut(f"{line}{totals.equations} equations, {casts} casts")
 
     def __str__(self) -> str:
         """Returns the summary, the totals, and the equations grouped by what is alike in them."""
@@ -166,15 +165,15 @@ class Report:
     def _total_lines(self) -> list[str]:
         totals, casts = self.totals, self.totals.casts
         lines = [
-            f"FLOPs       {_number(totals.flops)}, of them {_number(totals.contraction_flops)} in "
+            f"FLOPs       {scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
             "matmuls and convolutions",
-            f"casts       {casts.down} down ({_number(casts.down_size)}B), "
-            f"{casts.up} up ({_number(casts.up_size)}B)",
+            f"casts       {casts.down} down ({scaled(casts.down_size)}B), "
+            f"{casts.up} up ({scaled(casts.up_size)}B)",
             f"parameters  {totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
         ]
         if totals.residual_size is not None:
             kept, full = (
-                _number(x or 0) for x in (totals.residual_size, totals.float32_residual_size)
+                scaled(x or 0) for x in (totals.residual_size, totals.float32_residual_size)
             )
             lines.append(
                 f"residuals   {kept}B kept for the backward pass, of them {full}B in float32"
@@ -186,7 +185,7 @@ class Report:
             lines.append(f"unknown     no rule for {', '.join(totals.unknown)}: kept as declared")
         if totals.unmatched_scopes:
             lines.append(f"scopes      nothing matched {', '.join(totals.unmatched_scopes)}")
-        return [_cut(line, WIDTH) for line in lines]
+        return [cut(line) for line in lines]
 
     def _table(self) -> list[str]:
         groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)
@@ -196,11 +195,11 @@ class Report:
         lines = [f"{'times':>7}  {'primitive':22} {'dtypes':26} {'FLOPs':>7}  reason"]
         for rows in ordered[:_SHOWN]:
             times, flops = sum(row.times for row in rows), sum(row.flops for row in rows)
-            primitive, dtypes = _cut(rows[0].primitive, 22), _cut(_dtypes(rows[0]), 26)
+            primitive, dtypes = cut(rows[0].primitive, 22), cut(_dtypes(rows[0]), 26)
             causes = {row.cause for row in rows}
             reason = _reason(rows[0]) if len(causes) == 1 else rows[0].reason
-            line = f"{times:7}  {primitive:22} {dtypes:26} {_number(flops):>7}  {reason}"
-            lines.append(_cut(line, WIDTH))
+            line = f"{times:7}  {primitive:22} {dtypes:26} {scaled(flops):>7}  {reason}"
+            lines.append(cut(line))
         if len(ordered) > _SHOWN:
             lines.append(f"... and {len(ordered) - _SHOWN} more groups; report.rows holds all rows")
         return lines
@@ -350,15 +349,3 @@ def _dtypes(row: Row) -> str:
 
 def _reason(row: Row) -> str:
     return f"{row.reason} ({row.cause})" if row.cause else row.reason
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _number(value: float) -> str:
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if value < 1000 or unit == "P":
-            break
-        value /= 1000
-    return f"{value:.3g}{unit and ' ' + unit}" if unit else f"{value:.0f} "

@@ -166,7 +166,7 @@ def _row(
         operands=tuple(read),
         declared_results=tuple(declared[len(read) :]),
         results=tuple(made),
-        rule=_rule_name(policy, view.primitive),
+        rule=_rule_name(policy, view.primitive, path),
         reason=equation.reason.code.value,
         cause=equation.reason.cause,
         operand_rows=tuple(x if isinstance(x, int) else None for x in links.operands),
@@ -188,8 +188,8 @@ def _name(dtype: Any) -> str:
     return str(getattr(dtype, "name", dtype))
 
 
-def _rule_name(policy: Policy, primitive: str) -> str:
+def _rule_name(policy: Policy, primitive: str, path: Sequence[str]) -> str:
     if primitive in STRUCTURAL:
         return ""
-    rule, _ = policy.rule_for(primitive)
+    rule, _ = policy.rule_for(primitive, policy.rules_in(path))
     return rule.name if isinstance(rule, CastPolicy) else name_of(rule)

@@ -78,7 +78,7 @@ def plan_equation(
         The plan of the equation.
     """
     name = eqn.primitive.name
-    rule, origin = planner.policy.rule_for(name)
+    rule, origin = planner.policy.rule_for(name, region.rules)
     if origin == "unknown":
         planner.note_unknown(name)
     floats = [i for i, state in enumerate(states) if state.dtype is not None]

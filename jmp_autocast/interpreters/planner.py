@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..policies import Policy
+from ..policies import Policy, Rule
 from ..policies.registry import has_rule_functions
 from ..scopes import GOVERNED, read_mark
 from .backward import find_requests, input_demands, leaf_copies
@@ -30,12 +30,14 @@ class Region:
         governed: An inner autocast has already dealt with the region.
         cause: The scope that says so.
         names: The enclosing scopes, as far as the policy looks at them.
+        rules: The rules that the scopes add, as pairs of primitive and rule.
     """
 
     low: np.dtype | None
     governed: bool
     cause: str
     names: tuple[str, ...]
+    rules: tuple[tuple[str, Rule], ...] = ()
 
 
 class Planner:
@@ -54,9 +56,10 @@ class Planner:
         self._plans: dict[Any, tuple[Any, Plan]] = {}
         self._regions: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
-        self._rule_functions = has_rule_functions(policy.rules)
+        scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
+        self._rule_functions = has_rule_functions([*policy.rules, *scoped])
         # Only marks matter then, and a layer at 96 paths is planned once.
-        self._marks_only = not policy.scopes and not self._rule_functions
+        self._marks_only = not (policy.scopes or policy.scoped_rules or self._rule_functions)
 
     def note_unknown(self, name: str) -> None:
         """Records a primitive that no rule covers."""
@@ -86,11 +89,12 @@ class Planner:
             for depth, p, dtype in self.policy.scope_matches(names)
         ]
         hits += [(depth, 1, jnp.dtype(mark), f"scope {mark}") for depth, mark in marks]
+        rules = self.policy.rules_in(names)
         if not hits:
-            return Region(np.dtype(self.policy.compute_dtype), False, "", names)
+            return Region(np.dtype(self.policy.compute_dtype), False, "", names, rules)
         # Of equals the latest pattern wins; max returns the first.
         _, _, dtype, cause = max(reversed(hits), key=lambda hit: hit[:2])
-        return Region(None if dtype == np.float32 else dtype, False, cause, names)
+        return Region(None if dtype == np.float32 else dtype, False, cause, names, rules)
 
     def plan_program(
         self, jaxpr: Any, inputs: Sequence[ValueState], wanted: Sequence[Wanted]
@@ -212,7 +216,8 @@ class Planner:
             else:
                 plan = self._plan_of_look(eqn, operands, region)
             if self._finds_returned and region.low is not None:
-                results = with_returned(self.policy, eqn, plan, operands, region.low)
+                _, origin = self.policy.rule_for(eqn.primitive.name, region.rules)
+                results = with_returned(origin, eqn, plan, operands, region.low)
                 if results is not plan.results:
                     plan = dataclasses.replace(plan, results=results)
             equations.append(plan)
@@ -235,6 +240,7 @@ class Planner:
             eqn.primitive,
             region.low,
             region.cause,
+            region.rules,
             *operands,
             *[v.aval for v in eqn.invars],
             *eqn.params,

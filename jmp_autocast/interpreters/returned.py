@@ -23,7 +23,6 @@ from ..policies import (
     RETURNS_FLOAT32,
     RETURNS_OPERAND_DTYPE,
     STRUCTURAL,
-    Policy,
 )
 from .compat import inner_jaxpr_key, jax_function
 from .plan import CUSTOM_RULES, Code, EquationPlan, ValueState
@@ -33,18 +32,18 @@ _RAISED = (Code.FEEDER, Code.LOG_GUARD)
 
 
 def with_returned(
-    policy: Policy, eqn: Any, plan: EquationPlan, states: Sequence[ValueState], low: np.dtype
+    origin: str, eqn: Any, plan: EquationPlan, states: Sequence[ValueState], low: np.dtype
 ) -> tuple[ValueState, ...]:
     """Returns an equation's results, each with the dtype in which PyTorch would return it.
 
     Args:
-        policy: The policy of the program.
+        origin: Where the rule of its primitive is from, as `Policy.rule_for` says.
         eqn: The equation.
         plan: Its plan.
         states: What is known of each operand.
         low: The compute dtype where the equation stands.
     """
-    returned = _returned(policy, eqn, plan, states, low)
+    returned = _returned(origin, eqn, plan, states, low)
     if returned is None:
         return plan.results
     return tuple(
@@ -62,7 +61,7 @@ def _is_free(state: ValueState, variable: Any) -> bool:
 
 
 def _returned(
-    policy: Policy, eqn: Any, plan: EquationPlan, states: Sequence[ValueState], low: np.dtype
+    origin: str, eqn: Any, plan: EquationPlan, states: Sequence[ValueState], low: np.dtype
 ) -> np.dtype | None:
     name = eqn.primitive.name
     if name in CALLS or name in CUSTOM_RULES:
@@ -70,7 +69,7 @@ def _returned(
         if function in FUNCTIONS_RETURNING_FLOAT32:
             return FLOAT32
         follows = function in FUNCTIONS_RETURNING_OPERAND_DTYPE
-    elif name in STRUCTURAL or policy.rule_for(name)[1] != "default":
+    elif name in STRUCTURAL or origin != "default":
         return None
     elif name in RETURNS_FLOAT32:
         return FLOAT32

@@ -4,6 +4,7 @@ from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
 from .dtypes import COMPUTE_DTYPES, FLOAT32, as_compute_dtype, as_dtype
 from .equation_view import EquationView
 from .parse import as_policy, parse_policy
+from .patterns import match_depth
 from .policy import Policy
 from .presets import BF16, FP16
 from .registry import check_rule_like, register_policy
@@ -44,6 +45,7 @@ __all__ = [
     "as_dtype",
     "as_policy",
     "check_rule_like",
+    "match_depth",
     "parse_policy",
     "register_policy",
 ]

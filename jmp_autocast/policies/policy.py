@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from jax.typing import DTypeLike
 from .cast_policy import CastPolicy, Rule
 from .choices import DOT_OUTPUTS, LEVELS, RESIDUALS, DotOutput, Level, Residuals
 from .dtypes import as_compute_dtype, as_float_dtype
+from .patterns import check_pattern, match_depth
 from .registry import (
     as_rule,
     did_you_mean,
@@ -47,6 +47,8 @@ class Policy:
             results are rounded, and the gradients of leaves that matmuls read are accumulators.
         rules: Pairs of primitive name and rule; build it with `with_rules`.
         scopes: Pairs of scope pattern and dtype; build it with `with_scopes`.
+        scoped_rules: Triples of scope pattern, primitive name and rule; build it with
+            `with_rules`.
 
     Raises:
         ValueError: A dtype is not one of those allowed, or there is no such level or policy.
@@ -68,6 +70,7 @@ class Policy:
     dot_output: DotOutput = "compute"
     rules: tuple[tuple[str, Rule], ...] = ()
     scopes: tuple[tuple[str, np.dtype], ...] = ()
+    scoped_rules: tuple[tuple[str, str, Rule], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compute_dtype", as_compute_dtype(self.compute_dtype))
@@ -78,13 +81,19 @@ class Policy:
         if self.residuals is not None:
             _check_choice("residuals", self.residuals, RESIDUALS)
         _check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
-        rules = [(_rule_name(name), rule) for name, rule in _pairs(self.rules, "rules")]
+        rules = [(_rule_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]
         # As in `with_rules` a later rule replaces an earlier one for the same primitive.
         merged = {name: as_rule(rule, name) for name, rule in rules}
         object.__setattr__(self, "rules", tuple(merged.items()))
-        scopes = _pairs(self.scopes, "scopes")
-        scopes = tuple((_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in scopes)
+        scopes = _tuples(self.scopes, "scopes", 2)
+        scopes = tuple((check_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in scopes)
         object.__setattr__(self, "scopes", scopes)
+        scoped = {
+            (check_pattern(p), _rule_name(name)): as_rule(rule, name)
+            for p, name, rule in _tuples(self.scoped_rules, "scoped_rules", 3)
+        }
+        scoped_rules = tuple((p, name, rule) for (p, name), rule in scoped.items())
+        object.__setattr__(self, "scoped_rules", scoped_rules)
 
     def with_level(self, level: Level) -> Policy:
         """Returns a policy that lowers more, or less, of the program.
@@ -110,28 +119,33 @@ class Policy:
         """
         return dataclasses.replace(self, level=level)
 
-    def with_rules(self, rules: Mapping[Any, Rule | str]) -> Policy:
+    def with_rules(self, rules: Mapping[Any, Rule | str], *, scope: str | None = None) -> Policy:
         """Returns a policy with rules added for single primitives.
 
-        They beat every registration and default; scopes beat them.
+        They beat every registration and default; those for a scope beat those for all, and
+        `with_scopes` beats both.
 
         Args:
             rules: From a primitive, or its name, to a `CastPolicy`, its name, or a rule function
                 of an `EquationView` that returns a policy or `Decision`.
+            scope: A pattern as in `with_scopes`: the rules hold inside the scopes that match it.
+                Of several the innermost wins. None for the whole program.
 
         Returns:
-            The new policy; a rule given earlier for the same primitive is replaced.
+            The new policy; a rule given earlier for the same primitive and scope is replaced.
 
         Raises:
             ValueError: A primitive or policy name is unknown; the nearest match is named.
-            TypeError: A key or rule has the wrong type.
+            TypeError: A key, rule or scope has the wrong type.
 
         Example:
             >>> from jmp_autocast import BF16
             >>> BF16.with_rules({"tanh": "FP32"}).rules
             (('tanh', <CastPolicy.FP32: 'fp32'>),)
+            >>> BF16.with_rules({"dot_general": "FP32"}, scope="*/head").scoped_rules
+            (('*/head', 'dot_general', <CastPolicy.FP32: 'fp32'>),)
         """
-        merged = dict(self.rules)
+        merged: dict[str, Rule] = {}
         for primitive, value in _mapping(rules, "rules").items():
             name = _rule_name(primitive)
             if isinstance(primitive, str) and name not in known_primitives():
@@ -141,7 +155,10 @@ class Policy:
                     "package pass the primitive object, or call register_policy first."
                 )
             merged[name] = cast(Rule, value)  # read when the new policy is made
-        return dataclasses.replace(self, rules=tuple(merged.items()))
+        if scope is None:
+            return dataclasses.replace(self, rules=tuple((dict(self.rules) | merged).items()))
+        added = tuple((scope, name, rule) for name, rule in merged.items())
+        return dataclasses.replace(self, scoped_rules=(*self.scoped_rules, *added))
 
     def with_scopes(self, scopes: Mapping[str, DTypeLike]) -> Policy:
         """Returns a policy in which named scopes compute in a given dtype.
@@ -169,7 +186,7 @@ class Policy:
         """
         merged: dict[str, Any] = dict(self.scopes)
         for pattern, value in _mapping(scopes, "scopes").items():
-            merged.pop(_pattern(pattern), None)
+            merged.pop(check_pattern(pattern), None)
             merged[pattern] = value
         return dataclasses.replace(self, scopes=tuple(merged.items()))
 
@@ -253,11 +270,12 @@ class Policy:
             self.residuals or ("compute" if self.level == "compute" else "promote")
         ) == "compute"
 
-    def rule_for(self, primitive: str) -> tuple[Rule, str]:
+    def rule_for(self, primitive: str, scoped: Sequence[tuple[str, Rule]] = ()) -> tuple[Rule, str]:
         """Returns the rule of a primitive and where it is from.
 
         Args:
             primitive: The primitive's name.
+            scoped: What `rules_in` says of the scope that the equation is in.
 
         Returns:
             The rule, and ``"rules"``, ``"registered"``, ``"default"`` or ``"unknown"``.
@@ -267,6 +285,9 @@ class Policy:
             >>> BF16.rule_for("exp")
             (<CastPolicy.FP32: 'fp32'>, 'default')
         """
+        for name, rule in scoped:
+            if name == primitive:
+                return rule, "rules"
         if (rule := self._rule_map.get(primitive)) is not None:
             return rule, "rules"
         if (rule := registered_rule(primitive)) is not None:
@@ -292,13 +313,28 @@ class Policy:
         """
         matches = []
         for pattern, dtype in self.scopes:
-            for depth in range(1, len(names) + 1):
-                path = "/".join(names[:depth])
-                # "*/LayerNorm_*" shall also match a scope at the top.
-                if fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase("/" + path, pattern):
-                    matches.append((depth, pattern, dtype))
-                    break
+            if (depth := match_depth(pattern, names)) is not None:
+                matches.append((depth, pattern, dtype))
         return matches
+
+    def rules_in(self, names: Sequence[str]) -> tuple[tuple[str, Rule], ...]:
+        """Returns the rules that a scope adds, as pairs of primitive and rule.
+
+        Args:
+            names: The enclosing scopes, outermost first.
+
+        Example:
+            >>> from jmp_autocast import BF16
+            >>> policy = BF16.with_rules({"dot_general": "FP32"}, scope="*/head")
+            >>> policy.rules_in(["net", "head"])
+            (('dot_general', <CastPolicy.FP32: 'fp32'>),)
+        """
+        found: dict[str, tuple[int, Rule]] = {}
+        for pattern, name, rule in self.scoped_rules:
+            depth = match_depth(pattern, names)
+            if depth is not None and depth >= found.get(name, (0, rule))[0]:
+                found[name] = depth, rule
+        return tuple((name, rule) for name, (_, rule) in found.items())
 
 
 _EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}
@@ -312,12 +348,14 @@ def _check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
         )
 
 
-def _pairs(value: Any, argument: str) -> Sequence[tuple[Any, Any]]:
-    if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in value):
+def _tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...]]:
+    if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == length for p in value):
         return value
+    what = {2: "pairs", 3: "triples"}[length]
+    method = "rules" if argument == "scoped_rules" else argument
     raise TypeError(
-        f"{argument} must be a tuple of pairs, got {value!r} of type {type(value).__name__}. Use "
-        f"Policy(...).with_{argument}({{...}})."
+        f"{argument} must be a tuple of {what}, got {value!r} of type {type(value).__name__}. Use "
+        f"Policy(...).with_{method}({{...}})."
     )
 
 
@@ -326,14 +364,6 @@ def _rule_name(primitive: Any) -> str:
     if name in STRUCTURAL:
         raise ValueError(structural_message(name))
     return name
-
-
-def _pattern(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(
-            f"A scope pattern must be a string, got {value!r}. Write one such as '*/LayerNorm_*'."
-        )
-    return value
 
 
 def _mapping(value: Any, argument: str) -> Mapping:

@@ -7,15 +7,16 @@ and registers nothing, and the primitives that it names need not exist.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pathlib
 import shutil
 import tomllib
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .cast_policy import CastPolicy
+from .cast_policy import CastPolicy, Rule
 from .choices import DOT_OUTPUTS, LEVELS, RESIDUALS
 from .dtypes import COMPUTE_DTYPES, FLOAT32
 from .registry import did_you_mean, structural_message
@@ -36,8 +37,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "residuals": RESIDUALS,
     "dot_output": DOT_OUTPUTS,
 }
-_KEYS = ("version", *_CHOICES, "rules", "scopes")
+_KEYS = ("version", *_CHOICES, "rules", "scopes", "scoped_rules")
 _SCOPE_KEYS = ("pattern", "dtype")
+_SCOPED_RULE_KEYS = ("pattern", "rules")
 _POLICIES = tuple(policy.name for policy in CastPolicy)
 
 _HEADER = """\
@@ -50,6 +52,9 @@ _RULES = """
 """
 _SCOPES = """
 # Named scopes and their dtypes. Of those that match at one depth the last one wins.
+"""
+_SCOPED_RULES = """
+# Rules that hold inside named scopes. Of those that match the innermost, then the last, wins.
 """
 
 
@@ -113,15 +118,29 @@ def policy_text(policy: Policy) -> str:
     lines += [f"{name} = {_quoted(str(v))}\n" for name, v in options.items() if v is not None]
     if policy.rules:
         lines.append(_RULES)
-    for primitive, rule in policy.rules:
-        if not isinstance(rule, CastPolicy):
-            raise TypeError(_function_message(primitive, rule))
-        lines.append(f"{_key(primitive)} = {_quoted(rule.name)}\n")
+    lines += [_rule_line(primitive, rule) for primitive, rule in policy.rules]
     if policy.scopes:
         lines.append(_SCOPES)
     for pattern, dtype in policy.scopes:
         lines.append(f"\n[[scopes]]\npattern = {_quoted(pattern)}\ndtype = {_quoted(dtype.name)}\n")
+    if policy.scoped_rules:
+        lines.append(_SCOPED_RULES)
+    for pattern, rules in _by_pattern(policy.scoped_rules):
+        lines.append(f"\n[[scoped_rules]]\npattern = {_quoted(pattern)}\n[scoped_rules.rules]\n")
+        lines += [_rule_line(primitive, rule) for primitive, rule in rules]
     return _HEADER + "".join(lines)
+
+
+def _by_pattern(scoped_rules: Iterable[tuple[str, str, Rule]]) -> Iterable[Any]:
+    """Groups neighbours: of rules at one depth the last wins, so that the order stays."""
+    for pattern, group in itertools.groupby(scoped_rules, key=lambda each: each[0]):
+        yield pattern, [(primitive, rule) for _, primitive, rule in group]
+
+
+def _rule_line(primitive: str, rule: Rule) -> str:
+    if not isinstance(rule, CastPolicy):
+        raise TypeError(_function_message(primitive, rule))
+    return f"{_key(primitive)} = {_quoted(rule.name)}\n"
 
 
 def _function_message(primitive: str, rule: object) -> str:
@@ -207,8 +226,9 @@ def _fields(table: Mapping[str, Any], start: str) -> dict[str, Any]:
         for name, allowed in _CHOICES.items()
         if name in table
     }
-    fields["rules"] = tuple(_rules(table.get("rules", {}), start))
+    fields["rules"] = tuple(_rules(table.get("rules", {}), f"{start}: rules"))
     fields["scopes"] = tuple(_scopes(table.get("scopes", []), start))
+    fields["scoped_rules"] = tuple(_scoped_rules(table.get("scoped_rules", []), start))
     return fields
 
 
@@ -236,11 +256,11 @@ def _check_version(table: Mapping[str, Any], start: str) -> None:
 def _rules(table: Any, start: str) -> Iterable[tuple[str, CastPolicy]]:
     if not isinstance(table, dict):
         raise TypeError(
-            f"{start}: rules must be a table, got {_shown(table)}. Write a line [rules], and "
-            "lines such as tanh = 'FP32' below it."
+            f"{start} must be a table, got {_shown(table)}. Write a line [rules], or "
+            "[scoped_rules.rules], and lines such as tanh = 'FP32' below it."
         )
     for name, value in table.items():
-        where = f"{start}: rules.{_clipped(_shown_key(name))}"
+        where = f"{start}.{_clipped(_shown_key(name))}"
         if not name:
             raise ValueError(f"{where} names no primitive. Write lines such as tanh = 'FP32'.")
         if name in STRUCTURAL:
@@ -257,14 +277,32 @@ def _rules(table: Any, start: str) -> Iterable[tuple[str, CastPolicy]]:
 
 def _scopes(tables: Any, start: str) -> Iterable[tuple[str, str]]:
     fix = "Write a line [[scopes]] above each pattern = '*/LayerNorm_*' with its dtype."
+    for where, table in _patterned(tables, _SCOPE_KEYS, f"{start}: scopes", fix):
+        yield table["pattern"], _choice(table["dtype"], _FLOATS, f"{where}.dtype")
+
+
+def _scoped_rules(tables: Any, start: str) -> Iterable[tuple[str, str, CastPolicy]]:
+    fix = (
+        "Write a line [[scoped_rules]] above each pattern = '*/head', and below it a line "
+        "[scoped_rules.rules] with lines such as tanh = 'FP32'."
+    )
+    for where, table in _patterned(tables, _SCOPED_RULE_KEYS, f"{start}: scoped_rules", fix):
+        for primitive, rule in _rules(table["rules"], f"{where}.rules"):
+            yield table["pattern"], primitive, rule
+
+
+def _patterned(
+    tables: Any, keys: Sequence[str], start: str, fix: str
+) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Yields the tables of an array, each with a good pattern, and where it stands."""
     if not isinstance(tables, list):
-        raise TypeError(f"{start}: scopes must be an array of tables, got {_shown(tables)}. {fix}")
+        raise TypeError(f"{start} must be an array of tables, got {_shown(tables)}. {fix}")
     for position, table in enumerate(tables):
-        where = f"{start}: scopes[{position}]"
+        where = f"{start}[{position}]"
         if not isinstance(table, dict):
             raise TypeError(f"{where} must be a table, got {_shown(table)}. {fix}")
-        _check_keys(table, _SCOPE_KEYS, where)
-        for key in _SCOPE_KEYS:
+        _check_keys(table, keys, where)
+        for key in keys:
             if key not in table:
                 raise ValueError(f"{where} has no {key}. {fix}")
         pattern = table["pattern"]
@@ -272,7 +310,7 @@ def _scopes(tables: Any, start: str) -> Iterable[tuple[str, str]]:
             raise TypeError(f"{where}.pattern must be a string, got {_shown(pattern)}. {fix}")
         if not pattern:
             raise ValueError(f"{where}.pattern is empty. Write one such as '*/LayerNorm_*'.")
-        yield pattern, _choice(table["dtype"], _FLOATS, f"{where}.dtype")
+        yield where, table
 
 
 def _check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "bind",
     "body_of",
     "call_with_operands",
+    "collective_axes",
     "consts_of",
     "current_name_stack",
     "dce_jaxpr",
@@ -68,6 +69,7 @@ __all__ = [
     "set_weak_type",
     "shard_map_axes",
     "source_line",
+    "trace_context",
     "varying_axes",
     "with_dtype",
 ]
@@ -111,6 +113,13 @@ def fresh_make_jaxpr(fun: Callable, *avals: Any) -> Any:
     The cache would keep the values, or tracers, that the function closes over.
     """
     return jax.make_jaxpr(lambda *args: fun(*args))(*avals)
+
+
+def trace_context() -> Any:
+    """Returns the settings and axis names that a trace depends on, as `jax.jit` compares them."""
+    from jax._src import config
+
+    return config.trace_context()
 
 
 def inner_jaxpr_key(params: dict[str, Any]) -> str:
@@ -235,6 +244,13 @@ def shard_map_axes(params: dict[str, Any]) -> set[Any]:
     return set(params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"])
 
 
+def collective_axes(eqn: Any) -> tuple[Any, ...]:
+    """Returns the named axes over which an equation communicates, () for any other equation."""
+    names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    names = names if isinstance(names, tuple | list) else (names,)
+    return tuple(name for name in names if not isinstance(name, int | type(None)))
+
+
 # --- values ---------------------------------------------------------------------------------
 
 
@@ -277,7 +293,7 @@ def set_weak_type(x: Any, aval: Any) -> Any:
 
 
 def device_varying(tree: Any, axes: Any = None) -> Any:
-    """Returns arrays typed as different on each device of the ``shard_map`` around, if there is one.
+    """Returns arrays typed as different on each device of the ``shard_map`` around, if any.
 
     What a loop carries must keep its type, and a count that starts as the same zero everywhere does
     not stay so.
