@@ -98,7 +98,11 @@ def train(epochs: int, seed: int, on_step: Callable[[], None]) -> Any:
 
 def make_predict(params: Any) -> Callable[[jax.Array], jax.Array]:
     """Returns the forward pass with the weights in it."""
-    return lambda images: jax.nn.softmax(Cnn().apply({"params": params}, images))
+
+    def predict(images: jax.Array) -> jax.Array:
+        return jax.nn.softmax(Cnn().apply({"params": params}, images))
+
+    return predict
 
 
 def export(predict: Callable[[jax.Array], jax.Array], dtype: str, path: pathlib.Path) -> None:
@@ -146,7 +150,7 @@ def show(results: Sequence[Exported], console: Console) -> None:
     console.print(table)
     for r in results:
         if r.report:
-            console.print(r.report.summary)
+            console.print(r.report.summary, soft_wrap=True)
             for dtype, part in r.report.by_dtype().items():
                 console.print(f"  {dtype}: {part.flops:,} FLOPs, {part.size:,} bytes")
 

@@ -54,14 +54,13 @@ class ResidualBlock(hk.Module):
         return jax.nn.relu(x + shortcut)
 
 
-def make_model(channels: int) -> hk.TransformedWithState:
-    """Returns a ResNet of three blocks for images of shape (n, 8, 8, 1)."""
+def make_model(channels: int, blocks: int) -> hk.TransformedWithState:
+    """Returns a ResNet for images of shape (n, 8, 8, 1); each block after the first halves them."""
 
     def forward(images: jax.Array, train: bool) -> jax.Array:
         x = jax.nn.relu(hk.Conv2D(channels, 3, name="stem")(images))
-        x = ResidualBlock(channels, 1, name="block0")(x, train)
-        x = ResidualBlock(2 * channels, 2, name="block1")(x, train)
-        x = ResidualBlock(4 * channels, 2, name="block2")(x, train)
+        for i in range(blocks):
+            x = ResidualBlock(channels * 2**i, 2 if i else 1, name=f"block{i}")(x, train)
         return hk.Linear(10, name="head")(x.mean(axis=(1, 2)))
 
     return hk.without_apply_rng(hk.transform_with_state(forward))
@@ -69,7 +68,7 @@ def make_model(channels: int) -> hk.TransformedWithState:
 
 def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) -> Run:
     """Trains a ResNet from scratch in a dtype."""
-    model, low = make_model(options.channels), dtype != "float32"
+    model, low = make_model(options.channels, options.blocks), dtype != "float32"
 
     def loss_fn(
         params: Any, state: Any, images: jax.Array, labels: jax.Array
@@ -111,7 +110,8 @@ def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) 
 def main(argv: Sequence[str] | None = None) -> list[Run]:
     """Trains as the command line asks for; returns the runs."""
     parser, console = make_parser(__doc__, steps=220), Console()
-    add_numbers(parser, {"channels": (16, "channels of the first block")})
+    numbers = {"blocks": (3, "residual blocks"), "channels": (16, "channels of the first block")}
+    add_numbers(parser, numbers)
     options = parser.parse_args(argv)
     runs = run_all(options, console, train)
     finish(runs, "ResNet on digits (Haiku)", "test accuracy", folder_of(options, "haiku"), console)

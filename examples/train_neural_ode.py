@@ -83,12 +83,15 @@ def trajectories(key: jax.Array, number: int) -> jax.Array:
 
 
 def train_field(
-    dtype: str, options: argparse.Namespace, on_step: Callable[[], None]
+    dtype: str,
+    options: argparse.Namespace,
+    data: jax.Array,
+    new: jax.Array,
+    on_step: Callable[[], None],
 ) -> tuple[Run, np.ndarray]:
     """Fits a field in a dtype; returns the run and what it predicts of new trajectories."""
     low = dtype != "float32"
-    keys = jax.random.split(jax.random.key(options.seed), 3)
-    field = eqx.filter_jit(Field)(options.width, keys[0])
+    field = eqx.filter_jit(Field)(options.width, jax.random.key(options.seed + 1))
     params, static = eqx.partition(field, eqx.is_inexact_array)
 
     def loss_fn(params: Any, positions: jax.Array) -> jax.Array:
@@ -104,7 +107,6 @@ def train_field(
         updates, opt_state = tx.update(grads, opt_state, params)
         return eqx.apply_updates(params, updates), opt_state, loss
 
-    data, new = trajectories(keys[1], 256), trajectories(keys[2], 32)
     opt_state, losses = tx.init(params), []
     rng = np.random.default_rng(options.seed)
     for _ in range(options.steps):
@@ -141,14 +143,14 @@ def main(argv: Sequence[str] | None = None) -> list[Run]:
     add_numbers(parser, numbers)
     options = parser.parse_args(argv)
     folder, predicted = folder_of(options, "neural_ode"), {}
+    data, new = jnp.split(trajectories(jax.random.key(options.seed), 288), [256])
 
     def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) -> Run:
-        run, predicted[dtype] = train_field(dtype, options, on_step)
+        run, predicted[dtype] = train_field(dtype, options, data, new, on_step)
         return run
 
     runs = run_all(options, console, train)
-    exact = trajectories(jax.random.split(jax.random.key(options.seed), 3)[2], 32)
-    draw(predicted, np.asarray(exact), folder / "trajectories.png")
+    draw(predicted, np.asarray(new), folder / "trajectories.png")
     finish(runs, "Neural ODE (Equinox, diffrax)", "error on new\ntrajectories", folder, console)
     console.print(f"Picture: {folder / 'trajectories.png'}", soft_wrap=True)
     return runs
