@@ -47,7 +47,8 @@ def test_a_planted_fault(fault, jit_caches):
     with pytest.raises(FloatingPointError) as caught:
         check_numerics(checked)(*fault.args)
     message = str(caught.value)
-    assert f"{fault.primitive} makes " in message and planted_line(fault.function) in message
+    assert f"{fault.primitive} makes " in message
+    assert planted_line(fault.function) in message
     assert (f"scope {fault.scope}\n" if fault.scope else "in no scope\n") in message
     assert ("in the backward pass" in message) == fault.backward
     told = re.search(r"first in run (\d+) of ([\d,]+), counted from 0", message)
@@ -198,7 +199,8 @@ def test_nobody_is_blamed_for_what_another_element_of_a_mapped_axis_brings():
     x = np.array([1, np.nan], np.float32)
     fn = check_numerics(lambda x: lax.psum(x, "batch"), mode="collect")
     total, report = jax.vmap(fn, axis_name="batch")(x)
-    assert np.isnan(total).all() and report.bad == []
+    assert np.isnan(total).all()
+    assert report.bad == []
 
 
 def test_an_infinity_of_a_mask_excuses_no_nan():
