@@ -7,17 +7,22 @@ from .report import Change, Report, Totals
 from .rows import Row
 from .shares import Share
 from .stats import OpCount, op_stats
+from .tune import tune
+from .tune_report import Pin, TuneReport
 
 __all__ = [
     "Change",
     "NumericsReport",
     "NumericsRow",
     "OpCount",
+    "Pin",
     "Report",
     "Row",
     "Share",
     "Totals",
+    "TuneReport",
     "check_numerics",
     "explain",
     "op_stats",
+    "tune",
 ]
