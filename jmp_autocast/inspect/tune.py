@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, overload
 
@@ -18,11 +19,11 @@ from ..policies import FP16, CastPolicy, Policy, as_policy
 from ..transform import Autocast, autocast
 from .bar import Bar
 from .batches import Batch, as_batches, different, error_of, outputs_of
-from .explain import explain
 from .ranges import largest_of
 from .readings import FLOAT16_OVERFLOW
-from .report import Report
+from .rows import Row, rows_of
 from .search import find_culprits, run_bound
+from .shares import low_share
 from .trials import Log, Trial
 from .tune_report import Pin, TuneReport
 from .units import Unit, keeping, units_of
@@ -257,9 +258,11 @@ class _Search:
         )
 
     def _report(self, pinned: Sequence[int], before: Trial, after: Trial) -> TuneReport:
-        policy, args = self._policy(pinned), self._batches[0].args
-        reports = [explain(self._fn, *args, policy=p) for p in (self._start, policy)]
-        flops = _flops(reports[0])
+        policy = self._policy(pinned)
+        before_rows = self._rows(self._start)
+        flops: dict[Unit, int] = defaultdict(int)
+        for row in before_rows:
+            flops[Unit(row.scope, row.primitive)] += row.flops
         largest = self._largest() if pinned else []
         beyond = self._start.compute_dtype == jnp.float16
         pins = []
@@ -267,7 +270,7 @@ class _Search:
             unit = self._units[i]
             why = "range" if beyond and largest[i] >= FLOAT16_OVERFLOW else "search"
             source = self._sources[unit]
-            pins.append(Pin(*unit, source, largest[i], why, flops.get(unit, 0)))
+            pins.append(Pin(*unit, source, largest[i], why, flops[unit]))
         return TuneReport(
             name=name_of(self._fn),
             policy=policy,
@@ -277,9 +280,13 @@ class _Search:
             tolerance=self._tolerance,
             error_before=before.error,
             error_after=after.error,
-            share_before=reports[0].totals.low_share,
-            share_after=reports[1].totals.low_share,
+            share_before=low_share(before_rows),
+            share_after=low_share(self._rows(policy)),
         )
+
+    def _rows(self, policy: Policy) -> list[Row]:
+        planned = cast(Autocast, autocast(self._fn, policy=policy)).planned(*self._batches[0].args)
+        return rows_of(planned.plan, policy, planned.call.paths)
 
     def _header(self) -> dict[str, Any]:
         """What makes two searches the same, as JSON data."""
@@ -295,14 +302,6 @@ class _Search:
             "batches": [batch.shapes for batch in self._batches],
             "units": [list(unit) for unit in self._units],
         }
-
-
-def _flops(report: Report) -> dict[Unit, int]:
-    flops: dict[Unit, int] = {}
-    for row in report.rows:
-        unit = Unit(row.scope, row.primitive)
-        flops[unit] = flops.get(unit, 0) + row.flops
-    return flops
 
 
 def _policy_data(policy: Policy) -> dict[str, Any]:
