@@ -9,9 +9,13 @@ import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "doctests", "docs", "tests_oldest", "tests_newest"]
-
-OLDEST_PYTHON, *NEWER_PYTHONS = ["3.11", "3.12", "3.13"]
+PYTHONS = ["3.11", "3.12", "3.13"]
+OLDEST_PYTHON, *NEWER_PYTHONS = PYTHONS
+nox.options.sessions = [
+    *("lint", "types", "doctests", "docs"),
+    f"tests_oldest-{OLDEST_PYTHON}",
+    *(f"tests_newest-{python}" for python in NEWER_PYTHONS),
+]
 
 
 def oldest_jax() -> str:
@@ -21,14 +25,14 @@ def oldest_jax() -> str:
     return requirement.replace(">=", "==")
 
 
-@nox.session(python=OLDEST_PYTHON)
+@nox.session(python=PYTHONS)
 def tests_oldest(session: nox.Session) -> None:
-    """The tests on the oldest Python and JAX; pip picks Flax and the others to match."""
+    """The tests with the oldest JAX; pip picks Flax and the others to match."""
     session.install("-e", ".[dev]", oldest_jax())
     session.run("python", "-m", "pytest", *session.posargs)
 
 
-@nox.session(python=NEWER_PYTHONS)
+@nox.session(python=PYTHONS)
 def tests_newest(session: nox.Session) -> None:
     """The tests with the newest JAX; the last release for Python 3.11 is of the 0.10 series."""
     session.install("-e", ".[dev]")
@@ -55,9 +59,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=OLDEST_PYTHON)
 def types(session: nox.Session) -> None:
-    """Pyright on the package."""
+    """Pyright on the package, and whether every public symbol has a known type."""
     session.install("-e", ".[dev]")
     session.run("pyright")
+    session.run("pyright", "--verifytypes", "jmp_autocast", "--ignoreexternal")
 
 
 @nox.session(python=OLDEST_PYTHON)
@@ -75,6 +80,15 @@ def docs(session: nox.Session) -> None:
         session.run("python", str(generator), "--check")
     session.run("python", "-m", "sphinx", "-W", "-b", "html", "docs", "docs/_build/html")
     session.run("python", "-m", "pytest", "tests/check_site.py", *session.posargs)
+
+
+@nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])
+def package(session: nox.Session) -> None:
+    """The sdist and the wheel, and tests of the wheel in an environment without the checkout."""
+    session.install("build", "twine")
+    session.run("python", "-m", "tests.distributions", *session.posargs)
+    session.install("jax", "optax")
+    session.run("python", "benchmarks/import_time.py", "--limit", "1.3")
 
 
 @nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])

@@ -1,7 +1,10 @@
 """Automatic mixed precision for JAX by jaxpr rewriting."""
 
 from .inspect import (
+    ArrayError,
     Change,
+    Comparison,
+    ComparisonRow,
     NumericsReport,
     NumericsRow,
     OpCount,
@@ -12,6 +15,7 @@ from .inspect import (
     Totals,
     TuneReport,
     check_numerics,
+    compare,
     explain,
     op_stats,
     tune,
@@ -48,8 +52,11 @@ __version__ = "0.1.0"
 __all__ = [
     "BF16",
     "FP16",
+    "ArrayError",
     "CastPolicy",
     "Change",
+    "Comparison",
+    "ComparisonRow",
     "Decision",
     "EquationView",
     "FiniteGradients",
@@ -67,6 +74,7 @@ __all__ = [
     "TuneReport",
     "autocast",
     "check_numerics",
+    "compare",
     "compute_precision",
     "dynamic_loss_scale",
     "dynamic_loss_scaling",

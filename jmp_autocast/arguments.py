@@ -13,8 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .interpreters.compat import mark_frames
 from .interpreters.plan import Leaf
 from .policies import check_rule_like
+
+mark_frames(__file__)
 
 
 class _Auto:
@@ -146,7 +149,11 @@ class Call:
 
 
 def flatten(
-    fn: Callable[..., Any], params: Any, args: tuple, kwargs: dict[str, Any], abstract: bool = False
+    fn: Callable[..., Any],
+    params: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    abstract: bool = False,
 ) -> Call:
     """Flattens a call of ``fn``.
 

@@ -164,11 +164,11 @@ class _Options:
             raise TypeError(f"enabled must be a bool, got {enabled!r}.")
         if on_unknown not in ("keep", "warn", "error"):
             raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {on_unknown!r}.")
-        self.enabled = enabled
-        self.on_unknown = on_unknown
-        self.params = arguments.check_params(params)
-        self.policy = _policy(compute_dtype, policy, enabled)
-        self.output_dtype = _output_dtype(output_dtype, self.policy)
+        self.enabled: bool = enabled
+        self.on_unknown: OnUnknown = on_unknown
+        self.params: Any = arguments.check_params(params)
+        self.policy: Policy = _policy(compute_dtype, policy, enabled)
+        self.output_dtype: Any = _output_dtype(output_dtype, self.policy)
 
     def _key(self) -> tuple[Any, ...]:
         return (self.enabled, self.on_unknown, self.params, self.policy, self.output_dtype)

@@ -12,6 +12,7 @@ import jmp_autocast
 
 from .bad_input import (
     inspect_rows,
+    integrations_rows,
     loss_scale_rows,
     nnx_rows,
     policy_file_rows,
@@ -27,12 +28,16 @@ ROOMS = (
     loss_scale_rows,
     inspect_rows,
     nnx_rows,
+    integrations_rows,
 )
 ROWS = [row for room in ROOMS for row in room.ROWS]
 
 # The library makes these, and users only read them.
 RESULTS = {
+    "ArrayError",
     "Change",
+    "Comparison",
+    "ComparisonRow",
     "EquationView",
     "FiniteGradients",
     "LossScalingState",
@@ -74,4 +79,4 @@ def test_the_table_covers_the_public_names():
     assert len({(row.public, row.argument, row.mistake) for row in ROWS}) == len(ROWS)
     covered = {row.public for row in ROWS}
     expected = set(jmp_autocast.__all__) - RESULTS - GIVEN_TO_OTHERS - WITHOUT_ARGUMENTS
-    assert covered == {*expected, nnx_rows.NNX}
+    assert covered == {*expected, nnx_rows.NNX, *integrations_rows.PUBLIC}

@@ -169,3 +169,17 @@ def test_wrong_options(vs_handwritten, capsys, wrong, message):
     with pytest.raises(SystemExit):
         vs_handwritten.options(wrong)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "status"), [(None, 0), ("1.3", 0), ("1.19", 1)])
+def test_import_time(monkeypatch, capsys, limit, status):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import import_time
+
+    taken = {"import jax, optax": iter([9.0, 1.0, 2.0]), "import jmp_autocast": iter([9, 1.5, 1.2])}
+    monkeypatch.setattr(import_time, "seconds", lambda statement: next(taken[statement]))
+    limit = [] if limit is None else ["--limit", limit]
+    assert import_time.main(["--rounds", "2", *limit]) == status
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("min 1.000 s, median 1.500 s")
+    assert lines[-1].endswith("min 1.20, median 0.90")

@@ -1,6 +1,7 @@
 """Policies as TOML files: what is saved is loaded, and a wrong file says what is wrong with it."""
 
 import builtins
+import codecs
 import functools
 import os
 import pathlib
@@ -233,6 +234,7 @@ def test_files_written_by_hand(text, expected, kind, path):
 @pytest.mark.parametrize(("content", "error", "parts"), WRONG.values(), ids=WRONG)
 def test_a_wrong_file(content, error, parts, path, monkeypatch):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
+    codecs.lookup("utf-8-sig")  # Python imports a codec when it is first used
     before = set(sys.modules)
     for forbidden in ("eval", "exec"):
         monkeypatch.delattr(builtins, forbidden)

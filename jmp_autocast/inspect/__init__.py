@@ -1,5 +1,7 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
+from .compare import compare
+from .comparison import ArrayError, Comparison, ComparisonRow
 from .explain import explain
 from .numerics import check_numerics
 from .numerics_report import NumericsReport, NumericsRow
@@ -11,7 +13,10 @@ from .tune import tune
 from .tune_report import Pin, TuneReport
 
 __all__ = [
+    "ArrayError",
     "Change",
+    "Comparison",
+    "ComparisonRow",
     "NumericsReport",
     "NumericsRow",
     "OpCount",
@@ -22,6 +27,7 @@ __all__ = [
     "Totals",
     "TuneReport",
     "check_numerics",
+    "compare",
     "explain",
     "op_stats",
     "tune",

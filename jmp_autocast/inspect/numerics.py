@@ -9,13 +9,22 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 
 from ..arguments import Call, check_function, flatten, is_array, name_of
-from ..interpreters.compat import Tracer, consts_of, fresh_make_jaxpr
+from ..interpreters.compat import (
+    Tracer,
+    consts_of,
+    fresh_make_jaxpr,
+    jaxpr_as_fun,
+    mark_frames,
+    trace_context,
+)
 from ..policies.registry import did_you_mean
 from .lanes import Declared
 from .numerics_report import NumericsReport, bad_message
 from .readings import NumericsProbe, Reading
 from .sites import Site, sites_in
 from .walk import Walker
+
+mark_frames(__file__)
 
 Mode = Literal["raise", "collect", "overflow"]
 
@@ -84,7 +93,7 @@ class _Program(NamedTuple):
     """One signature's program, with its readings."""
 
     run: Callable[..., tuple[list[Any], Reading]]
-    call: Call
+    unflatten: Callable[[Sequence[Any]], Any]
     sites: tuple[Site, ...]
     closes_over_tracers: bool
 
@@ -100,7 +109,7 @@ class _Checked:
         call = flatten(self._fn, (), args, kwargs)
         program = self._program(call, args, kwargs)
         outputs, readings = program.run(*call.arrays)
-        result = program.call.unflatten(outputs)
+        result = program.unflatten(outputs)
         report = NumericsReport(self._name, self._mode, program.sites, readings)
         if self._mode != "raise":
             return result, report
@@ -113,9 +122,9 @@ class _Checked:
 
     def _program(self, call: Call, args: Any, kwargs: Any) -> _Program:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        static = tuple((type(x), x) for x in leaves if not is_array(x))
+        static = tuple(_identity(x) for x in leaves if not is_array(x))
         types = tuple(jax.typeof(x) for x in call.arrays)
-        key = (tree, static, types, jax.sharding.get_abstract_mesh())
+        key = (tree, static, types, jax.sharding.get_abstract_mesh(), trace_context())
         try:
             program = self._programs.get(key)
         except TypeError:  # an argument that is no array has no hash
@@ -128,16 +137,30 @@ class _Checked:
 
     def _trace(self, call: Call) -> _Program:
         closed = fresh_make_jaxpr(call.traceable, *call.arrays)
-        walker = Walker(NumericsProbe(overflow=self._mode == "overflow"))
+        traced = any(isinstance(x, Tracer) for x in consts_of(closed))
+        hoisted: Sequence[Any] = ()
+        if traced:  # what is differentiated has to be an argument, to be noticed
+            converted, hoisted = jax.closure_convert(jaxpr_as_fun(closed), *call.arrays)
+            closed = fresh_make_jaxpr(converted, *call.arrays, *hoisted)
+        walker = Walker(NumericsProbe(self._mode == "overflow", ranges=self._mode != "raise"))
 
         @jax.jit
         def run(*arrays: Any) -> tuple[list[Any], Reading]:
             walked = walker.start(closed, [Declared()], arrays)
             return [value.arrays[0] for value in walked.outputs], walked.readings
 
-        traced = any(isinstance(x, Tracer) for x in consts_of(closed))
-        sites = tuple(sites_in(closed))
-        return _Program(_not_differentiable(run, self._name), call, sites, traced)
+        function = _not_differentiable(run, self._name)
+        return _Program(
+            lambda *arrays: function(*arrays, *hoisted),
+            call.unflatten,
+            tuple(sites_in(closed)),
+            traced,
+        )
+
+
+def _identity(x: Any) -> Any:
+    """0.0 and -0.0 are equal, as are 1 and True, and programs of them differ."""
+    return type(x), repr(x) if isinstance(x, float | complex) else x
 
 
 def _not_differentiable(run: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -226,13 +226,11 @@ def _over_mapped_axes(reading: Reading) -> Reading:
     def total(x: Any) -> Any:
         return np.minimum(np.sum(x, axis=axes, dtype=np.uint64), NEVER)
 
-    counts = {name: total(getattr(reading.counts, name)) for name in _SUMMED}
+    ways = dict.fromkeys(_SUMMED, total)
+    ways |= {"largest": lambda x: x.max(axis=axes), "smallest": lambda x: x.min(axis=axes)}
+    each = reading.counts._asdict().items()
     return Reading(
-        counts=Counts(
-            **counts,
-            largest=reading.counts.largest.max(axis=axes),
-            smallest=reading.counts.smallest.min(axis=axes),
-        ),
+        counts=Counts(**{name: None if x is None else ways[name](x) for name, x in each}),
         runs=total(reading.runs),
         bad_runs=total(reading.bad_runs),
         first_run=reading.first_run.min(axis=axes),
@@ -241,17 +239,25 @@ def _over_mapped_axes(reading: Reading) -> Reading:
 
 
 def _row(site: Site, reading: Reading, i: int) -> NumericsRow:
-    counts = {name: int(getattr(reading.counts, name)[i]) for name in _SUMMED}
+    counts = reading.counts
     return NumericsRow(
         **{field.name: getattr(site, field.name) for field in dataclasses.fields(site)},
-        **counts,
+        **{name: _count(getattr(counts, name), i) for name in _SUMMED},
         runs=int(reading.runs[i]),
-        largest=float(reading.counts.largest[i]),
-        smallest=float(reading.counts.smallest[i]),
+        largest=0.0 if counts.largest is None else _single(counts.largest[i]),
+        smallest=math.inf if counts.smallest is None else _single(counts.smallest[i]),
         bad_runs=int(reading.bad_runs[i]),
         first_run=_index(reading.first_run, i),
         order=_index(reading.first, i),
     )
+
+
+def _count(values: Any, i: int) -> int:
+    return 0 if values is None else int(values[i])
+
+
+def _single(bits: Any) -> float:
+    return float(np.uint32(bits).view(np.float32))
 
 
 def _index(values: Sequence[Any], i: int) -> int | None:

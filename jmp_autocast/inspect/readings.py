@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +20,11 @@ FLOAT16_OVERFLOW = 65520.0
 FLOAT16_UNDERFLOW = 2.0**-25
 
 NEVER = np.uint32(2**32 - 1)
+INFINITY = np.float32(np.inf).view(np.uint32)
 
 
 class Counts(NamedTuple):
-    """What arrays hold. Counts stop at 2**32 - 1.
+    """What arrays hold. Counts stop at 2**32 - 1; None is what was not counted.
 
     Args:
         nan: The number of NaNs.
@@ -30,18 +33,18 @@ class Counts(NamedTuple):
         subnormal: The number of subnormal values of the dtype.
         large: The number of finite values that a float16 rounds to infinity.
         small: The number of values other than 0 that a float16 rounds to 0.
-        largest: The largest finite magnitude, 0 if there is none.
-        smallest: The smallest magnitude other than 0, infinity if there is none.
+        largest: The largest finite magnitude, 0 if there is none, as the bits of a float32.
+        smallest: The smallest magnitude other than 0, infinity if there is none, as such bits.
     """
 
     nan: Any
     inf: Any
-    zero: Any
-    subnormal: Any
-    large: Any
-    small: Any
-    largest: Any
-    smallest: Any
+    zero: Any = None
+    subnormal: Any = None
+    large: Any = None
+    small: Any = None
+    largest: Any = None
+    smallest: Any = None
 
 
 class Reading(NamedTuple):
@@ -71,21 +74,20 @@ class NumericsProbe:
 
     Args:
         overflow: Look for values that a float16 could not hold, too.
+        ranges: Count more than NaNs and infinities. It takes twice as long to compile.
     """
 
     flags = 2
 
-    def __init__(self, overflow: bool = False) -> None:
+    def __init__(self, overflow: bool = False, ranges: bool = True) -> None:
         self._overflow = overflow
+        self._ranges = ranges
 
     def measure(self, run: Run) -> tuple[Any, ...]:
         """Counts what is in the results of an equation."""
         (results,) = run.results
-        counts = [_counts(x) for x in results if is_measured(jax.typeof(x))]
-        total = counts[0]
-        for other in counts[1:]:
-            total = _sum(total, other)
-        return tuple(total)
+        counts = [_counts(x, self._ranges) for x in results if is_measured(jax.typeof(x))]
+        return tuple(x for x in functools.reduce(_sum, counts) if x is not None)
 
     def flags_of(self, array: Any) -> tuple[Any, Any]:
         """Returns whether an array holds a NaN, and whether an infinity."""
@@ -119,8 +121,8 @@ class NumericsProbe:
         """Returns the readings of equations that have not run."""
         no = jnp.zeros(count, jnp.uint32)
         never = jnp.full(count, NEVER, jnp.uint32)
-        none, all_ = jnp.zeros(count, jnp.float32), jnp.full(count, jnp.inf, jnp.float32)
-        return Reading(Counts(no, no, no, no, no, no, none, all_), no, no, never, never)
+        ranges = (no, no, no, no, no, jnp.full(count, INFINITY, jnp.uint32)) if self._ranges else ()
+        return Reading(Counts(no, no, *ranges), no, no, never, never)
 
     def merge(self, first: Reading, second: Reading) -> Reading:
         """Returns the readings of two runs of the same equations, ``first`` the earlier."""
@@ -140,42 +142,79 @@ def _saturating(a: Any, b: Any) -> Any:
     return jnp.where(a > NEVER - b, NEVER, a + b)
 
 
-def _sum(a: Any, b: Any) -> Counts:
-    """Adds `Counts`, or plain sequences of the same length."""
-    sums = [_saturating(p, q) for p, q in zip(a[:-2], b[:-2], strict=True)]
-    return Counts(*sums, jnp.maximum(a[-2], b[-2]), jnp.minimum(a[-1], b[-1]))
+def _sum(a: Counts, b: Counts, add: Any = _saturating) -> Counts:
+    ways = dict.fromkeys(Counts._fields, add)
+    ways |= {"largest": jnp.maximum, "smallest": jnp.minimum}
+    each = zip(ways.values(), a, b, strict=True)
+    return Counts(*(None if p is None else way(p, q) for way, p, q in each))
 
 
-@jax.jit
-def _counts(x: Any) -> Counts:
-    """Counts all in one pass over the array."""
+@functools.partial(jax.jit, static_argnums=1)
+def _counts(x: Any, ranges: bool) -> Counts:
+    """Counts all in one pass over the array.
+
+    By bits, as whole numbers: a device that flushes subnormals to zero takes them for equal to it.
+    Nothing asks whether bits are 0, for LLVM turns that into a comparison of floats.
+    """
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([jnp.real(x), jnp.imag(x)])
-    # float64 beyond float32's range counts as the end of that.
-    magnitude = jnp.abs(x).astype(jnp.promote_types(x.dtype, jnp.float32))
-    single = jnp.clip(magnitude, None, jnp.finfo(jnp.float32).max).astype(jnp.float32)
-    finite = jnp.isfinite(x)
-    zero, subnormal = _zero_and_subnormal(x)
-    masks = (
-        jnp.isnan(x),
-        jnp.isinf(x),
-        zero,
-        subnormal,
-        finite & (magnitude >= FLOAT16_OVERFLOW),
-        finite & ~zero & (magnitude <= FLOAT16_UNDERFLOW),
+    bits = _magnitude_bits(x)
+    whole = bits.dtype.type
+    infinity = _bits_of(np.inf, whole)
+    values = [bits > infinity, bits == infinity]
+    if ranges:
+        normal = _bits_of(jnp.finfo(x.dtype).smallest_normal, whole)
+        finite, below = bits < infinity, bits - whole(1)  # 0 wraps around to the greatest number
+        values += [
+            bits < normal,
+            below < normal - whole(1),
+            finite & (bits >= _bits_of(FLOAT16_OVERFLOW, whole)),
+            below < _bits_of(FLOAT16_UNDERFLOW, whole),
+        ]
+    values = [mask.astype(jnp.uint32) for mask in values]
+    starts = [np.uint32(0)] * len(values)
+    if ranges:
+        values += [jnp.where(finite, bits, whole(0)), jnp.minimum(below, infinity - whole(1))]
+        starts += [whole(0), infinity - whole(1)]
+
+    add = _saturating if x.size > NEVER else operator.add
+
+    def combine(a: Any, b: Any) -> list[Any]:
+        return [each for each in _sum(Counts(*a), Counts(*b), add) if each is not None]
+
+    found = Counts(*lax.reduce(values, starts, combine, tuple(range(x.ndim))))
+    if not ranges:
+        return found
+    return found._replace(
+        zero=found.zero - found.subnormal,
+        largest=_single_bits(found.largest),
+        smallest=_single_bits(found.smallest + whole(1)),
     )
-    ones = [mask.astype(jnp.uint32) for mask in masks]
-    extremes = [jnp.where(finite, single, 0.0), jnp.where(finite & ~zero, single, jnp.inf)]
-    starts = [*(jnp.uint32(0) for _ in ones), jnp.float32(0), jnp.float32(jnp.inf)]
-    return Counts(*lax.reduce([*ones, *extremes], starts, _sum, tuple(range(x.ndim))))
 
 
-def _zero_and_subnormal(x: Any) -> tuple[Any, Any]:
-    """By bits: a device that flushes subnormals to zero takes them for equal to it."""
-    info = jnp.finfo(x.dtype)
-    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[x.dtype.itemsize]
-    bits = lax.bitcast_convert_type(x, unsigned)
-    mantissa = bits & unsigned((1 << info.nmant) - 1)
-    exponent = (bits >> unsigned(info.nmant)) & unsigned((1 << info.nexp) - 1)
-    zero = (exponent == 0) & (mantissa == 0)
-    return zero, (exponent == 0) & (mantissa != 0)
+def _magnitude_bits(x: Any) -> Any:
+    """Returns the bits of magnitudes, of float64 as such, of the rest as float32."""
+    if x.dtype == jnp.float64:
+        return lax.bitcast_convert_type(x, jnp.uint64) & np.uint64(2**63 - 1)
+    if x.dtype == jnp.bfloat16:
+        bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16)
+    else:
+        # What is subnormal as float16 or float8 is none as float32.
+        bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    return bits & np.uint32(2**31 - 1)
+
+
+def _bits_of(number: Any, whole: Any) -> Any:
+    return np.array(number, {4: np.float32, 8: np.float64}[whole(0).itemsize]).view(whole)[()]
+
+
+def _single_bits(bits: Any) -> Any:
+    """Returns the bits of a float32; a float64 beyond its range counts as the end of that."""
+    if bits.dtype == jnp.uint32:
+        return bits
+    ends = jnp.finfo(jnp.float32)
+    least, most = (_bits_of(end, np.uint64) for end in (ends.smallest_normal, ends.max))
+    inside = lax.bitcast_convert_type(jnp.clip(bits, least, most), jnp.float64)
+    single = lax.bitcast_convert_type(inside.astype(jnp.float32), jnp.uint32)
+    none, infinite = bits < np.uint64(1), bits == _bits_of(np.inf, np.uint64)
+    return jnp.where(none, np.uint32(0), jnp.where(infinite, INFINITY, single))

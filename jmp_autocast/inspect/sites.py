@@ -26,8 +26,8 @@ ENTERED = INLINED | {"scan", "while", "cond", "shard_map"}
 # Their results hold no value that their operands do not.
 _MOVES = frozenset(
     """
-    broadcast_in_dim copy copy_p expand_dims optimization_barrier reshape rev reverse slice split
-    squeeze transpose
+    broadcast_in_dim copy copy_p expand_dims optimization_barrier pcast pvary reshape rev reverse
+    slice split squeeze transpose
     """.split()
 )
 
@@ -56,7 +56,11 @@ class Site:
 
 
 def sites_in(
-    jaxpr: Any, names: Sequence[str] = (), inside: Sequence[str] = (), backward: bool = False
+    jaxpr: Any,
+    names: Sequence[str] = (),
+    inside: Sequence[str] = (),
+    backward: bool = False,
+    source: str = "",
 ) -> Iterator[Site]:
     """Yields the sites of a jaxpr in program order, those inside an equation in its place.
 
@@ -65,18 +69,20 @@ def sites_in(
         names: The scopes around it.
         inside: The loops, branches and device maps around it.
         backward: It stands in a backward pass.
+        source: The source line around it, for what JAX's own functions hold.
     """
     for eqn in body_of(jaxpr).eqns:
         path = (*names, *(name for name in scope_names(eqn) if read_mark(name) is None))
         transposed = backward or "transpose(" in name_stack(eqn)
         around = inside if eqn.primitive.name in INLINED else (*inside, eqn.primitive.name)
+        line = source_line(eqn) or source
         for inner in bodies_of(eqn):
-            yield from sites_in(inner, path, around, transposed)
+            yield from sites_in(inner, path, around, transposed, line)
         if is_site(eqn):
             results = [v.aval for v in eqn.outvars if is_measured(v.aval)]
             yield Site(
                 scope="/".join(path),
-                source=source_line(eqn),
+                source=line,
                 primitive=eqn.primitive.name,
                 inside=tuple(inside),
                 backward=transposed,

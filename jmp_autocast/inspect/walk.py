@@ -17,17 +17,18 @@ from jax import lax
 from ..interpreters.compat import (
     Literal,
     body_of,
+    collective_axes,
     consts_of,
     device_varying,
     equation_context,
     literal_value,
     scan_split,
     shard_map_axes,
-    varying_axes,
 )
 from .blocks import Block, Given, Probe, Refs, Run, union
 from .lanes import Lane
 from .sites import INLINED, bodies_of, is_measured, is_site, sites_in
+from .written import written_out
 
 
 class Seen(NamedTuple):
@@ -137,8 +138,10 @@ class Walker:
         arrays = [[value.arrays[k] for value in operands] for k in range(len(lanes))]
         results = [again(k, each) for k, each in enumerate(arrays)]
         refs = union(value.refs for value in operands)
+        if self.probe.flags and is_site(eqn) and (axes := collective_axes(eqn)):
+            refs = union(value.refs for value in given([(_met(x, axes),) for x in arrays[0]]))
         if is_site(eqn):
-            results = [[_written_out(x) for x in each] for each in results]
+            results = [[written_out(x) for x in each] for each in results]
             refs = recorder.block.add(Run(eqn, arrays, results, again), refs)
         return [Seen(each, refs) for each in zip(*results, strict=True)]
 
@@ -165,22 +168,12 @@ class _Recorder:
         self.block = Block(self._probe, self.tick)
 
 
-def _written_out(x: Any) -> Any:
-    """Keeps XLA from computing an array anew, and compiling that, in each reduction over it.
-
-    Its fusion does so with the whole chain of cheap equations before, and the CPU backend drops
-    ``optimization_barrier`` before it fuses.
-    """
-
-    def other(x: Any) -> Any:
-        return device_varying(jnp.zeros(x.shape, x.dtype), varying_axes(x))
-
-    def through_branch(x: Any) -> Any:
-        return lax.cond(lax.optimization_barrier(jnp.bool_(True)), lambda x: x, other, x)
-
+def _met(x: Any, axes: Sequence[Any]) -> Any:
+    """Returns what is not finite in an operand of a collective, on all devices that take part."""
     if not is_measured(jax.typeof(x)):
         return x
-    return lax.platform_dependent(x, cpu=through_branch, default=lax.optimization_barrier)
+    bad = jnp.where(jnp.isfinite(x), jnp.zeros_like(jnp.abs(x)), jnp.abs(x))
+    return lax.all_gather(device_varying(jnp.max(bad)), axes)
 
 
 def given(arrays: Sequence[tuple[Any, ...]]) -> list[Seen]:
@@ -206,7 +199,7 @@ def _each_lane(
     return [Seen(arrays, value.refs) for arrays, value in pairs]
 
 
-Rule = Callable[[Walker, Any, list[Sequence[Lane]], list[Seen], Any], Walked]
+Rule = Callable[[Walker, Any, Sequence[Sequence[Lane]], list[Seen], Any], Walked]
 _RULES: dict[str, Rule] = {}
 
 
@@ -224,7 +217,7 @@ def _arrays(values: Sequence[Seen]) -> list[tuple[Any, ...]]:
 
 @_runs("cond")
 def _cond(
-    walker: Walker, eqn: Any, inner: list[Sequence[Lane]], operands: list[Seen], tick: Any
+    walker: Walker, eqn: Any, inner: Sequence[Sequence[Lane]], operands: list[Seen], tick: Any
 ) -> Walked:
     counts = [_count(branch) for branch in bodies_of(eqn)]
 
@@ -246,7 +239,7 @@ def _cond(
 
 @_runs("scan")
 def _scan(
-    walker: Walker, eqn: Any, inner: list[Sequence[Lane]], operands: list[Seen], tick: Any
+    walker: Walker, eqn: Any, inner: Sequence[Sequence[Lane]], operands: list[Seen], tick: Any
 ) -> Walked:
     consts, carries = scan_split(eqn.params)
     (body,) = bodies_of(eqn)
@@ -274,7 +267,7 @@ def _scan(
 
 @_runs("while")
 def _while(
-    walker: Walker, eqn: Any, inner: list[Sequence[Lane]], operands: list[Seen], tick: Any
+    walker: Walker, eqn: Any, inner: Sequence[Sequence[Lane]], operands: list[Seen], tick: Any
 ) -> Walked:
     cond, body = bodies_of(eqn)
     first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
@@ -302,7 +295,7 @@ def _while(
 
 @_runs("shard_map")
 def _shard_map(
-    walker: Walker, eqn: Any, inner: list[Sequence[Lane]], operands: list[Seen], tick: Any
+    walker: Walker, eqn: Any, inner: Sequence[Sequence[Lane]], operands: list[Seen], tick: Any
 ) -> Walked:
     params, lanes = eqn.params, len(inner[0])
     manual, mesh = shard_map_axes(params), params["mesh"]

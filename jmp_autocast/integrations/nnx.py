@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import types
@@ -16,8 +15,8 @@ import jmp_autocast
 
 from ..arguments import AUTO, Params, name_of
 from ..pickling import by_name_or_made
-from ..policies import as_dtype, as_policy
-from .nnx_state import TAG, Call, cast_leaves
+from .nnx_state import TAG, Call
+from .outputs import cast_leaves, cast_outputs, output_dtype_apart
 
 __all__ = ["autocast"]
 
@@ -122,37 +121,25 @@ class NNXAutocast:
         self._plain = plain  # has checked the options, and knows when two wrappers are equal
         self._fn = fn
         self._given = options
-        self._options = dict(options)
-        if options["policy"] is not None:
-            policy = as_policy(options["policy"])
-            if policy.output_dtype is not None and _is(options["output_dtype"], "same"):
-                self._options["output_dtype"] = policy.output_dtype
-            self._options["policy"] = dataclasses.replace(policy, output_dtype=None)
-        output_dtype = self._options["output_dtype"]
-        if not _is(output_dtype, "same") and not _is(output_dtype, "computed"):
-            self._options["output_dtype"] = as_dtype(output_dtype, "output_dtype")
+        self._options, self._output_dtype = output_dtype_apart(options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
         if not self._options["enabled"]:
             return self._plain(*args, **kwargs)
-        output_dtype = self._options["output_dtype"]
         with nnx.update_context(TAG):
             call = Call(self._fn, self._options["params"], args, kwargs)
-            # State must keep its dtype: where outputs need not, both are cast out here.
-            computed = _is(output_dtype, "computed")
             options = {**self._options, "params": call.is_param}
-            options["output_dtype"] = "computed" if computed else "same"
 
             def pure(state: Any, rest: Any) -> Any:
                 return call.pure(state, rest)
 
             pure.__name__ = name_of(self._fn)
             out, changed = jmp_autocast.autocast(pure, **options)(call.values, call.rest)
-            if computed:
+            # State must keep its dtype: where outputs need not, both are cast out here.
+            if options["output_dtype"] == "computed":
                 changed = cast_leaves(changed, call.dtypes)
-            if not isinstance(output_dtype, str):
-                out = cast_leaves(out, [output_dtype] * len(out))
+            out = cast_outputs(out, self._output_dtype)
             return call.finish(out, changed)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -174,7 +161,3 @@ class NNXAutocast:
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self._fn)
-
-
-def _is(option: Any, name: str) -> bool:
-    return isinstance(option, str) and option == name

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import errors, nnx
 
 from ..arguments import AUTO, check_given, name_of
-from ..policies import COMPUTE_DTYPES, FLOAT32
 from .nnx_checks import (
     arrays_as_data,
     check_writable,
@@ -20,6 +19,7 @@ from .nnx_checks import (
     static_tracers,
 )
 from .nnx_scopes import module_scopes
+from .outputs import dtypes_of
 
 TAG = "jmp_autocast"
 _ARGS, _BOUND = 0, 2  # the parts of a call: args, kwargs, bound
@@ -39,8 +39,8 @@ class Call:
         with nnx.split_context(TAG) as split:
             self._graphdef, state = split.split((self._nodes, []))
         self._before: list[Any] = list(nnx.to_flat_state(state))
-        self.values = [_value(leaf) for _, leaf in self._before]
-        self.rest = [None if is_object(leaf) else leaf for _, leaf in found]
+        self.values: list[Any] = [_value(leaf) for _, leaf in self._before]
+        self.rest: list[Any] = [None if is_object(leaf) else leaf for _, leaf in found]
         wanted = _param_predicate(fn, params, args)
         marks = {
             f"1/{i}": wanted(path, None) for i, (path, x) in enumerate(found) if not is_object(x)
@@ -48,7 +48,7 @@ class Call:
         for k, ((_, i, *attributes), leaf) in enumerate(self._before):
             path = (*found[self._where[i]][0], *map(jax.tree_util.DictKey, attributes))
             marks[f"0/{k}"] = wanted(path, leaf)
-        self.is_param = lambda path: marks["/".join(path.split("/", 2)[:2])]
+        self.is_param: Callable[[str], bool] = lambda path: marks["/".join(path.split("/", 2)[:2])]
 
     def pure(self, state: list[Any], rest: list[Any]) -> tuple[list[Any], list[Any]]:
         """Returns the function's outputs and the state that it changed.
@@ -92,7 +92,7 @@ class Call:
             else:
                 self._after.append((path, None))
                 changed.append(leaf)
-        self.dtypes = [getattr(x, "dtype", None) for x in jax.tree_util.tree_leaves(changed)]
+        self.dtypes: list[Any] = dtypes_of(changed)
         return [x for x in leaves if not is_object(x)], changed
 
     def finish(self, out: list[Any], changed: list[Any]) -> Any:
@@ -122,17 +122,6 @@ def _value(leaf: Any) -> Any:
 
 def _metadata(leaf: Any) -> Any:
     return leaf.get_metadata() if isinstance(leaf, nnx.Variable) else None
-
-
-def cast_leaves(tree: Any, dtypes: Sequence[Any]) -> Any:
-    """Returns the tree with its float32 and 16-bit leaves in the given dtypes."""
-    leaves, structure = jax.tree_util.tree_flatten(tree)
-    floats = (FLOAT32, *COMPUTE_DTYPES)
-    cast = [
-        x.astype(dtype) if getattr(x, "dtype", None) in floats and dtype in floats else x
-        for x, dtype in zip(leaves, dtypes, strict=True)
-    ]
-    return jax.tree_util.tree_unflatten(structure, cast)
 
 
 def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]]:

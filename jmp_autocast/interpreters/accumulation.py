@@ -224,7 +224,7 @@ def _evaluate(
     return env[body.outvars[0]]
 
 
-accumulate_p = define_bilinear(
+accumulate_p: Any = define_bilinear(
     "accumulate",
     aval=_aval,
     derivative=_derivative,

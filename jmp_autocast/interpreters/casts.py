@@ -13,7 +13,7 @@ from ..policies import FLOAT32
 from .compat import Tracer, define_linear_view, inlined
 from .emit import cast
 
-leaf_view_p = define_linear_view("leaf_view")
+leaf_view_p: Any = define_linear_view("leaf_view")
 _inlined_view = inlined(leaf_view_p.bind)
 
 
@@ -59,9 +59,9 @@ class Value:
     def __init__(
         self, array: Any, leaf: bool = False, move: Callable[[np.dtype], Any] | None = None
     ) -> None:
-        self.array = array
-        self.leaf = leaf
-        self.move = move
+        self.array: Any = array
+        self.leaf: bool = leaf
+        self.move: Callable[[np.dtype], Any] | None = move
         self.copies: dict[np.dtype, Any] = {}
 
     def read(self, dtype: np.dtype | None) -> Any:
@@ -119,7 +119,7 @@ class Scalar:
     __slots__ = ("array",)
 
     def __init__(self, array: Any) -> None:
-        self.array = array
+        self.array: Any = array
 
     def read(self, dtype: np.dtype | None) -> Any:
         """Returns the literal in a dtype."""

@@ -88,9 +88,9 @@ class Rewriter:
         body = plan.jaxpr
         env: dict[Any, Any] = {}
         for v, x, state in zip(body.constvars, consts, plan.consts, strict=True):
-            env[v] = Value(x, _is_leaf(state))
+            env[v] = Value(x, is_leaf(state))
         for v, x, state in zip(body.invars, args, plan.inputs, strict=True):
-            env[v] = Value(x, _is_leaf(state))
+            env[v] = Value(x, is_leaf(state))
         for (i, dtype), copy in copies.items():
             env[body.invars[i]].copies[dtype] = copy
         for eqn, equation in zip(body.eqns, plan.equations, strict=True):
@@ -128,7 +128,7 @@ class Rewriter:
             results = [
                 x if d is None else cast(x, d) for x, d in zip(results, plan.casts, strict=True)
             ]
-        return [Value(x, _is_leaf(s)) for x, s in zip(results, plan.results, strict=True)]
+        return [Value(x, is_leaf(s)) for x, s in zip(results, plan.results, strict=True)]
 
     def _bind(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         if plan.accumulates:
@@ -169,7 +169,7 @@ class Rewriter:
             return copy
 
         return [
-            Value(x, _is_leaf(s), copy_of(k))
+            Value(x, is_leaf(s), copy_of(k))
             for k, (x, s) in enumerate(zip(results, plan.results, strict=True))
         ]
 
@@ -250,7 +250,8 @@ def _state_of(var: Any, x: Any) -> ValueState:
     return ValueState(None if float_dtype(var.aval) is None else x.dtype)
 
 
-def _is_leaf(state: ValueState) -> bool:
+def is_leaf(state: ValueState) -> bool:
+    """True for a value whose 16-bit reads are views, which keep its gradient in float32."""
     return state.leaf is not None and state.leaf is not Leaf.LITERAL and state.known is None
 
 

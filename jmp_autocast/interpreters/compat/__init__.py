@@ -24,14 +24,14 @@ from .new_primitives import define_bilinear, define_linear_view
 Literal = jex_core.Literal
 Var = jex_core.Var
 Primitive = jex_core.Primitive
-ShapedArray = jax.core.ShapedArray
-Tracer = jax.core.Tracer
+ShapedArray: Any = jax.core.ShapedArray
+Tracer: Any = jax.core.Tracer
 jaxpr_as_fun = jex_core.jaxpr_as_fun
 # JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
 InconclusiveDimensionOperation = _errors.InconclusiveDimensionOperation
-current_name_stack = source_info_util.current_name_stack
-dce_jaxpr = partial_eval.dce_jaxpr
+current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
+dce_jaxpr: Callable[..., Any] = partial_eval.dce_jaxpr
 
 __all__ = [
     "InconclusiveDimensionOperation",
@@ -44,6 +44,7 @@ __all__ = [
     "bind",
     "body_of",
     "call_with_operands",
+    "collective_axes",
     "consts_of",
     "current_name_stack",
     "dce_jaxpr",
@@ -68,6 +69,7 @@ __all__ = [
     "set_weak_type",
     "shard_map_axes",
     "source_line",
+    "trace_context",
     "varying_axes",
     "with_dtype",
 ]
@@ -111,6 +113,13 @@ def fresh_make_jaxpr(fun: Callable, *avals: Any) -> Any:
     The cache would keep the values, or tracers, that the function closes over.
     """
     return jax.make_jaxpr(lambda *args: fun(*args))(*avals)
+
+
+def trace_context() -> Any:
+    """Returns the settings and axis names that a trace depends on, as `jax.jit` compares them."""
+    from jax._src import config
+
+    return config.trace_context()
 
 
 def inner_jaxpr_key(params: dict[str, Any]) -> str:
@@ -227,12 +236,19 @@ def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[st
     return updated
 
 
-def shard_map_axes(params: dict[str, Any]) -> set:
+def shard_map_axes(params: dict[str, Any]) -> set[Any]:
     """Returns the mesh axes that a ``shard_map`` makes manual.
 
     JAX 0.10.2 renamed ``manual_axes`` to ``newly_manual_axes``.
     """
     return set(params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"])
+
+
+def collective_axes(eqn: Any) -> tuple[Any, ...]:
+    """Returns the named axes over which an equation communicates, () for any other equation."""
+    names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    names = names if isinstance(names, tuple | list) else (names,)
+    return tuple(name for name in names if not isinstance(name, int | type(None)))
 
 
 # --- values ---------------------------------------------------------------------------------

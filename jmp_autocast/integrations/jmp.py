@@ -1,0 +1,59 @@
+"""`jmp` policies from policies. The other way needs no adapter: ``autocast(fn, policy=...)``."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import jax.numpy as jnp
+import jmp
+
+from ..policies import FLOAT32, Policy, as_policy
+
+
+def to_jmp(policy: Any) -> jmp.Policy:
+    """Returns the ``jmp.Policy`` with the dtypes of a policy, for code that casts by hand.
+
+    A ``jmp.Policy`` is three dtypes: parameters, which are float32, compute dtype and output dtype,
+    which is float32 where the policy leaves it to the function. It says nothing of single
+    operations: levels, rules and scopes are lost, with a warning that names them.
+
+    Args:
+        policy: A `Policy` or a string, as for `jmp_autocast.autocast`.
+
+    Returns:
+        The ``jmp.Policy``.
+
+    Raises:
+        TypeError: ``policy`` is no policy.
+        ValueError: The string cannot be read.
+
+    Warns:
+        UserWarning: The policy says something that a ``jmp.Policy`` cannot say.
+
+    Example:
+        >>> from jmp_autocast import BF16
+        >>> from jmp_autocast.integrations.jmp import to_jmp
+        >>> to_jmp(BF16).compute_dtype.name
+        'bfloat16'
+    """
+    policy = as_policy(policy)
+    if lost := _lost(policy):
+        warnings.warn(
+            f"A jmp.Policy has three dtypes and nothing else: {', '.join(lost)} of the policy "
+            "cannot be kept. jmp_autocast.autocast(fn, policy=policy) keeps all of it.",
+            stacklevel=2,
+        )
+    return jmp.Policy(
+        param_dtype=FLOAT32,
+        compute_dtype=jnp.dtype(policy.compute_dtype),
+        output_dtype=jnp.dtype(policy.output_dtype or FLOAT32),
+    )
+
+
+def _lost(policy: Policy) -> list[str]:
+    """Returns the names of the fields that have no counterpart and are not at their default."""
+    default = Policy(policy.compute_dtype)
+    names = {field.name for field in dataclasses.fields(policy)} - {"compute_dtype", "output_dtype"}
+    return sorted(name for name in names if getattr(policy, name) != getattr(default, name))

@@ -1,0 +1,156 @@
+"""`autocast` for a part of a Flax Linen model: a module class, or a method of one.
+
+A whole model needs no adapter: ``jmp_autocast.autocast(model.apply)``. Inside a model Linen's own
+bookkeeping must be led through the transformation, as it is by ``nn.remat`` and ``nn.jit``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+import flax.linen as nn
+from flax.core import lift
+from flax.linen import transforms
+from jax.typing import DTypeLike
+
+import jmp_autocast
+
+from ..transform import OnUnknown
+from .outputs import cast_leaves, cast_outputs, dtypes_of, output_dtype_apart
+
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+
+@overload
+def autocast(
+    target: Target,
+    *,
+    compute_dtype: DTypeLike | None = ...,
+    policy: Any = ...,
+    output_dtype: Any = ...,
+    enabled: bool = ...,
+    on_unknown: OnUnknown = ...,
+    methods: Sequence[str] | None = ...,
+) -> Target: ...
+@overload
+def autocast(
+    target: None = ...,
+    *,
+    compute_dtype: DTypeLike | None = ...,
+    policy: Any = ...,
+    output_dtype: Any = ...,
+    enabled: bool = ...,
+    on_unknown: OnUnknown = ...,
+    methods: Sequence[str] | None = ...,
+) -> Callable[[Target], Target]: ...
+def autocast(
+    target: Any = None,
+    *,
+    compute_dtype: DTypeLike | None = None,
+    policy: Any = None,
+    output_dtype: Any = "same",
+    enabled: bool = True,
+    on_unknown: OnUnknown = "keep",
+    methods: Sequence[str] | None = None,
+) -> Any:
+    """Runs a part of a Flax Linen model in mixed precision.
+
+    A lifted transformation, as ``nn.remat`` is: initialization, mutable collections, ``sow`` and
+    PRNG streams work inside, and it composes with ``nn.scan``, ``nn.remat``, ``nn.vmap`` and
+    ``nn.jit``. A wrapped class keeps its name, so that the variables of a model have the paths that
+    they have without it.
+
+    For a whole model use ``jmp_autocast.autocast(model.apply)``.
+
+    Args:
+        target: A module class, a ``functools.partial`` of one, a method in the body of a class
+            (outside ``nn.compact``'s decorator), or a function whose first argument is a module.
+            None to use ``autocast`` as a decorator with options.
+        compute_dtype: As in `jmp_autocast.autocast`.
+        policy: As in `jmp_autocast.autocast`.
+        output_dtype: As in `jmp_autocast.autocast`; variables keep their dtypes whatever it says.
+            With ``"computed"`` what follows the part gets its 16-bit values.
+        enabled: As in `jmp_autocast.autocast`.
+        on_unknown: As in `jmp_autocast.autocast`.
+        methods: The methods of a class that run in mixed precision, ``__call__`` by default.
+
+    Returns:
+        What stands in the place of ``target``; with ``target=None`` a decorator. The variables of
+        the module are the parameters that take no part in the choice of dtypes.
+
+    Raises:
+        TypeError: ``target`` is a module and no class, or no callable, or an option has the wrong
+            type.
+        ValueError: As `jmp_autocast.autocast`.
+
+    Example:
+        >>> import flax.linen as nn, jax, jax.numpy as jnp
+        >>> from jmp_autocast.integrations import linen
+        >>> class Net(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, x):
+        ...         x = linen.autocast(nn.Dense, compute_dtype=jnp.bfloat16)(8)(x)
+        ...         return nn.Dense(2)(x)  # float32
+        >>> x = jnp.ones((1, 4))
+        >>> variables = Net().init(jax.random.key(0), x)
+        >>> sorted(variables["params"])
+        ['Dense_0', 'Dense_1']
+        >>> str(jax.make_jaxpr(Net().apply)(variables, x)).count("bf16[1,8] = dot_general")
+        1
+    """
+    options = {
+        "compute_dtype": compute_dtype,
+        "policy": policy,
+        "output_dtype": output_dtype,
+        "enabled": enabled,
+        "on_unknown": on_unknown,
+    }
+    jmp_autocast.autocast(**options)  # the options are checked here, not at the first call
+    if target is None:
+        return functools.partial(_lifted, options=options, methods=methods)
+    return _lifted(target, options, methods)
+
+
+def _lifted(target: Any, options: dict[str, Any], methods: Sequence[str] | None) -> Any:
+    if isinstance(target, nn.Module) or not callable(target):
+        raise TypeError(
+            "linen.autocast takes a module class, or a function whose first argument is a module, "
+            f"got {target!r} of type {type(target).__name__}. Write autocast(nn.Dense)(8) instead "
+            "of autocast(nn.Dense(8)), or jmp_autocast.autocast(model.apply) for a whole model."
+        )
+    lifted = transforms.lift_transform(_autocast, target, methods=methods, options=options)
+    for new, old in ((lifted, target), *_inside_partial(lifted, target)):
+        if isinstance(new, type):  # nn.remat renames the class, and with it the variables
+            new.__name__, new.__qualname__ = old.__name__, old.__qualname__
+            new.__module__, new.__doc__ = old.__module__, old.__doc__
+    return lifted
+
+
+def _inside_partial(lifted: Any, target: Any) -> list[tuple[Any, Any]]:
+    return [(lifted.func, target.func)] if isinstance(target, functools.partial) else []
+
+
+def _autocast(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """The transformation of a function of scopes, as `flax.core.lift` has them."""
+    options, wanted = output_dtype_apart(options)
+
+    def inner(
+        scope_fn: Any, repack_fn: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        declared: list[Any] = []
+
+        @functools.wraps(fn)
+        def run(variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            scope = scope_fn(variables, rngs)
+            out = fn(scope, *args, **kwargs)
+            changed = repack_fn(scope)
+            declared[:] = dtypes_of(changed)
+            return out, changed
+
+        cast = jmp_autocast.autocast(run, params=0, **options)
+        out, changed = cast(variables, rngs, *args, **kwargs)
+        return cast_outputs(out, wanted), cast_leaves(changed, declared)
+
+    return lift.pack(inner, (True,), (True,), (True,), name="autocast", enable_kwargs=True)

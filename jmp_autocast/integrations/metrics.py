@@ -1,0 +1,76 @@
+"""What mixed precision does in a run, as scalars for any writer of metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..inspect import Report
+from ..loss_scaling import loss_scale, skipped_steps, step_skipped
+
+
+def precision_metrics(
+    opt_state: Any = None, report: Report | None = None, *, prefix: str = "precision/"
+) -> dict[str, jax.Array]:
+    """Returns the loss scale, the skipped steps and the low-precision share by name.
+
+    Plain scalars in a dict, for whatever writes metrics: ``writer.write_scalars(step, metrics)`` of
+    clu, ``writer.add_scalar(name, value, step)`` for each pair with TensorBoard, or a log line. It
+    works inside ``jit`` as well, where nothing waits for the device: return the dict with the other
+    metrics of the step.
+
+    Args:
+        opt_state: An optimizer state with a loss scale, at any depth; None without loss scaling.
+        report: What `jmp_autocast.explain` says of the function that is trained; None to leave the
+            share out. It does not change from step to step.
+        prefix: Stands in front of each name; writers group by the part before the slash.
+
+    Returns:
+        With ``opt_state``: ``loss_scale`` (float32), ``skipped_steps`` (int32, since the start) and
+        ``step_skipped`` (int32, 1 if the last update was). With ``report``:
+        ``low_precision_share`` (float32), the share of matmul and convolution FLOPs in 16 bits.
+
+    Raises:
+        TypeError: Both are None, ``report`` is no report, or ``prefix`` is no string.
+        ValueError: ``opt_state`` holds no loss scale, or several.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from jmp_autocast import BF16, dynamic_loss_scaling, explain
+        >>> from jmp_autocast.integrations.metrics import precision_metrics
+        >>> opt_state = dynamic_loss_scaling(optax.sgd(0.1)).init({"w": jnp.ones(2)})
+        >>> report = explain(lambda w, x: x @ w, jnp.ones((4, 4)), jnp.ones((2, 4)), policy=BF16)
+        >>> for name, value in precision_metrics(opt_state, report).items():
+        ...     print(name, value)
+        precision/loss_scale 65536.0
+        precision/skipped_steps 0
+        precision/step_skipped 0
+        precision/low_precision_share 1.0
+    """
+    if opt_state is None and report is None:
+        raise TypeError(
+            "precision_metrics got neither opt_state nor report. Pass the optimizer state that "
+            "holds the loss scale, explain(fn, *args), or both."
+        )
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a string, got {prefix!r} of type {type(prefix).__name__}.")
+    metrics: dict[str, jax.Array] = {}
+    if opt_state is not None:
+        metrics["loss_scale"] = loss_scale(opt_state)
+        metrics["skipped_steps"] = skipped_steps(opt_state)
+        # Writers take numbers: TensorBoard has no booleans.
+        metrics["step_skipped"] = step_skipped(opt_state).astype(jnp.int32)
+    if report is not None:
+        metrics["low_precision_share"] = jnp.float32(_share(report))
+    return {prefix + name: value for name, value in metrics.items()}
+
+
+def _share(report: Any) -> float:
+    if not isinstance(report, Report):
+        raise TypeError(
+            f"report must be a Report, got {report!r} of type {type(report).__name__}. Make one "
+            "with explain(fn, *args, policy=...)."
+        )
+    return report.totals.low_share

@@ -1,0 +1,118 @@
+"""`precision_metrics`: scalars by name for any writer of metrics."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jmp_autocast import BF16, autocast, dynamic_loss_scaling, explain, scaled_value_and_grad
+from jmp_autocast.integrations.metrics import precision_metrics
+
+X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+PARAMS = {"w": np.ones((8, 3), np.float32)}
+BAD = {"w": np.full((8, 3), np.inf, np.float32)}
+
+
+def loss(params, x):
+    return jnp.mean(jnp.tanh(x @ params["w"]) ** 2)
+
+
+def states():
+    """Optimizer states around a loss scale after two steps, of which the last was skipped."""
+
+    def after(tx):
+        state = tx.init(PARAMS)
+        for grads in (PARAMS, BAD):
+            _, state = jax.jit(tx.update)(grads, state, PARAMS)
+        return state
+
+    tx = dynamic_loss_scaling(optax.sgd(0.1, momentum=0.9), init_scale=2.0**10)
+    plain = after(tx)
+    return {
+        "plain": plain,
+        "chained": after(optax.chain(tx, optax.scale(0.5))),
+        "in a dict": {"opt_state": plain, "step": jnp.zeros((), jnp.int32)},
+    }
+
+
+EXPECTED = {"loss_scale": 512.0, "skipped_steps": 1, "step_skipped": 1}
+
+
+@pytest.mark.parametrize("name", ["plain", "chained", "in a dict"])
+def test_the_loss_scale_and_the_skips(name):
+    metrics = precision_metrics(states()[name], prefix="")
+    assert metrics == EXPECTED
+    dtypes = {key: value.dtype.name for key, value in metrics.items()}
+    assert dtypes == {"loss_scale": "float32", "skipped_steps": "int32", "step_skipped": "int32"}
+    assert all(value.shape == () for value in metrics.values())
+
+
+def test_the_share_is_that_of_the_report():
+    metrics = precision_metrics(report=explain(loss, PARAMS, X, policy=BF16))
+    assert list(metrics) == ["precision/low_precision_share"]
+    assert metrics["precision/low_precision_share"] == 1
+
+
+def test_a_share_between_none_and_all():
+    def two(params, x):
+        with jax.named_scope("kept"):
+            y = x @ params["w"]
+        return jnp.sum(jnp.tanh(y) @ params["w"].T)
+
+    policy = BF16.with_scopes({"kept": "float32"})
+    metrics = precision_metrics(report=explain(two, PARAMS, X, policy=policy), prefix="p_")
+    np.testing.assert_allclose(metrics["p_low_precision_share"], 0.5)
+
+
+def test_inside_a_jitted_step():
+    tx = dynamic_loss_scaling(optax.sgd(0.1))
+
+    @jax.jit
+    def step(params, opt_state, x):
+        value, grads = scaled_value_and_grad(autocast(loss))(opt_state, params, x)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        metrics = {"loss": value, **precision_metrics(opt_state)}
+        return optax.apply_updates(params, updates), opt_state, metrics
+
+    params = jax.device_put(PARAMS)
+    *_, metrics = step(params, tx.init(params), X)
+    assert metrics["precision/loss_scale"] == 2.0**16
+    assert metrics["precision/step_skipped"] == 0
+
+
+class CluWriter:
+    """The method that the writers of `clu.metric_writers` have."""
+
+    def __init__(self):
+        self.written = {}
+
+    def write_scalars(self, step, scalars):
+        self.written |= {(name, step): float(value) for name, value in scalars.items()}
+
+
+class TensorBoardWriter:
+    """The method of the `SummaryWriter` of tensorboardX and of PyTorch."""
+
+    def __init__(self):
+        self.written = {}
+
+    def add_scalar(self, tag, scalar_value, global_step=None):
+        self.written[tag, global_step] = np.asarray(scalar_value).item()
+
+
+def write_clu(writer, step, metrics):
+    writer.write_scalars(step, metrics)
+
+
+def write_tensorboard(writer, step, metrics):
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, step)
+
+
+@pytest.mark.parametrize(
+    ("writer", "write"), [(CluWriter(), write_clu), (TensorBoardWriter(), write_tensorboard)]
+)
+def test_writers(writer, write):
+    write(writer, 7, precision_metrics(states()["plain"]))
+    assert writer.written == {(f"precision/{name}", 7): EXPECTED[name] for name in EXPECTED}
