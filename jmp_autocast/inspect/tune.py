@@ -19,6 +19,7 @@ from ..policies import FP16, CastPolicy, Policy, as_policy
 from ..transform import Autocast, autocast
 from .bar import Bar
 from .batches import Batch, as_batches, different, error_of, outputs_of
+from .explain import wrapper_of
 from .ranges import largest_of
 from .readings import FLOAT16_OVERFLOW
 from .rows import Row, rows_of
@@ -285,7 +286,7 @@ class _Search:
         )
 
     def _rows(self, policy: Policy) -> list[Row]:
-        planned = cast(Autocast, autocast(self._fn, policy=policy)).planned(*self._batches[0].args)
+        planned = wrapper_of(self._fn, policy, "tune").planned(*self._batches[0].args)
         return rows_of(planned.plan, policy, planned.call.paths)
 
     def _header(self) -> dict[str, Any]:

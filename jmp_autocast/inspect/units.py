@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 
@@ -21,8 +21,8 @@ from ..policies import (
     CastPolicy,
     Policy,
 )
-from ..transform import Autocast, autocast
 from .batches import Batch
+from .explain import wrapper_of
 from .rows import NOT_ARITHMETIC
 
 
@@ -51,17 +51,13 @@ def units_of(
             derivatives compute follows then.
     """
     found: dict[Unit, str] = {}
-    plans = [_wrapper(fn, policy).planned(*batch.args).plan]
+    plans = [wrapper_of(fn, policy, "tune").planned(*batch.args).plan]
     if argnums is not None:
         plans += _derivative_rules(fn, policy, batch, argnums)
     for plan in plans:
         for names, eqn in _lowered(plan, plan.path):
             found.setdefault(Unit("/".join(names), eqn.primitive.name), source_line(eqn))
     return found
-
-
-def _wrapper(fn: Callable[..., Any], policy: Policy) -> Autocast:
-    return cast(Autocast, autocast(fn, policy=policy))
 
 
 def keeping(policy: Policy, units: Iterable[Unit]) -> Policy:
@@ -119,7 +115,8 @@ def _derivative_rules(
     fn: Callable[..., Any], policy: Policy, batch: Batch, argnums: Any
 ) -> list[Plan]:
     """Returns the plans of derivative rules, which come into being while JAX differentiates."""
-    named = _wrapper(fn, dataclasses.replace(policy, scopes=(*policy.scopes, *_NAMED)))
+    policy = dataclasses.replace(policy, scopes=(*policy.scopes, *_NAMED))
+    named = wrapper_of(fn, policy, "tune")
     plans: list[Plan] = []
 
     def run(*args: Any) -> Any:
