@@ -96,6 +96,8 @@ class _Largest:
 
 @jax.jit
 def _largest(x: Any) -> Any:
-    # float64 beyond float32's range counts as the end of that.
-    magnitude = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
-    return jnp.max(jnp.clip(magnitude, None, jnp.finfo(jnp.float32).max)).astype(jnp.float32)
+    magnitude = jnp.abs(x)
+    largest = jnp.max(magnitude, where=jnp.isfinite(magnitude), initial=0)
+    if largest.dtype.itemsize > 4:  # beyond float32's range counts as the end of that
+        largest = jnp.minimum(largest, jnp.finfo(jnp.float32).max)
+    return largest.astype(jnp.float32)

@@ -33,6 +33,10 @@ class Trial:
     error: float | None
 
 
+class LogError(ValueError):
+    """The log is another program's, or none."""
+
+
 class Log:
     """The trials of one search, in memory and, with a path, in a file.
 
@@ -41,7 +45,7 @@ class Log:
         path: The file. One that exists is read, and gone on with.
 
     Raises:
-        ValueError: The file is of another search, or is no log.
+        LogError: The file is of another search, or is no log.
         TypeError: ``path`` is no path.
         OSError: The file cannot be read or written.
     """
@@ -90,7 +94,7 @@ class Log:
             return []
         content = self._path.read_bytes()
         if not content.startswith(_START.encode()) and not _START.encode().startswith(content):
-            raise ValueError(
+            raise LogError(
                 f"log={str(self._path)!r} is no log of tune, and is left as it is. Pass the path "
                 "of a log, or of a file that does not exist."
             )
@@ -114,7 +118,7 @@ class Log:
         except (ValueError, TypeError, KeyError):
             good = False
         if not good:
-            raise ValueError(
+            raise LogError(
                 f"log={str(self._path)!r}: line {number} is no trial of tune. Delete the line to "
                 "go on with the others, or pass another path."
             )
@@ -134,7 +138,7 @@ def _check_header(theirs: dict[str, Any], mine: dict[str, Any], path: pathlib.Pa
         if theirs.get(key) == mine.get(key):
             continue
         was, now = _first_difference(theirs.get(key), mine.get(key))
-        raise ValueError(
+        raise LogError(
             f"log={str(path)!r} is of another search: its {key} is {was}, and here it is {now}. "
             "Pass another path, or delete the file."
         )
