@@ -131,9 +131,9 @@ def tune(
     _check(fn, tolerance, accept, argnums)
     start = FP16 if policy is None else as_policy(policy)
     bar = Bar(progress)
-    search = _Search(_fresh(fn), as_batches(batches), tolerance, accept, start, argnums, bar, log)
+    runs = as_batches(batches)
     with bar:
-        found = search.run()
+        found = _Search(_fresh(fn), runs, tolerance, accept, start, argnums, bar, log).run()
     if progress is not False:
         print(found)
     return (found.policy, found) if report else found.policy
