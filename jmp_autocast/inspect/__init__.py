@@ -9,6 +9,8 @@ from .report import Change, Report, Totals
 from .rows import Row
 from .shares import Share
 from .stats import OpCount, op_stats
+from .tune import tune
+from .tune_report import Pin, TuneReport
 
 __all__ = [
     "ArrayError",
@@ -18,12 +20,15 @@ __all__ = [
     "NumericsReport",
     "NumericsRow",
     "OpCount",
+    "Pin",
     "Report",
     "Row",
     "Share",
     "Totals",
+    "TuneReport",
     "check_numerics",
     "compare",
     "explain",
     "op_stats",
+    "tune",
 ]

@@ -10,12 +10,13 @@ import jax
 from ..arguments import check_function, name_of
 from ..interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, scope_names
 from ..interpreters.plan import Leaf, Plan
-from ..policies import CONTRACTIONS, FLOAT32, Policy, match_depth
+from ..policies import Policy, match_depth
 from ..transform import Autocast, PlannedCall, autocast
 from .casts import casts_in
 from .report import Report, Totals
 from .residuals import is_gradient, residuals_of
 from .rows import Row, rows_of
+from .shares import contraction_flops
 
 
 def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: Any) -> Report:
@@ -86,7 +87,7 @@ def wrapper_of(
 
 def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals:
     plan = planned.plan
-    contractions = [row for row in rows if row.primitive in CONTRACTIONS]
+    flops, low_flops = contraction_flops(rows)
     params = [i for i, state in enumerate(plan.inputs) if state.leaf is Leaf.PARAM]
     shapes = [jax.typeof(x) if not hasattr(x, "shape") else x for x in planned.call.arrays]
     rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)
@@ -96,10 +97,8 @@ def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals
     return Totals(
         equations=len(rows),
         flops=sum(row.flops for row in rows),
-        contraction_flops=sum(row.flops for row in contractions),
-        low_contraction_flops=sum(
-            row.flops for row in contractions if FLOAT32.name not in row.operands[:2]
-        ),
+        contraction_flops=flops,
+        low_contraction_flops=low_flops,
         casts=casts_in(rewritten),
         parameters=len(params),
         cast_parameters=sum(i in params for i, _ in plan.low_copies),

@@ -6,10 +6,11 @@ import dataclasses
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 
+from ..policies import CONTRACTIONS, FLOAT32
 from .rows import Row
 
 
@@ -46,6 +47,30 @@ def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
     shares = {name: Share(flops[name], sizes[name]) for name in {**flops, **sizes}}
     shares = {name: share for name, share in shares.items() if share.flops or share.size}
     return dict(sorted(shares.items(), key=lambda pair: (-pair[1].size, pair[0])))
+
+
+def contraction_flops(rows: Iterable[Row]) -> tuple[int, int]:
+    """Returns the FLOPs of matmuls and convolutions, and those of them on 16-bit operands.
+
+    Args:
+        rows: The rows of a report.
+    """
+    flops = low = 0
+    for row in rows:
+        if row.primitive in CONTRACTIONS:
+            flops += row.flops
+            low += row.flops if FLOAT32.name not in row.operands[:2] else 0
+    return flops, low
+
+
+def low_share(rows: Iterable[Row]) -> float:
+    """Returns the share of matmul and convolution FLOPs on 16-bit operands; 1 if there are none.
+
+    Args:
+        rows: The rows of a report.
+    """
+    flops, low = contraction_flops(rows)
+    return low / flops if flops else 1.0
 
 
 def dtype_of(row: Row) -> str:

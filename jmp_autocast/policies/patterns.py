@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,24 @@ def match_depth(pattern: str, names: Sequence[str]) -> int | None:
         if fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase("/" + path, pattern):
             return depth
     return None
+
+
+def literal_path(pattern: str) -> str | None:
+    """Returns the one path that a pattern stands for, None if it may match others.
+
+    Args:
+        pattern: A pattern as in `Policy.with_scopes`.
+
+    Example:
+        >>> literal_path("net/head"), literal_path("net[[]0]"), literal_path("*/head")
+        ('net/head', 'net[0]', None)
+    """
+    if pattern.startswith("/") or any(c in "*?[" for c in _ESCAPED.sub("", pattern)):
+        return None
+    return _ESCAPED.sub(r"\1", pattern)
+
+
+_ESCAPED = re.compile(r"\[([*?[])\]")  # what `glob.escape` writes
 
 
 def check_pattern(value: Any) -> str:

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from .cast_policy import CastPolicy, Rule
 from .choices import DOT_OUTPUTS, LEVELS, RESIDUALS, DotOutput, Level, Residuals
 from .dtypes import as_compute_dtype, as_float_dtype
-from .patterns import check_pattern, match_depth
+from .patterns import check_pattern, literal_path, match_depth
 from .registry import (
     as_rule,
     did_you_mean,
@@ -88,10 +88,11 @@ class Policy:
         scopes = _tuples(self.scopes, "scopes", 2)
         scopes = tuple((check_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in scopes)
         object.__setattr__(self, "scopes", scopes)
-        scoped = {
-            (check_pattern(p), _rule_name(name)): as_rule(rule, name)
-            for p, name, rule in _tuples(self.scoped_rules, "scoped_rules", 3)
-        }
+        scoped: dict[tuple[str, str], Rule] = {}
+        for p, name, rule in _tuples(self.scoped_rules, "scoped_rules", 3):
+            key = check_pattern(p), _rule_name(name)
+            scoped.pop(key, None)  # the place counts: of those at one depth the last wins
+            scoped[key] = as_rule(rule, name)
         scoped_rules = tuple((p, name, rule) for (p, name), rule in scoped.items())
         object.__setattr__(self, "scoped_rules", scoped_rules)
 
@@ -329,12 +330,34 @@ class Policy:
             >>> policy.rules_in(["net", "head"])
             (('dot_general', <CastPolicy.FP32: 'fp32'>),)
         """
-        found: dict[str, tuple[int, Rule]] = {}
-        for pattern, name, rule in self.scoped_rules:
-            depth = match_depth(pattern, names)
-            if depth is not None and depth >= found.get(name, (0, rule))[0]:
-                found[name] = depth, rule
-        return tuple((name, rule) for name, (_, rule) in found.items())
+        matches: list[tuple[int, int, str, Rule]] = []
+        by_path, patterns = self._scoped_rule_map
+        if by_path:
+            for depth in range(1, len(names) + 1):
+                for i, name, rule in by_path.get("/".join(names[:depth]), ()):
+                    matches.append((depth, i, name, rule))
+        for i, pattern, name, rule in patterns:
+            if (depth := match_depth(pattern, names)) is not None:
+                matches.append((depth, i, name, rule))
+        # The innermost wins, and of equals the last.
+        matches.sort(key=lambda match: match[:2])
+        return tuple({name: rule for _, _, name, rule in matches}.items())
+
+    @functools.cached_property
+    def _scoped_rule_map(self) -> tuple[dict[str, list[Any]], list[Any]]:
+        """The rules of single scopes by their path, and those of patterns, with their positions.
+
+        What `tune` tries first may be a rule for each scope of a large program.
+        """
+        by_path: dict[str, list[Any]] = {}
+        patterns = []
+        for i, (pattern, name, rule) in enumerate(self.scoped_rules):
+            path = literal_path(pattern)
+            if path is None:
+                patterns.append((i, pattern, name, rule))
+            else:
+                by_path.setdefault(path, []).append((i, name, rule))
+        return by_path, patterns
 
 
 _EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}

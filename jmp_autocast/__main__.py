@@ -1,0 +1,8 @@
+"""``python -m jmp_autocast``: the command line."""
+
+import sys
+
+from .command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

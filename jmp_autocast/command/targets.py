@@ -1,0 +1,150 @@
+"""What the words of the command line name: functions, arguments, policies and files."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..arguments import name_of
+from ..inspect.batches import as_batches
+from ..policies import Policy
+from ..policies.registry import did_you_mean
+from ..transform import Autocast
+
+
+class UsageError(Exception):
+    """A wrong use of the command line; its text is all that the user sees."""
+
+
+def load(target: str, option: str) -> Callable[..., Any]:
+    """Returns what ``package.module:name`` names.
+
+    Args:
+        target: The words.
+        option: The option that they were given for.
+
+    Raises:
+        UsageError: There is no such module or name, or it is not callable.
+    """
+    module_name, colon, path = target.partition(":")
+    if not (colon and module_name and path):
+        raise UsageError(
+            f"{option} must be MODULE:FUNCTION, such as package.module:function, got {target!r}"
+        )
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that is not
+        raise UsageError(
+            f"{option} {target}: no module named {error.name!r}. Modules are looked for in the "
+            "current directory and in the installed packages"
+        ) from None
+    except (TypeError, ValueError) as error:  # a relative name
+        raise UsageError(f"{option} {target}: {module_name!r} names no module ({error})") from None
+    for name in path.split("."):
+        if not hasattr(found, name):
+            hint = did_you_mean(name, [n for n in dir(found) if not n.startswith("_")])
+            raise UsageError(f"{option} {target}: {_named(found)} has no {name!r}.{hint}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise UsageError(
+            f"{option} {target} must be callable, got a value of type {type(found).__name__}"
+        )
+    return found
+
+
+def _named(value: Any) -> str:
+    return f"{name_of(value)!r}"
+
+
+def arguments_of(options: argparse.Namespace) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the positional and keyword arguments that ``--args`` makes.
+
+    Raises:
+        UsageError: It does not return a tuple.
+    """
+    made = load(options.args, "--args")()
+    if not isinstance(made, tuple):
+        raise UsageError(
+            f"--args {options.args} must return a tuple of arguments, got a value of type "
+            f"{type(made).__name__}. For one argument return (argument,)"
+        )
+    if len(made) == 2 and isinstance(made[0], tuple) and _are_keywords(made[1]):
+        return made
+    return made, {}
+
+
+def _are_keywords(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+
+
+def batches_of(options: argparse.Namespace) -> list[tuple[Any, ...]]:
+    """Returns the tuples of arguments that ``--batches`` makes.
+
+    Raises:
+        UsageError: It does not return an iterable of tuples.
+    """
+    made = load(options.batches, "--batches")()
+    if isinstance(made, Iterator):
+        made = list(made)  # what it raises is the user's
+    try:
+        return [batch.args for batch in as_batches(made)]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--batches {options.batches}: {error}") from None
+
+
+def policy_of(options: argparse.Namespace) -> Policy | None:
+    """Returns the policy that the options describe, None where they say nothing.
+
+    Raises:
+        UsageError: The file is no policy, or contradicts another option.
+    """
+    policy = None
+    if options.policy is not None:
+        try:
+            policy = Policy.load(options.policy)
+        except OSError as error:
+            raise UsageError(f"--policy {options.policy}: {error.strerror or error}") from None
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"--policy: {error}") from None
+    dtype = options.compute_dtype
+    if dtype is not None and policy is not None and policy.compute_dtype != dtype:
+        raise UsageError(
+            f"--compute-dtype {dtype} contradicts {options.policy}, which says "
+            f"{policy.compute_dtype}. Leave one of them out"
+        )
+    if policy is None and dtype is not None:
+        policy = Policy(dtype)
+    if options.level is not None:
+        policy = (policy or Policy()).with_level(options.level)
+    return policy
+
+
+def check_unwrapped(fn: Any, policy: Policy | None, options: argparse.Namespace) -> None:
+    """Raises UsageError where a policy is given for a function that has its own."""
+    if isinstance(fn, Autocast) and policy is not None:
+        raise UsageError(
+            f"{options.function} is wrapped by autocast and has its own policy. Leave out "
+            "--policy, --compute-dtype and --level, or name the function that was wrapped"
+        )
+
+
+def written(path: pathlib.Path | None, write: Callable[[pathlib.Path], Any]) -> None:
+    """Writes a file, if one is asked for, and says so.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        write(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UsageError(f"cannot write {path}: {error}") from None
+    print(f"wrote {path}")

@@ -1,0 +1,507 @@
+"""`tune`: planted culprits are found, and the policy that comes back keeps nothing else."""
+
+import functools
+import json
+import math
+import pathlib
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, FP16, CastPolicy, Policy, TuneReport, autocast, explain, tune
+from jmp_autocast.inspect.search import run_bound
+from jmp_autocast.inspect.tune import UnreachableError
+
+from . import tune_worker
+from .jaxprs import trace
+
+FP32 = CastPolicy.FP32
+X = jnp.full((2, 2), 0.9)
+EYE = jnp.eye(2)
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+def tuned(fn, batches, **options):
+    return tune(fn, batches, progress=False, report=True, **options)
+
+
+def pins(report):
+    return [(pin.scope, pin.primitive) for pin in report.pinned]
+
+
+# --- planted culprits among 2,000 equations ---------------------------------------------------
+
+
+def blocks(culprits, large, count=80):
+    """Five equations in each of many scopes; a square overflows a float16 in some of them."""
+
+    def model(x):
+        for i in range(count):
+            big = 1000.0 if i in culprits else large
+            with jax.named_scope(f"block_{i}"):
+                x = jnp.sqrt(jnp.square((x @ EYE) * big)) * (1.0 / big)
+        return x
+
+    return model
+
+
+def equations(model):
+    return len(trace(model, X).eqns)
+
+
+def test_planted_overflows():
+    culprits = {2, 13, 60}
+    model = blocks(culprits, large=100.0)
+    with jax.disable_jit():
+        policy, report = tuned(model, [(X,)], tolerance=0.05)
+    assert pins(report) == [(f"block_{i}", "square") for i in sorted(culprits)]
+    assert policy == keeping(FP16, pins(report))
+    assert report.runs <= run_bound(len(culprits), report.units)
+    assert (report.error_before, report.share_after) == (math.inf, 1.0)
+    assert report.error_after < 0.05
+    assert {pin.why for pin in report.pinned} == {"range"}
+
+
+def keeping(policy, pinned):
+    for scope, primitive in pinned:
+        policy = policy.with_rules({primitive: FP32}, scope=scope)
+    return policy
+
+
+def cancelling(culprits, count=250):
+    """Eight equations in each of 250 scopes: adds and takes off what is large everywhere.
+
+    In bfloat16 that loses all of the value where it is not a sum of powers of two.
+    """
+
+    def model(x):
+        for i in range(count):
+            with jax.named_scope(f"block_{i}"):
+                h = x @ EYE
+                shift = 3000.0 if i in culprits else 4096.0
+                h = h + (shift if i in culprits else 0.0)
+                h = h - (shift if i in culprits else 0.0)
+                h = h * shift
+                h = jnp.abs(h)
+                h = h * (1.0 / shift)
+                h = jnp.maximum(h, 0.25)
+                x = jnp.minimum(h, 1.0)
+        return x
+
+    return model
+
+
+@pytest.mark.parametrize("culprits", [{77}, {77, 248}, {3, 77, 248}], ids=len)
+def test_planted_culprits_whose_values_are_like_all_others(culprits):
+    model = cancelling(culprits)
+    assert equations(model) == 2000
+    # Op by op: 50 programs of 2,000 equations would compile for minutes.
+    with jax.disable_jit():
+        policy, report = tuned(model, [(X,)], tolerance=0.05, policy=BF16)
+    assert pins(report) == [(f"block_{i}", "add") for i in sorted(culprits)]
+    assert policy == keeping(BF16, pins(report))
+    assert report.runs <= run_bound(len(culprits), report.units)
+    assert {pin.why for pin in report.pinned} == {"search"}
+
+
+# --- what is kept -----------------------------------------------------------------------------
+
+
+def big_square(x, big=300.0):
+    # XLA would make an absolute value of the root of a square.
+    return (jnp.sqrt(jnp.maximum(jnp.square((x @ EYE) * big), 1.0)) / big) @ EYE
+
+
+def in_scope(name, fn, *args):
+    with jax.named_scope(name):
+        return fn(*args)
+
+
+def in_scan(x):
+    def body(h, _):
+        with jax.named_scope("step"):
+            return big_square(h), None
+
+    with jax.named_scope("loop"):
+        return lax.scan(body, x, None, length=3)[0] @ EYE
+
+
+def in_cond(x):
+    def branch(h):
+        return in_scope("branch", big_square, h)
+
+    return lax.cond(x[0, 0] > 0, branch, lambda h: h @ EYE, x) @ EYE
+
+
+def in_while(x):
+    def body(state):
+        i, h = state
+        return i + 1, in_scope("body", big_square, h)
+
+    return lax.while_loop(lambda state: state[0] < 2, body, (0, x))[1] @ EYE
+
+
+def in_jit(x):
+    return in_scope("call", jax.jit(big_square), x) @ EYE
+
+
+def in_checkpoint(x):
+    return jax.checkpoint(functools.partial(in_scope, "kept", big_square))(x) @ EYE
+
+
+def with_odd_names(x):
+    return in_scope("a[0]*", big_square, in_scope("a0", functools.partial(big_square, big=1.0), x))
+
+
+def outside_any_scope(x):
+    return big_square(x) @ EYE
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (in_scan, ("loop/step", "square")),
+        (in_cond, ("branch", "square")),
+        (in_while, ("body", "square")),
+        (in_jit, ("call", "square")),
+        (in_checkpoint, ("kept", "square")),
+        (with_odd_names, ("a[0]*", "square")),
+        (outside_any_scope, ("", "square")),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_where_a_culprit_may_stand(fn, expected):
+    policy, report = tuned(fn, [(X,)], tolerance=0.01)
+    assert pins(report) == [expected]
+    assert "test_tune.py" in report.pinned[0].source
+    out = autocast(fn, policy=policy)(X)
+    np.testing.assert_allclose(out, fn(X), rtol=0.01)
+    full = {r.scope for r in explain(fn, X, policy=policy).rows if r.primitive == "square"
+            and r.operands == ("float32",)}  # fmt: skip
+    assert full == {expected[0]}
+
+
+def test_what_has_to_be_kept_together():
+    """The square is too large, and so is what the matmul after it reads."""
+
+    def model(x):
+        with jax.named_scope("square"):
+            h = jnp.square((x @ EYE) * 1000.0)
+        with jax.named_scope("shift"):
+            h = jnp.abs(h) + 1.0
+        with jax.named_scope("dense"):
+            return (h @ EYE) * 1e-6
+
+    _, report = tuned(model, [(X,)], tolerance=0.01)
+    assert ("dense", "dot_general") in pins(report)
+    assert report.share_after == 0.5
+    for dropped in pins(report):
+        fewer = keeping(FP16, [pin for pin in pins(report) if pin != dropped])
+        assert not np.allclose(autocast(model, policy=fewer)(X), model(X), rtol=0.01), dropped
+
+
+def test_nothing_to_keep():
+    policy, report = tuned(lambda x: jnp.tanh(x @ x), [(X,)], tolerance=0.01)
+    assert policy == FP16
+    assert (report.runs, report.pinned) == (1, ())
+    assert report.error_before == report.error_after > 0
+
+
+def test_the_policy_that_it_starts_from_stays():
+    start = BF16.with_level("compute").with_rules({"tanh": "FP32"}).with_scopes({"*/no": "float32"})
+    start = start.with_rules({"abs": "PROMOTE"}, scope="block_77")
+    policy, _ = tuned(cancelling({7}, 10), [(X,)], tolerance=0.05, policy=start)
+    assert policy == start.with_rules({"add": FP32}, scope="block_7")
+
+
+def test_a_reduction_is_kept_in_its_own_form():
+    start = FP16.with_rules({"reduce_sum": "PROMOTE"})
+
+    def model(x):
+        h = x @ EYE
+        with jax.named_scope("large"):
+            h = h * 60000.0
+        with jax.named_scope("total"):
+            h = jnp.sum(h)
+        return h * 1e-6
+
+    policy, report = tuned(model, [(jnp.ones((2, 2)),)], tolerance=0.01, policy=start)
+    assert pins(report) == [("total", "reduce_sum")]
+    assert policy.scoped_rules[-1] == ("total", "reduce_sum", CastPolicy.FP32_SET_OPT_DTYPE)
+
+
+def test_all_batches_count():
+    batches = ((X * scale,) for scale in (0.01, 1.0, 0.02))  # consumed once
+    model = in_scan
+    assert tuned(model, [(X * 0.01,)], tolerance=0.01)[1].pinned == ()
+    assert pins(tuned(model, batches, tolerance=0.01)[1]) == [("loop/step", "square")]
+
+
+def test_batches_of_several_shapes_and_static_arguments():
+    def model(x, name, twice):
+        return in_scope(name, big_square, x + x if twice else x)
+
+    batches = [(X, "one", True), (jnp.ones((3, 2)), "one", False), (X, "two", False)]
+    _, report = tuned(model, batches, tolerance=0.01)
+    assert pins(report) == [("one", "square"), ("two", "square")]
+
+
+# --- gradients --------------------------------------------------------------------------------
+
+
+def loss(params, x):
+    with jax.named_scope("head"):
+        return jnp.mean(jnp.tanh(x @ params["w"]) * 1e-6) * 1e-3
+
+
+def test_gradients_are_outputs_too():
+    """The loss is right, and its gradient, far below the range of a float16, is not."""
+    params = {"w": jnp.full((2, 2), 0.1)}
+    assert tuned(loss, [(params, X)], tolerance=0.01)[1].pinned == ()
+    policy, report = tuned(loss, [(params, X)], tolerance=0.01, argnums=0)
+    assert report.pinned
+    gradient = jax.grad(autocast(loss, policy=policy))(params, X)["w"]
+    np.testing.assert_allclose(gradient, jax.grad(loss)(params, X)["w"], rtol=0.01)
+
+
+@jax.custom_vjp
+def scaled(x):
+    return x @ EYE
+
+
+def scaled_forward(x):
+    return scaled(x), x
+
+
+def scaled_backward(x, cotangent):
+    with jax.named_scope("mine"):
+        large = (cotangent @ EYE) * 3e5
+        return ((large @ EYE) * 1e-5,)
+
+
+scaled.defvjp(scaled_forward, scaled_backward)
+
+
+def test_a_backward_rule_that_overflows():
+    def model(x):
+        with jax.named_scope("layer"):
+            return jnp.sum(scaled(x))
+
+    policy, report = tuned(model, [(X,)], tolerance=0.01, argnums=0)
+    assert {scope for scope, _ in pins(report)} == {"layer/mine"}
+    gradient = jax.grad(autocast(model, policy=policy))(X)
+    np.testing.assert_allclose(gradient, jax.grad(model)(X), rtol=0.01)
+
+
+# --- accept -----------------------------------------------------------------------------------
+
+
+def test_a_callable_decides():
+    seen = []
+
+    def accept(mixed):
+        seen.append(mixed.policy)
+        return np.isfinite(np.asarray(mixed(X))).all()
+
+    policy, report = tuned(in_scan, [(X,)], accept=accept)
+    assert pins(report) == [("loop/step", "square")]
+    assert seen[0] == FP16
+    assert policy in seen
+    assert len(seen) == len(set(seen)) == report.runs
+    assert (report.tolerance, report.error_before, report.error_after) == (None, None, None)
+
+
+def test_what_accept_raises_is_raised():
+    def accept(mixed):
+        raise ZeroDivisionError("in the user's code")
+
+    with pytest.raises(ZeroDivisionError, match="user's"):
+        tune(in_scan, [(X,)], accept=accept, progress=False)
+
+
+# --- out of reach -----------------------------------------------------------------------------
+
+
+def test_a_tolerance_out_of_reach():
+    with pytest.raises(UnreachableError, match=r"tolerance=1e-09 is out of reach.*the error is"):
+        tune(Noise(), [(X,)], tolerance=1e-9, progress=False)
+
+
+class Noise:
+    """A function whose results differ from call to call, whatever the policy."""
+
+    __name__ = "noise"
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return x @ x + self.calls
+
+
+def test_accept_out_of_reach():
+    with pytest.raises(UnreachableError, match=r"accept returns False for in_scan also with all"):
+        tune(in_scan, [(X,)], accept=lambda mixed: False, progress=False)
+
+
+def test_a_program_that_nothing_is_lowered_in():
+    with pytest.raises(UnreachableError, match="all 0 operations"):
+        tune(lambda x: x + 1.0, [(X,)], accept=lambda mixed: False, progress=False)
+
+
+# --- the report -------------------------------------------------------------------------------
+
+
+def test_the_report(tmp_path, capsys):
+    policy = tune(in_scan, [(X,)], tolerance=0.01)
+    printed = capsys.readouterr().out
+    again, report = tuned(in_scan, [(X,)], tolerance=0.01)
+    assert printed == f"{report}\n"
+    assert policy == again == report.policy
+    assert isinstance(report, TuneReport)
+    assert all(len(line) <= 100 for line in printed.splitlines())
+    assert "in_scan: 1 of" in printed
+    assert "inf before" in printed
+    assert "loop/step, " in printed
+    assert capsys.readouterr().out == ""
+    text = report.to_json(tmp_path / "report.json")
+    assert (tmp_path / "report.json").read_text("utf-8") == text
+    data = json.loads(text)
+    assert data["error_before"] == "inf"
+    assert data["pinned"][0]["primitive"] == "square"
+    assert data["pinned"][0]["largest"] == pytest.approx(72900)
+
+
+def test_a_policy_is_saved_and_loaded(tmp_path):
+    policy, _ = tuned(with_odd_names, [(X,)], tolerance=0.01)
+    policy.save(tmp_path / "policy.toml")
+    assert Policy.load(tmp_path / "policy.toml") == policy
+
+
+def test_a_search_leaves_nothing_with_the_function():
+    def model(x):
+        return big_square(x) @ EYE
+
+    before = dict(vars(model))
+    tune(model, [(X,)], tolerance=0.01, progress=False)
+    assert vars(model) == before
+
+
+# --- the log ----------------------------------------------------------------------------------
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_a_search_that_was_killed_goes_on(tmp_path):
+    log, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
+    command = [sys.executable, "-m", "tests.tune_worker", str(log), "6"]
+    root = pathlib.Path(__file__).parents[1]
+    child = subprocess.run(command, cwd=root, capture_output=True, timeout=300, check=False)
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    with log.open("ab") as file:
+        file.write(b'{"pinned": [1, 2')  # what a process leaves that is killed while it writes
+    policy, report, calls = tune_worker.run(log)
+    expected, expected_report, expected_calls = tune_worker.run(whole)
+    assert policy == expected
+    assert report == expected_report
+    assert calls == expected_calls - 6
+    assert lines_of(log) == lines_of(whole)
+    assert pins(report) == [(f"block_{i}", "square") for i in tune_worker.CULPRITS]
+    again = tune_worker.run(log)
+    assert again[1:] == (report, 0)
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.jsonl"
+    tune(in_scan, [(X,)], tolerance=0.01, log=path, progress=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(tolerance=0.1), "its tolerance is 0.01, and here it is 0.1"),
+        (dict(policy=BF16), "its policy is"),
+        (dict(batches=[(X,), (X,)]), "its batches is"),
+        (dict(fn=in_cond), 'its function is "in_scan", and here it is "in_cond"'),
+        (dict(accept=lambda mixed: True, tolerance=None), "its tolerance is 0.01"),
+    ],
+    ids=["tolerance", "policy", "batches", "function", "accept"],
+)
+def test_the_log_of_another_search(log, change, message):
+    options = dict(fn=in_scan, batches=[(X,)], tolerance=0.01, log=log, progress=False) | change
+    before = log.read_bytes()
+    with pytest.raises(ValueError, match=r"log=.*is of another search") as caught:
+        tune(**options)
+    assert message in str(caught.value)
+    assert "Pass another path" in str(caught.value)
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not JSON",
+        "[]",
+        "1",
+        '{"pinned": [0]}',
+        '{"pinned": [999], "passed": true, "error": 0.1}',
+        '{"pinned": [0], "passed": "yes", "error": 0.1}',
+        '{"pinned": 0, "passed": true, "error": 0.1}',
+        '{"largest": [1.0]}',
+        '{"largest": null}',
+    ],
+)
+def test_a_line_that_is_no_trial(log, line):
+    first, *rest = log.read_text("utf-8").splitlines(keepends=True)
+    content = "".join([first, f"{line}\n", *rest])
+    log.write_text(content, "utf-8")
+    with pytest.raises(ValueError, match=r"log=.*line 2 is no trial of tune. Delete the line"):
+        tune(in_scan, [(X,)], tolerance=0.01, log=log, progress=False)
+    assert log.read_text("utf-8") == content
+
+
+@pytest.mark.parametrize("content", [b"version = 1", b"{}\n", b"\xff\x00", b"\n"])
+def test_a_file_that_is_no_log_is_left_as_it_is(tmp_path, content):
+    path = tmp_path / "policy.toml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"is no log of tune, and is left as it is"):
+        tune(in_scan, [(X,)], tolerance=0.01, log=path, progress=False)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("length", [0, 1, 20, 30, 100])
+def test_a_first_line_that_is_torn_is_written_again(log, length):
+    whole = log.read_bytes()
+    log.write_bytes(whole[:length])
+    tune(in_scan, [(X,)], tolerance=0.01, log=log, progress=False)
+    assert log.read_bytes() == whole
+
+
+# --- the progress bar -------------------------------------------------------------------------
+
+
+def test_a_progress_bar(capsys):
+    tune(in_scan, [(X,)], tolerance=0.01, progress=True)
+    captured = capsys.readouterr()
+    assert "in_scan: 1 of" in captured.out
+    assert "in_scan" not in captured.err
+
+
+def test_without_rich(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    with pytest.raises(ImportError, match=r"progress=True needs rich: pip install rich"):
+        tune(in_scan, [(X,)], tolerance=0.01, progress=True)
+    tune(in_scan, [(X,)], tolerance=0.01)  # no terminal, no progress bar
+    assert capsys.readouterr().err == ""
