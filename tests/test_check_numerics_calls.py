@@ -37,41 +37,29 @@ def wide(x):
     return np.asarray(x).astype(np.complex128)
 
 
-@examples(20)
-@hypothesis.given(programs(size=6), arguments(), st.integers(0, 9))
-def test_results_are_those_of_the_function(jit_caches, program, args, seed):
+@examples(15)
+@hypothesis.given(programs(exclude={"inner_autocast"}, size=4), arguments(), st.integers(0, 9))
+def test_results_are_bit_for_bit_those_of_single_equations(jit_caches, program, args, seed):
     """Of programs that nest structures, with static leaves among arguments and results."""
     fn, args = as_function(program), concrete(args, seed)
     found, report = check_numerics(fn, mode="collect")(*args)
-    plain = jax.eval_shape(fn, *args)
-    assert jax.tree.structure(found) == jax.tree.structure(plain)
-    arrays = [x for x in jax.tree.leaves(found) if hasattr(x, "dtype")]
-    compiled = jax.jit(lambda *a: [x for x in jax.tree.leaves(fn(*a)) if hasattr(x, "dtype")])
-    for ours, theirs in zip(arrays, compiled(*args), strict=True):
-        assert jax.typeof(ours) == jax.typeof(theirs)
-        np.testing.assert_allclose(wide(ours), wide(theirs), rtol=1e-3, atol=1e-5)
-    assert found["static"] == (1.5, 2, True, None)
-    assert all(row.runs for row in report.rows if not row.inside)
-
-
-@examples(20)
-@hypothesis.given(programs(size=3), arguments(), st.integers(0, 9))
-def test_results_are_bit_for_bit_those_of_single_equations(jit_caches, program, args, seed):
-    """Each equation's result is written out, as where equations run one by one."""
-    fn, args = as_function(program), concrete(args, seed)
     with jax.disable_jit():
         one_by_one = fn(*args)
-    found, _ = check_numerics(fn, mode="collect")(*args)
+    assert jax.tree.structure(found) == jax.tree.structure(one_by_one)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(one_by_one), strict=True):
         if hasattr(theirs, "dtype"):
             np.testing.assert_array_equal(wide(ours), wide(theirs))
+        else:
+            assert (type(ours), ours) == (type(theirs), theirs)
+    assert all(row.runs == 1 for row in report.rows if not row.inside)
 
 
-def test_a_weak_type_stays():
-    z = lambda x: lax.complex(x, x).real * 2.0
-    for fn in (z, jax.grad(lambda x: jax.checkpoint(z)(x) * 3.0)):
-        found = check_numerics(fn)(jnp.asarray(1.0))
-        assert jax.typeof(found) == jax.eval_shape(fn, jnp.asarray(1.0)).update()
+@examples(15)
+@hypothesis.given(programs(), arguments())
+def test_types_are_those_of_the_function(jit_caches, program, args):
+    """Weak types as well."""
+    fn = as_function(program)
+    assert jax.eval_shape(check_numerics(fn), *args) == jax.eval_shape(fn, *args)
 
 
 # --- arguments and results --------------------------------------------------------------------
@@ -255,7 +243,7 @@ def test_it_raises_under_an_outer_jit():
         return check_numerics(loss)(y - 1.0) * 2.0
 
     np.testing.assert_allclose(step(X), 2 * np.sum(np.log(X)), rtol=1e-6)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="log makes 1 infinity among 3 values"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="log makes 1 NaN and 1 infinity"):
         jax.block_until_ready(step(X - 1.0))
 
 
@@ -277,7 +265,7 @@ def test_under_an_outer_shard_map():
 def test_a_checked_function_within_a_checked_function():
     inner = check_numerics(jnp.log, mode="collect")
     value, report = check_numerics(lambda x: inner(x)[0] * 2.0, mode="collect")(X - 1.0)
-    np.testing.assert_array_equal(value, 2 * np.log(X - 1.0, where=X > 1, out=value.copy() / 2))
+    assert np.isneginf(value[0])
     assert report.first.primitive == "log"
 
 
