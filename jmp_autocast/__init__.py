@@ -1,7 +1,10 @@
 """Automatic mixed precision for JAX by jaxpr rewriting."""
 
 from .inspect import (
+    ArrayError,
     Change,
+    Comparison,
+    ComparisonRow,
     NumericsReport,
     NumericsRow,
     OpCount,
@@ -10,6 +13,7 @@ from .inspect import (
     Share,
     Totals,
     check_numerics,
+    compare,
     explain,
     op_stats,
 )
@@ -45,8 +49,11 @@ __version__ = "0.1.0"
 __all__ = [
     "BF16",
     "FP16",
+    "ArrayError",
     "CastPolicy",
     "Change",
+    "Comparison",
+    "ComparisonRow",
     "Decision",
     "EquationView",
     "FiniteGradients",
@@ -62,6 +69,7 @@ __all__ = [
     "Totals",
     "autocast",
     "check_numerics",
+    "compare",
     "compute_precision",
     "dynamic_loss_scale",
     "dynamic_loss_scaling",

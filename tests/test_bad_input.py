@@ -34,7 +34,10 @@ ROWS = [row for room in ROOMS for row in room.ROWS]
 
 # The library makes these, and users only read them.
 RESULTS = {
+    "ArrayError",
     "Change",
+    "Comparison",
+    "ComparisonRow",
     "EquationView",
     "FiniteGradients",
     "LossScalingState",

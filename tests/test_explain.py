@@ -15,7 +15,7 @@ from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
 from jmp_autocast.inspect.casts import casts_in
-from jmp_autocast.inspect.jaxprs import jaxprs_of
+from jmp_autocast.inspect.jaxprs import contraction_in, jaxprs_of
 from jmp_autocast.inspect.reasons import EXPLANATIONS
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan import Code
@@ -37,8 +37,7 @@ def emitted(jaxpr):
     """(primitive, operand dtypes, result dtypes) of the equations that compute."""
     for eqn in body_of(jaxpr).eqns:
         if eqn.primitive.name == "accumulate":
-            (inner,) = jaxprs_of(eqn)
-            (contraction,) = (e for e in body_of(inner).eqns if e.primitive.name not in ADDED)
+            contraction = contraction_in(eqn)
             operands = dtypes_of(eqn.invars)[: len(contraction.invars)]
             yield contraction.primitive.name, operands, dtypes_of(eqn.outvars)
             continue
@@ -268,3 +267,13 @@ def test_the_page_on_reasons_says_of_every_code_what_the_report_says():
     said = {code.value: [e.says, e.otherwise] for code, e in EXPLANATIONS.items()}
     assert listed == said
     assert set(EXPLANATIONS) == set(Code)
+
+
+def test_a_matmul_that_returns_its_accumulator_counts_as_what_it_returns():
+    loss = autocast(lambda params, x: jnp.sum(jnp.exp(x @ params["w"])), policy=BF16)
+    counts = [c for c in op_stats(jax.grad(loss), {"w": W}, X) if c.primitive == "dot_general"]
+    assert {c.results: (c.operands, c.times, c.flops, c.size) for c in counts} == {
+        ("bfloat16",): (("bfloat16",), 1, 512, 2 * (32 + 64 + 32)),
+        ("float32",): (("bfloat16",), 1, 512, 2 * (32 + 32) + 4 * 64),
+    }
+    assert not [c for c in op_stats(jax.grad(loss), {"w": W}, X) if c.primitive == "accumulate"]

@@ -1,5 +1,7 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
+from .compare import compare
+from .comparison import ArrayError, Comparison, ComparisonRow
 from .explain import explain
 from .numerics import check_numerics
 from .numerics_report import NumericsReport, NumericsRow
@@ -9,7 +11,10 @@ from .shares import Share
 from .stats import OpCount, op_stats
 
 __all__ = [
+    "ArrayError",
     "Change",
+    "Comparison",
+    "ComparisonRow",
     "NumericsReport",
     "NumericsRow",
     "OpCount",
@@ -18,6 +23,7 @@ __all__ = [
     "Share",
     "Totals",
     "check_numerics",
+    "compare",
     "explain",
     "op_stats",
 ]

@@ -84,7 +84,8 @@ class Tapper:
             _Tapped(_leaf_value(x, state), frozenset())
             for x, state in zip(arrays, states, strict=True)
         ]
-        return [each.value.array for each in self._walk(closed, plan, args, ())]
+        planned = plan if self._rewriter else None
+        return [each.value.array for each in self._walk(closed, planned, args, ())]
 
     def _walk(
         self, jaxpr: Any, plan: Plan | None, args: Sequence[_Tapped], names: tuple[str, ...]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ..interpreters.compat import body_of
 from ..interpreters.sizes import size
-from ..policies import STRUCTURAL
+from ..policies import CONTRACTIONS, STRUCTURAL
 
 
 def equations_in(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
@@ -28,12 +28,32 @@ def equations_in(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
 
 
 def jaxprs_of(eqn: Any) -> list[Any]:
-    """Returns the jaxprs that an equation runs, not the scalar ones of scatters and reductions."""
-    if eqn.primitive.name not in STRUCTURAL:
+    """Returns the jaxprs that an equation runs, not the scalar ones of scatters and reductions.
+
+    Nor that of an accumulating contraction, which `contraction_in` reads.
+    """
+    if eqn.primitive.name not in STRUCTURAL or eqn.primitive.name == "accumulate":
         return []
     values = eqn.params.values()
     flat = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
     return [x for x in flat if hasattr(body_of(x), "eqns")]
+
+
+def contraction_in(eqn: Any) -> Any:
+    """Returns the matmul or convolution of an equation that hands out its accumulator.
+
+    Its jaxpr declares the dtype of a rounded result; the equation has the one that it returns.
+
+    Args:
+        eqn: The equation.
+
+    Returns:
+        The equation of the contraction, None for an equation of another kind.
+    """
+    if eqn.primitive.name != "accumulate":
+        return None
+    inner = body_of(eqn.params["jaxpr"]).eqns
+    return next(e for e in inner if e.primitive.name in CONTRACTIONS)
 
 
 def iterations(eqn: Any) -> int:

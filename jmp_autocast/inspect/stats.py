@@ -13,7 +13,7 @@ from ..arguments import check_function, flatten
 from ..interpreters.compat import fresh_make_jaxpr
 from ..interpreters.equation_view import view_of
 from ..interpreters.plan import ValueState
-from .jaxprs import bytes_of, equations_in, jaxprs_of
+from .jaxprs import bytes_of, contraction_in, equations_in, jaxprs_of
 from .rows import NOT_ARITHMETIC
 
 
@@ -77,15 +77,17 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
     call = flatten(fn, (), args, kwargs, abstract=True)
     sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
     for eqn, times in equations_in(fresh_make_jaxpr(call.traceable, *call.arrays)):
-        atoms = [*eqn.invars, *eqn.outvars]
+        ran = contraction_in(eqn) or eqn
+        operands = eqn.invars[: len(ran.invars)]  # the rest are leaves, for their gradients
+        atoms = [*operands, *eqn.outvars]
         names = [str(getattr(v.aval, "dtype", None)) for v in atoms]
-        ends = names[: len(eqn.invars)], names[len(eqn.invars) :]
-        key = (eqn.primitive.name, *(tuple(dict.fromkeys(end)) for end in ends))
-        view = view_of(eqn, [ValueState(None)] * len(eqn.invars), (), np.dtype(np.float16))
+        ends = names[: len(operands)], names[len(operands) :]
+        key = (ran.primitive.name, *(tuple(dict.fromkeys(end)) for end in ends))
+        view = view_of(ran, [ValueState(None)] * len(operands), (), np.dtype(np.float16))
         inside = bool(jaxprs_of(eqn))
         counted = sums[key]
         counted[0] += times
-        counted[1] += 0 if eqn.primitive.name in NOT_ARITHMETIC else times * view.flops
+        counted[1] += 0 if ran.primitive.name in NOT_ARITHMETIC else times * view.flops
         counted[2] += 0 if inside else times * sum(map(bytes_of, atoms))
     counts = [OpCount(*key, *counted) for key, counted in sums.items()]
     return sorted(counts, key=lambda c: (-c.flops, -c.size, c.primitive, c.operands))

@@ -199,7 +199,7 @@ def _each_lane(
     return [Seen(arrays, value.refs) for arrays, value in pairs]
 
 
-Rule = Callable[[Walker, Any, list[Sequence[Lane]], list[Seen], Any], Walked]
+Rule = Callable[[Walker, Any, Sequence[Sequence[Lane]], list[Seen], Any], Walked]
 _RULES: dict[str, Rule] = {}
 
 
@@ -217,7 +217,7 @@ def _arrays(values: Sequence[Seen]) -> list[tuple[Any, ...]]:
 
 @_runs("cond")
 def _cond(
-    walker: Walker, eqn: Any, inner: list[Sequence[Lane]], operands: list[Seen], tick: Any
+    walker: Walker, eqn: Any, inner: Sequence[Sequence[Lane]], operands: list[Seen], tick: Any
 ) -> Walked:
     counts = [_count(branch) for branch in bodies_of(eqn)]
 
@@ -239,7 +239,7 @@ def _cond(
 
 @_runs("scan")
 def _scan(
-    walker: Walker, eqn: Any, inner: list[Sequence[Lane]], operands: list[Seen], tick: Any
+    walker: Walker, eqn: Any, inner: Sequence[Sequence[Lane]], operands: list[Seen], tick: Any
 ) -> Walked:
     consts, carries = scan_split(eqn.params)
     (body,) = bodies_of(eqn)
@@ -267,7 +267,7 @@ def _scan(
 
 @_runs("while")
 def _while(
-    walker: Walker, eqn: Any, inner: list[Sequence[Lane]], operands: list[Seen], tick: Any
+    walker: Walker, eqn: Any, inner: Sequence[Sequence[Lane]], operands: list[Seen], tick: Any
 ) -> Walked:
     cond, body = bodies_of(eqn)
     first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
@@ -295,7 +295,7 @@ def _while(
 
 @_runs("shard_map")
 def _shard_map(
-    walker: Walker, eqn: Any, inner: list[Sequence[Lane]], operands: list[Seen], tick: Any
+    walker: Walker, eqn: Any, inner: Sequence[Sequence[Lane]], operands: list[Seen], tick: Any
 ) -> Walked:
     params, lanes = eqn.params, len(inner[0])
     manual, mesh = shard_map_axes(params), params["mesh"]

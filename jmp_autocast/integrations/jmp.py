@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -54,5 +55,5 @@ def to_jmp(policy: Any) -> jmp.Policy:
 def _lost(policy: Policy) -> list[str]:
     """Returns the names of the fields that have no counterpart and are not at their default."""
     default = Policy(policy.compute_dtype)
-    names = ("level", "residuals", "dot_output", "rules", "scopes")
-    return [name for name in names if getattr(policy, name) != getattr(default, name)]
+    names = {field.name for field in dataclasses.fields(policy)} - {"compute_dtype", "output_dtype"}
+    return sorted(name for name in names if getattr(policy, name) != getattr(default, name))

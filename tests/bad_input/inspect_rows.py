@@ -1,8 +1,9 @@
 """Wrong uses of `explain` and `op_stats`."""
 
+import jax
 import jax.numpy as jnp
 
-from jmp_autocast import BF16, autocast, explain, op_stats
+from jmp_autocast import BF16, autocast, compare, explain, op_stats
 
 from .world import Row, X, loss, loss_at_call
 
@@ -91,5 +92,55 @@ ROWS = [
         "of type ndarray",
         "takes a callable",
         "Pass the function itself",
+    ),
+    Row(
+        "compare",
+        "an array for the function",
+        lambda w: compare(X),
+        TypeError,
+        "compare",
+        "of type ndarray",
+        "takes a callable",
+        "Pass the function itself",
+    ),
+    Row(
+        "compare",
+        "a policy for a wrapper",
+        lambda w: compare(autocast(loss_at_call), w.params, X, policy=BF16),
+        ValueError,
+        "policy=",
+        "already wrapped",
+        "with its own",
+        "Leave policy out",
+    ),
+    Row(
+        "compare",
+        "a shape for an array",
+        lambda w: compare(jnp.sin, jax.ShapeDtypeStruct((3,), jnp.float32)),
+        TypeError,
+        "compare",
+        "ShapeDtypeStruct",
+        "needs arrays",
+        "Pass arrays",
+    ),
+    Row(
+        "compare",
+        "argnums out of range",
+        lambda w: compare(jnp.sum, X, argnums=1),
+        ValueError,
+        "argnums=1",
+        "has 1",
+        "positional arguments",
+        "numbered from 0",
+    ),
+    Row(
+        "compare",
+        "gradients of an array",
+        lambda w: compare(jnp.sin, X, argnums=0),
+        TypeError,
+        "argnums",
+        "sin",
+        "scalar float",
+        "pass a loss",
     ),
 ]
