@@ -15,8 +15,8 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, Policy, TuneReport, autocast, explain, tune
-from jmp_autocast.inspect.search import run_bound
-from jmp_autocast.inspect.tune import UnreachableError
+from jmp_autocast.inspect.tuning.search import run_bound
+from jmp_autocast.inspect.tuning.tune import UnreachableError
 
 from . import tune_worker
 from .jaxprs import trace

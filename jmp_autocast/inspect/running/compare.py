@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..arguments import name_of
-from ..interpreters import Rewriter
-from ..interpreters.compat import body_of
-from ..transform import PlannedCall
+from ...arguments import name_of
+from ...interpreters import Rewriter
+from ...interpreters.compat import body_of
+from ...transform import PlannedCall
+from ..program.explain import wrapper_of
 from .comparison import Comparison, comparison_of
 from .cotangents import Tap, cotangents
 from .errors import Distance, ErrorProbe, ErrorReading, distance
-from .explain import wrapper_of
 from .lanes import Declared, Planned
 from .sites import is_measured, sites_in
 from .walk import Walker

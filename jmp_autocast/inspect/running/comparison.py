@@ -9,10 +9,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..text import cut
 from .cotangents import Tap
 from .errors import COMPUTED, Distance, ErrorReading
 from .sites import Site
-from .text import cut
 
 _SHOWN = 20
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 
-from ..policies import CONTRACTIONS, FLOAT32
+from ...policies import CONTRACTIONS, FLOAT32
 from .rows import Row
 
 
