@@ -6,7 +6,7 @@ Nothing is trained or downloaded, and no weights exist: shapes are enough. Run i
     python examples/explain_transformer.py --dtype float16 --level compute --output report
 
 and open ``precision-report/gradient.html``: a click on an equation leads to why its dtype was
-chosen.
+chosen. It prints the reports of the loss and of its gradient, with the share that stays float32.
 """
 
 from __future__ import annotations

@@ -4,10 +4,14 @@ The optimizer skips the step of a bad batch by itself. The statistics of BatchNo
 `select_on_finite` holds them back. The data: points, and the quadrants they lie in::
 
     python examples/loss_scaling_linen.py
+
+It prints losses and scales, and draws both. It compares nothing with float32: the `train_` examples
+do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax.training import train_state
+from rich.console import Console
+from runs import draw_scale, folder_of, loss_scaling_options, progress_bar
 
 from jmp_autocast import (
     autocast,
@@ -25,8 +31,6 @@ from jmp_autocast import (
     skipped_steps,
     step_skipped,
 )
-
-BAD_STEP = 120
 
 
 class Network(nn.Module):
@@ -55,24 +59,36 @@ def train_step(state: TrainState, x: jax.Array, labels: jax.Array) -> tuple[Trai
     return new.replace(batch_stats=select_on_finite(finite, batch_stats, state.batch_stats)), loss
 
 
-def main() -> tuple[float, TrainState]:
+def main(argv: Sequence[str] | None = None) -> tuple[float, TrainState]:
     """Returns the accuracy on new points and the final state."""
+    options, console = loss_scaling_options(__doc__, 200, argv), Console()
+    bad_step = options.steps * 3 // 5
     model = Network()
     variables = model.init(jax.random.key(0), jnp.zeros((1, 2)), train=False)
     tx = dynamic_loss_scaling(optax.adam(1e-2), growth_interval=50)
     state = TrainState.create(apply_fn=model.apply, tx=tx, **variables)
-    for step in range(200):
-        x = jax.random.normal(jax.random.key(step), (128, 2))
-        labels = 2 * (x[:, 0] > 0) + (x[:, 1] > 0)
-        state, loss = train_step(state, x * (jnp.inf if step == BAD_STEP else 1), labels)
-        if step % 40 == 0:
-            print(f"step {step:3d}  loss {loss:.4f}  next scale {loss_scale(state):9,.0f}")
+    losses, scales = [], []
+    with progress_bar(console) as progress:
+        for step in progress.track(range(options.steps), description="float16"):
+            x = jax.random.normal(jax.random.key(step), (128, 2))
+            labels = 2 * (x[:, 0] > 0) + (x[:, 1] > 0)
+            x = x * (jnp.inf if step == bad_step else 1)
+            scales.append(float(loss_scale(state)))
+            state, loss = train_step(state, x, labels)
+            losses.append(float(loss))
+            if step % 40 == 0:
+                numbers = f"loss {loss:.4f}  next scale {loss_scale(state):9,.0f}"
+                console.print(f"step {step:3d}  {numbers}")
 
     x = jax.random.normal(jax.random.key(1000), (1000, 2))
     variables = {"params": state.params, "batch_stats": state.batch_stats}
     classes = model.apply(variables, x, train=False).argmax(-1)
     accuracy = jnp.mean(classes == 2 * (x[:, 0] > 0) + (x[:, 1] > 0))
-    print(f"accuracy {accuracy:.1%}, {skipped_steps(state)} of 200 steps skipped")
+    skipped = skipped_steps(state)
+    console.print(f"accuracy {accuracy:.1%}, {skipped} of {options.steps} steps skipped")
+    path = folder_of(options, "loss_scaling") / "scale.png"
+    draw_scale(losses, scales, path)
+    console.print(f"Picture: {path}", soft_wrap=True)
     return float(accuracy), state
 
 

@@ -4,14 +4,21 @@ A small network learns in float16 in which quadrant a point lies. One batch is b
 step is skipped, and the scale backs off::
 
     python examples/loss_scaling_nnx.py
+
+It prints losses and scales, and draws both. It compares nothing with float32: the `train_` examples
+do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from rich.console import Console
+from runs import draw_scale, folder_of, loss_scaling_options, progress_bar
 
 from jmp_autocast import (
     autocast,
@@ -20,8 +27,6 @@ from jmp_autocast import (
     scaled_value_and_grad,
     skipped_steps,
 )
-
-BAD_STEP = 120
 
 
 class Network(nnx.Module):
@@ -49,21 +54,33 @@ def train_step(
     return loss
 
 
-def main() -> tuple[float, nnx.Optimizer]:
+def main(argv: Sequence[str] | None = None) -> tuple[float, nnx.Optimizer]:
     """Returns the accuracy on new points and the optimizer."""
+    options, console = loss_scaling_options(__doc__, 200, argv), Console()
+    bad_step = options.steps * 3 // 5
     model = Network(nnx.Rngs(0))
     tx = dynamic_loss_scaling(optax.adam(1e-2), growth_interval=50)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    for step in range(200):
-        x = jax.random.normal(jax.random.key(step), (128, 2))
-        labels = 2 * (x[:, 0] > 0) + (x[:, 1] > 0)
-        loss = train_step(model, optimizer, x * (jnp.inf if step == BAD_STEP else 1), labels)
-        if step % 40 == 0:
-            print(f"step {step:3d}  loss {loss:.4f}  next scale {loss_scale(optimizer):9,.0f}")
+    losses, scales = [], []
+    with progress_bar(console) as progress:
+        for step in progress.track(range(options.steps), description="float16"):
+            x = jax.random.normal(jax.random.key(step), (128, 2))
+            labels = 2 * (x[:, 0] > 0) + (x[:, 1] > 0)
+            x = x * (jnp.inf if step == bad_step else 1)
+            scales.append(float(loss_scale(optimizer)))
+            loss = train_step(model, optimizer, x, labels)
+            losses.append(float(loss))
+            if step % 40 == 0:
+                numbers = f"loss {loss:.4f}  next scale {loss_scale(optimizer):9,.0f}"
+                console.print(f"step {step:3d}  {numbers}")
 
     x = jax.random.normal(jax.random.key(1000), (1000, 2))
     accuracy = jnp.mean(model(x).argmax(-1) == 2 * (x[:, 0] > 0) + (x[:, 1] > 0))
-    print(f"accuracy {accuracy:.1%}, {skipped_steps(optimizer)} of 200 steps skipped")
+    skipped = skipped_steps(optimizer)
+    console.print(f"accuracy {accuracy:.1%}, {skipped} of {options.steps} steps skipped")
+    path = folder_of(options, "loss_scaling") / "scale.png"
+    draw_scale(losses, scales, path)
+    console.print(f"Picture: {path}", soft_wrap=True)
     return float(accuracy), optimizer
 
 

@@ -4,14 +4,20 @@ A small network fits a curve in float16 by gradient descent that is written out.
 purpose: its step is skipped, and the scale backs off::
 
     python examples/loss_scaling_plain.py
+
+It prints losses and scales, and draws both. It compares nothing with float32: the `train_` examples
+do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from rich.console import Console
+from runs import draw_scale, folder_of, loss_scaling_options, progress_bar
 
 from jmp_autocast import (
     LossScaleState,
@@ -22,7 +28,6 @@ from jmp_autocast import (
 )
 
 LEARNING_RATE = 0.03
-BAD_STEP = 150
 
 
 def loss_fn(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
@@ -41,8 +46,10 @@ def train_step(
     return select_on_finite(finite, new_params, params), scale, finite, loss
 
 
-def main() -> tuple[float, LossScaleState]:
+def main(argv: Sequence[str] | None = None) -> tuple[float, LossScaleState]:
     """Returns the last loss and the final scale."""
+    options, console = loss_scaling_options(__doc__, 400, argv), Console()
+    bad_step = options.steps * 3 // 8
     keys = jax.random.split(jax.random.key(0), 2)
     params = {
         "w1": jax.random.normal(keys[0], (1, 32)),
@@ -54,13 +61,21 @@ def main() -> tuple[float, LossScaleState]:
     y = jnp.sin(2 * x)
 
     scale = dynamic_loss_scale(growth_interval=100)
-    for step in range(400):
-        target = jnp.full_like(y, jnp.inf) if step == BAD_STEP else y
-        params, scale, finite, loss = train_step(params, scale, x, target)
-        if step % 50 == 0 or not finite:
-            note = "" if finite else "  skipped"
-            print(f"step {step:3d}  loss {loss:.4f}  next scale {scale.scale:9,.0f}{note}")
-    print(f"{scale.skipped_steps} of 400 steps skipped")
+    losses, scales = [], []
+    with progress_bar(console) as progress:
+        for step in progress.track(range(options.steps), description="float16"):
+            target = jnp.full_like(y, jnp.inf) if step == bad_step else y
+            scales.append(float(scale.scale))
+            params, scale, finite, loss = train_step(params, scale, x, target)
+            losses.append(float(loss))
+            if step % 50 == 0 or not finite:
+                note = "" if finite else "  skipped"
+                numbers = f"loss {loss:.4f}  next scale {scale.scale:9,.0f}"
+                console.print(f"step {step:3d}  {numbers}{note}")
+    console.print(f"{scale.skipped_steps} of {options.steps} steps skipped")
+    path = folder_of(options, "loss_scaling") / "scale.png"
+    draw_scale(losses, scales, path)
+    console.print(f"Picture: {path}", soft_wrap=True)
     return float(loss), scale
 
 

@@ -6,14 +6,13 @@ that are not installed here, which have to parse.
 """
 
 import ast
-import contextlib
-import doctest
-import io
 import re
 
 import jax
 import pytest
 
+from .follow_guides import GUIDES, exported, follow
+from .page_runner import run_page
 from .pages import ROOT, blocks, markdown_pages
 
 LANGUAGES = {"python", "text", "bash", "toml", "py"}
@@ -22,48 +21,29 @@ NOT_INSTALLED = {"torch", "mpx"}
 
 PAGES = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in markdown_pages()}
 WITH_CODE = [name for name, text in PAGES.items() if "```python" in text]
-
-
-def run_page(text, name):
-    """Runs the blocks of a page; raises AssertionError where a block prints something else."""
-    namespace = {"__name__": "__main__"}
-    found = blocks(text)
-    for block, after in zip(found, [*found[1:], None], strict=True):
-        if block.language != "python":
-            continue
-        if ">>>" in block.text:
-            run_doctest(block, namespace, name)
-            continue
-        program = compile("\n" * (block.line - 1) + block.text, name, "exec")
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(program, namespace)
-        if after is not None and after.language == "text" and after.follows:
-            same_text(after, printed.getvalue(), name)
-
-
-def run_doctest(block, namespace, name):
-    parsed = doctest.DocTestParser().get_doctest(block.text, namespace, name, name, block.line)
-    report = io.StringIO()
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    runner.run(parsed, out=report.write, clear_globs=False)
-    assert not runner.failures, report.getvalue()
-
-
-def same_text(block, printed, name):
-    checker, flags = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    assert checker.check_output(block.text, printed, flags), (
-        f"{name}:{block.line} shows\n{block.text}and the block before it prints\n{printed}"
-    )
+# Keras reads its backend once, and warns where the tests make errors of warnings.
+ALONE = ["docs/guides/keras.md"]
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize("name", WITH_CODE)
+@pytest.mark.parametrize("name", sorted(set(WITH_CODE) - set(ALONE)))
 def test_the_code_of_a_page_runs_and_prints_what_it_shows(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = dict(jax.config.values)
     run_page(PAGES[name], name)
     assert jax.config.values == before, "a page leaves JAX's settings as they are"
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_code_of_a_page_runs_in_a_process_of_its_own(name):
+    status, said = follow(name)
+    assert not status, said
+
+
+def test_a_guide_says_what_it_installs_and_sets():
+    assert exported(PAGES["docs/guides/keras.md"]) == {"KERAS_BACKEND": "jax"}
+    assert exported(PAGES["docs/guides/sharding.md"]) == {"JAX_NUM_CPU_DEVICES": "8"}
+    assert set(ALONE) < set(GUIDES) < set(WITH_CODE)
 
 
 def test_pages_with_code_are_found():

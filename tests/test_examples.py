@@ -15,6 +15,7 @@ def load(name):
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, spec.name, module)  # dataclasses look there
+        patch.syspath_prepend(EXAMPLES)  # examples import each other
         spec.loader.exec_module(module)
     return module
 
@@ -25,8 +26,9 @@ def digits():
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-def test_digits_train_in_16_bits(digits, capsys):
-    full, *low = digits.main(["--epochs", "3"])
+def test_digits_train_in_16_bits(digits, capsys, tmp_path):
+    full, *low = digits.main(["--epochs", "3", "--output", str(tmp_path)])
+    assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
     assert (full.dtype, full.low_flops, full.all_low, full.casts) == ("float32", 0, False, 0)
     assert full.accuracy > 0.9
     assert [r.dtype for r in low] == ["float16", "bfloat16"]

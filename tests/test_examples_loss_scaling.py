@@ -16,23 +16,24 @@ def assert_finite(tree):
         assert np.all(np.isfinite(leaf)), jax.tree_util.keystr(path)
 
 
-def test_plain(capsys):
-    loss, scale = load("loss_scaling_plain").main()
+def test_plain(capsys, tmp_path):
+    loss, scale = load("loss_scaling_plain").main(["--output", str(tmp_path)])
     assert loss < 0.05
     assert (scale.skipped_steps, scale.scale) == (1, 2.0**18)
+    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
     assert "skipped" in capsys.readouterr().out
 
 
-def test_linen(capsys):
-    accuracy, state = load("loss_scaling_linen").main()
+def test_linen(capsys, tmp_path):
+    accuracy, state = load("loss_scaling_linen").main(["--output", str(tmp_path)])
     assert accuracy > 0.9
     assert (skipped_steps(state), loss_scale(state)) == (1, 2.0**18)
     assert_finite((state.params, state.batch_stats))
     assert "1 of 200 steps skipped" in capsys.readouterr().out
 
 
-def test_nnx(capsys):
-    accuracy, optimizer = load("loss_scaling_nnx").main()
+def test_nnx(capsys, tmp_path):
+    accuracy, optimizer = load("loss_scaling_nnx").main(["--output", str(tmp_path)])
     assert accuracy > 0.9
     assert (skipped_steps(optimizer), loss_scale(optimizer)) == (1, 2.0**18)
     assert "1 of 200 steps skipped" in capsys.readouterr().out

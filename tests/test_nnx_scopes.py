@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from jmp_autocast import BF16
+from jmp_autocast import BF16, explain
 from jmp_autocast.integrations.nnx import autocast
 from jmp_autocast.interpreters.compat import scope_names, source_line
 
 from .jaxprs import dot_dtypes, find, named
-from .nnx_models import Block, Tower, X, bf16, jaxpr_of, loss_fn, scanned, tower
+from .nnx_models import Block, Tower, X, bf16, jaxpr_of, loss_fn, new_net, scanned, tower
 
 
 def scopes(jaxpr):
@@ -205,3 +205,18 @@ def test_threads_trace_at_once():
         thread.join()
     assert found == {"first": TOWER_SCOPES, "second": TOWER_SCOPES, "plain": {""}}
     assert vars(Block)["__call__"] is original
+
+
+def test_explain_shows_scopes_and_changes_no_state():
+    net, policy = new_net(), BF16.with_scopes({"*/head": "float32"})
+    report = explain(autocast(loss_fn, policy=policy), net, X)
+    dots = [(row.scope, row.operands[0]) for row in report.rows if row.primitive == "dot_general"]
+    assert dots == [("Net/dense/Linear", "bfloat16"), ("Net/head/Linear", "float32")]
+    assert not report.totals.unmatched_scopes
+    assert net.calls[...] == 0
+    backward = explain(autocast(nnx.grad(loss_fn), policy=policy), net, X)
+    assert len([row for row in backward.rows if row.primitive == "dot_general"]) > len(dots)
+    with pytest.raises(ValueError, match="enabled=False"):
+        explain(autocast(loss_fn, enabled=False), net, X)
+    with pytest.raises(ValueError, match="already wrapped"):
+        explain(bf16(loss_fn), net, X, policy=BF16)

@@ -52,34 +52,37 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
         >>> next(row.operands for row in report.rows if row.primitive == "exp")
         ('float32',)
     """
-    wrapper = wrapper_of(fn, policy, "explain")
+    wrapper = wrapper_of(fn, policy, "explain", integrations=True)
     planned, chosen = wrapper.planned(*args, **kwargs), wrapper.policy
     rows = tuple(rows_of(planned.plan, chosen, planned.call.paths))
     name = name_of(fn)
     return Report(name, str(chosen.compute_dtype), rows, _totals(planned, chosen, rows))
 
 
-def wrapper_of(fn: Callable[..., Any], policy: Any, by: str) -> Autocast:
+def wrapper_of(
+    fn: Callable[..., Any], policy: Any, by: str, *, integrations: bool = False
+) -> Autocast:
     """Returns the wrapper of a function that is looked at: the function itself if it is one.
 
     Args:
         fn: The function, or what `autocast` made of it.
         policy: As for `autocast`.
         by: The public function that takes both.
+        integrations: Whether a wrapper of an integration, which plans in its own way, will do.
 
     Raises:
         TypeError: ``fn`` is not callable.
         ValueError: ``fn`` is a wrapper, and a policy is given as well.
     """
     check_function(fn, by, "Pass the function itself, then its arguments.")
-    if not isinstance(fn, Autocast):
+    if not isinstance(fn, Autocast) and not (integrations and hasattr(type(fn), "planned")):
         return cast(Autocast, autocast(fn, policy=policy))
     if policy is not None:
         raise ValueError(
             f"{by} got policy= for a function that autocast has already wrapped with its own. "
             "Leave policy out, or pass the function that was wrapped."
         )
-    return fn
+    return cast(Autocast, fn)
 
 
 def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals:

@@ -11,10 +11,13 @@ import jax
 from ..arguments import Call, check_function, flatten, is_array, name_of
 from ..interpreters.compat import (
     Tracer,
+    body_of,
     consts_of,
     fresh_make_jaxpr,
+    is_array_aval,
     jaxpr_as_fun,
     mark_frames,
+    set_weak_type,
     trace_context,
 )
 from ..policies.registry import did_you_mean
@@ -147,7 +150,9 @@ class _Checked:
         @jax.jit
         def run(*arrays: Any) -> tuple[list[Any], Reading]:
             walked = walker.start(closed, [Declared()], arrays)
-            return [value.arrays[0] for value in walked.outputs], walked.readings
+            outputs = [value.arrays[0] for value in walked.outputs]
+            declared = [v.aval for v in body_of(closed).outvars]
+            return list(map(_as_weak_as, outputs, declared)), walked.readings
 
         function = _not_differentiable(run, self._name)
         return _Program(
@@ -156,6 +161,12 @@ class _Checked:
             tuple(sites_in(closed)),
             traced,
         )
+
+
+def _as_weak_as(x: Any, aval: Any) -> Any:
+    """An equation that is bound again may lose a weak type."""
+    differs = is_array_aval(aval) and jax.typeof(x).weak_type != aval.weak_type
+    return set_weak_type(x, aval) if differs else x
 
 
 def _identity(x: Any) -> Any:

@@ -133,7 +133,7 @@ class NumericsReport:
         bad = self.bad
         lines = [self.summary]
         for row in bad[:_SHOWN]:
-            lines += ["", *_lines(row)]
+            lines += ["", *map(cut, _lines(row))]
         if len(bad) > _SHOWN:
             lines += ["", f"... and {len(bad) - _SHOWN} more; report.bad holds all"]
         ordered = sorted(self.rows, key=lambda row: -row.largest)

@@ -16,7 +16,7 @@ from ..interpreters.compat import (
     scope_names,
     source_line,
 )
-from ..policies import CALLS
+from ..policies import CALLS, CONTRACTIONS
 from ..scopes import read_mark
 
 # Run by evaluating the one jaxpr that they hold. A custom rule matters to derivatives alone.
@@ -83,12 +83,19 @@ def sites_in(
             yield Site(
                 scope="/".join(path),
                 source=line,
-                primitive=eqn.primitive.name,
+                primitive=_name(eqn),
                 inside=tuple(inside),
                 backward=transposed,
                 shapes=tuple(tuple(aval.shape) for aval in results),
                 dtypes=tuple(aval.dtype.name for aval in results),
             )
+
+
+def _name(eqn: Any) -> str:
+    """Returns the primitive's name; `autocast` has a primitive of its own around contractions."""
+    name = eqn.primitive.name
+    inner = body_of(eqn.params["jaxpr"]).eqns if name == "accumulate" else ()
+    return next((e.primitive.name for e in inner if e.primitive.name in CONTRACTIONS), name)
 
 
 def is_site(eqn: Any) -> bool:

@@ -15,6 +15,7 @@ import jmp_autocast
 
 from ..arguments import AUTO, Params, name_of
 from ..pickling import by_name_or_made
+from ..policies import Policy
 from .nnx_state import TAG, Call
 from .outputs import cast_leaves, cast_outputs, output_dtype_apart
 
@@ -128,19 +129,42 @@ class NNXAutocast:
         if not self._options["enabled"]:
             return self._plain(*args, **kwargs)
         with nnx.update_context(TAG):
-            call = Call(self._fn, self._options["params"], args, kwargs)
-            options = {**self._options, "params": call.is_param}
-
-            def pure(state: Any, rest: Any) -> Any:
-                return call.pure(state, rest)
-
-            pure.__name__ = name_of(self._fn)
-            out, changed = jmp_autocast.autocast(pure, **options)(call.values, call.rest)
+            call, fast = self._opened(args, kwargs)
+            out, changed = fast(call.values, call.rest)
             # State must keep its dtype: where outputs need not, both are cast out here.
-            if options["output_dtype"] == "computed":
+            if self._options["output_dtype"] == "computed":
                 changed = cast_leaves(changed, call.dtypes)
             out = cast_outputs(out, self._output_dtype)
             return call.finish(out, changed)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that the function runs under."""
+        return self._plain.policy
+
+    def planned(self, *args: Any, **kwargs: Any) -> Any:
+        """Traces and plans a call without running it, for `jmp_autocast.explain`.
+
+        The modules among the arguments stay as they are.
+
+        Raises:
+            ValueError: The wrapper is not enabled, so that nothing is planned.
+        """
+        if not self._options["enabled"]:
+            return self._plain.planned(*args, **kwargs)  # says so
+        with nnx.update_context(TAG):
+            call, fast = self._opened(args, kwargs)
+            return fast.planned(call.values, call.rest)
+
+    def _opened(self, args: Any, kwargs: Any) -> tuple[Call, Any]:
+        """Returns a call with its state taken out, and the function of that state."""
+        call = Call(self._fn, self._options["params"], args, kwargs)
+
+        def pure(state: Any, rest: Any) -> Any:
+            return call.pure(state, rest)
+
+        pure.__name__ = name_of(self._fn)
+        return call, jmp_autocast.autocast(pure, **{**self._options, "params": call.is_param})
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the wrapper as a method."""

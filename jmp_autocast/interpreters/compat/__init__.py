@@ -248,7 +248,8 @@ def collective_axes(eqn: Any) -> tuple[Any, ...]:
     """Returns the named axes over which an equation communicates, () for any other equation."""
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     names = names if isinstance(names, tuple | list) else (names,)
-    return tuple(name for name in names if not isinstance(name, int | type(None)))
+    # Whole numbers, NumPy's as well, are positions of axes.
+    return tuple(name for name in names if name is not None and not hasattr(name, "__index__"))
 
 
 # --- values ---------------------------------------------------------------------------------
