@@ -18,6 +18,7 @@ from .bad_input import (
     policy_file_rows,
     policy_rows,
     transform_rows,
+    tune_rows,
     world,
 )
 
@@ -27,6 +28,7 @@ ROOMS = (
     policy_file_rows,
     loss_scale_rows,
     inspect_rows,
+    tune_rows,
     nnx_rows,
     integrations_rows,
 )
@@ -42,10 +44,12 @@ RESULTS = {
     "FiniteGradients",
     "LossScalingState",
     "OpCount",
+    "Pin",
     "Report",
     "Row",
     "Share",
     "Totals",
+    "TuneReport",
 }
 # Rows about policies and their members go by the name of what takes them.
 GIVEN_TO_OTHERS = {"CastPolicy", "FP16"}

@@ -132,6 +132,7 @@ def tune(
     start = FP16 if policy is None else as_policy(policy)
     bar = Bar(progress)
     runs = as_batches(batches)
+    _check_range(argnums, runs)
     with bar:
         found = _Search(_fresh(fn), runs, tolerance, accept, start, argnums, bar, log).run()
     if progress is not False:
@@ -291,15 +292,12 @@ class _Search:
 
     def _header(self) -> dict[str, Any]:
         """What makes two searches the same, as JSON data."""
-        argnums = self._argnums
-        if not isinstance(argnums, int | None):
-            argnums = list(argnums)
         return {
             "function": name_of(self._fn),
             "policy": _policy_data(self._start),
             "tolerance": self._tolerance,
             "accept": None if self._accept is None else name_of(self._accept),
-            "argnums": argnums,
+            "argnums": list(_positions(self._argnums)),
             "batches": [batch.shapes for batch in self._batches],
             "units": [list(unit) for unit in self._units],
         }
@@ -359,11 +357,26 @@ def _check(fn: Any, tolerance: Any, accept: Any, argnums: Any) -> None:
             f"tolerance must be a positive number, got {tolerance}. Write the largest relative "
             "error, such as tolerance=0.01."
         )
-    positions = argnums if isinstance(argnums, tuple | list) else (argnums,)
+    positions = _positions(argnums)
     if argnums is not None and not (
         positions and all(isinstance(i, int) and not isinstance(i, bool) for i in positions)
     ):
         raise TypeError(
             "argnums must be the position of an argument, or several positions, got "
             f"{argnums!r}. Write argnums=0 for the first argument."
+        )
+
+
+def _positions(argnums: Any) -> tuple[Any, ...]:
+    if argnums is None:
+        return ()
+    return tuple(argnums) if isinstance(argnums, tuple | list) else (argnums,)
+
+
+def _check_range(argnums: Any, batches: Sequence[Batch]) -> None:
+    count = min(len(batch.args) for batch in batches)
+    if not all(-count <= i < count for i in _positions(argnums)):
+        raise ValueError(
+            f"argnums={argnums!r} must name positional arguments of each batch, which have "
+            f"{count}, numbered from 0. Write argnums=0 for the first argument."
         )
