@@ -41,6 +41,8 @@ RESULTS = {
     "EquationView",
     "FiniteGradients",
     "LossScalingState",
+    "NumericsReport",
+    "NumericsRow",
     "OpCount",
     "Report",
     "Row",
