@@ -7,7 +7,8 @@ file, loaded, and trained with::
     python examples/tune_policy.py
     python examples/tune_policy.py --blocks 8 --loud 5 --output tuned
 
-It writes ``policy.toml`` and a picture of the losses in float32, in float16 and with the policy.
+It prints what was found, and the losses in float32, in float16 and with the policy; it leaves
+``policy.toml`` and a picture of the losses.
 """
 
 from __future__ import annotations

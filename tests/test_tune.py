@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, tune
-from jmp_autocast.inspect.search import run_bound
-from jmp_autocast.inspect.tune import UnreachableError
+from jmp_autocast.inspect.tuning.search import run_bound
+from jmp_autocast.inspect.tuning.tune import UnreachableError
 
 from .jaxprs import trace
 from .tune_programs import (

@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from jmp_autocast.inspect.search import find_culprits, run_bound
+from jmp_autocast.inspect.tuning.search import find_culprits, run_bound
 
 
 class Test:

@@ -14,8 +14,8 @@ import jax
 
 from ..inspect import check_numerics, explain, op_stats, tune
 from ..inspect.text import cut, scaled
-from ..inspect.trials import LogError
-from ..inspect.tune import UnreachableError
+from ..inspect.tuning.trials import LogError
+from ..inspect.tuning.tune import UnreachableError
 from ..transform import Autocast, autocast
 from .targets import UsageError, arguments_of, batches_of, check_unwrapped, load, policy_of, written
 

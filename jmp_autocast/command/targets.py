@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..arguments import name_of
-from ..inspect.batches import as_batches
+from ..inspect.tuning.batches import as_batches
 from ..policies import Policy
 from ..policies.registry import did_you_mean
 from ..transform import Autocast

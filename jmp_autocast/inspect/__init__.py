@@ -1,16 +1,16 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
-from .compare import compare
-from .comparison import ArrayError, Comparison, ComparisonRow
-from .explain import explain
-from .numerics import check_numerics
-from .numerics_report import NumericsReport, NumericsRow
-from .report import Change, Report, Totals
-from .rows import Row
-from .shares import Share
-from .stats import OpCount, op_stats
-from .tune import tune
-from .tune_report import Pin, TuneReport
+from .program.explain import explain
+from .program.report import Change, Report, Totals
+from .program.rows import Row
+from .program.shares import Share
+from .program.stats import OpCount, op_stats
+from .running.compare import compare
+from .running.comparison import ArrayError, Comparison, ComparisonRow
+from .running.numerics import check_numerics
+from .running.numerics_report import NumericsReport, NumericsRow
+from .tuning.tune import tune
+from .tuning.tune_report import Pin, TuneReport
 
 __all__ = [
     "ArrayError",

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from jmp_autocast import autocast, tune
-from jmp_autocast.inspect.trials import LogError
-from jmp_autocast.inspect.tune import UnreachableError
+from jmp_autocast.inspect.tuning.trials import LogError
+from jmp_autocast.inspect.tuning.tune import UnreachableError
 
 from .world import Row, X, loss, loss_at_call
 

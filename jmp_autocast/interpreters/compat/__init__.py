@@ -26,7 +26,7 @@ Var = jex_core.Var
 Primitive = jex_core.Primitive
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
-jaxpr_as_fun = jex_core.jaxpr_as_fun
+jaxpr_as_fun: Callable[[Any], Callable[..., Any]] = jex_core.jaxpr_as_fun
 # JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
 InconclusiveDimensionOperation = _errors.InconclusiveDimensionOperation

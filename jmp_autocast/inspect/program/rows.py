@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import name_of
-from ..interpreters.compat import Literal, scope_names
-from ..interpreters.equation_view import view_of
-from ..interpreters.plan import EquationPlan, Plan, ValueState
-from ..interpreters.planner import literal_state
-from ..policies import DATA_MOVEMENT, STRUCTURAL, CastPolicy, Policy
+from ...arguments import name_of
+from ...interpreters.compat import Literal, scope_names
+from ...interpreters.equation_view import view_of
+from ...interpreters.plan import EquationPlan, Plan, ValueState
+from ...interpreters.planner import literal_state
+from ...policies import DATA_MOVEMENT, STRUCTURAL, CastPolicy, Policy
 from .jaxprs import bytes_of, iterations
 from .links import Links, links_of
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..interpreters.compat import body_of
-from ..interpreters.sizes import size
-from ..policies import CONTRACTIONS, STRUCTURAL
+from ...interpreters.compat import body_of
+from ...interpreters.sizes import size
+from ...policies import CONTRACTIONS, STRUCTURAL
 
 
 def equations_in(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:

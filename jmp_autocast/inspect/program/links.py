@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from ..interpreters.compat import Literal, scan_split
-from ..interpreters.plan import Code, EquationPlan, Plan
+from ...interpreters.compat import Literal, scan_split
+from ...interpreters.plan import Code, EquationPlan, Plan
 
 Origin: TypeAlias = int | str | None
 """Where a value comes from: the row that made it, or the path of an input of the program, None for

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..arguments import name_of
-from ..interpreters import Rewriter
-from ..interpreters.compat import body_of
-from ..transform import PlannedCall
+from ...arguments import name_of
+from ...interpreters import Rewriter
+from ...interpreters.compat import body_of
+from ...transform import PlannedCall
+from ..program.explain import wrapper_of
 from .comparison import Comparison, comparison_of
 from .cotangents import Tap, cotangents
 from .errors import Distance, ErrorProbe, ErrorReading, distance
-from .explain import wrapper_of
 from .lanes import Declared, Planned
 from .sites import is_measured, sites_in
 from .walk import Walker
@@ -63,11 +63,11 @@ def compare(
         >>> def f(x):
         ...     with jax.named_scope("difference"):
         ...         y = x @ jnp.eye(4)
-        ...         return (y + 100.0) - 100.0
+        ...         return ((y + 100.0) - 100.0) @ jnp.eye(4)
         >>> comparison = compare(f, jnp.full((2, 4), 0.1), policy=BF16)
         >>> worst = comparison.rows[0]
         >>> worst.primitive, worst.scope, worst.introduced > 0.5
-        ('add', 'difference', True)
+        ('sub', 'difference', True)
     """
     wrapper = wrapper_of(fn, policy, "compare")
     _check_concrete(args, kwargs)

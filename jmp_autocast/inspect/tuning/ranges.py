@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..arguments import is_array
-from ..interpreters.compat import fresh_make_jaxpr
-from ..scopes import read_mark
+from ...arguments import is_array
+from ...interpreters.compat import fresh_make_jaxpr
+from ...scopes import read_mark
+from ..running.blocks import Run
+from ..running.lanes import Declared
+from ..running.sites import is_measured, sites_in
+from ..running.walk import Walker
 from .batches import Batch
-from .blocks import Run
-from .lanes import Declared
-from .sites import is_measured, sites_in
 from .units import Unit
-from .walk import Walker
 
 
 def largest_of(

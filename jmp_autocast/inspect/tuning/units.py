@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ..interpreters import Plan, Rewriter
-from ..interpreters.compat import Literal, consts_of, fresh_make_jaxpr, scope_names, source_line
-from ..interpreters.plan import EquationPlan, ValueState
-from ..interpreters.planner import literal_state
-from ..policies import (
+from ...interpreters import Plan, Rewriter
+from ...interpreters.compat import Literal, consts_of, fresh_make_jaxpr, scope_names, source_line
+from ...interpreters.plan import EquationPlan, ValueState
+from ...interpreters.planner import literal_state
+from ...policies import (
     COMPUTE_DTYPES,
     DEFAULT_RULES,
     FLOAT32,
@@ -21,9 +21,9 @@ from ..policies import (
     CastPolicy,
     Policy,
 )
+from ..program.explain import wrapper_of
+from ..program.rows import NOT_ARITHMETIC
 from .batches import Batch
-from .explain import wrapper_of
-from .rows import NOT_ARITHMETIC
 
 
 class Unit(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import check_function, flatten
-from ..interpreters.compat import fresh_make_jaxpr
-from ..interpreters.equation_view import view_of
-from ..interpreters.plan import ValueState
+from ...arguments import check_function, flatten
+from ...interpreters.compat import fresh_make_jaxpr
+from ...interpreters.equation_view import view_of
+from ...interpreters.plan import ValueState
 from .jaxprs import bytes_of, contraction_in, equations_in, jaxprs_of
 from .rows import NOT_ARITHMETIC
 

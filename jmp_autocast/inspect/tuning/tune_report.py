@@ -7,8 +7,8 @@ import json
 import pathlib
 from typing import Any
 
-from ..policies import Policy
-from .text import counted, cut, scaled
+from ...policies import Policy
+from ..text import counted, cut, scaled
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ whole block of equations together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -86,8 +86,7 @@ class Given:
         self.array = array
 
 
-Refs = frozenset
-NO_REFS: Refs = frozenset()
+Refs: TypeAlias = frozenset[Made | Given]
 
 
 class Block:

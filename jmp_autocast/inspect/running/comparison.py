@@ -9,10 +9,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..text import cut
 from .cotangents import Tap
 from .errors import COMPUTED, Distance, ErrorReading
 from .sites import Site
-from .text import cut
 
 _SHOWN = 20
 
@@ -38,6 +38,13 @@ class ComparisonRow:
         largest: The largest finite magnitude in the float32 program.
         runs: How often the equation ran. Errors and cosine are those of the worst run.
         worst_run: The run with the largest introduced error, counted from 0.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, compare
+        >>> row = compare(jnp.matmul, jnp.eye(2), jnp.full((2, 2), 0.1), policy=BF16).rows[0]
+        >>> row.primitive, row.computed, 1e-4 < row.introduced < 1e-2
+        ('dot_general', 'bfloat16', True)
     """
 
     scope: str
@@ -65,6 +72,13 @@ class ArrayError:
         cosine: The cosine of the angle between the two.
         lost: The number of elements that are infinite or NaN in the mixed program alone.
         largest: The largest finite magnitude in the float32 program.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import FP16, compare
+        >>> output = compare(jnp.matmul, jnp.eye(2), jnp.full((2, 2), 7e4), policy=FP16).outputs[0]
+        >>> output.error, output.lost, output.largest
+        (inf, 4, 70000.0)
     """
 
     error: float
@@ -107,7 +121,14 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        """The comparison in one line."""
+        """The comparison in one line.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, compare
+            >>> compare(jnp.matmul, jnp.eye(2), jnp.eye(2), policy=BF16).summary
+            'matmul in bfloat16: outputs err by 0'
+        """
         worst = max((each.error for each in self.outputs.values()), default=0.0)
         line = f"{self.name} in {self.compute_dtype}: outputs err by {worst:.2g}"
         if self.gradients:
@@ -130,7 +151,15 @@ class Comparison:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the comparison as plain dicts, lists, strings and numbers."""
+        """Returns the comparison as plain dicts, lists, strings and numbers.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, compare
+            >>> content = compare(jnp.matmul, jnp.eye(2), jnp.eye(2), policy=BF16).to_dict()
+            >>> content["outputs"][0]["cosine"]
+            1.0
+        """
         return {
             "name": self.name,
             "compute_dtype": self.compute_dtype,
@@ -145,6 +174,12 @@ class Comparison:
 
         Args:
             path: A file to write it to as well.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, compare
+            >>> compare(jnp.matmul, jnp.eye(2), jnp.eye(2), policy=BF16).to_json()[:34]
+            '{"name": "matmul", "compute_dtype"'
         """
         text = json.dumps(_without_infinities(self.to_dict()), allow_nan=False)
         if path is not None:

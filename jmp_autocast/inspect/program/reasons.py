@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..interpreters.plan import Code
+from ...interpreters.plan import Code
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..interpreters.compat import (
+from ...interpreters.compat import (
     Literal,
     body_of,
     dce_jaxpr,
@@ -18,7 +18,7 @@ from ..interpreters.compat import (
     name_stack,
     scan_split,
 )
-from ..policies import DATA_MOVEMENT, FLOAT32
+from ...policies import DATA_MOVEMENT, FLOAT32
 from .jaxprs import bytes_of, equations_in, jaxprs_of
 
 _MOVES = DATA_MOVEMENT | frozenset(

@@ -9,11 +9,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from ..text import WIDTH, cut, scaled
 from .casts import Casts
 from .html import frame_of, page_of
 from .rows import Row
 from .shares import Share, by_dtype
-from .text import WIDTH, cut, scaled
 
 _SHOWN = 30
 

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import jax
 
-from ..arguments import check_function, name_of
-from ..interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, scope_names
-from ..interpreters.plan import Leaf, Plan
-from ..policies import Policy, match_depth
-from ..transform import Autocast, PlannedCall, autocast
+from ...arguments import check_function, name_of
+from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, scope_names
+from ...interpreters.plan import Leaf, Plan
+from ...policies import Policy, match_depth
+from ...transform import Autocast, PlannedCall, autocast
 from .casts import casts_in
 from .report import Report, Totals
 from .residuals import is_gradient, residuals_of

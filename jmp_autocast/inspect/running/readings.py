@@ -143,7 +143,7 @@ def _saturating(a: Any, b: Any) -> Any:
 
 
 def _sum(a: Counts, b: Counts, add: Any = _saturating) -> Counts:
-    ways = dict.fromkeys(Counts._fields, add)
+    ways: dict[str, Any] = dict.fromkeys(Counts._fields, add)
     ways |= {"largest": jnp.maximum, "smallest": jnp.minimum}
     each = zip(ways.values(), a, b, strict=True)
     return Counts(*(None if p is None else way(p, q) for way, p, q in each))
@@ -162,9 +162,9 @@ def _counts(x: Any, ranges: bool) -> Counts:
     whole = bits.dtype.type
     infinity = _bits_of(np.inf, whole)
     values = [bits > infinity, bits == infinity]
+    finite, below = bits < infinity, bits - whole(1)  # 0 wraps around to the greatest number
     if ranges:
         normal = _bits_of(jnp.finfo(x.dtype).smallest_normal, whole)
-        finite, below = bits < infinity, bits - whole(1)  # 0 wraps around to the greatest number
         values += [
             bits < normal,
             below < normal - whole(1),

@@ -13,18 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..arguments import check_function, name_of
-from ..interpreters.compat import mark_frames
-from ..policies import FP16, CastPolicy, Policy, as_policy
-from ..transform import Autocast, autocast
+from ...arguments import check_function, name_of
+from ...interpreters.compat import mark_frames
+from ...policies import FP16, CastPolicy, Policy, as_policy
+from ...transform import Autocast, autocast
+from ..program.explain import wrapper_of
+from ..program.rows import Row, rows_of
+from ..program.shares import low_share
+from ..running.readings import FLOAT16_OVERFLOW
 from .bar import Bar
 from .batches import Batch, as_batches, different, error_of, outputs_of
-from .explain import wrapper_of
 from .ranges import largest_of
-from .readings import FLOAT16_OVERFLOW
-from .rows import Row, rows_of
 from .search import find_culprits, run_bound
-from .shares import low_share
 from .trials import Log, Trial
 from .tune_report import Pin, TuneReport
 from .units import Unit, keeping, units_of

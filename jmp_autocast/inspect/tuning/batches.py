@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..arguments import is_array
+from ...arguments import is_array
 
 # XLA would leave out a rounding to 16 bits and back: what overflows there would not be seen.
 _EVERY_ROUNDING = {"xla_allow_excess_precision": False}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 
-from ..policies import CONTRACTIONS, FLOAT32
+from ...policies import CONTRACTIONS, FLOAT32
 from .rows import Row
 
 
@@ -23,6 +23,13 @@ class Share:
             float, whose first result has it.
         size: The bytes of operands and results in it. What has an inside does not count: its
             operands are read there.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> x = jnp.ones((4, 8))
+        >>> explain(jnp.matmul, x, x.T, policy=BF16).by_dtype()["bfloat16"].flops
+        256
     """
 
     flops: int

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..interpreters import Plan, Rewriter
-from ..interpreters.casts import Scalar, Value
-from ..interpreters.compat import bind
+from ...interpreters import Plan, Rewriter
+from ...interpreters.casts import Scalar, Value
+from ...interpreters.compat import bind
 from .sites import bodies_of
 
 

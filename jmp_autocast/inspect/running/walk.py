@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..interpreters.compat import (
+from ...interpreters.compat import (
     Literal,
     body_of,
     collective_axes,

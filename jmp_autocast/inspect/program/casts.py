@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..policies import COMPUTE_DTYPES, FLOAT32
+from ...policies import COMPUTE_DTYPES, FLOAT32
 from .jaxprs import bytes_of, equations_in
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..interpreters.compat import (
+from ...interpreters.compat import (
     body_of,
     inner_jaxpr_key,
     is_array_aval,
@@ -16,8 +16,8 @@ from ..interpreters.compat import (
     scope_names,
     source_line,
 )
-from ..policies import CALLS, CONTRACTIONS
-from ..scopes import read_mark
+from ...policies import CALLS, CONTRACTIONS
+from ...scopes import read_mark
 
 # Run by evaluating the one jaxpr that they hold. A custom rule matters to derivatives alone.
 INLINED = CALLS | {"custom_jvp_call", "custom_vjp_call", "custom_vmap_call"}

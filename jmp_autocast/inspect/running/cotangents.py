@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..interpreters import Plan, Rewriter
-from ..interpreters.casts import Scalar, Value
-from ..interpreters.compat import (
+from ...interpreters import Plan, Rewriter
+from ...interpreters.casts import Scalar, Value
+from ...interpreters.compat import (
     Literal,
     bind,
     body_of,
@@ -25,9 +25,9 @@ from ..interpreters.compat import (
     scope_names,
     source_line,
 )
-from ..interpreters.rewrite import is_leaf
-from ..policies import CALLS
-from ..scopes import read_mark
+from ...interpreters.rewrite import is_leaf
+from ...policies import CALLS
+from ...scopes import read_mark
 from .sites import Site, bodies_of, is_measured
 
 _ENTERED = CALLS - {"remat2", "checkpoint", "remat_opt"}

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
-from ..arguments import Call, check_function, flatten, is_array, name_of
-from ..interpreters.compat import (
+from ...arguments import Call, check_function, flatten, is_array, name_of
+from ...interpreters.compat import (
     Tracer,
     body_of,
     consts_of,
@@ -20,7 +20,7 @@ from ..interpreters.compat import (
     set_weak_type,
     trace_context,
 )
-from ..policies.registry import did_you_mean
+from ...policies.registry import did_you_mean
 from .lanes import Declared
 from .numerics_report import NumericsReport, bad_message
 from .readings import NumericsProbe, Reading

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..text import counted, cut
 from .readings import NEVER, Counts, Reading
 from .sites import Site
-from .text import counted, cut
 
 _SHOWN = 20
 _SUMMED = ("nan", "inf", "zero", "subnormal", "large", "small")
@@ -240,9 +240,10 @@ def _over_mapped_axes(reading: Reading) -> Reading:
 
 def _row(site: Site, reading: Reading, i: int) -> NumericsRow:
     counts = reading.counts
+    same: dict[str, Any] = {f.name: getattr(site, f.name) for f in dataclasses.fields(site)}
+    same |= {name: _count(getattr(counts, name), i) for name in _SUMMED}
     return NumericsRow(
-        **{field.name: getattr(site, field.name) for field in dataclasses.fields(site)},
-        **{name: _count(getattr(counts, name), i) for name in _SUMMED},
+        **same,
         runs=int(reading.runs[i]),
         largest=0.0 if counts.largest is None else _single(counts.largest[i]),
         smallest=math.inf if counts.smallest is None else _single(counts.smallest[i]),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..interpreters.compat import device_varying, varying_axes
+from ...interpreters.compat import device_varying, varying_axes
 from .sites import is_measured
 
 

@@ -1,0 +1,1 @@
+"""Searching for the operations that have to be kept in float32."""
