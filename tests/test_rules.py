@@ -1,7 +1,9 @@
 """Rules: functions of an equation, registrations, and what beats what."""
 
+import contextlib
 import functools
 import inspect
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +12,19 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from jmp_autocast import BF16, CastPolicy, Decision, autocast, full_precision, register_policy
+from jmp_autocast import (
+    BF16,
+    CastPolicy,
+    Decision,
+    Policy,
+    autocast,
+    explain,
+    full_precision,
+    register_policy,
+)
+from jmp_autocast.policies import match_depth
 
-from .jaxprs import dot_dtypes, dtypes
+from .jaxprs import dot_dtypes, dtypes, find
 from .plans import LOWEST
 from .policy_programs import FULL, LOW, X, after_dot, io, rewritten
 
@@ -137,6 +149,142 @@ def test_a_rule_that_is_a_builtin_without_signature():
         inspect.signature(rule)
     jaxpr = rewritten(after_dot(jnp.tanh), X, policy=BF16.with_rules({"tanh": rule}))
     assert io(jaxpr, "tanh") == ((FULL,), (FULL,))
+
+
+# --- rules in scopes --------------------------------------------------------------------------
+
+KEEP, PROMOTE, FP32 = CastPolicy.KEEP, CastPolicy.PROMOTE, CastPolicy.FP32
+
+
+def tanh_in(*scopes):
+    """A tanh of what a matmul made, in scopes."""
+
+    def fn(x):
+        h = x @ x
+        with contextlib.ExitStack() as stack:
+            for name in scopes:
+                stack.enter_context(jax.named_scope(name))
+            return jnp.tanh(h)
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    ("rules", "names", "expected"),
+    [
+        ([("net", FP32)], ["net"], FULL),
+        ([("net", FP32)], ["net", "head"], FULL),
+        ([("net", FP32)], ["other", "net"], LOW),
+        ([("net", FP32)], [], LOW),
+        ([("*/net", FP32)], ["net"], FULL),
+        ([("*/net", FP32)], ["other", "net", "head"], FULL),
+        ([("net", FP32), ("net/head", PROMOTE)], ["net", "head"], LOW),
+        ([("net/head", PROMOTE), ("net", FP32)], ["net", "head"], LOW),
+        ([("net", FP32), ("net/head", PROMOTE)], ["net", "tail"], FULL),
+        ([("net", PROMOTE), ("*t", FP32)], ["net"], FULL),
+        ([("*t", FP32), ("net", PROMOTE)], ["net"], LOW),
+        ([("net", FP32), ("*t", PROMOTE), ("net", FP32)], ["net"], FULL),
+        ([("net", PROMOTE), ("*t", FP32), ("net", PROMOTE)], ["net"], LOW),
+        ([("a[[]0]", FP32)], ["a[0]"], FULL),
+        ([("a[[]0]", FP32)], ["a0"], LOW),
+        ([("a[0]", FP32)], ["a0"], FULL),
+        ([("a[0]", FP32)], ["a[0]"], LOW),
+        ([("/net", FP32)], ["net"], FULL),
+    ],
+)
+def test_rules_in_scopes(rules, names, expected):
+    policy = BF16
+    for scope, rule in rules:
+        policy = policy.with_rules({"tanh": rule}, scope=scope)
+    jaxpr = rewritten(tanh_in(*names), X, policy=policy)
+    assert io(jaxpr, "tanh") == ((expected,), (expected,))
+
+
+def test_what_beats_rules_in_scopes_and_what_they_beat():
+    register_policy("tanh", "PROMOTE")
+    policy = BF16.with_rules({"tanh": "PROMOTE"}).with_rules({"tanh": "FP32"}, scope="net")
+    assert io(rewritten(tanh_in("net"), X, policy=policy), "tanh")[1] == (FULL,)
+    low = BF16.with_rules({"tanh": "LOWER_PRECISION_FP"}, scope="net")
+    assert io(rewritten(tanh_in("net"), X, policy=low), "tanh")[1] == (LOW,)
+    scoped = low.with_scopes({"net": "float32"})
+    assert io(rewritten(tanh_in("net"), X, policy=scoped), "tanh")[1] == (FULL,)
+
+
+def test_a_rule_in_a_scope_that_is_a_function():
+    seen = []
+
+    def rule(eqn):
+        seen.append(eqn.scope)
+        return FP32
+
+    policy = BF16.with_rules({"tanh": rule}, scope="*/head")
+    assert io(rewritten(tanh_in("net", "head"), X, policy=policy), "tanh")[1] == (FULL,)
+    assert set(seen) == {"net/head"}
+    assert io(rewritten(tanh_in("net"), X, policy=policy), "tanh")[1] == (LOW,)
+
+
+def test_equations_that_are_alike_get_different_plans_in_different_scopes():
+    def model(x):
+        layer = jax.jit(lambda x: jnp.tanh(x @ x))  # one jaxpr in two scopes
+        with jax.named_scope("body"):
+            x = layer(jnp.tanh(x @ x))
+        with jax.named_scope("head"):
+            return layer(jnp.tanh(x @ x))
+
+    jaxpr = rewritten(model, X, policy=BF16.with_rules({"tanh": "FP32"}, scope="head"))
+    assert [dtypes(eqn.invars)[0] for eqn in find(jaxpr, "tanh")] == [LOW, LOW, FULL, FULL]
+
+
+@pytest.mark.parametrize("scope", ["loop", "loop/step", "*/step"])
+def test_rules_of_a_scope_reach_into_loops(scope):
+    def step(h, _):
+        with jax.named_scope("step"):
+            return jnp.tanh(h @ h), None
+
+    def model(x):
+        with jax.named_scope("loop"):
+            return lax.scan(step, x @ x, None, length=2)[0]
+
+    for policy, dtype in ((BF16, LOW), (BF16.with_rules({"tanh": "FP32"}, scope=scope), FULL)):
+        assert io(rewritten(model, X, policy=policy), "tanh")[0] == (dtype,)
+
+
+def test_patterns_of_rules_that_match_nothing_are_reported():
+    policy = BF16.with_rules({"tanh": "FP32"}, scope="net").with_rules({"exp": "KEEP"}, scope="no")
+    report = explain(tanh_in("net"), X, policy=policy.with_scopes({"net": "float16"}))
+    assert report.totals.unmatched_scopes == ("no",)
+    (row,) = [row for row in report.rows if row.primitive == "tanh"]
+    assert (row.rule, row.reason, row.operands) == ("FP32", "FP32", (FULL,))
+
+
+def test_rules_in_scopes_as_a_tuple():
+    first, second = ("net", "tanh", KEEP), ("net", "tanh", FP32)
+    policy = Policy("bfloat16", scoped_rules=(first, ("*", "tanh", PROMOTE), second))
+    assert policy.scoped_rules == (("*", "tanh", PROMOTE), second)
+    for wrong in ([first], (("net", "tanh"),), (["net", "tanh", KEEP],)):
+        with pytest.raises(TypeError, match=r"scoped_rules must be a tuple of triples.*with_rules"):
+            Policy(scoped_rules=wrong)
+    with pytest.raises(TypeError, match="scope pattern must be a string"):
+        BF16.with_rules({"tanh": "FP32"}, scope=3)
+    with pytest.raises(ValueError, match="Unknown primitive 'tahn'"):
+        BF16.with_rules({"tahn": "FP32"}, scope="net")
+    with pytest.raises(ValueError, match="structural"):
+        BF16.with_rules({"scan": "FP32"}, scope="net")
+
+
+PATTERNS = ["net", "net/head", "*", "*/head", "n?t", "net*", "[n]et", "/net", "a[[]0]", "a[*]b"]
+
+
+@pytest.mark.parametrize("names", [["net"], ["net", "head"], ["x", "head"], ["a[0]", "a*b"], []])
+def test_single_paths_match_as_patterns_do(names):
+    """They are looked up, since `tune` may give a rule to each scope of a large program."""
+    for patterns in itertools.permutations(PATTERNS, 2):
+        policy = BF16
+        for pattern, rule in zip(patterns, (FP32, KEEP), strict=True):
+            policy = policy.with_rules({"tanh": rule}, scope=pattern)
+        depths = [match_depth(pattern, names) or 0 for pattern in patterns]
+        expected = () if not any(depths) else (("tanh", KEEP if depths[1] >= depths[0] else FP32),)
+        assert policy.rules_in(names) == expected, patterns
 
 
 # --- registrations and precedence -----------------------------------------------------------

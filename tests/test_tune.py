@@ -1,12 +1,7 @@
 """`tune`: planted culprits are found, and the policy that comes back keeps nothing else."""
 
 import functools
-import json
 import math
-import pathlib
-import signal
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,26 +9,25 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, CastPolicy, Policy, TuneReport, autocast, explain, tune
+from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, tune
 from jmp_autocast.inspect.tuning.search import run_bound
 from jmp_autocast.inspect.tuning.tune import UnreachableError
 
-from . import tune_worker
 from .jaxprs import trace
+from .tune_programs import (
+    EYE,
+    X,
+    big_square,
+    in_cond,
+    in_scan,
+    in_scope,
+    pins,
+    tuned,
+    with_odd_names,
+)
 
 FP32 = CastPolicy.FP32
-X = jnp.full((2, 2), 0.9)
-EYE = jnp.eye(2)
-
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
-
-
-def tuned(fn, batches, **options):
-    return tune(fn, batches, progress=False, report=True, **options)
-
-
-def pins(report):
-    return [(pin.scope, pin.primitive) for pin in report.pinned]
 
 
 # --- planted culprits among 2,000 equations ---------------------------------------------------
@@ -114,32 +108,6 @@ def test_planted_culprits_whose_values_are_like_all_others(culprits):
 # --- what is kept -----------------------------------------------------------------------------
 
 
-def big_square(x, big=300.0):
-    # XLA would make an absolute value of the root of a square.
-    return (jnp.sqrt(jnp.maximum(jnp.square((x @ EYE) * big), 1.0)) / big) @ EYE
-
-
-def in_scope(name, fn, *args):
-    with jax.named_scope(name):
-        return fn(*args)
-
-
-def in_scan(x):
-    def body(h, _):
-        with jax.named_scope("step"):
-            return big_square(h), None
-
-    with jax.named_scope("loop"):
-        return lax.scan(body, x, None, length=3)[0] @ EYE
-
-
-def in_cond(x):
-    def branch(h):
-        return in_scope("branch", big_square, h)
-
-    return lax.cond(x[0, 0] > 0, branch, lambda h: h @ EYE, x) @ EYE
-
-
 def in_while(x):
     def body(state):
         i, h = state
@@ -154,10 +122,6 @@ def in_jit(x):
 
 def in_checkpoint(x):
     return jax.checkpoint(functools.partial(in_scope, "kept", big_square))(x) @ EYE
-
-
-def with_odd_names(x):
-    return in_scope("a[0]*", big_square, in_scope("a0", functools.partial(big_square, big=1.0), x))
 
 
 def outside_any_scope(x):
@@ -180,7 +144,7 @@ def outside_any_scope(x):
 def test_where_a_culprit_may_stand(fn, expected):
     policy, report = tuned(fn, [(X,)], tolerance=0.01)
     assert pins(report) == [expected]
-    assert "test_tune.py" in report.pinned[0].source
+    assert "tests/t" in report.pinned[0].source
     out = autocast(fn, policy=policy)(X)
     np.testing.assert_allclose(out, fn(X), rtol=0.01)
     full = {r.scope for r in explain(fn, X, policy=policy).rows if r.primitive == "square"
@@ -355,153 +319,3 @@ def test_accept_out_of_reach():
 def test_a_program_that_nothing_is_lowered_in():
     with pytest.raises(UnreachableError, match="all 0 operations"):
         tune(lambda x: x + 1.0, [(X,)], accept=lambda mixed: False, progress=False)
-
-
-# --- the report -------------------------------------------------------------------------------
-
-
-def test_the_report(tmp_path, capsys):
-    policy = tune(in_scan, [(X,)], tolerance=0.01)
-    printed = capsys.readouterr().out
-    again, report = tuned(in_scan, [(X,)], tolerance=0.01)
-    assert printed == f"{report}\n"
-    assert policy == again == report.policy
-    assert isinstance(report, TuneReport)
-    assert all(len(line) <= 100 for line in printed.splitlines())
-    assert "in_scan: 1 of" in printed
-    assert "inf before" in printed
-    assert "loop/step, " in printed
-    assert capsys.readouterr().out == ""
-    text = report.to_json(tmp_path / "report.json")
-    assert (tmp_path / "report.json").read_text("utf-8") == text
-    data = json.loads(text)
-    assert data["error_before"] == "inf"
-    assert data["pinned"][0]["primitive"] == "square"
-    assert data["pinned"][0]["largest"] == pytest.approx(72900)
-
-
-def test_a_policy_is_saved_and_loaded(tmp_path):
-    policy, _ = tuned(with_odd_names, [(X,)], tolerance=0.01)
-    policy.save(tmp_path / "policy.toml")
-    assert Policy.load(tmp_path / "policy.toml") == policy
-
-
-def test_a_search_leaves_nothing_with_the_function():
-    def model(x):
-        return big_square(x) @ EYE
-
-    before = dict(vars(model))
-    tune(model, [(X,)], tolerance=0.01, progress=False)
-    assert vars(model) == before
-
-
-# --- the log ----------------------------------------------------------------------------------
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-def test_a_search_that_was_killed_goes_on(tmp_path):
-    log, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
-    command = [sys.executable, "-m", "tests.tune_worker", str(log), "6"]
-    root = pathlib.Path(__file__).parents[1]
-    child = subprocess.run(command, cwd=root, capture_output=True, timeout=300, check=False)
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
-    with log.open("ab") as file:
-        file.write(b'{"pinned": [1, 2')  # what a process leaves that is killed while it writes
-    policy, report, calls = tune_worker.run(log)
-    expected, expected_report, expected_calls = tune_worker.run(whole)
-    assert policy == expected
-    assert report == expected_report
-    assert calls == expected_calls - 6
-    assert lines_of(log) == lines_of(whole)
-    assert pins(report) == [(f"block_{i}", "square") for i in tune_worker.CULPRITS]
-    again = tune_worker.run(log)
-    assert again[1:] == (report, 0)
-
-
-@pytest.fixture
-def log(tmp_path):
-    path = tmp_path / "log.jsonl"
-    tune(in_scan, [(X,)], tolerance=0.01, log=path, progress=False)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(tolerance=0.1), "its tolerance is 0.01, and here it is 0.1"),
-        (dict(policy=BF16), "its policy is"),
-        (dict(batches=[(X,), (X,)]), "its batches is"),
-        (dict(fn=in_cond), 'its function is "in_scan", and here it is "in_cond"'),
-        (dict(accept=lambda mixed: True, tolerance=None), "its tolerance is 0.01"),
-    ],
-    ids=["tolerance", "policy", "batches", "function", "accept"],
-)
-def test_the_log_of_another_search(log, change, message):
-    options = dict(fn=in_scan, batches=[(X,)], tolerance=0.01, log=log, progress=False) | change
-    before = log.read_bytes()
-    with pytest.raises(ValueError, match=r"log=.*is of another search") as caught:
-        tune(**options)
-    assert message in str(caught.value)
-    assert "Pass another path" in str(caught.value)
-    assert log.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "not JSON",
-        "[]",
-        "1",
-        '{"pinned": [0]}',
-        '{"pinned": [999], "passed": true, "error": 0.1}',
-        '{"pinned": [0], "passed": "yes", "error": 0.1}',
-        '{"pinned": 0, "passed": true, "error": 0.1}',
-        '{"largest": [1.0]}',
-        '{"largest": null}',
-    ],
-)
-def test_a_line_that_is_no_trial(log, line):
-    first, *rest = log.read_text("utf-8").splitlines(keepends=True)
-    content = "".join([first, f"{line}\n", *rest])
-    log.write_text(content, "utf-8")
-    with pytest.raises(ValueError, match=r"log=.*line 2 is no trial of tune. Delete the line"):
-        tune(in_scan, [(X,)], tolerance=0.01, log=log, progress=False)
-    assert log.read_text("utf-8") == content
-
-
-@pytest.mark.parametrize("content", [b"version = 1", b"{}\n", b"\xff\x00", b"\n"])
-def test_a_file_that_is_no_log_is_left_as_it_is(tmp_path, content):
-    path = tmp_path / "policy.toml"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"is no log of tune, and is left as it is"):
-        tune(in_scan, [(X,)], tolerance=0.01, log=path, progress=False)
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("length", [0, 1, 20, 30, 100])
-def test_a_first_line_that_is_torn_is_written_again(log, length):
-    whole = log.read_bytes()
-    log.write_bytes(whole[:length])
-    tune(in_scan, [(X,)], tolerance=0.01, log=log, progress=False)
-    assert log.read_bytes() == whole
-
-
-# --- the progress bar -------------------------------------------------------------------------
-
-
-def test_a_progress_bar(capsys):
-    tune(in_scan, [(X,)], tolerance=0.01, progress=True)
-    captured = capsys.readouterr()
-    assert "in_scan: 1 of" in captured.out
-    assert "in_scan" not in captured.err
-
-
-def test_without_rich(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "rich.progress", None)
-    with pytest.raises(ImportError, match=r"progress=True needs rich: pip install rich"):
-        tune(in_scan, [(X,)], tolerance=0.01, progress=True)
-    tune(in_scan, [(X,)], tolerance=0.01)  # no terminal, no progress bar
-    assert capsys.readouterr().err == ""

@@ -5,7 +5,8 @@ COMPUTE = "must be one of 'float16', 'bfloat16', got"
 FLOATS = "must be one of 'float32', 'float16', 'bfloat16', got"
 A_STRING = "must be a string, one of"
 KEYS = (
-    "The keys are version, compute_dtype, output_dtype, level, residuals, dot_output, rules, scopes"
+    "The keys are version, compute_dtype, output_dtype, level, residuals, dot_output, rules, "
+    "scopes, scoped_rules"
 )
 NEST = 10_000
 BIG = 0x10000 * "F"
@@ -13,6 +14,11 @@ BIG = 0x10000 * "F"
 
 def scope(lines):
     return f"{HEAD}[[scopes]]\npattern = 'a'\ndtype = 'float32'\n[[scopes]]\n{lines}"
+
+
+def scoped(lines):
+    first = "[[scoped_rules]]\npattern = 'a'\nrules = {tanh = 'FP32'}\n"
+    return f"{HEAD}{first}[[scoped_rules]]\n{lines}"
 
 
 WRONG = {
@@ -155,6 +161,62 @@ WRONG = {
         scope("pattern = 'b'\ndtype = 16.0"),
         TypeError,
         ["scopes[1].dtype", A_STRING, "16.0 of type float"],
+    ),
+    # Rules in scopes.
+    "scoped rules as a table": (
+        HEAD + "[scoped_rules]\n'*/head' = 'FP32'",
+        TypeError,
+        ["scoped_rules must be an array of tables, got a table", "[[scoped_rules]]"],
+    ),
+    "scoped rules as strings": (
+        HEAD + "scoped_rules = ['*/head']",
+        TypeError,
+        ["scoped_rules[0] must be a table, got '*/head'", "[[scoped_rules]]"],
+    ),
+    "no pattern of rules": (
+        scoped("[scoped_rules.rules]\ntanh = 'FP32'"),
+        ValueError,
+        ["scoped_rules[1] has no pattern", "Write"],
+    ),
+    "no rules of a pattern": (
+        scoped("pattern = 'b'"),
+        ValueError,
+        ["scoped_rules[1] has no rules", "[scoped_rules.rules]"],
+    ),
+    "a rule beside the pattern": (
+        scoped("pattern = 'b'\ntanh = 'FP32'"),
+        ValueError,
+        ["scoped_rules[1]: unknown key 'tanh'", "The keys are pattern, rules"],
+    ),
+    "an empty pattern of rules": (
+        scoped("pattern = ''\nrules = {tanh = 'FP32'}"),
+        ValueError,
+        ["scoped_rules[1].pattern is empty", "'*/LayerNorm_*'"],
+    ),
+    "a number as pattern of rules": (
+        scoped("pattern = 3\nrules = {tanh = 'FP32'}"),
+        TypeError,
+        ["scoped_rules[1].pattern must be a string, got 3 of type int"],
+    ),
+    "rules of a pattern as a string": (
+        scoped("pattern = 'b'\nrules = 'FP32'"),
+        TypeError,
+        ["scoped_rules[1].rules must be a table, got 'FP32'", "[scoped_rules.rules]"],
+    ),
+    "a policy in a scope": (
+        scoped("pattern = 'b'\nrules = {tanh = 'FP23'}"),
+        ValueError,
+        ["scoped_rules[1].rules.tanh must be one of", "'FP23'", "mean 'FP32'"],
+    ),
+    "a structural primitive in a scope": (
+        scoped("pattern = 'b'\nrules = {scan = 'KEEP'}"),
+        ValueError,
+        ["scoped_rules[1].rules.scan", "'scan' is structural"],
+    ),
+    "code as a policy in a scope": (
+        scoped("pattern = 'b'\nrules = {exp = \"__import__('os').system('touch pwned')\"}"),
+        ValueError,
+        ["scoped_rules[1].rules.exp", "__IMPORT__"],
     ),
     # Not TOML.
     "not TOML": (

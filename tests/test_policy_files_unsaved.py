@@ -1,0 +1,112 @@
+"""Policies that no file can hold, and files that cannot be written: what was there stays."""
+
+import functools
+import os
+import stat
+
+import pytest
+
+from jmp_autocast import BF16, CastPolicy, Policy
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "policy.toml"
+
+
+def my_rule(eqn):
+    return CastPolicy.FP32
+
+
+class Rule:
+    def __call__(self, eqn):
+        return CastPolicy.FP32
+
+    def __repr__(self):
+        return "<a rule>"
+
+
+FUNCTIONS = {
+    "a function": (my_rule, "my_rule"),
+    "a lambda": (lambda eqn: CastPolicy.FP32, "<lambda>"),
+    "an object": (Rule(), "<a rule>"),
+    "a partial": (functools.partial(my_rule), "functools.partial"),
+}
+SURROGATES = {
+    "a name": {"rules": (("a\ud800", CastPolicy.KEEP),)},
+    "a pattern": {"scopes": (("a\udfff", "float32"),)},
+    "a pattern of rules": {"scoped_rules": (("a\udfff", "exp", CastPolicy.KEEP),)},
+    "a name in a scope": {"scoped_rules": (("a", "a\ud800", CastPolicy.KEEP),)},
+}
+
+
+def unwritable():
+    for what, (rule, name) in FUNCTIONS.items():
+        policy = BF16.with_rules({"exp": "KEEP", "tanh": rule})
+        parts = ["primitive 'tanh'", name, "a policy's name", "register_policy('tanh', ...)"]
+        yield pytest.param(policy, TypeError, parts, id=what)
+        policy = BF16.with_rules({"tanh": rule}, scope="*/head")
+        yield pytest.param(policy, TypeError, parts, id=f"{what} in a scope")
+    for what, fields in SURROGATES.items():
+        parts = ["a\\ud", "surrogate pair", "Take it out"]
+        yield pytest.param(Policy(**fields), ValueError, parts, id=f"a surrogate in {what}")
+
+
+@pytest.mark.parametrize("there", [None, "what was there"])
+@pytest.mark.parametrize(("policy", "error", "parts"), list(unwritable()))
+def test_a_policy_that_cannot_be_saved(policy, error, parts, there, path):
+    if there:
+        path.write_text(there, "utf-8")
+    with pytest.raises(error) as caught:
+        policy.save(path)
+    assert caught.type is error
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+    assert [p.read_text("utf-8") for p in path.parent.iterdir()] == ([there] if there else [])
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failure_leaves_what_was_there(step, path, monkeypatch):
+    path.write_text("what was there", "utf-8")
+
+    def fail(*args):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        BF16.save(path)
+    assert os.listdir(path.parent) == [path.name]
+    assert path.read_text("utf-8") == "what was there"
+
+
+def test_a_folder_is_not_replaced(tmp_path):
+    with pytest.raises(ValueError, match="no regular file"):
+        BF16.save(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_stays_a_link(path):
+    link = path.with_name("link.toml")
+    link.symlink_to(path)
+    BF16.save(link)
+    assert link.is_symlink()
+    assert Policy.load(path) == Policy.load(link) == BF16
+
+
+def test_a_device_or_pipe_is_not_replaced(path):
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="no regular file"):
+        BF16.save(path)
+    assert path.is_fifo()
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(None, 0o644), (0o640, 0o640)])
+def test_the_mode_is_that_of_a_new_file_or_of_the_old_one(mode, expected, path):
+    if mode is not None:
+        path.write_text("what was there", "utf-8")
+        path.chmod(mode)
+    before = os.umask(0o022)
+    try:
+        BF16.save(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == expected
