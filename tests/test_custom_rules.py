@@ -230,8 +230,10 @@ def test_custom_vjp_sees_what_is_perturbed():
     loss = lambda w, x: jnp.mean(f(x, w)[0] ** 2)
     check(lambda cast: jax.grad(cast(loss)), w(), x())
     assert set(perturbed) == {(False, True)}
-    assert zeros
-    assert all(z == [False, True] for z in zeros)
+    known = jax.__version_info__ >= (0, 10, 2)  # JAX 0.10.0 has no way to say so
+    zeros.clear()
+    jax.make_jaxpr(jax.grad(autocast(loss)))(w(), x())
+    assert {tuple(z) for z in zeros} == {(False, known)}
 
 
 def test_custom_vjp_with_an_output_that_a_batch_shares():

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .compat import (
@@ -156,10 +155,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         known = [k for k in inexact if type(cotangents[k]) is not SymbolicZero]
 
         def original_backward(residuals: Sequence[Any], given: Sequence[Any]) -> Any:
-            full = [
-                zero_cotangent(a) if k in inexact else np.zeros(a.shape, jax.dtypes.float0)
-                for k, a in enumerate(out_avals)
-            ]
+            full = [zero_cotangent(a) for a in out_avals]
             for k, cotangent in zip(known, given, strict=True):
                 full[k] = cotangent
             return jax.tree_util.tree_unflatten(tree, residuals)(tuple(full))

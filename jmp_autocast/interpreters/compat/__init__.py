@@ -336,6 +336,10 @@ def zero_cotangent(aval: Any) -> Any:
     """Returns a cotangent that is known to be zero, for a function that `jax.vjp` returned.
 
     An array of zeros is not known to be: the user's rule would see an array where it asks for
-    symbolic zeros, and since JAX 0.12 a cotangent that is shared by a batch is an error.
+    symbolic zeros, and since JAX 0.12 a cotangent that is shared by a batch is an error. JAX 0.10.0
+    takes arrays alone.
     """
-    return ad.Zero(aval.to_ct_aval())
+    if jax.__version_info__ >= (0, 10, 2):
+        return ad.Zero(aval.to_ct_aval())
+    inexact = jax.dtypes.issubdtype(aval.dtype, np.inexact)
+    return np.zeros(aval.shape, aval.dtype if inexact else jax.dtypes.float0)
