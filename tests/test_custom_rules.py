@@ -208,8 +208,8 @@ def test_custom_jvp_sees_symbolic_zeros():
 
 
 def test_custom_vjp_sees_what_is_perturbed():
-    """Cotangents that are zero arrive as zeros; which arguments are differentiated is kept."""
-    perturbed = []
+    """And which cotangents are zero."""
+    perturbed, zeros = [], []
 
     @jax.custom_vjp
     def f(x, w):
@@ -222,6 +222,7 @@ def test_custom_vjp_sees_what_is_perturbed():
 
     def backward(saved, cotangents):
         x, w = saved
+        zeros.append([type(c) is SymbolicZero for c in cotangents])
         g = 3 * cotangents[0] * jnp.cos(x @ w)
         return None, x.T @ g
 
@@ -229,6 +230,32 @@ def test_custom_vjp_sees_what_is_perturbed():
     loss = lambda w, x: jnp.mean(f(x, w)[0] ** 2)
     check(lambda cast: jax.grad(cast(loss)), w(), x())
     assert set(perturbed) == {(False, True)}
+    known = jax.__version_info__ >= (0, 10, 2)  # JAX 0.10.0 has no way to say so
+    zeros.clear()
+    jax.make_jaxpr(jax.grad(autocast(loss)))(w(), x())
+    assert {tuple(z) for z in zeros} == {(False, known)}
+
+
+def test_custom_vjp_with_an_output_that_a_batch_shares():
+    """diffrax has such rules; a cotangent for that output would be an error of JAX 0.12."""
+
+    @jax.custom_vjp
+    def f(x, w, t):
+        return jnp.sin(x @ w), 2 * t
+
+    f.defvjp(
+        lambda x, w, t: (f(x, w, t), (x, w, t)),
+        lambda saved, g: (
+            g[0] @ saved[1].T,
+            jnp.outer(saved[0], 3 * g[0] * jnp.cos(saved[0] @ saved[1])),
+            2 * g[1] + jnp.sum(g[0]),  # of each example its own
+        ),
+    )
+
+    def loss(w, x):
+        return jnp.mean(jax.vmap(lambda row: f(row, w, jnp.sum(w))[0])(x) ** 2)
+
+    check(lambda cast: jax.grad(cast(loss)), w(), x())
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
