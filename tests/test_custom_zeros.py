@@ -1,4 +1,4 @@
-"""Tangents and cotangents that are known to be zero stay so in derivative rules of the user's own."""
+"""Tangents and cotangents known to be zero stay so in derivative rules of the user's own."""
 
 import jax
 import jax.numpy as jnp
