@@ -310,9 +310,13 @@ def _over_mapped_axes(reading: Reading) -> Reading:
 
 def _row(site: Site, reading: Reading, i: int) -> NumericsRow:
     counts = reading.counts
+    where: dict[str, Any] = {
+        field.name: getattr(site, field.name) for field in dataclasses.fields(site)
+    }
+    what: dict[str, Any] = {name: _count(getattr(counts, name), i) for name in _SUMMED}
     return NumericsRow(
-        **{field.name: getattr(site, field.name) for field in dataclasses.fields(site)},
-        **{name: _count(getattr(counts, name), i) for name in _SUMMED},
+        **where,
+        **what,
         runs=int(reading.runs[i]),
         largest=0.0 if counts.largest is None else _single(counts.largest[i]),
         smallest=math.inf if counts.smallest is None else _single(counts.smallest[i]),
