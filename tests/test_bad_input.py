@@ -43,6 +43,8 @@ RESULTS = {
     "EquationView",
     "FiniteGradients",
     "LossScalingState",
+    "NumericsReport",
+    "NumericsRow",
     "OpCount",
     "Pin",
     "Report",

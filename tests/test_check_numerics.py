@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec
 
 from jmp_autocast import check_numerics
 
-from .planted_faults import FAULTS, X, on_devices, planted_line
+from .fault_programs import on_devices, planted_line
+from .planted_faults import FAULTS, X
 
 
 def report_of(fn, *args, mode="collect"):

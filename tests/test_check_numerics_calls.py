@@ -37,7 +37,7 @@ def wide(x):
     return np.asarray(x).astype(np.complex128)
 
 
-@examples(15)
+@examples(8)
 @hypothesis.given(programs(exclude={"inner_autocast"}, size=4), arguments(), st.integers(0, 9))
 def test_results_are_bit_for_bit_those_of_single_equations(jit_caches, program, args, seed):
     """Of programs that nest structures, with static leaves among arguments and results."""

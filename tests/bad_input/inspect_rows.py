@@ -1,9 +1,9 @@
-"""Wrong uses of `explain` and `op_stats`."""
+"""Wrong uses of `check_numerics`, `explain` and `op_stats`."""
 
 import jax
 import jax.numpy as jnp
 
-from jmp_autocast import BF16, autocast, compare, explain, op_stats
+from jmp_autocast import BF16, autocast, check_numerics, compare, explain, op_stats
 
 from .world import Row, X, loss, loss_at_call
 
@@ -142,5 +142,65 @@ ROWS = [
         "sin",
         "scalar float",
         "pass a loss",
+    ),
+    Row(
+        "check_numerics",
+        "an array for the function",
+        lambda w: check_numerics(X),
+        TypeError,
+        "check_numerics",
+        "of type ndarray",
+        "takes a callable",
+        "Pass the function itself",
+    ),
+    Row(
+        "check_numerics",
+        "a generator function",
+        lambda w: check_numerics(generator),
+        TypeError,
+        "check_numerics",
+        "generator",
+        "returns its result",
+        "Apply check_numerics to the function that it calls",
+    ),
+    Row(
+        "check_numerics",
+        "a mode that is none",
+        lambda w: check_numerics(loss, mode="colect"),
+        ValueError,
+        "mode",
+        "'colect'",
+        "must be one of 'raise', 'collect', 'overflow'",
+        "Did you mean 'collect'",
+    ),
+    Row(
+        "check_numerics",
+        "a mode of another type",
+        lambda w: check_numerics(loss, mode=None),
+        ValueError,
+        "mode",
+        "got None",
+        "must be one of",
+        "'raise', 'collect', 'overflow'",
+    ),
+    Row(
+        "check_numerics",
+        "differentiated from outside",
+        lambda w: jax.grad(check_numerics(loss))(w.params, X),
+        TypeError,
+        r"check_numerics\(loss\)",
+        "is differentiated",
+        "without its derivative rules",
+        r"check_numerics\(jax.grad\(loss\)\)",
+    ),
+    Row(
+        "check_numerics",
+        "what it closes over is differentiated",
+        lambda w: jax.grad(lambda p: check_numerics(lambda x: loss(p, x))(X))(w.params),
+        TypeError,
+        "check_numerics",
+        "is differentiated",
+        "without its derivative rules",
+        r"check_numerics\(jax.grad\(",
     ),
 ]

@@ -44,6 +44,14 @@ class NumericsRow:
         bad_runs: The number of runs that made what is looked for.
         first_run: The first of these runs, counted from 0; None if there is none.
         order: How many equations had run before that; None if there is none.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import check_numerics
+        >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([0.0, 1.0, 1.0]))
+        >>> (row,) = report.rows
+        >>> row.primitive, row.dtypes, row.inf, row.zero, row.largest
+        ('log', ('float32',), 1, 2, 0.0)
     """
 
     scope: str
@@ -68,7 +76,18 @@ class NumericsRow:
 
     @property
     def values(self) -> int:
-        """The number of values that it made, over all runs."""
+        """The number of values that it made, over all runs.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> from jax import lax
+            >>> def f(x):
+            ...     return lax.fori_loop(0, 5, lambda i, y: jnp.sin(y), x)
+            >>> _, report = check_numerics(f, mode="collect")(jnp.ones(3))
+            >>> [(row.runs, row.values) for row in report.rows]
+            [(5, 15)]
+        """
         return self.runs * sum(math.prod(shape) for shape in self.shapes)
 
 
@@ -102,31 +121,67 @@ class NumericsReport:
 
     @property
     def rows(self) -> list[NumericsRow]:
-        """A row per equation that makes floats, in program order."""
+        """A row per equation that makes floats, in program order.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> f = lambda x: jnp.exp(x) - 1.0
+            >>> _, report = check_numerics(f, mode="collect")(jnp.zeros(4))
+            >>> [(row.primitive, row.zero) for row in report.rows]
+            [('exp', 0), ('sub', 4)]
+        """
         reading = _over_mapped_axes(jax.tree.map(np.asarray, self.readings))
         return [_row(site, reading, i) for i, site in enumerate(self.sites)]
 
     @property
     def bad(self) -> list[NumericsRow]:
-        """The rows that made what is looked for, the earliest first."""
+        """The rows that made what is looked for, the earliest first.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> f = lambda x: jnp.log(x) - jnp.log(x)
+            >>> _, report = check_numerics(f, mode="collect")(jnp.zeros(4))
+            >>> [(row.primitive, row.inf, row.nan) for row in report.bad]
+            [('log', 4, 0), ('log', 4, 0), ('sub', 0, 4)]
+        """
         found = [row for row in self.rows if row.order is not None]
         return sorted(found, key=lambda row: row.order or 0)
 
     @property
     def first(self) -> NumericsRow | None:
-        """The row that was the first to make it, None if there is none."""
+        """The row that was the first to make it, None if there is none.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([0.0, 1.0]))
+            >>> report.first.primitive
+            'log'
+            >>> check_numerics(jnp.exp, mode="collect")(jnp.ones(2))[1].first is None
+            True
+        """
         return next(iter(self.bad), None)
 
     @property
     def summary(self) -> str:
-        """The report in one line."""
+        """The report in one line.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([0.0, 1.0]))
+            >>> report.summary
+            'log: an infinity or NaN, made by 1 of 1 equation'
+        """
         rows = self.rows
         bad = [row for row in rows if row.bad_runs]
         if not bad:
             what = "nothing beyond float16's range" if self.mode == "overflow" else "all is finite"
             return cut(f"{self.name}: {counted(len(rows), 'equation', 'equations')}, {what}")
         of = counted(len(rows), "equation", "equations")
-        return cut(f"{self.name}: {len(bad)} of {of} make {_what(self.mode)}")
+        return cut(f"{self.name}: {_what(self.mode)}, made by {len(bad)} of {of}")
 
     def __str__(self) -> str:
         """Returns the summary, the faults in the order in which they arose, and the extremes."""
@@ -147,7 +202,15 @@ class NumericsReport:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as plain dicts, lists, strings and numbers."""
+        """Returns the report as plain dicts, lists, strings and numbers.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([4.0, 1.0]))
+            >>> report.to_dict()["rows"][0]["zero"]
+            1
+        """
         rows = [dataclasses.asdict(row) for row in self.rows]
         return {"name": self.name, "mode": self.mode, "rows": rows}
 
@@ -156,6 +219,13 @@ class NumericsReport:
 
         Args:
             path: A file to write it to as well.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([4.0, 1.0]))
+            >>> report.to_json()[:32]
+            '{"name": "log", "mode": "collect'
         """
         content = self.to_dict()
         for row in content["rows"]:
