@@ -341,5 +341,5 @@ def zero_cotangent(aval: Any) -> Any:
     """
     if jax.__version_info__ >= (0, 10, 2):
         return ad.Zero(aval.to_ct_aval())
-    inexact = jax.dtypes.issubdtype(aval.dtype, np.inexact)
+    inexact = jax.numpy.issubdtype(aval.dtype, np.inexact)
     return np.zeros(aval.shape, aval.dtype if inexact else jax.dtypes.float0)
