@@ -8,6 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jmp_autocast import BF16, autocast
+
+from .test_explain import assert_rows_are_what_runs
+
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
 
 
@@ -183,3 +187,16 @@ def test_import_time(monkeypatch, capsys, limit, status):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("min 1.000 s, median 1.500 s")
     assert lines[-1].endswith("min 1.20, median 0.90")
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("level", ["o1", "compute"])
+@pytest.mark.parametrize("name", ["GPT", "ViT", "ResNet", "LSTM"])
+def test_explain_says_in_which_dtypes_the_models_run(vs_handwritten, name, level):
+    from comparison.cases import SIZES, plain_loss
+
+    case = next(case for case in SIZES["tiny"] if case.name == name)
+    ((params, batch),) = case.examples(1)
+    wrapper = autocast(plain_loss(case.build()), policy=BF16.with_level(level))
+    report = assert_rows_are_what_runs(wrapper, params, batch)
+    assert report.totals.low_share == 1
