@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import time
 import tomllib
 
 import nox
@@ -80,6 +81,25 @@ def docs(session: nox.Session) -> None:
         session.run("python", str(generator), "--check")
     session.run("python", "-m", "sphinx", "-W", "-b", "html", "docs", "docs/_build/html")
     session.run("python", "-m", "pytest", "tests/check_site.py", *session.posargs)
+
+
+@nox.session(python=NEWER_PYTHONS[-1])
+def guides(session: nox.Session) -> None:
+    """Each guide as a newcomer follows it: what it installs in a new environment, and prints."""
+    session.run("python", "-m", "tests.follow_guides", "--fresh", *session.posargs)
+
+
+@nox.session(python=OLDEST_PYTHON)
+def examples(session: nox.Session) -> None:
+    """All examples with their own sizes: 15 minutes on 2 cores at most."""
+    session.install("-e", ".[examples]")
+    folder = pathlib.Path(session.create_tmp()).resolve()
+    start = time.monotonic()
+    for example in sorted(pathlib.Path("examples").glob("*.py")):
+        if "def main(" in example.read_text(encoding="utf-8"):
+            session.run("python", str(example), "--output", str(folder / example.stem))
+    if (minutes := (time.monotonic() - start) / 60) > 15:
+        session.error(f"The examples took {minutes:.1f} minutes.")
 
 
 @nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])

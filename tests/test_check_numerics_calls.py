@@ -62,6 +62,15 @@ def test_types_are_those_of_the_function(jit_caches, program, args):
     assert jax.eval_shape(check_numerics(fn), *args) == jax.eval_shape(fn, *args)
 
 
+def test_a_weak_type_stays():
+    def fn(scale):
+        return jax.checkpoint(lambda x: jnp.log(x + x))(jnp.asarray(scale))
+
+    found = check_numerics(fn)(0.5)
+    assert jax.typeof(found) == jax.typeof(fn(0.5))
+    assert jax.typeof(found).weak_type
+
+
 # --- arguments and results --------------------------------------------------------------------
 
 

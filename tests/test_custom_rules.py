@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 
 from jmp_autocast import autocast
 
@@ -185,50 +184,6 @@ def test_the_rule_sees_declared_dtypes(rule):
     jax.make_jaxpr(jax.grad(autocast(total(f))))(w(), x())
     assert len(seen) >= 4
     assert set(seen) == {np.dtype(np.float32)}
-
-
-def test_custom_jvp_sees_symbolic_zeros():
-    seen = []
-
-    @jax.custom_jvp
-    def f(x, w, b):
-        return jnp.sin(x @ w) + b
-
-    def rule(primals, tangents):
-        x, w, b = primals
-        seen.append([type(t) is SymbolicZero for t in tangents])
-        assert all(t.dtype == p.dtype for t, p in zip(tangents, primals, strict=True))
-        return jnp.sin(x @ w) + b, 3 * jnp.cos(x @ w) * (x @ tangents[1])
-
-    f.defjvp(rule, symbolic_zeros=True)
-    loss = lambda w, x: jnp.mean(f(x, w, jnp.ones(4)) ** 2)
-    check(lambda cast: jax.grad(cast(loss)), w(), x())
-    assert len(seen) >= 2  # of the plain program and of the other
-    assert all(zeros == [True, False, True] for zeros in seen)
-
-
-def test_custom_vjp_sees_what_is_perturbed():
-    """Cotangents that are zero arrive as zeros; which arguments are differentiated is kept."""
-    perturbed = []
-
-    @jax.custom_vjp
-    def f(x, w):
-        return jnp.sin(x @ w), x @ w
-
-    def forward(x, w):
-        perturbed.append((x.perturbed, w.perturbed))
-        x, w = x.value, w.value
-        return f(x, w), (x, w)
-
-    def backward(saved, cotangents):
-        x, w = saved
-        g = 3 * cotangents[0] * jnp.cos(x @ w)
-        return None, x.T @ g
-
-    f.defvjp(forward, backward, symbolic_zeros=True)
-    loss = lambda w, x: jnp.mean(f(x, w)[0] ** 2)
-    check(lambda cast: jax.grad(cast(loss)), w(), x())
-    assert set(perturbed) == {(False, True)}
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .compat import (
@@ -24,6 +23,7 @@ from .compat import (
     jaxpr_as_fun,
     mark_frames,
     with_dtype,
+    zero_cotangent,
 )
 from .plan import EquationPlan, Wanted, float_dtype
 from .rewrite import Rewriter, read, rewrites
@@ -152,21 +152,18 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         residuals, static, dtypes = saved
         moving, tree, residual_avals = static.value
 
+        known = [k for k in inexact if type(cotangents[k]) is not SymbolicZero]
+
         def original_backward(residuals: Sequence[Any], given: Sequence[Any]) -> Any:
-            full = [np.zeros(a.shape, jax.dtypes.float0) for a in out_avals]
-            for k, cotangent in zip(inexact, given, strict=True):
+            full = [zero_cotangent(a) for a in out_avals]
+            for k, cotangent in zip(known, given, strict=True):
                 full[k] = cotangent
             return jax.tree_util.tree_unflatten(tree, residuals)(tuple(full))
 
-        given = [
-            jnp.zeros(out_avals[k].shape, inner.outputs[k].dtype or out_avals[k].dtype)
-            if type(cotangents[k]) is SymbolicZero
-            else cotangents[k]
-            for k in inexact
-        ]
         closed = fresh_make_jaxpr(
-            original_backward, list(residual_avals), [out_avals[k] for k in inexact]
+            original_backward, list(residual_avals), [out_avals[k] for k in known]
         )
+        given = [cotangents[k] for k in known]
         wanted = [Wanted(dtype=dtypes.value[i]) for i in moving]
         found = rewriter.run(closed, [*residuals, *given], wanted, inner.path)
         gradients: list[Any] = [None] * len(avals)

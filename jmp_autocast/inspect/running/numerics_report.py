@@ -310,10 +310,13 @@ def _over_mapped_axes(reading: Reading) -> Reading:
 
 def _row(site: Site, reading: Reading, i: int) -> NumericsRow:
     counts = reading.counts
-    same: dict[str, Any] = {f.name: getattr(site, f.name) for f in dataclasses.fields(site)}
-    same |= {name: _count(getattr(counts, name), i) for name in _SUMMED}
+    where: dict[str, Any] = {
+        field.name: getattr(site, field.name) for field in dataclasses.fields(site)
+    }
+    what: dict[str, Any] = {name: _count(getattr(counts, name), i) for name in _SUMMED}
     return NumericsRow(
-        **same,
+        **where,
+        **what,
         runs=int(reading.runs[i]),
         largest=0.0 if counts.largest is None else _single(counts.largest[i]),
         smallest=math.inf if counts.smallest is None else _single(counts.smallest[i]),

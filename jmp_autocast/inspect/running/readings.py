@@ -87,7 +87,8 @@ class NumericsProbe:
         """Counts what is in the results of an equation."""
         (results,) = run.results
         counts = [_counts(x, self._ranges) for x in results if is_measured(jax.typeof(x))]
-        return tuple(x for x in functools.reduce(_sum, counts) if x is not None)
+        total = functools.reduce(_sum, counts)
+        return (jnp.stack([x for x in total if x is not None]),)
 
     def flags_of(self, array: Any) -> tuple[Any, Any]:
         """Returns whether an array holds a NaN, and whether an infinity."""
@@ -99,12 +100,12 @@ class NumericsProbe:
 
     def flags_made(self, measured: tuple[Any, ...]) -> tuple[Any, Any]:
         """Returns whether there is a NaN, and whether an infinity, in what equations made."""
-        counts = Counts(*measured)
+        counts = Counts(*measured[0].T)
         return counts.nan > 0, counts.inf > 0
 
     def settle(self, measured: tuple[Any, ...], held: tuple[Any, ...], ticks: Any) -> Reading:
         """Returns the readings of equations that have each run once."""
-        counts, (nan, inf) = Counts(*measured), held
+        counts, (nan, inf) = Counts(*measured[0].T), held
         bad = (counts.nan > 0) & ~nan | (counts.inf > 0) & ~nan & ~inf
         if self._overflow:
             bad |= counts.large > 0
@@ -143,9 +144,8 @@ def _saturating(a: Any, b: Any) -> Any:
 
 
 def _sum(a: Counts, b: Counts, add: Any = _saturating) -> Counts:
-    ways: dict[str, Any] = dict.fromkeys(Counts._fields, add)
-    ways |= {"largest": jnp.maximum, "smallest": jnp.minimum}
-    each = zip(ways.values(), a, b, strict=True)
+    ways = [add] * (len(Counts._fields) - 2) + [jnp.maximum, jnp.minimum]
+    each = zip(ways, a, b, strict=True)
     return Counts(*(None if p is None else way(p, q) for way, p, q in each))
 
 
@@ -161,22 +161,20 @@ def _counts(x: Any, ranges: bool) -> Counts:
     bits = _magnitude_bits(x)
     whole = bits.dtype.type
     infinity = _bits_of(np.inf, whole)
-    values = [bits > infinity, bits == infinity]
-    finite, below = bits < infinity, bits - whole(1)  # 0 wraps around to the greatest number
+    masks, extremes, ends = [bits > infinity, bits == infinity], [], []
     if ranges:
         normal = _bits_of(jnp.finfo(x.dtype).smallest_normal, whole)
-        values += [
+        finite, below = bits < infinity, bits - whole(1)  # 0 wraps around to the greatest number
+        masks += [
             bits < normal,
             below < normal - whole(1),
             finite & (bits >= _bits_of(FLOAT16_OVERFLOW, whole)),
             below < _bits_of(FLOAT16_UNDERFLOW, whole),
         ]
-    values = [mask.astype(jnp.uint32) for mask in values]
-    starts = [np.uint32(0)] * len(values)
-    if ranges:
-        values += [jnp.where(finite, bits, whole(0)), jnp.minimum(below, infinity - whole(1))]
-        starts += [whole(0), infinity - whole(1)]
-
+        ends = [whole(0), infinity - whole(1)]
+        extremes = [jnp.where(finite, bits, ends[0]), jnp.minimum(below, ends[1])]
+    values = [*(mask.astype(jnp.uint32) for mask in masks), *extremes]
+    starts = [*(np.uint32(0) for _ in masks), *ends]
     add = _saturating if x.size > NEVER else operator.add
 
     def combine(a: Any, b: Any) -> list[Any]:

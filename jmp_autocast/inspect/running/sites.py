@@ -16,8 +16,9 @@ from ...interpreters.compat import (
     scope_names,
     source_line,
 )
-from ...policies import CALLS, CONTRACTIONS
+from ...policies import CALLS
 from ...scopes import read_mark
+from ..program.jaxprs import contraction_in
 
 # Run by evaluating the one jaxpr that they hold. A custom rule matters to derivatives alone.
 INLINED = CALLS | {"custom_jvp_call", "custom_vjp_call", "custom_vmap_call"}
@@ -83,19 +84,12 @@ def sites_in(
             yield Site(
                 scope="/".join(path),
                 source=line,
-                primitive=_name(eqn),
+                primitive=(contraction_in(eqn) or eqn).primitive.name,
                 inside=tuple(inside),
                 backward=transposed,
                 shapes=tuple(tuple(aval.shape) for aval in results),
                 dtypes=tuple(aval.dtype.name for aval in results),
             )
-
-
-def _name(eqn: Any) -> str:
-    """Returns the primitive's name; `autocast` has a primitive of its own around contractions."""
-    name = eqn.primitive.name
-    inner = body_of(eqn.params["jaxpr"]).eqns if name == "accumulate" else ()
-    return next((e.primitive.name for e in inner if e.primitive.name in CONTRACTIONS), name)
 
 
 def is_site(eqn: Any) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
-from jax.interpreters import partial_eval
+from jax.interpreters import ad, partial_eval
 
 from . import new_primitives
 from .new_primitives import define_bilinear, define_linear_view
@@ -72,6 +72,7 @@ __all__ = [
     "trace_context",
     "varying_axes",
     "with_dtype",
+    "zero_cotangent",
 ]
 
 
@@ -329,3 +330,16 @@ def primitives_with_lowering() -> frozenset[str]:
 
     tables = [private_mlir._lowerings, *private_mlir._platform_specific_lowerings.values()]
     return frozenset(primitive.name for table in tables for primitive in table)
+
+
+def zero_cotangent(aval: Any) -> Any:
+    """Returns a cotangent that is known to be zero, for a function that `jax.vjp` returned.
+
+    An array of zeros is not known to be: the user's rule would see an array where it asks for
+    symbolic zeros, and since JAX 0.12 a cotangent that is shared by a batch is an error. JAX 0.10.0
+    takes arrays alone.
+    """
+    if jax.__version_info__ >= (0, 10, 2):
+        return ad.Zero(aval.to_ct_aval())
+    inexact = jax.dtypes.issubdtype(aval.dtype, np.inexact)
+    return np.zeros(aval.shape, aval.dtype if inexact else jax.dtypes.float0)
