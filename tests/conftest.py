@@ -1,12 +1,6 @@
 """The whole suite runs under strict promotion, with tracer leaks and warnings as errors."""
 
 import gc
-import os
-
-# Before JAX starts its backend: eight CPU devices for the sharding tests.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
-    " --xla_force_host_platform_device_count=8"
-)
 
 import hypothesis
 import jax
@@ -21,7 +15,9 @@ from .browser import (  # noqa: F401 - pytest finds them here
     pytest_terminal_summary,
     visit,
 )
+from .xla_flags import set_xla_flags
 
+set_xla_flags(devices=8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_check_tracer_leaks", True)
 

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import pathlib
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from .test_loss_scale_processes import free_port
+from .processes import environment_without_devices, free_port
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 DEVICES, STEPS, KILL_AFTER = 4, 12, 9
@@ -46,7 +45,7 @@ def start(tmp_path_factory):
     children = []
 
     def start(processes, output, *more):
-        environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | settings
+        environment = environment_without_devices() | settings
         environment["JAX_NUM_CPU_DEVICES"] = str(DEVICES // processes)
         command = [sys.executable, EXAMPLES / "train_sharded.py", *OPTIONS, *more]
         command += ["--output", output, "--num-processes", str(processes)]

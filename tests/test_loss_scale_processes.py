@@ -1,31 +1,23 @@
 """Loss scaling in two processes that talk over the loopback interface."""
 
 import itertools
-import os
 import pathlib
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from .processes import environment_without_devices, free_port
 from .two_process_worker import BAD_STEP, STEPS, WEIGHTS
 
 WORKER = pathlib.Path(__file__).with_name("two_process_worker.py")
 LIMIT = 120  # seconds; a run takes some ten
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def run(processes, folder, worker=WORKER):
     """Runs a worker in so many processes at once; returns what each of them saw."""
-    hidden = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
-    environment = {k: v for k, v in os.environ.items() if k not in hidden}
+    environment = environment_without_devices()
     environment |= {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "error"}
     coordinator = f"127.0.0.1:{free_port()}"
     results = [folder / f"{i}-of-{processes}.npz" for i in range(processes)]
