@@ -1,6 +1,7 @@
 """Contractions that hand out their float32 accumulator: values, dtypes and derivatives."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,17 @@ def test_what_is_saved_for_the_backward_pass_is_16_bits_wide():
     saved = jax.tree.leaves(jax.vjp(accumulating(row[2], "bfloat16"), x, w)[1])
     expected = [(w.shape, "bfloat16"), (x.shape, "bfloat16")]
     assert sorted((r.shape, r.dtype.name) for r in saved) == sorted(expected)
+
+
+def test_cpus_widen_both_operands_where_they_are_multiplied():
+    row = TABLE["dense"]
+    gradient = jax.grad(lambda w, x: jnp.sum(accumulating(row[2], "bfloat16")(x, w)))
+    x, w = arguments(row)
+    lowered = jax.jit(gradient).trace(w, x).lower(lowering_platforms=("cpu",)).as_text()
+    (barrier,) = re.findall(r"stablehlo.optimization_barrier .* : (.*)", lowered)
+    (product,) = re.findall(r"stablehlo.dot_general .* : (.*)", lowered)
+    assert (barrier.count("bf16"), barrier.count("f32")) == (2, 0)
+    assert (product.count("bf16"), product.count("f32")) == (0, 3)
 
 
 def test_nothing_asked_for_is_a_plain_contraction():
