@@ -216,7 +216,7 @@ def _evaluate(
         xs, params = [env[v] for v in eqn.invars], eqn.params
         if eqn is contraction:
             params = {**params, "preferred_element_type": out}
-            if widen:
+            if widen and out != low:
                 # Otherwise XLA widens them where they are made, and keeps that until the backward
                 # pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
                 xs = lax.optimization_barrier(xs)
