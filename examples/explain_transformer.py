@@ -5,8 +5,9 @@ Nothing is trained or downloaded, and no weights exist: shapes are enough. Run i
     python examples/explain_transformer.py
     python examples/explain_transformer.py --dtype float16 --level compute --output report
 
-and open ``precision-report/gradient.html``: a click on an equation leads to why its dtype was
-chosen. It prints the reports of the loss and of its gradient, with the share that stays float32.
+and open ``report/gradient.html``: a click on an equation leads to why its dtype was chosen.
+
+It prints the reports of the loss and of its gradient, with the share that stays float32.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from char_gpt import Gpt, make_loss
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from runs import add_numbers, add_output, folder_of
 
 from jmp_autocast import BF16, FP16, Report, explain
 
@@ -133,20 +135,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--dtype", choices=POLICIES, default="bfloat16", help="default: %(default)s"
     )
     parser.add_argument("--level", choices=LEVELS, default="o1", help="default: %(default)s")
-    for name, (default, text) in NUMBERS.items():
-        parser.add_argument(
-            f"--{name}", type=int, default=default, help=f"{text} (default: {default})"
-        )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path("precision-report"),
-        help="folder for the pages and the picture (default: %(default)s)",
-    )
+    add_numbers(parser, NUMBERS)
+    add_output(parser)
     options = parser.parse_args(argv)
-    for name in NUMBERS:
-        if getattr(options, name.replace("-", "_")) < 1:
-            parser.error(f"--{name} must be at least 1")
     if options.width % options.heads:
         parser.error("--width must be a multiple of --heads")
     return options
@@ -161,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> Result:
     options, console = parse(argv), Console()
     policy = POLICIES[options.dtype].with_level(options.level)
     fns, arguments = functions(options)
-    options.output.mkdir(parents=True, exist_ok=True)
+    folder = folder_of(options, "explain_transformer")
     reports: dict[str, Report] = {}
     files: list[pathlib.Path] = []
 
@@ -169,11 +160,11 @@ def main(argv: Sequence[str] | None = None) -> Result:
         reports[name] = explain(fns[name], *arguments, policy=policy)
 
     def write_page(name: str) -> None:
-        files.append(options.output / f"{name}.html")
+        files.append(folder / f"{name}.html")
         reports[name].to_html(files[-1])
 
     def write_picture() -> None:
-        files.append(options.output / "precision.png")
+        files.append(folder / "precision.png")
         draw(reports, files[-1])
 
     steps = [

@@ -77,7 +77,7 @@ def add_numbers(parser: argparse.ArgumentParser, numbers: dict[str, tuple[int, s
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Adds the option of the folder where the picture goes."""
     parser.add_argument(
-        "--output", type=pathlib.Path, help="folder for the picture; default: a temporary one"
+        "--output", type=pathlib.Path, help="folder for what is written; default: a temporary one"
     )
 
 

@@ -27,6 +27,7 @@ import optax
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from runs import add_numbers, add_output, folder_of
 
 from jmp_autocast import (
     FP16,
@@ -172,10 +173,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, (default, text) in NUMBERS.items():
-        parser.add_argument(
-            f"--{name}", type=int, default=default, help=f"{text} (default: {default})"
-        )
+    add_numbers(parser, NUMBERS)
     parser.add_argument(
         "--loud", type=int, default=2, help="the block with large activations (default: 2)"
     )
@@ -186,16 +184,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="the largest relative error of the loss and its gradients (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path("tuned-policy"),
-        help="folder for the policy, the log and the picture (default: %(default)s)",
-    )
+    add_output(parser)
     options = parser.parse_args(argv)
-    for name in NUMBERS:
-        if getattr(options, name.replace("-", "_")) < 1:
-            parser.error(f"--{name} must be at least 1")
     if not 0 <= options.loud < options.blocks:
         parser.error("--loud must be the number of a block, counted from 0")
     if not 0 < options.tolerance < math.inf:
@@ -214,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> Result:
     params = init(keys[0], options.blocks, options.width)
     batches = [batch_of(key, options.batch_size) for key in keys[1:]]
     loss = make_loss(options.loud)
-    options.output.mkdir(parents=True, exist_ok=True)
+    folder = folder_of(options, "tune_policy")
 
     _, report = tune(
         loss,
@@ -223,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> Result:
         argnums=0,  # the gradients count, too: it shall train
         report=True,
     )
-    file = options.output / "policy.toml"
+    file = folder / "policy.toml"
     report.policy.save(file)
 
     functions = {
@@ -241,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> Result:
             )
     for name in functions:
         console.print(f"{name:8} last loss {losses[name][-1]:.4g}, {skipped[name]} steps skipped")
-    picture = options.output / "losses.png"
+    picture = folder / "losses.png"
     pins = [f"{pin.primitive} in {pin.scope}" for pin in report.pinned]
     draw(losses, pins or ["nothing"], picture)
     for path in (file, picture):

@@ -67,7 +67,7 @@ def test_options(example, capsys):
     assert all(option in text for option in ("--dtype", "--level", "--layers", "--output"))
     for wrong, message in {
         "--dtype float64": "invalid choice: 'float64'",
-        "--layers 0": "--layers must be at least 1",
+        "--layers 0": "argument --layers: must be at least 1",
         "--width 30 --heads 4": "--width must be a multiple of --heads",
     }.items():
         with pytest.raises(SystemExit):

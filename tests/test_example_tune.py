@@ -52,7 +52,7 @@ def test_options(example, capsys):
     text = capsys.readouterr().out
     assert all(option in text for option in ("--blocks", "--loud", "--tolerance", "--output"))
     for wrong, message in {
-        "--steps 0": "--steps must be at least 1",
+        "--steps 0": "argument --steps: must be at least 1",
         "--blocks 2": "--loud must be the number of a block",
         "--tolerance nan": "--tolerance must be a positive number",
     }.items():
