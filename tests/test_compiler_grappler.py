@@ -52,6 +52,16 @@ def test_a_low_program_is_left_alone(fn, dtype, level):
 # --- what only moves elements -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("dtype", "level"), [(d, e) for d in DTYPES for e in ("o1", "compute")])
+def test_relus_on_both_sides_of_a_product(dtype, level):
+    """32: those next to it are low, and the others between fragile operations float32."""
+    fn = lambda w, x: relu(jnp.log(relu(relu(jnp.sqrt(relu(jnp.exp(x)))) @ w)))
+    jaxpr = trace(cast(fn, dtype, level), W, X[0, 0])
+    assert result_dtypes(jaxpr, "max") == ["float32", dtype, dtype, "float32"]
+    assert result_dtypes(jaxpr, "exp", "sqrt", "log") == ["float32"] * 3
+    assert_dots_run_in(dtype, jaxpr)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_relu_for_a_product_and_a_shape(level):
     """33: one cast of the input, none of the relu."""

@@ -82,7 +82,8 @@ def test_every_picture_is_on_a_page_and_has_a_text_for_those_who_do_not_see_it()
 def test_the_training_of_the_picture_shows_what_its_caption_says():
     training = importlib.import_module("figures.training")
     curves = training.data()
-    last = {name: curve.losses[-1] for name, curve in curves.items()}
+    # One loss alone swings by a twentieth from step to step.
+    last = {name: curve.losses[-40:].mean() for name, curve in curves.items()}
     assert last["float16"] == pytest.approx(last["float32"], rel=0.05)
     assert last["unscaled"] > 1.3 * last["float32"]
     scaled = curves["float16"]

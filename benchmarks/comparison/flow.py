@@ -15,7 +15,7 @@ from jmp_autocast.interpreters.compat import Literal, dce_jaxpr, name_stack, sca
 MOVES = frozenset(
     """
     reshape transpose broadcast_in_dim squeeze slice dynamic_slice rev concatenate pad split copy
-    copy_p convert_element_type stop_gradient leaf_view optimization_barrier gather
+    copy_p convert_element_type stop_gradient leaf_view cpu_barrier optimization_barrier gather
     """.split()
 )
 # What their transposes do: a gradient is added up where its parameter was replicated or indexed.

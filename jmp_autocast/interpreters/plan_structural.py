@@ -347,6 +347,6 @@ def _operand_by_operand(planner, eqn, states, region, wanted):
     return EquationPlan((None,) * len(states), tuple(states), _INSIDE, keep=unchanged)
 
 
-@structural_rule("leaf_view", "accumulate")
+@structural_rule("leaf_view", "cpu_barrier", "accumulate")
 def _ours(planner, eqn, states, region, wanted):
     return keep(eqn, states, Reason(Code.KEEP, "made by autocast"))

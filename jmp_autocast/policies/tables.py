@@ -120,7 +120,7 @@ CALLS = frozenset(
 # Each has a planning rule of its own in `interpreters/plan_structural.py` or `plan_casts.py`.
 STRUCTURAL = CALLS | frozenset(
     """
-    convert_element_type optimization_barrier leaf_view accumulate
+    convert_element_type optimization_barrier leaf_view cpu_barrier accumulate
     scan while cond shard_map custom_jvp_call custom_vjp_call custom_vmap_call
     """.split()
 )

@@ -22,7 +22,7 @@ from ...policies import DATA_MOVEMENT, FLOAT32
 from .jaxprs import bytes_of, equations_in, jaxprs_of
 
 _MOVES = DATA_MOVEMENT | frozenset(
-    "convert_element_type copy leaf_view optimization_barrier".split()
+    "convert_element_type copy leaf_view cpu_barrier optimization_barrier".split()
 )
 # What follows the first operand are indices, a padding value, or the same leaf in 16 bits.
 _FIRST = frozenset("dynamic_slice gather pad leaf_view".split())

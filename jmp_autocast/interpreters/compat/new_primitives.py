@@ -15,6 +15,22 @@ from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 
+def _define_cpu_barrier(name: str) -> Any:
+    """Makes the primitive of an ``optimization_barrier`` of one array, on CPUs alone."""
+    primitive = Primitive(name)
+    primitive.def_impl(lambda x: x)
+    primitive.def_abstract_eval(lambda x: x)
+    ad.deflinear2(primitive, lambda cotangent, x: [primitive.bind(cotangent)])
+    batching.defvectorized(primitive)
+    on_cpu = mlir.lower_fun(lax.optimization_barrier, multiple_results=False)
+    mlir.register_lowering(primitive, lambda ctx, x: [x])
+    mlir.register_lowering(primitive, on_cpu, platform="cpu")
+    return primitive
+
+
+cpu_barrier_p: Any = _define_cpu_barrier("cpu_barrier")
+
+
 def define_linear_view(name: str) -> Any:
     """Makes the primitive of `leaf_view`: the value is ``low``, the tangent that of ``full``.
 
@@ -28,7 +44,9 @@ def define_linear_view(name: str) -> Any:
         tangent = tangents[0]
         if type(tangent) is ad.Zero:
             return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-        return out, lax.convert_element_type(tangent, out.dtype)
+        # XLA:CPU computes 16-bit arithmetic in float32. Where the cotangent is then summed, it
+        # would keep all of it in float32 beside the 16-bit array that the contractions read.
+        return out, cpu_barrier_p.bind(lax.convert_element_type(tangent, out.dtype))
 
     def transpose(cotangent: Any, full: Any, low: Any) -> list[Any]:
         # linear_transpose meets the view itself; the 16-bit copy carries no derivative.
