@@ -27,8 +27,8 @@ ENTERED = INLINED | {"scan", "while", "cond", "shard_map"}
 # Their results hold no value that their operands do not.
 _MOVES = frozenset(
     """
-    broadcast_in_dim copy copy_p cpu_barrier expand_dims optimization_barrier pcast pvary reshape rev
-    reverse slice split squeeze transpose
+    broadcast_in_dim copy copy_p cpu_barrier expand_dims optimization_barrier pcast pvary reshape
+    rev reverse slice split squeeze transpose
     """.split()
 )
 
