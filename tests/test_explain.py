@@ -14,9 +14,9 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
-from jmp_autocast.inspect.program.casts import casts_in
-from jmp_autocast.inspect.program.jaxprs import contraction_in, jaxprs_of
-from jmp_autocast.inspect.program.reasons import EXPLANATIONS
+from jmp_autocast.inspect.report.casts import casts_in
+from jmp_autocast.inspect.report.jaxprs import contraction_in, jaxprs_of
+from jmp_autocast.inspect.report.reason_texts import EXPLANATIONS
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan import Code
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL

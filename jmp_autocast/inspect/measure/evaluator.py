@@ -25,10 +25,10 @@ from ...interpreters.compat import (
     scan_split,
     shard_map_axes,
 )
-from .blocks import Block, Given, Probe, Refs, Run, union
-from .lanes import Lane
-from .sites import INLINED, bodies_of, is_measured, is_site, sites_in
-from .written import written_out
+from .batching import Block, Given, Probe, Refs, Run, union
+from .materialize import written_out
+from .measured import INLINED, bodies_of, is_measured, is_site, sites_in
+from .programs import Lane
 
 
 class Seen(NamedTuple):

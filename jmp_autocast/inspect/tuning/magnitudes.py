@@ -13,12 +13,12 @@ import numpy as np
 from ...arguments import is_array
 from ...interpreters.compat import fresh_make_jaxpr
 from ...scopes import read_mark
-from ..running.blocks import Run
-from ..running.lanes import Declared
-from ..running.sites import is_measured, sites_in
-from ..running.walk import Walker
+from ..measure.batching import Run
+from ..measure.evaluator import Walker
+from ..measure.measured import is_measured, sites_in
+from ..measure.programs import Declared
 from .batches import Batch
-from .units import Unit
+from .candidates import Unit
 
 
 def largest_of(

@@ -18,7 +18,7 @@ from ...interpreters.compat import (
 )
 from ...policies import CALLS
 from ...scopes import read_mark
-from ..program.jaxprs import contraction_in
+from ..report.jaxprs import contraction_in
 
 # Run by evaluating the one jaxpr that they hold. A custom rule matters to derivatives alone.
 INLINED = CALLS | {"custom_jvp_call", "custom_vjp_call", "custom_vmap_call"}

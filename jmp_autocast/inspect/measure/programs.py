@@ -10,7 +10,7 @@ import numpy as np
 from ...interpreters import Plan, Rewriter
 from ...interpreters.casts import Scalar, Value
 from ...interpreters.compat import bind
-from .sites import bodies_of
+from .measured import bodies_of
 
 
 class Lane(Protocol):

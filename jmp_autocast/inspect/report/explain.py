@@ -12,11 +12,11 @@ from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, scope_names
 from ...interpreters.plan import Leaf, Plan
 from ...policies import Policy, match_depth
 from ...transform import Autocast, PlannedCall, autocast
+from .by_dtype import contraction_flops
 from .casts import casts_in
 from .report import Report, Totals
 from .residuals import is_gradient, residuals_of
 from .rows import Row, rows_of
-from .shares import contraction_flops
 
 
 def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: Any) -> Report:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..text import WIDTH, cut, scaled
+from .by_dtype import Share, by_dtype
 from .casts import Casts
 from .html import frame_of, page_of
 from .rows import Row
-from .shares import Share, by_dtype
 
 _SHOWN = 30
 

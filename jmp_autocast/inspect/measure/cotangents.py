@@ -28,7 +28,7 @@ from ...interpreters.compat import (
 from ...interpreters.rewrite import is_leaf
 from ...policies import CALLS
 from ...scopes import read_mark
-from .sites import Site, bodies_of, is_measured
+from .measured import Site, bodies_of, is_measured
 
 _ENTERED = CALLS - {"remat2", "checkpoint", "remat_opt"}
 

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from ..text import counted, cut
-from .readings import NEVER, Counts, Reading
-from .sites import Site
+from .measured import Site
+from .numerics_probe import NEVER, Counts, Reading
 
 _SHOWN = 20
 _SUMMED = ("nan", "inf", "zero", "subnormal", "large", "small")

@@ -21,11 +21,11 @@ from ...interpreters.compat import (
     trace_context,
 )
 from ...policies.registry import did_you_mean
-from .lanes import Declared
+from .evaluator import Walker
+from .measured import Site, sites_in
+from .numerics_probe import NumericsProbe, Reading
 from .numerics_report import NumericsReport, bad_message
-from .readings import NumericsProbe, Reading
-from .sites import Site, sites_in
-from .walk import Walker
+from .programs import Declared
 
 mark_frames(__file__)
 

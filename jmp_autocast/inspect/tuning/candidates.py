@@ -21,8 +21,8 @@ from ...policies import (
     CastPolicy,
     Policy,
 )
-from ..program.explain import wrapper_of
-from ..program.rows import NOT_ARITHMETIC
+from ..report.explain import wrapper_of
+from ..report.rows import NOT_ARITHMETIC
 from .batches import Batch
 
 

@@ -16,8 +16,8 @@ import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from .reasons import EXPLANATIONS
-from .shares import dtype_of, is_float, item_size
+from .by_dtype import dtype_of, is_float, item_size
+from .reason_texts import EXPLANATIONS
 
 if TYPE_CHECKING:
     from .report import Report

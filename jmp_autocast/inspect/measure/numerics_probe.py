@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .blocks import Run
-from .sites import is_measured
+from .batching import Run
+from .measured import is_measured
 
 # Half a step above the largest float16, 65504, and half of the smallest, 2**-24: rounding gives
 # infinity from the one on, and 0 down from the other.

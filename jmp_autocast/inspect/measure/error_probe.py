@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .blocks import Run
-from .sites import is_measured
-from .written import written_out
+from .batching import Run
+from .materialize import written_out
+from .measured import is_measured
 
 # Codes of the dtypes that a result may have in the mixed program; 0 is any other.
 COMPUTED = ("", "float32", "float16", "bfloat16")

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..text import cut
 from .cotangents import Tap
-from .errors import COMPUTED, Distance, ErrorReading
-from .sites import Site
+from .error_probe import COMPUTED, Distance, ErrorReading
+from .measured import Site
 
 _SHOWN = 20
 

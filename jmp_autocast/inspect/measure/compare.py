@@ -12,14 +12,14 @@ from ...arguments import name_of
 from ...interpreters import Rewriter
 from ...interpreters.compat import body_of
 from ...transform import PlannedCall
-from ..program.explain import wrapper_of
+from ..report.explain import wrapper_of
 from .comparison import Comparison, comparison_of
 from .cotangents import Tap, cotangents
-from .errors import Distance, ErrorProbe, ErrorReading, distance
-from .lanes import Declared, Planned
-from .sites import is_measured, sites_in
-from .walk import Walker
-from .written import written_out
+from .error_probe import Distance, ErrorProbe, ErrorReading, distance
+from .evaluator import Walker
+from .materialize import written_out
+from .measured import is_measured, sites_in
+from .programs import Declared, Planned
 
 
 def compare(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...interpreters.compat import device_varying, varying_axes
-from .sites import is_measured
+from .measured import is_measured
 
 
 def written_out(x: Any) -> Any:

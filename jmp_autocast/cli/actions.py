@@ -14,7 +14,7 @@ import jax
 
 from ..inspect import check_numerics, explain, op_stats, tune
 from ..inspect.text import cut, scaled
-from ..inspect.tuning.trials import LogError
+from ..inspect.tuning.search_log import LogError
 from ..inspect.tuning.tune import UnreachableError
 from ..transform import Autocast, autocast
 from .targets import UsageError, arguments_of, batches_of, check_unwrapped, load, policy_of, written

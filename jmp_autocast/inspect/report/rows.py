@@ -15,7 +15,7 @@ from ...interpreters.plan import EquationPlan, Plan, ValueState
 from ...interpreters.planner import literal_state
 from ...policies import DATA_MOVEMENT, STRUCTURAL, CastPolicy, Policy
 from .jaxprs import bytes_of, iterations
-from .links import Links, links_of
+from .provenance import Links, links_of
 
 NOT_ARITHMETIC = DATA_MOVEMENT | STRUCTURAL
 
