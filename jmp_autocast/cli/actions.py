@@ -47,7 +47,7 @@ def run_stats(options: argparse.Namespace) -> int:
     print(f"{'times':>9} {'FLOPs':>7} {'bytes':>7}  primitive, operands -> results")
     for count in counts[:_SHOWN]:
         dtypes = f"{', '.join(count.operands)} -> {', '.join(count.results)}"
-        numbers = f"{count.times:9} {scaled(count.flops):>7} {scaled(count.size):>7}"
+        numbers = f"{count.times:9} {scaled(count.flops):>7} {scaled(count.nbytes):>7}"
         print(cut(f"{numbers}  {count.primitive:22} {dtypes}"))
     if len(counts) > _SHOWN:
         print(f"... and {len(counts) - _SHOWN} more; --json has all")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ class Share:
     Args:
         flops: The FLOPs of the equations whose widest float operand has it; where no operand is a
             float, whose first result has it.
-        size: The bytes of operands and results in it. What has an inside does not count: its
+        nbytes: The bytes of operands and results in it. What has an inside does not count: its
             operands are read there.
 
     Example:
@@ -33,7 +33,7 @@ class Share:
     """
 
     flops: int
-    size: int
+    nbytes: int
 
 
 def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
@@ -42,18 +42,28 @@ def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
     Args:
         rows: The rows of a report, or some of them.
     """
-    flops: dict[str, int] = defaultdict(int)
-    sizes: dict[str, int] = defaultdict(int)
+    flops: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
     for row in rows:
-        if row.inner:
-            continue
-        flops[dtype_of(row)] += row.flops
+        flops[dtype_of(row)] += row.flops  # 0 where the rows inside have them
+        nbytes.update(nbytes_by_dtype(row))
+    shares = [(name, Share(flops[name], nbytes[name])) for name in {**flops, **nbytes}]
+    shares = [(name, share) for name, share in shares if share.flops or share.nbytes]
+    return dict(sorted(shares, key=lambda pair: (-pair[1].nbytes, pair[0])))
+
+
+def nbytes_by_dtype(row: Row) -> dict[str, int]:
+    """Returns the bytes of a row's operands and results in each dtype, over all its runs.
+
+    Args:
+        row: A row. One with an inside has none: its operands are read there.
+    """
+    nbytes: dict[str, int] = defaultdict(int)
+    if not row.inner:
         shapes = (*row.operand_shapes, *row.result_shapes)
         for name, shape in zip((*row.operands, *row.results), shapes, strict=True):
-            sizes[name] += row.times * math.prod(shape) * item_size(name)
-    shares = {name: Share(flops[name], sizes[name]) for name in {**flops, **sizes}}
-    shares = {name: share for name, share in shares.items() if share.flops or share.size}
-    return dict(sorted(shares.items(), key=lambda pair: (-pair[1].size, pair[0])))
+            nbytes[name] += row.times * math.prod(shape) * item_size(name)
+    return dict(nbytes)
 
 
 def contraction_flops(rows: Iterable[Row]) -> tuple[int, int]:
@@ -70,14 +80,14 @@ def contraction_flops(rows: Iterable[Row]) -> tuple[int, int]:
     return flops, low
 
 
-def low_share(rows: Iterable[Row]) -> float:
-    """Returns the share of matmul and convolution FLOPs on 16-bit operands; 1 if there are none.
+def low_share(flops: int, low_flops: int) -> float:
+    """Returns the share of FLOPs on 16-bit operands, 1 if there are none.
 
     Args:
-        rows: The rows of a report.
+        flops: FLOPs of matmuls and convolutions.
+        low_flops: Those of them on 16-bit operands.
     """
-    flops, low = contraction_flops(rows)
-    return low / flops if flops else 1.0
+    return low_flops / flops if flops else 1.0
 
 
 def dtype_of(row: Row) -> str:

@@ -13,7 +13,7 @@ from ...interpreters.plan import Leaf, Plan
 from ...policies import Policy, match_depth
 from ...transform import Autocast, PlannedCall, autocast
 from .by_dtype import contraction_flops
-from .casts import casts_in
+from .jaxprs import count_casts
 from .report import Report, Totals
 from .residuals import is_gradient, residuals_of
 from .rows import Row, rows_of
@@ -99,11 +99,11 @@ def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals
         flops=sum(row.flops for row in rows),
         contraction_flops=flops,
         low_contraction_flops=low_flops,
-        casts=casts_in(rewritten),
+        casts=count_casts(rewritten),
         parameters=len(params),
         cast_parameters=sum(i in params for i, _ in plan.low_copies),
-        residual_size=residuals and residuals.size,
-        float32_residual_size=residuals and residuals.float32_size,
+        residual_nbytes=residuals and residuals.nbytes,
+        float32_residual_nbytes=residuals and residuals.float32_nbytes,
         unknown=planned.plan.unknown,
         unmatched_scopes=_unmatched(policy, plan),
         loops_of_unknown_length=sum(row.primitive == "while" for row in rows),

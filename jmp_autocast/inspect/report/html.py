@@ -16,8 +16,9 @@ import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from .by_dtype import dtype_of, is_float, item_size
+from .by_dtype import dtype_of, is_float, nbytes_by_dtype
 from .reason_texts import EXPLANATIONS
+from .rows import Row
 
 if TYPE_CHECKING:
     from .report import Report
@@ -32,6 +33,10 @@ _POLICY = (
 
 # In JSON a letter may stand as its number: nothing in the block looks like a tag or a comment.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+# Columns whose values stand in the rows themselves. They are short, and mostly different: of the
+# others a program of 2,000 equations has few, and each is in the page once.
+_OWN = frozenset("depth inner times flops nbytes declared_nbytes operand_rows cause_rows".split())
 
 FRAME_HEIGHT = 760
 
@@ -76,38 +81,26 @@ def data_of(report: Report) -> dict[str, Any]:
         report: The report.
     """
     values = _Values()
-    # They are mostly different, and are short.
-    own = {
-        "depth",
-        "inner",
-        "times",
-        "flops",
-        "size",
-        "declared_size",
-        "operand_rows",
-        "cause_rows",
-    }
-    names = [f.name for f in dataclasses.fields(report.rows[0])] if report.rows else []
-    names = [name for name in names if name != "index"]
-    rows = [
-        [getattr(row, name) if name in own else values.number(getattr(row, name)) for name in names]
-        for row in report.rows
-    ]
-    dtypes = {name for row in report.rows for name in (*row.operands, *row.results)}
-    dtypes.update(name for row in report.rows for name in row.declared_operands)
-    dtypes.update(name for row in report.rows for name in row.declared_results)
+    fields = [f.name for f in dataclasses.fields(Row) if f.name != "index"]
+    derived = {"dtype": dtype_of, "nbytes_by_dtype": lambda row: (*nbytes_by_dtype(row).items(),)}
+    rows = []
+    for row in report.rows:
+        cells = {name: getattr(row, name) for name in fields}
+        cells.update({name: of_row(row) for name, of_row in derived.items()})
+        rows.append([x if name in _OWN else values.number(x) for name, x in cells.items()])
+    columns = [*fields, *derived]
+    names = {name for row in report.rows for name in (*row.operands, *row.results)}
     return {
         "name": report.name,
         "summary": report.summary,
         "compute_dtype": report.compute_dtype,
         "totals": dataclasses.asdict(report.totals) | {"low_share": report.totals.low_share},
-        "dtypes": {name: [item_size(name), is_float(name)] for name in sorted(dtypes)},
+        "floats": sorted(filter(is_float, names)),
         "explanations": {
             code.value: [text.says, text.otherwise] for code, text in EXPLANATIONS.items()
         },
-        "columns": names,
-        "shared": [name for name in names if name not in own],
-        "row_dtypes": [values.number(dtype_of(row)) for row in report.rows],
+        "columns": columns,
+        "shared": [name for name in columns if name not in _OWN],
         "rows": rows,
         "values": values.list,
     }

@@ -1,7 +1,8 @@
-"""Reading a jaxpr: its equations and those inside them, how often they run, bytes."""
+"""Reading a jaxpr: its equations and those inside them, how often they run, bytes, casts."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from ...interpreters.compat import body_of
 from ...interpreters.sizes import size
-from ...policies import CONTRACTIONS, STRUCTURAL
+from ...policies import COMPUTE_DTYPES, CONTRACTIONS, FLOAT32, STRUCTURAL
 
 
 def equations_in(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
@@ -61,7 +62,7 @@ def iterations(eqn: Any) -> int:
     return eqn.params["length"] if eqn.primitive.name == "scan" else 1
 
 
-def bytes_of(atom: Any, dtype: str | None = None) -> int:
+def nbytes_of(atom: Any, dtype: str | None = None) -> int:
     """Returns the bytes of a variable or literal, 0 for what is no array.
 
     Args:
@@ -73,3 +74,45 @@ def bytes_of(atom: Any, dtype: str | None = None) -> int:
         return 0
     item = declared if dtype in (None, str(declared)) else jnp.dtype(dtype)
     return size(atom) * item.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Casts:
+    """Casts between float32 and the 16-bit dtypes, with loops multiplied by their length.
+
+    Args:
+        down: The number of casts to 16 bits.
+        down_nbytes: The bytes that they read and write.
+        up: The number of casts to float32.
+        up_nbytes: The bytes that they read and write.
+    """
+
+    down: int = 0
+    down_nbytes: int = 0
+    up: int = 0
+    up_nbytes: int = 0
+
+
+def count_casts(jaxpr: Any) -> Casts:
+    """Counts the casts of a jaxpr and of those inside it.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> count_casts(jax.make_jaxpr(lambda x: x.astype(jnp.bfloat16))(jnp.ones(3)))
+        Casts(down=1, down_nbytes=18, up=0, up_nbytes=0)
+    """
+    down = down_nbytes = up = up_nbytes = 0
+    for eqn, times in equations_in(jaxpr):
+        if eqn.primitive.name != "convert_element_type":
+            continue
+        (operand,), (result,) = eqn.invars, eqn.outvars
+        source, target = operand.aval.dtype, result.aval.dtype
+        nbytes = times * (nbytes_of(operand) + nbytes_of(result))
+        if source == FLOAT32 and target in COMPUTE_DTYPES:
+            down, down_nbytes = down + times, down_nbytes + nbytes
+        elif target == FLOAT32 and source in COMPUTE_DTYPES:
+            up, up_nbytes = up + times, up_nbytes + nbytes
+    return Casts(down, down_nbytes, up, up_nbytes)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..text import WIDTH, cut, scaled
-from .by_dtype import Share, by_dtype
-from .casts import Casts
+from .by_dtype import Share, by_dtype, low_share
 from .html import frame_of, page_of
+from .jaxprs import Casts
 from .rows import Row
 
 _SHOWN = 30
@@ -32,13 +32,13 @@ class Totals:
         casts: The casts of the program that runs; those that the program itself writes count too.
         parameters: The number of parameter arrays.
         cast_parameters: The number of 16-bit copies of parameters that are made.
-        residual_size: The bytes of activations that `jax.vjp` of the program that runs keeps for
+        residual_nbytes: The bytes of activations that `jax.vjp` of the program that runs keeps for
             its backward pass, with respect to the parameters, or to all float inputs where there
             are none. Each array counts once; inputs, moved or cast parameters and constants do
             not. The number is the jaxpr's: XLA may merge equal arrays and compute cheap ones
             again. None for a program that holds a backward pass itself, and for one that JAX
             cannot differentiate.
-        float32_residual_size: The bytes of those in float32.
+        float32_residual_nbytes: The bytes of those in float32.
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
         unmatched_scopes: Scope patterns of the policy that no equation stands in.
         loops_of_unknown_length: The number of ``while`` loops, whose inside counts once.
@@ -59,8 +59,8 @@ class Totals:
     casts: Casts
     parameters: int
     cast_parameters: int
-    residual_size: int | None
-    float32_residual_size: int | None
+    residual_nbytes: int | None
+    float32_residual_nbytes: int | None
     unknown: tuple[str, ...]
     unmatched_scopes: tuple[str, ...]
     loops_of_unknown_length: int
@@ -79,9 +79,7 @@ class Totals:
             >>> explain(half_and_half, jnp.ones((4, 4)), policy=BF16).totals.low_share
             0.5
         """
-        return (
-            self.low_contraction_flops / self.contraction_flops if self.contraction_flops else 1.0
-        )
+        return low_share(self.contraction_flops, self.low_contraction_flops)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,13 +165,13 @@ class Report:
         lines = [
             f"FLOPs       {scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
             "matmuls and convolutions",
-            f"casts       {casts.down} down ({scaled(casts.down_size)}B), "
-            f"{casts.up} up ({scaled(casts.up_size)}B)",
+            f"casts       {casts.down} down ({scaled(casts.down_nbytes)}B), "
+            f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
             f"parameters  {totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
         ]
-        if totals.residual_size is not None:
+        if totals.residual_nbytes is not None:
             kept, full = (
-                scaled(x or 0) for x in (totals.residual_size, totals.float32_residual_size)
+                scaled(x or 0) for x in (totals.residual_nbytes, totals.float32_residual_nbytes)
             )
             lines.append(
                 f"residuals   {kept}B kept for the backward pass, of them {full}B in float32"
@@ -275,7 +273,7 @@ class Report:
             >>> from jmp_autocast import BF16, explain
             >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
             >>> explain(lambda w, x: jnp.exp(x @ w), x, x, policy=BF16).by_dtype()
-            {'float32': Share(flops=64, size=512), 'bfloat16': Share(flops=1024, size=384)}
+            {'float32': Share(flops=64, nbytes=512), 'bfloat16': Share(flops=1024, nbytes=384)}
         """
         return by_dtype(self.rows)
 

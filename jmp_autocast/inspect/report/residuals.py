@@ -19,7 +19,7 @@ from ...interpreters.compat import (
     scan_split,
 )
 from ...policies import DATA_MOVEMENT, FLOAT32
-from .jaxprs import bytes_of, equations_in, jaxprs_of
+from .jaxprs import equations_in, jaxprs_of, nbytes_of
 
 _MOVES = DATA_MOVEMENT | frozenset(
     "convert_element_type copy leaf_view cpu_barrier optimization_barrier".split()
@@ -39,12 +39,12 @@ class Residuals:
     """The bytes of activations that the backward pass keeps.
 
     Args:
-        size: All of them.
-        float32_size: Those in float32.
+        nbytes: All of them.
+        float32_nbytes: Those in float32.
     """
 
-    size: int
-    float32_size: int
+    nbytes: int
+    float32_nbytes: int
 
 
 def residuals_of(
@@ -89,8 +89,8 @@ def residuals_of(
     views: dict[Any, Any] = {eqn.outvars[0]: eqn.invars[1] for eqn in jaxpr.eqns if _is_view(eqn)}
     arrays = {views.get(v, v) for v in jaxpr.outvars if _kind(v, kinds) is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
-    full = sum(bytes_of(v) for v in arrays if getattr(v.aval, "dtype", None) == FLOAT32)
-    return Residuals(sum(map(bytes_of, arrays)), full)
+    full = sum(nbytes_of(v) for v in arrays if getattr(v.aval, "dtype", None) == FLOAT32)
+    return Residuals(sum(map(nbytes_of, arrays)), full)
 
 
 def is_gradient(jaxpr: Any) -> bool:

@@ -14,7 +14,7 @@ from ...interpreters.equation_view import view_of
 from ...interpreters.plan import EquationPlan, Plan, ValueState
 from ...interpreters.planner import literal_state
 from ...policies import DATA_MOVEMENT, STRUCTURAL, CastPolicy, Policy
-from .jaxprs import bytes_of, iterations
+from .jaxprs import iterations, nbytes_of
 from .provenance import Links, links_of
 
 NOT_ARITHMETIC = DATA_MOVEMENT | STRUCTURAL
@@ -51,7 +51,7 @@ class Row:
             branches of a ``cond`` return, is made by the row of the loop or ``cond``.
         operand_inputs: The path of each operand in the arguments of the program, such as
             ``"0/dense/kernel"``; ``""`` for what is no input.
-        operand_leaves: What each operand is that nothing has computed: ``"param"``, ``"data"``,
+        operand_sources: What each operand is that nothing has computed: ``"param"``, ``"data"``,
             ``"const"`` or ``"literal"``, also if it was moved or cast; ``""`` for what is computed.
         cause_operands: The positions of the operands that the reason points at.
         cause_rows: The indices of the rows that the reason points at: those that made the operands
@@ -60,8 +60,8 @@ class Row:
             an input decided.
         flops: Estimated floating point operations, over all ``times``; 0 for data movement,
             casts, and what has an inside.
-        size: Bytes of operands and results in these dtypes, over all ``times``.
-        declared_size: The same in the declared dtypes.
+        nbytes: Bytes of operands and results in these dtypes, over all ``times``.
+        declared_nbytes: The same in the declared dtypes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,12 +90,12 @@ class Row:
     cause: str
     operand_rows: tuple[int | None, ...]
     operand_inputs: tuple[str, ...]
-    operand_leaves: tuple[str, ...]
+    operand_sources: tuple[str, ...]
     cause_operands: tuple[int, ...]
     cause_rows: tuple[int, ...]
     flops: int
-    size: int
-    declared_size: int
+    nbytes: int
+    declared_nbytes: int
 
 
 def rows_of(plan: Plan, policy: Policy, paths: Sequence[str]) -> list[Row]:
@@ -171,12 +171,12 @@ def _row(
         cause=equation.reason.cause,
         operand_rows=tuple(x if isinstance(x, int) else None for x in links.operands),
         operand_inputs=tuple(x if isinstance(x, str) else "" for x in links.operands),
-        operand_leaves=tuple(state.leaf.value if state.leaf else "" for state in given),
+        operand_sources=tuple(state.leaf.value if state.leaf else "" for state in given),
         cause_operands=equation.reason.operands,
         cause_rows=links.causes,
         flops=0 if view.primitive in NOT_ARITHMETIC else times * view.flops,
-        size=times * sum(map(bytes_of, atoms, [*read, *made])),
-        declared_size=times * sum(map(bytes_of, atoms)),
+        nbytes=times * sum(map(nbytes_of, atoms, [*read, *made])),
+        declared_nbytes=times * sum(map(nbytes_of, atoms)),
     )
 
 

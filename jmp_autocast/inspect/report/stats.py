@@ -13,7 +13,7 @@ from ...arguments import check_function, flatten
 from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.equation_view import view_of
 from ...interpreters.plan import ValueState
-from .jaxprs import bytes_of, contraction_in, equations_in, jaxprs_of
+from .jaxprs import contraction_in, equations_in, jaxprs_of, nbytes_of
 from .rows import NOT_ARITHMETIC
 
 
@@ -28,13 +28,13 @@ class OpCount:
         times: How often it runs, with loops multiplied by their length.
         flops: Estimated floating point operations; 0 for data movement, casts, and what has an
             inside.
-        size: Bytes of operands and results; 0 for what has an inside.
+        nbytes: Bytes of operands and results; 0 for what has an inside.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from jmp_autocast import op_stats
         >>> (count,) = op_stats(jnp.exp, jnp.ones(4))
-        >>> count.primitive, count.operands, count.times, count.size
+        >>> count.primitive, count.operands, count.times, count.nbytes
         ('exp', ('float32',), 1, 32)
     """
 
@@ -43,7 +43,7 @@ class OpCount:
     results: tuple[str, ...]
     times: int
     flops: int
-    size: int
+    nbytes: int
 
 
 def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]:
@@ -88,6 +88,6 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
         counted = sums[key]
         counted[0] += times
         counted[1] += 0 if ran.primitive.name in NOT_ARITHMETIC else times * view.flops
-        counted[2] += 0 if inside else times * sum(map(bytes_of, atoms))
+        counted[2] += 0 if inside else times * sum(map(nbytes_of, atoms))
     counts = [OpCount(*key, *counted) for key, counted in sums.items()]
-    return sorted(counts, key=lambda c: (-c.flops, -c.size, c.primitive, c.operands))
+    return sorted(counts, key=lambda c: (-c.flops, -c.nbytes, c.primitive, c.operands))

@@ -18,7 +18,7 @@ from ...interpreters.compat import mark_frames
 from ...policies import FP16, CastPolicy, Policy, as_policy
 from ...transform import Autocast, autocast
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
-from ..report.by_dtype import low_share
+from ..report.by_dtype import contraction_flops, low_share
 from ..report.explain import wrapper_of
 from ..report.rows import Row, rows_of
 from .batches import Batch, as_batches, different, error_of, outputs_of
@@ -282,8 +282,8 @@ class _Search:
             tolerance=self._tolerance,
             error_before=before.error,
             error_after=after.error,
-            share_before=low_share(before_rows),
-            share_after=low_share(self._rows(policy)),
+            share_before=low_share(*contraction_flops(before_rows)),
+            share_after=low_share(*contraction_flops(self._rows(policy))),
         )
 
     def _rows(self, policy: Policy) -> list[Row]:

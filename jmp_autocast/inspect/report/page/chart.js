@@ -8,7 +8,7 @@ function drawChart(some) {
   const found = shares(some);
   const chart = document.getElementById("chart");
   const width = Math.max(chart.clientWidth, 200);
-  const measures = [["flops", "FLOPs", ""], ["size", "Bytes", "B"]];
+  const measures = [["flops", "FLOPs", ""], ["nbytes", "Bytes", "B"]];
   const height = measures.length * (LINE + BAR + GAP) - GAP;
   const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
   const said = [];
@@ -63,10 +63,10 @@ function svgText(x, y, text, kind) {
 }
 
 function drawLegend(found) {
-  const totals = { flops: 0, size: 0 };
+  const totals = { flops: 0, nbytes: 0 };
   for (const share of found) {
     totals.flops += share.flops;
-    totals.size += share.size;
+    totals.nbytes += share.nbytes;
   }
   const head = element("thead", null, element("tr", null,
     element("th", { scope: "col" }, "dtype"),
@@ -79,8 +79,8 @@ function drawLegend(found) {
       element("th", { scope: "row" }, swatch, share.dtype),
       element("td", { class: "number" }, share.flops ? number(share.flops) : "\u2013"),
       element("td", { class: "number quiet" }, share.flops ? percent(share.flops, totals.flops) : ""),
-      element("td", { class: "number" }, number(share.size, "B")),
-      element("td", { class: "number quiet" }, percent(share.size, totals.size))));
+      element("td", { class: "number" }, number(share.nbytes, "B")),
+      element("td", { class: "number quiet" }, percent(share.nbytes, totals.nbytes))));
   }
   document.getElementById("legend").replaceChildren(head, body);
 }

@@ -1,7 +1,7 @@
 // One row in full: where it stands, its values, why it has its dtypes, and the way to the cause.
 
 const READERS_SHOWN = 6;
-const LEAVES = { param: "a parameter", data: "data", const: "a constant", literal: "a literal" };
+const SOURCES = { param: "a parameter", data: "data", const: "a constant", literal: "a literal" };
 
 class Panel {
   constructor(aside, actions) {
@@ -45,8 +45,8 @@ class Panel {
     if (row.times !== 1) add("runs", `${row.times.toLocaleString("en")} times`);
     if (row.rule) add("rule", element("code", null, row.rule));
     if (row.flops) add("FLOPs", number(row.flops));
-    const declared = row.declared_size === row.size ? "" : `, declared ${number(row.declared_size, "B")}`;
-    add("bytes", number(row.size, "B") + declared);
+    const declared = row.declared_nbytes === row.nbytes ? "" : `, declared ${number(row.declared_nbytes, "B")}`;
+    add("bytes", number(row.nbytes, "B") + declared);
     return facts;
   }
 
@@ -94,7 +94,7 @@ class Panel {
       row.declared_operands[k], dtype, row.operand_shapes[k], row.cause_operands.includes(k),
       row.operand_rows[k] === null
         ? [madeBy(row, k)]
-        : ["made by ", this.link(row.operand_rows[k]), ...leafNote(row, k)]));
+        : ["made by ", this.link(row.operand_rows[k]), ...sourceNote(row, k)]));
     const results = row.results.map((dtype, k) => this.value(
       row.declared_results[k], dtype, row.result_shapes[k], false, k ? [] : this.readersOf(row)));
     const list = (title, items) => (items.length
@@ -142,14 +142,14 @@ function enclosing(row) {
 
 function madeBy(row, k) {
   const path = row.operand_inputs[k];
-  const leaf = LEAVES[row.operand_leaves[k]];
-  if (path) return `input ${path}${leaf ? `, ${leaf}` : ""}`;
-  return leaf || "a constant";
+  const source = SOURCES[row.operand_sources[k]];
+  if (path) return `input ${path}${source ? `, ${source}` : ""}`;
+  return source || "a constant";
 }
 
-function leafNote(row, k) {
-  const leaf = LEAVES[row.operand_leaves[k]];
-  return leaf && isFloat(row.operands[k]) ? [`from ${leaf} alone`] : [];
+function sourceNote(row, k) {
+  const source = SOURCES[row.operand_sources[k]];
+  return source && floats.has(row.operands[k]) ? [`from ${source} alone`] : [];
 }
 
 function ending(row) {

@@ -127,12 +127,12 @@ function fillHead() {
       : fact("none", `in ${data.compute_dtype}`, "no matmul or convolution", null),
     fact(number(totals.flops), "FLOPs", `${number(totals.contraction_flops)} in matmuls and convolutions`),
     fact((casts.down + casts.up).toLocaleString("en"), "casts",
-      `${casts.down} down (${number(casts.down_size, "B")}), ${casts.up} up (${number(casts.up_size, "B")})`),
+      `${casts.down} down (${number(casts.down_nbytes, "B")}), ${casts.up} up (${number(casts.up_nbytes, "B")})`),
     fact(totals.parameters.toLocaleString("en"), "parameters", `${plural(totals.cast_parameters, "16-bit copy").replace("copys", "copies")}`),
   ];
-  if (totals.residual_size !== null) {
-    facts.splice(3, 0, fact(number(totals.residual_size, "B"), "kept for the backward pass",
-      `${number(totals.float32_residual_size, "B")} in float32`));
+  if (totals.residual_nbytes !== null) {
+    facts.splice(3, 0, fact(number(totals.residual_nbytes, "B"), "kept for the backward pass",
+      `${number(totals.float32_residual_nbytes, "B")} in float32`));
   }
   find("facts").replaceChildren(...facts);
   const notices = [];
@@ -146,7 +146,7 @@ function fillHead() {
 
 function fillKey() {
   const names = { low: "16-bit", full: "float32", other: "other floats" };
-  const used = Object.keys(names).filter((kind) => tree.root.flops[kind] || tree.root.size[kind]);
+  const used = Object.keys(names).filter((kind) => tree.root.flops[kind] || tree.root.nbytes[kind]);
   find("key").replaceChildren(...used.map((kind) => element("li", null,
     element("span", { class: `swatch ${kind}` }), names[kind])));
 }

@@ -2,8 +2,10 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
+const floats = new Set(data.floats);
+
 const rows = data.rows.map((list, index) => {
-  const row = { index, readers: [], dtype: data.values[data.row_dtypes[index]] };
+  const row = { index, readers: [] };
   data.columns.forEach((name, k) => {
     row[name] = data.shared.includes(name) ? data.values[list[k]] : list[k];
   });
@@ -22,46 +24,26 @@ function differ(before, after) {
   return before.some((name, k) => name !== after[k]);
 }
 
-function isFloat(dtype) {
-  return dtype in data.dtypes && data.dtypes[dtype][1];
-}
-
 // How a dtype is coloured: 16 bits, float32, another float, or no float.
 function kindOf(dtype) {
   if (dtype === "float16" || dtype === "bfloat16") return "low";
   if (dtype === "float32") return "full";
-  return isFloat(dtype) ? "other" : "none";
+  return floats.has(dtype) ? "other" : "none";
 }
 
-function bytesByDtype(row) {
-  const found = {};
-  const add = (names, shapes) => names.forEach((name, k) => {
-    const [itemSize] = data.dtypes[name];
-    const count = shapes[k].reduce((product, length) => product * length, 1);
-    found[name] = (found[name] || 0) + row.times * count * itemSize;
-  });
-  if (!row.inner) {
-    add(row.operands, row.operand_shapes);
-    add(row.results, row.result_shapes);
-  }
-  return found;
-}
-
-// FLOPs and bytes of each dtype in some rows, the most bytes first: as Report.by_dtype counts.
+// FLOPs and bytes of each dtype in some rows, the most bytes first: sums of what each row holds.
 function shares(some) {
   const found = new Map();
   const share = (dtype) => {
-    if (!found.has(dtype)) found.set(dtype, { dtype, flops: 0, size: 0 });
+    if (!found.has(dtype)) found.set(dtype, { dtype, flops: 0, nbytes: 0 });
     return found.get(dtype);
   };
   for (const row of some) {
-    if (row.flops) share(row.dtype).flops += row.flops;
-    for (const [dtype, size] of Object.entries(bytesByDtype(row))) {
-      if (size) share(dtype).size += size;
-    }
+    share(row.dtype).flops += row.flops;
+    for (const [dtype, nbytes] of row.nbytes_by_dtype) share(dtype).nbytes += nbytes;
   }
-  const order = (a, b) => b.size - a.size || (a.dtype < b.dtype ? -1 : 1);
-  return [...found.values()].sort(order);
+  const order = (a, b) => b.nbytes - a.nbytes || (a.dtype < b.dtype ? -1 : 1);
+  return [...found.values()].filter((part) => part.flops || part.nbytes).sort(order);
 }
 
 function searchText(row) {

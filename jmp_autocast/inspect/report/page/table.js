@@ -7,7 +7,7 @@ const COLUMNS = [
   ["reason", "reason", ""],
   ["scope", "scope", "scope"],
   ["flops", "FLOPs", "number"],
-  ["size", "bytes", "number"],
+  ["nbytes", "bytes", "number"],
 ];
 const BEYOND = 10; // rows drawn above and below what is in sight
 const STEP = 5; // rows to scroll before they are drawn anew
@@ -47,7 +47,7 @@ class Table {
   }
 
   sortBy(key) {
-    const byNumber = ["flops", "size"].includes(key);
+    const byNumber = ["flops", "nbytes"].includes(key);
     const down = this.sort.key === key ? !this.sort.down : byNumber;
     this.sort = { key, down };
     this.drawHead();
@@ -110,7 +110,7 @@ class Table {
       reason: row.reason,
       scope: row.scope || "\u2013",
       flops: row.flops ? number(row.flops) : "",
-      size: number(row.size, "B"),
+      nbytes: number(row.nbytes, "B"),
     };
     const made = COLUMNS.map(([key, , kind]) => element("span", {
       role: "gridcell", class: `cell ${key} ${kind}`,

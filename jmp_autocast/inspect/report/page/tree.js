@@ -71,7 +71,7 @@ class Tree {
       "aria-selected": String(node.path === this.chosen),
       "aria-expanded": node.children.length ? String(node.open) : null,
       title: `${visible(node.name)}: ${plural(node.count, "equation")}, `
-        + `${percent(weights.low, total)} of ${this.weight === "size" ? "bytes" : "FLOPs"} in 16 bits`,
+        + `${percent(weights.low, total)} of ${this.weight === "nbytes" ? "bytes" : "FLOPs"} in 16 bits`,
     },
     element("span", { class: node.children.length ? "twist" : "twist leaf", "aria-hidden": "true" },
       node.children.length ? "\u25b8" : ""),
@@ -149,7 +149,7 @@ function buildTree() {
     children: [],
     byName: new Map(),
     flops: { low: 0, full: 0, other: 0, none: 0 },
-    size: { low: 0, full: 0, other: 0, none: 0 },
+    nbytes: { low: 0, full: 0, other: 0, none: 0 },
   });
   const root = make(data.name, "", null);
   for (const row of rows) {
@@ -164,11 +164,10 @@ function buildTree() {
       }
       around.push(parent.byName.get(name));
     }
-    const sizes = Object.entries(bytesByDtype(row));
     for (const node of around) {
       node.count += 1;
       node.flops[kindOf(row.dtype)] += row.flops;
-      for (const [dtype, size] of sizes) node.size[kindOf(dtype)] += size;
+      for (const [dtype, nbytes] of row.nbytes_by_dtype) node.nbytes[kindOf(dtype)] += nbytes;
     }
   }
   return root;
