@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..text import cut
+from ..export import Exported, cut, table
 from .cotangents import Tap
 from .error_probe import COMPUTED, Distance, ErrorReading
 from .measured import Site
@@ -88,7 +86,7 @@ class ArrayError:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(Exported):
     """What `jmp_autocast.compare` returns.
 
     Args:
@@ -145,46 +143,11 @@ class Comparison:
         if self.gradients:
             lines += ["", "cotangents, by what is added to the error of those before", ""]
             lines += _table(self.cotangents)
-            lines += ["", f"{'error':>10} {'cosine':>8}  gradient"]
+            columns = {"error": ">10.2g", "cosine": ">8.5f", "gradient": ""}
             ordered = sorted(self.gradients.items(), key=lambda item: -item[1].error)
-            lines += [cut(f"{e.error:10.2g} {e.cosine:8.5f}  {p}") for p, e in ordered[:_SHOWN]]
+            cells = lambda item: (item[1].error, item[1].cosine, item[0])  # noqa: E731
+            lines += ["", *table(columns, ordered, cells, _SHOWN)]
         return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the comparison as plain dicts, lists, strings and numbers.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, compare
-            >>> content = compare(jnp.matmul, jnp.eye(2), jnp.eye(2), policy=BF16).to_dict()
-            >>> content["outputs"][0]["cosine"]
-            1.0
-        """
-        return {
-            "name": self.name,
-            "compute_dtype": self.compute_dtype,
-            "rows": [dataclasses.asdict(row) for row in self.rows],
-            "outputs": {i: dataclasses.asdict(each) for i, each in self.outputs.items()},
-            "cotangents": [dataclasses.asdict(row) for row in self.cotangents],
-            "gradients": {path: dataclasses.asdict(e) for path, e in self.gradients.items()},
-        }
-
-    def to_json(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the comparison as JSON text; an infinity is the string ``"inf"``.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, compare
-            >>> compare(jnp.matmul, jnp.eye(2), jnp.eye(2), policy=BF16).to_json()[:34]
-            '{"name": "matmul", "compute_dtype"'
-        """
-        text = json.dumps(_without_infinities(self.to_dict()), allow_nan=False)
-        if path is not None:
-            pathlib.Path(path).write_text(text, encoding="utf-8")
-        return text
 
 
 def comparison_of(
@@ -289,19 +252,10 @@ def _cotangent_rows(taps: Sequence[Tap], cotangents: Sequence[Distance]) -> list
 
 
 def _table(rows: Sequence[ComparisonRow]) -> list[str]:
-    lines = [f"{'introduced':>10} {'error':>8} {'cosine':>8} {'largest':>9}  equation"]
-    for row in rows[:_SHOWN]:
-        numbers = f"{row.introduced:10.2g} {row.error:8.2g} {row.cosine:8.5f} {row.largest:9.3g}"
+    columns = {"introduced": ">10.2g", "error": ">8.2g", "cosine": ">8.5f", "largest": ">9.3g"}
+
+    def cells(row: ComparisonRow) -> list[Any]:
         where = " ".join(filter(None, (row.primitive, row.computed, row.scope, row.source)))
-        lines.append(cut(f"{numbers}  {where}"))
-    if len(rows) > _SHOWN:
-        lines.append(f"... and {len(rows) - _SHOWN} more")
-    return lines
+        return [row.introduced, row.error, row.cosine, row.largest, where]
 
-
-def _without_infinities(x: Any) -> Any:
-    if isinstance(x, dict):
-        return {key: _without_infinities(value) for key, value in x.items()}
-    if isinstance(x, list | tuple):
-        return [_without_infinities(value) for value in x]
-    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+    return table({**columns, "equation": ""}, rows, cells, _SHOWN)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from ..text import counted, cut
+from ..export import NOT_EXPORTED, Exported, counted, cut, rest, table
 from .measured import Site
 from .numerics_probe import NEVER, Counts, Reading
 
@@ -93,7 +91,7 @@ class NumericsRow:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class NumericsReport:
+class NumericsReport(Exported):
     """What `jmp_autocast.check_numerics` returns beside the result.
 
     It is a pytree, so that a jitted function may return it. Under ``vmap`` and ``shard_map`` the
@@ -114,10 +112,12 @@ class NumericsReport:
         [('exp', 1)]
     """
 
+    _computed: ClassVar[tuple[str, ...]] = ("rows",)
+
     name: str = dataclasses.field(metadata={"static": True})
     mode: str = dataclasses.field(metadata={"static": True})
-    sites: tuple[Site, ...] = dataclasses.field(metadata={"static": True})
-    readings: Reading
+    sites: tuple[Site, ...] = dataclasses.field(metadata={"static": True, **NOT_EXPORTED})
+    readings: Reading = dataclasses.field(metadata=NOT_EXPORTED)
 
     @property
     def rows(self) -> list[NumericsRow]:
@@ -179,8 +179,8 @@ class NumericsReport:
         bad = [row for row in rows if row.bad_runs]
         if not bad:
             what = "nothing beyond float16's range" if self.mode == "overflow" else "all is finite"
-            return cut(f"{self.name}: {counted(len(rows), 'equation', 'equations')}, {what}")
-        of = counted(len(rows), "equation", "equations")
+            return cut(f"{self.name}: {counted(len(rows), 'equation')}, {what}")
+        of = counted(len(rows), "equation")
         return cut(f"{self.name}: {_what(self.mode)}, made by {len(bad)} of {of}")
 
     def __str__(self) -> str:
@@ -189,52 +189,18 @@ class NumericsReport:
         lines = [self.summary]
         for row in bad[:_SHOWN]:
             lines += ["", *map(cut, _lines(row))]
-        if len(bad) > _SHOWN:
-            lines += ["", f"... and {len(bad) - _SHOWN} more; report.bad holds all"]
+        if left := rest(bad, _SHOWN, "more; report.bad holds all"):
+            lines += ["", *left]
+        columns = {"largest": ">10.3g", "smallest": ">10.3g", "zeros": ">7", "to 0 in f16": ">11"}
+
+        def cells(row: NumericsRow) -> list[Any]:
+            where = f"{row.primitive} {','.join(row.dtypes)} {row.scope} {row.source}"
+            return [row.largest, row.smallest, _share(row.zero, row), _share(row.small, row), where]
+
         ordered = sorted(self.rows, key=lambda row: -row.largest)
-        lines += [
-            "",
-            f"{'largest':>10} {'smallest':>10} {'zeros':>7} {'to 0 in f16':>11}  equation",
-        ]
-        for row in ordered[:_SHOWN]:
-            numbers = f"{row.largest:10.3g} {row.smallest:10.3g} {_share(row.zero, row):>7} "
-            lines.append(cut(f"{numbers}{_share(row.small, row):>11}  {_where(row)}"))
+        more = "more; report.rows holds all"
+        lines += ["", *table({**columns, "equation": ""}, ordered, cells, _SHOWN, more)]
         return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the report as plain dicts, lists, strings and numbers.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import check_numerics
-            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([4.0, 1.0]))
-            >>> report.to_dict()["rows"][0]["zero"]
-            1
-        """
-        rows = [dataclasses.asdict(row) for row in self.rows]
-        return {"name": self.name, "mode": self.mode, "rows": rows}
-
-    def to_json(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the report as JSON text; an infinity is the string ``"inf"``.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import check_numerics
-            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([4.0, 1.0]))
-            >>> report.to_json()[:32]
-            '{"name": "log", "mode": "collect'
-        """
-        content = self.to_dict()
-        for row in content["rows"]:
-            if math.isinf(row["smallest"]):
-                row["smallest"] = "inf"
-        text = json.dumps(content)
-        if path is not None:
-            pathlib.Path(path).write_text(text, encoding="utf-8")
-        return text
 
 
 def bad_message(name: str, row: NumericsRow) -> str:
@@ -267,7 +233,7 @@ def _lines(row: NumericsRow) -> list[str]:
         if count
     ]
     types = ", ".join(f"{d}{list(s)}" for d, s in zip(row.dtypes, row.shapes, strict=True))
-    among = counted(row.values, "value", "values")
+    among = counted(row.values, "value")
     scope = f"scope {row.scope}" if row.scope else "no scope"
     lines = [f"{row.primitive} makes {' and '.join(made)} among {among} ({types}) in {scope}"]
     around = f", inside {' > '.join(row.inside)}" if row.inside else ""
@@ -277,10 +243,6 @@ def _lines(row: NumericsRow) -> list[str]:
     if row.backward:
         lines.append("    in the backward pass of that line")
     return lines
-
-
-def _where(row: NumericsRow) -> str:
-    return f"{row.primitive} {','.join(row.dtypes)} {row.scope} {row.source}"
 
 
 def _share(count: int, row: NumericsRow) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from ..export import json_text
 
 VERSION = 1
 _START = f'{{"jmp_autocast.tune": {VERSION}'
@@ -75,15 +76,14 @@ class Log:
     def add(self, trial: Trial) -> Trial:
         """Keeps a trial."""
         self.trials[frozenset(trial.pinned)] = trial
-        error = "inf" if trial.error == math.inf else trial.error
-        self._write({"pinned": list(trial.pinned), "passed": trial.passed, "error": error})
+        self._write({"pinned": trial.pinned, "passed": trial.passed, "error": trial.error})
         return trial
 
     def _write(self, data: dict[str, Any]) -> None:
         if self._path is None:
             return
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(data) + "\n")
+            file.write(json_text(data) + "\n")
             file.flush()
             os.fsync(file.fileno())
 

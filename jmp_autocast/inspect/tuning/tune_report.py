@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import pathlib
 from typing import Any
 
 from ...policies import Policy
-from ..text import counted, cut, scaled
+from ..export import NOT_EXPORTED, Exported, counted, cut, labelled, scaled, table
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Pin:
 
 
 @dataclasses.dataclass(frozen=True)
-class TuneReport:
+class TuneReport(Exported):
     """What `jmp_autocast.tune` has found, beside the policy.
 
     Args:
@@ -74,7 +72,8 @@ class TuneReport:
     """
 
     name: str
-    policy: Policy
+    # The policy has a file format of its own: `Policy.save`.
+    policy: Policy = dataclasses.field(metadata=NOT_EXPORTED)
     pinned: tuple[Pin, ...]
     units: int
     runs: int
@@ -86,60 +85,21 @@ class TuneReport:
 
     def __str__(self) -> str:
         """Returns the result in a line, the cost, and a table of what is kept in float32."""
-        kept = f"{len(self.pinned)} of {counted(self.units, 'operation', 'operations')}"
-        lines = [f"{self.name}: {kept} in float32, {counted(self.runs, 'run', 'runs')}"]
+        kept = f"{len(self.pinned)} of {counted(self.units, 'operation')}"
+        error = None
         if self.error_before is not None:
-            lines.append(
-                f"error       {self.error_before:.3g} before, {self.error_after:.3g} now, "
-                f"tolerance {self.tolerance:g}"
-            )
-        lines.append(
-            f"FLOPs       of matmuls and convolutions in {self.policy.compute_dtype}: "
-            f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
-        )
+            error = f"{self.error_before:.3g} before, {self.error_after:.3g} now, "
+            error += f"tolerance {self.tolerance:g}"
+        flops = f"of matmuls and convolutions in {self.policy.compute_dtype}: "
+        flops += f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
+        first = cut(f"{self.name}: {kept} in float32, {counted(self.runs, 'run')}")
+        lines = [first, *labelled({"error": error, "FLOPs": flops})]
         if self.pinned:
-            lines += ["", f"{'largest':>9} {'FLOPs':>7}  why     {'operation':20} scope, source"]
-        for pin in self.pinned:
-            where = f"{pin.primitive:20} {pin.scope or '(everywhere)'}, {pin.source}"
-            lines.append(f"{pin.largest:9.3g} {scaled(pin.flops):>7}  {pin.why:7} {where}")
-        return "\n".join(map(cut, lines))
+            columns = {"largest": ">9.3g", "FLOPs": ">7", "why": "7", "operation": "20"}
+            lines += ["", *table({**columns, "scope, source": ""}, self.pinned, _cells)]
+        return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the report as plain dicts, lists, strings and numbers, without the policy.
 
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import tune
-            >>> batches = [(jnp.eye(4), jnp.ones((4, 4)))]
-            >>> options = dict(tolerance=0.01, progress=False, report=True)
-            >>> _, report = tune(jnp.matmul, batches, **options)
-            >>> report.to_dict()["pinned"]
-            []
-        """
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        del fields["policy"]
-        return fields | {"pinned": [dataclasses.asdict(pin) for pin in self.pinned]}
-
-    def to_json(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the report as JSON text; an infinity is the string ``"inf"``.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import json
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import tune
-            >>> batches = [(jnp.eye(4), jnp.ones((4, 4)))]
-            >>> options = dict(tolerance=0.01, progress=False, report=True)
-            >>> _, report = tune(jnp.matmul, batches, **options)
-            >>> json.loads(report.to_json())["runs"]
-            1
-        """
-        content = self.to_dict()
-        if content["error_before"] == float("inf"):
-            content["error_before"] = "inf"
-        text = json.dumps(content)
-        if path is not None:
-            pathlib.Path(path).write_text(text, encoding="utf-8")
-        return text
+def _cells(pin: Pin) -> list[Any]:
+    where = f"{pin.scope or '(everywhere)'}, {pin.source}"
+    return [pin.largest, scaled(pin.flops), pin.why, pin.primitive, where]
