@@ -7,16 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from ..export import Exported, cut, table
 from .cotangents import Tap
 from .error_probe import COMPUTED, Distance, ErrorReading
-from .measured import Site
+from .measured import MeasuredEquation, fields_of
 
 _SHOWN = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ComparisonRow:
+class ComparisonRow(MeasuredEquation):
     """One value of a program, in float32 and in mixed precision.
 
     Args:
@@ -24,7 +26,9 @@ class ComparisonRow:
         source: The user's source line.
         primitive: The primitive that makes it.
         inside: The loops, branches and device maps around it, outermost first.
+        backward: It belongs to a backward pass that JAX made; true of a cotangent.
         shapes: The shape of each float result.
+        dtypes: The dtype of each float result as the program declares it.
         computed: The dtype in the mixed program, ``""`` for one that autocast does not touch.
         introduced: The relative error that the equation itself makes. For a cotangent, what is
             added to the error of the cotangents that it is computed from.
@@ -45,11 +49,6 @@ class ComparisonRow:
         ('dot_general', 'bfloat16', True)
     """
 
-    scope: str
-    source: str
-    primitive: str
-    inside: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
     computed: str
     introduced: float
     error: float
@@ -154,7 +153,7 @@ def comparison_of(
     *,
     name: str,
     compute_dtype: str,
-    sites: Sequence[Site],
+    equations: Sequence[MeasuredEquation],
     readings: ErrorReading,
     outputs: Sequence[Distance | None],
     taps: Sequence[Tap],
@@ -166,21 +165,21 @@ def comparison_of(
     Args:
         name: The function's name.
         compute_dtype: The policy's compute dtype.
-        sites: The equations.
+        equations: The equations.
         readings: What was measured of each, as arrays with an element per equation.
         outputs: What was measured of each output, None for what is no float.
         taps: The values whose cotangents were taken.
         cotangents: What was measured of each.
         gradients: What was measured of each gradient, by the path of the argument.
     """
-    rows = [_row(site, readings, i) for i, site in enumerate(sites)]
+    rows = [_row(equation, readings, i) for i, equation in enumerate(equations)]
     return Comparison(
         name=name,
         compute_dtype=compute_dtype,
         rows=_ranked(rows),
-        outputs={i: _array_error(d) for i, d in enumerate(outputs) if d is not None},
+        outputs={i: ArrayError(**_numbers(d)) for i, d in enumerate(outputs) if d is not None},
         cotangents=_ranked(_cotangent_rows(taps, cotangents)),
-        gradients={path: _array_error(d) for path, d in gradients.items()},
+        gradients={path: ArrayError(**_numbers(d)) for path, d in gradients.items()},
     )
 
 
@@ -188,32 +187,21 @@ def _ranked(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.introduced, -row.error)))
 
 
-def _array_error(distance: Distance) -> ArrayError:
-    return ArrayError(
-        error=float(distance.error),
-        cosine=float(distance.cosine),
-        lost=int(distance.lost),
-        largest=float(distance.largest),
-    )
+def _numbers(distance: Distance) -> dict[str, Any]:
+    numbers = {name: float(x) for name, x in distance._asdict().items()}
+    return numbers | {"lost": int(distance.lost)}
 
 
-def _row(site: Site, readings: ErrorReading, i: int) -> ComparisonRow:
-    distance = readings.distance
+def _row(equation: MeasuredEquation, readings: ErrorReading, i: int) -> ComparisonRow:
+    reading = jax.tree.map(lambda x: x[i], readings)
     return ComparisonRow(
-        scope=site.scope,
-        source=site.source,
-        primitive=site.primitive,
-        inside=site.inside,
-        shapes=site.shapes,
-        computed=COMPUTED[int(readings.computed[i])],
-        introduced=float(readings.introduced[i]),
-        error=float(distance.error[i]),
-        cosine=float(distance.cosine[i]),
-        lost=int(distance.lost[i]),
-        introduced_lost=int(readings.introduced_lost[i]),
-        largest=float(distance.largest[i]),
-        runs=int(readings.runs[i]),
-        worst_run=int(readings.worst_run[i]),
+        **fields_of(equation),
+        **_numbers(reading.distance),
+        computed=COMPUTED[int(reading.computed)],
+        introduced=float(reading.introduced),
+        introduced_lost=int(reading.introduced_lost),
+        runs=int(reading.runs),
+        worst_run=int(reading.worst_run),
     )
 
 
@@ -226,24 +214,16 @@ def _cotangent_rows(taps: Sequence[Tap], cotangents: Sequence[Distance]) -> list
     rows = []
     for tap, distance, before in zip(taps, cotangents, carried, strict=True):
         error = float(distance.error)
-        # Errors that have nothing to do with each other add up like the sides of a right angle.
-        added = 0.0
-        if error > before:
-            added = math.sqrt((error - before) * (error + before))
+        # Errors that have nothing to do with each other add up like the sides of a right angle:
+        # what is added is sqrt(error**2 - before**2), here without squares that could overflow.
+        added = math.sqrt((error - before) * (error + before)) if error > before else 0.0
         rows.append(
             ComparisonRow(
-                scope=tap.site.scope,
-                source=tap.site.source,
-                primitive=tap.site.primitive,
-                inside=tap.site.inside,
-                shapes=tap.site.shapes,
+                **fields_of(tap.equation),
+                **_numbers(distance),
                 computed="",
                 introduced=added,
-                error=error,
-                cosine=float(distance.cosine),
-                lost=int(distance.lost),
                 introduced_lost=0 if math.isinf(before) else int(distance.lost),
-                largest=float(distance.largest),
                 runs=1,
                 worst_run=0,
             )

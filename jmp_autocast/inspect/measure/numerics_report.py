@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ..export import NOT_EXPORTED, Exported, counted, cut, rest, table
-from .measured import Site
+from .measured import MeasuredEquation, fields_of
 from .numerics_probe import NEVER, Counts, Reading
 
 _SHOWN = 20
@@ -19,7 +19,7 @@ _SUMMED = ("nan", "inf", "zero", "subnormal", "large", "small")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NumericsRow:
+class NumericsRow(MeasuredEquation):
     """What one equation made. All fields are strings, numbers and tuples of them.
 
     Args:
@@ -52,13 +52,6 @@ class NumericsRow:
         ('log', ('float32',), 1, 2, 0.0)
     """
 
-    scope: str
-    source: str
-    primitive: str
-    inside: tuple[str, ...]
-    backward: bool
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
     runs: int
     nan: int
     inf: int
@@ -100,7 +93,7 @@ class NumericsReport(Exported):
     Args:
         name: The function's name.
         mode: The mode of the check.
-        sites: The equations.
+        equations: The equations.
         readings: What each has made, as arrays with an element per equation.
 
     Example:
@@ -116,7 +109,9 @@ class NumericsReport(Exported):
 
     name: str = dataclasses.field(metadata={"static": True})
     mode: str = dataclasses.field(metadata={"static": True})
-    sites: tuple[Site, ...] = dataclasses.field(metadata={"static": True, **NOT_EXPORTED})
+    equations: tuple[MeasuredEquation, ...] = dataclasses.field(
+        metadata={"static": True, **NOT_EXPORTED}
+    )
     readings: Reading = dataclasses.field(metadata=NOT_EXPORTED)
 
     @property
@@ -132,7 +127,7 @@ class NumericsReport(Exported):
             [('exp', 0), ('sub', 4)]
         """
         reading = _over_mapped_axes(jax.tree.map(np.asarray, self.readings))
-        return [_row(site, reading, i) for i, site in enumerate(self.sites)]
+        return [_row(equation, reading, i) for i, equation in enumerate(self.equations)]
 
     @property
     def bad(self) -> list[NumericsRow]:
@@ -270,14 +265,11 @@ def _over_mapped_axes(reading: Reading) -> Reading:
     )
 
 
-def _row(site: Site, reading: Reading, i: int) -> NumericsRow:
+def _row(equation: MeasuredEquation, reading: Reading, i: int) -> NumericsRow:
     counts = reading.counts
-    where: dict[str, Any] = {
-        field.name: getattr(site, field.name) for field in dataclasses.fields(site)
-    }
     what: dict[str, Any] = {name: _count(getattr(counts, name), i) for name in _SUMMED}
     return NumericsRow(
-        **where,
+        **fields_of(equation),
         **what,
         runs=int(reading.runs[i]),
         largest=0.0 if counts.largest is None else _single(counts.largest[i]),

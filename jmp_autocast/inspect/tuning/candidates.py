@@ -131,7 +131,7 @@ def _derivative_rules(
         return planned.call.unflatten(outputs)
 
     def gradient(*arrays: Any) -> Any:
-        return jax.tree.leaves(jax.value_and_grad(run, argnums)(*batch.rebuilt(arrays)))
+        return jax.tree.leaves(jax.value_and_grad(run, argnums)(*batch.signature.rebuilt(arrays)))
 
     fresh_make_jaxpr(gradient, *batch.arrays)
     return plans

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,10 +14,11 @@ import numpy as np
 from ...arguments import is_array
 from ...interpreters.compat import fresh_make_jaxpr
 from ...scopes import read_mark
-from ..measure.batching import Run
-from ..measure.evaluator import Walker
-from ..measure.measured import is_measured, sites_in
-from ..measure.programs import Declared
+from ..measure.basic_blocks import EquationRun, Probe
+from ..measure.evaluator import Evaluator
+from ..measure.measured import is_measurable, measured_equations
+from ..measure.programs import Program
+from ..signature import Signature, Traced
 from .batches import Batch
 from .candidates import Unit
 
@@ -37,28 +39,20 @@ def largest_of(
     """
     called = fn if argnums is None else jax.value_and_grad(fn, argnums)
     found: dict[Unit, float] = defaultdict(float)
-    programs: list[tuple[Batch, Callable[..., Any], list[Unit]]] = []
 
-    def program_for(batch: Batch) -> tuple[Callable[..., Any], list[Unit]]:
-        for other, run, sites in programs:
-            if batch.calls_like(other) and batch.shapes == other.shapes:
-                return run, sites
-
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(signature: Signature, *arrays: Any) -> Traced:
         def arrays_of(*arrays: Any) -> list[Any]:
-            return [x for x in jax.tree.leaves(called(*batch.rebuilt(arrays))) if is_array(x)]
+            return [x for x in jax.tree.leaves(called(*signature.rebuilt(arrays))) if is_array(x)]
 
-        closed = fresh_make_jaxpr(arrays_of, *batch.arrays)
-
-        def run(*arrays: Any) -> Any:
-            return Walker(_Largest()).start(closed, [Declared()], arrays).readings
-
-        sites = [Unit(site.scope, site.primitive) for site in sites_in(closed)]
-        programs.append((batch, jax.jit(run), sites))
-        return programs[-1][1:]
+        closed = fresh_make_jaxpr(arrays_of, *arrays)
+        evaluated = Evaluator(_Largest()).start(closed, [Program()], arrays)
+        made = tuple(Unit(e.scope, e.primitive) for e in measured_equations(closed))
+        return Traced(evaluated.readings, made)
 
     for batch in batches:
-        run, sites = program_for(batch)
-        for unit, value in zip(sites, np.asarray(run(*batch.arrays)), strict=True):
+        measured = run(batch.signature, *batch.arrays)
+        for unit, value in zip(measured.static, np.asarray(measured.arrays), strict=True):
             found[unit] = max(found[unit], float(value))
     return [found[_without_marks(unit)] for unit in units]
 
@@ -68,21 +62,12 @@ def _without_marks(unit: Unit) -> Unit:
     return Unit("/".join(names), unit.primitive)
 
 
-class _Largest:
+class _Largest(Probe):
     """Measures the largest finite magnitude that an equation reads or makes."""
 
-    flags = 0
-
-    def measure(self, run: Run) -> tuple[Any, ...]:
-        arrays = [x for x in (*run.operands[0], *run.results[0]) if is_measured(jax.typeof(x))]
-        found = [_largest(x) for x in arrays]
-        return (jnp.stack(found).max(),)
-
-    def flags_of(self, array: Any) -> tuple[Any, ...]:
-        return ()
-
-    def flags_made(self, measured: tuple[Any, ...]) -> tuple[Any, ...]:
-        return ()
+    def measure(self, run: EquationRun) -> tuple[Any, ...]:
+        arrays = [x for x in (*run.operands[0], *run.results[0]) if is_measurable(jax.typeof(x))]
+        return (jnp.stack([_largest(x) for x in arrays]).max(),)
 
     def settle(self, measured: tuple[Any, ...], held: tuple[Any, ...], ticks: Any) -> Any:
         return measured[0]
