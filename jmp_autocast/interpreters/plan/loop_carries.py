@@ -7,43 +7,45 @@ from typing import Any
 
 import numpy as np
 
-from ..policies import CALLS, CONTRACTIONS, FLOAT32
-from .compat import Literal, body_of, inner_jaxpr_key
-from .plan import CUSTOM_RULES, Leaf, ValueState, float_dtype
+from ...policies import FLOAT32
+from ..compat import Literal, body_of
+from ..primitives.structure import called, is_call
+from ..primitives.traits import having
+from .data import Source, ValueState, float_dtype
 from .votes import literal_guard
 
-# What comes out of these does not grow with what went in, so an error in it does not add up.
-_BOUNDED = frozenset("tanh logistic sin cos erf erfc sqrt cbrt".split())
+_BOUNDED = having("bounded") | having("contracts")
 
 
 def first_guess(
     variables: Sequence[Any],
     initial: Sequence[ValueState],
     accumulating: frozenset[int],
-    low: np.dtype | None,
+    compute_dtype: np.dtype | None,
     data_abstains: bool,
 ) -> list[np.dtype | None]:
     """Returns the dtype that each carry may have at best; planning the body can only raise it.
 
-    A carry starts in 16 bits if its initial value is computed there, or is a leaf without a vote,
+    A carry starts in 16 bits if its initial value is computed there, or is a source without a vote,
     such as zeros. One that accumulates over the iterations stays float32: over 2,048 steps a
     16-bit sum loses three quarters of its value.
 
     Args:
         variables: The carries, as the body's inputs.
         initial: What is known of each initial value.
-        accumulating: The carries that accumulate.
-        low: The compute dtype, None where nothing is lowered.
+        accumulating: The indices of the carries that accumulate.
+        compute_dtype: The compute dtype, None where nothing is lowered.
         data_abstains: The program's inputs have no vote.
     """
-    voters = (None,) if data_abstains else (None, Leaf.DATA)
+    voting = (None,) if data_abstains else (None, Source.DATA)
 
     def guess(k: int, declared: np.dtype | None, state: ValueState) -> np.dtype | None:
-        if low is None or declared != FLOAT32 or k in accumulating:
+        if compute_dtype is None or declared != FLOAT32 or k in accumulating:
             return declared
-        if literal_guard([state], [0], low) is not None:
+        if literal_guard([state], [0], compute_dtype) is not None:
             return declared
-        return low if state.dtype == low or state.leaf not in voters else declared
+        votes_full = state.dtype != compute_dtype and state.source in voting
+        return declared if votes_full else compute_dtype
 
     return [
         guess(k, float_dtype(v.aval), state)
@@ -57,7 +59,9 @@ def settled(
     initial: Sequence[ValueState],
     returned_by_body: Callable[[Sequence[np.dtype | None]], Sequence[ValueState]],
 ) -> list[np.dtype | None]:
-    """Returns the dtypes in which each carry enters the body as it leaves it.
+    """Returns the dtypes with which the body returns each carry in the dtype that it took.
+
+    This ends: each round returns at least one more carry to its declared dtype, for good.
 
     Args:
         carries: The first guess.
@@ -67,7 +71,7 @@ def settled(
     """
     while carries != declared:
         states = zip(returned_by_body(carries), initial, carries, strict=True)
-        returned = [None if _takes(s, i, d) else s.dtype for s, i, d in states]
+        returned = [None if _can_be(d, s, i) else s.dtype for s, i, d in states]
         joined = [
             e if r not in (None, d) else d
             for d, e, r in zip(carries, declared, returned, strict=True)
@@ -78,22 +82,30 @@ def settled(
     return carries
 
 
-def _takes(state: ValueState, initial: ValueState, dtype: np.dtype | None) -> bool:
-    """A leaf, such as zeros again, takes any dtype that has its value.
+def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -> bool:
+    """Returns whether a carry can be cast to a dtype, although its body returns another.
 
-    Arguments alone take none: where nothing is computed, nothing is rounded.
+    A source that the body returns, such as zeros that reset a state, can be cast if the dtype holds
+    its value. Data cannot: it is what the next iteration computes with. A parameter can only where
+    something is computed; a loop that hands an argument on shall not round it.
+
+    Args:
+        dtype: The dtype.
+        returned: What the body returns.
+        initial: What the carry starts as.
     """
-    if state.leaf in (None, Leaf.DATA) or dtype is None:
+    if returned.source in (None, Source.DATA) or dtype is None:
         return False
-    if state.leaf is Leaf.PARAM and initial.leaf is not None:
+    if returned.source is Source.PARAM and initial.source is not None:
         return False
-    return dtype == FLOAT32 or literal_guard([state], [0], dtype) is None
+    return dtype == FLOAT32 or literal_guard([returned], [0], dtype) is None
 
 
 def accumulating_carries(body: Any, first: int, count: int) -> frozenset[int]:
     """Returns the carries that come back to themselves through sums, products and the like.
 
-    A path through a matmul, a convolution or a bounded function does not count.
+    A path through a matmul, a convolution or a bounded function does not count: what comes out of a
+    ``tanh`` does not grow with what went in, so an error in it does not add up.
 
     Args:
         body: The loop's body.
@@ -128,11 +140,10 @@ def _cheap_sources(body: Any) -> list[frozenset[int]]:
 
     for eqn in body.eqns:
         operands = of(eqn.invars)
-        name = eqn.primitive.name
-        if name in CONTRACTIONS or name in _BOUNDED or not any(operands):
+        if eqn.primitive.name in _BOUNDED or not any(operands):
             continue
-        if name in CALLS or name in CUSTOM_RULES:
-            inner = _cheap_sources(body_of(eqn.params[inner_jaxpr_key(eqn.params)]))
+        if is_call(eqn):
+            inner = _cheap_sources(body_of(called(eqn)))
             results = [frozenset().union(*(operands[i] for i in found)) for found in inner]
         else:
             results = [frozenset().union(*operands)] * len(eqn.outvars)

@@ -14,25 +14,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .compat import (
+from ..compat import (
     SymbolicZero,
     bind,
     fresh_make_jaxpr,
-    inner_jaxpr_key,
     is_array_aval,
     jaxpr_as_fun,
     mark_frames,
     with_dtype,
     zero_cotangent,
 )
-from .plan import EquationPlan, Wanted, float_dtype
-from .rewrite import Rewriter, read, rewrites
+from ..plan.data import EquationPlan, Want, float_dtype
+from ..primitives.structure import called
+from .rewriter import Rewriter, rewrites
+from .values import read
 
 mark_frames(__file__)
 
 
-def _primal(rewriter: Rewriter, eqn: Any, plan: EquationPlan, key: str) -> Any:
-    return rewriter.jaxpr(plan.inner[0], eqn.params[key])
+def _primal(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable[..., Any]:
+    return jaxpr_as_fun(rewriter.jaxpr(plan.inner[0], called(eqn)))
 
 
 def _original(eqn: Any) -> Callable[..., tuple[Any, ...]]:
@@ -69,7 +70,7 @@ def _custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list
 
 
 def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
-    primal = jaxpr_as_fun(_primal(rewriter, eqn, plan, inner_jaxpr_key(eqn.params)))
+    primal = _primal(rewriter, eqn, plan)
     inner, original = plan.inner[0], _original(eqn)
     avals = _declared_avals(eqn.invars)
 
@@ -88,7 +89,7 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
             return jax.jvp(_partial(original, xs, moving), [xs[i] for i in moving], ts)
 
         closed = fresh_make_jaxpr(original_jvp, avals, [avals[i] for i in moving])
-        dtypes = [Wanted(dtype=s.dtype) for s in inner.outputs]
+        dtypes = [Want(dtype=s.dtype) for s in inner.outputs]
         args = [*primals, *(tangents[i] for i in moving)]
         flat = rewriter.run(closed, args, [*dtypes, *dtypes], inner.path)
         return tuple(flat[: len(dtypes)]), tuple(flat[len(dtypes) :])
@@ -115,7 +116,7 @@ def _custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list
 
 
 def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
-    primal = jaxpr_as_fun(_primal(rewriter, eqn, plan, inner_jaxpr_key(eqn.params)))
+    primal = _primal(rewriter, eqn, plan)
     inner, original = plan.inner[0], _original(eqn)
     avals, out_avals = _declared_avals(eqn.invars), _declared_avals(eqn.outvars)
     inexact = [k for k, a in enumerate(out_avals) if jnp.issubdtype(a.dtype, jnp.inexact)]
@@ -138,11 +139,11 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
             return out, residuals
 
         closed = fresh_make_jaxpr(original_forward, *avals)
-        wanted = [
-            *(Wanted(dtype=s.dtype) for s in inner.outputs),
-            *(Wanted() for _ in box["avals"]),
+        wants = [
+            *(Want(dtype=s.dtype) for s in inner.outputs),
+            *(Want() for _ in box["avals"]),
         ]
-        flat = rewriter.run(closed, xs, wanted, inner.path)
+        flat = rewriter.run(closed, xs, wants, inner.path)
         n = len(out_avals)
         static = _Static((moving, box["tree"], tuple(box["avals"])))
         dtypes = tuple(x.dtype for x in xs)
@@ -164,8 +165,8 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
             original_backward, list(residual_avals), [out_avals[k] for k in known]
         )
         given = [cotangents[k] for k in known]
-        wanted = [Wanted(dtype=dtypes.value[i]) for i in moving]
-        found = rewriter.run(closed, [*residuals, *given], wanted, inner.path)
+        wants = [Want(dtype=dtypes.value[i]) for i in moving]
+        found = rewriter.run(closed, [*residuals, *given], wants, inner.path)
         gradients: list[Any] = [None] * len(avals)
         for i, gradient in zip(moving, found, strict=True):
             gradients[i] = _cast(gradient, dtypes.value[i])
@@ -177,7 +178,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
 
 @rewrites("custom_vmap_call")
 def _custom_vmap(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
-    primal = jaxpr_as_fun(_primal(rewriter, eqn, plan, "call"))
+    primal = _primal(rewriter, eqn, plan)
     inner, original = plan.inner[0], _original(eqn)
     avals = _declared_avals(eqn.invars)
 
@@ -193,8 +194,8 @@ def _custom_vmap(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: lis
             for a, b in zip(avals, batched, strict=True)
         ]
         closed = fresh_make_jaxpr(mapped, *batch_avals)
-        wanted = [Wanted(dtype=s.dtype) for s in inner.outputs]
-        flat = rewriter.run(closed, xs, wanted, inner.path)
+        wants = [Want(dtype=s.dtype) for s in inner.outputs]
+        flat = rewriter.run(closed, xs, wants, inner.path)
         return tuple(flat), (True,) * len(flat)
 
     return list(function(*read(plan, operands)))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .compat import InconclusiveDimensionOperation
+from ..compat import InconclusiveDimensionOperation
 
 
-def size(atom: Any) -> Any:
+def element_count(atom: Any) -> Any:
     """Returns the number of elements of a variable or literal: an int, or a symbolic expression.
 
     Example:
         >>> import jax
-        >>> size(jax.make_jaxpr(lambda x: x)(jax.numpy.ones((2, 3))).jaxpr.invars[0])
+        >>> element_count(jax.make_jaxpr(lambda x: x)(jax.numpy.ones((2, 3))).jaxpr.invars[0])
         6
     """
     return math.prod(atom.aval.shape)

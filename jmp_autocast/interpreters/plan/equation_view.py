@@ -7,21 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from ..policies import EquationView
-from .compat import source_line
-from .plan import ValueState
+from ...policies import EquationView
+from ..compat import function_name, source_line
+from ..primitives.reading import exponent, flops, reduction_depth
+from ..primitives.structure import called, is_call
+from .data import ValueState
 
 
 def view_of(
-    eqn: Any, states: Sequence[ValueState], scope: Sequence[str], low: np.dtype
+    eqn: Any, given: Sequence[ValueState], scope: Sequence[str], compute_dtype: np.dtype
 ) -> EquationView:
     """Returns what a rule function and a report see of an equation.
 
     Args:
         eqn: The equation.
-        states: What is known of each operand.
+        given: What is known of each operand.
         scope: The names of the enclosing scopes.
-        low: The compute dtype.
+        compute_dtype: The compute dtype where the equation stands.
     """
     return EquationView(
         primitive=eqn.primitive.name,
@@ -30,10 +32,14 @@ def view_of(
         operand_dtypes=_dtypes(eqn.invars),
         result_shapes=_shapes(eqn.outvars),
         result_dtypes=_dtypes(eqn.outvars),
-        literals=tuple(s.known for s in states),
+        literals=tuple(state.known_value for state in given),
         scope="/".join(scope),
-        compute_dtype=low,
+        compute_dtype=compute_dtype,
+        function=function_name(called(eqn)) if is_call(eqn) else "",
+        exponent=exponent(eqn),
         summarize_source=lambda: source_line(eqn),
+        count_depth=lambda: reduction_depth(eqn),
+        count_flops=lambda: flops(eqn),
     )
 
 

@@ -1,4 +1,4 @@
-"""Casts: one per value and dtype, and leaf views that keep gradients in float32."""
+"""Values of the running program: one cast per value and dtype, views that keep gradients exact."""
 
 from __future__ import annotations
 
@@ -9,39 +9,11 @@ import jax
 import numpy as np
 from jax import lax
 
-from ..policies import FLOAT32
-from .compat import Tracer, define_linear_view, inlined
-from .emit import cast
-
-leaf_view_p: Any = define_linear_view("leaf_view")
-_inlined_view = inlined(leaf_view_p.bind)
-
-
-def leaf_view(full: Any, low: Any) -> Any:
-    """Reads a leaf in 16 bits while its gradient accumulates in float32.
-
-    The value is ``low``; the derivative is that of casting ``full``. Each use of a leaf reads a
-    view of its own, so that each use's cotangent is widened to float32 before they are added. A
-    shared cast adds them in 16 bits: a weight used 513 times with gradient 2.0 gets 1.5.
-
-    Args:
-        full: The leaf, float32.
-        low: Its 16-bit copy, of the same shape.
-
-    Returns:
-        ``low``, as a function of ``full``.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> w = jnp.ones(())
-        >>> low = w.astype(jnp.bfloat16)
-        >>> uses = lambda w: sum(
-        ...     leaf_view(w, low).astype(jnp.float32) * 2 / 513 for _ in range(513)
-        ... )
-        >>> bool(abs(jax.grad(uses)(w) - 2.0) < 1e-2)
-        True
-    """
-    return _inlined_view(full, low) if isinstance(full, Tracer) else low
+from ...policies import FLOAT32
+from ..compat import Tracer
+from ..plan.data import EquationPlan
+from ..primitives.cached_bind import cast
+from ..primitives.source_view import source_view
 
 
 class Value:
@@ -49,18 +21,18 @@ class Value:
 
     Args:
         array: The value in the dtype that it was computed in.
-        leaf: It is a leaf: 16-bit reads are views. A leaf without a tracer has no gradient, and
-            its casts are done at trace time.
+        source: Its 16-bit reads are views, which keep its gradient in float32. A source that is no
+            tracer has no gradient, and its casts are done at trace time.
         move: Makes a 16-bit copy by moving the operand's; None to cast the value itself.
     """
 
-    __slots__ = ("array", "copies", "leaf", "move")
+    __slots__ = ("array", "copies", "move", "source")
 
     def __init__(
-        self, array: Any, leaf: bool = False, move: Callable[[np.dtype], Any] | None = None
+        self, array: Any, source: bool = False, move: Callable[[np.dtype], Any] | None = None
     ) -> None:
         self.array: Any = array
-        self.leaf: bool = leaf
+        self.source: bool = source
         self.move: Callable[[np.dtype], Any] | None = move
         self.copies: dict[np.dtype, Any] = {}
 
@@ -69,7 +41,7 @@ class Value:
         if dtype is None or self.array.dtype == dtype:
             return self.array
         low = self.copy(dtype)
-        return leaf_view(self.array, low) if self.leaf and dtype != FLOAT32 else low
+        return source_view(self.array, low) if self.source and dtype != FLOAT32 else low
 
     def replicated(self, dtype: np.dtype | None, broadcast: Callable[[Any], Any]) -> Any:
         """Returns the value in a 16-bit dtype and broadcast, with the derivative of float32.
@@ -79,19 +51,20 @@ class Value:
         """
         low = broadcast(self.copy(dtype or self.array.dtype))
         full = self.copy(FLOAT32)
-        return leaf_view(broadcast(full), low) if isinstance(full, Tracer) else low
+        return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
 
     def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:
-        """Returns the value in a dtype, and the leaf that it is a copy of, None for no leaf.
+        """Returns the value in a dtype, and the source that it is a copy of, None for no source.
 
-        Unlike what `read` returns, the copy has no gradient: who takes the pair sees to that.
+        The copy has no gradient, unlike what `read` returns. The caller must give the gradient to
+        the source, as `accumulating_contraction` does; otherwise the source's gradient is zero.
         """
-        if not self.leaf or dtype is None or self.array.dtype == dtype:
+        if not self.source or dtype is None or self.array.dtype == dtype:
             return self.read(dtype), None
         return self.copy(dtype), self.array
 
     def copy(self, dtype: np.dtype) -> Any:
-        """Returns the one cast of the value to ``dtype``; for a leaf, without its gradient."""
+        """Returns the one cast of the value to ``dtype``; for a source, without its gradient."""
         if self.array.dtype == dtype:
             return self.array
         if dtype not in self.copies:
@@ -101,7 +74,7 @@ class Value:
         return self.copies[dtype]
 
     def _cast(self, dtype: np.dtype) -> Any:
-        if self.leaf and not isinstance(self.array, Tracer):
+        if self.source and not isinstance(self.array, Tracer):
             with jax.ensure_compile_time_eval():
                 return lax.convert_element_type(self.array, dtype)
         # A user of the value may stand under another mesh: `x.at[i].set` of an explicitly sharded
@@ -126,10 +99,15 @@ class Scalar:
         return self.array if dtype is None else self.copy(dtype)
 
     def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:
-        """Returns the literal in a dtype, and no leaf."""
+        """Returns the literal in a dtype, and no source."""
         return self.read(dtype), None
 
     def copy(self, dtype: np.dtype) -> Any:
         """Returns the literal in a dtype."""
         with np.errstate(over="ignore"):
             return np.asarray(self.array).astype(dtype)[()]
+
+
+def read(plan: EquationPlan, operands: list[Any]) -> list[Any]:
+    """Returns the operands of an equation in the dtypes that its plan says."""
+    return [value.read(dtype) for value, dtype in zip(operands, plan.operands, strict=True)]

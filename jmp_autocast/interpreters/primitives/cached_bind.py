@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ..policies import DEFAULT_RULES, CastPolicy
-from .compat import Tracer, bind, inlined
+from ...policies import DEFAULT_RULES, CastPolicy
+from ..compat import Tracer, bind, inlined
 
 _CACHED = frozenset(n for n, rule in DEFAULT_RULES.items() if rule is not CastPolicy.KEEP)
 
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
-def emit(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Binds a primitive.
 
     Args:

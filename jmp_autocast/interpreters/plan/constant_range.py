@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..policies import COMPUTE_DTYPES, FLOAT32
-from .compat import Tracer
+from ...policies import COMPUTE_DTYPES, FLOAT32
+from ..compat import Tracer
 
 
-class Extent:
+class ConstantRange:
     """The range of a constant array, computed when first asked.
 
     Two are equal if they exceed the same dtypes, so that plans are shared between constants.
@@ -30,7 +30,7 @@ class Extent:
         return self._exceeds
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Extent) and self.exceeds() == other.exceeds()
+        return isinstance(other, ConstantRange) and self.exceeds() == other.exceeds()
 
     def __hash__(self) -> int:
         return hash(self.exceeds())
@@ -47,10 +47,10 @@ def _exceeded_dtypes(array: np.ndarray) -> frozenset[np.dtype]:
         return frozenset(d for d in COMPUTE_DTYPES if not np.isfinite(largest.astype(d)))
 
 
-def const_extent(value: Any) -> Extent | None:
+def constant_range(value: Any) -> ConstantRange | None:
     """Returns the range of a float32 constant; a tracer has no values to look at."""
     if isinstance(value, Tracer) or getattr(value, "dtype", None) != FLOAT32:
         return None
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return None
-    return Extent(value)
+    return ConstantRange(value)
