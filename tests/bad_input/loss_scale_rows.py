@@ -1,4 +1,4 @@
-"""Wrong uses of loss scaling; `tests/test_loss_scale_arguments.py` has more numbers."""
+"""Wrong uses of loss scaling; `tests/loss_scaling/test_arguments.py` has more numbers."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ from jmp_autocast import (
     step_skipped,
 )
 
-from .world import Row, X, loss
+from .row import Row, X, loss
 
 NO_SCALE = r"No loss scale in this state"
 INIT = r"from the init of an optimizer that contains dynamic_loss_scaling\(...\)"
