@@ -91,11 +91,11 @@ def draw(reports: dict[str, Report], path: pathlib.Path) -> None:
     bars = {
         f"{what} of the {name}": {dtype: getattr(s, key) for dtype, s in shares.items()}
         for name, shares in ((name, report.by_dtype()) for name, report in reports.items())
-        for key, what in (("flops", "FLOPs"), ("size", "bytes"))
+        for key, what in (("flops", "FLOPs"), ("nbytes", "bytes"))
     }
     draw_bars(whole, bars, "FLOPs and bytes by dtype")
     sizes = {
-        name: {dtype: share.size for dtype, share in report.by_dtype().items()}
+        name: {dtype: share.nbytes for dtype, share in report.by_dtype().items()}
         for name, report in modules.items()
     }
     draw_bars(parts, sizes, "Bytes of the modules by dtype, forward and backward")

@@ -152,7 +152,7 @@ def show(results: Sequence[Exported], console: Console) -> None:
         if r.report:
             console.print(r.report.summary, soft_wrap=True)
             for dtype, part in r.report.by_dtype().items():
-                console.print(f"  {dtype}: {part.flops:,} FLOPs, {part.size:,} bytes")
+                console.print(f"  {dtype}: {part.flops:,} FLOPs, {part.nbytes:,} bytes")
 
 
 def draw(results: Sequence[Exported], exact: np.ndarray, path: pathlib.Path) -> None:

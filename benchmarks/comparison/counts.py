@@ -15,9 +15,9 @@ from .flow import (
     inside,
     is_in,
     live,
+    nbytes_of,
     of_parameters,
     scope_of,
-    size_of,
     to_gradients,
 )
 
@@ -34,13 +34,13 @@ class Cast:
             gradient).
         what: Its dtypes and shape.
         where: Its scope.
-        size: The bytes of its operand and its result, times the steps of the loops around it.
+        nbytes: The bytes of its operand and its result, times the steps of the loops around it.
     """
 
     kind: str
     what: str
     where: str
-    size: int
+    nbytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _read(
             else:
                 kind = "gradient" if gradients.get(eqn.outvars[0]) else "activation"
             what = f"{names[0]} to {names[1]} {list(source.shape)}"
-            yield Cast(kind, what, here, times * (size_of(source) + size_of(target)))
+            yield Cast(kind, what, here, times * (nbytes_of(source) + nbytes_of(target)))
 
 
 def _dtypes(eqn: Any) -> tuple[str, str]:

@@ -147,7 +147,7 @@ def is_in(atom: Any, variables: Any) -> bool:
     return not isinstance(atom, Literal) and atom in variables
 
 
-def size_of(aval: Any) -> int:
+def nbytes_of(aval: Any) -> int:
     """Returns the bytes of an array, 0 for what is no array of numbers (a random key)."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):

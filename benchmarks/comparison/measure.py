@@ -55,7 +55,7 @@ class Measurement:
 
     def cast_bytes(self, *kinds: str) -> int:
         """Returns the bytes that casts of some kinds read and write."""
-        return sum(cast.size for cast in self.casts if cast.kind in kinds)
+        return sum(cast.nbytes for cast in self.casts if cast.kind in kinds)
 
 
 def gradient(loss: Loss, scale: float) -> Callable[[Tree, Tree], tuple[Any, Tree, Tree]]:

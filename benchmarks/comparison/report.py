@@ -28,11 +28,11 @@ def _seconds(name: str) -> Callable[[Measurement], float]:
 
 # In each of the first tables every number stands with its ratio to the hand-written one.
 MEMORY: tuple[Column, ...] = (
-    ("residuals MB", lambda m: _mega(m.residuals.size()), ".3f"),
+    ("residuals MB", lambda m: _mega(m.residuals.nbytes()), ".3f"),
     ("folded MB", lambda m: _mega(m.residuals.folded), ".3f"),
     ("temporary MB", lambda m: _mega(m.temporary), ".2f"),
     ("peak MB", lambda m: _mega(m.peak), ".1f"),
-    ("param copies MB", lambda m: _mega(m.residuals.size(parameter=True)), ".3f"),
+    ("param copies MB", lambda m: _mega(m.residuals.nbytes(parameter=True)), ".3f"),
 )
 CASTS: tuple[Column, ...] = (
     ("activation casts", lambda m: m.cast_count(*_ACTIVATION), "d"),
@@ -40,7 +40,7 @@ CASTS: tuple[Column, ...] = (
     ("weight casts", lambda m: m.cast_count(*_WEIGHT), "d"),
     ("their MB", lambda m: _mega(m.cast_bytes(*_WEIGHT)), ".2f"),
     ("all casts", lambda m: len(m.casts), "d"),
-    ("their MB", lambda m: _mega(sum(cast.size for cast in m.casts)), ".2f"),
+    ("their MB", lambda m: _mega(sum(cast.nbytes for cast in m.casts)), ".2f"),
     ("HLO converts", lambda m: m.hlo_converts, "d"),
     ("low FLOPs %", lambda m: 100 * m.low_flops, ".1f"),
     ("mixed dots", lambda m: m.mixed_dots, "d"),

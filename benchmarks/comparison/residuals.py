@@ -3,7 +3,7 @@
 The same on every backend. Equal equations count once, as XLA merges them; inputs, and what is made
 from constants alone, do not count. XLA also computes again what is cheap in the fusion that reads
 it, and rather keeps a 16-bit value than its float32 copy or twice that: `Residuals.folded` counts
-with that, `Residuals.size` without.
+with that, `Residuals.nbytes` without.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 
 from jmp_autocast.interpreters.compat import Literal, scan_split
 
-from .flow import MOVES, inside, live, scope_of, size_of
+from .flow import MOVES, inside, live, nbytes_of, scope_of
 
 # Elementwise with one array operand, and cheap: computed again wherever they are read.
 _CHEAP = MOVES | frozenset("neg abs sign add sub mul square integer_pow max min".split())
@@ -32,13 +32,13 @@ class Kept:
         parameter: It is a copy of a parameter.
         what: Its dtype and shape.
         where: The primitive that made it, and its scope.
-        size: Its bytes.
+        nbytes: Its bytes.
     """
 
     parameter: bool
     what: str
     where: str
-    size: int
+    nbytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Residuals:
     arrays: tuple[Kept, ...]
     folded: int
 
-    def size(self, parameter: bool = False) -> int:
+    def nbytes(self, parameter: bool = False) -> int:
         """Returns the bytes of activations, or of copies of parameters."""
-        return sum(kept.size for kept in self.arrays if kept.parameter is parameter)
+        return sum(kept.nbytes for kept in self.arrays if kept.parameter is parameter)
 
 
 @dataclasses.dataclass(eq=False)
@@ -88,7 +88,7 @@ def residuals(loss: Callable[..., Any], params: Any, batch: Any) -> Residuals:
     inputs = [_Value(v.aval, parameter=i < count) for i, v in enumerate(jaxpr.invars)]
     outputs = dict.fromkeys(_values(jaxpr, inputs, {}, ""))
     kept = [v for v in outputs if v.eqn is not None and not v.constant and v.aval.shape]
-    arrays = tuple(Kept(v.parameter, *_describe(v), size_of(v.aval)) for v in kept)
+    arrays = tuple(Kept(v.parameter, *_describe(v), nbytes_of(v.aval)) for v in kept)
     return Residuals(arrays, _folded([v for v in kept if not v.parameter]))
 
 
@@ -160,7 +160,7 @@ def _folded(kept: Iterable[_Value]) -> int:
     """Each array is kept itself, or the smallest one of the chain of cheap operations before it."""
     groups: defaultdict[_Value, list[int]] = defaultdict(list)
     for value in kept:
-        smallest = size_of(value.aval)
+        smallest = nbytes_of(value.aval)
         while value.eqn is not None and value.eqn.primitive.name in _CHEAP:
             arrays = {v for v in value.operands if not v.constant}
             if len(arrays) != 1:
@@ -172,7 +172,7 @@ def _folded(kept: Iterable[_Value]) -> int:
 
 
 def _cost(value: _Value) -> int:
-    return 0 if value.eqn is None else size_of(value.aval)
+    return 0 if value.eqn is None else nbytes_of(value.aval)
 
 
 def _hashable(value: Any) -> Any:
@@ -187,5 +187,5 @@ def grouped(items: Iterable[Any]) -> Counter[tuple[str, str]]:
     """Returns the bytes of casts or residuals by what they are and where, all layers together."""
     sizes: Counter[tuple[str, str]] = Counter()
     for item in items:
-        sizes[item.what, re.sub(r"_[0-9]+", "_*", item.where)] += item.size
+        sizes[item.what, re.sub(r"_[0-9]+", "_*", item.where)] += item.nbytes
     return sizes

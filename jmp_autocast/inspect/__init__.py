@@ -1,14 +1,14 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
-from .program.explain import explain
-from .program.report import Change, Report, Totals
-from .program.rows import Row
-from .program.shares import Share
-from .program.stats import OpCount, op_stats
-from .running.compare import compare
-from .running.comparison import ArrayError, Comparison, ComparisonRow
-from .running.numerics import check_numerics
-from .running.numerics_report import NumericsReport, NumericsRow
+from .measure.check_numerics import check_numerics
+from .measure.compare import compare
+from .measure.comparison import ArrayError, Comparison, ComparisonRow
+from .measure.numerics_report import NumericsReport, NumericsRow
+from .report.by_dtype import Share
+from .report.explain import explain
+from .report.report import Change, Report, Totals
+from .report.rows import Row
+from .report.stats import OpCount, op_stats
 from .tuning.tune import tune
 from .tuning.tune_report import Pin, TuneReport
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jmp_autocast import autocast, tune
-from jmp_autocast.inspect.tuning.trials import LogError
+from jmp_autocast.inspect.tuning.search_log import LogError
 from jmp_autocast.inspect.tuning.tune import UnreachableError
 
 from .row import Row, X, loss, loss_at_call

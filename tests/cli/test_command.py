@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jmp_autocast import BF16, FP16, Policy
-from jmp_autocast.command import main
+from jmp_autocast.cli import main
 
 MODEL = """
 import functools

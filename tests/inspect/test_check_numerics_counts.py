@@ -12,7 +12,13 @@ import pytest
 from jax import lax
 
 from jmp_autocast import NumericsReport, check_numerics
-from jmp_autocast.inspect.running.readings import INFINITY, NEVER, Counts, NumericsProbe, Reading
+from jmp_autocast.inspect.measure.numerics_probe import (
+    INFINITY,
+    NEVER,
+    Counts,
+    NumericsProbe,
+    Reading,
+)
 
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -3.0, 65504.0, 65519.9, 65520.0, -65520.0, 1e30]
 SPECIAL += [2.0**-24, 2.0**-25, -(2.0**-25), 2.0**-25 * (1 + 2**-7), 2.0**-26, 6e-8, 1e-40, 1e-45]

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast, compare, full_precision
-from jmp_autocast.inspect.running.errors import COMPUTED, ErrorProbe, distance
+from jmp_autocast.inspect.measure.error_probe import COMPUTED, ErrorProbe, distance
 from tests.fuzz.test_properties import COMPUTE_DTYPES, examples
 from tests.support.random_programs import arguments, as_function, programs
 

@@ -14,9 +14,8 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
-from jmp_autocast.inspect.program.casts import casts_in
-from jmp_autocast.inspect.program.jaxprs import contraction_in, jaxprs_of
-from jmp_autocast.inspect.program.reasons import EXPLANATIONS
+from jmp_autocast.inspect.report.jaxprs import contraction_in, count_casts, jaxprs_of
+from jmp_autocast.inspect.report.reason_texts import EXPLANATIONS
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan import Code
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
@@ -139,8 +138,8 @@ def test_a_row_says_where_and_why():
     assert (exp.rule, exp.reason, exp.operands) == ("FP32", "FP32", ("float32",))
     assert (second.rule, second.reason) == ("dot_rule", "LOWER_PRECISION")
     assert (second.declared_operands, second.operands) == (("float32",) * 2, ("bfloat16",) * 2)
-    assert second.size == 2 * (32 + 64 + 32)
-    assert second.declared_size == 2 * second.size
+    assert second.nbytes == 2 * (32 + 64 + 32)
+    assert second.declared_nbytes == 2 * second.nbytes
 
 
 def test_a_rule_function_is_named():
@@ -165,17 +164,17 @@ def test_totals():
     assert totals.unmatched_scopes == ("*/missing",)
     assert totals.loops_of_unknown_length == 1
     assert totals.unknown == ()
-    casts = casts_in(trace(autocast(f, policy=policy), {"a": W, "b": W, "unused": W}, X))
+    casts = count_casts(trace(autocast(f, policy=policy), {"a": W, "b": W, "unused": W}, X))
     assert totals.casts == casts
-    assert (casts.down, casts.down_size, casts.up) == (2, 6 * (64 + 32), 1)
+    assert (casts.down, casts.down_nbytes, casts.up) == (2, 6 * (64 + 32), 1)
 
 
 def test_casts_in_a_loop_count_each_time():
     def f(x):
         return lax.scan(lambda c, _: (c.astype(jnp.float16).astype(jnp.float32), None), x, None, 7)
 
-    casts = casts_in(trace(f, X))
-    assert (casts.down, casts.up, casts.up_size) == (7, 7, 7 * 6 * 32)
+    casts = count_casts(trace(f, X))
+    assert (casts.down, casts.up, casts.up_nbytes) == (7, 7, 7 * 6 * 32)
 
 
 def test_the_text_fits_100_columns_and_leads_with_the_summary():
@@ -228,7 +227,7 @@ def test_op_stats_counts_by_primitive_and_dtype():
     low = autocast(scanned, policy=BF16)
     counts = {(c.primitive, c.operands): c for c in op_stats(low, {"w": W}, X)}
     dot = counts["dot_general", ("bfloat16",)]
-    assert (dot.times, dot.flops, dot.size) == (5, 5 * 2 * 4 * 64, 5 * 2 * (32 + 64 + 32))
+    assert (dot.times, dot.flops, dot.nbytes) == (5, 5 * 2 * 4 * 64, 5 * 2 * (32 + 64 + 32))
     assert counts["reduce_sum", ("float32",)].times == 5
     assert next(c for c in counts.values() if c.primitive == "scan").flops == 0
 
@@ -248,7 +247,7 @@ def test_op_stats_counts_the_flops_of_convolutions_and_of_what_is_inside():
     (conv,) = op_stats(convolve, images, kernel)
     assert conv.flops == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
     call, dot = sorted(op_stats(jax.jit(jnp.matmul), X, W), key=lambda count: count.flops)
-    assert (call.primitive, call.flops, call.size) == ("jit", 0, 0)
+    assert (call.primitive, call.flops, call.nbytes) == ("jit", 0, 0)
     assert dot.flops == 2 * 4 * 8 * 8
 
 
@@ -271,7 +270,7 @@ def test_the_page_on_reasons_says_of_every_code_what_the_report_says():
 def test_a_matmul_that_returns_its_accumulator_counts_as_what_it_returns():
     loss = autocast(lambda params, x: jnp.sum(jnp.exp(x @ params["w"])), policy=BF16)
     counts = [c for c in op_stats(jax.grad(loss), {"w": W}, X) if c.primitive == "dot_general"]
-    assert {c.results: (c.operands, c.times, c.flops, c.size) for c in counts} == {
+    assert {c.results: (c.operands, c.times, c.flops, c.nbytes) for c in counts} == {
         ("bfloat16",): (("bfloat16",), 1, 512, 2 * (32 + 64 + 32)),
         ("float32",): (("bfloat16",), 1, 512, 2 * (32 + 32) + 4 * 64),
     }

@@ -90,7 +90,7 @@ def test_flops_and_bytes_are_those_of_the_report(show, reports, name):
     page = show(reports[name])
     found = page.evaluate("shares(rows)")
     shares = reports[name].by_dtype()
-    expected = [{"dtype": d, "flops": s.flops, "size": s.size} for d, s in shares.items()]
+    expected = [{"dtype": d, "flops": s.flops, "nbytes": s.nbytes} for d, s in shares.items()]
     assert found == expected
     label = page.get_attribute("#chart svg", "aria-label")
     assert all(dtype in label for dtype in shares)
@@ -102,8 +102,8 @@ def test_shares_count_what_is_inside_once(reports):
     rows = reports["forward"].rows
     assert sum(share.flops for share in shares.values()) == sum(row.flops for row in rows)
     structural = ("scan", "cond", "jit", "custom_jvp_call")
-    inside = sum(row.size for row in rows if row.primitive not in structural)
-    assert sum(share.size for share in shares.values()) == inside
+    inside = sum(row.nbytes for row in rows if row.primitive not in structural)
+    assert sum(share.nbytes for share in shares.values()) == inside
     assert shares["bfloat16"].flops > shares["float32"].flops
 
 
@@ -117,7 +117,7 @@ def test_the_facts(show, reports):
     facts = show(reports["forward"]).inner_text("#facts")
     totals = reports["forward"].totals
     assert f"{totals.casts.down} down" in facts
-    assert f"{totals.residual_size / 1000:.3g}"[:3] in facts
+    assert f"{totals.residual_nbytes / 1000:.3g}"[:3] in facts
     assert "kept for the backward pass" in facts
     assert "kept for the backward pass" not in show(reports["gradient"]).inner_text("#facts")
 
@@ -201,7 +201,7 @@ def test_modules_are_coloured_by_flops_or_bytes(show, reports):
     page = show(reports["forward"])
     root = page.locator("#tree .node").first
     by_flops = root.inner_text()
-    page.check("#weigh input[value=size]", force=True)
+    page.check("#weigh input[value=nbytes]", force=True)
     assert root.inner_text() != by_flops
     assert root.locator(".bar i.low").count() == root.locator(".bar i.full").count() == 1
 

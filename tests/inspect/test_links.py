@@ -44,12 +44,12 @@ def test_rows_are_numbered_and_inputs_are_named():
     assert [row.index for row in rows] == list(range(len(rows)))
     dot, tanh, mul, add = (find(rows, p) for p in ("dot_general", "tanh", "mul", "add"))
     assert dot.operand_inputs == ("1", "0/w")
-    assert dot.operand_leaves == ("data", "param")
+    assert dot.operand_sources == ("data", "param")
     assert dot.operand_rows == (None, None)
     assert tanh.operand_rows == (dot.index,)
-    assert tanh.operand_leaves == tanh.operand_inputs == ("",)
+    assert tanh.operand_sources == tanh.operand_inputs == ("",)
     assert (mul.operand_rows, mul.operand_inputs) == ((tanh.index, None), ("", "2"))
-    assert (add.operand_rows[0], add.operand_leaves) == (mul.index, ("", "literal"))
+    assert (add.operand_rows[0], add.operand_sources) == (mul.index, ("", "literal"))
 
 
 def test_across_the_boundary_of_a_call():
@@ -223,7 +223,7 @@ def test_links_of_random_programs(jit_caches, program, args, dtype):
     rows = explain(autocast(as_function(program), compute_dtype=dtype), *args).rows
     for index, row in enumerate(rows):
         assert row.index == index
-        links = zip(row.operand_rows, row.operand_inputs, row.operand_leaves, strict=True)
+        links = zip(row.operand_rows, row.operand_inputs, row.operand_sources, strict=True)
         for made, name, leaf in links:
             assert made is None or not name
             assert made is not None or name or leaf in ("", "const", "literal")

@@ -16,7 +16,7 @@ ARRAY = 4 * 8  # elements of an activation
 
 def kept(fn, *args, policy=BF16):
     totals = explain(fn, *args, policy=policy).totals
-    return totals.residual_size, totals.float32_residual_size
+    return totals.residual_nbytes, totals.float32_residual_nbytes
 
 
 def dense(params, x):
@@ -93,7 +93,7 @@ refuses.defvjp(_forward, lambda _, g: (g,))
 )
 def test_none_where_there_is_no_backward_pass(fn, args):
     report = explain(fn, *(args or (W, X)), policy=BF16)
-    assert report.totals.residual_size is report.totals.float32_residual_size is None
+    assert report.totals.residual_nbytes is report.totals.float32_residual_nbytes is None
     assert "residuals" not in str(report)
 
 
@@ -112,4 +112,4 @@ def attention(params, x):
 def test_as_the_benchmarks_count(fn, level):
     policy = BF16.with_level(level)
     other = residuals(lambda p, x: (autocast(fn, policy=policy)(p, x), ()), {"w": W}, X)
-    assert kept(fn, {"w": W}, X, policy=policy)[0] == other.size()
+    assert kept(fn, {"w": W}, X, policy=policy)[0] == other.nbytes()

@@ -39,10 +39,10 @@ def test_comparison_of_a_tiny_gpt(vs_handwritten, capsys, tmp_path, monkeypatch)
     full, hand, ours = found.values()
     assert (full.low_flops, hand.low_flops, ours.low_flops) == (0, 1, 1)
     assert full.casts == ()
-    assert full.residuals.size() > 1.3 * hand.residuals.size()
+    assert full.residuals.nbytes() > 1.3 * hand.residuals.nbytes()
     for low in (hand, ours):
         assert low.mixed_dots == 0
-        assert 0 < low.residuals.folded <= low.residuals.size()
+        assert 0 < low.residuals.folded <= low.residuals.nbytes()
         # The transpose of a cast is a cast.
         assert low.cast_count("activation") % 2 == 0
         # Four kernels and the embedding are cast.
@@ -50,7 +50,7 @@ def test_comparison_of_a_tiny_gpt(vs_handwritten, capsys, tmp_path, monkeypatch)
     # By hand, gradients of kernels are rounded and cast; ours are float32 accumulators.
     assert hand.cast_count("gradient") >= 5 > ours.cast_count("gradient")
     # The kernels, embeddings and positions as 16-bit copies; float32 keeps the tied embedding.
-    assert hand.residuals.size(parameter=True) == ours.residuals.size(parameter=True)
+    assert hand.residuals.nbytes(parameter=True) == ours.residuals.nbytes(parameter=True)
     for group in ("kernels", "biases", "scales", "embeddings"):
         assert full.errors[group] < 1e-5
         assert 1e-3 < ours.errors[group] < 3e-2
@@ -96,7 +96,7 @@ def test_casts_are_told_apart(vs_handwritten):
     forward = [
         c for c in casts if c.kind == "activation" and c.what == "float32 to bfloat16 [2, 4]"
     ]
-    assert {c.size for c in forward} == {3 * 2 * 4 * (4 + 2)}
+    assert {c.nbytes for c in forward} == {3 * 2 * 4 * (4 + 2)}
     assert mixed(dots) == 0
     flops = 2 * 2 * 4 * 4
     assert sum(d.flops for d in dots) == flops * (3 * 3 + 2)  # three per step, two after the loop
@@ -138,7 +138,7 @@ def test_residuals_count_each_array_once(vs_handwritten):
     kept = {(k.what, k.parameter) for k in found.arrays}
     # x in 16 bits once, the one product (the other is equal), and the condition.
     assert sorted(kept) == [("bfloat16 [8, 4]", False), ("bool [8, 4]", False)]
-    assert found.size() == 2 * 8 * 4 * 2 + 8 * 4
+    assert found.nbytes() == 2 * 8 * 4 * 2 + 8 * 4
 
 
 def test_residuals_folded_to_the_smaller_side(vs_handwritten):
@@ -150,7 +150,7 @@ def test_residuals_folded_to_the_smaller_side(vs_handwritten):
         return jnp.sum(full**2), None  # keeps the exponential, and 2 * full, which it gives again
 
     found = residuals(loss, jnp.ones((8,)), jnp.ones((8,), jnp.bfloat16))
-    assert found.size() == 8 * (2 + 4)
+    assert found.nbytes() == 8 * (2 + 4)
     assert found.folded == 8 * 2
 
 

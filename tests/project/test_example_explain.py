@@ -24,7 +24,7 @@ def test_it_explains_the_loss_and_the_gradient(example, tmp_path, capsys):
     loss, gradient = result.reports["loss"], result.reports["gradient"]
     assert loss.totals.low_share == gradient.totals.low_share == 1.0
     assert len(gradient.rows) > 2 * len(loss.rows)
-    assert loss.totals.residual_size > loss.totals.float32_residual_size > 0
+    assert loss.totals.residual_nbytes > loss.totals.float32_residual_nbytes > 0
     text = capsys.readouterr().out
     assert loss.summary in text
     assert gradient.summary in text

@@ -17,17 +17,17 @@ from ...arguments import check_function, name_of
 from ...interpreters.compat import mark_frames
 from ...policies import FP16, CastPolicy, Policy, as_policy
 from ...transform import Autocast, autocast
-from ..program.explain import wrapper_of
-from ..program.rows import Row, rows_of
-from ..program.shares import low_share
-from ..running.readings import FLOAT16_OVERFLOW
-from .bar import Bar
+from ..measure.numerics_probe import FLOAT16_OVERFLOW
+from ..report.by_dtype import contraction_flops, low_share
+from ..report.explain import wrapper_of
+from ..report.rows import Row, rows_of
 from .batches import Batch, as_batches, different, error_of, outputs_of
-from .ranges import largest_of
+from .candidates import Unit, keeping, units_of
+from .magnitudes import largest_of
+from .progress import Bar
 from .search import find_culprits, run_bound
-from .trials import Log, Trial
+from .search_log import Log, Trial
 from .tune_report import Pin, TuneReport
-from .units import Unit, keeping, units_of
 
 mark_frames(__file__)
 
@@ -282,8 +282,8 @@ class _Search:
             tolerance=self._tolerance,
             error_before=before.error,
             error_after=after.error,
-            share_before=low_share(before_rows),
-            share_after=low_share(self._rows(policy)),
+            share_before=low_share(*contraction_flops(before_rows)),
+            share_after=low_share(*contraction_flops(self._rows(policy))),
         )
 
     def _rows(self, policy: Policy) -> list[Row]:

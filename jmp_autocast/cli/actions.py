@@ -1,0 +1,139 @@
+"""What the commands do: each returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ..inspect import check_numerics, explain, op_stats, tune
+from ..inspect.text import cut, scaled
+from ..inspect.tuning.search_log import LogError
+from ..inspect.tuning.tune import UnreachableError
+from ..transform import Autocast, autocast
+from .targets import UsageError, arguments_of, batches_of, check_unwrapped, load, policy_of, written
+
+_SHOWN = 40
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """Prints the report of `explain`."""
+    fn, policy = load(options.function, "the function"), policy_of(options)
+    check_unwrapped(fn, policy, options)
+    if isinstance(fn, Autocast) and options.gradient:
+        raise UsageError(
+            f"{options.function} is wrapped by autocast, which its gradient does not show. Name "
+            "the function that was wrapped"
+        )
+    args, kwargs = arguments_of(options)
+    report = explain(jax.grad(fn) if options.gradient else fn, *args, policy=policy, **kwargs)
+    print(report)
+    written(options.html, report.to_html)
+    written(options.json, report.to_json)
+    return 0
+
+
+def run_stats(options: argparse.Namespace) -> int:
+    """Prints what `op_stats` counts."""
+    fn = _in_mixed_precision(options)
+    args, kwargs = arguments_of(options)
+    counts = op_stats(fn, *args, **kwargs)
+    print(f"{'times':>9} {'FLOPs':>7} {'bytes':>7}  primitive, operands -> results")
+    for count in counts[:_SHOWN]:
+        dtypes = f"{', '.join(count.operands)} -> {', '.join(count.results)}"
+        numbers = f"{count.times:9} {scaled(count.flops):>7} {scaled(count.nbytes):>7}"
+        print(cut(f"{numbers}  {count.primitive:22} {dtypes}"))
+    if len(counts) > _SHOWN:
+        print(f"... and {len(counts) - _SHOWN} more; --json has all")
+    text = json.dumps([dataclasses.asdict(count) for count in counts])
+    written(options.json, lambda path: path.write_text(text, encoding="utf-8"))
+    return 0
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Prints the report of `check_numerics`."""
+    options.as_is = options.as_is or options.overflow
+    fn = _in_mixed_precision(options)
+    args, kwargs = arguments_of(options)
+    mode = "overflow" if options.overflow else "collect"
+    _, report = check_numerics(fn, mode=mode)(*args, **kwargs)
+    print(report)
+    written(options.json, report.to_json)
+    return 0 if report.first is None else 1
+
+
+def run_tune(options: argparse.Namespace) -> int:
+    """Prints and saves what `tune` finds."""
+    fn, start = load(options.function, "the function"), policy_of(options)
+    if isinstance(fn, Autocast):
+        raise UsageError(
+            f"{options.function} is wrapped by autocast, and tune tries policies itself. Name the "
+            "function that was wrapped"
+        )
+    accept = options.accept and load(options.accept, "--accept")
+    if options.batches is not None:
+        batches = batches_of(options)
+    else:
+        args, kwargs = arguments_of(options)
+        batches, fn = [args], _with_keywords(fn, kwargs)
+    for path in (options.output, options.json):  # before the search, not after it
+        if path is not None and not os.access(path.parent, os.W_OK):
+            raise UsageError(f"cannot write {path}: {path.parent} is no folder that can be written")
+    try:
+        policy, report = tune(
+            fn,
+            batches,
+            tolerance=options.tolerance,
+            accept=accept,
+            policy=start,
+            argnums=0 if options.gradient else None,
+            log=options.log,
+            report=True,
+        )
+    except UnreachableError as error:
+        print(f"jmp-autocast: {error}", file=sys.stderr)
+        return 1
+    except LogError as error:
+        raise UsageError(str(error)) from None
+    written(options.output, policy.save)
+    written(options.json, report.to_json)
+    return 0
+
+
+def _with_keywords(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    if not kwargs:
+        return fn
+
+    def function(*args: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    function.__name__ = getattr(fn, "__name__", type(fn).__name__)
+    return function
+
+
+def _in_mixed_precision(options: argparse.Namespace) -> Callable[..., Any]:
+    """Returns the function as it is asked for: in mixed precision, or its gradient."""
+    fn, policy = load(options.function, "the function"), policy_of(options)
+    check_unwrapped(fn, policy, options)
+    if options.as_is and policy is not None:
+        raise UsageError(
+            "a policy says nothing of a function as it is. Leave out --policy, --compute-dtype and "
+            "--level, or --as-is and --overflow"
+        )
+    if not options.as_is and not isinstance(fn, Autocast):
+        fn = autocast(fn, policy=policy)
+    return jax.grad(fn) if options.gradient else fn
+
+
+ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "explain": run_explain,
+    "stats": run_stats,
+    "check": run_check,
+    "tune": run_tune,
+}

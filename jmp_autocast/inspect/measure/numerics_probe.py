@@ -1,0 +1,218 @@
+"""Counting what can go wrong in an array: infinities, NaNs, what a float16 could not hold."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .batching import Run
+from .measured import is_measured
+
+# Half a step above the largest float16, 65504, and half of the smallest, 2**-24: rounding gives
+# infinity from the one on, and 0 down from the other.
+FLOAT16_OVERFLOW = 65520.0
+FLOAT16_UNDERFLOW = 2.0**-25
+
+NEVER = np.uint32(2**32 - 1)
+INFINITY = np.float32(np.inf).view(np.uint32)
+
+
+class Counts(NamedTuple):
+    """What arrays hold. Counts stop at 2**32 - 1; None is what was not counted.
+
+    Args:
+        nan: The number of NaNs.
+        inf: The number of infinities.
+        zero: The number of zeros.
+        subnormal: The number of subnormal values of the dtype.
+        large: The number of finite values that a float16 rounds to infinity.
+        small: The number of values other than 0 that a float16 rounds to 0.
+        largest: The largest finite magnitude, 0 if there is none, as the bits of a float32.
+        smallest: The smallest magnitude other than 0, infinity if there is none, as such bits.
+    """
+
+    nan: Any
+    inf: Any
+    zero: Any = None
+    subnormal: Any = None
+    large: Any = None
+    small: Any = None
+    largest: Any = None
+    smallest: Any = None
+
+
+class Reading(NamedTuple):
+    """What equations made, over all their runs.
+
+    Args:
+        counts: What is in their results.
+        runs: How often each ran.
+        bad_runs: How many of these runs made what is looked for.
+        first_run: The run that was the first to make it, counted from 0; 2**32 - 1 for none.
+        first: How many equations had run before that; 2**32 - 1 for none.
+    """
+
+    counts: Counts
+    runs: Any
+    bad_runs: Any
+    first_run: Any
+    first: Any
+
+
+class NumericsProbe:
+    """Counts what each equation makes, and marks who made the first bad value.
+
+    A NaN is laid to the equation that made it from operands without one, an infinity to the one
+    that made it from finite operands: an infinity that the program writes down, as in a mask, is
+    nobody's fault.
+
+    Args:
+        overflow: Look for values that a float16 could not hold, too.
+        ranges: Count more than NaNs and infinities. It takes twice as long to compile.
+    """
+
+    flags = 2
+
+    def __init__(self, overflow: bool = False, ranges: bool = True) -> None:
+        self._overflow = overflow
+        self._ranges = ranges
+
+    def measure(self, run: Run) -> tuple[Any, ...]:
+        """Counts what is in the results of an equation."""
+        (results,) = run.results
+        counts = [_counts(x, self._ranges) for x in results if is_measured(jax.typeof(x))]
+        total = functools.reduce(_sum, counts)
+        return (jnp.stack([x for x in total if x is not None]),)
+
+    def flags_of(self, array: Any) -> tuple[Any, Any]:
+        """Returns whether an array holds a NaN, and whether an infinity."""
+        if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
+            return False, False
+        if isinstance(array, jax.Array):
+            return jnp.any(jnp.isnan(array)), jnp.any(jnp.isinf(array))
+        return bool(np.any(np.isnan(array))), bool(np.any(np.isinf(array)))
+
+    def flags_made(self, measured: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Returns whether there is a NaN, and whether an infinity, in what equations made."""
+        counts = Counts(*measured[0].T)
+        return counts.nan > 0, counts.inf > 0
+
+    def settle(self, measured: tuple[Any, ...], held: tuple[Any, ...], ticks: Any) -> Reading:
+        """Returns the readings of equations that have each run once."""
+        counts, (nan, inf) = Counts(*measured[0].T), held
+        bad = (counts.nan > 0) & ~nan | (counts.inf > 0) & ~nan & ~inf
+        if self._overflow:
+            bad |= counts.large > 0
+        never = NEVER
+        return Reading(
+            counts=counts,
+            runs=jnp.ones_like(ticks),
+            bad_runs=bad.astype(jnp.uint32),
+            first_run=jnp.where(bad, jnp.uint32(0), never),
+            first=jnp.where(bad, ticks, never),
+        )
+
+    def nothing(self, count: int) -> Reading:
+        """Returns the readings of equations that have not run."""
+        no = jnp.zeros(count, jnp.uint32)
+        never = jnp.full(count, NEVER, jnp.uint32)
+        ranges = (no, no, no, no, no, jnp.full(count, INFINITY, jnp.uint32)) if self._ranges else ()
+        return Reading(Counts(no, no, *ranges), no, no, never, never)
+
+    def merge(self, first: Reading, second: Reading) -> Reading:
+        """Returns the readings of two runs of the same equations, ``first`` the earlier."""
+        late = jnp.where(
+            second.first_run == NEVER, NEVER, _saturating(first.runs, second.first_run)
+        )
+        return Reading(
+            counts=_sum(first.counts, second.counts),
+            runs=_saturating(first.runs, second.runs),
+            bad_runs=_saturating(first.bad_runs, second.bad_runs),
+            first_run=jnp.where(first.first_run == NEVER, late, first.first_run),
+            first=jnp.minimum(first.first, second.first),
+        )
+
+
+def _saturating(a: Any, b: Any) -> Any:
+    return jnp.where(a > NEVER - b, NEVER, a + b)
+
+
+def _sum(a: Counts, b: Counts, add: Any = _saturating) -> Counts:
+    ways = [add] * (len(Counts._fields) - 2) + [jnp.maximum, jnp.minimum]
+    each = zip(ways, a, b, strict=True)
+    return Counts(*(None if p is None else way(p, q) for way, p, q in each))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _counts(x: Any, ranges: bool) -> Counts:
+    """Counts all in one pass over the array.
+
+    By bits, as whole numbers: a device that flushes subnormals to zero takes them for equal to it.
+    Nothing asks whether bits are 0, for LLVM turns that into a comparison of floats.
+    """
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.stack([jnp.real(x), jnp.imag(x)])
+    bits = _magnitude_bits(x)
+    whole = bits.dtype.type
+    infinity = _bits_of(np.inf, whole)
+    masks, extremes, ends = [bits > infinity, bits == infinity], [], []
+    if ranges:
+        normal = _bits_of(jnp.finfo(x.dtype).smallest_normal, whole)
+        finite, below = bits < infinity, bits - whole(1)  # 0 wraps around to the greatest number
+        masks += [
+            bits < normal,
+            below < normal - whole(1),
+            finite & (bits >= _bits_of(FLOAT16_OVERFLOW, whole)),
+            below < _bits_of(FLOAT16_UNDERFLOW, whole),
+        ]
+        ends = [whole(0), infinity - whole(1)]
+        extremes = [jnp.where(finite, bits, ends[0]), jnp.minimum(below, ends[1])]
+    values = [*(mask.astype(jnp.uint32) for mask in masks), *extremes]
+    starts = [*(np.uint32(0) for _ in masks), *ends]
+    add = _saturating if x.size > NEVER else operator.add
+
+    def combine(a: Any, b: Any) -> list[Any]:
+        return [each for each in _sum(Counts(*a), Counts(*b), add) if each is not None]
+
+    found = Counts(*lax.reduce(values, starts, combine, tuple(range(x.ndim))))
+    if not ranges:
+        return found
+    return found._replace(
+        zero=found.zero - found.subnormal,
+        largest=_single_bits(found.largest),
+        smallest=_single_bits(found.smallest + whole(1)),
+    )
+
+
+def _magnitude_bits(x: Any) -> Any:
+    """Returns the bits of magnitudes, of float64 as such, of the rest as float32."""
+    if x.dtype == jnp.float64:
+        return lax.bitcast_convert_type(x, jnp.uint64) & np.uint64(2**63 - 1)
+    if x.dtype == jnp.bfloat16:
+        bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16)
+    else:
+        # What is subnormal as float16 or float8 is none as float32.
+        bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    return bits & np.uint32(2**31 - 1)
+
+
+def _bits_of(number: Any, whole: Any) -> Any:
+    return np.array(number, {4: np.float32, 8: np.float64}[whole(0).itemsize]).view(whole)[()]
+
+
+def _single_bits(bits: Any) -> Any:
+    """Returns the bits of a float32; a float64 beyond its range counts as the end of that."""
+    if bits.dtype == jnp.uint32:
+        return bits
+    ends = jnp.finfo(jnp.float32)
+    least, most = (_bits_of(end, np.uint64) for end in (ends.smallest_normal, ends.max))
+    inside = lax.bitcast_convert_type(jnp.clip(bits, least, most), jnp.float64)
+    single = lax.bitcast_convert_type(inside.astype(jnp.float32), jnp.uint32)
+    none, infinite = bits < np.uint64(1), bits == _bits_of(np.inf, np.uint64)
+    return jnp.where(none, np.uint32(0), jnp.where(infinite, INFINITY, single))

@@ -1,0 +1,338 @@
+"""`NumericsReport`: what the equations of a program made, in one run of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..text import counted, cut
+from .measured import Site
+from .numerics_probe import NEVER, Counts, Reading
+
+_SHOWN = 20
+_SUMMED = ("nan", "inf", "zero", "subnormal", "large", "small")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NumericsRow:
+    """What one equation made. All fields are strings, numbers and tuples of them.
+
+    Args:
+        scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
+        source: The user's source line.
+        primitive: The primitive's name.
+        inside: The loops, branches and device maps around it, outermost first.
+        backward: It belongs to a backward pass that JAX made.
+        shapes: The shape of each float result.
+        dtypes: The dtype of each float result.
+        runs: How often it ran, over all iterations and devices.
+        nan: The number of NaNs. Counts are over all runs and stop at 2**32 - 1.
+        inf: The number of infinities.
+        zero: The number of zeros.
+        subnormal: The number of values that are subnormal in their dtype.
+        large: The number of finite values that a float16 rounds to infinity.
+        small: The number of values other than 0 that a float16 rounds to 0.
+        largest: The largest finite magnitude, 0.0 if there is none.
+        smallest: The smallest magnitude other than 0, infinity if there is none.
+        bad_runs: The number of runs that made what is looked for.
+        first_run: The first of these runs, counted from 0; None if there is none.
+        order: How many equations had run before that; None if there is none.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import check_numerics
+        >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([0.0, 1.0, 1.0]))
+        >>> (row,) = report.rows
+        >>> row.primitive, row.dtypes, row.inf, row.zero, row.largest
+        ('log', ('float32',), 1, 2, 0.0)
+    """
+
+    scope: str
+    source: str
+    primitive: str
+    inside: tuple[str, ...]
+    backward: bool
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    runs: int
+    nan: int
+    inf: int
+    zero: int
+    subnormal: int
+    large: int
+    small: int
+    largest: float
+    smallest: float
+    bad_runs: int
+    first_run: int | None
+    order: int | None
+
+    @property
+    def values(self) -> int:
+        """The number of values that it made, over all runs.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> from jax import lax
+            >>> def f(x):
+            ...     return lax.fori_loop(0, 5, lambda i, y: jnp.sin(y), x)
+            >>> _, report = check_numerics(f, mode="collect")(jnp.ones(3))
+            >>> [(row.runs, row.values) for row in report.rows]
+            [(5, 15)]
+        """
+        return self.runs * sum(math.prod(shape) for shape in self.shapes)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NumericsReport:
+    """What `jmp_autocast.check_numerics` returns beside the result.
+
+    It is a pytree, so that a jitted function may return it. Under ``vmap`` and ``shard_map`` the
+    rows sum over the mapped axis.
+
+    Args:
+        name: The function's name.
+        mode: The mode of the check.
+        sites: The equations.
+        readings: What each has made, as arrays with an element per equation.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import check_numerics
+        >>> f = lambda x: jnp.exp(x * 2.0)
+        >>> _, report = check_numerics(f, mode="overflow")(jnp.array([1.0, 6.0]))
+        >>> [(row.primitive, row.large) for row in report.bad]
+        [('exp', 1)]
+    """
+
+    name: str = dataclasses.field(metadata={"static": True})
+    mode: str = dataclasses.field(metadata={"static": True})
+    sites: tuple[Site, ...] = dataclasses.field(metadata={"static": True})
+    readings: Reading
+
+    @property
+    def rows(self) -> list[NumericsRow]:
+        """A row per equation that makes floats, in program order.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> f = lambda x: jnp.exp(x) - 1.0
+            >>> _, report = check_numerics(f, mode="collect")(jnp.zeros(4))
+            >>> [(row.primitive, row.zero) for row in report.rows]
+            [('exp', 0), ('sub', 4)]
+        """
+        reading = _over_mapped_axes(jax.tree.map(np.asarray, self.readings))
+        return [_row(site, reading, i) for i, site in enumerate(self.sites)]
+
+    @property
+    def bad(self) -> list[NumericsRow]:
+        """The rows that made what is looked for, the earliest first.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> f = lambda x: jnp.log(x) - jnp.log(x)
+            >>> _, report = check_numerics(f, mode="collect")(jnp.zeros(4))
+            >>> [(row.primitive, row.inf, row.nan) for row in report.bad]
+            [('log', 4, 0), ('log', 4, 0), ('sub', 0, 4)]
+        """
+        found = [row for row in self.rows if row.order is not None]
+        return sorted(found, key=lambda row: row.order or 0)
+
+    @property
+    def first(self) -> NumericsRow | None:
+        """The row that was the first to make it, None if there is none.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([0.0, 1.0]))
+            >>> report.first.primitive
+            'log'
+            >>> check_numerics(jnp.exp, mode="collect")(jnp.ones(2))[1].first is None
+            True
+        """
+        return next(iter(self.bad), None)
+
+    @property
+    def summary(self) -> str:
+        """The report in one line.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([0.0, 1.0]))
+            >>> report.summary
+            'log: an infinity or NaN, made by 1 of 1 equation'
+        """
+        rows = self.rows
+        bad = [row for row in rows if row.bad_runs]
+        if not bad:
+            what = "nothing beyond float16's range" if self.mode == "overflow" else "all is finite"
+            return cut(f"{self.name}: {counted(len(rows), 'equation', 'equations')}, {what}")
+        of = counted(len(rows), "equation", "equations")
+        return cut(f"{self.name}: {_what(self.mode)}, made by {len(bad)} of {of}")
+
+    def __str__(self) -> str:
+        """Returns the summary, the faults in the order in which they arose, and the extremes."""
+        bad = self.bad
+        lines = [self.summary]
+        for row in bad[:_SHOWN]:
+            lines += ["", *map(cut, _lines(row))]
+        if len(bad) > _SHOWN:
+            lines += ["", f"... and {len(bad) - _SHOWN} more; report.bad holds all"]
+        ordered = sorted(self.rows, key=lambda row: -row.largest)
+        lines += [
+            "",
+            f"{'largest':>10} {'smallest':>10} {'zeros':>7} {'to 0 in f16':>11}  equation",
+        ]
+        for row in ordered[:_SHOWN]:
+            numbers = f"{row.largest:10.3g} {row.smallest:10.3g} {_share(row.zero, row):>7} "
+            lines.append(cut(f"{numbers}{_share(row.small, row):>11}  {_where(row)}"))
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as plain dicts, lists, strings and numbers.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([4.0, 1.0]))
+            >>> report.to_dict()["rows"][0]["zero"]
+            1
+        """
+        rows = [dataclasses.asdict(row) for row in self.rows]
+        return {"name": self.name, "mode": self.mode, "rows": rows}
+
+    def to_json(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the report as JSON text; an infinity is the string ``"inf"``.
+
+        Args:
+            path: A file to write it to as well.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import check_numerics
+            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([4.0, 1.0]))
+            >>> report.to_json()[:32]
+            '{"name": "log", "mode": "collect'
+        """
+        content = self.to_dict()
+        for row in content["rows"]:
+            if math.isinf(row["smallest"]):
+                row["smallest"] = "inf"
+        text = json.dumps(content)
+        if path is not None:
+            pathlib.Path(path).write_text(text, encoding="utf-8")
+        return text
+
+
+def bad_message(name: str, row: NumericsRow) -> str:
+    """Returns the text of the error about the first fault.
+
+    Args:
+        name: The function's name.
+        row: The row of the equation.
+    """
+    first, *rest = _lines(row)
+    fix = (
+        "check_numerics(..., mode='collect') has the range of every value; full_precision() or "
+        "Policy.with_scopes keeps a region in float32."
+    )
+    return "\n".join([f"{name}: {first}", *rest, fix])
+
+
+def _what(mode: str) -> str:
+    return "what a float16 cannot hold" if mode == "overflow" else "an infinity or NaN"
+
+
+def _lines(row: NumericsRow) -> list[str]:
+    made = [
+        counted(count, *nouns)
+        for count, nouns in (
+            (row.nan, ("NaN", "NaNs")),
+            (row.inf, ("infinity", "infinities")),
+            (row.large, ("value beyond float16", "values beyond float16")),
+        )
+        if count
+    ]
+    types = ", ".join(f"{d}{list(s)}" for d, s in zip(row.dtypes, row.shapes, strict=True))
+    among = counted(row.values, "value", "values")
+    scope = f"scope {row.scope}" if row.scope else "no scope"
+    lines = [f"{row.primitive} makes {' and '.join(made)} among {among} ({types}) in {scope}"]
+    around = f", inside {' > '.join(row.inside)}" if row.inside else ""
+    lines.append(f"    at {row.source or 'an unknown line'}{around}")
+    if row.runs > 1:
+        lines.append(f"    first in run {row.first_run} of {row.runs}, counted from 0")
+    if row.backward:
+        lines.append("    in the backward pass of that line")
+    return lines
+
+
+def _where(row: NumericsRow) -> str:
+    return f"{row.primitive} {','.join(row.dtypes)} {row.scope} {row.source}"
+
+
+def _share(count: int, row: NumericsRow) -> str:
+    return f"{100 * count / row.values:.3g} %" if row.values else "-"
+
+
+def _over_mapped_axes(reading: Reading) -> Reading:
+    """Sums over the axes that ``vmap`` has put before the equations."""
+    axes = tuple(range(reading.runs.ndim - 1))
+    if not axes:
+        return reading
+
+    def total(x: Any) -> Any:
+        return np.minimum(np.sum(x, axis=axes, dtype=np.uint64), NEVER)
+
+    ways = dict.fromkeys(_SUMMED, total)
+    ways |= {"largest": lambda x: x.max(axis=axes), "smallest": lambda x: x.min(axis=axes)}
+    each = reading.counts._asdict().items()
+    return Reading(
+        counts=Counts(**{name: None if x is None else ways[name](x) for name, x in each}),
+        runs=total(reading.runs),
+        bad_runs=total(reading.bad_runs),
+        first_run=reading.first_run.min(axis=axes),
+        first=reading.first.min(axis=axes),
+    )
+
+
+def _row(site: Site, reading: Reading, i: int) -> NumericsRow:
+    counts = reading.counts
+    where: dict[str, Any] = {
+        field.name: getattr(site, field.name) for field in dataclasses.fields(site)
+    }
+    what: dict[str, Any] = {name: _count(getattr(counts, name), i) for name in _SUMMED}
+    return NumericsRow(
+        **where,
+        **what,
+        runs=int(reading.runs[i]),
+        largest=0.0 if counts.largest is None else _single(counts.largest[i]),
+        smallest=math.inf if counts.smallest is None else _single(counts.smallest[i]),
+        bad_runs=int(reading.bad_runs[i]),
+        first_run=_index(reading.first_run, i),
+        order=_index(reading.first, i),
+    )
+
+
+def _count(values: Any, i: int) -> int:
+    return 0 if values is None else int(values[i])
+
+
+def _single(bits: Any) -> float:
+    return float(np.uint32(bits).view(np.float32))
+
+
+def _index(values: Sequence[Any], i: int) -> int | None:
+    return None if values[i] == NEVER else int(values[i])

@@ -1,0 +1,110 @@
+"""How FLOPs and bytes of rows divide among dtypes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import jax.numpy as jnp
+
+from ...policies import CONTRACTIONS, FLOAT32
+from .rows import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one dtype takes part in.
+
+    Args:
+        flops: The FLOPs of the equations whose widest float operand has it; where no operand is a
+            float, whose first result has it.
+        nbytes: The bytes of operands and results in it. What has an inside does not count: its
+            operands are read there.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> x = jnp.ones((4, 8))
+        >>> explain(jnp.matmul, x, x.T, policy=BF16).by_dtype()["bfloat16"].flops
+        256
+    """
+
+    flops: int
+    nbytes: int
+
+
+def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
+    """Returns the share of each dtype, the most bytes first.
+
+    Args:
+        rows: The rows of a report, or some of them.
+    """
+    flops: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    for row in rows:
+        flops[dtype_of(row)] += row.flops  # 0 where the rows inside have them
+        nbytes.update(nbytes_by_dtype(row))
+    shares = [(name, Share(flops[name], nbytes[name])) for name in {**flops, **nbytes}]
+    shares = [(name, share) for name, share in shares if share.flops or share.nbytes]
+    return dict(sorted(shares, key=lambda pair: (-pair[1].nbytes, pair[0])))
+
+
+def nbytes_by_dtype(row: Row) -> dict[str, int]:
+    """Returns the bytes of a row's operands and results in each dtype, over all its runs.
+
+    Args:
+        row: A row. One with an inside has none: its operands are read there.
+    """
+    nbytes: dict[str, int] = defaultdict(int)
+    if not row.inner:
+        shapes = (*row.operand_shapes, *row.result_shapes)
+        for name, shape in zip((*row.operands, *row.results), shapes, strict=True):
+            nbytes[name] += row.times * math.prod(shape) * item_size(name)
+    return dict(nbytes)
+
+
+def contraction_flops(rows: Iterable[Row]) -> tuple[int, int]:
+    """Returns the FLOPs of matmuls and convolutions, and those of them on 16-bit operands.
+
+    Args:
+        rows: The rows of a report.
+    """
+    flops = low = 0
+    for row in rows:
+        if row.primitive in CONTRACTIONS:
+            flops += row.flops
+            low += row.flops if FLOAT32.name not in row.operands[:2] else 0
+    return flops, low
+
+
+def low_share(flops: int, low_flops: int) -> float:
+    """Returns the share of FLOPs on 16-bit operands, 1 if there are none.
+
+    Args:
+        flops: FLOPs of matmuls and convolutions.
+        low_flops: Those of them on 16-bit operands.
+    """
+    return low_flops / flops if flops else 1.0
+
+
+def dtype_of(row: Row) -> str:
+    """Returns the dtype that a row computes in."""
+    floats = [name for name in row.operands if is_float(name)]
+    return max(floats, key=item_size) if floats else (*row.results, "")[0]
+
+
+def is_float(name: str) -> bool:
+    """True for the names of real and complex floating point dtypes."""
+    return "float" in name or "complex" in name
+
+
+@functools.cache
+def item_size(name: str) -> int:
+    """Returns the bytes of one element, 0 for what is no number, such as a random key."""
+    try:
+        return jnp.dtype(name).itemsize
+    except TypeError:
+        return 0

@@ -1,0 +1,131 @@
+"""`explain`: which equation runs in which dtype, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+
+from ...arguments import check_function, name_of
+from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, scope_names
+from ...interpreters.plan import Leaf, Plan
+from ...policies import Policy, match_depth
+from ...transform import Autocast, PlannedCall, autocast
+from .by_dtype import contraction_flops
+from .jaxprs import count_casts
+from .report import Report, Totals
+from .residuals import is_gradient, residuals_of
+from .rows import Row, rows_of
+
+
+def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: Any) -> Report:
+    """Reports in which dtypes `autocast` runs a function, and the reason of each.
+
+    Nothing is computed: ``jax.ShapeDtypeStruct`` may stand for any array, so that a model is
+    explained without its weights. To see the backward pass, explain the gradient:
+    ``explain(jax.grad(loss), params, batch)``.
+
+    Args:
+        fn: The function in float32, or what `autocast` made of it, whose options then hold.
+        *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``.
+        policy: As for `autocast`; None for the wrapper's own, or float16.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        The report, for ``print(report)``, ``report.rows`` and ``report.totals``.
+
+    Raises:
+        TypeError: ``fn`` is not callable.
+        ValueError: ``fn`` is an `autocast` wrapper that is not enabled, or one whose policy
+            ``policy`` contradicts.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> def loss(params, x):
+        ...     return jnp.mean(jax.nn.softmax(x @ params["w"]) ** 2)
+        >>> params = {"w": jax.ShapeDtypeStruct((64, 10), jnp.float32)}
+        >>> report = explain(loss, params, jnp.ones((8, 64)), policy=BF16)
+        >>> report.summary
+        'loss: 100.0 % of matmul and convolution FLOPs in bfloat16; 13 equations, 3 casts'
+        >>> next(row.operands for row in report.rows if row.primitive == "exp")
+        ('float32',)
+    """
+    wrapper = wrapper_of(fn, policy, "explain", integrations=True)
+    planned, chosen = wrapper.planned(*args, **kwargs), wrapper.policy
+    rows = tuple(rows_of(planned.plan, chosen, planned.call.paths))
+    name = name_of(fn)
+    return Report(name, str(chosen.compute_dtype), rows, _totals(planned, chosen, rows))
+
+
+def wrapper_of(
+    fn: Callable[..., Any], policy: Any, by: str, *, integrations: bool = False
+) -> Autocast:
+    """Returns the wrapper of a function that is looked at: the function itself if it is one.
+
+    Args:
+        fn: The function, or what `autocast` made of it.
+        policy: As for `autocast`.
+        by: The public function that takes both.
+        integrations: Whether a wrapper of an integration, which plans in its own way, will do.
+
+    Raises:
+        TypeError: ``fn`` is not callable.
+        ValueError: ``fn`` is a wrapper, and a policy is given as well.
+    """
+    check_function(fn, by, "Pass the function itself, then its arguments.")
+    if not isinstance(fn, Autocast) and not (integrations and hasattr(type(fn), "planned")):
+        return cast(Autocast, autocast(fn, policy=policy))
+    if policy is not None:
+        raise ValueError(
+            f"{by} got policy= for a function that autocast has already wrapped with its own. "
+            "Leave policy out, or pass the function that was wrapped."
+        )
+    return cast(Autocast, fn)
+
+
+def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals:
+    plan = planned.plan
+    flops, low_flops = contraction_flops(rows)
+    params = [i for i, state in enumerate(plan.inputs) if state.leaf is Leaf.PARAM]
+    shapes = [jax.typeof(x) if not hasattr(x, "shape") else x for x in planned.call.arrays]
+    rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)
+    residuals = None
+    if not is_gradient(planned.closed):
+        residuals = residuals_of(jaxpr_as_fun(rewritten), shapes, params)
+    return Totals(
+        equations=len(rows),
+        flops=sum(row.flops for row in rows),
+        contraction_flops=flops,
+        low_contraction_flops=low_flops,
+        casts=count_casts(rewritten),
+        parameters=len(params),
+        cast_parameters=sum(i in params for i, _ in plan.low_copies),
+        residual_nbytes=residuals and residuals.nbytes,
+        float32_residual_nbytes=residuals and residuals.float32_nbytes,
+        unknown=planned.plan.unknown,
+        unmatched_scopes=_unmatched(policy, plan),
+        loops_of_unknown_length=sum(row.primitive == "while" for row in rows),
+    )
+
+
+def _unmatched(policy: Policy, plan: Plan) -> tuple[str, ...]:
+    scoped = (pattern for pattern, _, _ in policy.scoped_rules)
+    patterns = dict.fromkeys([*(pattern for pattern, _ in policy.scopes), *scoped])
+    matched: set[str] = set()
+    seen: set[tuple[int, tuple[str, ...]]] = set()
+
+    def visit(plan: Plan, names: tuple[str, ...]) -> None:
+        if (id(plan), names) in seen:
+            return
+        seen.add((id(plan), names))
+        for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
+            path = names + scope_names(eqn)
+            matched.update(p for p in patterns if match_depth(p, path) is not None)
+            for inner in equation.inner:
+                visit(inner, path)
+
+    if patterns:
+        visit(plan, ())
+    return tuple(pattern for pattern in patterns if pattern not in matched)

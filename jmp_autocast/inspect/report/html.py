@@ -1,0 +1,138 @@
+"""`Report` -> one HTML page that needs nothing beside itself.
+
+The page is made of the files in ``page/``. Texts of the program (scopes, names, source lines)
+reach it in one block of JSON and are shown as text alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import hashlib
+import html
+import json
+import re
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from .by_dtype import dtype_of, is_float, nbytes_by_dtype
+from .reason_texts import EXPLANATIONS
+from .rows import Row
+
+if TYPE_CHECKING:
+    from .report import Report
+
+_SCRIPTS = ("rows.js", "text.js", "chart.js", "tree.js", "table.js", "panel.js", "report.js")
+
+# What the page may do: run and apply what is in it, by hash, and nothing else.
+_POLICY = (
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+# In JSON a letter may stand as its number: nothing in the block looks like a tag or a comment.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+# Columns whose values stand in the rows themselves. They are short, and mostly different: of the
+# others a program of 2,000 equations has few, and each is in the page once.
+_OWN = frozenset("depth inner times flops nbytes declared_nbytes operand_rows cause_rows".split())
+
+FRAME_HEIGHT = 760
+
+
+def page_of(report: Report) -> str:
+    """Returns the page of a report.
+
+    Args:
+        report: The report.
+    """
+    template, style, script = _parts()
+    policy = _POLICY.format(script=_hash(script), style=_hash(style))
+    parts = {
+        "policy": html.escape(policy),
+        "title": _ascii(html.escape(f"{report.name} in {report.compute_dtype}")),
+        "summary": _ascii(html.escape(report.summary)),
+        "style": style,
+        "data": json.dumps(data_of(report), separators=(",", ":")).translate(_ESCAPES),
+        "script": script,
+    }
+    # One pass: what is filled in is not searched for slots.
+    return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], template)
+
+
+def frame_of(report: Report) -> str:
+    """Returns a frame that holds the page: it shares no style, script or storage with a notebook.
+
+    Args:
+        report: The report.
+    """
+    return (
+        f'<iframe title="{_ascii(html.escape(report.summary))}" sandbox="allow-scripts" '
+        f'style="width:100%;height:{FRAME_HEIGHT}px;border:0" '
+        f'srcdoc="{html.escape(page_of(report))}"></iframe>'
+    )
+
+
+def data_of(report: Report) -> dict[str, Any]:
+    """Returns what the page shows: rows as lists, in which numbers stand for repeated values.
+
+    Args:
+        report: The report.
+    """
+    values = _Values()
+    fields = [f.name for f in dataclasses.fields(Row) if f.name != "index"]
+    derived = {"dtype": dtype_of, "nbytes_by_dtype": lambda row: (*nbytes_by_dtype(row).items(),)}
+    rows = []
+    for row in report.rows:
+        cells = {name: getattr(row, name) for name in fields}
+        cells.update({name: of_row(row) for name, of_row in derived.items()})
+        rows.append([x if name in _OWN else values.number(x) for name, x in cells.items()])
+    columns = [*fields, *derived]
+    names = {name for row in report.rows for name in (*row.operands, *row.results)}
+    return {
+        "name": report.name,
+        "summary": report.summary,
+        "compute_dtype": report.compute_dtype,
+        "totals": dataclasses.asdict(report.totals) | {"low_share": report.totals.low_share},
+        "floats": sorted(filter(is_float, names)),
+        "explanations": {
+            code.value: [text.says, text.otherwise] for code, text in EXPLANATIONS.items()
+        },
+        "columns": columns,
+        "shared": [name for name in columns if name not in _OWN],
+        "rows": rows,
+        "values": values.list,
+    }
+
+
+class _Values:
+    """Values that occur more than once, each with a number."""
+
+    def __init__(self) -> None:
+        self.list: list[Any] = []
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, value: Any) -> int:
+        number = self._numbers.setdefault(value, len(self.list))
+        if number == len(self.list):
+            self.list.append(value)
+        return number
+
+
+@functools.cache
+def _parts() -> tuple[str, str, str]:
+    """The template, the style and the script; a line end of another kind would change a hash."""
+    folder = resources.files(__package__ or "") / "page"
+    read = lambda name: (folder / name).read_text(encoding="utf-8")  # noqa: E731
+    script = "\n".join(["", '"use strict";', "", *map(read, _SCRIPTS)])
+    return read("report.html"), "\n" + read("report.css"), script
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _ascii(text: str) -> str:
+    """Any text, also half a pair of surrogates, which no file can hold."""
+    return text.encode("ascii", "xmlcharrefreplace").decode()

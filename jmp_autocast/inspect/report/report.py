@@ -1,0 +1,349 @@
+"""`Report`: the rows of a program, their totals, and ways to read them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from ..text import WIDTH, cut, scaled
+from .by_dtype import Share, by_dtype, low_share
+from .html import frame_of, page_of
+from .jaxprs import Casts
+from .rows import Row
+
+_SHOWN = 30
+
+_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Sums over the rows of a report, with loops multiplied by their length.
+
+    Args:
+        equations: The number of equations in the program's text.
+        flops: Estimated floating point operations.
+        contraction_flops: Those of matmuls and convolutions.
+        low_contraction_flops: Those of matmuls and convolutions with 16-bit operands.
+        casts: The casts of the program that runs; those that the program itself writes count too.
+        parameters: The number of parameter arrays.
+        cast_parameters: The number of 16-bit copies of parameters that are made.
+        residual_nbytes: The bytes of activations that `jax.vjp` of the program that runs keeps for
+            its backward pass, with respect to the parameters, or to all float inputs where there
+            are none. Each array counts once; inputs, moved or cast parameters and constants do
+            not. The number is the jaxpr's: XLA may merge equal arrays and compute cheap ones
+            again. None for a program that holds a backward pass itself, and for one that JAX
+            cannot differentiate.
+        float32_residual_nbytes: The bytes of those in float32.
+        unknown: Names of primitives without a rule: their operands keep the declared dtypes.
+        unmatched_scopes: Scope patterns of the policy that no equation stands in.
+        loops_of_unknown_length: The number of ``while`` loops, whose inside counts once.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+        >>> totals = explain(lambda params, x: x @ params["w"], {"w": x}, x, policy=BF16).totals
+        >>> totals.parameters, totals.cast_parameters, totals.casts.down, totals.casts.up
+        (1, 1, 2, 1)
+    """
+
+    equations: int
+    flops: int
+    contraction_flops: int
+    low_contraction_flops: int
+    casts: Casts
+    parameters: int
+    cast_parameters: int
+    residual_nbytes: int | None
+    float32_residual_nbytes: int | None
+    unknown: tuple[str, ...]
+    unmatched_scopes: tuple[str, ...]
+    loops_of_unknown_length: int
+
+    @property
+    def low_share(self) -> float:
+        """The share of matmul and convolution FLOPs on 16-bit operands; 1 if there are none.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain, full_precision
+            >>> def half_and_half(x):
+            ...     with full_precision():
+            ...         y = x @ x
+            ...     return y @ x
+            >>> explain(half_and_half, jnp.ones((4, 4)), policy=BF16).totals.low_share
+            0.5
+        """
+        return low_share(self.contraction_flops, self.low_contraction_flops)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One equation that two policies treat differently.
+
+    Args:
+        before: The row under the first policy.
+        after: The row under the second.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+        >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
+        >>> (change,) = explain(f, x, policy=BF16).diff(careful)
+        >>> change.before.reason, change.after.results
+        ('PROMOTE_LOW', ('float32',))
+    """
+
+    before: Row
+    after: Row
+
+    def __str__(self) -> str:
+        """Returns the change in two lines."""
+        where = (
+            f"{self.before.primitive} in {self.before.scope or 'no scope'} ({self.before.source})"
+        )
+        was, now = (f"{_dtypes(row)} {_reason(row)}" for row in (self.before, self.after))
+        return f"{cut(where)}\n    {cut(f'{was}  =>  {now}', WIDTH - 4)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `jmp_autocast.explain` returns.
+
+    Args:
+        name: The function's name.
+        compute_dtype: The policy's compute dtype.
+        rows: A row per equation, in program order.
+        totals: Sums over the rows.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+        >>> report = explain(lambda w, x: jnp.exp(x @ w), x, x, policy=BF16)
+        >>> [(row.primitive, row.results, row.reason) for row in report.rows]
+        [('dot_general', ('bfloat16',), 'LOWER_PRECISION'), ('exp', ('float32',), 'FP32')]
+    """
+
+    name: str
+    compute_dtype: str
+    rows: tuple[Row, ...]
+    totals: Totals
+
+    @property
+    def summary(self) -> str:
+        """The report in one line.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> def layer(w, x):
+            ...     return jnp.exp(x @ w)
+            >>> explain(layer, jnp.ones((4, 4)), jnp.ones((4, 4)), policy=BF16).summary
+            'layer: 100.0 % of matmul and convolution FLOPs in bfloat16; 2 equations, 3 casts'
+        """
+        totals = self.totals
+        share = f"{100 * totals.low_share:.1f} % of matmul and convolution FLOPs"
+        if not totals.contraction_flops:
+            share = "no matmul or convolution"
+        casts = totals.casts.down + totals.casts.up
+        line = f"{self.name}: {share} in {self.compute_dtype}; "
+        return cut(f"{line}{totals.equations} equations, {casts} casts")
+
+    def __str__(self) -> str:
+        """Returns the summary, the totals, and the equations grouped by what is alike in them."""
+        return "\n".join([self.summary, "", *self._total_lines(), "", *self._table()])
+
+    def _total_lines(self) -> list[str]:
+        totals, casts = self.totals, self.totals.casts
+        lines = [
+            f"FLOPs       {scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
+            "matmuls and convolutions",
+            f"casts       {casts.down} down ({scaled(casts.down_nbytes)}B), "
+            f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
+            f"parameters  {totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
+        ]
+        if totals.residual_nbytes is not None:
+            kept, full = (
+                scaled(x or 0) for x in (totals.residual_nbytes, totals.float32_residual_nbytes)
+            )
+            lines.append(
+                f"residuals   {kept}B kept for the backward pass, of them {full}B in float32"
+            )
+        if totals.loops_of_unknown_length:
+            loops = totals.loops_of_unknown_length
+            lines.append(f"loops       {loops} while loops, counted as one iteration")
+        if totals.unknown:
+            lines.append(f"unknown     no rule for {', '.join(totals.unknown)}: kept as declared")
+        if totals.unmatched_scopes:
+            lines.append(f"scopes      nothing matched {', '.join(totals.unmatched_scopes)}")
+        return [cut(line) for line in lines]
+
+    def _table(self) -> list[str]:
+        groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)
+        for row in self.rows:
+            groups[row.primitive, _dtypes(row), row.reason].append(row)
+        ordered = sorted(groups.values(), key=lambda rows: -sum(row.flops for row in rows))
+        lines = [f"{'times':>7}  {'primitive':22} {'dtypes':26} {'FLOPs':>7}  reason"]
+        for rows in ordered[:_SHOWN]:
+            times, flops = sum(row.times for row in rows), sum(row.flops for row in rows)
+            primitive, dtypes = cut(rows[0].primitive, 22), cut(_dtypes(rows[0]), 26)
+            causes = {row.cause for row in rows}
+            reason = _reason(rows[0]) if len(causes) == 1 else rows[0].reason
+            line = f"{times:7}  {primitive:22} {dtypes:26} {scaled(flops):>7}  {reason}"
+            lines.append(cut(line))
+        if len(ordered) > _SHOWN:
+            lines.append(f"... and {len(ordered) - _SHOWN} more groups; report.rows holds all rows")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as plain dicts, lists, strings and numbers.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> explain(jnp.exp, jnp.ones(4), policy=BF16).to_dict()["rows"][0]["primitive"]
+            'exp'
+        """
+        totals = dataclasses.asdict(self.totals) | {"low_share": self.totals.low_share}
+        return {
+            "name": self.name,
+            "compute_dtype": self.compute_dtype,
+            "totals": totals,
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+        }
+
+    def to_json(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the report as JSON text.
+
+        Args:
+            path: A file to write it to as well.
+
+        Example:
+            >>> import json
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> text = explain(jnp.exp, jnp.ones(4), policy=BF16).to_json()
+            >>> json.loads(text)["compute_dtype"]
+            'bfloat16'
+        """
+        text = json.dumps(self.to_dict())
+        if path is not None:
+            pathlib.Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_html(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the report as an HTML page, to be opened in any browser.
+
+        It holds the totals, the modules of the program coloured by precision, FLOPs and bytes by
+        dtype, and all rows, with search and filters; a row leads step by step to the cause of its
+        dtypes. It is one file that asks nothing of a network, and shows names and source lines of
+        the program as text alone.
+
+        Args:
+            path: A file to write it to as well.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import explain
+            >>> page = explain(jnp.dot, jnp.ones((8, 8)), jnp.ones((8, 8))).to_html()
+            >>> page.splitlines()[0]
+            '<!doctype html>'
+        """
+        text = page_of(self)
+        if path is not None:
+            pathlib.Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _repr_html_(self) -> str:
+        """Returns the page in a frame, for notebooks."""
+        return frame_of(self)
+
+    def by_dtype(self) -> dict[str, Share]:
+        """Returns the FLOPs and bytes of each dtype, the most bytes first.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+            >>> explain(lambda w, x: jnp.exp(x @ w), x, x, policy=BF16).by_dtype()
+            {'float32': Share(flops=64, nbytes=512), 'bfloat16': Share(flops=1024, nbytes=384)}
+        """
+        return by_dtype(self.rows)
+
+    def to_pandas(self) -> Any:
+        """Returns the rows as a ``pandas.DataFrame``.
+
+        Raises:
+            ImportError: pandas is not installed.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> frame = explain(jnp.exp, jnp.ones(4), policy=BF16).to_pandas()
+            >>> frame["reason"].tolist()
+            ['FP32']
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(
+                "Report.to_pandas needs pandas: pip install pandas. Report.rows and "
+                "Report.to_json hold the same without it."
+            ) from error
+        return pandas.DataFrame([dataclasses.asdict(row) for row in self.rows])
+
+    def diff(self, other: Report) -> list[Change]:
+        """Returns the equations whose dtypes another policy changes.
+
+        Args:
+            other: The report of the same function and arguments under another policy.
+
+        Raises:
+            TypeError: ``other`` is no report.
+            ValueError: The reports are of different programs.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import BF16, CastPolicy, explain
+            >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+            >>> pinned = BF16.with_rules({"tanh": CastPolicy.FP32})
+            >>> changes = explain(f, x, policy=BF16).diff(explain(f, x, policy=pinned))
+            >>> [(c.before.primitive, c.before.operands, c.after.operands) for c in changes]
+            [('tanh', ('bfloat16',), ('float32',))]
+        """
+        if not isinstance(other, Report):
+            raise TypeError(
+                f"Report.diff takes a Report, got {other!r} of type {type(other).__name__}. Make "
+                "one with explain(fn, *args, policy=other_policy)."
+            )
+        mine, theirs = (_program(report.rows) for report in (self, other))
+        if mine != theirs:
+            raise ValueError(
+                f"Report.diff compares policies on one program, and {self.name} and {other.name} "
+                "are different ones. Explain the same function on arguments of the same shapes."
+            )
+        pairs = zip(self.rows, other.rows, strict=True)
+        return [
+            Change(a, b) for a, b in pairs if (a.operands, a.results) != (b.operands, b.results)
+        ]
+
+
+def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    return [(r.primitive, r.depth, r.operand_shapes, r.declared_operands) for r in rows]
+
+
+def _dtypes(row: Row) -> str:
+    ends = (dict.fromkeys(_SHORT.get(name, name) for name in names) for names in
+            (row.operands, row.results))  # fmt: skip
+    return " -> ".join(", ".join(names) for names in ends)
+
+
+def _reason(row: Row) -> str:
+    return f"{row.reason} ({row.cause})" if row.cause else row.reason

@@ -1,0 +1,143 @@
+"""What the backward pass of a program keeps, read from the jaxpr of `jax.vjp`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...interpreters.compat import (
+    Literal,
+    body_of,
+    dce_jaxpr,
+    fresh_make_jaxpr,
+    name_stack,
+    scan_split,
+)
+from ...policies import DATA_MOVEMENT, FLOAT32
+from .jaxprs import equations_in, jaxprs_of, nbytes_of
+
+_MOVES = DATA_MOVEMENT | frozenset(
+    "convert_element_type copy leaf_view cpu_barrier optimization_barrier".split()
+)
+# What follows the first operand are indices, a padding value, or the same leaf in 16 bits.
+_FIRST = frozenset("dynamic_slice gather pad leaf_view".split())
+
+
+class _Kind(enum.Enum):
+    CONST = "const"  # made of constants alone
+    PARAM = "param"  # a parameter, moved or cast
+    OTHER = "other"
+
+
+@dataclasses.dataclass(frozen=True)
+class Residuals:
+    """The bytes of activations that the backward pass keeps.
+
+    Args:
+        nbytes: All of them.
+        float32_nbytes: Those in float32.
+    """
+
+    nbytes: int
+    float32_nbytes: int
+
+
+def residuals_of(
+    program: Callable[..., Sequence[Any]], shapes: Sequence[Any], params: Sequence[int]
+) -> Residuals | None:
+    """Returns what `jax.vjp` of a program keeps, None if JAX cannot differentiate it.
+
+    The derivative is that of all float outputs with respect to the parameters, or to all float
+    inputs of a program without parameters. Each array counts once. Inputs of the program do not
+    count, nor do copies and movements of parameters, nor what is made of constants alone. The
+    numbers are those of the jaxpr: XLA may merge equal arrays, and compute cheap ones again.
+
+    Args:
+        program: From arrays to arrays.
+        shapes: What it takes.
+        params: The positions of its parameters.
+    """
+    floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
+    wanted = [i for i in params if i in floats] or floats
+    if not wanted:
+        return None
+
+    def kept(*arrays: Any) -> Any:
+        def of_wanted(*chosen: Any) -> list[Any]:
+            given = list(arrays)
+            for i, x in zip(wanted, chosen, strict=True):
+                given[i] = x
+            return [x for x in program(*given) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+        outputs, pullback = jax.vjp(of_wanted, *(arrays[i] for i in wanted))
+        pullback(outputs)  # what has no backward pass says so here
+        return pullback
+
+    try:
+        jaxpr = body_of(fresh_make_jaxpr(kept, *shapes))
+    except Exception:  # JAX, or a rule of the user's own, may refuse in any way
+        return None
+    jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    inputs = [_Kind.PARAM if i in params else _Kind.OTHER for i in range(len(shapes))]
+    kinds = _kinds(jaxpr, inputs)
+    # A view of a leaf is its 16-bit copy: several views are one array.
+    views: dict[Any, Any] = {eqn.outvars[0]: eqn.invars[1] for eqn in jaxpr.eqns if _is_view(eqn)}
+    arrays = {views.get(v, v) for v in jaxpr.outvars if _kind(v, kinds) is _Kind.OTHER}
+    arrays.difference_update(jaxpr.invars)
+    full = sum(nbytes_of(v) for v in arrays if getattr(v.aval, "dtype", None) == FLOAT32)
+    return Residuals(sum(map(nbytes_of, arrays)), full)
+
+
+def is_gradient(jaxpr: Any) -> bool:
+    """True for a program that holds a backward pass: what it keeps is inside it.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+    """
+    return any("transpose(" in name_stack(eqn) for eqn, _ in equations_in(jaxpr))
+
+
+def _is_view(eqn: Any) -> bool:
+    return eqn.primitive.name == "leaf_view" and not isinstance(eqn.invars[1], Literal)
+
+
+def _kinds(jaxpr: Any, inputs: Sequence[_Kind]) -> dict[Any, _Kind]:
+    """Returns the kind of each variable of a jaxpr."""
+    kinds = dict.fromkeys(jaxpr.constvars, _Kind.CONST)
+    kinds.update(zip(jaxpr.invars, inputs, strict=True))
+    for eqn in jaxpr.eqns:
+        given = [_kind(v, kinds) for v in eqn.invars]
+        results = _of_inside(eqn, given) or [_of_equation(eqn, given)] * len(eqn.outvars)
+        kinds.update(zip(eqn.outvars, results, strict=True))
+    return kinds
+
+
+def _kind(atom: Any, kinds: dict[Any, _Kind]) -> _Kind:
+    return _Kind.CONST if isinstance(atom, Literal) else kinds[atom]
+
+
+def _of_equation(eqn: Any, given: Sequence[_Kind]) -> _Kind:
+    if all(kind is _Kind.CONST for kind in given) and not eqn.effects:
+        return _Kind.CONST
+    arrays = given[:1] if eqn.primitive.name in _FIRST else given
+    moved = eqn.primitive.name in _MOVES and _Kind.OTHER not in arrays
+    return _Kind.PARAM if moved else _Kind.OTHER
+
+
+def _of_inside(eqn: Any, given: list[_Kind]) -> list[_Kind] | None:
+    """The kinds of the results of an equation that shares them with one jaxpr inside it."""
+    inside = [body_of(jaxpr) for jaxpr in jaxprs_of(eqn)]
+    if len(inside) != 1 or len(inside[0].invars) != len(given):
+        return None
+    (body,) = inside
+    if eqn.primitive.name == "scan":
+        consts, carries = scan_split(eqn.params)
+        given[consts : consts + carries] = [_Kind.OTHER] * carries
+    kinds = _kinds(body, given)
+    made = [_kind(v, kinds) for v in body.outvars]
+    return made if len(made) == len(eqn.outvars) else None

@@ -1,0 +1,93 @@
+"""`op_stats`: how often each primitive runs in each dtype."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...arguments import check_function, flatten
+from ...interpreters.compat import fresh_make_jaxpr
+from ...interpreters.equation_view import view_of
+from ...interpreters.plan import ValueState
+from .jaxprs import contraction_in, equations_in, jaxprs_of, nbytes_of
+from .rows import NOT_ARITHMETIC
+
+
+@dataclasses.dataclass(frozen=True)
+class OpCount:
+    """The equations of one primitive with the same dtypes.
+
+    Args:
+        primitive: The primitive's name.
+        operands: The dtypes of its operands, each once.
+        results: The dtypes of its results, each once.
+        times: How often it runs, with loops multiplied by their length.
+        flops: Estimated floating point operations; 0 for data movement, casts, and what has an
+            inside.
+        nbytes: Bytes of operands and results; 0 for what has an inside.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import op_stats
+        >>> (count,) = op_stats(jnp.exp, jnp.ones(4))
+        >>> count.primitive, count.operands, count.times, count.nbytes
+        ('exp', ('float32',), 1, 32)
+    """
+
+    primitive: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    times: int
+    flops: int
+    nbytes: int
+
+
+def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]:
+    """Counts the primitives of a function by dtype, as it is: with or without `autocast`.
+
+    Nothing is computed: ``jax.ShapeDtypeStruct`` may stand for any array.
+
+    Args:
+        fn: The function, such as ``jax.grad(autocast(loss))``.
+        *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        A count per primitive and dtypes, the most FLOPs first, then the most bytes. How often a
+        ``while`` runs is unknown: its inside counts once.
+
+    Raises:
+        TypeError: ``fn`` is not callable.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import autocast, op_stats
+        >>> f = autocast(lambda x: jnp.sum(x @ x), compute_dtype=jnp.bfloat16)
+        >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+        >>> for count in op_stats(f, x)[:2]:
+        ...     print(count.primitive, count.operands, count.times, count.flops)
+        dot_general ('bfloat16',) 1 1024
+        reduce_sum ('float32',) 1 64
+    """
+    check_function(fn, "op_stats", "Pass the function itself, then its arguments.")
+    call = flatten(fn, (), args, kwargs, abstract=True)
+    sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for eqn, times in equations_in(fresh_make_jaxpr(call.traceable, *call.arrays)):
+        ran = contraction_in(eqn) or eqn
+        operands = eqn.invars[: len(ran.invars)]  # the rest are leaves, for their gradients
+        atoms = [*operands, *eqn.outvars]
+        names = [str(getattr(v.aval, "dtype", None)) for v in atoms]
+        ends = names[: len(operands)], names[len(operands) :]
+        key = (ran.primitive.name, *(tuple(dict.fromkeys(end)) for end in ends))
+        view = view_of(ran, [ValueState(None)] * len(operands), (), np.dtype(np.float16))
+        inside = bool(jaxprs_of(eqn))
+        counted = sums[key]
+        counted[0] += times
+        counted[1] += 0 if ran.primitive.name in NOT_ARITHMETIC else times * view.flops
+        counted[2] += 0 if inside else times * sum(map(nbytes_of, atoms))
+    counts = [OpCount(*key, *counted) for key, counted in sums.items()]
+    return sorted(counts, key=lambda c: (-c.flops, -c.nbytes, c.primitive, c.operands))
