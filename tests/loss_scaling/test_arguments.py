@@ -9,15 +9,14 @@ import optax
 import pytest
 
 from jmp_autocast import (
-    dynamic_loss_scale,
+    LossScale,
     dynamic_loss_scaling,
     finite_value_and_grad,
     scaled_value_and_grad,
-    static_loss_scale,
     static_loss_scaling,
 )
 
-RANGE = "{}={} is out of range: it has to be {}."
+RANGE = "{}={} is out of range: it must be {}."
 ABOVE_ZERO = "a finite float32 number above 0"
 WITHIN = "within [min_scale, max_scale] = [1, 1.67772e+07]"
 
@@ -54,15 +53,15 @@ OUT_OF_RANGE = [
 ]
 
 NO_NUMBERS = [
-    ("8", "has to be a number, got '8'."),
-    (None, "has to be a number, got None."),
-    (True, "has to be a number, got True."),
-    (2j, "has to be a number, got 2j."),
-    ([8.0], "has to be a number, got [8.0]."),
-    (np.bool_(True), f"has to be a number, got {np.bool_(True)!r}."),
-    (np.ones(1), "has to be a real number, got an array of shape (1,) and dtype float64."),
-    (np.array(True), "has to be a real number, got an array of shape () and dtype bool."),
-    (np.array(2j), "has to be a real number, got an array of shape () and dtype complex128."),
+    ("8", "must be a number, got '8'."),
+    (None, "must be a number, got None."),
+    (True, "must be a number, got True."),
+    (2j, "must be a number, got 2j."),
+    ([8.0], "must be a number, got [8.0]."),
+    (np.bool_(True), f"must be a number, got {np.bool_(True)!r}."),
+    (np.ones(1), "must be a real number, got an array of shape (1,) and dtype float64."),
+    (np.array(True), "must be a real number, got an array of shape () and dtype bool."),
+    (np.array(2j), "must be a real number, got an array of shape () and dtype complex128."),
 ]
 
 FIELDS = [
@@ -75,7 +74,7 @@ FIELDS = [
 ]
 
 MAKERS = [
-    lambda **arguments: dynamic_loss_scale(**arguments),
+    lambda **arguments: LossScale.dynamic(**arguments),
     lambda **arguments: dynamic_loss_scaling(optax.sgd(0.1), **arguments),
 ]
 
@@ -96,18 +95,14 @@ def test_what_is_no_number(make, name, value, message):
         make(**{name: value})
 
 
-@pytest.mark.parametrize(
-    "make", [static_loss_scale, lambda s: static_loss_scaling(optax.sgd(1), s)]
-)
+@pytest.mark.parametrize("make", [LossScale.static, lambda s: static_loss_scaling(optax.sgd(1), s)])
 @pytest.mark.parametrize("value", [0, -1.0, 2.0**-140, 1e39, float("nan"), float("inf")])
 def test_static_scales_out_of_range(make, value):
     with pytest.raises(ValueError, match=re.escape(RANGE.format("scale", repr(value), ABOVE_ZERO))):
         make(value)
 
 
-@pytest.mark.parametrize(
-    "make", [static_loss_scale, lambda s: static_loss_scaling(optax.sgd(1), s)]
-)
+@pytest.mark.parametrize("make", [LossScale.static, lambda s: static_loss_scaling(optax.sgd(1), s)])
 @pytest.mark.parametrize(("value", "message"), NO_NUMBERS, ids=repr)
 def test_static_scales_that_are_no_number(make, value, message):
     with pytest.raises(TypeError, match="^" + re.escape(f"scale {message}") + "$"):
@@ -117,10 +112,10 @@ def test_static_scales_that_are_no_number(make, value, message):
 @pytest.mark.parametrize("bad", [np.ones(2, np.float32), np.array(True)], ids=["vector", "bool"])
 def test_shape_and_dtype_of_jax_arrays_are_checked_and_their_values_are_not(bad):
     for name in FIELDS:
-        with pytest.raises(TypeError, match=f"^{name} has to be a real number, got an array of"):
-            dynamic_loss_scale(**{name: jnp.asarray(bad)})
-    assert float(dynamic_loss_scale(jnp.float32(0.25)).scale) == 0.25
-    jax.eval_shape(lambda scale: dynamic_loss_scale(scale, min_scale=scale), jnp.float32(8))
+        with pytest.raises(TypeError, match=f"^{name} must be a real number, got an array of"):
+            LossScale.dynamic(**{name: jnp.asarray(bad)})
+    assert float(LossScale.dynamic(jnp.float32(0.25)).scale) == 0.25
+    jax.eval_shape(lambda scale: LossScale.dynamic(scale, min_scale=scale), jnp.float32(8))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +124,7 @@ def test_shape_and_dtype_of_jax_arrays_are_checked_and_their_values_are_not(bad)
     ids=repr,
 )
 def test_every_kind_of_number_is_taken(value):
-    state = dynamic_loss_scale(
+    state = LossScale.dynamic(
         value, growth_factor=value, growth_interval=value, min_scale=value, max_scale=value
     )
     assert (float(state.scale), int(state.growth_interval)) == (8.0, 8)

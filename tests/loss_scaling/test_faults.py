@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from jmp_autocast import (
-    dynamic_loss_scale,
+    LossScale,
     dynamic_loss_scaling,
     loss_scale,
     scaled_value_and_grad,
@@ -305,7 +305,7 @@ def test_a_restored_scale_of_any_value_never_gives_nan_parameters(restored, kind
 @pytest.mark.parametrize("finite", [True, False])
 def test_a_state_of_numpy_arrays_or_numbers_works_outside_jit(make, finite):
     """A checkpoint may bring NumPy's arrays, whose overflow would warn."""
-    state = dynamic_loss_scale(3e38, growth_interval=1, max_scale=3.4e38)
+    state = LossScale.dynamic(3e38, growth_interval=1, max_scale=3.4e38)
     plain = jax.tree.map(lambda leaf: make(leaf) if leaf.dtype == "float32" else int(leaf), state)
     after, expected = plain.adjust(finite), state.adjust(finite)
     assert bits(after) == bits(expected)

@@ -11,12 +11,11 @@ import optax
 import pytest
 
 from jmp_autocast import (
+    LossScale,
     autocast,
-    dynamic_loss_scale,
     dynamic_loss_scaling,
     finite_value_and_grad,
     scaled_value_and_grad,
-    static_loss_scale,
 )
 
 SCALE = 1024.0
@@ -67,7 +66,7 @@ def test_the_forms_of_value_and_grad(argnums, has_aux, kwargs):
             finite_value_and_grad(fn, argnums, has_aux)(scale, a, b, **kwargs),
         )
 
-    (value, grads), scaled, step = everything(static_loss_scale(SCALE), A, {"b": B})
+    (value, grads), scaled, step = everything(LossScale.static(SCALE), A, {"b": B})
     assert_same(scaled, (value, times(grads, SCALE)))
     assert_same((step.value, step.grads), (value, grads))
     assert step.finite
@@ -87,7 +86,7 @@ def test_the_forms_of_a_scale(form):
         "numpy": np.float64(8),
         "jax": jnp.bfloat16(8),
         "opt_state": dynamic_loss_scaling(optax.sgd(1.0), init_scale=8.0).init(A),
-        "scale_state": dynamic_loss_scale(8.0),
+        "scale_state": LossScale.dynamic(8.0),
     }[form]
     value, grads = scaled_value_and_grad(jnp.sum)(scale, A)
     assert_same((value, grads), (np.float32(3), np.full(2, 8, np.float32)))
@@ -104,7 +103,7 @@ def test_the_signature_says_where_the_scale_goes():
         assert list(inspect.signature(wrapped).parameters) == [first, "scale", "cubed", "w"]
         assert wrapped.__name__ == "loss"
         jitted = jax.jit(wrapped, static_argnames="cubed")
-        out = jitted(static_loss_scale(4.0), np.float32(1), True, np.float32(2))
+        out = jitted(LossScale.static(4.0), np.float32(1), True, np.float32(2))
         grads = out[1] if make is scaled_value_and_grad else out.grads * 4
         assert float(grads) == 4.0 * 12.0
     partial = scaled_value_and_grad(functools.partial(loss, 3.0, False))
@@ -119,7 +118,7 @@ def test_a_loss_without_a_signature():
     losses = (jnp.float32(2), jnp.float32(3))
     value, grads = scaled_value_and_grad(max)(4.0, losses)
     assert_same((value, grads), (np.float32(3), (np.float32(0), np.float32(4))))
-    step = finite_value_and_grad(max)(static_loss_scale(4.0), losses)
+    step = finite_value_and_grad(max)(LossScale.static(4.0), losses)
     assert_same((step.value, step.grads), (np.float32(3), (np.float32(0), np.float32(1))))
 
 
@@ -138,7 +137,7 @@ def test_a_narrow_loss_and_any_scale(dtype, scale):
 
         return (
             scaled_value_and_grad(loss)(scale, w),
-            finite_value_and_grad(loss)(static_loss_scale(scale), w),
+            finite_value_and_grad(loss)(LossScale.static(scale), w),
         )
 
     w = np.array([0.5, 1.25, -3.0], np.float32)
@@ -190,7 +189,7 @@ def test_allow_int():
         _, grads = scaled_value_and_grad(fn, allow_int=True)(8.0, params)
         assert grads["n"].dtype == jax.dtypes.float0
         assert grads["w"].tolist() == [24.0, 24.0]
-        step = finite_value_and_grad(fn, allow_int=True)(static_loss_scale(8.0), params)
+        step = finite_value_and_grad(fn, allow_int=True)(LossScale.static(8.0), params)
         assert step.grads["n"].dtype == jax.dtypes.float0
         assert (bool(step.finite), step.grads["w"].tolist()) == (True, [3.0, 3.0])
 
@@ -213,12 +212,12 @@ LOSSES = [
 def test_what_is_no_loss(loss, found, has_aux):
     fn = (lambda w: (loss(w), None)) if has_aux else loss
     expected = (
-        f"The loss that <lambda> returns has to be a floating array of shape []; {found}. Where "
+        f"The loss that <lambda> returns must be a floating array of shape (); {found}. Where "
         "<lambda> also returns auxiliary data, return a pair and pass has_aux=True."
     )
     for gradient, scale in (
         (scaled_value_and_grad, 8.0),
-        (finite_value_and_grad, static_loss_scale(8.0)),
+        (finite_value_and_grad, LossScale.static(8.0)),
     ):
         with pytest.raises(TypeError, match="^" + re.escape(expected)):
             gradient(fn, has_aux=has_aux)(scale, A)
@@ -236,7 +235,7 @@ def test_what_is_no_loss(loss, found, has_aux):
 )
 def test_has_aux_takes_a_pair(loss, found):
     expected = (
-        "With has_aux=True, <lambda> has to return a pair of the loss and auxiliary data; it "
+        "With has_aux=True, <lambda> must return a pair of the loss and auxiliary data; it "
         f"returns {found}."
     )
     with pytest.raises(TypeError, match="^" + re.escape(expected)):
@@ -253,13 +252,13 @@ def test_vmap_over_examples_and_over_scales():
     assert_same(grads, 2 * rows * scales[:, None])
     step = finite_value_and_grad(lambda w: jnp.sum(w**2))
     states, finite, *_ = jax.jit(jax.vmap(step, in_axes=(None, 0)))(
-        dynamic_loss_scale(8.0), rows * np.array([1, np.inf, 1], np.float32)[:, None]
+        LossScale.dynamic(8.0), rows * np.array([1, np.inf, 1], np.float32)[:, None]
     )
     assert finite.tolist() == [True, False, True]
     assert states.scale.tolist() == [8, 4, 8]
     step = finite_value_and_grad(lambda w: jnp.sum(w**2), axis_name="i")
     shared = jax.jit(jax.vmap(step, (None, 0), axis_name="i"))
-    states, finite, *_ = shared(dynamic_loss_scale(8.0), rows * [[1], [np.nan], [1]])
+    states, finite, *_ = shared(LossScale.dynamic(8.0), rows * [[1], [np.nan], [1]])
     assert finite.tolist() == [False] * 3
     assert states.scale.tolist() == [4] * 3
 
@@ -295,7 +294,7 @@ def test_gradients_that_vanish_in_float16_do_not_with_a_scale(loss_dtype):
         return jax.grad(low)(w, x), finite_value_and_grad(low)(scale, w, x)
 
     w, x = np.ones((4, 2), np.float32), np.ones((8, 4), np.float32)
-    unscaled, step = both(dynamic_loss_scale(2.0**16), w, x)
+    unscaled, step = both(LossScale.dynamic(2.0**16), w, x)
     assert (np.asarray(unscaled) == 0).all()
     assert step.grads.dtype == jnp.float32
     np.testing.assert_allclose(step.grads, np.full((4, 2), 8e-8), rtol=1e-3)

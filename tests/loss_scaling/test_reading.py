@@ -12,7 +12,7 @@ from flax import linen, nnx
 from flax.training.train_state import TrainState
 
 from jmp_autocast import (
-    dynamic_loss_scale,
+    LossScale,
     dynamic_loss_scaling,
     finite_value_and_grad,
     loss_scale,
@@ -112,7 +112,7 @@ def test_an_nnx_optimizer():
 
 
 NONE = (
-    "No loss scale in this state (a {}). It has to come from the init of an optimizer that "
+    "No loss scale in this state (a {}). It must come from the init of an optimizer that "
     "contains dynamic_loss_scaling(...) or static_loss_scaling(...)."
 )
 
@@ -172,7 +172,7 @@ def test_the_part_of_a_state_that_holds_one_scale_is_enough():
 )
 def test_a_scale_that_is_no_number(scale, found):
     expected = (
-        f"scale has to be a number, an array of shape [] or an optimizer state; got an {found}."
+        f"scale must be a number, an array of shape () or an optimizer state; got an {found}."
     )
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         scaled_value_and_grad(jnp.sum)(scale, 1.0)
@@ -181,8 +181,8 @@ def test_a_scale_that_is_no_number(scale, found):
 @pytest.mark.parametrize("state", [8.0, WRAPPED.init(np.ones(2))], ids=["number", "opt_state"])
 def test_finite_value_and_grad_takes_a_loss_scale_state_only(state):
     expected = (
-        "The first argument has to be a LossScaleState, from dynamic_loss_scale() or "
-        f"static_loss_scale(scale); got {type(state).__name__}."
+        "The first argument must be a LossScale, from LossScale.dynamic() or "
+        f"LossScale.static(scale); got {type(state).__name__}."
     )
     with pytest.raises(TypeError, match="^" + re.escape(expected) + "$"):
         finite_value_and_grad(jnp.sum)(state, 1.0)
@@ -249,9 +249,7 @@ def test_select_on_finite_refuses_trees_that_differ(new, old, message):
 
 @pytest.mark.parametrize("finite", [np.ones(2, bool), 1, 1.0, np.float32(1)], ids=repr)
 def test_select_on_finite_takes_one_bool(finite):
-    with pytest.raises(
-        ValueError, match=r"^finite has to be a bool array of shape \[\], got shape"
-    ):
+    with pytest.raises(ValueError, match=r"^finite must be a bool array of shape \(\), got shape"):
         select_on_finite(finite, 1.0, 2.0)
 
 
@@ -263,5 +261,5 @@ def test_select_on_finite_broadcasts_nothing_under_vmap():
 
 
 def test_reading_works_on_a_state_restored_as_numpy():
-    state = jax.device_get(dynamic_loss_scale(8.0).adjust(False))
+    state = jax.device_get(LossScale.dynamic(8.0).adjust(False))
     assert [read({"x": [state]}).item() for read in READERS] == [4.0, True, 1]

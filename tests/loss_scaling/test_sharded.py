@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jmp_autocast import (
-    dynamic_loss_scale,
+    LossScale,
     dynamic_loss_scaling,
     finite_value_and_grad,
     loss_scale,
@@ -322,7 +322,7 @@ def test_one_call_form_in_shard_map(named, check_vma):
         return local(scale, lax.pcast(w, "data", to="varying") if varying else w, x)
 
     step = jax.jit(jax.shard_map(entry, mesh=grid("data"), **specs))
-    w, scale, finite = step(dynamic_loss_scale(64.0), jnp.float32(1), x)
+    w, scale, finite = step(LossScale.dynamic(64.0), jnp.float32(1), x)
     good = np.zeros(8, bool) if named else np.arange(8) != 6
     np.testing.assert_array_equal(finite, good)
     np.testing.assert_array_equal(scale, np.where(good, 64.0, 32.0))
@@ -336,7 +336,7 @@ def test_sums_over_shards_that_overflow_do_not_decide(scale, bad):
     grads = np.full((16, 3), 3e38, np.float32)
     if bad is not None:
         grads[13, 1] = bad
-    state = dynamic_loss_scale(scale, min_scale=0.5)
+    state = LossScale.dynamic(scale, min_scale=0.5)
     named = jax.shard_map(
         lambda g: state.unscale(g, "data")[1], mesh=mesh, in_specs=P("data"), out_specs=P()
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import dynamic_loss_scale, static_loss_scale
+from jmp_autocast import LossScale
 from tests.support.grad_scaler_model import GradScalerModel
 
 WIDE_OPEN = {"min_scale": float(np.finfo(np.float32).tiny), "max_scale": 3.4e38}
@@ -63,7 +63,7 @@ def test_10000_random_patterns_give_the_scales_of_pytorch(count, steps, configur
     patterns = random_patterns(rng, count, steps)
     if not configuration:  # the default interval of 2000: few bad steps, at random places
         patterns = rng.random((count, steps)) >= rng.choice([0, 1e-4, 3e-4, 1e-3], (count, 1))
-    states = sequences(dynamic_loss_scale(**configuration, **WIDE_OPEN), patterns)
+    states = sequences(LossScale.dynamic(**configuration, **WIDE_OPEN), patterns)
     scales, trackers = model_sequences(patterns, **configuration)
     # The model has no bounds: from where it leaves the normal float32 numbers on, ours differs.
     inside = np.logical_and.accumulate(
@@ -78,7 +78,7 @@ def test_10000_random_patterns_give_the_scales_of_pytorch(count, steps, configur
 
 
 def test_the_defaults_are_those_of_pytorch():
-    state, model = dynamic_loss_scale(), GradScalerModel()
+    state, model = LossScale.dynamic(), GradScalerModel()
     assert float(state.scale) == model.scale
     assert float(state.growth_factor) == model.growth_factor
     assert float(state.backoff_factor) == model.backoff_factor
@@ -87,14 +87,14 @@ def test_the_defaults_are_those_of_pytorch():
 
 
 def test_the_first_growth_is_on_the_2000th_good_step():
-    scales = np.asarray(sequence(dynamic_loss_scale(), np.ones(4001, bool)).scale)
+    scales = np.asarray(sequence(LossScale.dynamic(), np.ones(4001, bool)).scale)
     assert (scales[:1999] == 2.0**16).all()
     assert (scales[1999:3999] == 2.0**17).all()
     assert (scales[3999:] == 2.0**18).all()
 
 
 def test_growth_stops_at_max_scale_and_backoff_at_min_scale():
-    state = dynamic_loss_scale(
+    state = LossScale.dynamic(
         4.0, growth_interval=1, growth_factor=3.0, min_scale=1.5, max_scale=50
     )
     assert np.asarray(sequence(state, np.ones(4, bool)).scale).tolist() == [12, 36, 50, 50]
@@ -103,12 +103,12 @@ def test_growth_stops_at_max_scale_and_backoff_at_min_scale():
 
 @pytest.mark.parametrize("steps", [np.ones(5, bool), np.zeros(5, bool)], ids=["good", "bad"])
 def test_bounds_that_are_equal_pin_the_scale(steps):
-    state = dynamic_loss_scale(8.0, growth_interval=1, min_scale=8, max_scale=8)
+    state = LossScale.dynamic(8.0, growth_interval=1, min_scale=8, max_scale=8)
     assert (np.asarray(sequence(state, steps).scale) == 8.0).all()
 
 
 def test_growth_that_would_overflow_keeps_the_scale():
-    state = dynamic_loss_scale(3e38, growth_interval=1, max_scale=3.4e38)
+    state = LossScale.dynamic(3e38, growth_interval=1, max_scale=3.4e38)
     states = sequence(state, np.ones(3, bool))
     assert (np.asarray(states.scale) == np.float32(3e38)).all()
     assert (np.asarray(states.good_steps) == 0).all()
@@ -117,7 +117,7 @@ def test_growth_that_would_overflow_keeps_the_scale():
 def test_a_scale_above_max_scale_comes_down_when_it_would_grow():
     """A restored scale may lie above a bound that was lowered, also where growing overflows."""
     for high in (3e38, 2.0**30):
-        state = dynamic_loss_scale(growth_interval=2)._replace(scale=jnp.float32(high))
+        state = LossScale.dynamic(growth_interval=2)._replace(scale=jnp.float32(high))
         scales = np.asarray(sequence(state, np.ones(3, bool)).scale)
         assert scales.tolist() == [np.float32(high), 2.0**24, 2.0**24]
 
@@ -127,12 +127,12 @@ def test_a_scale_above_max_scale_comes_down_when_it_would_grow():
     [(2.0**30, 2.0**24), (np.inf, 2.0**24), (np.nan, 1.0), (0.0, 1.0), (-8.0, 1.0)],
 )
 def test_a_scale_out_of_range_comes_back_on_a_skipped_step(scale, expected):
-    state = dynamic_loss_scale()._replace(scale=jnp.float32(scale)).adjust(False)
+    state = LossScale.dynamic()._replace(scale=jnp.float32(scale)).adjust(False)
     assert float(state.scale) == expected
 
 
 def test_an_interval_lowered_below_the_count_still_grows():
-    state = dynamic_loss_scale(growth_interval=10)
+    state = LossScale.dynamic(growth_interval=10)
     for _ in range(6):
         state = state.adjust(True)
     state = state._replace(growth_interval=jnp.int32(4)).adjust(True)
@@ -140,36 +140,36 @@ def test_an_interval_lowered_below_the_count_still_grows():
 
 
 def test_an_interval_of_zero_in_the_state_grows_on_every_good_step():
-    state = dynamic_loss_scale()._replace(growth_interval=jnp.int32(0))
+    state = LossScale.dynamic()._replace(growth_interval=jnp.int32(0))
     assert np.asarray(sequence(state, np.ones(2, bool)).scale).tolist() == [2.0**17, 2.0**18]
 
 
 @pytest.mark.parametrize("as_field", [jnp.int32, np.int32, int], ids=["jax", "numpy", "python"])
 def test_counters_saturate(as_field):
     full = as_field(MAX_INT32)
-    state = dynamic_loss_scale()._replace(consecutive_skips=full, skipped_steps=full)
+    state = LossScale.dynamic()._replace(consecutive_skips=full, skipped_steps=full)
     state = state.adjust(False)
     assert int(state.consecutive_skips) == int(state.skipped_steps) == MAX_INT32
-    state = dynamic_loss_scale(growth_interval=MAX_INT32)._replace(good_steps=full).adjust(True)
+    state = LossScale.dynamic(growth_interval=MAX_INT32)._replace(good_steps=full).adjust(True)
     assert (int(state.good_steps), float(state.scale)) == (0, 2.0**17)
 
 
 def test_consecutive_skips_restart_after_a_good_step_and_skipped_steps_do_not():
     pattern = np.array([0, 0, 1, 0, 1, 1, 0, 0, 0], bool)
-    states = sequence(dynamic_loss_scale(), pattern)
+    states = sequence(LossScale.dynamic(), pattern)
     assert np.asarray(states.consecutive_skips).tolist() == [1, 2, 0, 1, 0, 0, 1, 2, 3]
     assert np.asarray(states.skipped_steps).tolist() == [1, 2, 2, 3, 3, 3, 4, 5, 6]
 
 
 def test_a_static_scale_never_moves():
-    states = sequence(static_loss_scale(128.0), np.array([0, 1, 1, 0, 0, 1], bool))
+    states = sequence(LossScale.static(128.0), np.array([0, 1, 1, 0, 0, 1], bool))
     assert (np.asarray(states.scale) == 128.0).all()
     assert np.asarray(states.skipped_steps).tolist() == [1, 1, 1, 2, 3, 3]
-    nearly = static_loss_scale(3e38)._replace(good_steps=jnp.int32(MAX_INT32 - 1))
+    nearly = LossScale.static(3e38)._replace(good_steps=jnp.int32(MAX_INT32 - 1))
     assert (np.asarray(sequence(nearly, np.ones(3, bool)).scale) == np.float32(3e38)).all()
 
 
-@pytest.mark.parametrize("make", [dynamic_loss_scale, functools.partial(static_loss_scale, 8.0)])
+@pytest.mark.parametrize("make", [LossScale.dynamic, functools.partial(LossScale.static, 8.0)])
 def test_dtypes_and_shapes_are_the_same_before_and_after_a_step(make):
     state = make()
     after = jax.eval_shape(lambda state: state.adjust(True), state)

@@ -13,13 +13,12 @@ import optax
 import pytest
 
 from jmp_autocast import (
-    dynamic_loss_scale,
+    LossScale,
     dynamic_loss_scaling,
     finite_value_and_grad,
     loss_scale,
     scaled_value_and_grad,
     skipped_steps,
-    static_loss_scale,
 )
 from tests.support.loss_scale_runs import (
     assert_trees_equal,
@@ -45,7 +44,7 @@ def test_unscale(dtype):
     @jax.jit
     def unscale(leaf, sliced, other):
         leaves = [leaf, leaf.T, sliced[:, ::2], other]
-        return static_loss_scale(4.0).unscale(leaves)
+        return LossScale.static(4.0).unscale(leaves)
 
     good = [np.full((4, 4), 4, dtype), np.full((4, 8), 4, dtype), np.full((4, 4), 4, np.float16)]
     grads, finite = unscale(*good)
@@ -65,7 +64,7 @@ def test_unscale(dtype):
 
 def test_update_scale():
     """test_grad_scaling_update_scale."""
-    state = dynamic_loss_scale(4.0, growth_interval=2, backoff_factor=0.25)
+    state = LossScale.dynamic(4.0, growth_interval=2, backoff_factor=0.25)
     seen = []
     for finite in (True, True, False):
         state = state.adjust(finite)
@@ -76,7 +75,7 @@ def test_update_scale():
 def test_scale():
     """test_grad_scaling_scale: several losses, each multiplied with the scale."""
     losses = {"a": lambda w: 4.0 * w, "b": (lambda w: 2.0 * w, [lambda w: -w])}
-    scale = dynamic_loss_scale(8.0)
+    scale = LossScale.dynamic(8.0)
     grads = jax.tree.map(lambda fn: scaled_value_and_grad(fn)(scale, 1.0)[1], losses)
     assert jax.device_get(grads) == {"a": 32.0, "b": (16.0, [-8.0])}
     device = jax.devices()[3]
@@ -88,13 +87,13 @@ def test_scale():
 @pytest.mark.parametrize("steps", [0, 3])
 def test_state_dict(steps):
     """test_grad_scaling_state_dict (lazy and not): all fields arrive in another configuration."""
-    source = dynamic_loss_scale(
+    source = LossScale.dynamic(
         64.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=5, max_scale=999.0
     )
     for _ in range(steps):
         source = source.adjust(True)
     saved = {name: np.asarray(value) for name, value in source._asdict().items()}
-    loaded = dynamic_loss_scale()._replace(**saved)
+    loaded = LossScale.dynamic()._replace(**saved)
     for finite in (True, True, False, True):
         source, loaded = source.adjust(finite), loaded.adjust(finite)
         assert_trees_equal(loaded, source)
@@ -111,7 +110,7 @@ def test_pickle():
 
 def test_will_not_overflow():
     """test_grad_scale_will_not_overflow."""
-    state = dynamic_loss_scale(1e38, growth_factor=16.0, growth_interval=1, max_scale=3.4e38)
+    state = LossScale.dynamic(1e38, growth_factor=16.0, growth_interval=1, max_scale=3.4e38)
     for _ in range(3):
         state = state.adjust(True)
         assert float(state.scale) == float(np.float32(1e38))
@@ -127,7 +126,7 @@ def test_pass_itself():
 
     @jax.jit
     def step(params):
-        state = dynamic_loss_scale(8.0)
+        state = LossScale.dynamic(8.0)
         _, grads = scaled_value_and_grad(lambda w: jnp.sum(2.0 * w))(state, params)
         _, finite = state.unscale(grads)
         fused, _ = wants.update(grads, wants.init(params), scale=state.scale, finite=finite)
@@ -170,7 +169,7 @@ def test_a_float16_loss_does_not_overflow(gradient):
     def loss(w):
         return jnp.sum(w.astype(jnp.float16) * jnp.float16(1.5))
 
-    out = gradient(loss)(dynamic_loss_scale(2.0**16), jnp.array([2.0, 3.0]))
+    out = gradient(loss)(LossScale.dynamic(2.0**16), jnp.array([2.0, 3.0]))
     if gradient is scaled_value_and_grad:
         value, grads = out
         np.testing.assert_array_equal(grads, 1.5 * 2.0**16)

@@ -9,14 +9,13 @@ import optax
 import pytest
 
 from jmp_autocast import (
+    LossScale,
     autocast,
-    dynamic_loss_scale,
     dynamic_loss_scaling,
     loss_scale,
     scaled_value_and_grad,
     select_on_finite,
     skipped_steps,
-    static_loss_scale,
 )
 from tests.support.loss_scale_runs import (
     assert_trees_close,
@@ -82,7 +81,7 @@ def test_fused_optimizers(name):
 
     @jax.jit
     def run(params):
-        start = params, inner.init(params), dynamic_loss_scale(**configuration)
+        start = params, inner.init(params), LossScale.dynamic(**configuration)
         return jax.lax.scan(by_hand, start, data)[0]
 
     other, inner_state, scale = run(model_params())
@@ -172,7 +171,7 @@ def test_penalty(low):
 
     def penalized(params, x):
         value, grads = scaled_value_and_grad(loss)(512.0, params, x)
-        grads, _ = static_loss_scale(512.0).unscale(grads)
+        grads, _ = LossScale.static(512.0).unscale(grads)
         return value + jnp.square(optax.tree.norm(grads))
 
     def control(params, x):
@@ -182,7 +181,7 @@ def test_penalty(low):
     @jax.jit
     def both(params, x):
         value, grads = scaled_value_and_grad(penalized)(256.0, params, x)
-        grads, finite = static_loss_scale(256.0).unscale(grads)
+        grads, finite = LossScale.static(256.0).unscale(grads)
         return finite, (value, grads), jax.value_and_grad(control)(params, x)
 
     finite, actual, expected = both(model_params(), batches(1)[0])
@@ -226,7 +225,7 @@ def test_multiple():
     @jax.jit
     def run(*models):
         start = [(p, inner.init(p)) for inner, p in zip(inners, models, strict=True)]
-        return jax.lax.scan(body, (dynamic_loss_scale(128.0, growth_interval=1), start), data)
+        return jax.lax.scan(body, (LossScale.dynamic(128.0, growth_interval=1), start), data)
 
     (scale, models), finites = run(model_params(0), model_params(1))
     assert np.asarray(finites).tolist() == [[True, True], [True, False], [True, True]]
