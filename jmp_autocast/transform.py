@@ -341,7 +341,9 @@ def _run(fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any) -> A
 def _plan(planner: Planner, closed: Any, call: arguments.Call, options: _Options) -> Plan:
     body = body_of(closed)
     inputs = [
-        ValueState(dtype, source) if (dtype := float_dtype(v.aval)) is not None else ValueState(None)
+        ValueState(dtype, source)
+        if (dtype := float_dtype(v.aval)) is not None
+        else ValueState(None)
         for v, source in zip(body.invars, call.sources, strict=True)
     ]
     wants = []

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast.interpreters.accumulation import accumulating_contraction
 from jmp_autocast.interpreters.compat import jaxpr_as_fun
+from jmp_autocast.interpreters.primitives.accumulate import accumulating_contraction
 from tests.support.contractions import (
     FLOAT32,
     TABLE,

@@ -90,7 +90,7 @@ def run(jaxpr, *args):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_shared_cast_loses_half_the_gradient_and_a_leaf_view_none(dtype):
+def test_a_shared_cast_loses_half_the_gradient_and_a_source_view_none(dtype):
     loss = loss_of(LOOPS["scan"])
 
     def shared(params, xs):

@@ -17,7 +17,7 @@ from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precisi
 from jmp_autocast.inspect.report.jaxprs import contraction_in, count_casts, jaxprs_of
 from jmp_autocast.inspect.report.reason_texts import EXPLANATIONS
 from jmp_autocast.interpreters.compat import body_of
-from jmp_autocast.interpreters.plan import Code
+from jmp_autocast.interpreters.plan.data import ReasonCode
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
 from tests.fuzz.test_properties import COMPUTE_DTYPES, examples
 from tests.support.jaxprs import trace
@@ -39,7 +39,7 @@ def emitted(jaxpr):
             operands = dtypes_of(eqn.invars)[: len(contraction.invars)]
             yield contraction.primitive.name, operands, dtypes_of(eqn.outvars)
             continue
-        if eqn.primitive.name not in ADDED and eqn.primitive.name != "leaf_view":
+        if eqn.primitive.name not in ADDED and eqn.primitive.name != "source_view":
             yield eqn.primitive.name, dtypes_of(eqn.invars), dtypes_of(eqn.outvars)
         for inner in jaxprs_of(eqn):
             yield from emitted(inner)
@@ -47,7 +47,7 @@ def emitted(jaxpr):
 
 def explained(report):
     for row in report.rows:
-        if row.primitive not in ADDED and row.primitive != "leaf_view":
+        if row.primitive not in ADDED and row.primitive != "source_view":
             yield row.primitive, row.operands, row.results
 
 
@@ -264,7 +264,7 @@ def test_the_page_on_reasons_says_of_every_code_what_the_report_says():
     listed = {code: texts for code, *texts in row.findall(page.read_text(encoding="utf-8"))}
     said = {code.value: [e.says, e.otherwise] for code, e in EXPLANATIONS.items()}
     assert listed == said
-    assert set(EXPLANATIONS) == set(Code)
+    assert set(EXPLANATIONS) == set(ReasonCode)
 
 
 def test_a_matmul_that_returns_its_accumulator_counts_as_what_it_returns():

@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast
-from jmp_autocast.interpreters import Code
-from jmp_autocast.interpreters.extent import const_extent
-from jmp_autocast.interpreters.guards import representable
+from jmp_autocast.interpreters import ReasonCode
+from jmp_autocast.interpreters.plan.constant_range import constant_range
+from jmp_autocast.interpreters.plan.value_facts import representable
 from tests.support.jaxprs import find, trace
 from tests.support.plans import (
     F16,
@@ -76,7 +76,9 @@ def test_the_range_of_a_constant(value, expected):
     rows = len(value)
     equation = planned(plan_of(low(lambda h: h[:rows] + jnp.asarray(value)), X), "add")
     assert equation.results[0].dtype == expected
-    assert equation.reason.code is (Code.LITERAL if expected == FULL else Code.PROMOTE_LOW)
+    assert equation.reason.code is (
+        ReasonCode.LITERAL if expected == FULL else ReasonCode.PROMOTE_LOW
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,17 +90,22 @@ def test_the_range_of_a_constant_in_a_matmul(policy, value, expected):
     constant = jnp.asarray(X * np.float32(value))
     equation = planned(plan_of(lambda x: x @ constant, X, policy=policy), "dot_general")
     assert equation.results[0].dtype == expected
-    assert equation.reason.code is (Code.LITERAL if expected == FULL else Code.LOWER_PRECISION)
+    assert equation.reason.code is (
+        ReasonCode.LITERAL if expected == FULL else ReasonCode.LOWER_PRECISION
+    )
 
 
 def test_an_extent_says_which_dtypes_it_exceeds():
-    big, bigger = const_extent(np.float32([1, 70_000])), const_extent(np.float32([LOWEST, np.inf]))
+    big, bigger = (
+        constant_range(np.float32([1, 70_000])),
+        constant_range(np.float32([LOWEST, np.inf])),
+    )
     assert big.exceeds() == {F16}
     assert bigger.exceeds() == {F16, LOW}
-    assert const_extent(np.float32([0, 1e5])) == big != bigger
-    assert hash(const_extent(np.float32([0, 1e5]))) == hash(big)
-    assert const_extent(np.float32([np.inf])).exceeds() == frozenset()
-    assert const_extent(np.int32([1])) is None
+    assert constant_range(np.float32([0, 1e5])) == big != bigger
+    assert hash(constant_range(np.float32([0, 1e5]))) == hash(big)
+    assert constant_range(np.float32([np.inf])).exceeds() == frozenset()
+    assert constant_range(np.int32([1])) is None
 
 
 def count(n):
@@ -163,7 +170,7 @@ def test_positions_given_as_data_have_no_bound(dtype, expected):
     """Up to 256 they are exact in 16 bits, like bools."""
     angles = lambda ids, f: ids.astype(jnp.float32)[:, None] @ f.reshape(1, 16)
     equation = planned(plan_of(angles, IDS.astype(dtype), X), "dot_general")
-    code = Code.COORD if expected == FULL else Code.LOWER_PRECISION
+    code = ReasonCode.COORD if expected == FULL else ReasonCode.LOWER_PRECISION
     assert (equation.reason.code, equation.results[0].dtype) == (code, expected)
 
 
@@ -178,7 +185,7 @@ COORDINATES = {
 @pytest.mark.parametrize("fn", COORDINATES.values(), ids=COORDINATES)
 def test_a_product_with_coordinates_is_float32(fn):
     equation = planned(plan_of(fn, X), "dot_general")
-    assert (equation.reason.code, equation.results[0].dtype) == (Code.COORD, FULL)
+    assert (equation.reason.code, equation.results[0].dtype) == (ReasonCode.COORD, FULL)
 
 
 ANGLES = {

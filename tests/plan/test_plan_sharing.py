@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, CastPolicy, autocast, full_precision
 from jmp_autocast.interpreters import extent
-from jmp_autocast.interpreters.plan import Code
+from jmp_autocast.interpreters.plan.data import ReasonCode
 from tests.support.jaxprs import find, trace
 from tests.support.plans import FULL, LOW, LOWEST, all_equations, low, plan_of
 
@@ -115,7 +115,7 @@ def test_calls_of_one_jaxpr_that_differ_are_told_apart(fn, expected):
 
 def test_the_scope_that_is_the_reason_is_the_equations_own():
     plans = plans_of("tanh", in_scopes, X, policy=BF16.with_scopes(SCOPES))
-    assert [p.reason.code for p in plans] == [Code.SCOPE, Code.SCOPE]
+    assert [p.reason.code for p in plans] == [ReasonCode.SCOPE, ReasonCode.SCOPE]
     assert [p.reason.cause for p in plans] == ["scope 'head'", "scope 'tail'"]
 
 
@@ -148,7 +148,7 @@ def test_an_equation_whose_parameter_has_no_hash_is_planned_by_itself():
         return unhashable.bind(x, sizes=[1]), unhashable.bind(x, sizes=[1])
 
     plans = plans_of("custom_lin", fn, X)
-    assert [p.reason.code for p in plans] == [Code.KEEP, Code.KEEP]
+    assert [p.reason.code for p in plans] == [ReasonCode.KEEP, ReasonCode.KEEP]
     assert plans[0] is not plans[1]
 
 

@@ -8,8 +8,8 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, autocast, full_precision
-from jmp_autocast.interpreters import Code, Leaf, Planner, ValueState, Wanted
-from jmp_autocast.interpreters.plan import Demand, float_dtype
+from jmp_autocast.interpreters import Planner, ReasonCode as Code, Source, ValueState, Want
+from jmp_autocast.interpreters.plan.data import Demand, float_dtype
 from tests.support.jaxprs import find, trace
 from tests.support.plans import (
     F16,
@@ -69,10 +69,10 @@ def branching(first, second):
 REASONS = {
     "matmul": (low(lambda h: h @ h), "dot_general", Code.LOWER_PRECISION, LOW),
     "vector_product": (low(lambda h: h[0] @ h[1]), "dot_general", Code.PROMOTE_LOW, LOW),
-    "leaf_moved": (lambda x: x.T @ x, "transpose", Code.LEAF, FULL),
-    "leaves_alone": (lambda x: jnp.sin(jnp.asarray(X)), "sin", Code.LEAF, FULL),
+    "leaf_moved": (lambda x: x.T @ x, "transpose", Code.SOURCE, FULL),
+    "leaves_alone": (lambda x: jnp.sin(jnp.asarray(X)), "sin", Code.SOURCE, FULL),
     "data_votes": (lambda x: x + x, "add", Code.PROMOTE_FULL, FULL),
-    "folded": (lambda x: x * lax.sqrt(np.float32(2)), "sqrt", Code.LEAF, FULL),
+    "folded": (lambda x: x * lax.sqrt(np.float32(2)), "sqrt", Code.SOURCE, FULL),
     "exp": (low(jnp.exp), "exp", Code.FP32, FULL),
     "sum": (low(jnp.sum), "reduce_sum", Code.FP32, FULL),
     "negative_power": (low(lambda h: lax.integer_pow(h, -2)), "integer_pow", Code.FP32, FULL),
@@ -161,7 +161,12 @@ REASONS = {
         LOW,
     ),
     "branches_read_in_both": (low(branching(jnp.exp, square)), "sub", Code.PROMOTE_LOW, LOW),
-    "branches_read_in_either": (low(branching(square, jnp.exp)), "sub", Code.PROMOTE_LOW, LOW),
+    "branches_read_in_either": (
+        low(branching(square, jnp.exp)),
+        "sub",
+        Code.PROMOTE_LOW,
+        LOW,
+    ),
     "branches_read_in_float32": (low(branching(jnp.exp, jnp.log)), "sub", Code.FEEDER, FULL),
     "while": (low(while_loop), "while", Code.CARRY, FULL),
     "branches_disagree": (low(disagreeing), "cond", Code.BRANCH_JOIN, FULL),
@@ -208,7 +213,7 @@ def test_a_reason_names_its_cause():
 
 # --- votes ----------------------------------------------------------------------------------
 
-DATA, PARAM = Leaf.DATA, Leaf.PARAM
+DATA, PARAM = Source.DATA, Source.PARAM
 COLUMN = np.ones((4, 1), np.float32)
 
 
@@ -338,7 +343,15 @@ def summary(plan):
     """Everything that a plan says, as plain data."""
     return repr(
         [
-            (eqn.primitive.name, p.operands, p.results, p.reason, p.params, p.casts, p.low_copies)
+            (
+                eqn.primitive.name,
+                p.operands,
+                p.results,
+                p.reason,
+                p.params,
+                p.casts,
+                p.source_copies,
+            )
             for eqn, p in all_equations(plan)
         ]
     )
@@ -369,7 +382,7 @@ def shifted(count):
 def test_what_is_wanted_goes_through_calls(count):
     """One call back a sweep, up to four; how the first one reads is what the last sweep says."""
     closed = trace(shifted(count), X)
-    plan = Planner(BF16).plan(closed, [ValueState(LOW)], [Wanted()])
+    plan = Planner(BF16).plan(closed, [ValueState(LOW)], [Want()])
     raised = min(count, 4)
     dtypes = [p.results[0].dtype for p in plan.equations]
     assert dtypes == [*[LOW] * (count - raised), *[FULL] * raised, FULL]
@@ -406,4 +419,4 @@ def test_a_program_without_16_bit_operations_is_left_alone(fn):
 def test_one_matmul_changes_a_plan():
     assert not plan_of(lambda x: x @ x, X).identity
     assert not plan_of(jax.jit(lambda x: x @ x), X).identity
-    assert plan_of(low(jnp.sin), X, wanted=Wanted(dtype=FULL)).output_dtypes == (FULL,)
+    assert plan_of(low(jnp.sin), X, wanted=Want(dtype=FULL)).output_dtypes == (FULL,)

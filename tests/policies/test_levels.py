@@ -24,7 +24,7 @@ def names_of(jaxpr, dtype):
         eqn.primitive.name.replace("accumulate", "dot_general")
         for eqn in jaxpr.jaxpr.eqns
         if eqn.outvars[0].aval.dtype == dtype
-        and eqn.primitive.name not in ("convert_element_type", "leaf_view")
+        and eqn.primitive.name not in ("convert_element_type", "source_view")
     }
 
 

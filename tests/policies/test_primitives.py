@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jmp_autocast.interpreters.plan_structural import STRUCTURAL_RULES
+from jmp_autocast.interpreters.plan.structural import PLANNING_RULES
 from jmp_autocast.policies import DATA_MOVEMENT, DEFAULT_RULES, STRUCTURAL, CastPolicy, tables
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def test_a_name_that_is_placed_twice_is_an_error(monkeypatch, name):
 
 
 def test_every_structural_primitive_has_a_planning_rule():
-    assert set(STRUCTURAL_RULES) == STRUCTURAL
+    assert set(PLANNING_RULES) == STRUCTURAL
 
 
 def test_data_movement_promotes():

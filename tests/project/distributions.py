@@ -28,10 +28,10 @@ TESTS = (
     "project/test_imports.py",
     "policies/test_policy_files.py",
     "transform/test_wrapper.py",
-    "derivatives/test_leaf_view_primitive.py",
+    "derivatives/test_source_view_primitive.py",
 )
 MORE_TESTS = (
-    "derivatives/test_leaf_views.py",
+    "derivatives/test_source_views.py",
     "policies/test_levels.py",
     "policies/test_rules.py",
     "loops",

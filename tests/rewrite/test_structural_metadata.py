@@ -237,7 +237,7 @@ def test_equations_point_at_the_same_source_lines(derivative):
 
 def test_casts_point_at_the_line_that_needs_them():
     jaxpr = trace(autocast(dense), X)
-    for eqn in (*casts(jaxpr, "float32", "float16"), *find(jaxpr, "leaf_view")):
+    for eqn in (*casts(jaxpr, "float32", "float16"), *find(jaxpr, "source_view")):
         summary = source_line(eqn)
         assert "test_structural_metadata.py" in summary
         assert "(dense)" in summary

@@ -15,7 +15,7 @@ LEVELS = ["tensor_cores", "o1", "compute"]
 COMBINATIONS = [*(("bfloat16", level) for level in LEVELS), ("float16", "o1")]
 
 # Primitives that hold others, or that cast: they compute nothing themselves.
-_NO_WORK = frozenset("jit custom_jvp_call custom_vjp_call convert_element_type leaf_view".split())
+_NO_WORK = frozenset("jit custom_jvp_call custom_vjp_call convert_element_type source_view".split())
 
 
 def cast(fn, dtype="bfloat16", level="o1", **options):
@@ -81,7 +81,7 @@ def executed(jaxpr):
     for eqn in reversed(jaxpr.eqns):
         if not needed.isdisjoint(eqn.outvars):
             found.append(eqn)
-            operands = eqn.invars[1:] if eqn.primitive.name == "leaf_view" else eqn.invars
+            operands = eqn.invars[1:] if eqn.primitive.name == "source_view" else eqn.invars
             if eqn.primitive.name == "accumulate":  # its leaves, too, have no part in the value
                 operands = eqn.invars[: len(eqn.invars) - len(eqn.params["leaves"])]
             needed.update(v for v in operands if not isinstance(v, Literal))

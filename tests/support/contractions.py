@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jmp_autocast.interpreters.accumulation import accumulating_contraction
+from jmp_autocast.interpreters.primitives.accumulate import accumulating_contraction
 
 from .jaxprs import DOTS, trace
 

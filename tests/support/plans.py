@@ -5,8 +5,8 @@ import numpy as np
 from jax import lax
 
 from jmp_autocast import BF16
-from jmp_autocast.interpreters import Leaf, Planner, ValueState, Wanted
-from jmp_autocast.interpreters.plan import float_dtype
+from jmp_autocast.interpreters import Planner, Source, ValueState, Want
+from jmp_autocast.interpreters.plan.data import float_dtype
 
 from .jaxprs import trace
 
@@ -19,12 +19,12 @@ def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
     """Plans ``fn``; ``leaves`` says what the first arguments are, the others are data."""
     closed = trace(fn, *args)
     avals = [v.aval for v in closed.jaxpr.invars]
-    kinds = [*leaves, *(Leaf.DATA,) * (len(avals) - len(leaves))]
+    kinds = [*leaves, *(Source.DATA,) * (len(avals) - len(leaves))]
     inputs = [
         ValueState(dtype, leaf if dtype else None)
         for dtype, leaf in zip(map(float_dtype, avals), kinds, strict=True)
     ]
-    wanted = [wanted or Wanted()] * len(closed.jaxpr.outvars)
+    wanted = [wanted or Want()] * len(closed.jaxpr.outvars)
     return Planner(policy, computed=computed).plan_program(closed, inputs, wanted)
 
 

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from ...interpreters import Plan, Rewriter
-from ...interpreters.casts import Scalar, Value
 from ...interpreters.compat import (
     Literal,
     bind,
@@ -25,7 +24,8 @@ from ...interpreters.compat import (
     scope_names,
     source_line,
 )
-from ...interpreters.rewrite import is_leaf
+from ...interpreters.plan.data import Move
+from ...interpreters.rewrite.values import Scalar, Value
 from ...policies import CALLS
 from ...scopes import read_mark
 from .measured import Site, bodies_of, is_measured
@@ -139,7 +139,7 @@ class Tapper:
         else:
             assert self._rewriter is not None
             results = self._rewriter.emit_equation(eqn, plan, values)
-        moved = plan is not None and plan.moves_leaf
+        moved = plan is not None and isinstance(plan.action, Move)
         return [
             _Tapped(value, sources) if moved else self._tapped(value, v.aval, eqn, sources, path)
             for value, v in zip(results, eqn.outvars, strict=True)
@@ -149,7 +149,7 @@ class Tapper:
         self, value: Value, aval: Any, eqn: Any, sources: frozenset[int], path: tuple[str, ...]
     ) -> _Tapped:
         # Without a tap before it, it is computed from constants and arguments that are moved.
-        if not is_measured(aval) or value.leaf or not jnp.issubdtype(aval.dtype, jnp.floating):
+        if not is_measured(aval) or value.source or not jnp.issubdtype(aval.dtype, jnp.floating):
             return _Tapped(value, sources)
         position = len(self.taps)
         site = Site(
@@ -196,9 +196,9 @@ def cotangents(
 
 
 def _leaf_value(x: Any, state: Any) -> Value:
-    return Value(x, is_leaf(state)) if state is not None else Value(x)
+    return Value(x, state.keeps_gradient) if state is not None else Value(x)
 
 
 def _inner_value(value: Any, dtype: Any, state: Any) -> Value:
     """What a call hands on: its inside makes 16-bit copies of a leaf from the leaf itself."""
-    return Value(value.read(dtype), is_leaf(state))
+    return Value(value.read(dtype), state.keeps_gradient)

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...interpreters import Plan, Rewriter
-from ...interpreters.casts import Scalar, Value
 from ...interpreters.compat import bind
+from ...interpreters.rewrite.values import Scalar, Value
 from .measured import bodies_of
 
 

@@ -81,7 +81,9 @@ def lowers_to_function(primitive: Any, function: Callable[..., Any], platform: s
     mlir.register_lowering(primitive, rule, platform=platform)
 
 
-def lowers_by_platform(primitive: Any, default: Callable[..., Any], cpu: Callable[..., Any]) -> None:
+def lowers_by_platform(
+    primitive: Any, default: Callable[..., Any], cpu: Callable[..., Any]
+) -> None:
     """Lowers a primitive to what one function of arrays emits on CPUs, and another elsewhere.
 
     It is one rule for all platforms: JAX 0.10 to 0.12 cannot choose between several that are not

@@ -31,9 +31,9 @@ from .data import (
     Want,
     float_dtype,
 )
-from .votes import is_replicated
 from .symbolic_sizes import largest_index
 from .value_facts import coordinate_bound
+from .votes import is_replicated
 
 _REDISPATCHED = having("redispatch")
 _REPLICATES = having("replicates")

@@ -188,8 +188,10 @@ class Cast:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contract:
-    """A contraction of 16-bit operands hands out its float32 accumulator: as the gradient of the
-    operands that are sources, and as the result where the plan says float32."""
+    """A contraction of 16-bit operands hands out its float32 accumulator.
+
+    It is the gradient of the operands that are sources, and the result where the plan says float32.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

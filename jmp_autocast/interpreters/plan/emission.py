@@ -16,8 +16,7 @@ from .structural import planning_rule
 def plan_emission(
     policy: Policy, eqn: Any, given: Sequence[ValueState], region: Region
 ) -> EquationPlan | None:
-    """Returns the plan that calls a rule's function in place of an equation, None where no rule
-    asks for that.
+    """Returns the plan that calls a rule's function in place of an equation, None without one.
 
     ``full_precision()``, and scopes in float32, win over the rule: nothing is replaced there.
 

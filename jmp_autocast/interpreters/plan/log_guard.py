@@ -38,9 +38,11 @@ def reaching_logarithm(
         for body in bodies(eqn):
             inner = body_of(body.jaxpr)
             reached = frozenset(
-                k for k, r in enumerate(body.results) if r is not None and eqn.outvars[r] in reaching
+                k
+                for k, r in enumerate(body.results)
+                if r is not None and eqn.outvars[r] in reaching
             )
-            within = reaching_logarithm(inner, reached, memo)
+            within = reaching_logarithm(inner, frozenset(reached), memo)
             pairs = zip(body.operands, inner.invars, strict=True)
             found += [eqn.invars[i] for i, v in pairs if v in within]
         reaching.update(v for v in found if not isinstance(v, Literal))

@@ -13,8 +13,8 @@ from ..primitives.reading import asked_precision, preferred_dtype
 from ..primitives.traits import having
 from .basic_plans import because, in_dtype, keep
 from .data import BIND, Contract, Demand, EquationPlan, Keep, Reason, ReasonCode, ValueState, Want
-from .votes import literal_guard
 from .region import Region
+from .votes import literal_guard
 
 _CONTRACTS = having("contracts")
 

@@ -7,7 +7,6 @@ dtype than they return (`demands`); those are asked, and the forward sweep is ma
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,9 +46,7 @@ class Planner:
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
         self._regions = Regions(policy, marks_only=not (looks_at_names or all_paths))
 
-    def plan_program(
-        self, jaxpr: Any, inputs: Sequence[ValueState], wants: Sequence[Want]
-    ) -> Plan:
+    def plan_program(self, jaxpr: Any, inputs: Sequence[ValueState], wants: Sequence[Want]) -> Plan:
         """Plans a whole program: its caller gets each output in the dtype it is returned in.
 
         Where the caller asks for the computed dtypes, what PyTorch would return follows from the

@@ -12,8 +12,8 @@ from ...policies import DATA_MOVEMENT, FLOAT32, Policy
 from ..primitives.traits import having
 from .basic_plans import because, in_dtype
 from .data import Demand, EquationPlan, Reason, ReasonCode, Source, ValueState, Want
-from .votes import literal_guard, voters
 from .region import Region
+from .votes import literal_guard, voters
 
 _SATURATES = having("saturates")
 

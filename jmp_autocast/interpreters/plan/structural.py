@@ -162,7 +162,9 @@ def _around(
     )
 
 
-@plans(*(name for name, it in STRUCTURES.items() if it.is_call and not (it.has_rule or it.isolates)))
+@plans(
+    *(name for name, it in STRUCTURES.items() if it.is_call and not (it.has_rule or it.isolates))
+)
 def _call(
     planner: PlansBodies,
     eqn: Any,
@@ -179,7 +181,7 @@ def _call(
     return _around(inner, given, operands, invariant_copies(inner, body, given))
 
 
-@plans(*(name for name, it in STRUCTURES.items() if it.has_rule))
+@plans(*_calls(has_rule=True))
 def _custom_derivative(
     planner: PlansBodies,
     eqn: Any,
@@ -273,9 +275,7 @@ def plan_described(
             demands[i] |= demand
         copies.update(dict.fromkeys(invariant_copies(plan, body, given)))
     outside = {i for i in range(len(given)) if not any(i in body.operands for body in held)}
-    operands = [
-        d if i in outside else None for i, d in enumerate(as_declared(eqn, given))
-    ]
+    operands = [d if i in outside else None for i, d in enumerate(as_declared(eqn, given))]
     return EquationPlan(
         Inside(tuple(inner), tuple(copies), all(p.identity for p in inner) and not any(operands)),
         tuple(given),

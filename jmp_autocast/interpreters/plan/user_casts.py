@@ -34,8 +34,11 @@ def _convert_element_type(
     region: Region,
     wants: tuple[Want, ...],
 ) -> EquationPlan:
-    """A cast of the program is done as written. What it makes of a bool or a small integer is a
-    constant, of other integers data with the bound of its integers."""
+    """A cast of the program is done as written.
+
+    What it makes of a bool or a small integer is a constant, of other integers data with the bound
+    of its integers.
+    """
     (state,), (var,), given = given, eqn.invars, tuple(given)
     source, target = float_dtype(var.aval), float_dtype(eqn.outvars[0].aval)
     cast = Reason(ReasonCode.USER_CAST, f"{var.aval.dtype} to {cast_dtype(eqn)}")

@@ -84,7 +84,7 @@ def _walk(
         yield visit
         results: list[Origin] = [index] * len(eqn.outvars)
         made: list[list[Origin]] = []
-        held = bodies(eqn) if equation.inner else ()
+        held: Sequence[Body] = bodies(eqn) if equation.inner else ()
         for inner, body in zip(equation.inner, held, strict=True):
             entering = _entering(body, given, index)
             more = times * body.repeats

@@ -43,8 +43,11 @@ def cast_dtype(eqn: Any) -> Any:
 
 
 def lengths_kept(eqn: Any) -> dict[int, int]:
-    """Returns the dimensions of a ``broadcast_in_dim``'s result that its operand has, with the
-    operand's lengths."""
+    """Returns the dimensions of a ``broadcast_in_dim``'s result that its operand has.
+
+    Returns:
+        From the position of such a dimension in the result to its length in the operand.
+    """
     return dict(zip(eqn.params["broadcast_dimensions"], eqn.invars[0].aval.shape, strict=True))
 
 

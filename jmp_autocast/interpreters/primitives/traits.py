@@ -10,14 +10,14 @@ decision is made, in `interpreters/plan`.
 | affine | integers stay integers, up to a scale: positions made from positions |
 | rounds | rounding commutes with it: rounded operands give the rounded result |
 | clears | as `rounds`, and its transpose adds nothing up: 16-bit cotangents stay exact |
-| feeds | cheap arithmetic; in float32 it costs a fused cast, and keeps digits for a float32 reader |
+| feeds | cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 reader |
 | sums | it adds up its operands element by element |
-| replicates | it broadcasts smaller operands, so its transpose adds up the cotangents of one element |
+| replicates | it broadcasts smaller operands: its transpose adds up cotangents of one element |
 | bounded | the result does not grow with the operand: a rounding error does not add up in a loop |
 | saturates | it flattens towards a limit: 16 bits round to the limit what float32 tells from it |
 | log0, div1 | it has a pole near which operand 0, or operand 1, has to keep its digits |
 | redispatch | its update computation is a parameter with a fixed dtype: it is emitted anew |
-| first | its values are those of operand 0; the others are indices, padding, or a copy of operand 0 |
+| first | its values are those of operand 0; the others are indices, padding, a copy of it |
 | same | it makes no value that its operands do not hold |
 | contracts | it multiplies and sums: what tensor cores are for |
 """
@@ -148,4 +148,3 @@ def having(trait: str) -> frozenset[str]:
     if trait not in _NAMES:
         raise AssertionError(f"no such trait: {trait}")
     return frozenset(name for name, traits in TRAITS.items() if trait in traits)
-

@@ -202,7 +202,7 @@ class Rewriter:
 
 
 def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
-    """Binds an equation's primitive; smaller operands are broadcast first where the plan says so."""
+    """Binds an equation's primitive; smaller operands are broadcast first if the plan says so."""
     action = plan.action if isinstance(plan.action, Bind) else Bind()
     arrays = read(plan, operands)
     for i in action.replicates:
@@ -310,9 +310,9 @@ def _emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]
     found = [(jnp.shape(x), jnp.result_type(x)) for x in results]
     if found != [(aval.shape, aval.dtype) for aval in expected]:
         raise TypeError(
-            f"{plan.action.name}, which a rule emits in place of {eqn.primitive.name}, must return "
-            f"{_described((a.shape, a.dtype) for a in expected)}, got {_described(found)}. Cast its "
-            "result, or tell the dtype by Decision(output_dtype=...)."
+            f"{plan.action.name}, which a rule emits in place of {eqn.primitive.name}, must "
+            f"return {_described((a.shape, a.dtype) for a in expected)}, got {_described(found)}. "
+            "Cast its result, or tell the dtype by Decision(output_dtype=...)."
         )
     return [jnp.asarray(x) for x in results]
 

@@ -38,7 +38,7 @@ W, MASK = of(6, 6, seed=2), of(6, 6, seed=3) > 0
 def test_single_convolution(dtype, level):
     """1: cast, cast, convolution, cast."""
     jaxpr = trace(cast(conv, dtype, level), X, KERNEL)
-    names = [eqn.primitive.name for eqn in jaxpr.eqns if eqn.primitive.name != "leaf_view"]
+    names = [eqn.primitive.name for eqn in jaxpr.eqns if eqn.primitive.name != "source_view"]
     assert names == [*["convert_element_type"] * 2, "conv_general_dilated", "convert_element_type"]
     assert dot_dtypes(jaxpr) == [(dtype,) * 3]
     assert jaxpr.jaxpr.outvars[0].aval.dtype == jnp.float32

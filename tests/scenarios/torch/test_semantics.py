@@ -8,7 +8,7 @@ Those that have no counterpart in a function transform:
 19. ``test_*_autocast_deprecated_warning``: nothing is deprecated yet.
 22. ``test_cache_disabled``: the memo of casts cannot be switched off; it lives in one trace.
 10. ``test_autocast_rnn`` on CUDA is ``test_torch_rnn``.
-29. 513 uses of a weight with gradient 2.0 are in ``test_leaf_views``.
+29. 513 uses of a weight with gradient 2.0 are in ``test_source_views``.
 """
 
 import gc

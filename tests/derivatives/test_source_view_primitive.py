@@ -1,4 +1,4 @@
-"""`leaf_view` by itself: its value is its second operand, its derivative that of the first."""
+"""`source_view` by itself: its value is its second operand, its derivative that of the first."""
 
 import functools
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jmp_autocast import BF16, autocast
-from jmp_autocast.interpreters.casts import leaf_view
 from jmp_autocast.interpreters.compat import Literal, body_of
+from jmp_autocast.interpreters.primitives.source_view import source_view
 from tests.support.jaxprs import dtypes, find, trace
 
 # The operands differ, so that it shows which of them is read.
@@ -17,14 +17,14 @@ FULL, LOW = np.float32([1, 2, 3]), jnp.array([4, 5, 6], jnp.bfloat16)
 
 
 def test_the_value_is_the_low_copy_and_the_derivative_that_of_the_leaf():
-    out, tangent = jax.jvp(leaf_view, (FULL, LOW), (2 * FULL, 10 * LOW))
+    out, tangent = jax.jvp(source_view, (FULL, LOW), (2 * FULL, 10 * LOW))
     assert out.dtype == tangent.dtype == jnp.bfloat16
     np.testing.assert_array_equal(out, LOW)
     np.testing.assert_array_equal(tangent, 2 * FULL)
 
 
 def test_the_low_copy_has_no_derivative():
-    _, vjp = jax.vjp(leaf_view, FULL, LOW)
+    _, vjp = jax.vjp(source_view, FULL, LOW)
     of_full, of_low = vjp(LOW)
     assert of_full.dtype == jnp.float32
     np.testing.assert_array_equal(of_full, LOW)
@@ -32,7 +32,7 @@ def test_the_low_copy_has_no_derivative():
 
 
 def test_its_transposition():
-    (cotangent,) = jax.linear_transpose(lambda full: leaf_view(full, LOW), FULL)(LOW)
+    (cotangent,) = jax.linear_transpose(lambda full: source_view(full, LOW), FULL)(LOW)
     assert cotangent.dtype == jnp.float32
     np.testing.assert_array_equal(cotangent, LOW)
 
@@ -46,16 +46,16 @@ def test_its_batching(axes):
 
     full, low = batched(FULL, axes[0]), batched(LOW, axes[1])
     expected = batched(LOW, None if axes[1] is None else 0)
-    out = jax.vmap(leaf_view, axes)(full, low)
+    out = jax.vmap(source_view, axes)(full, low)
     np.testing.assert_array_equal(out, jnp.broadcast_to(expected, (3, 3, 2)))
-    loss = lambda full, low: jnp.sum((leaf_view(full, low) * low).astype(jnp.float32))
+    loss = lambda full, low: jnp.sum((source_view(full, low) * low).astype(jnp.float32))
     grads = jax.vmap(jax.grad(loss), axes)(full, low)
     assert grads.dtype == jnp.float32
     np.testing.assert_array_equal(grads, jnp.broadcast_to(expected, (3, 3, 2)))
 
 
 def test_it_lowers_to_nothing():
-    text = jax.jit(leaf_view).lower(FULL, LOW).as_text()
+    text = jax.jit(source_view).lower(FULL, LOW).as_text()
     assert "bf16" in text
     assert "stablehlo." not in text
 
@@ -84,7 +84,7 @@ def test_equations_of_an_inner_autocast_stay_without_their_scope():
     once = trace(inner, x, x)
     outer = half(bound_anew(once))
     again = trace(outer, x, x)
-    for name in ("accumulate", "leaf_view"):
+    for name in ("accumulate", "source_view"):
         found, expected = (
             {(dtypes(eqn.invars), dtypes(eqn.outvars)) for eqn in find(jaxpr, name)}
             for jaxpr in (again, once)
