@@ -162,9 +162,12 @@ def _around(
     )
 
 
-@plans(
-    *(name for name, it in STRUCTURES.items() if it.is_call and not (it.has_rule or it.isolates))
-)
+def _calls(has_rule: bool) -> list[str]:
+    calls = [(name, it) for name, it in STRUCTURES.items() if it.is_call and not it.isolates]
+    return [name for name, it in calls if it.has_rule is has_rule]
+
+
+@plans(*_calls(has_rule=False))
 def _call(
     planner: PlansBodies,
     eqn: Any,

@@ -84,7 +84,7 @@ def _walk(
         yield visit
         results: list[Origin] = [index] * len(eqn.outvars)
         made: list[list[Origin]] = []
-        held: Sequence[Body] = bodies(eqn) if equation.inner else ()
+        held = list(bodies(eqn)) if equation.inner else []
         for inner, body in zip(equation.inner, held, strict=True):
             entering = _entering(body, given, index)
             more = times * body.repeats
@@ -92,7 +92,7 @@ def _walk(
         if made:
             visit.returned = _returned(held, made, len(eqn.outvars))
             visit.inner = len(visits) - index - 1
-        if len(made) == 1:
+        if len(made) == len(held) == 1:
             carried = {output for _, output in held[0].carries}
             pairs = zip(made[0], equation.inner[0].output_dtypes, strict=True)
             for k, (origin, cast) in enumerate(pairs):
