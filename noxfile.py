@@ -47,7 +47,7 @@ def coverage(session: nox.Session) -> None:
     report = str(pathlib.Path(session.create_tmp()).resolve() / "coverage.json")
     arguments = ("--cov", "--cov-report=term", f"--cov-report=json:{report}")
     session.run("python", "-m", "pytest", *arguments, *session.posargs)
-    session.run("python", "-m", "tests.coverage_rates", report)
+    session.run("python", "-m", "tests.project.coverage_rates", report)
 
 
 @nox.session(python=OLDEST_PYTHON)
@@ -80,13 +80,13 @@ def docs(session: nox.Session) -> None:
     for generator in sorted(pathlib.Path("docs").glob("generate_*.py")):
         session.run("python", str(generator), "--check")
     session.run("python", "-m", "sphinx", "-W", "-b", "html", "docs", "docs/_build/html")
-    session.run("python", "-m", "pytest", "tests/check_site.py", *session.posargs)
+    session.run("python", "-m", "pytest", "tests/project/check_site.py", *session.posargs)
 
 
 @nox.session(python=NEWER_PYTHONS[-1])
 def guides(session: nox.Session) -> None:
     """Each guide as a newcomer follows it: what it installs in a new environment, and prints."""
-    session.run("python", "-m", "tests.follow_guides", "--fresh", *session.posargs)
+    session.run("python", "-m", "tests.project.follow_guides", "--fresh", *session.posargs)
 
 
 @nox.session(python=OLDEST_PYTHON)
@@ -106,7 +106,7 @@ def examples(session: nox.Session) -> None:
 def package(session: nox.Session) -> None:
     """The sdist and the wheel, and tests of the wheel in an environment without the checkout."""
     session.install("build", "twine")
-    session.run("python", "-m", "tests.distributions", *session.posargs)
+    session.run("python", "-m", "tests.project.distributions", *session.posargs)
     session.install("jax", "optax")
     session.run("python", "benchmarks/import_time.py", "--limit", "1.3")
 
@@ -115,5 +115,5 @@ def package(session: nox.Session) -> None:
 def long(session: nox.Session) -> None:
     """What takes too long for every run: all programs of others, and 20,000 random programs."""
     session.install("-e", ".[dev]", *([oldest_jax()] if session.python == OLDEST_PYTHON else []))
-    session.run("python", "-m", "tests.others")
+    session.run("python", "-m", "tests.third_party")
     session.run("python", "-m", "tests.fuzz", "--programs", "20000", *session.posargs)

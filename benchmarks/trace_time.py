@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from jmp_autocast import BF16, autocast
-from jmp_autocast.interpreters import Leaf, Plan, Planner, ValueState, Wanted
-from jmp_autocast.interpreters.plan import float_dtype
+from jmp_autocast.interpreters import Plan, Planner, Source, ValueState, Want
+from jmp_autocast.interpreters.plan.data import float_dtype
 
 
 class Block(nn.Module):
@@ -140,10 +140,10 @@ def trace_and_plan(
     middle = time.perf_counter()
     leaves = len(jax.tree.leaves(params))
     inputs = [
-        ValueState(float_dtype(v.aval), Leaf.PARAM if i < leaves else Leaf.DATA)
+        ValueState(float_dtype(v.aval), Source.PARAM if i < leaves else Source.DATA)
         for i, v in enumerate(closed.jaxpr.invars)
     ]
-    wanted = [Wanted(float_dtype(v.aval)) for v in closed.jaxpr.outvars]
+    wanted = [Want(float_dtype(v.aval)) for v in closed.jaxpr.outvars]
     planner.plan(closed, inputs, wanted)
     return middle - start, time.perf_counter() - middle
 

@@ -30,7 +30,7 @@ from tests.conformance.differences import (  # noqa: E402
 )
 from tests.conformance.rows import CASES, load_rows  # noqa: E402
 from tests.conformance.runner import comparable, disagreeing, outcomes  # noqa: E402
-from tests.torch_ops import DTYPES  # noqa: E402
+from tests.support.torch_ops import DTYPES  # noqa: E402
 
 _TEMPLATE = """\
 <!-- Written by docs/generate_torch_differences.py from tests/conformance: edit that. -->

@@ -20,9 +20,8 @@ from rich.console import Console
 from runs import draw_scale, folder_of, loss_scaling_options, progress_bar
 
 from jmp_autocast import (
-    LossScaleState,
+    LossScale,
     autocast,
-    dynamic_loss_scale,
     finite_value_and_grad,
     select_on_finite,
 )
@@ -37,8 +36,8 @@ def loss_fn(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Arr
 
 @jax.jit
 def train_step(
-    params: dict[str, jax.Array], scale: LossScaleState, x: jax.Array, y: jax.Array
-) -> tuple[Any, LossScaleState, jax.Array, jax.Array]:
+    params: dict[str, jax.Array], scale: LossScale, x: jax.Array, y: jax.Array
+) -> tuple[Any, LossScale, jax.Array, jax.Array]:
     gradient = finite_value_and_grad(autocast(loss_fn, compute_dtype=jnp.float16))
     scale, finite, loss, grads = gradient(scale, params, x, y)
     new_params = jax.tree.map(lambda p, g: p - LEARNING_RATE * g, params, grads)
@@ -46,7 +45,7 @@ def train_step(
     return select_on_finite(finite, new_params, params), scale, finite, loss
 
 
-def main(argv: Sequence[str] | None = None) -> tuple[float, LossScaleState]:
+def main(argv: Sequence[str] | None = None) -> tuple[float, LossScale]:
     """Returns the last loss and the final scale."""
     options, console = loss_scaling_options(__doc__, 400, argv), Console()
     bad_step = options.steps * 3 // 8
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> tuple[float, LossScaleState]:
     x = jnp.linspace(-2, 2, 64)[:, None]
     y = jnp.sin(2 * x)
 
-    scale = dynamic_loss_scale(growth_interval=100)
+    scale = LossScale.dynamic(growth_interval=100)
     losses, scales = [], []
     with progress_bar(console) as progress:
         for step in progress.track(range(options.steps), description="float16"):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .interpreters.compat import mark_frames
-from .interpreters.plan import Leaf
+from .interpreters.plan.data import Plan, Source
 from .policies import check_rule_like
 
 mark_frames(__file__)
@@ -135,14 +135,14 @@ class Call:
 
     Args:
         arrays: The array leaves of the arguments.
-        leaves: What kind of leaf each is.
+        sources: What kind of source each is: a parameter or data.
         paths: The path of each in the arguments, such as ``"0/dense/kernel"``.
         traceable: The function of the array leaves that returns the array leaves of the result.
         unflatten: Puts the result's static leaves back around its arrays.
     """
 
     arrays: list[Any]
-    leaves: list[Leaf]
+    sources: list[Source]
     paths: list[str]
     traceable: Callable[..., list[Any]]
     unflatten: Callable[[Sequence[Any]], Any]
@@ -177,7 +177,7 @@ def flatten(
     dynamic = [i for i, leaf in enumerate(leaves) if traced(leaf)]
     is_param = _param_predicate(fn, params, args)
     paths = [_path_of(with_path[i][0]) for i in dynamic]
-    kinds = [Leaf.PARAM if is_param(path) else Leaf.DATA for path in paths]
+    kinds = [Source.PARAM if is_param(path) else Source.DATA for path in paths]
     result: dict[str, Any] = {}
 
     def traceable(*arrays: Any) -> list[Any]:
@@ -273,12 +273,18 @@ def _mutation_message(fn: Any, module: str) -> str:
     )
 
 
-def report_unknown(unknown: Sequence[str], on_unknown: str, fn: Any) -> None:
-    """Warns or raises about primitives without a rule, as the user asked."""
-    if not unknown or on_unknown == "keep":
+def report_unknown(plan: Plan, on_unknown: str, fn: Any) -> None:
+    """Warns or raises about primitives without a rule, as the user asked.
+
+    Args:
+        plan: The plan of the program, or of a derivative rule in it.
+        on_unknown: ``"keep"``, ``"warn"`` or ``"error"``.
+        fn: The function, for the message.
+    """
+    if not plan.unknown or on_unknown == "keep":
         return
     message = (
-        f"{name_of(fn)} holds primitives without a cast policy: {', '.join(unknown)}. Their "
+        f"{name_of(fn)} holds primitives without a cast policy: {', '.join(plan.unknown)}. Their "
         "operands keep their declared dtypes. Give them one with jmp_autocast.register_policy or "
         "Policy.with_rules."
     )

@@ -13,7 +13,7 @@ import jax
 from jax.typing import DTypeLike
 
 from . import arguments
-from .interpreters import Planner, Rewriter, Wanted
+from .interpreters import Planner, Rewriter, Want
 from .interpreters.compat import (
     Tracer,
     body_of,
@@ -23,7 +23,7 @@ from .interpreters.compat import (
     mark_frames,
     set_weak_type,
 )
-from .interpreters.plan import Plan, ValueState, float_dtype
+from .interpreters.plan.data import Plan, ValueState, float_dtype
 from .pickling import by_name_or_made
 from .policies import COMPUTE_DTYPES, FLOAT32, Policy, as_compute_dtype, as_dtype, as_policy
 from .scopes import GOVERNED, mark
@@ -292,10 +292,18 @@ class PlannedCall:
     planner: Planner
     plan: Plan
 
-    def rewritten(self, *arrays: Any) -> list[Any]:
-        """Runs the planned program: its equations are bound in the ambient trace."""
+    def rewritten(
+        self, *arrays: Any, planned: Callable[[Plan], None] = lambda plan: None
+    ) -> list[Any]:
+        """Runs the planned program: its equations are bound in the ambient trace.
+
+        Args:
+            *arrays: The array arguments of the call.
+            planned: Is called with the plan of each derivative or batching rule of the user's own,
+                which comes into being, and is planned, when JAX differentiates or maps.
+        """
         with jax.named_scope(mark(GOVERNED)):
-            rewriter = Rewriter(self.planner.plan)
+            rewriter = Rewriter(self.planner.plan, planned)
             return rewriter.evaluate(self.plan, consts_of(self.closed), arrays)
 
 
@@ -321,8 +329,9 @@ def _run(fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any) -> A
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)
     call, closed = planned.call, planned.closed
-    arguments.report_unknown(planned.plan.unknown, options.on_unknown, fn)
-    outputs = planned.rewritten(*call.arrays)
+    report = functools.partial(arguments.report_unknown, on_unknown=options.on_unknown, fn=fn)
+    report(planned.plan)
+    outputs = planned.rewritten(*call.arrays, planned=report)
     if not isinstance(options.output_dtype, str):
         return call.unflatten(outputs)
     outvars = body_of(closed).outvars
@@ -332,19 +341,21 @@ def _run(fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any) -> A
 def _plan(planner: Planner, closed: Any, call: arguments.Call, options: _Options) -> Plan:
     body = body_of(closed)
     inputs = [
-        ValueState(dtype, leaf) if (dtype := float_dtype(v.aval)) is not None else ValueState(None)
-        for v, leaf in zip(body.invars, call.leaves, strict=True)
+        ValueState(dtype, source)
+        if (dtype := float_dtype(v.aval)) is not None
+        else ValueState(None)
+        for v, source in zip(body.invars, call.sources, strict=True)
     ]
-    wanted = []
+    wants = []
     for v in body.outvars:
         declared = float_dtype(v.aval)
         if declared is None or options.output_dtype == "computed":
-            wanted.append(Wanted())
+            wants.append(Want())
         elif options.output_dtype == "same":
-            wanted.append(Wanted(dtype=declared))
+            wants.append(Want(dtype=declared))
         else:
-            wanted.append(Wanted(dtype=options.output_dtype))
-    return planner.plan_program(closed, inputs, wanted)
+            wants.append(Want(dtype=options.output_dtype))
+    return planner.plan_program(closed, inputs, wants)
 
 
 def _as_traced(x: Any, aval: Any) -> Any:

@@ -7,15 +7,14 @@ import jax
 import pytest
 
 from jmp_autocast.policies import registry
-
-from .browser import (  # noqa: F401 - pytest finds them here
+from tests.support.browser import (  # noqa: F401 - pytest finds them here
     browser,
     browser_thread,
     pytest_pyfunc_call,
     pytest_terminal_summary,
     visit,
 )
-from .xla_flags import set_xla_flags
+from tests.support.xla_flags import set_xla_flags
 
 set_xla_flags(devices=8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -15,7 +15,7 @@ from jmp_autocast.interpreters.compat import Literal, dce_jaxpr, name_stack, sca
 MOVES = frozenset(
     """
     reshape transpose broadcast_in_dim squeeze slice dynamic_slice rev concatenate pad split copy
-    copy_p convert_element_type stop_gradient leaf_view cpu_barrier optimization_barrier gather
+    copy_p convert_element_type stop_gradient source_view cpu_barrier optimization_barrier gather
     """.split()
 )
 # What their transposes do: a gradient is added up where its parameter was replicated or indexed.
@@ -79,7 +79,7 @@ def of_parameters(jaxpr: Any, inputs: Sequence[bool]) -> set[Any]:
                 r for r, v in zip(results, inner.outvars, strict=False) if is_in(v, within)
             )
         arrays = [v for v in eqn.invars if not isinstance(v, Literal)]
-        if name in ("dynamic_slice", "gather", "pad", "leaf_view"):
+        if name in ("dynamic_slice", "gather", "pad", "source_view"):
             arrays = arrays[:1]  # the others are indices, a padding value, the same leaf in 16 bits
         if not held and name in MOVES and arrays and all(v in found for v in arrays):
             found.update(eqn.outvars)

@@ -146,7 +146,7 @@ def _of_loop(
 
 def _is_parameter(eqn: Any, operands: Sequence[_Value]) -> bool:
     arrays = [v for v in operands if not v.constant]
-    if eqn.primitive.name in ("dynamic_slice", "leaf_view"):
+    if eqn.primitive.name in ("dynamic_slice", "source_view"):
         arrays = arrays[:1]  # the others are indices, or the same leaf in 16 bits
     return eqn.primitive.name in MOVES and bool(arrays) and all(v.parameter for v in arrays)
 

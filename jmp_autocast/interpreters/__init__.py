@@ -1,21 +1,28 @@
-"""trace -> plan -> rewrite: the interpreters. `plan` decides dtypes, `rewrite` emits them."""
+"""trace -> plan -> rewrite: the interpreters. `plan` decides dtypes, `rewrite` emits them.
 
-from . import plan_casts, rewrite_custom, rewrite_structural
-from .plan import Code, EquationPlan, Leaf, Plan, Reason, ValueState, Wanted
-from .planner import Planner
-from .rewrite import Rewriter
+Reading order: `primitives/traits.py` and `structure.py` (what is known of primitives),
+`plan/data.py` (what a plan says), `plan/planner.py` and `plan/equation.py` (how it is made),
+`rewrite/rewriter.py` (how it is carried out).
+"""
+
+from .plan import loops, user_casts
+from .plan.data import EquationPlan, Plan, Reason, ReasonCode, Source, ValueState, Want
+from .plan.planner import Planner
+from .rewrite import derivative_rules, structural
+from .rewrite.rewriter import Rewriter
 
 __all__ = [
-    "Code",
     "EquationPlan",
-    "Leaf",
     "Plan",
     "Planner",
     "Reason",
+    "ReasonCode",
     "Rewriter",
+    "Source",
     "ValueState",
-    "Wanted",
-    "plan_casts",
-    "rewrite_custom",
-    "rewrite_structural",
+    "Want",
+    "derivative_rules",
+    "loops",
+    "structural",
+    "user_casts",
 ]

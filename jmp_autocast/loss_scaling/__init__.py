@@ -1,28 +1,28 @@
-"""Loss scaling for float16 gradients, as optax transformations.
+"""Loss scaling for float16 gradients.
 
-state.py      the scale itself: how it grows and backs off, and how gradients are unscaled
-gradients.py  gradients of a scaled loss
-transform.py  optax transformations that unscale, skip and adapt
-reading.py    the scale and the skips out of any optimizer state
+scale.py            the scale itself: what it starts with, how it grows and backs off
+unscale.py          the division of gradients by the scale, and the check that they are finite
+gradients.py        gradients of a scaled loss
+optax_wrapper.py    optax transformations that unscale, skip a bad step and adapt the scale
+find_state.py       reads the scale and the skips out of any optimizer state
+check_arguments.py  errors for arguments that are wrong
 """
 
+from .find_state import loss_scale, select_on_finite, skipped_steps, step_skipped
 from .gradients import FiniteGradients, finite_value_and_grad, scaled_value_and_grad
-from .reading import loss_scale, select_on_finite, skipped_steps, step_skipped
-from .state import LossScaleState, dynamic_loss_scale, static_loss_scale
-from .transform import LossScalingState, dynamic_loss_scaling, static_loss_scaling
+from .optax_wrapper import LossScalingState, dynamic_loss_scaling, static_loss_scaling
+from .scale import LossScale
 
 __all__ = [
     "FiniteGradients",
-    "LossScaleState",
+    "LossScale",
     "LossScalingState",
-    "dynamic_loss_scale",
     "dynamic_loss_scaling",
     "finite_value_and_grad",
     "loss_scale",
     "scaled_value_and_grad",
     "select_on_finite",
     "skipped_steps",
-    "static_loss_scale",
     "static_loss_scaling",
     "step_skipped",
 ]

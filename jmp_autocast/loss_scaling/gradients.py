@@ -14,29 +14,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .reading import loss_scale
-from .state import AxisName, LossScaleState, check_scale
+from .check_arguments import check_scale
+from .find_state import loss_scale
+from .scale import LossScale
+from .unscale import AxisName
 
 
 class FiniteGradients(NamedTuple):
-    """What a function made by :func:`finite_value_and_grad` returns.
+    """What a function made by `finite_value_and_grad` returns.
 
     Attributes:
-      loss_scale: The :class:`LossScaleState` for the next step.
-      finite: bool of shape ``[]``: whether all gradients are finite.
-      value: The loss, or the loss and the auxiliary data.
-      grads: The gradients, unscaled. Not to be used where ``finite`` is False.
+        loss_scale: The `LossScale` for the next step.
+        finite: bool scalar: whether all gradients are finite.
+        value: The loss, or the loss and the auxiliary data.
+        grads: The gradients, unscaled. Do not use them where ``finite`` is False.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jmp_autocast import dynamic_loss_scale, finite_value_and_grad
-      >>> square = finite_value_and_grad(lambda w: jnp.sum(w**2))
-      >>> result = square(dynamic_loss_scale(), jnp.array([3.0]))
-      >>> print(result.finite, result.value, result.grads, result.loss_scale.scale)
-      True 9.0 [6.] 65536.0
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import LossScale, finite_value_and_grad
+        >>> square = finite_value_and_grad(lambda w: jnp.sum(w**2))
+        >>> result = square(LossScale.dynamic(), jnp.array([3.0]))
+        >>> print(result.finite, result.value, result.grads, result.loss_scale.scale)
+        True 9.0 [6.] 65536.0
     """
 
-    loss_scale: LossScaleState
+    loss_scale: LossScale
     finite: jax.Array
     value: Any
     grads: Any
@@ -52,45 +54,44 @@ def scaled_value_and_grad(
     """Like ``jax.value_and_grad``, with gradients of the loss times a scale.
 
     The result takes one more argument in front: the scale, or an optimizer state that holds one.
-    ``fn`` and ``argnums`` do not count it.
+    ``argnums`` counts the arguments of ``fn`` and leaves the scale out.
 
-    The scale is applied in float32. A float16 loss does not overflow when multiplied with 65536,
-    and neither does its cotangent: it is the power of two next to the scale, at most 2**15 in
-    float16, and what is missing is multiplied into the gradients.
+    The scale is applied in float32, so that a float16 loss of 2.0 times 65536 does not overflow.
+    The cotangent of a float16 loss is float16 and does not overflow either: it is a power of two
+    close to the scale, at most 2**15, and the gradients are multiplied by the rest.
 
     Args:
-      fn: A function that returns a floating scalar of shape ``[]``, or such a scalar and auxiliary
-        data.
-      argnums: Which positional arguments of ``fn`` to differentiate.
-      has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
-      allow_int: Whether to allow integer arguments, as in ``jax.value_and_grad``.
+        fn: A function that returns a floating scalar, or a floating scalar and auxiliary data.
+        argnums: Which positional arguments of ``fn`` to differentiate.
+        has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
+        allow_int: Whether to allow integer arguments, as in ``jax.value_and_grad``.
 
     Returns:
-      A function ``(scale, *args, **kwargs) -> (value, grads)``. ``value`` is the loss of ``fn``,
-      not scaled and in its own dtype, or the pair of it and the auxiliary data. ``grads`` are
-      scaled, for the ``update`` of an optimizer made with :func:`dynamic_loss_scaling`.
+        A function ``(scale, *args, **kwargs) -> (value, grads)``. ``value`` is the loss of ``fn``,
+        not scaled and in its own dtype, or the pair of it and the auxiliary data. ``grads`` are
+        scaled, for the ``update`` of an optimizer made with `dynamic_loss_scaling`.
 
     Raises:
-      TypeError: ``fn`` is not callable, or ``argnums`` are no positions; or, at the call, the loss
-        is not a floating scalar, or ``has_aux`` is set and ``fn`` returns no pair.
-      ValueError: At the call: the optimizer state holds no loss scale, or several; or the scale is
-        a number that is not above 0 and finite.
+        TypeError: ``fn`` is not callable, or ``argnums`` are not positions. At the call: the loss
+            is not a floating scalar, or ``has_aux`` is set and ``fn`` returns no pair.
+        ValueError: At the call: the optimizer state holds no loss scale or several, or the scale
+            is a number that is not above 0 and finite.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> import optax
-      >>> from jmp_autocast import dynamic_loss_scaling, scaled_value_and_grad
-      >>> def loss(w, x):
-      ...     return jnp.sum(w * x)
-      >>> tx = dynamic_loss_scaling(optax.sgd(0.5), init_scale=1024.0)
-      >>> w = jnp.ones(2)
-      >>> opt_state = tx.init(w)
-      >>> value, grads = scaled_value_and_grad(loss)(opt_state, w, jnp.array([1.0, 2.0]))
-      >>> print(value, grads)
-      3.0 [1024. 2048.]
-      >>> updates, opt_state = tx.update(grads, opt_state, w)
-      >>> print(optax.apply_updates(w, updates))
-      [0.5 0. ]
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast import dynamic_loss_scaling, scaled_value_and_grad
+        >>> def loss(w, x):
+        ...     return jnp.sum(w * x)
+        >>> tx = dynamic_loss_scaling(optax.sgd(0.5), init_scale=1024.0)
+        >>> w = jnp.ones(2)
+        >>> opt_state = tx.init(w)
+        >>> value, grads = scaled_value_and_grad(loss)(opt_state, w, jnp.array([1.0, 2.0]))
+        >>> print(value, grads)
+        3.0 [1024. 2048.]
+        >>> updates, opt_state = tx.update(grads, opt_state, w)
+        >>> print(optax.apply_updates(w, updates))
+        [0.5 0. ]
     """
     if not callable(fn):
         raise TypeError(
@@ -101,20 +102,22 @@ def scaled_value_and_grad(
 
     @functools.wraps(fn)
     def value_and_scaled_grad(scale: Any, /, *args: Any, **kwargs: Any) -> Any:
-        factor = _factor(scale)
+        factor = _as_float32_scalar(scale)
 
         @functools.wraps(fn)
         def scaled(*args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
             out = fn(*args, **kwargs)
             value = _checked_loss(out, has_aux, fn)
+            # The product is float32: as a float16 it would overflow from a loss of 1.0 on. Its
+            # derivative, the factor, is then rounded to float16 on its way into ``fn``.
             wide = jnp.float32 if value.dtype.itemsize < 4 else value.dtype
-            return value.astype(wide) * _seed(factor, value.dtype).astype(wide), out
+            return value.astype(wide) * _cotangent(factor, value.dtype).astype(wide), out
 
         gradient = jax.grad(scaled, argnums, has_aux=True, allow_int=allow_int)
         grads, out = gradient(*args, **kwargs)
         dtype = jax.dtypes.result_type(out[0] if has_aux else out)
         if dtype.itemsize < 4:
-            grads = _multiplied(grads, factor / _seed(factor, dtype))
+            grads = _multiplied(grads, factor / _cotangent(factor, dtype))
         return out, grads
 
     return _with_signature("scale", value_and_scaled_grad, fn)
@@ -130,45 +133,45 @@ def finite_value_and_grad(
 ) -> Callable[..., FiniteGradients]:
     """Scales, differentiates, unscales, checks and adapts the scale in one call.
 
-    It is for training loops that hold the scale themselves, with no optimizer or with several. The
-    loop has to leave parameters and optimizer state as they are where ``finite`` is False:
-    :func:`select_on_finite` does that.
+    It is for training loops that hold the scale themselves, with no optimizer or with several.
+    Where ``finite`` is False, the loop must leave parameters and optimizer state as they are:
+    `select_on_finite` does that.
 
     Args:
-      fn: As in :func:`scaled_value_and_grad`.
-      argnums: As in :func:`scaled_value_and_grad`.
-      has_aux: As in :func:`scaled_value_and_grad`.
-      allow_int: As in :func:`scaled_value_and_grad`.
-      axis_name: Mapped axis or axes over which one bad shard counts for all.
+        fn: As in `scaled_value_and_grad`.
+        argnums: As in `scaled_value_and_grad`.
+        has_aux: As in `scaled_value_and_grad`.
+        allow_int: As in `scaled_value_and_grad`.
+        axis_name: Mapped axis or axes over which one bad shard counts for all.
 
     Returns:
-      A function ``(loss_scale, *args, **kwargs) -> FiniteGradients``, whose first argument is a
-      :class:`LossScaleState` from :func:`dynamic_loss_scale` or :func:`static_loss_scale`.
+        A function ``(loss_scale, *args, **kwargs) -> FiniteGradients``, whose first argument is a
+        `LossScale`.
 
     Raises:
-      TypeError: ``fn`` is not callable; or, at the call, the first argument is not a
-        :class:`LossScaleState` or the loss is not a floating scalar.
+        TypeError: ``fn`` is not callable. At the call: the first argument is not a `LossScale`, or
+            the loss is not a floating scalar.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jmp_autocast import dynamic_loss_scale, finite_value_and_grad, select_on_finite
-      >>> scale, w = dynamic_loss_scale(), jnp.array([3.0])
-      >>> step = finite_value_and_grad(lambda w: jnp.sum(w**2))
-      >>> scale, finite, value, grads = step(scale, w)
-      >>> w = select_on_finite(finite, w - 0.1 * grads, w)
-      >>> print(value, grads, finite)
-      9.0 [6.] True
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import LossScale, finite_value_and_grad, select_on_finite
+        >>> scale, w = LossScale.dynamic(), jnp.array([3.0])
+        >>> step = finite_value_and_grad(lambda w: jnp.sum(w**2))
+        >>> scale, finite, value, grads = step(scale, w)
+        >>> w = select_on_finite(finite, w - 0.1 * grads, w)
+        >>> print(value, grads, finite)
+        9.0 [6.] True
     """
     gradient = scaled_value_and_grad(fn, argnums, has_aux, allow_int=allow_int)
 
     @functools.wraps(fn)
     def value_and_unscaled_grad(
-        loss_scale: LossScaleState, /, *args: Any, **kwargs: Any
+        loss_scale: LossScale, /, *args: Any, **kwargs: Any
     ) -> FiniteGradients:
-        if not isinstance(loss_scale, LossScaleState):
+        if not isinstance(loss_scale, LossScale):
             raise TypeError(
-                "The first argument has to be a LossScaleState, from dynamic_loss_scale() or "
-                f"static_loss_scale(scale); got {type(loss_scale).__name__}."
+                "The first argument must be a LossScale, from LossScale.dynamic() or "
+                f"LossScale.static(scale); got {type(loss_scale).__name__}."
             )
         value, grads = gradient(loss_scale.scale, *args, **kwargs)
         grads, finite = loss_scale.unscale(grads, axis_name)
@@ -181,13 +184,13 @@ def _check_argnums(argnums: Any) -> None:
     positions = argnums if isinstance(argnums, Sequence) else (argnums,)
     if isinstance(argnums, str) or not all(hasattr(type(i), "__index__") for i in positions):
         raise TypeError(
-            "argnums has to be the position of an argument of the loss, or a sequence of several, "
+            "argnums must be the position of an argument of the loss, or a sequence of several, "
             f"got {argnums!r}. The scale does not count."
         )
 
 
-def _factor(scale: Any) -> jax.Array:
-    """The scale as a float32 array of shape ``[]``."""
+def _as_float32_scalar(scale: Any) -> jax.Array:
+    """Returns a number, an array or the scale inside an optimizer state as a float32 scalar."""
     if isinstance(scale, int | float) and not isinstance(scale, bool):
         check_scale(scale)
     if isinstance(scale, jax.Array | np.ndarray | np.generic | int | float | complex):
@@ -195,25 +198,33 @@ def _factor(scale: Any) -> jax.Array:
         real = jnp.issubdtype(dtype, np.floating) or jnp.issubdtype(dtype, np.integer)
         if jnp.shape(scale) or not real:
             raise ValueError(
-                "scale has to be a number, an array of shape [] or an optimizer state; got an "
+                "scale must be a number, an array of shape () or an optimizer state; got an "
                 f"array of shape {jnp.shape(scale)} and dtype {jax.dtypes.result_type(scale)}."
             )
         return jnp.asarray(scale, jnp.float32)
     return loss_scale(scale)
 
 
-def _seed(factor: jax.Array, dtype: Any) -> jax.Array:
-    """The cotangent of the loss: the scale, or what of it a narrow dtype holds exactly."""
+def _cotangent(factor: jax.Array, dtype: Any) -> jax.Array:
+    """Returns the cotangent with which the backward pass of a loss of that dtype starts.
+
+    It is the scale itself for float32 and wider. A 16-bit dtype holds only some scales: 65536 is
+    infinite in float16, and 1000.3 would be rounded. There it is the largest power of two that is
+    not above the scale, within the normal range of the dtype.
+    """
     if dtype.itemsize >= 4:
         return factor
     limits = jnp.finfo(dtype)
-    largest = 2.0 ** math.floor(math.log2(float(limits.max)))
-    # Not a cast there and back, which XLA may leave out.
+    largest = 2.0 ** math.floor(math.log2(float(limits.max)))  # 2**15 in float16
+    # A power of two is exact in every dtype, so that scale / cotangent, by which the gradients are
+    # multiplied, undoes it exactly. A cast to ``dtype`` and back would not do: XLA may remove it.
     power_of_two = lax.reduce_precision(factor, exponent_bits=8, mantissa_bits=0)
     return jnp.clip(power_of_two, float(limits.smallest_normal), largest)
 
 
 def _multiplied(grads: Any, ratio: jax.Array) -> Any:
+    """Multiplies floating and complex leaves by a float32 scalar, 16-bit leaves in float32."""
+
     def multiplied(leaf: Any) -> Any:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf
@@ -224,11 +235,12 @@ def _multiplied(grads: Any, ratio: jax.Array) -> Any:
 
 
 def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
+    """Returns the loss out of what ``fn`` returned, or raises an error that says what is wrong."""
     name = getattr(fn, "__name__", repr(fn))
     if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
         found = "an array" if isinstance(out, jax.Array) else f"a {type(out).__name__}"
         raise TypeError(
-            f"With has_aux=True, {name} has to return a pair of the loss and auxiliary data; it "
+            f"With has_aux=True, {name} must return a pair of the loss and auxiliary data; it "
             f"returns {found}."
         )
     value = out[0] if has_aux else out
@@ -241,7 +253,7 @@ def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
             return value
         found = f"has shape {value.shape} and dtype {value.dtype}"
     raise TypeError(
-        f"The loss that {name} returns has to be a floating array of shape []; it {found}. Where "
+        f"The loss that {name} returns must be a floating array of shape (); it {found}. Where "
         f"{name} also returns auxiliary data, return a pair and pass has_aux=True."
     )
 
@@ -249,11 +261,14 @@ def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
 def _with_signature(
     first: str, wrapper: Callable[..., Any], fn: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Lets ``jax.jit`` find ``static_argnames``, whose positions it reads off the signature."""
+    """Gives the wrapper the signature of ``fn`` with one parameter in front."""
+    # `jax.jit(wrapper, static_argnames=...)` reads the positions of the names off the signature.
+    # That of ``fn``, which functools.wraps hands on, is one position short.
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some builtins have none
         return wrapper
+    # Two parameters of one name are an error, and ``fn`` may have one called `scale`.
     while first in signature.parameters:
         first += "_"
     scale = inspect.Parameter(first, inspect.Parameter.POSITIONAL_ONLY)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jax.typing import DTypeLike
 
-from .dtypes import FLOAT32, as_dtype, as_float_dtype
+from .dtypes import as_float_dtype
 from .equation_view import EquationView
 
 
@@ -25,8 +26,11 @@ class CastPolicy(enum.Enum):
         FP32: Operands are cast to float32, and the result is float32.
         FP32_SET_OPT_DTYPE: A reduction: it accumulates in and returns float32. A narrowing of the
             result that the user wrote is an equation of its own and stands.
-        FP32_APPEND_DTYPE: An operation whose computation has a fixed dtype (``scatter-add``
-            carries its adder as a jaxpr): it is emitted again in its float32 form.
+        FP32_APPEND_DTYPE: The operation is emitted again in the form that returns float32. A
+            matmul or convolution has such a form: its operands are cast to the compute dtype, and
+            it returns its float32 accumulator, never rounded. A ``scatter-add``, which carries its
+            adder as a jaxpr of a fixed dtype, is emitted with operands and adder in float32; any
+            other operation runs as under ``FP32``.
         PROMOTE: Operands are cast to the widest dtype among the operands that vote.
         KEEP: Operands are handed over in the dtypes that the program declared.
 
@@ -51,56 +55,86 @@ FULL_POLICIES = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a rule function decides for one equation.
+    """What a rule function decides for one equation: a cast policy, or a function to emit.
 
     Args:
-        policy: The cast policy of the equation.
-        output_dtype: The dtype of the float results, None for what the policy computes in. It is
-            reached by a cast after the operation: ``Decision(policy=CastPolicy.FP32,
-            output_dtype=jnp.bfloat16)`` computes in float32 and returns bfloat16.
-        accumulate_dtype: The dtype of a matmul's or convolution's accumulator. None and float32
-            are the same (16-bit operands accumulate in float32 on every XLA backend); any other
-            value is an error.
+        policy: The cast policy of the equation, None where ``emit`` is given.
+        output_dtype: The dtype of the float results, None for what the policy computes in, or for
+            the declared dtypes with ``emit``. A policy reaches it by a cast after the operation:
+            ``Decision(policy=CastPolicy.FP32, output_dtype=jnp.bfloat16)`` computes in float32 and
+            returns bfloat16. A function that is emitted must return it.
+        emit: A function that is called in place of the equation. It takes the equation's operands
+            as arrays, and returns its result, or a tuple of its results, in the shapes of the
+            equation's. It is traced where the equation stood, so that JAX differentiates,
+            batches and shards what it does; nothing in it is cast by autocast.
+        operand_dtype: The dtype in which ``emit`` gets the float operands, None for the dtypes that
+            the program declares.
+        name: What reports call ``emit``, None for the function's own name.
 
     Raises:
-        TypeError: ``policy`` is no ``CastPolicy``.
-        ValueError: A dtype is not one of those allowed.
+        TypeError: ``policy`` is no ``CastPolicy``, or ``emit`` is no function.
+        ValueError: A dtype is not one of those allowed; or ``policy`` and ``emit`` are both given,
+            or neither is.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from jmp_autocast import CastPolicy, Decision
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, CastPolicy, Decision, autocast
         >>> Decision(policy=CastPolicy.FP32, output_dtype=jnp.bfloat16).output_dtype
         dtype(bfloat16)
+        >>> def rational_tanh(x):
+        ...     return x * (27 + x * x) / (27 + 9 * x * x)
+        >>> policy = BF16.with_rules({"tanh": lambda eqn: Decision(emit=rational_tanh)})
+        >>> print(jax.grad(autocast(jnp.tanh, policy=policy))(0.0))
+        1.0
     """
 
-    policy: CastPolicy
+    policy: CastPolicy | None = None
     output_dtype: DTypeLike | None = None
-    accumulate_dtype: DTypeLike | None = None
+    emit: Callable[..., Any] | None = None
+    operand_dtype: DTypeLike | None = None
+    name: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.policy, CastPolicy):
+        if self.policy is not None and not isinstance(self.policy, CastPolicy):
             raise TypeError(
                 f"Decision.policy must be a CastPolicy, one of {[p.name for p in CastPolicy]}, "
                 f"got {self.policy!r}."
             )
-        if self.output_dtype is not None:
-            dtype = as_float_dtype(self.output_dtype, "Decision.output_dtype")
-            object.__setattr__(self, "output_dtype", dtype)
-        if self.accumulate_dtype is not None:
-            dtype = as_dtype(self.accumulate_dtype, "Decision.accumulate_dtype")
-            if dtype != FLOAT32:
-                raise ValueError(
-                    "Decision.accumulate_dtype must be float32 or None: XLA accumulates 16-bit "
-                    f"operands in float32. Got {dtype}."
-                )
-            object.__setattr__(self, "accumulate_dtype", dtype)
+        if self.emit is not None and (not callable(self.emit) or isinstance(self.emit, type)):
+            raise TypeError(
+                "Decision.emit must be a function of the equation's operands, got "
+                f"{self.emit!r} of type {type(self.emit).__name__}."
+            )
+        if (self.policy is None) == (self.emit is None):
+            given = "neither" if self.policy is None else "both"
+            raise ValueError(
+                f"Decision takes a policy or a function to emit, got {given}. Write "
+                "Decision(policy=CastPolicy.FP32) or Decision(emit=function)."
+            )
+        for field in ("output_dtype", "operand_dtype"):
+            if getattr(self, field) is not None:
+                dtype = as_float_dtype(getattr(self, field), f"Decision.{field}")
+                object.__setattr__(self, field, dtype)
+        if self.emit is None and (self.operand_dtype is not None or self.name is not None):
+            raise ValueError(
+                "Decision.operand_dtype and Decision.name belong to emit=, and a policy "
+                f"({self.policy}) was given. A policy says itself in which dtype operands are read."
+            )
+
+    @property
+    def emitted_name(self) -> str:
+        """What reports call the function that is emitted."""
+        function = self.emit
+        while isinstance(function, functools.partial):
+            function = function.func
+        return self.name or getattr(function, "__name__", None) or type(function).__name__
 
 
-Rule: TypeAlias = CastPolicy | Callable[[EquationView], CastPolicy | Decision]
-"""A cast policy, or a function from an equation to a policy or a `Decision`."""
+Rule: TypeAlias = CastPolicy | Callable[[EquationView], "CastPolicy | Decision | None"]
+"""A cast policy, or a function from an equation to a policy, a `Decision`, or None: no opinion."""
 
 
-def apply_rule(rule: Rule, view: EquationView) -> Decision:
+def apply_rule(rule: Rule, view: EquationView) -> Decision | None:
     """Evaluates a rule on one equation.
 
     Args:
@@ -108,10 +142,10 @@ def apply_rule(rule: Rule, view: EquationView) -> Decision:
         view: The equation.
 
     Returns:
-        The decision, with plain policies wrapped.
+        The decision, with plain policies wrapped; None where a rule function has no opinion.
 
     Raises:
-        TypeError: The rule function returned something else than a policy or a decision.
+        TypeError: The rule function returned something else.
 
     Example:
         >>> apply_rule(CastPolicy.FP32, view=None).policy
@@ -120,11 +154,11 @@ def apply_rule(rule: Rule, view: EquationView) -> Decision:
     decided = rule if isinstance(rule, CastPolicy) else rule(view)
     if isinstance(decided, CastPolicy):
         return Decision(policy=decided)
-    if isinstance(decided, Decision):
+    if decided is None or isinstance(decided, Decision):
         return decided
     raise TypeError(
         f"The rule for primitive {view.primitive!r}, {_name(rule)}, returned {decided!r} of type "
-        f"{type(decided).__name__}; a rule must return a CastPolicy or a Decision."
+        f"{type(decided).__name__}; a rule must return a CastPolicy, a Decision or None."
     )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 Level = Literal["tensor_cores", "o1", "compute"]
-Residuals = Literal["promote", "compute"]
 DotOutput = Literal["compute", "consumer"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-RESIDUALS: tuple[Residuals, ...] = get_args(Residuals)
 DOT_OUTPUTS: tuple[DotOutput, ...] = get_args(DotOutput)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +16,8 @@ class EquationView:
 
     Args:
         primitive: The primitive's name, such as ``"dot_general"``.
-        params: The primitive's parameters.
+        params: The primitive's parameters. Those of JAX's own primitives may change with any
+            release: `reduction_depth`, `exponent` and `function` say what rules ask most often.
         operand_shapes: The shape of each operand.
         operand_dtypes: The dtype of each operand as the program declares it (before any cast),
             None where an operand has none.
@@ -27,7 +27,13 @@ class EquationView:
         scope: The names of the enclosing ``jax.named_scope`` scopes, joined by ``/``. Flax and
             Haiku put module paths there.
         compute_dtype: The 16-bit dtype in force for this equation.
-        summarize_source: Returns the user's source line; called only when asked.
+        function: The name of the function that the equation calls, such as that of a jitted
+            function or one with a derivative rule of its own; ``""`` for no call.
+        exponent: The exponent of an ``integer_pow``, None for another primitive.
+        summarize_source: Returns the user's source line; called only when asked, as are the two
+            that follow.
+        count_depth: Returns `reduction_depth`.
+        count_flops: Returns `flops`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -51,7 +57,11 @@ class EquationView:
     literals: tuple[float | None, ...]
     scope: str
     compute_dtype: np.dtype
+    function: str
+    exponent: int | None
     summarize_source: Callable[[], str] = dataclasses.field(repr=False)
+    count_depth: Callable[[], int] = dataclasses.field(repr=False)
+    count_flops: Callable[[], int] = dataclasses.field(repr=False)
 
     @functools.cached_property
     def source(self) -> str:
@@ -92,21 +102,7 @@ class EquationView:
             ('bfloat16', 'bfloat16')
             ('float32', 'float32')
         """
-        if self.primitive == "dot_general":
-            (contracting, _), _ = self.params["dimension_numbers"]
-            return math.prod(self.operand_shapes[0][d] for d in contracting)
-        if self.primitive == "ragged_dot_general":
-            (contracting, _), _ = self.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-            return math.prod(self.operand_shapes[0][d] for d in contracting)
-        if self.primitive == "conv_general_dilated":
-            kernel = self.operand_shapes[1]
-            out_features = self.params["dimension_numbers"].rhs_spec[0]
-            return math.prod(kernel) // max(kernel[out_features], 1)
-        if "axes" in self.params and self.primitive.startswith("reduce_"):
-            return math.prod(self.operand_shapes[0][d] for d in self.params["axes"])
-        if self.primitive.startswith("cum"):
-            return self.operand_shapes[0][self.params["axis"]]
-        return 1
+        return self.count_depth()
 
     @property
     def flops(self) -> int:
@@ -124,7 +120,4 @@ class EquationView:
             >>> set(seen)
             {48}
         """
-        results = sum(math.prod(shape) for shape in self.result_shapes)
-        if self.primitive in ("dot_general", "ragged_dot_general", "conv_general_dilated"):
-            return 2 * results * self.reduction_depth
-        return results * self.reduction_depth
+        return self.count_flops()

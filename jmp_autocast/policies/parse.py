@@ -13,7 +13,7 @@ from .registry import did_you_mean
 
 _KEYS = {"params": "params", "p": "params", "compute": "compute", "c": "compute"}
 _KEYS |= {"output": "output", "o": "output"}
-_CHOICES = ("level", "residuals", "dot_output")
+_CHOICES = ("level", "dot_output")
 _SHORT = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
@@ -23,8 +23,8 @@ def parse_policy(text: str) -> Policy:
     Args:
         text: ``"params=float32,compute=bfloat16,output=float32"``, keys in any order and any of
             them left out but ``compute``; ``p``, ``c``, ``o`` and ``f32``, ``f16``, ``bf16`` are
-            short forms, as in jmp; ``level``, ``residuals`` and ``dot_output`` may follow; or one
-            dtype, ``"bfloat16"``.
+            short forms, as in jmp; ``level`` and ``dot_output`` may follow; or one dtype,
+            ``"bfloat16"``.
 
     Returns:
         The policy.

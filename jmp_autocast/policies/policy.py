@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .cast_policy import CastPolicy, Rule
-from .choices import DOT_OUTPUTS, LEVELS, RESIDUALS, DotOutput, Level, Residuals
+from .choices import DOT_OUTPUTS, LEVELS, DotOutput, Level
 from .dtypes import as_compute_dtype, as_float_dtype
 from .patterns import check_pattern, literal_path, match_depth
 from .registry import (
@@ -22,9 +22,8 @@ from .registry import (
     known_primitives,
     primitive_name,
     registered_rule,
-    structural_message,
 )
-from .tables import DEFAULT_RULES, STRUCTURAL
+from .tables import DEFAULT_RULES
 from .toml_file import read_policy, write_policy
 
 
@@ -39,9 +38,6 @@ class Policy:
         output_dtype: The dtype of the function's float32 or 16-bit outputs, None for the dtype
             that the function declares.
         level: How much is lowered, from the most careful to the leanest; see `with_level`.
-        residuals: What an input of the program of full size does to a sum that it enters:
-            ``"promote"`` makes it float32, ``"compute"`` leaves it to the other operands. None for
-            what the level says: ``"compute"`` at that level, else ``"promote"``.
         dot_output: ``"consumer"``: a matmul or convolution read in float32 alone returns its
             float32 accumulator, and the gradient of a leaf that it reads is one. ``"compute"``:
             results are rounded, and the gradients of leaves that matmuls read are accumulators.
@@ -66,7 +62,6 @@ class Policy:
     compute_dtype: DTypeLike = np.dtype(jnp.float16)
     output_dtype: DTypeLike | None = None
     level: Level = "o1"
-    residuals: Residuals | None = None
     dot_output: DotOutput = "compute"
     rules: tuple[tuple[str, Rule], ...] = ()
     scopes: tuple[tuple[str, np.dtype], ...] = ()
@@ -78,10 +73,8 @@ class Policy:
             dtype = as_float_dtype(self.output_dtype, "output_dtype")
             object.__setattr__(self, "output_dtype", dtype)
         _check_choice("level", self.level, LEVELS)
-        if self.residuals is not None:
-            _check_choice("residuals", self.residuals, RESIDUALS)
         _check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
-        rules = [(_rule_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]
+        rules = [(primitive_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]
         # As in `with_rules` a later rule replaces an earlier one for the same primitive.
         merged = {name: as_rule(rule, name) for name, rule in rules}
         object.__setattr__(self, "rules", tuple(merged.items()))
@@ -90,7 +83,7 @@ class Policy:
         object.__setattr__(self, "scopes", scopes)
         scoped: dict[tuple[str, str], Rule] = {}
         for p, name, rule in _tuples(self.scoped_rules, "scoped_rules", 3):
-            key = check_pattern(p), _rule_name(name)
+            key = check_pattern(p), primitive_name(name)
             scoped.pop(key, None)  # the place counts: of those at one depth the last wins
             scoped[key] = as_rule(rule, name)
         scoped_rules = tuple((p, name, rule) for (p, name), rule in scoped.items())
@@ -148,7 +141,7 @@ class Policy:
         """
         merged: dict[str, Rule] = {}
         for primitive, value in _mapping(rules, "rules").items():
-            name = _rule_name(primitive)
+            name = primitive_name(primitive)
             if isinstance(primitive, str) and name not in known_primitives():
                 raise ValueError(
                     f"Unknown primitive {name!r} in with_rules."
@@ -258,7 +251,7 @@ class Policy:
     def _rule_map(self) -> dict[str, Rule]:
         return dict(self.rules)
 
-    @functools.cached_property
+    @property
     def data_abstains(self) -> bool:
         """Whether full-size inputs of the program have no say in the dtype of what they enter.
 
@@ -267,9 +260,7 @@ class Policy:
             >>> BF16.data_abstains, BF16.with_level("compute").data_abstains
             (False, True)
         """
-        return (
-            self.residuals or ("compute" if self.level == "compute" else "promote")
-        ) == "compute"
+        return self.level == "compute"
 
     def rule_for(self, primitive: str, scoped: Sequence[tuple[str, Rule]] = ()) -> tuple[Rule, str]:
         """Returns the rule of a primitive and where it is from.
@@ -286,16 +277,35 @@ class Policy:
             >>> BF16.rule_for("exp")
             (<CastPolicy.FP32: 'fp32'>, 'default')
         """
+        return next(self.rules_for(primitive, scoped))
+
+    def rules_for(
+        self, primitive: str, scoped: Sequence[tuple[str, Rule]] = ()
+    ) -> Iterator[tuple[Rule, str]]:
+        """Yields the rules of a primitive as `rule_for` returns them, the one that holds first.
+
+        A rule function that returns None leaves the decision to the next one.
+
+        Args:
+            primitive: The primitive's name.
+            scoped: What `rules_in` says of the scope that the equation is in.
+
+        Example:
+            >>> from jmp_autocast import BF16
+            >>> policy = BF16.with_rules({"exp": lambda eqn: None})
+            >>> [origin for _, origin in policy.rules_for("exp")]
+            ['rules', 'default', 'unknown']
+        """
         for name, rule in scoped:
             if name == primitive:
-                return rule, "rules"
+                yield rule, "rules"
         if (rule := self._rule_map.get(primitive)) is not None:
-            return rule, "rules"
+            yield rule, "rules"
         if (rule := registered_rule(primitive)) is not None:
-            return rule, "registered"
+            yield rule, "registered"
         if (rule := DEFAULT_RULES.get(primitive)) is not None:
-            return rule, "default"
-        return CastPolicy.KEEP, "unknown"
+            yield rule, "default"
+        yield CastPolicy.KEEP, "unknown"
 
     def scope_matches(self, names: Sequence[str]) -> list[tuple[int, str, np.dtype]]:
         """Returns, for each pattern that matches, the depth at which it does.
@@ -380,13 +390,6 @@ def _tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...]]
         f"{argument} must be a tuple of {what}, got {value!r} of type {type(value).__name__}. Use "
         f"Policy(...).with_{method}({{...}})."
     )
-
-
-def _rule_name(primitive: Any) -> str:
-    name = primitive_name(primitive)
-    if name in STRUCTURAL:
-        raise ValueError(structural_message(name))
-    return name
 
 
 def _mapping(value: Any, argument: str) -> Mapping:

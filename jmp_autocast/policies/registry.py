@@ -13,7 +13,7 @@ from .tables import DEFAULT_RULES, STRUCTURAL
 _registered: dict[str, tuple[int, Rule]] = {}
 
 
-def register_policy(primitive: Any, policy_or_rule: Rule | str, level: int = 10) -> None:
+def register_policy(primitive: Any, policy_or_rule: Rule | str, priority: int = 10) -> None:
     """Registers the cast policy of a primitive, for every program traced from now on.
 
     For packages that bring primitives of their own; for one program use `Policy.with_rules`. A
@@ -22,15 +22,15 @@ def register_policy(primitive: Any, policy_or_rule: Rule | str, level: int = 10)
     Args:
         primitive: The primitive object or its name.
         policy_or_rule: A `CastPolicy`, its name, or a rule function from an `EquationView` to a
-            policy or `Decision` (as in TVM's mixed-precision RFC).
-        level: Among registrations of one primitive the highest level wins; at equal level the
-            latest.
+            policy, a `Decision`, or None for no opinion (as in TVM's mixed-precision RFC).
+        priority: Among registrations of one primitive the highest priority wins; at equal priority
+            the latest.
 
     Raises:
         TypeError: ``primitive`` is neither a primitive nor a string, or the rule is neither a
             policy nor callable.
-        ValueError: The policy name is unknown, or the primitive is structural (``scan``, ``cond``
-            and the like have no policy; their bodies do).
+        ValueError: The policy name is unknown, or a structural primitive gets a policy (``scan``,
+            ``cond`` and the like have none; their bodies do). A rule function it may get.
 
     Example:
         >>> from jmp_autocast import CastPolicy, register_policy
@@ -38,15 +38,13 @@ def register_policy(primitive: Any, policy_or_rule: Rule | str, level: int = 10)
     """
     name = primitive_name(primitive)
     rule = as_rule(policy_or_rule, name)
-    if name in STRUCTURAL:
-        raise ValueError(structural_message(name))
-    if not isinstance(level, int) or isinstance(level, bool):
+    if not isinstance(priority, int) or isinstance(priority, bool):
         raise TypeError(
-            f"level must be an int, got {level!r} of type {type(level).__name__}. Among "
-            "registrations of one primitive the highest level wins; the default is 10."
+            f"priority must be an int, got {priority!r} of type {type(priority).__name__}. Among "
+            "registrations of one primitive the highest priority wins; the default is 10."
         )
-    if name not in _registered or level >= _registered[name][0]:
-        _registered[name] = (level, rule)
+    if name not in _registered or priority >= _registered[name][0]:
+        _registered[name] = (priority, rule)
 
 
 def registered_rule(name: str) -> Rule | None:
@@ -56,8 +54,8 @@ def registered_rule(name: str) -> Rule | None:
 
 
 def known_primitives() -> frozenset[str]:
-    """Returns the names that have a rule: the default tables and all registrations."""
-    return frozenset(DEFAULT_RULES) | frozenset(_registered)
+    """Returns the names that may have a rule: the tables' and all that are registered."""
+    return STRUCTURAL.union(DEFAULT_RULES, _registered)
 
 
 def primitive_name(primitive: Any) -> str:
@@ -81,8 +79,10 @@ def as_rule(value: Any, primitive: str) -> Rule:
 
     Raises:
         TypeError: It is none of the three.
-        ValueError: No policy has that name.
+        ValueError: No policy has that name, or the primitive is structural and gets a policy.
     """
+    if primitive in STRUCTURAL and (isinstance(value, CastPolicy | str)):
+        raise ValueError(structural_message(primitive))
     if isinstance(value, CastPolicy):
         return value
     if isinstance(value, str):
@@ -139,7 +139,8 @@ def structural_message(name: str) -> str:
     """Returns the error text for a rule on a structural primitive."""
     return (
         f"Primitive {name!r} is structural: it has no cast policy of its own, the equations "
-        "inside it have. Give a rule for those, or a scope (Policy.with_scopes) for the region."
+        "inside it have. Give a rule for those, or a scope (Policy.with_scopes) for the region. To "
+        "replace the whole equation, give it a function that returns Decision(emit=...) or None."
     )
 
 

@@ -27,7 +27,8 @@ def dot_rule(eqn: EquationView) -> CastPolicy:
 
 def integer_pow_rule(eqn: EquationView) -> CastPolicy:
     """Positive powers promote (GELU's cube); negative ones are reciprocals, float32 in PyTorch."""
-    return CastPolicy.FP32 if eqn.params["y"] < 0 else CastPolicy.PROMOTE
+    negative = eqn.exponent is not None and eqn.exponent < 0
+    return CastPolicy.FP32 if negative else CastPolicy.PROMOTE
 
 
 def div_rule(eqn: EquationView) -> CastPolicy:
@@ -56,7 +57,7 @@ _FP32_SET_OPT_DTYPE = "reduce_sum reduce_prod cumsum cumprod cumlogsumexp"
 _FP32_APPEND_DTYPE = "scatter-add scatter-sub scatter-mul"
 
 # Rounding commutes with these: they only move, replicate or select elements of one operand, and
-# they are linear in it. A leaf that passes through stays a leaf.
+# they are linear in it. A source that passes through stays one.
 _DATA_MOVEMENT = """
     reshape transpose broadcast_in_dim broadcast_to squeeze rev slice dynamic_slice gather split
     unstack tile copy copy_p stop_gradient name device_put with_memory_space_constraint
@@ -117,10 +118,10 @@ CALLS = frozenset(
     """.split()
 )
 
-# Each has a planning rule of its own in `interpreters/plan_structural.py` or `plan_casts.py`.
+# No cast policy says what happens to them: each has a planning rule in `interpreters/plan`.
 STRUCTURAL = CALLS | frozenset(
     """
-    convert_element_type optimization_barrier leaf_view cpu_barrier accumulate
+    convert_element_type optimization_barrier source_view cpu_barrier accumulate
     scan while cond shard_map custom_jvp_call custom_vjp_call custom_vmap_call
     """.split()
 )

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .cast_policy import CastPolicy, Rule
-from .choices import DOT_OUTPUTS, LEVELS, RESIDUALS
+from .choices import DOT_OUTPUTS, LEVELS
 from .dtypes import COMPUTE_DTYPES, FLOAT32
 from .registry import did_you_mean, structural_message
 from .tables import STRUCTURAL
@@ -34,7 +34,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "compute_dtype": _COMPUTE,
     "output_dtype": _FLOATS,
     "level": LEVELS,
-    "residuals": RESIDUALS,
     "dot_output": DOT_OUTPUTS,
 }
 _KEYS = ("version", *_CHOICES, "rules", "scopes", "scoped_rules")

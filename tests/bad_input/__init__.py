@@ -1,1 +1,1 @@
-"""Wrong uses of the public API, by room; `tests/test_bad_input.py` runs them."""
+"""Wrong uses of the public API, by room; `tests/bad_input/test_bad_input.py` runs them."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jmp_autocast import BF16, autocast, check_numerics, compare, explain, op_stats
 
-from .world import Row, X, loss, loss_at_call
+from .row import Row, X, loss, loss_at_call
 
 
 def generator(x):

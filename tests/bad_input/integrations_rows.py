@@ -8,7 +8,7 @@ from jmp_autocast.integrations import linen
 from jmp_autocast.integrations.jmp import to_jmp
 from jmp_autocast.integrations.metrics import precision_metrics
 
-from .world import Row, X
+from .row import Row, X
 
 LINEN = "integrations.linen.autocast"
 METRICS = "integrations.metrics.precision_metrics"

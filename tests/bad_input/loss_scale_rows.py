@@ -1,53 +1,52 @@
-"""Wrong uses of loss scaling; `tests/test_loss_scale_arguments.py` has more numbers."""
+"""Wrong uses of loss scaling; `tests/loss_scaling/test_arguments.py` has more numbers."""
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from jmp_autocast import (
-    dynamic_loss_scale,
+    LossScale,
     dynamic_loss_scaling,
     finite_value_and_grad,
     loss_scale,
     scaled_value_and_grad,
     select_on_finite,
     skipped_steps,
-    static_loss_scale,
     static_loss_scaling,
     step_skipped,
 )
 
-from .world import Row, X, loss
+from .row import Row, X, loss
 
 NO_SCALE = r"No loss scale in this state"
 INIT = r"from the init of an optimizer that contains dynamic_loss_scaling\(...\)"
-RANGE = "is out of range: it has to be"
+RANGE = "is out of range: it must be"
 ABOVE_ZERO = "a finite float32 number above 0"
 INNER = r"wraps an optax gradient transformation such as optax.adam\(1e-3\)"
-LOSS = r"has to be a floating array of shape \[\]"
+LOSS = r"must be a floating array of shape \(\)"
 UPDATE = r"The arguments of update are \(gradients, state, params\)"
-FLAG = r"has to be a bool array of shape \[\]"
+FLAG = r"must be a bool array of shape \(\)"
 POSITION = "the position of an argument of the loss, or a sequence"
 
 
 def _number(mistake, error, value, rule, fix, **argument):
     (name,) = argument
-    make = lambda w: dynamic_loss_scale(**argument)
+    make = lambda w: LossScale.dynamic(**argument)
     wrap = lambda w: dynamic_loss_scaling(optax.sgd(0.1), **argument)
-    for public, call in (("dynamic_loss_scale", make), ("dynamic_loss_scaling", wrap)):
+    for public, call in (("LossScale", make), ("dynamic_loss_scaling", wrap)):
         yield Row(public, mistake, call, error, name, value, rule, fix)
 
 
 def _static(mistake, scale, error, value, rule, fix):
-    make = lambda w: static_loss_scale(scale)
+    make = lambda w: LossScale.static(scale)
     wrap = lambda w: static_loss_scaling(optax.sgd(0.1), scale)
-    for public, call in (("static_loss_scale", make), ("static_loss_scaling", wrap)):
+    for public, call in (("LossScale", make), ("static_loss_scaling", wrap)):
         yield Row(public, mistake, call, error, "scale", value, rule, fix)
 
 
 def _update(mistake, state_of, value):
     call = lambda w: w.tx.update(w.grads, state_of(w), w.params)
-    rule = "has to be a LossScalingState, from its init or its last update"
+    rule = "must be a LossScalingState, from its init or its last update"
     return Row("dynamic_loss_scaling", mistake, call, TypeError, "state that", value, rule, UPDATE)
 
 
@@ -63,12 +62,12 @@ def _state(read, state_of, value):
 def _flag(mistake, finite, error, value):
     select = lambda w: select_on_finite(finite, w.grads, w.params)
     adjust = lambda w: w.opt_state.loss_scale.adjust(finite)
-    for public, call in (("select_on_finite", select), ("LossScaleState", adjust)):
+    for public, call in (("select_on_finite", select), ("LossScale", adjust)):
         yield Row(public, mistake, call, error, "finite", value, FLAG, "bool array")
 
 
 ROWS = [
-    *_number("a string", TypeError, "'8'", "has to be a number", "number", init_scale="8"),
+    *_number("a string", TypeError, "'8'", "must be a number", "number", init_scale="8"),
     *_number("below the bound", ValueError, "=0.5", RANGE, "within", init_scale=0.5),
     *_number("shrinking", ValueError, "=0.5", RANGE, "above 1", growth_factor=0.5),
     *_number("growing", ValueError, "=2.0", RANGE, "between 0 and 1", backoff_factor=2.0),
@@ -79,7 +78,7 @@ ROWS = [
     *_number("infinite", ValueError, "=inf", RANGE, "at least min_scale", max_scale=float("inf")),
     *_number("a vector", TypeError, r"shape \(2,\)", "real number", "number", max_scale=np.ones(2)),
     *_static("zero", 0, ValueError, "=0", RANGE, ABOVE_ZERO),
-    *_static("a bool", True, TypeError, "True", "has to be a number", "number"),
+    *_static("a bool", True, TypeError, "True", "must be a number", "number"),
     *(
         Row(public, f"{value}, no optimizer", call, TypeError, public, value, INNER, "optax.adam")
         for public, call, value in (
@@ -95,7 +94,7 @@ ROWS = [
         TypeError,
         "scale",
         "GradientTransformation",
-        "has to be a number",
+        "must be a number",
         "number",
     ),
     Row(
@@ -109,7 +108,7 @@ ROWS = [
         "or a tuple of names",
     ),
     _update("the inner state", lambda w: w.opt_state.inner_state, "got tuple"),
-    _update("the scale alone", lambda w: w.opt_state.loss_scale, "got LossScaleState"),
+    _update("the scale alone", lambda w: w.opt_state.loss_scale, "got LossScale"),
     _update("parameters for the state", lambda w: w.params, "got dict"),
     _update("no state", lambda w: None, "got NoneType"),
     # Gradients.
@@ -162,7 +161,7 @@ ROWS = [
             ValueError,
             "scale",
             value,
-            r"has to be a number, an array of shape \[\]",
+            r"must be a number, an array of shape \(\)",
             "or an optimizer state",
         )
         for what, scale, value in (
@@ -215,7 +214,7 @@ ROWS = [
             TypeError,
             "has_aux=True",
             value,
-            "has to return a pair",
+            "must return a pair",
             "of the loss and auxiliary data",
         )
         for what, fn, value in (
@@ -231,8 +230,8 @@ ROWS = [
             TypeError,
             "The first argument",
             f"got {value}",
-            "has to be a LossScaleState",
-            r"from dynamic_loss_scale\(\) or static_loss_scale",
+            "must be a LossScale",
+            r"from LossScale.dynamic\(\) or LossScale.static",
         )
         for scale_of, value in (
             (lambda w: 8.0, "float"),
@@ -265,7 +264,7 @@ ROWS = [
         ValueError,
         "new and old",
         r"old a PyTreeDef\(\[\*\]\)",
-        "have to be trees",
+        "must be trees",
         "of the same structure",
     ),
     Row(
@@ -275,7 +274,7 @@ ROWS = [
         ValueError,
         r"new and old.*\['w'\]",
         r"new is float16\[2,2\] and old is float32\[2,2\]",
-        "have to agree",
+        "must agree",
         "in shape and dtype",
     ),
 ]

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 
 from jmp_autocast.integrations.nnx import autocast
 
+from .row import Row, X, loss
 from .transform_rows import HALVES, OUTPUTS, PARAMS, STRING, generator
-from .world import Row, X, loss
 
 NNX = "integrations.nnx.autocast"
 

@@ -1,11 +1,11 @@
-"""Wrong uses of `Policy.save` and `Policy.load`; `tests/wrong_policy_files.py` has wrong files."""
+"""Wrong uses of `Policy.save` and `Policy.load`; wrong files are in `wrong_policy_files`."""
 
 import pathlib
 import sys
 
 from jmp_autocast import CastPolicy, Policy
 
-from .world import Row
+from .row import Row
 
 PROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
 

@@ -8,8 +8,8 @@ from jax import lax
 
 from jmp_autocast import BF16, CastPolicy, Decision, Policy, autocast, register_policy
 
+from .row import Row, loss
 from .transform_rows import Unhashable
-from .world import Row, loss
 
 NAMES = "LOWER_PRECISION_FP, FP32, FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE, PROMOTE, KEEP"
 FLOATS = "must be float32, float16 or bfloat16"

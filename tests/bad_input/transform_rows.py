@@ -8,7 +8,7 @@ from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, CastPolicy, Policy, autocast, compute_precision
 
-from .world import Row, X, loss, loss_at_call
+from .row import Row, X, loss, loss_at_call
 
 unheard_of = Primitive("bad_input_unheard_of")
 unheard_of.def_abstract_eval(lambda x: x)

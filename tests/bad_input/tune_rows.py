@@ -7,7 +7,7 @@ from jmp_autocast import autocast, tune
 from jmp_autocast.inspect.tuning.search_log import LogError
 from jmp_autocast.inspect.tuning.tune import UnreachableError
 
-from .world import Row, X, loss, loss_at_call
+from .row import Row, X, loss, loss_at_call
 
 PARAMS = {"w": X}
 BATCHES = [(PARAMS, X)]

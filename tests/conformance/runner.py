@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmp_autocast import autocast
+from tests.support.jaxprs import through_a_dot
 
-from ..jaxprs import through_a_dot
 from .differences import NO_RESULT, unrunnable
 from .rows import CASES, Row, load_rows
 

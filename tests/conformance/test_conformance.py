@@ -5,7 +5,8 @@ import pathlib
 
 import pytest
 
-from ..torch_ops import DTYPES
+from tests.support.torch_ops import DTYPES
+
 from .differences import DIFFERENCES, NO_RESULT, REASONS
 from .rows import load_rows
 from .runner import comparable, disagreeing, outcomes

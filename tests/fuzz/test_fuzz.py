@@ -13,7 +13,7 @@ from jax import lax
 from jmp_autocast import BF16, CastPolicy, Policy, autocast, register_policy
 from jmp_autocast.interpreters import forward, votes
 from jmp_autocast.interpreters.compat import Tracer
-from jmp_autocast.interpreters.planner import Planner
+from jmp_autocast.interpreters.plan.planner import Planner
 
 from . import campaign, operations_probes, properties
 from .__main__ import main

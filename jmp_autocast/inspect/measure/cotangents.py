@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ...interpreters.casts import Scalar, Value
 from ...interpreters.compat import (
     Literal,
     body_of,
@@ -22,6 +21,7 @@ from ...interpreters.compat import (
     literal_value,
     source_line,
 )
+from ...interpreters.rewrite.values import Scalar, Value
 from ...policies import CALLS
 from .measured import MeasuredEquation, bodies_of, described, is_measurable, user_scopes
 from .programs import Program

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ...interpreters import Plan, Rewriter
-from ...interpreters.casts import Scalar, Value
 from ...interpreters.compat import bind
-from ...interpreters.rewrite import is_leaf
+from ...interpreters.plan.data import Move, ValueState
+from ...interpreters.rewrite.values import Scalar, Value
 from .measured import bodies_of
 
 
@@ -57,7 +57,7 @@ class Program:
         if self._plan is None:
             return False
         equation = self._plan.equations[i]
-        return equation.moves_leaf or is_leaf(equation.results[k])
+        return isinstance(equation.action, Move) or equation.results[k].keeps_gradient
 
     def enter(self, i: int, operands: Sequence[Any]) -> list[Any]:
         """Returns the operands of equation ``i`` in the dtypes that its inside reads."""
@@ -78,9 +78,10 @@ class Program:
         return [Program(plan, self._rewriter) for plan in plans or [None] * len(bodies_of(eqn))]
 
 
-def _marked(arrays: Sequence[Any], states: Sequence[Any] | None) -> list[Value]:
-    states = states or [None] * len(arrays)
-    return [Value(x, s is not None and is_leaf(s)) for x, s in zip(arrays, states, strict=True)]
+def _marked(arrays: Sequence[Any], states: Sequence[ValueState] | None) -> list[Value]:
+    if states is None:
+        return [Value(x) for x in arrays]
+    return [Value(x, s.keeps_gradient) for x, s in zip(arrays, states, strict=True)]
 
 
 def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:

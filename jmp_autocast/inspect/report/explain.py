@@ -9,7 +9,7 @@ import jax
 
 from ...arguments import check_function, name_of
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, scope_names
-from ...interpreters.plan import Leaf, Plan
+from ...interpreters.plan.data import Plan, Source
 from ...policies import Policy, match_depth
 from ...transform import Autocast, PlannedCall, autocast
 from .by_dtype import contraction_flops
@@ -88,7 +88,7 @@ def wrapper_of(
 def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals:
     plan = planned.plan
     flops, low_flops = contraction_flops(rows)
-    params = [i for i, state in enumerate(plan.inputs) if state.leaf is Leaf.PARAM]
+    params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     shapes = [jax.typeof(x) if not hasattr(x, "shape") else x for x in planned.call.arrays]
     rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)
     residuals = None
@@ -101,7 +101,7 @@ def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals
         low_contraction_flops=low_flops,
         casts=count_casts(rewritten),
         parameters=len(params),
-        cast_parameters=sum(i in params for i, _ in plan.low_copies),
+        cast_parameters=sum(i in params for i, _ in plan.source_copies),
         residual_nbytes=residuals and residuals.nbytes,
         float32_residual_nbytes=residuals and residuals.float32_nbytes,
         unknown=planned.plan.unknown,

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ...interpreters.compat import body_of
-from ...interpreters.sizes import size
+from ...interpreters.plan.symbolic_sizes import element_count
 from ...policies import COMPUTE_DTYPES, CONTRACTIONS, FLOAT32, STRUCTURAL
 
 
@@ -73,7 +73,7 @@ def nbytes_of(atom: Any, dtype: str | None = None) -> int:
     if declared is None:
         return 0
     item = declared if dtype in (None, str(declared)) else jnp.dtype(dtype)
-    return size(atom) * item.itemsize
+    return element_count(atom) * item.itemsize
 
 
 @dataclasses.dataclass(frozen=True)

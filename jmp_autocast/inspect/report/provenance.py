@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ...interpreters.compat import Literal, scan_split
-from ...interpreters.plan import Code, EquationPlan, Plan
+from ...interpreters.plan.data import EquationPlan, Plan, ReasonCode
 
 Origin: TypeAlias = int | str | None
 """Where a value comes from: the row that made it, or the path of an input of the program, None for
 literals and constants."""
 
 # Their reasons point at who reads the result.
-_OF_READERS = frozenset((Code.FEEDER, Code.CLEAR_NARROW, Code.LOG_GUARD, Code.DOT_OUT))
+_OF_READERS = frozenset(
+    (ReasonCode.FEEDER, ReasonCode.CLEAR_NARROW, ReasonCode.LOG_GUARD, ReasonCode.DOT_OUT)
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -130,14 +132,14 @@ def _causes(row: int, links: list[Links], readers: list[int]) -> tuple[int, ...]
     if reason.code in _OF_READERS:
         return _reader(reason.cause.removeprefix("read by "), links, readers)
     origins = [link.operands[i] for i in reason.operands]
-    if reason.code in (Code.CARRY, Code.CARRY_ACCUMULATOR):
+    if reason.code in (ReasonCode.CARRY, ReasonCode.CARRY_ACCUMULATOR):
         for i in reason.operands:
             origins += link.returned[i - link.first_carry]
-    elif reason.code is Code.BRANCH_JOIN:
+    elif reason.code is ReasonCode.BRANCH_JOIN:
         casts = zip(*(branch.output_dtypes for branch in link.plan.inner), strict=True)
         for made, dtypes in zip(link.returned, casts, strict=True):
             origins += made if any(dtypes) else ()
-    elif reason.code is Code.STRUCTURAL:
+    elif reason.code is ReasonCode.STRUCTURAL:
         for made in link.returned:
             origins += made
         if not link.plan.inner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...interpreters.plan import Code
+from ...interpreters.plan.data import ReasonCode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,94 +20,94 @@ class Explanation:
     otherwise: str
 
 
-EXPLANATIONS: dict[Code, Explanation] = {
-    Code.LOWER_PRECISION: Explanation(
+EXPLANATIONS: dict[ReasonCode, Explanation] = {
+    ReasonCode.LOWER_PRECISION: Explanation(
         "A matmul or convolution: both operands are read in the compute dtype.",
         "`full_precision()` around it, or `with_scopes`.",
     ),
-    Code.FP32: Explanation(
+    ReasonCode.FP32: Explanation(
         "The operation loses too much in 16 bits: its operands are read in float32.",
         '`policy.with_rules({"exp": "promote"})`',
     ),
-    Code.PROMOTE_LOW: Explanation(
+    ReasonCode.PROMOTE_LOW: Explanation(
         "The widest operand that counts is in the compute dtype. Parameters, literals, and what is "
         "smaller than the result do not count.",
         '`policy.with_rules({"tanh": "fp32"})`',
     ),
-    Code.PROMOTE_FULL: Explanation(
+    ReasonCode.PROMOTE_FULL: Explanation(
         "An operand that counts is float32; the cause names it. Follow it to the row that made it.",
         'Level `"compute"`, if it is an input of the program.',
     ),
-    Code.KEEP: Explanation(
+    ReasonCode.KEEP: Explanation(
         "The rule keeps the declared dtypes: random bits, callbacks, foreign code.",
         "`policy.with_rules`",
     ),
-    Code.UNKNOWN: Explanation(
+    ReasonCode.UNKNOWN: Explanation(
         "No rule covers the primitive, so its operands keep the declared dtypes.",
         "`register_policy`",
     ),
-    Code.DOMAIN: Explanation(
+    ReasonCode.DOMAIN: Explanation(
         "An operand is float64, complex, float8 or the other 16-bit dtype, which are never cast.",
         "Cast it in the program.",
     ),
-    Code.SCOPE: Explanation(
+    ReasonCode.SCOPE: Explanation(
         "A scope sets the precision of the region; the cause names it.",
         "Remove the scope.",
     ),
-    Code.USER_CAST: Explanation(
+    ReasonCode.USER_CAST: Explanation(
         "The program casts here.",
         "Remove the cast.",
     ),
-    Code.USER_PRECISION: Explanation(
+    ReasonCode.USER_PRECISION: Explanation(
         "The program asks for `precision=HIGHEST` or for a dot algorithm.",
         "Leave `precision` out.",
     ),
-    Code.LITERAL: Explanation(
+    ReasonCode.LITERAL: Explanation(
         "A literal or constant would become infinite, 0 or ±1 in the compute dtype, such as "
         "`-1e30` or `1e-8`.",
         "Write a number that the dtype can hold.",
     ),
-    Code.COORD: Explanation(
+    ReasonCode.COORD: Explanation(
         "Integer coordinates, such as positions, are larger than the compute dtype counts exactly.",
         "Nothing to mend: in 16 bits they would be wrong.",
     ),
-    Code.FEEDER: Explanation(
+    ReasonCode.FEEDER: Explanation(
         "Cheap arithmetic whose every reader runs in float32, so it does, too.",
         "The cause names the reader.",
     ),
-    Code.CLEAR_NARROW: Explanation(
+    ReasonCode.CLEAR_NARROW: Explanation(
         "Data movement whose every reader is in 16 bits, so it moves the 16-bit copy.",
         "The cause names the reader.",
     ),
-    Code.LOG_GUARD: Explanation(
+    ReasonCode.LOG_GUARD: Explanation(
         "A sigmoid or tanh that reaches a logarithm or a denominator.",
         "Nothing to mend: in 16 bits it would round to 0 or 1.",
     ),
-    Code.DOT_OUT: Explanation(
+    ReasonCode.DOT_OUT: Explanation(
         "A matmul or convolution with 16-bit operands that returns its float32 accumulator.",
         '`Policy(dot_output="compute")`, the default.',
     ),
-    Code.CARRY: Explanation(
+    ReasonCode.CARRY: Explanation(
         "A loop carry keeps its declared dtype.",
         "Start the loop with a value that a matmul made.",
     ),
-    Code.CARRY_ACCUMULATOR: Explanation(
+    ReasonCode.CARRY_ACCUMULATOR: Explanation(
         "A loop carry that adds up keeps float32.",
         "Nothing to mend: in 16 bits the sum would stop growing.",
     ),
-    Code.BRANCH_JOIN: Explanation(
+    ReasonCode.BRANCH_JOIN: Explanation(
         "The branches of a `cond` return different dtypes, so all return float32.",
         "Make the branches alike.",
     ),
-    Code.STRUCTURAL: Explanation(
+    ReasonCode.STRUCTURAL: Explanation(
         "A loop, branch or call: the rows after it say what happens inside.",
         "",
     ),
-    Code.LEAF: Explanation(
+    ReasonCode.SOURCE: Explanation(
         "An input of the program, or data movement of one.",
         "",
     ),
-    Code.NO_FLOAT: Explanation(
+    ReasonCode.NO_FLOAT: Explanation(
         "No float32 or 16-bit value takes part.",
         "",
     ),

@@ -22,10 +22,10 @@ from ...policies import DATA_MOVEMENT, FLOAT32
 from .jaxprs import equations_in, jaxprs_of, nbytes_of
 
 _MOVES = DATA_MOVEMENT | frozenset(
-    "convert_element_type copy leaf_view cpu_barrier optimization_barrier".split()
+    "convert_element_type copy source_view cpu_barrier optimization_barrier".split()
 )
 # What follows the first operand are indices, a padding value, or the same leaf in 16 bits.
-_FIRST = frozenset("dynamic_slice gather pad leaf_view".split())
+_FIRST = frozenset("dynamic_slice gather pad source_view".split())
 
 
 class _Kind(enum.Enum):
@@ -103,7 +103,7 @@ def is_gradient(jaxpr: Any) -> bool:
 
 
 def _is_view(eqn: Any) -> bool:
-    return eqn.primitive.name == "leaf_view" and not isinstance(eqn.invars[1], Literal)
+    return eqn.primitive.name == "source_view" and not isinstance(eqn.invars[1], Literal)
 
 
 def _kinds(jaxpr: Any, inputs: Sequence[_Kind]) -> dict[Any, _Kind]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from ...arguments import name_of
 from ...interpreters.compat import Literal, scope_names
-from ...interpreters.equation_view import view_of
-from ...interpreters.plan import EquationPlan, Plan, ValueState
-from ...interpreters.planner import literal_state
+from ...interpreters.plan.data import EquationPlan, Plan, ValueState
+from ...interpreters.plan.equation_view import view_of
+from ...interpreters.plan.value_facts import literal_state
 from ...policies import DATA_MOVEMENT, STRUCTURAL, CastPolicy, Policy
 from .jaxprs import iterations, nbytes_of
 from .provenance import Links, links_of
@@ -171,7 +171,7 @@ def _row(
         cause=equation.reason.cause,
         operand_rows=tuple(x if isinstance(x, int) else None for x in links.operands),
         operand_inputs=tuple(x if isinstance(x, str) else "" for x in links.operands),
-        operand_sources=tuple(state.leaf.value if state.leaf else "" for state in given),
+        operand_sources=tuple(state.source.value if state.source else "" for state in given),
         cause_operands=equation.reason.operands,
         cause_rows=links.causes,
         flops=0 if view.primitive in NOT_ARITHMETIC else times * view.flops,

@@ -11,8 +11,8 @@ import numpy as np
 
 from ...arguments import check_function, flatten
 from ...interpreters.compat import fresh_make_jaxpr
-from ...interpreters.equation_view import view_of
-from ...interpreters.plan import ValueState
+from ...interpreters.plan.data import ValueState
+from ...interpreters.plan.equation_view import view_of
 from .jaxprs import contraction_in, equations_in, jaxprs_of, nbytes_of
 from .rows import NOT_ARITHMETIC
 

@@ -11,8 +11,8 @@ import jax
 
 from ...interpreters import Plan, Rewriter
 from ...interpreters.compat import Literal, consts_of, fresh_make_jaxpr, scope_names, source_line
-from ...interpreters.plan import EquationPlan, ValueState
-from ...interpreters.planner import literal_state
+from ...interpreters.plan.data import EquationPlan, ValueState
+from ...interpreters.plan.value_facts import literal_state
 from ...policies import (
     COMPUTE_DTYPES,
     DEFAULT_RULES,

@@ -18,8 +18,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
 from jax.interpreters import ad, partial_eval
 
-from . import new_primitives
-from .new_primitives import define_bilinear, define_linear_view
+from . import registration
 
 Literal = jex_core.Literal
 Var = jex_core.Var
@@ -48,11 +47,10 @@ __all__ = [
     "consts_of",
     "current_name_stack",
     "dce_jaxpr",
-    "define_bilinear",
-    "define_linear_view",
     "device_varying",
     "equation_context",
     "fresh_make_jaxpr",
+    "function_name",
     "inlined",
     "inner_jaxpr_key",
     "is_array_aval",
@@ -82,7 +80,7 @@ def mark_frames(file: str) -> None:
 
 
 mark_frames(__file__)
-mark_frames(new_primitives.__file__)
+mark_frames(registration.__file__)
 
 
 # --- jaxprs ---------------------------------------------------------------------------------
@@ -136,6 +134,11 @@ def jax_function(jaxpr: Any) -> str:
     """Returns the name of the function of JAX itself that a jaxpr traces, "" for any other."""
     info, folder = body_of(jaxpr).debug_info, jax.__file__.removesuffix("__init__.py")
     return info.func_name if (info.func_filename or "").startswith(folder) else ""
+
+
+def function_name(jaxpr: Any) -> str:
+    """Returns the name of the function that a jaxpr traces."""
+    return body_of(jaxpr).debug_info.func_name
 
 
 # --- equations ------------------------------------------------------------------------------

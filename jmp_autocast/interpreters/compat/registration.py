@@ -1,0 +1,148 @@
+"""Registering primitives of our own: JAX's registries of rules have no public names.
+
+The rules themselves stand with their primitive, in `interpreters/primitives`; here is only how JAX
+is told of them. The same in all supported versions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Primitive, Var
+from jax.interpreters import ad, batching, mlir, partial_eval
+
+add_tangents: Callable[[Any, Any], Any] = ad.add_tangents
+is_undefined_primal: Callable[[Any], bool] = ad.is_undefined_primal
+
+
+def is_zero(tangent: Any) -> bool:
+    """Returns whether a tangent or cotangent is the symbolic zero, which no equation computes."""
+    return type(tangent) is ad.Zero
+
+
+def zero_tangent(x: Any) -> Any:
+    """Returns the symbolic zero that is the tangent of an array."""
+    return ad.Zero(jax.typeof(x).to_tangent_aval())
+
+
+def define_primitive(
+    name: str,
+    *,
+    value: Callable[..., Any],
+    aval: Callable[..., Any],
+    jvp: Callable[..., Any] | None = None,
+    transpose: Callable[..., Any] | None = None,
+    batch: Callable[..., Any] | None = None,
+) -> Any:
+    """Makes a primitive with one result.
+
+    Args:
+        name: The primitive's name, as jaxprs print it.
+        value: Computes the result from arrays, outside any trace.
+        aval: Computes the abstract value of the result from those of the operands.
+        jvp: From primals and tangents to the result and its tangent.
+        transpose: From the cotangent and the operands, which are undefined where the result is
+            linear in them, to their cotangents.
+        batch: From operands and their batch dimensions to the result and its batch dimension.
+
+    Returns:
+        The primitive; it still needs a lowering.
+    """
+    primitive = Primitive(name)
+    primitive.def_impl(value)
+    primitive.def_abstract_eval(aval)
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
+    if batch is not None:
+        batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+def acts_on_each_element(primitive: Any) -> None:
+    """Registers the rules of a primitive of one operand that is the identity on its elements."""
+    ad.deflinear2(primitive, lambda cotangent, x: [primitive.bind(cotangent)])
+    batching.defvectorized(primitive)
+
+
+def lowers_to_operand(primitive: Any, position: int) -> None:
+    """Lowers a primitive to nothing: its result is one of its operands."""
+    mlir.register_lowering(primitive, lambda ctx, *operands: [operands[position]])
+
+
+def lowers_to_function(primitive: Any, function: Callable[..., Any], platform: str) -> None:
+    """Lowers a primitive on one platform to what a function of arrays emits."""
+    rule = mlir.lower_fun(function, multiple_results=False)
+    mlir.register_lowering(primitive, rule, platform=platform)
+
+
+def lowers_by_platform(
+    primitive: Any, default: Callable[..., Any], cpu: Callable[..., Any]
+) -> None:
+    """Lowers a primitive to what one function of arrays emits on CPUs, and another elsewhere.
+
+    It is one rule for all platforms: JAX 0.10 to 0.12 cannot choose between several that are not
+    cached, for `jax.export` to more platforms than one. And it is not cached, because a second
+    equal equation would get the name stack of the first.
+    """
+
+    def of_several(*operands: Any, **params: Any) -> Any:
+        return lax.platform_dependent(
+            *operands,
+            cpu=functools.partial(cpu, **params),
+            default=functools.partial(default, **params),
+        )
+
+    def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        platforms = set(ctx.module_context.platforms)
+        function = of_several if len(platforms) > 1 else default
+        function = cpu if platforms == {"cpu"} else function
+        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands, **params)
+
+    mlir.register_lowering(primitive, rule, cacheable=False)
+
+
+def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:
+    """Makes checkpoint policies treat a primitive as the equation that it stands for.
+
+    A policy such as ``dots_saveable`` knows the primitives of JAX by name, and would compute again
+    what it means to save.
+
+    Args:
+        primitive: The primitive.
+        stands_for: From an equation of the primitive to an equation of JAX.
+    """
+
+    def rule(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
+        pairs = zip(eqn.invars, instantiated, strict=True)
+        residuals = [x for x, known in pairs if isinstance(x, Var) and not known]
+        if any(unknown):
+            return None, eqn, [True], [True], residuals
+        inner = stands_for(eqn)
+        answer = saveable(inner.primitive, *(v.aval for v in inner.invars), **inner.params)
+        if answer is True or type(answer).__name__ == "SaveableType":
+            return eqn, None, [False], [False], []
+        return eqn, eqn, [False], [True], residuals
+
+    partial_eval.partial_eval_jaxpr_custom_rules[primitive] = rule
+
+
+def at_front(x: Any, dim: int | None, size: int) -> Any:
+    """Returns an operand of a batched equation with its batch dimension in front.
+
+    Args:
+        x: The operand.
+        dim: Its batch dimension, None where all elements of the batch share it.
+        size: The number of elements of the batch.
+    """
+    return lax.broadcast(x, (size,)) if dim is None else jax.numpy.moveaxis(x, dim, 0)
+
+
+def batch_size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
+    """Returns the number of elements of the batch that the operands of an equation hold."""
+    return next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)

@@ -1,0 +1,1 @@
+"""jaxpr and `Policy` to `Plan`: a dtype and a reason for every value. No JAX tracing."""

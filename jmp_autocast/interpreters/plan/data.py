@@ -1,0 +1,307 @@
+"""The data that planning produces and everything else reads: `Plan` and its parts.
+
+No JAX tracing here and no policy: rewriting, `explain` and the tests read a plan, they never
+derive one. Reading order: `ValueState` (what is known of a value), `Want` (what its readers ask),
+the actions (what is emitted), `EquationPlan`, `Plan`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...policies import COMPUTE_DTYPES, FLOAT32
+from ..compat import is_array_aval
+from .constant_range import ConstantRange
+
+FLOAT_DTYPES = frozenset((FLOAT32, *COMPUTE_DTYPES))
+
+
+def float_dtype(aval: Any) -> np.dtype | None:
+    """Returns the dtype of a float32, float16 or bfloat16 array, None for anything else."""
+    dtype = getattr(aval, "dtype", None)
+    return dtype if dtype in FLOAT_DTYPES and is_array_aval(aval) else None
+
+
+class Source(enum.Enum):
+    """What a value is that no computation produced (or only one on such values)."""
+
+    LITERAL = "literal"  # every element equals one value known at trace time
+    CONST = "const"  # closed over, or exact in any float dtype (a cast bool)
+    PARAM = "param"  # an argument that `params=` selects
+    DATA = "data"  # any other argument
+
+
+class ReasonCode(enum.Enum):
+    """Why a value has its dtype. The names are stable; reports and tests rely on them."""
+
+    SOURCE = "SOURCE"  # an input of the program, or data movement of one
+    LOWER_PRECISION = "LOWER_PRECISION"
+    FP32 = "FP32"
+    PROMOTE_LOW = "PROMOTE_LOW"  # all voting operands are low
+    PROMOTE_FULL = "PROMOTE_FULL"  # a voting operand is float32
+    KEEP = "KEEP"  # the policy keeps the declared dtypes
+    UNKNOWN = "UNKNOWN"  # no rule for the primitive: kept, and reported
+    DOMAIN = "DOMAIN"  # an operand autocast never touches: float64, the other half, float8
+    SCOPE = "SCOPE"  # a scope keeps the region in its declared dtypes
+    USER_CAST = "USER_CAST"  # the program casts
+    USER_PRECISION = "USER_PRECISION"  # precision=HIGHEST or a dot algorithm
+    LITERAL = "LITERAL"  # a literal or constant that the compute dtype cannot hold
+    COORD = "COORD"  # integer coordinates too large for the compute dtype
+    FEEDER = "FEEDER"  # every consumer runs in float32
+    CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is low and rounding commutes
+    LOG_GUARD = "LOG_GUARD"  # reaches a logarithm or a denominator
+    DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
+    EMIT = "EMIT"  # a rule emits a function of its own in place of the equation
+    CARRY = "CARRY"  # a loop carry keeps its declared dtype
+    CARRY_ACCUMULATOR = "CARRY_ACCUMULATOR"
+    BRANCH_JOIN = "BRANCH_JOIN"  # the branches of a cond disagree
+    STRUCTURAL = "STRUCTURAL"  # decided inside
+    NO_FLOAT = "NO_FLOAT"  # nothing to decide
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason code and what caused it.
+
+    Args:
+        code: The code.
+        cause: The operand, consumer, scope or rule that caused it, in words.
+        operands: The positions of the operands among the causes.
+    """
+
+    code: ReasonCode
+    cause: str = ""
+    operands: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ValueState:
+    """What planning knows of one value.
+
+    Args:
+        dtype: The dtype that the value has when the program runs; None for a value that is no
+            float array in autocast's domain.
+        source: What kind of source it is, None for a computed value.
+        known_value: The value of every element, where known at trace time.
+        integer_bound: An upper bound of the magnitude of integer coordinates, None where it holds
+            none.
+        const_range: The range of a constant's elements, None for anything else.
+        loop_invariant: The same in each iteration of the loop around it: its cast belongs outside.
+        narrowed_by_user: The program itself has cast it to 16 bits.
+        torch_dtype: The dtype in which PyTorch returns it, None for ``dtype``. Only a caller that
+            asks for the computed dtypes gets it; readers in the program read ``dtype``.
+    """
+
+    dtype: np.dtype | None
+    source: Source | None = None
+    known_value: float | None = None
+    integer_bound: float | None = None
+    const_range: ConstantRange | None = None
+    loop_invariant: bool = False
+    narrowed_by_user: bool = False
+    torch_dtype: np.dtype | None = None
+
+    @property
+    def keeps_gradient(self) -> bool:
+        """Whether 16-bit reads of it are views, which add its gradient up in float32.
+
+        A literal, or a value that is known, has no gradient.
+        """
+        return self.source not in (None, Source.LITERAL) and self.known_value is None
+
+
+class Demand(enum.Flag):
+    """In which dtypes the readers of a value read it."""
+
+    NONE = 0
+    LOW = enum.auto()
+    FULL = enum.auto()
+
+    @classmethod
+    def of(cls, dtype: np.dtype | None) -> Demand:
+        """Returns how a value is read in a dtype; None for what is no float."""
+        if dtype is None:
+            return cls.NONE
+        return cls.FULL if dtype == FLOAT32 else cls.LOW
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Want:
+    """What the readers of a value ask of the equation that makes it.
+
+    Args:
+        dtype: The dtype it must be returned in, None for any.
+        demand: FULL or LOW if all readers read it so, and it should be made so.
+        guarded: It reaches a logarithm or a denominator.
+        reader: The primitive that reads it first, for the reason's text. Two wants that differ in
+            the reader alone are equal, so that a jaxpr is planned once for both.
+    """
+
+    dtype: np.dtype | None = None
+    demand: Demand = Demand.NONE
+    guarded: bool = False
+    reader: str = dataclasses.field(default="", compare=False)
+
+
+# --- actions: what is emitted in place of an equation ---------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Keep:
+    """The equation is bound as it was traced, on operands that have their declared dtypes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bind:
+    """The equation's primitive is bound on operands that are cast first.
+
+    Args:
+        params: Parameters that replace the equation's own.
+        replicates: Positions of operands that are smaller than the result. They are broadcast in
+            float32 as well, for the derivative alone, so that the transposed sum runs in float32.
+    """
+
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    replicates: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Move:
+    """The elements of a source are moved: the 16-bit copy is made from the operand's 16-bit copy.
+
+    Args:
+        unchanged: The operands have their declared dtypes.
+    """
+
+    unchanged: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cast:
+    """A cast of the program: to the dtype of the plan's result, or none where it has that."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contract:
+    """A contraction of 16-bit operands hands out its float32 accumulator.
+
+    It is the gradient of the operands that are sources, and the result where the plan says float32.
+    """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Redispatch:
+    """The equation carries a computation of a fixed dtype, and is emitted anew."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inside:
+    """The jaxprs that the equation holds are rewritten.
+
+    Args:
+        plans: A plan per body, in the order of `structure.bodies`.
+        source_copies: Pairs (operand, dtype) of sources that a body reads in a 16-bit dtype: it
+            takes the copy as one more operand, so that the cast is outside the loop. A call inside
+            the loop hands it on.
+        unchanged: Neither the bodies nor the operands change.
+    """
+
+    plans: tuple[Plan, ...]
+    source_copies: tuple[tuple[int, np.dtype], ...] = ()
+    unchanged: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Emit:
+    """A function that a rule gave is called in place of the equation.
+
+    Args:
+        function: From the operands to the result, or a tuple of results.
+        name: What reports call it.
+    """
+
+    function: Callable[..., Any]
+    name: str
+
+
+Action = Keep | Bind | Move | Cast | Contract | Redispatch | Inside | Emit
+
+KEEP = Keep()
+BIND = Bind()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EquationPlan:
+    """How one equation is emitted; equations that look alike share it.
+
+    Args:
+        action: What is emitted.
+        given: What is known of each operand.
+        operands: The dtype in which each operand is read, None for "as it is".
+        results: What is known of each result.
+        reason: Why the equation runs in the dtypes it does.
+        casts: The dtype that each result is cast to afterwards, or None; empty when none is.
+        demands: How each operand is read, where the dtypes of the results do not say it: by the
+            bodies of a higher-order primitive, and by a cast of the program. Empty for others.
+    """
+
+    action: Action
+    given: tuple[ValueState, ...]
+    operands: tuple[np.dtype | None, ...]
+    results: tuple[ValueState, ...]
+    reason: Reason
+    casts: tuple[np.dtype | None, ...] = ()
+    demands: tuple[Demand, ...] = ()
+
+    @property
+    def inner(self) -> tuple[Plan, ...]:
+        """The plans of the jaxprs that the equation holds."""
+        return self.action.plans if isinstance(self.action, Inside) else ()
+
+    @property
+    def source_copies(self) -> tuple[tuple[int, np.dtype], ...]:
+        """The 16-bit copies of sources that the bodies take as further operands."""
+        return self.action.source_copies if isinstance(self.action, Inside) else ()
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nothing inside or about the equation changes."""
+        if isinstance(self.action, Move | Inside):
+            return self.action.unchanged
+        return isinstance(self.action, Keep)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Plan:
+    """The dtype and reason of every value and equation of one jaxpr.
+
+    Args:
+        jaxpr: The open jaxpr that is planned.
+        consts: What is known of each constant.
+        inputs: What is known of each input.
+        equations: A plan per equation, in program order.
+        outputs: What is known of each output, after ``output_dtypes``.
+        output_dtypes: The dtype that each output is cast to on return, None for "as it is".
+        demands: How the equations read each input.
+        source_copies: Pairs (input, dtype) of sources that the equations read in a 16-bit dtype.
+        unknown: Names of primitives without a rule, here and inside, in order of appearance.
+        identity: Rewriting would give the jaxpr back unchanged.
+        path: The enclosing scopes, as far as the policy looks at them.
+    """
+
+    jaxpr: Any
+    consts: tuple[ValueState, ...]
+    inputs: tuple[ValueState, ...]
+    equations: tuple[EquationPlan, ...]
+    outputs: tuple[ValueState, ...]
+    output_dtypes: tuple[np.dtype | None, ...]
+    demands: tuple[Demand, ...]
+    source_copies: tuple[tuple[int, np.dtype], ...]
+    unknown: tuple[str, ...]
+    identity: bool
+    path: tuple[str, ...]

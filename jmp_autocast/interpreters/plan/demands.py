@@ -1,0 +1,195 @@
+"""The sweep from the last equation to the first: what the readers of a value ask of its maker.
+
+Example: ``exp(x - max(x))`` in float32 reads a difference. The difference of two 16-bit values
+would be computed in 16 bits, and its error multiplies the result of ``exp``; so the difference is
+asked for in float32, which costs a cast that XLA fuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...policies import FLOAT32, Policy
+from ..compat import Literal
+from ..primitives.traits import having
+from .data import Contract, Demand, EquationPlan, ReasonCode, ValueState, Want
+from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
+from .log_guard import reaching_logarithm
+
+_CONTRACTS = having("contracts")
+_CLEARS = having("clears")
+_FEEDS = having("feeds")
+_ROUNDS = having("rounds")
+_SATURATES = having("saturates")
+
+_OUTPUT = "the output"
+_SUMS = having("sums") | {_OUTPUT}
+
+_LOW_CONTRACTION = (ReasonCode.LOWER_PRECISION, ReasonCode.DOT_OUT)
+_NO_WISH = Want()
+
+
+def find_requests(
+    jaxpr: Any,
+    equations: Sequence[EquationPlan],
+    states: Mapping[Any, ValueState],
+    wants: Sequence[Want],
+    already: Mapping[int, tuple[Want, ...]],
+    policy: Policy,
+) -> tuple[dict[int, tuple[Want, ...]], tuple[Demand, ...]]:
+    """Finds the equations that should run in the dtype in which all their readers read.
+
+    Args:
+        jaxpr: The open jaxpr.
+        equations: The plan of each equation.
+        states: What is known of each value.
+        wants: What is asked of each output.
+        already: What an earlier sweep found: no equation is asked twice.
+        policy: Where the program's inputs have no vote, a sum of two values stays in 16 bits, or
+            the last norm of a network would raise the whole residual stream before it. It also
+            says whether a contraction may hand out its accumulator.
+
+    Returns:
+        For the index of an equation, what is asked of each of its results; and how the equations,
+        if they follow, read each input of the jaxpr.
+    """
+    requests = {}
+    asked = frozenset(k for k, want in enumerate(wants) if want.guarded)
+    guarded = reaching_logarithm(jaxpr, asked, {})
+    readers = _Readers(jaxpr, wants, guarded)
+    for i in range(len(equations) - 1, -1, -1):
+        eqn, plan = jaxpr.eqns[i], equations[i]
+        request = readers.request(eqn, plan) if i not in already else None
+        if request is not None:
+            variables = [v for v in eqn.invars if not isinstance(v, Literal)]
+            computed = {v for v in variables if _is_computed(states[v])}
+            stays = policy.data_abstains and is_residual_sum(eqn, states)
+            if len(computed) > 1:
+                stays |= is_gated_summand(eqn, plan) and readers.only_sum(eqn.outvars[0])
+            if not stays and _can_follow(policy, eqn, plan, request, guarded, len(computed)):
+                requests[i] = request
+        readers.add(eqn, plan, requests.get(i))
+    return requests, readers.of_inputs()
+
+
+class _Readers:
+    """How each value is read by the equations seen so far, from the last to the first.
+
+    Args:
+        jaxpr: The open jaxpr.
+        wants: What is asked of each output.
+        guarded: The variables that reach a logarithm or a denominator.
+    """
+
+    def __init__(self, jaxpr: Any, wants: Sequence[Want], guarded: frozenset[Any]) -> None:
+        self._inputs = jaxpr.invars
+        self._guarded = guarded
+        self._demands: dict[Any, Demand] = {}
+        self._first: dict[Any, str] = {}  # the primitive that reads it first, in program order
+        self._beyond_sums: set[Any] = set()  # what others than sums and the caller read
+        for v, want in zip(jaxpr.outvars, wants, strict=True):
+            if isinstance(v, Literal):
+                continue
+            if want.dtype is not None:
+                self._read(v, Demand.of(want.dtype), _OUTPUT)
+            elif want.demand:
+                self._read(v, want.demand, want.reader)
+            else:
+                # Whoever reads it outside is not known here: no reason to change it.
+                self._read(v, Demand.LOW | Demand.FULL, "")
+
+    def _read(self, v: Any, demand: Demand, reader: str) -> None:
+        before = self._demands.get(v)
+        if before is not demand:  # an `|` of flags is slow
+            self._demands[v] = demand if before is None else before | demand
+        self._first[v] = reader
+        if reader not in _SUMS:
+            self._beyond_sums.add(v)
+
+    def only_sum(self, v: Any) -> bool:
+        """Returns whether only sums, or the caller, read a value."""
+        return v not in self._beyond_sums
+
+    def of_inputs(self) -> tuple[Demand, ...]:
+        """Returns how each input is read."""
+        return tuple(self._demands.get(v, Demand.NONE) for v in self._inputs)
+
+    def request(self, eqn: Any, plan: EquationPlan) -> tuple[Want, ...] | None:
+        """Returns what to ask of an equation's results, None if they are as their readers want."""
+        pairs = zip(eqn.outvars, plan.results, strict=True)
+        asked = tuple([self._wish(v, state) for v, state in pairs])
+        return None if all([want is _NO_WISH for want in asked]) else asked
+
+    def _wish(self, v: Any, state: ValueState) -> Want:
+        if not _is_computed(state):
+            return _NO_WISH
+        demand = self._demands.get(v)
+        if demand not in (Demand.LOW, Demand.FULL) or demand is Demand.of(state.dtype):
+            return _NO_WISH
+        return Want(demand=demand, guarded=v in self._guarded, reader=self._first[v])
+
+    def add(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None = None) -> None:
+        """Adds how an equation reads its operands, if it follows the request."""
+        name = eqn.primitive.name
+        demand = self._demand(eqn, plan, request)
+        for k, v in enumerate(eqn.invars):
+            if not isinstance(v, Literal):
+                self._read(v, plan.demands[k] if plan.demands else demand, name)
+
+    def _demand(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None) -> Demand:
+        """Returns in which dtype an equation reads its operands."""
+        name, code = eqn.primitive.name, plan.reason.code
+        if name in _CONTRACTS and code in _LOW_CONTRACTION:
+            return Demand.LOW
+        if request is not None:
+            return next(want.demand for want in request if want.demand)
+        if all(state.dtype is None for state in plan.results):
+            # A comparison or an index: exact enough in either dtype.
+            kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
+            return Demand.FULL if kept else Demand.NONE
+        if plan.results[0].dtype == FLOAT32:
+            return Demand.FULL
+        if name not in _ROUNDS:
+            return Demand.LOW
+        # Rounding commutes with it, so a reader behind it is as good as a direct one.
+        through = Demand.NONE
+        for out in eqn.outvars:
+            through |= self._demands.get(out, Demand.NONE)
+        return through or Demand.LOW
+
+
+def _can_follow(
+    policy: Policy,
+    eqn: Any,
+    plan: EquationPlan,
+    request: tuple[Want, ...],
+    guarded: frozenset[Any],
+    computed: int,
+) -> bool:
+    """Returns whether an equation may run in the dtype that its readers ask for.
+
+    Args:
+        policy: Whether a contraction may hand out its accumulator as its result.
+        eqn: The equation.
+        plan: Its plan so far.
+        request: What is asked of each result.
+        guarded: The variables that reach a logarithm or a denominator.
+        computed: The number of operands that are computed.
+    """
+    if plan.inner:
+        return True
+    name, code = eqn.primitive.name, plan.reason.code
+    if any(want.demand is Demand.LOW for want in request):
+        # Of two computed operands each would need a cast, where the result needs one; a row of a
+        # buffer is smaller than the buffer.
+        clears = name in _CLEARS and not shrinks(eqn)
+        return code is ReasonCode.PROMOTE_FULL and clears and computed == 1
+    if isinstance(plan.action, Contract):
+        return policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION
+    saturates = name in _SATURATES and eqn.outvars[0] in guarded
+    return code is ReasonCode.PROMOTE_LOW and (name in _FEEDS or saturates)
+
+
+def _is_computed(state: ValueState) -> bool:
+    return state.dtype is not None and state.source is None

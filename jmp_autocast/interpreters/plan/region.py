@@ -1,0 +1,77 @@
+"""Which precision is in force where an equation stands: scopes of the policy, marks in the code."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from ...policies import Policy, Rule
+from ...scopes import GOVERNED, read_mark
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Region:
+    """The precision in force where an equation stands.
+
+    Args:
+        compute_dtype: The dtype of matmuls, None where nothing is lowered.
+        governed: An inner autocast has already dealt with the region.
+        cause: The scope that says so.
+        names: The enclosing scopes, as far as the policy looks at them.
+        rules: The rules that the scopes add, as pairs of primitive and rule.
+    """
+
+    compute_dtype: np.dtype | None
+    governed: bool
+    cause: str
+    names: tuple[str, ...]
+    rules: tuple[tuple[str, Rule], ...] = ()
+
+
+class Regions:
+    """The regions of a program: one instance per trace.
+
+    Args:
+        policy: The policy of the program.
+        marks_only: No pattern or rule of the policy looks at names: only marks matter, and a layer
+            that stands at 96 paths is planned once.
+    """
+
+    def __init__(self, policy: Policy, marks_only: bool) -> None:
+        self._policy = policy
+        self._marks_only = marks_only
+        self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
+
+    def at(self, path: tuple[str, ...], names: tuple[str, ...]) -> Region:
+        """Returns the precision of a region: the innermost scope that has one decides.
+
+        Args:
+            path: The scopes around a jaxpr, as far as the policy looks at them.
+            names: The scopes in it.
+        """
+        region = self._found.get((path, names))
+        if region is None:
+            seen = names
+            if self._marks_only:
+                seen = tuple(name for name in names if read_mark(name) is not None)
+            region = self._found[path, names] = self._find(path + seen)
+        return region
+
+    def _find(self, names: tuple[str, ...]) -> Region:
+        marks = [(i + 1, mark) for i, name in enumerate(names) if (mark := read_mark(name))]
+        if any(mark == GOVERNED for _, mark in marks):
+            return Region(None, True, "an inner autocast governs the region", names)
+        hits = [
+            (depth, 0, dtype, f"scope {p!r}")
+            for depth, p, dtype in self._policy.scope_matches(names)
+        ]
+        hits += [(depth, 1, jnp.dtype(mark), f"scope {mark}") for depth, mark in marks]
+        rules = self._policy.rules_in(names)
+        if not hits:
+            return Region(np.dtype(self._policy.compute_dtype), False, "", names, rules)
+        # Of scopes at one depth a mark in the code wins, then the latest pattern. `max` returns the
+        # first of equals, so the hits are reversed.
+        _, _, dtype, cause = max(reversed(hits), key=lambda hit: hit[:2])
+        return Region(None if dtype == np.float32 else dtype, False, cause, names, rules)

@@ -1,0 +1,44 @@
+"""Sizes of shapes, in which `jax.export` may put symbolic dimensions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..compat import InconclusiveDimensionOperation
+
+
+def element_count(atom: Any) -> Any:
+    """Returns the number of elements of a variable or literal: an int, or a symbolic expression.
+
+    Example:
+        >>> import jax
+        >>> element_count(jax.make_jaxpr(lambda x: x)(jax.numpy.ones((2, 3))).jaxpr.invars[0])
+        6
+    """
+    return math.prod(atom.aval.shape)
+
+
+def at_least(one: Any, other: Any) -> bool:
+    """Returns whether a size is at least another one, whatever its symbolic dimensions are.
+
+    Example:
+        >>> from jax.export import symbolic_shape
+        >>> (b,) = symbolic_shape("b")
+        >>> at_least(3, 2), at_least(4 * b, b), at_least(b, b * b)
+        (True, True, False)
+    """
+    try:
+        return bool(one >= other)
+    except InconclusiveDimensionOperation:
+        return False
+
+
+def largest_index(length: Any) -> float:
+    """Returns the largest index along a dimension, infinity where its length is symbolic.
+
+    Example:
+        >>> largest_index(5)
+        4.0
+    """
+    return float(max(length - 1, 0)) if isinstance(length, int) else math.inf

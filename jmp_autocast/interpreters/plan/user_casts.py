@@ -1,0 +1,91 @@
+"""The planning rule of the program's own casts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...policies import FLOAT32
+from ..primitives.reading import cast_dtype
+from .data import (
+    KEEP,
+    Cast,
+    Demand,
+    EquationPlan,
+    Move,
+    Reason,
+    ReasonCode,
+    Source,
+    ValueState,
+    Want,
+    float_dtype,
+)
+from .region import Region
+from .structural import PlansBodies, plans
+
+
+@plans("convert_element_type")
+def _convert_element_type(
+    planner: PlansBodies,
+    eqn: Any,
+    given: Sequence[ValueState],
+    region: Region,
+    wants: tuple[Want, ...],
+) -> EquationPlan:
+    """A cast of the program is done as written.
+
+    What it makes of a bool or a small integer is a constant, of other integers data with the bound
+    of its integers.
+    """
+    (state,), (var,), given = given, eqn.invars, tuple(given)
+    source, target = float_dtype(var.aval), float_dtype(eqn.outvars[0].aval)
+    cast = Reason(ReasonCode.USER_CAST, f"{var.aval.dtype} to {cast_dtype(eqn)}")
+    if source is None and target is None:
+        known = state.known_value
+        bound = state.integer_bound if known is None else abs(known)
+        result = ValueState(None, known_value=known, integer_bound=bound)
+        return EquationPlan(KEEP, given, (None,), (result,), cast)
+    if source is None:
+        assert target is not None
+        action = Move() if _is_exact(var) else KEEP
+        return EquationPlan(action, given, (None,), (_of_number(var, target, state),), cast)
+    as_declared = state.dtype == source
+    action = KEEP if as_declared else Cast()
+    if target is None:
+        return EquationPlan(action, given, (None,), (ValueState(None),), cast)
+    if source == target:
+        # Only the weak type changes: the value stays what it is.
+        if state.source is not None:
+            reason = Reason(ReasonCode.SOURCE, "no cast", (0,))
+            return EquationPlan(Move(as_declared), given, (None,), (state,), reason)
+        reason = Reason(ReasonCode.STRUCTURAL, "no cast", (0,))
+        return EquationPlan(action, given, (None,), (state,), reason)
+    if state.known_value is not None:
+        result = ValueState(target, Source.LITERAL, state.known_value)
+    else:
+        bound = state.integer_bound
+        result = ValueState(target, integer_bound=bound, narrowed_by_user=target != FLOAT32)
+    demand = Demand.FULL if target == FLOAT32 else Demand.LOW
+    lowers = region.compute_dtype is not None and state.dtype != target
+    operand = target if lowers else None
+    return EquationPlan(action, given, (operand,), (result,), cast, demands=(demand,))
+
+
+def _of_number(var: Any, target: np.dtype, state: ValueState) -> ValueState:
+    """A cast of a bool or integer to float: a source, with the bound of its integers."""
+    dtype = np.dtype(var.aval.dtype) if isinstance(var.aval.dtype, np.dtype) else None
+    if dtype is None or dtype.kind not in "biu":
+        return ValueState(target, narrowed_by_user=target != FLOAT32)
+    if state.known_value is not None:
+        return ValueState(target, Source.LITERAL, state.known_value)
+    if dtype.itemsize == 1:
+        return ValueState(target, Source.CONST)  # up to 256: exact in every float dtype
+    bound = np.inf if state.integer_bound is None else state.integer_bound
+    return ValueState(target, Source.DATA, integer_bound=bound)
+
+
+def _is_exact(var: Any) -> bool:
+    dtype = var.aval.dtype
+    return isinstance(dtype, np.dtype) and dtype.kind in "biu" and dtype.itemsize == 1

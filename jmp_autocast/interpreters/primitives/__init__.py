@@ -1,0 +1,1 @@
+"""What is known of primitives, and the primitives of our own."""

@@ -1,0 +1,312 @@
+"""Contractions in 16 bits that hand out their float32 accumulator, in both directions.
+
+``preferred_element_type=float32`` does so going forward, but JAX's own transpose of it multiplies
+the float32 cotangent with a 16-bit operand: a matmul in float32. The gradient of a weight is then
+rounded to 16 bits all the same, because a weight's copy is 16 bits wide. The primitive here is
+closed under differentiation instead: it is linear in each of its two operands, and its transpose
+is again a contraction of two 16-bit operands, which hands out what the operand it belongs to asks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ...policies import CONTRACTIONS, FLOAT32
+from ..compat import Tracer, bind, body_of, inlined, jaxpr_as_fun, literal_value, with_dtype
+from ..compat.registration import (
+    add_tangents,
+    at_front,
+    batch_size,
+    define_primitive,
+    is_undefined_primal,
+    is_zero,
+    lowers_by_platform,
+    saved_as,
+    zero_tangent,
+)
+from .cached_bind import bind_cached
+from .evaluate import evaluate
+from .source_view import source_view
+
+
+def accumulating_contraction(
+    primitive: Any,
+    params: dict[str, Any],
+    lhs: Any,
+    rhs: Any,
+    *rest: Any,
+    out: Any,
+    full: tuple[Any, Any] = (None, None),
+) -> Any:
+    """Contracts two 16-bit arrays and returns the result in the dtype that is asked for.
+
+    In derivatives, too, both operands of every contraction are 16 bits wide, and cotangents are
+    cast to that dtype. The derivative with respect to a 16-bit operand has its dtype.
+
+    Args:
+        primitive: ``dot_general``, ``conv_general_dilated`` or ``ragged_dot_general``.
+        params: Its parameters; ``preferred_element_type`` is ignored.
+        lhs: The left operand, float16 or bfloat16.
+        rhs: The right operand, in the dtype of ``lhs``.
+        *rest: Operands without a derivative: the group sizes of ``ragged_dot_general``.
+        out: The dtype of the result: float32 or that of ``lhs``.
+        full: For an operand that is the copy of a float32 source, the source, and else None. The
+            derivative is then with respect to the source: its gradient is the accumulator of
+            the transposed contraction, float32 and never rounded.
+
+    Returns:
+        The contraction, of dtype ``out``.
+
+    Raises:
+        AssertionError: If the operands are not of one 16-bit dtype.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jax import lax
+        >>> params = dict(
+        ...     dimension_numbers=(((1,), (0,)), ((), ())),
+        ...     precision=None,
+        ...     preferred_element_type=None,
+        ...     out_sharding=None,
+        ... )
+        >>> def f(w, x):
+        ...     low = w.astype(jnp.bfloat16)
+        ...     return accumulating_contraction(
+        ...         lax.dot_general_p, params, x, low, out=jnp.float32, full=(None, w)
+        ...     ).sum()
+        >>> x = jnp.array([[256.0], [1.0]], jnp.bfloat16)
+        >>> w = jnp.ones((1, 1))
+        >>> float(f(w, x)), float(jax.grad(f)(w, x)[0, 0])  # 257 is no bfloat16
+        (257.0, 257.0)
+    """
+    low, out = np.dtype(lhs.dtype), np.dtype(out)
+    if rhs.dtype != low or low.itemsize != 2:
+        raise AssertionError(f"not of one 16-bit dtype: {low}, {rhs.dtype}")
+    sources = tuple(i for i, source in enumerate(full) if isinstance(source, Tracer))
+    operands = (lhs, rhs, *rest, *(full[i] for i in sources))
+    if low == out and not sources:
+        return bind_cached(primitive, operands, {**params, "preferred_element_type": low})
+    items = tuple({**params, "preferred_element_type": low}.items())
+    return _inlined(primitive, items, out, sources)(*operands)
+
+
+@functools.lru_cache(maxsize=4096)
+def _inlined(
+    primitive: Any, params: tuple[tuple[str, Any], ...], out: np.dtype, sources: tuple[int, ...]
+) -> Callable[..., Any]:
+    def contraction(*operands: Any) -> Any:
+        return [bind(primitive, operands, dict(params))]
+
+    def call(*operands: Any) -> Any:
+        low = operands[0].dtype
+        jaxpr = _trace(contraction, low, operands[: len(operands) - len(sources)])
+        return accumulate_p.bind(*operands, jaxpr=jaxpr, low=low, out=out, sources=sources)
+
+    return inlined(call)
+
+
+# --- the primitive --------------------------------------------------------------------------
+#
+# accumulate(lhs, rhs, *rest, *sources; jaxpr, low, out, sources)
+#
+# `jaxpr` takes (lhs, rhs, *rest) in dtype `low`, where it is linear in `lhs` and in `rhs`: data
+# movement and one contraction. That JAX traces it again to transpose and to batch it is what
+# makes every contraction, and the shardings of all, work alike. The parameter `sources` holds the
+# positions of the factors whose derivative is that of one of the last operands.
+
+
+def _factor_of(
+    i: int, operands: Sequence[Any], sources: tuple[int, ...]
+) -> tuple[int, Any, Sequence[Any]] | None:
+    """Returns how the result depends on one operand.
+
+    Args:
+        i: The position of the operand.
+        operands: All operands.
+        sources: The positions of the factors that are copies of sources.
+
+    Returns:
+        The position of the factor that the operand differentiates (0 or 1), the other factor, and
+        the operands without a derivative; None where the result has no derivative by operand ``i``.
+    """
+    count = len(operands) - len(sources)
+    if i < count and (i in sources or i > 1):
+        return None
+    at = sources[i - count] if i >= count else i
+    other = operands[1 - at]
+    if 1 - at in sources:
+        # A view, so that a second derivative reaches the source; what is saved is the copy.
+        other = source_view(operands[count + sources.index(1 - at)], other)
+    return at, other, operands[2:count]
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, sources: tuple[int, ...], **params: Any
+) -> tuple[Any, Any]:
+    out = accumulate_p.bind(*primals, sources=sources, **params)
+    terms = []
+    for i, tangent in enumerate(tangents):
+        found = None if is_zero(tangent) else _factor_of(i, primals, sources)
+        if found is not None:
+            at, other, rest = found
+            factors = (tangent, other) if at == 0 else (other, tangent)
+            terms.append(accumulate_p.bind(*factors, *rest, sources=(), **params))
+    return out, functools.reduce(add_tangents, terms) if terms else zero_tangent(out)
+
+
+def _transpose(
+    cotangent: Any,
+    *operands: Any,
+    jaxpr: Any,
+    low: np.dtype,
+    out: np.dtype,
+    sources: tuple[int, ...],
+) -> list[Any]:
+    def of_operand(i: int, operand: Any) -> Any:
+        if is_zero(cotangent) or not is_undefined_primal(operand):
+            return None
+        found = _factor_of(i, operands, sources)
+        if found is None:
+            return None
+        at, other, rest = found
+        factors = (cotangent, other, *rest)
+        transposed = _trace(_transposed(jaxpr, at), low, factors)
+        # The operand's own dtype: a float32 source gets the accumulator itself, never rounded.
+        return accumulate_p.bind(
+            *factors, jaxpr=transposed, low=low, out=operand.aval.dtype, sources=()
+        )
+
+    return [of_operand(i, operand) for i, operand in enumerate(operands)]
+
+
+def _batch(
+    operands: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    jaxpr: Any,
+    low: np.dtype,
+    out: np.dtype,
+    sources: tuple[int, ...],
+) -> tuple[Any, int]:
+    operands, dims = list(operands), list(dims)
+    size, count = batch_size(operands, dims), len(operands) - len(sources)
+    for k, i in enumerate(sources, count):
+        if dims[i] != dims[k]:  # a copy has the shape of its source
+            for j in (i, k):
+                operands[j], dims[j] = at_front(operands[j], dims[j], size), 0
+    batched = _trace(_batched(jaxpr, tuple(dims[:count])), low, operands[:count])
+    return accumulate_p.bind(*operands, jaxpr=batched, low=low, out=out, sources=sources), 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _transposed(jaxpr: Any, at: int) -> Callable[..., Any]:
+    def transposed(cotangent: Any, other: Any, *rest: Any) -> Any:
+        def linear(x: Any) -> Any:
+            factors = (x, other) if at == 0 else (other, x)
+            return jaxpr_as_fun(jaxpr)(*factors, *rest)
+
+        return jax.linear_transpose(linear, jaxpr.in_avals[at])([cotangent])
+
+    return transposed
+
+
+@functools.lru_cache(maxsize=4096)
+def _batched(jaxpr: Any, dims: tuple[int | None, ...]) -> Callable[..., Any]:
+    return jax.vmap(jaxpr_as_fun(jaxpr), in_axes=dims)
+
+
+def _trace(function: Callable[..., Any], low: np.dtype, operands: Sequence[Any]) -> Any:
+    """Returns the jaxpr of a function of 16-bit operands, the same one for the same types."""
+    avals = (jax.typeof(x) for x in operands)
+    low_avals = tuple(with_dtype(a, low) if a.dtype == FLOAT32 else a for a in avals)
+    return _traced(function, low_avals, jax.sharding.get_abstract_mesh())
+
+
+@functools.lru_cache(maxsize=4096)
+def _traced(function: Callable[..., Any], avals: tuple[Any, ...], mesh: Any) -> Any:
+    # `jax.make_jaxpr` has a cache, too, but is slow to find things there. Of JAX's settings only
+    # the mesh has a part in movements and one contraction whose parameters are given.
+    return jax.make_jaxpr(function)(*avals)
+
+
+def _aval(*avals: Any, jaxpr: Any, out: np.dtype, **_: Any) -> Any:
+    return with_dtype(jaxpr.out_avals[0], out)
+
+
+def _value(*operands: Any, **params: Any) -> Any:
+    return _compiled(tuple(params.items()))(*operands)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    return jax.jit(functools.partial(accumulate_p.bind, **dict(params)))
+
+
+def contraction_in(eqn: Any) -> Any:
+    """Returns the matmul or convolution of an equation that hands out its accumulator.
+
+    Its jaxpr declares the dtype of a rounded result; the equation has the one that it returns.
+
+    Args:
+        eqn: The equation.
+
+    Returns:
+        The equation of the contraction, None for an equation of another primitive.
+    """
+    if eqn.primitive is not accumulate_p:
+        return None
+    return _contraction(eqn.params["jaxpr"])
+
+
+def _contraction(jaxpr: Any) -> Any:
+    (eqn,) = (e for e in body_of(jaxpr).eqns if e.primitive.name in CONTRACTIONS)
+    return eqn
+
+
+def _lowered(
+    *operands: Any, widen: bool, jaxpr: Any, low: np.dtype, out: np.dtype, sources: tuple[int, ...]
+) -> Any:
+    """Runs the jaxpr with the contraction's result, and all that follows it, in ``out``.
+
+    With ``widen`` the contraction reads its operands in ``out``, too: the same products and sums.
+    """
+    contraction = _contraction(jaxpr)
+
+    def step(i: int, eqn: Any, xs: list[Any]) -> Sequence[Any]:
+        params = eqn.params
+        if eqn is contraction:
+            params = {**params, "preferred_element_type": out}
+            if widen and out != low:
+                # Otherwise XLA widens them where they are made, and keeps that until the backward
+                # pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
+                xs = lax.optimization_barrier(xs)
+                xs = [lax.convert_element_type(x, out) if x.dtype == low else x for x in xs]
+        results = bind(eqn.primitive, xs, params)
+        return results if eqn.primitive.multiple_results else [results]
+
+    # The sources have no part in the value.
+    factors = operands[: len(operands) - len(sources)]
+    args = [lax.convert_element_type(x, low) if x.dtype == FLOAT32 else x for x in factors]
+    # The jaxpr is shared by all equal contractions: its scopes are those of the first one traced.
+    (result,) = evaluate(jaxpr, (), args, literal_value, step, lambda eqn: nullcontext())
+    return result
+
+
+accumulate_p: Any = define_primitive(
+    "accumulate", value=_value, aval=_aval, jvp=_jvp, transpose=_transpose, batch=_batch
+)
+# XLA:CPU lacks the bfloat16 matmul with a float32 result in some layouts ("Unsupported element type
+# for DotThunk::Execute", JAX 0.10 to 0.12), and chooses the layouts itself: there it widens.
+lowers_by_platform(
+    accumulate_p,
+    default=functools.partial(_lowered, widen=False),
+    cpu=functools.partial(_lowered, widen=True),
+)
+saved_as(accumulate_p, contraction_in)

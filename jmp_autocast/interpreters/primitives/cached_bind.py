@@ -1,0 +1,81 @@
+"""Binding an ordinary primitive so that JAX differentiates equal ones once.
+
+Under ``grad`` JAX linearizes each primitive that is bound, by tracing its derivative. ``jnp``
+functions are jitted and inlined: their linearization is cached, and a transformer has some hundred
+different ones among thousands. Equations bound one by one had no such cache and took twice as long
+to trace, so they are bound through an inlined jit as well. It leaves no trace in the jaxpr.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from ...policies import DEFAULT_RULES, CastPolicy
+from ..compat import Tracer, bind, inlined
+
+_CACHED = frozenset(n for n, rule in DEFAULT_RULES.items() if rule is not CastPolicy.KEEP)
+
+_SCALARS = (bool, int, float, complex, np.generic)
+
+
+def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Binds a primitive.
+
+    Args:
+        primitive: The primitive.
+        operands: Its operands: arrays, tracers, or scalars, which stay literals.
+        params: Its parameters.
+
+    Returns:
+        What ``primitive.bind`` returns.
+    """
+    if primitive.name not in _CACHED or not any(isinstance(x, Tracer) for x in operands):
+        return bind(primitive, operands, params)
+    scalars = tuple((i, _Scalar(x)) for i, x in enumerate(operands) if isinstance(x, _SCALARS))
+    # JAX insists on a hash of the parameters of all that is cached here.
+    function = _inlined_primitive(primitive, tuple(params.items()), scalars)
+    return function(*(x for x in operands if not isinstance(x, _SCALARS)))
+
+
+def cast(x: Any, dtype: np.dtype) -> Any:
+    """Casts an array."""
+    return _inlined_cast(dtype)(x) if isinstance(x, Tracer) else lax.convert_element_type(x, dtype)
+
+
+class _Scalar:
+    """A scalar as a cache key: two are equal if they are the same bits of the same type."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.key = (type(value), value.tobytes() if isinstance(value, np.generic) else repr(value))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Scalar) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@functools.lru_cache(maxsize=4096)
+def _inlined_primitive(
+    primitive: Any, params: tuple[tuple[str, Any], ...], scalars: tuple[tuple[int, _Scalar], ...]
+) -> Callable[..., Any]:
+    def call(*arrays: Any) -> Any:
+        operands = list(arrays)
+        for i, scalar in scalars:
+            operands.insert(i, scalar.value)
+        return bind(primitive, operands, dict(params))
+
+    return inlined(call)
+
+
+@functools.lru_cache(maxsize=16)
+def _inlined_cast(dtype: np.dtype) -> Callable[[Any], Any]:
+    return inlined(functools.partial(lax.convert_element_type, new_dtype=dtype))

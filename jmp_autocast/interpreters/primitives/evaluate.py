@@ -1,0 +1,49 @@
+"""The one loop that runs the equations of a jaxpr.
+
+Rewriting, measuring, tapping cotangents and lowering an accumulating contraction differ in what
+they do at an equation, and in what they keep of a value; both are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from ..compat import Literal, body_of, equation_context
+
+V = TypeVar("V")
+
+
+def evaluate(
+    jaxpr: Any,
+    consts: Sequence[V],
+    args: Sequence[V],
+    literal: Callable[[Any], V],
+    step: Callable[[int, Any, list[V]], Sequence[V]],
+    context: Callable[[Any], AbstractContextManager[Any]] = equation_context,
+) -> list[V]:
+    """Runs a jaxpr, one step per equation, in program order.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+        consts: What stands for each of its constants.
+        args: What stands for each of its inputs.
+        literal: Returns what stands for a literal of the jaxpr.
+        step: Takes the index of an equation, the equation and its operands; returns its results.
+        context: Returns the context of an equation's step. By default the step runs in the scopes,
+            at the source line and under the settings of the equation, so that errors, profiles
+            and HLO metadata point at the user's program.
+
+    Returns:
+        What stands for each output.
+    """
+    body = body_of(jaxpr)
+    env = dict(zip(body.constvars, consts, strict=True))
+    env.update(zip(body.invars, args, strict=True))
+    for i, eqn in enumerate(body.eqns):
+        operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
+        with context(eqn):
+            results = step(i, eqn, operands)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [literal(v) if isinstance(v, Literal) else env[v] for v in body.outvars]

@@ -1,0 +1,127 @@
+"""What the parameters of ordinary equations say: the only place that reads them by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from .accumulate import contraction_in
+from .traits import having
+
+_CONTRACTIONS = having("contracts")
+
+_HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+
+
+def asked_precision(eqn: Any) -> Any:
+    """Returns the ``precision`` with which a user asks for more than 16 bits, None if none does.
+
+    ``HIGHEST`` does, and so does a dot algorithm, which names the dtypes that it multiplies in.
+    """
+    precision = eqn.params.get("precision")
+    is_default = precision is None or isinstance(precision, tuple | lax.Precision)
+    return None if is_default and precision != _HIGHEST else precision
+
+
+def preferred_dtype(eqn: Any) -> np.dtype | None:
+    """Returns the ``preferred_element_type`` of an equation, None where it has none."""
+    preferred = eqn.params.get("preferred_element_type")
+    return None if preferred is None else np.dtype(preferred)
+
+
+def with_preferred_dtype(dtype: np.dtype) -> dict[str, Any]:
+    """Returns the parameter that makes a contraction return ``dtype``."""
+    return {"preferred_element_type": dtype}
+
+
+def cast_dtype(eqn: Any) -> Any:
+    """Returns the dtype that a ``convert_element_type`` casts to, None for another equation."""
+    return eqn.params.get("new_dtype")
+
+
+def lengths_kept(eqn: Any) -> dict[int, int]:
+    """Returns the dimensions of a ``broadcast_in_dim``'s result that its operand has.
+
+    Returns:
+        From the position of such a dimension in the result to its length in the operand.
+    """
+    return dict(zip(eqn.params["broadcast_dimensions"], eqn.invars[0].aval.shape, strict=True))
+
+
+def iota_length(eqn: Any) -> Any:
+    """Returns the length that an ``iota`` counts to; `jax.export` may make it symbolic."""
+    return eqn.params["shape"][eqn.params["dimension"]]
+
+
+def has_plain_update(eqn: Any) -> bool:
+    """Returns False for ``x.at[i].apply(fn)``: a scatter whose computation is the user's ``fn``."""
+    update = eqn.params.get("update_jaxpr")
+    return eqn.primitive.name != "scatter" or update is None or not update.eqns
+
+
+_SCATTERS = {
+    "scatter": lax.scatter,
+    "scatter-add": lax.scatter_add,
+    "scatter-sub": lax.scatter_sub,
+    "scatter-mul": lax.scatter_mul,
+    "scatter-min": lax.scatter_min,
+    "scatter-max": lax.scatter_max,
+}
+_SCATTER_OPTIONS = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+
+
+def redispatched(eqn: Any, *operands: Any) -> Any:
+    """Emits a scatter anew, for operands of another dtype.
+
+    Its adder is a jaxpr among its parameters, of a fixed dtype: bound again, it would add numbers
+    of a dtype that it does not take.
+    """
+    options = {name: eqn.params[name] for name in _SCATTER_OPTIONS}
+    return _SCATTERS[eqn.primitive.name](*operands, **options)
+
+
+def reduction_depth(eqn: Any) -> int:
+    """Returns the number of products or elements that are summed into one element of a result.
+
+    Args:
+        eqn: An equation.
+
+    Returns:
+        The contracted size of a matmul, input features times window of a convolution, the reduced
+        or accumulated size of a reduction, 1 for everything else.
+    """
+    eqn = contraction_in(eqn) or eqn
+    name, params, shapes = eqn.primitive.name, eqn.params, [v.aval.shape for v in eqn.invars]
+    if name in ("dot_general", "ragged_dot_general"):
+        numbers = params.get("dimension_numbers")
+        if numbers is None:
+            numbers = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+        (contracting, _), _ = numbers
+        return math.prod(shapes[0][d] for d in contracting)
+    if name == "conv_general_dilated":
+        out_features = params["dimension_numbers"].rhs_spec[0]
+        return math.prod(shapes[1]) // max(shapes[1][out_features], 1)
+    if "axes" in params and name.startswith("reduce_"):
+        return math.prod(shapes[0][d] for d in params["axes"])
+    if name.startswith("cum"):
+        return shapes[0][params["axis"]]
+    return 1
+
+
+def flops(eqn: Any) -> int:
+    """Returns the floating point operations of one run of an equation.
+
+    An estimate: two for each product that is summed, one for each element that is reduced or made.
+    """
+    eqn = contraction_in(eqn) or eqn
+    results = sum(math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars)
+    each = 2 if eqn.primitive.name in _CONTRACTIONS else 1
+    return each * results * reduction_depth(eqn)
+
+
+def exponent(eqn: Any) -> int | None:
+    """Returns the exponent of an ``integer_pow``, None for another equation."""
+    return eqn.params["y"] if eqn.primitive.name == "integer_pow" else None

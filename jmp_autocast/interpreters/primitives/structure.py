@@ -1,0 +1,341 @@
+"""Which jaxprs an equation holds: one description per higher-order primitive.
+
+Planning, rewriting, `explain`, residual counts, `check_numerics`, `compare`, `tune` and the
+benchmarks all read these descriptions. Only this file knows how JAX stores jaxprs in parameters.
+To add a higher-order primitive, describe it here, and give it a rewriting rule in
+`interpreters/rewrite/structural.py` if the one for described primitives does not fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..compat import (
+    body_of,
+    call_with_operands,
+    inner_jaxpr_key,
+    open_jaxpr,
+    scan_split,
+    scan_with_consts,
+    shard_map_axes,
+)
+from .accumulate import contraction_in
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Body:
+    """One jaxpr that an equation holds, and how it is tied to the equation.
+
+    Args:
+        jaxpr: The jaxpr, open or closed.
+        operands: For each input of the jaxpr, the position of the equation's operand that it is,
+            is a slice of, or starts as.
+        results: For each output of the jaxpr, the position of the equation's result that it
+            becomes, None for an output that only steers (the predicate of a loop).
+        carries: Pairs (input, output) of the jaxpr: what an iteration returns is what the next one
+            takes. Empty for what runs once.
+        fixed: How many inputs at the front are the same in each iteration; all that are no carries
+            or slices.
+        repeats: How often the jaxpr runs when the equation runs once. For a ``while``, which
+            nobody knows, 1.
+        takes_copies_at: The position among its inputs where 16-bit copies of sources are put in.
+    """
+
+    jaxpr: Any
+    operands: tuple[int, ...]
+    results: tuple[int | None, ...]
+    carries: tuple[tuple[int, int], ...] = ()
+    fixed: int = 0
+    repeats: int = 1
+    takes_copies_at: int = 0
+
+
+class Copy(NamedTuple):
+    """A 16-bit copy of an operand, handed to a body as one more input.
+
+    Args:
+        operand: The position of the operand that it is a copy of.
+        array: The copy.
+    """
+
+    operand: int
+    array: Any
+
+
+Rebind = Callable[
+    [Any, Sequence[Any], Sequence[Any], Sequence[Sequence[Copy]]], tuple[list[Any], dict[str, Any]]
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Structure:
+    """How a higher-order primitive holds its jaxprs.
+
+    Args:
+        bodies: From an equation to its bodies.
+        rebind: From an equation, its operands, the jaxprs that replace those of its bodies, and
+            the copies that each of these takes, to operands and parameters for a new equation.
+            None for a primitive that cannot be bound again with other jaxprs.
+        is_call: To run its one body on the operands gives the results.
+        isolates: No copy made outside is handed in: the body has a trace of its own.
+        has_rule: It has a derivative rule of the user's own.
+    """
+
+    bodies: Callable[[Any], tuple[Body, ...]]
+    rebind: Rebind | None = None
+    is_call: bool = False
+    isolates: bool = False
+    has_rule: bool = False
+
+
+STRUCTURES: dict[str, Structure] = {}
+"""From the name of a higher-order primitive to its description."""
+
+
+def bodies(eqn: Any) -> tuple[Body, ...]:
+    """Returns what an equation holds, in the order of its plan; () for an ordinary equation.
+
+    The scalar jaxprs of scatters and reductions do not count: they are data, like an enum.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> loop = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c + y, c), 0.0, x))
+        >>> (body,) = bodies(loop(jnp.ones(3)).eqns[-1])
+        >>> body.carries, body.repeats
+        (((0, 0),), 3)
+    """
+    structure = STRUCTURES.get(eqn.primitive.name)
+    return structure.bodies(eqn) if structure is not None else ()
+
+
+def is_call(eqn: Any) -> bool:
+    """Returns whether running an equation's one body on its operands gives its results."""
+    structure = STRUCTURES.get(eqn.primitive.name)
+    return structure is not None and structure.is_call
+
+
+def has_rule(eqn: Any) -> bool:
+    """Returns whether an equation has a derivative rule of the user's own."""
+    structure = STRUCTURES.get(eqn.primitive.name)
+    return structure is not None and structure.has_rule
+
+
+def iterations(eqn: Any) -> int:
+    """Returns how often what is inside an equation runs; for a ``while``, which no one knows, 1."""
+    return max((body.repeats for body in bodies(eqn)), default=1)
+
+
+def rebound(
+    eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Returns operands and parameters that bind an equation with other jaxprs.
+
+    Args:
+        eqn: The equation.
+        operands: Its operands.
+        jaxprs: A jaxpr in place of that of each body.
+        copies: For each body the copies that its jaxpr takes at ``Body.takes_copies_at``.
+    """
+    rebind = STRUCTURES[eqn.primitive.name].rebind
+    if rebind is None:
+        raise AssertionError(f"{eqn.primitive.name} is not bound with other jaxprs")
+    return rebind(eqn, operands, jaxprs, copies)
+
+
+# --- calls ----------------------------------------------------------------------------------
+
+
+def called(eqn: Any) -> Any:
+    """Returns the jaxpr that a call holds."""
+    return eqn.params[_key(eqn)]
+
+
+def _key(eqn: Any) -> str:
+    is_vmap = eqn.primitive.name == "custom_vmap_call"
+    return "call" if is_vmap else inner_jaxpr_key(eqn.params)
+
+
+def _call_bodies(eqn: Any) -> tuple[Body, ...]:
+    count = len(eqn.invars)
+    return (
+        Body(
+            called(eqn), tuple(range(count)), tuple(range(len(eqn.outvars))), takes_copies_at=count
+        ),
+    )
+
+
+def _rebind_call(
+    eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
+) -> tuple[list[Any], dict[str, Any]]:
+    (jaxpr,), (more,) = jaxprs, copies
+    params = call_with_operands(eqn.params, [copy.operand for copy in more])
+    is_open = eqn.primitive.name in ("remat2", "checkpoint")
+    params[_key(eqn)] = open_jaxpr(jaxpr) if is_open else jaxpr
+    return [*operands, *(copy.array for copy in more)], params
+
+
+_CALL = Structure(_call_bodies, _rebind_call, is_call=True)
+STRUCTURES.update(
+    dict.fromkeys(
+        "jit closed_call core_call call eval_jaxpr compute_on xla_metadata_call".split(), _CALL
+    )
+)
+STRUCTURES.update(dict.fromkeys(("remat2", "checkpoint"), _CALL))
+# The forward rule of a `custom_vjp` with `optimize_remat`. The equation can also compute the
+# function again without its residuals, so it is never bound with another jaxpr: it is inlined.
+STRUCTURES["remat_opt"] = Structure(_call_bodies, is_call=True)
+STRUCTURES["custom_jvp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)
+STRUCTURES["custom_vjp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)
+STRUCTURES["custom_vmap_call"] = Structure(_call_bodies, is_call=True, isolates=True)
+
+
+# --- branches -------------------------------------------------------------------------------
+
+
+def _cond_bodies(eqn: Any) -> tuple[Body, ...]:
+    """Operand 0 is the index of the branch; all branches take the rest."""
+    rest = tuple(range(1, len(eqn.invars)))
+    results = tuple(range(len(eqn.outvars)))
+    return tuple(
+        Body(branch, rest, results, takes_copies_at=len(rest)) for branch in eqn.params["branches"]
+    )
+
+
+def _rebind_cond(
+    eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
+) -> tuple[list[Any], dict[str, Any]]:
+    more = [copy.array for copy in copies[0]]  # all branches take the same operands
+    return [*operands, *more], {**eqn.params, "branches": tuple(jaxprs)}
+
+
+STRUCTURES["cond"] = Structure(_cond_bodies, _rebind_cond)
+
+
+# --- loops ----------------------------------------------------------------------------------
+
+
+def _scan_bodies(eqn: Any) -> tuple[Body, ...]:
+    """Inputs: constants, carries, slices of what is scanned. Outputs: carries, slices to stack."""
+    consts, count = scan_split(eqn.params)
+    return (
+        Body(
+            eqn.params["jaxpr"],
+            tuple(range(len(eqn.invars))),
+            tuple(range(len(eqn.outvars))),
+            carries=tuple((consts + k, k) for k in range(count)),
+            fixed=consts,
+            repeats=eqn.params["length"],
+            takes_copies_at=consts,
+        ),
+    )
+
+
+def _rebind_scan(
+    eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
+) -> tuple[list[Any], dict[str, Any]]:
+    consts, _ = scan_split(eqn.params)
+    (jaxpr,), (more,) = jaxprs, copies
+    params = scan_with_consts({**eqn.params, "jaxpr": jaxpr}, len(more))
+    return [*operands[:consts], *(copy.array for copy in more), *operands[consts:]], params
+
+
+STRUCTURES["scan"] = Structure(_scan_bodies, _rebind_scan)
+
+
+def scan_direction(eqn: Any) -> dict[str, Any]:
+    """Returns the options with which `jax.lax.scan` runs as often, and from the same end."""
+    return {"length": eqn.params["length"], "reverse": eqn.params["reverse"]}
+
+
+def _while_bodies(eqn: Any) -> tuple[Body, ...]:
+    """Operands: constants of the condition, constants of the body, carries."""
+    conds, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    start = conds + consts
+    carries = tuple(range(start, len(eqn.invars)))
+    cond = Body(
+        eqn.params["cond_jaxpr"],
+        (*range(conds), *carries),
+        (None,),
+        fixed=conds,
+        takes_copies_at=conds,
+    )
+    body = Body(
+        eqn.params["body_jaxpr"],
+        (*range(conds, start), *carries),
+        tuple(range(len(carries))),
+        carries=tuple((consts + k, k) for k in range(len(carries))),
+        fixed=consts,
+        takes_copies_at=consts,
+    )
+    return cond, body
+
+
+def _rebind_while(
+    eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
+) -> tuple[list[Any], dict[str, Any]]:
+    params, bound, first = dict(eqn.params), [], 0
+    for part, jaxpr, more in zip(("cond", "body"), jaxprs, copies, strict=True):
+        count = params[f"{part}_nconsts"]
+        bound += [*operands[first : first + count], *(copy.array for copy in more)]
+        params |= {f"{part}_jaxpr": jaxpr, f"{part}_nconsts": count + len(more)}
+        first += count
+    return [*bound, *operands[first:]], params
+
+
+STRUCTURES["while"] = Structure(_while_bodies, _rebind_while)
+
+
+# --- device maps ----------------------------------------------------------------------------
+
+
+STRUCTURES["shard_map"] = Structure(_call_bodies, isolates=True)
+
+
+def shard_map_options(eqn: Any) -> dict[str, Any]:
+    """Returns the options with which `jax.shard_map` maps over the same axes of the same mesh."""
+    params = eqn.params
+    return {
+        "mesh": params["mesh"],
+        "in_specs": tuple(params["in_specs"]),
+        "out_specs": tuple(params["out_specs"]),
+        "check_vma": params["check_vma"],
+        "axis_names": shard_map_axes(params),
+    }
+
+
+# --- walking --------------------------------------------------------------------------------
+
+
+def equations_in(jaxpr: Any, times: int = 1) -> Any:
+    """Yields each equation of a jaxpr and of those inside it, and how often it runs.
+
+    How often a ``while`` runs is unknown: its inside counts once.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+        times: How often it runs.
+    """
+    for eqn in body_of(jaxpr).eqns:
+        yield eqn, times
+        for body in bodies(eqn):
+            yield from equations_in(body.jaxpr, times * body.repeats)
+
+
+__all__ = [
+    "STRUCTURES",
+    "Body",
+    "Copy",
+    "Structure",
+    "bodies",
+    "called",
+    "contraction_in",
+    "equations_in",
+    "has_rule",
+    "is_call",
+    "iterations",
+    "rebound",
+    "scan_direction",
+    "shard_map_options",
+]

@@ -1,0 +1,150 @@
+"""What planning knows of each primitive besides its cast policy: one row per primitive.
+
+A new primitive gets a row here and a policy in `policies/tables.py`; a test fails without either.
+A trait says what the primitive does to values. Which decision follows from it is said where the
+decision is made, in `interpreters/plan`.
+
+| trait | meaning |
+|---|---|
+| moves | it rearranges, replicates or selects elements of its first operand, and is linear in it |
+| affine | integers stay integers, up to a scale: positions made from positions |
+| rounds | rounding commutes with it: rounded operands give the rounded result |
+| clears | as `rounds`, and its transpose adds nothing up: 16-bit cotangents stay exact |
+| feeds | cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 reader |
+| sums | it adds up its operands element by element |
+| replicates | it broadcasts smaller operands: its transpose adds up cotangents of one element |
+| bounded | the result does not grow with the operand: a rounding error does not add up in a loop |
+| saturates | it flattens towards a limit: 16 bits round to the limit what float32 tells from it |
+| log0, div1 | it has a pole near which operand 0, or operand 1, has to keep its digits |
+| redispatch | its update computation is a parameter with a fixed dtype: it is emitted anew |
+| first | its values are those of operand 0; the others are indices, padding, a copy of it |
+| same | it makes no value that its operands do not hold |
+| contracts | it multiplies and sums: what tensor cores are for |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+_NAMES = frozenset(
+    """
+    moves affine rounds clears feeds sums replicates bounded saturates log0 div1 redispatch first
+    same contracts
+    """.split()
+)
+
+# What moves elements of one operand commutes with rounding and keeps positions positions.
+_MOVING = "moves affine rounds"
+
+_ROWS: dict[str, str] = {
+    # arithmetic
+    "add add_any": "affine feeds sums replicates",
+    "sub": "affine feeds replicates",
+    "mul": "affine feeds replicates",
+    "div": "affine feeds replicates div1",
+    "rem atan2": "feeds replicates",
+    "square integer_pow": "feeds",
+    "neg": "affine rounds clears",
+    "abs": "rounds clears",
+    "sign": "rounds",
+    "max min": "affine rounds clears replicates",
+    "clamp": "rounds clears replicates",
+    # Their transposes count ties in the dtype of the operand: 16 bits count to 256 or 2,048.
+    "reduce_max reduce_min": "rounds feeds",
+    "cummax cummin sort": "rounds",
+    "select_n": "affine rounds clears",
+    "pad": "affine rounds clears first",
+    "concatenate stack": "affine rounds",
+    "dynamic_update_slice": "rounds",
+    # functions
+    "pow": "replicates log0",
+    "log log1p log2 rsqrt": "log0",
+    "tanh logistic": "bounded saturates",
+    "sin cos erf erfc sqrt cbrt": "bounded",
+    "dot_general conv_general_dilated ragged_dot_general": "contracts",
+    "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max": "redispatch",
+    # movement of elements; what replicates them adds up their cotangents in its transpose
+    "broadcast_in_dim": f"{_MOVING} replicates same",
+    "broadcast_to tile": _MOVING,
+    "gather": f"{_MOVING} first",
+    "dynamic_slice": f"{_MOVING} clears first",
+    "copy copy_p reshape rev slice split squeeze transpose pvary": f"{_MOVING} clears same",
+    """unstack stop_gradient name device_put with_memory_space_constraint sharding_constraint
+    reshard relayout layout_constraint pbroadcast pbroadcast_dynamic reduced_vary_cast
+    reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p all_gather all_gather_invariant
+    all_gather_reduced all_to_all ppermute ragged_all_to_all""": f"{_MOVING} clears",
+    # planned by functions of their own, and what autocast itself makes
+    "convert_element_type": "affine rounds",
+    "optimization_barrier": "rounds same",
+    "source_view": "first",
+    "cpu_barrier": "same",
+    "accumulate": "",
+    # Considered: none of the traits holds.
+    """exp exp2 expm1 one_minus_square polynomial acos acosh asin asinh atan atanh cosh sinh tan
+    erf_inv lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta
+    bessel_i0e bessel_i1e random_gamma cholesky cholesky_update eig eigh geqp3 geqrf hessenberg
+    householder_product lu ormqr qr schur svd symmetric_product triangular_solve tridiagonal
+    tridiagonal_solve fft reduce_sum reduce_prod cumsum cumprod cumlogsumexp
+    eq ne lt le gt ge floor ceil round is_finite argmax argmin top_k approx_top_k
+    reduce_window_max reduce_window_min reduce_window_sum select_and_scatter_add
+    dot_product_attention_fwd dot_product_attention_fwd_wrapper""": "",
+}
+
+FOLDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "add": np.add,
+        "add_any": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "div": np.divide,
+        "max": np.maximum,
+        "min": np.minimum,
+        "neg": np.negative,
+        "abs": np.abs,
+        "sqrt": np.sqrt,
+        "rsqrt": lambda x: 1 / np.sqrt(x),
+        "exp": np.exp,
+        "log": np.log,
+    }
+)
+"""How the value of a primitive follows from operands of which every element is one known value."""
+
+
+def _read(rows: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    table: dict[str, frozenset[str]] = {}
+    for names, words in rows.items():
+        traits = frozenset(words.split())
+        if unknown := traits - _NAMES:
+            raise AssertionError(f"no such trait: {', '.join(sorted(unknown))}")
+        for name in names.split():
+            if name in table:
+                raise AssertionError(f"primitive {name!r} has two rows of traits")
+            table[name] = traits
+    return table
+
+
+TRAITS: Mapping[str, frozenset[str]] = MappingProxyType(_read(_ROWS))
+"""From the name of a primitive to its traits. Primitives whose policy is KEEP have no row: they are
+bound in the dtypes that the program declares, and no trait of theirs is asked for."""
+
+
+def having(trait: str) -> frozenset[str]:
+    """Returns the names of the primitives with a trait.
+
+    Args:
+        trait: One of the words in the table above.
+
+    Raises:
+        AssertionError: There is no such trait.
+
+    Example:
+        >>> sorted(having("saturates"))
+        ['logistic', 'tanh']
+    """
+    if trait not in _NAMES:
+        raise AssertionError(f"no such trait: {trait}")
+    return frozenset(name for name, traits in TRAITS.items() if trait in traits)

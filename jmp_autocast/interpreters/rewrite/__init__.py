@@ -1,0 +1,1 @@
+"""jaxpr and `Plan` to the rewritten program. Decides no dtype."""

@@ -1,0 +1,201 @@
+"""Custom derivatives and batching rules: rebuilt, with the user's own rule inside.
+
+The rule is reached by differentiating (or batching) the original primitive with JAX's public
+transforms, in the declared dtypes; the jaxpr that comes out is planned and rewritten like any
+other. Nothing is known of how JAX stores the rules, and none is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..compat import (
+    SymbolicZero,
+    bind,
+    fresh_make_jaxpr,
+    is_array_aval,
+    jaxpr_as_fun,
+    mark_frames,
+    with_dtype,
+    zero_cotangent,
+)
+from ..plan.data import EquationPlan, Want, float_dtype
+from ..primitives.structure import called
+from .rewriter import Rewriter, rewrites
+from .values import read
+
+mark_frames(__file__)
+
+
+def _primal(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable[..., Any]:
+    return jaxpr_as_fun(rewriter.jaxpr(plan.inner[0], called(eqn)))
+
+
+def _original(eqn: Any) -> Callable[..., tuple[Any, ...]]:
+    return lambda *xs: tuple(bind(eqn.primitive, xs, eqn.params))
+
+
+def _declared_avals(variables: Sequence[Any]) -> list[Any]:
+    return [
+        with_dtype(v.aval, v.aval.dtype) if is_array_aval(v.aval) else v.aval for v in variables
+    ]
+
+
+def _partial(function: Callable, fixed: Sequence[Any], positions: Sequence[int]) -> Callable:
+    """The function of the operands at ``positions``; the others keep their symbolic zeros."""
+
+    def partial(*xs: Any) -> Any:
+        full = list(fixed)
+        for i, x in zip(positions, xs, strict=True):
+            full[i] = x
+        return function(*full)
+
+    return partial
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
+
+
+@rewrites("custom_jvp_call")
+def _custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
+    if (key := (id(plan.inner[0]), "custom_jvp")) not in rewriter.memo:
+        rewriter.memo[key] = _rebuilt_custom_jvp(rewriter, eqn, plan)
+    return list(rewriter.memo[key](*read(plan, operands)))
+
+
+def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
+    primal = _primal(rewriter, eqn, plan)
+    inner, original = plan.inner[0], _original(eqn)
+    avals = _declared_avals(eqn.invars)
+
+    @jax.custom_jvp
+    def function(*xs: Any) -> tuple[Any, ...]:
+        return tuple(primal(*xs))
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        moving = [
+            i
+            for i, t in enumerate(tangents)
+            if type(t) is not SymbolicZero and float_dtype(avals[i]) is not None
+        ]
+
+        def original_jvp(xs: Sequence[Any], ts: Sequence[Any]) -> Any:
+            return jax.jvp(_partial(original, xs, moving), [xs[i] for i in moving], ts)
+
+        closed = fresh_make_jaxpr(original_jvp, avals, [avals[i] for i in moving])
+        dtypes = [Want(dtype=s.dtype) for s in inner.outputs]
+        args = [*primals, *(tangents[i] for i in moving)]
+        flat = rewriter.run(closed, args, [*dtypes, *dtypes], inner.path)
+        return tuple(flat[: len(dtypes)]), tuple(flat[len(dtypes) :])
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function
+
+
+class _Static:
+    """A pytree without leaves: carries what the backward rule knows besides its residuals."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+jax.tree_util.register_pytree_node(_Static, lambda s: ((), s.value), lambda aux, _: _Static(aux))
+
+
+@rewrites("custom_vjp_call")
+def _custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
+    if (key := (id(plan.inner[0]), "custom_vjp")) not in rewriter.memo:
+        rewriter.memo[key] = _rebuilt_custom_vjp(rewriter, eqn, plan)
+    return list(rewriter.memo[key](*read(plan, operands)))
+
+
+def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
+    primal = _primal(rewriter, eqn, plan)
+    inner, original = plan.inner[0], _original(eqn)
+    avals, out_avals = _declared_avals(eqn.invars), _declared_avals(eqn.outvars)
+    inexact = [k for k, a in enumerate(out_avals) if jnp.issubdtype(a.dtype, jnp.inexact)]
+
+    @jax.custom_vjp
+    def function(*xs: Any) -> tuple[Any, ...]:
+        return tuple(primal(*xs))
+
+    def forward(*perturbed: Any) -> tuple[Any, Any]:
+        xs = [p.value for p in perturbed]
+        moving = tuple(
+            i for i, p in enumerate(perturbed) if p.perturbed and float_dtype(avals[i]) is not None
+        )
+        box: dict[str, Any] = {}
+
+        def original_forward(*ys: Any) -> Any:
+            out, vjp = jax.vjp(_partial(original, ys, moving), *(ys[i] for i in moving))
+            residuals, box["tree"] = jax.tree_util.tree_flatten(vjp)
+            box["avals"] = [jax.typeof(r) for r in residuals]
+            return out, residuals
+
+        closed = fresh_make_jaxpr(original_forward, *avals)
+        wants = [
+            *(Want(dtype=s.dtype) for s in inner.outputs),
+            *(Want() for _ in box["avals"]),
+        ]
+        flat = rewriter.run(closed, xs, wants, inner.path)
+        n = len(out_avals)
+        static = _Static((moving, box["tree"], tuple(box["avals"])))
+        dtypes = tuple(x.dtype for x in xs)
+        return tuple(flat[:n]), (flat[n:], static, _Static(dtypes))
+
+    def backward(saved: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        residuals, static, dtypes = saved
+        moving, tree, residual_avals = static.value
+
+        known = [k for k in inexact if type(cotangents[k]) is not SymbolicZero]
+
+        def original_backward(residuals: Sequence[Any], given: Sequence[Any]) -> Any:
+            full = [zero_cotangent(a) for a in out_avals]
+            for k, cotangent in zip(known, given, strict=True):
+                full[k] = cotangent
+            return jax.tree_util.tree_unflatten(tree, residuals)(tuple(full))
+
+        closed = fresh_make_jaxpr(
+            original_backward, list(residual_avals), [out_avals[k] for k in known]
+        )
+        given = [cotangents[k] for k in known]
+        wants = [Want(dtype=dtypes.value[i]) for i in moving]
+        found = rewriter.run(closed, [*residuals, *given], wants, inner.path)
+        gradients: list[Any] = [None] * len(avals)
+        for i, gradient in zip(moving, found, strict=True):
+            gradients[i] = _cast(gradient, dtypes.value[i])
+        return tuple(gradients)
+
+    function.defvjp(forward, backward, symbolic_zeros=True)
+    return function
+
+
+@rewrites("custom_vmap_call")
+def _custom_vmap(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
+    primal = _primal(rewriter, eqn, plan)
+    inner, original = plan.inner[0], _original(eqn)
+    avals = _declared_avals(eqn.invars)
+
+    @jax.custom_batching.custom_vmap
+    def function(*xs: Any) -> tuple[Any, ...]:
+        return tuple(primal(*xs))
+
+    @function.def_vmap
+    def rule(size: int, batched: Sequence[bool], *xs: Any) -> tuple[Any, Any]:
+        mapped = jax.vmap(original, in_axes=[0 if b else None for b in batched], axis_size=size)
+        batch_avals = [
+            a.update(shape=(size, *a.shape)) if b else a
+            for a, b in zip(avals, batched, strict=True)
+        ]
+        closed = fresh_make_jaxpr(mapped, *batch_avals)
+        wants = [Want(dtype=s.dtype) for s in inner.outputs]
+        flat = rewriter.run(closed, xs, wants, inner.path)
+        return tuple(flat), (True,) * len(flat)
+
+    return list(function(*read(plan, operands)))

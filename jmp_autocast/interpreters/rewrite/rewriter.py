@@ -1,0 +1,321 @@
+"""jaxpr and `Plan` to the same program with its casts; decides no dtype.
+
+One equation after the other is bound in the ambient trace, so that `grad`, `vmap` and `jit` around
+`autocast` see ordinary equations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..compat import (
+    Tracer,
+    bind,
+    body_of,
+    consts_of,
+    current_name_stack,
+    equation_context,
+    fresh_make_jaxpr,
+    inlined,
+    literal_value,
+    mark_frames,
+    with_dtype,
+)
+from ..plan.data import (
+    FLOAT_DTYPES,
+    Bind,
+    Cast,
+    Contract,
+    Emit,
+    EquationPlan,
+    Inside,
+    Move,
+    Plan,
+    Redispatch,
+    ValueState,
+    float_dtype,
+)
+from ..primitives.accumulate import accumulating_contraction
+from ..primitives.cached_bind import bind_cached, cast
+from ..primitives.evaluate import evaluate
+from ..primitives.reading import cast_dtype, redispatched
+from .values import Scalar, Value, read
+
+mark_frames(__file__)
+
+RewritingRule = Callable[["Rewriter", Any, EquationPlan, list[Any]], Sequence[Any]]
+
+# Filled by the modules that hold the rules of higher-order primitives.
+REWRITING_RULES: dict[str, RewritingRule] = {}
+
+
+def rewrites(*names: str) -> Callable[[RewritingRule], RewritingRule]:
+    """Registers the function that emits a higher-order primitive around its rewritten bodies.
+
+    It gets the rewriter, the equation, its plan and the operands as `Value` or `Scalar`, and
+    returns the results as arrays.
+    """
+
+    def register(function: RewritingRule) -> RewritingRule:
+        REWRITING_RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class Rewriter:
+    """Emits planned jaxprs: one instance per trace.
+
+    Args:
+        plan: Plans a jaxpr; used for the derivative rules of custom functions, which come into
+            being only when JAX differentiates the rewritten program.
+        planned: Is called with each such plan before it is emitted.
+    """
+
+    def __init__(
+        self, plan: Callable[..., Plan], planned: Callable[[Plan], None] = lambda plan: None
+    ) -> None:
+        self._plan = plan
+        self._planned = planned
+        self.memo: dict[Any, Any] = {}
+
+    def evaluate(
+        self,
+        plan: Plan,
+        consts: Sequence[Any],
+        args: Sequence[Any],
+        copies: Mapping[tuple[int, Any], Any] = MappingProxyType({}),
+    ) -> list[Any]:
+        """Runs a planned jaxpr by binding its equations in the ambient trace.
+
+        Args:
+            plan: The plan.
+            consts: The jaxpr's constants.
+            args: Its arguments, in the dtypes that the plan's inputs say.
+            copies: 16-bit copies of arguments that were made outside, by (argument, dtype).
+
+        Returns:
+            The outputs, in the dtypes that the plan's outputs say.
+        """
+        given = [Value(x, s.keeps_gradient) for x, s in zip(args, plan.inputs, strict=True)]
+        for (i, dtype), copy in copies.items():
+            given[i].copies[dtype] = copy
+        outputs = evaluate(
+            plan.jaxpr,
+            [Value(x, s.keeps_gradient) for x, s in zip(consts, plan.consts, strict=True)],
+            given,
+            lambda literal: Scalar(literal_value(literal)),
+            lambda i, eqn, operands: self.emit_equation(eqn, plan.equations[i], operands),
+        )
+        return [value.read(dtype) for value, dtype in zip(outputs, plan.output_dtypes, strict=True)]
+
+    def emit_equation(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+        """Binds one planned equation in the ambient trace.
+
+        Args:
+            eqn: The equation.
+            plan: Its plan.
+            operands: Its operands, as `Value` or `Scalar`.
+
+        Returns:
+            Its results.
+        """
+        if isinstance(plan.action, Move):
+            return _moved(eqn, plan, operands)
+        results = self._emit(eqn, plan, operands)
+        if plan.casts:
+            results = [
+                x if d is None else cast(x, d) for x, d in zip(results, plan.casts, strict=True)
+            ]
+        return [Value(x, s.keeps_gradient) for x, s in zip(results, plan.results, strict=True)]
+
+    def _emit(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
+        """Emits the action of a plan, and returns the results as arrays."""
+        match plan.action:
+            case Contract():
+                return [_accumulated(eqn, plan, operands)]
+            case Redispatch():
+                return [redispatched(eqn, *read(plan, operands))]
+            case Cast():
+                (x,), dtype = read(plan, operands), plan.results[0].dtype
+                target = cast_dtype(eqn) if dtype is None else dtype
+                return [x if x.dtype == target else cast(x, target)]
+            case Emit():
+                return _emitted(eqn, plan, operands)
+            case Inside(unchanged=False):
+                return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
+            case _:
+                return _bound(eqn, plan, operands)
+
+    def jaxpr(
+        self, plan: Plan, closed: Any, copies: Sequence[tuple[int, Any]] = (), at: int = 0
+    ) -> Any:
+        """Returns the rewritten jaxpr of a planned one, made once per plan.
+
+        Args:
+            plan: The plan.
+            closed: The jaxpr it was made for.
+            copies: Pairs (input, dtype): the 16-bit copies that come as further arguments.
+            at: The number of arguments before them.
+        """
+        key = (id(plan), tuple(copies))
+        if key not in self.memo:
+            avals = [
+                with_dtype(v.aval, s.dtype) if s.dtype is not None else v.aval
+                for v, s in zip(plan.jaxpr.invars, plan.inputs, strict=True)
+            ]
+            end = at + len(copies)
+
+            def body(*xs: Any) -> list[Any]:
+                given = dict(zip(copies, xs[at:end], strict=True))
+                return self.evaluate(plan, consts_of(closed), (*xs[:at], *xs[end:]), given)
+
+            extra = [with_dtype(avals[i], dtype) for i, dtype in copies]
+            self.memo[key] = fresh_make_jaxpr(body, *avals[:at], *extra, *avals[at:])
+        return self.memo[key]
+
+    def run(self, closed: Any, args: Sequence[Any], wants: Sequence[Any], path: Any) -> list[Any]:
+        """Plans and emits a jaxpr that came into being while rewriting.
+
+        Args:
+            closed: The jaxpr, traced in declared dtypes.
+            args: Its arguments, in the dtypes they have.
+            wants: What is asked of each output.
+            path: The enclosing scopes.
+        """
+        states = [
+            ValueState(None if float_dtype(v.aval) is None else x.dtype)
+            for v, x in zip(body_of(closed).invars, args, strict=True)
+        ]
+        plan = self._plan(closed, states, wants, path)
+        self._planned(plan)
+        return self.evaluate(plan, consts_of(closed), args)
+
+
+# --- one function per action ----------------------------------------------------------------
+
+
+def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
+    """Binds an equation's primitive; smaller operands are broadcast first if the plan says so."""
+    action = plan.action if isinstance(plan.action, Bind) else Bind()
+    arrays = read(plan, operands)
+    for i in action.replicates:
+        arrays[i] = operands[i].replicated(plan.operands[i], _replication(eqn))
+    if action.replicates and eqn.primitive.name == "broadcast_in_dim":
+        return arrays
+    params = {**eqn.params, **action.params} if action.params else eqn.params
+    # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
+    out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
+    return out if eqn.primitive.multiple_results else [out]
+
+
+def _moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+    """Moves the elements of a source: its 16-bit copy, if asked for, moves the operand's copy."""
+    arrays = [value.array for value in operands]
+    dtype = plan.results[0].dtype
+    if cast_dtype(eqn) not in (None, dtype):
+        results = arrays  # a change of weak type, of a value that is in another dtype
+    else:
+        results = bind_cached(eqn.primitive, arrays, eqn.params)
+        results = results if eqn.primitive.multiple_results else [results]
+    moved: dict[Any, Sequence[Any]] = {}
+    # The copy is made when it is first read, in the scopes of the reader.
+    stack = current_name_stack()
+
+    def copy_of(k: int) -> Callable[[Any], Any]:
+        def copy(dtype: Any) -> Any:
+            if dtype not in moved:
+                with equation_context(eqn, stack):
+                    moved[dtype] = _moved_copies(eqn, operands, dtype)
+            return moved[dtype][k]
+
+        return copy
+
+    return [
+        Value(x, s.keeps_gradient, copy_of(k))
+        for k, (x, s) in enumerate(zip(results, plan.results, strict=True))
+    ]
+
+
+def _moved_copies(eqn: Any, operands: list[Any], dtype: Any) -> Sequence[Any]:
+    if eqn.primitive.name == "convert_element_type":
+        # A number cast to float32 is cast to 16 bits directly.
+        value = operands[0]
+        x = value.copy(dtype) if _is_float(value) else value.array
+        return [cast(x, dtype)]
+    arrays = [value.copy(dtype) if _is_float(value) else value.array for value in operands]
+    if eqn.primitive.name == "sharding_constraint":
+        # Or XLA gives the cast the new sharding, and moves float32 between devices.
+        arrays = lax.optimization_barrier(arrays)
+    out = bind_cached(eqn.primitive, arrays, eqn.params)
+    return out if eqn.primitive.multiple_results else [out]
+
+
+def _is_float(value: Any) -> bool:
+    array = value.array
+    return isinstance(array, float) or getattr(array, "dtype", None) in FLOAT_DTYPES
+
+
+def _accumulated(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
+    factors = [value.factor(d) for value, d in zip(operands, plan.operands, strict=True)]
+    return accumulating_contraction(
+        eqn.primitive,
+        eqn.params,
+        *(low for low, _ in factors),
+        out=plan.results[0].dtype,
+        full=(factors[0][1], factors[1][1]),
+    )
+
+
+def _replication(eqn: Any) -> Callable[[Any], Any]:
+    """Returns the function that brings an operand to the size of the result."""
+    if eqn.primitive.name == "broadcast_in_dim":
+        return lambda x: bind_cached(eqn.primitive, [x], eqn.params)
+    aval = eqn.outvars[0].aval
+    # The spec of an aval names explicit mesh axes only; without one, JAX decides.
+    return _broadcast_to(aval.shape, aval.sharding if any(aval.sharding.spec) else None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _broadcast_to(shape: tuple[int, ...], sharding: Any) -> Callable[[Any], Any]:
+    """Broadcasts by a function of its own per shape, whose derivative JAX caches: `cached_bind`."""
+
+    def broadcast(x: Any) -> Any:
+        dims = tuple(range(x.ndim)) if x.ndim == len(shape) else ()
+        return lax.broadcast_in_dim(x, shape, dims, out_sharding=sharding)
+
+    inline = inlined(broadcast)
+    return lambda x: inline(x) if isinstance(x, Tracer) else broadcast(x)
+
+
+def _emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
+    """Calls a rule's function in place of an equation, and checks what it returned."""
+    assert isinstance(plan.action, Emit)
+    arrays = [
+        jnp.asarray(x, v.aval.dtype) if isinstance(value, Scalar) and x.dtype is None else x
+        for x, value, v in zip(read(plan, operands), operands, eqn.invars, strict=True)
+    ]
+    out = plan.action.function(*arrays)
+    results = list(out) if isinstance(out, tuple | list) else [out]
+    expected = [
+        with_dtype(v.aval, state.dtype) if state.dtype is not None else v.aval
+        for v, state in zip(eqn.outvars, plan.results, strict=True)
+    ]
+    found = [(jnp.shape(x), jnp.result_type(x)) for x in results]
+    if found != [(aval.shape, aval.dtype) for aval in expected]:
+        raise TypeError(
+            f"{plan.action.name}, which a rule emits in place of {eqn.primitive.name}, must "
+            f"return {_described((a.shape, a.dtype) for a in expected)}, got {_described(found)}. "
+            "Cast its result, or tell the dtype by Decision(output_dtype=...)."
+        )
+    return [jnp.asarray(x) for x in results]
+
+
+def _described(types: Any) -> str:
+    return ", ".join(f"{dtype.name}[{','.join(map(str, shape))}]" for shape, dtype in types)

@@ -1,0 +1,93 @@
+"""Higher-order primitives, emitted around their rewritten bodies.
+
+One rule serves all that `structure.py` can bind again with other jaxprs. The others have a rule of
+their own, here or, where a derivative or batching rule is the user's, in `derivative_rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from ..compat import bind, consts_of, mark_frames
+from ..plan.data import EquationPlan
+from ..primitives.structure import (
+    STRUCTURES,
+    Body,
+    Copy,
+    bodies,
+    rebound,
+    shard_map_options,
+)
+from .rewriter import Rewriter, rewrites
+from .values import read
+
+mark_frames(__file__)
+
+
+@rewrites(*(name for name, structure in STRUCTURES.items() if structure.rebind is not None))
+def rebind_bodies(
+    rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]
+) -> Sequence[Any]:
+    """Binds an equation with its bodies rewritten, and with 16-bit copies made outside of them.
+
+    Args:
+        rewriter: Rewrites the bodies.
+        eqn: The equation.
+        plan: Its plan.
+        operands: Its operands, as `Value` or `Scalar`.
+
+    Returns:
+        The results, as arrays.
+    """
+    held = bodies(eqn)
+    wanted = [_copies_for(body, plan) for body in held]
+    jaxprs = [
+        rewriter.jaxpr(inner, body.jaxpr, pairs, at=body.takes_copies_at)
+        for inner, body, pairs in zip(plan.inner, held, wanted, strict=True)
+    ]
+    copies = [
+        [Copy(body.operands[i], operands[body.operands[i]].copy(dtype)) for i, dtype in pairs]
+        for body, pairs in zip(held, wanted, strict=True)
+    ]
+    args, params = rebound(eqn, read(plan, operands), jaxprs, copies)
+    results = bind(eqn.primitive, args, params)
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def _copies_for(body: Body, plan: EquationPlan) -> list[tuple[int, Any]]:
+    """Returns pairs (input, dtype): the copies that a body takes as further inputs.
+
+    Bodies that share their operands (branches) all take the same ones; the bodies of a ``while``
+    take those of their own constants.
+    """
+    fixed = body.operands[: body.takes_copies_at]
+    return [(fixed.index(i), dtype) for i, dtype in plan.source_copies if i in fixed]
+
+
+@rewrites("remat_opt")
+def _remat_opt(
+    rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]
+) -> Sequence[Any]:
+    """The forward rule of a `custom_vjp` with `optimize_remat`, inlined.
+
+    The equation can also compute the function again without its residuals, in dtypes that would no
+    longer be those planned.
+    """
+    (body,) = bodies(eqn)
+    return rewriter.evaluate(plan.inner[0], consts_of(body.jaxpr), read(plan, operands))
+
+
+@rewrites("shard_map")
+def _shard_map(
+    rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]
+) -> Sequence[Any]:
+    """The public function sets up the mesh axes for the trace of the body."""
+    (body,) = bodies(eqn)
+
+    def mapped(*xs: Any) -> tuple[Any, ...]:
+        return tuple(rewriter.evaluate(plan.inner[0], consts_of(body.jaxpr), xs))
+
+    return list(jax.shard_map(mapped, **shard_map_options(eqn))(*read(plan, operands)))

@@ -1,0 +1,113 @@
+"""Values of the running program: one cast per value and dtype, views that keep gradients exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ...policies import FLOAT32
+from ..compat import Tracer
+from ..plan.data import EquationPlan
+from ..primitives.cached_bind import cast
+from ..primitives.source_view import source_view
+
+
+class Value:
+    """A value of the running program, and the casts of it that were asked for.
+
+    Args:
+        array: The value in the dtype that it was computed in.
+        source: Its 16-bit reads are views, which keep its gradient in float32. A source that is no
+            tracer has no gradient, and its casts are done at trace time.
+        move: Makes a 16-bit copy by moving the operand's; None to cast the value itself.
+    """
+
+    __slots__ = ("array", "copies", "move", "source")
+
+    def __init__(
+        self, array: Any, source: bool = False, move: Callable[[np.dtype], Any] | None = None
+    ) -> None:
+        self.array: Any = array
+        self.source: bool = source
+        self.move: Callable[[np.dtype], Any] | None = move
+        self.copies: dict[np.dtype, Any] = {}
+
+    def read(self, dtype: np.dtype | None) -> Any:
+        """Returns the value in a dtype, None for the value as it is."""
+        if dtype is None or self.array.dtype == dtype:
+            return self.array
+        low = self.copy(dtype)
+        return source_view(self.array, low) if self.source and dtype != FLOAT32 else low
+
+    def replicated(self, dtype: np.dtype | None, broadcast: Callable[[Any], Any]) -> Any:
+        """Returns the value in a 16-bit dtype and broadcast, with the derivative of float32.
+
+        The transpose of a broadcast is a sum. Over 4,096 pixels, one of 16-bit cotangents stops
+        growing at 256.
+        """
+        low = broadcast(self.copy(dtype or self.array.dtype))
+        full = self.copy(FLOAT32)
+        return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
+
+    def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:
+        """Returns the value in a dtype, and the source that it is a copy of, None for no source.
+
+        The copy has no gradient, unlike what `read` returns. The caller must give the gradient to
+        the source, as `accumulating_contraction` does; otherwise the source's gradient is zero.
+        """
+        if not self.source or dtype is None or self.array.dtype == dtype:
+            return self.read(dtype), None
+        return self.copy(dtype), self.array
+
+    def copy(self, dtype: np.dtype) -> Any:
+        """Returns the one cast of the value to ``dtype``; for a source, without its gradient."""
+        if self.array.dtype == dtype:
+            return self.array
+        if dtype not in self.copies:
+            # From 0.12 JAX casts what is not traced with NumPy, which warns of an infinity.
+            with np.errstate(over="ignore"):
+                self.copies[dtype] = self.move(dtype) if self.move else self._cast(dtype)
+        return self.copies[dtype]
+
+    def _cast(self, dtype: np.dtype) -> Any:
+        if self.source and not isinstance(self.array, Tracer):
+            with jax.ensure_compile_time_eval():
+                return lax.convert_element_type(self.array, dtype)
+        # A user of the value may stand under another mesh: `x.at[i].set` of an explicitly sharded
+        # array runs under automatic axes.
+        mesh = jax.typeof(self.array).sharding.mesh
+        if mesh.empty or mesh == jax.sharding.get_abstract_mesh():
+            return cast(self.array, dtype)
+        with jax.sharding.use_abstract_mesh(mesh):
+            return cast(self.array, dtype)
+
+
+class Scalar:
+    """A literal of the program: cast at trace time, and never differentiated."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array: Any = array
+
+    def read(self, dtype: np.dtype | None) -> Any:
+        """Returns the literal in a dtype."""
+        return self.array if dtype is None else self.copy(dtype)
+
+    def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:
+        """Returns the literal in a dtype, and no source."""
+        return self.read(dtype), None
+
+    def copy(self, dtype: np.dtype) -> Any:
+        """Returns the literal in a dtype."""
+        with np.errstate(over="ignore"):
+            return np.asarray(self.array).astype(dtype)[()]
+
+
+def read(plan: EquationPlan, operands: list[Any]) -> list[Any]:
+    """Returns the operands of an equation in the dtypes that its plan says."""
+    return [value.read(dtype) for value, dtype in zip(operands, plan.operands, strict=True)]

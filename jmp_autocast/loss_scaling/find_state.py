@@ -1,0 +1,156 @@
+"""Finds the loss scale inside any state that holds one, and holds other state back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from .check_arguments import as_bool_scalar
+from .scale import LossScale
+
+
+def loss_scale(opt_state: Any) -> jax.Array:
+    """Returns the loss scale inside an optimizer state.
+
+    Args:
+        opt_state: A pytree that holds one `LossScale` at any depth: the state of ``optax.chain``
+            or ``MultiSteps``, a Flax ``TrainState``, an ``nnx.Optimizer``.
+
+    Returns:
+        float32 scalar array: the loss must be multiplied by it before the next ``update``.
+
+    Raises:
+        ValueError: ``opt_state`` holds no loss scale, or several.
+
+    Example:
+        >>> import optax
+        >>> from jmp_autocast import dynamic_loss_scaling, loss_scale
+        >>> tx = optax.chain(dynamic_loss_scaling(optax.adam(1e-3)), optax.scale(0.5))
+        >>> print(loss_scale(tx.init({"w": 1.0})))
+        65536.0
+    """
+    return jnp.asarray(_only_loss_scale(opt_state).scale)
+
+
+def step_skipped(opt_state: Any) -> jax.Array:
+    """Says whether the last ``update`` was skipped because a gradient was not finite.
+
+    Args:
+        opt_state: As in `loss_scale`.
+
+    Returns:
+        bool scalar array; False before the first update.
+
+    Raises:
+        ValueError: ``opt_state`` holds no loss scale, or several.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast import dynamic_loss_scaling, loss_scale, step_skipped
+        >>> tx = dynamic_loss_scaling(optax.sgd(0.1))
+        >>> opt_state = tx.init(jnp.ones(2))
+        >>> _, opt_state = tx.update(jnp.array([1.0, jnp.inf]), opt_state)
+        >>> print(step_skipped(opt_state), loss_scale(opt_state))
+        True 32768.0
+    """
+    return jnp.asarray(_only_loss_scale(opt_state).consecutive_skips) > 0
+
+
+def skipped_steps(opt_state: Any) -> jax.Array:
+    """Returns how many steps were skipped since the start.
+
+    Args:
+        opt_state: As in `loss_scale`.
+
+    Returns:
+        int32 scalar array.
+
+    Raises:
+        ValueError: ``opt_state`` holds no loss scale, or several.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast import dynamic_loss_scaling, skipped_steps
+        >>> tx = dynamic_loss_scaling(optax.sgd(0.1))
+        >>> print(skipped_steps(tx.init(jnp.ones(2))))
+        0
+    """
+    return jnp.asarray(_only_loss_scale(opt_state).skipped_steps)
+
+
+def select_on_finite(finite: ArrayLike, new: Any, old: Any) -> Any:
+    """Takes ``new`` after a finite step and ``old`` after a skipped one, bit for bit.
+
+    It is for state that must not move on a skipped step and is not part of the optimizer's state:
+    the statistics of BatchNorm, a moving average of the parameters, a PRNG key.
+
+    Args:
+        finite: bool scalar, such as ``~step_skipped(opt_state)``.
+        new: A pytree of arrays.
+        old: A pytree of the same structure, shapes and dtypes.
+
+    Returns:
+        A pytree like ``old``.
+
+    Raises:
+        TypeError: ``finite`` is not an array.
+        ValueError: ``new`` and ``old`` differ in structure, shape or dtype, or ``finite`` is not a
+            bool scalar.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import select_on_finite
+        >>> statistics = select_on_finite(
+        ...     False, {"mean": jnp.array(jnp.nan)}, {"mean": jnp.zeros([])}
+        ... )
+        >>> print(statistics["mean"])
+        0.0
+    """
+    finite = as_bool_scalar(finite)
+    structures = jax.tree.structure(new), jax.tree.structure(old)
+    if structures[0] != structures[1]:
+        raise ValueError(
+            "new and old must be trees of the same structure, but new is a {} and old a {}.".format(
+                *structures
+            )
+        )
+
+    def select(path: Any, new_leaf: Any, old_leaf: Any) -> jax.Array:
+        new_type, old_type = jax.typeof(new_leaf), jax.typeof(old_leaf)
+        if (new_type.shape, new_type.dtype) != (old_type.shape, old_type.dtype):
+            # jnp.where would broadcast and promote, and the state would change its type.
+            raise ValueError(
+                f"new and old must agree in shape and dtype, but at {jax.tree_util.keystr(path)}"
+                f" new is {new_type} and old is {old_type}."
+            )
+        return jnp.where(finite, new_leaf, old_leaf)
+
+    return jax.tree_util.tree_map_with_path(select, new, old)
+
+
+def _only_loss_scale(opt_state: Any) -> LossScale:
+    """Returns the one `LossScale` in a pytree, at whatever depth."""
+
+    def is_state(node: Any) -> bool:
+        return isinstance(node, LossScale)
+
+    leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_state)
+    found = [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves if is_state(leaf)]
+    if len(found) == 1:
+        return found[0][1]
+    if not found:
+        raise ValueError(
+            f"No loss scale in this state (a {type(opt_state).__name__}). It must come from the "
+            "init of an optimizer that contains dynamic_loss_scaling(...) or "
+            "static_loss_scaling(...)."
+        )
+    places = ", ".join(path for path, _ in found)
+    raise ValueError(
+        f"{len(found)} loss scales in this state, at {places}. Pass the part that holds the one "
+        "you mean, or put one dynamic_loss_scaling around the whole optimizer."
+    )

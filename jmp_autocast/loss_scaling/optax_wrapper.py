@@ -1,0 +1,253 @@
+"""Optax transformations that unscale gradients, skip bad steps and adapt the loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from .scale import LossScale
+from .unscale import AxisName, unscale
+
+
+class LossScalingState(NamedTuple):
+    """State of `dynamic_loss_scaling` and `static_loss_scaling`.
+
+    Attributes:
+        loss_scale: The `LossScale`.
+        inner_state: The state of the inner transformation.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast import dynamic_loss_scaling
+        >>> state = dynamic_loss_scaling(optax.sgd(0.1, momentum=0.9)).init(jnp.ones(2))
+        >>> print(state.loss_scale.scale, state.inner_state[0].trace)
+        65536.0 [0. 0.]
+    """
+
+    loss_scale: LossScale
+    inner_state: optax.OptState
+
+
+def dynamic_loss_scaling(
+    inner: optax.GradientTransformation,
+    *,
+    init_scale: ArrayLike = 2.0**16,
+    growth_factor: ArrayLike = 2.0,
+    backoff_factor: ArrayLike = 0.5,
+    growth_interval: ArrayLike = 2000,
+    min_scale: ArrayLike = 1.0,
+    max_scale: ArrayLike = 2.0**24,
+    axis_name: AxisName = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer for gradients of a scaled loss, with a scale that adapts.
+
+    ``update`` divides the gradients by the scale in float32. Where all of them are finite,
+    ``inner`` runs on them. Where one is not, the step is skipped: the updates are -0.0 (so that
+    even a parameter of -0.0 keeps its bits), the state of ``inner`` keeps its bits, and the scale
+    backs off. `LossScale.adjust` says how the scale moves.
+
+    A transformation inside ``inner`` sees true gradients, so ``optax.clip_by_global_norm`` belongs
+    there. A transformation chained before the wrapper sees scaled gradients; the check covers its
+    results.
+
+    ``optax.MultiSteps`` belongs inside as well: it then adds up true gradients, and a bad
+    micro-batch is left out. Around the wrapper, its accumulator would keep a NaN for ever (optax
+    0.2.8 resets it by multiplying it with zero). Gradients that the program itself adds up before
+    one ``update`` share a scale, and one bad gradient drops their sum. ``optax.apply_if_finite``
+    belongs inside too: around the wrapper it hides bad steps from the scale.
+
+    ``init`` reads the arguments; from then on they are part of the state. Arguments given as JAX
+    arrays are read again by each ``update``, as ``optax.inject_hyperparams`` needs.
+
+    Args:
+        inner: Any optax transformation. Extra arguments of ``update`` reach it as they are, but
+            ``grad``, which line searches take, is unscaled like the gradients.
+        init_scale: As in `LossScale.dynamic`.
+        growth_factor: As in `LossScale.dynamic`.
+        backoff_factor: As in `LossScale.dynamic`.
+        growth_interval: As in `LossScale.dynamic`.
+        min_scale: As in `LossScale.dynamic`.
+        max_scale: As in `LossScale.dynamic`.
+        axis_name: Mapped axis or axes (``shard_map``, ``pmap``) over which one bad shard skips the
+            step everywhere. Under ``jit`` with sharded arrays none is needed.
+
+    Returns:
+        An ``optax.GradientTransformationExtraArgs`` with a `LossScalingState`.
+
+    Raises:
+        TypeError: ``inner`` is not a gradient transformation, or an argument is not a number. At
+            ``update``: the state is not one that ``init`` or ``update`` returned.
+        ValueError: An argument is out of range.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast import (
+        ...     dynamic_loss_scaling,
+        ...     loss_scale,
+        ...     scaled_value_and_grad,
+        ...     step_skipped,
+        ... )
+        >>> tx = dynamic_loss_scaling(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)))
+        >>> params = {"w": jnp.ones(2)}
+        >>> opt_state = tx.init(params)
+        >>> @jax.jit
+        ... def train_step(params, opt_state, x):
+        ...     loss = lambda params: jnp.sum(params["w"] * x)
+        ...     value, grads = scaled_value_and_grad(loss)(opt_state, params)
+        ...     updates, opt_state = tx.update(grads, opt_state, params)
+        ...     return optax.apply_updates(params, updates), opt_state, value
+        >>> params, opt_state, value = train_step(params, opt_state, jnp.array([1.0, jnp.inf]))
+        >>> print(params["w"], step_skipped(opt_state), loss_scale(opt_state))
+        [1. 1.] True 32768.0
+    """
+    configuration = {
+        "growth_factor": growth_factor,
+        "backoff_factor": backoff_factor,
+        "growth_interval": growth_interval,
+        "min_scale": min_scale,
+        "max_scale": max_scale,
+    }
+
+    def make_scale() -> LossScale:
+        return LossScale.dynamic(init_scale, **configuration)
+
+    make_scale()  # raises here what is wrong with the arguments, and not first in `init`
+
+    # optax.inject_hyperparams builds the transformation anew in each step, with traced arrays: the
+    # values of this step, which replace those that the state has from the step before. A number
+    # must not replace them, or `state._replace(growth_interval=...)` would have no effect.
+    arrays = {name: v for name, v in configuration.items() if isinstance(v, jax.Array)}
+
+    def with_new_arrays(scale: LossScale) -> LossScale:
+        return scale._replace(**arrays)
+
+    return _loss_scaling("dynamic_loss_scaling", inner, make_scale, with_new_arrays, axis_name)
+
+
+def static_loss_scaling(
+    inner: optax.GradientTransformation, scale: ArrayLike, *, axis_name: AxisName = None
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer for gradients of a scaled loss, with a scale that never moves.
+
+    Otherwise it does what `dynamic_loss_scaling` does; it skips bad steps too.
+
+    Args:
+        inner: Any optax transformation.
+        scale: The scale; a normal, finite float32 number above 0.
+        axis_name: As in `dynamic_loss_scaling`.
+
+    Returns:
+        An ``optax.GradientTransformationExtraArgs`` with a `LossScalingState`.
+
+    Raises:
+        TypeError: ``inner`` is not a gradient transformation, or ``scale`` is not a number.
+        ValueError: ``scale`` is out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast import static_loss_scaling
+        >>> tx = static_loss_scaling(optax.sgd(1.0), 128.0)
+        >>> updates, _ = tx.update(jnp.array([256.0]), tx.init(jnp.ones(1)))
+        >>> print(updates)
+        [-2.]
+    """
+    LossScale.static(scale)  # raises here what is wrong with the scale, and not first in `init`
+    return _loss_scaling(
+        "static_loss_scaling",
+        inner,
+        lambda: LossScale.static(scale),
+        lambda scale: scale,
+        axis_name,
+    )
+
+
+def _loss_scaling(
+    name: str,
+    inner: optax.GradientTransformation,
+    make_scale: Callable[[], LossScale],
+    with_new_arrays: Callable[[LossScale], LossScale],
+    axis_name: AxisName,
+) -> optax.GradientTransformationExtraArgs:
+    """Makes the transformation, for a scale that adapts and for one that does not.
+
+    Args:
+        name: What the user called, for error messages.
+        inner: The transformation that gets the unscaled gradients.
+        make_scale: Makes the scale before the first step.
+        with_new_arrays: Puts the hyperparameters of this step into the scale of the last step.
+        axis_name: Mapped axis or axes over which one bad shard counts for all.
+    """
+    if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
+        raise TypeError(
+            f"{name} wraps an optax gradient transformation such as optax.adam(1e-3), got "
+            f"{inner!r}."
+        )
+    if not isinstance(axis_name, Hashable):
+        raise TypeError(
+            f"axis_name must be the name of a mapped axis or a tuple of names, got {axis_name!r}."
+        )
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: optax.Params) -> LossScalingState:
+        return LossScalingState(loss_scale=make_scale(), inner_state=inner.init(params))
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, LossScalingState]:
+        if not isinstance(state, LossScalingState):
+            raise TypeError(
+                f"The state that {name} updates must be a LossScalingState, from its init or its "
+                f"last update; got {type(state).__name__}. The arguments of update are (gradients, "
+                "state, params)."
+            )
+        scale = with_new_arrays(state.loss_scale)
+        _, finite = scale.unscale(updates, axis_name)
+        divisor = jnp.asarray(scale.scale, jnp.float32)
+
+        # The gradients are divided a second time in here, and not handed in: XLA fuses the
+        # division into the optimizer, and stores no float32 copy of the gradients.
+        @jax.jit
+        def run(grads: optax.Updates, inner_state: optax.OptState) -> tuple[Any, Any]:
+            unscaled = {n: unscale(divisor, extra_args[n]) for n in ("grad",) if n in extra_args}
+            updates, new_inner_state = inner.update(
+                unscale(divisor, grads), inner_state, params, **(extra_args | unscaled)
+            )
+            return updates, jax.tree.map(_with_dtype_of, inner_state, new_inner_state)
+
+        def skip(grads: optax.Updates, inner_state: optax.OptState) -> tuple[Any, Any]:
+            return jax.tree.map(_update_of_nothing, out_types), inner_state
+
+        # `run` is jitted, so that its trace here serves `lax.cond` as well: the optimizer is
+        # traced once.
+        out_types, _ = jax.eval_shape(run, updates, state.inner_state)
+        updates, inner_state = jax.lax.cond(finite, run, skip, updates, state.inner_state)
+        return updates, LossScalingState(scale.adjust(finite), inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _update_of_nothing(leaf: Any) -> jax.Array:
+    """Returns an update that keeps every bit of its parameter."""
+    # -0.0 + -0.0 is -0.0, and 0.0 + -0.0 is 0.0; with an update of 0.0, -0.0 + 0.0 would be 0.0.
+    zeros = jnp.zeros_like(leaf)
+    return -zeros if jnp.issubdtype(zeros.dtype, jnp.inexact) else zeros
+
+
+def _with_dtype_of(old: Any, new: Any) -> Any:
+    """Casts a new leaf of the inner state to the dtype of the old one."""
+    # Gradients of bfloat16 parameters arrive in float32. Without the cast, Adam's bfloat16 moments
+    # would become float32 in the first step: twice the memory, and a second compilation.
+    dtype = jnp.result_type(old)
+    return new if jnp.result_type(new) == dtype else new.astype(dtype)

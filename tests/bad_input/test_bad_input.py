@@ -1,0 +1,89 @@
+"""Every wrong use says what is wrong and what to do, and leaves nothing half-done.
+
+The rows are beside this file, by room. `transform/test_errors.py`, `test_arguments.py` and
+`test_reading.py` of `loss_scaling`, `test_nnx_forms.py` and `test_nnx_writes.py` of `integrations`
+have more of the kind.
+"""
+
+import re
+
+import pytest
+
+import jmp_autocast
+
+from . import (
+    inspect_rows,
+    integrations_rows,
+    loss_scale_rows,
+    nnx_rows,
+    policy_file_rows,
+    policy_rows,
+    transform_rows,
+    tune_rows,
+)
+from .row import world
+
+ROOMS = (
+    transform_rows,
+    policy_rows,
+    policy_file_rows,
+    loss_scale_rows,
+    inspect_rows,
+    tune_rows,
+    nnx_rows,
+    integrations_rows,
+)
+ROWS = [row for room in ROOMS for row in room.ROWS]
+
+# The library makes these, and users only read them.
+RESULTS = {
+    "ArrayError",
+    "Change",
+    "Comparison",
+    "ComparisonRow",
+    "EquationView",
+    "FiniteGradients",
+    "LossScalingState",
+    "NumericsReport",
+    "NumericsRow",
+    "OpCount",
+    "Pin",
+    "Report",
+    "Row",
+    "Share",
+    "Totals",
+    "TuneReport",
+}
+# Rows about policies and their members go by the name of what takes them.
+GIVEN_TO_OTHERS = {"CastPolicy", "FP16"}
+WITHOUT_ARGUMENTS = {"full_precision"}
+
+
+@pytest.fixture(scope="module")
+def program():
+    return world().program()
+
+
+@pytest.mark.parametrize(
+    "row", ROWS, ids=lambda row: f"{row.public}: {row.argument}: {row.mistake}"
+)
+def test_a_wrong_use(row, program):
+    here = world()
+    before = here.snapshot()
+    with pytest.raises(row.error) as caught:
+        row.call(here)
+    assert caught.type is row.error
+    for part in (row.argument, row.value, row.rule, row.fix):
+        assert re.search(part, str(caught.value), re.DOTALL), (part, str(caught.value))
+    after = here.snapshot()
+    for name, value in before.items():
+        assert after[name] == value, f"changed: {name}"
+    assert here.program() == program
+
+
+def test_the_table_covers_the_public_names():
+    assert len(ROWS) >= 60
+    assert len({(row.public, row.argument, row.mistake) for row in ROWS}) == len(ROWS)
+    covered = {row.public for row in ROWS}
+    expected = set(jmp_autocast.__all__) - RESULTS - GIVEN_TO_OTHERS - WITHOUT_ARGUMENTS
+    assert covered == {*expected, nnx_rows.NNX, *integrations_rows.PUBLIC}

@@ -1,0 +1,117 @@
+"""What is broadcast or looked up has the gradient of a sum, and the sum runs in float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmp_autocast import autocast
+from jmp_autocast.interpreters.compat import jaxpr_as_fun
+from tests.support.jaxprs import assert_dots_run_in, find, trace
+from tests.support.numerics import normal, relative_error
+
+ROWS = 32_768
+
+
+def exact_inputs():
+    """Row weights are powers of two and the projection small integers: cotangents are exact."""
+    random = np.random.default_rng(0)
+    hot = np.where(random.random(ROWS) < 0.9, 3, np.arange(ROWS) % 16)
+    return {
+        "x": random.normal(size=(ROWS, 4)).astype(np.float32),
+        "ids": hot.astype(np.int32),
+        "row": np.exp2(random.integers(-8, 1, (ROWS, 1))).astype(np.float32),
+        "v": np.array([[-7], [5], [-3], [1], [2], [4], [6], [8]], np.float32),
+    }
+
+
+def bias_loss(params, data):
+    h = data["x"] @ params["w"] + params["bias"]
+    return jnp.sum(h @ data["v"] * data["row"])
+
+
+def embedding_loss(params, data):
+    return jnp.sum(params["table"][data["ids"]] @ data["v"] * data["row"])
+
+
+def scale_loss(params, data):
+    ones = jnp.ones((ROWS, 4)) @ params["quarters"]
+    return jnp.sum((ones * params["scale"]) @ data["v"] * data["row"])
+
+
+REPLICATED = {
+    "bias": (bias_loss, {"w": np.ones((4, 8), np.float32), "bias": np.zeros(8, np.float32)}),
+    "embedding": (embedding_loss, {"table": np.ones((16, 8), np.float32)}),
+    "scalar": (scale_loss, {"quarters": np.full((4, 8), 0.25, np.float32), "scale": np.float32(1)}),
+}
+
+
+@pytest.mark.parametrize(("loss", "tree"), REPLICATED.values(), ids=REPLICATED)
+def test_the_gradient_of_a_replicated_parameter_sums_in_float32(loss, tree):
+    data = exact_inputs()
+    jaxpr = trace(jax.grad(autocast(loss, compute_dtype=jnp.bfloat16)), tree, data)
+    assert_dots_run_in("bfloat16", jaxpr)
+    sums = [e for e in find(jaxpr, "reduce_sum", "scatter-add") if ROWS in e.invars[-1].aval.shape]
+    assert sums
+    assert {e.invars[-1].aval.dtype.name for e in sums} == {"float32"}
+    gradients = jax.jit(jaxpr_as_fun(jaxpr))(*jax.tree.leaves((tree, data)))
+    found = dict(zip(sorted(tree), gradients, strict=True))
+    expected = jax.jit(jax.grad(loss))(tree, data)
+    for name in {"bias", "table", "scale"} & set(tree):
+        assert relative_error(found[name], expected[name]) < 1e-4
+
+
+# The gate of a squeeze-and-excite block is computed in 16 bits, and every pixel reads it.
+BROADCAST = {
+    "row": lambda h, gate: h * gate[:1],
+    "scalar": lambda h, gate: h * gate[0, 0],
+    "select": lambda h, gate: jnp.where(h > 0, h, gate[0]),
+    "broadcast": lambda h, gate: h - jnp.broadcast_to(gate[0], h.shape),
+}
+
+
+@pytest.mark.parametrize("use", BROADCAST.values(), ids=BROADCAST)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_gradient_of_a_broadcast_computed_value_sums_in_float32(use, dtype):
+    def loss(params, data):
+        gated = use(data["x"] @ params["w"], params["gate"] @ params["gate"])
+        return jnp.sum(gated @ data["v"] * (data["row"] / 64))
+
+    data, tree = exact_inputs(), normal(3, w=(4, 8), gate=(8, 8))
+    fn = autocast(loss, compute_dtype=dtype)
+    jaxpr = trace(jax.grad(fn), tree, data)
+    assert_dots_run_in(dtype, jaxpr)
+    sums = [e for e in find(jaxpr, "reduce_sum") if ROWS in e.invars[0].aval.shape]
+    assert len(sums) == 2  # the loss and the gate's gradient
+    assert {e.invars[0].aval.dtype.name for e in sums} == {"float32"}
+    used, *_ = find(trace(fn, tree, data), "mul", "sub", "select_n")
+    assert used.outvars[0].aval.dtype.name == dtype
+    found, expected = jax.jit(jax.grad(fn))(tree, data), jax.jit(jax.grad(loss))(tree, data)
+    assert relative_error(found["gate"], expected["gate"]) < 4 * float(jnp.finfo(dtype).eps)
+
+
+def test_an_expanded_dimension_is_no_broadcast():
+    def fn(w, x):
+        return (x @ w)[:, None] * (x @ w)[:, None]
+
+    low = autocast(fn, compute_dtype="bfloat16")
+    w = np.ones((4, 4), np.float32)
+    jaxpr = trace(low, w, w)
+    assert len(find(jaxpr, "broadcast_in_dim")) == len(find(trace(fn, w, w), "broadcast_in_dim"))
+
+
+def test_gradients_of_a_bias_and_an_embedding_in_a_classifier():
+    """Here weights and cotangents round too: four products in a row, a bfloat16 ulp for each."""
+
+    def loss(params, ids, labels):
+        h = jnp.tanh(params["table"][ids] @ params["w"] + params["bias"])
+        logits = jax.nn.log_softmax(h @ params["out"])
+        return -jnp.mean(jnp.take_along_axis(logits, labels[:, None], axis=1))
+
+    tree = normal(1, table=(16, 8), w=(8, 8), bias=(8,), out=(8, 4))
+    ids = exact_inputs()["ids"]
+    labels = (ids + (np.arange(ROWS) % 3 == 0)) % 4
+    found = jax.jit(jax.grad(autocast(loss, compute_dtype=jnp.bfloat16)))(tree, ids, labels)
+    expected = jax.jit(jax.grad(loss))(tree, ids, labels)
+    for name in tree:
+        assert relative_error(found[name], expected[name]) < 4 * 2**-8, name

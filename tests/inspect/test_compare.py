@@ -1,0 +1,253 @@
+"""`compare` finds the equation that makes an error, in the forward and in the backward pass."""
+
+import json
+
+import flax.linen as nn
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, FP16, autocast, compare, full_precision
+from jmp_autocast.inspect.measure.error_probe import COMPUTED, ErrorProbe, distance
+from tests.fuzz.test_properties import COMPUTE_DTYPES, examples
+from tests.support.random_programs import arguments, as_function, programs
+
+W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32) / 3
+X = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
+
+
+def cancelled(y):
+    with jax.named_scope("cancellation"):
+        return (y + jnp.float32(100)) - jnp.float32(100)
+
+
+def plain(params, x):
+    return jnp.mean((cancelled(jnp.tanh(x @ params["w"])) @ params["w"]) ** 2)
+
+
+def in_scan(params, x):
+    def layer(h, _):
+        return jnp.tanh(cancelled(h @ params["w"]) @ params["w"]), None
+
+    return jnp.mean(lax.scan(layer, x, length=3)[0])
+
+
+def in_branch(params, x):
+    h = x @ params["w"]
+    return jnp.mean(lax.cond(jnp.sum(x) < 1e9, cancelled, jnp.sin, h) @ params["w"])
+
+
+def in_while(params, x):
+    def body(state):
+        i, h = state
+        return i + 1, cancelled(h @ params["w"]) @ params["w"]
+
+    return jnp.mean(lax.while_loop(lambda state: state[0] < 3, body, (0, x))[1])
+
+
+def in_checkpoint(params, x):
+    return jnp.mean(jax.checkpoint(lambda w, x: cancelled(x @ w) @ w)(params["w"], x))
+
+
+def in_jit(params, x):
+    return jnp.mean(jax.jit(cancelled)(x @ params["w"]) @ params["w"])
+
+
+FUNCTIONS = {f.__name__: f for f in (plain, in_scan, in_branch, in_while, in_checkpoint, in_jit)}
+INSIDE = {"in_scan": ("scan",), "in_branch": ("cond",), "in_while": ("while",)}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_cancellation_introduces_the_largest_error(name):
+    worst = compare(FUNCTIONS[name], {"w": W}, X, policy=BF16).rows[0]
+    assert (worst.primitive, worst.scope) == ("sub", "cancellation")
+    assert worst.computed == "bfloat16"
+    assert worst.inside == INSIDE.get(name, ())
+    assert "test_compare.py" in worst.source
+    assert "cancelled" in worst.source
+    assert worst.introduced > 0.1
+
+
+def test_what_comes_after_carries_the_error_and_does_not_introduce_it():
+    rows = compare(plain, {"w": W}, X, policy=BF16).rows
+    square = next(row for row in rows if row.primitive == "integer_pow")
+    assert square.error > 0.05 > 0.01 > square.introduced
+
+
+def test_nothing_is_introduced_where_nothing_is_rounded():
+    def f(params, x):
+        with full_precision():
+            return plain(params, x)
+
+    comparison = compare(f, {"w": W}, X, policy=BF16, argnums=0)
+    assert {row.introduced for row in comparison.rows} == {0.0}
+    assert comparison.outputs[0].error == 0
+    assert comparison.gradients["0/w"].error == 0
+    assert {row.error for row in comparison.cotangents} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [("plain", FP16), ("in_scan", BF16), ("in_branch", BF16), ("in_checkpoint", FP16)],
+)
+def test_gradients_are_those_of_the_program_that_trains(name, policy):
+    fn = FUNCTIONS[name]
+    # A cancellation magnifies how XLA fuses; 1 is what a smooth program has.
+    gradient = {}
+    for key, f in (("full", fn), ("mixed", autocast(fn, policy=policy))):
+        gradient[key] = np.asarray(jax.jit(jax.grad(f))({"w": W}, X)["w"], np.float64)
+    difference = np.linalg.norm(gradient["mixed"] - gradient["full"])
+    expected = difference / np.linalg.norm(gradient["full"])
+    found = compare(fn, {"w": W}, X, policy=policy, argnums=0).gradients["0/w"].error
+    assert found == pytest.approx(expected, rel=0.3)
+
+
+def test_a_weight_that_is_read_often_keeps_its_float32_sum():
+    def loss(w, x):
+        h = x
+        for _ in range(40):
+            h = x + (h @ w) * jnp.float32(1e-3)
+        return jnp.mean(h)
+
+    comparison = compare(autocast(loss, policy=BF16, params=0), W, X, argnums=0)
+    assert comparison.gradients["0"].error < 5e-3
+
+
+def test_an_overflow_is_infinite_where_it_arises():
+    def f(x):
+        with jax.named_scope("square"):
+            y = x @ x.T
+            return (y * y) @ x
+
+    comparison = compare(f, jnp.full((4, 4), 10.0), policy=FP16)
+    worst = comparison.rows[0]
+    assert (worst.primitive, worst.scope) == ("mul", "square")
+    assert (worst.introduced, worst.error) == (np.inf, np.inf)
+    assert worst.introduced_lost == worst.lost == 16
+    assert "overflow" in comparison.summary
+    assert json.loads(comparison.to_json())["rows"][0]["error"] == "inf"
+
+
+def test_cotangents_that_vanish_in_float16_are_named():
+    def loss(w, x):
+        with jax.named_scope("head"):
+            return jnp.mean(jnp.tanh(x @ w) @ w) * jnp.float32(1e-9)
+
+    comparison = compare(loss, W, X, policy=FP16, argnums=0)
+    vanished = [row for row in comparison.cotangents if row.error == 1.0]
+    assert {row.scope for row in vanished} == {"head"}
+    assert comparison.gradients["0"].error == pytest.approx(1.0)
+
+
+def transposed(w, x):
+    return jnp.sum(jnp.tanh(x @ w.T))
+
+
+def transposed_in_a_call(w, x):
+    return jnp.sum(jnp.tanh(x @ jax.jit(jnp.transpose)(w)))
+
+
+def in_a_call_that_is_kept(w, x):
+    with full_precision():
+        y = jax.jit(lambda x: jnp.sin(x) * 2.0)(x @ w.T)
+    return jnp.sum(jnp.tanh(y @ w))
+
+
+@pytest.mark.parametrize("fn", [transposed, transposed_in_a_call, in_a_call_that_is_kept])
+def test_both_programs_have_the_same_cotangents(fn):
+    """Also where a weight is moved before it is read, and where a call is left alone."""
+    comparison = compare(fn, W, X, policy=BF16, argnums=0)
+    made = [row.primitive for row in compare(fn, W, X, policy=BF16).rows]
+    assert sorted(row.primitive for row in comparison.cotangents) == sorted(made)
+    assert all(row.error < 0.1 for row in comparison.cotangents)
+
+
+def test_scopes_are_the_modules_of_flax():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Dense(8, name="first")(x)
+            return nn.Dense(8, name="second")(x * 1e3 - x * 999)
+
+    net = Net()
+    params = jax.jit(net.init)(jax.random.key(0), X)
+    comparison = compare(net.apply, params, X, policy=BF16)
+    assert {"Net/first", "Net/second"} <= {row.scope for row in comparison.rows}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.complex64])
+def test_distances_are_those_of_numpy(dtype):
+    rng = np.random.default_rng(3)
+    a = rng.standard_normal((5, 7)).astype(dtype)
+    b = (a + 0.01 * rng.standard_normal((5, 7))).astype(dtype)
+    found = distance(jnp.asarray(a), jnp.asarray(b))
+    wide = np.complex128 if dtype is np.complex64 else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    norm = np.linalg.norm
+    assert float(found.error) == pytest.approx(norm(b - a) / norm(a), rel=1e-4)
+    cosine = np.sum(a * b.conj()).real / norm(a) / norm(b)
+    assert float(found.cosine) == pytest.approx(cosine, rel=1e-5)
+
+
+DISTANCES = {
+    "huge": ([3e38, 1e38], [3e38, 1e38], 0.0, 0),
+    "tiny": ([2e-38, 2e-38], [2e-38, 4e-38], np.sqrt(0.5), 0),
+    "zero and zero": ([0.0, 0.0], [0.0, 0.0], 0.0, 0),
+    "zero and something": ([0.0, 0.0], [0.0, 1.0], np.inf, 0),
+    "lost": ([1.0, 2.0], [1.0, np.inf], np.inf, 1),
+    "infinite in both": ([1.0, np.inf], [1.0, np.inf], 0.0, 0),
+    "NaN in the reference": ([1.0, np.nan], [1.0, 5.0], 0.0, 0),
+}
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_distances_at_the_edges(name):
+    reference, result, error, lost = DISTANCES[name]
+    found = distance(jnp.array(reference, jnp.float32), jnp.array(result, jnp.float32))
+    assert float(found.error) == pytest.approx(error, rel=1e-5)
+    assert int(found.lost) == lost
+
+
+def test_the_worst_run_is_kept():
+    probe = ErrorProbe()
+
+    def reading(introduced):
+        return probe.nothing(1)._replace(
+            introduced=jnp.array([introduced], jnp.float32), runs=jnp.ones(1, jnp.uint32)
+        )
+
+    merged = probe.nothing(1)
+    for introduced in (0.1, 0.5, 0.2):
+        merged = probe.merge(merged, reading(introduced))
+    assert float(merged.introduced[0]) == 0.5
+    assert (int(merged.worst_run[0]), int(merged.runs[0])) == (1, 3)
+
+
+@examples(5)
+@hypothesis.given(programs(exclude={"inner_autocast"}), arguments(), COMPUTE_DTYPES)
+def test_random_programs_are_compared(jit_caches, program, args, dtype):
+    fn = as_function(program)
+    rng = np.random.default_rng(0)
+
+    def array(x):
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        return jnp.asarray(rng.integers(-3, 4, x.shape)).astype(x.dtype)
+
+    comparison = compare(autocast(fn, compute_dtype=dtype), *jax.tree.map(array, args))
+    for row in comparison.rows:
+        assert row.computed in COMPUTED
+        assert row.introduced >= 0
+
+
+def test_the_text_fits_100_columns():
+    def f(params, x):
+        with jax.named_scope("a_scope_with_a_very_long_name_" * 5):
+            return plain(params, x)
+
+    text = str(compare(f, {"w": W}, X, policy=BF16, argnums=0))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "0/w" in text

@@ -1,0 +1,277 @@
+"""`explain` says what `autocast` does: dtypes, reasons, casts, totals."""
+
+import collections
+import json
+import pathlib
+import re
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
+from jmp_autocast.inspect.report.jaxprs import contraction_in, count_casts, jaxprs_of
+from jmp_autocast.inspect.report.reason_texts import EXPLANATIONS
+from jmp_autocast.interpreters.compat import body_of
+from jmp_autocast.interpreters.plan.data import ReasonCode
+from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
+from tests.fuzz.test_properties import COMPUTE_DTYPES, examples
+from tests.support.jaxprs import trace
+from tests.support.random_programs import arguments, as_function, programs
+
+# What rewriting adds or takes away: casts, views, copies, and the movements of copies.
+ADDED = DATA_MOVEMENT | STRUCTURAL | {"convert_element_type", "optimization_barrier", "copy"}
+
+
+def dtypes_of(atoms):
+    return tuple(str(getattr(v.aval, "dtype", None)) for v in atoms)
+
+
+def emitted(jaxpr):
+    """(primitive, operand dtypes, result dtypes) of the equations that compute."""
+    for eqn in body_of(jaxpr).eqns:
+        if eqn.primitive.name == "accumulate":
+            contraction = contraction_in(eqn)
+            operands = dtypes_of(eqn.invars)[: len(contraction.invars)]
+            yield contraction.primitive.name, operands, dtypes_of(eqn.outvars)
+            continue
+        if eqn.primitive.name not in ADDED and eqn.primitive.name != "source_view":
+            yield eqn.primitive.name, dtypes_of(eqn.invars), dtypes_of(eqn.outvars)
+        for inner in jaxprs_of(eqn):
+            yield from emitted(inner)
+
+
+def explained(report):
+    for row in report.rows:
+        if row.primitive not in ADDED and row.primitive != "source_view":
+            yield row.primitive, row.operands, row.results
+
+
+def assert_rows_are_what_runs(wrapper, *args):
+    report = explain(wrapper, *args)
+    found = collections.Counter(explained(report))
+    assert found == collections.Counter(emitted(trace(wrapper, *args)))
+    return report
+
+
+W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+X = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
+
+
+def attention(params, x):
+    scores = jnp.where(jnp.tri(4, dtype=bool), x @ params["w"] @ x.T, -1e30)
+    return jnp.mean(jnp.log(1 + jax.nn.softmax(scores) @ x + 10.0) ** 2)
+
+
+def scanned(params, x):
+    def layer(h, w):
+        return jnp.tanh(h @ w) + h, jnp.sum(h)
+
+    return lax.scan(layer, x, jnp.stack([params["w"]] * 5))
+
+
+def branched(params, x):
+    return lax.cond(jnp.sum(x) > 0, lambda x: x @ params["w"], lambda x: jnp.exp(x), x)
+
+
+def looped(params, x):
+    return lax.while_loop(lambda c: jnp.sum(c) < 9, lambda c: jnp.abs(c @ params["w"]) + 1, x)
+
+
+def checkpointed(params, x):
+    return jax.checkpoint(lambda w, x: jnp.sin(x @ w))(params["w"], x)
+
+
+FUNCTIONS = {f.__name__: f for f in (attention, scanned, branched, looped, checkpointed)}
+FUNCTIONS["gradient"] = jax.grad(attention)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("level", ["tensor_cores", "o1", "compute"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_dtypes_are_those_of_the_program_that_runs(name, level, dtype):
+    policy = (BF16 if dtype == "bfloat16" else FP16).with_level(level)
+    assert_rows_are_what_runs(autocast(FUNCTIONS[name], policy=policy), {"w": W}, X)
+
+
+@examples(60)
+@hypothesis.given(programs(exclude={"inner_autocast"}), arguments(), COMPUTE_DTYPES)
+def test_the_dtypes_are_those_of_random_programs(jit_caches, program, args, dtype):
+    assert_rows_are_what_runs(autocast(as_function(program), compute_dtype=dtype), *args)
+
+
+def test_shapes_stand_for_arrays():
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), ({"w": W}, X))
+    abstract = explain(attention, *shapes, policy=BF16)
+    concrete = explain(attention, {"w": W}, X, policy=BF16)
+    assert abstract == concrete
+
+
+def test_a_large_model_is_explained_without_its_weights():
+    sizes = {"w": jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)}  # 4 TiB
+    report = explain(lambda p, x: x @ p["w"], sizes, jax.ShapeDtypeStruct((1, 2**20), jnp.float32))
+    assert report.totals.flops == 2 * 2**40
+
+
+def test_loops_are_multiplied_by_their_length():
+    report = explain(scanned, {"w": W}, X, policy=BF16)
+    (row,) = (row for row in report.rows if row.primitive == "dot_general")
+    assert (row.times, row.flops) == (5, 5 * 2 * 4 * 8 * 8)
+    assert (row.depth, row.operands) == (1, ("bfloat16", "bfloat16"))
+    assert report.totals.contraction_flops == row.flops
+
+
+def test_a_row_says_where_and_why():
+    def f(x):
+        with jax.named_scope("block"), full_precision():
+            y = x @ W
+        return jnp.exp(y) @ W
+
+    first, exp, second = explain(f, X, policy=BF16).rows
+    assert first.scope.startswith("block/")
+    assert "test_explain.py" in first.source
+    assert (first.operands, first.reason) == (("float32", "float32"), "SCOPE")
+    assert (exp.rule, exp.reason, exp.operands) == ("FP32", "FP32", ("float32",))
+    assert (second.rule, second.reason) == ("dot_rule", "LOWER_PRECISION")
+    assert (second.declared_operands, second.operands) == (("float32",) * 2, ("bfloat16",) * 2)
+    assert second.nbytes == 2 * (32 + 64 + 32)
+    assert second.declared_nbytes == 2 * second.nbytes
+
+
+def test_a_rule_function_is_named():
+    def careful(eqn):
+        return CastPolicy.FP32
+
+    (row,) = explain(jnp.sin, X, policy=BF16.with_rules({"sin": careful})).rows
+    assert (row.rule, row.reason) == ("careful", "FP32")
+
+
+def test_totals():
+    policy = BF16.with_scopes({"*/norm": "float32", "*/missing": "float32"})
+
+    def f(params, x):
+        with jax.named_scope("net"), jax.named_scope("norm"):
+            x = x @ params["a"]
+        return lax.while_loop(lambda c: jnp.sum(c) < 9, lambda c: c + 1, x @ params["b"])
+
+    totals = explain(f, {"a": W, "b": W, "unused": W}, X, policy=policy).totals
+    assert (totals.parameters, totals.cast_parameters) == (3, 1)
+    assert totals.low_share == 0.5
+    assert totals.unmatched_scopes == ("*/missing",)
+    assert totals.loops_of_unknown_length == 1
+    assert totals.unknown == ()
+    casts = count_casts(trace(autocast(f, policy=policy), {"a": W, "b": W, "unused": W}, X))
+    assert totals.casts == casts
+    assert (casts.down, casts.down_nbytes, casts.up) == (2, 6 * (64 + 32), 1)
+
+
+def test_casts_in_a_loop_count_each_time():
+    def f(x):
+        return lax.scan(lambda c, _: (c.astype(jnp.float16).astype(jnp.float32), None), x, None, 7)
+
+    casts = count_casts(trace(f, X))
+    assert (casts.down, casts.up, casts.up_nbytes) == (7, 7, 7 * 6 * 32)
+
+
+def test_the_text_fits_100_columns_and_leads_with_the_summary():
+    report = explain(jax.grad(attention), {"w": W}, X, policy=BF16)
+    lines = str(report).splitlines()
+    assert lines[0] == report.summary
+    assert "100.0 % of matmul and convolution FLOPs in bfloat16" in lines[0]
+    assert max(map(len, lines)) <= 100
+    assert any("dot_general" in line and "LOWER_PRECISION" in line for line in lines)
+
+
+def test_json_holds_the_rows_and_totals(tmp_path):
+    report = explain(scanned, {"w": W}, X, policy=BF16)
+    path = tmp_path / "report.json"
+    text = report.to_json(path)
+    assert path.read_text(encoding="utf-8") == text
+    data = json.loads(text)
+    assert len(data["rows"]) == data["totals"]["equations"] == len(report.rows)
+    assert data["totals"]["low_share"] == 1.0
+    assert data["rows"][0]["primitive"] == report.rows[0].primitive
+
+
+def test_a_table_of_pandas():
+    table = explain(attention, {"w": W}, X, policy=BF16).to_pandas()
+    assert isinstance(table, pandas.DataFrame)
+    assert set(table["primitive"]) >= {"dot_general", "log"}
+
+
+def test_pandas_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        explain(jnp.sin, X).to_pandas()
+
+
+def test_the_difference_of_two_policies():
+    base = explain(attention, {"w": W}, X, policy=BF16)
+    pinned = explain(attention, {"w": W}, X, policy=BF16.with_rules({"dot_general": "fp32"}))
+    changes = base.diff(pinned)
+    assert {c.before.primitive for c in changes} >= {"dot_general"}
+    dots = [c for c in changes if c.before.primitive == "dot_general"]
+    assert {c.after.operands for c in dots} == {("float32", "float32")}
+    assert base.diff(base) == []
+    assert "bf16 -> bf16 LOWER_PRECISION  =>  f32 -> f32 FP32" in str(dots[0])
+
+
+# --- op_stats ---------------------------------------------------------------------------------
+
+
+def test_op_stats_counts_by_primitive_and_dtype():
+    low = autocast(scanned, policy=BF16)
+    counts = {(c.primitive, c.operands): c for c in op_stats(low, {"w": W}, X)}
+    dot = counts["dot_general", ("bfloat16",)]
+    assert (dot.times, dot.flops, dot.nbytes) == (5, 5 * 2 * 4 * 64, 5 * 2 * (32 + 64 + 32))
+    assert counts["reduce_sum", ("float32",)].times == 5
+    assert next(c for c in counts.values() if c.primitive == "scan").flops == 0
+
+
+def test_op_stats_of_a_plain_function_and_the_order():
+    counts = op_stats(lambda x: jnp.sin(x) @ W + jnp.sin(x) @ W, jax.ShapeDtypeStruct((4, 8), "f4"))
+    assert [c.primitive for c in counts] == ["dot_general", "sin", "add"]
+    assert counts[0].times == counts[1].times == 2
+
+
+def test_op_stats_counts_the_flops_of_convolutions_and_of_what_is_inside():
+    images, kernel = (jax.ShapeDtypeStruct(s, "float32") for s in ((2, 8, 8, 3), (3, 3, 3, 5)))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    convolve = lambda x, k: lax.conv_general_dilated(
+        x, k, (1, 1), "SAME", dimension_numbers=numbers
+    )
+    (conv,) = op_stats(convolve, images, kernel)
+    assert conv.flops == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
+    call, dot = sorted(op_stats(jax.jit(jnp.matmul), X, W), key=lambda count: count.flops)
+    assert (call.primitive, call.flops, call.nbytes) == ("jit", 0, 0)
+    assert dot.flops == 2 * 4 * 8 * 8
+
+
+def test_op_stats_sees_the_backward_pass():
+    low = jax.grad(autocast(attention, policy=BF16))
+    dots = [c for c in op_stats(low, {"w": W}, X) if c.primitive == "dot_general"]
+    assert {c.operands for c in dots} == {("bfloat16",)}
+    assert sum(c.times for c in dots) > 3
+
+
+def test_the_page_on_reasons_says_of_every_code_what_the_report_says():
+    page = pathlib.Path(__file__).parents[2] / "docs" / "reasons.md"
+    row = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) *\|$", re.MULTILINE)
+    listed = {code: texts for code, *texts in row.findall(page.read_text(encoding="utf-8"))}
+    said = {code.value: [e.says, e.otherwise] for code, e in EXPLANATIONS.items()}
+    assert listed == said
+    assert set(EXPLANATIONS) == set(ReasonCode)
+
+
+def test_a_matmul_that_returns_its_accumulator_counts_as_what_it_returns():
+    loss = autocast(lambda params, x: jnp.sum(jnp.exp(x @ params["w"])), policy=BF16)
+    counts = [c for c in op_stats(jax.grad(loss), {"w": W}, X) if c.primitive == "dot_general"]
+    assert {c.results: (c.operands, c.times, c.flops, c.nbytes) for c in counts} == {
+        ("bfloat16",): (("bfloat16",), 1, 512, 2 * (32 + 64 + 32)),
+        ("float32",): (("bfloat16",), 1, 512, 2 * (32 + 32) + 4 * 64),
+    }
+    assert not [c for c in op_stats(jax.grad(loss), {"w": W}, X) if c.primitive == "accumulate"]

@@ -1,0 +1,383 @@
+"""The HTML page of a report, in a real browser: it shows, filters, follows reasons, stays quiet."""
+
+import re
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, FP16, explain
+from tests.support.report_pages import count, fits, page_opener  # noqa: F401 - the fixture `show`
+
+from .test_links import follow
+
+W = np.ones((8, 8), np.float32)
+X = np.ones((4, 8), np.float32)
+PARAMS = {"w": W, "ws": np.stack([W] * 3)}
+
+
+def transformer(params, x):
+    def layer(h, w):
+        with jax.named_scope("attention"):
+            scores = jax.nn.softmax(h @ w @ h.T / jnp.sqrt(8.0))
+            h = h + scores @ h
+        with jax.named_scope("mlp"):
+            return h + jnp.tanh(h @ w), jnp.sum(h)
+
+    with jax.named_scope("layers"):
+        h, sums = lax.scan(layer, x, params["ws"])
+    with jax.named_scope("head"):
+        h = lax.cond(jnp.sum(sums) > 0, lambda h: h @ params["w"], lambda h: jnp.exp(h), h)
+        return jnp.mean(jnp.log(jax.nn.sigmoid(h @ params["w"])))
+
+
+def looped(params, x):
+    return lax.while_loop(lambda c: jnp.sum(c) < 9, lambda c: jnp.abs(c @ params["w"]) + 1, x)
+
+
+PROGRAMS = {
+    "forward": (transformer, BF16),
+    "float16": (transformer, FP16),
+    "gradient": (jax.grad(transformer), BF16),
+    "while": (looped, BF16),
+    "unmatched": (transformer, BF16.with_scopes({"*/nowhere": "float32"})),
+    "nothing low": (transformer, BF16.with_rules({"dot_general": "fp32"})),
+    "one equation": (lambda params, x: jnp.sin(x), BF16),
+    "no equation": (lambda params, x: x, BF16),
+    "no float": (lambda params, x: jnp.arange(3) + 1, BF16),
+}
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return {name: explain(fn, PARAMS, X, policy=policy) for name, (fn, policy) in PROGRAMS.items()}
+
+
+def shown(page):
+    """The indices of the rows that the table holds, drawn or not."""
+    return page.evaluate("table.shown.map((row) => row.index)")
+
+
+def pick(page, index):
+    page.evaluate("(index) => table.mark(index)", index)
+    page.click(f"#row-{index}")
+
+
+# --- what it shows --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_shows_every_program(show, reports, name):
+    report = reports[name]
+    page = show(report)
+    equations = len(report.rows)
+    assert count(page) == f"{equations} equation{'s' * (equations != 1)}"
+    assert shown(page) == list(range(equations))
+    assert page.inner_text("h1") == report.name
+    assert report.compute_dtype in page.inner_text("#facts")
+    if report.totals.contraction_flops:
+        assert f"{100 * report.totals.low_share:.1f} %" in page.inner_text("#facts")
+    assert page.locator("#chart svg[role=img]").count() == 1
+    assert page.locator("#tree [role=treeitem]").count() >= 1
+    assert fits(page)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_flops_and_bytes_are_those_of_the_report(show, reports, name):
+    page = show(reports[name])
+    found = page.evaluate("shares(rows)")
+    shares = reports[name].by_dtype()
+    expected = [{"dtype": d, "flops": s.flops, "nbytes": s.nbytes} for d, s in shares.items()]
+    assert found == expected
+    label = page.get_attribute("#chart svg", "aria-label")
+    assert all(dtype in label for dtype in shares)
+    assert page.locator("#legend tbody tr").count() == len(shares)
+
+
+def test_shares_count_what_is_inside_once(reports):
+    shares = reports["forward"].by_dtype()
+    rows = reports["forward"].rows
+    assert sum(share.flops for share in shares.values()) == sum(row.flops for row in rows)
+    structural = ("scan", "cond", "jit", "custom_jvp_call")
+    inside = sum(row.nbytes for row in rows if row.primitive not in structural)
+    assert sum(share.nbytes for share in shares.values()) == inside
+    assert shares["bfloat16"].flops > shares["float32"].flops
+
+
+def test_the_notices(show, reports):
+    assert "*/nowhere" in show(reports["unmatched"]).inner_text("#notices")
+    assert "1 while loop counted as one iteration" in show(reports["while"]).inner_text("#notices")
+    assert show(reports["forward"]).inner_text("#notices") == ""
+
+
+def test_the_facts(show, reports):
+    facts = show(reports["forward"]).inner_text("#facts")
+    totals = reports["forward"].totals
+    assert f"{totals.casts.down} down" in facts
+    assert f"{totals.residual_nbytes / 1000:.3g}"[:3] in facts
+    assert "kept for the backward pass" in facts
+    assert "kept for the backward pass" not in show(reports["gradient"]).inner_text("#facts")
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"), [(1360, 900, "light"), (1360, 900, "dark"), (400, 800, "light")]
+)
+def test_a_screenshot_has_the_size_of_the_window_and_many_colours(
+    show, reports, width, height, scheme
+):
+    page = show(reports["forward"], width=width, height=height, color_scheme=scheme)
+    picture = page.screenshot()
+    assert picture.startswith(b"\x89PNG")
+    assert struct.unpack(">II", picture[16:24]) == (width, height)
+    assert len(picture) > 25_000  # a page of one colour has some 5,000 bytes
+
+
+# --- filters --------------------------------------------------------------------------------
+
+
+def test_filters(show, reports):
+    rows = reports["forward"].rows
+    page = show(reports["forward"])
+    page.select_option("#reason", "FEEDER")
+    assert shown(page) == [row.index for row in rows if row.reason == "FEEDER"]
+    page.select_option("#reason", "")
+    page.select_option("#primitive", "dot_general")
+    dots = [row.index for row in rows if row.primitive == "dot_general"]
+    assert shown(page) == dots
+    assert count(page) == f"{len(dots)} of {len(rows)} equations"
+    assert page.inner_text("#chart-of") == count(page)
+    page.select_option("#dtype", "float32")
+    assert shown(page) == []
+    assert page.is_visible("#empty")
+    page.click("#clear")
+    assert shown(page) == list(range(len(rows)))
+    assert page.is_hidden("#clear")
+    page.check("#changed")
+    pairs = [(row.declared_operands, row.declared_results) for row in rows]
+    changed = [r.index for r, p in zip(rows, pairs, strict=True) if p != (r.operands, r.results)]
+    assert shown(page) == changed
+
+
+@pytest.mark.parametrize(
+    ("query", "matches"),
+    {
+        "a primitive": ("LOGISTIC", lambda row: row.primitive == "logistic"),
+        "a reason": ("carry_acc", lambda row: row.reason == "CARRY_ACCUMULATOR"),
+        "an input": ("0/ws", lambda row: "0/ws" in row.operand_inputs),
+        "words": ("mlp TANH", lambda row: "mlp" in row.scope and row.primitive == "tanh"),
+        "a source": ("test_html_report.py", lambda row: "test_html_report.py" in row.source),
+        "a number": ("#12", lambda row: row.index == 12),
+    }.values(),
+)
+def test_search(show, reports, query, matches):
+    page = show(reports["forward"])
+    page.fill("#query", query)
+    assert shown(page) == [row.index for row in reports["forward"].rows if matches(row)]
+
+
+def test_a_module_filters_the_table(show, reports):
+    rows = reports["forward"].rows
+    page = show(reports["forward"])
+    names = page.locator("#tree .node-name").all_inner_texts()
+    assert names[0] == "transformer"
+    assert {"layers", "attention", "mlp", "head"} <= set(names)
+    page.locator("#tree .node", has_text="attention").first.click()
+    inside = [row.index for row in rows if f"{row.scope}/".startswith("layers/attention/")]
+    assert shown(page) == inside
+    assert len(inside) > 5
+    assert "layers / attention" in page.inner_text("#scope-chip")
+    page.locator("#scope-chip button", has_text="layers").click()
+    assert shown(page) == [row.index for row in rows if f"{row.scope}/".startswith("layers/")]
+    page.click("#scope-chip [aria-label='Show all modules']")
+    assert shown(page) == list(range(len(rows)))
+
+
+def test_modules_are_coloured_by_flops_or_bytes(show, reports):
+    page = show(reports["nothing low"])
+    assert "16-bit" not in page.inner_text("#tree")
+    page = show(reports["forward"])
+    root = page.locator("#tree .node").first
+    by_flops = root.inner_text()
+    page.check("#weigh input[value=nbytes]", force=True)
+    assert root.inner_text() != by_flops
+    assert root.locator(".bar i.low").count() == root.locator(".bar i.full").count() == 1
+
+
+def test_modules_by_keyboard(show, reports):
+    page = show(reports["forward"])
+    page.focus("#tree")
+    active = lambda: page.locator("#tree .active .node-name").inner_text()
+    before = page.locator("#tree .node").count()
+    for key in ("End", "Home", "ArrowDown"):
+        page.keyboard.press(key)
+    assert active() == "layers"
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#tree .node").count() < before
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tree .node").count() == before
+    page.keyboard.press("ArrowRight")
+    assert active() != "layers"
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    assert "layers" in page.inner_text("#scope-chip")
+
+
+def test_sorting(show, reports):
+    page = show(reports["forward"])
+    rows = reports["forward"].rows
+    page.click("#grid-head [data-key=flops]")
+    flops = [rows[index].flops for index in shown(page)]
+    assert flops == sorted(flops, reverse=True)
+    page.click("#grid-head [data-key=flops]")
+    assert rows[shown(page)[0]].flops == min(flops)
+    assert page.locator("[role=columnheader][aria-sort=ascending]").count() == 1
+
+
+# --- one row --------------------------------------------------------------------------------
+
+
+def explained(page):
+    """The index of the row that the panel shows."""
+    return int(re.match(r"#(\d+)", page.inner_text("#panel-title"))[1])
+
+
+def steps(page):
+    return page.evaluate(
+        "[...document.querySelectorAll('#way li[data-row]')].map(x => +x.dataset.row)"
+    )
+
+
+@pytest.mark.parametrize("name", ["forward", "gradient", "while"])
+def test_a_reason_is_followed_to_its_cause(show, reports, name):
+    rows = reports[name].rows
+    start = max(rows, key=lambda row: len(follow(rows, row)))
+    way = follow(rows, start)
+    assert len(way) > 1
+    page = show(reports[name])
+    pick(page, start.index)
+    assert steps(page) == way
+    text = page.inner_text("#panel")
+    assert start.reason in text
+    assert start.source in text
+    assert "Cause:" in page.inner_text("#way .end")
+    for index in way[1:]:
+        page.click(f"#way li >> nth=1 >> button[data-row='{index}']")
+        assert explained(page) == index
+        assert page.locator(f"#row-{index}.opened").count() == 1
+    for index in reversed(way[:-1]):
+        page.click("#panel .back")
+        assert explained(page) == index
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#panel")
+
+
+def test_every_row_has_a_panel(show, reports):
+    page = show(reports["forward"])
+    rows = reports["forward"].rows
+    for row in rows:
+        page.evaluate("(index) => openRow(index)", row.index)
+        assert explained(page) == row.index
+        assert steps(page) == follow(rows, row)
+        assert page.inner_text("#way .end").removeprefix("Cause:").strip()
+
+
+def test_the_panel_tells_the_dtypes_and_who_made_and_reads_the_values(show, reports):
+    rows = reports["forward"].rows
+    dot = [row for row in rows if row.primitive == "dot_general"][-1]
+    page = show(reports["forward"])
+    pick(page, dot.index)
+    operands, results = page.locator("#panel .values").all()
+    assert "f32[4,8] → bf16" in operands.inner_text()
+    assert "input 0/w, a parameter" in operands.inner_text()
+    made = f"#{dot.operand_rows[0]} {rows[dot.operand_rows[0]].primitive}"
+    assert f"made by {made}" in " ".join(operands.inner_text().split())
+    reader = next(row for row in rows if dot.index in row.operand_rows)
+    results.locator("button").first.click()
+    assert explained(page) == reader.index
+    page.click("#panel .facts-list .link")
+    assert shown(page) == [r.index for r in rows if f"{r.scope}/".startswith(f"{reader.scope}/")]
+
+
+def test_rows_by_keyboard(show, reports):
+    page = show(reports["forward"])
+    page.keyboard.press("/")
+    page.keyboard.type("dot_general")
+    page.focus("#grid")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert explained(page) == shown(page)[1]
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") == "grid"
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    assert explained(page) == shown(page)[-1]
+
+
+def test_a_row_has_an_address(show, reports):
+    page = show(reports["forward"], "#equation-12")
+    assert explained(page) == 12
+    page.evaluate("openRow(13)")
+    assert page.url.endswith("#equation-13")
+    page = show(reports["forward"], "#equation-99999")
+    assert page.is_hidden("#panel")
+
+
+def test_a_phone(show, reports):
+    page = show(reports["gradient"], width=400, height=800, has_touch=True, is_mobile=True)
+    assert fits(page)
+    page.tap("#tree-title")
+    assert page.is_visible("#tree")
+    assert fits(page)
+    page.fill("#query", "dot_general")
+    page.tap(".row >> nth=2")
+    assert page.locator("#panel").bounding_box()["width"] == 400
+    assert fits(page)
+    page.tap("#panel .close")
+    assert page.is_hidden("#panel")
+
+
+def test_a_long_program_has_few_elements(show):
+    def long(x):
+        for i in range(3000):
+            with jax.named_scope(f"layer_{i // 100}"):
+                x = jnp.sin(x) * 2.0
+        return x
+
+    with jax.check_tracer_leaks(False):
+        report = explain(long, X, policy=BF16)
+    page = show(report)
+    assert count(page) == "6,000 equations"
+    assert page.locator(".row").count() < 100
+    page.evaluate("find('grid').scrollTop = 1e6")
+    page.wait_for_selector("#row-5999")
+    page.fill("#query", "sin layer_29")
+    assert len(shown(page)) == 100
+    assert page.locator(".row").count() < 100
+
+
+# --- colours --------------------------------------------------------------------------------
+
+CONTRAST = """() => {
+  const style = getComputedStyle(document.documentElement);
+  const light = (name) => {
+    const hex = style.getPropertyValue(name).trim().slice(1);
+    const parts = [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16) / 255);
+    const [r, g, b] = parts.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  return (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_are_readable(show, reports, scheme):
+    page = show(reports["forward"], color_scheme=scheme)
+    pairs = [(text, back) for text in ("--text", "--quiet", "--link")
+             for back in ("--page", "--card", "--hover", "--chosen")]  # fmt: skip
+    pairs += [("--on-colour", colour) for colour in ("--low", "--full", "--other", "--none")]
+    for text, back in pairs:
+        ratio = page.evaluate(f"([a, b]) => ({CONTRAST})()(a, b)", [text, back])
+        assert ratio >= 4.5, (text, back, ratio)

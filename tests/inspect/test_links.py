@@ -1,0 +1,238 @@
+"""The links between the rows of a report: who made an operand, and what a reason points at."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, Policy, autocast, explain, full_precision
+from tests.fuzz.test_properties import COMPUTE_DTYPES, examples
+from tests.support.random_programs import arguments, as_function, programs
+
+W = np.ones((4, 4), np.float32)
+X = np.ones((2, 4), np.float32)
+
+
+def report_of(fn, *args, policy=BF16):
+    return explain(fn, *(args or (W, X)), policy=policy).rows
+
+
+def find(rows, primitive, nth=0):
+    return [row for row in rows if row.primitive == primitive][nth]
+
+
+def made_by(rows, row, operand=0):
+    """The primitive of the row that made an operand."""
+    made = row.operand_rows[operand]
+    return None if made is None else rows[made].primitive
+
+
+def causes(rows, row):
+    return [rows[i].primitive for i in row.cause_rows]
+
+
+# --- operands -------------------------------------------------------------------------------
+
+
+def test_rows_are_numbered_and_inputs_are_named():
+    def f(params, x, scale):
+        return jnp.tanh(x @ params["w"]) * scale + 2.0
+
+    rows = report_of(f, {"w": W}, X, np.float32(3))
+    assert [row.index for row in rows] == list(range(len(rows)))
+    dot, tanh, mul, add = (find(rows, p) for p in ("dot_general", "tanh", "mul", "add"))
+    assert dot.operand_inputs == ("1", "0/w")
+    assert dot.operand_sources == ("data", "param")
+    assert dot.operand_rows == (None, None)
+    assert tanh.operand_rows == (dot.index,)
+    assert tanh.operand_sources == tanh.operand_inputs == ("",)
+    assert (mul.operand_rows, mul.operand_inputs) == ((tanh.index, None), ("", "2"))
+    assert (add.operand_rows[0], add.operand_sources) == (mul.index, ("", "literal"))
+
+
+def test_across_the_boundary_of_a_call():
+    @jax.jit
+    def inner(x, w):
+        return jnp.sin(x), w, jnp.float32(3)
+
+    def f(w, x):
+        a, b, c = inner(x @ w, w)
+        return jnp.cos(a), jnp.exp(b), jnp.log(c)
+
+    rows = report_of(f)
+    assert made_by(rows, find(rows, "sin")) == "dot_general"
+    assert made_by(rows, find(rows, "cos")) == "sin"
+    assert find(rows, "exp").operand_inputs == ("0",)  # through the call, as it was
+    assert made_by(rows, find(rows, "log")) == "jit"  # a constant of the call
+    assert find(rows, "jit").cause_rows == (find(rows, "sin").index,)
+
+
+def test_across_the_boundaries_of_a_scan():
+    def f(w, x):
+        def step(carry, row):
+            carry = jnp.tanh(row @ w) + carry
+            return carry, jnp.sin(carry)
+
+        end, stacked = lax.scan(step, jnp.exp(x[0]), x @ w)
+        return jnp.cos(end), jnp.log(stacked)
+
+    rows = report_of(f)
+    outer, inner = (find(rows, "dot_general", i) for i in (0, 1))
+    assert inner.operand_rows == (outer.index, None)  # a slice of what was made before the loop
+    assert inner.operand_inputs == ("", "0")
+    add, scan = find(rows, "add"), find(rows, "scan")
+    assert scan.index in add.operand_rows  # the carry
+    assert made_by(rows, find(rows, "cos")) == "scan"
+    assert made_by(rows, find(rows, "log")) == "sin"
+    assert scan.reason in ("CARRY", "CARRY_ACCUMULATOR")
+    assert causes(rows, scan) == ["exp", "add"]  # how it starts, and what the body returns
+
+
+def test_across_the_boundaries_of_a_while_loop():
+    def f(w, x):
+        def body(carry):
+            i, h = carry
+            return i + 1, jnp.sin(h @ w)
+
+        return jnp.cos(lax.while_loop(lambda c: c[0] < 3, body, (0, jnp.exp(x)))[1])
+
+    rows = report_of(f)
+    loop = find(rows, "while")
+    assert find(rows, "lt").operand_rows[0] == loop.index
+    assert find(rows, "dot_general").operand_rows == (loop.index, None)
+    assert made_by(rows, find(rows, "cos")) == "while"
+    assert causes(rows, loop) == ["exp", "sin"]
+
+
+def test_across_the_boundaries_of_a_cond():
+    def f(w, x):
+        y = x @ w
+        z = lax.cond(jnp.sum(x) > 0, lambda y: y @ w, lambda y: jnp.exp(y), y)
+        return jnp.sin(z)
+
+    rows = report_of(f)
+    first, second = (find(rows, "dot_general", i) for i in (0, 1))
+    assert second.operand_rows == (first.index, None)
+    assert find(rows, "exp").operand_rows == (first.index,)
+    cond = find(rows, "cond")
+    assert find(rows, "sin").operand_rows == (cond.index,)
+    assert cond.reason == "BRANCH_JOIN"
+    assert sorted(causes(rows, cond)) == ["dot_general", "exp"]
+
+
+def test_across_the_boundary_of_a_custom_derivative():
+    rows = report_of(lambda w, x: jnp.sin(jax.nn.relu(x @ w)))
+    assert made_by(rows, find(rows, "max")) == "dot_general"
+    assert made_by(rows, find(rows, "sin")) == "max"
+
+
+def test_a_body_that_is_called_twice_has_two_sets_of_rows():
+    layer = jax.jit(lambda x, w: jnp.tanh(x @ w))
+    rows = report_of(lambda w, x: layer(layer(x, w), w))
+    one, two = (find(rows, "dot_general", i) for i in (0, 1))
+    assert [row.inner for row in rows] == [2, 0, 0, 2, 0, 0]
+    assert one.operand_inputs == ("1", "0")
+    assert two.operand_rows == (find(rows, "tanh").index, None)
+
+
+# --- causes ---------------------------------------------------------------------------------
+
+
+def softmax_by_hand(w, x):
+    y = x @ w
+    return jnp.exp(y - 1.0)
+
+
+def with_default_carry(w, x):
+    return lax.scan(lambda h, _: (h @ w, None), x @ w, None, 3)[0]
+
+
+def log_of_sigmoid(w, x):
+    return jnp.log(jax.nn.sigmoid(x @ w))
+
+
+def in_float32(w, x):
+    with full_precision():
+        y = x @ w
+    return y * 2
+
+
+def squared_inside(w, x):
+    return jnp.exp(jax.jit(lambda y: y * y)(x @ w))
+
+
+CAUSES = {
+    "FEEDER": (softmax_by_hand, "sub", ["exp"]),
+    "LOG_GUARD": (log_of_sigmoid, "logistic", ["log"]),
+    "PROMOTE_FULL": (in_float32, "mul", ["dot_general"]),
+    "PROMOTE_LOW": (lambda w, x: jnp.sin(x @ w), "sin", ["dot_general"]),
+    "CLEAR_NARROW": (lambda w, x: jnp.exp(x).T @ jnp.exp(x), "transpose", ["dot_general"]),
+    "STRUCTURAL": (with_default_carry, "scan", ["dot_general"]),
+    "SCOPE": (in_float32, "dot_general", []),
+    "LOWER_PRECISION": (softmax_by_hand, "dot_general", []),
+    "FP32": (softmax_by_hand, "exp", []),
+}
+
+
+@pytest.mark.parametrize("code", CAUSES)
+def test_a_reason_points_at_its_cause(code):
+    fn, primitive, expected = CAUSES[code]
+    rows = report_of(fn)
+    row = find(rows, primitive)
+    assert row.reason == code
+    assert causes(rows, row) == expected
+
+
+def test_a_reader_behind_a_call_is_named():
+    rows = report_of(squared_inside)
+    mul = find(rows, "mul")
+    assert mul.reason == "FEEDER"
+    assert causes(rows, mul) == ["exp"]
+
+
+def test_a_reader_inside_a_call_is_named():
+    rows = report_of(lambda w, x: jax.jit(jnp.exp)(x @ w - 1.0))
+    sub = find(rows, "sub")
+    assert sub.reason == "FEEDER"
+    assert causes(rows, sub) == ["exp"]
+
+
+def test_an_accumulator_points_at_its_consumer():
+    policy = Policy(jnp.bfloat16, dot_output="consumer")
+    rows = report_of(lambda w, x: jnp.exp(x @ w), policy=policy)
+    dot = find(rows, "dot_general")
+    assert (dot.reason, causes(rows, dot)) == ("DOT_OUT", ["exp"])
+
+
+# --- any program ----------------------------------------------------------------------------
+
+
+def follow(rows, row):
+    """The steps to the cause; a loop's carry may lead back to the loop."""
+    way = [row.index]
+    while new := [cause for cause in rows[way[-1]].cause_rows if cause not in way]:
+        way.append(new[0])
+    return way
+
+
+@examples(60)
+@hypothesis.given(programs(exclude={"inner_autocast"}), arguments(), COMPUTE_DTYPES)
+def test_links_of_random_programs(jit_caches, program, args, dtype):
+    rows = explain(autocast(as_function(program), compute_dtype=dtype), *args).rows
+    for index, row in enumerate(rows):
+        assert row.index == index
+        links = zip(row.operand_rows, row.operand_inputs, row.operand_sources, strict=True)
+        for made, name, leaf in links:
+            assert made is None or not name
+            assert made is not None or name or leaf in ("", "const", "literal")
+            assert made is None or made < row.index
+        assert all(0 <= i < len(rows) for i in row.cause_rows)
+        if row.reason == "PROMOTE_FULL":
+            assert all("float32" in rows[i].results for i in row.cause_rows), row
+        if row.reason == "PROMOTE_LOW" and row.cause_rows:
+            assert all(dtype in rows[i].results for i in row.cause_rows)
+        if row.reason in ("FEEDER", "LOG_GUARD"):
+            assert all("float32" in rows[i].operands for i in row.cause_rows)
+        assert rows[follow(rows, row)[-1]].reason

@@ -1,0 +1,177 @@
+"""Equinox needs no adapter: its filtered transformations around and inside of `autocast`."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jmp_autocast import autocast, dynamic_loss_scaling, scaled_value_and_grad
+from tests.support.jaxprs import dot_dtypes, trace
+
+X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+KEY = jax.random.key(0)
+TOLERANCE = 3e-2
+
+bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
+
+
+def plain(fn):
+    return fn
+
+
+@functools.cache
+def mlp():
+    """With leaves that are no arrays: activations, sizes and flags."""
+    return eqx.filter_jit(eqx.nn.MLP)(8, 3, 5, 2, activation=jnp.tanh, key=KEY)
+
+
+@functools.cache
+def ensemble():
+    return eqx.filter_jit(eqx.filter_vmap(lambda key: eqx.nn.MLP(8, 3, 5, 1, jnp.tanh, key=key)))(
+        jax.random.split(KEY, 2)
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models():
+    """Made before anything is traced: they are constants of the programs."""
+    mlp(), ensemble()
+
+
+def loss(model, x):
+    return jnp.mean(jax.vmap(model)(x) ** 2)
+
+
+def with_aux(model, x):
+    out = jax.vmap(model)(x)
+    return jnp.mean(out**2), out
+
+
+IN_AXES = (eqx.if_array(0), None)
+
+# Each is a program of a cast; the float32 one is that of `plain`.
+PROGRAMS = {
+    "filter_jit of autocast": lambda cast: eqx.filter_jit(cast(loss))(mlp(), X),
+    "autocast of filter_jit": lambda cast: cast(eqx.filter_jit(loss))(mlp(), X),
+    "filter_grad": lambda cast: eqx.filter_grad(cast(loss))(mlp(), X),
+    "filter_value_and_grad": lambda cast: eqx.filter_value_and_grad(cast(loss))(mlp(), X),
+    "filter_value_and_grad with aux": lambda cast: eqx.filter_value_and_grad(
+        cast(with_aux), has_aux=True
+    )(mlp(), X),
+    "autocast of filter_value_and_grad": lambda cast: cast(eqx.filter_value_and_grad(loss))(
+        mlp(), X
+    ),
+    "filter_vmap": lambda cast: eqx.filter_vmap(cast(mlp()))(X),
+    "autocast of filter_vmap": lambda cast: cast(eqx.filter_vmap(mlp()))(X),
+    "an ensemble": lambda cast: eqx.filter_vmap(cast(lambda m, x: m(x)), in_axes=IN_AXES)(
+        ensemble(), X[0]
+    ),
+    "filter_checkpoint": lambda cast: eqx.filter_grad(eqx.filter_checkpoint(cast(loss)))(mlp(), X),
+    "autocast of filter_checkpoint": lambda cast: eqx.filter_grad(
+        cast(eqx.filter_checkpoint(loss))
+    )(mlp(), X),
+    "filter_jvp": lambda cast: eqx.filter_jvp(lambda x: cast(loss)(mlp(), x), (X,), (X,)),
+    "filter_vjp": lambda cast: eqx.filter_vjp(cast(loss), mlp(), X)[1](jnp.float32(1)),
+    "filter_closure_convert": lambda cast: eqx.filter_closure_convert(cast(loss), mlp(), X)(
+        mlp(), X
+    ),
+    "inference_mode": lambda cast: eqx.filter_vmap(
+        cast(eqx.nn.inference_mode(eqx.nn.Sequential([mlp(), eqx.nn.Dropout(0.5)])))
+    )(X),
+    "dropout": lambda cast: eqx.filter_vmap(
+        lambda x, key: cast(eqx.nn.Sequential([eqx.nn.Dropout(0.25), mlp()]))(x, key=key)
+    )(X, jax.random.split(KEY, 6)),
+    "a part of a model": lambda cast: eqx.filter_grad(
+        lambda m, x: jnp.mean(jax.vmap(lambda x: m.layers[1](cast(m.layers[0])(x)))(x) ** 2)
+    )(mlp(), X),
+}
+
+
+def assert_close(got, want):
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if eqx.is_array(w):
+            assert (g.dtype, g.shape) == (w.dtype, w.shape)
+            assert np.linalg.norm(g - w) <= TOLERANCE * (np.linalg.norm(w) + 0.03)
+
+
+def arrays(program, cast):
+    """The program as a function of nothing that returns arrays alone."""
+    return lambda: eqx.filter(program(cast), eqx.is_array)
+
+
+@functools.cache
+def results():
+    """All programs in 16 bits and in float32, compiled together."""
+    programs = {
+        (name, cast): arrays(program, cast)
+        for name, program in PROGRAMS.items()
+        for cast in (bf16, plain)
+    }
+    found = jax.jit(lambda: [run() for run in programs.values()])()
+    return dict(zip(programs, found, strict=True))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_filtered_transformations(name):
+    dots = {dot[0] for dot in dot_dtypes(trace(arrays(PROGRAMS[name], bf16)))}
+    assert dots == ({"bfloat16", "float32"} if name == "a part of a model" else {"bfloat16"})
+    assert_close(results()[name, bf16], results()[name, plain])
+
+
+class Stateful(eqx.Module):
+    dense: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, key):
+        self.dense = eqx.nn.Linear(8, 4, key=key)
+        self.norm = eqx.nn.BatchNorm(4, "batch", mode="batch")
+
+    def __call__(self, x, state):
+        return self.norm(jnp.tanh(self.dense(x)), state)
+
+
+def stateful_loss(model, state, x):
+    call = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+    out, state = call(x, state)
+    return jnp.mean((out - 1) ** 2 * out), state
+
+
+def test_state_of_a_batch_norm():
+    model, state = eqx.nn.make_with_state(Stateful)(KEY)
+
+    def run(cast):
+        grad = eqx.filter_value_and_grad(cast(stateful_loss), has_aux=True)
+        return eqx.filter_jit(grad)(model, state, X)
+
+    ((value, new), grads), ((want, want_new), want_grads) = run(bf16), run(plain)
+    assert_close(value, want)
+    assert_close(new, want_new)
+    assert_close(grads.dense, want_grads.dense)
+    assert not eqx.tree_equal(new, state)
+
+
+def test_a_step_with_dynamic_loss_scaling():
+    """The parameters are what `eqx.partition` takes out of the model."""
+    arrays, static = eqx.partition(mlp(), eqx.is_inexact_array)
+    tx = dynamic_loss_scaling(optax.sgd(0.1))
+
+    @autocast
+    def scaled(arrays, x):
+        return loss(eqx.combine(arrays, static), x)
+
+    @jax.jit
+    def step(arrays, opt_state):
+        value, grads = scaled_value_and_grad(scaled)(opt_state, arrays, X)
+        updates, opt_state = tx.update(grads, opt_state, arrays)
+        return eqx.apply_updates(arrays, updates), opt_state, value
+
+    opt_state = tx.init(arrays)
+    arrays, opt_state, first = step(arrays, opt_state)
+    _, opt_state, second = step(arrays, opt_state)
+    assert second < first
+    assert {x.dtype.name for x in jax.tree.leaves(arrays)} == {"float32"}
+    assert {dot[0] for dot in dot_dtypes(trace(step, arrays, opt_state))} == {"float16"}

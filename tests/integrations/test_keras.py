@@ -1,0 +1,229 @@
+"""Keras 3 on the JAX backend needs no adapter: ``autocast(model.stateless_call)``."""
+
+import functools
+import os
+
+os.environ["KERAS_BACKEND"] = "jax"  # before Keras is imported
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import optax
+import pytest
+
+from jmp_autocast import (
+    BF16,
+    autocast,
+    dynamic_loss_scaling,
+    explain,
+    loss_scale,
+    scaled_value_and_grad,
+)
+from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, trace
+
+# Keras mixes dtypes where JAX promotes by default, and keeps tracers in its layers.
+pytestmark = [
+    pytest.mark.usefixtures("as_users_run_it"),
+    pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),
+]
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(32, 8)).astype(np.float32)
+Y = np.arange(32) % 3
+TOKENS = RNG.normal(size=(2, 5, 8)).astype(np.float32)
+TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2}
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def classifier(cls=keras.Model):
+    """Layers with parameters, statistics and a seed, the same at each call."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.layers.Input((8,))
+    x = keras.layers.Dense(16, activation="relu", name="encoder")(inputs)
+    x = keras.layers.Dropout(0.25)(keras.layers.BatchNormalization()(x))
+    return cls(inputs, keras.layers.Dense(3, name="head")(x))
+
+
+def attention():
+    keras.utils.set_random_seed(0)
+    inputs = keras.layers.Input((5, 8))
+    x = keras.layers.MultiHeadAttention(2, 4)(inputs, inputs)
+    return keras.Model(inputs, keras.layers.LayerNormalization()(x + inputs))
+
+
+def recurrent():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.layers.Input((5, 8)), keras.layers.LSTM(4)])
+
+
+def convolutional():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Input((5, 8)), keras.layers.Conv1D(4, 3, activation="gelu")]
+    return keras.Sequential([*layers, keras.layers.GlobalAveragePooling1D()])
+
+
+def values(variables):
+    return [variable.value for variable in variables]
+
+
+def state_of(model):
+    return values(model.trainable_variables), values(model.non_trainable_variables)
+
+
+def make_loss(call):
+    def loss(trainable, fixed, x, y):
+        logits, fixed = call(trainable, fixed, x, training=True)
+        return LOSS(y, logits), fixed
+
+    return loss
+
+
+def assert_close(got, want, tolerance):
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (g.dtype, g.shape) == (w.dtype, w.shape)
+        g, w = np.asarray(g, np.float32), np.asarray(w, np.float32)
+        assert np.linalg.norm(g - w) <= tolerance * (np.linalg.norm(w) + 0.03)
+
+
+MODELS = {
+    "classifier": (classifier, X),
+    "attention": (attention, TOKENS),
+    "recurrent": (recurrent, TOKENS),
+    "convolutional": (convolutional, TOKENS),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stateless_call(name):
+    make, x = MODELS[name]
+    model = make()
+    low = autocast(model.stateless_call, compute_dtype="bfloat16")
+    assert_dots_run_in("bfloat16", trace(low, *state_of(model), x))
+    got, want = (jax.jit(fn)(*state_of(model), x) for fn in (low, model.stateless_call))
+    assert_close(got, want, TOLERANCE["bfloat16"])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_gradients_and_state_of_a_loss(dtype):
+    model = classifier()
+    plain = make_loss(model.stateless_call)
+    low = jax.grad(autocast(plain, compute_dtype=dtype), has_aux=True)
+    assert_dots_run_in(dtype, trace(low, *state_of(model), X, Y))
+    assert len(dot_dtypes(trace(low, *state_of(model), X, Y))) == 5
+    got, want = (jax.jit(fn)(*state_of(model), X, Y) for fn in (low, jax.grad(plain, has_aux=True)))
+    assert_close(got, want, 2 * TOLERANCE[dtype])
+
+
+def test_scopes_are_the_names_of_layers():
+    policy = BF16.with_scopes({"*/head": "float32"})
+    model = classifier()
+    low = autocast(model.stateless_call, policy=policy)
+    dots = dot_dtypes(trace(low, *state_of(model), X))
+    assert [dot[0] for dot in dots] == ["bfloat16", "float32"]
+    report = explain(model.stateless_call, *state_of(model), X, policy=BF16)
+    assert report.totals.low_share == 1
+    assert not report.totals.unknown
+
+
+# --- Keras's own training loop --------------------------------------------------------------
+
+
+def fit(cast=None, optimizer=None, **options):
+    """Losses, evaluation, prediction and variables of a training by `Model.fit`."""
+    model = classifier()
+    model.compile(optimizer=optimizer or keras.optimizers.Adam(1e-2), loss=LOSS, **options)
+    if cast is not None:
+        model.stateless_call = cast(model.stateless_call)
+    history = model.fit(X, Y, epochs=3, batch_size=16, shuffle=False, verbose=0).history
+    evaluation = model.evaluate(X, Y, verbose=0)
+    return history["loss"], evaluation, model.predict(X, verbose=0), model
+
+
+def bf16(fn):
+    return autocast(fn, compute_dtype="bfloat16")
+
+
+FITS = {
+    "bfloat16": (bf16, None, {}),
+    "without jit": (bf16, None, {"jit_compile": False}),
+    "eager": (bf16, None, {"run_eagerly": True}),
+    "several steps per call": (bf16, None, {"steps_per_execution": 2}),
+    "float16": (
+        autocast,
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2)),
+        {},
+    ),
+}
+
+
+@functools.cache
+def fitted_in_float32():
+    return fit()
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fit_follows_float32(name):
+    cast, optimizer, options = FITS[name]
+    losses, evaluation, prediction, model = fit(cast, optimizer and optimizer(), **options)
+    want_losses, want_evaluation, want_prediction, _ = fitted_in_float32()
+    tolerance = TOLERANCE["float16" if name == "float16" else "bfloat16"]
+    np.testing.assert_allclose(losses, want_losses, rtol=tolerance)
+    assert losses != want_losses  # it was in 16 bits
+    np.testing.assert_allclose(evaluation, want_evaluation, rtol=tolerance)
+    assert prediction.dtype == "float32"
+    np.testing.assert_allclose(prediction, want_prediction, atol=2 * tolerance)
+    for variable in model.trainable_variables:
+        assert variable.value.dtype == "float32"
+
+
+class LowModel(keras.Model):
+    """The same for all models of a class; argument 0 is the model itself."""
+
+    stateless_call = autocast(keras.Model.stateless_call, compute_dtype="bfloat16", params=1)
+
+
+def test_a_class_of_models():
+    model = classifier(LowModel)
+    assert_dots_run_in("bfloat16", trace(model.stateless_call, *state_of(model), X))
+    model.compile(optimizer="sgd", loss=LOSS)
+    (loss,) = model.fit(X, Y, batch_size=32, verbose=0).history["loss"]
+    assert np.isfinite(loss)
+
+
+def test_a_saved_model_is_the_plain_one(tmp_path):
+    model = classifier()
+    want = model.predict(X, verbose=0)
+    model.stateless_call = bf16(model.stateless_call)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(X, verbose=0), want, rtol=1e-6)
+
+
+# --- loss scaling of this library -----------------------------------------------------------
+
+
+def test_a_step_with_dynamic_loss_scaling():
+    model = classifier()
+    loss = make_loss(model.stateless_call)
+    tx = dynamic_loss_scaling(optax.sgd(0.1))
+    trainable, fixed = state_of(model)
+
+    def step(trainable, fixed, opt_state):
+        grad = scaled_value_and_grad(autocast(loss), has_aux=True)
+        (value, fixed), grads = grad(opt_state, trainable, fixed, X, Y)
+        updates, opt_state = tx.update(grads, opt_state, trainable)
+        return optax.apply_updates(trainable, updates), fixed, opt_state, value
+
+    opt_state, losses = tx.init(trainable), []
+    step = jax.jit(step)
+    for _ in range(5):
+        trainable, fixed, opt_state, value = step(trainable, fixed, opt_state)
+        losses.append(float(value))
+    assert losses[-1] < losses[0]
+    assert loss_scale(opt_state) == 2.0**16
+    for variable, value in zip(model.trainable_variables, trainable, strict=True):
+        variable.assign(value)
+    assert jnp.isfinite(model.predict(X, verbose=0)).all()

@@ -1,0 +1,337 @@
+"""Autocast of functions of Flax NNX modules: their state and their gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jmp_autocast.integrations.nnx import autocast
+from tests.support.jaxprs import assert_dots_run_in, dot_dtypes
+from tests.support.nnx_models import (
+    HALF,
+    X,
+    assert_same_state,
+    bf16,
+    jaxpr_of,
+    loss_fn,
+    new_net,
+    scanned,
+)
+
+# --- state ----------------------------------------------------------------------------------
+
+# How a call gets at the module; all change its state alike.
+CALLS = {
+    "argument": lambda cast, net: cast(lambda m, x: m(x))(net, X),
+    "keyword": lambda cast, net: cast(lambda *, x, m: m(x))(m=net, x=X),
+    "in a dict": lambda cast, net: cast(lambda d: d["net"](d["x"]))({"net": net, "x": X}),
+    "module": lambda cast, net: cast(net)(X),
+    "method": lambda cast, net: cast(net.__call__)(X),
+    "partial": lambda cast, net: cast(functools.partial(lambda m, x: m(x), net))(X),
+    "partial keyword": lambda cast, net: cast(functools.partial(lambda x, m: m(x), m=net))(X),
+    "twice": lambda cast, net: cast(lambda head, a, b, x: a(x))(net.head, net, net, X),
+    "jit": lambda cast, net: cast(nnx.jit(lambda m, x: m(x)))(net, X),
+    "remat": lambda cast, net: cast(nnx.remat(lambda m, x: m(x)))(net, X),
+    "cond": lambda cast, net: cast(
+        lambda m, x: nnx.cond(x[0, 0] < 9, lambda m, x: m(x), lambda m, x: x[:, :3], m, x)
+    )(net, X),
+    "nested": lambda cast, net: cast(lambda m, x: cast(m)(x))(net, X),
+}
+
+
+@functools.cache
+def after_one_call():
+    net = new_net()
+    return net, nnx.jit(lambda m, x: m(x))(net, X)
+
+
+def assert_called_once(net, out):
+    want, expected = after_one_call()
+    assert (out.dtype, out.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_allclose(out, expected, atol=4 * HALF["bfloat16"])  # one dropout mask
+    assert_same_state(net, want, HALF["bfloat16"])
+    assert net.calls[...] == 1
+    assert net.dropout.rngs.count[...] == 1
+    assert (net.norm.mean[...] != 0).all()
+    assert net.tied is net.head
+
+
+@functools.cache
+def called():
+    """The nets and outputs of all calls, compiled together."""
+    nets = {name: new_net() for name in CALLS}
+    return nets, nnx.jit(lambda n: {k: fn(bf16, n[k]) for k, fn in CALLS.items()})(nets)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_state_changes_as_without_autocast(name):
+    nets, outputs = called()
+    assert_called_once(nets[name], outputs[name])
+
+
+@pytest.mark.usefixtures("jit_caches")
+def test_state_changes_outside_jit():
+    net = new_net()
+    assert_called_once(net, bf16(net)(X))
+
+
+def train_step(net, optimizer, x, cast):
+    loss, grads = nnx.value_and_grad(cast(loss_fn))(net, x)
+    optimizer.update(net, grads)
+    return loss
+
+
+def train(step):
+    """A net, its optimizer and the losses after two steps."""
+    net = new_net()
+    optimizer = nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    return net, optimizer, [step(net, optimizer, X) for _ in range(2)]
+
+
+@functools.cache
+def trained_in_float32():
+    return train(nnx.jit(functools.partial(train_step, cast=lambda fn: fn)))
+
+
+STEPS = {
+    "float16": nnx.jit(
+        functools.partial(train_step, cast=lambda fn: autocast(fn, compute_dtype="float16"))
+    ),
+    "bfloat16": nnx.jit(functools.partial(train_step, cast=bf16)),
+    "outside jit": functools.partial(train_step, cast=bf16),
+    "optimizer inside": nnx.jit(bf16(functools.partial(train_step, cast=lambda fn: fn))),
+}
+
+
+@pytest.mark.usefixtures("jit_caches")
+@pytest.mark.parametrize("name", STEPS)
+def test_train_steps_follow_float32(name):
+    net, optimizer, losses = train(STEPS[name])
+    want_net, want_optimizer, want_losses = trained_in_float32()
+    tolerance = HALF.get(name, HALF["bfloat16"])
+    np.testing.assert_allclose(losses, want_losses, rtol=2 * tolerance)
+    assert_same_state(net, want_net, tolerance)
+    assert_same_state(optimizer, want_optimizer, tolerance)
+    kernel = net.head.kernel[...]  # a float32 value, not a rounded one
+    assert (kernel != kernel.astype(jnp.bfloat16).astype(jnp.float32)).any()
+
+
+def test_metrics_and_rngs_as_arguments():
+    class Total(nnx.Metric):
+        def __init__(self):
+            self.value = nnx.metrics.MetricState(jnp.array(0.0))
+
+        def update(self, x):
+            self.value[...] += jnp.sum(x)
+
+    @bf16
+    def step(metric, rngs, x):
+        metric.update(x @ x.T)
+        return jax.random.key_data(rngs.noise())
+
+    metric, rngs, same = Total(), nnx.Rngs(noise=0), nnx.Rngs(noise=0)
+    for _ in range(2):
+        np.testing.assert_array_equal(step(metric, rngs, X), jax.random.key_data(same.noise()))
+    assert rngs.noise.count[...] == 2
+    np.testing.assert_allclose(metric.value[...], 2 * (X @ X.T).sum(), rtol=HALF["bfloat16"])
+
+
+@pytest.mark.parametrize("output_dtype", ["computed", "float16", "bfloat16"])
+def test_state_keeps_its_dtype_whatever_the_outputs_get(output_dtype):
+    net, (want, _) = new_net(), after_one_call()
+    out = nnx.jit(lambda net: bf16(net, output_dtype=output_dtype)(X))(net)
+    assert out.dtype == ("bfloat16" if output_dtype == "computed" else output_dtype)
+    assert_same_state(net, want, HALF["bfloat16"])
+    mean = net.norm.mean[...]  # float32 throughout
+    assert (mean != mean.astype(jnp.bfloat16).astype(jnp.float32)).any()
+
+
+def test_a_given_output_dtype_is_not_reached_by_way_of_the_computed_one():
+    fn = lambda output_dtype: bf16(lambda m, x: nnx.log_sigmoid(m(x)), output_dtype=output_dtype)
+    linear = nnx.Linear(X.shape[1], 2, rngs=nnx.Rngs(0))
+    outs = {name: fn(name)(linear, X) for name in ("same", "float32", "computed")}
+    assert [out.dtype for out in outs.values()] == ["float32", "float32", "bfloat16"]
+    np.testing.assert_array_equal(outs["float32"], outs["same"])
+    assert (outs["float32"] != outs["computed"].astype(jnp.float32)).any()
+
+
+def test_the_policy_may_say_the_output_dtype():
+    policy = "compute=bfloat16,output=float16"
+    jaxpr = jaxpr_of(lambda net: (autocast(net, policy=policy)(X), nnx.state(net)), new_net())
+    out, *state = [aval.dtype for aval in jaxpr.out_avals]
+    assert out == "float16"
+    assert set(state) & {np.dtype("float16"), np.dtype(jnp.bfloat16)} == set()
+
+
+def test_attributes_may_come_change_and_go():
+    @bf16
+    def fn(net, x):
+        net.seen = nnx.Intermediate(x @ x.T)
+        net.extra = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+        net.alias = net.norm
+        net.mode = "seen"
+        net.calls.set_metadata("unit", "calls")
+        del net.cache
+        return net.extra(x)
+
+    net = new_net()
+    norm, kernel = net.norm, net.head.kernel
+    assert fn(net, X).shape == (8, 2)
+    np.testing.assert_allclose(net.seen[...], X @ X.T, rtol=0.05, atol=0.05)
+    assert net.extra.kernel[...].dtype == "float32"
+    assert net.mode == "seen"
+    assert net.calls.get_metadata("unit") == "calls"
+    assert not hasattr(net, "cache")
+    # What was there is the same object.
+    assert net.alias is net.norm
+    assert (net.norm, net.head.kernel) == (norm, kernel)
+    assert net.head.kernel is kernel
+
+
+def test_values_may_change_places():
+    class Pair(nnx.Module):
+        def __init__(self):
+            self.a, self.b = nnx.Param(jnp.zeros(2)), nnx.Param(jnp.ones(2))
+
+    def swap(pair):
+        pair.a[...], pair.b[...] = pair.b[...], pair.a[...]
+
+    pair = Pair()
+    bf16(swap)(pair)
+    np.testing.assert_array_equal(pair.a[...], jnp.ones(2))
+    np.testing.assert_array_equal(pair.b[...], jnp.zeros(2))
+
+
+class Twins(nnx.Module):
+    def __init__(self):
+        self.a, self.b = (nnx.Linear(2, 2, rngs=nnx.Rngs(i)) for i in range(2))
+
+
+def test_modules_may_change_places():
+    def swap(twins):
+        twins.a, twins.b = twins.b, twins.a
+
+    twins = Twins()
+    a, b = twins.a, twins.b
+    bf16(swap)(twins)
+    assert (twins.a, twins.b) == (b, a)
+
+
+def test_modules_that_are_alike_stay_alike():
+    """The names that modules have for the scopes are no part of their structure."""
+
+    def average(twins):
+        return jax.tree.map(lambda a, b: (a + b) / 2, twins.a, twins.b)
+
+    twins = Twins()
+    mean = bf16(average)(twins)
+    np.testing.assert_allclose(mean.kernel[...], average(twins).kernel[...])
+    assert nnx.graphdef(mean) == nnx.graphdef(twins.a)
+
+
+def test_results_may_hold_modules_and_static_leaves():
+    net = new_net()
+    same, block, new, text = bf16(
+        lambda net: (net, {"block": net.norm}, nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "text")
+    )(net)
+    assert same is net
+    assert block["block"] is net.norm
+    assert isinstance(new, nnx.Linear)
+    assert text == "text"
+    assert not any("jmp" in name for m in (net, new) for name in vars(m))
+
+
+# --- transformations and gradients ----------------------------------------------------------
+
+GRADS = {
+    "float16": nnx.grad(autocast(loss_fn, compute_dtype="float16")),
+    "bfloat16": nnx.grad(bf16(loss_fn)),
+    "inside": bf16(nnx.grad(loss_fn)),
+    "inside jit": bf16(nnx.jit(nnx.grad(loss_fn))),
+    "remat": nnx.grad(nnx.remat(bf16(loss_fn))),
+    "inside remat": nnx.grad(bf16(nnx.remat(loss_fn))),
+}
+
+
+@functools.cache
+def gradients():
+    """All of them and those of float32, compiled together."""
+    fns = {**GRADS, "float32": nnx.grad(loss_fn)}
+    return nnx.jit(lambda net: {k: fn(nnx.clone(net), X) for k, fn in fns.items()})(new_net())
+
+
+@pytest.mark.parametrize("name", GRADS)
+def test_gradients_are_float32_and_close(name):
+    dtype = "float16" if name == "float16" else "bfloat16"
+    got, want = gradients()[name], gradients()["float32"]
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert g.dtype == "float32"
+        assert np.linalg.norm(g - w) <= 3 * HALF[dtype] * np.linalg.norm(w) + 1e-3 * HALF[dtype]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_all_dots_are_low_forward_and_backward(dtype):
+    cast = functools.partial(autocast, compute_dtype=dtype)
+    forward = jaxpr_of(cast(loss_fn), new_net(), X)
+    step = jaxpr_of(nnx.grad(cast(loss_fn)), new_net(), X)
+    assert_dots_run_in(dtype, forward)
+    assert_dots_run_in(dtype, step)
+    assert len(dot_dtypes(forward)) == 2
+    assert len(dot_dtypes(step)) == 5  # the input needs no gradient
+
+
+def test_scan_over_layers():
+    got, want = nnx.clone(scanned()), nnx.clone(scanned())
+    step = nnx.grad(bf16(loss_fn))
+    assert_dots_run_in("bfloat16", jaxpr_of(step, got, X))
+    grads, expected = nnx.jit(step)(got, X), nnx.jit(nnx.grad(loss_fn))(want, X)
+    assert_same_state(got, want, HALF["bfloat16"])
+    g, w = grads.layers.dense.kernel[...], expected.layers.dense.kernel[...]
+    assert g.dtype == "float32"
+    np.testing.assert_allclose(g, w, atol=3 * HALF["bfloat16"] * np.abs(w).max())
+
+
+def test_scan_over_steps_carries_the_state():
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    def run(net, x):
+        return net, bf16(loss_fn)(net, x)
+
+    net, want = new_net(), new_net()
+    _, losses = run(net, np.stack([X, 2 * X]))
+    assert losses.shape == (2,)
+    assert net.calls[...] == 2
+    assert net.dropout.rngs.count[...] == 2
+    nnx.jit(lambda m: (m(X), m(2 * X)))(want)
+    assert_same_state(net, want, 2 * HALF["bfloat16"])
+
+
+def test_vmap_over_modules():
+    def run(cast):
+        fn = nnx.vmap(cast(lambda m, x: m(x)), in_axes=(0, None))
+        return nnx.jit(lambda layers: fn(layers, X))(scanned().layers)
+
+    out = run(bf16)
+    assert out.dtype == "float32"
+    np.testing.assert_allclose(out, run(lambda fn: fn), atol=2 * HALF["bfloat16"])
+
+
+@pytest.mark.usefixtures("jit_caches")
+def test_equal_wrappers_do_not_trace_again():
+    traces = []
+
+    def fn(x):
+        traces.append(None)
+        return x * x
+
+    for _ in range(3):
+        jax.jit(bf16(fn))(X)
+    assert len(traces) == 1
+    assert bf16(fn) == bf16(fn) != autocast(fn)
+    net = new_net()
+    assert bf16(net) == bf16(net) != bf16(net.__call__) == bf16(net.__call__)
+    assert hash(bf16(net)) == hash(bf16(net))

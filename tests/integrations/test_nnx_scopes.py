@@ -1,0 +1,231 @@
+"""Autocast of functions of Flax NNX modules: the scopes that calls of modules get."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from jmp_autocast import BF16, explain
+from jmp_autocast.integrations.nnx import autocast
+from jmp_autocast.interpreters.compat import scope_names, source_line
+from tests.support.jaxprs import dot_dtypes, find, named
+from tests.support.nnx_models import (
+    Block,
+    Tower,
+    X,
+    bf16,
+    jaxpr_of,
+    loss_fn,
+    new_net,
+    scanned,
+    tower,
+)
+
+
+def scopes(jaxpr):
+    """The scopes of the matmuls, norms and activations."""
+    found = named(jaxpr, "dot_general", "rsqrt", "tanh")
+    paths = [[name for name in scope_names(eqn) if "autocast" not in name] for eqn in found]
+    return {"/".join(path) for path in paths}
+
+
+TOWER_SCOPES = {
+    "Tower/out/Linear",
+    *(
+        f"Tower/blocks/{i}/Block{inner}"
+        for i in (0, 1)
+        for inner in ("", "/norm_in/LayerNorm", "/dense/Linear", "/norm_out/LayerNorm")
+    ),
+}
+
+SCOPED = {
+    "function": bf16(loss_fn),
+    "module": lambda net, x: bf16(net)(x),
+    "keyword": lambda net, x: bf16(lambda *, net, x: net(x))(net=net, x=x),
+    "grad": nnx.grad(bf16(loss_fn)),
+    "inside grad": bf16(nnx.grad(loss_fn)),
+    "inside jit": bf16(nnx.jit(loss_fn)),
+    "inside remat": bf16(nnx.remat(loss_fn)),
+    "remat of a class": bf16(lambda net, x: nnx.remat(Tower.__call__)(net, x)),
+    "nested": bf16(lambda net, x: bf16(loss_fn)(net, x)),
+}
+
+
+@pytest.mark.parametrize("fn", SCOPED.values(), ids=SCOPED)
+def test_scopes_name_attributes_and_classes(fn):
+    assert scopes(jaxpr_of(fn, tower(), X)) == TOWER_SCOPES
+
+
+def test_scopes_are_there_after_a_trace_without():
+    jitted = nnx.jit(loss_fn)
+    with jax.check_tracer_leaks(False):  # which turns the caches of jit off
+        assert scopes(jaxpr_of(jitted, tower(), X)) == {""}
+        assert scopes(jaxpr_of(bf16(jitted), tower(), X)) == TOWER_SCOPES
+        assert scopes(jaxpr_of(jitted, tower(), X)) == {""}
+
+
+def test_scopes_in_a_scan():
+    found = scopes(jaxpr_of(bf16(loss_fn), scanned(), X))
+    assert {"layers/Block/norm_in/LayerNorm", "layers/Block/norm_out/LayerNorm"} <= found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "low"),
+    [
+        ("*/Linear", 0),
+        ("*/dense", 1),
+        ("Tower/out", 2),
+        ("*/blocks/0/*", 2),
+        ("*/blocks", 1),
+        ("*/Block", 1),
+        ("Tower", 0),
+        ("*/other", 3),
+    ],
+)
+def test_policies_find_scopes(pattern, low):
+    policy = BF16.with_scopes({pattern: "float32"})
+    forward = dot_dtypes(jaxpr_of(autocast(loss_fn, policy=policy), tower(), X))
+    assert [lhs for lhs, _, _ in forward].count("bfloat16") == low
+    inside = autocast(nnx.jit(loss_fn), policy=policy)
+    step = dot_dtypes(jaxpr_of(nnx.grad(inside), tower(), X))
+    assert [lhs for lhs, _, _ in step].count("bfloat16") == 3 * low  # three dots per layer
+
+
+class Stored(nnx.Module):
+    """A kernel that is moved before it is read."""
+
+    def __init__(self):
+        self.kernel = nnx.Param(jnp.ones((2, 8)))
+
+    def __call__(self):
+        return self.kernel[...][::-1].reshape(4, 4)
+
+
+class Reader(nnx.Module):
+    def __call__(self, x, w):
+        return x @ w
+
+
+class LoopReader(nnx.Module):
+    def __call__(self, x, w):
+        return jax.lax.scan(lambda x, _: (x @ w, None), x, None, length=2)[0]
+
+
+class Storing(nnx.Module):
+    def __init__(self, reader):
+        self.dense, self.reader = Stored(), reader
+
+    def __call__(self, x):
+        return self.reader(x, self.dense())
+
+
+class StoringAndReading(Storing):
+    def __call__(self, x):
+        return x @ self.dense() @ self.dense()
+
+
+REPLAYED = {
+    "elsewhere": (bf16(loss_fn), Storing, Reader),
+    "in a loop": (bf16(loss_fn), Storing, LoopReader),
+    "in its owner": (bf16(loss_fn), StoringAndReading, Reader),
+    "inside jit": (bf16(nnx.jit(loss_fn)), Storing, Reader),
+    "outside jit": (nnx.jit(bf16(loss_fn)), Storing, Reader),
+    "inside remat": (bf16(nnx.remat(loss_fn)), Storing, Reader),
+    "grad": (nnx.grad(bf16(loss_fn)), Storing, Reader),
+    "inside grad": (bf16(nnx.grad(loss_fn)), Storing, LoopReader),
+    "nested": (bf16(lambda m, x: bf16(loss_fn)(m, x)), Storing, Reader),
+}
+
+
+@pytest.mark.parametrize(("fn", "model", "reader"), REPLAYED.values(), ids=REPLAYED)
+def test_what_is_replayed_for_a_cast_is_named_once(fn, model, reader):
+    """The 16-bit copy of a moved leaf is moved where the leaf is, not where it is first read."""
+    moves = {"float32": set(), "bfloat16": set()}
+    for eqn in find(jaxpr_of(fn, model(reader()), X), "rev", "reshape"):
+        names = scope_names(eqn)
+        path = "/".join(name for name in names if "autocast" not in name)
+        assert path == f"{model.__name__}/dense/Stored"
+        matches = BF16.with_scopes({"*/dense": "float32"}).scope_matches(names)
+        moves[eqn.invars[0].aval.dtype.name].add(
+            (eqn.primitive.name, names, source_line(eqn), len(matches))
+        )
+    assert len(moves["bfloat16"]) == 2
+    assert moves["bfloat16"] == moves["float32"]
+
+
+def test_super_calls_methods_and_new_modules():
+    class Scaled(nnx.Linear):
+        def __call__(self, x):
+            return 2 * super().__call__(x)
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.inner = Scaled(4, 4, rngs=nnx.Rngs(0))
+            self.outer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+        def encode(self, x):
+            return nnx.Linear(4, 4, rngs=nnx.Rngs(0))(self.outer(self.inner(x)))
+
+    jaxpr = jaxpr_of(bf16(lambda m, x: m.encode(x)), Model(), X)
+    # What is made inside has no attribute, only a class.
+    assert scopes(jaxpr) == {"inner/Scaled", "outer/Linear", "Linear"}
+
+
+def test_classes_are_as_before_also_after_an_error():
+    calls = {cls: vars(cls)["__call__"] for cls in (Tower, Block, nnx.Linear, nnx.LayerNorm)}
+
+    def fail(net, x):
+        assert vars(Tower)["__call__"] is not calls[Tower]
+        net(x)
+        raise RuntimeError("stop")
+
+    net = nnx.clone(tower())
+    with pytest.raises(RuntimeError, match="stop"):
+        bf16(fail)(net, X)
+    jaxpr_of(bf16(loss_fn), net, X)
+    assert calls == {cls: vars(cls)["__call__"] for cls in calls}
+    assert nnx.graphdef(net) == nnx.graphdef(tower())
+
+
+def test_threads_trace_at_once():
+    """Overlapping traces name their own modules only, and the last one restores the classes."""
+    original = vars(Block)["__call__"]
+    barrier = threading.Barrier(3, timeout=60)
+    found = {}
+
+    def meet(net, x):
+        barrier.wait()
+        out = net(x)
+        barrier.wait()
+        return out
+
+    def work(name, fn):
+        with jax.check_tracer_leaks(False):  # JAX's check takes other threads' traces for leaks
+            found[name] = scopes(jaxpr_of(fn, tower(), X))
+
+    jobs = {"first": bf16(meet), "second": bf16(meet), "plain": meet}
+    threads = [threading.Thread(target=work, args=job) for job in jobs.items()]
+    tower()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"first": TOWER_SCOPES, "second": TOWER_SCOPES, "plain": {""}}
+    assert vars(Block)["__call__"] is original
+
+
+def test_explain_shows_scopes_and_changes_no_state():
+    net, policy = new_net(), BF16.with_scopes({"*/head": "float32"})
+    report = explain(autocast(loss_fn, policy=policy), net, X)
+    dots = [(row.scope, row.operands[0]) for row in report.rows if row.primitive == "dot_general"]
+    assert dots == [("Net/dense/Linear", "bfloat16"), ("Net/head/Linear", "float32")]
+    assert not report.totals.unmatched_scopes
+    assert net.calls[...] == 0
+    backward = explain(autocast(nnx.grad(loss_fn), policy=policy), net, X)
+    assert len([row for row in backward.rows if row.primitive == "dot_general"]) > len(dots)
+    with pytest.raises(ValueError, match="enabled=False"):
+        explain(autocast(loss_fn, enabled=False), net, X)
+    with pytest.raises(ValueError, match="already wrapped"):
+        explain(bf16(loss_fn), net, X, policy=BF16)

@@ -1,0 +1,179 @@
+"""The carries of a scan: 16 bits where nothing adds up, float32 where it would."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, autocast
+from jmp_autocast.interpreters.compat import scan_split
+from tests.support.jaxprs import assert_dots_run_in, find, trace
+
+W = np.eye(4, dtype=np.float32)
+X = np.ones((4, 4), np.float32)
+ZEROS = jnp.zeros((4, 4))
+
+
+def recurrent(activation):
+    return lambda w, x: lax.scan(lambda h, _: (activation(x @ w + h @ w), None), ZEROS, length=3)
+
+
+def lstm(w, x):
+    def cell(carry, _):
+        h, c = carry
+        gate = jax.nn.sigmoid(x @ w + h @ w)
+        c = gate * c + gate
+        return (gate * jnp.tanh(c), c), None
+
+    return lax.scan(cell, (ZEROS, ZEROS), length=3)
+
+
+def scan_of(body, start=ZEROS):
+    """``body(w, x, *carries)`` gives the next carries."""
+
+    def fn(w, x):
+        first = start(w, x) if callable(start) else start
+        many = isinstance(first, tuple)
+
+        def step(carry, _):
+            return body(w, x, *carry) if many else body(w, x, carry), None
+
+        return lax.scan(step, first, length=3)
+
+    return fn
+
+
+LOW, FULL = "bfloat16", "float32"
+
+CARRIES = {
+    "tanh": (recurrent(jnp.tanh), [LOW]),
+    "relu": (recurrent(jax.nn.relu), [LOW]),
+    "lstm": (lstm, [FULL, FULL]),
+    "sum": (scan_of(lambda w, x, c: c + x @ w), [FULL]),
+    "moving_average": (scan_of(lambda w, x, c: 0.9 * c + 0.1 * (x @ w)), [FULL]),
+    "maximum": (scan_of(lambda w, x, c: jnp.maximum(c, x @ w)), [FULL]),
+    "sum_under_jit": (scan_of(lambda w, x, c: jax.jit(jnp.add)(c, x @ w)), [FULL]),
+    "sum_under_cond": (
+        scan_of(lambda w, x, c: lax.cond(x[0, 0] > 0, jnp.add, jnp.subtract, c, x @ w)),
+        [FULL],
+    ),
+    "sum_in_a_loop": (
+        scan_of(lambda w, x, c: lax.fori_loop(0, 2, lambda _, c: c + x @ w, c)),
+        [FULL],
+    ),
+    "sum_in_two_steps": (scan_of(lambda w, x, a, b: (b, a + x @ w), (ZEROS, ZEROS)), [FULL] * 2),
+    "residual_stream": (scan_of(lambda w, x, c: c + jnp.tanh(c @ w)), [FULL]),
+    "data": (scan_of(lambda w, x, c: jnp.tanh(c @ w), lambda w, x: x), [FULL]),
+    "computed": (scan_of(lambda w, x, c: jnp.tanh(c @ w), lambda w, x: x @ w), [LOW]),
+    "float32_body": (scan_of(lambda w, x, c: jnp.exp(c @ w)), [FULL]),
+    "raises_the_other": (
+        scan_of(lambda w, x, a, b: (jnp.tanh(a @ w) + b, b + a @ w), (ZEROS, ZEROS)),
+        [FULL] * 2,
+    ),
+    "raises_one_after_the_other": (
+        scan_of(
+            lambda w, x, a, b, c: (jnp.tanh(a @ w) * b, jnp.tanh(b @ w) * c, jnp.exp(c @ w)),
+            (ZEROS, ZEROS, ZEROS),
+        ),
+        [FULL] * 3,
+    ),
+    "beside": (
+        scan_of(lambda w, x, a, b: (jnp.tanh(a @ w), b + a @ w), (ZEROS, ZEROS)),
+        [LOW, FULL],
+    ),
+    "reset": (scan_of(lambda w, x, c: ZEROS), [LOW]),
+    "parameter_alone": (scan_of(lambda w, x, c: w, lambda w, x: w), [FULL]),
+    "parameter_from_zeros": (scan_of(lambda w, x, c: w * 0.3), [FULL]),
+    "parameter_after_product": (scan_of(lambda w, x, c: w, lambda w, x: x @ w), [LOW]),
+    "integer": (scan_of(lambda w, x, i, c: (i + 1, jnp.tanh(c @ w)), (0, ZEROS)), ["int32", LOW]),
+}
+
+
+@pytest.mark.parametrize(("fn", "expected"), CARRIES.values(), ids=CARRIES)
+def test_dtype_of_the_carries(fn, expected):
+    low = autocast(fn, compute_dtype=jnp.bfloat16, params=0)
+    (loop,) = [e for e in find(trace(low, W, X), "scan") if e.params["length"] == 3]
+    _, count = scan_split(loop.params)
+    assert [v.aval.dtype.name for v in loop.outvars[:count]] == expected
+    # The results come back as the function declares them, and gradients exist.
+    for ours, theirs in zip(
+        jax.tree.leaves(jax.eval_shape(low, W, X)),
+        jax.tree.leaves(jax.eval_shape(fn, W, X)),
+        strict=True,
+    ):
+        assert ours.dtype == theirs.dtype
+
+
+@pytest.mark.parametrize("name", "tanh logistic sin cos erf erfc sqrt cbrt".split())
+def test_what_is_bounded_does_not_add_up(name):
+    fn = scan_of(lambda w, x, c: getattr(lax, name)(c) + x @ w)
+    (loop,) = find(trace(autocast(fn, compute_dtype=jnp.bfloat16, params=0), W, X), "scan")
+    assert loop.outvars[0].aval.dtype == jnp.bfloat16
+
+
+# Beyond float16, not beyond bfloat16.
+CONSTANT = np.where(np.eye(4) > 0, 1.0, 1e5).astype(np.float32)
+
+
+def product_in_the_loop(w, x):
+    h = x @ w
+    return lax.scan(lambda c, _: (h * 1e5, None), h, length=3)
+
+
+BEYOND = {
+    "literal_from_the_body": scan_of(lambda w, x, c: jnp.full((4, 4), 1e5), lambda w, x: x @ w),
+    "constant_from_the_body": scan_of(lambda w, x, c: jnp.asarray(CONSTANT), lambda w, x: x @ w),
+    "product_from_the_body": product_in_the_loop,
+    "literal_at_the_start": scan_of(
+        lambda w, x, c, d: (jnp.tanh(x @ w), c), lambda w, x: (jnp.full((4, 4), 1e5), x @ w)
+    ),
+    "constant_at_the_start": scan_of(
+        lambda w, x, c, d: (jnp.tanh(x @ w), c), lambda w, x: (jnp.asarray(CONSTANT), x @ w)
+    ),
+}
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float16", FULL), ("bfloat16", LOW)])
+@pytest.mark.parametrize("fn", BEYOND.values(), ids=BEYOND)
+def test_a_carry_has_the_range_of_what_it_holds(fn, dtype, expected):
+    low = autocast(fn, compute_dtype=dtype, params=0)
+    (loop,) = find(trace(low, W, X), "scan")
+    assert loop.outvars[0].aval.dtype == expected
+    for found, right in zip(jax.tree.leaves(low(W, X)), jax.tree.leaves(fn(W, X)), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["tanh", "relu", "lstm", "computed", "sum", "moving_average"])
+def test_gradients_through_low_carries(name):
+    fn, _ = CARRIES[name]
+    key, other = jax.random.split(jax.random.key(0))
+    w = jax.random.normal(key, (4, 4)) / 2
+    x = jax.random.normal(other, (4, 4))
+
+    def loss(fn):
+        return lambda w: sum(jnp.sum(jnp.square(y)) for y in jax.tree.leaves(fn(w, x)))
+
+    low = autocast(fn, compute_dtype=jnp.bfloat16, params=0)
+    assert_dots_run_in("bfloat16", trace(jax.grad(loss(low)), w))
+    expected, found = jax.grad(loss(fn))(w), jax.grad(loss(low))(w)
+    error = jnp.linalg.norm(found - expected) / jnp.linalg.norm(expected)
+    assert found.dtype == jnp.float32
+    assert error < 2e-2
+
+
+def test_a_long_sum_is_exact():
+    """2,048 steps: a bfloat16 carry would stop growing at 256."""
+
+    def count(w, x):
+        return lax.scan(lambda c, _: (c + x @ w, None), ZEROS, length=2048)[0]
+
+    found = autocast(count, compute_dtype=jnp.bfloat16, params=0)(W, X)
+    np.testing.assert_allclose(found, np.full((4, 4), 2048.0), rtol=1e-6)
+
+
+def test_an_input_may_start_a_low_carry_where_it_has_no_vote():
+    fn, _ = CARRIES["data"]
+    low = autocast(fn, policy=BF16.with_level("compute"), params=0)
+    (loop,) = find(trace(low, W, X), "scan")
+    assert loop.outvars[0].aval.dtype == jnp.bfloat16

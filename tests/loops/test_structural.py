@@ -1,0 +1,253 @@
+"""No structural primitive leaves a float32 dot behind, and none loses what it is for."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core.primitives import call_p, closed_call_p
+from jax.sharding import PartitionSpec as P
+
+from jmp_autocast import autocast
+from jmp_autocast.interpreters.compat import bind
+from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, find, trace
+
+DTYPES = ["bfloat16", "float16"]
+TOLERANCE = 5e-3
+
+
+def draw(seed, *shape):
+    # NumPy: jax.random would be traced again at each call, as leak checks switch caches off.
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def params():
+    return {"w": draw(0, 4, 4) / 2, "b": draw(1, 4) / 4}
+
+
+def inputs():
+    return draw(2, 3, 4)
+
+
+def layer(params, x):
+    return jnp.tanh(x @ params["w"] + params["b"])
+
+
+def in_scan(f):
+    return lambda p, x: lax.scan(lambda h, _: (f(p, h), None), x, None, length=3)[0]
+
+
+def in_fori(f):
+    return lambda p, x: lax.fori_loop(0, 3, lambda i, h: f(p, h), x)
+
+
+def in_while(f):
+    keep_on = lambda c: (c[0] < 3) & (jnp.sum(c[1] @ c[1].T) < 1e6)
+    return lambda p, x: lax.while_loop(keep_on, lambda c: (c[0] + 1, f(p, c[1])), (0, x))[1]
+
+
+def in_cond(f):
+    return lambda p, x: lax.cond(jnp.sum(x) > 0, f, lambda p, x: f(p, -x), p, x)
+
+
+def in_switch(f):
+    branches = [f, lambda p, x: f(p, f(p, x)), lambda p, x: f(p, 2 * x)]
+    return lambda p, x: lax.switch(jnp.argmax(x[0]), branches, p, x)
+
+
+def in_custom_jvp(f):
+    g = jax.custom_jvp(f)
+    g.defjvp(lambda primals, tangents: jax.jvp(f, primals, tangents))
+    return g
+
+
+def in_custom_vjp(f):
+    g = jax.custom_vjp(f)
+    g.defvjp(lambda p, x: jax.vjp(f, p, x), lambda pull, cotangent: pull(cotangent))
+    return g
+
+
+def in_custom_vmap(f):
+    g = jax.custom_batching.custom_vmap(f)
+    g.def_vmap(lambda size, batched, p, x: (jax.vmap(f, (None, 0))(p, x), True))
+    return g
+
+
+def in_vmapped_custom_vmap(f):
+    g = in_custom_vmap(f)
+    return lambda p, x: jax.vmap(g, (None, 0))(p, x)
+
+
+def in_shard_map(f):
+    here = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    return lambda p, x: jax.shard_map(f, mesh=here, in_specs=(P(), P("i")), out_specs=P("i"))(p, x)
+
+
+def in_call(primitive):
+    def wrap(f):
+        def call(p, x):
+            leaves, tree = jax.tree.flatten((p, x))
+            closed = jax.make_jaxpr(lambda *xs: f(*jax.tree.unflatten(tree, xs)))(*leaves)
+            called = closed if primitive is closed_call_p else closed.jaxpr
+            return bind(primitive, leaves, {"call_jaxpr": called})[0]
+
+        return call
+
+    return wrap
+
+
+in_remat = functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
+in_jit = jax.jit
+in_named_call = functools.partial(jax.named_call, name="part")
+
+# Wrapper, and the primitive that must still be there (JAX has renamed some), if one must.
+STRUCTURES = {
+    "jit": (in_jit, {"jit"}),
+    "named_call": (in_named_call, None),
+    "closed_call": (in_call(closed_call_p), {"closed_call", "eval_jaxpr"}),
+    "call": (in_call(call_p), {"call", "core_call", "eval_jaxpr"}),
+    "remat": (in_remat, {"remat2", "remat_opt", "checkpoint"}),
+    "scan": (in_scan, {"scan"}),
+    "fori": (in_fori, {"scan"}),
+    "while": (in_while, {"while"}),
+    "cond": (in_cond, {"cond"}),
+    "switch": (in_switch, {"cond"}),
+    "custom_jvp": (in_custom_jvp, {"custom_jvp_call"}),
+    "custom_vjp": (in_custom_vjp, {"custom_vjp_call"}),
+    "custom_vmap": (in_custom_vmap, {"custom_vmap_call"}),
+    "vmapped_custom_vmap": (in_vmapped_custom_vmap, None),
+    "shard_map": (in_shard_map, {"shard_map"}),
+}
+
+
+def compose(*names):
+    """The layer inside the structures, the first one outermost."""
+    fn = layer
+    for name in reversed(names):
+        fn = STRUCTURES[name][0](fn)
+    return fn
+
+
+def forward_derivative(fn):
+    return lambda p, x: jax.jvp(fn, (p, x), (p, x))
+
+
+def backward_derivative(fn):
+    def pulled(p, x):
+        out, pull = jax.vjp(fn, p, x)
+        return out, pull(jnp.cos(out))
+
+    return pulled
+
+
+FORWARD_ONLY = {"while"}  # a trip count that depends on data
+REVERSE_ONLY = {"custom_vjp"}
+
+
+def derivatives(*names):
+    if "custom_vmap" in names:  # JAX cannot differentiate it where it is not batched
+        return []
+    found = [] if FORWARD_ONLY & set(names) else [backward_derivative]
+    return found if REVERSE_ONLY & set(names) else [*found, forward_derivative]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_no_float32_dot_inside(name, dtype):
+    plain = compose(name)
+    fn = autocast(plain, compute_dtype=dtype)
+    for derivative in [lambda f: f, *derivatives(name)]:
+        found = trace(derivative(fn), params(), inputs())
+        assert_dots_run_in(dtype, found)
+        expected = trace(derivative(plain), params(), inputs())
+        assert found.out_avals == expected.out_avals
+        assert len(find(found, "dot_general")) == len(find(expected, "dot_general"))
+
+
+@pytest.mark.parametrize("name", [n for n, (_, primitives) in STRUCTURES.items() if primitives])
+def test_the_structure_is_still_there(name):
+    primitives = STRUCTURES[name][1]
+    plain, cast = (
+        trace(compose(name), params(), inputs()),
+        trace(autocast(compose(name)), params(), inputs()),
+    )
+    assert len(find(plain, *primitives)) == 1
+    assert [e.primitive for e in find(cast, *primitives)] == [
+        e.primitive for e in find(plain, *primitives)
+    ]
+
+
+NESTED = [
+    ("scan", "remat", "jit", "cond"),
+    ("custom_jvp", "scan", "cond"),
+    ("remat", "custom_vjp", "scan"),
+    ("custom_vjp", "custom_jvp", "jit"),
+    ("while", "cond", "scan"),
+    ("shard_map", "scan", "remat"),
+    ("cond", "jit", "remat", "scan"),
+    ("jit", "jit", "scan", "scan"),
+    ("scan", "custom_vjp", "remat"),
+    ("scan", "custom_jvp", "jit"),
+    ("switch", "fori", "remat"),
+    ("while", "while"),
+    ("scan", "vmapped_custom_vmap", "jit"),
+    ("remat", "shard_map", "cond"),
+    ("jit", "shard_map", "jit"),
+    ("closed_call", "remat", "call"),
+    ("remat", "remat", "jit"),
+]
+
+
+def nested(names):
+    """(traced with autocast, traced without) of a derivative where there is one."""
+    plain = compose(*names)
+    derivative = (derivatives(*names) or [lambda f: f])[0]
+    fns = (derivative(autocast(plain, compute_dtype=jnp.float16)), derivative(plain))
+    return [jax.jit(fn).trace(params(), inputs()) for fn in fns]
+
+
+@pytest.mark.parametrize("names", NESTED, ids="-".join)
+def test_no_float32_dot_in_nested_structures(names):
+    found, expected = nested(names)
+    assert_dots_run_in("float16", found.jaxpr)
+    assert found.out_info == expected.out_info
+
+
+@pytest.mark.parametrize("names", NESTED[:6], ids="-".join)
+def test_values_of_nested_structures(names):
+    found, expected = nested(names)
+    assert_close(run(found), run(expected), 2 * TOLERANCE)
+
+
+def run(traced):
+    # Most of the time of these tests is LLVM's.
+    options = {"xla_backend_optimization_level": 0}
+    return traced.lower().compile(options)(params(), inputs())
+
+
+def assert_close(found, expected, tolerance):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        scale = np.max(np.abs(b), initial=1e-3)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({"compute_dtype": "float16"}, "float16"), ({"enabled": False}, "float32")],
+    ids=["float16", "disabled"],
+)
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_an_inner_autocast_reads_what_the_outer_one_made_low(name, options, dtype):
+    def first_and_structure(transform):
+        inner = transform(compose(name))
+        return lambda p, x: inner(p, x @ p["w"])
+
+    plain = first_and_structure(lambda f: f)
+    fn = autocast(first_and_structure(lambda f: autocast(f, **options)), compute_dtype="bfloat16")
+    for derivative in [lambda f: f, *derivatives(name)[:1]]:
+        found = trace(derivative(fn), params(), inputs())
+        assert {dot[:2] for dot in dot_dtypes(found)} == {("bfloat16",) * 2, (dtype,) * 2}
+    expected = plain(params(), inputs())
+    np.testing.assert_allclose(fn(params(), inputs()), expected, rtol=0.05, atol=0.05)

@@ -1,0 +1,168 @@
+"""Bad arguments fail where they are written, and say what is allowed."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jmp_autocast import (
+    LossScale,
+    dynamic_loss_scaling,
+    finite_value_and_grad,
+    scaled_value_and_grad,
+    static_loss_scaling,
+)
+
+RANGE = "{}={} is out of range: it must be {}."
+ABOVE_ZERO = "a finite float32 number above 0"
+WITHIN = "within [min_scale, max_scale] = [1, 1.67772e+07]"
+
+OUT_OF_RANGE = [
+    ({"init_scale": 0.5}, WITHIN),
+    ({"init_scale": 0}, WITHIN),
+    ({"init_scale": -8.0}, WITHIN),
+    ({"init_scale": 2.0**25}, WITHIN),
+    ({"init_scale": float("nan")}, WITHIN),
+    ({"init_scale": float("inf")}, WITHIN),
+    ({"growth_factor": 1.0}, "a finite number above 1"),
+    ({"growth_factor": 0.5}, "a finite number above 1"),
+    ({"growth_factor": 1 + 1e-12}, "a finite number above 1"),  # 1 in float32
+    ({"growth_factor": float("inf")}, "a finite number above 1"),
+    ({"growth_factor": 1e39}, "a finite number above 1"),
+    ({"backoff_factor": 1.0}, "a number between 0 and 1"),
+    ({"backoff_factor": 1 - 1e-12}, "a number between 0 and 1"),  # 1 in float32
+    ({"backoff_factor": 0.0}, "a number between 0 and 1"),
+    ({"backoff_factor": 1e-50}, "a number between 0 and 1"),  # 0 in float32
+    ({"backoff_factor": -0.5}, "a number between 0 and 1"),
+    ({"backoff_factor": float("nan")}, "a number between 0 and 1"),
+    ({"growth_interval": 0}, "an integer of at least 1"),
+    ({"growth_interval": -3}, "an integer of at least 1"),
+    ({"growth_interval": 1.5}, "an integer of at least 1"),
+    ({"growth_interval": 2**31}, "an integer of at least 1"),
+    ({"growth_interval": float("inf")}, "an integer of at least 1"),
+    ({"min_scale": 0.0}, ABOVE_ZERO),
+    ({"min_scale": 2.0**-140}, ABOVE_ZERO),  # subnormal: XLA may flush it to 0
+    ({"min_scale": -1.0}, ABOVE_ZERO),
+    ({"min_scale": float("nan")}, ABOVE_ZERO),
+    ({"max_scale": float("inf")}, "finite and at least min_scale=1"),
+    ({"max_scale": 1e39}, "finite and at least min_scale=1"),
+    ({"max_scale": 0.5}, "finite and at least min_scale=1"),
+]
+
+NO_NUMBERS = [
+    ("8", "must be a number, got '8'."),
+    (None, "must be a number, got None."),
+    (True, "must be a number, got True."),
+    (2j, "must be a number, got 2j."),
+    ([8.0], "must be a number, got [8.0]."),
+    (np.bool_(True), f"must be a number, got {np.bool_(True)!r}."),
+    (np.ones(1), "must be a real number, got an array of shape (1,) and dtype float64."),
+    (np.array(True), "must be a real number, got an array of shape () and dtype bool."),
+    (np.array(2j), "must be a real number, got an array of shape () and dtype complex128."),
+]
+
+FIELDS = [
+    "init_scale",
+    "growth_factor",
+    "backoff_factor",
+    "growth_interval",
+    "min_scale",
+    "max_scale",
+]
+
+MAKERS = [
+    lambda **arguments: LossScale.dynamic(**arguments),
+    lambda **arguments: dynamic_loss_scaling(optax.sgd(0.1), **arguments),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["state", "transformation"])
+@pytest.mark.parametrize(("arguments", "allowed"), OUT_OF_RANGE, ids=str)
+def test_numbers_out_of_range(make, arguments, allowed):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ValueError, match=re.escape(RANGE.format(name, repr(value), allowed))):
+        make(**arguments)
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["state", "transformation"])
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize(("value", "message"), NO_NUMBERS, ids=repr)
+def test_what_is_no_number(make, name, value, message):
+    with pytest.raises(TypeError, match="^" + re.escape(f"{name} {message}") + "$"):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("make", [LossScale.static, lambda s: static_loss_scaling(optax.sgd(1), s)])
+@pytest.mark.parametrize("value", [0, -1.0, 2.0**-140, 1e39, float("nan"), float("inf")])
+def test_static_scales_out_of_range(make, value):
+    with pytest.raises(ValueError, match=re.escape(RANGE.format("scale", repr(value), ABOVE_ZERO))):
+        make(value)
+
+
+@pytest.mark.parametrize("make", [LossScale.static, lambda s: static_loss_scaling(optax.sgd(1), s)])
+@pytest.mark.parametrize(("value", "message"), NO_NUMBERS, ids=repr)
+def test_static_scales_that_are_no_number(make, value, message):
+    with pytest.raises(TypeError, match="^" + re.escape(f"scale {message}") + "$"):
+        make(value)
+
+
+@pytest.mark.parametrize("bad", [np.ones(2, np.float32), np.array(True)], ids=["vector", "bool"])
+def test_shape_and_dtype_of_jax_arrays_are_checked_and_their_values_are_not(bad):
+    for name in FIELDS:
+        with pytest.raises(TypeError, match=f"^{name} must be a real number, got an array of"):
+            LossScale.dynamic(**{name: jnp.asarray(bad)})
+    assert float(LossScale.dynamic(jnp.float32(0.25)).scale) == 0.25
+    jax.eval_shape(lambda scale: LossScale.dynamic(scale, min_scale=scale), jnp.float32(8))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [8, 8.0, np.float32(8), np.int64(8), np.float16(8), np.array(8), np.array(8.0)],
+    ids=repr,
+)
+def test_every_kind_of_number_is_taken(value):
+    state = LossScale.dynamic(
+        value, growth_factor=value, growth_interval=value, min_scale=value, max_scale=value
+    )
+    assert (float(state.scale), int(state.growth_interval)) == (8.0, 8)
+
+
+@pytest.mark.parametrize("wrap", [dynamic_loss_scaling, lambda tx: static_loss_scaling(tx, 8.0)])
+@pytest.mark.parametrize(
+    "inner",
+    [None, 1e-3, optax.adam, {"init": None}, "adam"],
+    ids=["none", "number", "factory", "mapping", "name"],
+)
+def test_an_inner_that_is_no_transformation(wrap, inner):
+    name = "dynamic_loss_scaling" if wrap is dynamic_loss_scaling else "static_loss_scaling"
+    expected = f"{name} wraps an optax gradient transformation such as optax.adam(1e-3), got "
+    with pytest.raises(TypeError, match=re.escape(expected)):
+        wrap(inner)
+
+
+@pytest.mark.parametrize("gradient", [scaled_value_and_grad, finite_value_and_grad])
+@pytest.mark.parametrize("fn", [None, 1.0, "loss", jnp.ones(2)], ids=repr)
+def test_a_loss_that_is_no_function(gradient, fn):
+    with pytest.raises(TypeError, match="takes a function, got"):
+        gradient(fn)
+
+
+def test_no_field_shares_a_buffer_with_another_or_with_an_argument():
+    """A training step that donates its state would delete it."""
+    scale = jnp.float32(8)
+    tx = static_loss_scaling(optax.sgd(1.0), scale)
+    update = jax.jit(tx.update, donate_argnums=(0, 1))
+    for _ in range(2):  # init reads the argument again
+        _, state = update(jnp.asarray(np.ones(2, np.float32)), tx.init(np.ones(2)))
+        assert float(state.loss_scale.scale) == 8.0
+    interval = jnp.int32(1)
+    tx = dynamic_loss_scaling(optax.sgd(1.0), growth_interval=interval, init_scale=scale)
+    update = jax.jit(tx.update, donate_argnums=(0, 1))
+    state = tx.init(np.ones(2))
+    for expected in (16.0, 32.0):
+        _, state = update(jnp.asarray(np.ones(2, np.float32)), state)
+        assert float(state.loss_scale.scale) == expected
+    assert (float(scale), int(interval)) == (8.0, 1)

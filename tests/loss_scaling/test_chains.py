@@ -1,0 +1,315 @@
+"""The wrapper among optax's other transformations: what it hands on, and what it holds back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from jmp_autocast import (
+    dynamic_loss_scaling,
+    loss_scale,
+    scaled_value_and_grad,
+    skipped_steps,
+    static_loss_scaling,
+    step_skipped,
+)
+from tests.support.loss_scale_runs import (
+    assert_trees_close,
+    assert_trees_equal,
+    batches,
+    control_run,
+    last,
+    model_loss,
+    model_params,
+    scaled_run,
+)
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """Most of optax needs it."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+INNER = {
+    "sgd": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adam": optax.adam(optax.cosine_decay_schedule(0.05, 4)),
+    "adamw": optax.adamw(0.05, weight_decay=0.1, mu_dtype=jnp.bfloat16),
+    "lion": optax.lion(0.01),
+    "adafactor": optax.adafactor(0.05, min_dim_size_to_factor=4),
+    "schedule_free": contrib.schedule_free_adamw(0.05),
+    "noise": optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(3)), optax.sgd(0.1)),
+    "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.05)),
+    "inject_hyperparams": optax.inject_hyperparams(optax.sgd)(
+        optax.linear_schedule(0.1, 0.01, 3), momentum=0.9
+    ),
+    "apply_if_finite": optax.apply_if_finite(optax.adam(0.05), 3),
+    "MultiSteps": optax.MultiSteps(optax.adam(0.05), 2),
+    "masked": optax.masked(optax.adam(0.05), {"w1": True, "b1": False, "w2": True}),
+    "partition": optax.partition(
+        {"a": optax.adam(0.05), "b": optax.set_to_zero()}, {"w1": "a", "b1": "b", "w2": "a"}
+    ),
+    "ema": optax.chain(optax.ema(0.9), optax.scale(-0.1)),
+}
+
+
+def plain(tree):
+    """PRNG keys as integers, and the bfloat16 momentum of adamw as float32."""
+
+    def plain_leaf(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return np.asarray(jax.random.key_data(leaf))
+        return leaf.astype(np.float32) if leaf.dtype == jnp.bfloat16 else leaf
+
+    return jax.tree.map(plain_leaf, tree)
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_inner_transformations_run_as_without_the_wrapper(name):
+    """One bad batch among six: what remains is the run over the other five, states included."""
+    inner, data = INNER[name], batches(6, bad=[2])
+    tx = dynamic_loss_scaling(inner, growth_interval=2)
+    params, state = scaled_run(tx, model_params(), data)
+    expected = control_run(inner, model_params(), np.delete(data, 2, axis=0))
+    actual, expected = plain((params, state.inner_state)), plain(expected)
+    for leaf in jax.tree.leaves(actual):
+        np.testing.assert_array_equal(leaf[2], leaf[1])
+    tolerances = {"rtol": 1e-3, "atol": 1e-4} if name == "adamw" else {"rtol": 1e-5, "atol": 1e-5}
+    assert_trees_close(last(actual), last(expected), **tolerances)
+    assert state.loss_scale.scale.tolist() == [2.0**n for n in (16, 17, 16, 16, 17, 17)]
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_chained_neighbours(where):
+    """Before the wrapper they see scaled gradients, after it updates."""
+    double = optax.scale(2.0)
+    wrapped = dynamic_loss_scaling(optax.sgd(0.1))
+    tx = optax.chain(double, wrapped) if where == "before" else optax.chain(wrapped, double)
+    data = batches(4, bad=[1])
+    params, state = last(scaled_run(tx, model_params(), data))
+    expected, _ = last(control_run(optax.sgd(0.2), model_params(), np.delete(data, 1, axis=0)))
+    assert_trees_close(params, expected, rtol=1e-5, atol=1e-6)
+    assert int(skipped_steps(state)) == 1
+
+
+def test_partition_with_a_scale_for_each_part():
+    """Each part skips on its own: one optimizer for each, as with several in PyTorch."""
+    wrapped = dynamic_loss_scaling(optax.adam(0.1), init_scale=8.0)
+    tx = optax.partition({"x": wrapped, "y": wrapped}, {"a": "x", "b": "y"})
+    params = {"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)}
+
+    @jax.jit
+    def run(grads):
+        updates, state = tx.update(grads, tx.init(params), params)
+        return updates, {label: state.inner_states[label] for label in "xy"}
+
+    updates, states = run({"a": np.full(2, 8, np.float32), "b": np.full(2, np.inf, np.float32)})
+    np.testing.assert_allclose(updates["a"], -0.1, rtol=1e-5)
+    assert np.asarray(updates["b"]).tobytes() == np.full(2, -0.0, np.float32).tobytes()
+    assert [float(loss_scale(states[label])) for label in "xy"] == [8.0, 4.0]
+    assert [bool(step_skipped(states[label])) for label in "xy"] == [False, True]
+
+
+def test_masked_parts_are_neither_unscaled_nor_checked():
+    tx = optax.masked(dynamic_loss_scaling(optax.sgd(1.0), init_scale=8.0), {"a": True, "b": False})
+    params = {"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)}
+    grads = {"a": np.full(2, 8, np.float32), "b": np.full(2, np.inf, np.float32)}
+    updates, state = jax.jit(lambda: tx.update(grads, tx.init(params), params))()
+    assert updates["a"].tolist() == [-1.0, -1.0]
+    assert np.isinf(updates["b"]).all()
+    assert not step_skipped(state)
+
+
+def test_multi_steps_inside_leaves_a_bad_batch_out_and_goes_on():
+    """Its window takes one more batch. The scale may move in it: what it holds is unscaled."""
+    adam = optax.adam(0.05)
+    tx = dynamic_loss_scaling(optax.MultiSteps(adam, 3), growth_interval=2, init_scale=8.0)
+    for micro in range(3):
+        data = batches(10, bad=[3 + micro])
+        params, state = last(scaled_run(tx, model_params(), data))
+        good = np.delete(data, 3 + micro, axis=0).reshape(3, 48, 4)
+        expected, _ = last(control_run(adam, model_params(), good))
+        assert_trees_close(params, expected, rtol=1e-4, atol=1e-5)
+        assert int(state.inner_state.gradient_step) == 3
+        assert int(skipped_steps(state)) == 1
+
+
+def test_multi_steps_around_drops_the_window_of_a_bad_batch():
+    """The scale is constant within a window. What its accumulator does after that is optax's."""
+    wrapped = dynamic_loss_scaling(optax.adam(0.05), growth_interval=1, init_scale=8.0)
+    tx = optax.MultiSteps(wrapped, 3).gradient_transformation()
+    for micro in range(3):
+        params, state = scaled_run(tx, model_params(), batches(9, bad=[3 + micro]))
+        scales = state.inner_opt_state.loss_scale.scale.tolist()
+        assert scales[:8] == [8, 8, 16, 16, 16, 8, 8, 8]
+        for leaf in jax.tree.leaves((params, state.inner_opt_state.inner_state)):
+            np.testing.assert_array_equal(leaf[5], leaf[2])
+            assert np.isfinite(leaf).all()
+
+
+def test_gradients_added_up_by_the_program_are_dropped_together():
+    """As with PyTorch: one scale and one skip for all that went into an update."""
+    adam = optax.adam(0.05)
+    tx = dynamic_loss_scaling(adam, growth_interval=1, init_scale=8.0)
+
+    def step(carry, window):
+        params, state = carry
+
+        def add(total, x):
+            _, grads = scaled_value_and_grad(model_loss)(state, params, x)
+            return jax.tree.map(lambda t, g: t + g / 3, total, grads), None
+
+        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), window)
+        updates, state = tx.update(total, state, params)
+        carry = optax.apply_updates(params, updates), state
+        return carry, carry
+
+    @jax.jit
+    def run(params, data):
+        return jax.lax.scan(step, (params, tx.init(params)), data)[1]
+
+    for micro in range(3):
+        data = batches(9, bad=[3 + micro])
+        params, state = jax.device_get(run(model_params(), data.reshape(3, 3, 16, 4)))
+        whole = np.delete(data.reshape(3, 48, 4), 1, axis=0)
+        expected = last(control_run(adam, model_params(), whole))
+        assert_trees_close(last((params, state.inner_state)), expected, rtol=1e-4, atol=1e-5)
+        assert state.loss_scale.scale.tolist() == [16, 8, 16]
+
+
+def test_hyperparameters_injected_into_the_factory():
+    """They are read again by every update, also after they were changed in the state."""
+    factory = optax.inject_hyperparams(dynamic_loss_scaling, static_args=("inner", "axis_name"))
+    tx = factory(optax.adam(0.05), init_scale=8.0, growth_interval=2)
+    update = jax.jit(tx.update)
+    params, grads = np.ones(2, np.float32), np.full(2, 4, np.float32)
+    bad = grads * np.float32(np.inf)
+    state = jax.jit(tx.init)(params)
+    seen = []
+
+    def step(state, grads, **hyperparams):
+        like = {n: np.asarray(v, state.hyperparams[n].dtype) for n, v in hyperparams.items()}
+        _, state = update(grads, state._replace(hyperparams=state.hyperparams | like), params)
+        seen.append(float(loss_scale(state)))
+        return state
+
+    for _ in range(2):
+        state = step(state, grads)
+    state = step(state, grads, growth_interval=1)
+    state = step(state, grads, growth_factor=3.0)
+    state = step(state, bad, backoff_factor=0.25)
+    state = step(state, grads, max_scale=30.0)
+    state = step(state, bad, min_scale=29.0)
+    assert seen == [8, 16, 32, 96, 24, 30, 29]
+    assert int(skipped_steps(state)) == 2
+    assert int(optax.tree.get(state.inner_state.inner_state, "count")) == 5
+
+
+def test_a_schedule_injected_into_the_factory():
+    factory = optax.inject_hyperparams(dynamic_loss_scaling, static_args=("inner", "axis_name"))
+    tx = factory(optax.sgd(0.1), growth_interval=1, growth_factor=lambda step: 2.0 + step)
+    _, state = scaled_run(tx, model_params(), batches(4))
+    factors = state.inner_state.loss_scale.scale / 2.0**16
+    assert factors.tolist() == [2, 6, 24, 120]
+
+
+def test_apply_if_finite_around_the_wrapper_hides_the_bad_step_from_the_scale():
+    """It lets only its run of consecutive errors through; parameters are safe in both places."""
+    data = batches(6, bad=[1, 2, 3])
+    around = optax.apply_if_finite(dynamic_loss_scaling(optax.adam(0.05)), 2)
+    params, state = scaled_run(around, model_params(), data)
+    assert state.total_notfinite.tolist() == [0, 1, 2, 3, 3, 3]
+    assert state.inner_state.loss_scale.skipped_steps.tolist() == [0, 0, 0, 1, 1, 1]
+    inside = dynamic_loss_scaling(optax.apply_if_finite(optax.adam(0.05), 2))
+    other, inside_state = scaled_run(inside, model_params(), data)
+    assert inside_state.loss_scale.skipped_steps.tolist() == [0, 1, 2, 3, 3, 3]
+    assert (inside_state.inner_state.total_notfinite == 0).all()
+    assert_trees_close(last(params), last(other), rtol=1e-6, atol=1e-8)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+
+
+SEARCHES = {
+    "lbfgs": optax.lbfgs(memory_size=2),
+    "backtracking": optax.chain(
+        optax.sgd(1.0), optax.scale_by_backtracking_linesearch(8, store_grad=True)
+    ),
+    "polyak_sgd": optax.polyak_sgd(),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_extra_arguments_reach_line_searches_unscaled(name):
+    """The run is that without a scale: value, grad and value_fn have true values inside."""
+    inner = SEARCHES[name]
+    tx = static_loss_scaling(inner, 2.0**10)
+    x = batches(1)[0]
+
+    def run(tx, gradient):
+        def step(carry, bad):
+            params, state = carry
+            fn = lambda params: model_loss(params, x)
+            value, grads = gradient(fn, state, params)
+            scaled = jax.tree.map(lambda g: jnp.where(bad, jnp.nan, g), grads)
+            updates, state = tx.update(scaled, state, params, value=value, grad=scaled, value_fn=fn)
+            carry = optax.apply_updates(params, updates), state
+            return carry, (value, carry)
+
+        def scan(params, bad):
+            return jax.lax.scan(step, (params, tx.init(params)), bad)[1]
+
+        return jax.jit(scan)
+
+    plain = run(inner, lambda fn, state, params: jax.value_and_grad(fn)(params))
+    scaled = run(tx, lambda fn, state, params: scaled_value_and_grad(fn)(state, params))
+    values, (params, state) = jax.device_get(plain(model_params(), np.zeros(4, bool)))
+    bad = np.array([0, 0, 1, 0, 0], bool)
+    others, (other, wrapped) = jax.device_get(scaled(model_params(), bad))
+    assert values[-1] < 0.5 * values[0]
+    np.testing.assert_allclose(np.delete(others, 2), values, rtol=1e-5)
+    assert_trees_close(last(other), last(params), rtol=1e-4, atol=1e-5)
+    assert_trees_close(last(wrapped.inner_state), last(state), rtol=1e-3, atol=1e-4)
+    for leaf in jax.tree.leaves((other, wrapped.inner_state)):
+        np.testing.assert_array_equal(leaf[2], leaf[1])
+
+
+def test_extra_arguments_are_dropped_for_an_inner_that_takes_none():
+    def negate(updates, state, params=None):
+        return jax.tree.map(jnp.negative, updates), state
+
+    inner = optax.GradientTransformation(lambda params: optax.EmptyState(), negate)
+    tx = dynamic_loss_scaling(inner, init_scale=8.0)
+    params = np.ones(2, np.float32)
+    updates, _ = jax.jit(lambda g: tx.update(g, tx.init(params), params, value=1.0, odd=None))(
+        np.full(2, 8, np.float32)
+    )
+    assert updates.tolist() == [-1.0, -1.0]
+
+
+def test_16_bit_parameters_keep_the_dtypes_of_the_state():
+    """Their gradients reach the optimizer in float32, and what it stores stays in 16 bits."""
+    inner = optax.adam(0.05)
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float16), model_params())
+    tx = dynamic_loss_scaling(inner, init_scale=2.0**8)
+    data = batches(4, bad=[1]).astype(np.float16)
+    after, state = scaled_run(tx, params, data)
+    before = jax.eval_shape(tx.init, params)
+    assert jax.tree.map(lambda a: a.dtype, last((after, state))) == jax.tree.map(
+        lambda a: a.dtype, (params, before)
+    )
+    wide, _ = control_run(inner, model_params(), np.delete(data, 1, axis=0).astype(np.float32))
+    assert_trees_close(last(after), last(wide), atol=2e-2)
+    assert int(skipped_steps(last(state))) == 1
+
+
+def test_nested_wrappers_multiply():
+    """Two scales, one inside the other: the inner one sees what the outer one has unscaled."""
+    tx = static_loss_scaling(static_loss_scaling(optax.sgd(1.0), 4.0), 8.0)
+    params = np.ones(2, np.float32)
+    updates, state = jax.jit(lambda g: tx.update(g, tx.init(params), params))(
+        np.full(2, 32, np.float32)
+    )
+    assert updates.tolist() == [-1.0, -1.0]
+    assert_trees_equal(float(loss_scale(state.inner_state)), 4.0)

@@ -1,0 +1,184 @@
+"""The wrapper under JAX's transformations: no recompilation, donation, vmap, strict promotion."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jmp_autocast import (
+    dynamic_loss_scaling,
+    loss_scale,
+    scaled_value_and_grad,
+    skipped_steps,
+    static_loss_scaling,
+    step_skipped,
+)
+from tests.support.loss_scale_runs import (
+    assert_trees_equal,
+    batches,
+    last,
+    model_params,
+    scaled_run,
+    scaled_step,
+)
+
+TX = dynamic_loss_scaling(optax.sgd(0.1, momentum=0.9), growth_interval=2)  # strict promotion holds
+
+
+def on_device(tree):
+    return jax.tree.map(jnp.asarray, tree)
+
+
+def test_nothing_recompiles():
+    """Neither over good and bad steps nor when the configuration in the state is changed."""
+    step = jax.jit(scaled_step(TX))
+    params = on_device(model_params())
+    state = TX.init(params)
+    for x in batches(4, bad=[1]):
+        params, state = step(params, state, x)
+    changes = {
+        "growth_interval": jnp.int32(1),
+        "growth_factor": jnp.float32(4.0),
+        "backoff_factor": jnp.float32(0.25),
+        "min_scale": jnp.float32(2.0),
+        "max_scale": jnp.float32(2.0**18),
+        "scale": jnp.float32(2.0**10),
+    }
+    for name, value in changes.items():
+        state = state._replace(loss_scale=state.loss_scale._replace(**{name: value}))
+        params, state = step(params, state, batches(1)[0])
+    assert float(loss_scale(state)) == 2.0**12
+    assert step._cache_size() == 1
+
+
+@pytest.mark.parametrize("make", [lambda tx: tx, lambda tx: optax.chain(optax.identity(), tx)])
+def test_eval_shape_of_init_is_what_update_returns(make):
+    tx = make(TX)
+    params = model_params()
+    state = jax.eval_shape(tx.init, params)
+    updates, after = jax.eval_shape(tx.update, params, state, params)
+    describe = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype, a.weak_type), tree)
+    assert describe(after) == describe(state)
+    assert describe(updates) == describe(jax.eval_shape(lambda p: p, params))
+
+
+def test_donation_of_everything():
+    step = jax.jit(scaled_step(TX), donate_argnums=(0, 1))
+    params = on_device(model_params())
+    state = TX.init(params)
+    for x in batches(4, bad=[1]):
+        old = jax.tree.leaves((params, state.inner_state))
+        params, state = step(params, state, x)
+        assert all(leaf.is_deleted() for leaf in old)
+    expected = last(scaled_run(TX, model_params(), batches(4, bad=[1])))
+    assert_trees_equal((params, state), expected)
+
+
+def test_vmap_over_a_batch_of_states_skips_each_on_its_own():
+    data = np.stack([batches(3, bad=[1], seed=1), batches(3, seed=2), batches(3, [0, 2], seed=3)])
+    models = [model_params(seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *models)
+    step = jax.vmap(scaled_step(TX))
+
+    @jax.jit
+    def run(params, data):
+        body = lambda carry, x: (step(*carry, x), None)
+        return jax.lax.scan(body, (params, jax.vmap(TX.init)(params)), data)[0]
+
+    params, state = jax.device_get(run(stacked, data.swapaxes(0, 1)))
+    assert skipped_steps(state).tolist() == [1, 0, 2]
+    assert step_skipped(state).tolist() == [False, False, True]
+    for n, model in enumerate(models):
+        expected, single = last(scaled_run(TX, model, data[n]))
+        for many, one in zip(state.loss_scale, single.loss_scale, strict=True):
+            assert many[n] == one
+        for many, one in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(many[n], one, rtol=1e-5, atol=1e-6)
+
+
+def test_a_skip_under_vmap_keeps_every_bit():
+    params = np.array([[-0.0, 1.0], [2.0, -0.0]], np.float32)
+
+    @jax.jit
+    @jax.vmap
+    def step(params, grads):
+        updates, state = TX.update(grads, TX.init(params), params)
+        return optax.apply_updates(params, updates), state
+
+    after, state = step(params, np.array([[np.nan, 0], [0, np.inf]], np.float32))
+    assert np.asarray(after).tobytes() == params.tobytes()
+    for leaf in jax.tree.leaves(state.inner_state):
+        assert (np.asarray(leaf) == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64", "float64"])
+def test_strict_promotion(kind, dtype):
+    """optax.sgd works under it, and so it does inside the wrapper; the suite is strict."""
+    inner = optax.sgd(0.5)
+    tx = dynamic_loss_scaling(inner) if kind == "dynamic" else static_loss_scaling(inner, 2.0**16)
+    with jax.enable_x64(dtype == "float64"):
+        params = np.ones(3, dtype=jnp.dtype(dtype))
+
+        @jax.jit
+        def step(params):
+            loss = lambda p: jnp.sum((p * p.conj()).real).astype(jnp.float32) / 8
+            state = tx.init(params)
+            _, grads = scaled_value_and_grad(loss)(state, params)
+            return tx.update(grads, state, params)[0]
+
+        assert jax.config.jax_numpy_dtype_promotion == "strict"
+        updates = step(params)
+        wide = dtype if dtype in ("float64", "complex64") else "float32"
+        assert updates.dtype == jnp.dtype(wide)
+        np.testing.assert_array_equal(updates, -0.125)
+
+
+def test_disable_jit():
+    tx = dynamic_loss_scaling(optax.sgd(0.5), init_scale=8.0)
+    params = np.ones(2, np.float32)
+    with jax.disable_jit():
+        state = tx.init(params)
+        updates, state = tx.update(np.full(2, 8, np.float32), state, params)
+        assert updates.tolist() == [-0.5, -0.5]
+        updates, state = tx.update(np.full(2, np.nan, np.float32), state, params)
+    assert np.asarray(updates).tobytes() == np.full(2, -0.0, np.float32).tobytes()
+    assert float(loss_scale(state)) == 4.0
+
+
+def test_a_program_that_differentiates_through_the_update():
+    """As meta-learning does: the gradient of what the step led to, with respect to its input."""
+    tx = dynamic_loss_scaling(optax.sgd(0.5), init_scale=8.0)
+    params = np.ones(2, np.float32)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def meta(x, scaled):
+        def after(x):
+            loss = lambda params: jnp.sum(params**2 * x)
+            state = tx.init(params)
+            if scaled:
+                _, grads = scaled_value_and_grad(loss)(state, params)
+                updates, _ = tx.update(grads, state, params)
+            else:
+                updates = jax.tree.map(lambda g: -0.5 * g, jax.grad(loss)(params))
+            return jnp.sum(optax.apply_updates(params, updates) ** 2)
+
+        return jax.grad(after)(x)
+
+    x = np.array([0.25, 3.0], np.float32)
+    np.testing.assert_allclose(meta(x, True), meta(x, False), rtol=1e-6)
+
+
+def test_a_step_makes_no_host_transfer():
+    step = jax.jit(scaled_step(TX))
+    params, data = on_device(model_params()), on_device(list(batches(2, bad=[1])))
+    state = TX.init(params)
+    params, state = step(params, state, data[0])
+    with jax.transfer_guard("disallow"):
+        params, state = step(params, state, data[1])
+        scale = loss_scale(state)
+    assert bool(step_skipped(state))
+    assert float(scale) == 2.0**15

@@ -1,0 +1,313 @@
+"""A bad gradient anywhere, at any step, changes no bit of the parameters and of the inner state."""
+
+import functools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+from jmp_autocast import (
+    LossScale,
+    dynamic_loss_scaling,
+    loss_scale,
+    scaled_value_and_grad,
+    skipped_steps,
+    static_loss_scaling,
+    step_skipped,
+)
+
+SCALE = 4.0
+
+# Gradients by tree. Those of 8 bits belong to float32 parameters.
+TREES = {
+    "float16": {"w": "float16[3,2]", "b": "float16[2]"},
+    "bfloat16": ["bfloat16[5]", "bfloat16[]"],
+    "float32": {"w": "float32[2,3,2]", "none": None, "b": {"x": "float32[]"}},
+    "float64": ("float64[3]", "float64[2,2]"),
+    "complex64": {"z": "complex64[2,2]", "s": "complex64[]"},
+    "float8": {"a": "float8_e4m3fn[4]", "b": "float8_e5m2[2]"},
+    "mixed": {
+        "f": "float32[2]",
+        "h": "float16[2,1]",
+        "b": "bfloat16[3]",
+        "z": "complex64[2]",
+        "q": "float8_e5m2[2]",
+        "empty": "float16[0,3]",
+        "i": "int32[3]",
+        "zero": "float0[2]",
+        "masked": optax.MaskedNode(),
+        "none": None,
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """optax mixes widths where parameters have 16 bits."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def filled(spec, rng, *, parameter):
+    """An array for a spec such as ``float16[3,2]``: quarters, and -0.0 among them."""
+    name, shape = spec[:-1].split("[")
+    shape = tuple(int(n) for n in shape.split(",") if n)
+    if name == "float0":
+        return np.zeros(shape, np.int32 if parameter else jax.dtypes.float0)
+    if name.startswith("int"):
+        return rng.integers(-3, 3, shape).astype(name)
+    values = rng.integers(-8, 9, shape) / 4
+    if name.startswith("complex"):
+        values = values + 1j * rng.integers(-8, 9, shape) / 4
+    dtype = "float32" if parameter and name.startswith("float8") else name
+    values = np.array(values).astype(jnp.dtype(dtype))
+    if parameter and values.size and not name.startswith("complex"):
+        values.reshape(-1)[0] = -0.0
+    return values
+
+
+def tree_of(name, seed, *, parameter):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda spec: filled(spec, rng, parameter=parameter), TREES[name])
+
+
+def bits(tree):
+    def leaf_bits(leaf):
+        leaf = np.asarray(leaf)
+        return str(leaf.dtype), leaf.shape, leaf.tobytes()
+
+    return jax.tree.structure(tree), [leaf_bits(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+@functools.cache
+def compiled(name):
+    """``init`` and a training step, with momentum and a step count; integer leaves are frozen.
+
+    They are compiled ahead of time, so that anything that would recompile raises an error.
+    """
+    with jax.enable_x64(name == "float64"), jax.numpy_dtype_promotion("standard"):
+        labels = jax.tree.map(
+            lambda spec: "frozen" if spec.startswith(("int", "float0")) else "moving", TREES[name]
+        )
+        moving = optax.chain(optax.trace(0.5), optax.scale_by_schedule(lambda n: -0.5 / (n + 1)))
+        inner = optax.partition({"moving": moving, "frozen": optax.set_to_zero()}, labels)
+        tx = dynamic_loss_scaling(inner, init_scale=SCALE, min_scale=0.25, growth_interval=1000)
+
+        def step(params, state, grads):
+            updates, state = tx.update(grads, state, params)
+            return jax.tree.map(moved, params, updates), state
+
+        params, grads = (tree_of(name, 0, parameter=kind) for kind in (True, False))
+        init = jax.jit(tx.init).lower(params).compile()
+        return init, jax.jit(step).lower(params, jax.eval_shape(tx.init, params), grads).compile()
+
+
+def moved(parameter, update):
+    """optax.apply_updates would add float0, too, which nothing can be added to."""
+    is_float0 = update.dtype == jax.dtypes.float0
+    return parameter if is_float0 else optax.apply_updates(parameter, update)
+
+
+def good_gradients(name, seed):
+    """Gradients times the scale; every product with it is exact in every dtype."""
+
+    def scaled(leaf):
+        exact = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return (leaf * np.array(SCALE, leaf.dtype)).astype(leaf.dtype) if exact else leaf
+
+    return jax.tree.map(scaled, tree_of(name, seed, parameter=False))
+
+
+def bad_values(dtype):
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return [complex(a, b) for a in (np.nan, np.inf, 1) for b in (-np.inf, np.nan)]
+    has_infinity = dtype != ml_dtypes.float8_e4m3fn
+    return [np.nan, *([np.inf, -np.inf] if has_infinity else [])]
+
+
+@st.composite
+def faults(draw):
+    """A tree, a step, and which values to plant in which elements at that step."""
+    name = draw(st.sampled_from(sorted(TREES)))
+    leaves = jax.tree.leaves(tree_of(name, 0, parameter=False))
+    inexact = [
+        i
+        for i, leaf in enumerate(leaves)
+        if leaf.size and leaf.dtype != jax.dtypes.float0 and leaf.dtype.kind != "i"
+    ]
+    chosen = draw(st.lists(st.sampled_from(inexact), min_size=1, max_size=3, unique=True))
+    plan = [
+        (
+            index,
+            draw(st.integers(0, leaves[index].size - 1)),
+            draw(st.sampled_from(bad_values(leaves[index].dtype))),
+        )
+        for index in chosen
+    ]
+    return name, draw(st.integers(0, 3)), plan
+
+
+def planted(grads, plan):
+    leaves, structure = jax.tree.flatten(grads)
+    for index, element, value in plan:
+        leaves[index] = np.array(leaves[index])
+        leaves[index].reshape(-1)[element] = value
+    return jax.tree.unflatten(structure, leaves)
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.given(faults())
+def test_a_planted_fault_changes_no_bit(fault):
+    name, bad_step, plan = fault
+    init, step = compiled(name)
+    with jax.enable_x64(name == "float64"):
+        params = tree_of(name, 100, parameter=True)
+        state = init(params)
+        for n in range(bad_step):
+            params, state = step(params, state, good_gradients(name, n))
+        before = bits((params, state.inner_state))
+
+        bad = planted(good_gradients(name, bad_step), plan)
+        params, skipped = step(params, state, bad)
+        assert bits((params, skipped.inner_state)) == before
+        assert bool(step_skipped(skipped))
+        assert int(skipped_steps(skipped)) == 1
+        assert float(loss_scale(skipped)) == SCALE / 2
+
+        # What follows is what would have followed without the bad step.
+        good = good_gradients(name, bad_step + 1)
+        with_fault = step(params, skipped._replace(loss_scale=state.loss_scale), good)
+        without = step(params, state, good)
+        assert bits(with_fault) == bits(without)
+        assert bits(with_fault[0]) != bits(params)
+        assert not step_skipped(with_fault[1])
+
+
+@pytest.mark.parametrize(
+    "tree", [{}, None, [None, None], {"m": optax.MaskedNode()}, [jnp.zeros(0)]]
+)
+def test_trees_without_elements_are_finite(tree):
+    tx = dynamic_loss_scaling(optax.trace(0.9))
+    _, state = jax.jit(tx.update)(tree, tx.init(tree), tree)
+    assert not step_skipped(state)
+    assert int(state.loss_scale.good_steps) == 1
+
+
+def test_integer_leaves_never_make_a_step_bad_and_get_zeros_on_a_skip():
+    tx = dynamic_loss_scaling(optax.identity())
+    params = {"n": jnp.arange(3), "w": jnp.ones(2)}
+    update = jax.jit(tx.update)
+    updates, state = update({"n": jnp.full(3, 2**31 - 1), "w": params["w"]}, tx.init(params))
+    assert not step_skipped(state)
+    assert updates["n"].dtype == jnp.int32
+    updates, state = update({"n": jnp.full(3, 7), "w": jnp.array([1, jnp.nan])}, state)
+    assert bool(step_skipped(state))
+    assert updates["n"].tolist() == [0, 0, 0]
+
+
+def test_a_gradient_that_overflows_only_in_the_division_is_bad():
+    """PyTorch checks before it multiplies and lets this one through."""
+    tx = dynamic_loss_scaling(optax.sgd(1.0), init_scale=0.5, min_scale=0.25)
+    params = jnp.ones(2)
+    updates, state = jax.jit(tx.update)(jnp.array([1.0, 3e38]), tx.init(params), params)
+    assert bool(step_skipped(state))
+    assert bits(optax.apply_updates(params, updates)) == bits(params)
+
+
+@pytest.mark.parametrize(
+    "inner", [optax.sgd(0.01, momentum=0.5), optax.adam(1e-2)], ids=["sgd", "adam"]
+)
+def test_a_thousand_steps_of_which_one_in_ten_is_bad(inner):
+    tx = dynamic_loss_scaling(inner, growth_interval=5, min_scale=2.0)
+    rng = np.random.default_rng(0)
+    bad = rng.random(1000) < 0.1
+    inputs = rng.normal(size=(1000, 8)).astype(np.float32)
+    inputs[bad, rng.integers(0, 8, bad.sum())] = rng.choice([np.inf, -np.inf, np.nan], bad.sum())
+
+    def loss(params, x):
+        return jnp.mean((x @ params["w"] + params["b"] - x[:1]) ** 2)
+
+    @jax.jit
+    def train(params, state):
+        def step(carry, x):
+            params, state = carry
+            value, grads = scaled_value_and_grad(loss)(state, params, x)
+            updates, state = tx.update(grads, state, params)
+            seen = step_skipped(state), loss_scale(state), value
+            return (optax.apply_updates(params, updates), state), seen
+
+        return jax.lax.scan(step, (params, state), inputs)
+
+    params = {"w": jnp.ones((8, 1)), "b": jnp.zeros(1)}
+    (params, state), (skipped, scales, values) = train(params, tx.init(params))
+    np.testing.assert_array_equal(skipped, bad)
+    assert int(skipped_steps(state)) == bad.sum() > 80
+    assert float(np.min(scales)) >= 2.0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((params, state)))
+    good = np.asarray(values)[~bad]
+    assert good[-100:].mean() < 0.1 * good[:10].mean()
+
+
+@functools.cache
+def compiled_run(kind, loss_dtype):
+    """Sixty steps from a given scale: parameters, skips, scales and losses after each."""
+    inner = optax.sgd(0.1)
+    tx = dynamic_loss_scaling(inner) if kind == "dynamic" else static_loss_scaling(inner, 8.0)
+
+    def loss(params):
+        return jnp.sum((params - 3.0) ** 2).astype(loss_dtype)
+
+    def step(carry, _):
+        params, state = carry
+        value, grads = scaled_value_and_grad(loss)(state, params)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), (params, step_skipped(state), loss_scale(state), value)
+
+    def run(scale):
+        params = jnp.array([1.0, -0.0])
+        state = tx.init(params)
+        state = state._replace(loss_scale=state.loss_scale._replace(scale=scale))
+        return jax.lax.scan(step, (params, state), length=60)[1]
+
+    return jax.jit(run).lower(np.float32(0)).compile()
+
+
+@pytest.mark.parametrize("restored", [2.0**-140, 0.0, -0.0, np.inf, -np.inf, np.nan, -1.0, 3e38])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("loss_dtype", ["float32", "float16", "bfloat16"])
+def test_a_restored_scale_of_any_value_never_gives_nan_parameters(restored, kind, loss_dtype):
+    scale = np.float32(restored)
+    params, skipped, scales, losses = map(np.asarray, compiled_run(kind, loss_dtype)(scale))
+    assert np.isfinite(params).all()
+    assert np.isfinite(losses).all()
+    previous = np.concatenate([np.array([[1.0, -0.0]], np.float32), params[:-1]])
+    assert bits(params[skipped]) == bits(previous[skipped])
+    # What is not a usable number is put right after one step; a huge scale works, or backs off.
+    usable = np.isfinite(scale) and scale >= np.finfo(np.float32).tiny
+    if usable:
+        assert skipped.tolist() == sorted(skipped, reverse=True)
+        assert skipped.sum() <= 2
+    else:
+        assert skipped.tolist() == [True] + [False] * 59
+        at_max = scale == np.inf
+        lowest, highest = (8.0, 8.0) if kind == "static" else (1.0, 2.0**24)
+        assert (scales == (highest if at_max else lowest)).all()
+    np.testing.assert_allclose(params[-1], 3.0, atol=1e-2)
+
+
+@pytest.mark.parametrize("make", [np.float32, float], ids=["numpy", "python"])
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_state_of_numpy_arrays_or_numbers_works_outside_jit(make, finite):
+    """A checkpoint may bring NumPy's arrays, whose overflow would warn."""
+    state = LossScale.dynamic(3e38, growth_interval=1, max_scale=3.4e38)
+    plain = jax.tree.map(lambda leaf: make(leaf) if leaf.dtype == "float32" else int(leaf), state)
+    after, expected = plain.adjust(finite), state.adjust(finite)
+    assert bits(after) == bits(expected)
+    grads = {"w": np.full(2, 3e38, np.float32)}
+    assert bits(plain.unscale(grads)) == bits(state.unscale(grads))

@@ -1,0 +1,321 @@
+"""Gradients of a scaled loss: the forms of jax.value_and_grad, any dtype of the loss."""
+
+import functools
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jmp_autocast import (
+    LossScale,
+    autocast,
+    dynamic_loss_scaling,
+    finite_value_and_grad,
+    scaled_value_and_grad,
+)
+
+SCALE = 1024.0
+A, B = np.array([1.0, 2.0], np.float32), np.array([3.0, -1.0], np.float32)
+
+
+def product(a, b, *, power=1):
+    return jnp.sum(a * b["b"] ** power) + 2.0 * jnp.sum(a)
+
+
+def with_aux(a, b, **kwargs):
+    return product(a, b, **kwargs), {"a": a, "n": jnp.int32(3), "half": a.astype(jnp.float16)}
+
+
+def assert_same(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+
+    def same(a, b):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_array_equal(a, b)
+
+    jax.tree.map(same, actual, expected)
+
+
+def times(tree, factor):
+    return jax.tree.map(lambda leaf: leaf * np.asarray(factor, leaf.dtype), tree)
+
+
+FORMS = [
+    (0, False, {}),
+    (1, True, {"power": 2}),
+    (-1, False, {}),
+    ((0,), True, {}),
+    ((1, 0), False, {"power": 2}),
+    ([0, 1], True, {}),
+]
+
+
+@pytest.mark.parametrize(("argnums", "has_aux", "kwargs"), FORMS, ids=str)
+def test_the_forms_of_value_and_grad(argnums, has_aux, kwargs):
+    fn = with_aux if has_aux else product
+
+    @jax.jit
+    def everything(scale, a, b):
+        return (
+            jax.value_and_grad(fn, argnums, has_aux)(a, b, **kwargs),
+            scaled_value_and_grad(fn, argnums, has_aux)(scale, a, b, **kwargs),
+            finite_value_and_grad(fn, argnums, has_aux)(scale, a, b, **kwargs),
+        )
+
+    (value, grads), scaled, step = everything(LossScale.static(SCALE), A, {"b": B})
+    assert_same(scaled, (value, times(grads, SCALE)))
+    assert_same((step.value, step.grads), (value, grads))
+    assert step.finite
+    assert int(step.loss_scale.good_steps) == 1
+
+
+def test_outside_jit():
+    value, grads = scaled_value_and_grad(with_aux, (0, 1), has_aux=True)(SCALE, A, {"b": B})
+    plain, expected = jax.value_and_grad(with_aux, (0, 1), has_aux=True)(A, {"b": B})
+    assert_same((value, grads), (plain, times(expected, SCALE)))
+
+
+@pytest.mark.parametrize("form", ["python", "numpy", "jax", "opt_state", "scale_state"])
+def test_the_forms_of_a_scale(form):
+    scale = {
+        "python": 8,
+        "numpy": np.float64(8),
+        "jax": jnp.bfloat16(8),
+        "opt_state": dynamic_loss_scaling(optax.sgd(1.0), init_scale=8.0).init(A),
+        "scale_state": LossScale.dynamic(8.0),
+    }[form]
+    value, grads = scaled_value_and_grad(jnp.sum)(scale, A)
+    assert_same((value, grads), (np.float32(3), np.full(2, 8, np.float32)))
+
+
+def test_the_signature_says_where_the_scale_goes():
+    """jax.jit looks up static_argnames in it."""
+
+    def loss(scale, cubed, w):
+        return scale * (w**3 if cubed else w)
+
+    for make, first in ((scaled_value_and_grad, "scale_"), (finite_value_and_grad, "loss_scale")):
+        wrapped = make(loss, argnums=2)
+        assert list(inspect.signature(wrapped).parameters) == [first, "scale", "cubed", "w"]
+        assert wrapped.__name__ == "loss"
+        jitted = jax.jit(wrapped, static_argnames="cubed")
+        out = jitted(LossScale.static(4.0), np.float32(1), True, np.float32(2))
+        grads = out[1] if make is scaled_value_and_grad else out.grads * 4
+        assert float(grads) == 4.0 * 12.0
+    partial = scaled_value_and_grad(functools.partial(loss, 3.0, False))
+    assert float(partial(4.0, np.float32(2))[1]) == 12.0
+    assert float(scaled_value_and_grad(jnp.sum)(4.0, np.float32(2))[1]) == 4.0
+
+
+def test_a_loss_without_a_signature():
+    """The largest of several losses, by a builtin."""
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(max)
+    losses = (jnp.float32(2), jnp.float32(3))
+    value, grads = scaled_value_and_grad(max)(4.0, losses)
+    assert_same((value, grads), (np.float32(3), (np.float32(0), np.float32(4))))
+    step = finite_value_and_grad(max)(LossScale.static(4.0), losses)
+    assert_same((step.value, step.grads), (np.float32(3), (np.float32(0), np.float32(1))))
+
+
+NARROW = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**24, 45875.3, 1.0, 2.0**-20, 2.0**-100], ids=str)
+@pytest.mark.parametrize("dtype", [*NARROW, "float32"])
+def test_a_narrow_loss_and_any_scale(dtype, scale):
+    """Neither the product with the scale overflows nor its cotangent, and neither vanishes."""
+
+    @jax.jit
+    def both(scale, w):
+        def loss(w):
+            return jnp.sum(w * w).astype(dtype)
+
+        return (
+            scaled_value_and_grad(loss)(scale, w),
+            finite_value_and_grad(loss)(LossScale.static(scale), w),
+        )
+
+    w = np.array([0.5, 1.25, -3.0], np.float32)
+    (value, grads), step = both(np.float32(scale), w)
+    assert value.dtype == step.value.dtype == jnp.dtype(dtype)
+    assert np.asarray(value) == np.sum(w * w).astype(jnp.dtype(dtype))
+    assert grads.dtype == jnp.float32
+    np.testing.assert_allclose(grads, 2 * w * np.float32(scale), rtol=3e-7)
+    assert step.finite
+    np.testing.assert_allclose(step.grads, 2 * w, rtol=3e-7)
+
+
+def test_a_float64_loss():
+    with jax.enable_x64(True):
+        w = np.array([0.5, 1e-30], np.float64)
+        value, grads = scaled_value_and_grad(lambda w: jnp.sum(w**2))(2.0**24, w)
+        assert value.dtype == grads.dtype == np.float64
+        np.testing.assert_allclose(grads, 2 * w * 2.0**24, rtol=1e-15)
+        narrow = scaled_value_and_grad(lambda w: jnp.sum(w**2).astype(jnp.float16))(2.0**24, w)[1]
+        np.testing.assert_allclose(narrow, 2 * w * 2.0**24, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("scale", "x"),
+    [(2.0**14, [1.5, 0.25]), (2.0**33, [3 * 2.0**-24, 2.0**-23])],
+    ids=["the_scale_is_the_cotangent", "what_is_missing_exceeds_float16"],
+)
+@pytest.mark.parametrize("dtype", ["complex64", "float16", "bfloat16"])
+def test_a_narrow_loss_of_leaves_of_other_dtypes(dtype, scale, x):
+    x = np.array(x).astype(jnp.dtype(dtype))
+
+    def loss(x):
+        return jnp.sum(x * jnp.conj(x)).real.astype(jnp.float16)
+
+    _, grads = scaled_value_and_grad(loss)(scale, x)
+    assert grads.dtype == x.dtype
+    expected = 2 * scale * x.astype(np.complex64)
+    np.testing.assert_array_equal(grads.astype(np.complex64), expected)
+
+
+def test_allow_int():
+    def loss(params):
+        return jnp.sum(params["w"]) * params["n"].astype(jnp.float32)
+
+    params = {"w": A, "n": np.int32(3)}
+    with pytest.raises(TypeError, match="int32"):
+        scaled_value_and_grad(loss)(SCALE, params)
+    for fn in (loss, lambda params: loss(params).astype(jnp.float16)):
+        _, grads = scaled_value_and_grad(fn, allow_int=True)(8.0, params)
+        assert grads["n"].dtype == jax.dtypes.float0
+        assert grads["w"].tolist() == [24.0, 24.0]
+        step = finite_value_and_grad(fn, allow_int=True)(LossScale.static(8.0), params)
+        assert step.grads["n"].dtype == jax.dtypes.float0
+        assert (bool(step.finite), step.grads["w"].tolist()) == (True, [3.0, 3.0])
+
+
+LOSSES = [
+    (lambda w: w, "it has shape (2,) and dtype float32"),
+    (lambda w: jnp.sum(w, keepdims=True), "it has shape (1,) and dtype float32"),
+    (lambda w: jnp.argmax(w), "it has shape () and dtype int32"),
+    (lambda w: jnp.all(w > 0), "it has shape () and dtype bool"),
+    (lambda w: jnp.sum(w).astype(jnp.complex64), "it has shape () and dtype complex64"),
+    (lambda w: 3, "it has shape () and dtype int32"),
+    (lambda w: (jnp.sum(w), w), "it is a tuple"),
+    (lambda w: {"loss": jnp.sum(w)}, "it is a dict"),
+    (lambda w: None, "it is a NoneType"),
+]
+
+
+@pytest.mark.parametrize(("loss", "found"), LOSSES, ids=[found for _, found in LOSSES])
+@pytest.mark.parametrize("has_aux", [False, True])
+def test_what_is_no_loss(loss, found, has_aux):
+    fn = (lambda w: (loss(w), None)) if has_aux else loss
+    expected = (
+        f"The loss that <lambda> returns must be a floating array of shape (); {found}. Where "
+        "<lambda> also returns auxiliary data, return a pair and pass has_aux=True."
+    )
+    for gradient, scale in (
+        (scaled_value_and_grad, 8.0),
+        (finite_value_and_grad, LossScale.static(8.0)),
+    ):
+        with pytest.raises(TypeError, match="^" + re.escape(expected)):
+            gradient(fn, has_aux=has_aux)(scale, A)
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (lambda w: jnp.sum(w), "an array"),
+        (lambda w: w, "an array"),
+        (lambda w: (jnp.sum(w), 1, 2), "a tuple"),
+        (lambda w: {"loss": 1, "aux": 2}, "a dict"),
+    ],
+    ids=["loss", "pair of rows", "triple", "dict"],
+)
+def test_has_aux_takes_a_pair(loss, found):
+    expected = (
+        "With has_aux=True, <lambda> must return a pair of the loss and auxiliary data; it "
+        f"returns {found}."
+    )
+    with pytest.raises(TypeError, match="^" + re.escape(expected)):
+        scaled_value_and_grad(loss, has_aux=True)(8.0, A)
+
+
+def test_vmap_over_examples_and_over_scales():
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    fn = scaled_value_and_grad(lambda w: jnp.sum(w**2))
+    value, grads = jax.jit(jax.vmap(fn, in_axes=(None, 0)))(8.0, rows)
+    assert_same((value, grads), (np.sum(rows**2, axis=1), 16 * rows))
+    scales = np.array([1, 2, 2**24], np.float32)
+    _, grads = jax.jit(jax.vmap(fn))(scales, rows)
+    assert_same(grads, 2 * rows * scales[:, None])
+    step = finite_value_and_grad(lambda w: jnp.sum(w**2))
+    states, finite, *_ = jax.jit(jax.vmap(step, in_axes=(None, 0)))(
+        LossScale.dynamic(8.0), rows * np.array([1, np.inf, 1], np.float32)[:, None]
+    )
+    assert finite.tolist() == [True, False, True]
+    assert states.scale.tolist() == [8, 4, 8]
+    step = finite_value_and_grad(lambda w: jnp.sum(w**2), axis_name="i")
+    shared = jax.jit(jax.vmap(step, (None, 0), axis_name="i"))
+    states, finite, *_ = shared(LossScale.dynamic(8.0), rows * [[1], [np.nan], [1]])
+    assert finite.tolist() == [False] * 3
+    assert states.scale.tolist() == [4] * 3
+
+
+def test_grad_of_grad():
+    """The loss of one gradient in another, as a gradient penalty has it."""
+
+    def outer(w, low):
+        def inner(w):
+            return jnp.sum(w**3).astype(jnp.float16 if low else jnp.float32)
+
+        _, grads = scaled_value_and_grad(inner)(SCALE, w)
+        return jnp.sum((grads / SCALE) ** 2)
+
+    for low in (False, True):
+        fn = jax.jit(scaled_value_and_grad(outer), static_argnames="low")
+        value, grads = fn(8.0, A, low)
+        np.testing.assert_allclose(value, np.sum((3 * A**2) ** 2), rtol=1e-6)
+        np.testing.assert_allclose(grads, 8.0 * 36 * A**3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss_dtype", ["float32", "float16"])
+def test_gradients_that_vanish_in_float16_do_not_with_a_scale(loss_dtype):
+    """Below 2**-25, half of the smallest float16 above zero, a cotangent rounds to zero."""
+
+    def loss(w, x):
+        return jnp.asarray(1e-8 * jnp.sum(x @ w), loss_dtype)
+
+    low = autocast(loss, compute_dtype=jnp.float16)
+
+    @jax.jit
+    def both(scale, w, x):
+        return jax.grad(low)(w, x), finite_value_and_grad(low)(scale, w, x)
+
+    w, x = np.ones((4, 2), np.float32), np.ones((8, 4), np.float32)
+    unscaled, step = both(LossScale.dynamic(2.0**16), w, x)
+    assert (np.asarray(unscaled) == 0).all()
+    assert step.grads.dtype == jnp.float32
+    np.testing.assert_allclose(step.grads, np.full((4, 2), 8e-8), rtol=1e-3)
+
+
+@pytest.mark.parametrize("order", ["autocast inside", "autocast outside"])
+def test_autocast_and_a_scale(order):
+    rng = np.random.default_rng(0)
+    w, x = (rng.normal(size=shape).astype(np.float32) / 4 for shape in ((8, 3), (16, 8)))
+
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    low = functools.partial(autocast, compute_dtype=jnp.float16)
+    if order == "autocast inside":
+        fn = scaled_value_and_grad(low(loss))
+    else:
+        fn = low(scaled_value_and_grad(loss))
+    value, grads = jax.jit(fn)(2.0**12, w, x)
+    expected, exact = jax.value_and_grad(loss)(w, x)
+    assert value.dtype == grads.dtype == jnp.float32
+    np.testing.assert_allclose(value, expected, rtol=2e-3)
+    np.testing.assert_allclose(grads / 2.0**12, exact, rtol=1e-2, atol=1e-4)
+    assert "f16" in str(jax.make_jaxpr(fn)(2.0**12, w, x))

@@ -1,0 +1,384 @@
+"""Loss scaling on eight devices: one bad shard skips the step everywhere, with equal scales."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from jmp_autocast import (
+    LossScale,
+    dynamic_loss_scaling,
+    finite_value_and_grad,
+    loss_scale,
+    scaled_value_and_grad,
+    select_on_finite,
+    skipped_steps,
+    static_loss_scaling,
+    step_skipped,
+)
+
+DEVICES = 8
+NAMES = ("data", "model")
+# Growth on every second good step: ten steps hold growth, backoff and restarted counts.
+BAD_STEPS = (2, 7)
+SCALES = [1024, 2048, 1024, 1024, 2048, 2048, 4096, 2048, 2048, 4096]
+BATCHES = np.random.default_rng(1).standard_normal((10, 16, 4)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """optax computes the step count's powers with mixed dtypes."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def initial_weights():
+    draw = np.random.default_rng(0).standard_normal
+    return {"up": draw((4, 16)).astype(np.float32) / 2, "down": draw((16, 4)).astype(np.float32)}
+
+
+def optimizer(axis_name=None):
+    return dynamic_loss_scaling(
+        optax.adam(0.05), init_scale=1024.0, growth_interval=2, axis_name=axis_name
+    )
+
+
+def loss(weights, x):
+    return jnp.mean((jnp.tanh(x @ weights["up"]) @ weights["down"] - x) ** 2)
+
+
+def planted(grads, bad):
+    """Puts an inf into one element, which lies on one shard where the gradients are sharded."""
+    # Not .at[1, 2]: JAX 0.10 partitions that scatter wrongly.
+    here = np.arange(grads["down"].size).reshape(grads["down"].shape) == 6
+    return grads | {"down": jnp.where(bad & here, jnp.inf, grads["down"])}
+
+
+def train_step(weights, state, x, bad, tx, loss=loss):
+    _, grads = scaled_value_and_grad(loss)(state, weights, x)
+    updates, state = tx.update(planted(grads, bad), state, weights)
+    return optax.apply_updates(weights, updates), state
+
+
+@functools.cache
+def on_one_device():
+    """Weights after each step, and the state after the last."""
+    tx, weights, after = optimizer(), initial_weights(), []
+    state, step = tx.init(weights), jax.jit(functools.partial(train_step, tx=tx))
+    for i, x in enumerate(BATCHES):
+        weights, state = step(weights, state, x, i in BAD_STEPS)
+        after.append(weights)
+    return after, state
+
+
+def grid(axis_name, axis_type=AxisType.Auto):
+    """Eight devices in a row, or in a grid where two axes are named."""
+    shape, names = ((4, 2), NAMES) if isinstance(axis_name, tuple) else ((8,), NAMES[:1])
+    return jax.make_mesh(shape, names, axis_types=(axis_type,) * len(shape))
+
+
+def sliced(axis_name):
+    return {"up": P(None, axis_name), "down": P(axis_name, None)}
+
+
+WHOLE = {"up": P(), "down": P()}
+
+
+def specs_like(state, weights):
+    """Partition specs of an optimizer state: those of the weights wherever their tree recurs."""
+    return optax.tree_map_params(
+        optimizer(), lambda _, spec: spec, state, weights, transform_non_params=lambda _: P()
+    )
+
+
+def placed(tree, specs, mesh):
+    return jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), tree, specs)
+
+
+def place_all(mesh, weight_specs, tx):
+    weights = initial_weights()
+    state = tx.init(weights)
+    state_specs = specs_like(state, weight_specs)
+    return placed(weights, weight_specs, mesh), placed(state, state_specs, mesh), state_specs
+
+
+def shard_map_replicas(axis_name, check_vma, *, named=True):
+    """Whole weights everywhere; local gradients, one of them bad, are summed."""
+    tx, mesh = optimizer(axis_name if named else None), grid(axis_name)
+    weights, state, state_specs = place_all(mesh, WHOLE, tx)
+
+    def step(weights, state, x, bad):
+        local = weights
+        if check_vma:  # or else grad sums by itself, and the inf would be planted afterwards
+            local = jax.tree.map(lambda w: lax.pcast(w, axis_name, to="varying"), weights)
+        _, grads = scaled_value_and_grad(lambda w, x: loss(w, x) / DEVICES)(state, local, x)
+        grads = planted(grads, bad & (lax.axis_index(axis_name) == 3))
+        updates, state = tx.update(lax.psum(grads, axis_name), state, weights)
+        return optax.apply_updates(weights, updates), state
+
+    specs = (WHOLE, state_specs)
+    step = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(*specs, P(axis_name), P()),
+        out_specs=specs,
+        check_vma=check_vma,
+    )
+    return weights, state, jax.jit(step)
+
+
+def shard_map_slices(axis_name, check_vma):
+    """Each device updates its own slice, and one alone sees the bad gradient."""
+    tx, mesh, slices = optimizer(axis_name), grid(axis_name), sliced(axis_name)
+    weights, state, state_specs = place_all(mesh, slices, tx)
+
+    def gathered_loss(local, x):
+        gather = functools.partial(lax.all_gather, axis_name=axis_name, tiled=True)
+        whole = {"up": gather(local["up"], axis=1), "down": gather(local["down"], axis=0)}
+        return loss(whole, x) / DEVICES
+
+    def step(weights, state, x, bad):
+        bad &= lax.axis_index(axis_name) == 5
+        return train_step(weights, state, x, bad, tx, gathered_loss)
+
+    specs = (slices, state_specs)
+    step = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(*specs, P(axis_name), P()),
+        out_specs=specs,
+        check_vma=check_vma,
+    )
+    return weights, state, jax.jit(step)
+
+
+def mapped_replicas(axis_name):
+    """``pmap``, within it ``vmap`` for a second axis; one device goes bad after the sum."""
+    tx = optimizer(axis_name)
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    shape = (4, 2) if len(names) == 2 else (8,)
+
+    def step(weights, state, x, bad):
+        _, grads = scaled_value_and_grad(loss)(state, weights, x)
+        grads = planted(lax.pmean(grads, axis_name), bad & (lax.axis_index(axis_name) == 3))
+        updates, state = tx.update(grads, state, weights)
+        return optax.apply_updates(weights, updates), state
+
+    for name in reversed(names[1:]):
+        step = jax.vmap(step, (0, 0, 0, None), axis_name=name)
+    step = jax.pmap(step, names[0], in_axes=(0, 0, 0, None))
+    weights = initial_weights()
+    replicated = jax.tree.map(
+        lambda x: np.broadcast_to(x, shape + np.shape(x)), (weights, tx.init(weights))
+    )
+    shards = lambda x: x.reshape(*shape, -1, *x.shape[1:])
+    return *replicated, lambda w, s, x, bad: step(w, s, shards(x), bad)
+
+
+def jitted(specs, mesh, **jit_options):
+    """The compiler partitions: no axis is named."""
+    tx = optimizer()
+    weights, state, _ = place_all(mesh, specs, tx)
+    place = lambda x: jax.device_put(x, NamedSharding(mesh, P(mesh.axis_names[0])))
+    step = jax.jit(functools.partial(train_step, tx=tx), **jit_options)
+    return weights, state, lambda w, s, x, bad: step(w, s, place(x), bad)
+
+
+def explicit(specs):
+    """Shardings are part of the types, so the program itself has to keep them."""
+    mesh = grid("data", AxisType.Explicit)
+    tx = optimizer()
+    weights, state, _ = place_all(mesh, specs, tx)
+
+    def explicit_loss(weights, x):
+        up, down = (jax.reshard(weights[name], P()) for name in ("up", "down"))
+        return loss({"up": up, "down": down}, x)
+
+    @jax.jit
+    def step(weights, state, x, bad):
+        found = train_step(weights, state, x, bad, tx, explicit_loss)
+        assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, (weights, state))
+        return found
+
+    place = lambda x: jax.device_put(x, NamedSharding(mesh, P("data")))
+
+    def run(weights, state, x, bad):
+        with jax.set_mesh(mesh):
+            return step(weights, state, place(x), bad)
+
+    return weights, state, run
+
+
+BOTH = ("data", "model")
+LAYOUTS = {
+    "shard_map replicas": functools.partial(shard_map_replicas, "data", True),
+    "shard_map replicas, vma unchecked": functools.partial(shard_map_replicas, "data", False),
+    "shard_map replicas, two axes": functools.partial(shard_map_replicas, BOTH, True),
+    "shard_map replicas, no axis_name": functools.partial(
+        shard_map_replicas, "data", True, named=False
+    ),
+    "shard_map slices": functools.partial(shard_map_slices, "data", True),
+    "shard_map slices, vma unchecked": functools.partial(shard_map_slices, "data", False),
+    "shard_map slices, two axes": functools.partial(shard_map_slices, BOTH, True),
+    "shard_map slices, two axes, vma unchecked": functools.partial(shard_map_slices, BOTH, False),
+    "pmap": functools.partial(mapped_replicas, "data"),
+    "pmap vmap": functools.partial(mapped_replicas, BOTH),
+    "jit data parallel": lambda: jitted(WHOLE, grid("data")),
+    "jit fully sharded": lambda: jitted(sliced("data"), grid("data"), donate_argnums=(0, 1)),
+    "jit tensor parallel": lambda: jitted(sliced("model"), grid(BOTH)),
+    "explicit data parallel": lambda: explicit(WHOLE),
+    "explicit fully sharded": lambda: explicit(sliced("data")),
+}
+
+
+def bits(tree):
+    """Every shard of every leaf, with its place."""
+    return [
+        [
+            (shard.device, shard.index, np.asarray(shard.data).tobytes())
+            for shard in leaf.addressable_shards
+        ]
+        for leaf in map(jnp.asarray, jax.tree.leaves(tree))
+    ]
+
+
+def shardings(tree):
+    return [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(tree)]
+
+
+def values(scalar):
+    """The set of the values that the shards of a scalar have."""
+    return {float(x) for shard in scalar.addressable_shards for x in np.ravel(shard.data)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_ten_steps_are_those_of_one_device(layout):
+    weights, state, step = layout()
+    expected, expected_state = on_one_device()
+    for i, x in enumerate(BATCHES):
+        before, places = (bits(weights), bits(state.inner_state)), shardings((weights, state))
+        weights, state = step(weights, state, x, np.bool_(i in BAD_STEPS))
+        after = bits(weights), bits(state.inner_state)
+        assert values(loss_scale(state)) == {SCALES[i]}
+        assert values(step_skipped(state)) == {i in BAD_STEPS}
+        if i in BAD_STEPS:
+            assert after == before
+        for old, leaf in zip(places, jax.tree.leaves((weights, state)), strict=True):
+            assert old is None or leaf.sharding.is_equivalent_to(old, leaf.ndim)
+        for name, leaf in weights.items():
+            found = np.asarray(leaf).reshape(-1, *expected[i][name].shape)
+            np.testing.assert_allclose(
+                found, np.broadcast_to(expected[i][name], found.shape), rtol=1e-4, atol=1e-5
+            )
+    assert values(skipped_steps(state)) == {len(BAD_STEPS)}
+    for found, leaf in zip(state.loss_scale, expected_state.loss_scale, strict=True):
+        assert values(found) == {float(leaf)}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_gradients_of_a_scaled_loss_in_shard_map(check_vma, dtype):
+    """They are summed over the axis, by ``psum`` or by JAX where it tracks what varies."""
+    mesh, weights, x = grid("data"), initial_weights(), BATCHES[0]
+    scale = 2.0**17  # more than a float16 cotangent holds
+
+    def local_loss(weights, x):
+        return (loss(weights, x) / DEVICES).astype(dtype)
+
+    def local(scale, weights, x):
+        value, grads = scaled_value_and_grad(local_loss)(scale, weights, x)
+        assert value.dtype == dtype
+        value = lax.psum(value.astype(jnp.float32), "data")
+        return value, grads if check_vma else lax.psum(grads, "data")
+
+    specs = {"in_specs": (P(), P(), P("data")), "out_specs": P(), "check_vma": check_vma}
+    found = jax.jit(jax.shard_map(local, mesh=mesh, **specs))(jnp.float32(scale), weights, x)
+    value, grads = jax.value_and_grad(loss)(weights, x)
+    np.testing.assert_allclose(found[0], value, rtol=1e-6 if dtype == jnp.float32 else 1e-3)
+    for name, leaf in grads.items():
+        np.testing.assert_allclose(found[1][name] / scale, leaf, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+def test_one_call_form_in_shard_map(named, check_vma):
+    """Without a name each shard decides for itself; with one, all decide alike."""
+
+    def local(scale, w, x):
+        step = finite_value_and_grad(lambda w: w * jnp.sum(x), axis_name="data" if named else None)
+        scale, finite, _, grads = step(scale, w)
+        return select_on_finite(finite, w - grads, w)[None], scale.scale[None], finite[None]
+
+    specs = {"in_specs": (P(), P(), P("data")), "out_specs": P("data"), "check_vma": check_vma}
+    x = jnp.arange(8.0).at[6].set(jnp.nan)
+    varying = check_vma  # the sum over shards that JAX would add is not wanted here
+
+    def entry(scale, w, x):
+        return local(scale, lax.pcast(w, "data", to="varying") if varying else w, x)
+
+    step = jax.jit(jax.shard_map(entry, mesh=grid("data"), **specs))
+    w, scale, finite = step(LossScale.dynamic(64.0), jnp.float32(1), x)
+    good = np.zeros(8, bool) if named else np.arange(8) != 6
+    np.testing.assert_array_equal(finite, good)
+    np.testing.assert_array_equal(scale, np.where(good, 64.0, 32.0))
+    np.testing.assert_array_equal(w, np.where(good, 1.0 - np.arange(8.0), 1.0))
+
+
+@pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("scale", [4.0, 0.99])
+def test_sums_over_shards_that_overflow_do_not_decide(scale, bad):
+    mesh = grid("data")
+    grads = np.full((16, 3), 3e38, np.float32)
+    if bad is not None:
+        grads[13, 1] = bad
+    state = LossScale.dynamic(scale, min_scale=0.5)
+    named = jax.shard_map(
+        lambda g: state.unscale(g, "data")[1], mesh=mesh, in_specs=P("data"), out_specs=P()
+    )
+    for unscale in (lambda g: state.unscale(g)[1], named):
+        finite = jax.jit(unscale)(jax.device_put(grads, NamedSharding(mesh, P("data"))))
+        assert values(finite) == {bad is None}
+
+
+def test_a_static_scale_skips_everywhere():
+    tx = static_loss_scaling(optax.sgd(1.0), 8.0, axis_name="data")
+
+    def local(grads):
+        updates, state = tx.update(grads, tx.init(grads))
+        return updates, step_skipped(state)[None], loss_scale(state)[None]
+
+    grads = jnp.arange(8.0).at[0].set(-jnp.inf)
+    step = jax.shard_map(local, mesh=grid("data"), in_specs=P("data"), out_specs=P("data"))
+    updates, skipped, scale = jax.jit(step)(grads)
+    np.testing.assert_array_equal(np.signbit(updates) & (updates == 0), True)
+    assert (skipped.all(), scale.tolist()) == (True, [8.0] * 8)
+
+
+def test_one_program_serves_good_and_bad_steps():
+    """PyTorch's ``test_graph_grad_scaling``, on a batch of which each device holds a part."""
+    tx = dynamic_loss_scaling(optax.sgd(1.0), init_scale=4.0, growth_interval=1000)
+    traces = []
+
+    @jax.jit
+    def step(w, state, x):
+        traces.append(None)
+        half = lambda w, x: jnp.max(w.astype(jnp.float16) * x)
+        _, grads = scaled_value_and_grad(half)(state, w, x)
+        updates, state = tx.update(grads, state, w)
+        return optax.apply_updates(w, updates), state
+
+    mesh = grid("data")
+    w, state = jax.device_put((jnp.float32(1), tx.init(jnp.float32(1))), NamedSharding(mesh, P()))
+    found = []
+    for largest in (5, 20000, 5, 40000):
+        x = np.linspace(0, largest, DEVICES).astype(np.float16)
+        w, state = step(w, state, jax.device_put(x, NamedSharding(mesh, P("data"))))
+        w = jnp.abs(w)
+        found.append((int(state.loss_scale.good_steps), float(loss_scale(state))))
+    assert found == [(1, 4.0), (0, 2.0), (1, 2.0), (0, 1.0)]
+    assert len(traces) == 1

@@ -1,0 +1,126 @@
+"""``Policy(dot_output=...)``: where the accumulator of a contraction is handed out in float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, Policy, autocast
+from jmp_autocast.interpreters import ReasonCode
+from jmp_autocast.interpreters.compat import Literal
+from tests.support.jaxprs import assert_dots_run_in, casts, find, trace
+from tests.support.plans import plan_of, planned
+
+CONSUMER = Policy(jnp.bfloat16, dot_output="consumer")
+W = np.asarray(jax.random.normal(jax.random.key(0), (8, 8)) / 3)
+X = np.asarray(jax.random.normal(jax.random.key(1), (4, 8)))
+KERNEL = np.asarray(jax.random.normal(jax.random.key(2), (3, 3, 2, 2)) / 4)
+IMAGE = np.asarray(jax.random.normal(jax.random.key(3), (2, 6, 6, 2)))
+
+
+def convolution(w, x):
+    return lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+PROGRAMS = {
+    "read_in_float32": (lambda w, x: jnp.exp(x @ w), W, X, "float32"),
+    "behind_a_move": (lambda w, x: jnp.exp((x @ w).T), W, X, "float32"),
+    "read_by_both": (lambda w, x: jnp.exp(y := x @ w) @ y.T, W, X, "bfloat16"),
+    "read_in_16_bits": (lambda w, x: jnp.tanh(x @ w) @ w, W, X, "bfloat16"),
+    "residual": (lambda w, x: x + x @ w, W, X, "float32"),
+    "convolution": (
+        lambda w, x: jnp.log1p(jnp.square(convolution(w, x))),
+        KERNEL,
+        IMAGE,
+        "float32",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fn", "w", "x", "dtype"), PROGRAMS.values(), ids=PROGRAMS)
+def test_dtype_of_the_result(fn, w, x, dtype):
+    jaxpr = trace(autocast(fn, policy=CONSUMER, params=0, output_dtype="computed"), w, x)
+    assert find(jaxpr, "accumulate")[0].outvars[0].aval.dtype == dtype
+    assert_dots_run_in("bfloat16", jaxpr)
+
+
+@pytest.mark.parametrize(("fn", "w", "x", "dtype"), PROGRAMS.values(), ids=PROGRAMS)
+def test_gradients_are_no_worse_than_rounded_ones(fn, w, x, dtype):
+    def gradient(fn):
+        return jax.grad(lambda w: jnp.sum(jnp.square(fn(w, x))))
+
+    exact = gradient(fn)(w)
+    errors = []
+    for policy in (BF16, CONSUMER):
+        found = gradient(autocast(fn, policy=policy, params=0))(w)
+        assert found.dtype == jnp.float32
+        errors.append(jnp.linalg.norm(found - exact) / jnp.linalg.norm(exact))
+    assert errors[1] < max(1.1 * errors[0], 1e-3)
+    assert errors[1] < 2e-2
+    backward = trace(gradient(autocast(fn, policy=CONSUMER, params=0)), w)
+    assert_dots_run_in("bfloat16", backward)
+
+
+def test_weight_gradient_is_the_accumulator():
+    """A gradient of 257 is no bfloat16: rounded it is 256 or 258."""
+    w, x = np.ones((1, 1), np.float32), np.array([[256.0], [1.0]], np.float32)
+    for policy in (BF16, CONSUMER):
+        fn = autocast(lambda w, x: jnp.sum(x @ w), policy=policy, params=0)
+        assert float(jax.grad(fn)(w, x)[0, 0]) == 257.0
+    kernel, images = np.ones((1, 1, 1, 1), np.float32), x[:, :, None, None]
+    for policy, expected in ((BF16, 256.0), (CONSUMER, 257.0)):
+        fn = autocast(lambda w, x: jnp.sum(convolution(w, x)), policy=policy, params=0)
+        assert float(jax.grad(fn)(kernel, images)[0, 0, 0, 0]) == expected
+
+
+@pytest.mark.parametrize("policy", [BF16, CONSUMER], ids=["compute", "consumer"])
+@pytest.mark.parametrize("first", [False, True], ids=["weight_first", "literal_first"])
+def test_a_factor_that_is_a_literal(policy, first):
+    """It stays one, in 16 bits; the gradient of the other factor is the accumulator."""
+
+    def fn(w, x):
+        outer = jnp.tensordot(3.0, w, axes=0) if first else jnp.tensordot(w, 3.0, axes=0)
+        return jnp.sum(outer * x)
+
+    half = autocast(fn, policy=policy, params=0)
+    (contraction,) = find(trace(half, X, X), "accumulate")
+    literal = contraction.invars[0 if first else 1]
+    assert isinstance(literal, Literal)
+    assert (literal.val, literal.aval.dtype) == (3.0, jnp.bfloat16)
+    gradient = trace(jax.grad(half), X, X)
+    assert find(gradient, "accumulate")[-1].outvars[0].aval.dtype == jnp.float32
+    assert_dots_run_in("bfloat16", gradient)
+    found, exact = jax.grad(half)(X, X), jax.grad(fn)(X, X)
+    assert found.dtype == jnp.float32
+    assert jnp.linalg.norm(found - exact) < 2e-2 * jnp.linalg.norm(exact)
+
+
+def test_a_weight_in_a_loop_is_cast_once_outside():
+    def fn(w, x):
+        return lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x @ w, length=4)[0]
+
+    jaxpr = trace(autocast(fn, policy=CONSUMER, params=0), W, X)
+    (loop,) = find(jaxpr, "scan")
+    assert not casts(loop.params["jaxpr"], "float32", "bfloat16")
+    exact = jax.grad(lambda w: jnp.sum(fn(w, X)))(W)
+    found = jax.grad(lambda w: jnp.sum(autocast(fn, policy=CONSUMER)(w, X)))(W)
+    assert jnp.linalg.norm(found - exact) < 2e-2 * jnp.linalg.norm(exact)
+
+
+def test_reason_and_cause():
+    equation = planned(plan_of(lambda w, x: jnp.exp(x @ w), W, X, policy=CONSUMER), "dot_general")
+    assert (equation.reason.code, equation.reason.cause) == (ReasonCode.DOT_OUT, "read by exp")
+    assert equation.accumulates
+
+
+def test_twice_is_once():
+    fn = autocast(lambda w, x: jnp.exp(x @ w), policy=CONSUMER)
+    assert str(trace(autocast(fn, policy=CONSUMER), W, X)) == str(trace(fn, W, X))
+
+
+def test_error():
+    with pytest.raises(ValueError, match="dot_output must be one of 'compute', 'consumer'"):
+        Policy(jnp.bfloat16, dot_output="float32")

@@ -1,0 +1,222 @@
+"""Guards: literals and constants that 16 bits cannot hold, and integer coordinates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, FP16, autocast
+from jmp_autocast.interpreters import ReasonCode
+from jmp_autocast.interpreters.plan.constant_range import constant_range
+from jmp_autocast.interpreters.plan.value_facts import representable
+from tests.support.jaxprs import find, trace
+from tests.support.plans import (
+    F16,
+    FULL,
+    LOW,
+    LOWEST,
+    all_equations,
+    low,
+    plan_of,
+    planned,
+    positions,
+)
+
+X = np.ones((4, 4), np.float32)
+MASK = np.ones((4, 4), bool)
+IDS = np.ones(4, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("value", "float16", "bfloat16"),
+    [
+        (65504.0, True, True),
+        (65519.0, True, True),
+        (65520.0, False, True),
+        (-65520.0, False, True),
+        (1e-8, False, True),
+        (6e-8, True, True),
+        (1e-41, False, False),
+        (1 - 1e-7, False, False),
+        (-1 - 1e-7, False, False),
+        (1 - 2.0**-10, True, False),
+        (LOWEST, False, False),
+        (-3.38e38, False, True),
+        (float("inf"), True, True),
+        (float("-inf"), True, True),
+        (float("nan"), True, True),
+        (0.0, True, True),
+        (-0.0, True, True),
+        (1.0, True, True),
+        (-1.0, True, True),
+        (0.1, True, True),
+    ],
+)
+def test_literals_that_a_dtype_cannot_hold(value, float16, bfloat16):
+    for policy, fits in ((FP16, float16), (BF16, bfloat16)):
+        dtype = np.dtype(policy.compute_dtype)
+        assert representable(value, dtype) is fits
+        for fn in (lambda h: h + value, lambda h: jnp.where(MASK, h, value)):
+            assert plan_of(low(fn), X, policy=policy).outputs[0].dtype == (dtype if fits else FULL)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (X, LOW),
+        (np.where(MASK, 0, -np.inf).astype(np.float32), LOW),
+        (np.triu(np.full((4, 4), LOWEST, np.float32)), FULL),
+        (np.triu(np.full((4, 4), -1e30, np.float32)), LOW),
+        (np.zeros((0, 4), np.float32), LOW),
+    ],
+    ids=["ones", "infinite", "lowest", "large", "empty"],
+)
+def test_the_range_of_a_constant(value, expected):
+    rows = len(value)
+    equation = planned(plan_of(low(lambda h: h[:rows] + jnp.asarray(value)), X), "add")
+    assert equation.results[0].dtype == expected
+    assert equation.reason.code is (
+        ReasonCode.LITERAL if expected == FULL else ReasonCode.PROMOTE_LOW
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "value", "expected"),
+    [(FP16, 60_000, F16), (FP16, 70_000, FULL), (BF16, 70_000, LOW), (BF16, LOWEST, LOW)],
+)
+def test_the_range_of_a_constant_in_a_matmul(policy, value, expected):
+    """What exceeds bfloat16 makes a product exceed float32, so only float16 is guarded."""
+    constant = jnp.asarray(X * np.float32(value))
+    equation = planned(plan_of(lambda x: x @ constant, X, policy=policy), "dot_general")
+    assert equation.results[0].dtype == expected
+    assert equation.reason.code is (
+        ReasonCode.LITERAL if expected == FULL else ReasonCode.LOWER_PRECISION
+    )
+
+
+def test_an_extent_says_which_dtypes_it_exceeds():
+    big, bigger = (
+        constant_range(np.float32([1, 70_000])),
+        constant_range(np.float32([LOWEST, np.inf])),
+    )
+    assert big.exceeds() == {F16}
+    assert bigger.exceeds() == {F16, LOW}
+    assert constant_range(np.float32([0, 1e5])) == big != bigger
+    assert hash(constant_range(np.float32([0, 1e5]))) == hash(big)
+    assert constant_range(np.float32([np.inf])).exceeds() == frozenset()
+    assert constant_range(np.int32([1])) is None
+
+
+def count(n):
+    return lax.iota(jnp.int32, n)
+
+
+@pytest.mark.parametrize(
+    ("fn", "bound"),
+    [
+        (lambda: count(100), 99),
+        (lambda: count(100) + 5, 104),
+        (lambda: 3 * count(100), 297),
+        (lambda: 3 * (count(100) - 50), 447),
+        (lambda: -count(100), 99),
+        (lambda: count(100).reshape(10, 10).T[2], 99),
+        (lambda: count(100).astype(jnp.float32), 99),
+        (lambda: count(100).astype(jnp.float32) / 2, 49.5),
+        (lambda: jnp.concatenate([count(100), count(7)]), 99),
+        (lambda: jnp.maximum(count(100), 500), 500),
+        (lambda: jax.jit(lambda n: n + 1)(count(100)), 100),
+        (lambda: 1 / count(100).astype(jnp.float32), None),
+        (lambda: jnp.sin(count(100).astype(jnp.float32)), None),
+        (lambda: count(100) > 3, None),
+    ],
+)
+def test_the_bound_of_integers(fn, bound):
+    assert plan_of(fn).outputs[0].bound == bound
+
+
+@pytest.mark.parametrize("policy", [BF16, FP16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("n", [3, 256, 2048])
+def test_rotary_coordinates(policy, n):
+    """Exact integers do not help: their product with a frequency is rounded, an angle of 255 by
+    half a radian."""
+    plan = plan_of(positions(n), X, policy=policy)
+    assert planned(plan, "dot_general").results[0].dtype == FULL
+
+
+def test_normalised_coordinates_may_be_low():
+    """Coordinates in [0, 1], as of pixels, are data like any other."""
+    unit = lambda x: (lax.iota(jnp.float32, 5) / 4.0).reshape(5, 1) @ x[:1]
+    assert planned(plan_of(unit, X), "dot_general").results[0].dtype == LOW
+
+
+def test_a_count_that_divides_is_no_coordinate():
+    """The backward pass of a mean over the elements of a mask."""
+
+    def loss(w, x, mask):
+        rows = jnp.sum(jnp.tanh(x @ w) ** 2, -1)
+        return jnp.sum(jnp.where(mask > 0, rows, 0.0)) / jnp.sum(mask).astype(jnp.float32)
+
+    plan = plan_of(jax.grad(loss), X, X, IDS)
+    dots = [p for eqn, p in all_equations(plan) if eqn.primitive.name == "dot_general"]
+    assert [dot.results[0].dtype for dot in dots] == [LOW, LOW]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("int8", LOW), ("uint8", LOW), ("int16", FULL), ("uint16", FULL), ("int32", FULL)],
+)
+def test_positions_given_as_data_have_no_bound(dtype, expected):
+    """Up to 256 they are exact in 16 bits, like bools."""
+    angles = lambda ids, f: ids.astype(jnp.float32)[:, None] @ f.reshape(1, 16)
+    equation = planned(plan_of(angles, IDS.astype(dtype), X), "dot_general")
+    code = ReasonCode.COORD if expected == FULL else ReasonCode.LOWER_PRECISION
+    assert (equation.reason.code, equation.results[0].dtype) == (code, expected)
+
+
+COORDINATES = {
+    "first_operand": lambda x: lax.iota(jnp.float32, 64)[:, None] @ x[:1],
+    "second_operand": lambda x: x[:, :1] @ lax.iota(jnp.float32, 64)[None],
+    "times_data": lambda x: (lax.iota(jnp.float32, 64)[:, None] * x[0]) @ x,
+    "cast_up": lambda x: lax.iota(jnp.float16, 64).astype(jnp.float32)[:, None] @ x[:1],
+}
+
+
+@pytest.mark.parametrize("fn", COORDINATES.values(), ids=COORDINATES)
+def test_a_product_with_coordinates_is_float32(fn):
+    equation = planned(plan_of(fn, X), "dot_general")
+    assert (equation.reason.code, equation.results[0].dtype) == (ReasonCode.COORD, FULL)
+
+
+ANGLES = {
+    "multiply": lambda t, f: t[:, None] * f[None],
+    "einsum": lambda t, f: jnp.einsum("i,j->ij", t, f),
+    "outer": jnp.outer,
+    "matmul": lambda t, f: t[:, None] @ f[None],
+}
+
+
+@pytest.mark.parametrize("angles", ANGLES.values(), ids=ANGLES)
+def test_rotary_embedding_at_position_65536(angles):
+    """Angles, sines and cosines are float32, however the angles are made."""
+
+    def rotate(x, f):
+        h = x @ x
+        angle = angles(lax.iota(jnp.float32, 4) + 65_533.0, f)
+        return h * jnp.cos(angle) + h[..., ::-1] * jnp.sin(angle)
+
+    plan = plan_of(rotate, X, np.ones(4, np.float32))
+    assert planned(plan, "cos").results[0].dtype == FULL
+    assert planned(plan, "sin").results[0].dtype == FULL
+    assert planned(plan, "cos").operands == planned(plan, "sin").operands == (None,)
+
+
+@pytest.mark.parametrize(("policy", "dtype"), [(FP16, "float32"), (BF16, "bfloat16")])
+def test_a_parameter_that_a_literal_takes_out_of_range_is_float32(policy, dtype):
+    def fn(w, x):
+        return jnp.tanh((x @ w) * (w * 1e5) * 1e-7)
+
+    low = autocast(fn, policy=policy, params=0)
+    (tanh,) = find(trace(low, X, X), "tanh")
+    assert tanh.invars[0].aval.dtype == dtype
+    np.testing.assert_allclose(low(-X, X), fn(-X, X), rtol=1e-2)

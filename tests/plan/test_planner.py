@@ -1,0 +1,419 @@
+"""The planner by itself: the dtype and the reason of each equation, before anything is emitted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import Primitive
+
+from jmp_autocast import BF16, autocast, full_precision
+from jmp_autocast.interpreters import Planner, ReasonCode as Code, Source, ValueState, Want
+from jmp_autocast.interpreters.plan.data import Demand, float_dtype
+from tests.support.jaxprs import find, trace
+from tests.support.plans import (
+    F16,
+    FULL,
+    LOW,
+    LOWEST,
+    all_equations,
+    low,
+    plan_of,
+    planned,
+    positions,
+)
+
+X = np.ones((4, 4), np.float32)
+ROW = np.ones(4, np.float32)
+MASK = np.ones((4, 4), bool)
+IDS = np.ones((4, 4), np.int32)
+
+
+def with_scope(h):
+    with full_precision():
+        return h * h
+
+
+unknown = Primitive("test_planner_unknown")
+unknown.def_abstract_eval(lambda x: x)
+
+
+def loop(h):
+    return lax.scan(lambda c, _: (jnp.tanh(c), c), h, None, length=2)
+
+
+def running_sum(h):
+    return lax.scan(lambda c, _: (c + h, None), h, None, length=2)
+
+
+def while_loop(h):
+    return lax.while_loop(lambda c: c[0, 0] < 0, jnp.tanh, h)
+
+
+def disagreeing(h):
+    return lax.cond(h[0, 0] > 0, jnp.tanh, jnp.exp, h)
+
+
+def agreeing(h):
+    return lax.cond(h[0, 0] > 0, jnp.tanh, jnp.sin, h)
+
+
+def square(h):
+    return h @ h
+
+
+def branching(first, second):
+    return lambda h: lax.cond(MASK[0, 0], first, second, h - jnp.sin(h))
+
+
+REASONS = {
+    "matmul": (low(lambda h: h @ h), "dot_general", Code.LOWER_PRECISION, LOW),
+    "vector_product": (low(lambda h: h[0] @ h[1]), "dot_general", Code.PROMOTE_LOW, LOW),
+    "leaf_moved": (lambda x: x.T @ x, "transpose", Code.SOURCE, FULL),
+    "leaves_alone": (lambda x: jnp.sin(jnp.asarray(X)), "sin", Code.SOURCE, FULL),
+    "data_votes": (lambda x: x + x, "add", Code.PROMOTE_FULL, FULL),
+    "folded": (lambda x: x * lax.sqrt(np.float32(2)), "sqrt", Code.SOURCE, FULL),
+    "exp": (low(jnp.exp), "exp", Code.FP32, FULL),
+    "sum": (low(jnp.sum), "reduce_sum", Code.FP32, FULL),
+    "negative_power": (low(lambda h: lax.integer_pow(h, -2)), "integer_pow", Code.FP32, FULL),
+    "positive_power": (low(lambda h: h**3), "integer_pow", Code.PROMOTE_LOW, LOW),
+    "reciprocal": (low(lambda h: 1 / h), "div", Code.FP32, FULL),
+    "zero_over": (low(lambda h: 0.0 / h), "div", Code.PROMOTE_LOW, LOW),
+    "weak_type_dropped": (
+        lambda x: (weak := lax.broadcast(2.0, (4, 4))) @ weak * x[0, 0],
+        "convert_element_type",
+        Code.STRUCTURAL,
+        LOW,
+    ),
+    "promote_low": (low(lambda h: h * jnp.tanh(h)), "mul", Code.PROMOTE_LOW, LOW),
+    "promote_full": (low(lambda h: h * jnp.exp(h)), "mul", Code.PROMOTE_FULL, FULL),
+    "keep": (low(lambda h: lax.nextafter(h, h)), "nextafter", Code.KEEP, FULL),
+    "unknown": (low(unknown.bind), unknown.name, Code.UNKNOWN, FULL),
+    "no_float": (lambda x: lax.iota(jnp.int32, 4), "iota", Code.NO_FLOAT, None),
+    "scope": (low(with_scope), "mul", Code.SCOPE, FULL),
+    "user_cast": (low(lambda h: h.astype(F16)), "convert_element_type", Code.USER_CAST, F16),
+    "other_half": (
+        low(lambda h: lax.sin(h.astype(F16))),
+        "sin",
+        Code.DOMAIN,
+        F16,
+    ),
+    "complex": (
+        low(lambda h: lax.sort((h, lax.complex(h, h)), num_keys=1)),
+        "sort",
+        Code.DOMAIN,
+        FULL,
+    ),
+    "integers": (
+        lambda x: lax.dot(x.astype(jnp.int32), x, preferred_element_type=jnp.float32),
+        "dot_general",
+        Code.DOMAIN,
+        FULL,
+    ),
+    "highest": (
+        lambda x: jnp.dot(x, x, precision="highest"),
+        "dot_general",
+        Code.USER_PRECISION,
+        FULL,
+    ),
+    "algorithm": (
+        lambda x: jnp.dot(x, x, precision="BF16_BF16_F32_X3"),
+        "dot_general",
+        Code.USER_PRECISION,
+        FULL,
+    ),
+    "literal": (low(lambda h: h + LOWEST), "add", Code.LITERAL, FULL),
+    "coordinates": (positions(65_536), "dot_general", Code.COORD, FULL),
+    "few_coordinates": (positions(256), "dot_general", Code.COORD, FULL),
+    "feeder": (low(lambda h: jnp.exp(h - jnp.sin(h))), "sub", Code.FEEDER, FULL),
+    "low_carry": (low(loop), "scan", Code.STRUCTURAL, LOW),
+    "carry_of_data": (loop, "scan", Code.CARRY, FULL),
+    "accumulator": (low(running_sum), "scan", Code.CARRY_ACCUMULATOR, FULL),
+    "narrowed": (low(lambda h: jnp.exp(h).T @ h), "transpose", Code.CLEAR_NARROW, LOW),
+    "broadcast_before_a_matmul": (
+        low(lambda h: jnp.broadcast_to(jnp.sum(h, 0), (4, 4)) @ h),
+        "broadcast_in_dim",
+        Code.PROMOTE_FULL,
+        FULL,
+    ),
+    "larger_of_two": (
+        low(lambda h: jnp.maximum(jnp.exp(h), jnp.log(h)) @ h),
+        "max",
+        Code.PROMOTE_FULL,
+        FULL,
+    ),
+    "row_of_a_buffer": (
+        low(lambda h: lax.slice_in_dim(jnp.exp(h), 0, 1) @ h),
+        "slice",
+        Code.PROMOTE_FULL,
+        FULL,
+    ),
+    "denominator": (
+        low(lambda h: jnp.exp(h) / lax.logistic(h)),
+        "logistic",
+        Code.LOG_GUARD,
+        FULL,
+    ),
+    "numerator": (
+        low(lambda h: lax.logistic(h) / jnp.exp(h)),
+        "logistic",
+        Code.PROMOTE_LOW,
+        LOW,
+    ),
+    "branches_read_in_both": (low(branching(jnp.exp, square)), "sub", Code.PROMOTE_LOW, LOW),
+    "branches_read_in_either": (
+        low(branching(square, jnp.exp)),
+        "sub",
+        Code.PROMOTE_LOW,
+        LOW,
+    ),
+    "branches_read_in_float32": (low(branching(jnp.exp, jnp.log)), "sub", Code.FEEDER, FULL),
+    "while": (low(while_loop), "while", Code.CARRY, FULL),
+    "branches_disagree": (low(disagreeing), "cond", Code.BRANCH_JOIN, FULL),
+    "branches_agree": (low(agreeing), "cond", Code.STRUCTURAL, LOW),
+}
+
+
+@pytest.mark.parametrize(("fn", "primitive", "code", "dtype"), REASONS.values(), ids=REASONS)
+def test_reasons(fn, primitive, code, dtype):
+    equation = planned(plan_of(fn, X), primitive)
+    assert equation.reason.code is code
+    assert equation.results[0].dtype == dtype
+    assert equation.reason.cause or code in (
+        Code.LOWER_PRECISION,
+        Code.FP32,
+        Code.STRUCTURAL,
+        Code.NO_FLOAT,
+    )
+
+
+@pytest.mark.parametrize(("fn", "primitive", "code", "dtype"), REASONS.values(), ids=REASONS)
+def test_what_is_planned_is_what_is_emitted(fn, primitive, code, dtype):
+    planned_outputs = plan_of(fn, X, computed=True).outputs
+    fn = autocast(fn, compute_dtype=jnp.bfloat16, params=None, output_dtype="computed")
+    emitted = [v.aval for v in trace(fn, X).jaxpr.outvars]
+    for state, aval in zip(planned_outputs, emitted, strict=True):
+        assert state.dtype == float_dtype(aval)
+
+
+def test_a_reason_names_its_cause():
+    causes = {
+        "literal": "-3.40282e+38 has no bfloat16 value",
+        "coordinates": "operand 0 holds integers up to 65535",
+        "promote_full": "operand 1 is float32, computed",
+        "scope": "scope float32",
+        "unknown": unknown.name,
+        "user_cast": "float32 to float16",
+        "branches_disagree": "the branches disagree on result 0",
+    }
+    for name, cause in causes.items():
+        fn, primitive, *_ = REASONS[name]
+        assert planned(plan_of(fn, X), primitive).reason.cause == cause
+
+
+# --- votes ----------------------------------------------------------------------------------
+
+DATA, PARAM = Source.DATA, Source.PARAM
+COLUMN = np.ones((4, 1), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "other", "leaf", "expected"),
+    [
+        (jnp.add, X, DATA, FULL),
+        (jnp.add, ROW, DATA, LOW),
+        (jnp.add, COLUMN, DATA, LOW),
+        (lambda h, x: h[:1] + x, COLUMN, DATA, LOW),
+        (jnp.add, np.float32(1), DATA, LOW),
+        (jnp.add, X, PARAM, LOW),
+        (jnp.add, ROW, PARAM, LOW),
+        (lambda h, x: h + x.T, X, DATA, FULL),
+        (lambda h, x: h + jnp.sin(x), X, DATA, FULL),
+        (lambda h, x: h + jnp.sin(x), X, PARAM, LOW),
+        (lambda h, x: h + jnp.exp(x), ROW, PARAM, FULL),
+        (lambda h, x: h + x.sum(0), X, PARAM, FULL),
+        (lambda h, x: h + x[np.array([3, 1, 0, 0])], X, PARAM, FULL),
+        (lambda h, x: h + jnp.broadcast_to(x, (4, 4)), ROW, PARAM, LOW),
+        (lambda h, x: h + jax.jit(jnp.sin)(x), X, PARAM, LOW),
+        (lambda h, x: h + lax.optimization_barrier(x), X, PARAM, LOW),
+        (lambda h, m: h + m.astype(jnp.float32), MASK, DATA, LOW),
+        (lambda h, m: h + m.astype(jnp.float32), IDS.astype(np.uint8), DATA, LOW),
+        (lambda h, m: h + m.astype(jnp.float32), IDS, DATA, FULL),
+        (lambda h, m: h + (m == 1).astype(jnp.float32), IDS, DATA, LOW),
+        (lambda h, m: h + m[0].astype(jnp.float32), IDS, DATA, LOW),
+        (lambda h, m: h + jnp.where(m, h, 0.0), MASK, DATA, LOW),
+        (lambda h, m: h + jnp.where(m, 1.0, 0.0), MASK, DATA, LOW),
+        (lambda h, x: h + X, X, DATA, LOW),
+    ],
+    ids=[
+        "data_of_full_size",
+        "data_row",
+        "data_column",
+        "data_column_and_a_row",
+        "data_scalar",
+        "parameter_of_full_size",
+        "parameter_row",
+        "moved_data",
+        "made_of_data",
+        "made_of_a_parameter",
+        "computed_in_float32",
+        "reduced_in_float32",
+        "rows_of_an_embedding",
+        "broadcast_parameter",
+        "parameter_through_jit",
+        "parameter_behind_a_barrier",
+        "bools",
+        "bytes",
+        "integers",
+        "comparison",
+        "row_of_integers",
+        "select_with_a_literal",
+        "select_of_literals",
+        "constant",
+    ],
+)
+def test_votes(fn, other, leaf, expected):
+    plan = plan_of(low(fn), X, other, leaves=(DATA, leaf))
+    assert planned(plan, "add").results[0].dtype == expected
+
+
+WEAK = {
+    "where": lambda h, m: jnp.where(m, h, 0.0),
+    "where_first": lambda h, m: jnp.where(m, 0.0, h),
+    "through_jit": lambda h, m: jax.jit(lambda s, h: h * s)(2.0, h),
+    "twice_through_jit": lambda h, m: jax.jit(lambda s: jax.jit(jnp.multiply)(h, s))(2.0),
+    "through_convert": lambda h, m: h * lax.convert_element_type(2.0, jnp.float32),
+    "through_broadcast": lambda h, m: h * lax.broadcast(2.0, (4, 4)),
+    "full_like": lambda h, m: h + jnp.full_like(h, 3.0),
+    "maximum": lambda h, m: jnp.maximum(h, 0.0),
+    "clip": lambda h, m: jnp.clip(h, -1.0, 1.0),
+    "arithmetic": lambda h, m: h * (1 / jnp.sqrt(jnp.float32(64.0))),
+    "pad": lambda h, m: jnp.pad(h, 1),
+    "leaky_relu": lambda h, m: jax.nn.leaky_relu(h),
+}
+
+
+@pytest.mark.parametrize("fn", WEAK.values(), ids=WEAK)
+def test_a_scalar_stays_weak(fn):
+    plan = plan_of(low(fn), X, MASK)
+    assert plan.outputs[0].dtype == LOW
+
+
+# --- whole plans ----------------------------------------------------------------------------
+
+
+def stack(n, scope=lambda i: f"layer_{i}", layer=None):
+    layer = layer or jax.jit(lambda w, h: jnp.tanh(h @ w) * jax.nn.sigmoid(h))
+
+    def fn(x, w):
+        h = jnp.tanh(x @ w)
+        for i in range(n):
+            with jax.named_scope(scope(i)):
+                h = layer(w, h)
+        return h
+
+    return fn
+
+
+def layers_of(plan):
+    return [p.inner[0] for eqn, p in zip(plan.jaxpr.eqns, plan.equations, strict=True) if p.inner]
+
+
+@pytest.mark.parametrize("scope", [lambda i: "same", lambda i: f"layer_{i}"], ids=["same", "own"])
+def test_a_layer_that_is_called_96_times_is_planned_once(scope):
+    plans = layers_of(plan_of(stack(96, scope), X, X, leaves=(DATA, PARAM)))
+    assert len(plans) == 96
+    assert len({id(plan) for plan in plans}) == 1
+
+
+def test_it_is_planned_anew_where_the_policy_could_tell_the_calls_apart():
+    policy = BF16.with_scopes({"layer_1": "float32"})
+    plans = layers_of(plan_of(stack(3), X, X, policy=policy))
+    dtypes = [planned(plan, "dot_general").results[0].dtype for plan in plans]
+    assert dtypes == [LOW, FULL, LOW]
+
+
+def test_a_layer_is_emitted_once():
+    fn = autocast(lambda w, x: stack(8)(x, w) @ w, compute_dtype=jnp.bfloat16, params=0)
+    layers = [eqn for eqn in find(trace(fn, X, X), "jit") if find(eqn.params["jaxpr"], "logistic")]
+    assert len({id(eqn.params["jaxpr"]) for eqn in layers}) == 1
+
+
+def summary(plan):
+    """Everything that a plan says, as plain data."""
+    return repr(
+        [
+            (
+                eqn.primitive.name,
+                p.operands,
+                p.results,
+                p.reason,
+                p.action,
+                p.casts,
+            )
+            for eqn, p in all_equations(plan)
+        ]
+    )
+
+
+def test_plans_are_deterministic():
+    def fn(x, w):
+        h = jax.nn.softmax(stack(2)(x, w))
+        return loop(h), disagreeing(h), jnp.where(MASK, h, LOWEST)
+
+    first, second = plan_of(fn, X, X), plan_of(fn, X, X)
+    assert first is not second
+    assert summary(first) == summary(second)
+
+
+def shifted(count):
+    shift = jax.jit(lambda x: x - 1.5)
+
+    def fn(x):
+        for _ in range(count):
+            x = shift(x)
+        return jnp.exp(x)
+
+    return fn
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 9])
+def test_what_is_wanted_goes_through_calls(count):
+    """One call back a sweep, for as long as there are calls: the sweeps end at a fixed point."""
+    closed = trace(shifted(count), X)
+    plan = Planner(BF16).plan(closed, [ValueState(LOW)], [Want()])
+    assert [p.results[0].dtype for p in plan.equations] == [FULL] * (count + 1)
+    assert plan.demands == (Demand.FULL,)
+
+
+UNCHANGED = {
+    "elementwise": lambda x: jnp.sin(x) * 2.0 + jnp.exp(x) / 3.0,
+    "reductions": lambda x: (x - x.mean(0)) / (x.std(0) + 1e-8),
+    "softmax": jax.nn.softmax,
+    "custom_jvp": lambda x: jax.nn.relu(x) + jax.nn.softplus(x),
+    "jit": lambda x: jax.jit(lambda x, y: x * y)(x, 2.0 * x),
+    "scan": lambda x: loop(x),
+    "while": while_loop,
+    "cond": disagreeing,
+    "remat": jax.checkpoint(lambda x: jnp.sin(jnp.cos(x))),
+    "scatter": lambda x: x.at[0].add(x[1]),
+    "linear_algebra": lambda x: jnp.linalg.cholesky(x + 9 * jnp.eye(4)),
+    "sort": lambda x: (jnp.sort(x), jnp.argmax(x), lax.top_k(x, 2)),
+    "integers": lambda x: jnp.arange(4) * jnp.int32(2) + x.astype(jnp.int32),
+    "masks": lambda x: jnp.where(MASK, x, LOWEST),
+    "highest": lambda x: jnp.dot(x, x, precision="highest"),
+    "random": lambda x: x + jax.random.normal(jax.random.key(0), (4, 4)),
+}
+
+
+@pytest.mark.parametrize("fn", UNCHANGED.values(), ids=UNCHANGED)
+def test_a_program_without_16_bit_operations_is_left_alone(fn):
+    assert plan_of(fn, X).identity
+    autocasted = trace(autocast(fn, compute_dtype=jnp.bfloat16), X)
+    assert str(autocasted) == str(trace(fn, X))
+
+
+def test_one_matmul_changes_a_plan():
+    assert not plan_of(lambda x: x @ x, X).identity
+    assert not plan_of(jax.jit(lambda x: x @ x), X).identity
+    assert plan_of(low(jnp.sin), X, wanted=Want(dtype=FULL)).output_dtypes == (FULL,)

@@ -1,0 +1,337 @@
+"""Policies as TOML files: what is saved is loaded, and a wrong file says what is wrong with it."""
+
+import builtins
+import codecs
+import functools
+import os
+import pathlib
+import sys
+import tempfile
+import tomllib
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from jmp_autocast import BF16, FP16, CastPolicy, Policy, autocast
+from jmp_autocast.policies import STRUCTURAL, registry
+from jmp_autocast.policies.toml_file import policy_text
+from tests.support.wrong_policy_files import HEAD, WRONG
+
+FULL = (
+    Policy("bfloat16", "float32", "compute", "promote", "consumer")
+    .with_rules({"tanh": "FP32", "scatter-add": "KEEP", "exp": "PROMOTE"})
+    .with_scopes({"*/LayerNorm_*": "float32", "*/ln": "float16"})
+    .with_rules({"dot_general": "FP32", "scatter-add": "FP32_APPEND_DTYPE"}, scope="*/head")
+    .with_rules({"dot_general": "KEEP"}, scope="net/head")
+)
+FULL_TEXT = """\
+# A policy of jmp_autocast: how a program is cast. Policy.load(path) reads this file.
+# It is data: nothing in it is run or imported.
+version = 1
+compute_dtype = "bfloat16"
+output_dtype = "float32"
+level = "compute"
+residuals = "promote"
+dot_output = "consumer"
+
+# Primitive and cast policy. A name that is not made of letters, digits, _ and - is quoted.
+[rules]
+tanh = "FP32"
+scatter-add = "KEEP"
+exp = "PROMOTE"
+
+# Named scopes and their dtypes. Of those that match at one depth the last one wins.
+
+[[scopes]]
+pattern = "*/LayerNorm_*"
+dtype = "float32"
+
+[[scopes]]
+pattern = "*/ln"
+dtype = "float16"
+
+# Rules that hold inside named scopes. Of those that match the innermost, then the last, wins.
+
+[[scoped_rules]]
+pattern = "*/head"
+[scoped_rules.rules]
+dot_general = "FP32"
+scatter-add = "FP32_APPEND_DTYPE"
+
+[[scoped_rules]]
+pattern = "net/head"
+[scoped_rules.rules]
+dot_general = "KEEP"
+"""
+
+HOSTILE = [
+    'a"b',
+    "a\\b",
+    "\\u0041",
+    "'''",
+    '"""',
+    "a.b",
+    "a b",
+    " ",
+    "#",
+    "[rules]",
+    'x" = "FP32"\n[[scopes]]\npattern = "*',
+    "\r\n\t\b\f",
+    "".join(map(chr, range(1, 33))) + "\x00\x7f\x80\x85\xa0\xad",
+    "\u2028\u2029\u202e\ufeff\ufffe\uffff",
+    "\u00e9\u0130\u4e2d\U0001f600\U000e0001\U0010ffff",
+    "\N{LATIN SMALL LETTER E}\N{COMBINING ACUTE ACCENT}",
+    "__import__('os').system('touch pwned')",
+    "1979-05-27",
+    "true",
+    "-",
+    "x" * 5000,
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "policy.toml"
+
+
+def test_the_text_of_a_file(path):
+    FULL.save(path)
+    assert path.read_text("utf-8") == FULL_TEXT
+    assert Policy.load(path) == FULL
+    assert b"\r" not in path.read_bytes()
+
+
+def test_a_policy_of_defaults_is_short(path):
+    FP16.save(path)
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
+    assert lines == [
+        "version = 1",
+        'compute_dtype = "float16"',
+        'level = "o1"',
+        'dot_output = "compute"',
+    ]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_strings_are_saved(text, path):
+    policy = Policy(
+        rules=((text, CastPolicy.KEEP),),
+        scopes=((text, "float32"), ("*", "float16")),
+        scoped_rules=((text, text, CastPolicy.FP32), ("*", "exp", CastPolicy.KEEP)),
+    )
+    policy.save(path)
+    assert Policy.load(path) == policy
+    # No line of the file is more than one thing: what an editor breaks a line at is escaped.
+    assert len(path.read_text("utf-8").splitlines()) == len(path.read_bytes().split(b"\n")) - 1
+
+
+def test_what_is_shown_as_it_is_and_what_is_escaped():
+    text = policy_text(Policy(scopes=(("\u4e2d \"\\'\t\r\n\x1b\u202e\U000e0001", "float32"),)))
+    assert '\npattern = "\u4e2d \\"\\\\\'\\t\\r\\n\\u001B\\u202E\\U000E0001"\n' in text
+
+
+names = st.one_of(
+    st.text(min_size=1),
+    st.text(alphabet="\"'\\\n\r\t.#=[]{}\x00\x7f\u2028 aU0", min_size=1),
+    st.sampled_from([*registry.known_primitives(), *HOSTILE]),
+).filter(lambda name: name not in STRUCTURAL)
+floats = st.sampled_from(["float32", "float16", "bfloat16"])
+policies = st.builds(
+    Policy,
+    compute_dtype=st.sampled_from(["float16", "bfloat16"]),
+    output_dtype=st.none() | floats,
+    level=st.sampled_from(["tensor_cores", "o1", "compute"]),
+    residuals=st.sampled_from([None, "promote", "compute"]),
+    dot_output=st.sampled_from(["compute", "consumer"]),
+    rules=st.lists(st.tuples(names, st.sampled_from(CastPolicy))).map(tuple),
+    scopes=st.lists(st.tuples(names, floats)).map(tuple),
+    scoped_rules=st.lists(st.tuples(names, names, st.sampled_from(CastPolicy))).map(tuple),
+)
+
+
+@settings(max_examples=200)
+@given(policies)
+def test_what_is_saved_is_loaded(policy):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "policy.toml")
+        policy.save(path)
+        loaded = Policy.load(path)
+        assert os.listdir(folder) == ["policy.toml"]
+    assert loaded == policy
+    assert hash(loaded) == hash(policy)
+    assert repr(loaded) == repr(policy)
+
+
+@functools.cache
+def text_of_full():
+    return policy_text(FULL).encode()
+
+
+@st.composite
+def damaged(draw):
+    """The text of a file with a piece of it replaced."""
+    text = text_of_full()
+    start = draw(st.integers(0, len(text)))
+    stop = draw(st.integers(start, min(len(text), start + 40)))
+    inner = draw(st.binary(max_size=20) | st.text(max_size=20).map(str.encode))
+    return text[:start] + inner + text[stop:]
+
+
+@settings(max_examples=300)
+@given(damaged() | st.binary())
+def test_a_damaged_file_is_a_policy_or_a_clear_error(content):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "policy.toml")
+        path.write_bytes(content)
+        try:
+            found = Policy.load(path)
+        except (TypeError, ValueError) as error:
+            found = error
+    if not isinstance(found, Policy):
+        assert type(found) in (TypeError, ValueError)
+        assert str(found).startswith(f"Policy file {str(path)!r}")
+
+
+def test_the_policy_runs_as_before(path):
+    BF16.with_rules({"dot_general": "FP32"}).save(path)
+    x = jnp.ones((2, 2))
+    assert autocast(jnp.matmul, policy=BF16, output_dtype="computed")(x, x).dtype == jnp.bfloat16
+    loaded = Policy.load(path)
+    assert autocast(jnp.matmul, policy=loaded, output_dtype="computed")(x, x).dtype == jnp.float32
+
+
+def test_what_tune_may_pin_is_a_file_of_its_size(path):
+    """The rules of neighbours with one pattern stand together."""
+    policy = BF16
+    for i in range(100):
+        policy = policy.with_rules({"tanh": "FP32", "mul": "FP32"}, scope=f"block_{i}")
+    policy.save(path)
+    assert path.read_text("utf-8").count("[[scoped_rules]]") == 100
+    assert Policy.load(path) == policy
+
+
+def test_a_subclass_loads_as_itself(path):
+    class Named(Policy):
+        pass
+
+    FULL.save(path)
+    assert type(Named.load(path)) is Named
+
+
+def test_a_later_rule_of_a_tuple_replaces_an_earlier_one():
+    keep, full, low = CastPolicy.KEEP, CastPolicy.FP32, CastPolicy.LOWER_PRECISION_FP
+    policy = Policy(rules=(("exp", keep), ("tanh", full), ("exp", low)))
+    assert policy.rules == (("exp", low), ("tanh", full))
+    assert policy == Policy().with_rules({"exp": keep, "tanh": full}).with_rules({"exp": low})
+
+
+# --- what a person may write -------------------------------------------------------------------
+
+BY_HAND = {
+    "the least": (HEAD, BF16),
+    "a byte order mark": ("\ufeff" + HEAD, BF16),
+    "Windows line ends": (HEAD.replace("\n", "\r\n"), BF16),
+    "any order": ("level = 'compute'\n" + HEAD, BF16.with_level("compute")),
+    "inline": (
+        HEAD + "rules = {tanh = 'fp32'}\nscopes = [{dtype = 'float32', pattern = 'a'}]",
+        BF16.with_rules({"tanh": "FP32"}).with_scopes({"a": "float32"}),
+    ),
+    "empty": (HEAD + "scopes = []\nscoped_rules = []\n[rules]", BF16),
+    "no rules in a scope": (HEAD + "[[scoped_rules]]\npattern = 'a'\nrules = {}", BF16),
+    "a rule of a scope twice": (
+        HEAD
+        + "".join(
+            f"[[scoped_rules]]\npattern = '{p}'\nrules = {{tanh = '{rule}'}}\n"
+            for p, rule in (("a", "KEEP"), ("*", "PROMOTE"), ("a", "fp32"))
+        ),
+        BF16.with_rules({"tanh": "PROMOTE"}, scope="*").with_rules({"tanh": "FP32"}, scope="a"),
+    ),
+    "no such primitive": (
+        HEAD + "[rules]\n'of.another package' = 'KEEP'",
+        Policy("bfloat16", rules=(("of.another package", CastPolicy.KEEP),)),
+    ),
+    "a pattern twice": (
+        HEAD + "[[scopes]]\npattern='a'\ndtype='float32'\n[[scopes]]\npattern='a'\ndtype='float16'",
+        Policy("bfloat16", scopes=(("a", "float32"), ("a", "float16"))),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), BY_HAND.values(), ids=BY_HAND)
+@pytest.mark.parametrize("kind", [str, pathlib.Path])
+def test_files_written_by_hand(text, expected, kind, path):
+    path.write_bytes(text.encode())
+    assert Policy.load(kind(path)) == expected
+
+
+# --- wrong files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("content", "error", "parts"), WRONG.values(), ids=WRONG)
+def test_a_wrong_file(content, error, parts, path, monkeypatch):
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    codecs.lookup("utf-8-sig")  # Python imports a codec when it is first used
+    before = set(sys.modules)
+    for forbidden in ("eval", "exec"):
+        monkeypatch.delattr(builtins, forbidden)
+    with pytest.raises(error) as caught:
+        Policy.load(path)
+    monkeypatch.undo()
+    assert caught.type is error
+    message = str(caught.value)
+    assert message.startswith(f"Policy file {str(path)!r}")
+    position = len(str(path))
+    for part in parts:
+        assert part in message[position:], (part, message)
+        position = message.index(part, position)
+    assert len(message) < 600
+    assert not {name for name in set(sys.modules) - before if not name.startswith("encodings")}
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_loading_registers_nothing(path):
+    path.write_text(HEAD + "[rules]\nnobodys_primitive = 'FP32'", "utf-8")
+    before = dict(registry._registered)
+    Policy.load(path)
+    assert registry._registered == before
+    assert "nobodys_primitive" not in registry.known_primitives()
+
+
+def test_no_file(path):
+    with pytest.raises(FileNotFoundError, match=r"policy\.toml"):
+        Policy.load(path)
+    with pytest.raises(FileNotFoundError):
+        BF16.save(path / "in no folder")
+
+
+@pytest.mark.parametrize("given_path", [b"policy.toml", 0, None, ["policy.toml"], BF16])
+def test_what_is_no_path(given_path):
+    kind = type(given_path).__name__
+    for method, name in ((BF16.save, "save"), (Policy.load, "load")):
+        with pytest.raises(TypeError, match=rf"(?s)Policy\.{name} takes a path.*of type {kind}"):
+            method(given_path)
+
+
+def test_another_reader_sees_the_same(path):
+    FULL.save(path)
+    assert tomllib.loads(path.read_text("utf-8")) == {
+        "version": 1,
+        "compute_dtype": "bfloat16",
+        "output_dtype": "float32",
+        "level": "compute",
+        "residuals": "promote",
+        "dot_output": "consumer",
+        "rules": {"tanh": "FP32", "scatter-add": "KEEP", "exp": "PROMOTE"},
+        "scopes": [
+            {"pattern": "*/LayerNorm_*", "dtype": "float32"},
+            {"pattern": "*/ln", "dtype": "float16"},
+        ],
+        "scoped_rules": [
+            {
+                "pattern": "*/head",
+                "rules": {"dot_general": "FP32", "scatter-add": "FP32_APPEND_DTYPE"},
+            },
+            {"pattern": "net/head", "rules": {"dot_general": "KEEP"}},
+        ],
+    }

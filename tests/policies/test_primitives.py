@@ -1,0 +1,95 @@
+"""Every primitive that JAX can lower has a place in the tables, and the published page shows it."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jmp_autocast.interpreters.plan.structural import PLANNING_RULES
+from jmp_autocast.policies import DATA_MOVEMENT, DEFAULT_RULES, STRUCTURAL, CastPolicy, tables
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+# In a process of its own: other tests register primitives, and import more of JAX than others.
+LIST_PRIMITIVES = """
+import contextlib, importlib, jax
+from jmp_autocast.interpreters.compat import primitives_with_lowering
+for name in ("multihost_utils", "sparse", "rnn", "fused", "shard_alike", "buffer_callback",
+             "compute_on", "overlap", "scheduling_groups", "xla_metadata", "pallas"):
+    with contextlib.suppress(ImportError):  # some are not in every version
+        importlib.import_module(f"jax.experimental.{name}")
+print(*sorted(primitives_with_lowering()))
+"""
+
+
+def test_every_primitive_of_the_installed_jax_is_placed():
+    command = [sys.executable, "-W", "ignore", "-c", LIST_PRIMITIVES]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    names = set(printed.split())
+    assert len(names) > 200
+    missing = sorted(names - set(DEFAULT_RULES) - STRUCTURAL)
+    assert not missing, (
+        f"no policy for {', '.join(missing)}: add them to jmp_autocast/policies/tables.py and run "
+        "python docs/generate_primitives.py"
+    )
+
+
+def test_no_primitive_is_both_structural_and_in_the_table():
+    assert not STRUCTURAL & set(DEFAULT_RULES)
+
+
+@pytest.mark.parametrize("name", ["exp", "dot_general", "scan"])
+def test_a_name_that_is_placed_twice_is_an_error(monkeypatch, name):
+    monkeypatch.setattr(tables, "_KEEP", f"{tables._KEEP} {name}")
+    with pytest.raises(AssertionError, match=f"primitive '{name}' is placed twice"):
+        tables._build()
+
+
+def test_every_structural_primitive_has_a_planning_rule():
+    assert set(PLANNING_RULES) == STRUCTURAL
+
+
+def test_data_movement_promotes():
+    assert {DEFAULT_RULES[name] for name in DATA_MOVEMENT} == {CastPolicy.PROMOTE}
+
+
+# --- docs/primitives.md ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def generator():
+    path = ROOT / "docs" / "generate_primitives.py"
+    spec = importlib.util.spec_from_file_location("generate_primitives", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date(generator):
+    assert generator.main(["--check"]) == 0, "run python docs/generate_primitives.py"
+
+
+def test_the_check_tells_an_old_page(generator, tmp_path, capsys):
+    page = tmp_path / "primitives.md"
+    assert generator.main(["--check"], page) == 1
+    assert "run python docs/generate_primitives.py" in capsys.readouterr().err
+    assert generator.main([], page) == 0
+    assert generator.main(["--check"], page) == 0
+    page.write_text(page.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
+    assert generator.main(["--check"], page) == 1
+
+
+def test_the_page_names_every_primitive_once(generator):
+    text = generator.render()
+    for name in [*DEFAULT_RULES, *STRUCTURAL]:
+        assert text.count(f"`{name}`") == 1, name
+
+
+def test_the_page_has_a_section_per_policy_and_shows_rule_functions(generator):
+    text = generator.render()
+    for policy in CastPolicy:
+        assert f"\n## {policy.name}\n" in text
+    assert "| `dot_general` | Matrix products are low; the inner product of two vectors" in text

@@ -1,0 +1,361 @@
+"""Rules: functions of an equation, registrations, and what beats what."""
+
+import contextlib
+import functools
+import inspect
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import Primitive
+
+from jmp_autocast import (
+    BF16,
+    CastPolicy,
+    Decision,
+    Policy,
+    autocast,
+    explain,
+    full_precision,
+    register_policy,
+)
+from jmp_autocast.policies import match_depth
+from tests.support.jaxprs import dot_dtypes, dtypes, find
+from tests.support.plans import LOWEST
+from tests.support.policy_programs import FULL, LOW, X, after_dot, io, rewritten
+
+
+def views_of(fn, *args, primitive, **options):
+    """What a rule for ``primitive`` is shown when ``fn`` is traced."""
+    seen = []
+
+    def record(eqn):
+        seen.append(eqn)
+        return CastPolicy.PROMOTE
+
+    rewritten(fn, *args, policy=BF16.with_rules({primitive: record}), **options)
+    return seen
+
+
+def conv(x, kernel):
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def of(*shape):
+    return np.zeros(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "primitive", "depth", "flops"),
+    [
+        (jnp.matmul, (of(3, 5), of(5, 7)), "dot_general", 5, 2 * 3 * 5 * 7),
+        (jnp.matmul, (of(2, 3, 5), of(2, 5, 7)), "dot_general", 5, 2 * 2 * 3 * 5 * 7),
+        (conv, (of(1, 6, 6, 3), of(3, 3, 3, 8)), "conv_general_dilated", 27, 2 * 4 * 4 * 8 * 27),
+        (
+            lax.ragged_dot,
+            (of(6, 5), of(2, 5, 7), np.array([2, 4], np.int32)),
+            "ragged_dot_general",
+            5,
+            2 * 6 * 5 * 7,
+        ),
+        (lambda x: jnp.sum(x, axis=(0, 2)), (of(2, 3, 5),), "reduce_sum", 10, 3 * 10),
+        (lambda x: jnp.max(x, axis=1), (of(2, 3, 5),), "reduce_max", 3, 10 * 3),
+        (lambda x: lax.cumsum(x, axis=1), (of(2, 3),), "cumsum", 3, 6 * 3),
+        (jnp.add, (of(2, 3), of(2, 3)), "add", 1, 6),
+    ],
+    ids=["matmul", "batched", "conv", "ragged_dot", "sum", "max", "cumsum", "add"],
+)
+def test_flops_and_reduction_depth(fn, args, primitive, depth, flops):
+    (view,) = views_of(fn, *args, primitive=primitive)
+    assert (view.reduction_depth, view.flops) == (depth, flops)
+
+
+def test_the_fields_of_an_equation_view():
+    def model(x, mask):
+        with jax.named_scope("outer"), jax.named_scope("inner"):
+            return jnp.clip(x, 0.0, 2.0) * mask.astype(jnp.float32), x * 3.0
+
+    first, second = views_of(model, of(2, 3), np.ones((2, 3), bool), primitive="mul")
+    assert first.primitive == "mul"
+    assert first.operand_shapes == ((2, 3), (2, 3))
+    assert first.result_shapes == ((2, 3),)
+    assert first.operand_dtypes == (np.float32, np.float32)
+    assert first.result_dtypes == (np.float32,)
+    assert first.literals == (None, None)
+    assert second.literals == (None, 3.0)
+    assert first.scope == "outer/inner"
+    assert first.compute_dtype == jnp.bfloat16
+    assert "test_rules.py" in first.source
+    assert "model" in first.source
+
+
+def test_declared_dtypes_and_params_of_an_equation_view():
+    fn = lambda x: (lax.integer_pow((x @ x).astype(LOW), 3), lax.integer_pow(x @ x, 2))
+    first, second = views_of(fn, X, primitive="integer_pow")
+    assert first.operand_dtypes == (jnp.bfloat16,)
+    assert second.operand_dtypes == (np.float32,)  # as the program says, before any cast
+    assert (first.params["y"], second.params["y"]) == (3, 2)
+
+
+def test_a_decision_with_an_output_dtype():
+    decide = lambda eqn: Decision(policy=CastPolicy.FP32, output_dtype=eqn.compute_dtype)
+    jaxpr = rewritten(after_dot(jnp.exp), X, policy=BF16.with_rules({"exp": decide}))
+    assert io(jaxpr, "exp") == ((FULL,), (FULL,))
+    assert dtypes(jaxpr.jaxpr.outvars) == (LOW,)
+    widen = lambda eqn: Decision(policy=CastPolicy.LOWER_PRECISION_FP, output_dtype=jnp.float32)
+    jaxpr = rewritten(jnp.matmul, X, X, policy=BF16.with_rules({"dot_general": widen}))
+    assert dot_dtypes(jaxpr)[0][:2] == (LOW, LOW)
+    assert dtypes(jaxpr.jaxpr.outvars) == (FULL,)
+
+
+def test_a_convolution_below_100_input_elements_is_promote():
+    def small_convolution_promotes(eqn):
+        small = np.prod(eqn.operand_shapes[0]) < 100
+        return CastPolicy.PROMOTE if small else CastPolicy.LOWER_PRECISION_FP
+
+    policy = BF16.with_rules({"conv_general_dilated": small_convolution_promotes})
+    kernel = of(3, 3, 3, 2)
+    for side, dtype in ((5, FULL), (6, LOW)):
+        jaxpr = rewritten(conv, of(1, side, side, 3), kernel, policy=policy)
+        assert dot_dtypes(jaxpr) == [(dtype,) * 3]
+
+
+def test_a_rule_function_by_scope():
+    def head_stays_full(eqn):
+        in_head = eqn.scope.startswith("head")
+        return CastPolicy.FP32 if in_head else CastPolicy.LOWER_PRECISION_FP
+
+    def model(x):
+        layer = jax.jit(lambda x: x @ x)  # one jaxpr in two scopes
+        with jax.named_scope("body"):
+            x = layer(x)
+        with jax.named_scope("head"):
+            return layer(x)
+
+    jaxpr = rewritten(model, X, policy=BF16.with_rules({"dot_general": head_stays_full}))
+    assert dot_dtypes(jaxpr) == [(LOW,) * 3, (FULL,) * 3]
+
+
+def test_a_rule_that_is_a_builtin_without_signature():
+    """Its arguments cannot be counted beforehand; it is asked like any other rule."""
+    rule = functools.partial(max, CastPolicy.FP32, key=lambda x: isinstance(x, CastPolicy))
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(rule)
+    jaxpr = rewritten(after_dot(jnp.tanh), X, policy=BF16.with_rules({"tanh": rule}))
+    assert io(jaxpr, "tanh") == ((FULL,), (FULL,))
+
+
+# --- rules in scopes --------------------------------------------------------------------------
+
+KEEP, PROMOTE, FP32 = CastPolicy.KEEP, CastPolicy.PROMOTE, CastPolicy.FP32
+
+
+def tanh_in(*scopes):
+    """A tanh of what a matmul made, in scopes."""
+
+    def fn(x):
+        h = x @ x
+        with contextlib.ExitStack() as stack:
+            for name in scopes:
+                stack.enter_context(jax.named_scope(name))
+            return jnp.tanh(h)
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    ("rules", "names", "expected"),
+    [
+        ([("net", FP32)], ["net"], FULL),
+        ([("net", FP32)], ["net", "head"], FULL),
+        ([("net", FP32)], ["other", "net"], LOW),
+        ([("net", FP32)], [], LOW),
+        ([("*/net", FP32)], ["net"], FULL),
+        ([("*/net", FP32)], ["other", "net", "head"], FULL),
+        ([("net", FP32), ("net/head", PROMOTE)], ["net", "head"], LOW),
+        ([("net/head", PROMOTE), ("net", FP32)], ["net", "head"], LOW),
+        ([("net", FP32), ("net/head", PROMOTE)], ["net", "tail"], FULL),
+        ([("net", PROMOTE), ("*t", FP32)], ["net"], FULL),
+        ([("*t", FP32), ("net", PROMOTE)], ["net"], LOW),
+        ([("net", FP32), ("*t", PROMOTE), ("net", FP32)], ["net"], FULL),
+        ([("net", PROMOTE), ("*t", FP32), ("net", PROMOTE)], ["net"], LOW),
+        ([("a[[]0]", FP32)], ["a[0]"], FULL),
+        ([("a[[]0]", FP32)], ["a0"], LOW),
+        ([("a[0]", FP32)], ["a0"], FULL),
+        ([("a[0]", FP32)], ["a[0]"], LOW),
+        ([("/net", FP32)], ["net"], FULL),
+    ],
+)
+def test_rules_in_scopes(rules, names, expected):
+    policy = BF16
+    for scope, rule in rules:
+        policy = policy.with_rules({"tanh": rule}, scope=scope)
+    jaxpr = rewritten(tanh_in(*names), X, policy=policy)
+    assert io(jaxpr, "tanh") == ((expected,), (expected,))
+
+
+def test_what_beats_rules_in_scopes_and_what_they_beat():
+    register_policy("tanh", "PROMOTE")
+    policy = BF16.with_rules({"tanh": "PROMOTE"}).with_rules({"tanh": "FP32"}, scope="net")
+    assert io(rewritten(tanh_in("net"), X, policy=policy), "tanh")[1] == (FULL,)
+    low = BF16.with_rules({"tanh": "LOWER_PRECISION_FP"}, scope="net")
+    assert io(rewritten(tanh_in("net"), X, policy=low), "tanh")[1] == (LOW,)
+    scoped = low.with_scopes({"net": "float32"})
+    assert io(rewritten(tanh_in("net"), X, policy=scoped), "tanh")[1] == (FULL,)
+
+
+def test_a_rule_in_a_scope_that_is_a_function():
+    seen = []
+
+    def rule(eqn):
+        seen.append(eqn.scope)
+        return FP32
+
+    policy = BF16.with_rules({"tanh": rule}, scope="*/head")
+    assert io(rewritten(tanh_in("net", "head"), X, policy=policy), "tanh")[1] == (FULL,)
+    assert set(seen) == {"net/head"}
+    assert io(rewritten(tanh_in("net"), X, policy=policy), "tanh")[1] == (LOW,)
+
+
+def test_equations_that_are_alike_get_different_plans_in_different_scopes():
+    def model(x):
+        layer = jax.jit(lambda x: jnp.tanh(x @ x))  # one jaxpr in two scopes
+        with jax.named_scope("body"):
+            x = layer(jnp.tanh(x @ x))
+        with jax.named_scope("head"):
+            return layer(jnp.tanh(x @ x))
+
+    jaxpr = rewritten(model, X, policy=BF16.with_rules({"tanh": "FP32"}, scope="head"))
+    assert [dtypes(eqn.invars)[0] for eqn in find(jaxpr, "tanh")] == [LOW, LOW, FULL, FULL]
+
+
+@pytest.mark.parametrize("scope", ["loop", "loop/step", "*/step"])
+def test_rules_of_a_scope_reach_into_loops(scope):
+    def step(h, _):
+        with jax.named_scope("step"):
+            return jnp.tanh(h @ h), None
+
+    def model(x):
+        with jax.named_scope("loop"):
+            return lax.scan(step, x @ x, None, length=2)[0]
+
+    for policy, dtype in ((BF16, LOW), (BF16.with_rules({"tanh": "FP32"}, scope=scope), FULL)):
+        assert io(rewritten(model, X, policy=policy), "tanh")[0] == (dtype,)
+
+
+def test_patterns_of_rules_that_match_nothing_are_reported():
+    policy = BF16.with_rules({"tanh": "FP32"}, scope="net").with_rules({"exp": "KEEP"}, scope="no")
+    report = explain(tanh_in("net"), X, policy=policy.with_scopes({"net": "float16"}))
+    assert report.totals.unmatched_scopes == ("no",)
+    (row,) = [row for row in report.rows if row.primitive == "tanh"]
+    assert (row.rule, row.reason, row.operands) == ("FP32", "FP32", (FULL,))
+
+
+def test_rules_in_scopes_as_a_tuple():
+    first, second = ("net", "tanh", KEEP), ("net", "tanh", FP32)
+    policy = Policy("bfloat16", scoped_rules=(first, ("*", "tanh", PROMOTE), second))
+    assert policy.scoped_rules == (("*", "tanh", PROMOTE), second)
+    for wrong in ([first], (("net", "tanh"),), (["net", "tanh", KEEP],)):
+        with pytest.raises(TypeError, match=r"scoped_rules must be a tuple of triples.*with_rules"):
+            Policy(scoped_rules=wrong)
+    with pytest.raises(TypeError, match="scope pattern must be a string"):
+        BF16.with_rules({"tanh": "FP32"}, scope=3)
+    with pytest.raises(ValueError, match="Unknown primitive 'tahn'"):
+        BF16.with_rules({"tahn": "FP32"}, scope="net")
+    with pytest.raises(ValueError, match="structural"):
+        BF16.with_rules({"scan": "FP32"}, scope="net")
+
+
+PATTERNS = ["net", "net/head", "*", "*/head", "n?t", "net*", "[n]et", "/net", "a[[]0]", "a[*]b"]
+
+
+@pytest.mark.parametrize("names", [["net"], ["net", "head"], ["x", "head"], ["a[0]", "a*b"], []])
+def test_single_paths_match_as_patterns_do(names):
+    """They are looked up, since `tune` may give a rule to each scope of a large program."""
+    for patterns in itertools.permutations(PATTERNS, 2):
+        policy = BF16
+        for pattern, rule in zip(patterns, (FP32, KEEP), strict=True):
+            policy = policy.with_rules({"tanh": rule}, scope=pattern)
+        depths = [match_depth(pattern, names) or 0 for pattern in patterns]
+        expected = () if not any(depths) else (("tanh", KEEP if depths[1] >= depths[0] else FP32),)
+        assert policy.rules_in(names) == expected, patterns
+
+
+# --- registrations and precedence -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("registrations", "expected"),
+    [
+        ([], LOW),
+        ([("FP32", 10)], FULL),
+        ([("FP32", 10), ("PROMOTE", 9)], FULL),
+        ([("PROMOTE", 9), ("FP32", 10)], FULL),
+        ([("FP32", 10), ("PROMOTE", 10)], LOW),
+        ([("FP32", 10), ("PROMOTE", 11)], LOW),
+    ],
+    ids=["default", "one", "lower_loses", "higher_wins", "latest_of_equals", "higher_later"],
+)
+def test_levels_of_registrations(registrations, expected):
+    for name, level in registrations:
+        register_policy("tanh", name, level=level)
+    assert io(rewritten(after_dot(jnp.tanh), X), "tanh") == ((expected,), (expected,))
+
+
+def test_a_registration_by_primitive_object():
+    """The way of a package that brings a primitive of its own."""
+    mine = Primitive("test_policies_norm")
+    mine.def_abstract_eval(lambda x: x)
+    fn = after_dot(mine.bind)
+    assert io(rewritten(fn, X), mine.name) == ((FULL,), (FULL,))  # unknown: as declared
+    register_policy(mine, CastPolicy.PROMOTE)
+    assert BF16.rule_for(mine.name) == (CastPolicy.PROMOTE, "registered")
+    assert autocast(fn, policy=BF16.with_rules({mine.name: "FP32"}))  # its name is known now
+
+
+def in_full_scope(fn):
+    def scoped(x):
+        h = x @ x
+        with full_precision():
+            return fn(h)
+
+    return scoped
+
+
+@pytest.mark.parametrize(
+    ("fn", "rules", "registered", "primitive", "dtype"),
+    [
+        (in_full_scope(jnp.tanh), {"tanh": "LOWER_PRECISION_FP"}, {}, "tanh", FULL),
+        (in_full_scope(jnp.tanh), {}, {"tanh": "LOWER_PRECISION_FP"}, "tanh", FULL),
+        (after_dot(lambda h: jnp.sin(h.astype(LOW))), {"sin": "FP32"}, {}, "sin", FULL),
+        (after_dot(lambda h: h + LOWEST), {"add": "LOWER_PRECISION_FP"}, {}, "add", LOW),
+        (after_dot(jnp.tanh), {"tanh": "FP32"}, {"tanh": "PROMOTE"}, "tanh", FULL),
+        (after_dot(lambda h: (h + LOWEST).astype(LOW) * LOWEST), {}, {}, "mul", LOW),
+        (after_dot(lambda h: h + LOWEST), {}, {"add": "LOWER_PRECISION_FP"}, "add", FULL),
+        (after_dot(lambda h: h + LOWEST), {}, {"add": "PROMOTE"}, "add", FULL),
+        (after_dot(jnp.exp), {}, {"exp": "PROMOTE"}, "exp", LOW),
+        (after_dot(lambda h: h + LOWEST), {}, {}, "add", FULL),
+    ],
+    ids=[
+        "scope_over_rule",
+        "scope_over_registration",
+        "rule_over_user_cast",
+        "rule_over_guard",
+        "rule_over_registration",
+        "user_cast_over_guard",
+        "guard_over_registration",
+        "guard_in_registration",
+        "registration_over_default",
+        "guard_over_default",
+    ],
+)
+def test_precedence(fn, rules, registered, primitive, dtype):
+    for name, value in registered.items():
+        register_policy(name, value)
+    jaxpr = rewritten(fn, X, policy=BF16.with_rules(rules))
+    assert io(jaxpr, primitive)[0][0] == dtype

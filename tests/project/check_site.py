@@ -1,0 +1,125 @@
+"""The built site, opened in Chromium from its files: no error, no network, no sideways scrolling.
+
+Not part of the suite, as it needs the site. Build it first::
+
+    python -m sphinx -W -b html docs docs/_build/html
+    python -m pytest -n 2 tests/project/check_site.py
+"""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from tests.support.markdown_pages import ROOT
+
+SITE = ROOT / "docs" / "_build" / "html"
+PAGES = sorted(p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html"))
+GENERATED = ("search.html", "genindex.html")
+WIDTHS = (1280, 390)
+
+
+def html(name):
+    return (SITE / name).read_text(encoding="utf-8")
+
+
+def test_the_site_is_there_and_newer_than_its_sources():
+    assert "index.html" in PAGES, f"build it first: {__doc__}"
+    sources = [p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts]
+    included = {ROOT / "docs" / "measured.md"}
+    expected = {p.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for p in sources}
+    expected -= {p.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for p in included}
+    assert expected <= set(PAGES)
+    built = min((SITE / name).stat().st_mtime for name in expected)
+    assert max(p.stat().st_mtime for p in sources) <= built, "build it again"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_no_error_and_does_not_scroll_sideways(name, visit):
+    page = visit(SITE / name, WIDTHS[0])
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 800})
+        page.evaluate("window.scrollTo(1000, 0)")
+        assert page.evaluate("window.scrollX") == 0
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+    if name not in GENERATED:
+        assert page.locator("h1").count() == 1
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_picture_is_shown_in_the_mode_of_the_page(mode, width, visit):
+    page = visit(SITE / "concepts" / "casts.html", width, color_scheme=mode)
+    shown = [
+        image.get_attribute("src").rpartition("/")[2]
+        for image in page.locator(".picture img").all()
+        if image.is_visible()
+    ]
+    assert shown == [f"memory-{mode}.svg"]
+    assert page.evaluate("document.querySelector('.picture img').naturalWidth") > 0
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    ("word", "page_found"),
+    [("accumulator", "concepts/casts"), ("dynamic_loss_scaling", "reference/loss_scaling")],
+)
+def test_search_finds_a_word_from_files(word, page_found, width, visit):
+    page = visit(f"{(SITE / 'search.html').as_uri()}?q={word}", width)
+    results = page.locator("#search-results li a")
+    results.first.wait_for()
+    page.wait_for_function(
+        "!document.querySelector('#search-progress')?.textContent.includes('...')"
+    )
+    found = [link.get_attribute("href") for link in results.all()]
+    assert any(href.partition("#")[0].startswith(f"{page_found}.html") for href in found), found
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_search_by_the_box_on_a_page(visit):
+    page = visit(SITE / "index.html")
+    page.locator("input[name=q]").first.fill("underflow")
+    page.keyboard.press("Enter")
+    page.locator("#search-results li a").first.wait_for()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_loads_only_its_own_files(name):
+    loaded = re.findall(
+        r"<(?:script|img|link|iframe|source)\b[^>]*?\b(?:src|href)=\"([^\"]*)\"", html(name)
+    )
+    outside = [where for where in loaded if re.match(r"(https?:)?//", where)]
+    assert not outside
+    for where in loaded:
+        path = where.partition("?")[0].partition("#")[0]
+        if path and not path.startswith("data:"):
+            assert ((SITE / name).parent / path).exists(), where
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in GENERATED])
+def test_links_between_pages_lead_to_something(name):
+    for where in re.findall(r"<a\b[^>]*?\bhref=\"([^\"]*)\"", html(name)):
+        if re.match(r"[a-z]+:", where):
+            continue
+        path, _, anchor = where.partition("#")
+        target = (SITE / name).parent / path if path else SITE / name
+        assert target.is_file(), where
+        if anchor:
+            assert f'id="{anchor}"' in target.read_text(encoding="utf-8"), where
+
+
+def test_every_public_name_has_an_entry(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    reference = importlib.import_module("reference_names")
+    for group, names in reference.groups().items():
+        text = html(f"reference/{group}.html")
+        assert names
+        for name in names:
+            assert f'id="{name}"' in text, name
+
+
+def test_the_pictures_are_on_the_site():
+    names = {p.name for p in pathlib.Path(SITE, "_images").glob("*.svg")}
+    pictures = ("flow", "colouring", "training", "memory")
+    assert names == {f"{name}-{mode}.svg" for name in pictures for mode in ("light", "dark")}

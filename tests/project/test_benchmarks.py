@@ -1,0 +1,201 @@
+"""The benchmarks run, and count what they say they count."""
+
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmp_autocast import BF16, autocast
+from tests.inspect.test_explain import assert_rows_are_what_runs
+
+BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def vs_handwritten():
+    """The script and its package, as if run from their folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        patch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+        import vs_handwritten
+
+        yield vs_handwritten
+        for name in [n for n in sys.modules if n.split(".")[0] in ("vs_handwritten", "comparison")]:
+            del sys.modules[name]
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_comparison_of_a_tiny_gpt(vs_handwritten, capsys, tmp_path, monkeypatch):
+    results = tmp_path / "RESULTS.md"
+    results.write_text("# Results\n")
+    monkeypatch.setattr(vs_handwritten, "RESULTS", results)
+    variants = ["float32", "hand-written", "ours o1"]
+    command = "--tiny --models GPT --seeds 1 --steps 1 --explain --markdown --machine CPU".split()
+    found = vs_handwritten.main([*command, "--variants", *variants])["GPT"]
+    assert list(found) == variants
+    full, hand, ours = found.values()
+    assert (full.low_flops, hand.low_flops, ours.low_flops) == (0, 1, 1)
+    assert full.casts == ()
+    assert full.residuals.nbytes() > 1.3 * hand.residuals.nbytes()
+    for low in (hand, ours):
+        assert low.mixed_dots == 0
+        assert 0 < low.residuals.folded <= low.residuals.nbytes()
+        # The transpose of a cast is a cast.
+        assert low.cast_count("activation") % 2 == 0
+        # Four kernels and the embedding are cast.
+        assert low.cast_count("parameter") >= 5
+    # By hand, gradients of kernels are rounded and cast; ours are float32 accumulators.
+    assert hand.cast_count("gradient") >= 5 > ours.cast_count("gradient")
+    # The kernels, embeddings and positions as 16-bit copies; float32 keeps the tied embedding.
+    assert hand.residuals.nbytes(parameter=True) == ours.residuals.nbytes(parameter=True)
+    for group in ("kernels", "biases", "scales", "embeddings"):
+        assert full.errors[group] < 1e-5
+        assert 1e-3 < ours.errors[group] < 3e-2
+    assert all(seconds >= 0 for m in found.values() for seconds in m.seconds.values())
+    assert found["ours o1"].seconds["plan"] > 0
+    printed, written = capsys.readouterr().out, results.read_text()
+    for text in (printed, written):
+        assert all(name in text for name in (*variants, "residuals MB", "torch"))
+    assert written.count("<!-- vs_handwritten tiny bfloat16 CPU -->") == 1
+    vs_handwritten.report.write_between_markers(results, "vs_handwritten tiny bfloat16 CPU", "anew")
+    assert "residuals MB" not in results.read_text()
+
+
+def test_float64_reference_is_the_float32_model(vs_handwritten):
+    from comparison.cases import SIZES, plain_loss
+
+    case = next(case for case in SIZES["tiny"] if case.name == "LSTM")
+    ((params, batch),) = examples = case.examples(1)
+    ((value, grads),) = vs_handwritten.references(case, examples)
+    assert all(g.dtype == np.float64 for g in jax.tree.leaves(grads))
+    loss, _ = plain_loss(case.build())(params, batch)
+    assert abs(float(loss) - value) < 1e-6 * value
+
+
+def test_casts_are_told_apart(vs_handwritten):
+    from comparison.counts import casts_and_dots, low_share, mixed
+
+    def step(w):
+        def loss(w):
+            def body(h, _):
+                low = h.astype(jnp.bfloat16) @ w.T.astype(jnp.bfloat16)  # in a loop of 3
+                return low.astype(jnp.float32), None
+
+            # The carry begins as a parameter, and is none later.
+            h, _ = jax.lax.scan(body, w[:2], None, length=3)
+            return jnp.sum(h @ w)
+
+        return jax.grad(loss)(w)
+
+    casts, dots = casts_and_dots(jax.make_jaxpr(step)(jnp.ones((4, 4))), 1, 1)
+    assert [c.kind for c in casts].count("parameter") == 1
+    assert [c.kind for c in casts].count("gradient") == 1
+    forward = [
+        c for c in casts if c.kind == "activation" and c.what == "float32 to bfloat16 [2, 4]"
+    ]
+    assert {c.nbytes for c in forward} == {3 * 2 * 4 * (4 + 2)}
+    assert mixed(dots) == 0
+    flops = 2 * 2 * 4 * 4
+    assert sum(d.flops for d in dots) == flops * (3 * 3 + 2)  # three per step, two after the loop
+    assert low_share(dots) == pytest.approx(9 / 11)
+
+
+def test_casts_of_rows_and_of_summed_gradients_belong_to_the_parameter(vs_handwritten):
+    from comparison.counts import casts_and_dots
+
+    def step(table, bias):
+        def loss(table, bias):
+            rows = table[jnp.array([0, 2, 2])].astype(jnp.bfloat16)
+            return jnp.sum((rows * rows + bias.astype(jnp.bfloat16)).astype(jnp.float32))
+
+        return jax.value_and_grad(loss, (0, 1))(table, bias)
+
+    casts, _ = casts_and_dots(jax.make_jaxpr(step)(jnp.ones((4, 5)), jnp.ones(5)), 2, 2)
+    assert {(c.kind, c.what) for c in casts} == {
+        ("parameter", "float32 to bfloat16 [3, 5]"),  # the rows
+        ("parameter", "float32 to bfloat16 [5]"),
+        ("activation", "bfloat16 to float32 [3, 5]"),  # before the loss is summed
+        ("activation", "float32 to bfloat16 [3, 5]"),  # its gradient: also the square's
+        ("gradient", "bfloat16 to float32 [3, 5]"),  # before the rows are added up
+        ("gradient", "bfloat16 to float32 [5]"),
+    }
+
+
+def test_residuals_count_each_array_once(vs_handwritten):
+    from comparison.residuals import residuals
+
+    def loss(w, x):
+        low = x.astype(jnp.bfloat16)
+        again = jax.jit(lambda x: x.astype(jnp.bfloat16))(x)  # the same value, in a call
+        y = (low @ w.astype(jnp.bfloat16)) * (again @ w.astype(jnp.bfloat16))
+        some = jnp.where(x > 0, x * w[0, 0], 0.0)  # its backward pass reads zeros: made anew
+        return jnp.sum(y.astype(jnp.float32)) + jnp.sum(some), None
+
+    found = residuals(loss, jnp.ones((4, 4)), jnp.ones((8, 4)))
+    kept = {(k.what, k.parameter) for k in found.arrays}
+    # x in 16 bits once, the one product (the other is equal), and the condition.
+    assert sorted(kept) == [("bfloat16 [8, 4]", False), ("bool [8, 4]", False)]
+    assert found.nbytes() == 2 * 8 * 4 * 2 + 8 * 4
+
+
+def test_residuals_folded_to_the_smaller_side(vs_handwritten):
+    from comparison.residuals import residuals
+
+    def loss(w, x):
+        low = jnp.exp(w.astype(jnp.bfloat16) + x)
+        full = low.astype(jnp.float32)
+        return jnp.sum(full**2), None  # keeps the exponential, and 2 * full, which it gives again
+
+    found = residuals(loss, jnp.ones((8,)), jnp.ones((8,), jnp.bfloat16))
+    assert found.nbytes() == 8 * (2 + 4)
+    assert found.folded == 8 * 2
+
+
+def test_mixed_dots_are_seen(vs_handwritten):
+    from comparison.counts import casts_and_dots, low_share, mixed
+
+    def dot(w, x):
+        return jax.lax.dot(x.astype(jnp.bfloat16), w, preferred_element_type=jnp.float32)
+
+    _, dots = casts_and_dots(jax.make_jaxpr(dot)(jnp.ones((4, 4)), jnp.ones((2, 4))), 1, 0)
+    assert (mixed(dots), low_share(dots)) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [(["--models", "VGG"], "invalid choice: 'VGG'"), (["--tiny", "--large"], "not allowed with")],
+)
+def test_wrong_options(vs_handwritten, capsys, wrong, message):
+    with pytest.raises(SystemExit):
+        vs_handwritten.options(wrong)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "status"), [(None, 0), ("1.3", 0), ("1.19", 1)])
+def test_import_time(monkeypatch, capsys, limit, status):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import import_time
+
+    taken = {"import jax, optax": iter([9.0, 1.0, 2.0]), "import jmp_autocast": iter([9, 1.5, 1.2])}
+    monkeypatch.setattr(import_time, "seconds", lambda statement: next(taken[statement]))
+    limit = [] if limit is None else ["--limit", limit]
+    assert import_time.main(["--rounds", "2", *limit]) == status
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("min 1.000 s, median 1.500 s")
+    assert lines[-1].endswith("min 1.20, median 0.90")
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("level", ["o1", "compute"])
+@pytest.mark.parametrize("name", ["GPT", "ViT", "ResNet", "LSTM"])
+def test_explain_says_in_which_dtypes_the_models_run(vs_handwritten, name, level):
+    from comparison.cases import SIZES, plain_loss
+
+    case = next(case for case in SIZES["tiny"] if case.name == name)
+    ((params, batch),) = case.examples(1)
+    wrapper = autocast(plain_loss(case.build()), policy=BF16.with_level(level))
+    report = assert_rows_are_what_runs(wrapper, params, batch)
+    assert report.totals.low_share == 1

@@ -1,0 +1,106 @@
+"""Generated pages are up to date, and pictures are the same each time they are drawn."""
+
+import importlib
+import re
+
+import pytest
+
+from jmp_autocast import BF16, explain
+from tests.support.markdown_pages import ROOT
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture
+def docs_on_path(monkeypatch):
+    """The modules of docs/ import each other as scripts do."""
+    monkeypatch.syspath_prepend(str(DOCS))
+
+
+@pytest.mark.usefixtures("docs_on_path")
+@pytest.mark.parametrize("name", ["generate_block", "generate_results"])
+def test_a_generated_page_is_up_to_date(name, tmp_path, capsys):
+    generator = importlib.import_module(name)
+    assert generator.main(["--check"]) == 0, f"run python docs/{name}.py"
+    page = tmp_path / "page.md"
+    page.write_text("Something else.", encoding="utf-8")
+    assert generator.main(["--check"], page) == 1
+    assert f"run python docs/{name}.py" in capsys.readouterr().err
+    assert generator.main([], page) == 0
+    assert generator.main(["--check"], page) == 0
+
+
+@pytest.mark.usefixtures("docs_on_path")
+def test_the_block_has_each_equation_of_explain():
+    generator = importlib.import_module("generate_block")
+    block = importlib.import_module("transformer_block")
+    report = explain(block.block, *block.shapes(), policy=BF16)
+    text = generator.PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \d* \| `(\w+)` \|.*\| `(\w+)`", text, re.MULTILINE)
+    assert rows == [(row.primitive, row.reason) for row in report.rows]
+
+
+@pytest.mark.usefixtures("docs_on_path")
+def test_results_are_read_as_they_stand():
+    results = importlib.import_module("results")
+    text = results.RESULTS.read_text(encoding="utf-8")
+    models = results.handwritten("vs_handwritten full bfloat16 2-core CPU")
+    assert [name.partition(":")[0] for name in models] == ["GPT", "ViT", "ResNet", "LSTM"]
+    cell = models[next(iter(models))]["Memory"]["float32"]["residuals MB"]
+    assert f"| float32 | {cell} |" in text
+    with pytest.raises(LookupError, match="no results of 'nothing'"):
+        results.section("nothing")
+
+
+PICTURES = {"flow", "colouring", "training", "memory"}
+
+
+@pytest.mark.usefixtures("docs_on_path", "as_users_run_it")
+def test_pictures_are_the_same_each_time(tmp_path):
+    drawing = importlib.import_module("figures.draw")
+    assert set(drawing.PICTURES) == PICTURES
+    drawing.write_all(tmp_path)
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {f"{name}-{mode}.svg" for name in PICTURES for mode in ("light", "dark")}
+    style = drawing.MODES[0]
+    for name, module in drawing.PICTURES.items():
+        path = tmp_path / f"{name}-{style.name}.svg"
+        first = path.read_bytes()
+        with drawing.styled(style):
+            drawing.save(module.draw(module.data(), style), name, style, tmp_path)
+        assert path.read_bytes() == first, name
+
+
+def test_every_picture_is_on_a_page_and_has_a_text_for_those_who_do_not_see_it():
+    pages = "".join(p.read_text(encoding="utf-8") for p in sorted(DOCS.rglob("*.md")))
+    found = re.findall(r"^```\{picture\} (\w+)\n:alt: (.{20,})$", pages, re.MULTILINE)
+    assert {name for name, _ in found} == PICTURES
+
+
+@pytest.mark.usefixtures("docs_on_path", "as_users_run_it")
+def test_the_training_of_the_picture_shows_what_its_caption_says():
+    training = importlib.import_module("figures.training")
+    curves = training.data()
+    # One loss alone swings by a twentieth from step to step.
+    last = {name: curve.losses[-40:].mean() for name, curve in curves.items()}
+    assert last["float16"] == pytest.approx(last["float32"], rel=0.02)
+    assert last["unscaled"] > 1.9 * last["float32"]
+    scaled = curves["float16"]
+    assert scaled.skipped.any()
+    assert scaled.scales[-1] > 2**24
+
+
+@pytest.mark.usefixtures("docs_on_path")
+def test_the_colouring_draws_the_casts_that_explain_counts():
+    colouring = importlib.import_module("figures.colouring")
+    nodes = colouring.data()
+    casts = {
+        (source, low) for node in nodes for source, low in node.reads if low != nodes[source].low
+    }
+    block = importlib.import_module("transformer_block")
+    totals = explain(block.block, *block.shapes(), policy=BF16).totals
+    down = totals.casts.down - totals.cast_parameters
+    assert (sum(low for _, low in casts), sum(not low for _, low in casts)) == (
+        down,
+        totals.casts.up,
+    )

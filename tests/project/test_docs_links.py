@@ -1,0 +1,84 @@
+"""Links between pages lead somewhere; links to the outside are well formed."""
+
+import pathlib
+import re
+import urllib.parse
+
+import pytest
+
+from tests.support.markdown_pages import ROOT, anchors, links, markdown_pages
+
+PAGES = {str(p.relative_to(ROOT)): p for p in markdown_pages()}
+
+
+def wrong_links(page, text):
+    """(target, what is wrong) of each link of a page that is wrong."""
+    found = []
+    for target in links(text):
+        if re.match(r"[a-z][a-z+.-]*:", target):
+            if problem := wrong_outside(target):
+                found.append((target, problem))
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.is_file():
+            found.append((target, "no such file"))
+        elif anchor and file.suffix == ".md" and not has_anchor(file, anchor):
+            found.append((target, "no such heading"))
+    return found
+
+
+def has_anchor(page, anchor):
+    return anchor in anchors(page.read_text(encoding="utf-8"))
+
+
+def wrong_outside(target):
+    parts = urllib.parse.urlsplit(target)
+    if parts.scheme == "mailto":
+        return "" if "@" in parts.path else "no address"
+    if parts.scheme != "https":
+        return "not https"
+    host = re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+", parts.hostname or "")
+    return "" if host and not re.search(r"[\s<>\"{}|\\^`]", target) else "malformed"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    page = PAGES[name]
+    assert not wrong_links(page, page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("README.md", ""),
+        ("README.md#limits", ""),
+        ("README.md#no-such-heading", "no such heading"),
+        ("no_such_file.md", "no such file"),
+        ("https://docs.jax.dev/en/latest/", ""),
+        ("http://docs.jax.dev", "not https"),
+        ("https://docs", "malformed"),
+    ],
+)
+def test_what_is_wrong_with_a_link(target, problem):
+    expected = [(target, problem)] if problem else []
+    assert wrong_links(ROOT / "page.md", f"See [this]({target}).") == expected
+
+
+def test_links_in_code_are_none():
+    text = "`[a](b)`\n\n```python\nx[0](1)\n```\n\n[c](d.md)\n"
+    assert links(text) == ["d.md"]
+
+
+def test_every_page_of_the_site_is_in_a_table_of_contents():
+    docs = ROOT / "docs"
+    pages = {p.relative_to(docs).with_suffix("") for p in PAGES.values() if docs in p.parents}
+    named = {pathlib.PurePath("index"), pathlib.PurePath("measured")}  # this one is included
+    for page in PAGES.values():
+        text = page.read_text(encoding="utf-8")
+        for entries in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
+            for entry in re.findall(r"^[\w/*]+$", entries, re.MULTILINE):
+                named |= {
+                    p.relative_to(docs).with_suffix("") for p in page.parent.glob(f"{entry}.md")
+                }
+    assert pages <= named

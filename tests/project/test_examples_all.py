@@ -1,0 +1,137 @@
+"""Every example has options, says what it prints, runs with small sizes and leaves a picture."""
+
+import ast
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from .test_examples import EXAMPLES, load
+
+ROOT = EXAMPLES.parent
+# What other examples import is no example itself.
+SHARED = {"char_gpt", "runs"}
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in SHARED)
+# Those with tests of their own, which run them with small sizes.
+ELSEWHERE = {
+    "explain_transformer": "test_example_explain",
+    "loss_scaling_linen": "test_examples_loss_scaling",
+    "loss_scaling_nnx": "test_examples_loss_scaling",
+    "loss_scaling_plain": "test_examples_loss_scaling",
+    "train_char_transformer": "test_example_char_transformer",
+    "train_digits": "test_examples",
+    "train_sharded": "test_example_sharded",
+    "tune_policy": "test_example_tune",
+}
+# The others: small sizes, and the pictures. float16 is the longest way through each of them.
+SMALL = {
+    "train_nnx": ("--dtype float16 --steps 12", ["losses.png"]),
+    "train_haiku_resnet": ("--dtype float16 --steps 12 --blocks 1 --channels 4", ["losses.png"]),
+    "train_neural_ode": (
+        "--dtype float16 --steps 12 --width 8 --batch-size 8",
+        ["losses.png", "trajectories.png"],
+    ),
+}
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+def is_picture(path):
+    return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_every_example_is_tested():
+    assert set(NAMES) == {*ELSEWHERE, *SMALL, "export_classifier"}
+    for name, test in ELSEWHERE.items():
+        assert f'"{name}"' in (ROOT / "tests" / f"{test}.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_says_what_it_is(name, capsys):
+    source = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    doc = ast.get_docstring(ast.parse(source))
+    assert f"python examples/{name}.py" in doc
+    assert "It prints" in doc
+    assert "float32" in doc
+    with pytest.raises(SystemExit) as stop:
+        load(name).main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "--output" in text
+    assert doc.partition("\n")[0][:40] in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/examples.md"])
+def test_a_page_lists_the_examples(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"{name}.py" not in text] == []
+    assert "tour.ipynb" in text
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_trains(name, tmp_path, capsys):
+    options, pictures = SMALL[name]
+    (run,) = load(name).main([*options.split(), "--output", str(tmp_path)])
+    assert (run.dtype, len(run.losses)) == ("float16", 12)
+    good = np.array(run.losses)[np.isfinite(run.losses)]
+    assert len(good) >= 12 - run.skipped_steps
+    assert good[-3:].mean() < good[:3].mean()
+    assert np.isfinite(run.score)
+    assert run.low_flops > 0.8  # diffrax asks for float32 in the sums of its stages
+    assert all(is_picture(tmp_path / picture) for picture in pictures)
+    text = capsys.readouterr().out
+    assert "12/12" in text  # the progress bar
+    assert "float16" in text
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_wrong_options_are_refused(name, capsys):
+    for wrong, message in {
+        "--dtype float64": "invalid choice: 'float64'",
+        "--steps 0": "argument --steps: must be at least 1",
+        "--steps many": "argument --steps: invalid",
+    }.items():
+        with pytest.raises(SystemExit):
+            load(name).main(wrong.split())
+        assert message in capsys.readouterr().err
+
+
+def test_an_exported_model_computes_the_same_elsewhere(tmp_path, capsys):
+    results = load("export_classifier").main(["--epochs", "1", "--output", str(tmp_path)])
+    assert [result.dtype for result in results] == ["float32", "bfloat16", "float16"]
+    full, *low = results
+    assert full.difference < 1e-5
+    for result, tolerance in zip(low, (0.05, 0.005), strict=True):
+        assert 0 < result.difference < tolerance
+        assert result.agreement > 0.98
+        assert result.report.totals.low_share == 1
+        assert result.probabilities.dtype == "float32"
+    assert is_picture(tmp_path / "export.png")
+    assert "bfloat16" in capsys.readouterr().out
+
+
+# --- the notebook ---------------------------------------------------------------------------
+
+NOTEBOOK = EXAMPLES / "tour.ipynb"
+
+
+def test_the_notebook_is_committed_without_outputs():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) > 5
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path):
+    command = [sys.executable, "-m", "tests.support.run_notebook", NOTEBOOK]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert not done.returncode, done.stderr
+    outputs = [output for cell in json.loads(done.stdout) for output in cell]
+    data = [output["data"] for output in outputs if "data" in output]
+    assert sum("image/png" in kinds for kinds in data) == 2
+    assert any("<iframe" in "".join(kinds.get("text/html", "")) for kinds in data)
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert "exact 40.96, autocast 40.96, cast by hand 4.00" in printed
+    assert not any(output["output_type"] == "error" for output in outputs)

@@ -1,0 +1,99 @@
+"""The files that the repository's host reads: workflow, forms, citation, conduct."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+
+import jmp_autocast
+
+ROOT = pathlib.Path(__file__).parents[2]
+GITHUB = ROOT / ".github"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+FORMS = ["bug.yml", "feature.yml", "why_float32.yml"]
+
+
+def read(path):
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def workflow():
+    return read(GITHUB / "workflows" / "tests.yml")
+
+
+def rows(workflow):
+    return [
+        row for job in workflow["jobs"].values() for row in job["strategy"]["matrix"]["include"]
+    ]
+
+
+def test_every_yaml_file_parses():
+    paths = [*GITHUB.rglob("*.yml"), ROOT / "CITATION.cff", ROOT / ".pre-commit-config.yaml"]
+    assert len(paths) == len(FORMS) + 4
+    assert all(isinstance(read(path), dict) for path in paths)
+
+
+def test_the_workflow_runs_sessions_of_nox_on_their_python(workflow):
+    wanted = [(row["session"], row["python"]) for row in rows(workflow)]
+    names = [name for name, _ in wanted]
+    command = [sys.executable, "-m", "nox", "--list", "--json", "-s", *names]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    found = [(session["session"], session["python"]) for session in json.loads(listed)]
+    assert sorted(found) == sorted(wanted)
+    for job in workflow["jobs"].values():
+        assert job["steps"][-1]["run"] == "nox -s ${{ matrix.session }}"
+
+
+def test_the_workflow_covers_every_python_with_the_oldest_and_the_newest_jax(workflow):
+    prefix = "Programming Language :: Python :: 3."
+    minors = [c.removeprefix(prefix) for c in PROJECT["classifiers"] if c.startswith(prefix)]
+    wanted = {f"tests_{jax}-3.{minor}" for jax in ("oldest", "newest") for minor in minors}
+    found = {row["session"] for row in rows(workflow)}
+    assert found >= {*wanted, "lint", "types", "doctests", "docs"}
+
+
+def test_the_workflow_may_only_read(workflow):
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow[True] is not None  # YAML 1.1 takes the key `on` for a truth value
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_has_what_the_host_asks_for(name):
+    form = read(GITHUB / "ISSUE_TEMPLATE" / name)
+    assert {"name", "description", "labels", "body"} == set(form)
+    fields = [item for item in form["body"] if item["type"] != "markdown"]
+    ids = [field["id"] for field in fields]
+    assert len(set(ids)) == len(ids)
+    assert all(field["type"] == "textarea" and field["attributes"]["label"] for field in fields)
+    assert any(field["validations"]["required"] for field in fields)
+
+
+def test_forms_name_files_and_functions_that_exist():
+    texts = [path.read_text(encoding="utf-8") for path in GITHUB.rglob("*.[my]*")]
+    named = {path for text in texts for path in re.findall(r"\b[\w/.]+\.(?:md|toml)\b", text)}
+    assert named >= {"docs/reasons.md", "CHANGELOG.md"}
+    assert all((ROOT / path).is_file() for path in named)
+    assert callable(jmp_autocast.explain)
+
+
+def test_the_citation_is_of_this_version():
+    citation = read(ROOT / "CITATION.cff")
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == jmp_autocast.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert citation["authors"] == [{"name": "The jmp_autocast authors"}]
+
+
+def test_conduct_and_security_name_no_address_that_nobody_reads():
+    for name in ("CODE_OF_CONDUCT.md", "SECURITY.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert "Report a vulnerability" in text.replace("\n", " ").replace("  ", " ")
+        assert not re.search(r"\S@\S+\.\S", text)

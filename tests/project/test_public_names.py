@@ -1,0 +1,189 @@
+"""JAX names without a compatibility promise stand in ``interpreters/compat`` alone.
+
+Read from the source: every import and every dotted name that starts at ``jax``, and the names of
+attributes that JAX's objects have without documenting them.
+"""
+
+import ast
+import importlib.util
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmp_autocast.interpreters import compat
+
+ROOT = pathlib.Path(__file__).parents[2]
+COMPAT = ROOT / "jmp_autocast" / "interpreters" / "compat"
+
+# The modules that JAX's page on API compatibility covers, and those that its reference documents
+# beside them. Not `core`, `interpreters`, `extend`, `experimental`, `example_libraries`, `lib`.
+COVERED = frozenset(
+    """
+    ad_checkpoint custom_batching custom_derivatives debug distributed dlpack dtypes errors export
+    ffi flatten_util image lax monitoring nn numpy ops profiler random ref scipy sharding stages
+    test_util tree tree_util typing
+    """.split()
+)
+
+# docs.jax.dev: the reference pages of `Jaxpr`, `ClosedJaxpr`, `JaxprEqn`, `Var`, `Literal` and
+# `Primitive`.
+DOCUMENTED = frozenset(
+    """
+    jaxpr consts literals constvars invars outvars eqns effects debug_info in_avals out_avals
+    primitive params source_info ctx replace pretty_print aval val
+    name bind multiple_results impl def_impl def_abstract_eval abstract_eval
+    """.split()
+)
+
+# What tests may use beside the public names, and why.
+IN_TESTS = {
+    "jax.extend.core.Primitive": "a package brings primitives of its own by this class",
+    "jax.interpreters.mlir": "the one place where such a primitive gets its lowering",
+    "jax.extend.core.primitives": "`call` and `closed_call`, which no public function emits",
+    "jax.experimental": "a feature in progress that users meet is a case to test",
+}
+
+
+def imports(tree):
+    """(line, dotted name, the name it gets in the file, what that one stands for) per import."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.partition(".")[0]
+                bound = (alias.asname, alias.name) if alias.asname else (root, root)
+                yield node.lineno, alias.name, *bound
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield node.lineno, name, alias.asname or alias.name, name
+
+
+def names_used(tree):
+    """(line, name): dotted names from an import on, aliases written out, and other attributes.
+
+    An attribute of anything but a module is written with a leading dot.
+    """
+    stands_for = {}
+    for line, name, bound, meaning in imports(tree):
+        yield line, name
+        stands_for[bound] = meaning
+    inner = set()
+    for node in ast.walk(tree):  # outer attributes come first
+        if isinstance(node, ast.Attribute) and node not in inner:
+            names, at = [], node
+            while isinstance(at, ast.Attribute):
+                names.append(at.attr)
+                at = at.value
+                inner.add(at)
+            root = at.id if isinstance(at, ast.Name) else None
+            if root in stands_for:
+                yield node.lineno, ".".join([stands_for[root], *reversed(names)])
+            else:
+                names = names[:-1] if root in ("self", "cls") else names
+                yield from ((node.lineno, f".{name}") for name in names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
+            names = [x.value for x in node.args[1:2] if isinstance(x, ast.Constant)]
+            yield from ((node.lineno, f".{name}") for name in names)
+
+
+def is_public(name):
+    if name.startswith("."):
+        return name[1:] not in UNDOCUMENTED
+    root, *rest = name.split(".")
+    if root != "jax":
+        return root != "jaxlib"
+    if any(part.startswith("_") and not part.startswith("__") for part in rest):
+        return False
+    is_module = bool(rest) and importlib.util.find_spec(f"jax.{rest[0]}") is not None
+    return not is_module or rest[0] in COVERED
+
+
+def undocumented_attributes():
+    """Names that the objects of a jaxpr have, and that neither JAX nor NumPy documents."""
+    closed = jax.make_jaxpr(lambda x: x + 1)(1.0)
+    eqn = closed.eqns[0]
+    objects = (closed, compat.body_of(closed), eqn, *eqn.invars, eqn.primitive)
+    objects += (eqn.invars[0].aval, eqn.ctx, eqn.source_info)
+    names = {name for kind in (*map(type, objects), compat.Tracer) for name in dir(kind)}
+    arrays = {name for name in dir(jnp.zeros(1)) if not name.startswith("_")}
+    public = (jax.ShapeDtypeStruct, np.ndarray, dict, list, str, tuple, frozenset)
+    documented = DOCUMENTED.union(arrays, *map(dir, public))
+    return {name for name in names - documented if not name.startswith("__")}
+
+
+UNDOCUMENTED = undocumented_attributes()
+
+
+def not_public(source):
+    """(line, name) of each name in a program that JAX does not promise to keep."""
+    return sorted({used for used in names_used(ast.parse(source)) if not is_public(used[1])})
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import jax.core", ["jax.core"]),
+        ("import jax.extend.core as c\nc.Var", ["jax.extend.core", "jax.extend.core.Var"]),
+        ("from jax import core", ["jax.core"]),
+        ("from jax.interpreters import ad", ["jax.interpreters.ad"]),
+        ("from jax._src import core as c\nc.Trace", ["jax._src.core", "jax._src.core.Trace"]),
+        ("from jaxlib import xla_client", ["jaxlib.xla_client"]),
+        ("import jax\njax.core.Tracer", ["jax.core.Tracer"]),
+        ("import jax.numpy as jnp\njnp._internal", ["jax.numpy._internal"]),
+        ("from jax import lax\nlax.lax._convert", ["jax.lax.lax._convert"]),
+        ("from jax.experimental import pallas", ["jax.experimental.pallas"]),
+        ("eqn.source_info.name_stack", [".name_stack"]),
+        ("x._trace", ["._trace"]),
+        ("getattr(x, '_trace')", ["._trace"]),
+        ("a.b(x)._trace.c", ["._trace"]),
+        ("self._trace\ncls._trace", []),
+        ("import jax\njax.jit\njax.Array\njax.__version__\njax.tree.map", []),
+        ("from jax import lax\nfrom jax.sharding import Mesh\nlax.dot_general_p", []),
+        ("eqn.invars[0].aval.weak_type\neqn.params\njaxpr.eqns", []),
+    ],
+)
+def test_the_reader_finds_names_that_are_not_public(source, expected):
+    assert [name for _, name in not_public(source)] == expected
+
+
+@pytest.mark.parametrize("folder", ["jmp_autocast", "benchmarks", "examples", "docs", "tests"])
+def test_no_other_file_uses_a_name_that_is_not_public(folder):
+    allowed = tuple(IN_TESTS) if folder == "tests" else ()
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.parent != COMPAT
+        for line, name in not_public(path.read_text(encoding="utf-8"))
+        if not any(name == start or name.startswith(f"{start}.") for start in allowed)
+    ]
+    assert not found, "\n".join(["put these into interpreters/compat:", *found])
+
+
+def test_compat_is_where_they_are():
+    names = {name for _, name in not_public(COMPAT.joinpath("__init__.py").read_text("utf-8"))}
+    assert {"jax.extend.core", "jax.interpreters.partial_eval", ".name_stack"} <= names
+
+
+def test_every_allowed_name_is_used():
+    names = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for _, name in not_public(path.read_text(encoding="utf-8"))
+    }
+    unused = [start for start in IN_TESTS if not any(n.startswith(start) for n in names)]
+    assert not unused
+
+
+def test_no_other_file_of_the_package_asks_for_the_version():
+    asked = {"jax.__version__", "jax.__version_info__", "jax.version", "importlib.metadata.version"}
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in sorted((ROOT / "jmp_autocast").rglob("*.py"))
+        if path.parent != COMPAT
+        for line, name in names_used(ast.parse(path.read_text(encoding="utf-8")))
+        if name in asked
+    ]
+    assert not found

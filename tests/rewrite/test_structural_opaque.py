@@ -1,0 +1,341 @@
+"""What autocast does not look into gets the dtypes that the program declares; loops keep theirs."""
+
+import warnings
+
+import jax
+import jax.experimental.sparse
+import jax.numpy as jnp
+import jax.scipy.sparse.linalg
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback, pallas as pl
+
+from jmp_autocast import BF16, CastPolicy, autocast, register_policy
+from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
+
+W = np.random.default_rng(0).standard_normal((4, 4), np.float32) / 2
+SPD = W @ W.T + np.eye(4, dtype=np.float32)
+
+
+def half(fn, **options):
+    return autocast(fn, compute_dtype=jnp.bfloat16, **options)
+
+
+def check(fn, *args, tolerance=3e-2):
+    """Types and values; returns the jaxpr."""
+    found, plain = jax.jit(half(fn)).trace(*args), jax.jit(fn).trace(*args)
+    assert found.out_info == plain.out_info
+    # Most of the time of these tests is LLVM's.
+    options = {"xla_backend_optimization_level": 0}
+    values, expected = (t.lower().compile(options)(*args) for t in (found, plain))
+    for a, b in zip(jax.tree.leaves(values), jax.tree.leaves(expected), strict=True):
+        a, b = (np.asarray(v).astype(np.complex128) for v in (a, b))
+        np.testing.assert_array_less(np.abs(a - b), tolerance * np.max(np.abs(b), initial=1e-3))
+    return found.jaxpr
+
+
+# --- loops and branches ------------------------------------------------------------------------
+
+
+def test_branches_that_disagree_are_joined_in_float32():
+    def fn(x):
+        branches = [lambda x: x @ W, lambda x: jnp.exp(x), lambda x: x]
+        return lax.switch(jnp.argmax(x[0]), branches, x @ W)
+
+    jaxpr = check(fn, W)
+    (eqn,) = find(jaxpr, "cond")
+    assert dtypes(eqn.outvars) == ("float32",)
+    assert_dots_run_in("bfloat16", jaxpr)
+
+
+def test_branches_that_agree_return_the_compute_dtype():
+    fn = lambda x: lax.cond(x[0, 0] > 0, lambda x: x @ W, lambda x: W @ x, x @ W) @ W
+    (eqn,) = find(check(fn, W), "cond")
+    assert dtypes(eqn.outvars) == ("bfloat16",)
+
+
+def test_a_branch_of_a_declared_16_bit_result_keeps_it():
+    narrow = lambda x: jnp.exp(x).astype(jnp.float16)
+    fn = lambda x: lax.cond(x[0, 0] > 0, lambda x: (x @ W).astype(jnp.float16), narrow, x)
+    check(fn, W)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "complex64"])
+def test_a_loop_carry_keeps_its_dtype(dtype):
+    def fn(x):
+        def body(carry, _):
+            total, h = carry
+            h = jnp.tanh(h @ W)
+            return (total + h.astype(dtype), h), h
+
+        (total, _), hs = lax.scan(body, (jnp.zeros((4, 4), dtype), x), None, length=3)
+        return total, hs
+
+    jaxpr = check(fn, W)
+    (eqn,) = find(jaxpr, "scan")
+    assert dtypes(eqn.outvars)[:2] == (dtype, "float32")
+    assert_dots_run_in("bfloat16", jaxpr)
+
+
+def test_a_while_carry_keeps_its_dtype():
+    keep_on = lambda c: c[0] < 3
+    body = lambda c: (c[0] + 1, jnp.tanh(c[1] @ W), c[2] + jnp.sum(c[1] @ W))
+    fn = lambda x: lax.while_loop(keep_on, body, (0, x, jnp.float32(0)))
+    (eqn,) = find(check(fn, W), "while")
+    assert dtypes(eqn.outvars) == ("int32", "float32", "float32")
+
+
+def test_a_long_sum_in_a_carry_is_exact():
+    """In bfloat16 it would stop at 256."""
+    fn = lambda x: lax.scan(lambda t, _: (t + jnp.sum(x @ x), None), 0.0, None, length=600)[0]
+    assert half(fn)(jnp.ones((1, 1))) == 600
+
+
+# --- references ----------------------------------------------------------------------------------
+
+
+def accumulate(x):
+    ref = jax.new_ref(jnp.zeros((4, 4)))
+
+    def body(carry, _):
+        ref[...] = ref[...] + x @ W
+        ref[0] += jnp.float32(1)
+        return carry, None
+
+    lax.scan(body, jnp.float32(0), None, length=3)
+    return ref[...] @ W
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["f", "jit"])
+def test_references_keep_their_dtype(wrap):
+    jaxpr = check(wrap(accumulate), W)
+    assert_dots_run_in("bfloat16", jaxpr)
+    for eqn in find(jaxpr, "swap", "addupdate"):
+        assert eqn.invars[1].aval.dtype == jnp.float32
+
+
+def test_a_reference_as_argument():
+    def fn(ref, x):
+        ref[...] = ref[...] + x @ W
+        return ref[...] @ W
+
+    plain, mixed = jax.new_ref(jnp.ones((4, 4))), jax.new_ref(jnp.ones((4, 4)))
+    out, expected = jax.jit(half(fn))(mixed, W), jax.jit(fn)(plain, W)
+    np.testing.assert_allclose(out, expected, atol=5e-2)
+    np.testing.assert_allclose(mixed[...], plain[...], atol=3e-2)
+    assert mixed.dtype == jnp.float32
+
+
+def test_a_reference_closed_over():
+    ref = jax.new_ref(jnp.zeros((4, 4)))
+
+    def fn(x):
+        ref[...] = x @ W
+
+    jax.jit(half(fn))(W)
+    np.testing.assert_allclose(ref[...], W @ W, atol=3e-2)
+
+
+# --- calls out of the program --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_callbacks_see_declared_dtypes(compiled):
+    seen = []
+
+    def note(tag, result=None):
+        def callback(v):
+            seen.append((tag, np.asarray(v).dtype.name))
+            return None if result is None else np.asarray(v) * 2
+
+        return callback
+
+    def fn(x):
+        like = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+        y = jax.pure_callback(note("pure", like), like, x @ W)
+        z = io_callback(note("io", like), like, x @ W)
+        jax.debug.callback(note("debug"), x @ W)
+        jax.debug.print("{}", (x @ W)[0, 0])
+        return y + z
+
+    out = (jax.jit(half(fn)) if compiled else half(fn))(W)
+    jax.effects_barrier()
+    np.testing.assert_allclose(out, 4 * W @ W, atol=6e-2)
+    assert {tag for tag, _ in seen} == {"pure", "io", "debug"}
+    assert {dtype for _, dtype in seen} == {"float32"}
+
+
+def test_ffi_calls_get_declared_dtypes():
+    like = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    (eqn,) = find(trace(half(lambda x: jax.ffi.ffi_call("nowhere", like)(x @ W)), W), "ffi_call")
+    assert dtypes(eqn.invars) == dtypes(eqn.outvars) == ("float32",)
+
+
+def test_pallas_kernels_keep_declared_dtypes():
+    def kernel(x_ref, y_ref, out_ref):
+        assert x_ref.dtype == out_ref.dtype == jnp.float32
+        out_ref[...] = x_ref[...] @ y_ref[...]
+
+    shape = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    call = pl.pallas_call(kernel, out_shape=shape, interpret=True)
+    jaxpr = check(lambda x: call(x @ W, x) @ W, W)
+    (eqn,) = find(jaxpr, "pallas_call")
+    assert set(dtypes(eqn.invars)) == {"float32"}
+    assert [e.invars[0].aval.dtype.name for e in find(jaxpr, "dot_general")] == [
+        "bfloat16",
+        "float32",  # inside the kernel
+        "bfloat16",
+    ]
+
+
+def test_composites_keep_declared_dtypes():
+    composite = lax.composite(lambda x: x @ W, name="my.composite")
+    (eqn,) = find(check(lambda x: composite(x @ W) @ W, W), "composite")
+    assert dtypes(eqn.invars)[-1:] == dtypes(eqn.outvars) == ("float32",)
+
+
+def test_custom_linear_solve_keeps_declared_dtypes():
+    def fn(b):
+        solve = lambda matvec, b: jnp.linalg.solve(SPD, b)
+        return lax.custom_linear_solve(lambda v: SPD @ v, b @ W, solve, symmetric=True)
+
+    jaxpr = check(jax.grad(lambda b: jnp.sum(fn(b) ** 2)), W)
+    for eqn in find(jaxpr, "custom_linear_solve"):
+        assert "bfloat16" not in dtypes((*eqn.invars, *eqn.outvars))
+
+
+def test_conjugate_gradients():
+    solve = lambda b: jax.scipy.sparse.linalg.cg(lambda v: SPD @ v, b, maxiter=4)[0]
+    check(solve, W[0], tolerance=1e-4)
+
+
+def test_sparse_matrices():
+    """``bcoo_dot_general`` belongs to JAX, but to none of the tables."""
+    sparse = jax.experimental.sparse.BCOO.fromdense(W)
+    check(lambda x: sparse @ (x @ W), W)
+
+
+LINEAR_ALGEBRA = {
+    "cholesky": lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(4)),
+    "eigh": lambda x: jnp.linalg.eigh(x + x.T).eigenvalues,
+    "svd": lambda x: jnp.linalg.svd(x, compute_uv=False),
+    "qr": lambda x: jnp.linalg.qr(x)[1],
+    "inv": lambda x: jnp.linalg.inv(x + 3 * jnp.eye(4)),
+    "solve": lambda x: jnp.linalg.solve(x + 3 * jnp.eye(4), x),
+    "expm": lambda x: jax.scipy.linalg.expm(x),
+    "fft": lambda x: jnp.fft.rfft(x @ W),
+    "fft_back": lambda x: jnp.fft.irfft(jnp.fft.rfft(x @ W) * 2),
+    "norm": lambda x: jnp.linalg.norm(x @ W, axis=-1),
+}
+
+
+@pytest.mark.parametrize("fn", LINEAR_ALGEBRA.values(), ids=LINEAR_ALGEBRA)
+def test_linear_algebra(fn):
+    names = ("cholesky", "eigh", "svd", "geqrf", "lu", "triangular_solve", "fft")
+    jaxpr = check(lambda x: fn(x @ W), W)
+    for eqn in find(jaxpr, *names):
+        assert not {"bfloat16", "float16"} & {a.aval.dtype.name for a in eqn.invars}
+
+
+OTHERS = {
+    "reduce": lambda x: lax.reduce(x @ W, np.float32(0), lambda a, b: a + b * 2, (0,)),
+    "reduce_window": lambda x: lax.reduce_window(
+        x @ W, np.float32(1), lambda a, b: a * b, (2, 2), (1, 1), "VALID"
+    ),
+    "scatter_apply": lambda x: (x @ W).at[0].apply(jnp.sin),
+    "scatter_add": lambda x: (x @ W).at[jnp.array([0, 0, 1])].add(x[:3] @ W),
+    "scatter_set": lambda x: (x @ W).at[1:3, 0].set(jnp.float32(2)) @ W,
+    "associative_scan": lambda x: lax.associative_scan(jnp.add, x @ W),
+    "map": lambda x: lax.map(lambda row: row[None] @ W, x, batch_size=2),
+    "sort": lambda x: lax.sort((x @ W, x), num_keys=1),
+    "top_k": lambda x: lax.top_k(x @ W, 2)[0],
+    "platform_dependent": lambda x: lax.platform_dependent(x, default=lambda x: x @ W),
+    "optimization_barrier": lambda x: lax.optimization_barrier((x @ W, x))[0] @ W,
+    "reduce_precision": lambda x: lax.reduce_precision(x @ W, 8, 23),
+    "bitcast": lambda x: lax.bitcast_convert_type(jnp.sign(x @ W), jnp.int32),
+    "complex": lambda x: jnp.real(lax.complex(x @ W, x) * lax.complex(x, x @ W)),
+    "cumulative": lambda x: jnp.cumsum(x @ W, 0),
+    "quantile": lambda x: jnp.quantile(x @ W, 0.25),
+}
+
+
+@pytest.mark.parametrize("fn", OTHERS.values(), ids=OTHERS)
+def test_other_primitives_with_bodies_and_dtypes(fn):
+    check(fn, W)
+
+
+# --- random numbers ----------------------------------------------------------------------------
+
+
+def draws(key, x):
+    keys = jax.random.split(key, 3)
+    mask = jax.random.bernoulli(keys[0], 0.5, x.shape)
+    noise = jax.random.normal(keys[1], x.shape) + jax.random.uniform(keys[2], x.shape)
+    return mask, noise, jax.random.fold_in(key, 3), jnp.where(mask, x @ W, noise)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(0), jax.random.PRNGKey(0)], ids=["typed", "raw"])
+def test_random_numbers_are_the_same(key):
+    """Only the last value depends on a dot."""
+    found, expected = half(draws)(key, W), draws(key, W)
+    data = lambda k: jax.random.key_data(k) if k.dtype != jnp.uint32 else k
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
+    np.testing.assert_array_equal(data(found[2]), data(expected[2]))
+    assert found[2].dtype == expected[2].dtype
+    np.testing.assert_allclose(found[3], expected[3], atol=3e-2)
+
+
+# --- unknown primitives --------------------------------------------------------------------------
+
+unknown_p = jax.extend.core.Primitive("test_unknown")
+unknown_p.def_impl(lambda x: 2 * x)
+unknown_p.def_abstract_eval(lambda x: x)
+jax.interpreters.mlir.register_lowering(
+    unknown_p, jax.interpreters.mlir.lower_fun(lambda x: 2 * x, multiple_results=False)
+)
+
+
+def with_unknown(x):
+    return unknown_p.bind(x @ W) @ W
+
+
+def test_an_unknown_primitive_keeps_declared_dtypes():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jaxpr = check(with_unknown, W)
+    (eqn,) = find(jaxpr, "test_unknown")
+    assert dtypes(eqn.invars) == dtypes(eqn.outvars) == ("float32",)
+    assert_dots_run_in("bfloat16", jaxpr)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda f: f, jax.jit, jax.checkpoint, lambda f: lambda x: lax.map(f, x[None])],
+    ids=["f", "jit", "remat", "scan"],
+)
+def test_an_unknown_primitive_is_reported(wrap):
+    fn = wrap(with_unknown)
+    with pytest.warns(UserWarning, match="test_unknown.*register_policy"):
+        trace(half(fn, on_unknown="warn"), W)
+    with pytest.raises(ValueError, match=r"test_unknown.*register_policy"):
+        trace(half(fn, on_unknown="error"), W)
+
+
+def test_an_unknown_primitive_without_floats_is_reported_too():
+    fn = lambda x: unknown_p.bind(jnp.argmax(x))
+    with pytest.raises(ValueError, match="test_unknown"):
+        trace(half(fn, on_unknown="error"), W)
+
+
+@pytest.mark.parametrize("how", ["register", "with_rules"])
+def test_a_rule_makes_a_primitive_known(how):
+    policy = BF16
+    if how == "register":
+        register_policy(unknown_p, CastPolicy.LOWER_PRECISION_FP)
+    else:
+        policy = policy.with_rules({unknown_p: CastPolicy.LOWER_PRECISION_FP})
+    jaxpr = trace(autocast(with_unknown, policy=policy, on_unknown="error"), W)
+    (eqn,) = find(jaxpr, "test_unknown")
+    assert dtypes(eqn.invars) == dtypes(eqn.outvars) == ("bfloat16",)

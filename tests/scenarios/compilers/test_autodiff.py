@@ -1,0 +1,296 @@
+"""What only a transformed program with derivatives can get wrong (62-82), and how precise it is."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.support.compiler_programs import (
+    COMBINATIONS,
+    DTYPES,
+    cast,
+    of,
+    relu,
+    result_dtypes,
+    round_trips,
+    silu,
+    softmax,
+    works,
+)
+from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
+from tests.support.numerics import relative_error
+
+W = of(6, 6) / 2
+LOWEST = float(np.finfo(np.float32).min)
+
+in_combinations = pytest.mark.parametrize(("dtype", "level"), COMBINATIONS)
+
+
+@in_combinations
+def test_a_users_cast_to_float32_is_a_vote(dtype, level):
+    """62: what it meets is float32, in either order."""
+
+    def fn(w, x):
+        full = (x @ w).astype(dtype).astype(jnp.float32)
+        return full * (x @ w), (w @ x) - full
+
+    jaxpr = trace(cast(fn, dtype, level, output_dtype="computed"), W, W)
+    assert result_dtypes(jaxpr, "mul", "sub") == ["float32"] * 2
+    assert dtypes(jaxpr.jaxpr.outvars) == ("float32",) * 2
+
+
+BINARY_CROSS_ENTROPY = {
+    "clip": lambda p, y: (
+        -(
+            y * jnp.log(jnp.clip(p, 1e-7, 1 - 1e-7))
+            + (1 - y) * jnp.log(1 - jnp.clip(p, 1e-7, 1 - 1e-7))
+        )
+    ),
+    "log1p": lambda p, y: -(y * jnp.log(p) + (1 - y) * jnp.log1p(-p)),
+    "added": lambda p, y: -(y * jnp.log(p + 1e-7) + (1 - y) * jnp.log(1 - p + 1e-7)),
+    "where": lambda p, y: -jnp.log(jnp.where(y > 0, p, 1 - p)),
+    "in_a_call": jax.jit(lambda p, y: -(y * jnp.log(p) + (1 - y) * jnp.log(1 - p))),
+    "in_a_loop": lambda p, y: lax.map(
+        lambda row: -jnp.log(jnp.where(row[1] > 0, row[0], 1 - row[0])), (p, y)
+    ),
+    "in_a_branch": lambda p, y: lax.cond(
+        y[1, 0] > 0, lambda p: -jnp.log(jnp.where(y > 0, p, 1 - p)), lambda p: p, p
+    ),
+}
+
+
+@pytest.mark.parametrize("entropy", BINARY_CROSS_ENTROPY.values(), ids=BINARY_CROSS_ENTROPY)
+@in_combinations
+def test_binary_cross_entropy_of_a_sigmoid(dtype, level, entropy):
+    """67: within 0.05 of float32 at logits from -12 to 12; in 16 bits it would be infinite."""
+    logits = np.linspace(-12, 12, 49, dtype=np.float32)[:, None]
+    y = (np.arange(49) % 2).astype(np.float32)[:, None]
+    fn = lambda w, x: entropy(jax.nn.sigmoid(x @ w), y)
+    low, one = cast(fn, dtype, level), np.ones((1, 1), np.float32)
+    assert_dots_run_in(dtype, trace(low, one, logits))
+    found, expected = (jax.jit(f)(one, logits) for f in (low, fn))
+    np.testing.assert_allclose(found, expected, atol=0.05)
+    mean = lambda f: jax.jit(jax.grad(lambda w: jnp.mean(f(w, logits))))(one)
+    np.testing.assert_allclose(mean(low), mean(fn), atol=0.05)
+
+
+# --- sums of gradients ------------------------------------------------------------------------
+
+USES, ROWS = 256, 32_768
+
+
+def reused(w, xs):
+    """256 uses, unrolled: products alone, which are quick to trace."""
+    total = jnp.zeros((1, 2))
+    for x in np.split(xs, USES):
+        total = lax.add(total, lax.dot(jnp.asarray(x), w))
+    return jnp.sum(total)
+
+
+def scanned(w, xs):
+    return lax.scan(lambda total, x: (total + jnp.sum(x @ w), None), jnp.float32(0), xs)[0]
+
+
+def bias(b, data):
+    h = data["x"] @ data["w"] + b
+    return jnp.sum(h @ data["v"] * data["row"])
+
+
+def embedding(table, data):
+    return jnp.sum(table[data["ids"]] @ data["v"] * data["row"])
+
+
+def positive(*shape):
+    return np.random.default_rng(4).uniform(0.5, 1.5, shape).astype(np.float32)
+
+
+def exact():
+    """Row weights are powers of two and ``v`` small integers: cotangents are exact in 16 bits."""
+    random = np.random.default_rng(0)
+    hot = np.where(random.random(ROWS) < 0.9, 3, np.arange(ROWS) % 16)
+    return {
+        "x": of(ROWS, 4),
+        "w": of(4, 4),
+        "ids": hot.astype(np.int32),
+        "row": np.exp2(random.integers(-8, 1, (ROWS, 1))).astype(np.float32),
+        "v": np.array([[-7], [5], [-3], [1]], np.float32),
+    }
+
+
+SQUARE = np.array([[1.0, -0.5], [0.5, 2.0]], np.float32)
+SUMS = {
+    "256_uses": (reused, SQUARE, positive(USES, 2), 1e-3),
+    "2048_steps": (scanned, SQUARE, positive(2048, 1, 2), 1e-3),
+    "32768_rows": (bias, of(4), exact(), 1e-4),
+    "hot_ids": (embedding, of(16, 4), exact(), 1e-5),
+}
+
+
+@pytest.mark.parametrize(("fn", "leaf", "data", "bound"), SUMS.values(), ids=SUMS)
+@in_combinations
+def test_gradients_of_what_is_used_often(dtype, level, fn, leaf, data, bound):
+    """70-73. Summed in bfloat16 the errors would be 4 %, 75 %, 50 % and 53 %."""
+    with jax.check_tracer_leaks(False):  # which keeps 256 products out of JAX's caches
+        low = jax.grad(cast(fn, dtype, level, params=0))
+        assert_dots_run_in(dtype, trace(low, leaf, data))
+        found, expected = low(leaf, data), jax.jit(jax.grad(fn))(leaf, data)
+    assert found.dtype == jnp.float32
+    assert relative_error(found, expected) < bound
+
+
+@in_combinations
+def test_replicated_values_are_summed_in_float32(dtype, level):
+    """68: what is computed in float32 is not narrowed before it is replicated or looked up."""
+    rows = np.zeros(64, np.int32)
+
+    def loss(w, x):
+        scale, table = jnp.exp(x[:1] * w[0]), jnp.exp(w)
+        return jnp.sum(jnp.broadcast_to(scale, (64, 6)) @ w) + jnp.sum(table[rows] @ w)
+
+    jaxpr = trace(jax.grad(cast(loss, dtype, level)), W, W)
+    assert_dots_run_in(dtype, jaxpr)
+    assert set(result_dtypes(jaxpr, "reduce_sum", "scatter-add")) == {"float32"}
+
+
+# --- coordinates and masks --------------------------------------------------------------------
+
+POSITIONS = {
+    "iota": lambda ids: jnp.arange(65_530, 65_538, dtype=jnp.float32),
+    "integers": lambda ids: jnp.arange(8).astype(jnp.float32) + 65_530,
+    "data": lambda ids: ids.astype(jnp.float32),
+}
+ANGLES = {
+    "einsum": lambda t, f: jnp.einsum("i,j->ij", t, f),
+    "product": lambda t, f: t[:, None] * f[None],
+    "outer": jnp.outer,
+    "matmul": lambda t, f: t[:, None] @ f[None],
+}
+
+
+@pytest.mark.parametrize("angles", ANGLES.values(), ids=ANGLES)
+@pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
+@in_combinations
+def test_rotary_embedding_at_position_65536(dtype, level, positions, angles):
+    """74: angles, sines and cosines are those of float32, bit by bit."""
+    frequencies = (1 / 10_000 ** (np.arange(4) / 4)).astype(np.float32)
+    ids = np.arange(65_530, 65_538, dtype=np.int32)
+
+    def tables(w, f, ids):
+        angle = angles(positions(ids), f)
+        return angle, jnp.cos(angle), jnp.sin(angle), w @ w
+
+    low = cast(tables, dtype, level, params=0)
+    jaxpr = trace(low, W, frequencies, ids)
+    assert set(result_dtypes(jaxpr, "cos", "sin")) == {"float32"}
+    found = jax.jit(low)(W, frequencies, ids)[:3]
+    expected = jax.jit(tables)(W, frequencies, ids)[:3]
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+MASKS = {
+    "where": lambda scores, mask: jnp.where(mask, scores, LOWEST),
+    "added": lambda scores, mask: scores + jnp.where(mask, 0.0, LOWEST),
+    "multiplied": lambda scores, mask: scores + (1.0 - mask.astype(jnp.float32)) * LOWEST,
+    "constant": lambda scores, mask: scores + jnp.asarray(np.where(mask, 0, LOWEST), jnp.float32),
+}
+
+
+@pytest.mark.parametrize("apply", MASKS.values(), ids=MASKS)
+@in_combinations
+def test_a_fully_masked_row(dtype, level, apply):
+    """75: neither values nor gradients are NaN."""
+    mask = np.tri(6, dtype=bool)
+    mask[2] = False
+    fn = lambda w, x: softmax(apply(x @ w @ x.T, mask)) @ x
+    low = cast(fn, dtype, level)
+    assert_dots_run_in(dtype, trace(low, W, W))
+    gradient = jax.grad(lambda w: jnp.sum(low(w, W) ** 2))
+    found, expected, slope = jax.jit(lambda w: (low(w, W), fn(w, W), gradient(w)))(W)
+    np.testing.assert_allclose(found, expected, atol=8 * float(jnp.finfo(dtype).eps))
+    assert np.isfinite(slope).all()
+
+
+# --- compiled, batched, recomputed ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_conversion_per_parameter_in_the_compiled_program(dtype):
+    """76: of the forward pass, for parameters that are used several times, also in a loop."""
+    params = {"a": of(5, 7), "b": of(7, 5), "c": of(5, 5)}
+
+    def fn(params, x):
+        for _ in range(3):
+            x = jnp.tanh(jnp.tanh(x @ params["a"]) @ params["b"])
+        return lax.fori_loop(0, 9, lambda _, h: jnp.tanh(h @ params["c"]), x) @ params["c"]
+
+    text = jax.jit(cast(fn, dtype)).lower(params, of(3, 5)).compile().as_text()
+    short = {"bfloat16": "bf16", "float16": "f16"}[dtype]
+    for shape in ("5,7", "7,5", "5,5"):
+        pattern = rf"{short}\[{shape}\][^ ]* convert\([^)]*\)"
+        assert len(re.findall(pattern, text)) == 1
+
+
+BATCHED = {
+    "dense": lambda p, x: relu(x @ p["w"] + p["b"]),
+    "gate": lambda p, x: silu(x @ p["w"]) * (x @ p["w"]),
+    "residual": lambda p, x: x + jnp.tanh(x @ p["w"]) * p["b"],
+    "softmax": lambda p, x: softmax(x @ p["w"] + p["b"]) @ p["w"],
+    "norm": lambda p, x: (h := x @ p["w"], h / jnp.sqrt(jnp.sum(h * h) + 1e-6) * p["b"])[1],
+    "loop": lambda p, x: lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ p["w"]), x),
+}
+
+
+@pytest.mark.parametrize("fn", BATCHED.values(), ids=BATCHED)
+@in_combinations
+def test_a_batch_before_and_after(dtype, level, fn):
+    """77: each operation runs in the same dtype in vmap(autocast(f)) and autocast(vmap(f))."""
+    params, x = {"w": W, "b": of(6)}, of(3, 4, 6)
+    after = jax.vmap(cast(fn, dtype, level), (None, 0))
+    before = cast(jax.vmap(fn, (None, 0)), dtype, level, params=0)
+    moves = {"broadcast_in_dim", "reshape", "transpose", "squeeze"}
+    found = [
+        sorted((name, kind) for name, kind in works(trace(f, params, x)) if name not in moves)
+        for f in (after, before)
+    ]
+    assert found[0] == found[1]
+
+
+@in_combinations
+def test_a_recomputed_body(dtype, level):
+    """78: converted inside, and it keeps and recomputes what it did."""
+
+    @jax.checkpoint
+    def block(w, x):
+        return jnp.sin(jnp.tanh(x @ w) @ w)
+
+    fn = lambda w, x: jnp.sum(block(w, block(w, x)))
+    low = cast(fn, dtype, level, params=0)
+    jaxprs = [trace(jax.grad(f), W, W) for f in (low, fn)]
+    assert_dots_run_in(dtype, jaxprs[0])
+    for name in ("dot_general", "tanh", "sin", "cos", "remat2"):
+        assert len(find(jaxprs[0], name)) == len(find(jaxprs[1], name))
+    kept = [
+        sorted(
+            x.shape for x in jax.tree.leaves(jax.eval_shape(functools.partial(jax.vjp, f), W, W))
+        )
+        for f in (low, fn)
+    ]
+    assert kept[0] == kept[1]
+
+
+@in_combinations
+def test_the_gradient_of_relu_at_zero(dtype, level):
+    """81: 0, as its own rule says; that of a maximum would be a half."""
+    fn = lambda w, x: jnp.sum(jax.nn.relu(x @ w))
+    zeros = np.zeros((6, 6), np.float32)
+    with jax.check_tracer_leaks(False):  # custom rules are slow under it
+        jaxpr = trace(jax.grad(cast(fn, dtype, level), 1), W, zeros)
+        found = jax.jit(jax.grad(cast(fn, dtype, level), 1))(W, zeros)
+    assert_dots_run_in(dtype, jaxpr)
+    assert not round_trips(jaxpr)
+    np.testing.assert_array_equal(found, 0)

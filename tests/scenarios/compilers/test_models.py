@@ -1,0 +1,123 @@
+"""The gradients of four models: no sum in 16 bits, no product of two dtypes (63, 68, 69)."""
+
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jmp_autocast.interpreters.compat import Literal, scan_split
+from tests.support.compiler_programs import COMBINATIONS, cast, mixed_dots, of, result_dtypes
+from tests.support.jaxprs import assert_dots_run_in, find, inner_jaxprs, open_jaxpr, trace
+
+in_combinations = pytest.mark.parametrize(("dtype", "level"), COMBINATIONS)
+
+BENCHMARKS = pathlib.Path(__file__).parents[3] / "benchmarks"
+MODELS = ["GPT", "ViT", "ResNet", "LSTM"]
+
+
+@pytest.fixture(scope="module")
+def losses():
+    """For each model its loss, and the shapes of its parameters and of a batch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        from comparison.cases import SIZES, plain_loss
+
+        yield {case.name: (plain_loss(case.build()), *shapes(case)) for case in SIZES["tiny"]}
+        for name in [n for n in sys.modules if n.split(".")[0] == "comparison"]:
+            del sys.modules[name]
+
+
+def shapes(case):
+    is_text = len(case.inputs) == 2
+    inputs = jax.ShapeDtypeStruct(case.inputs, jnp.int32 if is_text else jnp.float32)
+    labels = jax.ShapeDtypeStruct(case.inputs if is_text else case.inputs[:1], jnp.int32)
+    state = dict(jax.eval_shape(case.build().init, jax.random.key(0), inputs))
+    params = state.pop("params")
+    return params, {"inputs": inputs, "labels": labels, "state": state}
+
+
+@pytest.fixture
+def no_low_sums():
+    """Under it JAX refuses to trace a sum in 16 bits."""
+    jax.config.update("jax_allow_f16_reductions", False)
+    with jax.check_tracer_leaks(False):  # which turns JAX's caches of traces off
+        yield
+    jax.config.update("jax_allow_f16_reductions", True)
+
+
+@pytest.mark.usefixtures("no_low_sums")
+@in_combinations
+@pytest.mark.parametrize("model", MODELS)
+def test_the_gradient_of_a_model(losses, model, dtype, level):
+    loss, params, batch = losses[model]
+    jaxpr = trace(jax.grad(cast(loss, dtype, level), has_aux=True), params, batch)
+    assert_dots_run_in(dtype, jaxpr)
+    assert not mixed_dots(jaxpr)
+    assert {*result_dtypes(jaxpr, "reduce_sum", "scatter-add", "cumsum")} == {"float32"}
+    count = len(jax.tree.leaves(params))
+    assert count > 4
+    for gradient in jaxpr.jaxpr.outvars[:count]:
+        assert gradient.aval.dtype == jnp.float32
+        assert_sum_is_float32(open_jaxpr(jaxpr), gradient)
+
+
+@pytest.mark.usefixtures("no_low_sums")
+@pytest.mark.parametrize("model", MODELS)
+def test_the_gradient_inside(losses, model):
+    """82: autocast around the gradient sees the backward pass."""
+    loss, params, batch = losses[model]
+    low = cast(jax.grad(loss, has_aux=True), params=0)
+    jaxpr = trace(low, params, batch)
+    assert_dots_run_in("bfloat16", jaxpr)
+    assert not mixed_dots(jaxpr)
+    assert jax.eval_shape(low, params, batch) == jax.eval_shape(
+        jax.grad(loss, has_aux=True), params, batch
+    )
+
+
+@pytest.mark.usefixtures("no_low_sums")
+def test_the_check_sees_a_sum_in_16_bits():
+    with pytest.raises(ValueError, match="reduce_sum on operand bf16"):
+        trace(jax.grad(lambda b: jnp.sum((b.astype(jnp.bfloat16) + X).astype(jnp.float32))), X[0])
+
+
+X = jnp.asarray(of(4, 4), jnp.bfloat16)
+_SUMS = ("add_any", "reduce_sum", "scatter-add")
+_MOVES = ("convert_element_type", "transpose", "reshape", "broadcast_in_dim", "squeeze", "rev")
+
+
+def assert_sum_is_float32(jaxpr, gradient):
+    """From the last sum on, a gradient is float32, and it is not cast down after it."""
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    while not isinstance(gradient, Literal) and gradient in makers:
+        eqn = makers[gradient]
+        name, k = eqn.primitive.name, eqn.outvars.index(gradient)
+        if name in _MOVES:
+            gradient = eqn.invars[0]
+            continue
+        if name in _SUMS or (name == "scan" and k < scan_split(eqn.params)[1]):
+            assert gradient.aval.dtype == jnp.float32, eqn
+        elif name in ("jit", "remat2"):
+            (inner,) = inner_jaxprs(eqn)
+            assert_sum_is_float32(open_jaxpr(inner), open_jaxpr(inner).outvars[k])
+        break
+
+
+@in_combinations
+def test_gradients_stay_float32_after_they_are_summed(dtype, level):
+    """63: a weight of many uses, a bias, and a table, each of float32."""
+
+    def loss(params, ids):
+        h = params["table"][ids]
+        for _ in range(3):
+            h = jnp.tanh(h @ params["w"] + params["b"])
+        return jnp.sum(h)
+
+    params = {"b": of(6), "table": of(9, 6), "w": of(6, 6)}
+    jaxpr = trace(jax.grad(cast(loss, dtype, level)), params, jnp.arange(5))
+    assert len(find(jaxpr, "add_any")) >= 4
+    for gradient in jaxpr.jaxpr.outvars:
+        assert gradient.aval.dtype == jnp.float32
+        assert_sum_is_float32(jaxpr.jaxpr, gradient)

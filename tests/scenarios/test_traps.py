@@ -1,0 +1,269 @@
+"""What mixed precision by rewriting a traced program gets wrong easily; see docs/traps.md."""
+
+import functools
+import pathlib
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jmp_autocast import autocast, full_precision
+from tests.support.jaxprs import (
+    assert_dots_run_in,
+    dot_dtypes,
+    dtypes,
+    equations,
+    find,
+    inner_jaxprs,
+    open_jaxpr,
+    trace,
+)
+
+LOW, FULL = "bfloat16", "float32"
+bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
+computed = functools.partial(bf16, output_dtype="computed")
+
+X = np.ones((4, 4), np.float32)
+
+
+def test_upcasts_that_leave_no_equation():
+    """Flax's norms and JAX's losses guard themselves with casts that a float32 trace drops."""
+
+    def norm(h, guard):
+        h = guard(h)
+        var = jnp.mean(jnp.square(h - h.mean(-1, keepdims=True)), -1, keepdims=True)
+        return h * lax.rsqrt(var + 1e-6), jax.nn.softmax(h), jax.nn.logsumexp(h)
+
+    with_guard = lambda x: norm(x @ x, lambda h: h.astype(jnp.float32))
+    without = lambda x: norm(x @ x, lambda h: h)
+    assert str(trace(with_guard, X)) == str(trace(without, X))
+    jaxpr = trace(bf16(with_guard), X)
+    assert_dots_run_in(LOW, jaxpr)
+    guarded = find(jaxpr, "square", "sub", "rsqrt", "exp", "log", "reduce_sum", "reduce_max")
+    assert {d for eqn in guarded for d in dtypes(eqn.invars)} == {FULL}
+
+
+def test_a_full_precision_region_says_it_aloud():
+    def fn(x):
+        with full_precision():
+            return jnp.tanh(x @ x)
+
+    assert dot_dtypes(trace(bf16(fn), X)) == [(FULL,) * 3]
+
+
+def transformer_layer(p, x):
+    h = jax.nn.gelu((x @ p["up"]) * p["scale"] + p["bias"])
+    h = jnp.where(h > 0, h, 0.0) * 0.5 + h / 2.0
+    return (h @ p["down"]).sum()
+
+
+def test_biases_scalars_and_literals_do_not_widen_activations():
+    """Else the activations that are kept for the backward pass double."""
+    keys = ("up", "down", "bias", "scale")
+    shapes = ((8, 32), (32, 8), (32,), ())
+    p = {k: np.ones(s, np.float32) for k, s in zip(keys, shapes, strict=True)}
+    x = np.ones((16, 8), np.float32)
+    forward = jax.make_jaxpr(lambda p, x: jax.vjp(bf16(transformer_layer), p, x))(p, x)
+    kept = [v.aval for v in forward.jaxpr.outvars if getattr(v.aval, "shape", ()) == (16, 32)]
+    assert kept
+    assert {aval.dtype.name for aval in kept} <= {LOW, "bool"}
+
+
+WITH_REDUCERS = {
+    "scatter": lambda h: h.at[jnp.array([0, 1])].set(h[2:]),
+    "scatter_add": lambda h: h.at[jnp.array([0, 0])].add(h[2:]),
+    "scatter_mul": lambda h: h.at[jnp.array([0, 0])].multiply(h[2:]),
+    "scatter_max": lambda h: h.at[jnp.array([0, 0])].max(h[2:]),
+    "scatter_apply": lambda h: h.at[jnp.array([0, 1])].apply(jnp.tanh),
+    "reduce": lambda h: lax.reduce(h, np.float32(0), lambda a, b: a + 2 * b, (0,)),
+    "reduce_window": lambda h: lax.reduce_window(
+        h, np.float32(0), lambda a, b: a + b * b, (2, 2), (1, 1), "VALID"
+    ),
+    "max_pool": lambda h: lax.reduce_window(h, -np.inf, lax.max, (2, 2), (1, 1), "VALID"),
+    "sum_pool": lambda h: lax.reduce_window(h, 0.0, lax.add, (2, 2), (1, 1), "VALID"),
+    "segment_sum": lambda h: jax.ops.segment_sum(h, jnp.array([0, 1, 0, 1]), 2),
+    "cumulative": lambda h: lax.cummax(lax.cumsum(h)) + lax.cumlogsumexp(h),
+    "sort": lambda h: jnp.sort(h) + lax.top_k(h, 4)[0],
+    "associative_scan": lambda h: lax.associative_scan(jnp.maximum, h),
+}
+
+
+@pytest.mark.parametrize("fn", WITH_REDUCERS.values(), ids=WITH_REDUCERS)
+def test_primitives_that_carry_a_computation_compile(fn):
+    """Dtypes that disagree inside them are told by XLA, not while tracing."""
+    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+    loss = lambda x: jnp.sum(jnp.sin(fn(x @ x)))
+    out, expected = jax.jit(bf16(loss))(x), jax.jit(loss)(x)
+    np.testing.assert_allclose(out, expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["scatter", "scatter_add", "max_pool", "sum_pool"])
+def test_gradients_of_primitives_that_carry_a_computation_compile(name):
+    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+    loss = lambda x: jnp.sum(jnp.sin(WITH_REDUCERS[name](x @ x)))
+    for transform in (lambda f: jax.grad(bf16(f)), lambda f: bf16(jax.grad(f))):
+        grad = jax.jit(transform(loss))(x)
+        np.testing.assert_allclose(grad, jax.jit(jax.grad(loss))(x), rtol=0.1, atol=0.1)
+
+
+def test_a_bound_linen_submodule_under_autocast():
+    """Works in `apply`; in `init` Flax would store tracers, as under any transform of JAX."""
+
+    class Net(nn.Module):
+        wrap: bool = False
+
+        @nn.compact
+        def __call__(self, x):
+            dense = nn.Dense(3)
+            return bf16(lambda x: dense(x))(x) if self.wrap else dense(x)
+
+    variables = Net().init(jax.random.key(0), X)
+    jaxpr = trace(Net(wrap=True).apply, variables, X)
+    assert_dots_run_in(LOW, jaxpr)
+
+
+@jax.custom_jvp
+def three_times_the_gradient(x):
+    return x @ x
+
+
+@three_times_the_gradient.defjvp
+def _(primals, tangents):
+    out, tangent = jax.jvp(lambda x: x @ x, primals, tangents)
+    return out, 3 * tangent
+
+
+def straight_through(x):
+    return x + lax.stop_gradient(jnp.round(x) - x)
+
+
+def test_user_gradients_survive():
+    loss = lambda x: jnp.sum(three_times_the_gradient(straight_through(x)))
+    jaxpr = trace(jax.grad(bf16(loss)), X)
+    assert_dots_run_in(LOW, jaxpr)
+    np.testing.assert_array_equal(jax.jit(jax.grad(bf16(loss)))(X), 3 * 8 * X)
+
+
+def test_carries_and_branches_agree():
+    def fn(x):
+        body = lambda c, _: (c @ c / 4, jnp.tanh(c @ c))
+        carry, ys = lax.scan(body, x, None, length=2)
+        branch = lax.cond(x[0, 0] > 0, lambda c: c @ c, jnp.exp, carry)
+        low = lax.switch(1, [lambda c: c @ c, lambda c: jnp.tanh(c @ c)], carry)
+        looped = lax.while_loop(lambda c: c[0, 0] < 0, lambda c: c @ c, low)
+        return carry, ys, branch, low, looped
+
+    jaxpr = trace(bf16(fn), X)
+    assert_dots_run_in(LOW, jaxpr)
+    (scan,) = find(jaxpr, "scan")
+    assert dtypes(scan.outvars) == (FULL, LOW)
+    for cond in find(jaxpr, "cond"):
+        results = {dtypes(open_jaxpr(branch).outvars) for branch in inner_jaxprs(cond)}
+        assert len(results) == 1
+    (loop,) = find(jaxpr, "while")
+    assert dtypes(loop.outvars) == (FULL,)
+    assert jax.eval_shape(bf16(fn), X) == jax.eval_shape(fn, X)
+
+
+def test_python_arguments_stay_python_values():
+    def fn(x, train, mode="sum", scale=2):
+        if train:
+            x = x @ x
+        return {"sum": jnp.sum, "max": jnp.max}[mode](x) * scale
+
+    wrapped = bf16(fn)
+    assert wrapped(X, True) == fn(X, True)
+    assert wrapped(X, train=False, mode="max", scale=3) == 3
+
+
+def test_closures_are_not_stale():
+    weights = {"w": jnp.ones((4, 4))}
+    fn = bf16(lambda x: x @ weights["w"])
+    first = fn(X)
+    weights["w"] = jnp.zeros((4, 4))
+    np.testing.assert_array_equal(first, 4)
+    np.testing.assert_array_equal(fn(X), 0)
+
+
+def test_a_recorded_element_type_is_no_request():
+    """Every `jnp.matmul` of float32 operands records ``preferred_element_type=float32``."""
+    (eqn,) = find(trace(jnp.matmul, X, X), "dot_general")
+    assert eqn.params["preferred_element_type"] == jnp.float32
+    assert dot_dtypes(trace(computed(jnp.matmul), X, X)) == [(LOW,) * 3]
+    asked = lambda x: lax.dot(x.astype(LOW), x.astype(LOW), preferred_element_type=jnp.float32)
+    assert dot_dtypes(trace(computed(asked), X)) == [(LOW, LOW, FULL)]
+
+
+@pytest.mark.parametrize("precision", ["highest", "BF16_BF16_F32_X3", "F32_F32_F32"])
+def test_a_precision_is_a_request(precision):
+    fn = lambda x: jnp.dot(x, x, precision=precision)
+    assert str(trace(bf16(fn), X)) == str(trace(fn, X))
+
+
+def test_options_are_no_ambient_state():
+    """A function jitted under other options must not come from JAX's cache."""
+    layer = jax.jit(lambda x: x @ x)
+    found = [
+        dot_dtypes(trace(wrap(layer), X))[0][0]
+        for wrap in (
+            bf16,
+            lambda f: f,
+            functools.partial(autocast, compute_dtype="float16"),
+            functools.partial(autocast, enabled=False),
+            bf16,
+        )
+    ]
+    assert found == [LOW, FULL, "float16", FULL, LOW]
+
+
+def test_a_collective_sum_is_float32():
+    """In 16 bits the sum over many devices would round at each step of the reduction."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = PartitionSpec("data")
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=spec)
+    def total(x, w):
+        h = x @ w
+        return h + lax.psum(h, "data") + lax.pmean(h, "data")
+
+    jaxpr = trace(bf16(total), X, X)
+    assert_dots_run_in(LOW, jaxpr)
+    sums = [eqn for eqn in equations(jaxpr) if eqn.primitive.name.startswith("psum")]
+    assert sums
+    assert {d for eqn in sums for d in dtypes((*eqn.invars, *eqn.outvars))} == {FULL}
+
+
+NAMES = {
+    "remat": (jax.checkpoint(lambda x: x @ x), "remat2"),
+    "jit": (jax.jit(lambda x: x @ x), "jit"),
+    "scatter": (lambda x: x.at[0].add(x[1]), "scatter-add"),
+    "integer_pow": (lambda x: x**3, "integer_pow"),
+    "pow": (lambda x: jnp.abs(x) ** 0.3, "pow"),
+    "copy": (lambda x: jnp.copy(x), "copy"),
+    "random": (lambda x: x + jax.random.normal(jax.random.key(0), (4, 4)), "random_bits"),
+    "custom_jvp": (jax.nn.relu, "custom_jvp_call"),
+}
+
+
+@pytest.mark.parametrize(("fn", "name"), NAMES.values(), ids=NAMES)
+def test_names_of_primitives(fn, name):
+    """Policies go by names, which JAX chooses freely: an unknown one is reported."""
+    assert name in {eqn.primitive.name for eqn in equations(trace(fn, X))}
+    jax.make_jaxpr(bf16(fn, on_unknown="error"))(X)
+
+
+def test_the_page_lists_every_test_here():
+    """And every test that the page refers to exists."""
+    root = pathlib.Path(__file__).parents[2]
+    page = (root / "docs" / "traps.md").read_text(encoding="utf-8")
+    here = set(re.findall(r"^def (test_\w+)", pathlib.Path(__file__).read_text(), re.M))
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page):
+        assert f"def {name}(" in (root / path).read_text(encoding="utf-8")
+        if path == "tests/scenarios/test_traps.py":
+            here.discard(name)
+    assert here == {"test_the_page_lists_every_test_here"}

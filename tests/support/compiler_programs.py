@@ -1,0 +1,101 @@
+"""Small programs in the manner of the compilers' own tests, and how they are cast."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jmp_autocast import Policy, autocast
+from jmp_autocast.interpreters.compat import Literal
+
+from .jaxprs import DOTS, equations, find
+
+DTYPES = ["bfloat16", "float16"]
+LEVELS = ["tensor_cores", "o1", "compute"]
+COMBINATIONS = [*(("bfloat16", level) for level in LEVELS), ("float16", "o1")]
+
+# Primitives that hold others, or that cast: they compute nothing themselves.
+_NO_WORK = frozenset("jit custom_jvp_call custom_vjp_call convert_element_type source_view".split())
+
+
+def cast(fn, dtype="bfloat16", level="o1", **options):
+    """``fn`` under autocast at a level."""
+    return autocast(fn, policy=Policy(dtype, level=level), **options)
+
+
+def of(*shape, seed=0):
+    """Normal numbers."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def conv(x, kernel):
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME")
+
+
+X, KERNEL = of(1, 4, 6, 6), of(4, 4, 3, 3, seed=1) / 6
+
+
+def works(jaxpr):
+    """(primitive, dtype of its first result) of each equation that computes, in order."""
+    return [
+        (eqn.primitive.name, eqn.outvars[0].aval.dtype.name)
+        for eqn in equations(jaxpr)
+        if eqn.primitive.name not in _NO_WORK
+    ]
+
+
+def result_dtypes(jaxpr, *names):
+    """The dtypes of the first results of the equations of the given primitives, in order."""
+    return [eqn.outvars[0].aval.dtype.name for eqn in find(jaxpr, *names)]
+
+
+def all_casts(jaxpr):
+    """(from, to) of each cast, in order."""
+    return [
+        (eqn.invars[0].aval.dtype.name, eqn.outvars[0].aval.dtype.name)
+        for eqn in find(jaxpr, "convert_element_type")
+        if eqn.invars[0].aval.dtype != eqn.outvars[0].aval.dtype
+    ]
+
+
+def round_trips(jaxpr):
+    """The values that are cast from 16 bits to float32 and back, or the other way round."""
+    floats = {"float32", *DTYPES}
+    inner = {
+        eqn.outvars[0]: eqn
+        for eqn in find(jaxpr, "convert_element_type")
+        if eqn.invars[0].aval.dtype.name in floats
+    }
+    return [
+        eqn
+        for eqn in inner.values()
+        if eqn.invars[0] in inner
+        and inner[eqn.invars[0]].invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+    ]
+
+
+def executed(jaxpr):
+    """The outermost equations that run: a view reads its 16-bit copy alone."""
+    needed = set(jaxpr.jaxpr.outvars)
+    found = []
+    for eqn in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            found.append(eqn)
+            operands = eqn.invars[1:] if eqn.primitive.name == "source_view" else eqn.invars
+            if eqn.primitive.name == "accumulate":  # its leaves, too, have no part in the value
+                operands = eqn.invars[: len(eqn.invars) - len(eqn.params["leaves"])]
+            needed.update(v for v in operands if not isinstance(v, Literal))
+    return found[::-1]
+
+
+def mixed_dots(jaxpr):
+    """Products whose operands differ in dtype, or that a float32 cotangent meets."""
+    return [
+        eqn for eqn in find(jaxpr, *DOTS) if eqn.invars[0].aval.dtype != eqn.invars[1].aval.dtype
+    ]
+
+
+relu = lambda h: jnp.maximum(h, 0)  # the compilers': JAX's own has a derivative rule
+softmax = jax.nn.softmax
+silu = jax.nn.silu
+affine = lambda h, scale, bias: h * scale[:, None, None] + bias[:, None, None]

@@ -1,0 +1,51 @@
+"""Plans of small functions, as the planner makes them."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jmp_autocast import BF16
+from jmp_autocast.interpreters import Planner, Source, ValueState, Want
+from jmp_autocast.interpreters.plan.data import float_dtype
+
+from .jaxprs import trace
+
+LOW, FULL = np.dtype(jnp.bfloat16), np.dtype("float32")
+F16 = np.dtype("float16")
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
+    """Plans ``fn``; ``leaves`` says what the first arguments are, the others are data."""
+    closed = trace(fn, *args)
+    avals = [v.aval for v in closed.jaxpr.invars]
+    kinds = [*leaves, *(Source.DATA,) * (len(avals) - len(leaves))]
+    inputs = [
+        ValueState(dtype, leaf if dtype else None)
+        for dtype, leaf in zip(map(float_dtype, avals), kinds, strict=True)
+    ]
+    wanted = [wanted or Want()] * len(closed.jaxpr.outvars)
+    return Planner(policy, computed=computed).plan_program(closed, inputs, wanted)
+
+
+def all_equations(plan):
+    """(equation, its plan) everywhere, what is inside an equation after it."""
+    for eqn, planned in zip(plan.jaxpr.eqns, plan.equations, strict=True):
+        yield eqn, planned
+        for inner in planned.inner:
+            yield from all_equations(inner)
+
+
+def planned(plan, primitive):
+    """The plan of the last equation of a primitive."""
+    return [p for eqn, p in all_equations(plan) if eqn.primitive.name == primitive][-1]
+
+
+def low(function):
+    """``function`` of a value computed in the compute dtype, and of the other arguments."""
+    return lambda x, *rest: function(x @ x, *rest)
+
+
+def positions(n):
+    """Rotary angles: integer positions times frequencies, as a matrix product."""
+    return lambda f: lax.iota(jnp.float32, n)[:, None] @ f.reshape(1, 16)

@@ -1,0 +1,54 @@
+"""All programs, by source."""
+
+from . import (
+    diffrax_solves,
+    equinox_layers,
+    flax_linen,
+    flax_nnx,
+    haiku_nets,
+    jax_control,
+    jax_functions,
+    jax_linalg,
+    numpyro_densities,
+    optax_losses,
+)
+
+SOURCES = {
+    "linen": flax_linen,
+    "nnx": flax_nnx,
+    "haiku": haiku_nets,
+    "equinox": equinox_layers,
+    "optax": optax_losses,
+    "numpyro": numpyro_densities,
+    "diffrax": diffrax_solves,
+    "linalg": jax_linalg,
+    "jax": jax_functions,
+    "control": jax_control,
+}
+# They take long to compile. `python -m tests.third_party` runs them; the others are like them.
+LONG = {
+    "linen": """conv lstm, bidirectional lstm, sequence to sequence, minimal gated units, pooling,
+        separable dilated conv, dilated causal conv, rms norm and gated unit,
+        attention with a cache, variational autoencoder""",
+    "nnx": "bidirectional rnn, lstm, instance norm",
+    "haiku": "resnet, gru under vanilla rnn, transformer block",
+    "equinox": "lstm cell, convolutional network",
+    "optax": "ctc with probabilities",
+    "numpyro": "evidence lower bound, multivariate normal",
+    "diffrax": "backsolve adjoint, implicit euler, stochastic equation, least squares",
+    "linalg": "gmres",
+    "jax": """special functions, reparameterised samples, multivariate normal density,
+        kernel density, grid interpolation, covariance and percentiles""",
+    "control": "lbfgs, kalman filter",
+}
+PROGRAMS = {
+    f"{source}: {name}": program
+    for source, module in SOURCES.items()
+    for name, program in module.PROGRAMS.items()
+}
+SLOW = {
+    f"{source}: {' '.join(name.split())}"
+    for source, names in LONG.items()
+    for name in names.split(",")
+}
+QUICK = [name for name in PROGRAMS if name not in SLOW]

@@ -1,0 +1,346 @@
+"""autocast is a peer of JAX's transforms: inside out and outside in, forward and backward."""
+
+import functools
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+
+from jmp_autocast import autocast
+from tests.support.jaxprs import assert_dots_run_in, trace
+
+DTYPES = ["bfloat16", "float16"]
+TOLERANCE = {"bfloat16": 4e-2, "float16": 5e-3}  # relative to the largest element
+DEVICES = 8
+SAVE_NAMES = jax.checkpoint_policies.save_only_these_names("hidden")
+
+
+def draw(seed, *shape):
+    # NumPy: jax.random would be traced again at each call, as leak checks switch caches off.
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def params():
+    return {"w": draw(0, 4, 4) / 2, "b": draw(1, 4) / 4}
+
+
+def inputs():
+    return draw(2, DEVICES, 4)
+
+
+def layer(params, x):
+    hidden = checkpoint_name(x @ params["w"] + params["b"], "hidden")
+    return jnp.tanh(hidden) @ params["w"]
+
+
+def loss(params, x):
+    return jnp.mean(layer(params, x) ** 2)
+
+
+def jvp(f):
+    return lambda *args: jax.jvp(f, args, jax.tree.map(jnp.cos, args))
+
+
+def vjp(f):
+    def pulled(*args):
+        out, pull = jax.vjp(f, *args)
+        return out, pull(jax.tree.map(jnp.cos, out))
+
+    return pulled
+
+
+def linearize(f):
+    def pushed(*args):
+        out, push = jax.linearize(f, *args)
+        return out, push(*jax.tree.map(jnp.cos, args))
+
+    return pushed
+
+
+def mesh():
+    return jax.make_mesh((DEVICES,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def shard_map(f):
+    return lambda p, x: jax.shard_map(
+        f, mesh=mesh(), in_specs=(P(), P("data")), out_specs=P("data")
+    )(p, x)
+
+
+def shard_map_mean(f):
+    return lambda p, x: jax.shard_map(
+        lambda p, x: lax.pmean(f(p, x), "data"),
+        mesh=mesh(),
+        in_specs=(P(), P("data")),
+        out_specs=P(),
+    )(p, x)
+
+
+def pmap(f):
+    return jax.pmap(f, in_axes=(None, 0))
+
+
+def pmap_mean(f):
+    return jax.pmap(lambda p, x: lax.pmean(f(p, x), "i"), axis_name="i", in_axes=(None, 0))
+
+
+def scan(f):
+    return lambda p, x: lax.scan(lambda h, _: (f(p, h), jnp.sum(h)), x, None, length=3)
+
+
+def scan_over_weights(f):
+    def scanned(p, x):
+        stacked = jax.tree.map(lambda v: jnp.stack([v, -v]), p)
+        return lax.scan(lambda h, p: (f(p, h), None), x, stacked)[0]
+
+    return scanned
+
+
+def while_loop(f):
+    body = lambda p: lambda carry: (carry[0] + 1, f(p, carry[1]))
+    return lambda p, x: lax.while_loop(lambda c: c[0] < 3, body(p), (0, x))[1]
+
+
+def fori_loop(f):
+    return lambda p, x: lax.fori_loop(0, 3, lambda _, h: f(p, h), x)
+
+
+def cond(f):
+    return lambda p, x: lax.cond(jnp.sum(x) > 0, f, lambda p, x: f(p, 2 * x), p, x)
+
+
+def switch(f):
+    branches = [lambda p, x: x, lambda p, x: f(p, f(p, x)), lambda p, x: -f(p, x)]
+    return lambda p, x: lax.switch(jnp.where(jnp.sum(x) > 0, 1, 2), branches, p, x)
+
+
+def custom_jvp(f):
+    g = jax.custom_jvp(f)
+
+    @g.defjvp
+    def rule(primals, tangents):
+        out, tangent = jax.jvp(f, primals, tangents)
+        return out, 3 * tangent  # not the true derivative: shows that the rule is in force
+
+    return g
+
+
+def custom_vjp(f):
+    g = jax.custom_vjp(f)
+
+    def forward(*args):
+        return jax.vjp(f, *args)
+
+    def backward(pull, cotangent):
+        return pull(3 * cotangent)
+
+    g.defvjp(forward, backward)
+    return g
+
+
+def custom_vmap(f):
+    g = jax.custom_batching.custom_vmap(f)
+    g.def_vmap(lambda size, batched, p, x: (3 * jax.vmap(f, (None, 0))(p, x), True))
+    return lambda p, x: jax.vmap(g, (None, 0))(p, x)
+
+
+def remat(policy):
+    return functools.partial(jax.checkpoint, policy=policy)
+
+
+# Transform, the function it is applied to, and what exercises its backward pass: vjp, or jvp
+# where reverse mode has none, or nothing where the transform is a derivative itself.
+TRANSFORMS = {
+    "jit": (jax.jit, layer, vjp),
+    "grad": (jax.grad, loss, None),
+    "grad_of_grad": (lambda f: jax.grad(lambda p, x: jnp.sum(jax.grad(f, 1)(p, x))), loss, None),
+    "value_and_grad": (jax.value_and_grad, loss, None),
+    "jvp": (jvp, layer, vjp),
+    "vjp": (vjp, layer, None),
+    "linearize": (linearize, layer, None),
+    "hessian": (jax.hessian, loss, None),
+    "jacfwd": (jax.jacfwd, layer, None),
+    "jacrev": (jax.jacrev, layer, None),
+    "vmap": (lambda f: jax.vmap(f, (None, 0)), layer, vjp),
+    "vmap_of_grad": (lambda f: jax.vmap(jax.grad(f), (None, 0)), loss, None),
+    "vmap_over_weights": (
+        lambda f: lambda p, x: jax.vmap(f, (0, None))(jax.tree.map(lambda v: v[None], p), x),
+        layer,
+        vjp,
+    ),
+    "pmap": (pmap, layer, vjp),
+    "pmap_of_mean": (pmap_mean, loss, vjp),
+    "shard_map": (shard_map, layer, vjp),
+    "shard_map_of_mean": (shard_map_mean, loss, vjp),
+    "checkpoint": (jax.checkpoint, layer, vjp),
+    "checkpoint_dots": (remat(jax.checkpoint_policies.dots_saveable), layer, vjp),
+    "checkpoint_everything": (remat(jax.checkpoint_policies.everything_saveable), layer, vjp),
+    "checkpoint_names": (remat(SAVE_NAMES), layer, vjp),
+    "scan": (scan, layer, vjp),
+    "scan_over_weights": (scan_over_weights, layer, vjp),
+    "while_loop": (while_loop, layer, jvp),
+    "fori_loop": (fori_loop, layer, vjp),
+    "cond": (cond, layer, vjp),
+    "switch": (switch, layer, vjp),
+    "custom_jvp": (custom_jvp, layer, vjp),
+    "custom_vjp": (custom_vjp, layer, vjp),
+    "custom_vmap": (custom_vmap, layer, None),
+}
+
+# A derivative rounds at more places.
+LOOSER = {"hessian": 2, "grad_of_grad": 2, "jvp": 2, "scan": 2, "fori_loop": 2}
+
+# JAX itself leaks a tracer when it differentiates psum in a shard_map, with no autocast around.
+LEAKS_IN_JAX = ("shard_map_of_mean", "pmap_of_mean")
+
+ORDERS = {
+    "autocast_outside": lambda cast, transform, f: cast(transform(f)),
+    "autocast_inside": lambda cast, transform, f: transform(cast(f)),
+}
+
+
+def traced(name, order, dtype):
+    """The transform, with autocast and with its derivative, traced by jit."""
+    transform, f, derivative = TRANSFORMS[name]
+    cast = functools.partial(autocast, compute_dtype=dtype) if dtype else lambda f: f
+    fn = ORDERS[order](cast, transform, f)
+    with jax.check_tracer_leaks(name not in LEAKS_IN_JAX):
+        return jax.jit(derivative(fn) if derivative else fn).trace(params(), inputs())
+
+
+def compiled(traced):
+    # Most of the time of these tests is LLVM's.
+    return traced.lower().compile({"xla_backend_optimization_level": 0})
+
+
+@functools.cache
+def reference(name):
+    return traced(name, "autocast_outside", None)
+
+
+@functools.cache
+def reference_values(name):
+    return compiled(reference(name))(params(), inputs())
+
+
+def assert_close(found, expected, tolerance):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        scale = np.max(np.abs(b), initial=1e-3)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_types_and_dots(name, order, dtype):
+    found = traced(name, order, dtype)
+    assert found.out_info == reference(name).out_info
+    assert_dots_run_in(dtype, found.jaxpr)
+
+
+@pytest.mark.parametrize(("order", "dtype"), [*zip(ORDERS, DTYPES, strict=True)])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_values(name, order, dtype):
+    found = compiled(traced(name, order, dtype))(params(), inputs())
+    assert_close(found, reference_values(name), LOOSER.get(name, 1) * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_eval_shape(order):
+    eval_shape = lambda f: lambda *args: jax.eval_shape(f, *args)
+    expected = jax.eval_shape(layer, params(), inputs())
+    found = ORDERS[order](autocast, eval_shape, layer)(params(), inputs())
+    assert found == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_linear_transpose(order, dtype):
+    """Linear in x: transposed itself, not by way of a jvp."""
+    weights, cotangent = params(), inputs()
+    linear = lambda x: 2 * (x @ weights["w"]) + x[::-1]
+    transpose = lambda f: lambda ct: jax.linear_transpose(f, inputs())(ct)
+    fn = ORDERS[order](functools.partial(autocast, compute_dtype=dtype), transpose, linear)
+    found = jax.jit(fn).trace(cotangent)
+    assert_dots_run_in(dtype, found.jaxpr)
+    assert found.out_info == jax.eval_shape(transpose(linear), cotangent)
+    expected = jax.jit(transpose(linear))(cotangent)
+    assert_close(compiled(found)(cotangent), expected, TOLERANCE[dtype])
+
+
+def test_export_of_autocast():
+    fn = jax.jit(autocast(loss, compute_dtype=jnp.bfloat16))
+    exported = jax.export.export(fn)(params(), inputs())
+    again = jax.export.deserialize(exported.serialize(vjp_order=1))
+    assert again.mlir_module().count("xbf16>, tensor<4x4xbf16>) -> tensor<8x4xbf16>") == 2
+    assert again.out_avals == exported.out_avals
+    assert again.out_avals[0].dtype == jnp.float32
+    both = jax.value_and_grad(lambda f, *args: f(*args), argnums=1)
+    value, gradient = jax.jit(lambda *args: both(again.call, *args))(params(), inputs())
+    expected, expected_gradient = jax.jit(lambda *args: both(fn, *args))(params(), inputs())
+    assert_close((value, gradient), (expected, expected_gradient), 1e-2)
+
+
+def test_autocast_of_an_exported_program():
+    """It is compiled already: nothing inside is cast, and it gets what it was exported for."""
+    exported = jax.export.export(jax.jit(layer))(params(), inputs())
+    program = lambda p, x: exported.call(p, x @ p["w"])
+    found = jax.jit(autocast(program, compute_dtype=jnp.bfloat16)).trace(params(), inputs())
+    assert_dots_run_in("bfloat16", found.jaxpr)
+    value = compiled(found)(params(), inputs())
+    assert_close(value, jax.jit(program)(params(), inputs()), TOLERANCE["bfloat16"])
+
+
+def test_export_with_a_symbolic_batch_size():
+    fn = jax.jit(autocast(loss, compute_dtype=jnp.bfloat16))
+    (batch,) = jax.export.symbolic_shape("batch")
+    shapes = jax.ShapeDtypeStruct((batch, 4), jnp.float32)
+    exported = jax.export.export(fn)(params(), shapes)
+    value = jax.jit(exported.call)(params(), inputs())
+    assert_close(value, jax.jit(loss)(params(), inputs()), TOLERANCE["bfloat16"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_three_derivatives(dtype):
+    """Repeated reverse mode: each order differentiates the casts of the order before."""
+    x = inputs()
+    f = lambda t: jnp.sum(jnp.sin(t * x @ params()["w"]))
+    g = autocast(f, compute_dtype=dtype)
+    for _ in range(3):
+        f, g = jax.grad(f), jax.grad(g)
+    t = jnp.float32(0.5)
+    found = jax.jit(g).trace(t)
+    assert_dots_run_in(dtype, found.jaxpr)
+    assert found.out_info == jax.eval_shape(f, t)
+    assert_close(compiled(found)(t), jax.jit(f)(t), 2 * TOLERANCE[dtype])
+
+
+WEAK = {
+    "float64": (1.5, lambda x: x * 2),
+    "complex": (1.5 + 1j, lambda x: x * 2),
+    "integer": (3, lambda x: x * 2),
+    "float32": (np.float32(1.5), lambda x: 2.0),
+    "key": (3, lambda x: jax.random.key(x)),
+}
+
+
+@pytest.mark.parametrize("x64", [True, False])
+@pytest.mark.parametrize(("x", "f"), WEAK.values(), ids=WEAK)
+def test_weak_types_of_what_autocast_leaves_alone(x64, x, f):
+    with jax.enable_x64(x64):
+        x = jnp.asarray(x)
+        assert jax.eval_shape(autocast(f), x) == jax.eval_shape(f, x)
+        assert trace(autocast(f), x).out_avals == trace(f, x).out_avals
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_gradient_of_a_weak_scalar_is_weak(order):
+    f = lambda t: jnp.sum(t * inputs() @ params()["w"])
+    found = jax.eval_shape(ORDERS[order](autocast, jax.grad, f), 0.5)
+    assert found == jax.eval_shape(jax.grad(f), 0.5)
+    assert found.weak_type

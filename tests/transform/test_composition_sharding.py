@@ -1,0 +1,212 @@
+"""Sharded programs: shardings survive, and casts are made on the shards."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from jmp_autocast import autocast
+from tests.support.jaxprs import assert_dots_run_in, find
+
+SHAPE, NAMES = (4, 2), ("data", "model")
+WEIGHTS = {"up": P(None, "model"), "down": P("model", None)}
+
+
+def mesh(axis_type):
+    return jax.make_mesh(SHAPE, NAMES, axis_types=(axis_type,) * 2)
+
+
+def arguments(mesh):
+    """A batch and two weights, sharded over data and over model."""
+    draw = np.random.default_rng(0).standard_normal
+    put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+    weights = {
+        "up": put(draw((4, 8), np.float32) / 2, WEIGHTS["up"]),
+        "down": put(draw((8, 4), np.float32) / 2, WEIGHTS["down"]),
+    }
+    return weights, put(draw((8, 4), np.float32), P("data", None))
+
+
+def forward(weights, x):
+    return jnp.tanh(x @ weights["up"]) @ weights["down"]
+
+
+def loss(weights, x):
+    return jnp.mean(forward(weights, x) ** 2)
+
+
+def leaves_close(found, expected, tolerance=4e-2):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.max(np.abs(b)))
+
+
+def shardings(tree):
+    return jax.tree.map(lambda x: x.sharding, tree)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_jit_with_named_shardings(dtype):
+    """The compiler propagates: gradients come out sharded as their weights, as without autocast."""
+    weights, x = arguments(mesh(AxisType.Auto))
+    out = (NamedSharding(mesh(AxisType.Auto), P()), shardings(weights))
+    step = lambda f: jax.jit(
+        jax.value_and_grad(f), in_shardings=shardings((weights, x)), out_shardings=out
+    )
+    found = step(autocast(loss, compute_dtype=dtype)).trace(weights, x)
+    assert_dots_run_in(dtype, found.jaxpr)
+    values = found.lower().compile()(weights, x)
+    assert shardings(values) == out
+    leaves_close(values, step(loss)(weights, x))
+
+
+def test_propagated_shardings_are_those_of_the_plain_program():
+    weights, x = arguments(mesh(AxisType.Auto))
+    found = jax.jit(autocast(forward, compute_dtype=jnp.bfloat16))(weights, x)
+    assert found.sharding.is_equivalent_to(jax.jit(forward)(weights, x).sharding, found.ndim)
+
+
+def test_autocast_of_a_jit_with_shardings():
+    weights, x = arguments(mesh(AxisType.Auto))
+    inner = jax.jit(
+        forward,
+        in_shardings=shardings((weights, x)),
+        out_shardings=NamedSharding(mesh(AxisType.Auto), P("data", None)),
+    )
+    fn = autocast(inner, compute_dtype=jnp.bfloat16)
+    plain, cast = (jax.make_jaxpr(lambda *a, f=f: f(*a))(weights, x) for f in (inner, fn))
+    (before,), (after,) = find(plain, "jit"), find(cast, "jit")
+    for name in ("in_shardings", "out_shardings", "in_layouts", "out_layouts"):
+        assert after.params[name] == before.params[name]
+    assert_dots_run_in("bfloat16", cast)
+    assert fn(weights, x).sharding == inner(weights, x).sharding
+
+
+def test_sharding_constraint_inside():
+    """The constraint stays in the program, on the value it was made for."""
+    here = mesh(AxisType.Auto)
+
+    def constrained(weights, x):
+        hidden = jnp.tanh(x @ weights["up"])
+        hidden = lax.with_sharding_constraint(hidden, NamedSharding(here, P("data", "model")))
+        return jnp.mean((hidden @ weights["down"]) ** 2)
+
+    weights, x = arguments(here)
+    fn = jax.grad(autocast(constrained, compute_dtype=jnp.bfloat16))
+    plain, cast = (
+        find(jax.make_jaxpr(lambda *a, f=f: f(*a))(weights, x), "sharding_constraint")
+        for f in (jax.grad(constrained), fn)
+    )
+    assert [e.params["sharding"] for e in cast] == [e.params["sharding"] for e in plain]
+    assert all(e.outvars[0].aval.dtype == jnp.bfloat16 for e in cast)
+    leaves_close(jax.jit(fn)(weights, x), jax.jit(jax.grad(constrained))(weights, x))
+
+
+def explicit_forward(weights, x):
+    hidden = jnp.tanh(jnp.matmul(x, weights["up"], out_sharding=P("data", "model")))
+    out = jnp.einsum("bh,ho->bo", hidden, weights["down"], out_sharding=P("data", None))
+    bias = jnp.broadcast_to(jnp.float32(0.25), (8, 4), out_sharding=P("data", None))
+    return jax.reshard(out + bias, P(None, None))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "derivative",
+    [lambda f: f, lambda f: jax.grad(lambda *a: jnp.sum(f(*a) ** 2))],
+    ids=["f", "grad"],
+)
+def test_explicit_mesh_axes(derivative, dtype):
+    """Shardings are part of the types: those of the rewritten program are the plain one's."""
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        weights, x = arguments(mesh(AxisType.Explicit))
+        plain = jax.jit(derivative(explicit_forward))
+        cast = jax.jit(derivative(autocast(explicit_forward, compute_dtype=dtype)))
+        found = cast.trace(weights, x)
+        assert found.out_info == plain.eval_shape(weights, x)
+        assert_dots_run_in(dtype, found.jaxpr)
+        leaves_close(found.lower().compile()(weights, x), plain(weights, x))
+
+
+MEETINGS = {
+    "add": lambda bias, x: x + bias,
+    "broadcast_to": lambda bias, x: jnp.broadcast_to(bias, x.shape) * x,
+    "scatter_add": lambda bias, x: x.at[0].add(bias, out_sharding=P("data", None)),
+    "scatter": lambda bias, x: x.at[0].set(bias, out_sharding=P("data", None)),
+    "embedding": lambda bias, x: (
+        x + bias[:, None].at[jnp.arange(8) % 4].get(out_sharding=P("data"))
+    ),
+}
+
+
+@pytest.mark.parametrize("broadcast", MEETINGS.values(), ids=MEETINGS)
+def test_small_leaves_meet_explicitly_sharded_values(broadcast):
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        weights, x = arguments(mesh(AxisType.Explicit))
+        bias = jax.device_put(np.linspace(0, 1, 4, dtype=np.float32), P())
+        weights["bias"] = bias
+
+        def program(weights, x):
+            hidden = jnp.matmul(x, weights["up"], out_sharding=P("data", "model"))
+            hidden = jnp.matmul(hidden, weights["down"], out_sharding=P("data", None))
+            return jnp.sum(broadcast(weights["bias"], hidden) ** 2)
+
+        fn = jax.grad(autocast(program, compute_dtype=jnp.bfloat16))
+        found = jax.jit(fn).trace(weights, x)
+        assert found.out_info == jax.eval_shape(jax.grad(program), weights, x)
+        leaves_close(jax.jit(fn)(weights, x), jax.jit(jax.grad(program))(weights, x))
+
+
+def collective(f, **options):
+    specs = (WEIGHTS, P("data", None))
+    here = mesh(AxisType.Auto)
+    return lambda w, x: jax.shard_map(f, mesh=here, in_specs=specs, **options)(w, x)
+
+
+SWAPPED = [(0, 1), (1, 0), (2, 3), (3, 2)]
+
+COLLECTIVES = {
+    "psum": lambda y: lax.psum(y, "model"),
+    "psum_scatter": lambda y: lax.all_gather(
+        lax.psum_scatter(y, "model", scatter_dimension=1, tiled=True), "model", axis=1, tiled=True
+    ),
+    "ppermute": lambda y: lax.ppermute(
+        lax.psum(y, "model"), "data", [(i, i ^ 1) for i in range(4)]
+    ),
+    "pmax": lambda y: lax.psum(y, "model") - lax.pmax(lax.stop_gradient(y), "model"),
+    "all_to_all": lambda y: lax.all_to_all(
+        lax.all_to_all(y, "model", 1, 0, tiled=True), "model", 0, 1, tiled=True
+    ),
+    "axis_index": lambda y: y * (1 + lax.axis_index("model")).astype(y.dtype),
+}
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives(name, check_vma):
+    if check_vma and name in ("psum_scatter", "all_to_all", "axis_index"):
+        out_specs = P("data", None, "model")  # not known to be replicated over model
+        reduce = lambda y: COLLECTIVES[name](y)[:, :, None]
+    else:
+        out_specs = P("data", None)
+        reduce = COLLECTIVES[name]
+
+    def program(weights, x):
+        return reduce(forward(weights, x))
+
+    def total(cast):
+        mapped = collective(cast(program), out_specs=out_specs, check_vma=check_vma)
+        return cast(lambda w, x: jnp.mean(mapped(w, x) ** 2))
+
+    weights, x = arguments(mesh(AxisType.Auto))
+    plain = jax.value_and_grad(total(lambda f: f))
+    half = lambda f: autocast(f, compute_dtype=jnp.bfloat16)
+    # JAX itself leaks a tracer when it differentiates psum in a shard_map.
+    with jax.check_tracer_leaks(False):
+        found = jax.jit(jax.value_and_grad(total(half))).trace(weights, x)
+        assert found.out_info == jax.eval_shape(plain, weights, x)
+        expected = jax.jit(plain)(weights, x)
+    assert_dots_run_in("bfloat16", found.jaxpr)
+    sums = find(found.jaxpr, "psum", "psum_invariant", "reduce_scatter")
+    assert all(v.aval.dtype == jnp.float32 for eqn in sums for v in eqn.invars)
+    leaves_close(found.lower().compile()(weights, x), expected)

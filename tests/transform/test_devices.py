@@ -1,0 +1,332 @@
+"""A small GPT on eight devices: as on one, sharded as without autocast, gradients added in float32.
+
+float16 where a test reads the compiled program: XLA's CPU backend moves bfloat16 as float32.
+"""
+
+import functools
+import importlib
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from jmp_autocast import autocast
+from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+NAMES = ("data", "model")
+QUICK = {"xla_backend_optimization_level": 0}  # half the time to compile
+
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+@functools.cache
+def gpt():
+    """The loss of the examples' GPT, its parameters and a batch of eight windows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        module = importlib.import_module("char_gpt")
+    model = module.Gpt(vocabulary=24, layers=1, width=16, heads=4)
+    windows = np.random.default_rng(0).integers(0, 24, (8, 17)).astype(np.int32)
+    params = jax.jit(model.init)(jax.random.key(0), windows[:, :-1])["params"]
+    return lambda p, x: module.make_loss(model)(p, x)[0], jax.device_get(params), windows
+
+
+@functools.cache
+def on_one_device(dtype):
+    """The loss and its gradient, by autocast or in float32."""
+    loss, params, windows = gpt()
+    fn = loss if dtype == "float32" else autocast(loss, compute_dtype=dtype)
+    step = jax.jit(jax.value_and_grad(fn), compiler_options=QUICK)
+    return jax.device_get(step(params, windows))
+
+
+def assert_near(found, dtype, others=3e-3):
+    """As autocast on one device, but for sums in another order; near float32's."""
+    tolerance = {"float16": 1e-2, "bfloat16": 8e-2}[dtype]
+    for expected, bound in (
+        (on_one_device(dtype), others * (1 if dtype == "float16" else 8)),
+        (on_one_device("float32"), tolerance),
+    ):
+        for (path, a), b in zip(
+            jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True
+        ):
+            if "key" in str(path) and "bias" in str(path):
+                continue  # softmax does not see it: its gradient is rounding alone
+            error = np.linalg.norm(np.asarray(a) - b) / np.linalg.norm(b)
+            assert error < bound, (path, error)
+
+
+# --- jit with NamedSharding -----------------------------------------------------------------
+
+
+def replicated(path, leaf):
+    return P()
+
+
+def fsdp(path, leaf):
+    """Split along the first axis that eight divides; vectors are whole."""
+    fits = [i for i, size in enumerate(leaf.shape) if size % 8 == 0]
+    return P(*(None,) * fits[0], NAMES) if leaf.ndim > 1 and fits else P()
+
+
+TENSOR_PARALLEL = {
+    "query": P(None, "model"),
+    "key": P(None, "model"),
+    "value": P(None, "model"),
+    "out": P("model"),
+    "Dense_0": P(None, "model"),
+    "Dense_1": P("model"),
+}
+
+
+def tensor_parallel(path, leaf):
+    """Heads and hidden features are split; the last layers of a pair sum over the devices."""
+    names = [key.key for key in path]
+    known = next((TENSOR_PARALLEL[name] for name in names if name in TENSOR_PARALLEL), P())
+    if names[-1] == "bias":
+        return P(*known[1:])
+    return known
+
+
+LAYOUTS = {"data_parallel": replicated, "fsdp": fsdp, "tensor_parallel": tensor_parallel}
+
+
+@functools.cache
+def placed(layout):
+    """Parameters and batch on a mesh of four by two."""
+    _, params, windows = gpt()
+    mesh = jax.make_mesh((4, 2), NAMES, axis_types=(AxisType.Auto,) * 2)
+    put = lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec))
+    params = jax.tree.map_with_path(lambda path, x: put(LAYOUTS[layout](path, x), x), params)
+    return params, put(P("data" if layout == "tensor_parallel" else NAMES), windows)
+
+
+@functools.cache
+def compiled(layout, dtype):
+    """Shardings are those that the compiler chooses: none are asked for."""
+    loss = gpt()[0]
+    fn = loss if dtype == "float32" else autocast(loss, compute_dtype=dtype)
+    return jax.jit(jax.value_and_grad(fn)).lower(*placed(layout)).compile(QUICK)
+
+
+CASES = [*((layout, "float16") for layout in LAYOUTS), ("data_parallel", "bfloat16")]
+
+
+@pytest.mark.parametrize(("layout", "dtype"), CASES)
+def test_jit_is_as_on_one_device(layout, dtype):
+    assert_near(compiled(layout, dtype)(*placed(layout)), dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_jit_keeps_the_sharding_of_every_output(layout):
+    plain, cast = (compiled(layout, dtype) for dtype in ("float32", "float16"))
+    avals = jax.eval_shape(jax.value_and_grad(gpt()[0]), *gpt()[1:])
+    for (path, a), b, aval in zip(
+        jax.tree.leaves_with_path(cast.output_shardings),
+        jax.tree.leaves(plain.output_shardings),
+        jax.tree.leaves(avals),
+        strict=True,
+    ):
+        assert a.is_equivalent_to(b, aval.ndim), (path, a, b)
+
+
+def reduced(executable):
+    """(dtype, shape) of each array that an all-reduce or reduce-scatter of the program adds."""
+    lines = re.findall(r"= (.*?) (?:all-reduce|reduce-scatter)\(", executable.as_text())
+    return [match for line in lines for match in re.findall(r"(\w+)\[([\d,]*)\]", line)]
+
+
+def test_data_parallel_gradients_are_added_in_float32():
+    """Each gradient, and in 16 bits nothing."""
+    found = reduced(compiled("data_parallel", "float16"))
+    assert {dtype for dtype, _ in found} == {"f32"}
+    shapes = [",".join(map(str, leaf.shape)) for leaf in jax.tree.leaves(gpt()[1])]
+    assert set(shapes) - {shape for _, shape in found} <= {"16", "24"}
+
+
+def test_fsdp_gradients_are_added_in_float32():
+    assert {dtype for dtype, _ in reduced(compiled("fsdp", "float16"))} == {"f32"}
+
+
+def test_tensor_parallel_activations_are_added_in_16_bits():
+    """As in layers with ``dtype=``; gradients of parameters that are split are float32 here too."""
+    found = reduced(compiled("tensor_parallel", "float16"))
+    assert {shape for dtype, shape in found if dtype == "f16"} <= {"2,16,16"}
+
+
+# --- shard_map and pmap ---------------------------------------------------------------------
+
+
+def line():
+    return jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def data_parallel(cast):
+    """The gradients of the shards are added by ``psum``."""
+
+    def step(params, windows):
+        found = jax.value_and_grad(cast(gpt()[0]))(params, windows)
+        return lax.pmean(found, "data")
+
+    specs = {"in_specs": (P(), P("data")), "out_specs": P(), "check_vma": False}
+    return jax.shard_map(step, mesh=line(), **specs)
+
+
+def sharded_parameters(cast):
+    """``all_gather`` inside of the loss; its transpose is a ``psum_scatter``."""
+    _, params, _ = gpt()
+    split = jax.tree.map(lambda x: x.ndim > 1 and x.shape[0] % 8 == 0, params)
+    specs = jax.tree.map(lambda s: P("data") if s else P(), split)
+
+    def loss(params, windows):
+        gather = functools.partial(lax.all_gather, axis_name="data", tiled=True)
+        whole = jax.tree.map(lambda s, x: gather(x) if s else x, split, params)
+        return gpt()[0](whole, windows) / 8
+
+    def step(params, windows):
+        value, grads = jax.value_and_grad(cast(loss))(params, windows)
+        add = functools.partial(lax.psum, axis_name="data")
+        return add(value), jax.tree.map(lambda s, g: g if s else add(g), split, grads)
+
+    options = {"in_specs": (specs, P("data")), "out_specs": (P(), specs), "check_vma": False}
+    return jax.shard_map(step, mesh=line(), **options)
+
+
+def ring(cast):
+    """Gradients go around by ``ppermute``, are added one by one, and averaged."""
+
+    def step(params, windows):
+        found = jax.value_and_grad(cast(gpt()[0]))(params, windows)
+        turn = [(i, (i + 1) % 8) for i in range(8)]
+
+        def hop(_, carry):
+            total, moving = carry
+            moving = lax.ppermute(moving, "data", turn)
+            return jax.tree.map(jnp.add, total, moving), moving
+
+        total, _ = lax.fori_loop(0, 7, hop, (found, found))
+        return jax.tree.map(lambda x: x / 8, total)
+
+    specs = {"in_specs": (P(), P("data")), "out_specs": P(), "check_vma": False}
+    return jax.shard_map(step, mesh=line(), **specs)
+
+
+def exchanged(cast):
+    """The batch comes in parts of windows, which ``all_to_all`` puts together."""
+
+    def loss(params, parts):
+        windows = lax.all_to_all(parts, "data", 0, 1, tiled=True)
+        return gpt()[0](params, windows[:, :17])
+
+    def step(params, parts):
+        return lax.pmean(jax.value_and_grad(cast(loss))(params, parts), "data")
+
+    specs = {"in_specs": (P(), P(None, "data")), "out_specs": P(), "check_vma": False}
+    mapped = jax.shard_map(step, mesh=line(), **specs)
+    return lambda params, windows: mapped(params, jnp.pad(windows, ((0, 0), (0, 7))))
+
+
+def pmapped(cast):
+    def step(params, windows):
+        return lax.pmean(jax.value_and_grad(cast(gpt()[0]))(params, windows), "data")
+
+    mapped = jax.pmap(step, "data", in_axes=(None, 0), out_axes=None)
+    return lambda params, windows: mapped(params, windows[:, None])
+
+
+MAPPED = {
+    "psum": data_parallel,
+    "all_gather_and_psum_scatter": sharded_parameters,
+    "ppermute": ring,
+    "all_to_all": exchanged,
+    "pmap": pmapped,
+}
+
+
+@pytest.mark.parametrize("program", MAPPED.values(), ids=MAPPED)
+def test_mapped_programs(program):
+    _, params, windows = gpt()
+    plain = program(lambda f: f)
+    fn = program(functools.partial(autocast, compute_dtype="float16"))
+    jaxpr = trace(fn, params, windows)
+    assert_dots_run_in("float16", jaxpr)
+    sums = find(jaxpr, "psum", "psum_invariant", "reduce_scatter")
+    assert sums or program is ring
+    assert {d for eqn in sums for d in dtypes(eqn.invars)} <= {"float32"}
+    gathers = find(jaxpr, "all_gather")
+    assert bool(gathers) == (program is sharded_parameters)
+    low, full = (jax.jit(f).lower(params, windows).compile(QUICK) for f in (fn, plain))
+    found = low(params, windows)
+    assert_near(found, "float16")
+    kinds = [jax.tree.leaves(executable.output_shardings) for executable in (low, full)]
+    for a, *both in zip(jax.tree.leaves(found), *kinds, strict=True):
+        assert a.dtype == jnp.float32
+        assert both[0].is_equivalent_to(both[1], a.ndim)
+
+
+# --- explicit mesh axes ---------------------------------------------------------------------
+
+EXPLICIT = {
+    "table": ((24, 16), P()),
+    "qkv": ((3, 16, 4, 4), P(None, None, "model", None)),
+    "out": ((4, 4, 16), P("model", None, None)),
+    "up": ((16, 64), P(None, "model")),
+    "down": ((64, 16), P("model", None)),
+    "scale": ((16,), P()),
+}
+
+
+def explicit_loss(params, tokens):
+    """A block of a transformer that says how each of its values is sharded."""
+    rows = P("data", None, None)
+    x = params["table"].at[tokens[:, :-1]].get(out_sharding=rows)
+    norm = lambda x: x * lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6)
+    h = norm(x) * params["scale"]
+    heads = P("data", None, "model", None)
+    q, k, v = (
+        jnp.einsum("btd,dhe->bthe", h, params["qkv"][i], out_sharding=heads) for i in range(3)
+    )
+    logits = jnp.einsum("bqhe,bkhe->bhqk", q, k, out_sharding=P("data", "model", None, None))
+    mask = jnp.tril(jnp.ones((16, 16), bool))
+    weights = jax.nn.softmax(jnp.where(mask, logits / 2, -jnp.inf))
+    mixed = jnp.einsum("bhqk,bkhe->bqhe", weights, v, out_sharding=heads)
+    x = x + jnp.einsum("bqhe,hed->bqd", mixed, params["out"], out_sharding=rows)
+    hidden = jax.nn.gelu(jnp.matmul(norm(x), params["up"], out_sharding=P("data", None, "model")))
+    x = x + jnp.matmul(hidden, params["down"], out_sharding=rows)
+    scores = jax.nn.log_softmax(jnp.einsum("btd,vd->btv", norm(x), params["table"]))
+    hot = jax.nn.one_hot(tokens[:, 1:], 24, dtype=scores.dtype)
+    return -jnp.mean(jnp.sum(scores * hot, -1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_explicit_axes(dtype):
+    """Shardings are part of the types, so the compiler has no say in them."""
+    random = np.random.default_rng(1)
+    mesh = jax.make_mesh((4, 2), NAMES, axis_types=(AxisType.Explicit,) * 2)
+    tokens = gpt()[2]
+    params = {
+        name: (random.standard_normal(shape) / 4).astype(np.float32)
+        for name, (shape, _) in EXPLICIT.items()
+    }
+    fn = jax.value_and_grad(autocast(explicit_loss, compute_dtype=dtype))
+    with jax.set_mesh(mesh):
+        args = (
+            {name: jax.device_put(x, EXPLICIT[name][1]) for name, x in params.items()},
+            jax.device_put(tokens, P("data")),
+        )
+        plain = jax.jit(jax.value_and_grad(explicit_loss), compiler_options=QUICK)
+        traced = jax.jit(fn).trace(*args)
+        assert traced.out_info == plain.eval_shape(*args)
+        assert_dots_run_in(dtype, traced.jaxpr)
+        found, expected = traced.lower().compile(QUICK)(*args), plain(*args)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.sharding == b.sharding
+        error = np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(b)
+        assert error < {"float16": 1e-2, "bfloat16": 5e-2}[dtype]

@@ -1,0 +1,109 @@
+"""Modes of JAX: NaNs and infinities as errors, and both modes of dtype promotion.
+
+The whole suite runs under strict promotion; `jax_enable_x64` in a fresh process is in
+`test_arrays_over_processes.py`, by its context manager in `test_properties.py`.
+"""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmp_autocast import autocast
+from tests.support.jaxprs import assert_dots_run_in, trace
+
+W = np.random.default_rng(0).standard_normal((4, 4), np.float32) / 2
+MASKED = jnp.finfo(jnp.float32).min
+DTYPES = ["float16", "bfloat16"]
+
+
+def run_eagerly(fn):
+    return fn
+
+
+@pytest.mark.parametrize("run", [run_eagerly, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_debug_nans_finds_what_it_finds_without_autocast(dtype, run):
+    fn = lambda x: jnp.sum(jnp.log(x @ W) @ W)
+    with jax.debug_nans(True):
+        for program in (fn, autocast(fn, compute_dtype=dtype)):
+            with pytest.raises(FloatingPointError, match=r"invalid value \(nan\).*log"):
+                run(program)(-abs(W))
+
+
+def masked_attention(w, x):
+    """Masks, a row without any key, and norms of zero: NaN where a guard is missing."""
+    mask = jnp.arange(4) < jnp.array([[0], [1], [2], [4]])
+    scores = jnp.where(mask, (x @ w) @ x.T, MASKED)
+    out = jax.nn.softmax(scores) @ x
+    return jnp.mean(out / jnp.sqrt(jnp.sum(out**2, -1, keepdims=True) + 1e-12))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_debug_nans_finds_nothing_more(dtype):
+    low = autocast(masked_attention, compute_dtype=dtype, params=0)
+    assert_dots_run_in(dtype, trace(jax.grad(low), W, W))
+    with jax.debug_nans(True):
+        value, grad = jax.jit(jax.value_and_grad(low))(W, W)
+    expected = jax.jit(jax.value_and_grad(masked_attention))(W, W)
+    for found, true in zip((value, grad), expected, strict=True):
+        np.testing.assert_allclose(found, true, atol=5e-2 * np.max(np.abs(true)))
+
+
+def test_debug_infs_finds_an_overflow_of_float16():
+    fn = lambda x: x @ W
+    big = jnp.full((4, 4), 1e5)
+    with jax.debug_infs(True):
+        jax.jit(autocast(fn, compute_dtype=jnp.bfloat16))(big)
+        with pytest.raises(FloatingPointError, match=r"invalid value \(inf\)"):
+            jax.jit(autocast(fn, compute_dtype=jnp.float16))(big)
+
+
+TOO_BIG = np.full((4, 4), 1e5, np.float32)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x @ x,
+        lambda x: jnp.asarray(TOO_BIG).astype(jnp.float16) + (x @ x).astype(jnp.float16),
+    ],
+    ids=["argument", "constant"],
+)
+def test_casting_a_numpy_array_to_infinity_gives_no_warning(fn):
+    """JAX 0.12 casts it with NumPy, which warns; a warning is an error in this suite."""
+    assert np.all(np.isinf(autocast(fn, compute_dtype=jnp.float16)(TOO_BIG)))
+
+
+MIXED = {
+    "two_floats": lambda x: x.astype(jnp.bfloat16) + x @ W,
+    "two_half_floats": lambda x: (x @ W).astype(jnp.bfloat16) * x.astype(jnp.float16),
+    "int_and_float": lambda x: jnp.arange(4) * (x @ W),
+    "dot": lambda x: jnp.dot(x.astype(jnp.float16), x @ W),
+    "where": lambda x: jnp.where(x > 0, x.astype(jnp.float16), x @ W),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_strict_promotion_refuses_what_it_refuses_without_autocast(name):
+    """The casts of autocast hide no mistake and make none; in the standard mode types are equal."""
+    errors = []
+    for program in (MIXED[name], autocast(MIXED[name])):
+        with pytest.raises(Exception, match="no available implicit dtype promotion") as caught:
+            jax.eval_shape(program, W)
+        errors.append((caught.type, str(caught.value)))
+    assert errors[0] == errors[1]
+    with jax.numpy_dtype_promotion("standard"):
+        expected = jax.eval_shape(MIXED[name], W)
+        for dtype in DTYPES:
+            assert jax.eval_shape(autocast(MIXED[name], compute_dtype=dtype), W) == expected
+
+
+@pytest.mark.parametrize("mode", ["strict", "standard"])
+def test_the_program_does_not_depend_on_the_promotion_mode(mode):
+    with jax.numpy_dtype_promotion(mode):
+        found = str(trace(jax.grad(autocast(masked_attention, params=0)), W, W))
+    with contextlib.nullcontext():
+        assert found == str(trace(jax.grad(autocast(masked_attention, params=0)), W, W))

@@ -1,0 +1,111 @@
+"""Eight threads that trace at once, each with options of its own, do not affect each other."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmp_autocast import (
+    BF16,
+    FP16,
+    CastPolicy,
+    autocast,
+    compute_precision,
+    full_precision,
+)
+from tests.support.jaxprs import trace
+
+W = np.random.default_rng(0).standard_normal((4, 4), np.float32) / 2
+
+
+def in_full_precision(x):
+    with full_precision():
+        return x @ W
+
+
+def in_bfloat16(x):
+    with compute_precision(jnp.bfloat16):
+        return x @ W
+
+
+def in_a_named_scope(x):
+    with jax.named_scope("inner"):
+        return x @ W
+
+
+def with_an_inner_autocast(x):
+    return autocast(lambda x: x @ W, compute_dtype=jnp.bfloat16)(x)
+
+
+# What a thread traces: the options, and the part of the function that differs.
+JOBS = {
+    "float16": ({"policy": FP16}, in_a_named_scope),
+    "bfloat16": ({"policy": BF16}, in_a_named_scope),
+    "rules": ({"policy": FP16.with_rules({"tanh": CastPolicy.FP32})}, in_a_named_scope),
+    "scopes": ({"policy": BF16.with_scopes({"*inner": "float32"})}, in_a_named_scope),
+    "full_precision": ({"policy": FP16}, in_full_precision),
+    "compute_precision": ({"policy": FP16}, in_bfloat16),
+    "inner": ({"policy": FP16.with_level("compute")}, with_an_inner_autocast),
+    "disabled": ({"enabled": False}, in_a_named_scope),
+}
+
+
+def program(job, meet):
+    """The gradient's jaxpr; ``meet`` is called between the equations."""
+    options, part = JOBS[job]
+
+    def fn(x):
+        meet()
+        x = jnp.tanh(x @ W)
+        meet()
+        x = part(x)
+        meet()
+        return jnp.sum(jnp.tanh(x) @ W)
+
+    return str(trace(jax.value_and_grad(autocast(fn, **options)), W))
+
+
+def test_threads_that_trace_at_once():
+    with jax.check_tracer_leaks(False):
+        expected = {job: program(job, lambda: None) for job in JOBS}
+    assert len(set(expected.values())) == len(JOBS)
+
+    barrier = threading.Barrier(len(JOBS), timeout=120)
+    found, errors = {}, []
+
+    def work(job):
+        try:
+            with jax.check_tracer_leaks(False):  # JAX's check takes other threads' traces for leaks
+                found[job] = [program(job, barrier.wait) for _ in range(3)]
+        except Exception as error:  # pytest does not see what a thread raises
+            errors.append((job, error))
+            barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(job,)) for job in JOBS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert found == {job: [text] * 3 for job, text in expected.items()}
+
+
+def test_threads_that_call_one_compiled_function():
+    """First calls race to trace; each gets the result of its own argument."""
+    fn = jax.jit(autocast(lambda x: jnp.tanh(x @ W) @ W))
+    barrier = threading.Barrier(8, timeout=120)
+    found = [None] * 8
+
+    def work(i):
+        with jax.check_tracer_leaks(False):
+            barrier.wait()
+            found[i] = np.asarray(fn(i * W))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, value in enumerate(found):
+        np.testing.assert_allclose(value, np.tanh(i * W @ W) @ W, atol=1e-2)
