@@ -41,7 +41,9 @@ _SECTIONS: dict[CastPolicy, str] = {
         "program asks for is an equation of its own, and stands."
     ),
     CastPolicy.FP32_APPEND_DTYPE: (
-        "Their update computation has a fixed dtype: they are emitted again in the float32 form."
+        "Their update computation has a fixed dtype: they are emitted again in the float32 form. "
+        "Asked for by a rule, a matmul or convolution is emitted with 16-bit operands and returns "
+        "its float32 accumulator."
     ),
     CastPolicy.PROMOTE: (
         "Operands are cast to the widest dtype among those that vote: computed values, and "
@@ -60,7 +62,8 @@ _DATA_MOVEMENT = (
 
 _STRUCTURAL = (
     "They hold programs, or are casts themselves. They have no policy: the equations inside them "
-    "have. A rule for one of them is an error; use a scope for the region."
+    "have. A policy for one of them is an error; use a scope for the region, or a rule function "
+    "that returns `Decision(emit=...)` to replace the equation."
 )
 
 

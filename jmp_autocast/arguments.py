@@ -278,10 +278,10 @@ def report_unknown(plan: Plan, on_unknown: str, fn: Any) -> None:
 
     Args:
         plan: The plan of the program, or of a derivative rule in it.
-        on_unknown: ``"keep"``, ``"warn"`` or ``"error"``.
+        on_unknown: ``"warn"`` or ``"error"``.
         fn: The function, for the message.
     """
-    if not plan.unknown or on_unknown == "keep":
+    if not plan.unknown:
         return
     message = (
         f"{name_of(fn)} holds primitives without a cast policy: {', '.join(plan.unknown)}. Their "

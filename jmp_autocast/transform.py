@@ -293,7 +293,7 @@ class PlannedCall:
     plan: Plan
 
     def rewritten(
-        self, *arrays: Any, planned: Callable[[Plan], None] = lambda plan: None
+        self, *arrays: Any, planned: Callable[[Plan], None] | None = None
     ) -> list[Any]:
         """Runs the planned program: its equations are bound in the ambient trace.
 
@@ -329,8 +329,10 @@ def _run(fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any) -> A
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)
     call, closed = planned.call, planned.closed
-    report = functools.partial(arguments.report_unknown, on_unknown=options.on_unknown, fn=fn)
-    report(planned.plan)
+    report = None
+    if options.on_unknown != "keep":
+        report = functools.partial(arguments.report_unknown, on_unknown=options.on_unknown, fn=fn)
+        report(planned.plan)
     outputs = planned.rewritten(*call.arrays, planned=report)
     if not isinstance(options.output_dtype, str):
         return call.unflatten(outputs)

@@ -9,6 +9,7 @@ from jax import lax
 from jmp_autocast import BF16, Policy, autocast
 from jmp_autocast.interpreters import ReasonCode
 from jmp_autocast.interpreters.compat import Literal
+from jmp_autocast.interpreters.plan.data import Contract
 from tests.support.jaxprs import assert_dots_run_in, casts, find, trace
 from tests.support.plans import plan_of, planned
 
@@ -113,7 +114,7 @@ def test_a_weight_in_a_loop_is_cast_once_outside():
 def test_reason_and_cause():
     equation = planned(plan_of(lambda w, x: jnp.exp(x @ w), W, X, policy=CONSUMER), "dot_general")
     assert (equation.reason.code, equation.reason.cause) == (ReasonCode.DOT_OUT, "read by exp")
-    assert equation.accumulates
+    assert equation.action == Contract()
 
 
 def test_twice_is_once():

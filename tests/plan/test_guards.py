@@ -132,7 +132,7 @@ def count(n):
     ],
 )
 def test_the_bound_of_integers(fn, bound):
-    assert plan_of(fn).outputs[0].bound == bound
+    assert plan_of(fn).outputs[0].integer_bound == bound
 
 
 @pytest.mark.parametrize("policy", [BF16, FP16], ids=["bf16", "f16"])

@@ -54,16 +54,6 @@ def test_gradients(level):
     assert jnp.linalg.norm(found - expected) < 2e-2 * jnp.linalg.norm(expected)
 
 
-def test_residuals_says_it_alone():
-    level, alone = BF16.with_level("compute"), Policy(jnp.bfloat16, residuals="compute")
-    jaxprs = [str(trace(autocast(block, policy=policy), W, X)) for policy in (level, alone)]
-    assert jaxprs[0] == jaxprs[1]
-    promoting = Policy(jnp.bfloat16, level="compute", residuals="promote")
-    assert str(trace(autocast(block, policy=promoting), W, X)) == str(
-        trace(autocast(block, policy=BF16), W, X)
-    )
-
-
 def test_full_size_inputs_of_level_compute_are_cast_once():
     fn = autocast(lambda w, x: (x @ w + x) * x, policy=BF16.with_level("compute"), params=0)
     assert len(casts(trace(fn, W, X), "float32", "bfloat16")) == 2
@@ -133,7 +123,7 @@ def test_string_form():
     ("make", "message"),
     [
         (lambda: BF16.with_level("O1"), "level must be one of 'tensor_cores', 'o1', 'compute'"),
-        (lambda: Policy(jnp.bfloat16, residuals="promot"), "Did you mean 'promote'"),
+        (lambda: Policy(jnp.bfloat16, dot_output="comput"), "Did you mean 'compute'"),
         (lambda: autocast(block, policy="compute=bfloat16,level=02"), "level must be one of"),
         (lambda: autocast(block, policy="compute=bfloat16,lvel=o1"), "Did you mean 'level'"),
     ],

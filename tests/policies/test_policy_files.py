@@ -19,7 +19,7 @@ from jmp_autocast.policies.toml_file import policy_text
 from tests.support.wrong_policy_files import HEAD, WRONG
 
 FULL = (
-    Policy("bfloat16", "float32", "compute", "promote", "consumer")
+    Policy("bfloat16", "float32", "compute", "consumer")
     .with_rules({"tanh": "FP32", "scatter-add": "KEEP", "exp": "PROMOTE"})
     .with_scopes({"*/LayerNorm_*": "float32", "*/ln": "float16"})
     .with_rules({"dot_general": "FP32", "scatter-add": "FP32_APPEND_DTYPE"}, scope="*/head")
@@ -32,7 +32,6 @@ version = 1
 compute_dtype = "bfloat16"
 output_dtype = "float32"
 level = "compute"
-residuals = "promote"
 dot_output = "consumer"
 
 # Primitive and cast policy. A name that is not made of letters, digits, _ and - is quoted.
@@ -142,7 +141,6 @@ policies = st.builds(
     compute_dtype=st.sampled_from(["float16", "bfloat16"]),
     output_dtype=st.none() | floats,
     level=st.sampled_from(["tensor_cores", "o1", "compute"]),
-    residuals=st.sampled_from([None, "promote", "compute"]),
     dot_output=st.sampled_from(["compute", "consumer"]),
     rules=st.lists(st.tuples(names, st.sampled_from(CastPolicy))).map(tuple),
     scopes=st.lists(st.tuples(names, floats)).map(tuple),
@@ -320,7 +318,6 @@ def test_another_reader_sees_the_same(path):
         "compute_dtype": "bfloat16",
         "output_dtype": "float32",
         "level": "compute",
-        "residuals": "promote",
         "dot_output": "consumer",
         "rules": {"tanh": "FP32", "scatter-add": "KEEP", "exp": "PROMOTE"},
         "scopes": [

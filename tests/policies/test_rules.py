@@ -303,7 +303,7 @@ def test_single_paths_match_as_patterns_do(names):
 )
 def test_levels_of_registrations(registrations, expected):
     for name, level in registrations:
-        register_policy("tanh", name, level=level)
+        register_policy("tanh", name, priority=level)
     assert io(rewritten(after_dot(jnp.tanh), X), "tanh") == ((expected,), (expected,))
 
 

@@ -5,7 +5,7 @@ COMPUTE = "must be one of 'float16', 'bfloat16', got"
 FLOATS = "must be one of 'float32', 'float16', 'bfloat16', got"
 A_STRING = "must be a string, one of"
 KEYS = (
-    "The keys are version, compute_dtype, output_dtype, level, residuals, dot_output, rules, "
+    "The keys are version, compute_dtype, output_dtype, level, dot_output, rules, "
     "scopes, scoped_rules"
 )
 NEST = 10_000
@@ -74,16 +74,6 @@ WRONG = {
     "no dtype": (HEAD + "output_dtype = ''", ValueError, ["output_dtype", FLOATS, "''"]),
     "a level": (HEAD + "level = 'o2'", ValueError, ["level", "'tensor_cores'", "'o2'", "an 'o1'"]),
     "a number as level": (HEAD + "level = 1", TypeError, ["level", A_STRING, "1 of type int"]),
-    "residuals": (
-        HEAD + "residuals = 'promot'",
-        ValueError,
-        ["residuals", "'compute', got 'promot'", "mean 'promote'"],
-    ),
-    "a list of residuals": (
-        HEAD + "residuals = ['promote']",
-        TypeError,
-        ["residuals", A_STRING, "an array"],
-    ),
     "dot_output": (
         HEAD + "dot_output = 'costumer'",
         ValueError,

@@ -1,4 +1,7 @@
-"""Functions that a user's rule puts in place of equations, ordinary and higher-order ones."""
+"""Functions that a user's rule puts in place of calls, loops and casts.
+
+For a primitive with a cast policy the rule is asked where the policy is: `equation.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from .basic_plans import emitted
 from .data import EquationPlan, ValueState
 from .equation_view import view_of
 from .region import Region
-from .structural import planning_rule
 
 
 def plan_emission(
@@ -37,10 +39,8 @@ def plan_emission(
     decision = apply_rule(rule, view_of(eqn, given, region.names, region.compute_dtype))
     if decision is None or decision.emit is not None:
         return None if decision is None else emitted(eqn, given, decision)
-    if planning_rule(eqn.primitive.name) is not None:
-        raise TypeError(
-            f"The rule for primitive {eqn.primitive.name!r} decided {decision.policy}, and the "
-            "primitive has no cast policy: the equations inside it have. Return "
-            "Decision(emit=function) to replace the equation, or None to leave it."
-        )
-    return None
+    raise TypeError(
+        f"The rule for primitive {eqn.primitive.name!r} decided {decision.policy}, and the "
+        "primitive has no cast policy: the equations inside it have. Return "
+        "Decision(emit=function) to replace the equation, or None to leave it."
+    )

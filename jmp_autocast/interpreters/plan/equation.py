@@ -21,6 +21,7 @@ from ..primitives.reading import has_plain_update
 from ..primitives.traits import having
 from .basic_plans import (
     cast_results,
+    emitted,
     folded,
     in_dtype,
     keep,
@@ -87,6 +88,8 @@ def plan_equation(
     if known is not None and all(s.dtype == FLOAT32 for s in given):
         return folded(eqn, given, floats, known)
     decision, origin = _decision(planner.policy, eqn, given, region)
+    if decision.emit is not None:
+        return emitted(eqn, given, decision)
     if decision.policy is CastPolicy.KEEP:
         plan = keep(eqn, given, _KEEP)
     elif decision.policy is CastPolicy.LOWER_PRECISION_FP:

@@ -169,13 +169,12 @@ class Planner:
         region: Region,
         wants: tuple[Want, ...],
     ) -> EquationPlan:
-        if self._rule_functions:
-            emitted = plan_emission(self.policy, eqn, given, region)
-            if emitted is not None:
-                return emitted
         rule = planning_rule(eqn.primitive.name)
         if rule is not None:
-            return plan_structural(rule, self, eqn, given, region, wants)
+            emitted = None
+            if self._rule_functions:
+                emitted = plan_emission(self.policy, eqn, given, region)
+            return emitted or plan_structural(rule, self, eqn, given, region, wants)
         if wants:
             return plan_equation(self, eqn, given, region, wants)
         return self._shared_plan(eqn, given, region)

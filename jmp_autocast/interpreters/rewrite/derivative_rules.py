@@ -91,7 +91,7 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         closed = fresh_make_jaxpr(original_jvp, avals, [avals[i] for i in moving])
         dtypes = [Want(dtype=s.dtype) for s in inner.outputs]
         args = [*primals, *(tangents[i] for i in moving)]
-        flat = rewriter.run(closed, args, [*dtypes, *dtypes], inner.path)
+        flat = rewriter.run(closed, args, [*dtypes, *dtypes], inner)
         return tuple(flat[: len(dtypes)]), tuple(flat[len(dtypes) :])
 
     function.defjvp(rule, symbolic_zeros=True)
@@ -143,7 +143,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
             *(Want(dtype=s.dtype) for s in inner.outputs),
             *(Want() for _ in box["avals"]),
         ]
-        flat = rewriter.run(closed, xs, wants, inner.path)
+        flat = rewriter.run(closed, xs, wants, inner)
         n = len(out_avals)
         static = _Static((moving, box["tree"], tuple(box["avals"])))
         dtypes = tuple(x.dtype for x in xs)
@@ -166,7 +166,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         )
         given = [cotangents[k] for k in known]
         wants = [Want(dtype=dtypes.value[i]) for i in moving]
-        found = rewriter.run(closed, [*residuals, *given], wants, inner.path)
+        found = rewriter.run(closed, [*residuals, *given], wants, inner)
         gradients: list[Any] = [None] * len(avals)
         for i, gradient in zip(moving, found, strict=True):
             gradients[i] = _cast(gradient, dtypes.value[i])
@@ -195,7 +195,7 @@ def _custom_vmap(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: lis
         ]
         closed = fresh_make_jaxpr(mapped, *batch_avals)
         wants = [Want(dtype=s.dtype) for s in inner.outputs]
-        flat = rewriter.run(closed, xs, wants, inner.path)
+        flat = rewriter.run(closed, xs, wants, inner)
         return tuple(flat), (True,) * len(flat)
 
     return list(function(*read(plan, operands)))

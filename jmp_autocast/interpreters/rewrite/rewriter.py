@@ -23,6 +23,7 @@ from ..compat import (
     equation_context,
     fresh_make_jaxpr,
     inlined,
+    jaxpr_as_fun,
     literal_value,
     mark_frames,
     with_dtype,
@@ -45,6 +46,7 @@ from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.evaluate import evaluate
 from ..primitives.reading import cast_dtype, redispatched
+from ..primitives.structure import has_rule
 from .values import Scalar, Value, read
 
 mark_frames(__file__)
@@ -75,11 +77,11 @@ class Rewriter:
     Args:
         plan: Plans a jaxpr; used for the derivative rules of custom functions, which come into
             being only when JAX differentiates the rewritten program.
-        planned: Is called with each such plan before it is emitted.
+        planned: Is called with each such plan before it is emitted; None where nobody looks.
     """
 
     def __init__(
-        self, plan: Callable[..., Plan], planned: Callable[[Plan], None] = lambda plan: None
+        self, plan: Callable[..., Plan], planned: Callable[[Plan], None] | None = None
     ) -> None:
         self._plan = plan
         self._planned = planned
@@ -150,6 +152,9 @@ class Rewriter:
                 return _emitted(eqn, plan, operands)
             case Inside(unchanged=False):
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
+            case Inside() if self._planned is not None and has_rule(eqn):
+                # Nothing in it changes, but its derivative rule is looked at.
+                return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
             case _:
                 return _bound(eqn, plan, operands)
 
@@ -180,21 +185,25 @@ class Rewriter:
             self.memo[key] = fresh_make_jaxpr(body, *avals[:at], *extra, *avals[at:])
         return self.memo[key]
 
-    def run(self, closed: Any, args: Sequence[Any], wants: Sequence[Any], path: Any) -> list[Any]:
-        """Plans and emits a jaxpr that came into being while rewriting.
+    def run(self, closed: Any, args: Sequence[Any], wants: Sequence[Any], of: Plan) -> list[Any]:
+        """Plans and emits a rule of the user's own, which came into being while rewriting.
 
         Args:
-            closed: The jaxpr, traced in declared dtypes.
+            closed: The rule's jaxpr, traced in declared dtypes.
             args: Its arguments, in the dtypes they have.
             wants: What is asked of each output.
-            path: The enclosing scopes.
+            of: The plan of the function that the rule belongs to. Where nothing changes in the
+                function, nothing changes in its rule.
         """
         states = [
             ValueState(None if float_dtype(v.aval) is None else x.dtype)
             for v, x in zip(body_of(closed).invars, args, strict=True)
         ]
-        plan = self._plan(closed, states, wants, path)
-        self._planned(plan)
+        plan = self._plan(closed, states, wants, of.path)
+        if self._planned is not None:
+            self._planned(plan)
+        if of.identity:
+            return jaxpr_as_fun(closed)(*args)
         return self.evaluate(plan, consts_of(closed), args)
 
 
