@@ -13,17 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ...interpreters.compat import (
-    Literal,
-    body_of,
-    consts_of,
-    equation_context,
-    literal_value,
-    source_line,
-)
+from ...interpreters.compat import consts_of, literal_value, source_line
+from ...interpreters.primitives.evaluate import evaluate
+from ...interpreters.primitives.structure import bodies
 from ...interpreters.rewrite.values import Scalar, Value
 from ...policies import CALLS
-from .measured import MeasuredEquation, bodies_of, described, is_measurable, user_scopes
+from .measured import MeasuredEquation, described, is_measurable, user_scopes
 from .programs import Program
 
 # A checkpoint is a call, too, but its equations run again in the backward pass: a zero added inside
@@ -81,44 +76,33 @@ class Tapper:
     def _jaxpr(
         self, jaxpr: Any, program: Program, args: Sequence[_Tapped], names: tuple[str, ...]
     ) -> list[_Tapped]:
-        body = body_of(jaxpr)
-        env = {
-            v: _Tapped(value)
-            for v, value in zip(body.constvars, program.constants(consts_of(jaxpr)), strict=True)
-        }
-        values = program.arguments([each.value for each in args])
-        for v, value, each in zip(body.invars, values, args, strict=True):
-            env[v] = _Tapped(value, each.taps)
+        consts = [_Tapped(value) for value in program.constants(consts_of(jaxpr))]
+        values = _with_arrays(args, program.arguments([each.value for each in args]))
 
-        def look_up(atom: Any) -> _Tapped:
-            literal = isinstance(atom, Literal)
-            return _Tapped(Scalar(literal_value(atom))) if literal else env[atom]
+        def step(i: int, eqn: Any, operands: list[_Tapped]) -> list[_Tapped]:
+            path = (*names, *user_scopes(eqn))
+            run = self._call if eqn.primitive.name in _ENTERED else self._equation
+            return run(i, eqn, program, operands, path)
 
-        for i, eqn in enumerate(body.eqns):
-            operands = [look_up(v) for v in eqn.invars]
-            with equation_context(eqn):
-                results = self._equation(i, eqn, program, operands, (*names, *user_scopes(eqn)))
-            env.update(zip(eqn.outvars, results, strict=True))
-        outputs = [look_up(v) for v in body.outvars]
+        outputs = evaluate(jaxpr, consts, values, lambda v: _Tapped(Scalar(literal_value(v))), step)
         return _with_arrays(outputs, program.outputs([each.value for each in outputs]))
 
-    def _equation(
-        self,
-        i: int,
-        eqn: Any,
-        program: Program,
-        operands: list[_Tapped],
-        path: tuple[str, ...],
+    def _call(
+        self, i: int, eqn: Any, program: Program, operands: list[_Tapped], path: tuple[str, ...]
     ) -> list[_Tapped]:
-        values = [each.value for each in operands]
-        if eqn.primitive.name in _ENTERED:
-            (jaxpr,), (inner,) = bodies_of(eqn), program.inner(i, eqn)
-            args = _with_arrays(operands, program.enter(i, values))
-            outputs = self._jaxpr(jaxpr, inner, args, path)
-            results = program.leave(i, [each.value for each in outputs])
-            return [_Tapped(Value(x), each.taps) for x, each in zip(results, outputs, strict=True)]
+        """Runs what is inside a call."""
+        (body,), (inner,) = bodies(eqn), program.inner(i, eqn)
+        args = _with_arrays(operands, program.enter(i, [each.value for each in operands]))
+        outputs = self._jaxpr(body.jaxpr, inner, args, path)
+        results = program.leave(i, [each.value for each in outputs])
+        return _with_arrays(outputs, [Value(x) for x in results])
+
+    def _equation(
+        self, i: int, eqn: Any, program: Program, operands: list[_Tapped], path: tuple[str, ...]
+    ) -> list[_Tapped]:
+        """Runs one equation, and taps what it makes."""
         sources = frozenset().union(*(each.taps for each in operands))
-        results = program.emit(i, eqn, values)
+        results = program.emit(i, eqn, [each.value for each in operands])
         # An input or a constant that is only moved has no tap: with a zero added it would be a
         # computed value, and the gradients of its 16-bit copies would be added in 16 bits.
         return [

@@ -14,20 +14,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ...interpreters.compat import (
-    Literal,
-    body_of,
-    collective_axes,
-    consts_of,
-    device_varying,
-    equation_context,
-    literal_value,
-    scan_split,
-    shard_map_axes,
-)
+from ...interpreters.compat import collective_axes, consts_of, device_varying, literal_value
+from ...interpreters.primitives.evaluate import evaluate
+from ...interpreters.primitives.structure import Body, bodies, scan_direction, shard_map_options
 from .basic_blocks import BasicBlock, EquationRun, FlagRefs, Given, Probe, union
 from .materialize import materialized
-from .measured import INLINED, bodies_of, is_measurable, is_measured, measured_equations
+from .measured import (
+    is_entered,
+    is_measurable,
+    is_measured,
+    measured_equations,
+    runs_in_place,
+)
 from .programs import Program
 
 Programs: TypeAlias = Sequence[Program]
@@ -105,24 +103,19 @@ class Evaluator:
     def _run(
         self, jaxpr: Any, programs: Programs, args: Sequence[Values], recorder: _Recorder
     ) -> list[Values]:
-        body = body_of(jaxpr)
-        consts = _unmeasured([(x,) * len(programs) for x in consts_of(jaxpr)])
-        env = dict(zip([*body.constvars, *body.invars], [*consts, *args], strict=True))
+        count = len(programs)
 
-        def look_up(atom: Any) -> Values:
-            if isinstance(atom, Literal):
-                return _unmeasured([(literal_value(atom),) * len(programs)])[0]
-            return env[atom]
+        def step(i: int, eqn: Any, operands: list[Values]) -> list[Values]:
+            run = self._enter if is_entered(eqn) else self._emit
+            return run(i, eqn, programs, operands, recorder)
 
-        for i, eqn in enumerate(body.eqns):
-            operands = [look_up(v) for v in eqn.invars]
-            with equation_context(eqn):
-                if eqn.primitive.name in INLINED or eqn.primitive.name in self._rules:
-                    results = self._enter(i, eqn, programs, operands, recorder)
-                else:
-                    results = self._emit(i, eqn, programs, operands, recorder)
-            env.update(zip(eqn.outvars, results, strict=True))
-        outputs = [look_up(v) for v in body.outvars]
+        outputs = evaluate(
+            jaxpr,
+            _unmeasured([(x,) * count for x in consts_of(jaxpr)]),
+            args,
+            lambda literal: _unmeasured([(literal_value(literal),) * count])[0],
+            step,
+        )
         return _each(programs, Program.outputs, outputs)
 
     def _enter(
@@ -131,8 +124,11 @@ class Evaluator:
         """Runs what is inside an equation."""
         inner = list(zip(*(program.inner(i, eqn) for program in programs), strict=True))
         operands = _each(programs, lambda program, xs: program.enter(i, xs), operands)
-        if eqn.primitive.name in INLINED:
-            results = self._run(bodies_of(eqn)[0], inner[0], operands, recorder)
+        if runs_in_place(eqn):
+            (body,) = bodies(eqn)
+            args = [operands[k] for k in body.operands]
+            made = self._run(body.jaxpr, inner[0], args, recorder)
+            results = [made[body.results.index(k)] for k in range(len(eqn.outvars))]
         else:
             recorder.settle()
             evaluated = self._rules[eqn.primitive.name](eqn, inner, operands, recorder.tick)
@@ -164,12 +160,12 @@ class Evaluator:
     def _cond(
         self, eqn: Any, inner: Sequence[Programs], operands: list[Values], tick: Any
     ) -> Evaluated:
-        bodies = bodies_of(eqn)
-        nothing = [self._probe.nothing(_count(body)) for body in bodies]
+        branches = bodies(eqn)
+        nothing = [self._probe.nothing(_count(branch)) for branch in branches]
 
         def branch(k: int) -> Callable[..., Any]:
             def run(arrays: Any, tick: Any) -> Any:
-                evaluated = self._measure(bodies[k], inner[k], _unmeasured(arrays), tick)
+                evaluated = self._measure(branches[k].jaxpr, inner[k], _unmeasured(arrays), tick)
                 # All branches return the readings of all branches: those not taken did not run.
                 readings = _concatenated([*nothing[:k], evaluated.readings, *nothing[k + 1 :]])
                 measured = device_varying((readings, evaluated.tick))
@@ -177,23 +173,22 @@ class Evaluator:
 
             return run
 
-        index, *rest = operands
-        branches = [branch(k) for k in range(len(bodies))]
-        outputs, readings, tick = lax.switch(index.arrays[0], branches, _arrays(rest), tick)
+        index, rest = operands[0].arrays[0], _at(operands, branches[0].operands)
+        runs = [branch(k) for k in range(len(branches))]
+        outputs, readings, tick = lax.switch(index, runs, rest, tick)
         return Evaluated(_unmeasured(outputs), readings, tick)
 
     def _scan(
         self, eqn: Any, inner: Sequence[Programs], operands: list[Values], tick: Any
     ) -> Evaluated:
-        consts, carries = scan_split(eqn.params)
-        (body,) = bodies_of(eqn)
-        arrays = _arrays(operands)
-        fixed, start, xs = arrays[:consts], arrays[consts:][:carries], arrays[consts + carries :]
+        (body,) = bodies(eqn)
+        arrays, carries = _at(operands, body.operands), len(body.carries)
+        fixed, moving = arrays[: body.fixed], arrays[body.fixed :]
 
         def step(state: Any, slices: Any) -> Any:
             carry, readings, tick = state
             args = _unmeasured([*fixed, *carry, *slices])
-            evaluated = self._measure(body, inner[0], args, tick)
+            evaluated = self._measure(body.jaxpr, inner[0], args, tick)
             made = _arrays(evaluated.outputs)
             merged = self._probe.merge(readings, evaluated.readings)
             return (made[:carries], merged, evaluated.tick), made[carries:]
@@ -201,29 +196,28 @@ class Evaluator:
         nothing = self._probe.nothing(_count(body))
         (carry, readings, tick), ys = lax.scan(
             step,
-            (start, *device_varying((nothing, tick))),
-            xs,
-            length=eqn.params["length"],
-            reverse=eqn.params["reverse"],
+            (moving[:carries], *device_varying((nothing, tick))),
+            moving[carries:],
+            **scan_direction(eqn),
         )
         return Evaluated(_unmeasured([*carry, *ys]), readings, tick)
 
     def _while(
         self, eqn: Any, inner: Sequence[Programs], operands: list[Values], tick: Any
     ) -> Evaluated:
-        cond, body = bodies_of(eqn)
-        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        arrays = _arrays(operands)
-        of_cond, of_body, start = arrays[:first], arrays[first:][:second], arrays[first + second :]
+        cond, body = bodies(eqn)
+        of_cond = _at(operands, cond.operands[: cond.fixed])
+        of_body = _at(operands, body.operands[: body.fixed])
+        start = _at(operands, body.operands[body.fixed :])
         merge = self._probe.merge
 
         def ask(carry: Any, tick: Any) -> tuple[Any, Any, Any]:
-            evaluated = self._measure(cond, inner[0], _unmeasured([*of_cond, *carry]), tick)
+            evaluated = self._measure(cond.jaxpr, inner[0], _unmeasured([*of_cond, *carry]), tick)
             return evaluated.outputs[0].arrays[0], evaluated.readings, evaluated.tick
 
         def step(state: Any) -> Any:
             _, carry, asked, done, tick = state
-            evaluated = self._measure(body, inner[1], _unmeasured([*of_body, *carry]), tick)
+            evaluated = self._measure(body.jaxpr, inner[1], _unmeasured([*of_body, *carry]), tick)
             carry = _arrays(evaluated.outputs)
             goes_on, again, tick = ask(carry, evaluated.tick)
             return goes_on, carry, merge(asked, again), merge(done, evaluated.readings), tick
@@ -239,28 +233,25 @@ class Evaluator:
     def _shard_map(
         self, eqn: Any, inner: Sequence[Programs], operands: list[Values], tick: Any
     ) -> Evaluated:
-        params, count = eqn.params, len(inner[0])
-        manual, mesh = shard_map_axes(params), params["mesh"]
+        (held,), options, count = bodies(eqn), shard_map_options(eqn), len(inner[0])
+        mesh, manual = options["mesh"], options["axis_names"]
         axes = tuple(a for a in mesh.axis_names if a in manual)
         everywhere = jax.sharding.PartitionSpec()
 
         def body(arrays: Any, tick: Any) -> Any:
-            evaluated = self._measure(params["jaxpr"], inner[0], _unmeasured(arrays), tick)
+            evaluated = self._measure(held.jaxpr, inner[0], _unmeasured(arrays), tick)
             readings = jax.tree.map(lambda x: x[None], device_varying(evaluated.readings))
             last = lax.pmax(device_varying(evaluated.tick), axes)
             return _arrays(evaluated.outputs), readings, last
 
         def specs(name: str) -> list[Any]:
-            return [(spec,) * count for spec in params[name]]
+            return [(spec,) * count for spec in options[name]]
 
-        mapped = jax.shard_map(
-            body,
-            mesh=mesh,
-            in_specs=(specs("in_specs"), everywhere),
-            out_specs=(specs("out_specs"), jax.sharding.PartitionSpec(axes), everywhere),
-            check_vma=params["check_vma"],
-            axis_names=manual,
-        )
+        options |= {
+            "in_specs": (specs("in_specs"), everywhere),
+            "out_specs": (specs("out_specs"), jax.sharding.PartitionSpec(axes), everywhere),
+        }
+        mapped = jax.shard_map(body, **options)
         outputs, per_device, tick = mapped(_arrays(operands), tick)
         readings = jax.tree.map(lambda x: x[0], per_device)
         for k in range(1, math.prod(mesh.shape[a] for a in axes)):
@@ -312,6 +303,10 @@ def _arrays(values: Sequence[Values]) -> list[tuple[Any, ...]]:
     return [value.arrays for value in values]
 
 
+def _at(values: Sequence[Values], positions: Sequence[int]) -> list[tuple[Any, ...]]:
+    return [values[k].arrays for k in positions]
+
+
 def _concatenated(parts: Sequence[Any]) -> Any:
     """Returns the readings of several groups of equations as one."""
     return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
@@ -330,5 +325,5 @@ def _each(
     ]
 
 
-def _count(jaxpr: Any) -> int:
-    return sum(1 for _ in measured_equations(jaxpr))
+def _count(body: Body) -> int:
+    return sum(1 for _ in measured_equations(body.jaxpr))

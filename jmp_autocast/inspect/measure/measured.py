@@ -10,28 +10,19 @@ import jax.numpy as jnp
 
 from ...interpreters.compat import (
     body_of,
-    inner_jaxpr_key,
     is_array_aval,
     name_stack,
     scope_names,
     source_line,
 )
-from ...policies import CALLS
+from ...interpreters.primitives.accumulate import contraction_in
+from ...interpreters.primitives.structure import bodies
+from ...interpreters.primitives.traits import having
 from ...scopes import read_mark
-from ..report.jaxprs import contraction_in
-
-# Run by evaluating the one jaxpr that they hold. A custom rule matters to derivatives alone.
-INLINED = CALLS | {"custom_jvp_call", "custom_vjp_call", "custom_vmap_call"}
-ENTERED = INLINED | {"scan", "while", "cond", "shard_map"}
 
 # Their results hold no value that their operands do not, so nothing can go wrong in them. XLA need
 # not compile what is left out here, and compiling takes most of the time of `check_numerics`.
-_MOVES = frozenset(
-    """
-    broadcast_in_dim copy copy_p cpu_barrier expand_dims optimization_barrier pcast pvary reshape
-    rev reverse slice split squeeze transpose
-    """.split()
-)
+_SAME_VALUES = having("same")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,10 +73,10 @@ def measured_equations(
     for eqn in body_of(jaxpr).eqns:
         path = (*names, *user_scopes(eqn))
         transposed = backward or "transpose(" in name_stack(eqn)
-        around = inside if eqn.primitive.name in INLINED else (*inside, eqn.primitive.name)
+        around = inside if runs_in_place(eqn) else (*inside, eqn.primitive.name)
         line = source_line(eqn) or source
-        for inner in bodies_of(eqn):
-            yield from measured_equations(inner, path, around, transposed, line)
+        for body in bodies(eqn) if is_entered(eqn) else ():
+            yield from measured_equations(body.jaxpr, path, around, transposed, line)
         if is_measured(eqn):
             avals = [v.aval for v in eqn.outvars if is_measurable(v.aval)]
             primitive = (contraction_in(eqn) or eqn).primitive.name
@@ -126,10 +117,28 @@ def user_scopes(eqn: Any) -> tuple[str, ...]:
     return tuple(name for name in scope_names(eqn) if read_mark(name) is None)
 
 
+OWN_TRACE = frozenset(("scan", "while", "cond", "shard_map"))
+"""Primitives whose jaxprs are traced again as what they are: loops, branches, device maps."""
+
+
+def runs_in_place(eqn: Any) -> bool:
+    """True for an equation whose one jaxpr, run on its operands, gives its results.
+
+    A derivative rule of the user's own is no obstacle: it matters to derivatives alone.
+    """
+    held = bodies(eqn)
+    is_loop = any(body.carries or body.repeats != 1 for body in held)
+    return len(held) == 1 and not is_loop and eqn.primitive.name not in OWN_TRACE
+
+
+def is_entered(eqn: Any) -> bool:
+    """True for an equation that is measured by what is inside it."""
+    return eqn.primitive.name in OWN_TRACE or runs_in_place(eqn)
+
+
 def is_measured(eqn: Any) -> bool:
-    """True for an equation that is measured itself, not by what is inside it."""
-    name = eqn.primitive.name
-    if name in ENTERED or name in _MOVES:
+    """True for an equation that is measured itself."""
+    if is_entered(eqn) or eqn.primitive.name in _SAME_VALUES:
         return False
     return any(is_measurable(v.aval) for v in eqn.outvars)
 
@@ -137,19 +146,3 @@ def is_measured(eqn: Any) -> bool:
 def is_measurable(aval: Any) -> bool:
     """True for arrays of floats or complex numbers that hold an element."""
     return is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact) and 0 not in aval.shape
-
-
-def bodies_of(eqn: Any) -> tuple[Any, ...]:
-    """Returns the jaxprs that are run in place of an equation, in the order of its plan."""
-    name, params = eqn.primitive.name, eqn.params
-    if name not in ENTERED:
-        return ()
-    if name == "while":
-        return params["cond_jaxpr"], params["body_jaxpr"]
-    if name == "cond":
-        return tuple(params["branches"])
-    if name in ("scan", "shard_map"):
-        return (params["jaxpr"],)
-    if name == "custom_vmap_call":
-        return (params["call"],)
-    return (params[inner_jaxpr_key(params)],)

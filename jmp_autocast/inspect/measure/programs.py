@@ -10,8 +10,8 @@ import numpy as np
 from ...interpreters import Plan, Rewriter
 from ...interpreters.compat import bind
 from ...interpreters.plan.data import Move, ValueState
+from ...interpreters.primitives.structure import bodies
 from ...interpreters.rewrite.values import Scalar, Value
-from .measured import bodies_of
 
 
 class Program:
@@ -75,7 +75,7 @@ class Program:
         """Returns a program for each jaxpr inside equation ``i``."""
         plans = self._plan.equations[i].inner if self._plan else ()
         # What autocast leaves alone has no plans inside, and runs as it was traced.
-        return [Program(plan, self._rewriter) for plan in plans or [None] * len(bodies_of(eqn))]
+        return [Program(plan, self._rewriter) for plan in plans or [None] * len(bodies(eqn))]
 
 
 def _marked(arrays: Sequence[Any], states: Sequence[ValueState] | None) -> list[Value]:

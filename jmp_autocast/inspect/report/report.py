@@ -38,6 +38,7 @@ class Totals:
             again. None for a program that holds a backward pass itself, and for one that JAX
             cannot differentiate.
         float32_residual_nbytes: The bytes of those in float32.
+        residual_error: What JAX said of a program that it cannot differentiate, else ``""``.
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
         unmatched_scopes: Scope patterns of the policy that no equation stands in.
         loops_of_unknown_length: The number of ``while`` loops, whose inside counts once.
@@ -62,6 +63,7 @@ class Totals:
     cast_parameters: int
     residual_nbytes: int | None
     float32_residual_nbytes: int | None
+    residual_error: str
     unknown: tuple[str, ...]
     unmatched_scopes: tuple[str, ...]
     loops_of_unknown_length: int
@@ -164,7 +166,10 @@ class Report(Exported):
     def _facts(self) -> list[str]:
         totals, casts = self.totals, self.totals.casts
         loops, kept = totals.loops_of_unknown_length, totals.residual_nbytes
-        full = scaled(totals.float32_residual_nbytes or 0)
+        full, error = scaled(totals.float32_residual_nbytes or 0), totals.residual_error
+        residuals = f"{scaled(kept or 0)}B kept for the backward pass, of them {full}B in float32"
+        if kept is None:
+            residuals = f"not known: {error}" if error else None
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
         return labelled(
             {
@@ -173,9 +178,7 @@ class Report(Exported):
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
                 "parameters": f"{totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
-                "residuals": None
-                if kept is None
-                else f"{scaled(kept)}B kept for the backward pass, of them {full}B in float32",
+                "residuals": residuals,
                 "loops": f"{loops} while loops, counted as one iteration" if loops else None,
                 "unknown": f"no rule for {unknown}: kept as declared" if unknown else None,
                 "scopes": f"nothing matched {unmatched}" if unmatched else None,

@@ -20,25 +20,25 @@ from ..measure.measured import is_measurable, measured_equations
 from ..measure.programs import Program
 from ..signature import Signature, Traced
 from .batches import Batch
-from .candidates import Unit
+from .candidates import Candidate
 
 
 def largest_of(
-    fn: Callable[..., Any], units: Sequence[Unit], batches: Sequence[Batch], argnums: Any
+    fn: Callable[..., Any], candidates: Sequence[Candidate], batches: Sequence[Batch], argnums: Any
 ) -> list[float]:
-    """Returns the largest finite magnitude among operands and results of each unit.
+    """Returns the largest finite magnitude among operands and results of each candidate.
 
     The program runs as `check_numerics` runs it, with one number per equation: with all that
     `check_numerics` counts, a program of 2,000 equations compiles four times as long.
 
     Args:
         fn: The function in float32.
-        units: The units.
+        candidates: The candidates.
         batches: The batches.
         argnums: The arguments to differentiate by, None for the function alone.
     """
     called = fn if argnums is None else jax.value_and_grad(fn, argnums)
-    found: dict[Unit, float] = defaultdict(float)
+    found: dict[Candidate, float] = defaultdict(float)
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(signature: Signature, *arrays: Any) -> Traced:
@@ -47,19 +47,19 @@ def largest_of(
 
         closed = fresh_make_jaxpr(arrays_of, *arrays)
         evaluated = Evaluator(_Largest()).start(closed, [Program()], arrays)
-        made = tuple(Unit(e.scope, e.primitive) for e in measured_equations(closed))
+        made = tuple(Candidate(e.scope, e.primitive) for e in measured_equations(closed))
         return Traced(evaluated.readings, made)
 
     for batch in batches:
         measured = run(batch.signature, *batch.arrays)
-        for unit, value in zip(measured.static, np.asarray(measured.arrays), strict=True):
-            found[unit] = max(found[unit], float(value))
-    return [found[_without_marks(unit)] for unit in units]
+        for candidate, value in zip(measured.static, np.asarray(measured.arrays), strict=True):
+            found[candidate] = max(found[candidate], float(value))
+    return [found[_without_marks(candidate)] for candidate in candidates]
 
 
-def _without_marks(unit: Unit) -> Unit:
-    names = [name for name in unit.scope.split("/") if read_mark(name) is None]
-    return Unit("/".join(names), unit.primitive)
+def _without_marks(candidate: Candidate) -> Candidate:
+    names = [name for name in candidate.scope.split("/") if read_mark(name) is None]
+    return Candidate("/".join(names), candidate.primitive)
 
 
 class _Largest(Probe):

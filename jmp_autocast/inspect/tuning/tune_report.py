@@ -10,7 +10,7 @@ from ..export import NOT_EXPORTED, Exported, counted, cut, labelled, scaled, tab
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Pin:
+class KeptOperation:
     """One operation that `jmp_autocast.tune` keeps in float32.
 
     Args:
@@ -31,7 +31,7 @@ class Pin:
         ...         return jnp.sqrt(jnp.square(x @ w) + 1.0)
         >>> batches = [(jnp.eye(4), jnp.full((2, 4), 500.0))]
         >>> _, report = tune(model, batches, tolerance=0.01, progress=False, report=True)
-        >>> [(pin.scope, pin.primitive, pin.largest, pin.why) for pin in report.pinned]
+        >>> [(kept.scope, kept.primitive, kept.largest, kept.why) for kept in report.kept]
         [('energy', 'square', 250000.0, 'range')]
     """
 
@@ -50,8 +50,8 @@ class TuneReport(Exported):
     Args:
         name: The function's name.
         policy: The policy that was found.
-        pinned: What it keeps in float32, in the order of the program.
-        units: The number of operations that could have been kept.
+        kept: What it keeps in float32, in the order of the program.
+        candidates: The number of operations that could have been kept.
         runs: How many candidates were tried, those in the log included.
         tolerance: The tolerance, None where a callable decided.
         error_before: The error of the policy that the search started from, None where a callable
@@ -74,8 +74,8 @@ class TuneReport(Exported):
     name: str
     # The policy has a file format of its own: `Policy.save`.
     policy: Policy = dataclasses.field(metadata=NOT_EXPORTED)
-    pinned: tuple[Pin, ...]
-    units: int
+    kept: tuple[KeptOperation, ...]
+    candidates: int
     runs: int
     tolerance: float | None
     error_before: float | None
@@ -85,7 +85,7 @@ class TuneReport(Exported):
 
     def __str__(self) -> str:
         """Returns the result in a line, the cost, and a table of what is kept in float32."""
-        kept = f"{len(self.pinned)} of {counted(self.units, 'operation')}"
+        kept = f"{len(self.kept)} of {counted(self.candidates, 'operation')}"
         error = None
         if self.error_before is not None:
             error = f"{self.error_before:.3g} before, {self.error_after:.3g} now, "
@@ -94,12 +94,12 @@ class TuneReport(Exported):
         flops += f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
         first = cut(f"{self.name}: {kept} in float32, {counted(self.runs, 'run')}")
         lines = [first, *labelled({"error": error, "FLOPs": flops})]
-        if self.pinned:
+        if self.kept:
             columns = {"largest": ">9.3g", "FLOPs": ">7", "why": "7", "operation": "20"}
-            lines += ["", *table({**columns, "scope, source": ""}, self.pinned, _cells)]
+            lines += ["", *table({**columns, "scope, source": ""}, self.kept, _cells)]
         return "\n".join(lines)
 
 
-def _cells(pin: Pin) -> list[Any]:
-    where = f"{pin.scope or '(everywhere)'}, {pin.source}"
-    return [pin.largest, scaled(pin.flops), pin.why, pin.primitive, where]
+def _cells(operation: KeptOperation) -> list[Any]:
+    where = f"{operation.scope or '(everywhere)'}, {operation.source}"
+    return [operation.largest, scaled(operation.flops), operation.why, operation.primitive, where]
