@@ -78,7 +78,7 @@ def wrapper_of(
         ValueError: ``fn`` is a wrapper, and a policy is given as well.
     """
     check_function(fn, by, "Pass the function itself, then its arguments.")
-    if not isinstance(fn, Autocast) and not (integrations and hasattr(type(fn), "planned")):
+    if not isinstance(fn, Autocast) or not (integrations or type(fn) is Autocast):
         return cast(Autocast, autocast(fn, policy=policy))
     if policy is not None:
         raise ValueError(
