@@ -1,14 +1,16 @@
-"""Which precision is in force where an equation stands: scopes of the policy, marks in the code."""
+"""Where an equation stands: what is known and asked there, and which precision is in force."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from ...policies import Policy, Rule
 from ...scopes import GOVERNED, read_mark
+from .data import ValueState, Want
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,6 +30,33 @@ class Region:
     cause: str
     names: tuple[str, ...]
     rules: tuple[tuple[str, Rule], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """An equation where it stands.
+
+    Args:
+        eqn: The equation.
+        given: What is known of each operand.
+        region: The precision of the scope that the equation is in.
+        wants: What the readers of each result ask for; empty if no sweep said.
+    """
+
+    eqn: Any
+    given: tuple[ValueState, ...]
+    region: Region
+    wants: tuple[Want, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the equation's primitive."""
+        return self.eqn.primitive.name
+
+    @property
+    def floats(self) -> list[int]:
+        """The positions of the float operands."""
+        return [i for i, state in enumerate(self.given) if state.dtype is not None]
 
 
 class Regions:

@@ -21,7 +21,6 @@ from ..compat import (
     scan_with_consts,
     shard_map_axes,
 )
-from .accumulate import contraction_in
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -321,21 +320,3 @@ def equations_in(jaxpr: Any, times: int = 1) -> Any:
         yield eqn, times
         for body in bodies(eqn):
             yield from equations_in(body.jaxpr, times * body.repeats)
-
-
-__all__ = [
-    "STRUCTURES",
-    "Body",
-    "Copy",
-    "Structure",
-    "bodies",
-    "called",
-    "contraction_in",
-    "equations_in",
-    "has_rule",
-    "is_call",
-    "iterations",
-    "rebound",
-    "scan_direction",
-    "shard_map_options",
-]
