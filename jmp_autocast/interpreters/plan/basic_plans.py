@@ -66,6 +66,7 @@ def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
     for i in floats:
         if at.given[i].dtype != target:
             operands[i] = target
+    # A bound survives the cast: positions do not become fewer by being rounded.
     bound = coordinate_bound(at.name, at.given, floats)
     declared = all(at.eqn.invars[i].aval.dtype == target for i in floats)
     unchanged = declared and not any(operands)
@@ -86,6 +87,9 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     if at.name in _REDISPATCHED and at.eqn.invars[0].aval.dtype != target:
         return Redispatch()
     replicates = ()
+    # The transpose of a broadcast adds up the cotangents of all copies of one element. In 16 bits
+    # that sum stops growing at 256 times its first term, long before a batch of pixels ends. What
+    # is known at trace time has no gradient to lose.
     if at.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in floats if at.given[i].known_value is None]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
@@ -120,6 +124,7 @@ def emitted(at: Place, decision: Decision) -> EquationPlan:
     """
     assert decision.emit is not None
     told, read = decision.output_dtype, decision.operand_dtype
+    # The planner believes what it is told; the rewriter checks what the function returns.
     dtypes = [
         None if s.dtype is None else np.dtype(v.aval.dtype if read is None else read)
         for v, s in zip(at.eqn.invars, at.given, strict=True)
@@ -140,6 +145,8 @@ def without_floats(at: Place) -> EquationPlan:
     bound = coordinate_bound(at.name, at.given, range(len(at.given))) if at.given else None
     if at.name == "iota":
         bound = largest_index(reading.iota_length(at.eqn))
+    # Positions are counted in integers and become floats later: their bound has to survive until
+    # somebody multiplies them with a frequency.
     moves_one = at.name in DATA_MOVEMENT and len(at.given) == 1
     known = at.given[0].known_value if moves_one else None
     source = Source.DATA if at.name == "iota" else None
@@ -156,6 +163,7 @@ def move_source(at: Place, i: int) -> EquationPlan:
     """Data movement of source ``i`` gives a source: it is cast, small, before it is moved."""
     state = at.given[i]
     assert state.source is not None
+    # The elements are the same, so what is known of them (kind, value, bound, range) stays known.
     # Rows looked up by data are activations: they vote when they are full size.
     is_lookup = at.name == "gather" and state.source is Source.PARAM
     moved = dataclasses.replace(state, source=Source.DATA if is_lookup else state.source)

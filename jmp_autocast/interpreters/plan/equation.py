@@ -71,19 +71,26 @@ def plan_equation(policy: Policy, at: Place) -> EquationPlan:
     name, floats, compute_dtype = at.name, at.floats, at.region.compute_dtype
     if not floats:
         return without_floats(at)
+    # A weight is moved in its own dtype and cast where it is read: whether anyone reads it in 16 bits
+    # is not known yet, and the 16-bit copy can be moved instead of it.
     if name in DATA_MOVEMENT and len(floats) == 1 and at.given[floats[0]].source is not None:
         return move_source(at, floats[0])
     if compute_dtype is None:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
     if policy.rule_for(name, at.region.rules)[1] == "unknown":
         return keep(at, Reason(ReasonCode.UNKNOWN, name))
+    # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of their
+    # own, and float16 in a bfloat16 program by somebody who knows its range: none of them is ours.
     if outside := tuple([i for i, v in enumerate(at.eqn.invars) if _outside(v, compute_dtype)]):
         return keep(at, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", outside))
     if name in _REDISPATCHED and not reading.has_plain_update(at.eqn):
         return keep(at, Reason(ReasonCode.KEEP, "the update computation is the user's"))
+    # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
+    # float32 value that votes, and would raise the scores of every attention.
     known = fold(name, at.given) if len(floats) == len(at.given) else None
     if known is not None and all(s.dtype == FLOAT32 for s in at.given):
         return folded(at, known)
+    # From here on the rule of the primitive decides; guards and demands are its own concern.
     decision, origin = _decision(policy, at)
     if decision.emit is not None:
         return emitted(at, decision)
@@ -161,6 +168,8 @@ def _lower(at: Place, guarded: bool) -> EquationPlan:
         if (bound := at.given[i].integer_bound) is not None and bound > 1:
             reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
             return in_dtype(at, FLOAT32, reason)
+    # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; what is lost is
+    # the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
     plan = in_dtype(at, compute_dtype, _LOW)
     # jnp.matmul records the dtype of its operands: float32 is a request only of 16-bit ones.
     declared_low = all(at.eqn.invars[i].aval.dtype == compute_dtype for i in floats)
@@ -180,6 +189,8 @@ def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan
     """
     if at.name not in _CONTRACTS or not _is_rounded(plan):
         return plan
+    # The gradient of a weight is a sum over a batch on many devices. Rounded before it is added up
+    # there, it loses what differs between them: 257 becomes 256 in bfloat16.
     if policy.dot_output == "compute":
         of_source = any(s.source is not None and s.dtype == FLOAT32 for s in at.given[:2])
         accumulates = of_source and at.name != "conv_general_dilated"
@@ -210,17 +221,21 @@ def _promote(policy: Policy, at: Place) -> EquationPlan:
     """Returns the plan in the widest dtype among the operands that vote."""
     compute_dtype, floats = at.region.compute_dtype, at.floats
     assert compute_dtype is not None
+    # The readers come first: a value that all of them read in another dtype would be cast for each,
+    # and what the cast loses in 16 bits is lost to a reader that has the digits to use it.
     for want in at.wants:
         if want.demand is Demand.FULL:
             code = ReasonCode.LOG_GUARD if at.name in _SATURATES else ReasonCode.FEEDER
             return in_dtype(at, FLOAT32, _because(code, want))
         if want.demand is Demand.LOW and literal_guard(at.given, floats, compute_dtype) is None:
             return in_dtype(at, compute_dtype, _because(ReasonCode.CLEAR_NARROW, want))
+    # Nobody asked, or it cannot follow: the widest voter decides, as in PyTorch and NumPy.
     votes = voters(policy, at.eqn, at.given, floats)
     if not votes:
         # What a literal takes out of the range of 16 bits is computed: no cast may follow.
         reason = literal_guard(at.given, floats, compute_dtype)
         return _of_sources(at, floats) if reason is None else in_dtype(at, FLOAT32, reason)
+    # A value that the program itself declares in 16 bits stays there, at every level.
     declared_full = any(at.eqn.invars[i].aval.dtype == FLOAT32 for i in votes)
     if policy.level == "tensor_cores" and declared_full and at.name not in DATA_MOVEMENT:
         return in_dtype(at, FLOAT32, _TENSOR_CORES)
@@ -248,6 +263,7 @@ def _common_dtype(given: Sequence[ValueState], positions: Sequence[int]) -> np.d
 
 def _of_sources(at: Place, floats: Sequence[int]) -> EquationPlan:
     """What is made of sources alone is a source: it waits in its own dtype for who uses it."""
+    # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.
     kinds = {at.given[i].source for i in floats}
     order = (Source.DATA, Source.PARAM, Source.CONST)
     source = next((kind for kind in order if kind in kinds), Source.CONST)

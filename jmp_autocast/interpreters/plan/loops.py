@@ -66,6 +66,8 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     (body,), given = bodies(at.eqn), at.given
     start, end = body.fixed, body.fixed + len(body.carries)
     initial = given[start:end]
+    # A 16-bit value from before the loop is widened once, so that its gradients of all steps meet in
+    # float32; the steps read a view of the 16-bit copy that is there already.
     widened = _widened(given[:start])
     fixed = loop_invariants(_as_parameters(given[:start], widened))
     xs, ys = given[end:], at.wants[len(initial) :]
@@ -74,6 +76,8 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         inputs = [*fixed, *map(ValueState, carries), *xs]
         return planner.plan(body.jaxpr, inputs, [*returned, *ys], at.region.names)
 
+    # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair is
+    # settled before anything else is read from the plan.
     carries, reason = _carries(planner.policy, at, body, plan_body)
     returned = [Want(d) for d in carries]
     inner = plan_body(carries, returned)
@@ -84,6 +88,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     if any(operands[end:]):
         xs = cast_states(xs, operands[end:])
         inner = plan_body(carries, returned)
+    # The initial value is cast before the loop to the dtype that goes round in it.
     operands[start:end] = [
         d if s.dtype is not None and s.dtype != d else None
         for s, d in zip(initial, carries, strict=True)
@@ -113,6 +118,7 @@ def _carries(
     guess = first_guess(variables, initial, accumulating, compute_dtype, abstains)
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
+        # A carry that is on trial may come back in any dtype; one that is declared has to keep it.
         free = [Want(None if d != e else d) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
@@ -144,6 +150,7 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
 
     Half an ulp of bfloat16 a step, 2**-9 of the value, is all of it after 512 steps.
     """
+    # No trial here: with an unknown number of steps there is no telling how an error adds up.
     held, given = bodies(at.eqn), at.given
     inner, demands, copies = [], full_if_float(at), []
     for body in held:

@@ -85,9 +85,12 @@ class Planner:
         Returns:
             The plan.
         """
+        # JAX gives the layers of a model one jaxpr when their types agree; so do we with its plan, as
+        # long as what is known of the inputs, and asked of the outputs, agrees too.
         key = (id(jaxpr), tuple(inputs), tuple(wants), path)
         planned = self._plans.get(key)
         if planned is None:
+            # The scopes are part of the question only as far as the policy looks at them: `Regions`.
             # The jaxpr is kept alive with its plan, or another could get its id.
             planned = self._plans[key] = (jaxpr, self._plan(jaxpr, inputs, wants, path))
         return planned[1]
@@ -104,6 +107,7 @@ class Planner:
         given = dict(zip(body.constvars, consts, strict=True))
         given.update(zip(body.invars, inputs, strict=True))
         requests: dict[int, tuple[Want, ...]] = {}
+        # Without requests at first: most programs need one sweep.
         equations, states = self._sweep(body, given, path, requests)
         # This ends: a sweep asks only equations that were not asked before, so that there are at
         # most as many sweeps as equations. Of 4,669 plans of 900 random programs 15 took three.
@@ -119,6 +123,7 @@ class Planner:
             cast = None if want.dtype is None or state.dtype in (None, want.dtype) else want.dtype
             output_dtypes.append(cast)
             outputs.append(ValueState(cast) if cast is not None else state)
+        # A body in which nothing changes keeps its own jaxpr, so that JAX finds its caches by identity.
         identity = (
             all(equation.unchanged for equation in equations)
             and not any(output_dtypes)
@@ -194,6 +199,7 @@ class Planner:
         except TypeError:  # a parameter without a hash
             return plan_equation(self.policy, at)
         if plan is None:
+            # The states of the operands are part of the signature: the plan holds them, and may be shared.
             plan = self._equations[signature] = plan_equation(self.policy, at)
         return plan
 

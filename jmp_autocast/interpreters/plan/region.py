@@ -82,6 +82,7 @@ class Regions:
         """
         region = self._found.get((path, names))
         if region is None:
+            # Scopes that no pattern looks at would only make equal regions differ.
             seen = names
             if self._marks_only:
                 seen = tuple(name for name in names if read_mark(name) is not None)
@@ -90,6 +91,7 @@ class Regions:
 
     def _find(self, names: tuple[str, ...]) -> Region:
         marks = [(i + 1, mark) for i, name in enumerate(names) if (mark := read_mark(name))]
+        # Whatever stands there was planned by an inner autocast under its own policy.
         if any(mark == GOVERNED for _, mark in marks):
             return Region(None, True, "an inner autocast governs the region", names)
         hits = [

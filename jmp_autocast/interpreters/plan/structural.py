@@ -79,6 +79,7 @@ def plan_structural(rule: PlanningRule, planner: PlansBodies, at: Place) -> Equa
     """Plans an equation by its rule, unless an inner autocast, or the user, has dealt with it."""
     if at.region.governed:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
+    # A rule may replace a call as a whole; what is inside is then never planned.
     emission = _emission(planner.policy, at)
     if emission is not None:
         return emission
@@ -125,6 +126,7 @@ def read_low(
         sources: The kinds of the operands that may be cast; None is a computed value.
     """
 
+    # A known value is cast at trace time, and a source reads through a view of its own.
     def is_cast(state: ValueState, demand: Demand) -> bool:
         may_be = state.source in sources and state.known_value is None
         return may_be and demand is Demand.LOW and state.dtype == FLOAT32
@@ -183,6 +185,7 @@ def _call(planner: PlansBodies, at: Place) -> EquationPlan:
     """A call is planned as if its body stood there, and what it reads low is cast before it."""
     (body,), path = bodies(at.eqn), at.region.names
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
+    # Planned as if nothing were cast, to learn what the body reads; then with what it reads.
     operands = read_low(inner, at)
     if any(operands):
         inner = planner.plan(body.jaxpr, cast_states(at.given, operands), at.wants, path)
@@ -198,6 +201,8 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
     """
     (body,), path = bodies(at.eqn), at.region.names
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
+    # The user's rule is a stranger: it keeps what it is given for the backward pass. A float32 weight
+    # would be kept beside its 16-bit copy.
     low, computed = dict(inner.source_copies), read_low(inner, at)
     operands = [
         low.get(i) if inner.demands[i] is Demand.LOW and state.source else computed[i]
@@ -245,12 +250,14 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
         ]
 
     inner, joined, reason = plan_all(at.wants), list(at.wants), INSIDE
+    # All branches have to return one type. float32 holds what either of them has.
     for k in range(len(joined)):
         if len(set(_dtypes_of(k, inner, held))) > 1:
             joined[k] = Want(dtype=FLOAT32)
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
     if tuple(joined) != at.wants:
         inner = plan_all(joined)
+    # What steers (the index of a branch, a flag) is read by the equation itself, as declared.
     inside = {i for body in held for i in body.operands}
     demands = [Demand.NONE if i in inside else d for i, d in enumerate(full_if_float(at))]
     copies: dict[tuple[int, np.dtype], None] = {}

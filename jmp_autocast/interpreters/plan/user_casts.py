@@ -44,6 +44,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
         assert target is not None
         action = Move() if _is_exact(var) else KEEP
         return EquationPlan(action, given, (None,), (_of_number(var, target, state),), cast)
+    # The value may run in another dtype than the one that the cast was written for.
     as_declared = state.dtype == source
     action = KEEP if as_declared else Cast()
     if target is None:
@@ -60,6 +61,8 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     else:
         bound = state.integer_bound
         result = ValueState(target, integer_bound=bound, narrowed_by_user=target != FLOAT32)
+    # The cast asks for the dtype it casts to: what feeds a cast to float32 is raised rather than
+    # rounded and widened again.
     demand = Demand.FULL if target == FLOAT32 else Demand.LOW
     lowers = at.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None

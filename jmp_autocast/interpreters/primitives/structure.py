@@ -169,7 +169,9 @@ def _rebind_call(
     eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
 ) -> tuple[list[Any], dict[str, Any]]:
     (jaxpr,), (more,) = jaxprs, copies
+    # The new operands are copies of others: they have the same shardings, and are not donated.
     params = call_with_operands(eqn.params, [copy.operand for copy in more])
+    # `remat` takes an open jaxpr; ours has no constants, or `open_jaxpr` says so.
     is_open = eqn.primitive.name in ("remat2", "checkpoint")
     params[_key(eqn)] = open_jaxpr(jaxpr) if is_open else jaxpr
     return [*operands, *(copy.array for copy in more)], params
@@ -205,6 +207,7 @@ def _cond_bodies(eqn: Any) -> tuple[Body, ...]:
 def _rebind_cond(
     eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
 ) -> tuple[list[Any], dict[str, Any]]:
+    # Unlike a loop, a cond has one list of operands for all its bodies.
     more = [copy.array for copy in copies[0]]  # all branches take the same operands
     return [*operands, *more], {**eqn.params, "branches": tuple(jaxprs)}
 
@@ -274,6 +277,7 @@ def _while_bodies(eqn: Any) -> tuple[Body, ...]:
 def _rebind_while(
     eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
 ) -> tuple[list[Any], dict[str, Any]]:
+    # Each body has its own constants at the front; the carries follow, and are shared.
     params, bound, first = dict(eqn.params), [], 0
     for part, jaxpr, more in zip(("cond", "body"), jaxprs, copies, strict=True):
         count = params[f"{part}_nconsts"]
