@@ -60,7 +60,7 @@ def place_of(mutation: Mutation, package: pathlib.Path) -> pathlib.Path | None:
 
 
 def check(mutation: Mutation, tree: pathlib.Path) -> tuple[str, str]:
-    """Runs the tests of a mutation in a copy of the tree; returns what became of it, and who saw."""
+    """Runs a mutation's tests in a copy of the tree; returns what became of it, and who saw it."""
     place = place_of(mutation, tree / "jmp_autocast")
     if place is None:
         return LOST, "the text is not in the package, or not once"
