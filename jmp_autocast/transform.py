@@ -165,8 +165,9 @@ class _Options:
             raise TypeError(f"enabled must be a bool, got {enabled!r}.")
         if on_unknown not in ("keep", "warn", "error"):
             raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {on_unknown!r}.")
-        # Checked and normalized once, when the function is wrapped: a wrong option fails there, and two
-        # wrappers with equal options are equal, so that `jit(autocast(fn))` made anew finds its trace.
+        # Checked and normalized once, when the function is wrapped: a wrong option fails there, and
+        # two wrappers with equal options are equal, so that `jit(autocast(fn))` made anew finds its
+        # trace.
         self.enabled: bool = enabled
         self.on_unknown: OnUnknown = on_unknown
         self.params: Any = arguments.check_params(params)
@@ -228,7 +229,8 @@ class Autocast:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
         if not self._options.enabled:
-            # The mark tells an autocast around this one that the region is dealt with: nothing is cast.
+            # The mark tells an autocast around this one that the region is dealt with: nothing is
+            # cast.
             with jax.named_scope(mark(GOVERNED)):
                 return self._fn(*args, **kwargs)
         return _run(self._fn, self._options, args, kwargs)

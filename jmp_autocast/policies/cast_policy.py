@@ -127,7 +127,8 @@ class Decision:
     def emitted_name(self) -> str:
         """What reports call the function that is emitted."""
         function = self.emit
-        # A rule hands shapes and options to its function by `partial`: the name is that of the function.
+        # A rule hands shapes and options to its function by `partial`: the name is that of the
+        # function.
         while isinstance(function, functools.partial):
             function = function.func
         return self.name or getattr(function, "__name__", None) or type(function).__name__

@@ -75,8 +75,8 @@ class Policy:
         _check_choice("level", self.level, LEVELS)
         _check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
         rules = [(primitive_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]
-        # Read here and not in `with_rules`, so that a policy made by hand or from a file is checked.
-        # As in `with_rules` a later rule replaces an earlier one for the same primitive.
+        # Read here and not in `with_rules`, so that a policy made by hand or from a file is
+        # checked. As in `with_rules` a later rule replaces an earlier one for the same primitive.
         merged = {name: as_rule(rule, name) for name, rule in rules}
         object.__setattr__(self, "rules", tuple(merged.items()))
         scopes = _tuples(self.scopes, "scopes", 2)

@@ -24,6 +24,7 @@ print(*sorted(primitives_with_lowering()))
 """
 
 
+@pytest.mark.process
 def test_every_primitive_of_the_installed_jax_is_placed():
     command = [sys.executable, "-W", "ignore", "-c", LIST_PRIMITIVES]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout

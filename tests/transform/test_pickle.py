@@ -134,6 +134,7 @@ def test_the_nnx_wrapper_of_a_module(through):
     np.testing.assert_array_equal(*kernels)
 
 
+@pytest.mark.process
 def test_a_spawned_process_of_64_bits(monkeypatch):
     """`jax_enable_x64` from the start; wrappers arrive there by name, with their options."""
     monkeypatch.setenv("JAX_ENABLE_X64", "1")

@@ -71,16 +71,17 @@ def plan_equation(policy: Policy, at: Place) -> EquationPlan:
     name, floats, compute_dtype = at.name, at.floats, at.region.compute_dtype
     if not floats:
         return without_floats(at)
-    # A weight is moved in its own dtype and cast where it is read: whether anyone reads it in 16 bits
-    # is not known yet, and the 16-bit copy can be moved instead of it.
+    # A weight is moved in its own dtype and cast where it is read: whether anyone reads it in 16
+    # bits is not known yet, and the 16-bit copy can be moved instead of it.
     if name in DATA_MOVEMENT and len(floats) == 1 and at.given[floats[0]].source is not None:
         return move_source(at, floats[0])
     if compute_dtype is None:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
     if policy.rule_for(name, at.region.rules)[1] == "unknown":
         return keep(at, Reason(ReasonCode.UNKNOWN, name))
-    # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of their
-    # own, and float16 in a bfloat16 program by somebody who knows its range: none of them is ours.
+    # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of
+    # their own, and float16 in a bfloat16 program by somebody who knows its range: none of them is
+    # ours.
     if outside := tuple([i for i, v in enumerate(at.eqn.invars) if _outside(v, compute_dtype)]):
         return keep(at, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", outside))
     if name in _REDISPATCHED and not reading.has_plain_update(at.eqn):

@@ -38,8 +38,8 @@ def reaching_logarithm(
             found += eqn.invars[1:]
         if name in _CHEAP and not reaching.isdisjoint(eqn.outvars):
             found += eqn.invars
-        # What a loop carries round is followed once: whatever saturates in the next iteration stands in
-        # the same equation.
+        # What a loop carries round is followed once: whatever saturates in the next iteration
+        # stands in the same equation.
         for body in bodies(eqn):
             inner = body_of(body.jaxpr)
             reached = frozenset(

@@ -66,8 +66,8 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     (body,), given = bodies(at.eqn), at.given
     start, end = body.fixed, body.fixed + len(body.carries)
     initial = given[start:end]
-    # A 16-bit value from before the loop is widened once, so that its gradients of all steps meet in
-    # float32; the steps read a view of the 16-bit copy that is there already.
+    # A 16-bit value from before the loop is widened once, so that its gradients of all steps meet
+    # in float32; the steps read a view of the 16-bit copy that is there already.
     widened = _widened(given[:start])
     fixed = loop_invariants(_as_parameters(given[:start], widened))
     xs, ys = given[end:], at.wants[len(initial) :]
@@ -76,8 +76,8 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         inputs = [*fixed, *map(ValueState, carries), *xs]
         return planner.plan(body.jaxpr, inputs, [*returned, *ys], at.region.names)
 
-    # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair is
-    # settled before anything else is read from the plan.
+    # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair
+    # is settled before anything else is read from the plan.
     carries, reason = _carries(planner.policy, at, body, plan_body)
     returned = [Want(d) for d in carries]
     inner = plan_body(carries, returned)

@@ -85,13 +85,13 @@ class Planner:
         Returns:
             The plan.
         """
-        # JAX gives the layers of a model one jaxpr when their types agree; so do we with its plan, as
-        # long as what is known of the inputs, and asked of the outputs, agrees too.
+        # JAX gives the layers of a model one jaxpr when their types agree; so do we with its plan,
+        # as long as what is known of the inputs, and asked of the outputs, agrees too.
         key = (id(jaxpr), tuple(inputs), tuple(wants), path)
         planned = self._plans.get(key)
         if planned is None:
-            # The scopes are part of the question only as far as the policy looks at them: `Regions`.
-            # The jaxpr is kept alive with its plan, or another could get its id.
+            # The scopes are part of the question only as far as the policy looks at them:
+            # `Regions`. The jaxpr is kept alive with its plan, or another could get its id.
             planned = self._plans[key] = (jaxpr, self._plan(jaxpr, inputs, wants, path))
         return planned[1]
 
@@ -123,7 +123,8 @@ class Planner:
             cast = None if want.dtype is None or state.dtype in (None, want.dtype) else want.dtype
             output_dtypes.append(cast)
             outputs.append(ValueState(cast) if cast is not None else state)
-        # A body in which nothing changes keeps its own jaxpr, so that JAX finds its caches by identity.
+        # A body in which nothing changes keeps its own jaxpr, so that JAX finds its caches by
+        # identity.
         identity = (
             all(equation.unchanged for equation in equations)
             and not any(output_dtypes)
@@ -199,7 +200,8 @@ class Planner:
         except TypeError:  # a parameter without a hash
             return plan_equation(self.policy, at)
         if plan is None:
-            # The states of the operands are part of the signature: the plan holds them, and may be shared.
+            # The states of the operands are part of the signature: the plan holds them, and may be
+            # shared.
             plan = self._equations[signature] = plan_equation(self.policy, at)
         return plan
 

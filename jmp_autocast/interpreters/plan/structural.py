@@ -201,8 +201,8 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
     """
     (body,), path = bodies(at.eqn), at.region.names
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
-    # The user's rule is a stranger: it keeps what it is given for the backward pass. A float32 weight
-    # would be kept beside its 16-bit copy.
+    # The user's rule is a stranger: it keeps what it is given for the backward pass. A float32
+    # weight would be kept beside its 16-bit copy.
     low, computed = dict(inner.source_copies), read_low(inner, at)
     operands = [
         low.get(i) if inner.demands[i] is Demand.LOW and state.source else computed[i]

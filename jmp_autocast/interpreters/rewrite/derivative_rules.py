@@ -80,8 +80,8 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         return tuple(primal(*xs))
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        # A tangent that is a symbolic zero stays one: a rule with `symbolic_zeros` tells it from zeros,
-        # and an operand outside autocast's dtypes has a tangent that we do not touch.
+        # A tangent that is a symbolic zero stays one: a rule with `symbolic_zeros` tells it from
+        # zeros, and an operand outside autocast's dtypes has a tangent that we do not touch.
         moving = [
             i
             for i, t in enumerate(tangents)
@@ -91,8 +91,8 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         def original_jvp(xs: Sequence[Any], ts: Sequence[Any]) -> Any:
             return jax.jvp(_partial(original, xs, moving), [xs[i] for i in moving], ts)
 
-        # The original primitive is differentiated in declared dtypes, as if autocast were not there. The
-        # jaxpr that comes out holds the user's rule, and is planned like any other.
+        # The original primitive is differentiated in declared dtypes, as if autocast were not
+        # there. The jaxpr that comes out holds the user's rule, and is planned like any other.
         closed = fresh_make_jaxpr(original_jvp, avals, [avals[i] for i in moving])
         dtypes = [Want(dtype=s.dtype) for s in inner.outputs]
         args = [*primals, *(tangents[i] for i in moving)]
@@ -145,7 +145,8 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
             return out, residuals
 
         closed = fresh_make_jaxpr(original_forward, *avals)
-        # Outputs as the primal function returns them; residuals in whatever dtype they are computed in.
+        # Outputs as the primal function returns them; residuals in whatever dtype they are computed
+        # in.
         wants = [
             *(Want(dtype=s.dtype) for s in inner.outputs),
             *(Want() for _ in box["avals"]),

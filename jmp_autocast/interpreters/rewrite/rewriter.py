@@ -173,8 +173,8 @@ class Rewriter:
         """
         key = (id(plan), tuple(copies))
         if key not in self.memo:
-            # Traced for the dtypes of the plan, not for those that the program declares. The mesh axes and
-            # shardings of the declared types stay.
+            # Traced for the dtypes of the plan, not for those that the program declares. The mesh
+            # axes and shardings of the declared types stay.
             avals = [
                 with_dtype(v.aval, s.dtype) if s.dtype is not None else v.aval
                 for v, s in zip(plan.jaxpr.invars, plan.inputs, strict=True)

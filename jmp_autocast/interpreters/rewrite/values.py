@@ -50,7 +50,8 @@ class Value:
         The transpose of a broadcast is a sum. Over 4,096 pixels, one of 16-bit cotangents stops
         growing at 256.
         """
-        # The float32 broadcast has no reader but its own transpose: XLA removes it from the forward pass.
+        # The float32 broadcast has no reader but its own transpose: XLA removes it from the forward
+        # pass.
         low = broadcast(self.copy(dtype or self.array.dtype))
         full = self.copy(FLOAT32)
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
