@@ -45,7 +45,7 @@ VALUES = {
     "FP16": FP16,
     "rules": RULED,
     "scopes": BF16.with_scopes({"*/ln": "float32"}),
-    "fields": Policy("bfloat16", "float32", "compute", "promote", "consumer"),
+    "fields": Policy("bfloat16", "float32", "compute", "consumer"),
     "decision": Decision(policy=CastPolicy.FP32, output_dtype="bfloat16"),
     "member": CastPolicy.FP32_SET_OPT_DTYPE,
 }
