@@ -34,7 +34,8 @@ from rich.table import Table
 from runs import COLOURS, DTYPES, add_numbers, add_output, folder_of, progress_bar
 from train_digits import BATCH_SIZE, Cnn, batches, load_data, loss_fn
 
-from jmp_autocast import Policy, Report, autocast, explain
+from jmp_autocast import Policy, autocast, explain
+from jmp_autocast.inspect import Report
 
 # What the second process runs: the file, the images and where the answers go.
 LOADER = """
@@ -159,7 +160,7 @@ def draw(results: Sequence[Exported], exact: np.ndarray, path: pathlib.Path) -> 
     """Draws FLOPs and bytes by dtype, and the differences of the probabilities."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    bars = [(r, key) for r in results if r.report for key in ("flops", "size")]
+    bars = [(r, key) for r in results if r.report for key in ("flops", "nbytes")]
     for r, key in bars:
         shares = {d: getattr(s, key) for d, s in r.report.by_dtype().items() if d in COLOURS}
         name, start = f"{r.dtype}: {'FLOPs' if key == 'flops' else 'bytes'}", 0.0

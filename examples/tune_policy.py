@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> Result:
     for name in functions:
         console.print(f"{name:8} last loss {losses[name][-1]:.4g}, {skipped[name]} steps skipped")
     picture = folder / "losses.png"
-    pins = [f"{pin.primitive} in {pin.scope}" for pin in report.pinned]
+    pins = [f"{kept.primitive} in {kept.scope}" for kept in report.kept]
     draw(losses, pins or ["nothing"], picture)
     for path in (file, picture):
         console.print(f"{path}", soft_wrap=True)

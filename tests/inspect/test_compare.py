@@ -142,6 +142,29 @@ def test_cotangents_that_vanish_in_float16_are_named():
     assert comparison.gradients["0"].error == pytest.approx(1.0)
 
 
+def transposed(w, x):
+    return jnp.sum(jnp.tanh(x @ w.T))
+
+
+def transposed_in_a_call(w, x):
+    return jnp.sum(jnp.tanh(x @ jax.jit(jnp.transpose)(w)))
+
+
+def in_a_call_that_is_kept(w, x):
+    with full_precision():
+        y = jax.jit(lambda x: jnp.sin(x) * 2.0)(x @ w.T)
+    return jnp.sum(jnp.tanh(y @ w))
+
+
+@pytest.mark.parametrize("fn", [transposed, transposed_in_a_call, in_a_call_that_is_kept])
+def test_both_programs_have_the_same_cotangents(fn):
+    """Also where a weight is moved before it is read, and where a call is left alone."""
+    comparison = compare(fn, W, X, policy=BF16, argnums=0)
+    made = [row.primitive for row in compare(fn, W, X, policy=BF16).rows]
+    assert sorted(row.primitive for row in comparison.cotangents) == sorted(made)
+    assert all(row.error < 0.1 for row in comparison.cotangents)
+
+
 def test_scopes_are_the_modules_of_flax():
     class Net(nn.Module):
         @nn.compact

@@ -14,10 +14,11 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
-from jmp_autocast.inspect.report.jaxprs import contraction_in, count_casts, jaxprs_of
+from jmp_autocast.inspect.report.jaxprs import count_casts
 from jmp_autocast.inspect.report.reason_texts import EXPLANATIONS
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan.data import ReasonCode
+from jmp_autocast.interpreters.primitives.structure import bodies, contraction_in
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
 from tests.fuzz.program import jax_settings
 from tests.fuzz.strategies import cases, examples
@@ -41,7 +42,7 @@ def emitted(jaxpr):
             continue
         if eqn.primitive.name not in ADDED and eqn.primitive.name != "source_view":
             yield eqn.primitive.name, dtypes_of(eqn.invars), dtypes_of(eqn.outvars)
-        for inner in jaxprs_of(eqn):
+        for inner in (body.jaxpr for body in bodies(eqn)):
             yield from emitted(inner)
 
 
