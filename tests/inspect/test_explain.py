@@ -20,9 +20,9 @@ from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan.data import ReasonCode
 from jmp_autocast.interpreters.primitives.structure import bodies, contraction_in
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
-from tests.fuzz.test_properties import COMPUTE_DTYPES, examples
+from tests.fuzz.program import jax_settings
+from tests.fuzz.strategies import cases, examples
 from tests.support.jaxprs import trace
-from tests.support.random_programs import arguments, as_function, programs
 
 # What rewriting adds or takes away: casts, views, copies, and the movements of copies.
 ADDED = DATA_MOVEMENT | STRUCTURAL | {"convert_element_type", "optimization_barrier", "copy"}
@@ -100,9 +100,10 @@ def test_the_dtypes_are_those_of_the_program_that_runs(name, level, dtype):
 
 
 @examples(60)
-@hypothesis.given(programs(exclude={"inner_autocast"}), arguments(), COMPUTE_DTYPES)
-def test_the_dtypes_are_those_of_random_programs(jit_caches, program, args, dtype):
-    assert_rows_are_what_runs(autocast(as_function(program), compute_dtype=dtype), *args)
+@hypothesis.given(cases(without=["autocast("]))
+def test_the_dtypes_are_those_of_random_programs(case):
+    with jax_settings(case.program.x64):
+        assert_rows_are_what_runs(case.cast, *case.args)
 
 
 def test_shapes_stand_for_arrays():

@@ -124,6 +124,7 @@ def test_the_notebook_is_committed_without_outputs():
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
 
 
+@pytest.mark.process
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     command = [sys.executable, "-m", "tests.support.run_notebook", NOTEBOOK]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

@@ -70,6 +70,7 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+@pytest.mark.process
 def test_a_search_that_was_killed_goes_on(tmp_path):
     log, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
     command = [sys.executable, "-m", "tests.support.tune_worker", str(log), "6"]
