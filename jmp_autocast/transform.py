@@ -292,9 +292,7 @@ class PlannedCall:
     planner: Planner
     plan: Plan
 
-    def rewritten(
-        self, *arrays: Any, planned: Callable[[Plan], None] | None = None
-    ) -> list[Any]:
+    def rewritten(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program: its equations are bound in the ambient trace.
 
         Args:
