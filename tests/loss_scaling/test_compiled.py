@@ -17,15 +17,24 @@ from jmp_autocast import (
     step_skipped,
 )
 from tests.support.loss_scale_runs import (
+    WAYS,
     assert_trees_equal,
     batches,
     last,
     model_params,
     scaled_run,
     scaled_step,
+    skipping_by,
 )
 
 TX = dynamic_loss_scaling(optax.sgd(0.1, momentum=0.9), growth_interval=2)  # strict promotion holds
+
+
+@pytest.fixture(autouse=True, params=WAYS)
+def way(request):
+    """Both ways to skip a step, on this CPU."""
+    with skipping_by(request.param):
+        yield request.param
 
 
 def on_device(tree):

@@ -20,6 +20,7 @@ from jmp_autocast import (
     static_loss_scaling,
     step_skipped,
 )
+from tests.support.loss_scale_runs import WAYS, skipping_by
 
 SCALE = 4.0
 
@@ -85,12 +86,16 @@ def bits(tree):
 
 
 @functools.cache
-def compiled(name):
+def compiled(name, way):
     """``init`` and a training step, with momentum and a step count; integer leaves are frozen.
 
     They are compiled ahead of time, so that anything that would recompile raises an error.
     """
-    with jax.enable_x64(name == "float64"), jax.numpy_dtype_promotion("standard"):
+    with (
+        jax.enable_x64(name == "float64"),
+        jax.numpy_dtype_promotion("standard"),
+        skipping_by(way),
+    ):
         labels = jax.tree.map(
             lambda spec: "frozen" if spec.startswith(("int", "float0")) else "moving", TREES[name]
         )
@@ -132,7 +137,7 @@ def bad_values(dtype):
 
 @st.composite
 def faults(draw):
-    """A tree, a step, and which values to plant in which elements at that step."""
+    """A tree, a way to skip, a step, and which values to plant in which elements at that step."""
     name = draw(st.sampled_from(sorted(TREES)))
     leaves = jax.tree.leaves(tree_of(name, 0, parameter=False))
     inexact = [
@@ -149,7 +154,7 @@ def faults(draw):
         )
         for index in chosen
     ]
-    return name, draw(st.integers(0, 3)), plan
+    return name, draw(st.sampled_from(WAYS)), draw(st.integers(0, 3)), plan
 
 
 def planted(grads, plan):
@@ -163,8 +168,8 @@ def planted(grads, plan):
 @hypothesis.settings(max_examples=200)
 @hypothesis.given(faults())
 def test_a_planted_fault_changes_no_bit(fault):
-    name, bad_step, plan = fault
-    init, step = compiled(name)
+    name, way, bad_step, plan = fault
+    init, step = compiled(name, way)
     with jax.enable_x64(name == "float64"):
         params = tree_of(name, 100, parameter=True)
         state = init(params)

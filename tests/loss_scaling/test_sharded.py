@@ -21,6 +21,7 @@ from jmp_autocast import (
     static_loss_scaling,
     step_skipped,
 )
+from tests.support.loss_scale_runs import skipping_by
 
 DEVICES = 8
 NAMES = ("data", "model")
@@ -256,8 +257,24 @@ def values(scalar):
     return {float(x) for shard in scalar.addressable_shards for x in np.ravel(shard.data)}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_ten_steps_are_those_of_one_device(layout):
+# Each kind of mesh once by selection, as a TPU and a GPU skip.
+SELECTED = (
+    "shard_map replicas",
+    "shard_map slices, two axes",
+    "pmap vmap",
+    "jit fully sharded",
+    "explicit fully sharded",
+)
+RUNS = [(name, "conditional") for name in LAYOUTS] + [(name, "selection") for name in SELECTED]
+
+
+@pytest.mark.parametrize(("name", "way"), RUNS, ids=[", ".join(run) for run in RUNS])
+def test_ten_steps_are_those_of_one_device(name, way):
+    with skipping_by(way):
+        assert_ten_steps_are_those_of_one_device(LAYOUTS[name])
+
+
+def assert_ten_steps_are_those_of_one_device(layout):
     weights, state, step = layout()
     expected, expected_state = on_one_device()
     for i, x in enumerate(BATCHES):

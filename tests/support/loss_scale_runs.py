@@ -1,5 +1,6 @@
 """A small model, its data with bad batches, and runs of it with and without a scale."""
 
+import contextlib
 import functools
 
 import jax
@@ -8,6 +9,26 @@ import numpy as np
 import optax
 
 from jmp_autocast import scaled_value_and_grad
+
+# How a bad step is skipped: a CPU runs a conditional, a TPU and a GPU a selection.
+WAYS = ("conditional", "selection")
+
+
+@contextlib.contextmanager
+def skipping_by(way):
+    """What is traced in here takes, on every platform, the branch that skips in this way."""
+
+    def chosen(*operands, default, cpu):
+        return {"conditional": cpu, "selection": default}[way](*operands)
+
+    real = jax.lax.platform_dependent
+    jax.lax.platform_dependent = chosen
+    _runner.cache_clear()
+    try:
+        yield
+    finally:
+        jax.lax.platform_dependent = real
+        _runner.cache_clear()
 
 
 def assert_trees_equal(actual, expected):

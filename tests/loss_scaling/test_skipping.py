@@ -1,0 +1,223 @@
+"""A step is skipped by a conditional on a CPU, and by a selection on a TPU and a GPU."""
+
+import functools
+import re
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jmp_autocast import dynamic_loss_scaling, skipped_steps
+from tests.support.loss_scale_runs import WAYS, model_params, skipping_by
+
+ADAM = dynamic_loss_scaling(optax.adam(1e-3))
+
+
+def moving_everything():
+    """An optimizer whose state holds every kind of array, and changes all of it in each step."""
+
+    def init(params):
+        return {
+            "zero": jnp.float32(-0.0),
+            "nan": jnp.array([0x7FC12345, 0xFFC54321], jnp.uint32).view(jnp.float32),  # payloads
+            "tiny": jnp.float32(2.0**-149),
+            "half": jnp.array([-0.0, 3.0], jnp.float16),
+            "brain": jnp.array([-0.0, jnp.inf], jnp.bfloat16),
+            "count": jnp.int32(7),
+            "byte": jnp.arange(3, dtype=jnp.uint8),
+            "flag": jnp.array([True, False]),
+            "complex": jnp.array([complex(-0.0, np.nan)], jnp.complex64),
+            "key": jax.random.key(3),
+            "mean": jax.tree.map(jnp.zeros_like, params),
+        }
+
+    def update(updates, state, params=None):
+        key, other = jax.random.split(state["key"])
+        noise = jax.random.normal(other, ())
+        added = {"half", "brain", "zero", "nan", "tiny", "complex"}
+        new = {name: state[name] + jnp.ones_like(state[name]) for name in added}
+        new |= {"count": state["count"] + 1, "byte": state["byte"] + jnp.uint8(1)}
+        new |= {"flag": ~state["flag"], "key": key}
+        new["mean"] = jax.tree.map(lambda m, u: 0.9 * m + u, state["mean"], updates)
+        return jax.tree.map(lambda u: -0.1 * u + noise, updates), new
+
+    return optax.GradientTransformation(init, update)
+
+
+def bits(tree):
+    def leaf_bits(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        return np.asarray(leaf).tobytes()
+
+    return [leaf_bits(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def one_step(params, state, grads, tx):
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def by_scan(params, state, grads, tx):
+    body = lambda carry, g: (one_step(*carry, g, tx), None)
+    return jax.lax.scan(body, (params, state), jax.tree.map(lambda g: g[None], grads))[0]
+
+
+def by_vmap(params, state, grads, tx):
+    stacked = jax.tree.map(lambda leaf: leaf[None], (params, state, grads))
+    step = jax.vmap(functools.partial(one_step, tx=tx))
+    return jax.tree.map(lambda leaf: leaf[0], step(*stacked))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("run", [one_step, by_scan, by_vmap])
+def test_a_skip_keeps_every_bit_of_every_kind_of_state(run, way):
+    tx = dynamic_loss_scaling(moving_everything(), init_scale=4.0)
+    params = {"w": jnp.array([-0.0, 2.0]), "b": jnp.float32(-0.0)}
+    state = tx.init(params)
+    with skipping_by(way):
+        step = jax.jit(functools.partial(run, tx=tx))
+        for bad in (np.nan, np.inf, -np.inf):
+            grads = {"w": jnp.array([1.0, bad]), "b": jnp.float32(1)}
+            after, skipped = step(params, state, grads)
+            assert bits((after, skipped.inner_state)) == bits((params, state.inner_state))
+            assert int(skipped_steps(skipped)) == 1
+        moved, taken = step(params, state, jax.tree.map(jnp.ones_like, params))
+    before, after = bits((params, state.inner_state)), bits((moved, taken.inner_state))
+    # A NaN plus one keeps its payload; all else has moved.
+    same = [old for old, new in zip(before, after, strict=True) if old == new]
+    assert same == bits(state.inner_state["nan"])
+    assert int(skipped_steps(taken)) == 0
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_both_ways_take_the_same_steps():
+    tx = dynamic_loss_scaling(optax.adam(1e-2), growth_interval=3)
+    params = jax.tree.map(jnp.asarray, model_params())
+    rng = np.random.default_rng(0)
+    ends = []
+    data = [jax.tree.map(lambda p: rng.normal(size=p.shape), params) for _ in range(12)]
+    for way in WAYS:
+        with skipping_by(way):
+            step = jax.jit(functools.partial(one_step, tx=tx))
+            end = params, tx.init(params)
+            for n, grads in enumerate(data):
+                factor = jnp.float32(np.inf if n % 4 == 1 else 1)
+                grads = jax.tree.map(lambda g, f=factor: f * g.astype(np.float32), grads)
+                end = step(*end, grads)
+        ends.append(end)
+    for conditional, selection in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(conditional, selection, rtol=1e-6, atol=1e-7)
+    assert int(skipped_steps(ends[0][1])) == 3
+
+
+def lowered(tx, platform):
+    """The StableHLO of a step on a platform."""
+    params = jax.tree.map(jnp.asarray, model_params())
+    arguments = params, tx.init(params), params
+    step = jax.jit(functools.partial(one_step, tx=tx), donate_argnums=(0, 1))
+    return step.trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+
+
+BRANCHING = re.compile(
+    r"(%\d+) = stablehlo.convert %\d+ : \(tensor<i1>\) -> tensor<i32>\s+"
+    r'%[\d:]+ = "stablehlo.case"\(\1\)'
+)
+
+
+def branches(text):
+    """How many cases depend on a bool; those that depend on the platform are constants."""
+    return len(BRANCHING.findall(text))
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("platform", ["tpu", "cuda", "rocm"])
+def test_where_a_conditional_costs_there_is_none(platform):
+    text = lowered(ADAM, platform)
+    assert branches(text) == 0
+    # Donated: three parameters, two moments of each, the count and the nine fields of the scale.
+    assert text.count("tf.aliasing_output") + text.count("jax.buffer_donor") == 3 + 6 + 1 + 9
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_cpu_has_a_conditional():
+    assert branches(lowered(ADAM, "cpu")) == 2  # around the optimizer, and in the check
+
+
+def with_effect():
+    """Calls back on each step that it runs."""
+    return optax.stateless(lambda g, _: jax.tree.map(_reported, g))
+
+
+def _reported(x):
+    jax.debug.callback(CALLS.append, x)
+    return x
+
+
+CALLS = []
+
+
+def with_loop():
+    """Halves the gradient until it is small: with a NaN it would never end."""
+
+    def halved(g):
+        return jax.lax.while_loop(lambda g: ~(jnp.max(jnp.abs(g)) < 1), lambda g: g / 2, g)
+
+    return optax.stateless(lambda g, _: jax.tree.map(jax.jit(halved), g))
+
+
+@pytest.mark.parametrize(("make", "choices"), [(with_effect, 1), (with_loop, 1), (optax.sgd, 2)])
+def test_an_optimizer_that_must_not_run_in_vain_has_a_conditional_everywhere(make, choices):
+    tx = dynamic_loss_scaling(make(0.1) if make is optax.sgd else make())
+    params = jnp.ones(2)
+    program = str(jax.make_jaxpr(tx.update)(params, tx.init(params), params))
+    assert program.count("= platform_index[") == choices  # one is the check's
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", [with_effect, with_loop])
+def test_such_an_optimizer_skips_a_bad_step(make, way):
+    tx = dynamic_loss_scaling(make(), init_scale=1.0)
+    params = jnp.ones(2)
+    CALLS.clear()
+    with skipping_by(way):
+        step = jax.jit(functools.partial(one_step, tx=tx))
+        after, state = step(params, tx.init(params), jnp.array([1.0, jnp.nan]))
+        jax.effects_barrier()
+        assert CALLS == []
+        assert bits(after) == bits(params)
+        step(params, state, jnp.array([0.5, 0.25]))
+        jax.effects_barrier()
+    assert len(CALLS) == (make is with_effect)
+
+
+@pytest.mark.usefixtures("jit_caches")
+def test_the_optimizer_is_traced_once():
+    traces = []
+
+    def update(updates, params):
+        traces.append(updates)
+        return updates
+
+    tx = dynamic_loss_scaling(optax.stateless(update))
+    params = jnp.ones(2)
+    jax.jit(tx.update).trace(params, tx.init(params), params).lower()
+    assert len(traces) == 1
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_program_for_several_platforms_skips_on_each():
+    params = jax.tree.map(jnp.asarray, model_params())
+    state = ADAM.init(params)
+    step = jax.jit(functools.partial(one_step, tx=ADAM))
+    exported = jax.export.export(step, platforms=("cpu", "cuda", "tpu"))(params, state, params)
+    # With one case for the platform around each choice, the program holds both ways.
+    assert "stablehlo.case" in exported.mlir_module()
+    bad = jax.tree.map(lambda p: p.at[(0,) * p.ndim].set(jnp.nan), params)
+    after, skipped = exported.call(params, state, bad)
+    assert bits((after, skipped.inner_state)) == bits((params, state.inner_state))
+    found, expected = exported.call(params, state, params), step(params, state, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
