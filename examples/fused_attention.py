@@ -30,7 +30,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
-from runs import COLOURS, add_numbers, add_output, folder_of, progress_bar
+from runs import COLORS, add_numbers, add_output, folder_of, progress_bar
 
 from jmp_autocast import BF16, FP16, Decision, EquationView, autocast
 
@@ -174,12 +174,12 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
     """Draws what is kept for the backward pass, and the error of each gradient."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for k, (result, colour) in enumerate(zip(results, COLOURS.values(), strict=True)):
-        left.barh(result.name, result.kept / 1e6, color=colour)
+    for k, (result, color) in enumerate(zip(results, COLORS.values(), strict=True)):
+        left.barh(result.name, result.kept / 1e6, color=color)
         if k:  # the first is what the others are compared with
             places = np.arange(len(result.errors)) + 0.4 * (k - 1)
             errors = [100 * error for error in result.errors.values()]
-            right.bar(places, errors, 0.35, color=colour, label=result.name)
+            right.bar(places, errors, 0.35, color=color, label=result.name)
     left.set(xlabel="kept for the backward pass, MB")
     left.invert_yaxis()
     right.set(xticks=np.arange(len(results[0].errors)) + 0.2, ylabel="error of the gradient, %")

@@ -28,7 +28,7 @@ from jax import lax
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
-from runs import COLOURS, add_numbers, add_output, folder_of, progress_bar
+from runs import COLORS, add_numbers, add_output, folder_of, progress_bar
 
 from jmp_autocast import BF16, Decision, EquationView, autocast
 
@@ -156,13 +156,13 @@ def show(results: Sequence[Result], options: argparse.Namespace, console: Consol
 
 def draw(results: Sequence[Result], path: pathlib.Path) -> None:
     """Draws the mean error after each step, and the errors of the weights at the end."""
-    colours = dict(zip((r.name for r in results), COLOURS.values(), strict=True))
+    colors = dict(zip((r.name for r in results), COLORS.values(), strict=True))
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for result in results:
-        left.plot(result.means, label=result.name, color=colours[result.name])
+        left.plot(result.means, label=result.name, color=colors[result.name])
         if result.name != "float32":  # a line of no width
-            right.hist(result.errors, bins=60, color=colours[result.name], alpha=0.6)
+            right.hist(result.errors, bins=60, color=colors[result.name], alpha=0.6)
     left.set(xlabel="update", ylabel="mean error")
     left.legend(frameon=False)
     right.set(xlabel="error of a weight at the end", ylabel="weights", yscale="log")
