@@ -1,4 +1,4 @@
-"""The planner's colouring of the transformer block: two lanes, and the casts between them."""
+"""The planner's coloring of the transformer block: two lanes, and the casts between them."""
 
 from __future__ import annotations
 
