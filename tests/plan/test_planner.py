@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from jmp_autocast import BF16, autocast, full_precision
+from jmp_autocast import BF16, FP16, autocast, full_precision
 from jmp_autocast.interpreters import Code, Leaf, Planner, ValueState, Wanted
 from jmp_autocast.interpreters.plan import Demand, float_dtype
 from tests.support.jaxprs import find, trace
@@ -160,6 +160,12 @@ REASONS = {
         Code.PROMOTE_LOW,
         LOW,
     ),
+    "rows_before_a_matmul": (
+        low(lambda h: jnp.exp(h)[np.array([0, 0, 1, 1])] @ h),
+        "gather",
+        Code.PROMOTE_FULL,
+        FULL,
+    ),
     "branches_read_in_both": (low(branching(jnp.exp, square)), "sub", Code.PROMOTE_LOW, LOW),
     "branches_read_in_either": (low(branching(square, jnp.exp)), "sub", Code.PROMOTE_LOW, LOW),
     "branches_read_in_float32": (low(branching(jnp.exp, jnp.log)), "sub", Code.FEEDER, FULL),
@@ -285,6 +291,15 @@ WEAK = {
     "arithmetic": lambda h, m: h * (1 / jnp.sqrt(jnp.float32(64.0))),
     "pad": lambda h, m: jnp.pad(h, 1),
     "leaky_relu": lambda h, m: jax.nn.leaky_relu(h),
+    "gelu": lambda h, m: jax.nn.gelu(h),
+    "gelu_exact": lambda h, m: jax.nn.gelu(h, approximate=False),
+    "silu": lambda h, m: jax.nn.silu(h),
+    "where_under_jit": lambda h, m: jax.jit(lambda h: jnp.where(h > 0, h, 0.5))(h),
+    "where_of_literals": lambda h, m: jnp.where(m, 1.0, -2.0) * h,
+    "zeros": lambda h, m: h + jnp.zeros(()),
+    "number": lambda h, m: h * np.float32(0.7),
+    "bool": lambda h, m: h * (h > 0).astype(jnp.float32),
+    "dropout": lambda h, m: jnp.where(m, h / 0.5, jnp.zeros_like(h)),
 }
 
 
@@ -382,7 +397,7 @@ UNCHANGED = {
     "softmax": jax.nn.softmax,
     "custom_jvp": lambda x: jax.nn.relu(x) + jax.nn.softplus(x),
     "jit": lambda x: jax.jit(lambda x, y: x * y)(x, 2.0 * x),
-    "scan": lambda x: loop(x),
+    "scan": running_sum,
     "while": while_loop,
     "cond": disagreeing,
     "remat": jax.checkpoint(lambda x: jnp.sin(jnp.cos(x))),
@@ -393,14 +408,19 @@ UNCHANGED = {
     "masks": lambda x: jnp.where(MASK, x, LOWEST),
     "highest": lambda x: jnp.dot(x, x, precision="highest"),
     "random": lambda x: x + jax.random.normal(jax.random.key(0), (4, 4)),
+    "large_arange": lambda x: x[:, :3] + jnp.arange(70_000.0, 70_003.0),
+    "large_iota": lambda x: lax.iota(jnp.float32, 70_000)[x[0].astype(jnp.int32)],
+    "take": lambda x: jnp.take(x, jnp.arange(2) + 0, axis=0),
+    "pool": lambda x: jnp.mean(x, (0, 1), keepdims=True),
 }
+LEVELS = ("tensor_cores", "o1", "compute")
 
 
+@pytest.mark.parametrize("policy", [FP16, *map(BF16.with_level, LEVELS)], ids=["f16", *LEVELS])
 @pytest.mark.parametrize("fn", UNCHANGED.values(), ids=UNCHANGED)
-def test_a_program_without_16_bit_operations_is_left_alone(fn):
-    assert plan_of(fn, X).identity
-    autocasted = trace(autocast(fn, compute_dtype=jnp.bfloat16), X)
-    assert str(autocasted) == str(trace(fn, X))
+def test_a_program_without_16_bit_operations_is_left_alone(fn, policy):
+    assert plan_of(fn, X, policy=policy).identity
+    assert str(trace(autocast(fn, policy=policy), X)) == str(trace(fn, X))
 
 
 def test_one_matmul_changes_a_plan():
