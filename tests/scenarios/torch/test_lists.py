@@ -153,6 +153,8 @@ IGNORED = {
     "norm": lambda a: jnp.sqrt(jnp.sum(a * a)) if a.dtype == jnp.float64 else jnp.sum(a * a),
     "exp": lambda a: jnp.exp(a) if a.dtype == jnp.float64 else a,
     "concatenate": lambda a: jnp.concatenate([a, a]),
+    "atan2": lambda a: jnp.arctan2(a, a) + a * a if a.dtype == jnp.float64 else a,
+    "softmax": lambda a: nn.softmax(a @ a) if a.dtype == jnp.float64 else a,
     "maximum": lambda a: jnp.maximum(a, a.T),
     "minimum": lambda a: jnp.minimum(a, a.T),
 }
