@@ -18,7 +18,8 @@ from jmp_autocast.inspect.report.jaxprs import count_casts
 from jmp_autocast.inspect.report.reason_texts import EXPLANATIONS
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan.data import ReasonCode
-from jmp_autocast.interpreters.primitives.structure import bodies, contraction_in
+from jmp_autocast.interpreters.primitives.accumulate import contraction_in
+from jmp_autocast.interpreters.primitives.structure import bodies
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
 from tests.fuzz.program import jax_settings
 from tests.fuzz.strategies import cases, examples
