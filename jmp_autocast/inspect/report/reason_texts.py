@@ -87,6 +87,10 @@ EXPLANATIONS: dict[ReasonCode, Explanation] = {
         "A matmul or convolution with 16-bit operands that returns its float32 accumulator.",
         '`Policy(dot_output="compute")`, the default.',
     ),
+    ReasonCode.EMIT: Explanation(
+        "A rule emits a function in place of the equation; the cause names the function.",
+        "`policy.with_rules`",
+    ),
     ReasonCode.CARRY: Explanation(
         "A loop carry keeps its declared dtype.",
         "Start the loop with a value that a matmul made.",
