@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from runs import add_numbers, add_output, folder_of
 
-from jmp_autocast import BF16, FP16, Report, explain
+from jmp_autocast import BF16, FP16, explain
+from jmp_autocast.inspect import Report
 
 POLICIES = {"bfloat16": BF16, "float16": FP16}
 LEVELS = ("tensor_cores", "o1", "compute")

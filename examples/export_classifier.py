@@ -34,7 +34,8 @@ from rich.table import Table
 from runs import COLORS, DTYPES, add_numbers, add_output, folder_of, progress_bar
 from train_digits import BATCH_SIZE, Cnn, batches, load_data, loss_fn
 
-from jmp_autocast import Policy, Report, autocast, explain
+from jmp_autocast import Policy, autocast, explain
+from jmp_autocast.inspect import Report
 
 # What the second process runs: the file, the images and where the answers go.
 LOADER = """

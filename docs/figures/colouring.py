@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from jmp_autocast import BF16, Row, explain
+from jmp_autocast import BF16, explain
+from jmp_autocast.inspect import Row
 
 from .style import Style
 
