@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .cast_policy import CastPolicy, Rule
-from .choices import DOT_OUTPUTS, LEVELS, DotOutput, Level
+from .choices import DOT_OUTPUTS, LEVELS, DotOutput, Level, check_choice
 from .dtypes import as_compute_dtype, as_float_dtype
 from .patterns import check_pattern, literal_path, match_depth
 from .registry import (
@@ -72,8 +72,8 @@ class Policy:
         if self.output_dtype is not None:
             dtype = as_float_dtype(self.output_dtype, "output_dtype")
             object.__setattr__(self, "output_dtype", dtype)
-        _check_choice("level", self.level, LEVELS)
-        _check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
+        check_choice("level", self.level, LEVELS)
+        check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
         rules = [(primitive_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]
         # Read here and not in `with_rules`, so that a policy made by hand or from a file is
         # checked. As in `with_rules` a later rule replaces an earlier one for the same primitive.
@@ -375,14 +375,6 @@ class Policy:
 
 
 _EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}
-
-
-def _check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(
-            f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}."
-            f"{did_you_mean(str(value), allowed)}"
-        )
 
 
 def _tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...]]:

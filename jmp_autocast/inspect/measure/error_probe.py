@@ -164,7 +164,7 @@ def _sums(reference: Any, result: Any) -> _Sums:
     starts = [jnp.float32(0)] * 4 + [jnp.uint32(0)]
     # All sums in one pass over both arrays.
     sums: Any = lax.reduce(parts, starts, _added, tuple(range(a.ndim)))
-    return _Sums(*sums, largest)
+    return _Sums(*sums, largest=largest)
 
 
 def _worst(one: _Sums, other: _Sums) -> _Sums:

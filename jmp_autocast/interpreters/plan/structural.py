@@ -96,10 +96,14 @@ def _emission(policy: Policy, at: Place) -> EquationPlan | None:
         TypeError: The rule decided on a cast policy, which these primitives do not have.
     """
     compute_dtype = at.region.compute_dtype
-    rule, _ = policy.rule_for(at.name, at.region.rules)
-    if isinstance(rule, CastPolicy) or compute_dtype is None or not at.floats:
+    if compute_dtype is None or not at.floats:
         return None
-    decision = apply_rule(rule, view_of(at.eqn, at.given, at.region.names, compute_dtype))
+    decision = None
+    for rule, _ in policy.rules_for(at.name, at.region.rules):
+        # The last one is a policy: no rule of the user's is left.
+        if decision is None and not isinstance(rule, CastPolicy):
+            view = view_of(at.eqn, at.given, at.region.names, compute_dtype)
+            decision = apply_rule(rule, view)
     if decision is None or decision.emit is not None:
         return None if decision is None else emitted(at, decision)
     raise TypeError(
