@@ -135,10 +135,13 @@ class Decision:
 
 
 Rule: TypeAlias = CastPolicy | Callable[[EquationView], "CastPolicy | Decision | None"]
-"""A cast policy, or a function from an equation to a policy, a `Decision`, or None: no opinion."""
+"""A cast policy, or a function from an equation to a policy or a `Decision`.
+
+Asked of a call, a loop or a cast, which have no policy, it returns a `Decision` with ``emit``, or
+None to leave the equation as it is."""
 
 
-def apply_rule(rule: Rule, view: EquationView) -> Decision | None:
+def apply_rule(rule: Rule, view: EquationView) -> Decision:
     """Evaluates a rule on one equation.
 
     Args:
@@ -146,10 +149,11 @@ def apply_rule(rule: Rule, view: EquationView) -> Decision | None:
         view: The equation.
 
     Returns:
-        The decision, with plain policies wrapped; None where a rule function has no opinion.
+        The decision, with plain policies wrapped.
 
     Raises:
-        TypeError: The rule function returned something else.
+        TypeError: The rule function returned something else than a policy or a decision; a
+            function that forgets to return would otherwise change nothing, in silence.
 
     Example:
         >>> apply_rule(CastPolicy.FP32, view=None).policy
@@ -158,11 +162,11 @@ def apply_rule(rule: Rule, view: EquationView) -> Decision | None:
     decided = rule if isinstance(rule, CastPolicy) else rule(view)
     if isinstance(decided, CastPolicy):
         return Decision(policy=decided)
-    if decided is None or isinstance(decided, Decision):
+    if isinstance(decided, Decision):
         return decided
     raise TypeError(
         f"The rule for primitive {view.primitive!r}, {_name(rule)}, returned {decided!r} of type "
-        f"{type(decided).__name__}; a rule must return a CastPolicy, a Decision or None."
+        f"{type(decided).__name__}; a rule must return a CastPolicy or a Decision."
     )
 
 
