@@ -89,7 +89,7 @@ EXPLANATIONS: dict[ReasonCode, Explanation] = {
     ),
     ReasonCode.EMIT: Explanation(
         "A rule emits a function in place of the equation; the cause names the function.",
-        "`policy.with_rules`",
+        "Take the rule out of `with_rules`.",
     ),
     ReasonCode.CARRY: Explanation(
         "A loop carry keeps its declared dtype.",
@@ -106,10 +106,6 @@ EXPLANATIONS: dict[ReasonCode, Explanation] = {
     ReasonCode.STRUCTURAL: Explanation(
         "A loop, branch or call: the rows after it say what happens inside.",
         "",
-    ),
-    ReasonCode.EMIT: Explanation(
-        "A rule emits a function in place of the equation; the cause names it.",
-        "Remove the rule, or let it return None here.",
     ),
     ReasonCode.SOURCE: Explanation(
         "An input of the program, or data movement of one.",
