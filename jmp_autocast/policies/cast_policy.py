@@ -125,7 +125,14 @@ class Decision:
 
     @property
     def emitted_name(self) -> str:
-        """What reports call the function that is emitted."""
+        """What reports call the function that is emitted.
+
+        Example:
+            >>> import functools, jax.numpy as jnp
+            >>> from jmp_autocast import Decision
+            >>> Decision(emit=functools.partial(jnp.clip, min=0.0)).emitted_name
+            'clip'
+        """
         function = self.emit
         # A rule hands shapes and options to its function by `partial`: the name is that of the
         # function.

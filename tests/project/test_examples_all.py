@@ -93,7 +93,7 @@ def test_an_example_trains(name, tmp_path, capsys):
 WRONG = {
     "train_digits": {
         "--dtype float64": "invalid choice: 'float64'",
-        "--epochs 0": "argument --epochs",
+        "--epochs 0": "--epochs must be at least 1",
     },
     "explain_transformer": {
         "--dtype float64": "invalid choice: 'float64'",
