@@ -30,7 +30,7 @@ RANDOM = 60
 
 def prepare() -> None:
     """Gives JAX the devices that sharded programs ask for; to be called before it starts."""
-    from ..xla_flags import set_xla_flags
+    from ..support.xla_flags import set_xla_flags
 
     set_xla_flags(devices=DEVICES)
 
@@ -40,9 +40,9 @@ def prepare() -> None:
 
 def other_packages() -> Iterator[Program]:
     """Models and functions of other packages."""
-    from ..others.flax_nnx import Applied, nnx_autocast
-    from ..others.program import Draw
-    from ..others.tables import PROGRAMS, SLOW
+    from ..third_party.flax_nnx import Applied, nnx_autocast
+    from ..third_party.program import Draw
+    from ..third_party.tables import PROGRAMS, SLOW
 
     def cast_of_calls(applied: Any, **options: Any) -> Any:
         return Applied(applied.graph, applied.call, lambda call: nnx_autocast(call, **options))
@@ -87,58 +87,12 @@ def fuzzed() -> Iterator[Program]:
         yield Program(f"program {index}", build, settings=settings, context=context)
 
 
-def random_steps() -> Iterator[Program]:
-    """Random lists of steps, as the property tests draw them: structures in structures."""
-    from .. import programs
-
-    def body(rng: np.random.Generator, depth: int, most: int) -> tuple[Any, ...]:
-        steps = []
-        for _ in range(rng.integers(1, most + 1)):
-            nested = depth < 3 and rng.random() < 0.4
-            names = sorted(programs.STRUCTURES if nested else programs.OPERATIONS)
-            inner = body(rng, depth + 1, 3) if nested else ()
-            steps.append((str(rng.choice(names)), *map(int, rng.integers(0, 60, 3)), inner))
-        return tuple(steps)
-
-    def build(index: int) -> tuple[Any, Any]:
-        rng = np.random.default_rng((17, index))
-        while not programs.has_reverse_mode(steps := body(rng, 0, 8), inside=False):
-            pass
-        kinds = [(s, d) for s in programs.SHAPES[4:7] for d in ("float32", "float32", "bfloat16")]
-        a, b, x = (jax.ShapeDtypeStruct(*kinds[i]) for i in rng.integers(0, len(kinds), 3))
-        mask = jax.ShapeDtypeStruct((3, 3), "bool")
-        return programs.as_function(steps), ({"a": a, "b": b}, x, 0.5, mask)
-
-    for index in range(RANDOM):
-        settings = rotated(index, 3)
-        yield Program(f"program {index}", functools.partial(build, index), settings=settings)
-
-
 # --- one operation at a time ----------------------------------------------------------------------
-
-
-def operations() -> Iterator[Program]:
-    """Each operation of the random programs, after a matrix product and beside one."""
-    from .. import programs
-    from ..policy_programs import X, after_dot
-
-    tables = "UNARY BINARY FLOAT_BINARY COMPARE SUMS EXTREMA SOFT MOVES".split()
-    for table in tables:
-        for i, fn in enumerate(getattr(programs, table)):
-            name = f"{table} {i} {getattr(fn, '__name__', '')}"
-            settings = rotated(i, 3)
-            if "BINARY" in table or table == "COMPARE":
-                both = lambda x, f=fn: f(x @ x, x.T @ x)
-                full = lambda x, f=fn: f(x @ x, jnp.exp(x))
-                yield given(f"{name} low and low", both, X, settings=settings)
-                yield given(f"{name} low and full", full, X, settings=settings)
-            else:
-                yield given(f"{name} after a dot", after_dot(fn), X, settings=settings)
 
 
 def contractions() -> Iterator[Program]:
     """Contractions of all kinds, and transformations of the cast ones."""
-    from ..contractions import TABLE, TRANSFORMS, arguments
+    from ..support.contractions import TABLE, TRANSFORMS, arguments
 
     for name, row in TABLE.items():
         yield given(name, row[2], *arguments(row), derive=(0, 1))
@@ -155,7 +109,7 @@ def contractions() -> Iterator[Program]:
 def conformance() -> Iterator[Program]:
     """PyTorch's ops in each mix of 16-bit and float32 inputs."""
     from ..conformance.rows import CASES, load_rows
-    from ..jaxprs import through_a_dot
+    from ..support.jaxprs import through_a_dot
 
     def of_case(row: Any, case: str) -> Callable[..., Any]:
         first = {"all_bf16": True, "first_bf16_rest_f32": True}.get(case, False)
@@ -178,22 +132,9 @@ def conformance() -> Iterator[Program]:
 # --- the tools' programs --------------------------------------------------------------------------
 
 
-def faults() -> Iterator[Program]:
-    """Programs with one fault each."""
-    from ..planted_faults import FAULTS
-
-    for i, fault in enumerate(FAULTS):
-        name = fault.function.__name__
-        # Their functions are parts of what is checked.
-        part = "shard_map" in fault.inside or name in ("__call__", "ruled_forward_jvp")
-        fn = fault.checked if part else fault.function
-        looped = "while" in fault.inside
-        yield given(f"{i} {name}", fn, *fault.args, settings=FEW, forward_mode=looped)
-
-
 def tuned() -> Iterator[Program]:
     """Programs that `tune` is tested with."""
-    from ..tune_programs import X, big_square, in_cond, in_scan, with_odd_names
+    from ..support.tune_programs import X, big_square, in_cond, in_scan, with_odd_names
 
     for fn in (big_square, in_scan, in_cond, with_odd_names):
         yield given(fn.__name__, fn, X)
@@ -201,7 +142,7 @@ def tuned() -> Iterator[Program]:
 
 def edges() -> Iterator[Program]:
     """Wrappers in wrappers, scopes, the mode of 64 bits, and what is no float32."""
-    from ..edge_functions import Layer, decorated, default_floats, double
+    from ..support.pickled_functions import Layer, decorated, default_floats, double
 
     x = np.eye(4, dtype=np.float32)
     yield given("double", double, x)
@@ -235,12 +176,9 @@ SOURCES: dict[str, Callable[[], Iterator[Program]]] = {
     for source in (
         edges,
         tuned,
-        faults,
-        operations,
         contractions,
         *tables.SOURCES,
         benchmark_models,
-        random_steps,
         fuzzed,
         conformance,
         other_packages,
