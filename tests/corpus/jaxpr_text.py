@@ -18,6 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jmp_autocast.interpreters.compat import Tracer
+
 # What an equation remembers of the code around it, where it differs from the usual.
 CONTEXT = ("compute_type", "cur_abstract_mesh", "threefry_partitionable", "xla_metadata")
 
@@ -132,7 +134,7 @@ def array_text(x: Any) -> str:
     """The type of an array and a checksum of its elements."""
     if jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key):
         return f"{x.dtype} {array_text(jax.random.key_data(x))}"
-    if isinstance(x, jax.core.Tracer):
+    if isinstance(x, Tracer):
         return f"traced {_type(x.aval)}"
     x = np.asarray(x)
     return f"{x.dtype.name}{list(x.shape)} {zlib.crc32(np.ascontiguousarray(x).tobytes()):08x}"
