@@ -263,7 +263,9 @@ class Autocast:
 
     def __eq__(self, other: object) -> bool:
         # The wrapper of an integration is another one than the plain wrapper of the function.
-        if type(self) is not type(other) or self._options != other._options:
+        if not isinstance(other, Autocast) or type(self) is not type(other):
+            return False
+        if self._options != other._options:
             return False
         # A module of arrays has no hash, and compares its arrays: under a trace nobody knows
         # whether they are equal. The wrapper of one is equal to the wrapper of the same object.
