@@ -36,7 +36,7 @@ from .value_facts import coordinate_bound
 from .votes import is_replicated
 
 _REDISPATCHED = having("redispatch")
-_REPLICATES = having("replicates")
+_REPLICATES = having("replicates") | having("repeats")
 
 _NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _NOTHING = ValueState(None)
@@ -88,8 +88,9 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
         return Redispatch()
     replicates = ()
     # The transpose of a broadcast adds up the cotangents of all copies of one element. In 16 bits
-    # that sum stops growing at 256 times its first term, long before a batch of pixels ends. What
-    # is known at trace time has no gradient to lose.
+    # that sum stops growing at 256 times its first term, long before a batch of pixels ends: a row
+    # gathered 8,192 times had a gradient of 4.0 for 81.92. What is known at trace time has no
+    # gradient to lose.
     if at.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in floats if at.given[i].known_value is None]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))

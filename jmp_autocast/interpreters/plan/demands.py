@@ -20,6 +20,7 @@ from .log_guard import reaching_logarithm
 _CONTRACTS = having("contracts")
 _CLEARS = having("clears")
 _FEEDS = having("feeds")
+_MOVES = having("moves")
 _ROUNDS = having("rounds")
 _SATURATES = having("saturates")
 
@@ -189,7 +190,7 @@ def _can_follow(
     if any(want.demand is Demand.LOW for want in request):
         # Of two computed operands each would need a cast, where the result needs one; a row of a
         # buffer is smaller than the buffer.
-        clears = name in _CLEARS and not shrinks(eqn)
+        clears = name in _CLEARS and not (name in _MOVES and shrinks(eqn))
         return code is ReasonCode.PROMOTE_FULL and clears and computed == 1
     if isinstance(plan.action, Contract):
         return policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION

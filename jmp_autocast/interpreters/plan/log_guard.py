@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..compat import Literal, body_of
+from ..primitives.reading import exponent
 from ..primitives.structure import bodies
 from ..primitives.traits import having
 
@@ -32,7 +33,7 @@ def reaching_logarithm(
         name, found = eqn.primitive.name, []
         # Near its pole the function multiplies an error of its operand by 1 / operand: 2**-9 of a
         # probability of 2**-9 is no longer small.
-        if name in _POLE_AT_0:
+        if name in _POLE_AT_0 or (exponent(eqn) or 0) < 0:
             found += eqn.invars[:1]
         if name in _POLE_AT_1:
             found += eqn.invars[1:]

@@ -14,7 +14,7 @@ from ..primitives.traits import having
 from .data import Source, ValueState, float_dtype
 from .votes import literal_guard
 
-_BOUNDED = having("bounded") | having("contracts")
+_DAMPS = having("damps") | having("contracts")
 
 
 def first_guess(
@@ -106,8 +106,9 @@ def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -
 def accumulating_carries(body: Any, first: int, count: int) -> frozenset[int]:
     """Returns the carries that come back to themselves through sums, products and the like.
 
-    A path through a matmul, a convolution or a bounded function does not count: what comes out of a
-    ``tanh`` does not grow with what went in, so an error in it does not add up.
+    A path through a matmul or a convolution does not count: it is a new value in each step. Nor
+    does one through a sigmoid, whose slope is at most 1/4. Other functions are the identity
+    somewhere: 4,096 steps of ``sqrt(h * h + y)`` ended at 11.4 instead of 45.25 in bfloat16.
 
     Args:
         body: The loop's body.
@@ -134,7 +135,7 @@ def accumulating_carries(body: Any, first: int, count: int) -> frozenset[int]:
 
 
 def _cheap_sources(body: Any) -> list[frozenset[int]]:
-    """For each output, the inputs that reach it with no matmul or bounded function between."""
+    """For each output, the inputs that reach it with no matmul or damping function between."""
     sources: dict[Any, frozenset[int]] = {v: frozenset((i,)) for i, v in enumerate(body.invars)}
 
     def of(atoms: Iterable[Any]) -> list[frozenset[int]]:
@@ -144,7 +145,7 @@ def _cheap_sources(body: Any) -> list[frozenset[int]]:
 
     for eqn in body.eqns:
         operands = of(eqn.invars)
-        if eqn.primitive.name in _BOUNDED or not any(operands):
+        if eqn.primitive.name in _DAMPS or not any(operands):
             continue
         # `jax.nn.relu` and `jnp.where` are calls: without a look inside, every output of theirs
         # would come from every input.

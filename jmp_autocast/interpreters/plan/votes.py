@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from ...policies import Policy
-from ..primitives.reading import lengths_kept
+from ..primitives.reading import adds_up_cotangents
 from ..primitives.traits import having
 from .data import Reason, ReasonCode, Source, ValueState
 from .symbolic_sizes import at_least, element_count
 from .value_facts import representable
 
+_REPEATS = having("repeats")
 _REPLICATES = having("replicates")
 
 
@@ -76,9 +77,7 @@ def literal_guard(
 
 
 def is_replicated(eqn: Any, i: int) -> bool:
-    """Returns whether an equation that replicates reads elements of operand ``i`` repeatedly."""
-    shape, result = eqn.invars[i].aval.shape, eqn.outvars[0].aval.shape
-    if eqn.primitive.name == "broadcast_in_dim":
-        kept = lengths_kept(eqn)
-        return any(length != kept.get(k, 1) for k, length in enumerate(result))
-    return shape != result
+    """Returns whether the transpose of an equation adds up cotangents of operand ``i``."""
+    if eqn.primitive.name in _REPEATS:
+        return adds_up_cotangents(eqn)
+    return eqn.invars[i].aval.shape != eqn.outvars[0].aval.shape

@@ -13,9 +13,10 @@ decision is made, in `interpreters/plan`.
 | feeds | cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 reader |
 | sums | it adds up its operands element by element |
 | replicates | it broadcasts smaller operands: its transpose adds up cotangents of one element |
-| bounded | the result does not grow with the operand: a rounding error does not add up in a loop |
+| repeats | its result holds elements of operand 0, some of them repeatedly: so does its transpose |
+| damps | its slope is at most 1/4: a rounding error of its operand does not add up in a loop |
 | saturates | it flattens towards a limit: 16 bits round to the limit what float32 tells from it |
-| log0, div1 | it has a pole near which operand 0, or operand 1, has to keep its digits |
+| log0, div1 | it is infinite, or infinitely steep, where operand 0, or 1, has to keep its digits |
 | redispatch | its update computation is a parameter with a fixed dtype: it is emitted anew |
 | first | its values are those of operand 0; the others are indices, padding, a copy of it |
 | same | it makes no value that its operands do not hold |
@@ -32,8 +33,8 @@ import numpy as np
 
 _NAMES = frozenset(
     """
-    moves affine rounds clears feeds sums replicates bounded saturates log0 div1 redispatch first
-    same contracts
+    moves affine rounds clears feeds sums replicates repeats damps saturates log0 div1 redispatch
+    first same contracts
     """.split()
 )
 
@@ -55,6 +56,7 @@ _ROWS: dict[str, str] = {
     "clamp": "rounds clears replicates",
     # Their transposes count ties in the dtype of the operand: 16 bits count to 256 or 2,048.
     "reduce_max reduce_min": "rounds feeds",
+    "reduce_window_max reduce_window_min": "rounds clears repeats",
     "cummax cummin sort": "rounds",
     "select_n": "affine rounds clears",
     "pad": "affine rounds clears first",
@@ -62,15 +64,16 @@ _ROWS: dict[str, str] = {
     "dynamic_update_slice": "rounds",
     # functions
     "pow": "replicates log0",
-    "log log1p log2 rsqrt": "log0",
-    "tanh logistic": "bounded saturates",
-    "sin cos erf erfc sqrt cbrt": "bounded",
+    "log log1p log2 rsqrt acos acosh asin atanh erf_inv": "log0",
+    # A tanh is bounded, but near 0 it is the identity: `tanh(h + rate * y)` is an integrator.
+    "logistic": "damps saturates",
+    "tanh erf erfc": "saturates",
     "dot_general conv_general_dilated ragged_dot_general": "contracts",
     "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max": "redispatch",
     # movement of elements; what replicates them adds up their cotangents in its transpose
-    "broadcast_in_dim": f"{_MOVING} replicates same",
+    "broadcast_in_dim": f"{_MOVING} repeats same",
     "broadcast_to tile": _MOVING,
-    "gather": f"{_MOVING} first",
+    "gather": f"{_MOVING} repeats first",
     "dynamic_slice": f"{_MOVING} clears first",
     "copy copy_p reshape rev slice split squeeze transpose pvary": f"{_MOVING} clears same",
     """unstack stop_gradient name device_put with_memory_space_constraint sharding_constraint
@@ -84,14 +87,13 @@ _ROWS: dict[str, str] = {
     "cpu_barrier": "same",
     "accumulate": "",
     # Considered: none of the traits holds.
-    """exp exp2 expm1 one_minus_square polynomial acos acosh asin asinh atan atanh cosh sinh tan
-    erf_inv lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta
+    """exp exp2 expm1 one_minus_square polynomial asinh atan cosh sinh tan sin cos sqrt cbrt
+    lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta
     bessel_i0e bessel_i1e random_gamma cholesky cholesky_update eig eigh geqp3 geqrf hessenberg
     householder_product lu ormqr qr schur svd symmetric_product triangular_solve tridiagonal
-    tridiagonal_solve fft reduce_sum reduce_prod cumsum cumprod cumlogsumexp
-    eq ne lt le gt ge floor ceil round is_finite argmax argmin top_k approx_top_k
-    reduce_window_max reduce_window_min reduce_window_sum select_and_scatter_add
-    dot_product_attention_fwd dot_product_attention_fwd_wrapper""": "",
+    tridiagonal_solve fft reduce_sum reduce_prod cumsum cumprod cumlogsumexp eq ne lt le gt ge
+    floor ceil round is_finite argmax argmin top_k approx_top_k reduce_window_sum
+    select_and_scatter_add dot_product_attention_fwd dot_product_attention_fwd_wrapper""": "",
 }
 
 FOLDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -143,7 +145,7 @@ def having(trait: str) -> frozenset[str]:
 
     Example:
         >>> sorted(having("saturates"))
-        ['logistic', 'tanh']
+        ['erf', 'erfc', 'logistic', 'tanh']
     """
     if trait not in _NAMES:
         raise AssertionError(f"no such trait: {trait}")

@@ -47,9 +47,12 @@ from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.evaluate import evaluate
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import has_rule
+from ..primitives.traits import having
 from .values import Scalar, Value, read
 
 mark_frames(__file__)
+
+_REPEATS = having("repeats")
 
 RewritingRule = Callable[["Rewriter", Any, EquationPlan, list[Any]], Sequence[Any]]
 
@@ -223,9 +226,9 @@ def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
     # transpose that adds up in 16 bits.
     for i in action.replicates:
-        arrays[i] = operands[i].replicated(plan.operands[i], _replication(eqn))
-    if action.replicates and eqn.primitive.name == "broadcast_in_dim":
-        return arrays
+        arrays[i] = operands[i].replicated(plan.operands[i], _replication(eqn, arrays))
+    if action.replicates and eqn.primitive.name in _REPEATS:
+        return arrays[:1]
     params = {**eqn.params, **action.params} if action.params else eqn.params
     # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
     out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
@@ -291,10 +294,10 @@ def _accumulated(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
     )
 
 
-def _replication(eqn: Any) -> Callable[[Any], Any]:
+def _replication(eqn: Any, arrays: Sequence[Any]) -> Callable[[Any], Any]:
     """Returns the function that brings an operand to the size of the result."""
-    if eqn.primitive.name == "broadcast_in_dim":
-        return lambda x: bind_cached(eqn.primitive, [x], eqn.params)
+    if eqn.primitive.name in _REPEATS:
+        return lambda x: bind_cached(eqn.primitive, [x, *arrays[1:]], eqn.params)
     aval = eqn.outvars[0].aval
     # The spec of an aval names explicit mesh axes only; without one, JAX decides.
     return _broadcast_to(aval.shape, aval.sharding if any(aval.sharding.spec) else None)
