@@ -30,6 +30,8 @@ class EquationView:
         function: The name of the function that the equation calls, such as that of a jitted
             function or one with a derivative rule of its own; ``""`` for no call.
         exponent: The exponent of an ``integer_pow``, None for another primitive.
+        free_dimensions: Of a ``dot_general`` or ``ragged_dot_general``, how many dimensions of each
+            operand are neither summed nor of the batch; None for another primitive.
         summarize_source: Returns the user's source line; called only when asked, as are the two
             that follow.
         count_depth: Returns `reduction_depth`.
@@ -59,6 +61,7 @@ class EquationView:
     compute_dtype: np.dtype
     function: str
     exponent: int | None
+    free_dimensions: tuple[int, int] | None
     summarize_source: Callable[[], str] = dataclasses.field(repr=False)
     count_depth: Callable[[], int] = dataclasses.field(repr=False)
     count_flops: Callable[[], int] = dataclasses.field(repr=False)

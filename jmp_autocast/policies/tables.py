@@ -15,13 +15,14 @@ from .equation_view import EquationView
 
 
 def dot_rule(eqn: EquationView) -> CastPolicy:
-    """Matrix products are low; the inner product of two vectors promotes.
+    """Matrix products are low; inner products of vectors promote, also of a batch of vectors.
 
     PyTorch lists ``mm``, ``bmm``, ``linear`` as lower precision, and ``dot``, ``vdot`` as promote:
-    a vector product has no tensor-core kernel and is usually a norm or a solver's step.
+    a vector product has no tensor-core kernel and is usually a norm or a solver's step. PyTorch's
+    ``vecdot`` is low; here ``vmap`` of an inner product must not change what it computes: in
+    float16 a vmapped conjugate gradient ended in NaN.
     """
-    # Of 1-d operands only: a batch of inner products is a matmul to the hardware.
-    if all(len(shape) == 1 for shape in eqn.operand_shapes[:2]):
+    if eqn.free_dimensions == (0, 0):
         return CastPolicy.PROMOTE
     return CastPolicy.LOWER_PRECISION_FP
 

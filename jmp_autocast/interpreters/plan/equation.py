@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ from .data import (
 )
 from .equation_view import view_of
 from .region import Place
+from .symbolic_sizes import at_least, element_count
 from .value_facts import fold
 from .votes import literal_guard, voters
 
@@ -98,9 +100,9 @@ def plan_equation(policy: Policy, at: Place) -> EquationPlan:
     if decision.policy is CastPolicy.KEEP:
         plan = keep(at, _KEEP)
     elif decision.policy is CastPolicy.LOWER_PRECISION_FP:
-        plan = _accumulating(policy, at, _lower(at, guarded=origin != "rules"))
+        plan = _accumulating(policy, at, _lower(policy, at, guarded=origin != "rules"))
     elif decision.policy is CastPolicy.FP32_APPEND_DTYPE and name in _CONTRACTS:
-        plan = _with_float32_result(_lower(at, guarded=True), _ASKED)
+        plan = _with_float32_result(_lower(policy, at, guarded=True), _ASKED)
     elif decision.policy in FULL_POLICIES:
         plan = in_dtype(at, FLOAT32, _FULL)
         is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
@@ -137,10 +139,11 @@ def _because(code: ReasonCode, want: Want) -> Reason:
 # --- LOWER_PRECISION_FP ---------------------------------------------------------------------
 
 
-def _lower(at: Place, guarded: bool) -> EquationPlan:
+def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
     """Returns the plan in the compute dtype, unless the user or a value asks for float32.
 
     Args:
+        policy: The policy of the program.
         at: The equation.
         guarded: A literal that the compute dtype cannot hold keeps the equation in float32; not so
             where the user's own rule lowers it.
@@ -160,10 +163,12 @@ def _lower(at: Place, guarded: bool) -> EquationPlan:
         return keep(at, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
     if floats[:2] != [0, 1]:
         return keep(at, Reason(ReasonCode.DOMAIN, "an operand is no float"))
+    if guarded and _is_product_of_elements(at):
+        return _promote(policy, at)
     for i in floats[:2]:
         # An angle is a position times a frequency. Even a position that bfloat16 holds exactly,
         # 255, gives an angle that is rounded by half a radian.
-        if (bound := at.given[i].integer_bound) is not None and bound > 1:
+        if (bound := at.given[i].integer_bound) is not None and _holds_positions(at, bound):
             reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
             return in_dtype(at, FLOAT32, reason)
     # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; what is lost is
@@ -176,6 +181,28 @@ def _lower(at: Place, guarded: bool) -> EquationPlan:
         action = plan.action if isinstance(plan.action, Keep) else BIND
         return dataclasses.replace(plan, results=results, action=action)
     return plan
+
+
+def _is_product_of_elements(at: Place) -> bool:
+    """Whether a contraction sums nothing and makes more than it reads: `einsum("t,d->td")`.
+
+    There is nothing for a matrix unit to add up, and the products are what a `mul` would make:
+    angles of positions, where rounding a position of 1,000 turns the angle by 2 radians.
+    """
+    result = element_count(at.eqn.outvars[0])
+    grows = not any(at_least(element_count(v), result) for v in at.eqn.invars[:2])
+    return grows and at_least(1, reading.reduction_depth(at.eqn))
+
+
+def _holds_positions(at: Place, bound: float) -> bool:
+    """Whether integers up to a bound, of which a contraction sums products, are positions.
+
+    Those that are counted in the program are. Integers from outside are where at most three are
+    summed (x, y, z): more are a mask, one-hot rows, an adjacency or a weight.
+    """
+    if bound == math.inf:
+        return at_least(3, reading.reduction_depth(at.eqn))
+    return bound > 1
 
 
 def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan:

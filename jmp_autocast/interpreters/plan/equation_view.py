@@ -9,7 +9,7 @@ import numpy as np
 
 from ...policies import EquationView
 from ..compat import function_name, source_line
-from ..primitives.reading import exponent, flops, reduction_depth
+from ..primitives.reading import exponent, flops, free_dimensions, reduction_depth
 from ..primitives.structure import called, is_call
 from .data import ValueState
 
@@ -37,6 +37,7 @@ def view_of(
         compute_dtype=compute_dtype,
         function=function_name(called(eqn)) if is_call(eqn) else "",
         exponent=exponent(eqn),
+        free_dimensions=free_dimensions(eqn),
         summarize_source=lambda: source_line(eqn),
         count_depth=lambda: reduction_depth(eqn),
         count_flops=lambda: flops(eqn),

@@ -15,7 +15,7 @@ from .symbolic_sizes import at_least, element_count
 from .value_facts import representable
 
 _REPEATS = having("repeats")
-_REPLICATES = having("replicates")
+_COMBINES = having("replicates") | having("contracts")
 
 
 def voters(
@@ -39,7 +39,7 @@ def voters(
     """
     # Where nothing is broadcast (select_n, concatenate) all operands have the size of the result.
     as_large_as: list[Any] = []
-    if eqn.primitive.name in _REPLICATES:
+    if eqn.primitive.name in _COMBINES:
         as_large_as = [*eqn.outvars, *(eqn.invars[i] for i in floats)]
 
     def votes(i: int) -> bool:

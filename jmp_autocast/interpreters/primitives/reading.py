@@ -95,6 +95,28 @@ def redispatched(eqn: Any, *operands: Any) -> Any:
     return _SCATTERS[eqn.primitive.name](*operands, **options)
 
 
+def _dimension_numbers(eqn: Any) -> Any:
+    """Returns the contracting and batch dimensions of a matmul, each for both operands."""
+    numbers = eqn.params.get("dimension_numbers")
+    return numbers or eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+
+
+def free_dimensions(eqn: Any) -> tuple[int, int] | None:
+    """Returns how many dimensions of each operand of a matmul are neither summed nor of the batch.
+
+    Returns:
+        Two numbers, None for another equation than a matmul.
+    """
+    if eqn.primitive.name not in ("dot_general", "ragged_dot_general"):
+        return None
+    contracting, batch = _dimension_numbers(eqn)
+    left, right = (
+        v.aval.ndim - len(c) - len(b)
+        for v, c, b in zip(eqn.invars[:2], contracting, batch, strict=True)
+    )
+    return left, right
+
+
 def reduction_depth(eqn: Any) -> int:
     """Returns the number of products or elements that are summed into one element of a result.
 
@@ -109,10 +131,7 @@ def reduction_depth(eqn: Any) -> int:
     eqn = contraction_in(eqn) or eqn
     name, params, shapes = eqn.primitive.name, eqn.params, [v.aval.shape for v in eqn.invars]
     if name in ("dot_general", "ragged_dot_general"):
-        numbers = params.get("dimension_numbers")
-        if numbers is None:
-            numbers = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-        (contracting, _), _ = numbers
+        (contracting, _), _ = _dimension_numbers(eqn)
         return math.prod(shapes[0][d] for d in contracting)
     if name == "conv_general_dilated":
         out_features = params["dimension_numbers"].rhs_spec[0]
