@@ -36,7 +36,8 @@ from .value_facts import coordinate_bound
 from .votes import is_replicated
 
 _REDISPATCHED = having("redispatch")
-_REPLICATES = having("replicates") | having("repeats")
+_REPEATS = having("repeats")
+_REPLICATES = having("replicates") | _REPEATS
 
 _NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _NOTHING = ValueState(None)
@@ -59,8 +60,15 @@ def as_declared(
     )
 
 
-def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
-    """Returns the plan in which all float operands are read in, and results are, ``target``."""
+def in_dtype(at: Place, target: np.dtype, reason: Reason, freshness: int = 0) -> EquationPlan:
+    """Returns the plan in which all float operands are read in, and results are, ``target``.
+
+    Args:
+        at: The equation.
+        target: The dtype.
+        reason: Why it is that dtype.
+        freshness: How far the results are still those of a contraction: see `ValueState`.
+    """
     floats = at.floats
     operands: list[np.dtype | None] = [None] * len(at.given)
     for i in floats:
@@ -73,7 +81,7 @@ def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
     results = tuple(
         # With its own operands an equation has its own results: a float32 statistic of a 16-bit
         # attention kernel, or the user's preferred_element_type.
-        _computed(dtype if unchanged else target, bound)
+        _computed(dtype if unchanged else target, bound, freshness)
         if (dtype := float_dtype(v.aval)) is not None
         else _NOTHING
         for v in at.eqn.outvars
@@ -100,9 +108,9 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
 
 
 @functools.lru_cache(1024)
-def _computed(dtype: np.dtype, bound: float | None) -> ValueState:
+def _computed(dtype: np.dtype, bound: float | None, freshness: int) -> ValueState:
     """One object for equal states: a program of many equations has few."""
-    return ValueState(dtype, integer_bound=bound)
+    return ValueState(dtype, integer_bound=bound, freshness=freshness)
 
 
 def cast_results(plan: EquationPlan, decision: Decision) -> EquationPlan:
@@ -167,7 +175,9 @@ def move_source(at: Place, i: int) -> EquationPlan:
     # The elements are the same, so what is known of them (kind, value, bound, range) stays known.
     # Rows looked up by data are activations: they vote when they are full size.
     is_lookup = at.name == "gather" and state.source is Source.PARAM
-    moved = dataclasses.replace(state, source=Source.DATA if is_lookup else state.source)
+    source = Source.DATA if is_lookup else state.source
+    repeated = state.is_repeated or (at.name in _REPEATS and is_replicated(at.eqn, i))
+    moved = dataclasses.replace(state, source=source, is_repeated=repeated)
     results = tuple(moved if float_dtype(v.aval) else _NOTHING for v in at.eqn.outvars)
     reason = Reason(ReasonCode.SOURCE, f"data movement of a {state.source.value} source", (i,))
     return EquationPlan(Move(), at.given, (None,) * len(at.given), results, reason)

@@ -93,6 +93,10 @@ class ValueState:
         const_range: The range of a constant's elements, None for anything else.
         loop_invariant: The same in each iteration of the loop around it: its cast belongs outside.
         narrowed_by_user: The program itself has cast it to 16 bits.
+        freshness: 2 for what a contraction computed in 16 bits, since then only moved or summed; 1
+            if it was also scaled; 0 for anything else. A bias added to it is about as large.
+        is_repeated: A source that was repeated along a dimension, such as a bias of Haiku.
+        is_exact: A source of small integers, which every float dtype holds.
         torch_dtype: The dtype in which PyTorch returns it, None for ``dtype``. Only a caller that
             asks for the computed dtypes gets it; readers in the program read ``dtype``.
     """
@@ -104,6 +108,9 @@ class ValueState:
     const_range: ConstantRange | None = None
     loop_invariant: bool = False
     narrowed_by_user: bool = False
+    freshness: int = 0
+    is_repeated: bool = False
+    is_exact: bool = False
     torch_dtype: np.dtype | None = None
 
     @property

@@ -15,7 +15,7 @@ from ..compat import Literal
 from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, ReasonCode, ValueState, Want
 from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
-from .log_guard import reaching_logarithm
+from .reaching import reaching, snapping, steep
 
 _CONTRACTS = having("contracts")
 _CLEARS = having("clears")
@@ -58,11 +58,16 @@ def find_requests(
     requests = {}
     # A body does not see what is done with its outputs; its caller says which of them are guarded.
     asked = frozenset(k for k, want in enumerate(wants) if want.guarded)
-    guarded = reaching_logarithm(jaxpr, asked, {})
-    readers = _Readers(jaxpr, wants, guarded)
+    guarded = reaching(steep, jaxpr, asked, {})
+    snapped = reaching(snapping, jaxpr, frozenset(), {})
+    readers = _Readers(jaxpr, wants, guarded, snapped)
     for i in range(len(equations) - 1, -1, -1):
         eqn, plan = jaxpr.eqns[i], equations[i]
-        request = readers.request(eqn, plan) if i not in already else None
+        request = None
+        if i not in already:
+            request = readers.request(eqn, plan)
+            if request is None and adds_a_source(eqn, plan, states):
+                request = readers.mixed_request(eqn)
         if request is not None:
             variables = [v for v in eqn.invars if not isinstance(v, Literal)]
             computed = {v for v in variables if _is_computed(states[v])}
@@ -71,6 +76,10 @@ def find_requests(
             # Raised, `sigmoid(a) * b` would keep both factors in float32 for the backward pass.
             if len(computed) > 1:
                 stays |= is_gated_summand(eqn, plan) and readers.only_sum(eqn.outvars[0])
+            # For the index alone, beside 16-bit readers, no two activations are kept in float32.
+            if readers.only_snapped(eqn.outvars[0]):
+                cheap = plan.inner or eqn.primitive.name in _FEEDS
+                stays |= len(computed) > 1 or not cheap
             if not stays and _can_follow(policy, eqn, plan, request, guarded, len(computed)):
                 requests[i] = request
         readers.add(eqn, plan, requests.get(i))
@@ -84,11 +93,20 @@ class _Readers:
         jaxpr: The open jaxpr.
         wants: What is asked of each output.
         guarded: The variables that reach a logarithm or a denominator.
+        snapped: The variables that become integers: float32, whoever else reads them.
     """
 
-    def __init__(self, jaxpr: Any, wants: Sequence[Want], guarded: frozenset[Any]) -> None:
+    def __init__(
+        self,
+        jaxpr: Any,
+        wants: Sequence[Want],
+        guarded: frozenset[Any],
+        snapped: frozenset[Any],
+    ) -> None:
         self._inputs = jaxpr.invars
         self._guarded = guarded
+        self._snapped = snapped
+        self._first_full: dict[Any, str] = {}  # the primitive that reads it first in float32
         self._demands: dict[Any, Demand] = {}
         self._first: dict[Any, str] = {}  # the primitive that reads it first, in program order
         self._beyond_sums: set[Any] = set()  # what others than sums and the caller read
@@ -108,6 +126,8 @@ class _Readers:
         if before is not demand:  # an `|` of flags is slow
             self._demands[v] = demand if before is None else before | demand
         self._first[v] = reader
+        if demand is Demand.FULL:
+            self._first_full[v] = reader
         if reader not in _SUMS:
             self._beyond_sums.add(v)
 
@@ -129,9 +149,22 @@ class _Readers:
         if not _is_computed(state):
             return _NO_WISH
         demand = self._demands.get(v)
+        if v in self._snapped and state.dtype != FLOAT32:
+            return Want(demand=Demand.FULL, reader="what rounds it to an integer")
         if demand not in (Demand.LOW, Demand.FULL) or demand is Demand.of(state.dtype):
             return _NO_WISH
         return Want(demand=demand, guarded=v in self._guarded, reader=self._first[v])
+
+    def mixed_request(self, eqn: Any) -> tuple[Want, ...] | None:
+        """Returns the request for a float32 result of which not all readers are float32."""
+        (v,) = eqn.outvars
+        if v not in self._first_full or self._demands[v] is Demand.FULL:
+            return None
+        return (Want(demand=Demand.FULL, reader=self._first_full[v]),)
+
+    def only_snapped(self, v: Any) -> bool:
+        """Returns whether a value is asked for in float32 only because it becomes an integer."""
+        return v in self._snapped and self._demands.get(v) is not Demand.FULL
 
     def add(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None = None) -> None:
         """Adds how an equation reads its operands, if it follows the request."""
@@ -198,6 +231,25 @@ def _can_follow(
     # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
     saturates = name in _SATURATES and eqn.outvars[0] in guarded
     return code is ReasonCode.PROMOTE_LOW and (name in _FEEDS or saturates)
+
+
+def adds_a_source(eqn: Any, plan: EquationPlan, states: Mapping[Any, ValueState]) -> bool:
+    """Returns whether an equation adds a source in 16 bits that is no bias of a contraction.
+
+    It may be larger than what it is added to. With one float32 reader the sum is computed in
+    float32 once, and cast for those who read it in 16 bits.
+
+    Args:
+        eqn: The equation.
+        plan: Its plan so far.
+        states: What is known of each value.
+    """
+    if eqn.primitive.name not in _SUMS or plan.reason.code is not ReasonCode.PROMOTE_LOW:
+        return False
+    if plan.results[0].freshness == 2:
+        return False
+    found = [states[v] for v in eqn.invars if not isinstance(v, Literal)]
+    return any(s.source and s.known_value is None and not s.is_exact for s in found)
 
 
 def _is_computed(state: ValueState) -> bool:

@@ -46,11 +46,12 @@ from .equation_view import view_of
 from .region import Place
 from .symbolic_sizes import at_least, element_count
 from .value_facts import fold
-from .votes import literal_guard, voters
+from .votes import freshness, is_harmless, literal_guard, voters
 
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
+_SELECTS = ("concatenate", "max", "min", "select_n")
 
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
@@ -173,7 +174,7 @@ def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
             return in_dtype(at, FLOAT32, reason)
     # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; what is lost is
     # the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
-    plan = in_dtype(at, compute_dtype, _LOW)
+    plan = in_dtype(at, compute_dtype, _LOW, freshness=2)
     # jnp.matmul records the dtype of its operands: float32 is a request only of 16-bit ones.
     declared_low = all(at.eqn.invars[i].aval.dtype == compute_dtype for i in floats)
     if reading.preferred_dtype(at.eqn) == FLOAT32 and declared_low:
@@ -275,7 +276,8 @@ def _promote(policy: Policy, at: Place) -> EquationPlan:
     if reason is not None:
         return in_dtype(at, FLOAT32, reason)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
-    return in_dtype(at, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
+    low = Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes))
+    return in_dtype(at, target, low, freshness(at.name, at.given, floats))
 
 
 def _common_dtype(given: Sequence[ValueState], positions: Sequence[int]) -> np.dtype:
@@ -294,8 +296,12 @@ def _of_sources(at: Place, floats: Sequence[int]) -> EquationPlan:
     source = next((kind for kind in order if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
     plan = in_dtype(at, _common_dtype(at.given, floats), reason)
+    # One of small numbers is a small number: `where(mask, 1.0, 0.0)`.
+    selects = at.name in _SELECTS and all(is_harmless(at.given[i]) for i in floats)
     results = tuple(
-        ValueState(s.dtype, source, integer_bound=s.integer_bound) if s.dtype is not None else s
+        ValueState(s.dtype, source, integer_bound=s.integer_bound, is_exact=selects)
+        if s.dtype is not None
+        else s
         for s in plan.results
     )
     return dataclasses.replace(plan, results=results)

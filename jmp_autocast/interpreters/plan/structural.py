@@ -144,7 +144,8 @@ def cast_states(
     given: Sequence[ValueState], operands: Sequence[np.dtype | None]
 ) -> list[ValueState]:
     """Returns what is known of operands after they are cast."""
-    return [s if d is None else ValueState(d) for s, d in zip(given, operands, strict=True)]
+    pairs = zip(given, operands, strict=True)
+    return [s if d is None else ValueState(d, freshness=s.freshness) for s, d in pairs]
 
 
 def invariant_copies(
@@ -312,7 +313,12 @@ def _ours(planner: PlansBodies, at: Place) -> EquationPlan:
 def computed_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
     """Returns what is known of results that are new values, whatever was returned inside."""
     return tuple(
-        ValueState(s.dtype, known_value=s.known_value, integer_bound=s.integer_bound)
+        ValueState(
+            s.dtype,
+            known_value=s.known_value,
+            integer_bound=s.integer_bound,
+            freshness=s.freshness,
+        )
         for s in states
     )
 

@@ -60,7 +60,8 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
         result = ValueState(target, Source.LITERAL, state.known_value)
     else:
         bound = state.integer_bound
-        result = ValueState(target, integer_bound=bound, narrowed_by_user=target != FLOAT32)
+        narrowed, fresh = target != FLOAT32, state.freshness
+        result = ValueState(target, integer_bound=bound, narrowed_by_user=narrowed, freshness=fresh)
     # The cast asks for the dtype it casts to: what feeds a cast to float32 is raised rather than
     # rounded and widened again.
     demand = Demand.FULL if target == FLOAT32 else Demand.LOW
@@ -77,7 +78,7 @@ def _of_number(var: Any, target: np.dtype, state: ValueState) -> ValueState:
     if state.known_value is not None:
         return ValueState(target, Source.LITERAL, state.known_value)
     if dtype.itemsize == 1:
-        return ValueState(target, Source.CONST)  # up to 256: exact in every float dtype
+        return ValueState(target, Source.CONST, is_exact=True)  # up to 256, in every float dtype
     bound = np.inf if state.integer_bound is None else state.integer_bound
     return ValueState(target, Source.DATA, integer_bound=bound)
 

@@ -14,7 +14,12 @@ from .data import Reason, ReasonCode, Source, ValueState
 from .symbolic_sizes import at_least, element_count
 from .value_facts import representable
 
+_CHOOSES = having("chooses")
+_CLIPS = ("max", "min", "clamp")
+_KEEPS_FRESH = having("moves") | {"neg", "select_n"}
 _REPEATS = having("repeats")
+_SHIFTS = having("shifts")
+_SUMS = having("sums")
 _COMBINES = having("replicates") | having("contracts")
 
 
@@ -23,13 +28,19 @@ def voters(
 ) -> list[int]:
     """Returns the operands whose dtypes decide the dtype of an operation that promotes.
 
-    A computed value votes. A parameter, a constant and a literal do not: cast down they cost a
-    relative 2**-9 of their own value, and one float32 bias would otherwise raise all that follows.
-    Data of the program votes as PyTorch's float32 tensors do, but only at the full size of the
-    result: a row that is replicated (a bias, a norm's scale) would raise a whole activation.
+    A computed value votes. Of the sources, those vote whose rounding may cost more than 2**-9 of
+    the result, as the class of the operation says:
+
+    * A factor costs what the result's own rounding costs. Data of the program votes as PyTorch's
+      float32 tensors do, but only at the full size of the result: a norm's scale, or RoPE's table,
+      would raise a whole activation.
+    * A summand costs 2**-9 of itself, which is all of the result in ``position + offset`` or in
+      ``weight - rate * gradient``. It needs a reason not to vote: `_summand_votes`.
+    * A maximum is one of its operands, and a comparison an answer: data votes, and what is compared
+      with.
 
     Args:
-        policy: Says whether data votes at all.
+        policy: Says whether sources vote at all.
         eqn: The equation.
         given: What is known of each operand.
         floats: The positions of the float operands.
@@ -37,20 +48,83 @@ def voters(
     Returns:
         The positions of the operands that vote.
     """
+    name = eqn.primitive.name
+    computed = [i for i in floats if given[i].source is None]
+    if policy.data_abstains:
+        return computed
+    vote = _factor_votes
+    # What is made of sources alone is a source itself: it waits in float32 for who reads it.
+    if computed and name in _SHIFTS:
+        vote = _summand_votes
+    elif computed and name in _CHOOSES:
+        vote = _choice_votes
+    return [i for i in floats if given[i].source is None or vote(eqn, given, floats, i)]
+
+
+def _factor_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], i: int) -> bool:
+    if given[i].source is not Source.DATA:
+        return False
     # Where nothing is broadcast (select_n, concatenate) all operands have the size of the result.
     as_large_as: list[Any] = []
     if eqn.primitive.name in _COMBINES:
-        as_large_as = [*eqn.outvars, *(eqn.invars[i] for i in floats)]
+        as_large_as = [*eqn.outvars, *(eqn.invars[k] for k in floats)]
+    own = element_count(eqn.invars[i])
+    return all(at_least(own, element_count(v)) for v in as_large_as)
 
-    def votes(i: int) -> bool:
-        if given[i].source is None:
-            return True
-        if given[i].source is not Source.DATA or policy.data_abstains:
-            return False
-        own = element_count(eqn.invars[i])
-        return all(at_least(own, element_count(v)) for v in as_large_as)
 
-    return [i for i in floats if votes(i)]
+def _summand_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], i: int) -> bool:
+    """Whether a summand may be larger than the sum: any source, but for biases and small ones."""
+    state = given[i]
+    if is_harmless(state):
+        return False
+    # A bias is added, and is a parameter: `x - mean` and `pred - target` are differences.
+    if eqn.primitive.name not in _SUMS or state.source is Source.DATA:
+        return True
+    fresh = min((given[k].freshness for k in floats if given[k].source is None), default=0)
+    if state.is_repeated or not at_least(
+        element_count(eqn.invars[i]), element_count(eqn.outvars[0])
+    ):
+        # `h @ w + b`: a row of parameters, or one of constants beside a product.
+        return state.source is not Source.PARAM and fresh == 0
+    # `h @ w + b` for one example is one. `addmm` and `w + a @ b` are the same program: float32
+    # costs one fused temporary there, and 16 bits would round the weight.
+    return eqn.outvars[0].aval.ndim != 1 or fresh < 2
+
+
+def _choice_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], i: int) -> bool:
+    if is_harmless(given[i]):
+        return False
+    # A clip at a parameter is as exact as the parameter; a comparison with it is not.
+    return given[i].source is Source.DATA or eqn.primitive.name not in _CLIPS
+
+
+def is_harmless(state: ValueState) -> bool:
+    """Returns whether a source is known to be small, or exact, or one literal, as in PyTorch."""
+    if state.known_value is not None or state.is_exact:
+        return True
+    if state.integer_bound is not None:
+        return state.integer_bound <= 1
+    return state.const_range is not None and state.const_range.is_within_one()
+
+
+def freshness(primitive: str, given: Sequence[ValueState], floats: Sequence[int]) -> int:
+    """Returns how far a 16-bit result of promotion is still a contraction's: see `ValueState`.
+
+    Args:
+        primitive: The equation's primitive.
+        given: What is known of each operand.
+        floats: The positions of the float operands.
+    """
+    computed = [given[i].freshness for i in floats if given[i].source is None]
+    sources = [given[i] for i in floats if given[i].source is not None]
+    if primitive in _SHIFTS:
+        return max(computed, default=0)
+    if primitive in ("mul", "div"):
+        is_scaled = len(computed) == 1 and sources[0].source is not Source.DATA
+        return min(1, *computed) if is_scaled else 0
+    if primitive in _KEEPS_FRESH and all(s.known_value is not None for s in sources):
+        return min(computed, default=0)
+    return 0
 
 
 def literal_guard(

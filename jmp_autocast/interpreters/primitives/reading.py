@@ -43,6 +43,14 @@ def cast_dtype(eqn: Any) -> Any:
     return eqn.params.get("new_dtype")
 
 
+def casts_to_integer(eqn: Any) -> bool:
+    """Returns whether an equation casts floats to integers."""
+    target = cast_dtype(eqn)
+    if not isinstance(target, np.dtype) or target.kind not in "iu":
+        return False
+    return eqn.invars[0].aval.dtype.kind not in "biu"
+
+
 def adds_up_cotangents(eqn: Any) -> bool:
     """Returns whether the transpose of an equation that repeats elements adds up many cotangents.
 

@@ -12,6 +12,9 @@ decision is made, in `interpreters/plan`.
 | clears | as `rounds`, and its transpose adds nothing up: 16-bit cotangents stay exact |
 | feeds | cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 reader |
 | sums | it adds up its operands element by element |
+| shifts | rounding an operand costs 2**-9 of that operand, which may be larger than the result |
+| chooses | the result is one of the operands, or says which of them is larger |
+| snaps | it rounds to integers: half a unit in the last place becomes a whole one |
 | replicates | it broadcasts smaller operands: its transpose adds up cotangents of one element |
 | repeats | its result holds elements of operand 0, some of them repeatedly: so does its transpose |
 | damps | its slope is at most 1/4: a rounding error of its operand does not add up in a loop |
@@ -33,8 +36,8 @@ import numpy as np
 
 _NAMES = frozenset(
     """
-    moves affine rounds clears feeds sums replicates repeats damps saturates log0 div1 redispatch
-    first same contracts
+    moves affine rounds clears feeds sums shifts chooses snaps replicates repeats damps saturates
+    log0 div1 redispatch first same contracts
     """.split()
 )
 
@@ -43,17 +46,20 @@ _MOVING = "moves affine rounds"
 
 _ROWS: dict[str, str] = {
     # arithmetic
-    "add add_any": "affine feeds sums replicates",
-    "sub": "affine feeds replicates",
+    "add add_any": "affine feeds sums shifts replicates",
+    "sub": "affine feeds shifts replicates",
     "mul": "affine feeds replicates",
     "div": "affine feeds replicates div1",
-    "rem atan2": "feeds replicates",
+    "rem": "feeds chooses replicates",
+    "atan2": "feeds replicates",
     "square integer_pow": "feeds",
     "neg": "affine rounds clears",
     "abs": "rounds clears",
     "sign": "rounds",
-    "max min": "affine rounds clears replicates",
-    "clamp": "rounds clears replicates",
+    "max min": "affine rounds clears chooses replicates",
+    "clamp": "rounds clears chooses replicates",
+    "eq ne lt le gt ge": "chooses",
+    "floor ceil round": "snaps",
     # Their transposes count ties in the dtype of the operand: 16 bits count to 256 or 2,048.
     "reduce_max reduce_min": "rounds feeds",
     "reduce_window_max reduce_window_min": "rounds clears repeats",
@@ -91,8 +97,8 @@ _ROWS: dict[str, str] = {
     lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta
     bessel_i0e bessel_i1e random_gamma cholesky cholesky_update eig eigh geqp3 geqrf hessenberg
     householder_product lu ormqr qr schur svd symmetric_product triangular_solve tridiagonal
-    tridiagonal_solve fft reduce_sum reduce_prod cumsum cumprod cumlogsumexp eq ne lt le gt ge
-    floor ceil round is_finite argmax argmin top_k approx_top_k reduce_window_sum
+    tridiagonal_solve fft reduce_sum reduce_prod cumsum cumprod cumlogsumexp
+    is_finite argmax argmin top_k approx_top_k reduce_window_sum
     select_and_scatter_add dot_product_attention_fwd dot_product_attention_fwd_wrapper""": "",
 }
 
