@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..primitives.clamped_cast import clamped
 from ..primitives.traits import FOLDS, having
 from .data import Source, ValueState, float_dtype
 
@@ -31,8 +32,10 @@ def literal_state(literal: Any) -> ValueState:
 def representable(value: float, dtype: np.dtype) -> bool:
     """Returns whether a literal means the same in ``dtype``: it does not become inf, 0, 1 or -1.
 
-    A mask of ``finfo(float32).min`` becomes -inf in a 16-bit dtype and a masked row NaN; ``1e-8``
-    becomes 0 in float16; ``1 - 1e-7`` becomes 1 and its logarithm 0.
+    A mask of -1e9 becomes -inf in float16, and a masked row NaN; ``1e-8`` becomes 0 there;
+    ``1 - 1e-7`` becomes 1 and its logarithm 0. In bfloat16 nothing finite becomes infinite:
+    ``finfo(float32).min`` is read as the lowest bfloat16 number, which is 2**-8 of it away, no more
+    than other numbers are rounded by (`clamped`).
 
     Args:
         value: The value of every element of the literal.
@@ -46,8 +49,7 @@ def representable(value: float, dtype: np.dtype) -> bool:
     # An infinite mask, or a NaN that the program writes down, means the same in every dtype.
     if not math.isfinite(value):
         return True
-    with np.errstate(over="ignore"):
-        rounded = float(np.asarray(value).astype(dtype))
+    rounded = float(clamped(value, dtype))
     return math.isfinite(rounded) and not (rounded in (0.0, 1.0, -1.0) and rounded != value)
 
 

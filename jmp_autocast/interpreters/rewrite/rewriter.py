@@ -109,7 +109,10 @@ class Rewriter:
             The outputs, in the dtypes that the plan's outputs say.
         """
         # Each use of a source reads a view of its own; `Value` remembers the one copy behind them.
-        given = [Value(x, s.keeps_gradient) for x, s in zip(args, plan.inputs, strict=True)]
+        given = [
+            Value(x, s.keeps_gradient, known=s.known_value)
+            for x, s in zip(args, plan.inputs, strict=True)
+        ]
         for (i, dtype), copy in copies.items():
             given[i].copies[dtype] = copy
         outputs = evaluate(
@@ -140,7 +143,10 @@ class Rewriter:
             results = [
                 x if d is None else cast(x, d) for x, d in zip(results, plan.casts, strict=True)
             ]
-        return [Value(x, s.keeps_gradient) for x, s in zip(results, plan.results, strict=True)]
+        return [
+            Value(x, s.keeps_gradient, known=s.known_value)
+            for x, s in zip(results, plan.results, strict=True)
+        ]
 
     def _emit(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Emits the action of a plan, and returns the results as arrays."""

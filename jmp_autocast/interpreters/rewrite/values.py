@@ -13,6 +13,7 @@ from ...policies import FLOAT32
 from ..compat import Tracer
 from ..plan.data import EquationPlan
 from ..primitives.cached_bind import cast
+from ..primitives.clamped_cast import clamped, is_clamped, within_bfloat16
 from ..primitives.source_view import source_view
 
 
@@ -24,14 +25,20 @@ class Value:
         source: Its 16-bit reads are views, which keep its gradient in float32. A source that is no
             tracer has no gradient, and its casts are done at trace time.
         move: Makes a 16-bit copy by moving the operand's; None to cast the value itself.
+        known: The value of every element, where it is known at trace time.
     """
 
-    __slots__ = ("array", "copies", "move", "source")
+    __slots__ = ("array", "copies", "known", "move", "source")
 
     def __init__(
-        self, array: Any, source: bool = False, move: Callable[[np.dtype], Any] | None = None
+        self,
+        array: Any,
+        source: bool = False,
+        move: Callable[[np.dtype], Any] | None = None,
+        known: float | None = None,
     ) -> None:
         self.array: Any = array
+        self.known: float | None = known
         self.source: bool = source
         self.move: Callable[[np.dtype], Any] | None = move
         self.copies: dict[np.dtype, Any] = {}
@@ -77,6 +84,9 @@ class Value:
         return self.copies[dtype]
 
     def _cast(self, dtype: np.dtype) -> Any:
+        # The mask of a jitted `where` comes as an operand.
+        if is_clamped(self.known, dtype):
+            return cast(within_bfloat16(self.array), dtype)
         if self.source and not isinstance(self.array, Tracer):
             with jax.ensure_compile_time_eval():
                 return lax.convert_element_type(self.array, dtype)
@@ -107,8 +117,7 @@ class Scalar:
 
     def copy(self, dtype: np.dtype) -> Any:
         """Returns the literal in a dtype."""
-        with np.errstate(over="ignore"):
-            return np.asarray(self.array).astype(dtype)[()]
+        return clamped(self.array, dtype)[()]
 
 
 def read(plan: EquationPlan, operands: list[Any]) -> list[Any]:
