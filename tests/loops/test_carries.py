@@ -106,10 +106,56 @@ def test_dtype_of_the_carries(fn, expected):
 
 
 @pytest.mark.parametrize("name", "tanh logistic sin cos erf erfc sqrt cbrt".split())
-def test_what_is_bounded_does_not_add_up(name):
+def test_only_what_damps_an_error_does_not_add_up(name):
+    """Near 0 a tanh is the identity, and a root of a square is one everywhere."""
     fn = scan_of(lambda w, x, c: getattr(lax, name)(c) + x @ w)
     (loop,) = find(trace(autocast(fn, compute_dtype=jnp.bfloat16, params=0), W, X), "scan")
-    assert loop.outvars[0].aval.dtype == jnp.bfloat16
+    assert loop.outvars[0].aval.dtype == ("bfloat16" if name == "logistic" else "float32")
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda c, y: jnp.sqrt(c * c + y),
+        lambda c, y: jnp.cbrt(c**3 + y),
+        lambda c, y: jnp.tanh(c + 1e-4 * y),
+        lambda c, y: jnp.sin(c) + 1e-4 * y,
+        lambda c, y: jnp.where(y > 0, c + 1e-4 * y, c),
+        lambda c, y: jax.nn.sigmoid(8 * y) * c + (1 - jax.nn.sigmoid(8 * y)) * y,
+    ],
+    ids=["sqrt", "cbrt", "tanh", "sine", "where", "gate"],
+)
+def test_what_2048_steps_add_up_is_that_of_float32(step, dtype):
+    def fn(w, x):
+        y = (x @ w)[0, 0]
+        return lax.scan(lambda c, _: (step(c, y), None), jnp.zeros(()), length=2048)[0]
+
+    expected = fn(W, X)
+    assert expected > 0.01
+    np.testing.assert_allclose(autocast(fn, compute_dtype=dtype)(W, X), expected, rtol=1e-3)
+
+
+STREAMS = {
+    "layers": (lambda p, x, c: c + jnp.tanh(c @ p), LOW),
+    "layers_under_jit": (jax.checkpoint(lambda p, x, c: c + jax.jit(jnp.matmul)(c, p)), LOW),
+    "attention": (lambda p, x, c: c + jax.nn.softmax((c @ p) @ c.T) @ c, LOW),
+    "sum": (lambda p, x, c: c + x @ p, FULL),
+    "step_of_an_optimizer": (lambda p, x, c: c - 1e-3 * (x.T @ (x @ c)), FULL),
+}
+
+
+@pytest.mark.parametrize(("body", "expected"), STREAMS.values(), ids=STREAMS)
+def test_a_scanned_residual_stream_at_level_compute(body, expected):
+    def fn(w, x):
+        return lax.scan(lambda c, p: (body(p, x, c), None), x, w)[0]
+
+    low = autocast(fn, policy=BF16.with_level("compute"), params=0)
+    (loop,) = find(trace(low, jnp.stack([W, W, W]), X), "scan")
+    assert loop.outvars[0].aval.dtype == expected
+    # At the default level the stream is float32, as it is unrolled.
+    (loop,) = find(trace(autocast(fn, policy=BF16, params=0), jnp.stack([W, W, W]), X), "scan")
+    assert loop.outvars[0].aval.dtype == FULL
 
 
 # Beyond float16, not beyond bfloat16.

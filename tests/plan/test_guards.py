@@ -41,7 +41,7 @@ IDS = np.ones(4, np.int32)
         (1 - 1e-7, False, False),
         (-1 - 1e-7, False, False),
         (1 - 2.0**-10, True, False),
-        (LOWEST, False, False),
+        (LOWEST, False, True),
         (-3.38e38, False, True),
         (float("inf"), True, True),
         (float("-inf"), True, True),
@@ -77,8 +77,8 @@ def test_literals_that_a_dtype_cannot_hold(value, float16, bfloat16):
 )
 def test_the_range_of_a_constant(value, policy, expected):
     rows = len(value)
-    plan = plan_of(low(lambda h: h[:rows] + jnp.asarray(value)), X, policy=policy)
-    equation = planned(plan, "add")
+    chosen = lambda h: lax.select(MASK[:rows], h[:rows], jnp.asarray(value))
+    equation = planned(plan_of(low(chosen), X, policy=policy), "select_n")
     assert equation.results[0].dtype == expected
     assert equation.reason.code is (
         ReasonCode.LITERAL if expected == FULL else ReasonCode.PROMOTE_LOW
@@ -154,7 +154,7 @@ def test_rotary_coordinates(policy, n):
 
 def test_normalised_coordinates_may_be_low():
     """Coordinates in [0, 1], as of pixels, are data like any other."""
-    unit = lambda x: (lax.iota(jnp.float32, 5) / 4.0).reshape(5, 1) @ x[:1]
+    unit = lambda x: (lax.iota(jnp.float32, 6) / 5.0).reshape(3, 2) @ x[:2]
     assert planned(plan_of(unit, X), "dot_general").results[0].dtype == LOW
 
 
@@ -176,17 +176,62 @@ def test_a_count_that_divides_is_no_coordinate():
 )
 def test_positions_given_as_data_have_no_bound(dtype, expected):
     """Up to 256 they are exact in 16 bits, like bools."""
-    angles = lambda ids, f: ids.astype(jnp.float32)[:, None] @ f.reshape(1, 16)
+    angles = lambda ids, f: ids.astype(jnp.float32).reshape(2, 2) @ f[:2]
     equation = planned(plan_of(angles, IDS.astype(dtype), X), "dot_general")
     code = ReasonCode.COORD if expected == FULL else ReasonCode.LOWER_PRECISION
     assert (equation.reason.code, equation.results[0].dtype) == (code, expected)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint32"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda ids, x: ids.astype(jnp.float32) @ x,
+        lambda ids, x: (x @ x * ids.astype(jnp.float32)) @ x,
+        lambda ids, x: ((ids.astype(jnp.float32) - 8.0) * x[0]) @ x,
+        lambda ids, x: jax.vmap(lambda i, x: i.astype(jnp.float32) @ x, (0, None))(ids, x),
+        lambda ids, x: (1.0 - ids.astype(jnp.float32)) @ x,
+    ],
+    ids=["one_hot", "mask_of_activations", "packed_weight", "vmapped", "complement"],
+)
+def test_integers_that_are_summed_are_no_positions(fn, dtype):
+    plan = plan_of(fn, np.ones((4, 4), dtype), X)
+    dots = [p for eqn, p in all_equations(plan) if eqn.primitive.name == "dot_general"]
+    assert [dot.results[0].dtype for dot in dots] == [LOW] * len(dots)
+
+
+def test_positions_times_data_are_data():
+    fn = lambda x: (lax.iota(jnp.float32, 64)[:, None] * x[0]) @ x
+    assert planned(plan_of(fn, X), "dot_general").results[0].dtype == LOW
+
+
+@pytest.mark.parametrize("policy", [BF16, FP16], ids=["bf16", "f16"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda t, f: t[:, None] @ f[None],
+        lambda t, f: jnp.einsum("t,d->td", t, f),
+        lambda t, f: jax.vmap(lambda t: t[:, None] @ f[None])(t[None]),
+        lambda t, f: jnp.einsum("bt,d->btd", jnp.cumsum(t)[None], f),
+    ],
+    ids=["matmul", "einsum", "vmapped_outer", "cumulative"],
+)
+def test_an_outer_product_of_positions_is_one_of_elements(fn, policy):
+    equation = planned(plan_of(fn, np.ones(64, np.float32), X[0], policy=policy), "dot_general")
+    assert equation.results[0].dtype == FULL
+
+
+def test_a_product_with_one_feature_is_lowered():
+    """Its result is not larger than both of its operands: a head with one output, say."""
+    assert (
+        planned(plan_of(lambda x: x[:, :1] @ x[:1, :1], X), "dot_general").results[0].dtype == LOW
+    )
+
+
 COORDINATES = {
-    "first_operand": lambda x: lax.iota(jnp.float32, 64)[:, None] @ x[:1],
-    "second_operand": lambda x: x[:, :1] @ lax.iota(jnp.float32, 64)[None],
-    "times_data": lambda x: (lax.iota(jnp.float32, 64)[:, None] * x[0]) @ x,
-    "cast_up": lambda x: lax.iota(jnp.float16, 64).astype(jnp.float32)[:, None] @ x[:1],
+    "first_operand": lambda x: lax.iota(jnp.float32, 64).reshape(32, 2) @ x[:2],
+    "second_operand": lambda x: x[:, :2] @ lax.iota(jnp.float32, 64).reshape(2, 32),
+    "cast_up": lambda x: lax.iota(jnp.float16, 64).astype(jnp.float32).reshape(32, 2) @ x[:2],
 }
 
 

@@ -27,6 +27,7 @@ X = np.ones((4, 4), np.float32)
 ROW = np.ones(4, np.float32)
 MASK = np.ones((4, 4), bool)
 IDS = np.ones((4, 4), np.int32)
+DENORMAL = 1e-41  # 0 in bfloat16
 
 
 def with_scope(h):
@@ -39,7 +40,7 @@ unknown.def_abstract_eval(lambda x: x)
 
 
 def loop(h):
-    return lax.scan(lambda c, _: (jnp.tanh(c), c), h, None, length=2)
+    return lax.scan(lambda c, _: (lax.logistic(c), c), h, None, length=2)
 
 
 def running_sum(h):
@@ -122,7 +123,7 @@ REASONS = {
         ReasonCode.USER_PRECISION,
         FULL,
     ),
-    "literal": (low(lambda h: h + LOWEST), "add", ReasonCode.LITERAL, FULL),
+    "literal": (low(lambda h: h + DENORMAL), "add", ReasonCode.LITERAL, FULL),
     "coordinates": (positions(65_536), "dot_general", ReasonCode.COORD, FULL),
     "few_coordinates": (positions(256), "dot_general", ReasonCode.COORD, FULL),
     "feeder": (low(lambda h: jnp.exp(h - jnp.sin(h))), "sub", ReasonCode.FEEDER, FULL),
@@ -204,7 +205,7 @@ def test_what_is_planned_is_what_is_emitted(fn, primitive, code, dtype):
 
 def test_a_reason_names_its_cause():
     causes = {
-        "literal": "-3.40282e+38 has no bfloat16 value",
+        "literal": "9.99967e-42 has no bfloat16 value",
         "coordinates": "operand 0 holds integers up to 65535",
         "promote_full": "operand 1 is float32, computed",
         "scope": "scope float32",
@@ -227,29 +228,35 @@ COLUMN = np.ones((4, 1), np.float32)
     ("fn", "other", "leaf", "expected"),
     [
         (jnp.add, X, DATA, FULL),
-        (jnp.add, ROW, DATA, LOW),
-        (jnp.add, COLUMN, DATA, LOW),
-        (lambda h, x: h[:1] + x, COLUMN, DATA, LOW),
-        (jnp.add, np.float32(1), DATA, LOW),
-        (jnp.add, X, PARAM, LOW),
+        (jnp.add, ROW, DATA, FULL),
+        (jnp.add, COLUMN, DATA, FULL),
+        (lambda h, x: h[:1] + x, COLUMN, DATA, FULL),
+        (jnp.add, np.float32(1), DATA, FULL),
+        (jnp.add, X, PARAM, FULL),
         (jnp.add, ROW, PARAM, LOW),
         (lambda h, x: h + x.T, X, DATA, FULL),
         (lambda h, x: h + jnp.sin(x), X, DATA, FULL),
-        (lambda h, x: h + jnp.sin(x), X, PARAM, LOW),
+        (lambda h, x: h + jnp.sin(x), X, PARAM, FULL),
         (lambda h, x: h + jnp.exp(x), ROW, PARAM, FULL),
         (lambda h, x: h + x.sum(0), X, PARAM, FULL),
         (lambda h, x: h + x[np.array([3, 1, 0, 0])], X, PARAM, FULL),
         (lambda h, x: h + jnp.broadcast_to(x, (4, 4)), ROW, PARAM, LOW),
-        (lambda h, x: h + jax.jit(jnp.sin)(x), X, PARAM, LOW),
-        (lambda h, x: h + lax.optimization_barrier(x), X, PARAM, LOW),
+        (lambda h, x: h + jax.jit(jnp.sin)(x), X, PARAM, FULL),
+        (lambda h, x: h + lax.optimization_barrier(x), X, PARAM, FULL),
         (lambda h, m: h + m.astype(jnp.float32), MASK, DATA, LOW),
         (lambda h, m: h + m.astype(jnp.float32), IDS.astype(np.uint8), DATA, LOW),
         (lambda h, m: h + m.astype(jnp.float32), IDS, DATA, FULL),
         (lambda h, m: h + (m == 1).astype(jnp.float32), IDS, DATA, LOW),
-        (lambda h, m: h + m[0].astype(jnp.float32), IDS, DATA, LOW),
+        (lambda h, m: h + m[0].astype(jnp.float32), IDS, DATA, FULL),
         (lambda h, m: h + jnp.where(m, h, 0.0), MASK, DATA, LOW),
         (lambda h, m: h + jnp.where(m, 1.0, 0.0), MASK, DATA, LOW),
         (lambda h, x: h + X, X, DATA, LOW),
+        (lambda h, x: h + 300 * X, X, DATA, FULL),
+        (lambda h, x: h + 300 * ROW, X, DATA, LOW),
+        (lambda h, x: lax.tanh(h) + 300 * ROW, X, DATA, FULL),
+        (lambda h, x: h[0] + x, ROW, PARAM, LOW),
+        (lambda h, x: lax.tanh(h[0]) + x, ROW, PARAM, FULL),
+        (lambda h, x: x + h * x[:1, :1], X, PARAM, FULL),
     ],
     ids=[
         "data_of_full_size",
@@ -276,6 +283,12 @@ COLUMN = np.ones((4, 1), np.float32)
         "select_with_a_literal",
         "select_of_literals",
         "constant",
+        "large_constant",
+        "row_of_constants_beside_a_product",
+        "row_of_constants_beside_an_activation",
+        "bias_of_one_example",
+        "parameter_beside_an_activation",
+        "low_rank_update",
     ],
 )
 def test_votes(fn, other, leaf, expected):

@@ -34,7 +34,8 @@ def test_policies_and_traits_agree():
 def test_what_follows_from_a_trait(name):
     has = TRAITS[name]
     assert "rounds" in has or not has & {"moves", "clears"}, "clears and moves say rounds"
-    assert "bounded" in has or "saturates" not in has
+    assert "feeds" in has or "sums" not in has
+    assert "affine" in has or "shifts" not in has, "what adds integers makes integers"
 
 
 @pytest.mark.parametrize(

@@ -47,5 +47,5 @@ def low(function):
 
 
 def positions(n):
-    """Rotary angles: integer positions times frequencies, as a matrix product."""
-    return lambda f: lax.iota(jnp.float32, n)[:, None] @ f.reshape(1, 16)
+    """Angles of points with two coordinates: positions times frequencies, as a matrix product."""
+    return lambda f: jnp.broadcast_to(lax.iota(jnp.float32, n)[:, None], (n, 2)) @ f.reshape(2, 8)
