@@ -76,12 +76,12 @@ the reason stands its cause. [Why a value has its dtype](../reasons.md) explains
 * **The norms are float32.** `x` is an input of the program as large as the result. It has a vote,
   and it votes for float32, as in PyTorch. The second norm reads the residual stream, which is
   float32 for the same reason.
-* **Biases and scales do not widen.** `up_bias` is a float32 parameter. Parameters have no vote, so
-  the sum stays in bfloat16, and the GELU after it, too.
+* **Biases and scales do not widen.** `up_bias` is a float32 parameter, smaller than the sum. It has
+  no vote, so the sum stays in bfloat16, and the GELU after it, too.
 * **`div` by 4 is a `FEEDER`.** Its operand is a bfloat16 matmul. But all that reads its result runs
   in float32, so the division does as well: it costs nothing, and the scores are not rounded again.
-* **The mask keeps its value.** `finfo(float32).min` would be infinite in bfloat16. It stays in a
-  float32 `select_n`.
+* **The mask stays finite.** `finfo(float32).min` becomes the lowest number of bfloat16, not -inf,
+  so that a row that is masked throughout has no NaN.
 * **The softmax is float32, its result is not kept so.** The probabilities are cast once, for the
   matmul that reads them.
 

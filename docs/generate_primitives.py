@@ -46,9 +46,9 @@ _SECTIONS: dict[CastPolicy, str] = {
         "its float32 accumulator."
     ),
     CastPolicy.PROMOTE: (
-        "Operands are cast to the widest dtype among those that vote: computed values, and "
-        "arguments as large as the result that are no parameters. Parameters, constants, literals "
-        "and smaller arguments take the dtype that the others agree on."
+        "Operands are cast to the widest dtype among those that vote: computed values, and those "
+        "parameters, constants and arguments whose rounding could cost more than the rounding of "
+        "the result. The others take the dtype that these agree on."
     ),
     CastPolicy.KEEP: "Operands are handed over in the dtypes that the program declares.",
 }

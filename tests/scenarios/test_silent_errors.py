@@ -1,0 +1,230 @@
+"""Programs whose 16-bit version was silently wrong: values and gradients near those of float32.
+
+Each class stands in several forms: other operands, orders and places of the same danger.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import autocast
+
+DTYPES = ["bfloat16", "float16"]
+# The unit roundoff; what a careful program in 16 bits loses is a small multiple of it.
+EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+ONE = jnp.ones((1, 1))
+RNG = np.random.default_rng(0)
+W = jnp.asarray(RNG.normal(size=(8, 8)) / 4, jnp.float32)
+X = jnp.asarray(RNG.normal(size=(16, 8)), jnp.float32)
+
+
+def mapped(fn):
+    return lambda w, *xs: jax.vmap(fn, (None, *(0 for _ in xs)))(w, *(x[None] for x in xs))[0]
+
+
+def scanned(fn):
+    """In a loop, and computed again for the backward pass."""
+
+    def step(w, x):
+        return w, jax.checkpoint(fn)(w, *x)
+
+    return lambda w, *xs: lax.scan(step, w, tuple(x[None] for x in xs))[1][0]
+
+
+AROUND = [
+    *((lambda fn: fn, dtype) for dtype in DTYPES),
+    (mapped, "bfloat16"),
+    (scanned, "bfloat16"),
+]
+
+
+def window_mean(w, x):
+    h = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    sums = lax.reduce_window(h, 0.0, lax.add, (1, 64, 64, 1), (1, 1, 1, 1), "VALID")
+    return sums / 64**2
+
+
+def denormalized(w, x, mean, std):
+    for _ in range(4):
+        change = jnp.tanh(((x - mean) / std) @ w)
+        x = x + 0.1 * std * change
+    return ((x - mean) / std) @ w
+
+
+def fast_weights(w, x, y):
+    first = w
+    for _ in range(8):
+        w = w - 1e-4 * (x.T @ jnp.tanh(x @ w - y))
+    # A matmul reads the new weights, and a difference, which float32 readers make exact.
+    return jnp.sum((x @ w) ** 2) * 0.0 + (w - first) * 1e3
+
+
+def mask_read_twice(w, x, mask):
+    scores = (x @ w) @ x.T + mask
+    return jnp.tanh(scores / 8) + jax.nn.softmax(scores)
+
+
+def gate(w, x):
+    a = jax.nn.sigmoid(x @ w)
+    start = jnp.zeros_like(a)
+    return lax.scan(lambda h, _: (a * h + (1 - a) * x, None), start, length=4096)[0]
+
+
+MASK = jnp.where(jnp.arange(16) < 12, 0.0, jnp.finfo(jnp.float32).min)
+NORMAL = (X * 10 + 280, jnp.full((8,), 280.0), jnp.full((8,), 10.0))
+
+# name: function of a weight and arrays, its arguments, tolerance in unit roundoffs
+VALUES = {
+    "average_pool": (window_mean, (ONE[None, None], jnp.full((1, 64, 64, 1), 20.0)), 2),
+    "statistics_of_rows": (denormalized, (W, *NORMAL), 8),
+    "fast_weights": (fast_weights, (W, X, X), 8),
+    "column_of_targets": (
+        lambda w, x, y: jnp.tanh((x @ w - y) / 1e5) * 1e5,
+        (W, X, jnp.full((16, 1), 1e5)),
+        2,
+    ),
+    "scalar_offset": (lambda w, x, t: (x @ w + t - t) @ w, (W, X, jnp.float32(1e4)), 8),
+    "mask_read_twice": (mask_read_twice, (W, X, MASK), 8),
+    "log_of_a_tail": (
+        lambda w, x: jax.scipy.stats.norm.logcdf(x @ w),
+        (ONE, jnp.full((1, 1), -6.0)),
+        8,
+    ),
+    "log_of_erf": (
+        lambda w, x: jnp.log(0.5 * (1 + lax.erf(x @ w))),
+        (ONE, jnp.full((1, 1), -2.5)),
+        16,
+    ),
+    "reciprocal_of_a_complement": (
+        lambda w, x: (1 - jax.nn.sigmoid(x @ w)) ** -1,
+        (ONE, jnp.full((1, 1), 8.0)),
+        16,
+    ),
+    "inverse_function": (
+        lambda w, x: jnp.arctanh(jnp.clip(jnp.tanh(x @ w), -0.99999, 0.99999)),
+        (ONE, jnp.full((1, 1), 3.0)),
+        8,
+    ),
+    "gate_next_to_one": (gate, (ONE, jnp.full((1, 1), 8.0)), 8),
+    "angles": (
+        lambda w, x, t: jnp.sin(t[:, None] @ jnp.abs(w[:1])) @ w,
+        (W, X, jnp.arange(1000.0)),
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize(("around", "dtype"), AROUND, ids=[*DTYPES, "mapped", "scanned"])
+@pytest.mark.parametrize("name", VALUES)
+def test_values_and_gradients_are_near_those_of_float32(name, around, dtype):
+    fn, (w, *xs), units = VALUES[name]
+    fn = around(fn)
+
+    def value_and_gradient(fn):
+        out, vjp = jax.vjp(lambda w: fn(w, *xs), w)
+        return out, *vjp(jnp.ones_like(out))
+
+    low = autocast(fn, compute_dtype=dtype, params=0)
+    found = jax.jit(lambda: value_and_gradient(low))(), jax.jit(lambda: value_and_gradient(fn))()
+    for ours, theirs in zip(*found, strict=True):
+        scale = np.abs(theirs).max()
+        assert np.isfinite(ours).all()
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=units * EPS[dtype] * scale)
+
+
+GRID = np.arange(1000, dtype=np.float32)
+OFFSET = jnp.full((1000, 1), 0.7)
+INDICES = {
+    "argument": lambda w, x, g: g + (x @ w)[:, 0],
+    "second": lambda w, x, g: (x @ w)[:, 0] + g,
+    "counted": lambda w, x, g: jnp.arange(1000.0) + (x @ w)[:, 0],
+    "integers": lambda w, x, g: g.astype(jnp.int32).astype(jnp.float32) + (x @ w)[:, 0],
+    "constant": lambda w, x, g: GRID + (x @ w)[:, 0],
+    "parameter": lambda w, x, g: w[0] * 0 + (x @ w[:, :1])[:, 0] + g,
+    "difference": lambda w, x, g: (x @ w)[:, 0] - (-g),
+    "scaled": lambda w, x, g: ((x @ w)[:, 0] / 1000 + g / 1000) * 1000,
+    "under_jit": lambda w, x, g: jax.jit(jnp.add)((x @ w)[:, 0], g),
+}
+ROUNDINGS = {
+    "floor": lambda v: jnp.floor(v),
+    "round": lambda v: jnp.round(v - 0.2),
+    "cast": lambda v: v.astype(jnp.int32),
+    "clipped": lambda v: jnp.clip(v, 0, 999).astype(jnp.int32),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("name", INDICES)
+def test_an_index_is_that_of_float32(name, rounding, dtype):
+    """Also where a matmul reads the same position."""
+
+    def fn(w, x, grid):
+        position = INDICES[name](w, x, grid)
+        return ROUNDINGS[rounding](position), position[:, None] @ w[:1]
+
+    low = jax.jit(autocast(fn, compute_dtype=dtype, params=0))
+    args = ONE, OFFSET, jnp.asarray(GRID)
+    np.testing.assert_array_equal(low(*args)[0], jax.jit(fn)(*args)[0])
+
+
+ROWS = {
+    "index": lambda h: h[jnp.zeros(8192, jnp.int32)],
+    "take": lambda h: jnp.take(h, jnp.zeros(8192, jnp.int32), axis=0),
+    "resize": lambda h: jax.image.resize(h[:1], (8192, h.shape[1]), "nearest"),
+    "broadcast": lambda h: jnp.broadcast_to(h[:1], (8192, h.shape[1])),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ROWS)
+def test_the_gradient_of_a_row_that_is_read_8192_times(name, dtype):
+    def loss(w, x):
+        return jnp.sum(ROWS[name](x @ w) @ jnp.full((1, 1), 0.01))
+
+    x = jnp.ones((4, 1))
+    got = jax.grad(autocast(loss, compute_dtype=dtype))(ONE, x)
+    np.testing.assert_allclose(got, jax.grad(loss)(ONE, x), rtol=2 * EPS[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradient_of_a_maximum_of_large_windows(dtype):
+    def loss(w, x):
+        pooled = lax.reduce_window(x @ w, -jnp.inf, lax.max, (512, 1), (1, 1), "VALID")
+        return jnp.sum(pooled @ jnp.full((1, 1), 0.01))
+
+    x = jnp.where(jnp.arange(1023) == 511, 2.0, 1.0)[:, None]
+    got = jax.grad(autocast(loss, compute_dtype=dtype))(ONE, x)
+    np.testing.assert_allclose(got, jax.grad(loss)(ONE, x), rtol=2 * EPS[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_vmap_inside_is_vmap_outside(dtype):
+    """The inner product of long vectors overflowed float16 under vmap alone."""
+    a = jnp.full((4, 1000), 20.0)
+    fn = lambda a, b: jnp.vdot(a, b)
+    inside = autocast(jax.vmap(fn), compute_dtype=dtype)(a, a)
+    outside = jax.vmap(autocast(fn, compute_dtype=dtype))(a, a)
+    np.testing.assert_array_equal(inside, outside)
+    np.testing.assert_allclose(inside, jax.vmap(fn)(a, a))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_batch_of_conjugate_gradients_converges(dtype):
+    a = jnp.eye(8) * jnp.arange(1.0, 9.0)
+
+    def solve(b):
+        x, r, p = jnp.zeros(8), b, b
+        for _ in range(8):
+            ap = a @ p
+            step = jnp.vdot(r, r) / jnp.vdot(p, ap)
+            x, new = x + step * p, r - step * ap
+            p = new + (jnp.vdot(new, new) / jnp.vdot(r, r)) * p
+            r = new
+        return x
+
+    b = 30 * X[:4]
+    x = jax.jit(autocast(jax.vmap(solve), compute_dtype=dtype))(b)
+    np.testing.assert_allclose(x @ a, b, atol=8 * EPS[dtype] * 30)
