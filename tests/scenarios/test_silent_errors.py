@@ -149,7 +149,7 @@ INDICES = {
 }
 ROUNDINGS = {
     "floor": lambda v: jnp.floor(v),
-    "round": lambda v: jnp.round(v - 0.2),
+    "round": lambda v: jnp.round(v - 0.4),
     "cast": lambda v: v.astype(jnp.int32),
     "clipped": lambda v: jnp.clip(v, 0, 999).astype(jnp.int32),
 }
