@@ -61,8 +61,8 @@ _PARAMS = {
     "bilinear": "cd",
     "embedding": "a",
     "linear (3 dimensions)": "bc",
-    "lstm_cell": "c",
-    "gru_cell": "b",
+    "lstm_cell": "cf",
+    "gru_cell": "be",
     "group_norm": "bc",
 }
 

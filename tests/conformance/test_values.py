@@ -14,7 +14,8 @@ from .rows import all_rows
 from .runner import function_of, outcomes
 
 # A part of them runs in 16 bits: a product that is added to float32, weights of an interpolation.
-LOW_INSIDE = {"_addmm_activation", "addcmul", "gru_cell", "grid_sampler"}
+LOW_INSIDE = {"addbmm", "addmm", "addr", "baddbmm"}
+LOW_INSIDE |= {"_addmm_activation", "addcmul", "gru_cell", "grid_sampler"}
 # Its softmax is float32 inside: it has a test of its own among those of PyTorch.
 ATTENTION = "scaled_dot_product_attention"
 

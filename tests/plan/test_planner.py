@@ -12,6 +12,7 @@ from jmp_autocast.interpreters import Planner, ReasonCode, Source, ValueState, W
 from jmp_autocast.interpreters.plan.data import Demand, float_dtype
 from tests.support.jaxprs import find, trace
 from tests.support.plans import (
+    DENORMAL,
     F16,
     FULL,
     LOW,
@@ -27,7 +28,6 @@ X = np.ones((4, 4), np.float32)
 ROW = np.ones(4, np.float32)
 MASK = np.ones((4, 4), bool)
 IDS = np.ones((4, 4), np.int32)
-DENORMAL = 1e-41  # 0 in bfloat16
 
 
 def with_scope(h):

@@ -24,7 +24,7 @@ from jmp_autocast import (
 )
 from jmp_autocast.policies import match_depth
 from tests.support.jaxprs import dot_dtypes, dtypes, find
-from tests.support.plans import LOWEST
+from tests.support.plans import DENORMAL, LOWEST
 from tests.support.policy_programs import FULL, LOW, X, after_dot, io, rewritten
 
 
@@ -336,10 +336,10 @@ def in_full_scope(fn):
         (after_dot(lambda h: h + LOWEST), {"add": "LOWER_PRECISION_FP"}, {}, "add", LOW),
         (after_dot(jnp.tanh), {"tanh": "FP32"}, {"tanh": "PROMOTE"}, "tanh", FULL),
         (after_dot(lambda h: (h + LOWEST).astype(LOW) * LOWEST), {}, {}, "mul", LOW),
-        (after_dot(lambda h: h + LOWEST), {}, {"add": "LOWER_PRECISION_FP"}, "add", FULL),
-        (after_dot(lambda h: h + LOWEST), {}, {"add": "PROMOTE"}, "add", FULL),
+        (after_dot(lambda h: h + DENORMAL), {}, {"add": "LOWER_PRECISION_FP"}, "add", FULL),
+        (after_dot(lambda h: h + DENORMAL), {}, {"add": "PROMOTE"}, "add", FULL),
         (after_dot(jnp.exp), {}, {"exp": "PROMOTE"}, "exp", LOW),
-        (after_dot(lambda h: h + LOWEST), {}, {}, "add", FULL),
+        (after_dot(lambda h: h + DENORMAL), {}, {}, "add", FULL),
     ],
     ids=[
         "scope_over_rule",

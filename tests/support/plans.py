@@ -13,6 +13,7 @@ from .jaxprs import trace
 LOW, FULL = np.dtype(jnp.bfloat16), np.dtype("float32")
 F16 = np.dtype("float16")
 LOWEST = float(np.finfo(np.float32).min)
+DENORMAL = 1e-41  # 0 in bfloat16
 
 
 def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):

@@ -192,7 +192,8 @@ def _is_product_of_elements(at: Place) -> bool:
     """
     result = element_count(at.eqn.outvars[0])
     grows = not any(at_least(element_count(v), result) for v in at.eqn.invars[:2])
-    return grows and at_least(1, reading.reduction_depth(at.eqn))
+    depth = reading.reduction_depth(at.eqn)
+    return grows and at_least(1, depth) and at_least(depth, 1)
 
 
 def _holds_positions(at: Place, bound: float) -> bool:

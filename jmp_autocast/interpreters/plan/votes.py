@@ -77,10 +77,13 @@ def _summand_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int],
     state = given[i]
     if is_harmless(state):
         return False
-    # A bias is added, and is a parameter: `x - mean` and `pred - target` are differences.
-    if eqn.primitive.name not in _SUMS or state.source is Source.DATA:
+    # `pred - target`, `position + offset`: nothing says that it is as small as the other operand.
+    if state.source is Source.DATA:
         return True
     fresh = min((given[k].freshness for k in floats if given[k].source is None), default=0)
+    # `x - mean` of the input of a program; beside a product the mean is one of such products.
+    if eqn.primitive.name not in _SUMS and fresh == 0:
+        return True
     if state.is_repeated or not at_least(
         element_count(eqn.invars[i]), element_count(eqn.outvars[0])
     ):

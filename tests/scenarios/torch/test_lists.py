@@ -48,15 +48,20 @@ def test_scaled_dot_product_attention(dtype):
     np.testing.assert_allclose(out.astype(np.float32), want, rtol=2 * eps)
 
 
-@pytest.mark.parametrize("product", [lambda a, b: a @ b, lambda a, b: a @ b[0]])
-def test_an_activation_added_to_a_product_votes(product):
+@pytest.mark.parametrize(
+    ("product", "with_parameter"),
+    [(lambda a, b: a @ b, "float32"), (lambda a, b: a @ b[0], "bfloat16")],
+    ids=["addmm", "bias_of_one_example"],
+)
+def test_what_is_added_to_a_product_votes(product, with_parameter):
     """PyTorch adds inside its op and returns 16 bits. An added array that is no parameter is an
-    activation here, as large as the result: it votes, so that a residual stream stays float32."""
+    activation here: it votes, so that a residual stream stays float32. So does a parameter of full
+    size, or 16 bits would round the weight in `w + a @ b`."""
     a, b = arrays((M, M))
     added = product(a, b)
     fn = lambda added, a, b: added + product(a, b)
     assert result_dtype(computed(fn), added, a, b) == "float32"
-    assert result_dtype(computed(fn, params=0), added, a, b) == "bfloat16"
+    assert result_dtype(computed(fn, params=0), added, a, b) == with_parameter
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,7 +122,11 @@ def test_nearest_neighbours():
     fn = lambda a: jax.image.resize(through_a_dot(a), (8,), "nearest")
     assert result_dtype(computed(fn), x) == "float32"
     jaxpr = trace(computed(lambda a: through_a_dot(fn(a))), x)
-    assert [eqn.outvars[0].aval.dtype for eqn in find(jaxpr, "gather")] == [jnp.bfloat16]
+    # The second gather is there for its derivative alone: nothing reads it.
+    gathered = [eqn.outvars[0] for eqn in find(jaxpr, "gather")]
+    assert [v.aval.dtype for v in gathered] == [jnp.bfloat16, jnp.float32]
+    (view,) = find(jaxpr, "source_view")
+    assert view.outvars[0].aval.dtype == jnp.bfloat16
     declared = lambda a: jax.image.resize(a, (8,), "nearest")
     assert result_dtype(computed(declared), x.astype("bfloat16")) == "bfloat16"
 
