@@ -88,4 +88,4 @@ def test_the_page_has_a_section_per_policy_and_shows_rule_functions(generator):
     text = generator.render()
     for policy in CastPolicy:
         assert f"\n## {policy.name}\n" in text
-    assert "| `dot_general` | Matrix products are low; the inner product of two vectors" in text
+    assert "| `dot_general` | Matrix products are low; inner products of vectors promote" in text
