@@ -15,14 +15,9 @@ from jax.typing import DTypeLike
 from .cast_policy import CastPolicy, Rule
 from .choices import DOT_OUTPUTS, LEVELS, DotOutput, Level, check_choice
 from .dtypes import as_compute_dtype, as_float_dtype
+from .errors import did_you_mean, wrong_type
 from .patterns import check_pattern, literal_path, match_depth
-from .registry import (
-    as_rule,
-    did_you_mean,
-    known_primitives,
-    primitive_name,
-    registered_rule,
-)
+from .registry import as_rule, known_primitives, primitive_name, registered_rule
 from .tables import DEFAULT_RULES
 from .toml_file import read_policy, write_policy
 
@@ -363,17 +358,12 @@ def _tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...]]
     if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == length for p in value):
         return value
     what = {2: "pairs", 3: "triples"}[length]
-    method = "rules" if argument == "scoped_rules" else argument
-    raise TypeError(
-        f"{argument} must be a tuple of {what}, got {value!r} of type {type(value).__name__}. Use "
-        f"Policy(...).with_{method}({{...}})."
-    )
+    fix = f"Use Policy(...).with_{argument.removeprefix('scoped_')}({{...}})."
+    raise wrong_type(f"{argument} must be a tuple of {what}", value, fix)
 
 
 def _mapping(value: Any, argument: str) -> Mapping:
     if not isinstance(value, Mapping):
-        raise TypeError(
-            f"{argument} must be a mapping, got {value!r} of type {type(value).__name__}. Write "
-            f"with_{argument}({{{_EXAMPLES[argument]}}})."
-        )
+        fix = f"Write with_{argument}({{{_EXAMPLES[argument]}}})."
+        raise wrong_type(f"{argument} must be a mapping", value, fix)
     return value
