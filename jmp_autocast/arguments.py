@@ -37,6 +37,7 @@ Params: TypeAlias = int | Sequence[int] | Callable[[str], bool] | _Auto | None
 """Positions of arguments, a predicate of an array's path, None for no parameters."""
 
 
+# They compute when nobody traces any more: all of it would run in float32, in silence.
 _LAZY = {
     "a generator": inspect.isgeneratorfunction,
     "a coroutine": inspect.iscoroutinefunction,
@@ -95,8 +96,8 @@ def check_params(params: Any) -> Any:
 
 def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
     """Raises ValueError where ``fn``'s signature has no such argument."""
-    signature = signature_of(fn)
-    if not isinstance(params, tuple) or signature is None:  # a builtin: the call will tell
+    signature = signature_of(fn) if isinstance(params, tuple) else None
+    if signature is None:  # a predicate, or a builtin: the call will tell
         return
     # `*args` may take any number: whether a position exists shows at the call.
     kinds = [p.kind for p in signature.parameters.values()]
@@ -278,10 +279,10 @@ def report_unknown(plan: Plan, on_unknown: str, fn: Any) -> None:
 
     Args:
         plan: The plan of the program, or of a derivative rule in it.
-        on_unknown: ``"keep"``, ``"warn"`` or ``"error"``.
+        on_unknown: ``"warn"`` or ``"error"``.
         fn: The function, for the message.
     """
-    if on_unknown == "keep" or not plan.unknown:
+    if not plan.unknown:
         return
     message = (
         f"{name_of(fn)} holds primitives without a cast policy: {', '.join(plan.unknown)}. Their "

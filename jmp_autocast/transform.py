@@ -183,6 +183,8 @@ def autocast_options(
     A wrong option fails there. Two wrappers with equal options are equal, so that
     ``jit(autocast(fn))`` made anew finds its trace.
     """
+    # A traced value has the type of an array, but its user sees a bool: the message that asks for
+    # a bool would not help.
     if isinstance(enabled, Tracer):
         raise TypeError(
             f"enabled must be known when the program is traced, got the traced value {enabled}."
@@ -232,6 +234,7 @@ class Autocast:
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         arguments.check_function(fn)
         arguments.check_params_in_range(fn, options.params)
+        # Without the function's `__dict__`, in which its wrappers are: it would hold itself.
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._options = options
@@ -347,9 +350,12 @@ def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any) -> An
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)
     call, closed = planned.call, planned.closed
-    # The plans of derivative rules come into being later, when JAX differentiates what runs here.
-    report = functools.partial(arguments.report_unknown, on_unknown=options.on_unknown, fn=fn)
-    report(planned.plan)
+    # Nobody pays for a look at derivative rules unless it was asked for: where somebody looks, the
+    # rewriter goes into calls with a rule of their own even if nothing in them changes.
+    report = None
+    if options.on_unknown != "keep":
+        report = functools.partial(arguments.report_unknown, on_unknown=options.on_unknown, fn=fn)
+        report(planned.plan)
     outputs = planned.rewritten(*call.arrays, planned=report)
     if not isinstance(options.output_dtype, str):
         return call.unflatten(outputs)

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from .callables import is_function, name_of
 from .dtypes import as_float_dtype
 from .equation_view import EquationView
+from .errors import wrong_type
 
 
 class CastPolicy(enum.Enum):
@@ -102,9 +103,8 @@ class Decision:
                 f"got {self.policy!r}."
             )
         if self.emit is not None and not is_function(self.emit):
-            raise TypeError(
-                "Decision.emit must be a function of the equation's operands, got "
-                f"{self.emit!r} of type {type(self.emit).__name__}."
+            raise wrong_type(
+                "Decision.emit must be a function of the equation's operands", self.emit
             )
         # With both, one of them would be ignored in silence.
         if (self.policy is None) == (self.emit is None):

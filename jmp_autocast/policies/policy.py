@@ -63,28 +63,27 @@ class Policy:
     scoped_rules: tuple[tuple[str, str, Rule], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "compute_dtype", as_compute_dtype(self.compute_dtype))
+        set_field = functools.partial(object.__setattr__, self)
+        set_field("compute_dtype", as_compute_dtype(self.compute_dtype))
         if self.output_dtype is not None:
-            dtype = as_float_dtype(self.output_dtype, "output_dtype")
-            object.__setattr__(self, "output_dtype", dtype)
+            set_field("output_dtype", as_float_dtype(self.output_dtype, "output_dtype"))
         check_choice("level", self.level, LEVELS)
         check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
+        # Rules are read here and not in `with_rules`, so that a policy made by hand or from a file
+        # is checked. As in `with_rules` a later rule replaces one for the same primitive.
         rules = [(primitive_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]
-        # Read here and not in `with_rules`, so that a policy made by hand or from a file is
-        # checked. As in `with_rules` a later rule replaces an earlier one for the same primitive.
-        merged = {name: as_rule(rule, name) for name, rule in rules}
-        object.__setattr__(self, "rules", tuple(merged.items()))
-        scopes = _tuples(self.scopes, "scopes", 2)
-        scopes = tuple((check_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in scopes)
-        object.__setattr__(self, "scopes", scopes)
+        set_field("rules", tuple({name: as_rule(rule, name) for name, rule in rules}.items()))
+        pairs = _tuples(self.scopes, "scopes", 2)
+        scopes = ((check_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in pairs)
+        set_field("scopes", tuple(scopes))
         scoped: dict[tuple[str, str], Rule] = {}
-        for p, name, rule in _tuples(self.scoped_rules, "scoped_rules", 3):
-            key = check_pattern(p), primitive_name(name)
-            # Unlike those of the whole program, scoped rules depend on their order.
-            scoped.pop(key, None)  # the place counts: of those at one depth the last wins
+        for pattern, name, rule in _tuples(self.scoped_rules, "scoped_rules", 3):
+            key = check_pattern(pattern), primitive_name(name)
+            # Unlike those of the whole program, scoped rules depend on their order: of those that
+            # match at one depth the last wins, so that a rule given again moves to the end.
+            scoped.pop(key, None)
             scoped[key] = as_rule(rule, name)
-        scoped_rules = tuple((p, name, rule) for (p, name), rule in scoped.items())
-        object.__setattr__(self, "scoped_rules", scoped_rules)
+        set_field("scoped_rules", tuple((*key, rule) for key, rule in scoped.items()))
 
     def with_level(self, level: Level) -> Policy:
         """Returns a policy that lowers more, or less, of the program.

@@ -15,7 +15,7 @@ import re
 import shutil
 import tomllib
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .cast_policy import CastPolicy, Rule, rule_name
@@ -299,7 +299,7 @@ def _pattern(value: Any, where: str) -> str:
     return value
 
 
-def _choice(value: Any, where: str, allowed: Collection[str]) -> str:
+def _choice(value: Any, where: str, allowed: Sequence[str]) -> str:
     _check_type(value, str, where, f"a string, one of {', '.join(map(repr, allowed))}")
     check_choice(where, _clipped(value), allowed)
     return value
