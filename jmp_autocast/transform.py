@@ -27,7 +27,7 @@ from .interpreters.plan.data import Plan, ValueState, float_dtype
 from .pickling import by_name_or_made
 from .policies import FLOAT32, FLOAT_DTYPES, Policy, as_policy
 from .policies.callables import has_hash
-from .policies.dtypes import as_compute_dtype, as_dtype, find_dtype
+from .policies.dtypes import as_compute_dtype, find_dtype
 from .scopes import GOVERNED, mark
 
 mark_frames(__file__)
@@ -202,10 +202,9 @@ def autocast_options(
 
 def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
     policy = None if policy is None else as_policy(policy)
-    if compute_dtype is None:
-        return policy or Policy()
     # A script that turns autocast off often says so twice: by enabled=False and by float32.
-    if not enabled and as_dtype(compute_dtype, "compute_dtype") == FLOAT32:
+    off = not enabled and find_dtype(compute_dtype) == FLOAT32
+    if compute_dtype is None or off:
         return policy or Policy()
     dtype = as_compute_dtype(compute_dtype)
     if policy is not None and policy.compute_dtype != dtype:
@@ -343,7 +342,15 @@ def plan_call(
     # Not from JAX's cache: the function may close over arrays that have changed since.
     closed = fresh_make_jaxpr(call.traceable, *call.arrays)
     planner = Planner(options.policy, computed=options.output_dtype == "computed")
-    return PlannedCall(call, closed, planner, _plan(planner, closed, call, options))
+    body = body_of(closed)
+    inputs = [
+        ValueState(dtype, source)
+        if (dtype := float_dtype(v.aval)) is not None
+        else ValueState(None)
+        for v, source in zip(body.invars, call.sources, strict=True)
+    ]
+    wants = [_want(v.aval, options.output_dtype) for v in body.outvars]
+    return PlannedCall(call, closed, planner, planner.plan_program(closed, inputs, wants))
 
 
 def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any) -> Any:
@@ -361,18 +368,6 @@ def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any) -> An
         return call.unflatten(outputs)
     outvars = body_of(closed).outvars
     return call.unflatten([_as_traced(x, v.aval) for x, v in zip(outputs, outvars, strict=True)])
-
-
-def _plan(planner: Planner, closed: Any, call: arguments.Call, options: Options) -> Plan:
-    body = body_of(closed)
-    inputs = [
-        ValueState(dtype, source)
-        if (dtype := float_dtype(v.aval)) is not None
-        else ValueState(None)
-        for v, source in zip(body.invars, call.sources, strict=True)
-    ]
-    wants = [_want(v.aval, options.output_dtype) for v in body.outvars]
-    return planner.plan_program(closed, inputs, wants)
 
 
 def _want(aval: Any, output_dtype: Any) -> Want:

@@ -20,19 +20,18 @@ from .outputs import cast_leaves, cast_outputs, dtypes_of, without_output_dtype
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
+class LinenOptions(PartOptions, total=False):
+    """The options of `autocast`, which says what each of them means."""
+
+    methods: Sequence[str] | None
+
+
 @overload
-def autocast(
-    target: Target, *, methods: Sequence[str] | None = ..., **options: Unpack[PartOptions]
-) -> Target: ...
+def autocast(target: Target, **options: Unpack[LinenOptions]) -> Target: ...
 @overload
+def autocast(target: None = ..., **options: Unpack[LinenOptions]) -> Callable[[Target], Target]: ...
 def autocast(
-    target: None = ..., *, methods: Sequence[str] | None = ..., **options: Unpack[PartOptions]
-) -> Callable[[Target], Target]: ...
-def autocast(
-    target: Any = None,
-    *,
-    methods: Sequence[str] | None = None,
-    **options: Unpack[PartOptions],
+    target: Any = None, *, methods: Sequence[str] | None = None, **options: Unpack[PartOptions]
 ) -> Any:
     """Runs a part of a Flax Linen model in mixed precision.
 

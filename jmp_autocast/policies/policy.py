@@ -302,11 +302,8 @@ class Policy:
             >>> BF16.with_scopes({"*/ln": "float32"}).scope_matches(["net", "ln", "mul"])
             [(2, '*/ln', dtype('float32'))]
         """
-        matches = []
-        for pattern, dtype in self.scopes:
-            if (depth := match_depth(pattern, names)) is not None:
-                matches.append((depth, pattern, dtype))
-        return matches
+        found = ((match_depth(pattern, names), pattern, dtype) for pattern, dtype in self.scopes)
+        return [(depth, pattern, dtype) for depth, pattern, dtype in found if depth is not None]
 
     def rules_in(self, names: Sequence[str]) -> tuple[tuple[str, Rule], ...]:
         """Returns the rules that a scope adds, as pairs of primitive and rule.
@@ -321,12 +318,10 @@ class Policy:
             (('dot_general', <CastPolicy.FP32: 'fp32'>),)
         """
         matches: list[tuple[int, int, str, Rule]] = []
-        by_path, patterns = self._scoped_rule_map
-        if by_path:
-            for depth in range(1, len(names) + 1):
-                for i, name, rule in by_path.get("/".join(names[:depth]), ()):
-                    matches.append((depth, i, name, rule))
-        for i, pattern, name, rule in patterns:
+        for depth in range(1, len(names) + 1):
+            for i, _, name, rule in self._scoped_by_path.get("/".join(names[:depth]), ()):
+                matches.append((depth, i, name, rule))
+        for i, pattern, name, rule in self._scoped_by_path.get(None, ()):
             if (depth := match_depth(pattern, names)) is not None:
                 matches.append((depth, i, name, rule))
         # The innermost wins, and of equals the last.
@@ -334,20 +329,16 @@ class Policy:
         return tuple({name: rule for _, _, name, rule in matches}.items())
 
     @functools.cached_property
-    def _scoped_rule_map(self) -> tuple[dict[str, list[Any]], list[Any]]:
-        """The rules of single scopes by their path, and those of patterns, with their positions.
+    def _scoped_by_path(self) -> dict[str | None, list[tuple[int, str, str, Rule]]]:
+        """The scoped rules, with their positions, by the one path that a pattern stands for.
 
-        What `tune` tries first may be a rule for each scope of a large program.
+        Those of other patterns are at None. What `tune` tries first may be a rule for each scope
+        of a large program: a thousand rules would be compared with a thousand scopes.
         """
-        by_path: dict[str, list[Any]] = {}
-        patterns = []
+        by_path: dict[str | None, list[tuple[int, str, str, Rule]]] = {}
         for i, (pattern, name, rule) in enumerate(self.scoped_rules):
-            path = literal_path(pattern)
-            if path is None:
-                patterns.append((i, pattern, name, rule))
-            else:
-                by_path.setdefault(path, []).append((i, name, rule))
-        return by_path, patterns
+            by_path.setdefault(literal_path(pattern), []).append((i, pattern, name, rule))
+        return by_path
 
 
 _EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}
