@@ -124,33 +124,6 @@ def autocast(
     return wrapper_of(fn, options)
 
 
-def wrapper_of(
-    fn: Callable[..., Any], options: Options, kind: type[Autocast] | None = None
-) -> Autocast:
-    """Returns the one wrapper of a function with these options.
-
-    It lives with the function, in its ``__dict__``: JAX keeps traces as long as the function
-    object that was traced, and a wrapper made anew in a loop would die each time.
-
-    Args:
-        fn: The function.
-        options: The options.
-        kind: The class of the wrapper, None for `Autocast`.
-    """
-    kind = kind or Autocast
-    wrapper = kind(fn, options)
-    if not inspect.isfunction(fn):
-        return wrapper
-    # `functools.wraps` copies the `__dict__`: the wrappers in it then belong to another function.
-    owner, wrappers = fn.__dict__.get(_WRAPPERS, (None, {}))
-    if owner is not fn:
-        _, wrappers = fn.__dict__[_WRAPPERS] = (fn, {})
-    return wrappers.setdefault((kind, options), wrapper)
-
-
-_WRAPPERS = "__jmp_autocast_wrappers__"
-
-
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The checked options of a wrapper; equal options are equal and hash the same.
@@ -295,6 +268,32 @@ class Autocast:
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self._fn)
+
+
+def wrapper_of(
+    fn: Callable[..., Any], options: Options, kind: type[Autocast] = Autocast
+) -> Autocast:
+    """Returns the one wrapper of a function with these options.
+
+    It lives with the function, in its ``__dict__``: JAX keeps traces as long as the function
+    object that was traced, and a wrapper made anew in a loop would die each time.
+
+    Args:
+        fn: The function.
+        options: The options.
+        kind: The class of the wrapper.
+    """
+    wrapper = kind(fn, options)
+    if not inspect.isfunction(fn):
+        return wrapper
+    # `functools.wraps` copies the `__dict__`: the wrappers in it then belong to another function.
+    owner, wrappers = fn.__dict__.get(_WRAPPERS, (None, {}))
+    if owner is not fn:
+        _, wrappers = fn.__dict__[_WRAPPERS] = (fn, {})
+    return wrappers.setdefault((kind, options), wrapper)
+
+
+_WRAPPERS = "__jmp_autocast_wrappers__"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -172,7 +172,7 @@ def _loss_scaling(
     # optax.inject_hyperparams builds the transformation anew in each step, with traced arrays: the
     # values of this step, which replace those that the state has from the step before. A number
     # must not replace them, or `state._replace(growth_interval=...)` would have no effect.
-    arrays = {name: v for name, v in make_scale.keywords.items() if isinstance(v, jax.Array)}
+    arrays = {key: x for key, x in make_scale.keywords.items() if isinstance(x, jax.Array)}
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise TypeError(
             f"{name} wraps an optax gradient transformation such as optax.adam(1e-3), got "
