@@ -20,16 +20,16 @@ from .outputs import cast_leaves, cast_outputs, dtypes_of, without_output_dtype
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
-class LinenOptions(PartOptions, total=False):
+class _Options(PartOptions, total=False):
     """The options of `autocast`, which says what each of them means."""
 
     methods: Sequence[str] | None
 
 
 @overload
-def autocast(target: Target, **options: Unpack[LinenOptions]) -> Target: ...
+def autocast(target: Target, **options: Unpack[_Options]) -> Target: ...
 @overload
-def autocast(target: None = ..., **options: Unpack[LinenOptions]) -> Callable[[Target], Target]: ...
+def autocast(target: None = ..., **options: Unpack[_Options]) -> Callable[[Target], Target]: ...
 def autocast(
     target: Any = None, *, methods: Sequence[str] | None = None, **options: Unpack[PartOptions]
 ) -> Any:
