@@ -15,7 +15,8 @@ import numpy as np
 
 from .interpreters.compat import mark_frames
 from .interpreters.plan.data import Plan, Source
-from .policies import check_rule_like
+from .policies.callables import check_rule_like, is_function, name_of, signature_of
+from .policies.errors import wrong_type
 
 mark_frames(__file__)
 
@@ -36,6 +37,7 @@ Params: TypeAlias = int | Sequence[int] | Callable[[str], bool] | _Auto | None
 """Positions of arguments, a predicate of an array's path, None for no parameters."""
 
 
+# They compute when nobody traces any more: all of it would run in float32, in silence.
 _LAZY = {
     "a generator": inspect.isgeneratorfunction,
     "a coroutine": inspect.iscoroutinefunction,
@@ -56,8 +58,9 @@ def check_function(
         fix: What to do about something that is not callable.
     """
     # The scalar types, such as jnp.bfloat16, are callable.
-    if not callable(fn) or type(fn) is type(jnp.float32) or _is_numpy_scalar_type(fn):
-        raise TypeError(f"{by} takes a callable, got {fn!r} of type {type(fn).__name__}. {fix}")
+    numpy_scalar = isinstance(fn, type) and issubclass(fn, np.generic)
+    if not callable(fn) or type(fn) is type(jnp.float32) or numpy_scalar:
+        raise wrong_type(f"{by} takes a callable", fn, fix)
     # A callable object is as lazy as its `__call__`.
     own_call = getattr(type(fn), "__call__", None)  # noqa: B004 - not to test for a callable
     for what, is_lazy in _LAZY.items():
@@ -69,21 +72,17 @@ def check_function(
             )
 
 
-def _is_numpy_scalar_type(fn: Any) -> bool:
-    return isinstance(fn, type) and issubclass(fn, np.generic)
-
-
 def check_params(params: Any) -> Any:
     """Returns ``params`` in a hashable form.
 
     Raises:
         TypeError: It is neither positions nor a predicate.
     """
-    if params is None:
-        return ()
     if params is AUTO:
         return params
-    if callable(params) and not isinstance(params, type):
+    if params is None:
+        return ()
+    if is_function(params):
         check_rule_like(params, "params", "the path of an array, a string")
         return params
     positions = params if isinstance(params, tuple | list) else (params,)
@@ -97,38 +96,44 @@ def check_params(params: Any) -> Any:
 
 def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
     """Raises ValueError where ``fn``'s signature has no such argument."""
-    if not isinstance(params, tuple) or not params:
-        return
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a builtin: the call will tell
+    signature = signature_of(fn) if isinstance(params, tuple) else None
+    if signature is None:  # a predicate, or a builtin: the call will tell
         return
     # `*args` may take any number: whether a position exists shows at the call.
     kinds = [p.kind for p in signature.parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    _check_range(params, sum(kind in positional for kind in kinds), fn)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        count = sum(kind in positional for kind in kinds)
+        _check_range(params, count, f": {name_of(fn)} takes ", ", numbered from 0.")
 
 
-def _check_range(params: tuple[int, ...], count: int, fn: Callable[..., Any]) -> None:
+def param_positions(fn: Callable[..., Any], params: Any, args: tuple[Any, ...]) -> set[int]:
+    """Returns the positions of the arguments of one call that hold parameters.
+
+    Args:
+        fn: The function, for messages.
+        params: Positions, or `AUTO`.
+        args: The positional arguments.
+
+    Raises:
+        ValueError: The call passes fewer positional arguments than ``params`` names.
+    """
+    if params is AUTO:
+        # A lone array in front is more often data than a parameter; a tree of arrays is a model.
+        return {0} if args and not jax.tree_util.all_leaves(args[:1]) else set()
+    after = (
+        f" in this call of {name_of(fn)}. Pass the parameters by position, or give params a "
+        "predicate of an array's path."
+    )
+    _check_range(params, len(args), " of the ", after)
+    return {i % len(args) for i in params}
+
+
+def _check_range(params: tuple[int, ...], count: int, before: str, after: str) -> None:
+    arguments = f"{before}{count} positional argument{'s' * (count != 1)}{after}"
     for i in params:
         if not -count <= i < count:
-            raise ValueError(
-                f"params={i} is out of range: {name_of(fn)} takes {count} positional "
-                f"argument{'s' * (count != 1)}, numbered from 0."
-            )
-
-
-def check_given(params: tuple[int, ...], count: int, fn: Callable[..., Any]) -> None:
-    """Raises ValueError where a call passes fewer positional arguments than ``params`` names."""
-    for i in params:
-        if not -count <= i < count:
-            raise ValueError(
-                f"params={i} is out of range of the {count} positional argument"
-                f"{'s' * (count != 1)} in this call of {name_of(fn)}. Pass the parameters by "
-                "position, or give params a predicate of an array's path."
-            )
+            raise ValueError(f"params={i} is out of range{arguments}")
 
 
 @dataclasses.dataclass
@@ -175,10 +180,8 @@ def flatten(
     # string, a bool or a callable means something to Python code, and nothing to a dtype.
     with_path, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
     leaves = [leaf for _, leaf in with_path]
-    traced = (
-        (lambda x: is_array(x) or isinstance(x, jax.ShapeDtypeStruct)) if abstract else is_array
-    )
-    dynamic = [i for i, leaf in enumerate(leaves) if traced(leaf)]
+    stand_ins = (jax.ShapeDtypeStruct,) if abstract else ()
+    dynamic = [i for i, x in enumerate(leaves) if is_array(x) or isinstance(x, stand_ins)]
     is_param = _param_predicate(fn, params, args)
     paths = [_path_of(with_path[i][0]) for i in dynamic]
     kinds = [Source.PARAM if is_param(path) else Source.DATA for path in paths]
@@ -215,11 +218,6 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic) or hasattr(leaf, "__jax_array__")
 
 
-def name_of(fn: Any) -> str:
-    """Returns a name for messages."""
-    return getattr(fn, "__name__", None) or type(fn).__name__
-
-
 def _path_of(path: tuple[Any, ...]) -> str:
     """The path of a leaf: "0/dense/kernel", or "name/..." for a keyword argument."""
     return jax.tree_util.keystr(path[1:], simple=True, separator="/")
@@ -228,35 +226,30 @@ def _path_of(path: tuple[Any, ...]) -> str:
 def _param_predicate(fn: Callable[..., Any], params: Any, args: tuple) -> Callable[[str], bool]:
     if callable(params):
         return cast(Callable[[str], bool], params)
-    if params is AUTO:
-        # A lone array in front is more often data than a parameter; a tree of arrays is a model.
-        positions = {0} if args and _is_container(args[0]) else set()
-    else:
-        check_given(params, len(args), fn)
-        positions = {i % len(args) for i in params}
-    return lambda path: path.split("/", 1)[0] in {str(i) for i in positions}
-
-
-def _is_container(argument: Any) -> bool:
-    return not jax.tree_util.all_leaves([argument])
+    roots = {str(i) for i in param_positions(fn, params, args)}
+    return lambda path: path.split("/", 1)[0] in roots
 
 
 def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> None:
     """Raises if ``fn`` changed an object among its arguments: the change would be lost."""
-    after = jax.tree_util.tree_flatten(arguments)
-    if after[1] == tree and all(a is b for a, b in zip(after[0], leaves, strict=True)):
+    given = jax.tree_util.tree_unflatten(tree, leaves)
+    if _same(arguments, given):
         return
-    fresh = jax.tree_util.tree_unflatten(tree, leaves)
-    before = jax.tree_util.tree_leaves(fresh, is_leaf=_is_opaque)
+    before = jax.tree_util.tree_leaves(given, is_leaf=_is_opaque)
     now = jax.tree_util.tree_leaves(arguments, is_leaf=_is_opaque)
+    # A list or dict that grew is let pass: the change has no effect under `jit` and `grad` either.
     if len(before) != len(now):
-        # Appending to a list of an argument has no effect under `jit` either: JAX lets it pass.
-        return  # a list or dict grew: lost under jit and grad as well
+        return
     for old, new in zip(before, now, strict=True):
-        a, b = jax.tree_util.tree_flatten(old), jax.tree_util.tree_flatten(new)
-        same = a[1] == b[1] and all(x is y for x, y in zip(a[0], b[0], strict=True))
-        if not same and not jax.tree_util.all_leaves([old]):
+        if not _same(old, new) and not jax.tree_util.all_leaves([old]):
             raise TypeError(_mutation_message(fn, type(new).__name__))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """True for trees of one structure that hold the same objects."""
+    leaves, tree = jax.tree_util.tree_flatten(one)
+    others, other_tree = jax.tree_util.tree_flatten(other)
+    return tree == other_tree and all(a is b for a, b in zip(leaves, others, strict=True))
 
 
 def _is_opaque(node: Any) -> bool:

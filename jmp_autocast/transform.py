@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
 from jax.typing import DTypeLike
@@ -25,7 +25,9 @@ from .interpreters.compat import (
 )
 from .interpreters.plan.data import Plan, ValueState, float_dtype
 from .pickling import by_name_or_made
-from .policies import COMPUTE_DTYPES, FLOAT32, Policy, as_compute_dtype, as_dtype, as_policy
+from .policies import FLOAT32, FLOAT_DTYPES, Policy, as_policy
+from .policies.callables import has_hash
+from .policies.dtypes import as_compute_dtype, find_dtype
 from .scopes import GOVERNED, mark
 
 mark_frames(__file__)
@@ -34,28 +36,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 OnUnknown = Literal["keep", "warn", "error"]
 
 
+class PartOptions(TypedDict, total=False):
+    """The options of `autocast` for a part of a model, whose parameters are known."""
+
+    compute_dtype: DTypeLike | None
+    policy: Any
+    output_dtype: DTypeLike | Literal["same", "computed"]
+    enabled: bool
+    on_unknown: OnUnknown
+
+
+class GivenOptions(PartOptions, total=False):
+    """The options of `autocast`, which says what each of them means."""
+
+    params: arguments.Params
+
+
 @overload
-def autocast(
-    fn: F,
-    *,
-    compute_dtype: DTypeLike | None = ...,
-    policy: Any = ...,
-    params: arguments.Params = ...,
-    output_dtype: DTypeLike | Literal["same", "computed"] = ...,
-    enabled: bool = ...,
-    on_unknown: OnUnknown = ...,
-) -> F: ...
+def autocast(fn: F, **options: Unpack[GivenOptions]) -> F: ...
 @overload
-def autocast(
-    fn: None = ...,
-    *,
-    compute_dtype: DTypeLike | None = ...,
-    policy: Any = ...,
-    params: arguments.Params = ...,
-    output_dtype: DTypeLike | Literal["same", "computed"] = ...,
-    enabled: bool = ...,
-    on_unknown: OnUnknown = ...,
-) -> Callable[[F], F]: ...
+def autocast(fn: None = ..., **options: Unpack[GivenOptions]) -> Callable[[F], F]: ...
 def autocast(
     fn: Callable[..., Any] | None = None,
     *,
@@ -118,100 +118,84 @@ def autocast(
         >>> "bf16[2,4] = dot_general" in str(jax.make_jaxpr(loss)(params, jnp.ones((2, 4))))
         True
     """
-    options = _Options(compute_dtype, policy, params, output_dtype, enabled, on_unknown)
+    options = autocast_options(compute_dtype, policy, params, output_dtype, enabled, on_unknown)
     if fn is None:
-        return functools.partial(_wrapper_of, options=options)
-    return _wrapper_of(fn, options)
+        return functools.partial(wrapper_of, options=options)
+    return wrapper_of(fn, options)
 
 
-def _wrapper_of(fn: Callable[..., Any], options: _Options) -> Autocast:
-    """Returns the one wrapper of a function with these options.
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The checked options of a wrapper; equal options are equal and hash the same.
 
-    It lives with the function, in its ``__dict__``: JAX keeps traces as long as the function
-    object that was traced, and a wrapper made anew in a loop would die each time.
+    Args:
+        policy: The policy.
+        params: As `arguments.check_params` returned it.
+        output_dtype: ``"same"``, ``"computed"`` or a dtype.
+        enabled: False where nothing is cast.
+        on_unknown: What happens to a primitive without a rule.
     """
-    if not inspect.isfunction(fn):
-        return Autocast(fn, options)
-    # `functools.wraps` copies the `__dict__`: the wrappers in it then belong to another function.
-    wrapper = Autocast(fn, options)
-    owner, wrappers = fn.__dict__.get(_WRAPPERS, (None, {}))
-    if owner is not fn:  # functools.wraps copies the __dict__ of another function
-        _, wrappers = fn.__dict__[_WRAPPERS] = (fn, {})
-    return wrappers.setdefault(options, wrapper)
+
+    policy: Policy
+    params: Any
+    output_dtype: Any
+    enabled: bool
+    on_unknown: OnUnknown
 
 
-_WRAPPERS = "__jmp_autocast_wrappers__"
+def autocast_options(
+    compute_dtype: Any = None,
+    policy: Any = None,
+    params: Any = arguments.AUTO,
+    output_dtype: Any = "same",
+    enabled: Any = True,
+    on_unknown: Any = "keep",
+) -> Options:
+    """Checks and normalizes the options of `autocast`, once, when a function is wrapped.
 
-
-class _Options:
-    """The checked options of a wrapper; equal options are equal and hash the same."""
-
-    def __init__(
-        self,
-        compute_dtype: Any,
-        policy: Any,
-        params: Any,
-        output_dtype: Any,
-        enabled: Any,
-        on_unknown: Any,
-    ) -> None:
-        if isinstance(enabled, Tracer):
-            raise TypeError(
-                f"enabled must be known when the program is traced, got the traced value {enabled}."
-                " Make it a static argument of the jitted function, or choose between two "
-                "functions with jax.lax.cond."
-            )
-        if not isinstance(enabled, bool):
-            raise TypeError(f"enabled must be a bool, got {enabled!r}.")
-        if on_unknown not in ("keep", "warn", "error"):
-            raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {on_unknown!r}.")
-        # Checked and normalized once, when the function is wrapped: a wrong option fails there, and
-        # two wrappers with equal options are equal, so that `jit(autocast(fn))` made anew finds its
-        # trace.
-        self.enabled: bool = enabled
-        self.on_unknown: OnUnknown = on_unknown
-        self.params: Any = arguments.check_params(params)
-        self.policy: Policy = _policy(compute_dtype, policy, enabled)
-        self.output_dtype: Any = _output_dtype(output_dtype, self.policy)
-
-    def _key(self) -> tuple[Any, ...]:
-        return (self.enabled, self.on_unknown, self.params, self.policy, self.output_dtype)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Options) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
+    A wrong option fails there. Two wrappers with equal options are equal, so that
+    ``jit(autocast(fn))`` made anew finds its trace.
+    """
+    # A traced value has the type of an array, but its user sees a bool: the message that asks for
+    # a bool would not help.
+    if isinstance(enabled, Tracer):
+        raise TypeError(
+            f"enabled must be known when the program is traced, got the traced value {enabled}."
+            " Make it a static argument of the jitted function, or choose between two "
+            "functions with jax.lax.cond."
+        )
+    if not isinstance(enabled, bool):
+        raise TypeError(f"enabled must be a bool, got {enabled!r}.")
+    if on_unknown not in ("keep", "warn", "error"):
+        raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {on_unknown!r}.")
+    params = arguments.check_params(params)
+    policy = _policy(compute_dtype, policy, enabled)
+    return Options(policy, params, _output_dtype(output_dtype, policy), enabled, on_unknown)
 
 
 def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
-    given = None if compute_dtype is None else as_dtype(compute_dtype, "compute_dtype")
-    # A script that turns autocast off often does so by both options.
-    if given == FLOAT32 and not enabled:
-        compute_dtype = None  # nothing is cast, so float32 says the same
-    if policy is None:
-        return Policy() if compute_dtype is None else Policy(as_compute_dtype(compute_dtype))
-    policy = as_policy(policy)
-    if compute_dtype is not None and as_compute_dtype(compute_dtype) != policy.compute_dtype:
+    policy = None if policy is None else as_policy(policy)
+    # A script that turns autocast off often says so twice: by enabled=False and by float32.
+    off = not enabled and find_dtype(compute_dtype) == FLOAT32
+    if compute_dtype is None or off:
+        return policy or Policy()
+    dtype = as_compute_dtype(compute_dtype)
+    if policy is not None and policy.compute_dtype != dtype:
         raise ValueError(
-            f"compute_dtype={as_compute_dtype(compute_dtype).name} contradicts the policy's "
-            f"{policy.compute_dtype}; leave one of them out."
+            f"compute_dtype={dtype.name} contradicts the policy's {policy.compute_dtype}; leave "
+            "one of them out."
         )
-    return policy
+    return policy or Policy(dtype)
 
 
 def _output_dtype(value: Any, policy: Policy) -> Any:
     if isinstance(value, str) and value in ("same", "computed"):
         return policy.output_dtype if value == "same" and policy.output_dtype else value
-    # A dtype, or what is meant by one: np.float32, 'float32', jnp.float32.
-    try:
-        dtype = as_dtype(value, "output_dtype")
-        found = dtype.name
-    except ValueError:
-        dtype, found = None, repr(value)
-    if dtype not in (FLOAT32, *COMPUTE_DTYPES):
+    dtype = find_dtype(value)
+    if dtype not in FLOAT_DTYPES:
         raise ValueError(
-            f"output_dtype must be 'same', 'computed', float32, float16 or bfloat16, got {found}."
+            "output_dtype must be 'same', 'computed', float32, float16 or bfloat16, got "
+            f"{repr(value) if dtype is None else dtype.name}."
         )
     return dtype
 
@@ -219,9 +203,10 @@ def _output_dtype(value: Any, policy: Policy) -> Any:
 class Autocast:
     """A function in mixed precision: what `autocast` returns."""
 
-    def __init__(self, fn: Callable[..., Any], options: _Options) -> None:
+    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         arguments.check_function(fn)
         arguments.check_params_in_range(fn, options.params)
+        # Without the function's `__dict__`, in which its wrappers are: it would hold itself.
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._options = options
@@ -261,22 +246,21 @@ class Autocast:
         """Binds the wrapper as a method."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def __eq__(self, other: object) -> bool:
-        # The wrapper of an integration is another one than the plain wrapper of the function.
-        if not isinstance(other, Autocast) or type(self) is not type(other):
-            return False
-        if self._options != other._options:
-            return False
+    def _key(self) -> tuple[Any, ...]:
         # A module of arrays has no hash, and compares its arrays: under a trace nobody knows
         # whether they are equal. The wrapper of one is equal to the wrapper of the same object.
-        return self._fn is other._fn or (_has_hash(self._fn) and self._fn == other._fn)
+        fn = self._fn if has_hash(self._fn) else id(self._fn)
+        # The wrapper of an integration is another one than the plain wrapper of the function.
+        return type(self), fn, self._options
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Autocast) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        fn = self._fn if _has_hash(self._fn) else id(self._fn)
-        return hash((type(self), fn, self._options))
+        return hash(self._key())
 
     def __reduce__(self) -> Any:
-        return by_name_or_made(self, _wrapper_of, self._fn, self._options)
+        return by_name_or_made(self, wrapper_of, self._fn, self._options, type(self))
 
     def __repr__(self) -> str:
         return f"autocast({self._fn!r}, compute_dtype={self._options.policy.compute_dtype})"
@@ -286,12 +270,30 @@ class Autocast:
         return inspect.signature(self._fn)
 
 
-def _has_hash(fn: Any) -> bool:
-    try:
-        hash(fn)
-    except TypeError:
-        return False
-    return True
+def wrapper_of(
+    fn: Callable[..., Any], options: Options, kind: type[Autocast] = Autocast
+) -> Autocast:
+    """Returns the one wrapper of a function with these options.
+
+    It lives with the function, in its ``__dict__``: JAX keeps traces as long as the function
+    object that was traced, and a wrapper made anew in a loop would die each time.
+
+    Args:
+        fn: The function.
+        options: The options.
+        kind: The class of the wrapper.
+    """
+    wrapper = kind(fn, options)
+    if not inspect.isfunction(fn):
+        return wrapper
+    # `functools.wraps` copies the `__dict__`: the wrappers in it then belong to another function.
+    owner, wrappers = fn.__dict__.get(_WRAPPERS, (None, {}))
+    if owner is not fn:
+        _, wrappers = fn.__dict__[_WRAPPERS] = (fn, {})
+    return wrappers.setdefault((kind, options), wrapper)
+
+
+_WRAPPERS = "__jmp_autocast_wrappers__"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +326,7 @@ class PlannedCall:
 
 
 def plan_call(
-    fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any, abstract: bool = False
+    fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, abstract: bool = False
 ) -> PlannedCall:
     """Traces and plans one call.
 
@@ -339,14 +341,23 @@ def plan_call(
     # Not from JAX's cache: the function may close over arrays that have changed since.
     closed = fresh_make_jaxpr(call.traceable, *call.arrays)
     planner = Planner(options.policy, computed=options.output_dtype == "computed")
-    return PlannedCall(call, closed, planner, _plan(planner, closed, call, options))
+    body = body_of(closed)
+    inputs = [
+        ValueState(dtype, source)
+        if (dtype := float_dtype(v.aval)) is not None
+        else ValueState(None)
+        for v, source in zip(body.invars, call.sources, strict=True)
+    ]
+    wants = [_want(v.aval, options.output_dtype) for v in body.outvars]
+    return PlannedCall(call, closed, planner, planner.plan_program(closed, inputs, wants))
 
 
-def _run(fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any) -> Any:
+def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any) -> Any:
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)
     call, closed = planned.call, planned.closed
-    # Nobody pays for a look at derivative rules unless it was asked for.
+    # Nobody pays for a look at derivative rules unless it was asked for: where somebody looks, the
+    # rewriter goes into calls with a rule of their own even if nothing in them changes.
     report = None
     if options.on_unknown != "keep":
         report = functools.partial(arguments.report_unknown, on_unknown=options.on_unknown, fn=fn)
@@ -358,25 +369,12 @@ def _run(fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any) -> A
     return call.unflatten([_as_traced(x, v.aval) for x, v in zip(outputs, outvars, strict=True)])
 
 
-def _plan(planner: Planner, closed: Any, call: arguments.Call, options: _Options) -> Plan:
-    body = body_of(closed)
-    inputs = [
-        ValueState(dtype, source)
-        if (dtype := float_dtype(v.aval)) is not None
-        else ValueState(None)
-        for v, source in zip(body.invars, call.sources, strict=True)
-    ]
-    wants = []
-    for v in body.outvars:
-        # What is no float32 or 16-bit array goes out as the program made it, whatever is asked for.
-        declared = float_dtype(v.aval)
-        if declared is None or options.output_dtype == "computed":
-            wants.append(Want())
-        elif options.output_dtype == "same":
-            wants.append(Want(dtype=declared))
-        else:
-            wants.append(Want(dtype=options.output_dtype))
-    return planner.plan_program(closed, inputs, wants)
+def _want(aval: Any, output_dtype: Any) -> Want:
+    # What is no float32 or 16-bit array goes out as the program made it, whatever is asked for.
+    declared = float_dtype(aval)
+    if declared is None or output_dtype == "computed":
+        return Want()
+    return Want(dtype=declared if output_dtype == "same" else output_dtype)
 
 
 def _as_traced(x: Any, aval: Any) -> Any:

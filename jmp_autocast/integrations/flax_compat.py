@@ -110,14 +110,17 @@ def objects_in(roots: Any) -> Iterator[tuple[Path, Any]]:
 # --- NNX: reading and writing -----------------------------------------------------------------
 
 
-def raw_value(variable: Any) -> Any:
-    """Returns what a variable holds; ``variable[...]`` would run its ``on_get_value`` hooks."""
-    return variable.get_raw_value()
+def raw_value(leaf: Any) -> Any:
+    """Returns what a variable holds, and any other leaf of a state as it is.
+
+    ``variable[...]`` would run the variable's ``on_get_value`` hooks.
+    """
+    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
-def metadata(variable: Any) -> Any:
+def metadata(leaf: Any) -> Any:
     """Returns the metadata of a variable: sharding names, hooks, whatever the user put there."""
-    return variable.get_metadata()
+    return leaf.get_metadata() if isinstance(leaf, nnx.Variable) else None
 
 
 def write_again(variable: Any) -> None:

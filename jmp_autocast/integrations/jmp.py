@@ -39,7 +39,10 @@ def to_jmp(policy: Any) -> jmp.Policy:
         'bfloat16'
     """
     policy = as_policy(policy)
-    if lost := _lost(policy):
+    default = Policy(policy.compute_dtype)
+    names = {field.name for field in dataclasses.fields(policy)} - {"compute_dtype", "output_dtype"}
+    # Code that casts by hand runs either way, at another precision: so it is a warning, no error.
+    if lost := sorted(n for n in names if getattr(policy, n) != getattr(default, n)):
         warnings.warn(
             f"A jmp.Policy has three dtypes and nothing else: {', '.join(lost)} of the policy "
             "cannot be kept. jmp_autocast.autocast(fn, policy=policy) keeps all of it.",
@@ -50,10 +53,3 @@ def to_jmp(policy: Any) -> jmp.Policy:
         compute_dtype=jnp.dtype(policy.compute_dtype),
         output_dtype=jnp.dtype(policy.output_dtype or FLOAT32),
     )
-
-
-def _lost(policy: Policy) -> list[str]:
-    """Returns the names of the fields that have no counterpart and are not at their default."""
-    default = Policy(policy.compute_dtype)
-    names = {field.name for field in dataclasses.fields(policy)} - {"compute_dtype", "output_dtype"}
-    return sorted(name for name in names if getattr(policy, name) != getattr(default, name))

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import flax.linen as nn
-from jax.typing import DTypeLike
 
-import jmp_autocast
-
-from ..transform import OnUnknown
+from ..policies.errors import wrong_type
+from ..transform import Autocast, Options, PartOptions, autocast_options
 from .flax_compat import lifted, packed
-from .outputs import cast_leaves, cast_outputs, dtypes_of, output_dtype_apart
+from .outputs import cast_leaves, cast_outputs, dtypes_of, without_output_dtype
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
-class _Options(TypedDict, total=False):
-    compute_dtype: DTypeLike | None
-    policy: Any
-    output_dtype: Any
-    enabled: bool
-    on_unknown: OnUnknown
+class _Options(PartOptions, total=False):
+    """The options of `autocast`, which says what each of them means."""
+
     methods: Sequence[str] | None
 
 
@@ -36,14 +31,7 @@ def autocast(target: Target, **options: Unpack[_Options]) -> Target: ...
 @overload
 def autocast(target: None = ..., **options: Unpack[_Options]) -> Callable[[Target], Target]: ...
 def autocast(
-    target: Any = None,
-    *,
-    compute_dtype: DTypeLike | None = None,
-    policy: Any = None,
-    output_dtype: Any = "same",
-    enabled: bool = True,
-    on_unknown: OnUnknown = "keep",
-    methods: Sequence[str] | None = None,
+    target: Any = None, *, methods: Sequence[str] | None = None, **options: Unpack[PartOptions]
 ) -> Any:
     """Runs a part of a Flax Linen model in mixed precision.
 
@@ -58,13 +46,13 @@ def autocast(
         target: A module class, a ``functools.partial`` of one, a method in the body of a class
             (outside ``nn.compact``'s decorator), or a function whose first argument is a module.
             None to use ``autocast`` as a decorator with options.
+        methods: The methods of a class that run in mixed precision, ``__call__`` by default.
         compute_dtype: As in `jmp_autocast.autocast`.
         policy: As in `jmp_autocast.autocast`.
         output_dtype: As in `jmp_autocast.autocast`; variables keep their dtypes whatever it says.
             With ``"computed"`` what follows the part gets its 16-bit values.
         enabled: As in `jmp_autocast.autocast`.
         on_unknown: As in `jmp_autocast.autocast`.
-        methods: The methods of a class that run in mixed precision, ``__call__`` by default.
 
     Returns:
         What stands in the place of ``target``; with ``target=None`` a decorator. The variables of
@@ -90,32 +78,26 @@ def autocast(
         >>> str(jax.make_jaxpr(Net().apply)(variables, x)).count("bf16[1,8] = dot_general")
         1
     """
-    options = {
-        "compute_dtype": compute_dtype,
-        "policy": policy,
-        "output_dtype": output_dtype,
-        "enabled": enabled,
-        "on_unknown": on_unknown,
-    }
-    jmp_autocast.autocast(**options)  # the options are checked here, not at the first call
-    if target is None:
-        return functools.partial(_lifted, options=options, methods=methods)
-    return _lifted(target, options, methods)
+    # A wrong option fails here, where the user wrote it, and not at the first call of a model.
+    # The variables are argument 0 of the function of scopes, and all of them count as parameters.
+    checked = autocast_options(params=0, **options)
+    lift = functools.partial(_lifted, methods=methods, options=checked)
+    return lift if target is None else lift(target)
 
 
-def _lifted(target: Any, options: dict[str, Any], methods: Sequence[str] | None) -> Any:
+def _lifted(target: Any, options: Options, methods: Sequence[str] | None) -> Any:
     if isinstance(target, nn.Module) or not callable(target):
-        raise TypeError(
-            "linen.autocast takes a module class, or a function whose first argument is a module, "
-            f"got {target!r} of type {type(target).__name__}. Write autocast(nn.Dense)(8) instead "
-            "of autocast(nn.Dense(8)), or jmp_autocast.autocast(model.apply) for a whole model."
+        raise wrong_type(
+            "linen.autocast takes a module class, or a function whose first argument is a module",
+            target,
+            "Write autocast(nn.Dense)(8) instead of autocast(nn.Dense(8)), or "
+            "jmp_autocast.autocast(model.apply) for a whole model.",
         )
     return lifted(_autocast, target, methods=methods, options=options)
 
 
-def _autocast(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+def _autocast(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
     """The transformation of a function of scopes, as `flax.core.lift` has them."""
-    options, wanted = output_dtype_apart(options)
 
     def inner(
         scope_fn: Any, repack_fn: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any
@@ -130,8 +112,9 @@ def _autocast(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., 
             declared[:] = dtypes_of(changed)
             return out, changed
 
-        cast = jmp_autocast.autocast(run, params=0, **options)
+        cast = Autocast(run, without_output_dtype(options))
         out, changed = cast(variables, rngs, *args, **kwargs)
-        return cast_outputs(out, wanted), cast_leaves(changed, declared)
+        # A variable keeps its dtype: batch statistics that came in as float32 go out as float32.
+        return cast_outputs(out, options.output_dtype), cast_leaves(changed, declared)
 
     return packed(inner, "autocast")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ..inspect import Report
 from ..loss_scaling import loss_scale, skipped_steps, step_skipped
+from ..policies.errors import wrong_type
 
 
 def precision_metrics(
@@ -55,7 +56,10 @@ def precision_metrics(
             "holds the loss scale, explain(fn, *args), or both."
         )
     if not isinstance(prefix, str):
-        raise TypeError(f"prefix must be a string, got {prefix!r} of type {type(prefix).__name__}.")
+        raise wrong_type("prefix must be a string", prefix)
+    if report is not None and not isinstance(report, Report):
+        fix = "Make one with explain(fn, *args, policy=...)."
+        raise wrong_type("report must be a Report", report, fix)
     metrics: dict[str, jax.Array] = {}
     if opt_state is not None:
         metrics["loss_scale"] = loss_scale(opt_state)
@@ -63,14 +67,5 @@ def precision_metrics(
         # Writers take numbers: TensorBoard has no booleans.
         metrics["step_skipped"] = step_skipped(opt_state).astype(jnp.int32)
     if report is not None:
-        metrics["low_precision_share"] = jnp.float32(_share(report))
+        metrics["low_precision_share"] = jnp.float32(report.totals.low_share)
     return {prefix + name: value for name, value in metrics.items()}
-
-
-def _share(report: Any) -> float:
-    if not isinstance(report, Report):
-        raise TypeError(
-            f"report must be a Report, got {report!r} of type {type(report).__name__}. Make one "
-            "with explain(fn, *args, policy=...)."
-        )
-    return report.totals.low_share

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
-from jax.typing import DTypeLike
-
-import jmp_autocast
-
-from ..arguments import AUTO, Params, name_of
-from ..pickling import by_name_or_made
-from ..transform import Autocast
+from ..arguments import name_of
+from ..transform import Autocast, GivenOptions, autocast_options, wrapper_of
 from .flax_compat import update_context
 from .nnx_state import Call
-from .outputs import cast_leaves, cast_outputs, output_dtype_apart
+from .outputs import cast_leaves, cast_outputs, without_output_dtype
 
 __all__ = ["autocast"]
 
 
-def autocast(
-    fn: Callable[..., Any] | None = None,
-    *,
-    compute_dtype: DTypeLike | None = None,
-    policy: Any = None,
-    params: Params = AUTO,
-    output_dtype: Any = "same",
-    enabled: bool = True,
-    on_unknown: Any = "keep",
-) -> Any:
+def autocast(fn: Callable[..., Any] | None = None, **options: Unpack[GivenOptions]) -> Any:
     """Runs a float32 function of Flax NNX modules in mixed precision.
 
     `jmp_autocast.autocast` for functions that take NNX modules (or any other NNX object: `Rngs`,
@@ -92,47 +79,25 @@ def autocast(
         >>> grads.dense.kernel.dtype, bool((net.norm.mean[...] != 0).any())
         (dtype('float32'), True)
     """
-    options = {
-        "compute_dtype": compute_dtype,
-        "policy": policy,
-        "params": params,
-        "output_dtype": output_dtype,
-        "enabled": enabled,
-        "on_unknown": on_unknown,
-    }
-    if fn is None:
-        jmp_autocast.autocast(**options)  # the options are checked here, not at decoration
-        return functools.partial(_wrapper_of, options=options)
-    return _wrapper_of(fn, options)
-
-
-def _wrapper_of(fn: Callable[..., Any], options: dict[str, Any]) -> NNXAutocast:
-    """Returns the one wrapper of a function with these options; it lives with the plain one."""
-    plain = jmp_autocast.autocast(fn, **options)
-    return vars(plain).setdefault("_nnx", NNXAutocast(fn, plain, options))
+    wrap = functools.partial(wrapper_of, options=autocast_options(**options), kind=NNXAutocast)
+    return wrap if fn is None else wrap(fn)
 
 
 class NNXAutocast(Autocast):
     """A function of NNX modules in mixed precision: what `autocast` returns."""
 
-    def __init__(self, fn: Callable[..., Any], plain: Any, options: dict[str, Any]) -> None:
-        super().__init__(fn, plain._options)
-        self._plain = plain
-        self._given = options
-        self._inner, self._output_dtype = output_dtype_apart(options)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
+        # Without casts there is nothing to rewrite, so that modules may change as they always do.
         if not self._options.enabled:
-            return self._plain(*args, **kwargs)
+            return super().__call__(*args, **kwargs)
         with update_context():
             call, fast = self._opened(args, kwargs)
             out, changed = fast(call.values, call.rest)
             # State must keep its dtype: where outputs need not, both are cast out here.
-            if self._inner["output_dtype"] == "computed":
+            if fast._options.output_dtype == "computed":
                 changed = cast_leaves(changed, call.dtypes)
-            out = cast_outputs(out, self._output_dtype)
-            return call.finish(out, changed)
+            return call.finish(cast_outputs(out, self._options.output_dtype), changed)
 
     def planned(self, *args: Any, **kwargs: Any) -> Any:
         """Traces and plans a call without running it, for `jmp_autocast.explain`.
@@ -143,23 +108,23 @@ class NNXAutocast(Autocast):
             ValueError: The wrapper is not enabled, so that nothing is planned.
         """
         if not self._options.enabled:
-            return self._plain.planned(*args, **kwargs)  # says so
+            return super().planned(*args, **kwargs)  # says so
         with update_context():
             call, fast = self._opened(args, kwargs)
             return fast.planned(call.values, call.rest)
 
-    def _opened(self, args: Any, kwargs: Any) -> tuple[Call, Any]:
+    def _opened(self, args: Any, kwargs: Any) -> tuple[Call, Autocast]:
         """Returns a call with its state taken out, and the function of that state."""
-        call = Call(self._fn, self._inner["params"], args, kwargs)
+        call = Call(self._fn, self._options.params, args, kwargs)
 
+        # A function and not the bound method, which takes no other name: messages and profiles
+        # shall show that of the user's function.
         def pure(state: Any, rest: Any) -> Any:
             return call.pure(state, rest)
 
         pure.__name__ = name_of(self._fn)
-        return call, jmp_autocast.autocast(pure, **{**self._inner, "params": call.is_param})
-
-    def __reduce__(self) -> Any:
-        return by_name_or_made(self, _wrapper_of, self._fn, self._given)
+        options = without_output_dtype(self._options)
+        return call, Autocast(pure, dataclasses.replace(options, params=call.is_param))
 
     def __repr__(self) -> str:
-        return f"nnx.{self._plain!r}"
+        return f"nnx.{super().__repr__()}"

@@ -84,11 +84,8 @@ def arrays_as_data(roots: Sequence[Any], known: dict[int, Any]) -> None:
         known: The ids of traced arrays that were there before: those of an outer trace.
     """
     for _, node in objects_in(roots):
-        if isinstance(node, nnx.Pytree):
-            for name, value in list(vars(node).items()):
-                if (
-                    isinstance(value, jax.Array)
-                    and not nnx.is_data(value)
-                    and id(value) not in known
-                ):
-                    assign(node, name, nnx.data(value))
+        # A copy: an assignment changes the dictionary that is read here.
+        attributes = dict(vars(node)) if isinstance(node, nnx.Pytree) else {}
+        for name, value in attributes.items():
+            if isinstance(value, jax.Array) and not nnx.is_data(value) and id(value) not in known:
+                assign(node, name, nnx.data(value))

@@ -61,10 +61,13 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
     """
     owner = object()
     modules = list(_modules(nodes))
+    # Written past `__setattr__`, which a user's class may have. A module that already has a path is
+    # in the call of an outer autocast, which names it from its own root.
     for path, module in modules:
         vars(module).setdefault(_ATTRIBUTE, _Path(path, owner))
     found = (class_with_call(type(module)) for _, module in modules)
     classes = {cls for cls in found if cls is not None}
+    # Only a thread that has a stack opens scopes: the classes are those of all threads.
     outer = getattr(_local, "stack", None)
     _local.stack = [] if outer is None else outer
     patch_calls(classes, _in_scope)
@@ -111,6 +114,8 @@ def _names(module: Any, caller: tuple[Any, ...]) -> tuple[list[str], tuple[Any, 
     """Returns the scopes of a module that another calls, and its path for those that it calls."""
     own = vars(module).get(_ATTRIBUTE)
     keys = caller if own is None else own.keys  # without: made in the traced function
+    # A module that is called by one that does not hold it is named from its own root on, without
+    # the position of the root in the arguments.
     inside = bool(caller) and keys[: len(caller)] == caller
     attributes = keys[len(caller) :] if inside else keys[1:]
     return [*map(str, attributes), type(module).__name__], keys

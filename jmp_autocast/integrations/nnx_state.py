@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import errors, nnx
 
-from ..arguments import AUTO, check_given, name_of
+from ..arguments import AUTO, name_of, param_positions
 from .flax_compat import is_unchanged, merge_nodes, metadata, raw_value, split_nodes
 from .nnx_checks import arrays_as_data, check_writable, is_object, static_tracers
 from .nnx_scopes import module_scopes
@@ -31,8 +32,10 @@ class Call:
         self._where = [i for i, (_, leaf) in enumerate(found) if is_object(leaf)]
         self._nodes = [found[i][1] for i in self._where]
         self._graphdef, self._before = split_nodes((self._nodes, []))
-        self.values: list[Any] = [_value(leaf) for _, leaf in self._before]
+        self.values: list[Any] = [raw_value(leaf) for _, leaf in self._before]
         self.rest: list[Any] = [None if is_object(leaf) else leaf for _, leaf in found]
+        # The traced function takes two lists, so the planner asks about the path "0/k" or "1/i".
+        # The user's predicate and positions speak of the arguments of `fn`: both are translated.
         wanted = _param_predicate(fn, params, args)
         marks = {
             f"1/{i}": wanted(path, None) for i, (path, x) in enumerate(found) if not is_object(x)
@@ -73,11 +76,13 @@ class Call:
                 "object. Hold it in an nnx.Variable, or assign nnx.data(...)."
             )
         self._graphdef_after = graphdef
+        # By identity: a traced value that comes back untouched is the same object, and two values
+        # cannot be compared in a trace.
         known = {id(x): i for i, x in enumerate(state)}
         self._after, changed = [], []
         for path, leaf in after:
-            source = known.get(id(_value(leaf)))
-            if source is not None and _metadata(leaf) == _metadata(self._before[source][1]):
+            source = known.get(id(raw_value(leaf)))
+            if source is not None and metadata(leaf) == metadata(self._before[source][1]):
                 self._after.append((path, source))
             else:
                 self._after.append((path, None))
@@ -90,6 +95,8 @@ class Call:
         new = iter(changed)
         after = [(path, next(new) if i is None else self.values[i]) for path, i in self._after]
         returned: Any = ()
+        # Values alone are written one by one, because a module of an outer trace may be read. A
+        # merge writes every object of the graph, and Flax raises for one of an outer trace.
         if is_unchanged(self._graphdef_after, self._graphdef):
             pairs = zip(after, self.values, strict=True)
             moved = [item for item, value in pairs if item[1] is not value]
@@ -105,14 +112,6 @@ class Call:
         return jax.tree_util.tree_unflatten(self._out_tree, leaves)
 
 
-def _value(leaf: Any) -> Any:
-    return raw_value(leaf) if isinstance(leaf, nnx.Variable) else leaf
-
-
-def _metadata(leaf: Any) -> Any:
-    return metadata(leaf) if isinstance(leaf, nnx.Variable) else None
-
-
 def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]]:
     """Takes out of ``fn`` the modules that it brings: its own, or the bound ones."""
     if isinstance(fn, functools.partial):
@@ -121,22 +120,20 @@ def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str,
     if inspect.ismethod(fn) and is_object(fn.__self__):
         return fn.__func__, ((fn.__self__,), {})
     if is_object(fn):
-        return _call, ((fn,), {})
+        return operator.call, ((fn,), {})
     return fn, ((), {})
-
-
-def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
-    return module(*args, **kwargs)
 
 
 def _param_predicate(fn: Any, params: Any, args: tuple[Any, ...]) -> Callable[[Any, Any], bool]:
     """Returns the predicate of a leaf's path in (args, kwargs, bound) and of the leaf."""
-    positions = _positions(fn, params, args)
+    positions = set() if callable(params) else param_positions(fn, params, args)
 
     def is_param(path: Any, leaf: Any) -> bool:
         root, *inside = path
+        # What `fn` itself brings, as a module or a method, is the model.
         if root.idx == _BOUND:
             return True
+        # NNX says what is a parameter: batch statistics and counters are variables, too.
         if params is AUTO and isinstance(leaf, nnx.Variable):
             return isinstance(leaf, nnx.Param)
         if callable(params):
@@ -144,14 +141,3 @@ def _param_predicate(fn: Any, params: Any, args: tuple[Any, ...]) -> Callable[[A
         return root.idx == _ARGS and inside[0].idx in positions
 
     return is_param
-
-
-def _positions(fn: Any, params: Any, args: tuple[Any, ...]) -> set[int]:
-    """Returns which arguments are parameters; ValueError where there is no such argument."""
-    if params is AUTO:
-        return {0} if args and not jax.tree_util.all_leaves(args[:1]) else set()
-    if params is None or callable(params):
-        return set()
-    given = tuple(params) if isinstance(params, tuple | list) else (params,)
-    check_given(given, len(args), fn)
-    return {i % len(args) for i in given}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,12 +31,14 @@ def as_bool_scalar(finite: Any) -> jax.Array:
     return finite
 
 
+def is_real(dtype: Any) -> bool:
+    """True for the dtypes of integers and floating numbers, those of ``ml_dtypes`` included."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (np.integer, np.floating))
+
+
 def check_scale(value: Any) -> None:
     """Raises an error for a number that is not a normal, finite float32 number above 0."""
-    number = _as_stored("scale", value)
-    if number is not None:
-        usable = SMALLEST_SCALE <= number <= LARGEST_SCALE
-        _check("scale", value, usable, "a finite float32 number above 0")
+    _check("scale", value, _is_scale, _A_SCALE)
 
 
 def check_configuration(**arguments: ArrayLike) -> dict[str, ArrayLike]:
@@ -44,42 +46,41 @@ def check_configuration(**arguments: ArrayLike) -> dict[str, ArrayLike]:
 
     A JAX array passes, whatever its value: ``optax.inject_hyperparams`` hands over traced ones.
     """
-    stored = {name: _as_stored(name, value) for name, value in arguments.items()}
-    known = {name: value for name, value in stored.items() if value is not None}
-    low = known.get("min_scale", SMALLEST_SCALE)
-    high = known.get("max_scale", LARGEST_SCALE)
 
-    def check(name: str, holds: bool, allowed: str) -> None:
+    def check(name: str, holds: Callable[[float], bool], allowed: str) -> None:
         _check(name, arguments[name], holds, allowed)
 
+    low = _as_stored("min_scale", arguments["min_scale"]) or SMALLEST_SCALE
+    high = _as_stored("max_scale", arguments["max_scale"]) or LARGEST_SCALE
+    within = f"within [min_scale, max_scale] = [{low:g}, {high:g}]"
+    check("growth_factor", lambda x: 1 < x <= LARGEST_SCALE, "a finite number above 1")
+    check("backoff_factor", lambda x: 0 < x < 1, "a number between 0 and 1")
+    check("growth_interval", _is_count, "an integer of at least 1")
+    check("min_scale", _is_scale, _A_SCALE)
+    check(
+        "max_scale", lambda x: low <= x <= LARGEST_SCALE, f"finite and at least min_scale={low:g}"
+    )
     # init_scale is checked last. Otherwise min_scale=inf would be reported as an init_scale that
     # is out of range.
-    for name, value in sorted(known.items(), key=lambda item: item[0] == "init_scale"):
-        match name:
-            case "growth_factor":
-                check(name, 1 < value <= LARGEST_SCALE, "a finite number above 1")
-            case "backoff_factor":
-                check(name, 0 < value < 1, "a number between 0 and 1")
-            case "growth_interval":
-                integral = math.isfinite(value) and value == math.floor(value)
-                check(name, integral and 1 <= value <= MAX_COUNT, "an integer of at least 1")
-            case "min_scale":
-                usable = SMALLEST_SCALE <= value <= LARGEST_SCALE
-                check(name, usable, "a finite float32 number above 0")
-            case "max_scale":
-                usable = low <= value <= LARGEST_SCALE
-                check(name, usable, f"finite and at least min_scale={low:g}")
-            case "init_scale":
-                allowed = f"within [min_scale, max_scale] = [{low:g}, {high:g}]"
-                check(name, low <= value <= high, allowed)
+    check("init_scale", lambda x: low <= x <= high, within)
     return arguments
+
+
+_A_SCALE = "a finite float32 number above 0"
+
+
+def _is_scale(number: float) -> bool:
+    return SMALLEST_SCALE <= number <= LARGEST_SCALE
+
+
+def _is_count(number: float) -> bool:
+    return number.is_integer() and 1 <= number <= MAX_COUNT
 
 
 def _as_stored(name: str, value: Any) -> float | None:
     """Returns a number as the state will hold it; None for a JAX array, which may be traced."""
     if isinstance(value, jax.Array | np.ndarray):
-        kinds = (np.integer, np.floating)
-        if value.shape or not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
+        if value.shape or not is_real(value.dtype):
             raise TypeError(
                 f"{name} must be a real number, got an array of shape {value.shape} and dtype "
                 f"{value.dtype}."
@@ -93,6 +94,7 @@ def _as_stored(name: str, value: Any) -> float | None:
         return float(value) if name == "growth_interval" else float(np.float32(value))
 
 
-def _check(name: str, value: Any, holds: bool, allowed: str) -> None:
-    if not holds:
+def _check(name: str, value: Any, holds: Callable[[float], bool], allowed: str) -> None:
+    number = _as_stored(name, value)
+    if number is not None and not holds(number):
         raise ValueError(f"{name}={value!r} is out of range: it must be {allowed}.")

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .check_arguments import check_scale
+from .check_arguments import check_scale, is_real
 from .find_state import loss_scale
 from .scale import LossScale
-from .unscale import AxisName
+from .unscale import AxisName, at_least_float32, is_inexact
 
 
 class FiniteGradients(NamedTuple):
@@ -195,11 +195,10 @@ def _as_float32_scalar(scale: Any) -> jax.Array:
         check_scale(scale)
     if isinstance(scale, jax.Array | np.ndarray | np.generic | int | float | complex):
         dtype = jax.dtypes.result_type(scale)
-        real = jnp.issubdtype(dtype, np.floating) or jnp.issubdtype(dtype, np.integer)
-        if jnp.shape(scale) or not real:
+        if jnp.shape(scale) or not is_real(dtype):
             raise ValueError(
                 "scale must be a number, an array of shape () or an optimizer state; got an "
-                f"array of shape {jnp.shape(scale)} and dtype {jax.dtypes.result_type(scale)}."
+                f"array of shape {jnp.shape(scale)} and dtype {dtype}."
             )
         return jnp.asarray(scale, jnp.float32)
     return loss_scale(scale)
@@ -226,9 +225,9 @@ def _multiplied(grads: Any, ratio: jax.Array) -> Any:
     """Multiplies floating and complex leaves by a float32 scalar, 16-bit leaves in float32."""
 
     def multiplied(leaf: Any) -> Any:
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        if not is_inexact(leaf):
             return leaf
-        wide = leaf if leaf.dtype.itemsize >= 4 else leaf.astype(jnp.float32)
+        wide = at_least_float32(leaf)
         return (wide * ratio.astype(wide.dtype)).astype(leaf.dtype)
 
     return jax.tree.map(multiplied, grads)

@@ -110,28 +110,16 @@ def dynamic_loss_scaling(
         >>> print(params["w"], step_skipped(opt_state), loss_scale(opt_state))
         [1. 1.] True 32768.0
     """
-    configuration = {
-        "growth_factor": growth_factor,
-        "backoff_factor": backoff_factor,
-        "growth_interval": growth_interval,
-        "min_scale": min_scale,
-        "max_scale": max_scale,
-    }
-
-    def make_scale() -> LossScale:
-        return LossScale.dynamic(init_scale, **configuration)
-
-    make_scale()  # raises here what is wrong with the arguments, and not first in `init`
-
-    # optax.inject_hyperparams builds the transformation anew in each step, with traced arrays: the
-    # values of this step, which replace those that the state has from the step before. A number
-    # must not replace them, or `state._replace(growth_interval=...)` would have no effect.
-    arrays = {name: v for name, v in configuration.items() if isinstance(v, jax.Array)}
-
-    def with_new_arrays(scale: LossScale) -> LossScale:
-        return scale._replace(**arrays)
-
-    return _loss_scaling("dynamic_loss_scaling", inner, make_scale, with_new_arrays, axis_name)
+    make_scale = functools.partial(
+        LossScale.dynamic,
+        init_scale,
+        growth_factor=growth_factor,
+        backoff_factor=backoff_factor,
+        growth_interval=growth_interval,
+        min_scale=min_scale,
+        max_scale=max_scale,
+    )
+    return _loss_scaling("dynamic_loss_scaling", inner, make_scale, axis_name)
 
 
 def static_loss_scaling(
@@ -162,21 +150,14 @@ def static_loss_scaling(
         >>> print(updates)
         [-2.]
     """
-    LossScale.static(scale)  # raises here what is wrong with the scale, and not first in `init`
-    return _loss_scaling(
-        "static_loss_scaling",
-        inner,
-        lambda: LossScale.static(scale),
-        lambda scale: scale,
-        axis_name,
-    )
+    make_scale = functools.partial(LossScale.static, scale)
+    return _loss_scaling("static_loss_scaling", inner, make_scale, axis_name)
 
 
 def _loss_scaling(
     name: str,
     inner: optax.GradientTransformation,
-    make_scale: Callable[[], LossScale],
-    with_new_arrays: Callable[[LossScale], LossScale],
+    make_scale: functools.partial[LossScale],
     axis_name: AxisName,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the transformation, for a scale that adapts and for one that does not.
@@ -185,9 +166,13 @@ def _loss_scaling(
         name: What the user called, for error messages.
         inner: The transformation that gets the unscaled gradients.
         make_scale: Makes the scale before the first step.
-        with_new_arrays: Puts the hyperparameters of this step into the scale of the last step.
         axis_name: Mapped axis or axes over which one bad shard counts for all.
     """
+    make_scale()  # raises here what is wrong with the arguments, and not first in `init`
+    # optax.inject_hyperparams builds the transformation anew in each step, with traced arrays: the
+    # values of this step, which replace those that the state has from the step before. A number
+    # must not replace them, or `state._replace(growth_interval=...)` would have no effect.
+    arrays = {key: x for key, x in make_scale.keywords.items() if isinstance(x, jax.Array)}
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise TypeError(
             f"{name} wraps an optax gradient transformation such as optax.adam(1e-3), got "
@@ -214,7 +199,7 @@ def _loss_scaling(
                 f"last update; got {type(state).__name__}. The arguments of update are (gradients, "
                 "state, params)."
             )
-        scale = with_new_arrays(state.loss_scale)
+        scale = state.loss_scale._replace(**arrays)
         _, finite = scale.unscale(updates, axis_name)
         divisor = jnp.asarray(scale.scale, jnp.float32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -130,7 +131,7 @@ class LossScale(NamedTuple):
         # With factors of 1 and equal bounds `adjust` gives the same scale whatever happens, so
         # that no other code has to ask whether a scale is static.
         return _before_the_first_step(
-            init_scale=scale,
+            scale,
             growth_factor=1.0,
             backoff_factor=1.0,
             growth_interval=MAX_COUNT,
@@ -211,29 +212,12 @@ class LossScale(NamedTuple):
         )
 
 
-def _before_the_first_step(
-    *,
-    init_scale: ArrayLike,
-    growth_factor: ArrayLike,
-    backoff_factor: ArrayLike,
-    growth_interval: ArrayLike,
-    min_scale: ArrayLike,
-    max_scale: ArrayLike,
-) -> LossScale:
+def _before_the_first_step(init_scale: ArrayLike, **configuration: ArrayLike) -> LossScale:
     """Makes the state before the first step; the arguments are not checked."""
+    counts = dict.fromkeys(("good_steps", "consecutive_skips", "skipped_steps"), 0)
     # jnp.array copies. With jnp.asarray, `static` would put one buffer into three fields, and a
     # step that donates its state would donate that buffer three times, which is an error.
-    return LossScale(
-        scale=jnp.array(init_scale, jnp.float32),
-        good_steps=jnp.zeros([], jnp.int32),
-        consecutive_skips=jnp.zeros([], jnp.int32),
-        skipped_steps=jnp.zeros([], jnp.int32),
-        growth_factor=jnp.array(growth_factor, jnp.float32),
-        backoff_factor=jnp.array(backoff_factor, jnp.float32),
-        growth_interval=jnp.array(growth_interval, jnp.int32),
-        min_scale=jnp.array(min_scale, jnp.float32),
-        max_scale=jnp.array(max_scale, jnp.float32),
-    )
+    return _as_state(jnp.array, {"scale": init_scale, **counts, **configuration})
 
 
 def _with_array_fields(state: LossScale) -> LossScale:
@@ -241,12 +225,13 @@ def _with_array_fields(state: LossScale) -> LossScale:
     # A user may write `state._replace(scale=1024)`, and a restored checkpoint may hold NumPy
     # arrays. NumPy would warn where `scale * growth_factor` overflows, and would make int64 and
     # float64 of what is added to it.
-    return LossScale(
-        **{
-            name: jnp.asarray(value, jnp.int32 if name in _COUNTS else jnp.float32)
-            for name, value in state._asdict().items()
-        }
-    )
+    return _as_state(jnp.asarray, state._asdict())
+
+
+def _as_state(convert: Callable[..., jax.Array], fields: Mapping[str, Any]) -> LossScale:
+    """Makes a state of its fields, each converted to an array of the field's dtype."""
+    dtypes = {name: jnp.int32 if name in _COUNTS else jnp.float32 for name in fields}
+    return LossScale(**{name: convert(value, dtypes[name]) for name, value in fields.items()})
 
 
 def _increment(count: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ def unscale_and_check(scale: jax.Array, grads: Any, axis_name: AxisName) -> tupl
     Returns:
         The gradients, leaves narrower than float32 as float32; and a bool scalar.
     """
-    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(grads) if _is_inexact(leaf)]
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(grads) if is_inexact(leaf)]
     # The saving of `_is_finite_by_sums` was measured on CPUs; elsewhere no conditional is added
     # without a measurement.
     finite = lax.platform_dependent(scale, *leaves, cpu=_is_finite_by_sums, default=_is_finite)
@@ -40,18 +40,20 @@ def unscale(scale: jax.Array, grads: Any) -> Any:
     return jax.tree.map(lambda leaf: _unscaled_leaf(leaf, scale), grads)
 
 
-def _is_inexact(leaf: Any) -> bool:
+def is_inexact(leaf: Any) -> bool:
+    """True for floating and complex leaves: those that a scale is a factor of."""
     return jnp.issubdtype(jax.dtypes.result_type(leaf), jnp.inexact)
 
 
 def _unscaled_leaf(leaf: Any, scale: jax.Array) -> Any:
-    if not _is_inexact(leaf):
+    if not is_inexact(leaf):
         return leaf
-    wide = _at_least_float32(jnp.asarray(leaf))
+    wide = at_least_float32(jnp.asarray(leaf))
     return wide / scale.astype(wide.dtype)
 
 
-def _at_least_float32(leaf: jax.Array) -> jax.Array:
+def at_least_float32(leaf: jax.Array) -> jax.Array:
+    """Returns a floating or complex leaf, one that is narrower than float32 as float32."""
     # jnp.promote_types(float8_e4m3fn, float32) is an error: float8 types do not promote.
     return leaf if leaf.dtype.itemsize >= 4 else leaf.astype(jnp.float32)
 
@@ -75,7 +77,7 @@ def _is_finite_by_sums(scale: jax.Array, *leaves: jax.Array) -> jax.Array:
     # A finite sum has finite terms only, and division by a scale of at least 1 keeps them finite.
     finite = (scale >= 1) & (scale <= LARGEST_SCALE)
     for leaf in leaves:
-        finite &= jnp.isfinite(jnp.sum(_at_least_float32(leaf)))
+        finite &= jnp.isfinite(jnp.sum(at_least_float32(leaf)))
     # A sum may also overflow where each term is finite (3e38 + 3e38), and a scale below 1 may be
     # usable. These cases are rare, and only they look at each term.
     return lax.cond(

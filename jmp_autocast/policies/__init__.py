@@ -1,13 +1,13 @@
 """Which operation runs in which precision: policies, rules, tables. Knows no interpreter."""
 
 from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
-from .dtypes import COMPUTE_DTYPES, FLOAT32, as_compute_dtype, as_dtype
+from .dtypes import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES
 from .equation_view import EquationView
 from .parse import as_policy, parse_policy
 from .patterns import match_depth
 from .policy import Policy
 from .presets import BF16, FP16
-from .registry import check_rule_like, register_policy
+from .registry import register_policy
 from .tables import (
     CALLS,
     CONTRACTIONS,
@@ -28,6 +28,7 @@ __all__ = [
     "DATA_MOVEMENT",
     "DEFAULT_RULES",
     "FLOAT32",
+    "FLOAT_DTYPES",
     "FP16",
     "FULL_POLICIES",
     "FUNCTIONS_RETURNING_FLOAT32",
@@ -41,10 +42,7 @@ __all__ = [
     "Policy",
     "Rule",
     "apply_rule",
-    "as_compute_dtype",
-    "as_dtype",
     "as_policy",
-    "check_rule_like",
     "match_depth",
     "parse_policy",
     "register_policy",

@@ -10,8 +10,10 @@ from typing import Any, TypeAlias
 
 from jax.typing import DTypeLike
 
+from .callables import is_function, name_of
 from .dtypes import as_float_dtype
 from .equation_view import EquationView
+from .errors import wrong_type
 
 
 class CastPolicy(enum.Enum):
@@ -100,10 +102,9 @@ class Decision:
                 f"Decision.policy must be a CastPolicy, one of {[p.name for p in CastPolicy]}, "
                 f"got {self.policy!r}."
             )
-        if self.emit is not None and (not callable(self.emit) or isinstance(self.emit, type)):
-            raise TypeError(
-                "Decision.emit must be a function of the equation's operands, got "
-                f"{self.emit!r} of type {type(self.emit).__name__}."
+        if self.emit is not None and not is_function(self.emit):
+            raise wrong_type(
+                "Decision.emit must be a function of the equation's operands", self.emit
             )
         # With both, one of them would be ignored in silence.
         if (self.policy is None) == (self.emit is None):
@@ -138,7 +139,7 @@ class Decision:
         # function.
         while isinstance(function, functools.partial):
             function = function.func
-        return self.name or getattr(function, "__name__", None) or type(function).__name__
+        return self.name or name_of(function)
 
 
 Rule: TypeAlias = CastPolicy | Callable[[EquationView], "CastPolicy | Decision | None"]
@@ -172,10 +173,11 @@ def apply_rule(rule: Rule, view: EquationView) -> Decision:
     if isinstance(decided, Decision):
         return decided
     raise TypeError(
-        f"The rule for primitive {view.primitive!r}, {_name(rule)}, returned {decided!r} of type "
-        f"{type(decided).__name__}; a rule must return a CastPolicy or a Decision."
+        f"The rule for primitive {view.primitive!r}, {rule_name(rule)}, returned {decided!r} of "
+        f"type {type(decided).__name__}; a rule must return a CastPolicy or a Decision."
     )
 
 
-def _name(rule: object) -> str:
+def rule_name(rule: object) -> str:
+    """Returns the name of a rule function, for messages."""
     return getattr(rule, "__qualname__", None) or repr(rule)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from .registry import did_you_mean
+from .errors import did_you_mean
 
 Level = Literal["tensor_cores", "o1", "compute"]
 DotOutput = Literal["compute", "consumer"]

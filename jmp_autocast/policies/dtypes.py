@@ -10,14 +10,33 @@ import numpy as np
 
 FLOAT32 = np.dtype(np.float32)
 COMPUTE_DTYPES = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
+# The dtypes between which values are cast. A float64 or float8 value stays what it is: its author
+# chose more, or fewer, than the 24 bits of float32 on purpose.
+FLOAT_DTYPES = frozenset((FLOAT32, *COMPUTE_DTYPES))
+
+
+def find_dtype(value: Any) -> np.dtype | None:
+    """Returns the dtype meant by a dtype, a scalar type or a name, None where none is meant.
+
+    Example:
+        >>> find_dtype("bfloat16"), find_dtype("bf17")
+        (dtype(bfloat16), None)
+    """
+    # NumPy takes None for float64, and an array for its own dtype. Here either of them is a
+    # mistake: an array in place of a dtype is a forgotten keyword, as in `autocast(fn, x)`.
+    if value is None or isinstance(value, jax.Array):
+        return None
+    try:
+        return np.dtype(jnp.dtype(value))
+    except TypeError:
+        return None
 
 
 def as_dtype(value: Any, argument: str) -> np.dtype:
     """Returns the dtype meant by ``value``.
 
     Args:
-        value: A dtype, a scalar type or a name. NumPy would also take None, for float64, and
-            arrays, for their own.
+        value: A dtype, a scalar type or a name.
         argument: The argument's name, for the message.
 
     Raises:
@@ -27,17 +46,13 @@ def as_dtype(value: Any, argument: str) -> np.dtype:
         >>> as_dtype("bfloat16", "compute_dtype")
         dtype(bfloat16)
     """
-    error = None
-    # An array in place of a dtype is a forgotten keyword: `autocast(fn, x)`.
-    if value is not None and not isinstance(value, jax.Array):
-        try:
-            return np.dtype(jnp.dtype(value))
-        except TypeError as not_a_dtype:
-            error = not_a_dtype
-    raise ValueError(
-        f"{argument} must be a dtype, got {value!r}. Pass one such as jnp.bfloat16, or its name, "
-        "'bfloat16'."
-    ) from error
+    dtype = find_dtype(value)
+    if dtype is None:
+        raise ValueError(
+            f"{argument} must be a dtype, got {value!r}. Pass one such as jnp.bfloat16, or its "
+            "name, 'bfloat16'."
+        )
+    return dtype
 
 
 def as_float_dtype(value: Any, argument: str) -> np.dtype:
@@ -51,7 +66,7 @@ def as_float_dtype(value: Any, argument: str) -> np.dtype:
         dtype('float32')
     """
     dtype = as_dtype(value, argument)
-    if dtype not in (FLOAT32, *COMPUTE_DTYPES):
+    if dtype not in FLOAT_DTYPES:
         raise ValueError(f"{argument} must be float32, float16 or bfloat16, got {dtype.name}.")
     return dtype
 

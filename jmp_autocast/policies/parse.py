@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
 from .dtypes import FLOAT32, as_compute_dtype, as_dtype
+from .errors import did_you_mean, wrong_type
 from .policy import Policy
-from .registry import did_you_mean
 
-_KEYS = {"params": "params", "p": "params", "compute": "compute", "c": "compute"}
-_KEYS |= {"output": "output", "o": "output"}
-_CHOICES = ("level", "dot_output")
-_SHORT = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_SHORT_KEYS = {"p": "params", "c": "compute", "o": "output"}
+_SHORT_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_KEYS = ("params", "compute", "output", "level", "dot_output")
 
 
 def parse_policy(text: str) -> Policy:
@@ -40,30 +38,25 @@ def parse_policy(text: str) -> Policy:
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if len(parts) == 1 and "=" not in parts[0]:
-        return Policy(as_compute_dtype(_SHORT.get(parts[0], parts[0])))
-    found: dict[str, np.dtype] = {}
-    choices: dict[str, Any] = {}
+        return Policy(as_compute_dtype(_SHORT_DTYPES.get(parts[0], parts[0])))
+    found: dict[str, Any] = {}
     for part in parts:
-        key, equals, value = (s.strip() for s in part.partition("="))
+        given, equals, value = (s.strip() for s in part.partition("="))
+        key = _SHORT_KEYS.get(given, given)
         # Of two values for one key the reader expects one and gets the other.
-        if _KEYS.get(key, key) in {**found, **choices}:
-            raise ValueError(
-                f"The policy {text!r} names {_KEYS.get(key, key)!r} twice; leave one of them out."
-            )
-        if equals and key in _CHOICES:
-            choices[key] = value
-            continue
+        if key in found:
+            raise ValueError(f"The policy {text!r} names {key!r} twice; leave one of them out.")
         if not equals or key not in _KEYS:
             raise ValueError(
-                f"Cannot read {part!r} in the policy {text!r}."
-                f"{did_you_mean(key, (*_KEYS, *_CHOICES))} Write "
+                f"Cannot read {part!r} in the policy {text!r}.{did_you_mean(given, _KEYS)} Write "
                 "'params=float32,compute=bfloat16,output=float32'."
             )
-        found[_KEYS[key]] = as_dtype(_SHORT.get(value, value), _KEYS[key])
+        is_dtype = key in _SHORT_KEYS.values()
+        found[key] = as_dtype(_SHORT_DTYPES.get(value, value), key) if is_dtype else value
     if "compute" not in found:
         raise ValueError(f"The policy {text!r} names no compute dtype; add 'compute=bfloat16'.")
-    policy = _build(found["compute"], found.get("params", FLOAT32), found.get("output"))
-    return dataclasses.replace(policy, **choices)
+    dtypes = found.pop("compute"), found.pop("params", FLOAT32), found.pop("output", None)
+    return _build(*dtypes, **found)
 
 
 def as_policy(value: Any) -> Policy:
@@ -85,18 +78,19 @@ def as_policy(value: Any) -> Policy:
     if not isinstance(value, type) and all(d is not None for d in dtypes):
         compute, param, output = (as_dtype(d, "policy") for d in dtypes)
         return _build(compute, param, output)
-    raise TypeError(
+    raise wrong_type(
         "policy must be a jmp_autocast.Policy, a string such as "
-        "'params=float32,compute=bfloat16,output=float32', or a jmp.Policy, got "
-        f"{value!r} of type {type(value).__name__}."
+        "'params=float32,compute=bfloat16,output=float32', or a jmp.Policy",
+        value,
     )
 
 
-def _build(compute: np.dtype, param: np.dtype, output: np.dtype | None) -> Policy:
-    # jmp's policies may cast the parameters themselves; here a float32 copy is what updates add to.
+def _build(compute: np.dtype, param: np.dtype, output: np.dtype | None, **words: Any) -> Policy:
+    # jmp's policies may cast the parameters themselves. Here updates are added to a float32 copy:
+    # bfloat16 has 8 bits, and a parameter would lose every update below 1/512 of it.
     if param != FLOAT32:
         raise ValueError(
             f"params must be float32, got {param.name}: parameters are kept in float32 and cast "
             "once in the traced graph."
         )
-    return Policy(as_compute_dtype(compute), output)
+    return Policy(as_compute_dtype(compute), output, **words)

@@ -15,14 +15,9 @@ from jax.typing import DTypeLike
 from .cast_policy import CastPolicy, Rule
 from .choices import DOT_OUTPUTS, LEVELS, DotOutput, Level, check_choice
 from .dtypes import as_compute_dtype, as_float_dtype
+from .errors import did_you_mean, wrong_type
 from .patterns import check_pattern, literal_path, match_depth
-from .registry import (
-    as_rule,
-    did_you_mean,
-    known_primitives,
-    primitive_name,
-    registered_rule,
-)
+from .registry import as_rule, known_primitives, primitive_name, registered_rule
 from .tables import DEFAULT_RULES
 from .toml_file import read_policy, write_policy
 
@@ -68,28 +63,27 @@ class Policy:
     scoped_rules: tuple[tuple[str, str, Rule], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "compute_dtype", as_compute_dtype(self.compute_dtype))
+        set_field = functools.partial(object.__setattr__, self)
+        set_field("compute_dtype", as_compute_dtype(self.compute_dtype))
         if self.output_dtype is not None:
-            dtype = as_float_dtype(self.output_dtype, "output_dtype")
-            object.__setattr__(self, "output_dtype", dtype)
+            set_field("output_dtype", as_float_dtype(self.output_dtype, "output_dtype"))
         check_choice("level", self.level, LEVELS)
         check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
+        # Rules are read here and not in `with_rules`, so that a policy made by hand or from a file
+        # is checked. As in `with_rules` a later rule replaces one for the same primitive.
         rules = [(primitive_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]
-        # Read here and not in `with_rules`, so that a policy made by hand or from a file is
-        # checked. As in `with_rules` a later rule replaces an earlier one for the same primitive.
-        merged = {name: as_rule(rule, name) for name, rule in rules}
-        object.__setattr__(self, "rules", tuple(merged.items()))
-        scopes = _tuples(self.scopes, "scopes", 2)
-        scopes = tuple((check_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in scopes)
-        object.__setattr__(self, "scopes", scopes)
+        set_field("rules", tuple({name: as_rule(rule, name) for name, rule in rules}.items()))
+        pairs = _tuples(self.scopes, "scopes", 2)
+        scopes = ((check_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in pairs)
+        set_field("scopes", tuple(scopes))
         scoped: dict[tuple[str, str], Rule] = {}
-        for p, name, rule in _tuples(self.scoped_rules, "scoped_rules", 3):
-            key = check_pattern(p), primitive_name(name)
-            # Unlike those of the whole program, scoped rules depend on their order.
-            scoped.pop(key, None)  # the place counts: of those at one depth the last wins
+        for pattern, name, rule in _tuples(self.scoped_rules, "scoped_rules", 3):
+            key = check_pattern(pattern), primitive_name(name)
+            # Unlike those of the whole program, scoped rules depend on their order: of those that
+            # match at one depth the last wins, so that a rule given again moves to the end.
+            scoped.pop(key, None)
             scoped[key] = as_rule(rule, name)
-        scoped_rules = tuple((p, name, rule) for (p, name), rule in scoped.items())
-        object.__setattr__(self, "scoped_rules", scoped_rules)
+        set_field("scoped_rules", tuple((*key, rule) for key, rule in scoped.items()))
 
     def with_level(self, level: Level) -> Policy:
         """Returns a policy that lowers more, or less, of the program.
@@ -308,11 +302,8 @@ class Policy:
             >>> BF16.with_scopes({"*/ln": "float32"}).scope_matches(["net", "ln", "mul"])
             [(2, '*/ln', dtype('float32'))]
         """
-        matches = []
-        for pattern, dtype in self.scopes:
-            if (depth := match_depth(pattern, names)) is not None:
-                matches.append((depth, pattern, dtype))
-        return matches
+        found = ((match_depth(pattern, names), pattern, dtype) for pattern, dtype in self.scopes)
+        return [(depth, pattern, dtype) for depth, pattern, dtype in found if depth is not None]
 
     def rules_in(self, names: Sequence[str]) -> tuple[tuple[str, Rule], ...]:
         """Returns the rules that a scope adds, as pairs of primitive and rule.
@@ -327,12 +318,10 @@ class Policy:
             (('dot_general', <CastPolicy.FP32: 'fp32'>),)
         """
         matches: list[tuple[int, int, str, Rule]] = []
-        by_path, patterns = self._scoped_rule_map
-        if by_path:
-            for depth in range(1, len(names) + 1):
-                for i, name, rule in by_path.get("/".join(names[:depth]), ()):
-                    matches.append((depth, i, name, rule))
-        for i, pattern, name, rule in patterns:
+        for depth in range(1, len(names) + 1):
+            for i, _, name, rule in self._scoped_by_path.get("/".join(names[:depth]), ()):
+                matches.append((depth, i, name, rule))
+        for i, pattern, name, rule in self._scoped_by_path.get(None, ()):
             if (depth := match_depth(pattern, names)) is not None:
                 matches.append((depth, i, name, rule))
         # The innermost wins, and of equals the last.
@@ -340,20 +329,16 @@ class Policy:
         return tuple({name: rule for _, _, name, rule in matches}.items())
 
     @functools.cached_property
-    def _scoped_rule_map(self) -> tuple[dict[str, list[Any]], list[Any]]:
-        """The rules of single scopes by their path, and those of patterns, with their positions.
+    def _scoped_by_path(self) -> dict[str | None, list[tuple[int, str, str, Rule]]]:
+        """The scoped rules, with their positions, by the one path that a pattern stands for.
 
-        What `tune` tries first may be a rule for each scope of a large program.
+        Those of other patterns are at None. What `tune` tries first may be a rule for each scope
+        of a large program: a thousand rules would be compared with a thousand scopes.
         """
-        by_path: dict[str, list[Any]] = {}
-        patterns = []
+        by_path: dict[str | None, list[tuple[int, str, str, Rule]]] = {}
         for i, (pattern, name, rule) in enumerate(self.scoped_rules):
-            path = literal_path(pattern)
-            if path is None:
-                patterns.append((i, pattern, name, rule))
-            else:
-                by_path.setdefault(path, []).append((i, name, rule))
-        return by_path, patterns
+            by_path.setdefault(literal_path(pattern), []).append((i, pattern, name, rule))
+        return by_path
 
 
 _EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}
@@ -363,17 +348,12 @@ def _tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...]]
     if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == length for p in value):
         return value
     what = {2: "pairs", 3: "triples"}[length]
-    method = "rules" if argument == "scoped_rules" else argument
-    raise TypeError(
-        f"{argument} must be a tuple of {what}, got {value!r} of type {type(value).__name__}. Use "
-        f"Policy(...).with_{method}({{...}})."
-    )
+    fix = f"Use Policy(...).with_{argument.removeprefix('scoped_')}({{...}})."
+    raise wrong_type(f"{argument} must be a tuple of {what}", value, fix)
 
 
 def _mapping(value: Any, argument: str) -> Mapping:
     if not isinstance(value, Mapping):
-        raise TypeError(
-            f"{argument} must be a mapping, got {value!r} of type {type(value).__name__}. Write "
-            f"with_{argument}({{{_EXAMPLES[argument]}}})."
-        )
+        fix = f"Write with_{argument}({{{_EXAMPLES[argument]}}})."
+        raise wrong_type(f"{argument} must be a mapping", value, fix)
     return value

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, cast
 
+from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
+from .errors import did_you_mean, wrong_type
 from .tables import DEFAULT_RULES, STRUCTURAL
 
 _registered: dict[str, tuple[int, Rule]] = {}
@@ -39,10 +39,8 @@ def register_policy(primitive: Any, policy_or_rule: Rule | str, priority: int = 
     name = primitive_name(primitive)
     rule = as_rule(policy_or_rule, name)
     if not isinstance(priority, int) or isinstance(priority, bool):
-        raise TypeError(
-            f"priority must be an int, got {priority!r} of type {type(priority).__name__}. Among "
-            "registrations of one primitive the highest priority wins; the default is 10."
-        )
+        fix = "Among registrations of one primitive the highest priority wins; the default is 10."
+        raise wrong_type("priority must be an int", priority, fix)
     # At equal priority the latest wins, so that a module which is loaded again replaces its rule.
     if name not in _registered or priority >= _registered[name][0]:
         _registered[name] = (priority, rule)
@@ -69,9 +67,8 @@ def primitive_name(primitive: Any) -> str:
     is_primitive = callable(getattr(primitive, "bind", None)) and not isinstance(primitive, type)
     name = primitive.name if is_primitive else primitive
     if not isinstance(name, str) or not name:
-        raise TypeError(
-            "A primitive is given by its name or as a jax.extend.core.Primitive, got "
-            f"{primitive!r} of type {type(primitive).__name__}."
+        raise wrong_type(
+            "A primitive is given by its name or as a jax.extend.core.Primitive", primitive
         )
     return name
 
@@ -89,54 +86,18 @@ def as_rule(value: Any, primitive: str) -> Rule:
     if isinstance(value, CastPolicy):
         return value
     if isinstance(value, str):
-        by_name = {p.name.lower(): p for p in CastPolicy}
-        if value.lower() in by_name:
-            return by_name[value.lower()]
+        names = [p.name for p in CastPolicy]
+        if value.upper() in names:
+            return CastPolicy[value.upper()]
         raise ValueError(
             f"Unknown policy {value!r} in the rule for primitive {primitive!r}."
-            f"{did_you_mean(value.upper(), [p.name for p in CastPolicy])} The policies are "
-            f"{', '.join(p.name for p in CastPolicy)}."
+            f"{did_you_mean(value.upper(), names)} The policies are {', '.join(names)}."
         )
-    if callable(value) and not isinstance(value, type):
+    if is_function(value):
         check_rule_like(value, f"The rule for primitive {primitive!r}", "an EquationView")
         return cast(Rule, value)
-    raise TypeError(
-        f"The rule for primitive {primitive!r} must be a CastPolicy, its name, or a function of "
-        f"an EquationView, got {value!r} of type {type(value).__name__}."
-    )
-
-
-def check_rule_like(fn: Callable[..., Any], what: str, argument: str) -> None:
-    """Raises TypeError for a function of an option that takes not one argument, or has no hash.
-
-    Options are compared and hashed whenever a function is wrapped; and a wrong number of arguments
-    would show first in the middle of a trace.
-    """
-    # Options are keys: of the wrappers of a function, and of JAX's trace cache.
-    try:
-        hash(fn)
-    except TypeError:
-        raise TypeError(
-            f"{what} must be hashable, got {fn!r}. Use a function, or define __hash__ beside "
-            "__eq__."
-        ) from None
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a builtin without one
-        return
-    try:
-        signature.bind(None)
-    except TypeError:
-        raise TypeError(
-            f"{what} must take one argument, {argument}, got "
-            f"{getattr(fn, '__name__', repr(fn))}{signature}."
-        ) from None
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns a sentence that names the nearest match, or nothing."""
-    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f" Did you mean {nearest[0]!r}?" if nearest else ""
+    expected = "must be a CastPolicy, its name, or a function of an EquationView"
+    raise wrong_type(f"The rule for primitive {primitive!r} {expected}", value)
 
 
 def structural_message(name: str) -> str:

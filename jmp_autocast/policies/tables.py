@@ -42,47 +42,47 @@ def div_rule(eqn: EquationView) -> CastPolicy:
     return CastPolicy.PROMOTE
 
 
-_LOWER_PRECISION_FP = """
-    conv_general_dilated ragged_dot_general
-    dot_product_attention_fwd dot_product_attention_fwd_wrapper
-"""
-
-_FP32 = """
-    exp exp2 expm1 log log1p log2 pow rsqrt one_minus_square polynomial
-    acos acosh asin asinh atan atanh cosh sinh tan erf_inv
-    lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta
-    bessel_i0e bessel_i1e random_gamma
-    cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur
-    svd symmetric_product triangular_solve tridiagonal tridiagonal_solve fft
-"""
-
-# A window is a reduction, too: in bfloat16 the mean of a 64 x 64 window of 20.0 came out as 2.0, in
-# float16 its sum, 81,920, as infinity.
-_FP32_SET_OPT_DTYPE = "reduce_sum reduce_prod reduce_window_sum cumsum cumprod cumlogsumexp"
-
-_FP32_APPEND_DTYPE = "scatter-add scatter-sub scatter-mul"
-
 # Rounding commutes with these: they only move, replicate or select elements of one operand, and
 # they are linear in it. A source that passes through stays one.
-_DATA_MOVEMENT = """
+DATA_MOVEMENT = frozenset(
+    """
     reshape transpose broadcast_in_dim broadcast_to squeeze rev slice dynamic_slice gather split
     unstack tile copy copy_p stop_gradient name device_put with_memory_space_constraint
     sharding_constraint reshard relayout layout_constraint
     pvary pbroadcast pbroadcast_dynamic reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast
     vary_unreduced_cast_p all_gather all_gather_invariant all_gather_reduced all_to_all
     ppermute ragged_all_to_all
-"""
+    """.split()
+)
 
-_PROMOTE = """
+_NAMES: dict[CastPolicy, str] = {
+    CastPolicy.LOWER_PRECISION_FP: """
+    conv_general_dilated ragged_dot_general
+    dot_product_attention_fwd dot_product_attention_fwd_wrapper
+    """,
+    CastPolicy.FP32: """
+    exp exp2 expm1 log log1p log2 pow rsqrt one_minus_square polynomial
+    acos acosh asin asinh atan atanh cosh sinh tan erf_inv
+    lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta
+    bessel_i0e bessel_i1e random_gamma
+    cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur
+    svd symmetric_product triangular_solve tridiagonal tridiagonal_solve fft
+    """,
+    # A window is a reduction, too: in bfloat16 the mean of a 64 x 64 window of 20.0 came out as 2.0,
+    # in float16 its sum, 81,920, as infinity.
+    CastPolicy.FP32_SET_OPT_DTYPE: (
+        "reduce_sum reduce_prod reduce_window_sum cumsum cumprod cumlogsumexp"
+    ),
+    CastPolicy.FP32_APPEND_DTYPE: "scatter-add scatter-sub scatter-mul",
+    CastPolicy.PROMOTE: """
     add sub mul rem max min add_any atan2 select_n concatenate stack pad clamp
     dynamic_update_slice scatter scatter-max scatter-min
     eq ne lt le gt ge
     neg abs sign floor ceil round is_finite square sqrt cbrt sin cos tanh logistic erf erfc
     reduce_max reduce_min argmax argmin cummax cummin sort top_k approx_top_k
     reduce_window_max reduce_window_min select_and_scatter_add
-"""
-
-_KEEP = """
+    """,
+    CastPolicy.KEEP: """
     iota iota_2x32_shape bitcast_convert_type and or xor not shift_left shift_right_arithmetic
     shift_right_logical reduce_and reduce_or reduce_xor clz population_count mulhi eq_to lt_to
     le_to from_edtype to_edtype lu_pivots_to_permutation axis_index dim_as_value dimension_size
@@ -114,7 +114,8 @@ _KEEP = """
     rnn_fwd rnn_bwd fused_call shard_alike
     multiple_of reciprocal run_scoped bitcast roll remove_memory_space
     global_array_to_host_local_array host_local_array_to_global_array
-"""
+    """,
+}
 
 # Their inputs and outputs are those of the one jaxpr that they hold.
 CALLS = frozenset(
@@ -131,8 +132,6 @@ STRUCTURAL = CALLS | frozenset(
     scan while cond shard_map custom_jvp_call custom_vjp_call custom_vmap_call
     """.split()
 )
-
-DATA_MOVEMENT = frozenset(_DATA_MOVEMENT.split())
 
 # They multiply and sum: what tensor cores are for.
 CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
@@ -164,16 +163,9 @@ def _build() -> dict[str, Rule]:
         "dot_general": dot_rule,
         "integer_pow": integer_pow_rule,
         "div": div_rule,
+        **dict.fromkeys(DATA_MOVEMENT, CastPolicy.PROMOTE),
     }
-    for policy, names in (
-        (CastPolicy.LOWER_PRECISION_FP, _LOWER_PRECISION_FP),
-        (CastPolicy.FP32, _FP32),
-        (CastPolicy.FP32_SET_OPT_DTYPE, _FP32_SET_OPT_DTYPE),
-        (CastPolicy.FP32_APPEND_DTYPE, _FP32_APPEND_DTYPE),
-        (CastPolicy.PROMOTE, _DATA_MOVEMENT),
-        (CastPolicy.PROMOTE, _PROMOTE),
-        (CastPolicy.KEEP, _KEEP),
-    ):
+    for policy, names in _NAMES.items():
         for name in names.split():
             if name in table or name in STRUCTURAL:
                 raise AssertionError(f"primitive {name!r} is placed twice")

@@ -7,19 +7,22 @@ and registers nothing, and the primitives that it names need not exist.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
+import re
 import shutil
 import tomllib
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .cast_policy import CastPolicy, Rule
-from .choices import DOT_OUTPUTS, LEVELS
+from .cast_policy import CastPolicy, Rule, rule_name
+from .choices import DOT_OUTPUTS, LEVELS, check_choice
 from .dtypes import COMPUTE_DTYPES, FLOAT32
-from .registry import did_you_mean, structural_message
+from .errors import did_you_mean, wrong_type
+from .registry import structural_message
 from .tables import STRUCTURAL
 
 if TYPE_CHECKING:
@@ -36,9 +39,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "level": LEVELS,
     "dot_output": DOT_OUTPUTS,
 }
-_KEYS = ("version", *_CHOICES, "rules", "scopes", "scoped_rules")
-_SCOPE_KEYS = ("pattern", "dtype")
-_SCOPED_RULE_KEYS = ("pattern", "rules")
 _POLICIES = tuple(policy.name for policy in CastPolicy)
 
 _HEADER = """\
@@ -113,69 +113,66 @@ def policy_text(policy: Policy) -> str:
         dtype = "float32"
     """
     options = {name: getattr(policy, name) for name in _CHOICES}
-    lines = [f"version = {VERSION}\n"]
-    lines += [f"{name} = {_quoted(str(v))}\n" for name, v in options.items() if v is not None]
-    if policy.rules:
-        lines.append(_RULES)
-    lines += [_rule_line(primitive, rule) for primitive, rule in policy.rules]
-    if policy.scopes:
-        lines.append(_SCOPES)
-    for pattern, dtype in policy.scopes:
-        lines.append(f"\n[[scopes]]\npattern = {_quoted(pattern)}\ndtype = {_quoted(dtype.name)}\n")
-    if policy.scoped_rules:
-        lines.append(_SCOPED_RULES)
-    for pattern, rules in _by_pattern(policy.scoped_rules):
-        lines.append(f"\n[[scoped_rules]]\npattern = {_quoted(pattern)}\n[scoped_rules.rules]\n")
-        lines += [_rule_line(primitive, rule) for primitive, rule in rules]
-    return _HEADER + "".join(lines)
-
-
-def _by_pattern(scoped_rules: Iterable[tuple[str, str, Rule]]) -> Iterable[Any]:
-    """Groups neighbours: of rules at one depth the last wins, so that the order stays."""
-    for pattern, group in itertools.groupby(scoped_rules, key=lambda each: each[0]):
-        yield pattern, [(primitive, rule) for _, primitive, rule in group]
+    rules = [_rule_line(primitive, rule) for primitive, rule in policy.rules]
+    scopes = [
+        "\n[[scopes]]\n" + _line("pattern", pattern) + _line("dtype", dtype.name)
+        for pattern, dtype in policy.scopes
+    ]
+    scoped_rules = []
+    # Neighbours of one pattern share a table, and no others do: of rules at one depth the last
+    # wins, so that the order has to stay.
+    for pattern, group in itertools.groupby(policy.scoped_rules, key=lambda each: each[0]):
+        scoped_rules += ["\n[[scoped_rules]]\n", _line("pattern", pattern)]
+        scoped_rules += ["[scoped_rules.rules]\n", *(_rule_line(*each[1:]) for each in group)]
+    lines = [_HEADER, f"version = {VERSION}\n"]
+    lines += [_line(name, str(value)) for name, value in options.items() if value is not None]
+    for heading, body in ((_RULES, rules), (_SCOPES, scopes), (_SCOPED_RULES, scoped_rules)):
+        if body:
+            lines += [heading, *body]
+    return "".join(lines)
 
 
 def _rule_line(primitive: str, rule: Rule) -> str:
-    if not isinstance(rule, CastPolicy):
-        raise TypeError(_function_message(primitive, rule))
-    return f"{_key(primitive)} = {_quoted(rule.name)}\n"
-
-
-def _function_message(primitive: str, rule: object) -> str:
-    name = getattr(rule, "__qualname__", None) or repr(rule)
-    return (
-        f"Cannot save the policy: the rule for primitive {primitive!r} is a function, {name} of "
-        f"module {getattr(rule, '__module__', None)!r}, and a policy file holds data alone. Give "
-        "the primitive a policy's name instead, such as 'FP32', or leave the rule out and call "
-        f"register_policy({primitive!r}, ...) in the code that loads the file."
+    if isinstance(rule, CastPolicy):
+        return _line(primitive, rule.name)
+    raise TypeError(
+        f"Cannot save the policy: the rule for primitive {primitive!r} is a function, "
+        f"{rule_name(rule)} of module {getattr(rule, '__module__', None)!r}, and a policy file "
+        "holds data alone. Give the primitive a policy's name instead, such as 'FP32', or leave "
+        f"the rule out and call register_policy({primitive!r}, ...) in the code that loads the "
+        "file."
     )
 
 
-_BARE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+def _line(key: str, value: str) -> str:
+    return f"{_name(key, _quoted)} = {_quoted(value)}\n"
+
+
+_BARE = re.compile("[A-Za-z0-9_-]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
-def _key(name: str) -> str:
-    return name if name and _BARE.issuperset(name) else _quoted(name)
+def _name(key: str, quoted: Callable[[str], str]) -> str:
+    """Returns a key as a file has it: bare where TOML allows that, otherwise in quotes."""
+    return key if _BARE.fullmatch(key) else quoted(key)
 
 
 def _quoted(text: str) -> str:
-    return f'"{"".join(_escaped(character, text) for character in text)}"'
-
-
-def _escaped(character: str, text: str) -> str:
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    if character.isprintable():
-        return character
-    code = ord(character)
-    if 0xD800 <= code <= 0xDFFF:
+    if half := _SURROGATE.search(text):
         raise ValueError(
-            f"Cannot save the policy: {text!r} holds {character!r}, half of a surrogate pair, "
+            f"Cannot save the policy: {text!r} holds {half[0]!r}, half of a surrogate pair, "
             "which no TOML file can hold. Take it out of the name or pattern."
         )
-    # What an editor would not show, or would show as something else.
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(character: str) -> str:
+    if character in _ESCAPES or character.isprintable():
+        return _ESCAPES.get(character, character)
+    # TOML demands this of control characters alone. It is done to all that an editor would not
+    # show, or would show as something else: U+202E turns the direction of what follows.
+    code = ord(character)
     return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"
 
 
@@ -193,123 +190,133 @@ def read_policy(path: str | pathlib.Path) -> dict[str, Any]:
     """
     file = _as_path(path, "load")
     start = f"Policy file {str(path)!r}"
+    how = "Compare it with a file that Policy.save writes."
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        # Some editors of Windows put a byte order mark in front, which is no TOML.
+        table = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{start} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}. Save "
             "it in the encoding UTF-8."
         ) from None
-    try:
-        table = tomllib.loads(text)
     except RecursionError:
         raise ValueError(
-            f"{start} is not a policy: its values are nested too deeply. {_HOW}"
+            f"{start} is not a policy: its values are nested too deeply. {how}"
         ) from None
     except ValueError as error:  # also an integer of too many digits
-        raise ValueError(f"{start} is not valid TOML: {_clipped(str(error))}. {_HOW}") from None
-    return _fields(table, start)
-
-
-_HOW = "Compare it with a file that Policy.save writes."
-
-
-def _fields(table: Mapping[str, Any], start: str) -> dict[str, Any]:
+        raise ValueError(f"{start} is not valid TOML: {_clipped(str(error))}. {how}") from None
     # First: a newer file may have keys that are unknown here.
     _check_version(table, start)
-    _check_keys(table, _KEYS, start)
+    _check_keys(table, ("version", *_READERS), start)
     if "compute_dtype" not in table:
         raise ValueError(f"{start} has no compute_dtype. Add: compute_dtype = 'bfloat16'")
-    fields: dict[str, Any] = {
-        name: _choice(table[name], allowed, f"{start}: {name}")
-        for name, allowed in _CHOICES.items()
-        if name in table
-    }
-    fields["rules"] = tuple(_rules(table.get("rules", {}), f"{start}: rules"))
-    fields["scopes"] = tuple(_scopes(table.get("scopes", []), start))
-    fields["scoped_rules"] = tuple(_scoped_rules(table.get("scoped_rules", []), start))
-    return fields
+    del table["version"]
+    return _fields(table, _READERS, f"{start}: ")
 
 
 def _check_version(table: Mapping[str, Any], start: str) -> None:
     if "version" not in table:
         raise ValueError(f"{start} has no version. Add the line: version = {VERSION}")
-    version = table["version"]
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise TypeError(
-            f"{start}: version must be an integer, got {_shown(version)}. Write: version = "
-            f"{VERSION}"
-        )
+    version, fix = table["version"], f"Write: version = {VERSION}"
+    _check_type(version, int, f"{start}: version", "an integer", fix)
     if version > VERSION:
         raise ValueError(
             f"{start} has version {_number(version)}, and this jmp_autocast reads version "
             f"{VERSION}. Upgrade jmp_autocast, or save the policy with this one."
         )
     if version < 1:
-        raise ValueError(
-            f"{start} has version {_number(version)}, and the first one is 1. Write: version = "
-            f"{VERSION}"
-        )
+        raise ValueError(f"{start} has version {_number(version)}, and the first one is 1. {fix}")
 
 
-def _rules(table: Any, start: str) -> Iterable[tuple[str, CastPolicy]]:
-    if not isinstance(table, dict):
+# From a value of a file, and the place in the file for messages, to what the value means.
+_Reader: TypeAlias = Callable[[Any, str], Any]
+
+
+def _fields(table: Mapping[str, Any], readers: Mapping[str, _Reader], place: str) -> dict[str, Any]:
+    """Reads the values of a table, each with the reader of its key."""
+    return {key: readers[key](value, f"{place}{key}") for key, value in table.items()}
+
+
+def _rules(table: Any, where: str) -> tuple[tuple[str, CastPolicy], ...]:
+    fix = "Write a line [rules], or [scoped_rules.rules], and lines such as tanh = 'FP32' below it."
+    _check_type(table, dict, where, "a table", fix)
+    return tuple(
+        (name, _rule(name, value, f"{where}.{_clipped(_name(name, repr))}"))
+        for name, value in table.items()
+    )
+
+
+def _rule(name: str, value: Any, where: str) -> CastPolicy:
+    if not name:
+        raise ValueError(f"{where} names no primitive. Write lines such as tanh = 'FP32'.")
+    if name in STRUCTURAL:
+        raise ValueError(f"{where}: {structural_message(name)}")
+    if isinstance(value, dict):
         raise TypeError(
-            f"{start} must be a table, got {_shown(table)}. Write a line [rules], or "
-            "[scoped_rules.rules], and lines such as tanh = 'FP32' below it."
+            f"{where} must be a policy's name, got a table. Put quotes around a primitive's name "
+            "that has a dot."
         )
-    for name, value in table.items():
-        where = f"{start}.{_clipped(_shown_key(name))}"
-        if not name:
-            raise ValueError(f"{where} names no primitive. Write lines such as tanh = 'FP32'.")
-        if name in STRUCTURAL:
-            raise ValueError(f"{where}: {structural_message(name)}")
-        if isinstance(value, dict):
-            raise TypeError(
-                f"{where} must be a policy's name, got a table. Put quotes around a primitive's "
-                "name that has a dot."
-            )
-        # As in `with_rules`, capitals or not.
-        word = value.upper() if isinstance(value, str) else value
-        yield name, CastPolicy[_choice(word, _POLICIES, where)]
+    # As in `with_rules`, capitals or not.
+    word = value.upper() if isinstance(value, str) else value
+    return CastPolicy[_choice(word, where, _POLICIES)]
 
 
-def _scopes(tables: Any, start: str) -> Iterable[tuple[str, str]]:
+def _scopes(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
     fix = "Write a line [[scopes]] above each pattern = '*/LayerNorm_*' with its dtype."
-    for where, table in _patterned(tables, _SCOPE_KEYS, f"{start}: scopes", fix):
-        yield table["pattern"], _choice(table["dtype"], _FLOATS, f"{where}.dtype")
+    readers = {"pattern": _pattern, "dtype": functools.partial(_choice, allowed=_FLOATS)}
+    return tuple((t["pattern"], t["dtype"]) for t in _array(tables, readers, where, fix))
 
 
-def _scoped_rules(tables: Any, start: str) -> Iterable[tuple[str, str, CastPolicy]]:
+def _scoped_rules(tables: Any, where: str) -> tuple[tuple[str, str, CastPolicy], ...]:
     fix = (
         "Write a line [[scoped_rules]] above each pattern = '*/head', and below it a line "
         "[scoped_rules.rules] with lines such as tanh = 'FP32'."
     )
-    for where, table in _patterned(tables, _SCOPED_RULE_KEYS, f"{start}: scoped_rules", fix):
-        for primitive, rule in _rules(table["rules"], f"{where}.rules"):
-            yield table["pattern"], primitive, rule
+    found = _array(tables, {"pattern": _pattern, "rules": _rules}, where, fix)
+    return tuple((t["pattern"], *rule) for t in found for rule in t["rules"])
 
 
-def _patterned(
-    tables: Any, keys: Sequence[str], start: str, fix: str
-) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Yields the tables of an array, each with a good pattern, and where it stands."""
-    if not isinstance(tables, list):
-        raise TypeError(f"{start} must be an array of tables, got {_shown(tables)}. {fix}")
+def _array(
+    tables: Any, readers: Mapping[str, _Reader], where: str, fix: str
+) -> Iterator[dict[str, Any]]:
+    """Reads the tables of an array, each of which has every key."""
+    _check_type(tables, list, where, "an array of tables", fix)
     for position, table in enumerate(tables):
-        where = f"{start}[{position}]"
-        if not isinstance(table, dict):
-            raise TypeError(f"{where} must be a table, got {_shown(table)}. {fix}")
-        _check_keys(table, keys, where)
-        for key in keys:
+        here = f"{where}[{position}]"
+        _check_type(table, dict, here, "a table", fix)
+        _check_keys(table, readers, here)
+        for key in readers:
             if key not in table:
-                raise ValueError(f"{where} has no {key}. {fix}")
-        pattern = table["pattern"]
-        if not isinstance(pattern, str):
-            raise TypeError(f"{where}.pattern must be a string, got {_shown(pattern)}. {fix}")
-        if not pattern:
-            raise ValueError(f"{where}.pattern is empty. Write one such as '*/LayerNorm_*'.")
-        yield where, table
+                raise ValueError(f"{here} has no {key}. {fix}")
+        yield _fields(table, readers, f"{here}.")
+
+
+def _pattern(value: Any, where: str) -> str:
+    fix = "Write one such as '*/LayerNorm_*'."
+    _check_type(value, str, where, "a string", fix)
+    if not value:
+        raise ValueError(f"{where} is empty. {fix}")
+    return value
+
+
+def _choice(value: Any, where: str, allowed: Sequence[str]) -> str:
+    _check_type(value, str, where, f"a string, one of {', '.join(map(repr, allowed))}")
+    check_choice(where, _clipped(value), allowed)
+    return value
+
+
+_READERS: dict[str, _Reader] = {
+    **{name: functools.partial(_choice, allowed=allowed) for name, allowed in _CHOICES.items()},
+    "rules": _rules,
+    "scopes": _scopes,
+    "scoped_rules": _scoped_rules,
+}
+
+
+def _check_type(value: Any, kind: type, where: str, expected: str, fix: str = "") -> None:
+    # A bool is an int to Python, and no number to whoever writes a file.
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{where} must be {expected}, got {_shown(value)}. {fix}".rstrip())
 
 
 def _check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -319,18 +326,6 @@ def _check_keys(table: Mapping[str, Any], known: Collection[str], where: str) ->
                 f"{where}: unknown key {_shown(key)}.{did_you_mean(_clipped(key), known)} The keys "
                 f"are {', '.join(known)}."
             )
-
-
-def _choice(value: Any, allowed: Collection[str], where: str) -> str:
-    words = ", ".join(map(repr, allowed))
-    if not isinstance(value, str):
-        raise TypeError(f"{where} must be a string, one of {words}, got {_shown(value)}.")
-    if value not in allowed:
-        raise ValueError(
-            f"{where} must be one of {words}, got {_shown(value)}."
-            f"{did_you_mean(_clipped(value), allowed)}"
-        )
-    return value
 
 
 def _shown(value: Any) -> str:
@@ -350,10 +345,6 @@ def _number(value: int) -> str:
     return repr(value) if abs(value) < 2**63 else f"{hex(value)[:18]}..."
 
 
-def _shown_key(name: str) -> str:
-    return name if _BARE.issuperset(name) and name else repr(name)
-
-
 def _clipped(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
@@ -361,7 +352,8 @@ def _clipped(text: str) -> str:
 def _as_path(path: Any, method: str) -> pathlib.Path:
     if isinstance(path, str | pathlib.Path):
         return pathlib.Path(path)
-    raise TypeError(
-        f"Policy.{method} takes a path, a string or a pathlib.Path, got {path!r} of type "
-        f"{type(path).__name__}. Write one such as 'policy.toml'."
+    raise wrong_type(
+        f"Policy.{method} takes a path, a string or a pathlib.Path",
+        path,
+        "Write one such as 'policy.toml'.",
     )

@@ -17,7 +17,7 @@ from jmp_autocast import (
     autocast,
 )
 from jmp_autocast.policies import parse_policy
-from tests.support.jaxprs import dot_dtypes, dtypes, find
+from tests.support.jaxprs import dot_dtypes, dtypes, find, trace
 from tests.support.policy_programs import FULL, LOW, X, after_dot, io, rewritten
 
 
@@ -205,3 +205,17 @@ def test_a_rule_gives_a_primitive_any_policy(member, given):
     }
     dtype = low.get(member, FULL)
     assert io(jaxpr, "tanh") == ((dtype,), (dtype,))
+
+
+@pytest.mark.parametrize(
+    ("exponent", "dtype"), [(-2, "float32"), (-1, "float32"), (2, "bfloat16"), (3, "bfloat16")]
+)
+def test_a_negative_power_is_a_reciprocal(exponent, dtype):
+    """The reciprocal of a float16 below 1/65,504 would be infinite."""
+    fn = autocast(
+        lambda x: lax.integer_pow(x @ x, exponent) * (x @ x),
+        policy=BF16,
+        output_dtype="computed",
+    )
+    (power,) = find(trace(fn, X), "integer_pow")
+    assert power.invars[0].aval.dtype == dtype

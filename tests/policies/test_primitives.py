@@ -43,7 +43,8 @@ def test_no_primitive_is_both_structural_and_in_the_table():
 
 @pytest.mark.parametrize("name", ["exp", "dot_general", "scan"])
 def test_a_name_that_is_placed_twice_is_an_error(monkeypatch, name):
-    monkeypatch.setattr(tables, "_KEEP", f"{tables._KEEP} {name}")
+    keep = f"{tables._NAMES[CastPolicy.KEEP]} {name}"
+    monkeypatch.setitem(tables._NAMES, CastPolicy.KEEP, keep)
     with pytest.raises(AssertionError, match=f"primitive '{name}' is placed twice"):
         tables._build()
 

@@ -1,4 +1,4 @@
-"""`autocast` of what is no plain function: methods, builtins, objects without a hash."""
+"""`autocast` of what is no plain function, its parameters, and which wrappers are equal."""
 
 import dataclasses
 import inspect
@@ -76,3 +76,47 @@ def test_an_unknown_primitive_in_full_precision_is_reported():
     with pytest.warns(UserWarning, match="test_unknown_in_scope"):
         jaxpr = trace(autocast(fn, on_unknown="warn"), W)
     assert dot_dtypes(jaxpr) == [("float32",) * 3]
+
+
+def biased(x, weights):
+    return x @ weights["w"] + weights["b"]
+
+
+# A bias that is data has a say, so that the sum is float32; a bias that is a parameter has none.
+HOLDERS = {
+    "no parameters": (None, "float32"),
+    "argument 0": (0, "float32"),
+    "argument 1": (1, "bfloat16"),
+    "the last": (-1, "bfloat16"),
+    "the last but one": (-2, "float32"),
+    "all": ((0, -1), "bfloat16"),
+    "a predicate": (lambda path: path == "1/b", "bfloat16"),
+}
+
+
+@pytest.mark.parametrize(("params", "dtype"), HOLDERS.values(), ids=HOLDERS)
+def test_where_the_parameters_are(params, dtype):
+    low = autocast(biased, compute_dtype=jnp.bfloat16, params=params, output_dtype="computed")
+    assert low(W, {"w": W, "b": W}).dtype == dtype
+
+
+def test_a_container_in_front_holds_the_parameters():
+    low = autocast(
+        lambda weights, x: biased(x, weights), compute_dtype=jnp.bfloat16, output_dtype="computed"
+    )
+    assert low({"w": W, "b": W}, W).dtype == jnp.bfloat16
+
+
+def test_wrappers_of_other_options_are_not_equal():
+    options = [
+        {},
+        {"compute_dtype": jnp.bfloat16},
+        {"params": None},
+        {"output_dtype": "computed"},
+        {"enabled": False},
+        {"on_unknown": "warn"},
+    ]
+    wrappers = [autocast(biased, **given) for given in options]
+    for i, one in enumerate(wrappers):
+        assert [one == other for other in wrappers] == [i == k for k in range(len(options))]
+        assert one is autocast(biased, **options[i])

@@ -1,0 +1,61 @@
+"""What is known of a function that a user hands over, before it is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def is_function(value: Any) -> bool:
+    """True for what is called as a function. A class is callable, too, and is here a mistake."""
+    return callable(value) and not isinstance(value, type)
+
+
+def name_of(fn: Any) -> str:
+    """Returns a name for messages."""
+    return getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def has_hash(fn: Any) -> bool:
+    """True if ``fn`` can be a key: of the wrappers of a function, or of JAX's trace cache."""
+    try:
+        hash(fn)
+    except TypeError:
+        return False
+    return True
+
+
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
+    """Returns the signature of a function, None for a builtin without one."""
+    try:
+        return inspect.signature(fn)
+    except (TypeError, ValueError):
+        return None
+
+
+def check_rule_like(fn: Callable[..., Any], what: str, argument: str) -> None:
+    """Raises TypeError for a function of an option that takes not one argument, or has no hash.
+
+    Args:
+        fn: The function.
+        what: What it is, for the message.
+        argument: What it is called with, for the message.
+    """
+    # Options are compared and hashed whenever a function is wrapped.
+    if not has_hash(fn):
+        raise TypeError(
+            f"{what} must be hashable, got {fn!r}. Use a function, or define __hash__ beside "
+            "__eq__."
+        )
+    # A wrong number of arguments would show first in the middle of a trace, in frames that the
+    # user has not written.
+    signature = signature_of(fn)
+    try:
+        if signature is not None:
+            signature.bind(None)
+    except TypeError:
+        raise TypeError(
+            f"{what} must take one argument, {argument}, got "
+            f"{getattr(fn, '__name__', repr(fn))}{signature}."
+        ) from None
