@@ -85,6 +85,10 @@ class NumericsProbe(Probe):
     def __init__(self, overflow: bool = False, ranges: bool = True) -> None:
         self._overflow = overflow
         self._ranges = ranges
+        no = np.uint32(0)
+        # Extremes start at the ends that any value replaces: 0 and infinity.
+        of_ranges = (no, no, no, no, no, INFINITY) if ranges else ()
+        self.unread = Reading(Counts(no, no, *of_ranges), no, no, NEVER, NEVER)
 
     def measure(self, run: EquationRun) -> Any:
         """Counts what is in the results of an equation."""
@@ -94,41 +98,32 @@ class NumericsProbe(Probe):
         # As one vector, the basic block stacks all counts of an equation at once.
         return jnp.stack([x for x in total if x is not None])
 
-    def flags_of(self, array: Any) -> tuple[Any, Any]:
+    def flags_of(self, array: Any) -> list[Any]:
         """Returns whether an array holds a NaN, and whether an infinity."""
         if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
-            return False, False
-        if isinstance(array, jax.Array):
-            return jnp.any(jnp.isnan(array)), jnp.any(jnp.isinf(array))
-        return bool(np.any(np.isnan(array))), bool(np.any(np.isinf(array)))
+            return [False, False]
+        # NumPy looks at its own arrays here and now: XLA gets nothing to compile for them.
+        numpy = jnp if isinstance(array, jax.Array) else np
+        return [numpy.any(numpy.isnan(array)), numpy.any(numpy.isinf(array))]
 
-    def flags_made(self, measured: Any) -> tuple[Any, Any]:
+    def flags_made(self, measured: Any) -> Any:
         """Returns whether there is a NaN, and whether an infinity, in what equations made."""
-        counts = Counts(*measured.T)
-        return counts.nan > 0, counts.inf > 0
+        return measured[:, :2] > 0  # the first two counts: NaNs, infinities
 
-    def settle(self, measured: Any, held: tuple[Any, ...], ticks: Any) -> Reading:
+    def settle(self, measured: Any, held: Any, ticks: Any) -> Reading:
         """Returns the readings of equations that have each run once."""
-        counts, (nan, inf) = Counts(*measured.T), held
+        counts, (nan, inf) = Counts(*measured.T), held.T
         # inf - inf is a NaN: an operand's NaN excuses both, an operand's infinity only infinities.
         bad = (counts.nan > 0) & ~nan | (counts.inf > 0) & ~nan & ~inf
         if self._overflow:
             bad |= counts.large > 0
-        never = NEVER
         return Reading(
             counts=counts,
             runs=jnp.ones_like(ticks),
             bad_runs=bad.astype(jnp.uint32),
-            first_run=jnp.where(bad, jnp.uint32(0), never),
-            first=jnp.where(bad, ticks, never),
+            first_run=jnp.where(bad, np.uint32(0), NEVER),
+            first=jnp.where(bad, ticks, NEVER),
         )
-
-    def nothing(self, count: int) -> Reading:
-        """Returns the readings of equations that have not run."""
-        no = jnp.zeros(count, jnp.uint32)
-        never = jnp.full(count, NEVER, jnp.uint32)
-        ranges = (no, no, no, no, no, jnp.full(count, INFINITY, jnp.uint32)) if self._ranges else ()
-        return Reading(Counts(no, no, *ranges), no, no, never, never)
 
     def merge(self, first: Reading, second: Reading) -> Reading:
         """Returns the readings of two runs of the same equations, ``first`` the earlier."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import jax.numpy as jnp
@@ -67,15 +68,13 @@ def count_casts(jaxpr: Any) -> Casts:
         >>> count_casts(jax.make_jaxpr(lambda x: x.astype(jnp.bfloat16))(jnp.ones(3)))
         Casts(down=1, down_nbytes=18, up=0, up_nbytes=0)
     """
-    down = down_nbytes = up = up_nbytes = 0
+    found: Counter[str] = Counter()
     for eqn, times in equations_in(jaxpr):
         if eqn.primitive.name != "convert_element_type":
             continue
         (operand,), (result,) = eqn.invars, eqn.outvars
-        source, target = operand.aval.dtype, result.aval.dtype
-        nbytes = times * (nbytes_of(operand) + nbytes_of(result))
-        if source == FLOAT32 and target in COMPUTE_DTYPES:
-            down, down_nbytes = down + times, down_nbytes + nbytes
-        elif target == FLOAT32 and source in COMPUTE_DTYPES:
-            up, up_nbytes = up + times, up_nbytes + nbytes
-    return Casts(down, down_nbytes, up, up_nbytes)
+        for way, full, low in (("down", operand, result), ("up", result, operand)):
+            if full.aval.dtype == FLOAT32 and low.aval.dtype in COMPUTE_DTYPES:
+                found[way] += times
+                found[f"{way}_nbytes"] += times * (nbytes_of(full) + nbytes_of(low))
+    return Casts(**found)

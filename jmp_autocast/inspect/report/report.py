@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ..export import WIDTH, Exported, cut, labelled, saved, scaled, table
-from .by_dtype import Share, by_dtype, low_share
+from ..misuse import wrong_type
+from .by_dtype import Share, by_dtype
 from .html import frame_of, page_of
 from .jaxprs import Casts
 from .rows import Row
@@ -82,7 +83,8 @@ class Totals:
             >>> explain(half_and_half, jnp.ones((4, 4)), policy=BF16).totals.low_share
             0.5
         """
-        return low_share(self.contraction_flops, self.low_contraction_flops)
+        flops = self.contraction_flops
+        return self.low_contraction_flops / flops if flops else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,10 +281,8 @@ class Report(Exported):
             [('tanh', ('bfloat16',), ('float32',))]
         """
         if not isinstance(other, Report):
-            raise TypeError(
-                f"Report.diff takes a Report, got {other!r} of type {type(other).__name__}. Make "
-                "one with explain(fn, *args, policy=other_policy)."
-            )
+            fix = "Make one with explain(fn, *args, policy=other_policy)."
+            raise wrong_type("Report.diff takes a Report", other, fix)
         mine, theirs = (_program(report.rows) for report in (self, other))
         if mine != theirs:
             raise ValueError(
@@ -300,9 +300,8 @@ def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 
 
 def _dtypes(row: Row) -> str:
-    ends = (dict.fromkeys(_SHORT.get(name, name) for name in names) for names in
-            (row.operands, row.results))  # fmt: skip
-    return " -> ".join(", ".join(names) for names in ends)
+    ends = [[_SHORT.get(name, name) for name in names] for names in (row.operands, row.results)]
+    return " -> ".join(", ".join(dict.fromkeys(names)) for names in ends)
 
 
 def _reason(row: Row) -> str:
