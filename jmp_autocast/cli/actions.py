@@ -18,6 +18,7 @@ from ..inspect.tuning.tune import UnreachableError
 from ..transform import Autocast, autocast
 from .targets import UsageError, arguments_of, batches_of, function_of, load, written
 
+# The table stands alone in its output, and may be longer than those of reports.
 _SHOWN = 40
 
 
@@ -56,6 +57,8 @@ def _cells_of(count: OpCount) -> list[Any]:
 
 def run_check(options: argparse.Namespace) -> int:
     """Prints the report of `check_numerics`."""
+    # The float32 program shows what float16 could not hold. In the mixed one it is infinite
+    # already.
     options.as_is = options.as_is or options.overflow
     fn = _in_mixed_precision(options)
     args, kwargs = arguments_of(options)

@@ -33,6 +33,7 @@ def _tolerance(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
+    # Checked here as well as in `tune`: argparse then names the option. NaN fails the comparison.
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a positive number such as 0.01, got {text!r}")
     return value

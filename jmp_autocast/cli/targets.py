@@ -36,6 +36,7 @@ def load(target: str, option: str) -> Callable[..., Any]:
         )
     try:
         found: Any = importlib.import_module(module_name)
+    # Two errors have this type: the user's words are wrong, or the user's module is.
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and imports one that is not

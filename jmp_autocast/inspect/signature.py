@@ -43,6 +43,7 @@ class Signature:
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         """Returns the arguments with some arrays in them."""
+        # In the order of their positions: each insertion finds the leaves before it in place.
         leaves = list(arrays)
         for i, leaf in self.static.items():
             leaves.insert(i, leaf)

@@ -125,6 +125,7 @@ class Recorder:
     def __init__(self, probe: Probe, tick: Any) -> None:
         self._probe = probe
         self._block = BasicBlock()
+        # A jaxpr may hold no measured equation, and its readings are arrays all the same.
         self._readings = [probe.nothing(0)]
         self.tick = tick
 
@@ -154,6 +155,8 @@ class Recorder:
         # First the flags that are made here: an equation may read what one before it has made.
         block.flags = self._probe.flags_made(measured)
         held = _held(block.reads, self._probe.flags) if self._probe.flags else None
+        # Ticks put the runs of all equations in one order, also over the iterations of a loop: a
+        # fault of an earlier iteration comes before one of an earlier equation.
         ticks = self.tick + jnp.arange(count, dtype=jnp.uint32)
         self.take(self._probe.settle(measured, held, ticks), self.tick + jnp.uint32(count))
 

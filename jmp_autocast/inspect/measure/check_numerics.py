@@ -83,6 +83,7 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
         raise ValueError(
             f"mode must be one of {modes}, got {mode!r}.{did_you_mean(str(mode), get_args(Mode))}"
         )
+    # One object per function: it holds the traces, and they go when it goes.
     checked = _Checked(fn, mode)
     # A function, not the object: a class may use it as a method.
     return functools.wraps(fn, updated=())(lambda *args, **kwargs: checked(args, kwargs))
@@ -131,6 +132,7 @@ class _Checked:
     def _trace(self, signature: Signature, *arrays: Any) -> Traced:
         """Traces the function and runs the program of this signature, in the trace of `jax.jit`."""
         call, closed = self._program(signature, arrays)
+        # JAX would find the trace again in the next outer trace, where these tracers are gone.
         if any(isinstance(x, Tracer) for x in consts_of(closed)):
             raise _ClosesOverTracersError
         return self._run(closed, call, arrays)

@@ -90,8 +90,10 @@ def compare(
         if wrt:
             programs = _programs(planned, differentiated=True)
             declared, mixed = (cotangents(planned.closed, p, arrays, wrt) for p in programs)
+            # Both programs have the same taps: rows are named by the float32 one's.
             taps[:] = declared.taps
             pairs = zip(declared.cotangents, mixed.cotangents, strict=True)
+            # XLA would compute a cotangent again for each of the reductions over it.
             made = [distance(materialized(a), materialized(b)) for a, b in pairs]
             triples = zip(wrt, declared.gradients, mixed.gradients, strict=True)
             gradients = {planned.call.paths[i]: distance(a, b) for i, a, b in triples}
@@ -116,6 +118,7 @@ def _programs(planned: PlannedCall, differentiated: bool = False) -> tuple[Progr
 
 
 def _check_concrete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # `explain` takes shapes, and a user may pass the same arguments here.
     for leaf in jax.tree.leaves((args, kwargs)):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(
@@ -129,6 +132,7 @@ def _positions(
 ) -> list[int]:
     """Returns the positions, among the flat arrays, of what is differentiated."""
     check_range(argnums, len(args), "the call, which has")
+    # The first name of a path is the position of the argument.
     roots = {str(number % len(args)) for number in positions_of(argnums)}
     return [
         i

@@ -103,6 +103,7 @@ class Tapper(SideBySide[tuple[str, ...]]):
         equation = described(site.eqn, [v], _path(site), (), True, line)
         self.taps.append(Tap(equation, sources))
         self.avals.append(jax.typeof(value.array))
+        # The zero has the dtype of the value, and so has its gradient: the cotangent as it is.
         if self._zeros is not None:
             value = Value(value.array + self._zeros[position])
         return Values((value,), frozenset((position,)))
@@ -128,6 +129,8 @@ def cotangents(
         wrt: The positions of the arguments whose gradients are asked for.
     """
     finder = Tapper()
+    # Once without zeros, and without computing anything: nobody knows their number and shapes
+    # before.
     jax.eval_shape(lambda *xs: finder.outputs(closed, program, xs), *arrays)
     zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in finder.avals]
 

@@ -152,6 +152,7 @@ def _sums(reference: Any, result: Any) -> _Sums:
     wide = jnp.float64 if jnp.finfo(reference.dtype).bits == 64 else jnp.float32
     a, b = (_real(x).astype(wide) for x in (reference, result))
     known, lost = jnp.isfinite(a), jnp.isfinite(a) & ~jnp.isfinite(b)
+    # What is not finite in the reference is no fault of the mixed program, and is left out.
     largest = jnp.max(jnp.where(known, jnp.abs(a), 0.0))
     both = known & ~lost
     # Unscaled, the square of 1e20 is infinite and that of 1e-23 is 0, in float32.
@@ -167,14 +168,18 @@ def _sums(reference: Any, result: Any) -> _Sums:
 
 
 def _worst(one: _Sums, other: _Sums) -> _Sums:
+    # Error and cosine of one result, so that they belong together. The largest is that of all.
     worse = _error(other) > _error(one)
     picked = jax.tree.map(lambda a, b: jnp.where(worse, b, a), one, other)
     return picked._replace(largest=jnp.maximum(one.largest, other.largest))
 
 
 def _distance(sums: _Sums) -> Distance:
+    # The roots are multiplied, not the sums: a sum may be near the end of float32, 3e38, and the
+    # product of two would be infinite.
     length = jnp.sqrt(sums.reference) * jnp.sqrt(sums.result)
     cosine = jnp.where(length > 0, sums.product / jnp.where(length > 0, length, 1.0), 1.0)
+    # Rounding may make the quotient of equal lengths 1 + 1.2e-7, which is no cosine.
     return Distance(_error(sums), jnp.clip(cosine, -1.0, 1.0), sums.lost, sums.largest)
 
 
@@ -182,6 +187,7 @@ def _error(sums: _Sums) -> Any:
     """Returns the relative error, infinity where an element became infinite or NaN."""
     some = sums.reference > 0
     relative = jnp.sqrt(sums.difference / jnp.where(some, sums.reference, 1.0))
+    # Relative to zero any difference is infinite, and no difference is none.
     of_zero = jnp.where(sums.difference > 0, jnp.inf, 0.0)
     error = jnp.where(some, relative, of_zero)
     return jnp.where(sums.lost > 0, jnp.inf, error).astype(jnp.float32)

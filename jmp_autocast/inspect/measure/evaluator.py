@@ -69,6 +69,7 @@ class Evaluator(SideBySide[Recorder]):
             programs: The programs.
             arrays: The arguments.
         """
+        # Counts are uint32: without x64 JAX has no wider integer, and int32 would end at 2**31.
         return self._measure(jaxpr, programs, [(x,) * len(programs) for x in arrays], jnp.uint32(0))
 
     def _measure(
@@ -119,6 +120,7 @@ class Evaluator(SideBySide[Recorder]):
         if is_measured(eqn):
             if self._probe.flags and (axes := collective_axes(eqn)):
                 refs = refs_of(self.given((_on_all_devices(x, axes),) for x in arrays[0]))
+            # A measured result has several readers: the next equations, and each reduction over it.
             results = [[materialized(x) for x in each] for each in results]
             refs = recorder.add(EquationRun(eqn, arrays, results, run), refs)
         return [Values(each, refs) for each in zip(*results, strict=True)]
@@ -138,6 +140,8 @@ class Evaluator(SideBySide[Recorder]):
 
             return run
 
+        # The branch is the float32 program's in all programs. Where a rounding changed the index,
+        # the values of two branches would stand side by side, and nothing could be said of them.
         index, rest = operands[0][0], [operands[i] for i in branches[0].operands]
         return lax.switch(index, [branch(k) for k in range(len(branches))], rest, tick)
 
@@ -149,6 +153,7 @@ class Evaluator(SideBySide[Recorder]):
         def step(state: Evaluated, slices: Any) -> Any:
             args = [*fixed, *state.outputs, *slices]
             found = self._measure(body.jaxpr, programs, args, state.tick)
+            # Readings are merged, not stacked: a scan of 1,000 steps would return 1,000 of each.
             merged = self._probe.merge(state.readings, found.readings)
             made, count = found.outputs, len(carry)
             return Evaluated(made[:count], merged, found.tick), made[count:]
@@ -171,6 +176,7 @@ class Evaluator(SideBySide[Recorder]):
         def step(state: Any) -> Any:
             _, asked, (carry, done, tick) = state
             found = self._measure(body.jaxpr, of_body, [*for_body, *carry], tick)
+            # The end of the loop is the float32 program's, as the branch of a `cond` is.
             goes_on, again, tick = ask(found.outputs, found.tick)
             done = merge(done, found.readings)
             return goes_on, merge(asked, again), Evaluated(found.outputs, done, tick)
@@ -203,6 +209,8 @@ class Evaluator(SideBySide[Recorder]):
         options["out_specs"] = Evaluated(made, PartitionSpec(axes), PartitionSpec())
         found: Evaluated = jax.shard_map(body, **options)(operands, tick)
         devices = range(math.prod(mesh.shape[a] for a in axes))
+        # Merged outside of the map, in the order of the devices: the first run that made a fault is
+        # then the same in each call.
         each = [jax.tree.map(lambda x, k=k: x[k], found.readings) for k in devices]
         return found._replace(readings=functools.reduce(self._probe.merge, each))
 

@@ -80,8 +80,11 @@ def measured_equations(
     """
     for eqn in body_of(jaxpr).eqns:
         path = (*names, *user_scopes(eqn))
+        # JAX marks the name stack of what it transposes. What is inside has no mark of its own.
         transposed = backward or "transpose(" in name_stack(eqn)
         around = inside if is_call(eqn) else (*inside, eqn.primitive.name)
+        # A jaxpr that JAX's own functions have made, as that of `jnp.var`, has no line of the
+        # user's. The line of its call stands for it.
         line = source_line(eqn) or source
         for body in bodies(eqn):
             yield from measured_equations(body.jaxpr, path, around, transposed, line)
@@ -134,4 +137,6 @@ def is_measured(eqn: Any) -> bool:
 
 def is_measurable(aval: Any) -> bool:
     """True for arrays of floats or complex numbers that hold an element."""
+    # An array without elements has no largest one, and nothing can go wrong in it. Integers do not
+    # round, and are never infinite.
     return is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact) and 0 not in aval.shape

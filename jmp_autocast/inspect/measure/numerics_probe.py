@@ -146,6 +146,7 @@ def _saturating(a: Any, b: Any) -> Any:
 
 
 def _sum(a: Counts, b: Counts, add: Any = _saturating) -> Counts:
+    # The last two fields are extremes. All others are counts.
     ways = [add] * (len(Counts._fields) - 2) + [jnp.maximum, jnp.minimum]
     each = zip(ways, a, b, strict=True)
     return Counts(*(None if p is None else way(p, q) for way, p, q in each))
@@ -162,6 +163,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([jnp.real(x), jnp.imag(x)])
     bits = _magnitude_bits(x)
+    # NaNs have the exponent of an infinity and a fraction: their bits are the largest of all.
     whole = bits.dtype.type
     infinity = _bits_of(np.inf, whole)
     masks, extremes, ends = [bits > infinity, bits == infinity], [], []
@@ -218,6 +220,8 @@ def _single_bits(bits: Any) -> Any:
     ends = jnp.finfo(jnp.float32)
     least, most = (_bits_of(end, np.uint64) for end in (ends.smallest_normal, ends.max))
     inside = lax.bitcast_convert_type(jnp.clip(bits, least, most), jnp.float64)
+    # Below float32's range counts as its smallest normal number, 2**-126: a device may flush what
+    # is smaller to 0, and 0 says that there was nothing.
     single = lax.bitcast_convert_type(inside.astype(jnp.float32), jnp.uint32)
     none, infinite = bits < np.uint64(1), bits == _bits_of(np.inf, np.uint64)
     return jnp.where(none, np.uint32(0), jnp.where(infinite, INFINITY, single))

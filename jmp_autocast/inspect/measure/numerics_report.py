@@ -14,6 +14,7 @@ from ..export import NOT_EXPORTED, Exported, counted, cut, rest, table
 from .measured import MeasuredEquation, each_reading, fields_of
 from .numerics_probe import INFINITY, NEVER, Reading
 
+# Twenty rows fit on a screen. The report holds all.
 _SHOWN = 20
 
 # Over mapped axes these are no sums. The earliest fault of all is the one to look at.
@@ -147,6 +148,7 @@ class NumericsReport(Exported):
             >>> [(row.primitive, row.inf, row.nan) for row in report.bad]
             [('log', 4, 0), ('log', 4, 0), ('sub', 0, 4)]
         """
+        # A NaN spreads through all that follows. Who made it is the fault that came first.
         found = [row for row in self.rows if row.order is not None]
         return sorted(found, key=lambda row: row.order or 0)
 
@@ -177,12 +179,13 @@ class NumericsReport(Exported):
             'log: an infinity or NaN, made by 1 of 1 equation'
         """
         rows = self.rows
-        bad = [row for row in rows if row.bad_runs]
+        bad, of = [row for row in rows if row.bad_runs], counted(len(rows), "equation")
+        overflow = self.mode == "overflow"
         if not bad:
-            what = "nothing beyond float16's range" if self.mode == "overflow" else "all is finite"
-            return cut(f"{self.name}: {counted(len(rows), 'equation')}, {what}")
-        of = counted(len(rows), "equation")
-        return cut(f"{self.name}: {_what(self.mode)}, made by {len(bad)} of {of}")
+            what = "nothing beyond float16's range" if overflow else "all is finite"
+            return cut(f"{self.name}: {of}, {what}")
+        what = "what a float16 cannot hold" if overflow else "an infinity or NaN"
+        return cut(f"{self.name}: {what}, made by {len(bad)} of {of}")
 
     def __str__(self) -> str:
         """Returns the summary, the faults in the order in which they arose, and the extremes.
@@ -201,6 +204,7 @@ class NumericsReport(Exported):
             where = f"{row.primitive} {','.join(row.dtypes)} {row.scope} {row.source}"
             return [row.largest, row.smallest, _share(row.zero, row), _share(row.small, row), where]
 
+        # The range of a dtype is what a program outgrows: the largest values come first.
         ordered = sorted(self.rows, key=lambda row: -row.largest)
         more = "more; report.rows holds all"
         lines += ["", *table({**columns, "equation": ""}, ordered, cells, _SHOWN, more)]
@@ -222,10 +226,6 @@ def bad_message(name: str, row: NumericsRow) -> str:
     return "\n".join([f"{name}: {first}", *rest, fix])
 
 
-def _what(mode: str) -> str:
-    return "what a float16 cannot hold" if mode == "overflow" else "an infinity or NaN"
-
-
 def _lines(row: NumericsRow) -> list[str]:
     made = [
         counted(count, *nouns)
@@ -236,6 +236,7 @@ def _lines(row: NumericsRow) -> list[str]:
         )
         if count
     ]
+    # One row counts all results of an equation: all their types are named.
     types = ", ".join(f"{d}{list(s)}" for d, s in zip(row.dtypes, row.shapes, strict=True))
     among = counted(row.values, "value")
     scope = f"scope {row.scope}" if row.scope else "no scope"

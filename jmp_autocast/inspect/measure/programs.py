@@ -56,6 +56,8 @@ class Program:
             eqn: The equation.
             operands: Its operands, as arrays, literals, `Value` or `Scalar`.
         """
+        # What the rewriter emits for a Python number differs from what it emits for an array: the
+        # number is cast at trace time.
         values = [_as_value(x) for x in operands]
         if self._plan is None or self._rewriter is None:
             out = bind(eqn.primitive, [value.array for value in values], eqn.params)
@@ -67,6 +69,7 @@ class Program:
         if self._plan is None:
             return False
         equation = self._plan.equations[i]
+        # What moves a parameter is one still, and its gradient is added up in float32.
         return isinstance(equation.action, Move) or equation.results[k].keeps_gradient
 
     def enter(self, i: int, operands: Sequence[Any]) -> list[Any]:

@@ -88,6 +88,8 @@ class SideBySide(abc.ABC, Generic[Context]):
             results = self.inside(site, operands)
             return _each(programs, lambda program, xs: program.leave(i, xs), results)
 
+        # Only a program that is differentiated marks its inputs and constants. For all others an
+        # array is an array.
         outputs = evaluate(
             jaxpr,
             _each(programs, Program.constants, known(consts_of(jaxpr))),

@@ -79,6 +79,7 @@ def contraction_flops(rows: Iterable[Row]) -> tuple[int, int]:
 
 def dtype_of(row: Row) -> str:
     """Returns the dtype that a row computes in."""
+    # A matmul of bfloat16 and float32 runs in float32, and so does all that has a float32 operand.
     floats = [name for name in row.operands if is_float(name)]
     return max(floats, key=item_size) if floats else (*row.results, "")[0]
 

@@ -39,6 +39,7 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 # others a program of 2,000 equations has few, and each is in the page once.
 _OWN = frozenset("depth inner times flops nbytes declared_nbytes operand_rows cause_rows".split())
 
+# The height of the page in a notebook, in pixels: the chart and a screen of rows.
 FRAME_HEIGHT = 760
 
 
@@ -92,6 +93,7 @@ def data_of(report: Report) -> dict[str, Any]:
             [x if k in _OWN else numbers.setdefault(x, len(numbers)) for k, x in cells.items()]
         )
     columns = [*fields, *derived]
+    # The page colours floats, and does not know the names of all float dtypes.
     names = {name for row in report.rows for name in (*row.operands, *row.results)}
     return {
         "name": report.name,

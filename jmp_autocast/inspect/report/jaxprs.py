@@ -36,6 +36,7 @@ def nbytes_of(atom: Any, dtype: str | None = None) -> int:
     declared = getattr(atom.aval, "dtype", None)
     if declared is None:
         return 0
+    # A random key has a dtype that NumPy does not know. It is never cast.
     item = declared if dtype in (None, str(declared)) else jnp.dtype(dtype)
     return element_count(atom) * item.itemsize
 
@@ -73,6 +74,7 @@ def count_casts(jaxpr: Any) -> Casts:
         if eqn.primitive.name != "convert_element_type":
             continue
         (operand,), (result,) = eqn.invars, eqn.outvars
+        # Casts of other dtypes are the program's own: `autocast` makes none of them.
         for way, full, low in (("down", operand, result), ("up", result, operand)):
             if full.aval.dtype == FLOAT32 and low.aval.dtype in COMPUTE_DTYPES:
                 found[way] += times

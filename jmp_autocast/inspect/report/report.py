@@ -15,6 +15,7 @@ from .html import frame_of, page_of
 from .jaxprs import Casts
 from .rows import Row
 
+# A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
 
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
@@ -191,10 +192,13 @@ class Report(Exported):
         groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)
         for row in self.rows:
             groups[row.primitive, _dtypes(row), row.reason].append(row)
+        # By FLOPs, so that what costs most is seen without scrolling.
         ordered = sorted(groups.values(), key=lambda rows: -sum(row.flops for row in rows))
 
         def cells(rows: list[Row]) -> list[Any]:
             times, flops = sum(row.times for row in rows), sum(row.flops for row in rows)
+            # Many groups have a cause per row, such as the name of an operand. Then the code says
+            # it.
             one_cause = len({row.cause for row in rows}) == 1
             reason = _reason(rows[0]) if one_cause else rows[0].reason
             return [times, rows[0].primitive, _dtypes(rows[0]), scaled(flops), reason]
@@ -296,6 +300,7 @@ class Report(Exported):
 
 
 def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    # Of dtypes only those that the program declares: the others are what policies change.
     return [(r.primitive, r.depth, r.operand_shapes, r.declared_operands) for r in rows]
 
 

@@ -62,6 +62,7 @@ def residuals_of(
     """
     floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
     wanted = [i for i in params if i in floats] or floats
+    # A program without float inputs has no derivative, and keeps nothing.
     if not wanted:
         return Residuals()
 
@@ -81,6 +82,7 @@ def residuals_of(
         jaxpr = body_of(fresh_make_jaxpr(kept, *shapes))
     except Exception as error:  # JAX, or a rule of the user's own, may refuse in any way
         return Residuals(error=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    # `jax.vjp` also computes the outputs. What they alone need is not kept.
     jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     inputs = [_Kind.PARAM if i in params else _Kind.OTHER for i in range(len(shapes))]
     kept_arrays = zip(jaxpr.outvars, _kinds(jaxpr, inputs), strict=True)

@@ -66,6 +66,7 @@ def as_batches(batches: Any) -> list[Batch]:
 
 def different(batches: Sequence[Batch]) -> list[Batch]:
     """Returns the first batch of each signature and shapes: the others have the same plans."""
+    # A hundred batches of one shape are planned once: planning reads no values.
     found: dict[Any, Batch] = {}
     for batch in batches:
         found.setdefault((batch.signature, batch.shapes), batch)
@@ -97,6 +98,7 @@ def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -
         argnums: As for `arrays_of`.
     """
     run = jax.jit(arrays_of(fn, argnums), static_argnums=0, compiler_options=_EVERY_ROUNDING)
+    # Compiled, as users run their programs: what XLA makes of it is what counts.
     outputs = [run(batch.signature, *batch.arrays) for batch in batches]
     return [[x for x in made if jnp.issubdtype(x.dtype, jnp.inexact)] for made in outputs]
 
@@ -110,4 +112,6 @@ def error_of(exact: Sequence[Any], found: Sequence[Any]) -> Any:
         found: Those of the other program.
     """
     pairs = zip(exact, found, strict=True)
+    # The worst array, not the mean: a loss that is exact must not hide a gradient that is lost. An
+    # empty array has no error.
     return jnp.stack([jnp.float32(0), *(distance(x, y).error for x, y in pairs if x.size)]).max()

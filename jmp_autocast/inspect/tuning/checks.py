@@ -32,6 +32,7 @@ def check(fn: Any, tolerance: Any, accept: Any, argnums: Any) -> None:
         must = "accept must be a function of the function in mixed precision"
         raise wrong_type(must, accept, "For a largest error write tolerance=.")
     fix = "Write the largest relative error, such as tolerance=0.01."
+    # True is an int, and 1.0 as a tolerance: 100 % of error, which nobody means.
     is_number = isinstance(tolerance, int | float | np.number) and not isinstance(tolerance, bool)
     if tolerance is not None and not is_number:
         raise wrong_type("tolerance must be a number", tolerance, fix)

@@ -46,10 +46,12 @@ def largest_of(
         made = tuple(Candidate(e.scope, e.primitive) for e in measured_equations(closed))
         return Traced(evaluated.readings, made)
 
+    # The largest of all batches: one batch that overflows is enough.
     for batch in batches:
         measured = run(batch.signature, *batch.arrays)
         for candidate, value in zip(measured.static, np.asarray(measured.arrays), strict=True):
             found[candidate] = max(found[candidate], float(value))
+    # Measured equations have no marks of ours in their scopes, and candidates have.
     return [found[_without_marks(candidate)] for candidate in candidates]
 
 

@@ -210,6 +210,7 @@ class _Search:
         return trial
 
     def _measure(self, kept: tuple[int, ...]) -> Trial:
+        # A new policy is a new program: each trial is traced and compiled anew.
         mixed = autocast(self.fn, policy=self._policy(kept))
         if self.accept is not None:
             return Trial(kept, as_bool(self.accept(mixed)), None)
