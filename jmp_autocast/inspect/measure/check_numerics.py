@@ -157,6 +157,7 @@ class _Checked:
         """Custom derivative rules are gone from what is run, so nobody may differentiate it."""
         function = jax.custom_jvp(run, nondiff_argnums=(0,))
 
+        @function.defjvp
         def rule(*_: Any) -> Any:
             raise TypeError(
                 f"check_numerics({self._name}) is differentiated, and it checks a program as it "
@@ -164,7 +165,6 @@ class _Checked:
                 f"check_numerics(jax.grad({self._name}))."
             )
 
-        function.defjvp(rule)
         return function
 
 

@@ -87,26 +87,21 @@ class Tapper(SideBySide[tuple[str, ...]]):
         i, eqn, (program,), _ = site
         sources = refs_of(operands)
         results = program.emit(i, eqn, [value.arrays[0] for value in operands])
-        # An input or a constant that is only moved has no tap: with a zero added it would be a
-        # computed value, and the gradients of its 16-bit copies would be added in 16 bits.
-        return [
-            Values((x,), sources)
-            if program.is_source(i, k) or not _has_cotangent(v.aval)
-            else self._tapped(x, v, site, sources)
-            for k, (x, v) in enumerate(zip(results, eqn.outvars, strict=True))
-        ]
-
-    def _tapped(
-        self, value: Value, v: Any, site: Site[tuple[str, ...]], sources: frozenset[int]
-    ) -> Values:
-        position, line = len(self.taps), source_line(site.eqn)
-        equation = described(site.eqn, [v], _path(site), (), True, line)
-        self.taps.append(Tap(equation, sources))
-        self.avals.append(jax.typeof(value.array))
-        # The zero has the dtype of the value, and so has its gradient: the cotangent as it is.
-        if self._zeros is not None:
-            value = Value(value.array + self._zeros[position])
-        return Values((value,), frozenset((position,)))
+        path, line, made = _path(site), source_line(eqn), []
+        for k, (x, v) in enumerate(zip(results, eqn.outvars, strict=True)):
+            refs = sources
+            # An input or a constant that is only moved has no tap: with a zero added it would be a
+            # computed value, and the gradients of its 16-bit copies would be added in 16 bits.
+            if _has_cotangent(v.aval) and not program.is_source(i, k):
+                refs = frozenset((len(self.taps),))
+                self.taps.append(Tap(described(eqn, [v], path, (), True, line), sources))
+                self.avals.append(jax.typeof(x.array))
+                # The zero has the dtype of the value, and so has its gradient: the cotangent as it
+                # is.
+                if self._zeros is not None:
+                    x = Value(x.array + self._zeros[len(self.taps) - 1])
+            made.append(Values((x,), refs))
+        return made
 
 
 def _path(site: Site[tuple[str, ...]]) -> tuple[str, ...]:

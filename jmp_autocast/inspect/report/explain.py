@@ -120,11 +120,6 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
 
 def _unmatched(policy: Policy, scopes: Collection[tuple[str, ...]]) -> tuple[str, ...]:
     """Returns the scope patterns of a policy that no equation stands in: most are misspelled."""
-    scoped = (pattern for pattern, _, _ in policy.scoped_rules)
     # Each pattern once, in the order in which the policy names them.
-    patterns = dict.fromkeys([*(pattern for pattern, _ in policy.scopes), *scoped])
-    return tuple(
-        pattern
-        for pattern in patterns
-        if all(match_depth(pattern, scope) is None for scope in scopes)
-    )
+    patterns = dict.fromkeys(each[0] for each in (*policy.scopes, *policy.scoped_rules))
+    return tuple(p for p in patterns if all(match_depth(p, scope) is None for scope in scopes))
