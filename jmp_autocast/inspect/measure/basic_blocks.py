@@ -173,7 +173,12 @@ def _held(equations: list[FlagRefs], flags: int) -> Any:
     # One gather per block that is read, not one per operand. Then, for each equation, the "or" over
     # its operands, as one scatter for all: flags are 0 or 1, and the largest of several is their
     # "or".
-    rows = [block.flags[np.array([ref.position for ref in refs])] for block, refs in read.items()]
+    rows = [
+        block.flags[np.array([ref.position for ref in refs])]
+        if isinstance(block, BasicBlock)
+        else block.flags
+        for block, refs in read.items()
+    ]
     readers, sources = np.array(edges).T
     held = jnp.concatenate(rows)[sources].astype(jnp.int32)
     return jax.ops.segment_max(held, readers, len(equations)) > 0
