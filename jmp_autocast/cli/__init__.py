@@ -13,7 +13,7 @@ from .actions import ACTIONS
 from .options import parser
 from .targets import UsageError
 
-FOUND = 1
+# As `grep` and `diff` do: 1 is an answer, 2 is a wrong use.
 WRONG_USE = 2
 
 

@@ -10,20 +10,21 @@ from typing import Any
 
 import jax
 
+from ..arguments import name_of
 from ..inspect import OpCount, check_numerics, explain, op_stats, tune
 from ..inspect.export import json_text, saved, scaled, table
 from ..inspect.tuning.search_log import LogError
 from ..inspect.tuning.tune import UnreachableError
 from ..transform import Autocast, autocast
-from .targets import UsageError, arguments_of, batches_of, check_unwrapped, load, policy_of, written
+from .targets import UsageError, arguments_of, batches_of, function_of, load, written
 
+# The table stands alone in its output, and may be longer than those of reports.
 _SHOWN = 40
 
 
 def run_explain(options: argparse.Namespace) -> int:
     """Prints the report of `explain`."""
-    fn, policy = load(options.function, "the function"), policy_of(options)
-    check_unwrapped(fn, policy, options)
+    fn, policy = function_of(options)
     if isinstance(fn, Autocast) and options.gradient:
         raise UsageError(
             f"{options.function} is wrapped by autocast, which its gradient does not show. Name "
@@ -56,6 +57,8 @@ def _cells_of(count: OpCount) -> list[Any]:
 
 def run_check(options: argparse.Namespace) -> int:
     """Prints the report of `check_numerics`."""
+    # The float32 program shows what float16 could not hold. In the mixed one it is infinite
+    # already.
     options.as_is = options.as_is or options.overflow
     fn = _in_mixed_precision(options)
     args, kwargs = arguments_of(options)
@@ -68,7 +71,7 @@ def run_check(options: argparse.Namespace) -> int:
 
 def run_tune(options: argparse.Namespace) -> int:
     """Prints and saves what `tune` finds."""
-    fn, start = load(options.function, "the function"), policy_of(options)
+    fn, start = function_of(options)
     if isinstance(fn, Autocast):
         raise UsageError(
             f"{options.function} is wrapped by autocast, and tune tries policies itself. Name the "
@@ -80,7 +83,8 @@ def run_tune(options: argparse.Namespace) -> int:
     else:
         args, kwargs = arguments_of(options)
         batches, fn = [args], _with_keywords(fn, kwargs)
-    for path in (options.output, options.json):  # before the search, not after it
+    # Before the search, not after it: a search may take hours.
+    for path in (options.output, options.json):
         if path is not None and not os.access(path.parent, os.W_OK):
             raise UsageError(f"cannot write {path}: {path.parent} is no folder that can be written")
     try:
@@ -111,14 +115,13 @@ def _with_keywords(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[.
     def function(*args: Any) -> Any:
         return fn(*args, **kwargs)
 
-    function.__name__ = getattr(fn, "__name__", type(fn).__name__)
+    function.__name__ = name_of(fn)
     return function
 
 
 def _in_mixed_precision(options: argparse.Namespace) -> Callable[..., Any]:
     """Returns the function as it is asked for: in mixed precision, or its gradient."""
-    fn, policy = load(options.function, "the function"), policy_of(options)
-    check_unwrapped(fn, policy, options)
+    fn, policy = function_of(options)
     if options.as_is and policy is not None:
         raise UsageError(
             "a policy says nothing of a function as it is. Leave out --policy, --compute-dtype and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import pathlib
+from typing import Any, TypeAlias
 
 from ..policies.choices import LEVELS
 
@@ -27,108 +28,100 @@ exit codes: 0 all is well; 1 check found a fault, or tune cannot reach the toler
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
-    top = argparse.ArgumentParser(
-        prog="jmp-autocast",
-        description="See and choose the precision of a JAX function.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, text: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog=_EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        _add_common(added)
-        return added
-
-    explain = command("explain", "which equation runs in which dtype, and why; nothing is computed")
-    _add_arguments(explain)
-    explain.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a page as well")
-    stats = command("stats", "how often each primitive runs in each dtype; nothing is computed")
-    _add_arguments(stats)
-    check = command("check", "run the function, and find what makes an infinity or NaN")
-    _add_arguments(check)
-    check.add_argument(
-        "--overflow",
-        action="store_true",
-        help="run it in float32, and find what a float16 could not hold",
-    )
-    for each in (stats, check):
-        each.add_argument(
-            "--as-is", action="store_true", help="look at the function without autocast"
-        )
-    _add_tune(command("tune", "find the smallest set of operations to keep in float32"))
-    return top
-
-
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("function", metavar="MODULE:FUNCTION", help="the function in float32")
-    parser.add_argument(
-        "--policy", type=pathlib.Path, metavar="FILE", help="a policy, as Policy.save writes it"
-    )
-    parser.add_argument(
-        "--compute-dtype", choices=("float16", "bfloat16"), help="float16 by default"
-    )
-    parser.add_argument("--level", choices=LEVELS, help="how much is lowered")
-    parser.add_argument(
-        "--json", type=pathlib.Path, metavar="FILE", help="write the result as JSON as well"
-    )
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--args",
-        required=True,
-        metavar="MODULE:FUNCTION",
-        help="returns a tuple of arguments, or a pair of that and a dict of keyword arguments",
-    )
-    parser.add_argument(
-        "--gradient",
-        action="store_true",
-        help="the gradient by the first argument, instead of the function",
-    )
-
-
-def _add_tune(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--batches", metavar="MODULE:FUNCTION", help="returns an iterable of tuples of arguments"
-    )
-    source.add_argument(
-        "--args", metavar="MODULE:FUNCTION", help="returns a tuple of arguments: the one batch"
-    )
-    goal = parser.add_mutually_exclusive_group(required=True)
-    goal.add_argument(
-        "--tolerance", type=_tolerance, help="the largest relative error against float32"
-    )
-    goal.add_argument(
-        "--accept",
-        metavar="MODULE:FUNCTION",
-        help="says whether the function in mixed precision, which it is given, is good enough",
-    )
-    parser.add_argument(
-        "--gradient",
-        action="store_true",
-        help="the gradient by the first argument counts as a result as well",
-    )
-    parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="save the policy here")
-    parser.add_argument(
-        "--log", type=pathlib.Path, metavar="FILE", help="what was tried, to go on after a stop"
-    )
-
-
 def _tolerance(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
+    # Checked here as well as in `tune`: argparse then names the option. NaN fails the comparison.
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a positive number such as 0.01, got {text!r}")
     return value
+
+
+# --- what each command takes, as `add_argument` takes it, in the order of its help --------------
+
+_Options: TypeAlias = dict[str, dict[str, Any]]
+
+_FILE: dict[str, Any] = {"type": pathlib.Path, "metavar": "FILE"}
+_TARGET: dict[str, Any] = {"metavar": "MODULE:FUNCTION"}
+_FLAG: dict[str, Any] = {"action": "store_true"}
+
+_COMMON: _Options = {
+    "function": {**_TARGET, "help": "the function in float32"},
+    "--policy": {**_FILE, "help": "a policy, as Policy.save writes it"},
+    "--compute-dtype": {"choices": ("float16", "bfloat16"), "help": "float16 by default"},
+    "--level": {"choices": LEVELS, "help": "how much is lowered"},
+    "--json": {**_FILE, "help": "write the result as JSON as well"},
+}
+_ARGS = "returns a tuple of arguments, or a pair of that and a dict of keyword arguments"
+_ONE_CALL: _Options = {
+    "--args": {**_TARGET, "required": True, "help": _ARGS},
+    "--gradient": {**_FLAG, "help": "the gradient by the first argument, instead of the function"},
+}
+_AS_IS: _Options = {"--as-is": {**_FLAG, "help": "look at the function without autocast"}}
+_OVERFLOW = "run it in float32, and find what a float16 could not hold"
+_TUNE: _Options = {
+    "--gradient": {
+        **_FLAG,
+        "help": "the gradient by the first argument counts as a result as well",
+    },
+    "--output": {**_FILE, "help": "save the policy here"},
+    "--log": {**_FILE, "help": "what was tried, to go on after a stop"},
+}
+_BATCHES: _Options = {
+    "--batches": {**_TARGET, "help": "returns an iterable of tuples of arguments"},
+    "--args": {**_TARGET, "help": "returns a tuple of arguments: the one batch"},
+}
+_ACCEPT = "says whether the function in mixed precision, which it is given, is good enough"
+_GOAL: _Options = {
+    "--tolerance": {"type": _tolerance, "help": "the largest relative error against float32"},
+    "--accept": {**_TARGET, "help": _ACCEPT},
+}
+
+# For each command what it does, its options, and groups of which exactly one option is given.
+_COMMANDS: dict[str, tuple[str, _Options, list[_Options]]] = {
+    "explain": (
+        "which equation runs in which dtype, and why; nothing is computed",
+        _ONE_CALL | {"--html": {**_FILE, "help": "write a page as well"}},
+        [],
+    ),
+    "stats": (
+        "how often each primitive runs in each dtype; nothing is computed",
+        _ONE_CALL | _AS_IS,
+        [],
+    ),
+    "check": (
+        "run the function, and find what makes an infinity or NaN",
+        _ONE_CALL | {"--overflow": {**_FLAG, "help": _OVERFLOW}} | _AS_IS,
+        [],
+    ),
+    "tune": (
+        "find the smallest set of operations to keep in float32",
+        _TUNE,
+        [_BATCHES, _GOAL],
+    ),
+}
+
+_HELP: dict[str, Any] = {
+    "epilog": _EXAMPLES,
+    "formatter_class": argparse.RawDescriptionHelpFormatter,
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    top = argparse.ArgumentParser(
+        prog="jmp-autocast", description="See and choose the precision of a JAX function.", **_HELP
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (text, options, exclusive) in _COMMANDS.items():
+        description = f"{text[0].upper()}{text[1:]}."
+        command = commands.add_parser(name, help=text, description=description, **_HELP)
+        for option, settings in (_COMMON | options).items():
+            command.add_argument(option, **settings)
+        for choices in exclusive:
+            group = command.add_mutually_exclusive_group(required=True)
+            for option, settings in choices.items():
+                group.add_argument(option, **settings)
+    return top

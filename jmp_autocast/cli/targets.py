@@ -36,6 +36,7 @@ def load(target: str, option: str) -> Callable[..., Any]:
         )
     try:
         found: Any = importlib.import_module(module_name)
+    # Two errors have this type: the user's words are wrong, or the user's module is.
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and imports one that is not
@@ -48,17 +49,13 @@ def load(target: str, option: str) -> Callable[..., Any]:
     for name in path.split("."):
         if not hasattr(found, name):
             hint = did_you_mean(name, [n for n in dir(found) if not n.startswith("_")])
-            raise UsageError(f"{option} {target}: {_named(found)} has no {name!r}.{hint}")
+            raise UsageError(f"{option} {target}: {name_of(found)!r} has no {name!r}.{hint}")
         found = getattr(found, name)
     if not callable(found):
         raise UsageError(
             f"{option} {target} must be callable, got a value of type {type(found).__name__}"
         )
     return found
-
-
-def _named(value: Any) -> str:
-    return f"{name_of(value)!r}"
 
 
 def arguments_of(options: argparse.Namespace) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -73,13 +70,12 @@ def arguments_of(options: argparse.Namespace) -> tuple[tuple[Any, ...], dict[str
             f"--args {options.args} must return a tuple of arguments, got a value of type "
             f"{type(made).__name__}. For one argument return (argument,)"
         )
-    if len(made) == 2 and isinstance(made[0], tuple) and _are_keywords(made[1]):
+    # Two tuples are two arguments. A tuple and a dict that could be keywords are what they look
+    # like: for a dict as the second argument return (arguments, {}).
+    keywords = made[-1] if len(made) == 2 and isinstance(made[0], tuple) else None
+    if isinstance(keywords, dict) and all(isinstance(key, str) for key in keywords):
         return made
     return made, {}
-
-
-def _are_keywords(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
 
 
 def batches_of(options: argparse.Namespace) -> list[tuple[Any, ...]]:
@@ -97,13 +93,14 @@ def batches_of(options: argparse.Namespace) -> list[tuple[Any, ...]]:
         raise UsageError(f"--batches {options.batches}: {error}") from None
 
 
-def policy_of(options: argparse.Namespace) -> Policy | None:
-    """Returns the policy that the options describe, None where they say nothing.
+def function_of(options: argparse.Namespace) -> tuple[Callable[..., Any], Policy | None]:
+    """Returns the function, and the policy that the options describe: None where they say nothing.
 
     Raises:
-        UsageError: The file is no policy, or contradicts another option.
+        UsageError: There is no such function, the file is no policy, an option contradicts it, or
+            the function has a policy of its own.
     """
-    policy = None
+    fn, policy = load(options.function, "the function"), None
     if options.policy is not None:
         try:
             policy = Policy.load(options.policy)
@@ -121,16 +118,12 @@ def policy_of(options: argparse.Namespace) -> Policy | None:
         policy = Policy(dtype)
     if options.level is not None:
         policy = (policy or Policy()).with_level(options.level)
-    return policy
-
-
-def check_unwrapped(fn: Any, policy: Policy | None, options: argparse.Namespace) -> None:
-    """Raises UsageError where a policy is given for a function that has its own."""
     if isinstance(fn, Autocast) and policy is not None:
         raise UsageError(
             f"{options.function} is wrapped by autocast and has its own policy. Leave out "
             "--policy, --compute-dtype and --level, or name the function that was wrapped"
         )
+    return fn, policy
 
 
 def written(path: pathlib.Path | None, write: Callable[[pathlib.Path], Any]) -> None:
@@ -143,8 +136,7 @@ def written(path: pathlib.Path | None, write: Callable[[pathlib.Path], Any]) -> 
         return
     try:
         write(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UsageError(f"cannot write {path}: {error}") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot write {path}: {why}") from None
     print(f"wrote {path}")

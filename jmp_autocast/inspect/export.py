@@ -69,6 +69,7 @@ def plain(value: Any, *, finite: bool = False) -> Any:
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         names = [field.name for field in fields if field.metadata.get("exported", True)]
+        # `dataclasses.asdict` knows no computed fields, and would copy those that are not written.
         names += getattr(value, "_computed", ())
         return {name: plain(getattr(value, name), finite=finite) for name in names}
     if isinstance(value, Mapping):
@@ -117,6 +118,7 @@ def scaled(value: float) -> str:
         >>> scaled(512), scaled(1.5e9)
         ('512 ', '1.5 G')
     """
+    # Three digits: the FLOPs of a program are an estimate, and more digits would hide that.
     for unit in ("", "k", "M", "G", "T", "P"):
         if value < 1000 or unit == "P":
             break

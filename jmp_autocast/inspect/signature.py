@@ -25,6 +25,7 @@ class Traced:
     static: Any = dataclasses.field(metadata={"static": True})
 
 
+@dataclasses.dataclass(frozen=True)
 class Signature:
     """The structure of arguments, and those of their leaves that are no arrays.
 
@@ -32,57 +33,48 @@ class Signature:
 
     Args:
         tree: The structure of the arguments.
-        static: The leaves that are no arrays, each with its position.
+        static: The leaves that are no arrays, by their positions.
+        key: What `_key` says of each of them. It alone is compared.
     """
 
-    def __init__(self, tree: Any, static: Sequence[tuple[int, Any]]) -> None:
-        self._tree = tree
-        self._static = tuple(static)
+    tree: Any
+    static: dict[int, Any] = dataclasses.field(compare=False)
+    key: tuple[Any, ...]
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         """Returns the arguments with some arrays in them."""
+        # In the order of their positions: each insertion finds the leaves before it in place.
         leaves = list(arrays)
-        for i, leaf in self._static:
+        for i, leaf in self.static.items():
             leaves.insert(i, leaf)
-        return jax.tree.unflatten(self._tree, leaves)
+        return jax.tree.unflatten(self.tree, leaves)
 
     @property
     def is_constant(self) -> bool:
         """False if a leaf has no hash: it may have changed, and would still equal itself."""
         try:
-            hash((self._tree, self._static))
+            hash((self.tree, self.key))
         except TypeError:
             return False
         return True
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Signature)
-            and self._tree == other._tree
-            and len(self._static) == len(other._static)
-            and all(
-                i == k and _same(x, y)
-                for (i, x), (k, y) in zip(self._static, other._static, strict=True)
-            )
-        )
-
     def __hash__(self) -> int:
         # Without the leaves and the tree itself: either may hold something without a hash.
-        return hash((self._tree.num_leaves, *((i, type(leaf)) for i, leaf in self._static)))
+        return hash((self.tree.num_leaves, *((i, type(x)) for i, x in self.static.items())))
 
     def text(self, arrays: Sequence[Any]) -> str:
         """Returns the signature as text, with the types of arrays."""
         types = [str(jax.typeof(x)) for x in arrays]
-        return f"{self._tree} of {', '.join([*types, *(repr(x) for _, x in self._static)])}"
+        return f"{self.tree} of {', '.join([*types, *map(repr, self.static.values())])}"
 
 
-def _same(x: Any, y: Any) -> bool:
-    """True for static leaves that the same trace serves."""
-    if type(x) is not type(y):  # 1 equals True, and `x * 1` is no bool
-        return False
-    if isinstance(x, float | complex):  # 0.0 equals -0.0, and NaN equals nothing
-        return repr(x) == repr(y)
-    return x is y or bool(x == y)
+def _key(position: int, leaf: Any) -> tuple[Any, ...]:
+    """Returns what is equal for static leaves that the same trace serves.
+
+    1 equals True, and ``x * 1`` is no bool: so the type counts. 0.0 equals -0.0, and NaN equals
+    nothing: so the text of a float counts.
+    """
+    return position, type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 
 def split(arguments: Any) -> tuple[Signature, list[Any]]:
@@ -92,5 +84,6 @@ def split(arguments: Any) -> tuple[Signature, list[Any]]:
         arguments: Any pytree. What `autocast` traces is an array; everything else is static.
     """
     leaves, tree = jax.tree.flatten(arguments)
-    static = [(i, leaf) for i, leaf in enumerate(leaves) if not is_array(leaf)]
-    return Signature(tree, static), [leaf for leaf in leaves if is_array(leaf)]
+    static = {i: leaf for i, leaf in enumerate(leaves) if not is_array(leaf)}
+    key = tuple(_key(i, leaf) for i, leaf in static.items())
+    return Signature(tree, static, key), [leaf for leaf in leaves if is_array(leaf)]

@@ -15,7 +15,7 @@ from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
 from jmp_autocast.inspect.report.jaxprs import count_casts
-from jmp_autocast.inspect.report.reason_texts import EXPLANATIONS
+from jmp_autocast.inspect.report.reason_texts import explanations
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan.data import ReasonCode
 from jmp_autocast.interpreters.primitives.accumulate import contraction_in
@@ -265,9 +265,9 @@ def test_the_page_on_reasons_says_of_every_code_what_the_report_says():
     page = pathlib.Path(__file__).parents[2] / "docs" / "reasons.md"
     row = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) *\|$", re.MULTILINE)
     listed = {code: texts for code, *texts in row.findall(page.read_text(encoding="utf-8"))}
-    said = {code.value: [e.says, e.otherwise] for code, e in EXPLANATIONS.items()}
+    said = {code.value: [e.says, e.otherwise] for code, e in explanations().items()}
     assert listed == said
-    assert set(EXPLANATIONS) == set(ReasonCode)
+    assert set(explanations()) == set(ReasonCode)
 
 
 def test_a_matmul_that_returns_its_accumulator_counts_as_what_it_returns():

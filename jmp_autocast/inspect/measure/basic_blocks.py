@@ -7,9 +7,11 @@ of what it read, is computed for a whole basic block together. Until then flags 
 
 from __future__ import annotations
 
+import abc
+import functools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,131 +34,156 @@ class EquationRun(NamedTuple):
     again: Any
 
 
-class Probe(Protocol):
+class Probe(abc.ABC):
     """What is measured of an equation, and how measurements of many equations become readings.
 
     A reading is a pytree of arrays with one element per equation. A flag is a bool that an equation
     gets from what it reads, such as "an operand holds a NaN".
     """
 
+    unread: Any
+    """The reading of an equation that has not run, as scalars."""
+
     flags: int = 0
     """The number of flags of a value."""
 
+    @abc.abstractmethod
     def measure(self, run: EquationRun) -> Any:
         """Returns a few numbers about one run of an equation, as a pytree."""
-        ...
 
-    def flags_of(self, array: Any) -> tuple[Any, ...]:
+    def flags_of(self, array: Any) -> list[Any]:
         """Returns the flags of an array that no measured equation made."""
-        return ()
+        return []
 
-    def flags_made(self, measured: Any) -> tuple[Any, ...]:
-        """Returns the flags of what equations made, given what was measured of each."""
-        return ()
+    def flags_made(self, measured: Any) -> Any:
+        """Returns the flags of what equations made, a row each, given what was measured of each."""
+        return None
 
-    def settle(self, measured: Any, held: tuple[Any, ...], ticks: Any) -> Any:
+    @abc.abstractmethod
+    def settle(self, measured: Any, held: Any, ticks: Any) -> Any:
         """Returns the readings of equations that have each run once.
 
         Args:
             measured: What was measured, an element per equation.
-            held: The flags of what they read, an element per equation.
+            held: The flags of what they read, a row per equation; None if there are none.
             ticks: The number of equations that ran before each.
         """
-        ...
+
+    @abc.abstractmethod
+    def merge(self, first: Any, second: Any) -> Any:
+        """Returns the readings of two runs of the same equations, ``first`` the earlier."""
 
     def nothing(self, count: int) -> Any:
         """Returns the readings of equations that have not run."""
-        ...
-
-    def merge(self, first: Any, second: Any) -> Any:
-        """Returns the readings of two runs of the same equations, ``first`` the earlier."""
-        ...
-
-
-class Made(NamedTuple):
-    """Refers to the flags of what one equation of a basic block made."""
-
-    block: BasicBlock
-    position: int
+        return jax.tree.map(lambda x: jnp.full(count, x), self.unread)
 
 
 class Given:
-    """Refers to the flags of an array that no measured equation made: an input or a constant."""
+    """An array that no measured equation made, an input or a constant: a block of one value."""
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    def __init__(self, probe: Probe, array: Any) -> None:
+        self._probe = probe
+        self._array = array
+
+    @functools.cached_property
+    def flags(self) -> Any:
+        """Its flags, as the one row of an array. Most arrays are never asked for them."""
+        return jnp.array([self._probe.flags_of(self._array)], bool)
 
 
-FlagRefs: TypeAlias = frozenset[Made | Given]
+class FlagRef(NamedTuple):
+    """Refers to the flags of what one equation of a basic block made, or of what was given."""
+
+    block: BasicBlock | Given
+    position: int = 0
+
+
+FlagRefs: TypeAlias = frozenset[FlagRef]
 """The flags of a value: a flag is set if it is set in any of these."""
 
 
 class BasicBlock:
     """Equations that run one after the other, with no loop or branch between them.
 
+    Its flags are known when it has ended, a row for each equation.
+    """
+
+    def __init__(self) -> None:
+        self.measured: list[Any] = []
+        self.reads: list[FlagRefs] = []
+        self.flags: Any = None
+
+
+class Recorder:
+    """The readings of a jaxpr so far, in the order of its measured equations.
+
     Args:
         probe: What is measured.
-        tick: The number of equations that ran before.
+        tick: The number of measured equations that ran before.
     """
 
     def __init__(self, probe: Probe, tick: Any) -> None:
         self._probe = probe
-        self._tick = tick
-        self._measured: list[Any] = []
-        self._reads: list[FlagRefs] = []
-        self.flags: tuple[Any, ...] = ()
+        self._block = BasicBlock()
+        # A jaxpr may hold no measured equation, and its readings are arrays all the same.
+        self._readings = [probe.nothing(0)]
+        self.tick = tick
+
+    @property
+    def readings(self) -> Any:
+        """The readings of the equations that have run."""
+        return concatenated(self._readings)
 
     def add(self, run: EquationRun, reads: FlagRefs) -> FlagRefs:
         """Measures an equation, and returns the reference to the flags of what it made."""
-        self._measured.append(self._probe.measure(run))
-        self._reads.append(reads)
-        return frozenset((Made(self, len(self._measured) - 1),))
+        self._block.measured.append(self._probe.measure(run))
+        self._block.reads.append(reads)
+        return frozenset((FlagRef(self._block, len(self._block.reads) - 1),))
 
-    def settle(self) -> tuple[Any, Any]:
-        """Returns the readings of the equations, and the number that ran up to here."""
-        count = len(self._measured)
+    def take(self, readings: Any, tick: Any) -> None:
+        """Takes over the readings of what is inside an equation, and how many ran up to there."""
+        self._readings.append(readings)
+        self.tick = tick
+
+    def settle(self) -> None:
+        """Ends a basic block: where a loop or a branch begins, and where the jaxpr ends."""
+        block, self._block = self._block, BasicBlock()
+        count = len(block.measured)
         if not count:
-            return self._probe.nothing(0), self._tick
-        measured = jax.tree.map(lambda *xs: jnp.stack(xs), *self._measured)
+            return
+        measured = jax.tree.map(lambda *xs: jnp.stack(xs), *block.measured)
         # First the flags that are made here: an equation may read what one before it has made.
-        self.flags = self._probe.flags_made(measured)
-        held = self._held() if self._probe.flags else ()
-        ticks = self._tick + jnp.arange(count, dtype=jnp.uint32)
-        return self._probe.settle(measured, held, ticks), self._tick + jnp.uint32(count)
-
-    def _held(self) -> tuple[Any, ...]:
-        """Returns the flags of what each equation read."""
-        refs = list(dict.fromkeys(ref for reads in self._reads for ref in reads))
-        place = {ref: k for k, ref in enumerate(refs)}
-        edges = [(i, place[ref]) for i, reads in enumerate(self._reads) for ref in reads]
-        count = len(self._reads)
-        if not edges:
-            return tuple(jnp.zeros(count, bool) for _ in range(self._probe.flags))
-        # For each equation the "or" over its operands, as one scatter for the whole block.
-        readers, sources = (np.array(each) for each in zip(*edges, strict=True))
-        given = {ref: self._probe.flags_of(ref.array) for ref in refs if isinstance(ref, Given)}
-        held = []
-        for k in range(self._probe.flags):
-            values = _looked_up(refs, {ref: flags[k] for ref, flags in given.items()}, k)
-            most = jax.ops.segment_max(values[sources].astype(jnp.int32), readers, count)
-            held.append(most > 0)
-        return tuple(held)
+        block.flags = self._probe.flags_made(measured)
+        held = _held(block.reads, self._probe.flags) if self._probe.flags else None
+        # Ticks put the runs of all equations in one order, also over the iterations of a loop: a
+        # fault of an earlier iteration comes before one of an earlier equation.
+        ticks = self.tick + jnp.arange(count, dtype=jnp.uint32)
+        self.take(self._probe.settle(measured, held, ticks), self.tick + jnp.uint32(count))
 
 
-def _looked_up(refs: Sequence[Made | Given], given: dict[Given, Any], k: int) -> Any:
-    """Returns flag ``k`` of each reference: one gather per basic block that is referred to."""
-    made: dict[BasicBlock, list[tuple[int, int]]] = defaultdict(list)
-    for i, ref in enumerate(refs):
-        if isinstance(ref, Made):
-            made[ref.block].append((i, ref.position))
-    parts = [block.flags[k][np.array([at for _, at in pairs])] for block, pairs in made.items()]
-    order = [i for pairs in made.values() for i, _ in pairs]
-    if given:
-        parts.append(jnp.stack([jnp.asarray(flag, bool) for flag in given.values()]))
-        order += [i for i, ref in enumerate(refs) if isinstance(ref, Given)]
-    return jnp.concatenate(parts)[np.argsort(order)]
+def _held(equations: list[FlagRefs], flags: int) -> Any:
+    """Returns the flags of what each equation read, a row per equation."""
+    read: dict[BasicBlock | Given, dict[FlagRef, None]] = defaultdict(dict)
+    for ref in (ref for reads in equations for ref in reads):
+        read[ref.block][ref] = None
+    place = {ref: k for k, ref in enumerate(ref for refs in read.values() for ref in refs)}
+    edges = [(i, place[ref]) for i, reads in enumerate(equations) for ref in reads]
+    if not edges:
+        return jnp.zeros((len(equations), flags), bool)
+    # One gather per block that is read, not one per operand. Then, for each equation, the "or" over
+    # its operands, as one scatter for all: flags are 0 or 1, and the largest of several is their
+    # "or".
+    rows = [
+        block.flags[np.array([ref.position for ref in refs])]
+        if isinstance(block, BasicBlock)
+        else block.flags
+        for block, refs in read.items()
+    ]
+    readers, sources = np.array(edges).T
+    held = jnp.concatenate(rows)[sources].astype(jnp.int32)
+    return jax.ops.segment_max(held, readers, len(equations)) > 0
 
 
-def union(refs: Iterable[FlagRefs]) -> FlagRefs:
-    """Returns the flags of a value that is computed from, or moved from, values with these."""
-    return frozenset().union(*refs)
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Returns the readings of several groups of equations as one."""
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)

@@ -83,13 +83,10 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
         raise ValueError(
             f"mode must be one of {modes}, got {mode!r}.{did_you_mean(str(mode), get_args(Mode))}"
         )
+    # One object per function: it holds the traces, and they go when it goes.
     checked = _Checked(fn, mode)
-
-    @functools.wraps(fn, updated=())
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return checked(args, kwargs)
-
-    return wrapper
+    # A function, not the object: a class may use it as a method.
+    return functools.wraps(fn, updated=())(lambda *args, **kwargs: checked(args, kwargs))
 
 
 class _ClosesOverTracersError(Exception):
@@ -123,26 +120,22 @@ class _Checked:
                 return self._cached(signature, *arrays)
             except _ClosesOverTracersError:
                 pass
-        return self._traced_anew(signature, arrays)
-
-    def _trace(self, signature: Signature, *arrays: Any) -> Traced:
-        """Traces the function and runs the program of this signature, in the trace of `jax.jit`."""
-        call, closed = self._program(signature, arrays)
-        if any(isinstance(x, Tracer) for x in consts_of(closed)):
-            raise _ClosesOverTracersError
-        return self._run(closed, call, arrays)
-
-    def _traced_anew(self, signature: Signature, arrays: list[Any]) -> Traced:
-        """As `_trace`, for this call alone: nothing is left in a cache of JAX.
-
-        Tracers that the function closes over become arguments. JAX does not notice that a function
-        with a derivative rule is differentiated by what it closes over.
-        """
+        # For this call alone: nothing is left in a cache of JAX. Tracers that the function closes
+        # over become arguments. JAX does not notice that a function with a derivative rule is
+        # differentiated by what it closes over.
         call, closed = self._program(signature, arrays)
         converted, hoisted = jax.closure_convert(jaxpr_as_fun(closed), *arrays)
         closed = fresh_make_jaxpr(converted, *arrays, *hoisted)
         run = jax.jit(lambda _, *arrays: self._run(closed, call, arrays), static_argnums=0)
         return self._not_differentiable(run)(signature, *arrays, *hoisted)
+
+    def _trace(self, signature: Signature, *arrays: Any) -> Traced:
+        """Traces the function and runs the program of this signature, in the trace of `jax.jit`."""
+        call, closed = self._program(signature, arrays)
+        # JAX would find the trace again in the next outer trace, where these tracers are gone.
+        if any(isinstance(x, Tracer) for x in consts_of(closed)):
+            raise _ClosesOverTracersError
+        return self._run(closed, call, arrays)
 
     def _program(self, signature: Signature, arrays: Sequence[Any]) -> tuple[Call, Any]:
         args, kwargs = signature.rebuilt(arrays)
@@ -154,7 +147,7 @@ class _Checked:
         # alone, and the message of an error has no more than these.
         probe = NumericsProbe(self._mode == "overflow", ranges=self._mode != "raise")
         evaluated = Evaluator(probe).start(closed, [Program()], arrays)
-        outputs = [value.arrays[0] for value in evaluated.outputs]
+        outputs = [x for (x,) in evaluated.outputs]
         declared = [v.aval for v in body_of(closed).outvars]
         equations = tuple(measured_equations(closed))
         report = NumericsReport(self._name, self._mode, equations, evaluated.readings)
@@ -164,6 +157,7 @@ class _Checked:
         """Custom derivative rules are gone from what is run, so nobody may differentiate it."""
         function = jax.custom_jvp(run, nondiff_argnums=(0,))
 
+        @function.defjvp
         def rule(*_: Any) -> Any:
             raise TypeError(
                 f"check_numerics({self._name}) is differentiated, and it checks a program as it "
@@ -171,7 +165,6 @@ class _Checked:
                 f"check_numerics(jax.grad({self._name}))."
             )
 
-        function.defjvp(rule)
         return function
 
 

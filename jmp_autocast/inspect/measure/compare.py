@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,11 @@ from ...arguments import name_of
 from ...interpreters import Rewriter
 from ...interpreters.compat import body_of
 from ...transform import PlannedCall
+from ..misuse import check_range, positions_of
 from ..report.explain import wrapper_of
-from .comparison import Comparison, comparison_of
+from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows
 from .cotangents import Tap, cotangents
-from .error_probe import Distance, ErrorProbe, ErrorReading, distance
+from .error_probe import ErrorProbe, distance
 from .evaluator import Evaluator
 from .materialize import materialized
 from .measured import is_measurable, measured_equations
@@ -78,49 +79,46 @@ def compare(
     taps: list[Tap] = []
 
     @jax.jit
-    def run(*arrays: Any) -> _Measured:
+    def run(*arrays: Any) -> Any:
         evaluated = Evaluator(ErrorProbe()).start(planned.closed, _programs(planned), arrays)
-        outputs = [
-            distance(*value.arrays) if is_measurable(jax.typeof(value.arrays[0])) else None
-            for value in evaluated.outputs
-        ]
-        if not wrt:
-            return _Measured(evaluated.readings, outputs, [], [])
-        declared, mixed = (cotangents(planned.closed, p, arrays, wrt) for p in _programs(planned))
-        taps[:] = declared[0]
-        made = [
-            distance(materialized(a), materialized(b))
-            for a, b in zip(declared[1], mixed[1], strict=True)
-        ]
-        gradients = [distance(a, b) for a, b in zip(declared[2], mixed[2], strict=True)]
-        return _Measured(evaluated.readings, outputs, made, gradients)
+        outputs = {
+            i: distance(*each)
+            for i, each in enumerate(evaluated.outputs)
+            if is_measurable(jax.typeof(each[0]))
+        }
+        made, gradients = [], {}
+        if wrt:
+            programs = _programs(planned, differentiated=True)
+            declared, mixed = (cotangents(planned.closed, p, arrays, wrt) for p in programs)
+            # Both programs have the same taps: rows are named by the float32 one's.
+            taps[:] = declared.taps
+            pairs = zip(declared.cotangents, mixed.cotangents, strict=True)
+            # XLA would compute a cotangent again for each of the reductions over it.
+            made = [distance(materialized(a), materialized(b)) for a, b in pairs]
+            triples = zip(wrt, declared.gradients, mixed.gradients, strict=True)
+            gradients = {planned.call.paths[i]: distance(a, b) for i, a, b in triples}
+        return evaluated.readings, outputs, made, gradients
 
-    measured = jax.device_get(run(*planned.call.arrays))
-    return comparison_of(
+    readings, *distances = jax.device_get(run(*planned.call.arrays))
+    outputs, made, gradients = jax.tree.map(lambda x: x.item(), distances)
+    return Comparison(
         name=name_of(fn),
         compute_dtype=str(wrapper.policy.compute_dtype),
-        equations=list(measured_equations(planned.closed)),
-        readings=measured.readings,
-        outputs=measured.outputs,
-        taps=taps,
-        cotangents=measured.cotangents,
-        gradients=dict(zip((planned.call.paths[i] for i in wrt), measured.gradients, strict=True)),
+        rows=equation_rows(measured_equations(planned.closed), readings),
+        outputs={i: ArrayError(*each) for i, each in outputs.items()},
+        cotangents=cotangent_rows(taps, made),
+        gradients={path: ArrayError(*gradients[path]) for path in sorted(gradients)},
     )
 
 
-def _programs(planned: PlannedCall) -> tuple[Program, Program]:
+def _programs(planned: PlannedCall, differentiated: bool = False) -> tuple[Program, Program]:
     """Returns the float32 and the mixed program, for one trace: the rewriter keeps jaxprs of it."""
-    return Program(planned.plan), Program(planned.plan, Rewriter(planned.planner.plan))
-
-
-class _Measured(NamedTuple):
-    readings: ErrorReading
-    outputs: list[Distance | None]
-    cotangents: list[Distance]
-    gradients: list[Distance]
+    rewriter = Rewriter(planned.planner.plan)
+    return Program(planned.plan), Program(planned.plan, rewriter, differentiated)
 
 
 def _check_concrete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # `explain` takes shapes, and a user may pass the same arguments here.
     for leaf in jax.tree.leaves((args, kwargs)):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(
@@ -133,16 +131,9 @@ def _positions(
     planned: PlannedCall, args: tuple[Any, ...], argnums: int | Sequence[int] | None
 ) -> list[int]:
     """Returns the positions, among the flat arrays, of what is differentiated."""
-    if argnums is None:
-        return []
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    for number in numbers:
-        if not isinstance(number, int) or not -len(args) <= number < len(args):
-            raise ValueError(
-                f"argnums={argnums!r} must name positional arguments of the call, which has "
-                f"{len(args)}, numbered from 0."
-            )
-    roots = {str(number % len(args)) for number in numbers}
+    check_range(argnums, len(args), "the call, which has")
+    # The first name of a path is the position of the argument.
+    roots = {str(number % len(args)) for number in positions_of(argnums)}
     return [
         i
         for i, (path, x) in enumerate(zip(planned.call.paths, planned.call.arrays, strict=True))

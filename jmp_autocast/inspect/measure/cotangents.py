@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ...interpreters.compat import consts_of, literal_value, source_line
-from ...interpreters.primitives.evaluate import evaluate
-from ...interpreters.primitives.structure import bodies
-from ...interpreters.rewrite.values import Scalar, Value
+from ...interpreters.compat import source_line
+from ...interpreters.rewrite.values import Value
 from ...policies import CALLS
 from .measured import MeasuredEquation, described, is_measurable, user_scopes
 from .programs import Program
+from .side_by_side import SideBySide, Site, Values, refs_of
 
 # A checkpoint is a call, too, but its equations run again in the backward pass: a zero added inside
 # would be one of its residuals, and the program would no longer be the one that trains.
@@ -38,19 +37,21 @@ class Tap(NamedTuple):
     sources: frozenset[int]
 
 
-class _Tapped(NamedTuple):
-    """A value of the running program.
+class Cotangents(NamedTuple):
+    """The derivatives of a program.
 
     Args:
-        value: The value: an array between jaxprs, a `Value` or `Scalar` inside one.
-        taps: The taps that it is, or is moved from.
+        taps: The values that have a cotangent.
+        cotangents: Their cotangents.
+        gradients: The gradients of the arguments that were asked for.
     """
 
-    value: Any
-    taps: frozenset[int] = frozenset()
+    taps: list[Tap]
+    cotangents: list[Any]
+    gradients: list[Any]
 
 
-class Tapper:
+class Tapper(SideBySide[tuple[str, ...]]):
     """Runs a program with a zero added to each result that an equation makes.
 
     Args:
@@ -62,7 +63,7 @@ class Tapper:
         self.taps: list[Tap] = []
         self.avals: list[Any] = []
 
-    def run(self, closed: Any, program: Program, arrays: Sequence[Any]) -> list[Any]:
+    def outputs(self, closed: Any, program: Program, arrays: Sequence[Any]) -> list[Any]:
         """Runs a whole program, and returns its outputs.
 
         Args:
@@ -70,66 +71,51 @@ class Tapper:
             program: How its equations are run.
             arrays: The arguments.
         """
-        outputs = self._jaxpr(closed, program, [_Tapped(x) for x in arrays], ())
-        return [each.value for each in outputs]
+        outputs = self.run(closed, [program], self.given((x,) for x in arrays), ())
+        return [value.arrays[0] for value in outputs]
 
-    def _jaxpr(
-        self, jaxpr: Any, program: Program, args: Sequence[_Tapped], names: tuple[str, ...]
-    ) -> list[_Tapped]:
-        consts = [_Tapped(value) for value in program.constants(consts_of(jaxpr))]
-        values = _with_arrays(args, program.arguments([each.value for each in args]))
+    def enters(self, eqn: Any) -> bool:
+        """True for a call."""
+        return eqn.primitive.name in _ENTERED
 
-        def step(i: int, eqn: Any, operands: list[_Tapped]) -> list[_Tapped]:
-            path = (*names, *user_scopes(eqn))
-            run = self._call if eqn.primitive.name in _ENTERED else self._equation
-            return run(i, eqn, program, operands, path)
+    def inside(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
+        """Runs what a call holds, within the scopes around the call."""
+        return super().inside(site._replace(context=_path(site)), operands)
 
-        outputs = evaluate(jaxpr, consts, values, lambda v: _Tapped(Scalar(literal_value(v))), step)
-        return _with_arrays(outputs, program.outputs([each.value for each in outputs]))
-
-    def _call(
-        self, i: int, eqn: Any, program: Program, operands: list[_Tapped], path: tuple[str, ...]
-    ) -> list[_Tapped]:
-        """Runs what is inside a call."""
-        (body,), (inner,) = bodies(eqn), program.inner(i, eqn)
-        args = _with_arrays(operands, program.enter(i, [each.value for each in operands]))
-        outputs = self._jaxpr(body.jaxpr, inner, args, path)
-        results = program.leave(i, [each.value for each in outputs])
-        return _with_arrays(outputs, [Value(x) for x in results])
-
-    def _equation(
-        self, i: int, eqn: Any, program: Program, operands: list[_Tapped], path: tuple[str, ...]
-    ) -> list[_Tapped]:
+    def emit(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
         """Runs one equation, and taps what it makes."""
-        sources = frozenset().union(*(each.taps for each in operands))
-        results = program.emit(i, eqn, [each.value for each in operands])
-        # An input or a constant that is only moved has no tap: with a zero added it would be a
-        # computed value, and the gradients of its 16-bit copies would be added in 16 bits.
-        return [
-            _Tapped(x, sources)
-            if program.is_source(i, k)
-            else self._tapped(x, v.aval, eqn, sources, path)
-            for k, (x, v) in enumerate(zip(results, eqn.outvars, strict=True))
-        ]
+        i, eqn, (program,), _ = site
+        sources = refs_of(operands)
+        results = program.emit(i, eqn, [value.arrays[0] for value in operands])
+        path, line, made = _path(site), source_line(eqn), []
+        for k, (x, v) in enumerate(zip(results, eqn.outvars, strict=True)):
+            refs = sources
+            # An input or a constant that is only moved has no tap: with a zero added it would be a
+            # computed value, and the gradients of its 16-bit copies would be added in 16 bits.
+            if _has_cotangent(v.aval) and not program.is_source(i, k):
+                refs = frozenset((len(self.taps),))
+                self.taps.append(Tap(described(eqn, [v], path, (), True, line), sources))
+                self.avals.append(jax.typeof(x.array))
+                # The zero has the dtype of the value, and so has its gradient: the cotangent as it
+                # is.
+                if self._zeros is not None:
+                    x = Value(x.array + self._zeros[len(self.taps) - 1])
+            made.append(Values((x,), refs))
+        return made
 
-    def _tapped(
-        self, value: Value, aval: Any, eqn: Any, sources: frozenset[int], path: tuple[str, ...]
-    ) -> _Tapped:
-        if not is_measurable(aval) or not jnp.issubdtype(aval.dtype, jnp.floating):
-            return _Tapped(value, sources)
-        position = len(self.taps)
-        equation = described(eqn.primitive.name, [aval], path, (), True, source_line(eqn))
-        self.taps.append(Tap(equation, sources))
-        self.avals.append(jax.typeof(value.array))
-        if self._zeros is not None:
-            value = Value(value.array + self._zeros[position])
-        return _Tapped(value, frozenset((position,)))
+
+def _path(site: Site[tuple[str, ...]]) -> tuple[str, ...]:
+    return (*site.context, *user_scopes(site.eqn))
+
+
+def _has_cotangent(aval: Any) -> bool:
+    return is_measurable(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
 def cotangents(
     closed: Any, program: Program, arrays: Sequence[Any], wrt: Sequence[int]
-) -> tuple[list[Tap], list[Any], list[Any]]:
-    """Returns the taps of a program, their cotangents, and the gradients of arguments.
+) -> Cotangents:
+    """Returns the cotangents of a program's values, and the gradients of arguments.
 
     Args:
         closed: The jaxpr of a function whose first output is a scalar float.
@@ -138,19 +124,17 @@ def cotangents(
         wrt: The positions of the arguments whose gradients are asked for.
     """
     finder = Tapper()
-    jax.eval_shape(lambda *xs: finder.run(closed, program, xs), *arrays)
+    # Once without zeros, and without computing anything: nobody knows their number and shapes
+    # before.
+    jax.eval_shape(lambda *xs: finder.outputs(closed, program, xs), *arrays)
     zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in finder.avals]
 
     def scalar(zeros: Sequence[Any], chosen: Sequence[Any]) -> Any:
         given = list(arrays)
         for i, x in zip(wrt, chosen, strict=True):
             given[i] = x
-        return Tapper(zeros).run(closed, program, given)[0]
+        return Tapper(zeros).outputs(closed, program, given)[0]
 
     gradient: Callable[..., Any] = jax.grad(scalar, argnums=(0, 1))
     made, gradients = gradient(zeros, [arrays[i] for i in wrt])
-    return finder.taps, made, gradients
-
-
-def _with_arrays(values: Sequence[_Tapped], arrays: Sequence[Any]) -> list[_Tapped]:
-    return [_Tapped(x, each.taps) for x, each in zip(arrays, values, strict=True)]
+    return Cotangents(finder.taps, made, gradients)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +18,6 @@ from .measured import is_measurable
 # Names of the dtypes that a result may have in the mixed program, by the code that stands for them
 # in a reading, which has to be an array; "" is any other.
 COMPUTED = ("", "float32", "float16", "bfloat16")
-
-_EXACT = np.float32(0)
-_SAME = np.float32(1)
 
 
 class Distance(NamedTuple):
@@ -43,7 +40,10 @@ class ErrorReading(NamedTuple):
     """The errors of equations, each in its worst run.
 
     Args:
-        distance: How far the result is from the float32 program's.
+        error: As for `Distance`, of the result from the float32 program's; so are the next three.
+        cosine: See there.
+        lost: See there.
+        largest: See there.
         introduced: The error that the equation alone makes: it runs on the float32 program's
             operands, rounded to the dtypes that it reads.
         introduced_lost: The number of elements that it alone makes infinite or NaN.
@@ -52,16 +52,37 @@ class ErrorReading(NamedTuple):
         computed: The dtype in the mixed program, as a position in `COMPUTED`.
     """
 
-    distance: Distance
-    introduced: Any
-    introduced_lost: Any
-    runs: Any
-    worst_run: Any
-    computed: Any
+    # The defaults are those of an equation that has not run. It made no error, and what it did not
+    # make points where the reference points: the cosine of that angle is 1.
+    error: Any = np.float32(0)
+    cosine: Any = np.float32(1)
+    lost: Any = np.uint32(0)
+    largest: Any = np.float32(0)
+    introduced: Any = np.float32(0)
+    introduced_lost: Any = np.uint32(0)
+    runs: Any = np.uint32(0)
+    worst_run: Any = np.uint32(0)
+    computed: Any = np.uint32(0)
+
+
+# How two runs of an equation become one reading. All keep the worst, but counts add up.
+_MERGED = {
+    "error": jnp.maximum,
+    "cosine": jnp.minimum,
+    "lost": jnp.add,
+    "largest": jnp.maximum,
+    "introduced": jnp.maximum,
+    "introduced_lost": jnp.add,
+    "runs": jnp.add,
+    # The code of a 16-bit dtype is the larger one: one run in 16 bits makes the row a 16-bit one.
+    "computed": jnp.maximum,
+}
 
 
 class ErrorProbe(Probe):
     """Compares program 1, the mixed program, with program 0, the program as it was traced."""
+
+    unread = ErrorReading()
 
     def measure(self, run: EquationRun) -> tuple[_Sums, _Sums, Any]:
         """Returns the sums from which the errors of an equation follow, and its dtype's code."""
@@ -78,47 +99,21 @@ class ErrorProbe(Probe):
         sums, own, codes = zip(*measured, strict=True)
         return functools.reduce(_worst, sums), functools.reduce(_worst, own), codes[0]
 
-    def settle(self, measured: Any, held: tuple[Any, ...], ticks: Any) -> ErrorReading:
+    def settle(self, measured: Any, held: Any, ticks: Any) -> ErrorReading:
         """Returns the readings of equations that have each run once."""
         sums, own, code = measured
-        return ErrorReading(
-            distance=_distance(sums),
-            introduced=_error(own),
-            introduced_lost=own.lost,
-            runs=jnp.ones_like(ticks),
-            worst_run=jnp.zeros_like(ticks),
-            computed=code,
-        )
-
-    def nothing(self, count: int) -> ErrorReading:
-        """Returns the readings of equations that have not run."""
-        zeros, exact = jnp.zeros(count, jnp.uint32), jnp.full(count, _EXACT)
-        return ErrorReading(
-            distance=Distance(exact, jnp.full(count, _SAME), zeros, exact),
-            introduced=exact,
-            introduced_lost=zeros,
-            runs=zeros,
-            worst_run=zeros,
-            computed=zeros,
-        )
+        first = jnp.zeros_like(ticks)
+        return ErrorReading(*_distance(sums), _error(own), own.lost, first + 1, first, code)
 
     def merge(self, first: ErrorReading, second: ErrorReading) -> ErrorReading:
         """Returns the readings of two runs of the same equations, ``first`` the earlier."""
+        merged = {
+            name: way(getattr(first, name), getattr(second, name)) for name, way in _MERGED.items()
+        }
         worse = second.introduced > first.introduced
-        a, b = first.distance, second.distance
-        return ErrorReading(
-            distance=Distance(
-                error=jnp.maximum(a.error, b.error),
-                cosine=jnp.minimum(a.cosine, b.cosine),
-                lost=a.lost + b.lost,
-                largest=jnp.maximum(a.largest, b.largest),
-            ),
-            introduced=jnp.maximum(first.introduced, second.introduced),
-            introduced_lost=first.introduced_lost + second.introduced_lost,
-            runs=first.runs + second.runs,
-            worst_run=jnp.where(worse, first.runs + second.worst_run, first.worst_run),
-            computed=jnp.maximum(first.computed, second.computed),
-        )
+        # The runs of the second half are counted from the end of the first.
+        worst_run = jnp.where(worse, first.runs + second.worst_run, first.worst_run)
+        return ErrorReading(**merged, worst_run=worst_run)
 
 
 def distance(reference: Any, result: Any) -> Distance:
@@ -135,47 +130,56 @@ class _Sums(NamedTuple):
     """Sums over the elements of an array and its reference, scaled by the reference's largest.
 
     Args:
+        lost: The number of elements that are finite in the reference alone.
         reference: Of the squares of the reference.
         result: Of the squares of the array.
         product: Of the products of both.
         difference: Of the squares of the differences.
-        lost: The number of elements that are finite in the reference alone.
         largest: The largest finite magnitude in the reference.
     """
 
+    lost: Any
     reference: Any
     result: Any
     product: Any
     difference: Any
-    lost: Any
     largest: Any
 
 
 @jax.jit
 def _sums(reference: Any, result: Any) -> _Sums:
-    a, b = _as_float32(reference), _as_float32(result)
+    # Float64 arrays are summed in float64, so that errors of 1e-12 are seen.
+    wide = jnp.float64 if jnp.finfo(reference.dtype).bits == 64 else jnp.float32
+    a, b = (_real(x).astype(wide) for x in (reference, result))
     known, lost = jnp.isfinite(a), jnp.isfinite(a) & ~jnp.isfinite(b)
+    # What is not finite in the reference is no fault of the mixed program, and is left out.
     largest = jnp.max(jnp.where(known, jnp.abs(a), 0.0))
     both = known & ~lost
     # Unscaled, the square of 1e20 is infinite and that of 1e-23 is 0, in float32.
     scale = jnp.where(largest > 0, largest, 1.0)
     a, b = jnp.where(both, a / scale, 0.0), jnp.where(both, b / scale, 0.0)
-    parts = [a * a, b * b, a * b, (a - b) ** 2, lost.astype(jnp.uint32)]
-    starts = [jnp.float32(0)] * 4 + [jnp.uint32(0)]
+    parts = [lost.astype(jnp.uint32), a * a, b * b, a * b, (a - b) ** 2]
+    starts = [jnp.zeros((), part.dtype) for part in parts]
     # All sums in one pass over both arrays.
-    sums: Any = lax.reduce(parts, starts, _added, tuple(range(a.ndim)))
-    return _Sums(*sums, largest=largest)
+    add = lambda xs, ys: tuple(map(operator.add, xs, ys))  # noqa: E731
+    count, *sums = lax.reduce(parts, starts, add, tuple(range(a.ndim)))
+    # The sums themselves are scaled, and 32 bits hold them: those of all dtypes stand in one array.
+    return _Sums(count, *(x.astype(jnp.float32) for x in (*sums, largest)))
 
 
 def _worst(one: _Sums, other: _Sums) -> _Sums:
+    # Error and cosine of one result, so that they belong together. The largest is that of all.
     worse = _error(other) > _error(one)
     picked = jax.tree.map(lambda a, b: jnp.where(worse, b, a), one, other)
     return picked._replace(largest=jnp.maximum(one.largest, other.largest))
 
 
 def _distance(sums: _Sums) -> Distance:
+    # The roots are multiplied, not the sums: a sum may be near the end of float32, 3e38, and the
+    # product of two would be infinite.
     length = jnp.sqrt(sums.reference) * jnp.sqrt(sums.result)
     cosine = jnp.where(length > 0, sums.product / jnp.where(length > 0, length, 1.0), 1.0)
+    # Rounding may make the quotient of equal lengths 1 + 1.2e-7, which is no cosine.
     return Distance(_error(sums), jnp.clip(cosine, -1.0, 1.0), sums.lost, sums.largest)
 
 
@@ -183,19 +187,16 @@ def _error(sums: _Sums) -> Any:
     """Returns the relative error, infinity where an element became infinite or NaN."""
     some = sums.reference > 0
     relative = jnp.sqrt(sums.difference / jnp.where(some, sums.reference, 1.0))
+    # Relative to zero any difference is infinite, and no difference is none.
     of_zero = jnp.where(sums.difference > 0, jnp.inf, 0.0)
     error = jnp.where(some, relative, of_zero)
     return jnp.where(sums.lost > 0, jnp.inf, error).astype(jnp.float32)
 
 
-def _added(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(p + q for p, q in zip(a, b, strict=True))
-
-
-def _as_float32(x: Any) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        x = jnp.stack([jnp.real(x), jnp.imag(x)])
-    return x.astype(jnp.float32)
+def _real(x: Any) -> Any:
+    """Returns complex numbers as twice as many real ones."""
+    is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
+    return jnp.stack([jnp.real(x), jnp.imag(x)]) if is_complex else x
 
 
 def _as_read(declared: Any, mixed: Any) -> Any:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from ...interpreters.compat import (
-    body_of,
-    is_array_aval,
-    name_stack,
-    scope_names,
-    source_line,
-)
+from ...interpreters.compat import body_of, is_array_aval, name_stack, scope_names, source_line
 from ...interpreters.primitives.accumulate import contraction_in
-from ...interpreters.primitives.structure import bodies
+from ...interpreters.primitives.structure import bodies, is_call
 from ...interpreters.primitives.traits import having
 from ...scopes import read_mark
 
@@ -54,6 +49,19 @@ def fields_of(equation: MeasuredEquation) -> dict[str, Any]:
     return {name: getattr(equation, name) for name in names}
 
 
+def each_reading(
+    equations: Iterable[MeasuredEquation], readings: Any
+) -> Iterator[tuple[MeasuredEquation, Any]]:
+    """Yields each equation with its reading as Python numbers.
+
+    Args:
+        equations: The equations.
+        readings: What was measured of them, as arrays with an element per equation.
+    """
+    for i, equation in enumerate(equations):
+        yield equation, jax.tree.map(lambda x, i=i: x[i].item(), readings)
+
+
 def measured_equations(
     jaxpr: Any,
     names: Sequence[str] = (),
@@ -72,40 +80,43 @@ def measured_equations(
     """
     for eqn in body_of(jaxpr).eqns:
         path = (*names, *user_scopes(eqn))
+        # JAX marks the name stack of what it transposes. What is inside has no mark of its own.
         transposed = backward or "transpose(" in name_stack(eqn)
-        around = inside if runs_in_place(eqn) else (*inside, eqn.primitive.name)
+        around = inside if is_call(eqn) else (*inside, eqn.primitive.name)
+        # A jaxpr that JAX's own functions have made, as that of `jnp.var`, has no line of the
+        # user's. The line of its call stands for it.
         line = source_line(eqn) or source
-        for body in bodies(eqn) if is_entered(eqn) else ():
+        for body in bodies(eqn):
             yield from measured_equations(body.jaxpr, path, around, transposed, line)
         if is_measured(eqn):
-            avals = [v.aval for v in eqn.outvars if is_measurable(v.aval)]
-            primitive = (contraction_in(eqn) or eqn).primitive.name
-            yield described(primitive, avals, path, tuple(inside), transposed, line)
+            yield described(eqn, eqn.outvars, path, inside, transposed, line)
 
 
 def described(
-    primitive: str,
-    avals: Sequence[Any],
+    eqn: Any,
+    results: Sequence[Any],
     path: Sequence[str],
-    inside: tuple[str, ...],
+    inside: Sequence[str],
     backward: bool,
     source: str,
 ) -> MeasuredEquation:
     """Returns an equation as plain data.
 
     Args:
-        primitive: The primitive's name.
-        avals: The abstract values of its float results.
+        eqn: The equation.
+        results: Its results, or some of them.
         path: The scopes around it.
         inside: The loops, branches and device maps around it.
         backward: It belongs to a backward pass.
         source: The user's source line.
     """
+    avals = [v.aval for v in results if is_measurable(v.aval)]
     return MeasuredEquation(
         scope="/".join(path),
         source=source,
-        primitive=primitive,
-        inside=inside,
+        # An accumulating contraction is our own primitive: users know the one that it stands for.
+        primitive=(contraction_in(eqn) or eqn).primitive.name,
+        inside=tuple(inside),
         backward=backward,
         shapes=tuple(tuple(aval.shape) for aval in avals),
         dtypes=tuple(aval.dtype.name for aval in avals),
@@ -117,32 +128,15 @@ def user_scopes(eqn: Any) -> tuple[str, ...]:
     return tuple(name for name in scope_names(eqn) if read_mark(name) is None)
 
 
-OWN_TRACE = frozenset(("scan", "while", "cond", "shard_map"))
-"""Primitives whose jaxprs are traced again as what they are: loops, branches, device maps."""
-
-
-def runs_in_place(eqn: Any) -> bool:
-    """True for an equation whose one jaxpr, run on its operands, gives its results.
-
-    A derivative rule of the user's own is no obstacle: it matters to derivatives alone.
-    """
-    held = bodies(eqn)
-    is_loop = any(body.carries or body.repeats != 1 for body in held)
-    return len(held) == 1 and not is_loop and eqn.primitive.name not in OWN_TRACE
-
-
-def is_entered(eqn: Any) -> bool:
-    """True for an equation that is measured by what is inside it."""
-    return eqn.primitive.name in OWN_TRACE or runs_in_place(eqn)
-
-
 def is_measured(eqn: Any) -> bool:
     """True for an equation that is measured itself."""
-    if is_entered(eqn) or eqn.primitive.name in _SAME_VALUES:
+    if bodies(eqn) or eqn.primitive.name in _SAME_VALUES:
         return False
     return any(is_measurable(v.aval) for v in eqn.outvars)
 
 
 def is_measurable(aval: Any) -> bool:
     """True for arrays of floats or complex numbers that hold an element."""
+    # An array without elements has no largest one, and nothing can go wrong in it. Integers do not
+    # round, and are never infinite.
     return is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact) and 0 not in aval.shape

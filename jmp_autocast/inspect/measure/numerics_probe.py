@@ -85,6 +85,10 @@ class NumericsProbe(Probe):
     def __init__(self, overflow: bool = False, ranges: bool = True) -> None:
         self._overflow = overflow
         self._ranges = ranges
+        no = np.uint32(0)
+        # Extremes start at the ends that any value replaces: 0 and infinity.
+        of_ranges = (no, no, no, no, no, INFINITY) if ranges else ()
+        self.unread = Reading(Counts(no, no, *of_ranges), no, no, NEVER, NEVER)
 
     def measure(self, run: EquationRun) -> Any:
         """Counts what is in the results of an equation."""
@@ -94,41 +98,32 @@ class NumericsProbe(Probe):
         # As one vector, the basic block stacks all counts of an equation at once.
         return jnp.stack([x for x in total if x is not None])
 
-    def flags_of(self, array: Any) -> tuple[Any, Any]:
+    def flags_of(self, array: Any) -> list[Any]:
         """Returns whether an array holds a NaN, and whether an infinity."""
         if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
-            return False, False
-        if isinstance(array, jax.Array):
-            return jnp.any(jnp.isnan(array)), jnp.any(jnp.isinf(array))
-        return bool(np.any(np.isnan(array))), bool(np.any(np.isinf(array)))
+            return [False, False]
+        # NumPy looks at its own arrays here and now: XLA gets nothing to compile for them.
+        numpy = jnp if isinstance(array, jax.Array) else np
+        return [numpy.any(numpy.isnan(array)), numpy.any(numpy.isinf(array))]
 
-    def flags_made(self, measured: Any) -> tuple[Any, Any]:
+    def flags_made(self, measured: Any) -> Any:
         """Returns whether there is a NaN, and whether an infinity, in what equations made."""
-        counts = Counts(*measured.T)
-        return counts.nan > 0, counts.inf > 0
+        return measured[:, :2] > 0  # the first two counts: NaNs, infinities
 
-    def settle(self, measured: Any, held: tuple[Any, ...], ticks: Any) -> Reading:
+    def settle(self, measured: Any, held: Any, ticks: Any) -> Reading:
         """Returns the readings of equations that have each run once."""
-        counts, (nan, inf) = Counts(*measured.T), held
+        counts, (nan, inf) = Counts(*measured.T), held.T
         # inf - inf is a NaN: an operand's NaN excuses both, an operand's infinity only infinities.
         bad = (counts.nan > 0) & ~nan | (counts.inf > 0) & ~nan & ~inf
         if self._overflow:
             bad |= counts.large > 0
-        never = NEVER
         return Reading(
             counts=counts,
             runs=jnp.ones_like(ticks),
             bad_runs=bad.astype(jnp.uint32),
-            first_run=jnp.where(bad, jnp.uint32(0), never),
-            first=jnp.where(bad, ticks, never),
+            first_run=jnp.where(bad, np.uint32(0), NEVER),
+            first=jnp.where(bad, ticks, NEVER),
         )
-
-    def nothing(self, count: int) -> Reading:
-        """Returns the readings of equations that have not run."""
-        no = jnp.zeros(count, jnp.uint32)
-        never = jnp.full(count, NEVER, jnp.uint32)
-        ranges = (no, no, no, no, no, jnp.full(count, INFINITY, jnp.uint32)) if self._ranges else ()
-        return Reading(Counts(no, no, *ranges), no, no, never, never)
 
     def merge(self, first: Reading, second: Reading) -> Reading:
         """Returns the readings of two runs of the same equations, ``first`` the earlier."""
@@ -151,6 +146,7 @@ def _saturating(a: Any, b: Any) -> Any:
 
 
 def _sum(a: Counts, b: Counts, add: Any = _saturating) -> Counts:
+    # The last two fields are extremes. All others are counts.
     ways = [add] * (len(Counts._fields) - 2) + [jnp.maximum, jnp.minimum]
     each = zip(ways, a, b, strict=True)
     return Counts(*(None if p is None else way(p, q) for way, p, q in each))
@@ -167,6 +163,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([jnp.real(x), jnp.imag(x)])
     bits = _magnitude_bits(x)
+    # NaNs have the exponent of an infinity and a fraction: their bits are the largest of all.
     whole = bits.dtype.type
     infinity = _bits_of(np.inf, whole)
     masks, extremes, ends = [bits > infinity, bits == infinity], [], []
@@ -223,6 +220,8 @@ def _single_bits(bits: Any) -> Any:
     ends = jnp.finfo(jnp.float32)
     least, most = (_bits_of(end, np.uint64) for end in (ends.smallest_normal, ends.max))
     inside = lax.bitcast_convert_type(jnp.clip(bits, least, most), jnp.float64)
+    # Below float32's range counts as its smallest normal number, 2**-126: a device may flush what
+    # is smaller to 0, and 0 says that there was nothing.
     single = lax.bitcast_convert_type(inside.astype(jnp.float32), jnp.uint32)
     none, infinite = bits < np.uint64(1), bits == _bits_of(np.inf, np.uint64)
     return jnp.where(none, np.uint32(0), jnp.where(infinite, INFINITY, single))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import starmap
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from ..export import NOT_EXPORTED, Exported, counted, cut, rest, table
-from .measured import MeasuredEquation, fields_of
-from .numerics_probe import INFINITY, NEVER, Counts, Reading
+from .measured import MeasuredEquation, each_reading, fields_of
+from .numerics_probe import INFINITY, NEVER, Reading
 
+# Twenty rows fit on a screen. The report holds all.
 _SHOWN = 20
-_SUMMED = ("nan", "inf", "zero", "subnormal", "large", "small")
+
+# Over mapped axes these are no sums. The earliest fault of all is the one to look at.
+_EXTREMES = {"largest": np.max, "smallest": np.min, "first_run": np.min, "first": np.min}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,8 +133,8 @@ class NumericsReport(Exported):
             >>> [(row.primitive, row.zero) for row in report.rows]
             [('exp', 0), ('sub', 4)]
         """
-        reading = _over_mapped_axes(jax.tree.map(np.asarray, self.readings))
-        return [_row(equation, reading, i) for i, equation in enumerate(self.equations)]
+        readings = _over_mapped_axes(jax.tree.map(np.asarray, self.readings))
+        return list(starmap(_row, each_reading(self.equations, readings)))
 
     @property
     def bad(self) -> list[NumericsRow]:
@@ -144,6 +148,7 @@ class NumericsReport(Exported):
             >>> [(row.primitive, row.inf, row.nan) for row in report.bad]
             [('log', 4, 0), ('log', 4, 0), ('sub', 0, 4)]
         """
+        # A NaN spreads through all that follows. Who made it is the fault that came first.
         found = [row for row in self.rows if row.order is not None]
         return sorted(found, key=lambda row: row.order or 0)
 
@@ -174,12 +179,13 @@ class NumericsReport(Exported):
             'log: an infinity or NaN, made by 1 of 1 equation'
         """
         rows = self.rows
-        bad = [row for row in rows if row.bad_runs]
+        bad, of = [row for row in rows if row.bad_runs], counted(len(rows), "equation")
+        overflow = self.mode == "overflow"
         if not bad:
-            what = "nothing beyond float16's range" if self.mode == "overflow" else "all is finite"
-            return cut(f"{self.name}: {counted(len(rows), 'equation')}, {what}")
-        of = counted(len(rows), "equation")
-        return cut(f"{self.name}: {_what(self.mode)}, made by {len(bad)} of {of}")
+            what = "nothing beyond float16's range" if overflow else "all is finite"
+            return cut(f"{self.name}: {of}, {what}")
+        what = "what a float16 cannot hold" if overflow else "an infinity or NaN"
+        return cut(f"{self.name}: {what}, made by {len(bad)} of {of}")
 
     def __str__(self) -> str:
         """Returns the summary, the faults in the order in which they arose, and the extremes.
@@ -198,6 +204,7 @@ class NumericsReport(Exported):
             where = f"{row.primitive} {','.join(row.dtypes)} {row.scope} {row.source}"
             return [row.largest, row.smallest, _share(row.zero, row), _share(row.small, row), where]
 
+        # The range of a dtype is what a program outgrows: the largest values come first.
         ordered = sorted(self.rows, key=lambda row: -row.largest)
         more = "more; report.rows holds all"
         lines += ["", *table({**columns, "equation": ""}, ordered, cells, _SHOWN, more)]
@@ -219,10 +226,6 @@ def bad_message(name: str, row: NumericsRow) -> str:
     return "\n".join([f"{name}: {first}", *rest, fix])
 
 
-def _what(mode: str) -> str:
-    return "what a float16 cannot hold" if mode == "overflow" else "an infinity or NaN"
-
-
 def _lines(row: NumericsRow) -> list[str]:
     made = [
         counted(count, *nouns)
@@ -233,6 +236,7 @@ def _lines(row: NumericsRow) -> list[str]:
         )
         if count
     ]
+    # One row counts all results of an equation: all their types are named.
     types = ", ".join(f"{d}{list(s)}" for d, s in zip(row.dtypes, row.shapes, strict=True))
     among = counted(row.values, "value")
     scope = f"scope {row.scope}" if row.scope else "no scope"
@@ -253,47 +257,35 @@ def _share(count: int, row: NumericsRow) -> str:
 def _over_mapped_axes(reading: Reading) -> Reading:
     """Sums over the axes that ``vmap`` has put in front of the equations' own."""
     axes = tuple(range(reading.runs.ndim - 1))
-    if not axes:
-        return reading
 
-    def total(x: Any) -> Any:
+    def over(path: Any, x: Any) -> Any:
+        name = path[-1].name
+        if name in _EXTREMES:
+            return _EXTREMES[name](x, axis=axes)
         # A sum in 64 bits, which stops where the counts on the device stop.
         return np.minimum(np.sum(x, axis=axes, dtype=np.uint64), NEVER)
 
-    extremes = {"largest": np.max, "smallest": np.min}
-    counts = {
-        name: extremes[name](x, axis=axes) if name in extremes else total(x)
-        for name, x in reading.counts._asdict().items()
-        if x is not None
+    return jax.tree_util.tree_map_with_path(over, reading)
+
+
+def _row(equation: MeasuredEquation, reading: Reading) -> NumericsRow:
+    # Mode "raise" leaves all but NaNs and infinities out: then the row is that of no value.
+    empty = {"largest": 0, "smallest": INFINITY}
+    numbers: dict[str, Any] = {
+        name: empty.get(name, 0) if count is None else count
+        for name, count in reading.counts._asdict().items()
     }
-    return Reading(
-        counts=Counts(**counts),
-        runs=total(reading.runs),
-        bad_runs=total(reading.bad_runs),
-        first_run=reading.first_run.min(axis=axes),
-        first=reading.first.min(axis=axes),
-    )
-
-
-def _row(equation: MeasuredEquation, readings: Reading, i: int) -> NumericsRow:
-    reading = jax.tree.map(lambda x: x[i], readings)
-    counts = reading.counts  # those that mode "raise" leaves out are None
-    summed: dict[str, Any] = {name: int(getattr(counts, name) or 0) for name in _SUMMED}
+    for name in empty:
+        numbers[name] = float(np.uint32(numbers[name]).view(np.float32))
     return NumericsRow(
         **fields_of(equation),
-        **summed,
-        runs=int(reading.runs),
-        largest=_single(counts.largest or 0),
-        smallest=_single(INFINITY if counts.smallest is None else counts.smallest),
-        bad_runs=int(reading.bad_runs),
+        **numbers,
+        runs=reading.runs,
+        bad_runs=reading.bad_runs,
         first_run=_index(reading.first_run),
         order=_index(reading.first),
     )
 
 
-def _single(bits: Any) -> float:
-    return float(np.uint32(bits).view(np.float32))
-
-
-def _index(value: Any) -> int | None:
-    return None if value == NEVER else int(value)
+def _index(value: int) -> int | None:
+    return None if value == NEVER else value

@@ -20,23 +20,33 @@ class Program:
     Args:
         plan: The plan of the jaxpr; None where nothing is planned, as inside a call that is kept.
         rewriter: Emits planned equations; None to run the jaxpr as it was traced.
+        differentiated: The program is differentiated. Then a parameter is marked: each 16-bit read
+            of it is a view, whose gradient stays float32.
     """
 
-    def __init__(self, plan: Plan | None = None, rewriter: Rewriter | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        rewriter: Rewriter | None = None,
+        differentiated: bool = False,
+    ) -> None:
         self._plan = plan
         self._rewriter = rewriter
+        self._differentiated = differentiated
         self._rewritten = plan if rewriter is not None else None
 
-    def arguments(self, arrays: Sequence[Any]) -> list[Value]:
-        """Returns arguments of the jaxpr as the rewriter takes them, for a program with gradients.
+    def arguments(self, arrays: list[Any]) -> list[Any]:
+        """Returns arguments of the jaxpr as the rewriter takes them."""
+        return self._marked(arrays, self._rewritten and self._rewritten.inputs)
 
-        A parameter is marked: each 16-bit read of it is a view, whose gradient stays float32.
-        """
-        return _marked(arrays, self._rewritten and self._rewritten.inputs)
-
-    def constants(self, arrays: Sequence[Any]) -> list[Value]:
+    def constants(self, arrays: list[Any]) -> list[Any]:
         """Returns constants of the jaxpr, as `arguments` does."""
-        return _marked(arrays, self._rewritten and self._rewritten.consts)
+        return self._marked(arrays, self._rewritten and self._rewritten.consts)
+
+    def _marked(self, arrays: list[Any], states: Sequence[ValueState] | None) -> list[Any]:
+        if states is None or not self._differentiated:
+            return arrays
+        return [Value(x, s.keeps_gradient) for x, s in zip(arrays, states, strict=True)]
 
     def emit(self, i: int, eqn: Any, operands: Sequence[Any]) -> list[Value]:
         """Runs equation ``i``.
@@ -46,6 +56,8 @@ class Program:
             eqn: The equation.
             operands: Its operands, as arrays, literals, `Value` or `Scalar`.
         """
+        # What the rewriter emits for a Python number differs from what it emits for an array: the
+        # number is cast at trace time.
         values = [_as_value(x) for x in operands]
         if self._plan is None or self._rewriter is None:
             out = bind(eqn.primitive, [value.array for value in values], eqn.params)
@@ -57,6 +69,7 @@ class Program:
         if self._plan is None:
             return False
         equation = self._plan.equations[i]
+        # What moves a parameter is one still, and its gradient is added up in float32.
         return isinstance(equation.action, Move) or equation.results[k].keeps_gradient
 
     def enter(self, i: int, operands: Sequence[Any]) -> list[Any]:
@@ -75,13 +88,8 @@ class Program:
         """Returns a program for each jaxpr inside equation ``i``."""
         plans = self._plan.equations[i].inner if self._plan else ()
         # What autocast leaves alone has no plans inside, and runs as it was traced.
-        return [Program(plan, self._rewriter) for plan in plans or [None] * len(bodies(eqn))]
-
-
-def _marked(arrays: Sequence[Any], states: Sequence[ValueState] | None) -> list[Value]:
-    if states is None:
-        return [Value(x) for x in arrays]
-    return [Value(x, s.keeps_gradient) for x, s in zip(arrays, states, strict=True)]
+        plans = plans or [None] * len(bodies(eqn))
+        return [Program(plan, self._rewriter, self._differentiated) for plan in plans]
 
 
 def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:

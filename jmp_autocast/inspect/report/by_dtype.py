@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
@@ -47,9 +47,8 @@ def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
     for row in rows:
         flops[dtype_of(row)] += row.flops  # 0 where the rows inside have them
         nbytes.update(nbytes_by_dtype(row))
-    shares = [(name, Share(flops[name], nbytes[name])) for name in {**flops, **nbytes}]
-    shares = [(name, share) for name, share in shares if share.flops or share.nbytes]
-    return dict(sorted(shares, key=lambda pair: (-pair[1].nbytes, pair[0])))
+    names = sorted(flops.keys() | nbytes.keys(), key=lambda name: (-nbytes[name], name))
+    return {name: Share(flops[name], nbytes[name]) for name in names if flops[name] + nbytes[name]}
 
 
 def nbytes_by_dtype(row: Row) -> dict[str, int]:
@@ -58,12 +57,12 @@ def nbytes_by_dtype(row: Row) -> dict[str, int]:
     Args:
         row: A row. One with an inside has none: its operands are read there.
     """
-    nbytes: dict[str, int] = defaultdict(int)
+    nbytes: Counter[str] = Counter()
     if not row.inner:
         shapes = (*row.operand_shapes, *row.result_shapes)
         for name, shape in zip((*row.operands, *row.results), shapes, strict=True):
             nbytes[name] += row.times * math.prod(shape) * item_size(name)
-    return dict(nbytes)
+    return nbytes
 
 
 def contraction_flops(rows: Iterable[Row]) -> tuple[int, int]:
@@ -72,26 +71,15 @@ def contraction_flops(rows: Iterable[Row]) -> tuple[int, int]:
     Args:
         rows: The rows of a report.
     """
-    flops = low = 0
-    for row in rows:
-        if row.primitive in CONTRACTIONS:
-            flops += row.flops
-            low += row.flops if FLOAT32.name not in row.operands[:2] else 0
-    return flops, low
-
-
-def low_share(flops: int, low_flops: int) -> float:
-    """Returns the share of FLOPs on 16-bit operands, 1 if there are none.
-
-    Args:
-        flops: FLOPs of matmuls and convolutions.
-        low_flops: Those of them on 16-bit operands.
-    """
-    return low_flops / flops if flops else 1.0
+    found = [row for row in rows if row.primitive in CONTRACTIONS]
+    # Only the two factors count: what follows them in a ragged dot are the sizes of its groups.
+    low = (row.flops for row in found if FLOAT32.name not in row.operands[:2])
+    return sum(row.flops for row in found), sum(low)
 
 
 def dtype_of(row: Row) -> str:
     """Returns the dtype that a row computes in."""
+    # A matmul of bfloat16 and float32 runs in float32, and so does all that has a float32 operand.
     floats = [name for name in row.operands if is_float(name)]
     return max(floats, key=item_size) if floats else (*row.results, "")[0]
 

@@ -93,8 +93,12 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
     flops, low_flops = contraction_flops(rows)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     shapes = [jax.typeof(x) if not hasattr(x, "shape") else x for x in planned.call.arrays]
+    # Casts are counted in the program that runs: one cast serves all readers of a value, and a plan
+    # asks for one per reader.
     rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)
     residuals = Residuals()
+    # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
+    # count what nobody keeps.
     if not is_gradient(planned.closed):
         residuals = residuals_of(jaxpr_as_fun(rewritten), shapes, params)
     return Totals(
@@ -116,10 +120,6 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
 
 def _unmatched(policy: Policy, scopes: Collection[tuple[str, ...]]) -> tuple[str, ...]:
     """Returns the scope patterns of a policy that no equation stands in: most are misspelled."""
-    scoped = (pattern for pattern, _, _ in policy.scoped_rules)
-    patterns = dict.fromkeys([*(pattern for pattern, _ in policy.scopes), *scoped])
-    return tuple(
-        pattern
-        for pattern in patterns
-        if all(match_depth(pattern, scope) is None for scope in scopes)
-    )
+    # Each pattern once, in the order in which the policy names them.
+    patterns = dict.fromkeys(each[0] for each in (*policy.scopes, *policy.scoped_rules))
+    return tuple(p for p in patterns if all(match_depth(p, scope) is None for scope in scopes))

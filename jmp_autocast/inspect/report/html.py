@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..export import plain
 from .by_dtype import dtype_of, is_float, nbytes_by_dtype
-from .reason_texts import EXPLANATIONS
+from .reason_texts import explanations
 from .rows import Row
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 # others a program of 2,000 equations has few, and each is in the page once.
 _OWN = frozenset("depth inner times flops nbytes declared_nbytes operand_rows cause_rows".split())
 
+# The height of the page in a notebook, in pixels: the chart and a screen of rows.
 FRAME_HEIGHT = 760
 
 
@@ -81,15 +82,18 @@ def data_of(report: Report) -> dict[str, Any]:
     Args:
         report: The report.
     """
-    values = _Values()
+    numbers: dict[Any, int] = {}  # from a value to its position in the list of the page
     fields = [f.name for f in dataclasses.fields(Row) if f.name != "index"]
     derived = {"dtype": dtype_of, "nbytes_by_dtype": lambda row: (*nbytes_by_dtype(row).items(),)}
     rows = []
     for row in report.rows:
         cells = {name: getattr(row, name) for name in fields}
-        cells.update({name: of_row(row) for name, of_row in derived.items()})
-        rows.append([x if name in _OWN else values.number(x) for name, x in cells.items()])
+        cells |= {name: of_row(row) for name, of_row in derived.items()}
+        rows.append(
+            [x if k in _OWN else numbers.setdefault(x, len(numbers)) for k, x in cells.items()]
+        )
     columns = [*fields, *derived]
+    # The page colours floats, and does not know the names of all float dtypes.
     names = {name for row in report.rows for name in (*row.operands, *row.results)}
     return {
         "name": report.name,
@@ -97,28 +101,12 @@ def data_of(report: Report) -> dict[str, Any]:
         "compute_dtype": report.compute_dtype,
         "totals": plain(report.totals),
         "floats": sorted(filter(is_float, names)),
-        "explanations": {
-            code.value: [text.says, text.otherwise] for code, text in EXPLANATIONS.items()
-        },
+        "explanations": {code.value: text for code, text in explanations().items()},
         "columns": columns,
         "shared": [name for name in columns if name not in _OWN],
         "rows": rows,
-        "values": values.list,
+        "values": list(numbers),
     }
-
-
-class _Values:
-    """Values that occur more than once, each with a number."""
-
-    def __init__(self) -> None:
-        self.list: list[Any] = []
-        self._numbers: dict[Any, int] = {}
-
-    def number(self, value: Any) -> int:
-        number = self._numbers.setdefault(value, len(self.list))
-        if number == len(self.list):
-            self.list.append(value)
-        return number
 
 
 @functools.cache

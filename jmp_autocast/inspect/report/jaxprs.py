@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ def nbytes_of(atom: Any, dtype: str | None = None) -> int:
     declared = getattr(atom.aval, "dtype", None)
     if declared is None:
         return 0
+    # A random key has a dtype that NumPy does not know. It is never cast.
     item = declared if dtype in (None, str(declared)) else jnp.dtype(dtype)
     return element_count(atom) * item.itemsize
 
@@ -67,15 +69,14 @@ def count_casts(jaxpr: Any) -> Casts:
         >>> count_casts(jax.make_jaxpr(lambda x: x.astype(jnp.bfloat16))(jnp.ones(3)))
         Casts(down=1, down_nbytes=18, up=0, up_nbytes=0)
     """
-    down = down_nbytes = up = up_nbytes = 0
+    found: Counter[str] = Counter()
     for eqn, times in equations_in(jaxpr):
         if eqn.primitive.name != "convert_element_type":
             continue
         (operand,), (result,) = eqn.invars, eqn.outvars
-        source, target = operand.aval.dtype, result.aval.dtype
-        nbytes = times * (nbytes_of(operand) + nbytes_of(result))
-        if source == FLOAT32 and target in COMPUTE_DTYPES:
-            down, down_nbytes = down + times, down_nbytes + nbytes
-        elif target == FLOAT32 and source in COMPUTE_DTYPES:
-            up, up_nbytes = up + times, up_nbytes + nbytes
-    return Casts(down, down_nbytes, up, up_nbytes)
+        # Casts of other dtypes are the program's own: `autocast` makes none of them.
+        for way, full, low in (("down", operand, result), ("up", result, operand)):
+            if full.aval.dtype == FLOAT32 and low.aval.dtype in COMPUTE_DTYPES:
+                found[way] += times
+                found[f"{way}_nbytes"] += times * (nbytes_of(full) + nbytes_of(low))
+    return Casts(**found)

@@ -25,6 +25,7 @@ def causes_of(visits: Sequence[Visit]) -> list[tuple[int, ...]]:
     """
     readers: list[list[int]] = [[] for _ in visits]
     for visit in visits:
+        # Once per reader, which may read a value twice, as x * x does.
         for made in set(visit.origins):
             if isinstance(made, int):
                 readers[made].append(visit.index)

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ..export import WIDTH, Exported, cut, labelled, saved, scaled, table
-from .by_dtype import Share, by_dtype, low_share
+from ..misuse import wrong_type
+from .by_dtype import Share, by_dtype
 from .html import frame_of, page_of
 from .jaxprs import Casts
 from .rows import Row
 
+# A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
 
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
@@ -82,7 +84,8 @@ class Totals:
             >>> explain(half_and_half, jnp.ones((4, 4)), policy=BF16).totals.low_share
             0.5
         """
-        return low_share(self.contraction_flops, self.low_contraction_flops)
+        flops = self.contraction_flops
+        return self.low_contraction_flops / flops if flops else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +192,13 @@ class Report(Exported):
         groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)
         for row in self.rows:
             groups[row.primitive, _dtypes(row), row.reason].append(row)
+        # By FLOPs, so that what costs most is seen without scrolling.
         ordered = sorted(groups.values(), key=lambda rows: -sum(row.flops for row in rows))
 
         def cells(rows: list[Row]) -> list[Any]:
             times, flops = sum(row.times for row in rows), sum(row.flops for row in rows)
+            # Many groups have a cause per row, such as the name of an operand. Then the code says
+            # it.
             one_cause = len({row.cause for row in rows}) == 1
             reason = _reason(rows[0]) if one_cause else rows[0].reason
             return [times, rows[0].primitive, _dtypes(rows[0]), scaled(flops), reason]
@@ -279,10 +285,8 @@ class Report(Exported):
             [('tanh', ('bfloat16',), ('float32',))]
         """
         if not isinstance(other, Report):
-            raise TypeError(
-                f"Report.diff takes a Report, got {other!r} of type {type(other).__name__}. Make "
-                "one with explain(fn, *args, policy=other_policy)."
-            )
+            fix = "Make one with explain(fn, *args, policy=other_policy)."
+            raise wrong_type("Report.diff takes a Report", other, fix)
         mine, theirs = (_program(report.rows) for report in (self, other))
         if mine != theirs:
             raise ValueError(
@@ -296,13 +300,13 @@ class Report(Exported):
 
 
 def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    # Of dtypes only those that the program declares: the others are what policies change.
     return [(r.primitive, r.depth, r.operand_shapes, r.declared_operands) for r in rows]
 
 
 def _dtypes(row: Row) -> str:
-    ends = (dict.fromkeys(_SHORT.get(name, name) for name in names) for names in
-            (row.operands, row.results))  # fmt: skip
-    return " -> ".join(", ".join(names) for names in ends)
+    ends = [[_SHORT.get(name, name) for name in names] for names in (row.operands, row.results)]
+    return " -> ".join(", ".join(dict.fromkeys(names)) for names in ends)
 
 
 def _reason(row: Row) -> str:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ...interpreters.compat import (
-    Literal,
-    body_of,
-    dce_jaxpr,
-    fresh_make_jaxpr,
-    name_stack,
-)
+from ...interpreters.compat import Literal, body_of, dce_jaxpr, fresh_make_jaxpr, name_stack
+from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...interpreters.primitives.traits import having
 from ...policies import FLOAT32
@@ -66,6 +62,7 @@ def residuals_of(
     """
     floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
     wanted = [i for i in params if i in floats] or floats
+    # A program without float inputs has no derivative, and keeps nothing.
     if not wanted:
         return Residuals()
 
@@ -85,12 +82,13 @@ def residuals_of(
         jaxpr = body_of(fresh_make_jaxpr(kept, *shapes))
     except Exception as error:  # JAX, or a rule of the user's own, may refuse in any way
         return Residuals(error=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    # `jax.vjp` also computes the outputs. What they alone need is not kept.
     jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     inputs = [_Kind.PARAM if i in params else _Kind.OTHER for i in range(len(shapes))]
-    kinds = _kinds(jaxpr, inputs)
-    # A view of a leaf is its 16-bit copy: several views are one array.
+    kept_arrays = zip(jaxpr.outvars, _kinds(jaxpr, inputs), strict=True)
+    # A view of a source is its 16-bit copy: several views are one array.
     views: dict[Any, Any] = {eqn.outvars[0]: eqn.invars[1] for eqn in jaxpr.eqns if _is_view(eqn)}
-    arrays = {views.get(v, v) for v in jaxpr.outvars if _kind(v, kinds) is _Kind.OTHER}
+    arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
     full = sum(nbytes_of(v) for v in arrays if getattr(v.aval, "dtype", None) == FLOAT32)
     return Residuals(sum(map(nbytes_of, arrays)), full)
@@ -109,19 +107,15 @@ def _is_view(eqn: Any) -> bool:
     return eqn.primitive.name == "source_view" and not isinstance(eqn.invars[1], Literal)
 
 
-def _kinds(jaxpr: Any, inputs: Sequence[_Kind]) -> dict[Any, _Kind]:
-    """Returns the kind of each variable of a jaxpr."""
-    kinds = dict.fromkeys(jaxpr.constvars, _Kind.CONST)
-    kinds.update(zip(jaxpr.invars, inputs, strict=True))
-    for eqn in jaxpr.eqns:
-        given = [_kind(v, kinds) for v in eqn.invars]
-        results = _of_inside(eqn, given) or [_of_equation(eqn, given)] * len(eqn.outvars)
-        kinds.update(zip(eqn.outvars, results, strict=True))
-    return kinds
+def _kinds(jaxpr: Any, inputs: Sequence[_Kind]) -> list[_Kind]:
+    """Returns the kind of each output of a jaxpr."""
+    consts = [_Kind.CONST] * len(jaxpr.constvars)
 
+    def step(i: int, eqn: Any, given: list[_Kind]) -> list[_Kind]:
+        return _of_inside(eqn, given) or [_of_equation(eqn, given)] * len(eqn.outvars)
 
-def _kind(atom: Any, kinds: dict[Any, _Kind]) -> _Kind:
-    return _Kind.CONST if isinstance(atom, Literal) else kinds[atom]
+    # Nothing is bound, so that no step needs the context of its equation.
+    return evaluate(jaxpr, consts, inputs, lambda _: _Kind.CONST, step, lambda _: nullcontext())
 
 
 def _of_equation(eqn: Any, given: Sequence[_Kind]) -> _Kind:
@@ -140,7 +134,5 @@ def _of_inside(eqn: Any, given: Sequence[_Kind]) -> list[_Kind] | None:
     (body,) = held
     carried = {i for i, _ in body.carries}  # an iteration takes what the one before it computed
     entering = [_Kind.OTHER if i in carried else given[k] for i, k in enumerate(body.operands)]
-    jaxpr = body_of(body.jaxpr)
-    kinds = _kinds(jaxpr, entering)
-    made = {k: _kind(v, kinds) for k, v in zip(body.results, jaxpr.outvars, strict=True)}
+    made = dict(zip(body.results, _kinds(body_of(body.jaxpr), entering), strict=True))
     return [made.get(k, _Kind.OTHER) for k in range(len(eqn.outvars))]

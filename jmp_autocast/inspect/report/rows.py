@@ -106,6 +106,7 @@ def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
 
 def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
     eqn, plan, times = visit.eqn, visit.plan, visit.times
+    # What is not cast is read in the dtype in which it was made.
     operand_dtypes = [
         dtype or state.dtype for dtype, state in zip(plan.operands, plan.given, strict=True)
     ]

@@ -71,6 +71,7 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
         reduce_sum ('float32',) 1 64
     """
     check_function(fn, "op_stats", "Pass the function itself, then its arguments.")
+    # No argument is a parameter here: nothing is planned.
     call = flatten(fn, (), args, kwargs, abstract=True)
     sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
     for eqn, times in equations_in(fresh_make_jaxpr(call.traceable, *call.arrays)):

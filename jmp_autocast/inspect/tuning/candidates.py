@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import glob
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import jax
-
 from ...interpreters import Plan, Planner, Want
-from ...interpreters.compat import fresh_make_jaxpr, source_line
-from ...interpreters.plan.walk import Visit, walk_plan
-from ...policies import (
-    COMPUTE_DTYPES,
-    DEFAULT_RULES,
-    FLOAT32,
-    FULL_POLICIES,
-    CastPolicy,
-    Policy,
-)
+from ...interpreters.compat import fresh_make_jaxpr
+from ...interpreters.plan.walk import walk_plan
+from ...policies import COMPUTE_DTYPES, DEFAULT_RULES, FLOAT32, FULL_POLICIES, CastPolicy, Policy
 from ..report.explain import wrapper_of
-from ..report.jaxprs import is_arithmetic
-from .batches import Batch
+from ..report.rows import Row, rows_of
+from .batches import Batch, arrays_of
+
+_LOW = {dtype.name for dtype in COMPUTE_DTYPES}
 
 
 class Candidate(NamedTuple):
@@ -38,25 +32,26 @@ class Candidate(NamedTuple):
 
 
 def candidates_of(
-    fn: Callable[..., Any], policy: Policy, batch: Batch, argnums: Any = None
+    fn: Callable[..., Any], policy: Policy, batches: Iterable[Batch], argnums: Any
 ) -> dict[Candidate, str]:
-    """Returns what a policy lowers in one call, in program order, each with a source line.
+    """Returns what a policy lowers, in program order, each with a source line.
 
     Args:
         fn: The function in float32.
         policy: The policy.
-        batch: The arguments of the call.
+        batches: The arguments of the calls. Of those with equal shapes one will do.
         argnums: The arguments that the function is differentiated by. What the rules of its custom
             derivatives compute follows then.
     """
-    plans = [wrapper_of(fn, policy, "tune").planned(*batch.args).plan]
-    if argnums is not None:
-        plans += _derivative_rules(fn, policy, batch, argnums)
     found: dict[Candidate, str] = {}
-    for visit in (visit for plan in plans for visit in walk_plan(plan)):
-        if is_arithmetic(visit.eqn) and _is_lowered(visit):
-            candidate = Candidate("/".join(visit.scope), visit.eqn.primitive.name)
-            found.setdefault(candidate, source_line(visit.eqn))
+    for batch in batches:
+        plans = [wrapper_of(fn, policy, "tune").planned(*batch.args).plan]
+        if argnums is not None:
+            plans += _derivative_rules(fn, policy, batch, argnums)
+        for row in (row for plan in plans for row in rows_of(walk_plan(plan), policy)):
+            # What has no FLOPs moves data, casts, or holds others: there is nothing to keep.
+            if row.flops and _is_lowered(row):
+                found.setdefault(Candidate(row.scope, row.primitive), row.source)
     return found
 
 
@@ -75,22 +70,24 @@ def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
         if isinstance(default, CastPolicy) and default in FULL_POLICIES:
             rule = default
         if candidate.scope:
+            # A scope is a name, not a pattern: Flax names a module `layers[0]`, and `[0]` would
+            # match 0.
             scoped.append((glob.escape(candidate.scope), candidate.primitive, rule))
         else:
             rules[candidate.primitive] = rule
+    # All at once: `with_rules` checks all rules of the policy again at each call, and a trial may
+    # keep 2,000 candidates.
     return dataclasses.replace(
         policy, rules=tuple(rules.items()), scoped_rules=(*policy.scoped_rules, *scoped)
     )
 
 
-def _is_lowered(visit: Visit) -> bool:
+def _is_lowered(row: Row) -> bool:
     """True for an equation that computes in 16 bits what the program declares as float32."""
-    plan = visit.plan
-    read = [dtype or state.dtype for dtype, state in zip(plan.operands, plan.given, strict=True)]
-    made = [state.dtype for state in plan.results]
+    declared = (*row.declared_operands, *row.declared_results)
     return any(
-        dtype in COMPUTE_DTYPES and v.aval.dtype == FLOAT32
-        for v, dtype in zip([*visit.eqn.invars, *visit.eqn.outvars], [*read, *made], strict=True)
+        before == FLOAT32.name and now in _LOW
+        for before, now in zip(declared, (*row.operands, *row.results), strict=True)
     )
 
 
@@ -113,8 +110,5 @@ def _derivative_rules(
         outputs = planned.rewritten(*planned.call.arrays, planned=plans.append)
         return planned.call.unflatten(outputs)
 
-    def gradient(*arrays: Any) -> Any:
-        return jax.tree.leaves(jax.value_and_grad(run, argnums)(*batch.signature.rebuilt(arrays)))
-
-    fresh_make_jaxpr(gradient, *batch.arrays)
+    fresh_make_jaxpr(functools.partial(arrays_of(run, argnums), batch.signature), *batch.arrays)
     return plans

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 
 from ...arguments import check_function
 from ...transform import Autocast
-from .batches import Batch
+from ..misuse import positions_of, wrong_type
 
 
 def check(fn: Any, tolerance: Any, accept: Any, argnums: Any) -> None:
@@ -30,22 +29,15 @@ def check(fn: Any, tolerance: Any, accept: Any, argnums: Any) -> None:
             "or accept=function with a function of the function in mixed precision."
         )
     if accept is not None and not callable(accept):
-        raise TypeError(
-            f"accept must be a function of the function in mixed precision, got {accept!r} of type "
-            f"{type(accept).__name__}. For a largest error write tolerance=."
-        )
-    if tolerance is not None and (
-        isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.number)
-    ):
-        raise TypeError(
-            f"tolerance must be a number, got {tolerance!r} of type {type(tolerance).__name__}. "
-            "Write the largest relative error, such as tolerance=0.01."
-        )
+        must = "accept must be a function of the function in mixed precision"
+        raise wrong_type(must, accept, "For a largest error write tolerance=.")
+    fix = "Write the largest relative error, such as tolerance=0.01."
+    # True is an int, and 1.0 as a tolerance: 100 % of error, which nobody means.
+    is_number = isinstance(tolerance, int | float | np.number) and not isinstance(tolerance, bool)
+    if tolerance is not None and not is_number:
+        raise wrong_type("tolerance must be a number", tolerance, fix)
     if tolerance is not None and not 0 < float(tolerance) < math.inf:
-        raise ValueError(
-            f"tolerance must be a positive number, got {tolerance}. Write the largest relative "
-            "error, such as tolerance=0.01."
-        )
+        raise ValueError(f"tolerance must be a positive number, got {tolerance}. {fix}")
     positions = positions_of(argnums)
     if argnums is not None and not (
         positions and all(isinstance(i, int) and not isinstance(i, bool) for i in positions)
@@ -56,30 +48,11 @@ def check(fn: Any, tolerance: Any, accept: Any, argnums: Any) -> None:
         )
 
 
-def check_range(argnums: Any, batches: Sequence[Batch]) -> None:
-    """Raises ValueError where a batch has no such positional argument."""
-    count = min(len(batch.args) for batch in batches)
-    if not all(-count <= i < count for i in positions_of(argnums)):
-        raise ValueError(
-            f"argnums={argnums!r} must name positional arguments of each batch, which have "
-            f"{count}, numbered from 0. Write argnums=0 for the first argument."
-        )
-
-
-def positions_of(argnums: Any) -> tuple[Any, ...]:
-    """Returns ``argnums`` as a tuple."""
-    if argnums is None:
-        return ()
-    return tuple(argnums) if isinstance(argnums, tuple | list) else (argnums,)
-
-
 def as_bool(accepted: Any) -> bool:
     """Returns what ``accept`` said; TypeError if that is no bool."""
     if isinstance(accepted, bool | np.bool_) or (
         isinstance(accepted, jax.Array) and accepted.shape == () and accepted.dtype == jnp.bool_
     ):
         return bool(accepted)
-    raise TypeError(
-        f"accept must return a bool, got {accepted!r} of type {type(accepted).__name__}. Return "
-        "True if the function that it is given is good enough."
-    )
+    fix = "Return True if the function that it is given is good enough."
+    raise wrong_type("accept must return a bool", accepted, fix)

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...arguments import is_array
 from ...interpreters.compat import fresh_make_jaxpr
 from ...scopes import read_mark
 from ..measure.basic_blocks import EquationRun, Probe
@@ -19,7 +18,7 @@ from ..measure.evaluator import Evaluator
 from ..measure.measured import is_measurable, measured_equations
 from ..measure.programs import Program
 from ..signature import Signature, Traced
-from .batches import Batch
+from .batches import Batch, arrays_of
 from .candidates import Candidate
 
 
@@ -37,23 +36,22 @@ def largest_of(
         batches: The batches.
         argnums: The arguments to differentiate by, None for the function alone.
     """
-    called = fn if argnums is None else jax.value_and_grad(fn, argnums)
+    called = arrays_of(fn, argnums)
     found: dict[Candidate, float] = defaultdict(float)
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(signature: Signature, *arrays: Any) -> Traced:
-        def arrays_of(*arrays: Any) -> list[Any]:
-            return [x for x in jax.tree.leaves(called(*signature.rebuilt(arrays))) if is_array(x)]
-
-        closed = fresh_make_jaxpr(arrays_of, *arrays)
+        closed = fresh_make_jaxpr(functools.partial(called, signature), *arrays)
         evaluated = Evaluator(_Largest()).start(closed, [Program()], arrays)
         made = tuple(Candidate(e.scope, e.primitive) for e in measured_equations(closed))
         return Traced(evaluated.readings, made)
 
+    # The largest of all batches: one batch that overflows is enough.
     for batch in batches:
         measured = run(batch.signature, *batch.arrays)
         for candidate, value in zip(measured.static, np.asarray(measured.arrays), strict=True):
             found[candidate] = max(found[candidate], float(value))
+    # Measured equations have no marks of ours in their scopes, and candidates have.
     return [found[_without_marks(candidate)] for candidate in candidates]
 
 
@@ -65,15 +63,14 @@ def _without_marks(candidate: Candidate) -> Candidate:
 class _Largest(Probe):
     """Measures the largest finite magnitude that an equation reads or makes."""
 
+    unread = np.float32(0)
+
     def measure(self, run: EquationRun) -> Any:
         arrays = [x for x in (*run.operands[0], *run.results[0]) if is_measurable(jax.typeof(x))]
         return jnp.stack([_largest(x) for x in arrays]).max()
 
-    def settle(self, measured: Any, held: tuple[Any, ...], ticks: Any) -> Any:
+    def settle(self, measured: Any, held: Any, ticks: Any) -> Any:
         return measured
-
-    def nothing(self, count: int) -> Any:
-        return jnp.zeros(count, jnp.float32)
 
     def merge(self, first: Any, second: Any) -> Any:
         return jnp.maximum(first, second)

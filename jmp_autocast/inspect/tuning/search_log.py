@@ -6,22 +6,21 @@ each trial. Lines are only ever added, and each is on the disk before the next t
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..export import json_text
+from ..export import cut, json_text
+from ..misuse import wrong_type
 
-VERSION = 1
-_START = f'{{"jmp_autocast.tune": {VERSION}'
+_START = '{"jmp_autocast.tune": 1'
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """One run of a program with some candidates in float32.
+class Trial(NamedTuple):
+    """One run of a program with some candidates in float32: a line of the log.
 
     Args:
         kept: The indices of the candidates.
@@ -52,19 +51,29 @@ class Log:
     """
 
     def __init__(self, header: dict[str, Any], path: str | os.PathLike[str] | None) -> None:
-        self._path = _as_path(path)
+        if path is not None and not isinstance(path, str | os.PathLike):
+            must = "log must be a path, a string or a pathlib.Path"
+            raise wrong_type(must, path, "Write one such as 'tune.jsonl'.")
+        self._path = None if path is None else pathlib.Path(path)
+        self._name = f"log={str(path)!r}"
         self._largest: list[float] | None = None
         self.trials: dict[frozenset[int], Trial] = {}
-        if self._path is None:
-            return
-        header = {"jmp_autocast.tune": VERSION, **header}
-        lines = self._read()
+        header = json.loads(json_text({"jmp_autocast.tune": 1, **header}))
+        lines = self._lines()
         if not lines:
             self._write(header)
             return
-        _check_header(json.loads(lines[0]), json.loads(json.dumps(header)), self._path)
+        self._check_header(json.loads(lines[0]), header)
         for number, line in enumerate(lines[1:], 2):
-            self._take(line, len(header["candidates"]), number)
+            try:
+                good = self._take(json.loads(line), len(header["candidates"]))
+            except (ValueError, TypeError):
+                good = False
+            if not good:
+                raise LogError(
+                    f"{self._name}: line {number} is no trial of tune. Delete the line to go on "
+                    "with the others, or pass another path."
+                )
 
     def largest(self, measure: Callable[[], Sequence[float]]) -> list[float]:
         """Returns the largest magnitude of each candidate, from the file or measured."""
@@ -76,7 +85,7 @@ class Log:
     def add(self, trial: Trial) -> Trial:
         """Keeps a trial."""
         self.trials[frozenset(trial.kept)] = trial
-        self._write({"kept": trial.kept, "passed": trial.passed, "error": trial.error})
+        self._write(trial._asdict())
         return trial
 
     def _write(self, data: dict[str, Any]) -> None:
@@ -84,75 +93,61 @@ class Log:
             return
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json_text(data) + "\n")
+            # A process that is killed, or a machine that stops, loses the run that is under way
+            # and no other: a run of a large model may take hours.
             file.flush()
             os.fsync(file.fileno())
 
-    def _read(self) -> list[str]:
+    def _lines(self) -> list[str]:
         """Returns the whole lines of the file; what a killed process left of the last one goes."""
-        assert self._path is not None
-        if not self._path.exists():
+        if self._path is None or not self._path.exists():
             return []
         content = self._path.read_bytes()
+        # A file of somebody else is never written to. One that ends within the first word of a log
+        # was torn there, and is begun anew.
         if not content.startswith(_START.encode()) and not _START.encode().startswith(content):
             raise LogError(
-                f"log={str(self._path)!r} is no log of tune, and is left as it is. Pass the path "
-                "of a log, or of a file that does not exist."
+                f"{self._name} is no log of tune, and is left as it is. Pass the path of a log, or "
+                "of a file that does not exist."
             )
         end = content.rfind(b"\n") + 1
         if end < len(content):
-            with self._path.open("r+b") as file:
-                file.truncate(end)
+            os.truncate(self._path, end)
         return content[:end].decode("utf-8").splitlines()
 
-    def _take(self, line: str, candidates: int, number: int) -> None:
-        try:
-            data = json.loads(line)
-            if "largest" in data:
-                self._largest = [float(x) for x in data["largest"]]
-                good = len(self._largest) == candidates
-            else:
-                error = None if data["error"] is None else float(data["error"])
-                trial = Trial(tuple(data["kept"]), data["passed"], error)
-                self.trials[frozenset(trial.kept)] = trial
-                good = type(trial.passed) is bool and set(trial.kept) <= set(range(candidates))
-        except (ValueError, TypeError, KeyError):
-            good = False
-        if not good:
-            raise LogError(
-                f"log={str(self._path)!r}: line {number} is no trial of tune. Delete the line to "
-                "go on with the others, or pass another path."
-            )
+    def _take(self, data: Any, candidates: int) -> bool:
+        """Keeps what a line says, and returns whether it fits the search.
 
+        Raises:
+            TypeError: The line is neither a trial nor magnitudes.
+            ValueError: A number is none.
+        """
+        if "largest" in data:
+            self._largest = [float(x) for x in data["largest"]]
+            return len(self._largest) == candidates
+        kept, passed, error = Trial(**data)
+        error = None if error is None else float(error)  # "inf" is a float in quotes
+        self.trials[frozenset(kept)] = Trial(tuple(kept), passed, error)
+        return isinstance(passed, bool) and set(kept) <= set(range(candidates))
 
-def _as_path(path: Any) -> pathlib.Path | None:
-    if path is None or isinstance(path, str | os.PathLike):
-        return None if path is None else pathlib.Path(path)
-    raise TypeError(
-        f"log must be a path, a string or a pathlib.Path, got {path!r} of type "
-        f"{type(path).__name__}. Write one such as 'tune.jsonl'."
-    )
-
-
-def _check_header(theirs: dict[str, Any], mine: dict[str, Any], path: pathlib.Path) -> None:
-    for key in (*mine, *theirs):
-        if theirs.get(key) == mine.get(key):
-            continue
-        was, now = _first_difference(theirs.get(key), mine.get(key))
-        raise LogError(
-            f"log={str(path)!r} is of another search: its {key} is {was}, and here it is {now}. "
-            "Pass another path, or delete the file."
-        )
+    def _check_header(self, theirs: dict[str, Any], mine: dict[str, Any]) -> None:
+        for key in (*mine, *theirs):
+            if theirs.get(key) != mine.get(key):
+                was, now = _first_difference(theirs.get(key), mine.get(key))
+                raise LogError(
+                    f"{self._name} is of another search: its {key} is {was}, and here it is {now}. "
+                    "Pass another path, or delete the file."
+                )
 
 
 def _first_difference(theirs: Any, mine: Any) -> tuple[str, str]:
+    """Returns the two values as text: of two lists the first element in which they differ."""
     if isinstance(theirs, list) and isinstance(mine, list):
-        for i in range(max(len(theirs), len(mine))):
-            was, now = (x[i] if i < len(x) else "nothing" for x in (theirs, mine))
-            if was != now:
-                return f"{_shown(was)} at position {i}", _shown(now)
+        pairs = itertools.zip_longest(theirs, mine, fillvalue="nothing")
+        i, (was, now) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+        return f"{_shown(was)} at position {i}", _shown(now)
     return _shown(theirs), _shown(mine)
 
 
 def _shown(value: Any) -> str:
-    text = "missing" if value is None else json.dumps(value)
-    return text if len(text) <= 120 else f"{text[:120]}..."
+    return "missing" if value is None else cut(json.dumps(value), 120)

@@ -7,25 +7,23 @@ import functools
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import jax.numpy as jnp
 
 from ...arguments import name_of
 from ...interpreters.compat import mark_frames
-from ...interpreters.plan.walk import walk_plan
 from ...policies import FP16, CastPolicy, Policy, as_policy
 from ...transform import autocast
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
-from ..report.by_dtype import contraction_flops, low_share
-from ..report.explain import wrapper_of
-from ..report.rows import Row, rows_of
+from ..misuse import check_range, positions_of
+from ..report.explain import explain
 from .batches import Batch, as_batches, different, error_of, outputs_of
-from .candidates import Candidate, candidates_of, keeping
-from .checks import as_bool, check, check_range, positions_of
+from .candidates import candidates_of, keeping
+from .checks import as_bool, check
 from .magnitudes import largest_of
-from .progress import Progress
+from .progress import Show, shown_progress
 from .search import find_culprits, run_bound
 from .search_log import Log, Trial
 from .tune_report import KeptOperation, TuneReport
@@ -37,35 +35,30 @@ class UnreachableError(ValueError):
     """The program is not good enough even if all that the policy lowers runs in float32."""
 
 
+_Function: TypeAlias = Callable[..., Any]
+_Batches: TypeAlias = Iterable[tuple[Any, ...]]
+
+
+class _Options(TypedDict, total=False):
+    tolerance: float | None
+    accept: Callable[[Callable[..., Any]], Any] | None
+    policy: Any
+    argnums: int | Sequence[int] | None
+    log: Any
+    progress: bool | None
+
+
 @overload
 def tune(
-    fn: Callable[..., Any],
-    batches: Iterable[tuple[Any, ...]],
-    *,
-    tolerance: float | None = ...,
-    accept: Callable[[Callable[..., Any]], Any] | None = ...,
-    policy: Any = ...,
-    argnums: int | Sequence[int] | None = ...,
-    log: Any = ...,
-    progress: bool | None = ...,
-    report: Literal[False] = ...,
+    fn: _Function, batches: _Batches, *, report: Literal[False] = ..., **options: Unpack[_Options]
 ) -> Policy: ...
 @overload
 def tune(
-    fn: Callable[..., Any],
-    batches: Iterable[tuple[Any, ...]],
-    *,
-    tolerance: float | None = ...,
-    accept: Callable[[Callable[..., Any]], Any] | None = ...,
-    policy: Any = ...,
-    argnums: int | Sequence[int] | None = ...,
-    log: Any = ...,
-    progress: bool | None = ...,
-    report: Literal[True],
+    fn: _Function, batches: _Batches, *, report: Literal[True], **options: Unpack[_Options]
 ) -> tuple[Policy, TuneReport]: ...
 def tune(
-    fn: Callable[..., Any],
-    batches: Iterable[tuple[Any, ...]],
+    fn: _Function,
+    batches: _Batches,
     *,
     tolerance: float | None = None,
     accept: Callable[[Callable[..., Any]], Any] | None = None,
@@ -131,12 +124,11 @@ def tune(
     """
     check(fn, tolerance, accept, argnums)
     start = FP16 if policy is None else as_policy(policy)
-    progress_bar = Progress(progress)
     runs = as_batches(batches)
-    check_range(argnums, runs)
-    with progress_bar:
-        search = _Search(_fresh(fn), runs, tolerance, accept, start, argnums, progress_bar, log)
-        found = search.run()
+    count = min(len(batch.args) for batch in runs)
+    check_range(argnums, count, "each batch, which have")
+    with shown_progress(progress) as show:
+        found = _Search(_fresh(fn), runs, tolerance, accept, start, argnums, show, log).run()
     if progress is not False:
         print(found)
     return (found.policy, found) if report else found.policy
@@ -158,65 +150,50 @@ def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+@dataclasses.dataclass(eq=False)
 class _Search:
     """One search: what is tried, and what was found.
 
     A set of candidates, those that a trial keeps in float32, is a set of their indices.
     """
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        batches: list[Batch],
-        tolerance: float | None,
-        accept: Callable[..., Any] | None,
-        start: Policy,
-        argnums: Any,
-        progress: Progress,
-        log: Any,
-    ) -> None:
-        self._fn, self._batches, self._start = fn, batches, start
-        self._tolerance, self._accept, self._argnums = tolerance, accept, argnums
-        self._progress = progress
-        progress.show("looking at the program")
-        self._sources: dict[Candidate, str] = {}
-        for batch in different(batches):
-            for candidate, source in candidates_of(fn, start, batch, argnums).items():
-                self._sources.setdefault(candidate, source)
-        self._candidates = list(self._sources)
-        self._log = Log(self._header(), log)
-        self._tried: set[frozenset[int]] = set()
+    fn: Callable[..., Any]
+    batches: list[Batch]
+    tolerance: float | None
+    accept: Callable[..., Any] | None
+    start: Policy
+    argnums: Any
+    show: Show
+    log_path: Any
 
     def run(self) -> TuneReport:
         """Searches, and returns what was found."""
-        everything = frozenset(range(len(self._candidates)))
+        self.show("looking at the program")
+        lowered = candidates_of(self.fn, self.start, different(self.batches), self.argnums)
+        self._candidates, self._sources = list(lowered), list(lowered.values())
+        self._log = Log(self._header(), self.log_path)
+        self._tried: set[frozenset[int]] = set()
+        everything = frozenset(range(len(lowered)))
         before = after = self._try(frozenset())
         kept: frozenset[int] = frozenset()
+        largest: list[float] = []
         if not before.passed:
+            # The search assumes that everything in float32 passes. Where it does not, no set does,
+            # and one run says so.
             best = self._try(everything) if everything else before
             if not best.passed:
                 raise UnreachableError(self._unreachable(best))
-            self._progress.show("measuring the ranges of values")
-            kept = frozenset(find_culprits(self._order(), self._passes, self._may_run))
+            self.show("measuring the ranges of values")
+            largest = self._log.largest(
+                lambda: largest_of(self.fn, self._candidates, self.batches, self.argnums)
+            )
+            # Values are compared by their power of two. Among candidates with equal ones the order
+            # of the program stays: the first has made the value, and the others hand it on.
+            order = sorted(everything, key=lambda i: (-math.frexp(largest[i])[1], i))
+            found = find_culprits(order, lambda kept: self._try(kept).passed, self._may_run)
+            kept = frozenset(found)
             after = self._try(kept)
-        return self._report(sorted(kept), before, after)
-
-    def _order(self) -> list[int]:
-        """Returns the candidates with the largest values first: what float16 cannot hold leads.
-
-        Values are compared by their power of two. Among candidates with equal ones the order of the
-        program stays, because the first has made the value, and the others hand it on.
-        """
-        largest = self._largest()
-        return sorted(range(len(largest)), key=lambda i: -math.frexp(largest[i])[1])
-
-    def _largest(self) -> list[float]:
-        return self._log.largest(
-            lambda: largest_of(self._fn, self._candidates, self._batches, self._argnums)
-        )
-
-    def _passes(self, kept: frozenset[int]) -> bool:
-        return self._try(kept).passed
+        return self._report(sorted(kept), largest, before, after)
 
     def _may_run(self, culprits: int) -> bool:
         return len(self._tried) < run_bound(culprits, len(self._candidates))
@@ -225,90 +202,91 @@ class _Search:
         self._tried.add(kept)
         trial = self._log.trials.get(kept)
         if trial is None:
-            self._show(kept)
+            done, count = len(self._tried) - 1, len(self._candidates)
+            # Nobody knows yet how many culprits there are. The bar counts for one, and grows.
+            total = max(run_bound(1, count), done + 1)
+            self.show(f"{len(kept)} of {count} in float32", done, total)
             trial = self._log.add(self._measure(tuple(sorted(kept))))
         return trial
 
-    def _show(self, kept: frozenset[int]) -> None:
-        done = len(self._tried) - 1
-        total = max(run_bound(1, len(self._candidates)), done + 1)
-        self._progress.show(f"{len(kept)} of {len(self._candidates)} in float32", done, total)
-
     def _measure(self, kept: tuple[int, ...]) -> Trial:
-        mixed = autocast(self._fn, policy=self._policy(kept))
-        if self._accept is not None:
-            return Trial(kept, as_bool(self._accept(mixed)), None)
-        found = outputs_of(mixed, self._batches, self._argnums)
+        # A new policy is a new program: each trial is traced and compiled anew.
+        mixed = autocast(self.fn, policy=self._policy(kept))
+        if self.accept is not None:
+            return Trial(kept, as_bool(self.accept(mixed)), None)
+        found = outputs_of(mixed, self.batches, self.argnums)
         error = max(float(error_of(x, y)) for x, y in zip(self._exact, found, strict=True))
-        assert self._tolerance is not None
-        return Trial(kept, error <= self._tolerance, error)
+        assert self.tolerance is not None
+        return Trial(kept, error <= self.tolerance, error)
 
     @functools.cached_property
     def _exact(self) -> list[list[Any]]:
-        exact = outputs_of(self._fn, self._batches, self._argnums)
+        exact = outputs_of(self.fn, self.batches, self.argnums)
         if not exact[0]:
             raise ValueError(
-                f"tolerance={self._tolerance} compares float arrays, and {name_of(self._fn)} "
+                f"tolerance={self.tolerance} compares float arrays, and {name_of(self.fn)} "
                 "returns none. Return what is to be compared, or pass accept."
             )
         return exact
 
     def _policy(self, kept: Iterable[int]) -> Policy:
-        return keeping(self._start, [self._candidates[i] for i in kept])
+        return keeping(self.start, [self._candidates[i] for i in kept])
 
     def _unreachable(self, best: Trial) -> str:
-        kept = f"all {len(self._candidates)} operations that {self._start.compute_dtype} lowers"
+        kept = f"all {len(self._candidates)} operations that {self.start.compute_dtype} lowers"
         if best.error is None:
             return (
-                f"accept returns False for {name_of(self._fn)} also with {kept} in float32. Make "
+                f"accept returns False for {name_of(self.fn)} also with {kept} in float32. Make "
                 "sure that it returns True for the float32 function."
             )
         return (
-            f"tolerance={self._tolerance:g} is out of reach for {name_of(self._fn)}: with {kept} "
+            f"tolerance={self.tolerance:g} is out of reach for {name_of(self.fn)}: with {kept} "
             f"in float32 the error is still {best.error:.3g}. Raise the tolerance, or start from "
             "another policy."
         )
 
-    def _report(self, kept: Sequence[int], before: Trial, after: Trial) -> TuneReport:
-        policy = self._policy(kept)
-        before_rows = self._rows(self._start)
-        flops: Counter[Candidate] = Counter()
-        for row in before_rows:
-            flops[Candidate(row.scope, row.primitive)] += row.flops
-        largest = self._largest() if kept else []
+    def _report(
+        self, kept: Sequence[int], largest: Sequence[float], before: Trial, after: Trial
+    ) -> TuneReport:
+        policy, args = self._policy(kept), self.batches[0].args
+        at_first, now = (explain(self.fn, *args, policy=each) for each in (self.start, policy))
+        flops: Counter[tuple[str, str]] = Counter()
+        for row in at_first.rows:
+            flops[row.scope, row.primitive] += row.flops
+        # bfloat16 has float32's range: there it is never the range that a value is too large for.
+        limit = FLOAT16_OVERFLOW if self.start.compute_dtype == jnp.float16 else math.inf
+        operations = (
+            KeptOperation(
+                *self._candidates[i],
+                source=self._sources[i],
+                largest=largest[i],
+                why="range" if largest[i] >= limit else "search",
+                flops=flops[self._candidates[i]],
+            )
+            for i in kept
+        )
         return TuneReport(
-            name=name_of(self._fn),
+            name=name_of(self.fn),
             policy=policy,
-            kept=tuple(self._operation(i, largest[i], flops) for i in kept),
+            kept=tuple(operations),
             candidates=len(self._candidates),
             runs=len(self._tried),
-            tolerance=self._tolerance,
+            tolerance=self.tolerance,
             error_before=before.error,
             error_after=after.error,
-            share_before=low_share(*contraction_flops(before_rows)),
-            share_after=low_share(*contraction_flops(self._rows(policy))),
+            share_before=at_first.totals.low_share,
+            share_after=now.totals.low_share,
         )
-
-    def _operation(self, i: int, largest: float, flops: Mapping[Candidate, int]) -> KeptOperation:
-        candidate = self._candidates[i]
-        # bfloat16 has float32's range: there it is never the range that a value is too large for.
-        beyond = self._start.compute_dtype == jnp.float16 and largest >= FLOAT16_OVERFLOW
-        why: Literal["range", "search"] = "range" if beyond else "search"
-        return KeptOperation(*candidate, self._sources[candidate], largest, why, flops[candidate])
-
-    def _rows(self, policy: Policy) -> list[Row]:
-        planned = wrapper_of(self._fn, policy, "tune").planned(*self._batches[0].args)
-        return rows_of(walk_plan(planned.plan, planned.call.paths), policy)
 
     def _header(self) -> dict[str, Any]:
         """Returns what makes two searches the same, as JSON data."""
         return {
-            "function": name_of(self._fn),
-            "policy": _policy_data(self._start),
-            "tolerance": self._tolerance,
-            "accept": None if self._accept is None else name_of(self._accept),
-            "argnums": list(positions_of(self._argnums)),
-            "batches": [batch.shapes for batch in self._batches],
+            "function": name_of(self.fn),
+            "policy": _policy_data(self.start),
+            "tolerance": self.tolerance,
+            "accept": None if self.accept is None else name_of(self.accept),
+            "argnums": list(positions_of(self.argnums)),
+            "batches": [batch.shapes for batch in self.batches],
             "candidates": [list(candidate) for candidate in self._candidates],
         }
 
