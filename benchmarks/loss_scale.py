@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 import optax
-from comparison import report
+from comparison import tables
 from flax.training.dynamic_scale import DynamicScale
 
 from jmp_autocast import dynamic_loss_scaling
@@ -186,11 +186,11 @@ def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
     head = f"{machine}, JAX {jax.__version__}, {millions}, {chosen.rounds} rounds"
     print(head)
     rows = table(measure(chosen.parameters, chosen.rounds))
-    print(report.as_text(rows))
+    print(tables.as_text(rows))
     if chosen.markdown:
-        text = f"{head}:\n\n{report.as_markdown(rows)}"
+        text = f"{head}:\n\n{tables.as_markdown(rows)}"
         name = f"loss_scale {millions} {machine} JAX {jax.__version__}"
-        report.write_between_markers(RESULTS, name, text)
+        tables.write_between_markers(RESULTS, name, text)
     return rows
 
 
