@@ -82,7 +82,10 @@ def _parsed(directive: Directive, lines: list[str]) -> list[nodes.Node]:
 def _documented(name: str) -> list[str]:
     value = resolve(name)
     if inspect.isclass(value):
-        return ["", f".. autoclass:: {name}", "   :members:", ""]
+        # `to_json` and the like come from a base class of ours; a tuple's own methods stay out.
+        ours = any(base.__module__.startswith("jmp_autocast") for base in value.__mro__[1:])
+        inherited = ["   :inherited-members:"] if ours else []
+        return ["", f".. autoclass:: {name}", "   :members:", *inherited, ""]
     if callable(value):
         # Overloads would be listed one by one: the signature is that of the function itself.
         signature = inspect.signature(value)

@@ -22,7 +22,8 @@ sys.path[:0] = [str(PAGE.parents[1]), str(PAGE.parents[2])]
 import transformer_block  # noqa: E402
 from pages import run  # noqa: E402
 
-from jmp_autocast import BF16, Row, explain  # noqa: E402
+from jmp_autocast import BF16, explain  # noqa: E402
+from jmp_autocast.inspect import Row  # noqa: E402
 
 _SOURCE = pathlib.Path(transformer_block.__file__)
 _SHORT = {"float32": "f32", "bfloat16": "**bf16**"}

@@ -13,10 +13,10 @@ Parameters = dict[str, Any]
 
 
 def layer_norm(p: Parameters, x: jax.Array) -> jax.Array:
-    """Normalises the last axis."""
-    centred = x - x.mean(-1, keepdims=True)
-    variance = jnp.square(centred).mean(-1, keepdims=True)
-    return centred * lax.rsqrt(variance + 1e-6) * p["scale"] + p["bias"]
+    """Normalizes the last axis."""
+    centered = x - x.mean(-1, keepdims=True)
+    variance = jnp.square(centered).mean(-1, keepdims=True)
+    return centered * lax.rsqrt(variance + 1e-6) * p["scale"] + p["bias"]
 
 
 def attention(p: Parameters, x: jax.Array, mask: jax.Array) -> jax.Array:

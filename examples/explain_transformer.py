@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from runs import add_numbers, add_output, folder_of
 
-from jmp_autocast import BF16, FP16, Report, explain
+from jmp_autocast import BF16, FP16, explain
+from jmp_autocast.inspect import Report
 
 POLICIES = {"bfloat16": BF16, "float16": FP16}
 LEVELS = ("tensor_cores", "o1", "compute")
@@ -39,8 +40,8 @@ NUMBERS = {
     "batch-size": (32, "windows per step"),
     "vocabulary": (128, "different characters"),
 }
-# As on the page: they differ for every kind of colour vision.
-COLOURS = {"float16": "#0b6fc2", "bfloat16": "#0b6fc2", "float32": "#bd5407"}
+# As on the page: they differ for every kind of color vision.
+COLORS = {"float16": "#0b6fc2", "bfloat16": "#0b6fc2", "float32": "#bd5407"}
 OTHERS = "#697382"
 
 
@@ -100,7 +101,7 @@ def draw(reports: dict[str, Report], path: pathlib.Path) -> None:
     }
     draw_bars(parts, sizes, "Bytes of the modules by dtype, forward and backward")
     kinds = {"16-bit": "bfloat16", "float32": "float32", "other": ""}
-    handles = [parts.barh(0, 0, color=COLOURS.get(name, OTHERS)) for name in kinds.values()]
+    handles = [parts.barh(0, 0, color=COLORS.get(name, OTHERS)) for name in kinds.values()]
     figure.legend(handles, kinds, loc="outside lower center", ncols=len(kinds), frameon=False)
     figure.savefig(path, dpi=120)
 
@@ -109,10 +110,10 @@ def draw_bars(axes: Any, bars: dict[str, dict[str, int]], title: str) -> None:
     """Draws one bar for each name, divided among dtypes."""
     for k, numbers in enumerate(bars.values()):
         total, left = max(sum(numbers.values()), 1), 0.0
-        order = sorted(numbers, key=lambda name: list((*COLOURS, name)).index(name))
+        order = sorted(numbers, key=lambda name: list((*COLORS, name)).index(name))
         for dtype in order:
             share = 100 * numbers[dtype] / total
-            axes.barh(k, share, left=left, color=COLOURS.get(dtype, OTHERS), edgecolor="white")
+            axes.barh(k, share, left=left, color=COLORS.get(dtype, OTHERS), edgecolor="white")
             if share > 8:
                 label = f"{dtype} {share:.0f} %"
                 axes.text(left + share / 2, k, label, ha="center", va="center", color="white")

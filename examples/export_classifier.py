@@ -31,10 +31,11 @@ import optax
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
-from runs import COLOURS, DTYPES, add_numbers, add_output, folder_of, progress_bar
+from runs import COLORS, DTYPES, add_numbers, add_output, folder_of, progress_bar
 from train_digits import BATCH_SIZE, Cnn, batches, load_data, loss_fn
 
-from jmp_autocast import Policy, Report, autocast, explain
+from jmp_autocast import Policy, autocast, explain
+from jmp_autocast.inspect import Report
 
 # What the second process runs: the file, the images and where the answers go.
 LOADER = """
@@ -159,18 +160,18 @@ def draw(results: Sequence[Exported], exact: np.ndarray, path: pathlib.Path) -> 
     """Draws FLOPs and bytes by dtype, and the differences of the probabilities."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    bars = [(r, key) for r in results if r.report for key in ("flops", "size")]
+    bars = [(r, key) for r in results if r.report for key in ("flops", "nbytes")]
     for r, key in bars:
-        shares = {d: getattr(s, key) for d, s in r.report.by_dtype().items() if d in COLOURS}
+        shares = {d: getattr(s, key) for d, s in r.report.by_dtype().items() if d in COLORS}
         name, start = f"{r.dtype}: {'FLOPs' if key == 'flops' else 'bytes'}", 0.0
         for dtype, number in sorted(shares.items(), reverse=True):
             width = 100 * number / sum(shares.values())
-            left.barh(name, width, left=start, color=COLOURS[dtype], edgecolor="white")
+            left.barh(name, width, left=start, color=COLORS[dtype], edgecolor="white")
             start += width
     left.set(xlabel="% (orange: float32)", title="In which dtype the model runs")
     for r in results:
         differences = np.sort(np.abs(r.probabilities - exact).max(axis=1))
-        right.plot(differences + 1e-9, label=r.dtype, color=COLOURS[r.dtype])
+        right.plot(differences + 1e-9, label=r.dtype, color=COLORS[r.dtype])
     right.set(yscale="log", xlabel="test images, sorted", title="Difference of probabilities")
     right.legend(frameon=False)
     figure.savefig(path, dpi=120)

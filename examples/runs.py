@@ -21,7 +21,7 @@ from rich.table import Table
 from jmp_autocast import dynamic_loss_scaling, static_loss_scaling
 
 DTYPES = ("float32", "bfloat16", "float16")
-COLOURS = {"float32": "#bd5407", "bfloat16": "#0b6fc2", "float16": "#3b8f4e"}
+COLORS = {"float32": "#bd5407", "bfloat16": "#0b6fc2", "float16": "#3b8f4e"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +138,8 @@ def draw_losses(runs: Sequence[Run], title: str, score: str, path: pathlib.Path)
     for run in runs:
         window = max(1, len(run.losses) // 50)  # a moving average
         smooth = np.convolve(run.losses, np.ones(window) / window, "valid")
-        left.plot(smooth, label=run.dtype, color=COLOURS[run.dtype], alpha=0.8)
-        right.bar(run.dtype, run.score, color=COLOURS[run.dtype])
+        left.plot(smooth, label=run.dtype, color=COLORS[run.dtype], alpha=0.8)
+        right.bar(run.dtype, run.score, color=COLORS[run.dtype])
     left.set(xlabel="step", ylabel="loss", title=title, yscale="log")
     left.legend(frameon=False)
     right.set(title=score)
@@ -175,13 +175,13 @@ def draw_scale(losses: Sequence[float], scales: Sequence[float], path: pathlib.P
     """Draws the loss and the loss scale of each step; a skipped step has no finite loss."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     top, bottom = figure.subplots(2, sharex=True, height_ratios=(2, 1))
-    top.plot(losses, color=COLOURS["float16"])
+    top.plot(losses, color=COLORS["float16"])
     for step in np.flatnonzero(~np.isfinite(losses)):
         top.axvline(step, color="#bd5407", linestyle=":", label="skipped")
     top.set(ylabel="loss", yscale="log")
     if top.get_legend_handles_labels()[1]:
         top.legend(frameon=False)
-    bottom.step(range(len(scales)), scales, where="mid", color=COLOURS["float16"])
+    bottom.step(range(len(scales)), scales, where="mid", color=COLORS["float16"])
     bottom.set_yscale("log", base=2)
     bottom.set(xlabel="step", ylabel="loss scale")
     figure.savefig(path, dpi=120)

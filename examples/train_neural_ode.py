@@ -28,7 +28,7 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 from rich.console import Console
-from runs import COLOURS, Run, add_numbers, finish, folder_of, make_parser, optimizer_for, run_all
+from runs import COLORS, Run, add_numbers, finish, folder_of, make_parser, optimizer_for, run_all
 from train_digits import count
 
 from jmp_autocast import autocast, scaled_value_and_grad, skipped_steps
@@ -130,7 +130,7 @@ def draw(predicted: dict[str, np.ndarray], exact: np.ndarray, path: pathlib.Path
     for ax, (dtype, found) in zip(axes, predicted.items(), strict=True):
         for true, mine in list(zip(exact, found, strict=True))[:6]:
             ax.plot(*true.T, color="gray", linestyle=":")
-            ax.plot(*mine.T, color=COLOURS[dtype])
+            ax.plot(*mine.T, color=COLORS[dtype])
         ax.set(title=f"trained in {dtype}", aspect="equal")
     figure.suptitle("New trajectories: exact (dotted) and predicted")
     figure.savefig(path, dpi=120)

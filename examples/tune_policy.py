@@ -47,8 +47,8 @@ NUMBERS = {
     "batch-size": (64, "examples per step"),
 }
 INPUTS = 8
-# They differ for every kind of colour vision.
-COLOURS = {"float32": "#bd5407", "float16": "#697382", "tuned": "#0b6fc2"}
+# They differ for every kind of color vision.
+COLORS = {"float32": "#bd5407", "float16": "#697382", "tuned": "#0b6fc2"}
 
 Params = dict[str, Any]
 Batch = tuple[jax.Array, jax.Array]
@@ -157,7 +157,7 @@ def draw(losses: dict[str, list[float]], pins: Sequence[str], path: pathlib.Path
         label = name if finite.all() else f"{name}: {np.mean(~finite):.0%} of the losses not finite"
         shown = np.where(finite, values, np.nan)
         style = "--" if name == "tuned" else "-"
-        axes.plot(shown, style, color=COLOURS[name], label=label, linewidth=1.8)
+        axes.plot(shown, style, color=COLORS[name], label=label, linewidth=1.8)
     axes.set(xlabel="step", ylabel="loss", yscale="log")
     axes.set_title(f"Kept in float32: {', '.join(pins)}", loc="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> Result:
     for name in functions:
         console.print(f"{name:8} last loss {losses[name][-1]:.4g}, {skipped[name]} steps skipped")
     picture = folder / "losses.png"
-    pins = [f"{pin.primitive} in {pin.scope}" for pin in report.pinned]
+    pins = [f"{kept.primitive} in {kept.scope}" for kept in report.kept]
     draw(losses, pins or ["nothing"], picture)
     for path in (file, picture):
         console.print(f"{path}", soft_wrap=True)

@@ -1,19 +1,9 @@
-"""Automatic mixed precision for JAX by jaxpr rewriting."""
+"""Automatic mixed precision for JAX by jaxpr rewriting.
+
+What the functions of `jmp_autocast.inspect` return has its types there.
+"""
 
 from .inspect import (
-    ArrayError,
-    Change,
-    Comparison,
-    ComparisonRow,
-    NumericsReport,
-    NumericsRow,
-    OpCount,
-    Pin,
-    Report,
-    Row,
-    Share,
-    Totals,
-    TuneReport,
     check_numerics,
     compare,
     explain,
@@ -50,26 +40,13 @@ __version__ = "0.1.0"
 __all__ = [
     "BF16",
     "FP16",
-    "ArrayError",
     "CastPolicy",
-    "Change",
-    "Comparison",
-    "ComparisonRow",
     "Decision",
     "EquationView",
     "FiniteGradients",
     "LossScale",
     "LossScalingState",
-    "NumericsReport",
-    "NumericsRow",
-    "OpCount",
-    "Pin",
     "Policy",
-    "Report",
-    "Row",
-    "Share",
-    "Totals",
-    "TuneReport",
     "autocast",
     "check_numerics",
     "compare",

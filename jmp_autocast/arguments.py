@@ -58,6 +58,7 @@ def check_function(
     # The scalar types, such as jnp.bfloat16, are callable.
     if not callable(fn) or type(fn) is type(jnp.float32) or _is_numpy_scalar_type(fn):
         raise TypeError(f"{by} takes a callable, got {fn!r} of type {type(fn).__name__}. {fix}")
+    # A callable object is as lazy as its `__call__`.
     own_call = getattr(type(fn), "__call__", None)  # noqa: B004 - not to test for a callable
     for what, is_lazy in _LAZY.items():
         if is_lazy(fn) or is_lazy(own_call):
@@ -102,6 +103,7 @@ def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # a builtin: the call will tell
         return
+    # `*args` may take any number: whether a position exists shows at the call.
     kinds = [p.kind for p in signature.parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return
@@ -169,6 +171,8 @@ def flatten(
         TypeError: While tracing, ``fn`` changed the state of a module among its arguments or of
             one that it closes over.
     """
+    # Arrays are traced, all other leaves are static, as `equinox.filter_jit` draws the line: a
+    # string, a bool or a callable means something to Python code, and nothing to a dtype.
     with_path, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
     leaves = [leaf for _, leaf in with_path]
     traced = (
@@ -178,10 +182,12 @@ def flatten(
     is_param = _param_predicate(fn, params, args)
     paths = [_path_of(with_path[i][0]) for i in dynamic]
     kinds = [Source.PARAM if is_param(path) else Source.DATA for path in paths]
+    # The structure of the result, and its static leaves, are known when the function has run.
     result: dict[str, Any] = {}
 
     def traceable(*arrays: Any) -> list[Any]:
         full = list(leaves)
+        # Fresh containers at each trace: what the function changes in them is seen afterwards.
         for i, x in zip(dynamic, arrays, strict=True):
             full[i] = x
         own_args, own_kwargs = jax.tree_util.tree_unflatten(tree, full)
@@ -223,6 +229,7 @@ def _param_predicate(fn: Callable[..., Any], params: Any, args: tuple) -> Callab
     if callable(params):
         return cast(Callable[[str], bool], params)
     if params is AUTO:
+        # A lone array in front is more often data than a parameter; a tree of arrays is a model.
         positions = {0} if args and _is_container(args[0]) else set()
     else:
         check_given(params, len(args), fn)
@@ -243,6 +250,7 @@ def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> N
     before = jax.tree_util.tree_leaves(fresh, is_leaf=_is_opaque)
     now = jax.tree_util.tree_leaves(arguments, is_leaf=_is_opaque)
     if len(before) != len(now):
+        # Appending to a list of an argument has no effect under `jit` either: JAX lets it pass.
         return  # a list or dict grew: lost under jit and grad as well
     for old, new in zip(before, now, strict=True):
         a, b = jax.tree_util.tree_flatten(old), jax.tree_util.tree_flatten(new)

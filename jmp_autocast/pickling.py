@@ -24,6 +24,7 @@ def by_name_or_made(wrapper: Any, make: Callable[..., Any], *args: Any) -> Any:
         >>> by_name_or_made(autocast(len), autocast, len)
         (<function autocast at 0x...>, (<built-in function len>,))
     """
+    # The wrapper took the name of its function, so pickle finds the wrapper under it.
     name = getattr(wrapper, "__qualname__", None)
     found: Any = sys.modules.get(wrapper.__module__)
     if name is not None and wrapper.__module__ != "__main__":

@@ -132,6 +132,7 @@ def _wrapper_of(fn: Callable[..., Any], options: _Options) -> Autocast:
     """
     if not inspect.isfunction(fn):
         return Autocast(fn, options)
+    # `functools.wraps` copies the `__dict__`: the wrappers in it then belong to another function.
     wrapper = Autocast(fn, options)
     owner, wrappers = fn.__dict__.get(_WRAPPERS, (None, {}))
     if owner is not fn:  # functools.wraps copies the __dict__ of another function
@@ -164,6 +165,9 @@ class _Options:
             raise TypeError(f"enabled must be a bool, got {enabled!r}.")
         if on_unknown not in ("keep", "warn", "error"):
             raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {on_unknown!r}.")
+        # Checked and normalized once, when the function is wrapped: a wrong option fails there, and
+        # two wrappers with equal options are equal, so that `jit(autocast(fn))` made anew finds its
+        # trace.
         self.enabled: bool = enabled
         self.on_unknown: OnUnknown = on_unknown
         self.params: Any = arguments.check_params(params)
@@ -182,6 +186,7 @@ class _Options:
 
 def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
     given = None if compute_dtype is None else as_dtype(compute_dtype, "compute_dtype")
+    # A script that turns autocast off often does so by both options.
     if given == FLOAT32 and not enabled:
         compute_dtype = None  # nothing is cast, so float32 says the same
     if policy is None:
@@ -198,6 +203,7 @@ def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
 def _output_dtype(value: Any, policy: Policy) -> Any:
     if isinstance(value, str) and value in ("same", "computed"):
         return policy.output_dtype if value == "same" and policy.output_dtype else value
+    # A dtype, or what is meant by one: np.float32, 'float32', jnp.float32.
     try:
         dtype = as_dtype(value, "output_dtype")
         found = dtype.name
@@ -223,6 +229,8 @@ class Autocast:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
         if not self._options.enabled:
+            # The mark tells an autocast around this one that the region is dealt with: nothing is
+            # cast.
             with jax.named_scope(mark(GOVERNED)):
                 return self._fn(*args, **kwargs)
         return _run(self._fn, self._options, args, kwargs)
@@ -262,6 +270,7 @@ class Autocast:
     def __hash__(self) -> int:
         try:
             return hash(self._key())
+        # A Flax module is no dictionary key; the wrapper of one has to be.
         except TypeError:  # the function is an object without a hash
             return hash((id(self._fn), self._options))
 
@@ -318,6 +327,7 @@ def plan_call(
         abstract: A ``jax.ShapeDtypeStruct`` stands for an array.
     """
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
+    # Not from JAX's cache: the function may close over arrays that have changed since.
     closed = fresh_make_jaxpr(call.traceable, *call.arrays)
     planner = Planner(options.policy, computed=options.output_dtype == "computed")
     return PlannedCall(call, closed, planner, _plan(planner, closed, call, options))
@@ -327,6 +337,7 @@ def _run(fn: Callable[..., Any], options: _Options, args: Any, kwargs: Any) -> A
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)
     call, closed = planned.call, planned.closed
+    # Nobody pays for a look at derivative rules unless it was asked for.
     report = None
     if options.on_unknown != "keep":
         report = functools.partial(arguments.report_unknown, on_unknown=options.on_unknown, fn=fn)
@@ -348,6 +359,7 @@ def _plan(planner: Planner, closed: Any, call: arguments.Call, options: _Options
     ]
     wants = []
     for v in body.outvars:
+        # What is no float32 or 16-bit array goes out as the program made it, whatever is asked for.
         declared = float_dtype(v.aval)
         if declared is None or options.output_dtype == "computed":
             wants.append(Want())
@@ -360,6 +372,8 @@ def _plan(planner: Planner, closed: Any, call: arguments.Call, options: _Options
 
 def _as_traced(x: Any, aval: Any) -> Any:
     """Gives an output the weak type that the function's own has."""
+    # An equation that is bound again may lose the weak type of its result, and a caller that adds
+    # a Python number to a float16 output would get another dtype than before.
     found = jax.typeof(x)
     if not is_array_aval(aval) or found.dtype != aval.dtype or found.weak_type == aval.weak_type:
         return x

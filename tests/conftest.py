@@ -24,6 +24,13 @@ hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")
 
 
+def pytest_collection_modifyitems(items):
+    """A test that opens a page needs a browser."""
+    for item in items:
+        if "visit" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+
+
 @pytest.fixture(autouse=True)
 def registrations(monkeypatch):
     """No registration of a test outlives it."""

@@ -76,10 +76,10 @@ def _read(
     parameters, gradients = of_parameters(jaxpr, inputs), to_gradients(jaxpr, outputs)
     for eqn in jaxpr.eqns:
         here = "/".join(filter(None, (scope, scope_of(eqn))))
-        for inner, operands, results, repeats in inside(eqn):
-            of_params = inner_parameters(eqn, operands, parameters)
-            to_grads = inner_gradients(eqn, inner, results, gradients)
-            yield from _read(inner, of_params, to_grads, times * repeats, here)
+        for held in inside(eqn):
+            of_params = inner_parameters(held, parameters)
+            to_grads = inner_gradients(held, gradients)
+            yield from _read(held.jaxpr, of_params, to_grads, times * held.times, here)
         if eqn.primitive.name in _DOTS:
             yield Dot(_dtypes(eqn), times * _flops(eqn))
         if eqn.primitive.name == "convert_element_type":

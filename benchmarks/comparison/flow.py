@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from jmp_autocast.interpreters.compat import Literal, dce_jaxpr, name_stack, scan_split
+from jmp_autocast.interpreters.compat import Literal, dce_jaxpr, name_stack
+from jmp_autocast.interpreters.primitives.structure import bodies
+from jmp_autocast.interpreters.primitives.traits import having
 
 # They move, replicate or cast elements, and compute nothing.
-MOVES = frozenset(
-    """
-    reshape transpose broadcast_in_dim squeeze slice dynamic_slice rev concatenate pad split copy
-    copy_p convert_element_type stop_gradient source_view cpu_barrier optimization_barrier gather
-    """.split()
-)
+MOVES = having("moves") | having("same") | having("first")
+MOVES |= {"concatenate", "convert_element_type"}
 # What their transposes do: a gradient is added up where its parameter was replicated or indexed.
 _SUMS = frozenset(("add_any", "add", "dynamic_update_slice", "reduce_sum", "scatter-add"))
 
@@ -36,29 +34,36 @@ def live(closed: Any) -> Any:
     return dce_jaxpr(jaxpr, used, instantiate=True)[0]
 
 
-def inside(eqn: Any) -> Iterator[tuple[Any, Sequence[Any], Sequence[Any], int]]:
-    """Yields each jaxpr that an equation holds, its operands, its results, and how often it runs.
+class Held(NamedTuple):
+    """A jaxpr that an equation holds.
 
-    Operands and results are the equation's, one for each input and output of the jaxpr. How often a
-    ``while`` runs is unknown: once.
+    Args:
+        jaxpr: The open jaxpr.
+        operands: The operands of the equation, one for each input of the jaxpr.
+        results: The results of the equation, one for each output; none for a predicate.
+        carries: Pairs (input, output) that a loop carries.
+        fixed: How many inputs at the front are the same in each iteration.
+        times: How often it runs; a ``while``, of which nobody knows, once.
     """
-    params = eqn.params
-    if eqn.primitive.name == "cond":
-        for branch in params["branches"]:
-            yield open_jaxpr(branch), eqn.invars[1:], eqn.outvars, 1
-    elif eqn.primitive.name == "while":
-        conds, bodies = params["cond_nconsts"], params["body_nconsts"]
-        carry = eqn.invars[conds + bodies :]
-        yield open_jaxpr(params["cond_jaxpr"]), [*eqn.invars[:conds], *carry], [], 1
-        body = [*eqn.invars[conds : conds + bodies], *carry]
-        yield open_jaxpr(params["body_jaxpr"]), body, eqn.outvars, 1
-    else:
-        times = params["length"] if eqn.primitive.name == "scan" else 1
-        for key in ("jaxpr", "call_jaxpr"):
-            if hasattr(open_jaxpr(params.get(key)), "eqns"):
-                inner = open_jaxpr(params[key])
-                # A contraction that accumulates has the leaves behind its operands as well.
-                yield inner, eqn.invars[: len(inner.invars)], eqn.outvars, times
+
+    jaxpr: Any
+    operands: Sequence[Any]
+    results: Sequence[Any]
+    carries: Sequence[tuple[int, int]] = ()
+    fixed: int = 0
+    times: int = 1
+
+
+def inside(eqn: Any) -> Iterator[Held]:
+    """Yields each jaxpr that an equation holds."""
+    if eqn.primitive.name == "accumulate":  # a contraction, whose sources stand behind its operands
+        inner = open_jaxpr(eqn.params["jaxpr"])
+        yield Held(inner, eqn.invars[: len(inner.invars)], eqn.outvars)
+    for body in bodies(eqn):
+        operands = [eqn.invars[k] for k in body.operands]
+        results = [eqn.outvars[k] for k in body.results if k is not None]
+        jaxpr = open_jaxpr(body.jaxpr)
+        yield Held(jaxpr, operands, results, body.carries, body.fixed, body.repeats)
 
 
 def of_parameters(jaxpr: Any, inputs: Sequence[bool]) -> set[Any]:
@@ -72,27 +77,22 @@ def of_parameters(jaxpr: Any, inputs: Sequence[bool]) -> set[Any]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         held = list(inside(eqn))
-        for inner, operands, results, _ in held:
-            flags = inner_parameters(eqn, operands, found)
-            within = of_parameters(inner, flags)
-            found.update(
-                r for r, v in zip(results, inner.outvars, strict=False) if is_in(v, within)
-            )
+        for each in held:
+            within = of_parameters(each.jaxpr, inner_parameters(each, found))
+            outputs = zip(each.results, each.jaxpr.outvars, strict=False)
+            found.update(r for r, v in outputs if is_in(v, within))
         arrays = [v for v in eqn.invars if not isinstance(v, Literal)]
-        if name in ("dynamic_slice", "gather", "pad", "source_view"):
-            arrays = arrays[:1]  # the others are indices, a padding value, the same leaf in 16 bits
+        if name in having("first"):
+            arrays = arrays[:1]  # the others are indices, a padding value, a copy of the first
         if not held and name in MOVES and arrays and all(v in found for v in arrays):
             found.update(eqn.outvars)
     return found
 
 
-def inner_parameters(eqn: Any, operands: Sequence[Any], found: set[Any]) -> list[bool]:
-    """Returns which inputs of the jaxpr inside an equation are parameters."""
-    flags = [is_in(v, found) for v in operands]
-    if eqn.primitive.name == "scan":
-        consts, carries = scan_split(eqn.params)
-        flags[consts : consts + carries] = [False] * carries
-    return flags
+def inner_parameters(held: Held, found: set[Any]) -> list[bool]:
+    """Returns which inputs of a jaxpr inside an equation are parameters; no carry stays one."""
+    carried = {i for i, _ in held.carries}
+    return [i not in carried and is_in(v, found) for i, v in enumerate(held.operands)]
 
 
 def to_gradients(jaxpr: Any, outputs: Sequence[bool]) -> dict[Any, bool]:
@@ -113,9 +113,9 @@ def to_gradients(jaxpr: Any, outputs: Sequence[bool]) -> dict[Any, bool]:
         use(v, reaches)
     for eqn in reversed(jaxpr.eqns):
         held = list(inside(eqn))
-        for inner, operands, results, _ in held:
-            within = to_gradients(inner, inner_gradients(eqn, inner, results, flows))
-            for atom, v in zip(operands, inner.invars, strict=True):
+        for each in held:
+            within = to_gradients(each.jaxpr, inner_gradients(each, flows))
+            for atom, v in zip(each.operands, each.jaxpr.invars, strict=True):
                 use(atom, within.get(v, True))
         if not held:
             moved = eqn.primitive.name in MOVES | _SUMS
@@ -125,20 +125,18 @@ def to_gradients(jaxpr: Any, outputs: Sequence[bool]) -> dict[Any, bool]:
     return flows
 
 
-def inner_gradients(
-    eqn: Any, inner: Any, results: Sequence[Any], flows: dict[Any, bool]
-) -> list[bool]:
-    """Returns which outputs of the jaxpr inside an equation only reach gradients."""
-    flags = [flows.get(v, False) for v in results] or [False] * len(inner.outvars)
-    if eqn.primitive.name == "scan":
-        consts, carries = scan_split(eqn.params)
-        while True:  # a carry also reaches what the next step makes of it
-            within = to_gradients(inner, flags)
-            carried = inner.invars[consts : consts + carries]
-            stable = [f and within.get(v, True) for f, v in zip(flags, carried, strict=False)]
-            if stable == flags[:carries]:
-                break
-            flags[:carries] = stable
+def inner_gradients(held: Held, flows: dict[Any, bool]) -> list[bool]:
+    """Returns which outputs of a jaxpr inside an equation only reach gradients."""
+    inputs, count = held.jaxpr.invars, len(held.jaxpr.outvars)
+    flags = [flows.get(v, False) for v in held.results] or [False] * count
+    while held.carries:  # a carry also reaches what the next step makes of it
+        within = to_gradients(held.jaxpr, flags)
+        stable = list(flags)
+        for i, output in held.carries:
+            stable[output] = flags[output] and within.get(inputs[i], True)
+        if stable == flags:
+            break
+        flags = stable
     return flags
 
 

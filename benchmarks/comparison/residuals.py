@@ -16,9 +16,9 @@ from typing import Any
 
 import jax
 
-from jmp_autocast.interpreters.compat import Literal, scan_split
+from jmp_autocast.interpreters.compat import Literal
 
-from .flow import MOVES, inside, live, nbytes_of, scope_of
+from .flow import MOVES, Held, inside, live, nbytes_of, scope_of
 
 # Elementwise with one array operand, and cheap: computed again wherever they are read.
 _CHEAP = MOVES | frozenset("neg abs sign add sub mul square integer_pow max min".split())
@@ -110,7 +110,7 @@ def _values(
         here = "/".join(filter(None, (scope, scope_of(eqn))))
         held = list(inside(eqn))
         if eqn.primitive.name in ("jit", "closed_call"):
-            env.update(zip(eqn.outvars, _values(held[0][0], operands, known, here), strict=True))
+            env.update(zip(eqn.outvars, _values(held[0].jaxpr, operands, known, here), strict=True))
             continue
         params = tuple((k, _hashable(value)) for k, value in sorted(eqn.params.items()))
         results = []
@@ -120,21 +120,18 @@ def _values(
             key = (eqn.primitive, operands, params, i)
             results.append(value if eqn.effects else known.setdefault(key, value))
         if eqn.primitive.name == "scan":
-            results = _of_loop(eqn, held[0][0], operands, results)
+            results = _of_loop(held[0], operands, results)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
-def _of_loop(
-    eqn: Any, body: Any, operands: Sequence[_Value], results: Sequence[_Value]
-) -> list[_Value]:
+def _of_loop(held: Held, operands: Sequence[_Value], results: Sequence[_Value]) -> list[_Value]:
     """Merges the stacked results of a loop that are one value in each step."""
-    consts, carries = scan_split(eqn.params)
-    inputs = [*operands[:consts], *(_Value(v.aval) for v in body.invars[consts:])]
-    outputs = _values(body, inputs, {}, "")
+    moving = [_Value(v.aval) for v in held.jaxpr.invars[held.fixed :]]
+    outputs = _values(held.jaxpr, [*operands[: held.fixed], *moving], {}, "")
     first: dict[_Value, _Value] = {}
     merged = list(results)
-    for i in range(carries, len(results)):
+    for i in range(len(held.carries), len(results)):
         merged[i] = first.setdefault(outputs[i], results[i])
         if outputs[i].eqn is not None:
             merged[i].eqn, merged[i].operands = outputs[i].eqn, ()

@@ -1,4 +1,4 @@
-"""The planner's colouring of the transformer block: two lanes, and the casts between them."""
+"""The planner's coloring of the transformer block: two lanes, and the casts between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from jmp_autocast import BF16, Row, explain
+from jmp_autocast import BF16, explain
+from jmp_autocast.inspect import Row
 
 from .style import Style
 

@@ -1,4 +1,4 @@
-"""Colours and sizes of the pictures, for light and for dark pages."""
+"""Colors and sizes of the pictures, for light and for dark pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = pathlib.Path(__file__).parent
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """The colours of one mode."""
+    """The colors of one mode."""
 
     name: str
     text: str

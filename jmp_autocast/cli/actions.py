@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -12,8 +10,8 @@ from typing import Any
 
 import jax
 
-from ..inspect import check_numerics, explain, op_stats, tune
-from ..inspect.text import cut, scaled
+from ..inspect import OpCount, check_numerics, explain, op_stats, tune
+from ..inspect.export import json_text, saved, scaled, table
 from ..inspect.tuning.search_log import LogError
 from ..inspect.tuning.tune import UnreachableError
 from ..transform import Autocast, autocast
@@ -44,16 +42,16 @@ def run_stats(options: argparse.Namespace) -> int:
     fn = _in_mixed_precision(options)
     args, kwargs = arguments_of(options)
     counts = op_stats(fn, *args, **kwargs)
-    print(f"{'times':>9} {'FLOPs':>7} {'bytes':>7}  primitive, operands -> results")
-    for count in counts[:_SHOWN]:
-        dtypes = f"{', '.join(count.operands)} -> {', '.join(count.results)}"
-        numbers = f"{count.times:9} {scaled(count.flops):>7} {scaled(count.nbytes):>7}"
-        print(cut(f"{numbers}  {count.primitive:22} {dtypes}"))
-    if len(counts) > _SHOWN:
-        print(f"... and {len(counts) - _SHOWN} more; --json has all")
-    text = json.dumps([dataclasses.asdict(count) for count in counts])
-    written(options.json, lambda path: path.write_text(text, encoding="utf-8"))
+    columns = {"times": ">9", "FLOPs": ">7", "bytes": ">7", "primitive": "22"}
+    columns["operands -> results"] = ""
+    print(*table(columns, counts, _cells_of, _SHOWN, "more; --json has all"), sep="\n")
+    written(options.json, lambda path: saved(json_text(counts), path))
     return 0
+
+
+def _cells_of(count: OpCount) -> list[Any]:
+    dtypes = f"{', '.join(count.operands)} -> {', '.join(count.results)}"
+    return [count.times, scaled(count.flops), scaled(count.nbytes), count.primitive, dtypes]
 
 
 def run_check(options: argparse.Namespace) -> int:

@@ -10,17 +10,17 @@ from .report.report import Change, Report, Totals
 from .report.rows import Row
 from .report.stats import OpCount, op_stats
 from .tuning.tune import tune
-from .tuning.tune_report import Pin, TuneReport
+from .tuning.tune_report import KeptOperation, TuneReport
 
 __all__ = [
     "ArrayError",
     "Change",
     "Comparison",
     "ComparisonRow",
+    "KeptOperation",
     "NumericsReport",
     "NumericsRow",
     "OpCount",
-    "Pin",
     "Report",
     "Row",
     "Share",

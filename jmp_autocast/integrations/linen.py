@@ -8,43 +8,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import flax.linen as nn
-from flax.core import lift
-from flax.linen import transforms
 from jax.typing import DTypeLike
 
 import jmp_autocast
 
 from ..transform import OnUnknown
+from .flax_compat import lifted, packed
 from .outputs import cast_leaves, cast_outputs, dtypes_of, output_dtype_apart
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
+class _Options(TypedDict, total=False):
+    compute_dtype: DTypeLike | None
+    policy: Any
+    output_dtype: Any
+    enabled: bool
+    on_unknown: OnUnknown
+    methods: Sequence[str] | None
+
+
 @overload
-def autocast(
-    target: Target,
-    *,
-    compute_dtype: DTypeLike | None = ...,
-    policy: Any = ...,
-    output_dtype: Any = ...,
-    enabled: bool = ...,
-    on_unknown: OnUnknown = ...,
-    methods: Sequence[str] | None = ...,
-) -> Target: ...
+def autocast(target: Target, **options: Unpack[_Options]) -> Target: ...
 @overload
-def autocast(
-    target: None = ...,
-    *,
-    compute_dtype: DTypeLike | None = ...,
-    policy: Any = ...,
-    output_dtype: Any = ...,
-    enabled: bool = ...,
-    on_unknown: OnUnknown = ...,
-    methods: Sequence[str] | None = ...,
-) -> Callable[[Target], Target]: ...
+def autocast(target: None = ..., **options: Unpack[_Options]) -> Callable[[Target], Target]: ...
 def autocast(
     target: Any = None,
     *,
@@ -120,16 +110,7 @@ def _lifted(target: Any, options: dict[str, Any], methods: Sequence[str] | None)
             f"got {target!r} of type {type(target).__name__}. Write autocast(nn.Dense)(8) instead "
             "of autocast(nn.Dense(8)), or jmp_autocast.autocast(model.apply) for a whole model."
         )
-    lifted = transforms.lift_transform(_autocast, target, methods=methods, options=options)
-    for new, old in ((lifted, target), *_inside_partial(lifted, target)):
-        if isinstance(new, type):  # nn.remat renames the class, and with it the variables
-            new.__name__, new.__qualname__ = old.__name__, old.__qualname__
-            new.__module__, new.__doc__ = old.__module__, old.__doc__
-    return lifted
-
-
-def _inside_partial(lifted: Any, target: Any) -> list[tuple[Any, Any]]:
-    return [(lifted.func, target.func)] if isinstance(target, functools.partial) else []
+    return lifted(_autocast, target, methods=methods, options=options)
 
 
 def _autocast(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -153,4 +134,4 @@ def _autocast(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., 
         out, changed = cast(variables, rngs, *args, **kwargs)
         return cast_outputs(out, wanted), cast_leaves(changed, declared)
 
-    return lift.pack(inner, (True,), (True,), (True,), name="autocast", enable_kwargs=True)
+    return packed(inner, "autocast")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import types
 from collections.abc import Callable
 from typing import Any
 
-from flax import nnx
 from jax.typing import DTypeLike
 
 import jmp_autocast
 
 from ..arguments import AUTO, Params, name_of
 from ..pickling import by_name_or_made
-from ..policies import Policy
-from .nnx_state import TAG, Call
+from ..transform import Autocast
+from .flax_compat import update_context
+from .nnx_state import Call
 from .outputs import cast_leaves, cast_outputs, output_dtype_apart
 
 __all__ = ["autocast"]
@@ -114,33 +112,27 @@ def _wrapper_of(fn: Callable[..., Any], options: dict[str, Any]) -> NNXAutocast:
     return vars(plain).setdefault("_nnx", NNXAutocast(fn, plain, options))
 
 
-class NNXAutocast:
+class NNXAutocast(Autocast):
     """A function of NNX modules in mixed precision: what `autocast` returns."""
 
     def __init__(self, fn: Callable[..., Any], plain: Any, options: dict[str, Any]) -> None:
-        functools.update_wrapper(self, fn, updated=())
-        self._plain = plain  # has checked the options, and knows when two wrappers are equal
-        self._fn = fn
+        super().__init__(fn, plain._options)
+        self._plain = plain
         self._given = options
-        self._options, self._output_dtype = output_dtype_apart(options)
+        self._inner, self._output_dtype = output_dtype_apart(options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
-        if not self._options["enabled"]:
+        if not self._options.enabled:
             return self._plain(*args, **kwargs)
-        with nnx.update_context(TAG):
+        with update_context():
             call, fast = self._opened(args, kwargs)
             out, changed = fast(call.values, call.rest)
             # State must keep its dtype: where outputs need not, both are cast out here.
-            if self._options["output_dtype"] == "computed":
+            if self._inner["output_dtype"] == "computed":
                 changed = cast_leaves(changed, call.dtypes)
             out = cast_outputs(out, self._output_dtype)
             return call.finish(out, changed)
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that the function runs under."""
-        return self._plain.policy
 
     def planned(self, *args: Any, **kwargs: Any) -> Any:
         """Traces and plans a call without running it, for `jmp_autocast.explain`.
@@ -150,38 +142,27 @@ class NNXAutocast:
         Raises:
             ValueError: The wrapper is not enabled, so that nothing is planned.
         """
-        if not self._options["enabled"]:
+        if not self._options.enabled:
             return self._plain.planned(*args, **kwargs)  # says so
-        with nnx.update_context(TAG):
+        with update_context():
             call, fast = self._opened(args, kwargs)
             return fast.planned(call.values, call.rest)
 
     def _opened(self, args: Any, kwargs: Any) -> tuple[Call, Any]:
         """Returns a call with its state taken out, and the function of that state."""
-        call = Call(self._fn, self._options["params"], args, kwargs)
+        call = Call(self._fn, self._inner["params"], args, kwargs)
 
         def pure(state: Any, rest: Any) -> Any:
             return call.pure(state, rest)
 
         pure.__name__ = name_of(self._fn)
-        return call, jmp_autocast.autocast(pure, **{**self._options, "params": call.is_param})
+        return call, jmp_autocast.autocast(pure, **{**self._inner, "params": call.is_param})
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds the wrapper as a method."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NNXAutocast) and self._plain == other._plain
-
-    def __hash__(self) -> int:
-        return hash(self._plain)
+    def _key(self) -> tuple[Any, ...]:
+        return (NNXAutocast, *super()._key())  # the plain wrapper of the function is another one
 
     def __reduce__(self) -> Any:
         return by_name_or_made(self, _wrapper_of, self._fn, self._given)
 
     def __repr__(self) -> str:
         return f"nnx.{self._plain!r}"
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._fn)

@@ -9,8 +9,7 @@ import jax
 from flax import nnx
 
 from ..interpreters.compat import Tracer
-
-Path = tuple[Any, ...]
+from .flax_compat import Path, assign, objects_in, static_values, write_again
 
 
 def is_object(x: Any) -> bool:
@@ -41,16 +40,16 @@ def check_writable(roots: Any, paths: Iterable[Path] | None = None) -> None:
             ...
         flax.errors.TraceContextError: Cannot mutate 'Dropout' from different trace level ...
     """
-    objects = {path: x for path, x in nnx.iter_graph(roots, graph=True) if is_object(x)}
+    objects = {path: x for path, x in objects_in(roots) if is_object(x)}
     if paths is not None:
         owners = (_owner(objects, path) for path in paths)
         objects = {path: objects[path] for path in owners}
     for x in objects.values():
         if isinstance(x, nnx.Variable):
-            x.set_raw_value(x.get_raw_value())
+            write_again(x)
         elif attributes := vars(x):
             name = next(iter(attributes))
-            nnx.Pytree.__setattr__(x, name, attributes[name])
+            assign(x, name, attributes[name])
 
 
 def _owner(objects: dict[Path, Any], path: Path) -> Path:
@@ -68,33 +67,10 @@ def static_tracers(graphdef: Any) -> dict[int, Any]:
     """
     return {
         id(x): name
-        for name, attribute in graphdef.attributes
-        for x in jax.tree_util.tree_leaves(getattr(attribute, "value", None))
+        for name, value in static_values(graphdef)
+        for x in jax.tree_util.tree_leaves(value)
         if isinstance(x, Tracer)
     }
-
-
-def same_structure(one: Any, other: Any) -> bool:
-    """Returns whether two graphs have equal nodes and attributes.
-
-    The dataclasses of a graph compare static values with `==` from Python 3.13 on, which has no
-    truth value for arrays; the tuples made here take an object for equal to itself, as Python 3.12
-    did.
-
-    Example:
-        >>> from flax import nnx
-        >>> same_structure(nnx.graphdef(nnx.Dropout(0.5)), nnx.graphdef(nnx.Dropout(0.1)))
-        False
-    """
-    return _comparable(one) == _comparable(other)
-
-
-def _comparable(graphdef: Any) -> tuple[Any, ...]:
-    attributes = [
-        (name, type(attribute), getattr(attribute, "value", None))
-        for name, attribute in graphdef.attributes
-    ]
-    return graphdef.nodes, attributes, graphdef.num_leaves
 
 
 def arrays_as_data(roots: Sequence[Any], known: dict[int, Any]) -> None:
@@ -107,7 +83,7 @@ def arrays_as_data(roots: Sequence[Any], known: dict[int, Any]) -> None:
         roots: The NNX objects.
         known: The ids of traced arrays that were there before: those of an outer trace.
     """
-    for _, node in nnx.iter_graph(roots, graph=True):
+    for _, node in objects_in(roots):
         if isinstance(node, nnx.Pytree):
             for name, value in list(vars(node).items()):
                 if (
@@ -115,4 +91,4 @@ def arrays_as_data(roots: Sequence[Any], known: dict[int, Any]) -> None:
                     and not nnx.is_data(value)
                     and id(value) not in known
                 ):
-                    nnx.Pytree.__setattr__(node, name, nnx.data(value))
+                    assign(node, name, nnx.data(value))

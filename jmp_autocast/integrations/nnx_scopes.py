@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from flax import nnx
 
+from .flax_compat import class_with_call, objects_in, patch_calls, unpatch_calls
+
 _ATTRIBUTE = "_jmp_autocast_path"
 _local = threading.local()
-_lock = threading.Lock()
-_patched: dict[type, list[Any]] = {}  # class -> its own __call__, number of users
 
 
 class _Path:
@@ -63,46 +63,26 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
     modules = list(_modules(nodes))
     for path, module in modules:
         vars(module).setdefault(_ATTRIBUTE, _Path(path, owner))
-    classes = {c for _, m in modules for c in [_class_with_call(type(m))] if c is not None}
+    found = (class_with_call(type(module)) for _, module in modules)
+    classes = {cls for cls in found if cls is not None}
     outer = getattr(_local, "stack", None)
     _local.stack = [] if outer is None else outer
-    _patch(classes)
+    patch_calls(classes, _in_scope)
     roots = list(nodes)
     try:
         yield roots
     finally:
         _local.stack = outer
-        _unpatch(classes)
+        unpatch_calls(classes)
     for _, module in _modules(roots):
         if getattr(vars(module).get(_ATTRIBUTE), "owner", None) is owner:
             del vars(module)[_ATTRIBUTE]
 
 
 def _modules(roots: list[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    for path, node in nnx.iter_graph(roots, graph=True):
+    for path, node in objects_in(roots):
         if isinstance(node, nnx.Module):
             yield path, node
-
-
-def _class_with_call(cls: type) -> type | None:
-    return next((c for c in cls.__mro__ if "__call__" in vars(c)), None)
-
-
-def _patch(classes: Iterable[type]) -> None:
-    with _lock:
-        for cls in classes:
-            if cls not in _patched:
-                _patched[cls] = [vars(cls)["__call__"], 0]
-                cls.__call__ = _in_scope(vars(cls)["__call__"])
-            _patched[cls][1] += 1
-
-
-def _unpatch(classes: Iterable[type]) -> None:
-    with _lock:
-        for cls in classes:
-            _patched[cls][1] -= 1
-            if not _patched[cls][1]:
-                cls.__call__ = _patched.pop(cls)[0]
 
 
 def _in_scope(original: Any) -> Any:

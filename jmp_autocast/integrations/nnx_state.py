@@ -11,17 +11,11 @@ import jax
 from flax import errors, nnx
 
 from ..arguments import AUTO, check_given, name_of
-from .nnx_checks import (
-    arrays_as_data,
-    check_writable,
-    is_object,
-    same_structure,
-    static_tracers,
-)
+from .flax_compat import is_unchanged, merge_nodes, metadata, raw_value, split_nodes
+from .nnx_checks import arrays_as_data, check_writable, is_object, static_tracers
 from .nnx_scopes import module_scopes
 from .outputs import dtypes_of
 
-TAG = "jmp_autocast"
 _ARGS, _BOUND = 0, 2  # the parts of a call: args, kwargs, bound
 
 
@@ -36,9 +30,7 @@ class Call:
         )
         self._where = [i for i, (_, leaf) in enumerate(found) if is_object(leaf)]
         self._nodes = [found[i][1] for i in self._where]
-        with nnx.split_context(TAG) as split:
-            self._graphdef, state = split.split((self._nodes, []))
-        self._before: list[Any] = list(nnx.to_flat_state(state))
+        self._graphdef, self._before = split_nodes((self._nodes, []))
         self.values: list[Any] = [_value(leaf) for _, leaf in self._before]
         self.rest: list[Any] = [None if is_object(leaf) else leaf for _, leaf in found]
         wanted = _param_predicate(fn, params, args)
@@ -56,8 +48,7 @@ class Call:
         What did not change is no output: a module of an outer trace can be read, not written.
         """
         flat = [(path, x) for (path, _), x in zip(self._before, state, strict=True)]
-        with nnx.merge_context(TAG, inner=True) as merge:
-            nodes, _ = merge.merge(self._graphdef, nnx.from_flat_state(flat))
+        nodes, _ = merge_nodes(self._graphdef, flat, inner=True)
         full = list(rest)
         for i, node in zip(self._where, nodes, strict=True):
             full[i] = node
@@ -75,8 +66,7 @@ class Call:
         self._is_node = [is_object(x) for x in leaves]
         before = static_tracers(self._graphdef)
         arrays_as_data(roots, before)
-        with nnx.split_context(TAG) as split:
-            graphdef, after = split.split((nodes, returned))
+        graphdef, after = split_nodes((nodes, returned))
         if left := [name for i, name in static_tracers(graphdef).items() if i not in before]:
             raise TypeError(
                 f"{self._name} leaves a traced array in the static attribute {left[0]!r} of an NNX "
@@ -85,7 +75,7 @@ class Call:
         self._graphdef_after = graphdef
         known = {id(x): i for i, x in enumerate(state)}
         self._after, changed = [], []
-        for path, leaf in nnx.to_flat_state(after):
+        for path, leaf in after:
             source = known.get(id(_value(leaf)))
             if source is not None and _metadata(leaf) == _metadata(self._before[source][1]):
                 self._after.append((path, source))
@@ -100,7 +90,7 @@ class Call:
         new = iter(changed)
         after = [(path, next(new) if i is None else self.values[i]) for path, i in self._after]
         returned: Any = ()
-        if same_structure(self._graphdef_after, self._graphdef.with_same_outer_index()):
+        if is_unchanged(self._graphdef_after, self._graphdef):
             pairs = zip(after, self.values, strict=True)
             moved = [item for item, value in pairs if item[1] is not value]
             roots = (self._nodes, [])
@@ -109,19 +99,18 @@ class Call:
             nnx.update(roots, nnx.from_flat_state(moved))
         else:  # attributes came, went or changed, or the result holds NNX objects
             check_writable(self._nodes)
-            with nnx.merge_context(TAG, inner=False) as merge:
-                _, returned = merge.merge(self._graphdef_after, nnx.from_flat_state(after))
+            _, returned = merge_nodes(self._graphdef_after, after, inner=False)
         arrays, returned = iter(out), iter(returned)
         leaves = [next(returned if is_node else arrays) for is_node in self._is_node]
         return jax.tree_util.tree_unflatten(self._out_tree, leaves)
 
 
 def _value(leaf: Any) -> Any:
-    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+    return raw_value(leaf) if isinstance(leaf, nnx.Variable) else leaf
 
 
 def _metadata(leaf: Any) -> Any:
-    return leaf.get_metadata() if isinstance(leaf, nnx.Variable) else None
+    return metadata(leaf) if isinstance(leaf, nnx.Variable) else None
 
 
 def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]]:

@@ -105,12 +105,14 @@ class Decision:
                 "Decision.emit must be a function of the equation's operands, got "
                 f"{self.emit!r} of type {type(self.emit).__name__}."
             )
+        # With both, one of them would be ignored in silence.
         if (self.policy is None) == (self.emit is None):
             given = "neither" if self.policy is None else "both"
             raise ValueError(
                 f"Decision takes a policy or a function to emit, got {given}. Write "
                 "Decision(policy=CastPolicy.FP32) or Decision(emit=function)."
             )
+        # Normalized here, so that equal decisions are equal however their dtypes are spelled.
         for field in ("output_dtype", "operand_dtype"):
             if getattr(self, field) is not None:
                 dtype = as_float_dtype(getattr(self, field), f"Decision.{field}")
@@ -125,6 +127,8 @@ class Decision:
     def emitted_name(self) -> str:
         """What reports call the function that is emitted."""
         function = self.emit
+        # A rule hands shapes and options to its function by `partial`: the name is that of the
+        # function.
         while isinstance(function, functools.partial):
             function = function.func
         return self.name or getattr(function, "__name__", None) or type(function).__name__

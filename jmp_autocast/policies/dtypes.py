@@ -28,6 +28,7 @@ def as_dtype(value: Any, argument: str) -> np.dtype:
         dtype(bfloat16)
     """
     error = None
+    # An array in place of a dtype is a forgotten keyword: `autocast(fn, x)`.
     if value is not None and not isinstance(value, jax.Array):
         try:
             return np.dtype(jnp.dtype(value))

@@ -45,6 +45,7 @@ def parse_policy(text: str) -> Policy:
     choices: dict[str, Any] = {}
     for part in parts:
         key, equals, value = (s.strip() for s in part.partition("="))
+        # Of two values for one key the reader expects one and gets the other.
         if _KEYS.get(key, key) in {**found, **choices}:
             raise ValueError(
                 f"The policy {text!r} names {_KEYS.get(key, key)!r} twice; leave one of them out."
@@ -92,6 +93,7 @@ def as_policy(value: Any) -> Policy:
 
 
 def _build(compute: np.dtype, param: np.dtype, output: np.dtype | None) -> Policy:
+    # jmp's policies may cast the parameters themselves; here a float32 copy is what updates add to.
     if param != FLOAT32:
         raise ValueError(
             f"params must be float32, got {param.name}: parameters are kept in float32 and cast "

@@ -15,6 +15,7 @@ def match_depth(pattern: str, names: Sequence[str]) -> int | None:
         pattern: A pattern as in `Policy.with_scopes`.
         names: The enclosing scopes, outermost first.
     """
+    # The shortest prefix that matches says how deep the scope lies: deeper ones win over it.
     for depth in range(1, len(names) + 1):
         path = "/".join(names[:depth])
         # "*/LayerNorm_*" shall also match a scope at the top.

@@ -75,7 +75,8 @@ class Policy:
         _check_choice("level", self.level, LEVELS)
         _check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
         rules = [(primitive_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]
-        # As in `with_rules` a later rule replaces an earlier one for the same primitive.
+        # Read here and not in `with_rules`, so that a policy made by hand or from a file is
+        # checked. As in `with_rules` a later rule replaces an earlier one for the same primitive.
         merged = {name: as_rule(rule, name) for name, rule in rules}
         object.__setattr__(self, "rules", tuple(merged.items()))
         scopes = _tuples(self.scopes, "scopes", 2)
@@ -84,6 +85,7 @@ class Policy:
         scoped: dict[tuple[str, str], Rule] = {}
         for p, name, rule in _tuples(self.scoped_rules, "scoped_rules", 3):
             key = check_pattern(p), primitive_name(name)
+            # Unlike those of the whole program, scoped rules depend on their order.
             scoped.pop(key, None)  # the place counts: of those at one depth the last wins
             scoped[key] = as_rule(rule, name)
         scoped_rules = tuple((p, name, rule) for (p, name), rule in scoped.items())
@@ -141,6 +143,7 @@ class Policy:
         """
         merged: dict[str, Rule] = {}
         for primitive, value in _mapping(rules, "rules").items():
+            # A name may be misspelled; an object is what it is, also if no table knows it yet.
             name = primitive_name(primitive)
             if isinstance(primitive, str) and name not in known_primitives():
                 raise ValueError(
@@ -296,6 +299,7 @@ class Policy:
             >>> [origin for _, origin in policy.rules_for("exp")]
             ['rules', 'default', 'unknown']
         """
+        # The innermost says most about where the equation stands; a table knows only what it is.
         for name, rule in scoped:
             if name == primitive:
                 yield rule, "rules"

@@ -43,6 +43,7 @@ def register_policy(primitive: Any, policy_or_rule: Rule | str, priority: int = 
             f"priority must be an int, got {priority!r} of type {type(priority).__name__}. Among "
             "registrations of one primitive the highest priority wins; the default is 10."
         )
+    # At equal priority the latest wins, so that a module which is loaded again replaces its rule.
     if name not in _registered or priority >= _registered[name][0]:
         _registered[name] = (priority, rule)
 
@@ -64,6 +65,7 @@ def primitive_name(primitive: Any) -> str:
     Raises:
         TypeError: It is neither.
     """
+    # By what it can do: JAX has moved the class between modules.
     is_primitive = callable(getattr(primitive, "bind", None)) and not isinstance(primitive, type)
     name = primitive.name if is_primitive else primitive
     if not isinstance(name, str) or not name:
@@ -81,6 +83,7 @@ def as_rule(value: Any, primitive: str) -> Rule:
         TypeError: It is none of the three.
         ValueError: No policy has that name, or the primitive is structural and gets a policy.
     """
+    # A policy would say in which dtype a loop runs, and its body has an opinion per equation.
     if primitive in STRUCTURAL and (isinstance(value, CastPolicy | str)):
         raise ValueError(structural_message(primitive))
     if isinstance(value, CastPolicy):
@@ -109,6 +112,7 @@ def check_rule_like(fn: Callable[..., Any], what: str, argument: str) -> None:
     Options are compared and hashed whenever a function is wrapped; and a wrong number of arguments
     would show first in the middle of a trace.
     """
+    # Options are keys: of the wrappers of a function, and of JAX's trace cache.
     try:
         hash(fn)
     except TypeError:

@@ -20,6 +20,7 @@ def dot_rule(eqn: EquationView) -> CastPolicy:
     PyTorch lists ``mm``, ``bmm``, ``linear`` as lower precision, and ``dot``, ``vdot`` as promote:
     a vector product has no tensor-core kernel and is usually a norm or a solver's step.
     """
+    # Of 1-d operands only: a batch of inner products is a matmul to the hardware.
     if all(len(shape) == 1 for shape in eqn.operand_shapes[:2]):
         return CastPolicy.PROMOTE
     return CastPolicy.LOWER_PRECISION_FP
@@ -27,12 +28,14 @@ def dot_rule(eqn: EquationView) -> CastPolicy:
 
 def integer_pow_rule(eqn: EquationView) -> CastPolicy:
     """Positive powers promote (GELU's cube); negative ones are reciprocals, float32 in PyTorch."""
+    # `x ** -2` of a float16 below 1/256 is beyond 65,504.
     negative = eqn.exponent is not None and eqn.exponent < 0
     return CastPolicy.FP32 if negative else CastPolicy.PROMOTE
 
 
 def div_rule(eqn: EquationView) -> CastPolicy:
     """A literal over an array is a reciprocal (PyTorch's ``__rtruediv__``), float32."""
+    # `0 / x` is a mask that happens to be written as a quotient: exact in every dtype.
     if eqn.literals[0] not in (None, 0.0) and eqn.literals[1] is None:
         return CastPolicy.FP32
     return CastPolicy.PROMOTE

@@ -31,40 +31,28 @@ ROWS = [
         "no function",
         lambda w: autocast(X),
         TypeError,
-        "autocast",
-        "array.*ndarray",
-        "takes a callable",
-        "Pass options by keyword",
+        "autocast | array.*ndarray | takes a callable | Pass options by keyword",
     ),
     Row(
         NNX,
         "a generator function",
         lambda w: autocast(generator),
         TypeError,
-        "autocast",
-        "generator",
-        "a function that returns its result",
-        "the function that it calls",
+        ("autocast | generator | a function that returns its result | the function that it calls"),
     ),
     Row(
         NNX,
         "a value decorated",
         lambda w: autocast(compute_dtype="bfloat16")(3),
         TypeError,
-        "autocast",
-        "3 of type int",
-        "takes a callable",
-        "by keyword",
+        "autocast | 3 of type int | takes a callable | by keyword",
     ),
     Row(
         NNX,
         "options of a decorator",
         lambda w: autocast(compute_dtype="int8"),
         ValueError,
-        "compute_dtype",
-        "int8",
-        HALVES,
-        "enabled=False",
+        f"compute_dtype | int8 | {HALVES} | enabled=False",
     ),
     _option("float32", ValueError, "float32", HALVES, "enabled=False", compute_dtype="float32"),
     _option("a number", TypeError, "3 of type int", "jmp.Policy", STRING, policy=3),
@@ -78,29 +66,29 @@ ROWS = [
         "a module by keyword",
         lambda w: autocast(call, params=0)(model=w.model, x=X),
         ValueError,
-        "params=0",
-        "0 positional arguments in this call of call",
-        "out of range",
-        "Pass the parameters by position, or give params a predicate",
+        (
+            "params=0 | 0 positional arguments in this call of call | out of range | "
+            "Pass the parameters by position, or give params a predicate"
+        ),
     ),
     Row(
         NNX,
         "a module closed over",
         lambda w: autocast(lambda x: w.model(x))(jnp.asarray(X)),
         TypeError,
-        "<lambda>",
-        "NNX module that it closes over",
-        "changes the state",
-        "Pass the module as an argument",
+        (
+            "<lambda> | NNX module that it closes over | changes the state | "
+            "Pass the module as an argument"
+        ),
     ),
     Row(
         NNX,
         "a traced array in a static attribute",
         lambda w: autocast(keeps_a_traced_array)(w.model, jnp.asarray(X)),
         TypeError,
-        "keeps_a_traced_array",
-        "'kept'",
-        "leaves a traced array in the static attribute",
-        "Hold it in an nnx.Variable",
+        (
+            "keeps_a_traced_array | 'kept' | leaves a traced array in the static attribute | "
+            "Hold it in an nnx.Variable"
+        ),
     ),
 ]

@@ -10,8 +10,8 @@ from .row import Row
 PROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
 
 
-def _file(mistake, call, error, argument, value, rule, fix):
-    return Row("Policy", mistake, call, error, argument, value, rule, fix)
+def _file(mistake, call, error, *parts):
+    return Row("Policy", mistake, call, error, *parts)
 
 
 ROWS = [
@@ -19,19 +19,13 @@ ROWS = [
         "a rule function in a file",
         lambda w: w.policy.with_rules({"exp": lambda eqn: CastPolicy.KEEP}).save("policy.toml"),
         TypeError,
-        "rule for primitive 'exp'",
-        "<lambda>",
-        "holds data alone",
-        "a policy's name instead",
+        "rule for primitive 'exp' | <lambda> | holds data alone | a policy's name instead",
     ),
     _file(
         "an open file to save to",
         lambda w: w.policy.save(sys.stdout),
         TypeError,
-        r"Policy\.save",
-        "of type",
-        "takes a path",
-        "Write one such as 'policy.toml'",
+        r"Policy\.save | of type | takes a path | Write one such as 'policy.toml'",
     ),
     _file(
         "a folder to save to",
@@ -46,18 +40,15 @@ ROWS = [
         "the content of a file",
         lambda w: Policy.load(b"version = 1"),
         TypeError,
-        r"Policy\.load",
-        "b'version = 1' of type bytes",
-        "takes a path",
-        "Write one such as 'policy.toml'",
+        (
+            r"Policy\.load | b'version = 1' of type bytes | takes a path | "
+            "Write one such as 'policy.toml'"
+        ),
     ),
     _file(
         "another TOML file",
         lambda w: Policy.load(PROJECT),
         ValueError,
-        "Policy file",
-        "pyproject.toml",
-        "has no version",
-        "Add the line: version = 1",
+        "Policy file | pyproject.toml | has no version | Add the line: version = 1",
     ),
 ]

@@ -18,93 +18,75 @@ PRIMITIVE = "given by its name or as a jax.extend.core.Primitive"
 SCHEMA = "Write 'params=float32,compute=bfloat16,output=float32'"
 
 
-def _policy(mistake, error, argument, value, rule, fix, **fields):
-    return Row("Policy", mistake, lambda w: Policy(**fields), error, argument, value, rule, fix)
+def _policy(mistake, error, *parts, **fields):
+    return Row("Policy", mistake, lambda w: Policy(**fields), error, *parts)
 
 
-def _rules(mistake, rules, error, argument, value, rule, fix):
+def _rules(mistake, rules, error, *parts):
     call = lambda w: w.policy.with_rules(rules)
-    return Row("Policy", mistake, call, error, argument, value, rule, fix)
+    return Row("Policy", mistake, call, error, *parts)
 
 
-def _scopes(mistake, scopes, error, argument, value, rule, fix):
+def _scopes(mistake, scopes, error, *parts):
     call = lambda w: w.policy.with_scopes(scopes)
-    return Row("Policy", mistake, call, error, argument, value, rule, fix)
+    return Row("Policy", mistake, call, error, *parts)
 
 
-def _string(mistake, text, argument, value, rule, fix):
+def _string(mistake, text, *parts):
     call = lambda w: autocast(loss, policy=text)
-    return Row("autocast", f"policy: {mistake}", call, ValueError, argument, value, rule, fix)
+    return Row("autocast", f"policy: {mistake}", call, ValueError, *parts)
 
 
-def _register(mistake, primitive, given, error, argument, value, rule, fix, **options):
+def _register(mistake, primitive, given, error, *parts, **options):
     call = lambda w: register_policy(primitive, given, **options)
-    return Row("register_policy", mistake, call, error, argument, value, rule, fix)
+    return Row("register_policy", mistake, call, error, *parts)
 
 
-def _decision(mistake, error, argument, value, rule, fix, **fields):
+def _decision(mistake, error, *parts, **fields):
     call = lambda w: Decision(**{"policy": CastPolicy.KEEP, **fields})
-    return Row("Decision", mistake, call, error, argument, value, rule, fix)
+    return Row("Decision", mistake, call, error, *parts)
 
 
 ROWS = [
     _policy(
         "float32",
         ValueError,
-        "compute_dtype",
-        "float32",
-        "float16 or bfloat16",
-        "enabled=False",
+        "compute_dtype | float32 | float16 or bfloat16 | enabled=False",
         compute_dtype=np.float32,
     ),
-    _policy("int32", ValueError, "output_dtype", "int32", FLOATS, "float32", output_dtype="int32"),
     _policy(
-        "a level", ValueError, "level", "'o2'", "one of 'tensor_cores'", "mean 'o1'", level="o2"
+        "int32", ValueError, f"output_dtype | int32 | {FLOATS} | float32", output_dtype="int32"
     ),
-    _policy("no level", ValueError, "level", "None", "one of", "'compute'", level=None),
+    _policy("a level", ValueError, "level | 'o2' | one of 'tensor_cores' | mean 'o1'", level="o2"),
+    _policy("no level", ValueError, "level | None | one of | 'compute'", level=None),
     _policy(
         "dot_output",
         ValueError,
-        "dot_output",
-        "'float32'",
-        "one of",
-        "'consumer'",
+        "dot_output | 'float32' | one of | 'consumer'",
         dot_output="float32",
     ),
     _policy(
         "a mapping of rules",
         TypeError,
-        "rules",
-        "of type dict",
-        "must be a tuple of pairs",
-        r"with_rules\(",
+        r"rules | of type dict | must be a tuple of pairs | with_rules\(",
         rules={"exp": CastPolicy.FP32},
     ),
     _policy(
         "no policy in the rules",
         TypeError,
-        "rule for primitive 'exp'",
-        "got 3 of type int",
-        RULE,
-        "CastPolicy",
+        f"rule for primitive 'exp' | got 3 of type int | {RULE} | CastPolicy",
         rules=(("exp", 3),),
     ),
     _policy(
         "a list of scopes",
         TypeError,
-        "scopes",
-        "of type list",
-        "must be a tuple of pairs",
-        r"with_scopes\(",
+        r"scopes | of type list | must be a tuple of pairs | with_scopes\(",
         scopes=[("*/ln", "float32")],
     ),
     _policy(
         "no dtype in the scopes",
         ValueError,
-        r"scopes\['\*/ln'\]",
-        "int8",
-        FLOATS,
-        "float32",
+        rf"scopes\['\*/ln'\] | int8 | {FLOATS} | float32",
         scopes=(("*/ln", "int8"),),
     ),
     Row(
@@ -112,149 +94,109 @@ ROWS = [
         "no such level",
         lambda w: w.policy.with_level("computes"),
         ValueError,
-        "level",
-        "'computes'",
-        "must be one of",
-        "mean 'compute'",
+        "level | 'computes' | must be one of | mean 'compute'",
     ),
     # with_rules.
+    _rules(
+        "a primitive like no other",
+        {"qqqq": "KEEP"},
+        ValueError,
+        r"with_rules | 'qqqq' | Unknown primitive | in with_rules\. For a primitive of another",
+    ),
     _rules(
         "an unknown primitive",
         {"dot_genral": "KEEP"},
         ValueError,
-        "with_rules",
-        "'dot_genral'",
-        "Unknown primitive",
-        "mean 'dot_general'.*register_policy",
+        ("with_rules | 'dot_genral' | Unknown primitive | mean 'dot_general'.*register_policy"),
     ),
     _rules(
         "an unknown policy",
         {"exp": "promot"},
         ValueError,
-        "rule for primitive 'exp'",
-        "'promot'",
-        f"The policies are {NAMES}",
-        "mean 'PROMOTE'",
+        f"rule for primitive 'exp' | 'promot' | The policies are {NAMES} | mean 'PROMOTE'",
     ),
     _rules(
         "a structural primitive",
         {"scan": "KEEP"},
         ValueError,
-        "Primitive",
-        "'scan'",
-        "is structural",
-        "with_scopes",
+        "Primitive | 'scan' | is structural | with_scopes",
     ),
     _rules(
         "one good rule and a bad one",
         {"exp": "KEEP", "log": "KEPT"},
         ValueError,
-        "rule for primitive 'log'",
-        "'KEPT'",
-        "Unknown policy",
-        "mean 'KEEP'",
+        "rule for primitive 'log' | 'KEPT' | Unknown policy | mean 'KEEP'",
     ),
     _rules(
         "no mapping",
         [("exp", "KEEP")],
         TypeError,
-        "rules",
-        "of type list",
-        "must be a mapping",
-        r"with_rules\(\{'tanh'",
+        r"rules | of type list | must be a mapping | with_rules\(\{'tanh'",
     ),
-    _rules("a number", {"exp": 32}, TypeError, "'exp'", "32 of type int", RULE, "its name"),
-    _rules("the enum", {"exp": CastPolicy}, TypeError, "'exp'", "CastPolicy'>", RULE, "its name"),
+    _rules("a number", {"exp": 32}, TypeError, f"'exp' | 32 of type int | {RULE} | its name"),
+    _rules("the enum", {"exp": CastPolicy}, TypeError, f"'exp' | CastPolicy'> | {RULE} | its name"),
     _rules(
         "a function of nothing",
         {"exp": lambda: CastPolicy.KEEP},
         TypeError,
-        "rule for primitive 'exp'",
-        r"<lambda>\(\)",
-        "must take one argument",
-        "an EquationView",
+        (r"rule for primitive 'exp' | <lambda>\(\) | must take one argument | " "an EquationView"),
     ),
     _rules(
         "a rule without a hash",
         {"exp": Unhashable()},
         TypeError,
-        "rule for primitive 'exp'",
-        "Unhashable object",
-        "must be hashable",
-        "Use a function",
+        "rule for primitive 'exp' | Unhashable object | must be hashable | Use a function",
     ),
-    _rules("a function", {jnp.exp: "KEEP"}, TypeError, "A primitive", "exp", PRIMITIVE, "name"),
+    _rules("a function", {jnp.exp: "KEEP"}, TypeError, f"A primitive | exp | {PRIMITIVE} | name"),
     _rules(
         "a dtype for a primitive",
         {np.dtype("float32"): "KEEP"},
         TypeError,
-        "A primitive",
-        r"dtype\('float32'\)",
-        PRIMITIVE,
-        "name",
+        rf"A primitive | dtype\('float32'\) | {PRIMITIVE} | name",
     ),
     # with_scopes.
     _scopes(
         "float64",
         {"*/ln": "float64"},
         ValueError,
-        r"scopes\['\*/ln'\]",
-        "float64",
-        FLOATS,
-        "float32",
+        rf"scopes\['\*/ln'\] | float64 | {FLOATS} | float32",
     ),
     _scopes(
-        "no dtype",
-        {"*/ln": "full"},
-        ValueError,
-        r"scopes\['\*/ln'\]",
-        "'full'",
-        "a dtype",
-        "Pass one",
+        "no dtype", {"*/ln": "full"}, ValueError, r"scopes\['\*/ln'\] | 'full' | a dtype | Pass one"
     ),
-    _scopes(
-        "None", {"*/ln": None}, ValueError, r"scopes\['\*/ln'\]", "None", "a dtype", "Pass one"
-    ),
+    _scopes("None", {"*/ln": None}, ValueError, r"scopes\['\*/ln'\] | None | a dtype | Pass one"),
     _scopes(
         "a class",
         {nn.LayerNorm: "float32"},
         TypeError,
-        "scope pattern",
-        "LayerNorm'>",
-        "must be a string",
-        r"Write one such as '\*/LayerNorm_\*'",
+        (
+            "scope pattern | LayerNorm'> | must be a string | "
+            r"Write one such as '\*/LayerNorm_\*'"
+        ),
     ),
-    _scopes("no pattern", {"": "float32"}, TypeError, "pattern", "''", "must be a string", "Write"),
+    _scopes("no pattern", {"": "float32"}, TypeError, "pattern | '' | must be a string | Write"),
     _scopes(
         "no mapping",
         "*/ln",
         TypeError,
-        "scopes",
-        r"'\*/ln' of type str",
-        "must be a mapping",
-        r"with_scopes\(\{'\*/LayerNorm",
+        r"scopes | '\*/ln' of type str | must be a mapping | with_scopes\(\{'\*/LayerNorm",
     ),
     # Strings, and policies of jmp.
-    _string("a key", "compte=bf16", "policy", "'compte=bf16'", "Cannot read", "mean 'compute'"),
-    _string(
-        "no compute", "output=float32", "policy", "output", "names no compute", "add 'compute="
-    ),
-    _string("nothing", "", "policy", "''", "names no compute", "add 'compute=bfloat16'"),
-    _string("a colon", "c=bf16,o:f32", "policy", "'o:f32'", "Cannot read", SCHEMA),
-    _string("twice", "c=bf16,compute=f16", "policy", "c=bf16,comp", "'compute' twice", "leave one"),
-    _string("a dtype", "compute=bf17", "compute", "'bf17'", "must be a dtype", "'bfloat16'"),
-    _string("an int", "c=bf16,o=int8", "output_dtype", "int8", FLOATS, "float32"),
-    _string("params", "p=bf16,c=bf16", "params", "bfloat16", "must be float32", "cast once"),
-    _string("a level", "c=bf16,level=o3", "level", "'o3'", "one of", "mean 'o1'"),
+    _string("a key", "compte=bf16", "policy | 'compte=bf16' | Cannot read | mean 'compute'"),
+    _string("no compute", "output=float32", "policy | output | names no compute | add 'compute="),
+    _string("nothing", "", "policy | '' | names no compute | add 'compute=bfloat16'"),
+    _string("a colon", "c=bf16,o:f32", f"policy | 'o:f32' | Cannot read | {SCHEMA}"),
+    _string("twice", "c=bf16,compute=f16", "policy | c=bf16,comp | 'compute' twice | leave one"),
+    _string("a dtype", "compute=bf17", "compute | 'bf17' | must be a dtype | 'bfloat16'"),
+    _string("an int", "c=bf16,o=int8", f"output_dtype | int8 | {FLOATS} | float32"),
+    _string("params", "p=bf16,c=bf16", "params | bfloat16 | must be float32 | cast once"),
+    _string("a level", "c=bf16,level=o3", "level | 'o3' | one of | mean 'o1'"),
     Row(
         "autocast",
         "a jmp policy with 16-bit parameters",
         lambda w: autocast(loss, policy=jmp.get_policy("bfloat16")),
         ValueError,
-        "params",
-        "bfloat16",
-        "must be float32",
-        "cast once in the traced graph",
+        "params | bfloat16 | must be float32 | cast once in the traced graph",
     ),
     # register_policy.
     _register(
@@ -303,10 +245,7 @@ ROWS = [
         "mine",
         "KEEP",
         TypeError,
-        "priority",
-        "'high'",
-        "an int",
-        "default is 10",
+        "priority | 'high' | an int | default is 10",
         priority="high",
     ),
     _register(
@@ -314,75 +253,48 @@ ROWS = [
         "mine",
         "KEEP",
         TypeError,
-        "priority",
-        "True",
-        "an int",
-        "highest priority",
+        "priority | True | an int | highest priority",
         priority=True,
     ),
     # Decision.
     _decision(
-        "a name",
-        TypeError,
-        "Decision.policy",
-        "'KEEP'",
-        "must be a CastPolicy",
-        "FP32",
-        policy="KEEP",
+        "a name", TypeError, "Decision.policy | 'KEEP' | must be a CastPolicy | FP32", policy="KEEP"
     ),
     _decision(
         "float64",
         ValueError,
-        "Decision.output_dtype",
-        "float64",
-        FLOATS,
-        "float32",
+        f"Decision.output_dtype | float64 | {FLOATS} | float32",
         output_dtype="float64",
     ),
     _decision(
         "no dtype",
         ValueError,
-        "Decision.output_dtype",
-        "'half'?",
-        "must be a dtype",
-        "'bfloat16'",
+        "Decision.output_dtype | 'half'? | must be a dtype | 'bfloat16'",
         output_dtype="halfish",
     ),
     _decision(
         "no function to emit",
         TypeError,
-        "Decision.emit",
-        "'tanh'",
-        "must be a function",
-        "of the equation's operands",
+        "Decision.emit | 'tanh' | must be a function | of the equation's operands",
         emit="tanh",
     ),
     _decision(
         "a policy and a function",
         ValueError,
-        "Decision",
-        "got both",
-        "a policy or a function to emit",
-        r"Decision\(emit=function\)",
+        r"Decision | got both | a policy or a function to emit | Decision\(emit=function\)",
         policy=CastPolicy.FP32,
         emit=lax.exp,
     ),
     _decision(
         "neither",
         ValueError,
-        "Decision",
-        "got neither",
-        "a policy or a function to emit",
-        r"Decision\(policy=CastPolicy.FP32\)",
+        "Decision | got neither | a policy or a function to emit | Decision.policy=CastPolicy.FP32",
         policy=None,
     ),
     _decision(
         "an operand dtype of a policy",
         ValueError,
-        "Decision.operand_dtype",
-        "CastPolicy.FP32",
-        "belong to emit=",
-        "A policy says itself",
+        "Decision.operand_dtype | CastPolicy.FP32 | belong to emit= | A policy says itself",
         policy=CastPolicy.FP32,
         operand_dtype="bfloat16",
     ),
@@ -391,9 +303,6 @@ ROWS = [
         "a policy for a level",
         lambda w: BF16.with_level(BF16),
         ValueError,
-        "level",
-        r"Policy\(",
-        "must be one of",
-        "'tensor_cores'",
+        r"level | Policy\( | must be one of | 'tensor_cores'",
     ),
 ]

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +18,32 @@ from jmp_autocast.policies import DEFAULT_RULES, registry
 X = np.ones((2, 2), np.float32)
 
 
-class Row(NamedTuple):
-    """One wrong use; the last four are regular expressions that the message has to match.
+class Row:
+    """One wrong use.
 
-    A list of what is allowed is both the rule and the fix.
+    Args:
+        public: The public name that is used wrongly.
+        mistake: What is wrong.
+        call: Does it, given all that exists before.
+        error: What is raised.
+        parts: Regular expressions that the message has to match, for "argument | value | rule |
+            fix", in one text or in several. A list of what is allowed is both the rule and the fix.
     """
 
-    public: str  # the public name that is used wrongly
-    mistake: str
-    call: Callable[["World"], Any]
-    error: type[Exception]
-    argument: str
-    value: str
-    rule: str
-    fix: str
+    def __init__(
+        self,
+        public: str,
+        mistake: str,
+        call: Callable[["World"], Any],
+        error: type[Exception],
+        *parts: str,
+    ) -> None:
+        self.public, self.mistake, self.call, self.error = public, mistake, call, error
+        self.parts = " | ".join(parts).split(" | ")
+        assert len(self.parts) == 4, self.parts
+
+    def __str__(self) -> str:
+        return f"{self.public}: {self.parts[0]}: {self.mistake}"
 
 
 class Counting(nnx.Module):

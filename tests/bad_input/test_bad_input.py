@@ -36,24 +36,7 @@ ROOMS = (
 ROWS = [row for room in ROOMS for row in room.ROWS]
 
 # The library makes these, and users only read them.
-RESULTS = {
-    "ArrayError",
-    "Change",
-    "Comparison",
-    "ComparisonRow",
-    "EquationView",
-    "FiniteGradients",
-    "LossScalingState",
-    "NumericsReport",
-    "NumericsRow",
-    "OpCount",
-    "Pin",
-    "Report",
-    "Row",
-    "Share",
-    "Totals",
-    "TuneReport",
-}
+RESULTS = {"EquationView", "FiniteGradients", "LossScalingState"}
 # Rows about policies and their members go by the name of what takes them.
 GIVEN_TO_OTHERS = {"CastPolicy", "FP16"}
 WITHOUT_ARGUMENTS = {"full_precision"}
@@ -64,16 +47,14 @@ def program():
     return world().program()
 
 
-@pytest.mark.parametrize(
-    "row", ROWS, ids=lambda row: f"{row.public}: {row.argument}: {row.mistake}"
-)
+@pytest.mark.parametrize("row", ROWS, ids=str)
 def test_a_wrong_use(row, program):
     here = world()
     before = here.snapshot()
     with pytest.raises(row.error) as caught:
         row.call(here)
     assert caught.type is row.error
-    for part in (row.argument, row.value, row.rule, row.fix):
+    for part in row.parts:
         assert re.search(part, str(caught.value), re.DOTALL), (part, str(caught.value))
     after = here.snapshot()
     for name, value in before.items():
@@ -83,7 +64,7 @@ def test_a_wrong_use(row, program):
 
 def test_the_table_covers_the_public_names():
     assert len(ROWS) >= 60
-    assert len({(row.public, row.argument, row.mistake) for row in ROWS}) == len(ROWS)
+    assert len(set(map(str, ROWS))) == len(ROWS)
     covered = {row.public for row in ROWS}
     expected = set(jmp_autocast.__all__) - RESULTS - GIVEN_TO_OTHERS - WITHOUT_ARGUMENTS
     assert covered == {*expected, nnx_rows.NNX, *integrations_rows.PUBLIC}

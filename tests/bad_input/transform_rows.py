@@ -83,10 +83,7 @@ ROWS = [
         "a value decorated",
         lambda w: autocast(compute_dtype="bfloat16")(3),
         TypeError,
-        "autocast",
-        "got 3 of type int",
-        "takes a callable",
-        "by keyword",
+        "autocast | got 3 of type int | takes a callable | by keyword",
     ),
     # compute_dtype.
     _option("float32", ValueError, "float32", HALVES, "enabled=False", compute_dtype="float32"),
@@ -102,30 +99,28 @@ ROWS = [
         "a traced array for a dtype",
         lambda w: jax.jit(lambda x: autocast(loss, compute_dtype=x)(x, x))(jnp.float16(1)),
         ValueError,
-        "compute_dtype",
-        "float16",
-        "must be a dtype",
-        "jnp.bfloat16",
+        "compute_dtype | float16 | must be a dtype | jnp.bfloat16",
     ),
     Row(
         "autocast",
         "no dtype while disabled",
         lambda w: autocast(loss, enabled=False, compute_dtype="nope"),
         ValueError,
-        "compute_dtype",
-        "'nope'",
-        "must be a dtype",
-        "'bfloat16'",
+        "compute_dtype | 'nope' | must be a dtype | 'bfloat16'",
     ),
     Row(
         "autocast",
         "two dtypes",
         lambda w: autocast(loss, policy=w.policy, compute_dtype="float16"),
         ValueError,
-        "compute_dtype",
-        "float16",
-        "contradicts the policy's bfloat16",
-        "leave one of them out",
+        ("compute_dtype | float16 | contradicts the policy's bfloat16 | leave one of them out"),
+    ),
+    Row(
+        "autocast",
+        "float8 for a decorator",
+        lambda w: autocast(compute_dtype=jnp.float8_e4m3fn),
+        ValueError,
+        f"compute_dtype | float8_e4m3fn | {HALVES} | enabled=False",
     ),
     # The other options.
     _option("no policy", TypeError, "3 of type int", r"jmp_autocast\.Policy", STRING, policy=3),
@@ -143,10 +138,7 @@ ROWS = [
         "a traced switch",
         lambda w: jax.jit(lambda on, x: autocast(loss, enabled=on)(w.params, x))(True, X),
         TypeError,
-        "enabled",
-        "traced value",
-        "must be known when the program is traced",
-        "static argument",
+        ("enabled | traced value | must be known when the program is traced | static argument"),
     ),
     _option(
         "a word", ValueError, "'ignore'", "must be 'keep', 'warn'", "'error'", on_unknown="ignore"
@@ -157,10 +149,10 @@ ROWS = [
         "an unknown primitive where they are refused",
         lambda w: jax.make_jaxpr(autocast(lambda x: unheard_of.bind(x @ x), on_unknown="error"))(X),
         ValueError,
-        "<lambda>",
-        "bad_input_unheard_of",
-        "without a cast policy",
-        "register_policy or Policy.with_rules",
+        (
+            "<lambda> | bad_input_unheard_of | without a cast policy | "
+            "register_policy or Policy.with_rules"
+        ),
     ),
     # params.
     _option("a name", TypeError, "'w'", PARAMS, "lambda path: path.startswith", params="w"),
@@ -206,41 +198,55 @@ ROWS = [
         "parameters by keyword",
         lambda w: autocast(loss_at_call, params=0)(params=w.params, x=X),
         ValueError,
-        "params=0",
-        "0 positional arguments in this call of loss_at_call",
-        "out of range",
-        "Pass the parameters by position, or give params a predicate",
+        (
+            "params=0 | 0 positional arguments in this call of loss_at_call | out of range | "
+            "Pass the parameters by position, or give params a predicate"
+        ),
+    ),
+    Row(
+        "autocast",
+        "a keyword that is numbered",
+        lambda w: autocast(lambda p, *, x: x, params=1),
+        ValueError,
+        "params=1 | out of range | takes 1 positional argument | numbered from 0",
     ),
     # What a rule returns shows when a program holds the primitive.
+    Row(
+        "autocast",
+        "a rule that returns a name",
+        lambda w: _rule_that_returns("FP32")(X),
+        TypeError,
+        "rule for primitive 'exp' | returned 'FP32' of type str | must return | a CastPolicy",
+    ),
     Row(
         "autocast",
         "a rule that returns nothing",
         lambda w: _rule_that_returns(None)(X),
         TypeError,
-        "rule for primitive 'exp'",
-        "returned None of type NoneType",
-        "must return",
-        "a CastPolicy or a Decision",
+        (
+            "rule for primitive 'exp' | returned None of type NoneType | must return | "
+            "a CastPolicy or a Decision"
+        ),
     ),
     Row(
         "autocast",
         "a rule that returns a dtype",
         lambda w: _rule_that_returns(np.dtype("float32"))(X),
         TypeError,
-        "rule for primitive 'exp'",
-        r"dtype\('float32'\)",
-        "must return",
-        "a CastPolicy or a Decision",
+        (
+            r"rule for primitive 'exp' | dtype\('float32'\) | must return | "
+            "a CastPolicy or a Decision"
+        ),
     ),
     Row(
         "autocast",
         "a module that its call changes",
         lambda w: autocast(w.model)(X),
         TypeError,
-        "Counting",
-        "changes the state of Counting",
-        "the change would be lost",
-        r"jmp_autocast\.integrations\.nnx\.autocast",
+        (
+            "Counting | changes the state of Counting | the change would be lost | "
+            r"jmp_autocast\.integrations\.nnx\.autocast"
+        ),
     ),
     # Scopes.
     *(
@@ -249,10 +255,7 @@ ROWS = [
             mistake,
             lambda w, value=value: compute_precision(value),
             ValueError,
-            "compute_precision",
-            f"got {found}",
-            "takes float16, bfloat16 or float32",
-            "bfloat16",
+            f"compute_precision | got {found} | takes float16, bfloat16 or float32 | bfloat16",
         )
         for mistake, value, found in (
             ("float64", "float64", "float64"),

@@ -261,6 +261,7 @@ def process(command, folder):
     )
 
 
+@pytest.mark.process
 def test_python_m(folder):
     command = [sys.executable, "-m", "jmp_autocast", *f"check {LOSS}".split()]
     done = process(command, folder)
@@ -269,6 +270,7 @@ def test_python_m(folder):
     assert done.stderr == ""
 
 
+@pytest.mark.process
 def test_the_script(folder):
     """What pip writes for the entry of pyproject.toml: it knows nothing of the directory."""
     script = folder / "bin" / "jmp-autocast"

@@ -1,7 +1,8 @@
 """The rows of ``torch_cuda.json``: PyTorch's ops under CUDA autocast, and their JAX programs.
 
 Each row of the data holds a call of PyTorch, the JAX expression that a user would write for it,
-and the dtype that PyTorch returns for each choice of input dtypes.
+and the dtype that PyTorch returns for each choice of input dtypes. `UNMEASURED` holds more ops,
+whose dtypes follow from the list that PyTorch's documentation has them on.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import image, lax, nn
-from jax.scipy import linalg, special
+from jax.scipy import linalg, ndimage, special
 
 _DATA = pathlib.Path(__file__).with_name("torch_cuda.json")
 
@@ -59,6 +60,60 @@ _PARAMS = {
     "rms_norm": "b",
     "bilinear": "cd",
     "embedding": "a",
+    "linear (3 dimensions)": "bc",
+    "lstm_cell": "c",
+    "gru_cell": "b",
+    "group_norm": "bc",
+}
+
+
+def _lstm_cell(x, h, c, w, u, b):
+    i, f, g, o = jnp.split(x @ w.T + h @ u.T + b, 4, axis=-1)
+    return nn.sigmoid(o) * jnp.tanh(nn.sigmoid(f) * c + nn.sigmoid(i) * jnp.tanh(g))
+
+
+def _gru_cell(x, h, w, u, b):
+    r, z, n = jnp.split(x @ w.T + b, 3, axis=-1)
+    s, y, m = jnp.split(h @ u.T, 3, axis=-1)
+    z = nn.sigmoid(z + y)
+    return (1 - z) * jnp.tanh(n + nn.sigmoid(r + s) * m) + z * h
+
+
+def _group_norm(x, scale, bias):
+    groups = x.reshape(x.shape[0], 2, -1)
+    mean, var = groups.mean(-1, keepdims=True), groups.var(-1, keepdims=True)
+    return ((groups - mean) * lax.rsqrt(var + 1e-5)).reshape(x.shape) * scale + bias
+
+
+_M, _V = (4, 4), (4,)
+UNMEASURED = {
+    "lower_precision_fp": {
+        "linear (3 dimensions)": ("a@b.T+c", (2, 4, 4), _M, _V),
+        "lstm_cell": ("_lstm_cell(a,b,c,d,e,f)", _M, _M, _M, (16, 4), (16, 4), (16,)),
+        "gru_cell": ("_gru_cell(a,b,c,d,e)", _M, _M, (12, 4), (12, 4), (12,)),
+    },
+    "fp32": {
+        "group_norm": ("_group_norm(a,b,c)", _M, _V, _V),
+        "renorm": ("a*jnp.minimum(1.0,0.5/jnp.sqrt(jnp.sum(a*a,axis=1,keepdims=True)))", _M),
+        "triplet_margin_loss": (
+            "jnp.mean(jnn.relu(1+jnp.linalg.norm(a-b)-jnp.linalg.norm(a-c)))",
+            *(_M, _M, _M),
+        ),
+    },
+    "promote": {
+        "grid_sampler": ("ndimage.map_coordinates(a,[3*b],1)", _V, _V),
+        "hstack": ("jnp.hstack([a,b])", _M, _M),
+        "multiplied scatter": ("a.at[np.array([1,3])].multiply(b)", _V, (2,)),
+    },
+    "unlisted": {
+        "celu": ("jnn.celu(a)", _V),
+        "selu": ("jnn.selu(a)", _V),
+        "logaddexp2": ("jnp.logaddexp2(a,a)", _V),
+        "xlog1py": ("jsp.xlog1py(a,a)", _V),
+        "where zero": ("jnp.where(a>0.5,a,0.0)", _V),
+        "affine": ("2*jnp.arctan(-a)+a", _V),
+        "scaled": ("a*jnp.exp(a[0])", _V),  # arrays outvote a scalar
+    },
 }
 
 
@@ -75,6 +130,7 @@ class Row:
         params: The positions of the float inputs that are parameters.
         torch_dtypes: What PyTorch returns for each case: a dtype, or an error that starts with
             "ERR". "bfloat16" stands for the compute dtype.
+        listed: The list of PyTorch's that the op is on, or "unlisted".
     """
 
     op: str
@@ -84,6 +140,7 @@ class Row:
     integers: Mapping[str, Any]
     params: tuple[int, ...]
     torch_dtypes: Mapping[str, str]
+    listed: str
 
     def program(self, dtype: str) -> Callable:
         """Returns the JAX program as a function of the float inputs."""
@@ -93,8 +150,11 @@ class Row:
 
 
 _NAMES = {
+    **{f.__name__: f for f in (_lstm_cell, _gru_cell, _group_norm)},
     "jax": jax,
     "jnp": jnp,
+    "np": np,
+    "ndimage": ndimage,
     "lax": lax,
     "jnn": nn,
     "jimage": image,
@@ -110,6 +170,30 @@ def load_rows() -> tuple[Row, ...]:
     return tuple(map(_row, json.loads(_DATA.read_text(encoding="utf-8"))["rows"]))
 
 
+@functools.cache
+def all_rows() -> tuple[Row, ...]:
+    """The rows of the data, and those of `UNMEASURED`."""
+    return (
+        *load_rows(),
+        *(
+            _unmeasured(op, listed, *row)
+            for listed, rows in UNMEASURED.items()
+            for op, row in rows.items()
+        ),
+    )
+
+
+def _unmeasured(op: str, listed: str, expression: str, *shapes: tuple[int, ...]) -> Row:
+    dtypes = {
+        "all_f32": "bfloat16" if listed == "lower_precision_fp" else "float32",
+        "all_bf16": "float32" if listed == "fp32" else "bfloat16",
+        "all_f64": "float64",
+    }
+    if listed == "promote":
+        dtypes |= {"first_f32_rest_bf16": "float32", "first_bf16_rest_f32": "float32"}
+    return Row(op, "", expression, shapes, {}, _params(op), dtypes, listed)
+
+
 def _row(data: dict) -> Row:
     return Row(
         op=data["op"],
@@ -117,9 +201,14 @@ def _row(data: dict) -> Row:
         expression=data["jax_expr"],
         shapes=tuple(map(tuple, data["float_arg_shapes"])),
         integers={name: _integers(*how) for name, how in data["int_args"].items()},
-        params=tuple("abcdef".index(name) for name in _PARAMS.get(data["op"], "")),
+        params=_params(data["op"]),
         torch_dtypes=data["torch_cuda_out"],
+        listed=data["policy_cuda_list"],
     )
+
+
+def _params(op: str) -> tuple[int, ...]:
+    return tuple("abcdef".index(name) for name in _PARAMS.get(op, ""))
 
 
 def _integers(kind: str, shape: list[int], bound: int = 8) -> np.ndarray:

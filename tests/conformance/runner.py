@@ -5,7 +5,7 @@ Programs are only traced: a dtype is read from the abstract value of the result.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jmp_autocast import autocast
 from tests.support.jaxprs import through_a_dot
 
 from .differences import NO_RESULT, unrunnable
-from .rows import CASES, Row, load_rows
+from .rows import CASES, Row, all_rows, load_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +41,26 @@ class Outcome:
         return self.want == self.got or kinds == ["i", "i"]
 
 
-@functools.cache
-def outcomes(dtype: str, arguments: bool = False) -> tuple[Outcome, ...]:
+def outcomes(dtype: str, arguments: bool = False, measured: bool = True) -> tuple[Outcome, ...]:
     """Runs all rows in all cases in which PyTorch returns something.
 
     Args:
         dtype: The compute dtype.
         arguments: The 16-bit inputs are arguments of the program, not computed by it.
+        measured: Only the rows that were measured.
     """
-    return tuple(_outcomes(dtype, arguments))
+    return tuple(o for o in _all(dtype, arguments) if not measured or o.row.torch_call)
 
 
-def _outcomes(dtype: str, arguments: bool) -> Iterator[Outcome]:
+@functools.cache
+def _all(dtype: str, arguments: bool) -> tuple[Outcome, ...]:
+    return tuple(_outcomes(dtype, arguments, load_rows() if arguments else all_rows()))
+
+
+def _outcomes(dtype: str, arguments: bool, rows: tuple[Row, ...]) -> Iterator[Outcome]:
     # Each check for leaks is a garbage collection. PyTorch promotes where strict JAX raises.
     with jax.check_tracer_leaks(False), jax.numpy_dtype_promotion("standard"):
-        for row in load_rows():
+        for row in rows:
             for case, want in row.torch_dtypes.items():
                 if want.startswith("ERR") or unrunnable(row.op, case, dtype):
                     continue
@@ -69,10 +74,10 @@ def _outcomes(dtype: str, arguments: bool) -> Iterator[Outcome]:
                         raise
 
 
-def disagreeing(dtype: str) -> dict[str, list[Outcome]]:
+def disagreeing(dtype: str, measured: bool = True) -> dict[str, list[Outcome]]:
     """Returns the outcomes that differ, by the name of the row."""
     found: dict[str, list[Outcome]] = {}
-    for outcome in outcomes(dtype):
+    for outcome in outcomes(dtype, measured=measured):
         if not outcome.agrees:
             found.setdefault(outcome.row.op, []).append(outcome)
     return found
@@ -83,19 +88,36 @@ def comparable(dtype: str) -> set[str]:
     return {outcome.row.op for outcome in outcomes(dtype)}
 
 
-def _got(row: Row, case: str, dtype: str, arguments: bool) -> str:
+def function_of(
+    row: Row,
+    case: str,
+    dtype: str,
+    enter: Callable = through_a_dot,
+    beside: Callable = jnp.exp,
+) -> Callable:
+    """Returns the program of a row for one case, as a function of its float inputs.
+
+    Args:
+        row: The row.
+        case: A key of `CASES`.
+        dtype: The compute dtype.
+        enter: Makes a 16-bit input of an argument.
+        beside: Makes the float32 value that stands next to a 16-bit one, if it is no parameter.
+    """
     low = _in_16_bits(case, len(row.shapes))
     program = row.program(dtype)
 
     def prepared(i: int, x: jax.Array) -> jax.Array:
         if low[i]:
-            return x if arguments else through_a_dot(x)
-        # Next to a 16-bit value stands a float32 value of the program, or a parameter.
-        return jnp.exp(x) if any(low) and i not in row.params else x
+            return enter(x)
+        return beside(x) if any(low) and i not in row.params else x
 
-    def fn(*xs: jax.Array) -> jax.Array:
-        return program(*(prepared(i, x) for i, x in enumerate(xs)))
+    return lambda *xs: program(*(prepared(i, x) for i, x in enumerate(xs)))
 
+
+def _got(row: Row, case: str, dtype: str, arguments: bool) -> str:
+    fn = function_of(row, case, dtype, (lambda x: x) if arguments else through_a_dot)
+    low = _in_16_bits(case, len(row.shapes))
     declared = "float64" if case == "all_f64" else "float32"
     with jax.enable_x64(case == "all_f64"):
         args = [

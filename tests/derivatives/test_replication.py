@@ -7,6 +7,7 @@ import pytest
 
 from jmp_autocast import autocast
 from jmp_autocast.interpreters.compat import jaxpr_as_fun
+from tests.support.compiler_programs import COMBINATIONS, cast
 from tests.support.jaxprs import assert_dots_run_in, find, trace
 from tests.support.numerics import normal, relative_error
 
@@ -46,11 +47,13 @@ REPLICATED = {
 }
 
 
+@pytest.mark.parametrize(("dtype", "level"), COMBINATIONS)
 @pytest.mark.parametrize(("loss", "tree"), REPLICATED.values(), ids=REPLICATED)
-def test_the_gradient_of_a_replicated_parameter_sums_in_float32(loss, tree):
+def test_the_gradient_of_a_replicated_parameter_sums_in_float32(loss, tree, dtype, level):
+    """In bfloat16 half of it would be lost."""
     data = exact_inputs()
-    jaxpr = trace(jax.grad(autocast(loss, compute_dtype=jnp.bfloat16)), tree, data)
-    assert_dots_run_in("bfloat16", jaxpr)
+    jaxpr = trace(jax.grad(cast(loss, dtype, level)), tree, data)
+    assert_dots_run_in(dtype, jaxpr)
     sums = [e for e in find(jaxpr, "reduce_sum", "scatter-add") if ROWS in e.invars[-1].aval.shape]
     assert sums
     assert {e.invars[-1].aval.dtype.name for e in sums} == {"float32"}

@@ -111,9 +111,11 @@ def _shown(x: Any) -> str:
     return f"jnp.array({text}, {x.dtype.name!r}).reshape({x.shape})"
 
 
-def make_case(seed: int, index: int) -> tuple[Case, np.random.Generator]:
+def make_case(
+    seed: int, index: int, size: tuple[int, int] = (3, 9)
+) -> tuple[Case, np.random.Generator]:
     """Program number ``index`` of a campaign; equal numbers give equal cases."""
-    program = generate((seed, index))
+    program = generate((seed, index), size)
     rng = np.random.default_rng((seed, index, 1))
     setting = draw_setting(rng)
     args = draw_arguments(program, rng)

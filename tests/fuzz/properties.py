@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import warnings
@@ -13,10 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmp_autocast import Policy, autocast
+from tests.support.jaxprs import find
 
 from .comparison import Bound, Unsupported, as_numbers, compile_quickly, interpreted
 from .error_model import Precision
 from .program import Program, jax_settings
+
+LOW = ("float16", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,6 +272,35 @@ def _shuffled(x: Any, rng: Any) -> Any:
     return -found if jnp.issubdtype(x.dtype, np.floating) and rng.random() < 0.5 else found
 
 
+def disabled(case: Case) -> None:
+    """With ``enabled=False`` the program is the plain one."""
+    found = trace(autocast(case.plain, enabled=False), *case.args)
+    _same_text(trace(case.plain, *case.args), found, "disabled")
+
+
+def untouched(case: Case) -> None:
+    """What is neither float32 nor 16 bits is cast where the program casts it, and only there."""
+    if "autocast(" in case.program.text():
+        raise Unsupported("an inner autocast casts, too")
+    plain, found = (_foreign_casts(t.jaxpr) for t in (trace(case.plain, *case.args), case.traced()))
+    if plain != found:
+        raise Broken(f"untouched: casts {plain}, then {found}")
+
+
+def _foreign_casts(jaxpr: Any) -> collections.Counter[tuple[str, str]]:
+    """Casts from or to a dtype that autocast never touches; a float32 or 16-bit end is "float"."""
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    for eqn in find(jaxpr, "convert_element_type"):
+        names = (str(eqn.invars[0].aval.dtype), str(eqn.outvars[0].aval.dtype))
+        source, target = ("float" if n in ("float32", *LOW) else n for n in names)
+        # A number cast to float may be cast to two of them.
+        if source != target and not (
+            source.startswith(("bool", "int", "uint")) and target == "float"
+        ):
+            counts[source, target] += 1
+    return counts
+
+
 def leaks(case: Case) -> None:
     """No tracer outlives the trace."""
     with jax.checking_leaks():
@@ -283,6 +316,8 @@ PROPERTIES: dict[str, Callable[[Case], None]] = {
     "idempotent": idempotent,
     "batched": batched,
     "compiled": compiled,
+    "disabled": disabled,
+    "untouched": untouched,
     "leaks": leaks,
     "deterministic": deterministic,
     "without_jit": without_jit,
@@ -296,6 +331,8 @@ SHARES = {
     "idempotent": 0.15,
     "batched": 0.1,
     "compiled": 0.08,
+    "disabled": 0.1,
+    "untouched": 0.3,
     "leaks": 0.05,
     "deterministic": 0.05,
     "without_jit": 0.03,

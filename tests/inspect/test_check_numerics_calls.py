@@ -5,7 +5,6 @@ import gc
 import weakref
 
 import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,22 +13,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jmp_autocast import autocast, check_numerics
-from tests.fuzz.test_properties import examples
-from tests.support.random_programs import arguments, as_function, programs
+from tests.fuzz.program import jax_settings
+from tests.fuzz.strategies import cases, examples
 
 X = np.array([1.0, 0.5, 4.0], np.float32)
-
-
-def concrete(args, seed):
-    """Arrays in place of shapes."""
-    random = np.random.default_rng(seed)
-
-    def array(x):
-        if not isinstance(x, jax.ShapeDtypeStruct):
-            return x
-        return jnp.asarray(random.standard_normal(x.shape) * 3).astype(x.dtype)
-
-    return jax.tree.map(array, args)
 
 
 def wide(x):
@@ -37,28 +24,30 @@ def wide(x):
 
 
 @examples(8)
-@hypothesis.given(programs(exclude={"inner_autocast"}, size=4), arguments(), st.integers(0, 9))
-def test_results_are_bit_for_bit_those_of_single_equations(jit_caches, program, args, seed):
-    """Of programs that nest structures, with static leaves among arguments and results."""
-    fn, args = as_function(program), concrete(args, seed)
-    found, report = check_numerics(fn, mode="collect")(*args)
-    with jax.disable_jit():
-        one_by_one = fn(*args)
-    assert jax.tree.structure(found) == jax.tree.structure(one_by_one)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(one_by_one), strict=True):
-        if hasattr(theirs, "dtype"):
-            np.testing.assert_array_equal(wide(ours), wide(theirs))
-        else:
-            assert (type(ours), ours) == (type(theirs), theirs)
+@hypothesis.given(cases(size=4, without=["autocast(", "jax.random"]))
+def test_results_are_bit_for_bit_those_of_single_equations(case):
+    """Of programs that nest structures; XLA chooses the order of the sums in a product."""
+    sums = ("@", "dot", "einsum", "conv", "linalg", "fft", "mean", "sum", "softmax")
+    exact = not any(text in case.program.text() for text in sums)
+    with jax_settings(case.program.x64):
+        found, report = check_numerics(case.plain, mode="collect")(*case.args)
+        with jax.disable_jit():
+            one_by_one = case.plain(*case.args)
+    for ours, theirs in zip(found, one_by_one, strict=True):
+        ours, theirs = wide(ours), wide(theirs)
+        finite = np.abs(theirs[np.isfinite(theirs)])
+        atol = 0 if exact else 1e-5 * finite.max(initial=0)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
     assert all(row.runs == 1 for row in report.rows if not row.inside)
 
 
 @examples(15)
-@hypothesis.given(programs(), arguments())
-def test_types_are_those_of_the_function(jit_caches, program, args):
+@hypothesis.given(cases())
+def test_types_are_those_of_the_function(case):
     """Weak types as well."""
-    fn = as_function(program)
-    assert jax.eval_shape(check_numerics(fn), *args) == jax.eval_shape(fn, *args)
+    with jax_settings(case.program.x64):
+        found = jax.eval_shape(check_numerics(case.plain), *case.args)
+        assert found == jax.eval_shape(case.plain, *case.args)
 
 
 def test_a_weak_type_stays():

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import NumericsReport, check_numerics
+from jmp_autocast import check_numerics
+from jmp_autocast.inspect import NumericsReport
 from jmp_autocast.inspect.measure.numerics_probe import (
     INFINITY,
     NEVER,

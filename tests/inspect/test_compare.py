@@ -12,8 +12,8 @@ from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast, compare, full_precision
 from jmp_autocast.inspect.measure.error_probe import COMPUTED, ErrorProbe, distance
-from tests.fuzz.test_properties import COMPUTE_DTYPES, examples
-from tests.support.random_programs import arguments, as_function, programs
+from tests.fuzz.program import jax_settings
+from tests.fuzz.strategies import cases, examples
 
 W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32) / 3
 X = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
@@ -142,6 +142,29 @@ def test_cotangents_that_vanish_in_float16_are_named():
     assert comparison.gradients["0"].error == pytest.approx(1.0)
 
 
+def transposed(w, x):
+    return jnp.sum(jnp.tanh(x @ w.T))
+
+
+def transposed_in_a_call(w, x):
+    return jnp.sum(jnp.tanh(x @ jax.jit(jnp.transpose)(w)))
+
+
+def in_a_call_that_is_kept(w, x):
+    with full_precision():
+        y = jax.jit(lambda x: jnp.sin(x) * 2.0)(x @ w.T)
+    return jnp.sum(jnp.tanh(y @ w))
+
+
+@pytest.mark.parametrize("fn", [transposed, transposed_in_a_call, in_a_call_that_is_kept])
+def test_both_programs_have_the_same_cotangents(fn):
+    """Also where a weight is moved before it is read, and where a call is left alone."""
+    comparison = compare(fn, W, X, policy=BF16, argnums=0)
+    made = [row.primitive for row in compare(fn, W, X, policy=BF16).rows]
+    assert sorted(row.primitive for row in comparison.cotangents) == sorted(made)
+    assert all(row.error < 0.1 for row in comparison.cotangents)
+
+
 def test_scopes_are_the_modules_of_flax():
     class Net(nn.Module):
         @nn.compact
@@ -204,17 +227,10 @@ def test_the_worst_run_is_kept():
 
 
 @examples(5)
-@hypothesis.given(programs(exclude={"inner_autocast"}), arguments(), COMPUTE_DTYPES)
-def test_random_programs_are_compared(jit_caches, program, args, dtype):
-    fn = as_function(program)
-    rng = np.random.default_rng(0)
-
-    def array(x):
-        if not isinstance(x, jax.ShapeDtypeStruct):
-            return x
-        return jnp.asarray(rng.integers(-3, 4, x.shape)).astype(x.dtype)
-
-    comparison = compare(autocast(fn, compute_dtype=dtype), *jax.tree.map(array, args))
+@hypothesis.given(cases(without=["autocast("]))
+def test_random_programs_are_compared(case):
+    with jax_settings(case.program.x64):
+        comparison = compare(case.cast, *case.args)
     for row in comparison.rows:
         assert row.computed in COMPUTED
         assert row.introduced >= 0

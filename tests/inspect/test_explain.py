@@ -14,14 +14,16 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
-from jmp_autocast.inspect.report.jaxprs import contraction_in, count_casts, jaxprs_of
+from jmp_autocast.inspect.report.jaxprs import count_casts
 from jmp_autocast.inspect.report.reason_texts import EXPLANATIONS
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan.data import ReasonCode
+from jmp_autocast.interpreters.primitives.accumulate import contraction_in
+from jmp_autocast.interpreters.primitives.structure import bodies
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
-from tests.fuzz.test_properties import COMPUTE_DTYPES, examples
+from tests.fuzz.program import jax_settings
+from tests.fuzz.strategies import cases, examples
 from tests.support.jaxprs import trace
-from tests.support.random_programs import arguments, as_function, programs
 
 # What rewriting adds or takes away: casts, views, copies, and the movements of copies.
 ADDED = DATA_MOVEMENT | STRUCTURAL | {"convert_element_type", "optimization_barrier", "copy"}
@@ -41,7 +43,7 @@ def emitted(jaxpr):
             continue
         if eqn.primitive.name not in ADDED and eqn.primitive.name != "source_view":
             yield eqn.primitive.name, dtypes_of(eqn.invars), dtypes_of(eqn.outvars)
-        for inner in jaxprs_of(eqn):
+        for inner in (body.jaxpr for body in bodies(eqn)):
             yield from emitted(inner)
 
 
@@ -99,9 +101,10 @@ def test_the_dtypes_are_those_of_the_program_that_runs(name, level, dtype):
 
 
 @examples(60)
-@hypothesis.given(programs(exclude={"inner_autocast"}), arguments(), COMPUTE_DTYPES)
-def test_the_dtypes_are_those_of_random_programs(jit_caches, program, args, dtype):
-    assert_rows_are_what_runs(autocast(as_function(program), compute_dtype=dtype), *args)
+@hypothesis.given(cases(without=["autocast("]))
+def test_the_dtypes_are_those_of_random_programs(case):
+    with jax_settings(case.program.x64):
+        assert_rows_are_what_runs(case.cast, *case.args)
 
 
 def test_shapes_stand_for_arrays():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, Policy, autocast, explain, full_precision
-from tests.fuzz.test_properties import COMPUTE_DTYPES, examples
-from tests.support.random_programs import arguments, as_function, programs
+from jmp_autocast import BF16, Policy, explain, full_precision
+from tests.fuzz.program import jax_settings
+from tests.fuzz.strategies import cases, examples
 
 W = np.ones((4, 4), np.float32)
 X = np.ones((2, 4), np.float32)
@@ -218,9 +218,11 @@ def follow(rows, row):
 
 
 @examples(60)
-@hypothesis.given(programs(exclude={"inner_autocast"}), arguments(), COMPUTE_DTYPES)
-def test_links_of_random_programs(jit_caches, program, args, dtype):
-    rows = explain(autocast(as_function(program), compute_dtype=dtype), *args).rows
+@hypothesis.given(cases(without=["autocast("]))
+def test_links_of_random_programs(case):
+    dtype = case.setting.policy.compute_dtype.name
+    with jax_settings(case.program.x64):
+        rows = explain(case.cast, *case.args).rows
     for index, row in enumerate(rows):
         assert row.index == index
         links = zip(row.operand_rows, row.operand_inputs, row.operand_sources, strict=True)

@@ -51,7 +51,6 @@ def test_it_casts_by_hand():
 
 LOST = {
     "level": BF16.with_level("compute"),
-    "residuals": Policy("bfloat16", residuals="compute"),
     "dot_output": Policy("bfloat16", dot_output="consumer"),
     "rules": BF16.with_rules({"tanh": CastPolicy.FP32}),
     "scopes": BF16.with_scopes({"*/norm": "float32"}),

@@ -90,23 +90,6 @@ def test_disabled_runs_the_function_itself():
     assert net.calls[...] == 1
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "make"),
-    [
-        (TypeError, "takes a callable", lambda: autocast(3)),
-        (ValueError, "float32", lambda: autocast(loss_fn, compute_dtype="float32")),
-        (ValueError, "float32", lambda: autocast(compute_dtype="float32")),
-        (TypeError, "params", lambda: autocast(loss_fn, params="0/kernel")),
-        (ValueError, "out of range", lambda: autocast(loss_fn, params=2)),
-        (ValueError, "out of range", lambda: autocast(lambda *a: a[0], params=2)(X)),
-        (ValueError, "output_dtype", lambda: autocast(loss_fn, output_dtype="float64")),
-    ],
-)
-def test_wrong_options(error, match, make):
-    with pytest.raises(error, match=match):
-        make()
-
-
 def test_plain_autocast_takes_modules_that_do_not_change():
     net = nnx.clone(tower())
     plain = functools.partial(jmp_autocast.autocast, compute_dtype=jnp.bfloat16)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import errors, nnx
 
-from jmp_autocast.integrations.nnx_checks import same_structure
+from jmp_autocast.integrations.flax_compat import same_structure
 from tests.support.jaxprs import assert_dots_run_in, trace
 from tests.support.nnx_models import X, bf16
 

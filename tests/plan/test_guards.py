@@ -62,33 +62,41 @@ def test_literals_that_a_dtype_cannot_hold(value, float16, bfloat16):
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("value", "policy", "expected"),
     [
-        (X, LOW),
-        (np.where(MASK, 0, -np.inf).astype(np.float32), LOW),
-        (np.triu(np.full((4, 4), LOWEST, np.float32)), FULL),
-        (np.triu(np.full((4, 4), -1e30, np.float32)), LOW),
-        (np.zeros((0, 4), np.float32), LOW),
+        (X, BF16, LOW),
+        (np.where(MASK, 0, -np.inf).astype(np.float32), BF16, LOW),
+        (np.triu(np.full((4, 4), LOWEST, np.float32)), BF16, FULL),
+        (np.triu(np.full((4, 4), -1e30, np.float32)), BF16, LOW),
+        (np.zeros((0, 4), np.float32), BF16, LOW),
+        (X * np.float32(60_000), FP16, F16),
+        (X * np.float32(70_000), FP16, FULL),
+        (np.where(MASK, 70_000, -np.inf).astype(np.float32), FP16, FULL),
     ],
-    ids=["ones", "infinite", "lowest", "large", "empty"],
+    ids=["ones", "infinite", "lowest", "large", "empty", "f16", "beyond_f16", "beyond_and_inf"],
 )
-def test_the_range_of_a_constant(value, expected):
+def test_the_range_of_a_constant(value, policy, expected):
     rows = len(value)
-    equation = planned(plan_of(low(lambda h: h[:rows] + jnp.asarray(value)), X), "add")
+    plan = plan_of(low(lambda h: h[:rows] + jnp.asarray(value)), X, policy=policy)
+    equation = planned(plan, "add")
     assert equation.results[0].dtype == expected
     assert equation.reason.code is (
         ReasonCode.LITERAL if expected == FULL else ReasonCode.PROMOTE_LOW
     )
 
 
+MOVED = [lambda w: w, lambda w: w.T[::-1], jax.jit(lambda w: w.reshape(4, 4))]
+
+
 @pytest.mark.parametrize(
     ("policy", "value", "expected"),
     [(FP16, 60_000, F16), (FP16, 70_000, FULL), (BF16, 70_000, LOW), (BF16, LOWEST, LOW)],
 )
-def test_the_range_of_a_constant_in_a_matmul(policy, value, expected):
+@pytest.mark.parametrize("moved", MOVED, ids=["as_it_is", "moved", "through_jit"])
+def test_the_range_of_a_constant_in_a_matmul(moved, policy, value, expected):
     """What exceeds bfloat16 makes a product exceed float32, so only float16 is guarded."""
     constant = jnp.asarray(X * np.float32(value))
-    equation = planned(plan_of(lambda x: x @ constant, X, policy=policy), "dot_general")
+    equation = planned(plan_of(lambda x: x @ moved(constant), X, policy=policy), "dot_general")
     assert equation.results[0].dtype == expected
     assert equation.reason.code is (
         ReasonCode.LITERAL if expected == FULL else ReasonCode.LOWER_PRECISION
@@ -186,29 +194,6 @@ COORDINATES = {
 def test_a_product_with_coordinates_is_float32(fn):
     equation = planned(plan_of(fn, X), "dot_general")
     assert (equation.reason.code, equation.results[0].dtype) == (ReasonCode.COORD, FULL)
-
-
-ANGLES = {
-    "multiply": lambda t, f: t[:, None] * f[None],
-    "einsum": lambda t, f: jnp.einsum("i,j->ij", t, f),
-    "outer": jnp.outer,
-    "matmul": lambda t, f: t[:, None] @ f[None],
-}
-
-
-@pytest.mark.parametrize("angles", ANGLES.values(), ids=ANGLES)
-def test_rotary_embedding_at_position_65536(angles):
-    """Angles, sines and cosines are float32, however the angles are made."""
-
-    def rotate(x, f):
-        h = x @ x
-        angle = angles(lax.iota(jnp.float32, 4) + 65_533.0, f)
-        return h * jnp.cos(angle) + h[..., ::-1] * jnp.sin(angle)
-
-    plan = plan_of(rotate, X, np.ones(4, np.float32))
-    assert planned(plan, "cos").results[0].dtype == FULL
-    assert planned(plan, "sin").results[0].dtype == FULL
-    assert planned(plan, "cos").operands == planned(plan, "sin").operands == (None,)
 
 
 @pytest.mark.parametrize(("policy", "dtype"), [(FP16, "float32"), (BF16, "bfloat16")])

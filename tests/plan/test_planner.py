@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from jmp_autocast import BF16, autocast, full_precision
-from jmp_autocast.interpreters import Planner, ReasonCode as Code, Source, ValueState, Want
+from jmp_autocast import BF16, FP16, autocast, full_precision
+from jmp_autocast.interpreters import Planner, ReasonCode, Source, ValueState, Want
 from jmp_autocast.interpreters.plan.data import Demand, float_dtype
 from tests.support.jaxprs import find, trace
 from tests.support.plans import (
@@ -67,110 +67,116 @@ def branching(first, second):
 
 
 REASONS = {
-    "matmul": (low(lambda h: h @ h), "dot_general", Code.LOWER_PRECISION, LOW),
-    "vector_product": (low(lambda h: h[0] @ h[1]), "dot_general", Code.PROMOTE_LOW, LOW),
-    "leaf_moved": (lambda x: x.T @ x, "transpose", Code.SOURCE, FULL),
-    "leaves_alone": (lambda x: jnp.sin(jnp.asarray(X)), "sin", Code.SOURCE, FULL),
-    "data_votes": (lambda x: x + x, "add", Code.PROMOTE_FULL, FULL),
-    "folded": (lambda x: x * lax.sqrt(np.float32(2)), "sqrt", Code.SOURCE, FULL),
-    "exp": (low(jnp.exp), "exp", Code.FP32, FULL),
-    "sum": (low(jnp.sum), "reduce_sum", Code.FP32, FULL),
-    "negative_power": (low(lambda h: lax.integer_pow(h, -2)), "integer_pow", Code.FP32, FULL),
-    "positive_power": (low(lambda h: h**3), "integer_pow", Code.PROMOTE_LOW, LOW),
-    "reciprocal": (low(lambda h: 1 / h), "div", Code.FP32, FULL),
-    "zero_over": (low(lambda h: 0.0 / h), "div", Code.PROMOTE_LOW, LOW),
+    "matmul": (low(lambda h: h @ h), "dot_general", ReasonCode.LOWER_PRECISION, LOW),
+    "vector_product": (low(lambda h: h[0] @ h[1]), "dot_general", ReasonCode.PROMOTE_LOW, LOW),
+    "leaf_moved": (lambda x: x.T @ x, "transpose", ReasonCode.SOURCE, FULL),
+    "leaves_alone": (lambda x: jnp.sin(jnp.asarray(X)), "sin", ReasonCode.SOURCE, FULL),
+    "data_votes": (lambda x: x + x, "add", ReasonCode.PROMOTE_FULL, FULL),
+    "folded": (lambda x: x * lax.sqrt(np.float32(2)), "sqrt", ReasonCode.SOURCE, FULL),
+    "exp": (low(jnp.exp), "exp", ReasonCode.FP32, FULL),
+    "sum": (low(jnp.sum), "reduce_sum", ReasonCode.FP32, FULL),
+    "negative_power": (low(lambda h: lax.integer_pow(h, -2)), "integer_pow", ReasonCode.FP32, FULL),
+    "positive_power": (low(lambda h: h**3), "integer_pow", ReasonCode.PROMOTE_LOW, LOW),
+    "reciprocal": (low(lambda h: 1 / h), "div", ReasonCode.FP32, FULL),
+    "zero_over": (low(lambda h: 0.0 / h), "div", ReasonCode.PROMOTE_LOW, LOW),
     "weak_type_dropped": (
         lambda x: (weak := lax.broadcast(2.0, (4, 4))) @ weak * x[0, 0],
         "convert_element_type",
-        Code.STRUCTURAL,
+        ReasonCode.STRUCTURAL,
         LOW,
     ),
-    "promote_low": (low(lambda h: h * jnp.tanh(h)), "mul", Code.PROMOTE_LOW, LOW),
-    "promote_full": (low(lambda h: h * jnp.exp(h)), "mul", Code.PROMOTE_FULL, FULL),
-    "keep": (low(lambda h: lax.nextafter(h, h)), "nextafter", Code.KEEP, FULL),
-    "unknown": (low(unknown.bind), unknown.name, Code.UNKNOWN, FULL),
-    "no_float": (lambda x: lax.iota(jnp.int32, 4), "iota", Code.NO_FLOAT, None),
-    "scope": (low(with_scope), "mul", Code.SCOPE, FULL),
-    "user_cast": (low(lambda h: h.astype(F16)), "convert_element_type", Code.USER_CAST, F16),
+    "promote_low": (low(lambda h: h * jnp.tanh(h)), "mul", ReasonCode.PROMOTE_LOW, LOW),
+    "promote_full": (low(lambda h: h * jnp.exp(h)), "mul", ReasonCode.PROMOTE_FULL, FULL),
+    "keep": (low(lambda h: lax.nextafter(h, h)), "nextafter", ReasonCode.KEEP, FULL),
+    "unknown": (low(unknown.bind), unknown.name, ReasonCode.UNKNOWN, FULL),
+    "no_float": (lambda x: lax.iota(jnp.int32, 4), "iota", ReasonCode.NO_FLOAT, None),
+    "scope": (low(with_scope), "mul", ReasonCode.SCOPE, FULL),
+    "user_cast": (low(lambda h: h.astype(F16)), "convert_element_type", ReasonCode.USER_CAST, F16),
     "other_half": (
         low(lambda h: lax.sin(h.astype(F16))),
         "sin",
-        Code.DOMAIN,
+        ReasonCode.DOMAIN,
         F16,
     ),
     "complex": (
         low(lambda h: lax.sort((h, lax.complex(h, h)), num_keys=1)),
         "sort",
-        Code.DOMAIN,
+        ReasonCode.DOMAIN,
         FULL,
     ),
     "integers": (
         lambda x: lax.dot(x.astype(jnp.int32), x, preferred_element_type=jnp.float32),
         "dot_general",
-        Code.DOMAIN,
+        ReasonCode.DOMAIN,
         FULL,
     ),
     "highest": (
         lambda x: jnp.dot(x, x, precision="highest"),
         "dot_general",
-        Code.USER_PRECISION,
+        ReasonCode.USER_PRECISION,
         FULL,
     ),
     "algorithm": (
         lambda x: jnp.dot(x, x, precision="BF16_BF16_F32_X3"),
         "dot_general",
-        Code.USER_PRECISION,
+        ReasonCode.USER_PRECISION,
         FULL,
     ),
-    "literal": (low(lambda h: h + LOWEST), "add", Code.LITERAL, FULL),
-    "coordinates": (positions(65_536), "dot_general", Code.COORD, FULL),
-    "few_coordinates": (positions(256), "dot_general", Code.COORD, FULL),
-    "feeder": (low(lambda h: jnp.exp(h - jnp.sin(h))), "sub", Code.FEEDER, FULL),
-    "low_carry": (low(loop), "scan", Code.STRUCTURAL, LOW),
-    "carry_of_data": (loop, "scan", Code.CARRY, FULL),
-    "accumulator": (low(running_sum), "scan", Code.CARRY_ACCUMULATOR, FULL),
-    "narrowed": (low(lambda h: jnp.exp(h).T @ h), "transpose", Code.CLEAR_NARROW, LOW),
+    "literal": (low(lambda h: h + LOWEST), "add", ReasonCode.LITERAL, FULL),
+    "coordinates": (positions(65_536), "dot_general", ReasonCode.COORD, FULL),
+    "few_coordinates": (positions(256), "dot_general", ReasonCode.COORD, FULL),
+    "feeder": (low(lambda h: jnp.exp(h - jnp.sin(h))), "sub", ReasonCode.FEEDER, FULL),
+    "low_carry": (low(loop), "scan", ReasonCode.STRUCTURAL, LOW),
+    "carry_of_data": (loop, "scan", ReasonCode.CARRY, FULL),
+    "accumulator": (low(running_sum), "scan", ReasonCode.CARRY_ACCUMULATOR, FULL),
+    "narrowed": (low(lambda h: jnp.exp(h).T @ h), "transpose", ReasonCode.CLEAR_NARROW, LOW),
     "broadcast_before_a_matmul": (
         low(lambda h: jnp.broadcast_to(jnp.sum(h, 0), (4, 4)) @ h),
         "broadcast_in_dim",
-        Code.PROMOTE_FULL,
+        ReasonCode.PROMOTE_FULL,
         FULL,
     ),
     "larger_of_two": (
         low(lambda h: jnp.maximum(jnp.exp(h), jnp.log(h)) @ h),
         "max",
-        Code.PROMOTE_FULL,
+        ReasonCode.PROMOTE_FULL,
         FULL,
     ),
     "row_of_a_buffer": (
         low(lambda h: lax.slice_in_dim(jnp.exp(h), 0, 1) @ h),
         "slice",
-        Code.PROMOTE_FULL,
+        ReasonCode.PROMOTE_FULL,
         FULL,
     ),
     "denominator": (
         low(lambda h: jnp.exp(h) / lax.logistic(h)),
         "logistic",
-        Code.LOG_GUARD,
+        ReasonCode.LOG_GUARD,
         FULL,
     ),
     "numerator": (
         low(lambda h: lax.logistic(h) / jnp.exp(h)),
         "logistic",
-        Code.PROMOTE_LOW,
+        ReasonCode.PROMOTE_LOW,
         LOW,
     ),
-    "branches_read_in_both": (low(branching(jnp.exp, square)), "sub", Code.PROMOTE_LOW, LOW),
+    "rows_before_a_matmul": (
+        low(lambda h: jnp.exp(h)[np.array([0, 0, 1, 1])] @ h),
+        "gather",
+        ReasonCode.PROMOTE_FULL,
+        FULL,
+    ),
+    "branches_read_in_both": (low(branching(jnp.exp, square)), "sub", ReasonCode.PROMOTE_LOW, LOW),
     "branches_read_in_either": (
         low(branching(square, jnp.exp)),
         "sub",
-        Code.PROMOTE_LOW,
+        ReasonCode.PROMOTE_LOW,
         LOW,
     ),
-    "branches_read_in_float32": (low(branching(jnp.exp, jnp.log)), "sub", Code.FEEDER, FULL),
-    "while": (low(while_loop), "while", Code.CARRY, FULL),
-    "branches_disagree": (low(disagreeing), "cond", Code.BRANCH_JOIN, FULL),
-    "branches_agree": (low(agreeing), "cond", Code.STRUCTURAL, LOW),
+    "branches_read_in_float32": (low(branching(jnp.exp, jnp.log)), "sub", ReasonCode.FEEDER, FULL),
+    "while": (low(while_loop), "while", ReasonCode.CARRY, FULL),
+    "branches_disagree": (low(disagreeing), "cond", ReasonCode.BRANCH_JOIN, FULL),
+    "branches_agree": (low(agreeing), "cond", ReasonCode.STRUCTURAL, LOW),
 }
 
 
@@ -180,10 +186,10 @@ def test_reasons(fn, primitive, code, dtype):
     assert equation.reason.code is code
     assert equation.results[0].dtype == dtype
     assert equation.reason.cause or code in (
-        Code.LOWER_PRECISION,
-        Code.FP32,
-        Code.STRUCTURAL,
-        Code.NO_FLOAT,
+        ReasonCode.LOWER_PRECISION,
+        ReasonCode.FP32,
+        ReasonCode.STRUCTURAL,
+        ReasonCode.NO_FLOAT,
     )
 
 
@@ -290,6 +296,15 @@ WEAK = {
     "arithmetic": lambda h, m: h * (1 / jnp.sqrt(jnp.float32(64.0))),
     "pad": lambda h, m: jnp.pad(h, 1),
     "leaky_relu": lambda h, m: jax.nn.leaky_relu(h),
+    "gelu": lambda h, m: jax.nn.gelu(h),
+    "gelu_exact": lambda h, m: jax.nn.gelu(h, approximate=False),
+    "silu": lambda h, m: jax.nn.silu(h),
+    "where_under_jit": lambda h, m: jax.jit(lambda h: jnp.where(h > 0, h, 0.5))(h),
+    "where_of_literals": lambda h, m: jnp.where(m, 1.0, -2.0) * h,
+    "zeros": lambda h, m: h + jnp.zeros(()),
+    "number": lambda h, m: h * np.float32(0.7),
+    "bool": lambda h, m: h * (h > 0).astype(jnp.float32),
+    "dropout": lambda h, m: jnp.where(m, h / 0.5, jnp.zeros_like(h)),
 }
 
 
@@ -392,7 +407,7 @@ UNCHANGED = {
     "softmax": jax.nn.softmax,
     "custom_jvp": lambda x: jax.nn.relu(x) + jax.nn.softplus(x),
     "jit": lambda x: jax.jit(lambda x, y: x * y)(x, 2.0 * x),
-    "scan": lambda x: loop(x),
+    "scan": running_sum,
     "while": while_loop,
     "cond": disagreeing,
     "remat": jax.checkpoint(lambda x: jnp.sin(jnp.cos(x))),
@@ -403,14 +418,19 @@ UNCHANGED = {
     "masks": lambda x: jnp.where(MASK, x, LOWEST),
     "highest": lambda x: jnp.dot(x, x, precision="highest"),
     "random": lambda x: x + jax.random.normal(jax.random.key(0), (4, 4)),
+    "large_arange": lambda x: x[:, :3] + jnp.arange(70_000.0, 70_003.0),
+    "large_iota": lambda x: lax.iota(jnp.float32, 70_000)[x[0].astype(jnp.int32)],
+    "take": lambda x: jnp.take(x, jnp.arange(2) + 0, axis=0),
+    "pool": lambda x: jnp.mean(x, (0, 1), keepdims=True),
 }
+LEVELS = ("tensor_cores", "o1", "compute")
 
 
+@pytest.mark.parametrize("policy", [FP16, *map(BF16.with_level, LEVELS)], ids=["f16", *LEVELS])
 @pytest.mark.parametrize("fn", UNCHANGED.values(), ids=UNCHANGED)
-def test_a_program_without_16_bit_operations_is_left_alone(fn):
-    assert plan_of(fn, X).identity
-    autocasted = trace(autocast(fn, compute_dtype=jnp.bfloat16), X)
-    assert str(autocasted) == str(trace(fn, X))
+def test_a_program_without_16_bit_operations_is_left_alone(fn, policy):
+    assert plan_of(fn, X, policy=policy).identity
+    assert str(trace(autocast(fn, policy=policy), X)) == str(trace(fn, X))
 
 
 def test_one_matmul_changes_a_plan():

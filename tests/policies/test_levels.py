@@ -147,33 +147,6 @@ def test_an_activation_is_narrowed_once_and_early():
     assert len(casts(jaxpr, "float32", "bfloat16")) == 2  # and the weight
 
 
-def test_a_concatenation_is_cast_after():
-    """Casting the two parts would be two casts for one."""
-    fn = autocast(
-        lambda w, x: jnp.concatenate([jnp.exp(x), jnp.log(x)]) @ w,
-        compute_dtype=jnp.bfloat16,
-        params=0,
-    )
-    (concatenate,) = find(trace(fn, W, X), "concatenate")
-    assert concatenate.outvars[0].aval.dtype == jnp.float32
-
-
-def test_only_the_activation_before_the_dot_is_narrowed():
-    """TensorFlow's chain: relu's before a float32 operation stay, those around a dot are low."""
-
-    def fn(w, x):
-        y = jax.nn.relu(jnp.sqrt(jax.nn.relu(jnp.exp(x))))
-        return jax.nn.relu(jnp.log(jax.nn.relu(y @ w)))
-
-    jaxpr = trace(autocast(fn, compute_dtype=jnp.bfloat16, params=0), W, X)
-    assert [e.outvars[0].aval.dtype.name for e in find(jaxpr, "max")] == [
-        "float32",
-        "bfloat16",
-        "bfloat16",
-        "float32",
-    ]
-
-
 def test_a_literal_that_does_not_fit_is_not_narrowed():
     fn = autocast(lambda w, x: jnp.maximum(jnp.exp(x), 1e-8) @ w, params=0)
     (maximum,) = find(trace(fn, W, X), "max")

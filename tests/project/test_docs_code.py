@@ -35,6 +35,7 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(name, tmp_path, monkey
     assert jax.config.values == before, "a page leaves JAX's settings as they are"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ALONE)
 def test_the_code_of_a_page_runs_in_a_process_of_its_own(name):
     status, said = follow(name)

@@ -101,6 +101,7 @@ def run_until_killed(arguments, step):
     return seen
 
 
+@pytest.mark.process
 def test_killed_and_resumed_run_ends_in_the_same_bits(example, tmp_path):
     arguments = [*TINY, "--steps", "160", "--growth-interval", "15"]
     whole = example.main([*arguments, "--output", str(tmp_path / "a")])

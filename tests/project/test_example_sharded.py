@@ -103,6 +103,7 @@ def outputs(start, tmp_path_factory):
     return one, two
 
 
+@pytest.mark.process
 def test_two_processes_train_as_one(outputs):
     results = [json.loads((output / "result.json").read_text()) for output in outputs]
     for name in ("scales", "skipped_steps", "low_flops"):
@@ -119,6 +120,7 @@ def test_two_processes_train_as_one(outputs):
             assert np.linalg.norm(array - two[path]) <= 1e-2 * np.linalg.norm(two[path]), path
 
 
+@pytest.mark.process
 def test_a_killed_process_ends_the_other_and_resuming_changes_nothing(outputs, start, tmp_path):
     first, second = start(2, tmp_path)
     seen = []

@@ -25,7 +25,7 @@ def example():
 
 def test_it_trains_with_the_policy_and_not_without(example, tmp_path, capsys):
     result = example.main([*TINY, "--output", str(tmp_path / "new" / "folder")])
-    assert {pin.scope for pin in result.report.pinned} == {"block_1/gate"}
+    assert {each.scope for each in result.report.kept} == {"block_1/gate"}
     assert (result.report.error_before, result.report.share_after) == (math.inf, 1.0)
     policy, picture = result.files
     assert Policy.load(policy) == result.report.policy

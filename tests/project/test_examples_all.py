@@ -1,12 +1,19 @@
 """Every example has options, says what it prints, runs with small sizes and leaves a picture."""
 
 import ast
+import importlib
 import json
+import pathlib
+import pickle
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from jmp_autocast import BF16, autocast, explain
 
 from .test_examples import EXAMPLES, load
 
@@ -43,9 +50,11 @@ def is_picture(path):
 
 
 def test_every_example_is_tested():
-    assert set(NAMES) == {*ELSEWHERE, *SMALL, "export_classifier"}
+    here = {"export_classifier", "fused_attention", "stochastic_rounding"}
+    assert set(NAMES) == {*ELSEWHERE, *SMALL, *here}
     for name, test in ELSEWHERE.items():
-        assert f'"{name}"' in (ROOT / "tests" / f"{test}.py").read_text(encoding="utf-8")
+        path = pathlib.Path(__file__).with_name(f"{test}.py")
+        assert f'"{name}"' in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,6 +121,64 @@ def test_an_exported_model_computes_the_same_elsewhere(tmp_path, capsys):
     assert "bfloat16" in capsys.readouterr().out
 
 
+# --- rules that emit a function --------------------------------------------------------------
+
+
+def test_one_cast_is_rounded_at_random_and_right_in_the_mean(tmp_path, capsys):
+    example = load("stochastic_rounding")
+    options = ["--steps", "200", "--weights", "512", "--output", str(tmp_path)]
+    full, nearest, random = example.main(options)
+    moved = 200 * example.UPDATE
+    assert abs(full.errors.mean()) < 1e-3 * moved
+    assert nearest.errors.mean() == pytest.approx(-moved, rel=1e-2)  # not one update arrived
+    # The standard error of the mean of 512 weights, each of which is off by 0.011.
+    assert abs(random.errors.mean()) < 4 * random.errors.std() / np.sqrt(512) < moved / 8
+    assert [result.derivative for result in (full, nearest, random)] == [1, 1, 1]
+    assert is_picture(tmp_path / "rounding.png")
+    assert "200/200" in capsys.readouterr().out
+
+
+def test_the_rounding_rule_replaces_one_cast_and_gives_the_same_bits_again():
+    example = load("stochastic_rounding")
+    fn = autocast(example.update_weights, policy=example.STOCHASTIC)
+    stored, update = jnp.ones(64, jnp.bfloat16), jnp.full(64, 1e-3)
+    rows = explain(example.update_weights, stored, update, policy=example.STOCHASTIC).rows
+    emitted = [row for row in rows if row.reason == "EMIT"]
+    assert [(row.scope, row.cause) for row in emitted] == [("store", "round_stochastically")]
+    first = fn(stored, update)
+    assert len(set(first.tolist())) == 2
+    np.testing.assert_array_equal(jax.jit(fn)(stored, update), first)
+    special = jnp.array([np.nan, np.inf, -np.inf, 0.0, -1.5])
+    rounded = example.round_stochastically(special).astype(jnp.float32)
+    np.testing.assert_array_equal(rounded, special)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("stochastic_rounding", "store_rule"), ("fused_attention", "attention_rule")],
+)
+def test_a_policy_with_a_rule_of_an_example_is_pickled(name, rule, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    policy = BF16.with_rules({"jit": getattr(importlib.import_module(name), rule)})
+    assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+def test_attention_is_replaced(tmp_path, capsys):
+    options = "--layers 1 --width 32 --heads 2 --context 64 --batch-size 2 --output".split()
+    example = load("fused_attention")
+    full, low, fused = example.main([*options, str(tmp_path)])
+    assert max(full.errors.values()) < 1e-5
+    for result in (low, fused):
+        assert result.loss == pytest.approx(full.loss, rel=1e-2)
+        assert 1e-5 < max(result.errors.values()) < 0.02
+    assert fused.kept < low.kept / 2
+    assert is_picture(tmp_path / "attention.png")
+    assert "3/3" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        example.main(["--width", "30"])
+    assert "--width must be a multiple of --heads" in capsys.readouterr().err
+
+
 # --- the notebook ---------------------------------------------------------------------------
 
 NOTEBOOK = EXAMPLES / "tour.ipynb"
@@ -124,6 +191,7 @@ def test_the_notebook_is_committed_without_outputs():
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
 
 
+@pytest.mark.process
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     command = [sys.executable, "-m", "tests.support.run_notebook", NOTEBOOK]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

@@ -41,6 +41,7 @@ def imported_with(module):
     return tuple(set(line.split()) for line in out.splitlines())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", ["jmp_autocast", *INTEGRATIONS_WITHOUT_A_LIBRARY])
 def test_no_optional_dependency_is_imported(module):
     new, everything = imported_with(module)

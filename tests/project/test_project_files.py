@@ -40,6 +40,7 @@ def test_every_yaml_file_parses():
     assert all(isinstance(read(path), dict) for path in paths)
 
 
+@pytest.mark.process
 def test_the_workflow_runs_sessions_of_nox_on_their_python(workflow):
     wanted = [(row["session"], row["python"]) for row in rows(workflow)]
     names = [name for name, _ in wanted]

@@ -99,5 +99,6 @@ def test_compare_measures_what_is_inside():
 
 
 def test_tune_finds_a_culprit_inside():
-    report = tune(program, X, X, policy=BF16, max_error=1e-7)
+    options = {"policy": BF16, "tolerance": 1e-6, "progress": False, "report": True}
+    _, report = tune(program, [(X, X)], **options)
     assert any("inside" in kept.scope for kept in report.kept)

@@ -77,7 +77,7 @@ def test_biases_scalars_and_literals_do_not_widen_activations():
 WITH_REDUCERS = {
     "scatter": lambda h: h.at[jnp.array([0, 1])].set(h[2:]),
     "scatter_add": lambda h: h.at[jnp.array([0, 0])].add(h[2:]),
-    "scatter_mul": lambda h: h.at[jnp.array([0, 0])].multiply(h[2:]),
+    "scatter_mul": lambda h: h.at[jnp.array([0, 1])].multiply(h[2:], unique_indices=True),
     "scatter_max": lambda h: h.at[jnp.array([0, 0])].max(h[2:]),
     "scatter_apply": lambda h: h.at[jnp.array([0, 1])].apply(jnp.tanh),
     "reduce": lambda h: lax.reduce(h, np.float32(0), lambda a, b: a + 2 * b, (0,)),
@@ -89,6 +89,11 @@ WITH_REDUCERS = {
     "segment_sum": lambda h: jax.ops.segment_sum(h, jnp.array([0, 1, 0, 1]), 2),
     "cumulative": lambda h: lax.cummax(lax.cumsum(h)) + lax.cumlogsumexp(h),
     "sort": lambda h: jnp.sort(h) + lax.top_k(h, 4)[0],
+    "sort_by_key": lambda h: lax.sort((h, h[::-1]), num_keys=1)[1],
+    "scatter_min": lambda h: h.at[jnp.array([0, 0])].min(h[2:]),
+    "solve": lambda h: jnp.linalg.solve(h + 4 * jnp.eye(4), h),
+    "inverse": lambda h: jnp.linalg.inv(h + 4 * jnp.eye(4)),
+    "reduce_precision": lambda h: lax.reduce_precision(h, 8, 7),
     "associative_scan": lambda h: lax.associative_scan(jnp.maximum, h),
 }
 
@@ -102,7 +107,10 @@ def test_primitives_that_carry_a_computation_compile(fn):
     np.testing.assert_allclose(out, expected, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("name", ["scatter", "scatter_add", "max_pool", "sum_pool"])
+WITHOUT_A_GRADIENT = {"reduce", "reduce_window", "scatter_apply"}
+
+
+@pytest.mark.parametrize("name", sorted({*WITH_REDUCERS} - WITHOUT_A_GRADIENT))
 def test_gradients_of_primitives_that_carry_a_computation_compile(name):
     x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
     loss = lambda x: jnp.sum(jnp.sin(WITH_REDUCERS[name](x @ x)))

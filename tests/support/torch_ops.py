@@ -1,36 +1,12 @@
-"""What the tests of PyTorch's op lists share: rows, arrays, and running them."""
-
-import dataclasses
-from collections.abc import Callable
+"""What the tests of PyTorch's ops share: arrays, and running functions of them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jmp_autocast import autocast
 
 DTYPES = ["bfloat16", "float16"]
-M, V = (4, 4), (4,)
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A JAX counterpart of an ATen op.
-
-    ``params``: arguments that PyTorch's op takes in with the product and that are parameters here.
-    ``narrows``: on 16-bit arguments jnp sums in float32 and then casts to their dtype by itself.
-    """
-
-    op: str
-    fn: Callable
-    shapes: tuple
-    params: tuple = ()
-    narrows: bool = False
-
-
-def by_name(rows):
-    return pytest.mark.parametrize("row", rows, ids=lambda row: row.op)
 
 
 def arrays(shapes):

@@ -17,7 +17,7 @@ def tuned(fn, batches, **options):
 
 
 def pins(report):
-    return [(pin.scope, pin.primitive) for pin in report.pinned]
+    return [(each.scope, each.primitive) for each in report.kept]
 
 
 def big_square(x, big=300.0):

@@ -45,7 +45,7 @@ VALUES = {
     "FP16": FP16,
     "rules": RULED,
     "scopes": BF16.with_scopes({"*/ln": "float32"}),
-    "fields": Policy("bfloat16", "float32", "compute", "promote", "consumer"),
+    "fields": Policy("bfloat16", "float32", "compute", "consumer"),
     "decision": Decision(policy=CastPolicy.FP32, output_dtype="bfloat16"),
     "member": CastPolicy.FP32_SET_OPT_DTYPE,
 }
@@ -134,6 +134,7 @@ def test_the_nnx_wrapper_of_a_module(through):
     np.testing.assert_array_equal(*kernels)
 
 
+@pytest.mark.process
 def test_a_spawned_process_of_64_bits(monkeypatch):
     """`jax_enable_x64` from the start; wrappers arrive there by name, with their options."""
     monkeypatch.setenv("JAX_ENABLE_X64", "1")

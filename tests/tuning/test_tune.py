@@ -58,10 +58,10 @@ def test_planted_overflows_among_2000_equations(culprits):
         policy, report = tuned(model, [(X,)], tolerance=0.05)
     assert pins(report) == [(f"block_{i}", "square") for i in sorted(culprits)]
     assert policy == keeping(FP16, pins(report))
-    assert report.runs <= run_bound(len(culprits), report.units)
+    assert report.runs <= run_bound(len(culprits), report.candidates)
     assert (report.error_before, report.share_after) == (math.inf, 1.0)
     assert report.error_after < 0.05
-    assert {pin.why for pin in report.pinned} == {"range"}
+    assert {each.why for each in report.kept} == {"range"}
 
 
 def keeping(policy, pinned):
@@ -106,8 +106,8 @@ def test_planted_culprits_whose_values_are_like_all_others(culprits, count):
         policy, report = tuned(model, [(X,)], tolerance=0.05, policy=BF16)
     assert pins(report) == [(f"block_{i}", "add") for i in sorted(culprits)]
     assert policy == keeping(BF16, pins(report))
-    assert report.runs <= run_bound(len(culprits), report.units)
-    assert {pin.why for pin in report.pinned} == {"search"}
+    assert report.runs <= run_bound(len(culprits), report.candidates)
+    assert {each.why for each in report.kept} == {"search"}
 
 
 # --- what is kept -----------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def outside_any_scope(x):
 def test_where_a_culprit_may_stand(fn, expected):
     policy, report = tuned(fn, [(X,)], tolerance=0.01)
     assert pins(report) == [expected]
-    assert "tests/support/tune_programs.py" in report.pinned[0].source
+    assert "tests/support/tune_programs.py" in report.kept[0].source
     out = autocast(fn, policy=policy)(X)
     np.testing.assert_allclose(out, fn(X), rtol=0.01)
     full = {r.scope for r in explain(fn, X, policy=policy).rows if r.primitive == "square"
@@ -179,7 +179,7 @@ def test_what_has_to_be_kept_together():
 def test_nothing_to_keep():
     policy, report = tuned(lambda x: jnp.tanh(x @ x), [(X,)], tolerance=0.01)
     assert policy == FP16
-    assert (report.runs, report.pinned) == (1, ())
+    assert (report.runs, report.kept) == (1, ())
     assert report.error_before == report.error_after > 0
 
 
@@ -209,7 +209,7 @@ def test_a_reduction_is_kept_in_its_own_form():
 def test_all_batches_count():
     batches = ((X * scale,) for scale in (0.01, 1.0, 0.02))  # consumed once
     model = in_scan
-    assert tuned(model, [(X * 0.01,)], tolerance=0.01)[1].pinned == ()
+    assert tuned(model, [(X * 0.01,)], tolerance=0.01)[1].kept == ()
     assert pins(tuned(model, batches, tolerance=0.01)[1]) == [("loop/step", "square")]
 
 
@@ -233,9 +233,9 @@ def loss(params, x):
 def test_gradients_are_outputs_too():
     """The loss is right, and its gradient, far below the range of a float16, is not."""
     params = {"w": jnp.full((2, 2), 0.1)}
-    assert tuned(loss, [(params, X)], tolerance=0.01)[1].pinned == ()
+    assert tuned(loss, [(params, X)], tolerance=0.01)[1].kept == ()
     policy, report = tuned(loss, [(params, X)], tolerance=0.01, argnums=0)
-    assert report.pinned
+    assert report.kept
     gradient = jax.grad(autocast(loss, policy=policy))(params, X)["w"]
     np.testing.assert_allclose(gradient, jax.grad(loss)(params, X)["w"], rtol=0.01)
 

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from jmp_autocast import BF16, Policy, TuneReport, tune
+from jmp_autocast import BF16, Policy, tune
+from jmp_autocast.inspect import TuneReport
 from tests.support import tune_worker
 from tests.support.tune_programs import (
     EYE,
@@ -43,8 +44,8 @@ def test_the_report(tmp_path, capsys):
     assert (tmp_path / "report.json").read_text("utf-8") == text
     data = json.loads(text)
     assert data["error_before"] == "inf"
-    assert data["pinned"][0]["primitive"] == "square"
-    assert data["pinned"][0]["largest"] == pytest.approx(72900)
+    assert data["kept"][0]["primitive"] == "square"
+    assert data["kept"][0]["largest"] == pytest.approx(72900)
 
 
 def test_a_policy_is_saved_and_loaded(tmp_path):
@@ -69,6 +70,7 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+@pytest.mark.process
 def test_a_search_that_was_killed_goes_on(tmp_path):
     log, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
     command = [sys.executable, "-m", "tests.support.tune_worker", str(log), "6"]
@@ -76,7 +78,7 @@ def test_a_search_that_was_killed_goes_on(tmp_path):
     child = subprocess.run(command, cwd=root, capture_output=True, timeout=300, check=False)
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     with log.open("ab") as file:
-        file.write(b'{"pinned": [1, 2')  # what a process leaves that is killed while it writes
+        file.write(b'{"kept": [1, 2')  # what a process leaves that is killed while it writes
     policy, report, calls = tune_worker.run(log)
     expected, expected_report, expected_calls = tune_worker.run(whole)
     assert policy == expected
@@ -122,10 +124,10 @@ def test_the_log_of_another_search(log, change, message):
         "not JSON",
         "[]",
         "1",
-        '{"pinned": [0]}',
-        '{"pinned": [999], "passed": true, "error": 0.1}',
-        '{"pinned": [0], "passed": "yes", "error": 0.1}',
-        '{"pinned": 0, "passed": true, "error": 0.1}',
+        '{"kept": [0]}',
+        '{"kept": [999], "passed": true, "error": 0.1}',
+        '{"kept": [0], "passed": "yes", "error": 0.1}',
+        '{"kept": 0, "passed": true, "error": 0.1}',
         '{"largest": [1.0]}',
         '{"largest": null}',
     ],

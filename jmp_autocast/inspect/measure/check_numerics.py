@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import jax
 
-from ...arguments import Call, check_function, flatten, is_array, name_of
+from ...arguments import Call, check_function, flatten, name_of
 from ...interpreters.compat import (
     Tracer,
     body_of,
@@ -18,14 +18,14 @@ from ...interpreters.compat import (
     jaxpr_as_fun,
     mark_frames,
     set_weak_type,
-    trace_context,
 )
 from ...policies.registry import did_you_mean
-from .evaluator import Walker
-from .measured import Site, sites_in
-from .numerics_probe import NumericsProbe, Reading
+from ..signature import Signature, Traced, split
+from .evaluator import Evaluator
+from .measured import measured_equations
+from .numerics_probe import NumericsProbe
 from .numerics_report import NumericsReport, bad_message
-from .programs import Declared
+from .programs import Program
 
 mark_frames(__file__)
 
@@ -92,75 +92,87 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
     return wrapper
 
 
-class _Program(NamedTuple):
-    """One signature's program, with its readings."""
-
-    run: Callable[..., tuple[list[Any], Reading]]
-    unflatten: Callable[[Sequence[Any]], Any]
-    sites: tuple[Site, ...]
-    closes_over_tracers: bool
+class _ClosesOverTracersError(Exception):
+    """The trace reads tracers of an outer one, so that no other call may use it."""
 
 
 class _Checked:
+    """A checked function: `jax.jit` holds its traces, one per signature."""
+
     def __init__(self, fn: Callable[..., Any], mode: Mode) -> None:
         self._fn = fn
         self._mode = mode
         self._name = name_of(fn)
-        self._programs: dict[Any, _Program] = {}
+        self._cached = self._not_differentiable(jax.jit(self._trace, static_argnums=0))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = flatten(self._fn, (), args, kwargs)
-        program = self._program(call, args, kwargs)
-        outputs, readings = program.run(*call.arrays)
-        result = program.unflatten(outputs)
-        report = NumericsReport(self._name, self._mode, program.sites, readings)
+        traced = self._traced(*split((args, kwargs)))
+        (outputs, report), unflatten = traced.arrays, traced.static
+        result = unflatten(outputs)
         if self._mode != "raise":
             return result, report
-        if any(isinstance(x, Tracer) for x in jax.tree.leaves(readings)):
-            raise_later = functools.partial(_raise, self._name, program.sites)
-            jax.debug.callback(raise_later, readings)
-        elif report.first is not None:
-            raise FloatingPointError(bad_message(self._name, report.first))
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(report)):
+            jax.debug.callback(_raise, report)  # the values are known when an outer jit runs
+        else:
+            _raise(report)
         return result
 
-    def _program(self, call: Call, args: Any, kwargs: Any) -> _Program:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        static = tuple(_identity(x) for x in leaves if not is_array(x))
-        types = tuple(jax.typeof(x) for x in call.arrays)
-        key = (tree, static, types, jax.sharding.get_abstract_mesh(), trace_context())
-        try:
-            program = self._programs.get(key)
-        except TypeError:  # an argument that is no array has no hash
-            return self._trace(call)
-        if program is None:
-            program = self._trace(call)
-            if not program.closes_over_tracers:
-                self._programs[key] = program
-        return program
+    def _traced(self, signature: Signature, arrays: list[Any]) -> Traced:
+        if signature.is_constant:
+            try:
+                return self._cached(signature, *arrays)
+            except _ClosesOverTracersError:
+                pass
+        return self._traced_anew(signature, arrays)
 
-    def _trace(self, call: Call) -> _Program:
-        closed = fresh_make_jaxpr(call.traceable, *call.arrays)
-        traced = any(isinstance(x, Tracer) for x in consts_of(closed))
-        hoisted: Sequence[Any] = ()
-        if traced:  # what is differentiated has to be an argument, to be noticed
-            converted, hoisted = jax.closure_convert(jaxpr_as_fun(closed), *call.arrays)
-            closed = fresh_make_jaxpr(converted, *call.arrays, *hoisted)
-        walker = Walker(NumericsProbe(self._mode == "overflow", ranges=self._mode != "raise"))
+    def _trace(self, signature: Signature, *arrays: Any) -> Traced:
+        """Traces the function and runs the program of this signature, in the trace of `jax.jit`."""
+        call, closed = self._program(signature, arrays)
+        if any(isinstance(x, Tracer) for x in consts_of(closed)):
+            raise _ClosesOverTracersError
+        return self._run(closed, call, arrays)
 
-        @jax.jit
-        def run(*arrays: Any) -> tuple[list[Any], Reading]:
-            walked = walker.start(closed, [Declared()], arrays)
-            outputs = [value.arrays[0] for value in walked.outputs]
-            declared = [v.aval for v in body_of(closed).outvars]
-            return list(map(_as_weak_as, outputs, declared)), walked.readings
+    def _traced_anew(self, signature: Signature, arrays: list[Any]) -> Traced:
+        """As `_trace`, for this call alone: nothing is left in a cache of JAX.
 
-        function = _not_differentiable(run, self._name)
-        return _Program(
-            lambda *arrays: function(*arrays, *hoisted),
-            call.unflatten,
-            tuple(sites_in(closed)),
-            traced,
-        )
+        Tracers that the function closes over become arguments. JAX does not notice that a function
+        with a derivative rule is differentiated by what it closes over.
+        """
+        call, closed = self._program(signature, arrays)
+        converted, hoisted = jax.closure_convert(jaxpr_as_fun(closed), *arrays)
+        closed = fresh_make_jaxpr(converted, *arrays, *hoisted)
+        run = jax.jit(lambda _, *arrays: self._run(closed, call, arrays), static_argnums=0)
+        return self._not_differentiable(run)(signature, *arrays, *hoisted)
+
+    def _program(self, signature: Signature, arrays: Sequence[Any]) -> tuple[Call, Any]:
+        args, kwargs = signature.rebuilt(arrays)
+        call = flatten(self._fn, (), args, kwargs)
+        return call, fresh_make_jaxpr(call.traceable, *arrays)
+
+    def _run(self, closed: Any, call: Call, arrays: Sequence[Any]) -> Traced:
+        # Counting all that a report shows takes XLA twice as long to compile as NaNs and infinities
+        # alone, and the message of an error has no more than these.
+        probe = NumericsProbe(self._mode == "overflow", ranges=self._mode != "raise")
+        evaluated = Evaluator(probe).start(closed, [Program()], arrays)
+        outputs = [value.arrays[0] for value in evaluated.outputs]
+        declared = [v.aval for v in body_of(closed).outvars]
+        equations = tuple(measured_equations(closed))
+        report = NumericsReport(self._name, self._mode, equations, evaluated.readings)
+        return Traced((list(map(_as_weak_as, outputs, declared)), report), call.unflatten)
+
+    def _not_differentiable(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Custom derivative rules are gone from what is run, so nobody may differentiate it."""
+        function = jax.custom_jvp(run, nondiff_argnums=(0,))
+
+        def rule(*_: Any) -> Any:
+            raise TypeError(
+                f"check_numerics({self._name}) is differentiated, and it checks a program as it "
+                "is, without its derivative rules. Check the gradient: "
+                f"check_numerics(jax.grad({self._name}))."
+            )
+
+        function.defjvp(rule)
+        return function
 
 
 def _as_weak_as(x: Any, aval: Any) -> Any:
@@ -169,26 +181,6 @@ def _as_weak_as(x: Any, aval: Any) -> Any:
     return set_weak_type(x, aval) if differs else x
 
 
-def _identity(x: Any) -> Any:
-    """0.0 and -0.0 are equal, as are 1 and True, and programs of them differ."""
-    return type(x), repr(x) if isinstance(x, float | complex) else x
-
-
-def _not_differentiable(run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Custom derivative rules are gone from what is run, so nobody may differentiate it."""
-    function = jax.custom_jvp(run)
-
-    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        raise TypeError(
-            f"check_numerics({name}) is differentiated, and it checks a program as it is, without "
-            f"its derivative rules. Check the gradient: check_numerics(jax.grad({name}))."
-        )
-
-    function.defjvp(rule)
-    return function
-
-
-def _raise(name: str, sites: tuple[Site, ...], readings: Reading) -> None:
-    first = NumericsReport(name, "raise", sites, readings).first
-    if first is not None:
-        raise FloatingPointError(bad_message(name, first))
+def _raise(report: NumericsReport) -> None:
+    if (first := report.first) is not None:
+        raise FloatingPointError(bad_message(report.name, first))

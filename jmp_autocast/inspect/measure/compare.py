@@ -16,10 +16,10 @@ from ..report.explain import wrapper_of
 from .comparison import Comparison, comparison_of
 from .cotangents import Tap, cotangents
 from .error_probe import Distance, ErrorProbe, ErrorReading, distance
-from .evaluator import Walker
-from .materialize import written_out
-from .measured import is_measured, sites_in
-from .programs import Declared, Planned
+from .evaluator import Evaluator
+from .materialize import materialized
+from .measured import is_measurable, measured_equations
+from .programs import Program
 
 
 def compare(
@@ -79,36 +79,38 @@ def compare(
 
     @jax.jit
     def run(*arrays: Any) -> _Measured:
-        lanes = [Declared(), Planned(planned.plan, Rewriter(planned.planner.plan))]
-        walked = Walker(ErrorProbe()).start(planned.closed, lanes, arrays)
+        evaluated = Evaluator(ErrorProbe()).start(planned.closed, _programs(planned), arrays)
         outputs = [
-            distance(*value.arrays) if is_measured(jax.typeof(value.arrays[0])) else None
-            for value in walked.outputs
+            distance(*value.arrays) if is_measurable(jax.typeof(value.arrays[0])) else None
+            for value in evaluated.outputs
         ]
         if not wrt:
-            return _Measured(walked.readings, outputs, [], [])
-        declared = cotangents(planned.closed, planned.plan, None, arrays, wrt)
-        rewriter = Rewriter(planned.planner.plan)
-        mixed = cotangents(planned.closed, planned.plan, rewriter, arrays, wrt)
+            return _Measured(evaluated.readings, outputs, [], [])
+        declared, mixed = (cotangents(planned.closed, p, arrays, wrt) for p in _programs(planned))
         taps[:] = declared[0]
         made = [
-            distance(written_out(a), written_out(b))
+            distance(materialized(a), materialized(b))
             for a, b in zip(declared[1], mixed[1], strict=True)
         ]
         gradients = [distance(a, b) for a, b in zip(declared[2], mixed[2], strict=True)]
-        return _Measured(walked.readings, outputs, made, gradients)
+        return _Measured(evaluated.readings, outputs, made, gradients)
 
     measured = jax.device_get(run(*planned.call.arrays))
     return comparison_of(
         name=name_of(fn),
         compute_dtype=str(wrapper.policy.compute_dtype),
-        sites=list(sites_in(planned.closed)),
+        equations=list(measured_equations(planned.closed)),
         readings=measured.readings,
         outputs=measured.outputs,
         taps=taps,
         cotangents=measured.cotangents,
         gradients=dict(zip((planned.call.paths[i] for i in wrt), measured.gradients, strict=True)),
     )
+
+
+def _programs(planned: PlannedCall) -> tuple[Program, Program]:
+    """Returns the float32 and the mixed program, for one trace: the rewriter keeps jaxprs of it."""
+    return Program(planned.plan), Program(planned.plan, Rewriter(planned.planner.plan))
 
 
 class _Measured(NamedTuple):

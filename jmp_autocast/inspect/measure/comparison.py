@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..text import cut
+import jax
+
+from ..export import Exported, cut, table
 from .cotangents import Tap
 from .error_probe import COMPUTED, Distance, ErrorReading
-from .measured import Site
+from .measured import MeasuredEquation, fields_of
 
 _SHOWN = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ComparisonRow:
+class ComparisonRow(MeasuredEquation):
     """One value of a program, in float32 and in mixed precision.
 
     Args:
@@ -26,7 +26,9 @@ class ComparisonRow:
         source: The user's source line.
         primitive: The primitive that makes it.
         inside: The loops, branches and device maps around it, outermost first.
+        backward: It belongs to a backward pass that JAX made; true of a cotangent.
         shapes: The shape of each float result.
+        dtypes: The dtype of each float result as the program declares it.
         computed: The dtype in the mixed program, ``""`` for one that autocast does not touch.
         introduced: The relative error that the equation itself makes. For a cotangent, what is
             added to the error of the cotangents that it is computed from.
@@ -47,11 +49,6 @@ class ComparisonRow:
         ('dot_general', 'bfloat16', True)
     """
 
-    scope: str
-    source: str
-    primitive: str
-    inside: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
     computed: str
     introduced: float
     error: float
@@ -88,7 +85,7 @@ class ArrayError:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(Exported):
     """What `jmp_autocast.compare` returns.
 
     Args:
@@ -145,53 +142,18 @@ class Comparison:
         if self.gradients:
             lines += ["", "cotangents, by what is added to the error of those before", ""]
             lines += _table(self.cotangents)
-            lines += ["", f"{'error':>10} {'cosine':>8}  gradient"]
+            columns = {"error": ">10.2g", "cosine": ">8.5f", "gradient": ""}
             ordered = sorted(self.gradients.items(), key=lambda item: -item[1].error)
-            lines += [cut(f"{e.error:10.2g} {e.cosine:8.5f}  {p}") for p, e in ordered[:_SHOWN]]
+            cells = lambda item: (item[1].error, item[1].cosine, item[0])  # noqa: E731
+            lines += ["", *table(columns, ordered, cells, _SHOWN)]
         return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the comparison as plain dicts, lists, strings and numbers.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, compare
-            >>> content = compare(jnp.matmul, jnp.eye(2), jnp.eye(2), policy=BF16).to_dict()
-            >>> content["outputs"][0]["cosine"]
-            1.0
-        """
-        return {
-            "name": self.name,
-            "compute_dtype": self.compute_dtype,
-            "rows": [dataclasses.asdict(row) for row in self.rows],
-            "outputs": {i: dataclasses.asdict(each) for i, each in self.outputs.items()},
-            "cotangents": [dataclasses.asdict(row) for row in self.cotangents],
-            "gradients": {path: dataclasses.asdict(e) for path, e in self.gradients.items()},
-        }
-
-    def to_json(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the comparison as JSON text; an infinity is the string ``"inf"``.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, compare
-            >>> compare(jnp.matmul, jnp.eye(2), jnp.eye(2), policy=BF16).to_json()[:34]
-            '{"name": "matmul", "compute_dtype"'
-        """
-        text = json.dumps(_without_infinities(self.to_dict()), allow_nan=False)
-        if path is not None:
-            pathlib.Path(path).write_text(text, encoding="utf-8")
-        return text
 
 
 def comparison_of(
     *,
     name: str,
     compute_dtype: str,
-    sites: Sequence[Site],
+    equations: Sequence[MeasuredEquation],
     readings: ErrorReading,
     outputs: Sequence[Distance | None],
     taps: Sequence[Tap],
@@ -203,21 +165,21 @@ def comparison_of(
     Args:
         name: The function's name.
         compute_dtype: The policy's compute dtype.
-        sites: The equations.
+        equations: The equations.
         readings: What was measured of each, as arrays with an element per equation.
         outputs: What was measured of each output, None for what is no float.
         taps: The values whose cotangents were taken.
         cotangents: What was measured of each.
         gradients: What was measured of each gradient, by the path of the argument.
     """
-    rows = [_row(site, readings, i) for i, site in enumerate(sites)]
+    rows = [_row(equation, readings, i) for i, equation in enumerate(equations)]
     return Comparison(
         name=name,
         compute_dtype=compute_dtype,
         rows=_ranked(rows),
-        outputs={i: _array_error(d) for i, d in enumerate(outputs) if d is not None},
+        outputs={i: ArrayError(**_numbers(d)) for i, d in enumerate(outputs) if d is not None},
         cotangents=_ranked(_cotangent_rows(taps, cotangents)),
-        gradients={path: _array_error(d) for path, d in gradients.items()},
+        gradients={path: ArrayError(**_numbers(d)) for path, d in gradients.items()},
     )
 
 
@@ -225,32 +187,21 @@ def _ranked(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.introduced, -row.error)))
 
 
-def _array_error(distance: Distance) -> ArrayError:
-    return ArrayError(
-        error=float(distance.error),
-        cosine=float(distance.cosine),
-        lost=int(distance.lost),
-        largest=float(distance.largest),
-    )
+def _numbers(distance: Distance) -> dict[str, Any]:
+    numbers = {name: float(x) for name, x in distance._asdict().items()}
+    return numbers | {"lost": int(distance.lost)}
 
 
-def _row(site: Site, readings: ErrorReading, i: int) -> ComparisonRow:
-    distance = readings.distance
+def _row(equation: MeasuredEquation, readings: ErrorReading, i: int) -> ComparisonRow:
+    reading = jax.tree.map(lambda x: x[i], readings)
     return ComparisonRow(
-        scope=site.scope,
-        source=site.source,
-        primitive=site.primitive,
-        inside=site.inside,
-        shapes=site.shapes,
-        computed=COMPUTED[int(readings.computed[i])],
-        introduced=float(readings.introduced[i]),
-        error=float(distance.error[i]),
-        cosine=float(distance.cosine[i]),
-        lost=int(distance.lost[i]),
-        introduced_lost=int(readings.introduced_lost[i]),
-        largest=float(distance.largest[i]),
-        runs=int(readings.runs[i]),
-        worst_run=int(readings.worst_run[i]),
+        **fields_of(equation),
+        **_numbers(reading.distance),
+        computed=COMPUTED[int(reading.computed)],
+        introduced=float(reading.introduced),
+        introduced_lost=int(reading.introduced_lost),
+        runs=int(reading.runs),
+        worst_run=int(reading.worst_run),
     )
 
 
@@ -263,24 +214,16 @@ def _cotangent_rows(taps: Sequence[Tap], cotangents: Sequence[Distance]) -> list
     rows = []
     for tap, distance, before in zip(taps, cotangents, carried, strict=True):
         error = float(distance.error)
-        # Errors that have nothing to do with each other add up like the sides of a right angle.
-        added = 0.0
-        if error > before:
-            added = math.sqrt((error - before) * (error + before))
+        # Errors that have nothing to do with each other add up like the sides of a right angle:
+        # what is added is sqrt(error**2 - before**2), here without squares that could overflow.
+        added = math.sqrt((error - before) * (error + before)) if error > before else 0.0
         rows.append(
             ComparisonRow(
-                scope=tap.site.scope,
-                source=tap.site.source,
-                primitive=tap.site.primitive,
-                inside=tap.site.inside,
-                shapes=tap.site.shapes,
+                **fields_of(tap.equation),
+                **_numbers(distance),
                 computed="",
                 introduced=added,
-                error=error,
-                cosine=float(distance.cosine),
-                lost=int(distance.lost),
                 introduced_lost=0 if math.isinf(before) else int(distance.lost),
-                largest=float(distance.largest),
                 runs=1,
                 worst_run=0,
             )
@@ -289,19 +232,10 @@ def _cotangent_rows(taps: Sequence[Tap], cotangents: Sequence[Distance]) -> list
 
 
 def _table(rows: Sequence[ComparisonRow]) -> list[str]:
-    lines = [f"{'introduced':>10} {'error':>8} {'cosine':>8} {'largest':>9}  equation"]
-    for row in rows[:_SHOWN]:
-        numbers = f"{row.introduced:10.2g} {row.error:8.2g} {row.cosine:8.5f} {row.largest:9.3g}"
+    columns = {"introduced": ">10.2g", "error": ">8.2g", "cosine": ">8.5f", "largest": ">9.3g"}
+
+    def cells(row: ComparisonRow) -> list[Any]:
         where = " ".join(filter(None, (row.primitive, row.computed, row.scope, row.source)))
-        lines.append(cut(f"{numbers}  {where}"))
-    if len(rows) > _SHOWN:
-        lines.append(f"... and {len(rows) - _SHOWN} more")
-    return lines
+        return [row.introduced, row.error, row.cosine, row.largest, where]
 
-
-def _without_infinities(x: Any) -> Any:
-    if isinstance(x, dict):
-        return {key: _without_infinities(value) for key, value in x.items()}
-    if isinstance(x, list | tuple):
-        return [_without_infinities(value) for value in x]
-    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+    return table({**columns, "equation": ""}, rows, cells, _SHOWN)

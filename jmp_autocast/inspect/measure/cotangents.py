@@ -1,8 +1,8 @@
 """Cotangents of what equations make: how a backward pass goes wrong, value by value.
 
-To each result a zero is added that is differentiated: its gradient is the result's cotangent.
-Calls are entered. Loops, branches and functions with a derivative rule of their own are not, and
-count as one equation each.
+A zero is added to each result, and the program is differentiated by the zeros: the gradient of a
+zero is the cotangent of its result. Calls are entered. Loops, branches and functions with a
+derivative rule of their own are not, and count as one equation each.
 """
 
 from __future__ import annotations
@@ -13,23 +13,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ...interpreters import Plan, Rewriter
-from ...interpreters.compat import (
-    Literal,
-    bind,
-    body_of,
-    consts_of,
-    equation_context,
-    literal_value,
-    scope_names,
-    source_line,
-)
-from ...interpreters.plan.data import Move
+from ...interpreters.compat import consts_of, literal_value, source_line
+from ...interpreters.primitives.evaluate import evaluate
+from ...interpreters.primitives.structure import bodies
 from ...interpreters.rewrite.values import Scalar, Value
 from ...policies import CALLS
-from ...scopes import read_mark
-from .measured import Site, bodies_of, is_measured
+from .measured import MeasuredEquation, described, is_measurable, user_scopes
+from .programs import Program
 
+# A checkpoint is a call, too, but its equations run again in the backward pass: a zero added inside
+# would be one of its residuals, and the program would no longer be the one that trains.
 _ENTERED = CALLS - {"remat2", "checkpoint", "remat_opt"}
 
 
@@ -37,11 +30,11 @@ class Tap(NamedTuple):
     """A value whose cotangent is asked for.
 
     Args:
-        site: The equation that makes it.
+        equation: The equation that makes it.
         sources: The positions of the taps that it is computed from.
     """
 
-    site: Site
+    equation: MeasuredEquation
     sources: frozenset[int]
 
 
@@ -49,12 +42,12 @@ class _Tapped(NamedTuple):
     """A value of the running program.
 
     Args:
-        value: The value.
+        value: The value: an array between jaxprs, a `Value` or `Scalar` inside one.
         taps: The taps that it is, or is moved from.
     """
 
     value: Any
-    taps: frozenset[int]
+    taps: frozenset[int] = frozenset()
 
 
 class Tapper:
@@ -62,106 +55,71 @@ class Tapper:
 
     Args:
         zeros: The zeros, one per tap; None to find the taps.
-        rewriter: Emits planned equations; None to run the program as it was traced.
     """
 
-    def __init__(self, zeros: Sequence[Any] | None, rewriter: Rewriter | None) -> None:
+    def __init__(self, zeros: Sequence[Any] | None = None) -> None:
         self._zeros = zeros
-        self._rewriter = rewriter
         self.taps: list[Tap] = []
         self.avals: list[Any] = []
 
-    def run(self, closed: Any, plan: Plan, arrays: Sequence[Any]) -> list[Any]:
-        """Runs a whole program.
+    def run(self, closed: Any, program: Program, arrays: Sequence[Any]) -> list[Any]:
+        """Runs a whole program, and returns its outputs.
 
         Args:
             closed: The jaxpr.
-            plan: Its plan, which the program as it was traced does not look at.
+            program: How its equations are run.
             arrays: The arguments.
         """
-        states = plan.inputs if self._rewriter else (None,) * len(arrays)
-        args = [
-            _Tapped(_leaf_value(x, state), frozenset())
-            for x, state in zip(arrays, states, strict=True)
-        ]
-        planned = plan if self._rewriter else None
-        return [each.value.array for each in self._walk(closed, planned, args, ())]
+        outputs = self._jaxpr(closed, program, [_Tapped(x) for x in arrays], ())
+        return [each.value for each in outputs]
 
-    def _walk(
-        self, jaxpr: Any, plan: Plan | None, args: Sequence[_Tapped], names: tuple[str, ...]
+    def _jaxpr(
+        self, jaxpr: Any, program: Program, args: Sequence[_Tapped], names: tuple[str, ...]
     ) -> list[_Tapped]:
-        body = body_of(jaxpr)
-        const_states = plan.consts if plan else (None,) * len(body.constvars)
-        consts = [
-            _Tapped(_leaf_value(x, state), frozenset())
-            for x, state in zip(consts_of(jaxpr), const_states, strict=True)
-        ]
-        env = dict(zip([*body.constvars, *body.invars], [*consts, *args], strict=True))
+        consts = [_Tapped(value) for value in program.constants(consts_of(jaxpr))]
+        values = _with_arrays(args, program.arguments([each.value for each in args]))
 
-        def look_up(atom: Any) -> _Tapped:
-            if isinstance(atom, Literal):
-                return _Tapped(Scalar(literal_value(atom)), frozenset())
-            return env[atom]
+        def step(i: int, eqn: Any, operands: list[_Tapped]) -> list[_Tapped]:
+            path = (*names, *user_scopes(eqn))
+            run = self._call if eqn.primitive.name in _ENTERED else self._equation
+            return run(i, eqn, program, operands, path)
 
-        for i, eqn in enumerate(body.eqns):
-            operands = [look_up(v) for v in eqn.invars]
-            path = (*names, *(name for name in scope_names(eqn) if read_mark(name) is None))
-            with equation_context(eqn):
-                results = self._equation(eqn, plan.equations[i] if plan else None, operands, path)
-            env.update(zip(eqn.outvars, results, strict=True))
-        outputs = [look_up(v) for v in body.outvars]
-        if plan is None:
-            return outputs
-        return [
-            _Tapped(Value(each.value.read(dtype)), each.taps)
-            for each, dtype in zip(outputs, plan.output_dtypes, strict=True)
-        ]
+        outputs = evaluate(jaxpr, consts, values, lambda v: _Tapped(Scalar(literal_value(v))), step)
+        return _with_arrays(outputs, program.outputs([each.value for each in outputs]))
+
+    def _call(
+        self, i: int, eqn: Any, program: Program, operands: list[_Tapped], path: tuple[str, ...]
+    ) -> list[_Tapped]:
+        """Runs what is inside a call."""
+        (body,), (inner,) = bodies(eqn), program.inner(i, eqn)
+        args = _with_arrays(operands, program.enter(i, [each.value for each in operands]))
+        outputs = self._jaxpr(body.jaxpr, inner, args, path)
+        results = program.leave(i, [each.value for each in outputs])
+        return _with_arrays(outputs, [Value(x) for x in results])
 
     def _equation(
-        self, eqn: Any, plan: Any, operands: list[_Tapped], path: tuple[str, ...]
+        self, i: int, eqn: Any, program: Program, operands: list[_Tapped], path: tuple[str, ...]
     ) -> list[_Tapped]:
-        values = [each.value for each in operands]
-        if eqn.primitive.name in _ENTERED and (plan is None or plan.inner):
-            (jaxpr,) = bodies_of(eqn)
-            if plan is None:
-                return self._walk(jaxpr, None, operands, path)
-            args = [
-                _Tapped(_inner_value(each.value, dtype, state), each.taps)
-                for each, dtype, state in zip(
-                    operands, plan.operands, plan.inner[0].inputs, strict=True
-                )
-            ]
-            return self._walk(jaxpr, plan.inner[0], args, path)
+        """Runs one equation, and taps what it makes."""
         sources = frozenset().union(*(each.taps for each in operands))
-        if plan is None:
-            out = bind(eqn.primitive, [value.array for value in values], eqn.params)
-            results = [Value(x) for x in (out if eqn.primitive.multiple_results else [out])]
-        else:
-            assert self._rewriter is not None
-            results = self._rewriter.emit_equation(eqn, plan, values)
-        moved = plan is not None and isinstance(plan.action, Move)
+        results = program.emit(i, eqn, [each.value for each in operands])
+        # An input or a constant that is only moved has no tap: with a zero added it would be a
+        # computed value, and the gradients of its 16-bit copies would be added in 16 bits.
         return [
-            _Tapped(value, sources) if moved else self._tapped(value, v.aval, eqn, sources, path)
-            for value, v in zip(results, eqn.outvars, strict=True)
+            _Tapped(x, sources)
+            if program.is_source(i, k)
+            else self._tapped(x, v.aval, eqn, sources, path)
+            for k, (x, v) in enumerate(zip(results, eqn.outvars, strict=True))
         ]
 
     def _tapped(
         self, value: Value, aval: Any, eqn: Any, sources: frozenset[int], path: tuple[str, ...]
     ) -> _Tapped:
-        # Without a tap before it, it is computed from constants and arguments that are moved.
-        if not is_measured(aval) or value.source or not jnp.issubdtype(aval.dtype, jnp.floating):
+        if not is_measurable(aval) or not jnp.issubdtype(aval.dtype, jnp.floating):
             return _Tapped(value, sources)
         position = len(self.taps)
-        site = Site(
-            scope="/".join(path),
-            source=source_line(eqn),
-            primitive=eqn.primitive.name,
-            inside=(),
-            backward=True,
-            shapes=(tuple(aval.shape),),
-            dtypes=(aval.dtype.name,),
-        )
-        self.taps.append(Tap(site, sources))
+        equation = described(eqn.primitive.name, [aval], path, (), True, source_line(eqn))
+        self.taps.append(Tap(equation, sources))
         self.avals.append(jax.typeof(value.array))
         if self._zeros is not None:
             value = Value(value.array + self._zeros[position])
@@ -169,36 +127,30 @@ class Tapper:
 
 
 def cotangents(
-    closed: Any, plan: Plan, rewriter: Rewriter | None, arrays: Sequence[Any], wrt: Sequence[int]
+    closed: Any, program: Program, arrays: Sequence[Any], wrt: Sequence[int]
 ) -> tuple[list[Tap], list[Any], list[Any]]:
     """Returns the taps of a program, their cotangents, and the gradients of arguments.
 
     Args:
         closed: The jaxpr of a function whose first output is a scalar float.
-        plan: Its plan.
-        rewriter: Emits planned equations; None for the program as it was traced.
+        program: How its equations are run.
         arrays: The arguments.
         wrt: The positions of the arguments whose gradients are asked for.
     """
-    finder = Tapper(None, rewriter)
-    jax.eval_shape(lambda *xs: finder.run(closed, plan, xs), *arrays)
+    finder = Tapper()
+    jax.eval_shape(lambda *xs: finder.run(closed, program, xs), *arrays)
     zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in finder.avals]
 
     def scalar(zeros: Sequence[Any], chosen: Sequence[Any]) -> Any:
         given = list(arrays)
         for i, x in zip(wrt, chosen, strict=True):
             given[i] = x
-        return Tapper(zeros, rewriter).run(closed, plan, given)[0]
+        return Tapper(zeros).run(closed, program, given)[0]
 
     gradient: Callable[..., Any] = jax.grad(scalar, argnums=(0, 1))
     made, gradients = gradient(zeros, [arrays[i] for i in wrt])
     return finder.taps, made, gradients
 
 
-def _leaf_value(x: Any, state: Any) -> Value:
-    return Value(x, state.keeps_gradient) if state is not None else Value(x)
-
-
-def _inner_value(value: Any, dtype: Any, state: Any) -> Value:
-    """What a call hands on: its inside makes 16-bit copies of a leaf from the leaf itself."""
-    return Value(value.read(dtype), state.keeps_gradient)
+def _with_arrays(values: Sequence[_Tapped], arrays: Sequence[Any]) -> list[_Tapped]:
+    return [_Tapped(x, each.taps) for x, each in zip(arrays, values, strict=True)]

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .batching import Run
-from .materialize import written_out
-from .measured import is_measured
+from .basic_blocks import EquationRun, Probe
+from .materialize import materialized
+from .measured import is_measurable
 
 # Codes of the dtypes that a result may have in the mixed program; 0 is any other.
 COMPUTED = ("", "float32", "float16", "bfloat16")
@@ -58,19 +58,17 @@ class ErrorReading(NamedTuple):
     computed: Any
 
 
-class ErrorProbe:
-    """Compares lane 1, the mixed program, with lane 0, the program as it was traced."""
+class ErrorProbe(Probe):
+    """Compares program 1, the mixed program, with program 0, the program as it was traced."""
 
-    flags = 0
-
-    def measure(self, run: Run) -> tuple[Any, ...]:
+    def measure(self, run: EquationRun) -> tuple[Any, ...]:
         """Returns the sums from which the errors of an equation follow."""
         declared, mixed = run.operands
-        alone = [written_out(x) for x in run.again(1, list(map(_as_read, declared, mixed)))]
+        alone = [materialized(x) for x in run.again(1, list(map(_as_read, declared, mixed)))]
         measured = [
             (_sums(reference, result), _sums(reference, own), _code(result))
             for reference, result, own in zip(*run.results, alone, strict=True)
-            if is_measured(jax.typeof(reference))
+            if is_measurable(jax.typeof(reference))
         ]
         # Of several results the first is shown, with the largest error of all.
         (*sums, largest), (*own, _), code = measured[0]
@@ -80,14 +78,6 @@ class ErrorProbe:
             worse = _error(more_own) > _error(own)
             own = [jnp.where(worse, b, a) for a, b in zip(own, more_own, strict=True)]
         return (*sums, largest, *own, code)
-
-    def flags_of(self, array: Any) -> tuple[()]:
-        """Returns nothing: an error has no flag."""
-        return ()
-
-    def flags_made(self, measured: tuple[Any, ...]) -> tuple[()]:
-        """Returns nothing: an error has no flag."""
-        return ()
 
     def settle(self, measured: tuple[Any, ...], held: tuple[Any, ...], ticks: Any) -> ErrorReading:
         """Returns the readings of equations that have each run once."""

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...interpreters.compat import device_varying, varying_axes
-from .measured import is_measured
+from .measured import is_measurable
 
 
-def written_out(x: Any) -> Any:
+def materialized(x: Any) -> Any:
     """Keeps XLA from computing an array anew, and compiling that, in each reduction over it.
 
     Its fusion does so with the whole chain of cheap equations before, and the CPU backend drops
@@ -28,6 +28,6 @@ def written_out(x: Any) -> Any:
     def through_branch(x: Any) -> Any:
         return lax.cond(lax.optimization_barrier(jnp.bool_(True)), lambda x: x, other, x)
 
-    if not is_measured(jax.typeof(x)):
+    if not is_measurable(jax.typeof(x)):
         return x
     return lax.platform_dependent(x, cpu=through_branch, default=lax.optimization_barrier)

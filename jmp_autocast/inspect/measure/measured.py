@@ -1,4 +1,4 @@
-"""Where a running program is measured: one site per equation that can make new values."""
+"""The equations of a program that are measured: those that can make new values."""
 
 from __future__ import annotations
 
@@ -10,31 +10,23 @@ import jax.numpy as jnp
 
 from ...interpreters.compat import (
     body_of,
-    inner_jaxpr_key,
     is_array_aval,
     name_stack,
     scope_names,
     source_line,
 )
-from ...policies import CALLS
+from ...interpreters.primitives.accumulate import contraction_in
+from ...interpreters.primitives.structure import bodies
+from ...interpreters.primitives.traits import having
 from ...scopes import read_mark
-from ..report.jaxprs import contraction_in
 
-# Run by evaluating the one jaxpr that they hold. A custom rule matters to derivatives alone.
-INLINED = CALLS | {"custom_jvp_call", "custom_vjp_call", "custom_vmap_call"}
-ENTERED = INLINED | {"scan", "while", "cond", "shard_map"}
-
-# Their results hold no value that their operands do not.
-_MOVES = frozenset(
-    """
-    broadcast_in_dim copy copy_p cpu_barrier expand_dims optimization_barrier pcast pvary reshape
-    rev reverse slice split squeeze transpose
-    """.split()
-)
+# Their results hold no value that their operands do not, so nothing can go wrong in them. XLA need
+# not compile what is left out here, and compiling takes most of the time of `check_numerics`.
+_SAME_VALUES = having("same")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Site:
+class MeasuredEquation:
     """One equation of a program, as plain data.
 
     Args:
@@ -56,14 +48,20 @@ class Site:
     dtypes: tuple[str, ...]
 
 
-def sites_in(
+def fields_of(equation: MeasuredEquation) -> dict[str, Any]:
+    """Returns the fields of an equation, for a row that adds what was measured of it."""
+    names = (field.name for field in dataclasses.fields(MeasuredEquation))
+    return {name: getattr(equation, name) for name in names}
+
+
+def measured_equations(
     jaxpr: Any,
     names: Sequence[str] = (),
     inside: Sequence[str] = (),
     backward: bool = False,
     source: str = "",
-) -> Iterator[Site]:
-    """Yields the sites of a jaxpr in program order, those inside an equation in its place.
+) -> Iterator[MeasuredEquation]:
+    """Yields the measured equations of a jaxpr in program order, those inside one in its place.
 
     Args:
         jaxpr: An open or closed jaxpr.
@@ -73,49 +71,78 @@ def sites_in(
         source: The source line around it, for what JAX's own functions hold.
     """
     for eqn in body_of(jaxpr).eqns:
-        path = (*names, *(name for name in scope_names(eqn) if read_mark(name) is None))
+        path = (*names, *user_scopes(eqn))
         transposed = backward or "transpose(" in name_stack(eqn)
-        around = inside if eqn.primitive.name in INLINED else (*inside, eqn.primitive.name)
+        around = inside if runs_in_place(eqn) else (*inside, eqn.primitive.name)
         line = source_line(eqn) or source
-        for inner in bodies_of(eqn):
-            yield from sites_in(inner, path, around, transposed, line)
-        if is_site(eqn):
-            results = [v.aval for v in eqn.outvars if is_measured(v.aval)]
-            yield Site(
-                scope="/".join(path),
-                source=line,
-                primitive=(contraction_in(eqn) or eqn).primitive.name,
-                inside=tuple(inside),
-                backward=transposed,
-                shapes=tuple(tuple(aval.shape) for aval in results),
-                dtypes=tuple(aval.dtype.name for aval in results),
-            )
+        for body in bodies(eqn) if is_entered(eqn) else ():
+            yield from measured_equations(body.jaxpr, path, around, transposed, line)
+        if is_measured(eqn):
+            avals = [v.aval for v in eqn.outvars if is_measurable(v.aval)]
+            primitive = (contraction_in(eqn) or eqn).primitive.name
+            yield described(primitive, avals, path, tuple(inside), transposed, line)
 
 
-def is_site(eqn: Any) -> bool:
-    """True for an equation that is measured itself, not by what is inside it."""
-    name = eqn.primitive.name
-    if name in ENTERED or name in _MOVES:
+def described(
+    primitive: str,
+    avals: Sequence[Any],
+    path: Sequence[str],
+    inside: tuple[str, ...],
+    backward: bool,
+    source: str,
+) -> MeasuredEquation:
+    """Returns an equation as plain data.
+
+    Args:
+        primitive: The primitive's name.
+        avals: The abstract values of its float results.
+        path: The scopes around it.
+        inside: The loops, branches and device maps around it.
+        backward: It belongs to a backward pass.
+        source: The user's source line.
+    """
+    return MeasuredEquation(
+        scope="/".join(path),
+        source=source,
+        primitive=primitive,
+        inside=inside,
+        backward=backward,
+        shapes=tuple(tuple(aval.shape) for aval in avals),
+        dtypes=tuple(aval.dtype.name for aval in avals),
+    )
+
+
+def user_scopes(eqn: Any) -> tuple[str, ...]:
+    """Returns the scopes of the user's own around an equation, without the marks of ours."""
+    return tuple(name for name in scope_names(eqn) if read_mark(name) is None)
+
+
+OWN_TRACE = frozenset(("scan", "while", "cond", "shard_map"))
+"""Primitives whose jaxprs are traced again as what they are: loops, branches, device maps."""
+
+
+def runs_in_place(eqn: Any) -> bool:
+    """True for an equation whose one jaxpr, run on its operands, gives its results.
+
+    A derivative rule of the user's own is no obstacle: it matters to derivatives alone.
+    """
+    held = bodies(eqn)
+    is_loop = any(body.carries or body.repeats != 1 for body in held)
+    return len(held) == 1 and not is_loop and eqn.primitive.name not in OWN_TRACE
+
+
+def is_entered(eqn: Any) -> bool:
+    """True for an equation that is measured by what is inside it."""
+    return eqn.primitive.name in OWN_TRACE or runs_in_place(eqn)
+
+
+def is_measured(eqn: Any) -> bool:
+    """True for an equation that is measured itself."""
+    if is_entered(eqn) or eqn.primitive.name in _SAME_VALUES:
         return False
-    return any(is_measured(v.aval) for v in eqn.outvars)
+    return any(is_measurable(v.aval) for v in eqn.outvars)
 
 
-def is_measured(aval: Any) -> bool:
+def is_measurable(aval: Any) -> bool:
     """True for arrays of floats or complex numbers that hold an element."""
     return is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact) and 0 not in aval.shape
-
-
-def bodies_of(eqn: Any) -> tuple[Any, ...]:
-    """Returns the jaxprs that are run in place of an equation, in the order of its plan."""
-    name, params = eqn.primitive.name, eqn.params
-    if name not in ENTERED:
-        return ()
-    if name == "while":
-        return params["cond_jaxpr"], params["body_jaxpr"]
-    if name == "cond":
-        return tuple(params["branches"])
-    if name in ("scan", "shard_map"):
-        return (params["jaxpr"],)
-    if name == "custom_vmap_call":
-        return (params["call"],)
-    return (params[inner_jaxpr_key(params)],)

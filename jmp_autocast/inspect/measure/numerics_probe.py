@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .batching import Run
-from .measured import is_measured
+from .basic_blocks import EquationRun, Probe
+from .measured import is_measurable
 
 # Half a step above the largest float16, 65504, and half of the smallest, 2**-24: rounding gives
 # infinity from the one on, and 0 down from the other.
@@ -65,7 +65,7 @@ class Reading(NamedTuple):
     first: Any
 
 
-class NumericsProbe:
+class NumericsProbe(Probe):
     """Counts what each equation makes, and marks who made the first bad value.
 
     A NaN is laid to the equation that made it from operands without one, an infinity to the one
@@ -83,10 +83,10 @@ class NumericsProbe:
         self._overflow = overflow
         self._ranges = ranges
 
-    def measure(self, run: Run) -> tuple[Any, ...]:
+    def measure(self, run: EquationRun) -> tuple[Any, ...]:
         """Counts what is in the results of an equation."""
         (results,) = run.results
-        counts = [_counts(x, self._ranges) for x in results if is_measured(jax.typeof(x))]
+        counts = [_counts(x, self._ranges) for x in results if is_measurable(jax.typeof(x))]
         total = functools.reduce(_sum, counts)
         return (jnp.stack([x for x in total if x is not None]),)
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from ..text import counted, cut
-from .measured import Site
+from ..export import NOT_EXPORTED, Exported, counted, cut, rest, table
+from .measured import MeasuredEquation, fields_of
 from .numerics_probe import NEVER, Counts, Reading
 
 _SHOWN = 20
@@ -21,7 +19,7 @@ _SUMMED = ("nan", "inf", "zero", "subnormal", "large", "small")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NumericsRow:
+class NumericsRow(MeasuredEquation):
     """What one equation made. All fields are strings, numbers and tuples of them.
 
     Args:
@@ -54,13 +52,6 @@ class NumericsRow:
         ('log', ('float32',), 1, 2, 0.0)
     """
 
-    scope: str
-    source: str
-    primitive: str
-    inside: tuple[str, ...]
-    backward: bool
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
     runs: int
     nan: int
     inf: int
@@ -93,7 +84,7 @@ class NumericsRow:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class NumericsReport:
+class NumericsReport(Exported):
     """What `jmp_autocast.check_numerics` returns beside the result.
 
     It is a pytree, so that a jitted function may return it. Under ``vmap`` and ``shard_map`` the
@@ -102,7 +93,7 @@ class NumericsReport:
     Args:
         name: The function's name.
         mode: The mode of the check.
-        sites: The equations.
+        equations: The equations.
         readings: What each has made, as arrays with an element per equation.
 
     Example:
@@ -114,10 +105,14 @@ class NumericsReport:
         [('exp', 1)]
     """
 
+    _computed: ClassVar[tuple[str, ...]] = ("rows",)
+
     name: str = dataclasses.field(metadata={"static": True})
     mode: str = dataclasses.field(metadata={"static": True})
-    sites: tuple[Site, ...] = dataclasses.field(metadata={"static": True})
-    readings: Reading
+    equations: tuple[MeasuredEquation, ...] = dataclasses.field(
+        metadata={"static": True, **NOT_EXPORTED}
+    )
+    readings: Reading = dataclasses.field(metadata=NOT_EXPORTED)
 
     @property
     def rows(self) -> list[NumericsRow]:
@@ -132,7 +127,7 @@ class NumericsReport:
             [('exp', 0), ('sub', 4)]
         """
         reading = _over_mapped_axes(jax.tree.map(np.asarray, self.readings))
-        return [_row(site, reading, i) for i, site in enumerate(self.sites)]
+        return [_row(equation, reading, i) for i, equation in enumerate(self.equations)]
 
     @property
     def bad(self) -> list[NumericsRow]:
@@ -179,8 +174,8 @@ class NumericsReport:
         bad = [row for row in rows if row.bad_runs]
         if not bad:
             what = "nothing beyond float16's range" if self.mode == "overflow" else "all is finite"
-            return cut(f"{self.name}: {counted(len(rows), 'equation', 'equations')}, {what}")
-        of = counted(len(rows), "equation", "equations")
+            return cut(f"{self.name}: {counted(len(rows), 'equation')}, {what}")
+        of = counted(len(rows), "equation")
         return cut(f"{self.name}: {_what(self.mode)}, made by {len(bad)} of {of}")
 
     def __str__(self) -> str:
@@ -189,52 +184,18 @@ class NumericsReport:
         lines = [self.summary]
         for row in bad[:_SHOWN]:
             lines += ["", *map(cut, _lines(row))]
-        if len(bad) > _SHOWN:
-            lines += ["", f"... and {len(bad) - _SHOWN} more; report.bad holds all"]
+        if left := rest(bad, _SHOWN, "more; report.bad holds all"):
+            lines += ["", *left]
+        columns = {"largest": ">10.3g", "smallest": ">10.3g", "zeros": ">7", "to 0 in f16": ">11"}
+
+        def cells(row: NumericsRow) -> list[Any]:
+            where = f"{row.primitive} {','.join(row.dtypes)} {row.scope} {row.source}"
+            return [row.largest, row.smallest, _share(row.zero, row), _share(row.small, row), where]
+
         ordered = sorted(self.rows, key=lambda row: -row.largest)
-        lines += [
-            "",
-            f"{'largest':>10} {'smallest':>10} {'zeros':>7} {'to 0 in f16':>11}  equation",
-        ]
-        for row in ordered[:_SHOWN]:
-            numbers = f"{row.largest:10.3g} {row.smallest:10.3g} {_share(row.zero, row):>7} "
-            lines.append(cut(f"{numbers}{_share(row.small, row):>11}  {_where(row)}"))
+        more = "more; report.rows holds all"
+        lines += ["", *table({**columns, "equation": ""}, ordered, cells, _SHOWN, more)]
         return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the report as plain dicts, lists, strings and numbers.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import check_numerics
-            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([4.0, 1.0]))
-            >>> report.to_dict()["rows"][0]["zero"]
-            1
-        """
-        rows = [dataclasses.asdict(row) for row in self.rows]
-        return {"name": self.name, "mode": self.mode, "rows": rows}
-
-    def to_json(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the report as JSON text; an infinity is the string ``"inf"``.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import check_numerics
-            >>> _, report = check_numerics(jnp.log, mode="collect")(jnp.array([4.0, 1.0]))
-            >>> report.to_json()[:32]
-            '{"name": "log", "mode": "collect'
-        """
-        content = self.to_dict()
-        for row in content["rows"]:
-            if math.isinf(row["smallest"]):
-                row["smallest"] = "inf"
-        text = json.dumps(content)
-        if path is not None:
-            pathlib.Path(path).write_text(text, encoding="utf-8")
-        return text
 
 
 def bad_message(name: str, row: NumericsRow) -> str:
@@ -267,7 +228,7 @@ def _lines(row: NumericsRow) -> list[str]:
         if count
     ]
     types = ", ".join(f"{d}{list(s)}" for d, s in zip(row.dtypes, row.shapes, strict=True))
-    among = counted(row.values, "value", "values")
+    among = counted(row.values, "value")
     scope = f"scope {row.scope}" if row.scope else "no scope"
     lines = [f"{row.primitive} makes {' and '.join(made)} among {among} ({types}) in {scope}"]
     around = f", inside {' > '.join(row.inside)}" if row.inside else ""
@@ -277,10 +238,6 @@ def _lines(row: NumericsRow) -> list[str]:
     if row.backward:
         lines.append("    in the backward pass of that line")
     return lines
-
-
-def _where(row: NumericsRow) -> str:
-    return f"{row.primitive} {','.join(row.dtypes)} {row.scope} {row.source}"
 
 
 def _share(count: int, row: NumericsRow) -> str:
@@ -308,14 +265,11 @@ def _over_mapped_axes(reading: Reading) -> Reading:
     )
 
 
-def _row(site: Site, reading: Reading, i: int) -> NumericsRow:
+def _row(equation: MeasuredEquation, reading: Reading, i: int) -> NumericsRow:
     counts = reading.counts
-    where: dict[str, Any] = {
-        field.name: getattr(site, field.name) for field in dataclasses.fields(site)
-    }
     what: dict[str, Any] = {name: _count(getattr(counts, name), i) for name in _SUMMED}
     return NumericsRow(
-        **where,
+        **fields_of(equation),
         **what,
         runs=int(reading.runs[i]),
         largest=0.0 if counts.largest is None else _single(counts.largest[i]),

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import jax
 
 from ...arguments import check_function, name_of
-from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, scope_names
-from ...interpreters.plan.data import Plan, Source
+from ...interpreters import Source
+from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
+from ...interpreters.plan.walk import walk_plan
 from ...policies import Policy, match_depth
 from ...transform import Autocast, PlannedCall, autocast
 from .by_dtype import contraction_flops
 from .jaxprs import count_casts
 from .report import Report, Totals
-from .residuals import is_gradient, residuals_of
+from .residuals import Residuals, is_gradient, residuals_of
 from .rows import Row, rows_of
 
 
@@ -54,9 +55,11 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
     """
     wrapper = wrapper_of(fn, policy, "explain", integrations=True)
     planned, chosen = wrapper.planned(*args, **kwargs), wrapper.policy
-    rows = tuple(rows_of(planned.plan, chosen, planned.call.paths))
-    name = name_of(fn)
-    return Report(name, str(chosen.compute_dtype), rows, _totals(planned, chosen, rows))
+    visits = walk_plan(planned.plan, planned.call.paths)
+    rows = tuple(rows_of(visits, chosen))
+    unmatched = _unmatched(chosen, {visit.scope for visit in visits})
+    totals = _totals(planned, rows, unmatched)
+    return Report(name_of(fn), str(chosen.compute_dtype), rows, totals)
 
 
 def wrapper_of(
@@ -75,7 +78,7 @@ def wrapper_of(
         ValueError: ``fn`` is a wrapper, and a policy is given as well.
     """
     check_function(fn, by, "Pass the function itself, then its arguments.")
-    if not isinstance(fn, Autocast) and not (integrations and hasattr(type(fn), "planned")):
+    if not isinstance(fn, Autocast) or not (integrations or type(fn) is Autocast):
         return cast(Autocast, autocast(fn, policy=policy))
     if policy is not None:
         raise ValueError(
@@ -85,13 +88,13 @@ def wrapper_of(
     return cast(Autocast, fn)
 
 
-def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals:
+def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...]) -> Totals:
     plan = planned.plan
     flops, low_flops = contraction_flops(rows)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     shapes = [jax.typeof(x) if not hasattr(x, "shape") else x for x in planned.call.arrays]
     rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)
-    residuals = None
+    residuals = Residuals()
     if not is_gradient(planned.closed):
         residuals = residuals_of(jaxpr_as_fun(rewritten), shapes, params)
     return Totals(
@@ -102,30 +105,21 @@ def _totals(planned: PlannedCall, policy: Policy, rows: Sequence[Row]) -> Totals
         casts=count_casts(rewritten),
         parameters=len(params),
         cast_parameters=sum(i in params for i, _ in plan.source_copies),
-        residual_nbytes=residuals and residuals.nbytes,
-        float32_residual_nbytes=residuals and residuals.float32_nbytes,
-        unknown=planned.plan.unknown,
-        unmatched_scopes=_unmatched(policy, plan),
+        residual_nbytes=residuals.nbytes,
+        float32_residual_nbytes=residuals.float32_nbytes,
+        residual_error=residuals.error,
+        unknown=plan.unknown,
+        unmatched_scopes=unmatched,
         loops_of_unknown_length=sum(row.primitive == "while" for row in rows),
     )
 
 
-def _unmatched(policy: Policy, plan: Plan) -> tuple[str, ...]:
+def _unmatched(policy: Policy, scopes: Collection[tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns the scope patterns of a policy that no equation stands in: most are misspelled."""
     scoped = (pattern for pattern, _, _ in policy.scoped_rules)
     patterns = dict.fromkeys([*(pattern for pattern, _ in policy.scopes), *scoped])
-    matched: set[str] = set()
-    seen: set[tuple[int, tuple[str, ...]]] = set()
-
-    def visit(plan: Plan, names: tuple[str, ...]) -> None:
-        if (id(plan), names) in seen:
-            return
-        seen.add((id(plan), names))
-        for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
-            path = names + scope_names(eqn)
-            matched.update(p for p in patterns if match_depth(p, path) is not None)
-            for inner in equation.inner:
-                visit(inner, path)
-
-    if patterns:
-        visit(plan, ())
-    return tuple(pattern for pattern in patterns if pattern not in matched)
+    return tuple(
+        pattern
+        for pattern in patterns
+        if all(match_depth(pattern, scope) is None for scope in scopes)
+    )

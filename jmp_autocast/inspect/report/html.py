@@ -16,6 +16,7 @@ import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from ..export import plain
 from .by_dtype import dtype_of, is_float, nbytes_by_dtype
 from .reason_texts import EXPLANATIONS
 from .rows import Row
@@ -94,7 +95,7 @@ def data_of(report: Report) -> dict[str, Any]:
         "name": report.name,
         "summary": report.summary,
         "compute_dtype": report.compute_dtype,
-        "totals": dataclasses.asdict(report.totals) | {"low_share": report.totals.low_share},
+        "totals": plain(report.totals),
         "floats": sorted(filter(is_float, names)),
         "explanations": {
             code.value: [text.says, text.otherwise] for code, text in EXPLANATIONS.items()

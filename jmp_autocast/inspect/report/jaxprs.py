@@ -1,65 +1,28 @@
-"""Reading a jaxpr: its equations and those inside them, how often they run, bytes, casts."""
+"""What jaxprs hold in numbers: bytes, floating point operations, casts."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
 
-from ...interpreters.compat import body_of
 from ...interpreters.plan.symbolic_sizes import element_count
-from ...policies import COMPUTE_DTYPES, CONTRACTIONS, FLOAT32, STRUCTURAL
+from ...interpreters.primitives.accumulate import contraction_in
+from ...interpreters.primitives.reading import flops
+from ...interpreters.primitives.structure import bodies, equations_in
+from ...policies import COMPUTE_DTYPES, DATA_MOVEMENT, FLOAT32, STRUCTURAL
 
 
-def equations_in(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yields each equation of a jaxpr and of those inside it, and how often it runs.
-
-    How often a ``while`` runs is unknown: its inside counts once.
-
-    Args:
-        jaxpr: An open or closed jaxpr.
-        times: How often it runs.
-    """
-    for eqn in body_of(jaxpr).eqns:
-        yield eqn, times
-        for inner in jaxprs_of(eqn):
-            yield from equations_in(inner, times * iterations(eqn))
+def is_arithmetic(eqn: Any) -> bool:
+    """False for data movement, casts, and what has a jaxpr inside, whose own equations count."""
+    name = (contraction_in(eqn) or eqn).primitive.name
+    return name not in DATA_MOVEMENT and name not in STRUCTURAL and not bodies(eqn)
 
 
-def jaxprs_of(eqn: Any) -> list[Any]:
-    """Returns the jaxprs that an equation runs, not the scalar ones of scatters and reductions.
-
-    Nor that of an accumulating contraction, which `contraction_in` reads.
-    """
-    if eqn.primitive.name not in STRUCTURAL or eqn.primitive.name == "accumulate":
-        return []
-    values = eqn.params.values()
-    flat = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
-    return [x for x in flat if hasattr(body_of(x), "eqns")]
-
-
-def contraction_in(eqn: Any) -> Any:
-    """Returns the matmul or convolution of an equation that hands out its accumulator.
-
-    Its jaxpr declares the dtype of a rounded result; the equation has the one that it returns.
-
-    Args:
-        eqn: The equation.
-
-    Returns:
-        The equation of the contraction, None for an equation of another kind.
-    """
-    if eqn.primitive.name != "accumulate":
-        return None
-    inner = body_of(eqn.params["jaxpr"]).eqns
-    return next(e for e in inner if e.primitive.name in CONTRACTIONS)
-
-
-def iterations(eqn: Any) -> int:
-    """Returns how often what is inside an equation runs; for a ``while``, which no one knows, 1."""
-    return eqn.params["length"] if eqn.primitive.name == "scan" else 1
+def flops_of(eqn: Any) -> int:
+    """Returns the estimated floating point operations of one run of an equation."""
+    return flops(eqn) if is_arithmetic(eqn) else 0
 
 
 def nbytes_of(atom: Any, dtype: str | None = None) -> int:

@@ -103,6 +103,10 @@ EXPLANATIONS: dict[ReasonCode, Explanation] = {
         "A loop, branch or call: the rows after it say what happens inside.",
         "",
     ),
+    ReasonCode.EMIT: Explanation(
+        "A rule emits a function in place of the equation; the cause names it.",
+        "Remove the rule, or let it return None here.",
+    ),
     ReasonCode.SOURCE: Explanation(
         "An input of the program, or data movement of one.",
         "",

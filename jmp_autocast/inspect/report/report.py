@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from ..text import WIDTH, cut, scaled
+from ..export import WIDTH, Exported, cut, labelled, saved, scaled, table
 from .by_dtype import Share, by_dtype, low_share
 from .html import frame_of, page_of
 from .jaxprs import Casts
@@ -39,6 +38,7 @@ class Totals:
             again. None for a program that holds a backward pass itself, and for one that JAX
             cannot differentiate.
         float32_residual_nbytes: The bytes of those in float32.
+        residual_error: What JAX said of a program that it cannot differentiate, else ``""``.
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
         unmatched_scopes: Scope patterns of the policy that no equation stands in.
         loops_of_unknown_length: The number of ``while`` loops, whose inside counts once.
@@ -52,6 +52,8 @@ class Totals:
         (1, 1, 2, 1)
     """
 
+    _computed: ClassVar[tuple[str, ...]] = ("low_share",)
+
     equations: int
     flops: int
     contraction_flops: int
@@ -61,6 +63,7 @@ class Totals:
     cast_parameters: int
     residual_nbytes: int | None
     float32_residual_nbytes: int | None
+    residual_error: str
     unknown: tuple[str, ...]
     unmatched_scopes: tuple[str, ...]
     loops_of_unknown_length: int
@@ -113,7 +116,7 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(Exported):
     """What `jmp_autocast.explain` returns.
 
     Args:
@@ -158,85 +161,45 @@ class Report:
 
     def __str__(self) -> str:
         """Returns the summary, the totals, and the equations grouped by what is alike in them."""
-        return "\n".join([self.summary, "", *self._total_lines(), "", *self._table()])
+        return "\n".join([self.summary, "", *self._facts(), "", *self._table()])
 
-    def _total_lines(self) -> list[str]:
+    def _facts(self) -> list[str]:
         totals, casts = self.totals, self.totals.casts
-        lines = [
-            f"FLOPs       {scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
-            "matmuls and convolutions",
-            f"casts       {casts.down} down ({scaled(casts.down_nbytes)}B), "
-            f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
-            f"parameters  {totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
-        ]
-        if totals.residual_nbytes is not None:
-            kept, full = (
-                scaled(x or 0) for x in (totals.residual_nbytes, totals.float32_residual_nbytes)
-            )
-            lines.append(
-                f"residuals   {kept}B kept for the backward pass, of them {full}B in float32"
-            )
-        if totals.loops_of_unknown_length:
-            loops = totals.loops_of_unknown_length
-            lines.append(f"loops       {loops} while loops, counted as one iteration")
-        if totals.unknown:
-            lines.append(f"unknown     no rule for {', '.join(totals.unknown)}: kept as declared")
-        if totals.unmatched_scopes:
-            lines.append(f"scopes      nothing matched {', '.join(totals.unmatched_scopes)}")
-        return [cut(line) for line in lines]
+        loops, kept = totals.loops_of_unknown_length, totals.residual_nbytes
+        full, error = scaled(totals.float32_residual_nbytes or 0), totals.residual_error
+        residuals = f"{scaled(kept or 0)}B kept for the backward pass, of them {full}B in float32"
+        if kept is None:
+            residuals = f"not known: {error}" if error else None
+        unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
+        return labelled(
+            {
+                "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
+                "matmuls and convolutions",
+                "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
+                f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
+                "parameters": f"{totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
+                "residuals": residuals,
+                "loops": f"{loops} while loops, counted as one iteration" if loops else None,
+                "unknown": f"no rule for {unknown}: kept as declared" if unknown else None,
+                "scopes": f"nothing matched {unmatched}" if unmatched else None,
+            }
+        )
 
     def _table(self) -> list[str]:
         groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)
         for row in self.rows:
             groups[row.primitive, _dtypes(row), row.reason].append(row)
         ordered = sorted(groups.values(), key=lambda rows: -sum(row.flops for row in rows))
-        lines = [f"{'times':>7}  {'primitive':22} {'dtypes':26} {'FLOPs':>7}  reason"]
-        for rows in ordered[:_SHOWN]:
+
+        def cells(rows: list[Row]) -> list[Any]:
             times, flops = sum(row.times for row in rows), sum(row.flops for row in rows)
-            primitive, dtypes = cut(rows[0].primitive, 22), cut(_dtypes(rows[0]), 26)
-            causes = {row.cause for row in rows}
-            reason = _reason(rows[0]) if len(causes) == 1 else rows[0].reason
-            line = f"{times:7}  {primitive:22} {dtypes:26} {scaled(flops):>7}  {reason}"
-            lines.append(cut(line))
-        if len(ordered) > _SHOWN:
-            lines.append(f"... and {len(ordered) - _SHOWN} more groups; report.rows holds all rows")
-        return lines
+            one_cause = len({row.cause for row in rows}) == 1
+            reason = _reason(rows[0]) if one_cause else rows[0].reason
+            return [times, rows[0].primitive, _dtypes(rows[0]), scaled(flops), reason]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the report as plain dicts, lists, strings and numbers.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
-            >>> explain(jnp.exp, jnp.ones(4), policy=BF16).to_dict()["rows"][0]["primitive"]
-            'exp'
-        """
-        totals = dataclasses.asdict(self.totals) | {"low_share": self.totals.low_share}
-        return {
-            "name": self.name,
-            "compute_dtype": self.compute_dtype,
-            "totals": totals,
-            "rows": [dataclasses.asdict(row) for row in self.rows],
-        }
-
-    def to_json(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the report as JSON text.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import json
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
-            >>> text = explain(jnp.exp, jnp.ones(4), policy=BF16).to_json()
-            >>> json.loads(text)["compute_dtype"]
-            'bfloat16'
-        """
-        text = json.dumps(self.to_dict())
-        if path is not None:
-            pathlib.Path(path).write_text(text, encoding="utf-8")
-        return text
+        columns = {"times": ">7", "primitive": "22", "dtypes": "26", "FLOPs": ">7", "reason": ""}
+        more = "more groups; report.rows holds all rows"
+        return table(columns, ordered, cells, _SHOWN, more)
 
     def to_html(self, path: str | pathlib.Path | None = None) -> str:
         """Returns the report as an HTML page, to be opened in any browser.
@@ -256,10 +219,7 @@ class Report:
             >>> page.splitlines()[0]
             '<!doctype html>'
         """
-        text = page_of(self)
-        if path is not None:
-            pathlib.Path(path).write_text(text, encoding="utf-8")
-        return text
+        return saved(page_of(self), path)
 
     def _repr_html_(self) -> str:
         """Returns the page in a frame, for notebooks."""

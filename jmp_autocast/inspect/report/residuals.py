@@ -16,16 +16,16 @@ from ...interpreters.compat import (
     dce_jaxpr,
     fresh_make_jaxpr,
     name_stack,
-    scan_split,
 )
-from ...policies import DATA_MOVEMENT, FLOAT32
-from .jaxprs import equations_in, jaxprs_of, nbytes_of
+from ...interpreters.primitives.structure import bodies, equations_in
+from ...interpreters.primitives.traits import having
+from ...policies import FLOAT32
+from .jaxprs import nbytes_of
 
-_MOVES = DATA_MOVEMENT | frozenset(
-    "convert_element_type copy source_view cpu_barrier optimization_barrier".split()
-)
-# What follows the first operand are indices, a padding value, or the same leaf in 16 bits.
-_FIRST = frozenset("dynamic_slice gather pad source_view".split())
+# A parameter stays one through these: what the backward pass keeps of it is in memory anyway.
+_MOVES = having("moves") | having("same") | {"convert_element_type", "source_view"}
+# What follows the first operand are indices, a padding value, or the same source in 16 bits.
+_FIRST = having("first")
 
 
 class _Kind(enum.Enum):
@@ -39,18 +39,20 @@ class Residuals:
     """The bytes of activations that the backward pass keeps.
 
     Args:
-        nbytes: All of them.
+        nbytes: All of them, None where they are not known.
         float32_nbytes: Those in float32.
+        error: Why they are not known: what JAX, or a rule of the user's own, said.
     """
 
-    nbytes: int
-    float32_nbytes: int
+    nbytes: int | None = None
+    float32_nbytes: int | None = None
+    error: str = ""
 
 
 def residuals_of(
     program: Callable[..., Sequence[Any]], shapes: Sequence[Any], params: Sequence[int]
-) -> Residuals | None:
-    """Returns what `jax.vjp` of a program keeps, None if JAX cannot differentiate it.
+) -> Residuals:
+    """Returns what `jax.vjp` of a program keeps.
 
     The derivative is that of all float outputs with respect to the parameters, or to all float
     inputs of a program without parameters. Each array counts once. Inputs of the program do not
@@ -65,7 +67,7 @@ def residuals_of(
     floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
     wanted = [i for i in params if i in floats] or floats
     if not wanted:
-        return None
+        return Residuals()
 
     def kept(*arrays: Any) -> Any:
         def of_wanted(*chosen: Any) -> list[Any]:
@@ -75,13 +77,14 @@ def residuals_of(
             return [x for x in program(*given) if jnp.issubdtype(x.dtype, jnp.floating)]
 
         outputs, pullback = jax.vjp(of_wanted, *(arrays[i] for i in wanted))
-        pullback(outputs)  # what has no backward pass says so here
+        # A program without a backward pass raises here: `jax.vjp` alone only linearizes it.
+        pullback(outputs)
         return pullback
 
     try:
         jaxpr = body_of(fresh_make_jaxpr(kept, *shapes))
-    except Exception:  # JAX, or a rule of the user's own, may refuse in any way
-        return None
+    except Exception as error:  # JAX, or a rule of the user's own, may refuse in any way
+        return Residuals(error=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
     jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     inputs = [_Kind.PARAM if i in params else _Kind.OTHER for i in range(len(shapes))]
     kinds = _kinds(jaxpr, inputs)
@@ -129,15 +132,15 @@ def _of_equation(eqn: Any, given: Sequence[_Kind]) -> _Kind:
     return _Kind.PARAM if moved else _Kind.OTHER
 
 
-def _of_inside(eqn: Any, given: list[_Kind]) -> list[_Kind] | None:
-    """The kinds of the results of an equation that shares them with one jaxpr inside it."""
-    inside = [body_of(jaxpr) for jaxpr in jaxprs_of(eqn)]
-    if len(inside) != 1 or len(inside[0].invars) != len(given):
+def _of_inside(eqn: Any, given: Sequence[_Kind]) -> list[_Kind] | None:
+    """Returns the kinds of the results of an equation that shares them with one jaxpr inside it."""
+    held = bodies(eqn)
+    if len(held) != 1:
         return None
-    (body,) = inside
-    if eqn.primitive.name == "scan":
-        consts, carries = scan_split(eqn.params)
-        given[consts : consts + carries] = [_Kind.OTHER] * carries
-    kinds = _kinds(body, given)
-    made = [_kind(v, kinds) for v in body.outvars]
-    return made if len(made) == len(eqn.outvars) else None
+    (body,) = held
+    carried = {i for i, _ in body.carries}  # an iteration takes what the one before it computed
+    entering = [_Kind.OTHER if i in carried else given[k] for i, k in enumerate(body.operands)]
+    jaxpr = body_of(body.jaxpr)
+    kinds = _kinds(jaxpr, entering)
+    made = {k: _kind(v, kinds) for k, v in zip(body.results, jaxpr.outvars, strict=True)}
+    return [made.get(k, _Kind.OTHER) for k in range(len(eqn.outvars))]

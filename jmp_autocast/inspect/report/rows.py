@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ...arguments import name_of
-from ...interpreters.compat import Literal, scope_names
-from ...interpreters.plan.data import EquationPlan, Plan, ValueState
-from ...interpreters.plan.equation_view import view_of
-from ...interpreters.plan.value_facts import literal_state
-from ...policies import DATA_MOVEMENT, STRUCTURAL, CastPolicy, Policy
-from .jaxprs import iterations, nbytes_of
-from .provenance import Links, links_of
-
-NOT_ARITHMETIC = DATA_MOVEMENT | STRUCTURAL
+from ...interpreters.compat import source_line
+from ...interpreters.plan.walk import Visit
+from ...interpreters.primitives.structure import bodies
+from ...policies import STRUCTURAL, CastPolicy, Policy
+from .jaxprs import flops_of, nbytes_of
+from .provenance import causes_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,98 +93,66 @@ class Row:
     declared_nbytes: int
 
 
-def rows_of(plan: Plan, policy: Policy, paths: Sequence[str]) -> list[Row]:
+def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
     """Returns the rows of a plan, in program order; what is inside an equation follows it.
 
     Args:
-        plan: The plan of the whole program.
-        policy: The policy that it was made with.
-        paths: The path of each input in the arguments.
+        visits: What `walk_plan` returns, with the paths of the inputs in the arguments as origins.
+        policy: The policy that the plan was made with.
     """
-    links = iter(enumerate(links_of(plan, paths)))
-    return list(_walk(plan, policy, links, (), 0, 1))
+    pairs = zip(visits, causes_of(visits), strict=True)
+    return [_row(visit, causes, policy) for visit, causes in pairs]
 
 
-def _walk(
-    plan: Plan,
-    policy: Policy,
-    links: Iterator[tuple[int, Links]],
-    names: tuple[str, ...],
-    depth: int,
-    times: int,
-) -> Iterator[Row]:
-    body = plan.jaxpr
-    states = dict(zip(body.constvars, plan.consts, strict=True))
-    states.update(zip(body.invars, plan.inputs, strict=True))
-    for eqn, equation in zip(body.eqns, plan.equations, strict=True):
-        given = [literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars]
-        path = names + scope_names(eqn)
-        yield _row(eqn, equation, given, policy, next(links), path, depth, times)
-        for inner in equation.inner:
-            yield from _walk(inner, policy, links, path, depth + 1, times * iterations(eqn))
-        states.update(zip(eqn.outvars, equation.results, strict=True))
-
-
-def _row(
-    eqn: Any,
-    equation: EquationPlan,
-    given: Sequence[ValueState],
-    policy: Policy,
-    linked: tuple[int, Links],
-    path: tuple[str, ...],
-    depth: int,
-    times: int,
-) -> Row:
-    index, links = linked
-    view = view_of(eqn, given, path, np.dtype(policy.compute_dtype))
-    read = [
-        _name(dtype or state.dtype or _dtype(v))
-        for v, state, dtype in zip(eqn.invars, given, equation.operands, strict=True)
+def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
+    eqn, plan, times = visit.eqn, visit.plan, visit.times
+    operand_dtypes = [
+        dtype or state.dtype for dtype, state in zip(plan.operands, plan.given, strict=True)
     ]
-    made = [
-        _name(state.dtype or _dtype(v))
-        for v, state in zip(eqn.outvars, equation.results, strict=True)
-    ]
+    operands = list(map(_name, eqn.invars, operand_dtypes))
+    results = list(map(_name, eqn.outvars, (state.dtype for state in plan.results)))
     atoms = [*eqn.invars, *eqn.outvars]
-    declared = [_name(_dtype(v)) for v in atoms]
     return Row(
-        index=index,
-        scope=view.scope,
-        source=view.source,
-        primitive=view.primitive,
-        depth=depth,
-        inner=links.inner,
+        index=visit.index,
+        scope="/".join(visit.scope),
+        source=source_line(eqn),
+        primitive=eqn.primitive.name,
+        depth=visit.depth,
+        inner=visit.inner,
         times=times,
-        operand_shapes=view.operand_shapes,
-        result_shapes=view.result_shapes,
-        declared_operands=tuple(declared[: len(read)]),
-        operands=tuple(read),
-        declared_results=tuple(declared[len(read) :]),
-        results=tuple(made),
-        rule=_rule_name(policy, view.primitive, path),
-        reason=equation.reason.code.value,
-        cause=equation.reason.cause,
-        operand_rows=tuple(x if isinstance(x, int) else None for x in links.operands),
-        operand_inputs=tuple(x if isinstance(x, str) else "" for x in links.operands),
-        operand_sources=tuple(state.source.value if state.source else "" for state in given),
-        cause_operands=equation.reason.operands,
-        cause_rows=links.causes,
-        flops=0 if view.primitive in NOT_ARITHMETIC else times * view.flops,
-        nbytes=times * sum(map(nbytes_of, atoms, [*read, *made])),
+        operand_shapes=tuple(map(_shape, eqn.invars)),
+        result_shapes=tuple(map(_shape, eqn.outvars)),
+        declared_operands=tuple(map(_name, eqn.invars)),
+        operands=tuple(operands),
+        declared_results=tuple(map(_name, eqn.outvars)),
+        results=tuple(results),
+        rule=_rule_name(policy, eqn, visit.scope),
+        reason=plan.reason.code.value,
+        cause=plan.reason.cause,
+        operand_rows=tuple(x if isinstance(x, int) else None for x in visit.origins),
+        operand_inputs=tuple(x if isinstance(x, str) else "" for x in visit.origins),
+        operand_sources=tuple(s.source.value if s.source else "" for s in plan.given),
+        cause_operands=plan.reason.operands,
+        cause_rows=causes,
+        flops=times * flops_of(eqn),
+        nbytes=times * sum(map(nbytes_of, atoms, [*operands, *results])),
         declared_nbytes=times * sum(map(nbytes_of, atoms)),
     )
 
 
-def _dtype(atom: Any) -> Any:
-    return getattr(atom.aval, "dtype", None)
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(getattr(atom.aval, "shape", ()))
 
 
-def _name(dtype: Any) -> str:
+def _name(atom: Any, dtype: Any = None) -> str:
+    """Returns the name of a dtype, by default of the one that a variable or literal declares."""
+    dtype = dtype or getattr(atom.aval, "dtype", None)
     return str(getattr(dtype, "name", dtype))
 
 
-def _rule_name(policy: Policy, primitive: str, path: Sequence[str]) -> str:
-    if primitive in STRUCTURAL:
-        return ""
-    rule, _ = policy.rule_for(primitive, policy.rules_in(path))
+def _rule_name(policy: Policy, eqn: Any, scope: Sequence[str]) -> str:
+    name = eqn.primitive.name
+    rule, origin = policy.rule_for(name, policy.rules_in(scope))
+    if origin == "unknown" and (name in STRUCTURAL or bodies(eqn)):
+        return ""  # no rule is needed: the inside is planned, or the cast is the program's
     return rule.name if isinstance(rule, CastPolicy) else name_of(rule)

@@ -7,14 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ...arguments import check_function, flatten
 from ...interpreters.compat import fresh_make_jaxpr
-from ...interpreters.plan.data import ValueState
-from ...interpreters.plan.equation_view import view_of
-from .jaxprs import contraction_in, equations_in, jaxprs_of, nbytes_of
-from .rows import NOT_ARITHMETIC
+from ...interpreters.primitives.accumulate import contraction_in
+from ...interpreters.primitives.structure import bodies, equations_in
+from .jaxprs import flops_of, nbytes_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,17 +74,14 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
     call = flatten(fn, (), args, kwargs, abstract=True)
     sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
     for eqn, times in equations_in(fresh_make_jaxpr(call.traceable, *call.arrays)):
+        # A contraction that hands out its accumulator has the sources of its operands behind them,
+        # for their gradients. It counts as the contraction that runs.
         ran = contraction_in(eqn) or eqn
-        operands = eqn.invars[: len(ran.invars)]  # the rest are leaves, for their gradients
-        atoms = [*operands, *eqn.outvars]
-        names = [str(getattr(v.aval, "dtype", None)) for v in atoms]
-        ends = names[: len(operands)], names[len(operands) :]
-        key = (ran.primitive.name, *(tuple(dict.fromkeys(end)) for end in ends))
-        view = view_of(ran, [ValueState(None)] * len(operands), (), np.dtype(np.float16))
-        inside = bool(jaxprs_of(eqn))
-        counted = sums[key]
+        ends = eqn.invars[: len(ran.invars)], eqn.outvars
+        names = [tuple(dict.fromkeys(str(getattr(v.aval, "dtype", None)) for v in e)) for e in ends]
+        counted = sums[ran.primitive.name, *names]
         counted[0] += times
-        counted[1] += 0 if ran.primitive.name in NOT_ARITHMETIC else times * view.flops
-        counted[2] += 0 if inside else times * sum(map(nbytes_of, atoms))
+        counted[1] += times * flops_of(eqn)
+        counted[2] += 0 if bodies(eqn) else times * sum(map(nbytes_of, [*ends[0], *ends[1]]))
     counts = [OpCount(*key, *counted) for key, counted in sums.items()]
     return sorted(counts, key=lambda c: (-c.flops, -c.nbytes, c.primitive, c.operands))

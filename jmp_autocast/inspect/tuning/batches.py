@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ...arguments import is_array
+from ..signature import Signature, split
 
 # XLA would leave out a rounding to 16 bits and back: what overflows there would not be seen.
 _EVERY_ROUNDING = {"xla_allow_excess_precision": False}
@@ -17,43 +18,22 @@ _EVERY_ROUNDING = {"xla_allow_excess_precision": False}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """The arguments of one call: its arrays are traced, everything else is static.
+    """The arguments of one call.
 
     Args:
         args: The arguments.
-        arrays: Their array leaves.
-        static: The leaves that are none, each with its position.
-        tree: The structure of the arguments.
+        signature: What is static in them.
+        arrays: Their array leaves, which are traced.
     """
 
     args: tuple[Any, ...]
+    signature: Signature
     arrays: list[Any]
-    static: list[tuple[int, Any]]
-    tree: Any
-
-    def rebuilt(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the arguments with other arrays in them."""
-        leaves = list(arrays)
-        for i, leaf in self.static:
-            leaves.insert(i, leaf)
-        return jax.tree.unflatten(self.tree, leaves)
-
-    def calls_like(self, other: Batch) -> bool:
-        """True if one jitted function can take both."""
-        return (
-            self.tree == other.tree
-            and len(self.static) == len(other.static)
-            and all(
-                i == k and type(x) is type(y) and (x is y or bool(x == y))
-                for (i, x), (k, y) in zip(self.static, other.static, strict=True)
-            )
-        )
 
     @property
     def shapes(self) -> str:
         """The types of the arrays and the other leaves, as text."""
-        arrays = [str(jax.typeof(x)) for x in self.arrays]
-        return f"{self.tree} of {', '.join([*arrays, *(repr(x) for _, x in self.static)])}"
+        return self.signature.text(self.arrays)
 
 
 def as_batches(batches: Any) -> list[Batch]:
@@ -76,26 +56,23 @@ def as_batches(batches: Any) -> list[Batch]:
                 f"batches[{i}] must be a tuple of arguments, got {_shown(args)} of type "
                 f"{type(args).__name__}. {fix}"
             )
-        leaves, tree = jax.tree.flatten(args)
-        if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(args)):
             raise TypeError(
                 f"batches[{i}] must hold arrays, got a jax.ShapeDtypeStruct. tune runs the "
                 "function: pass values that are typical of it."
             )
-        static = [(k, x) for k, x in enumerate(leaves) if not is_array(x)]
-        found.append(Batch(args, [x for x in leaves if is_array(x)], static, tree))
+        found.append(Batch(args, *split(args)))
     if not found:
         raise ValueError(f"batches must hold at least one tuple of arguments, got none. {fix}")
     return found
 
 
 def different(batches: Sequence[Batch]) -> list[Batch]:
-    """Returns one batch of each kind: those of the others have the same shapes and statics."""
-    found: list[Batch] = []
+    """Returns the first batch of each signature and shapes: the others have the same plans."""
+    found: dict[Any, Batch] = {}
     for batch in batches:
-        if not any(batch.calls_like(x) and batch.shapes == x.shapes for x in found):
-            found.append(batch)
-    return found
+        found.setdefault((batch.signature, batch.shapes), batch)
+    return list(found.values())
 
 
 def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -> list[list[Any]]:
@@ -107,21 +84,13 @@ def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -
         argnums: The arguments to differentiate by, None for the function's result alone.
     """
     called = fn if argnums is None else jax.value_and_grad(fn, argnums)
-    compiled: list[tuple[Batch, Callable[..., Any]]] = []
 
-    def compiled_for(batch: Batch) -> Callable[..., Any]:
-        for other, run in compiled:
-            if batch.calls_like(other):
-                return run
+    def run(signature: Signature, *arrays: Any) -> list[Any]:
+        leaves = jax.tree.leaves(called(*signature.rebuilt(arrays)))
+        return [x for x in leaves if is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact)]
 
-        def run(*arrays: Any) -> list[Any]:
-            leaves = jax.tree.leaves(called(*batch.rebuilt(arrays)))
-            return [x for x in leaves if is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact)]
-
-        compiled.append((batch, jax.jit(run, compiler_options=_EVERY_ROUNDING)))
-        return compiled[-1][1]
-
-    return [compiled_for(batch)(*batch.arrays) for batch in batches]
+    compiled = jax.jit(run, static_argnums=0, compiler_options=_EVERY_ROUNDING)
+    return [compiled(batch.signature, *batch.arrays) for batch in batches]
 
 
 @jax.jit

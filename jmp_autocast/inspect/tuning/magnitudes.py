@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,76 +14,60 @@ import numpy as np
 from ...arguments import is_array
 from ...interpreters.compat import fresh_make_jaxpr
 from ...scopes import read_mark
-from ..measure.batching import Run
-from ..measure.evaluator import Walker
-from ..measure.measured import is_measured, sites_in
-from ..measure.programs import Declared
+from ..measure.basic_blocks import EquationRun, Probe
+from ..measure.evaluator import Evaluator
+from ..measure.measured import is_measurable, measured_equations
+from ..measure.programs import Program
+from ..signature import Signature, Traced
 from .batches import Batch
-from .candidates import Unit
+from .candidates import Candidate
 
 
 def largest_of(
-    fn: Callable[..., Any], units: Sequence[Unit], batches: Sequence[Batch], argnums: Any
+    fn: Callable[..., Any], candidates: Sequence[Candidate], batches: Sequence[Batch], argnums: Any
 ) -> list[float]:
-    """Returns the largest finite magnitude among operands and results of each unit.
+    """Returns the largest finite magnitude among operands and results of each candidate.
 
     The program runs as `check_numerics` runs it, with one number per equation: with all that
     `check_numerics` counts, a program of 2,000 equations compiles four times as long.
 
     Args:
         fn: The function in float32.
-        units: The units.
+        candidates: The candidates.
         batches: The batches.
         argnums: The arguments to differentiate by, None for the function alone.
     """
     called = fn if argnums is None else jax.value_and_grad(fn, argnums)
-    found: dict[Unit, float] = defaultdict(float)
-    programs: list[tuple[Batch, Callable[..., Any], list[Unit]]] = []
+    found: dict[Candidate, float] = defaultdict(float)
 
-    def program_for(batch: Batch) -> tuple[Callable[..., Any], list[Unit]]:
-        for other, run, sites in programs:
-            if batch.calls_like(other) and batch.shapes == other.shapes:
-                return run, sites
-
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(signature: Signature, *arrays: Any) -> Traced:
         def arrays_of(*arrays: Any) -> list[Any]:
-            return [x for x in jax.tree.leaves(called(*batch.rebuilt(arrays))) if is_array(x)]
+            return [x for x in jax.tree.leaves(called(*signature.rebuilt(arrays))) if is_array(x)]
 
-        closed = fresh_make_jaxpr(arrays_of, *batch.arrays)
-
-        def run(*arrays: Any) -> Any:
-            return Walker(_Largest()).start(closed, [Declared()], arrays).readings
-
-        sites = [Unit(site.scope, site.primitive) for site in sites_in(closed)]
-        programs.append((batch, jax.jit(run), sites))
-        return programs[-1][1:]
+        closed = fresh_make_jaxpr(arrays_of, *arrays)
+        evaluated = Evaluator(_Largest()).start(closed, [Program()], arrays)
+        made = tuple(Candidate(e.scope, e.primitive) for e in measured_equations(closed))
+        return Traced(evaluated.readings, made)
 
     for batch in batches:
-        run, sites = program_for(batch)
-        for unit, value in zip(sites, np.asarray(run(*batch.arrays)), strict=True):
-            found[unit] = max(found[unit], float(value))
-    return [found[_without_marks(unit)] for unit in units]
+        measured = run(batch.signature, *batch.arrays)
+        for candidate, value in zip(measured.static, np.asarray(measured.arrays), strict=True):
+            found[candidate] = max(found[candidate], float(value))
+    return [found[_without_marks(candidate)] for candidate in candidates]
 
 
-def _without_marks(unit: Unit) -> Unit:
-    names = [name for name in unit.scope.split("/") if read_mark(name) is None]
-    return Unit("/".join(names), unit.primitive)
+def _without_marks(candidate: Candidate) -> Candidate:
+    names = [name for name in candidate.scope.split("/") if read_mark(name) is None]
+    return Candidate("/".join(names), candidate.primitive)
 
 
-class _Largest:
+class _Largest(Probe):
     """Measures the largest finite magnitude that an equation reads or makes."""
 
-    flags = 0
-
-    def measure(self, run: Run) -> tuple[Any, ...]:
-        arrays = [x for x in (*run.operands[0], *run.results[0]) if is_measured(jax.typeof(x))]
-        found = [_largest(x) for x in arrays]
-        return (jnp.stack(found).max(),)
-
-    def flags_of(self, array: Any) -> tuple[Any, ...]:
-        return ()
-
-    def flags_made(self, measured: tuple[Any, ...]) -> tuple[Any, ...]:
-        return ()
+    def measure(self, run: EquationRun) -> tuple[Any, ...]:
+        arrays = [x for x in (*run.operands[0], *run.results[0]) if is_measurable(jax.typeof(x))]
+        return (jnp.stack([_largest(x) for x in arrays]).max(),)
 
     def settle(self, measured: tuple[Any, ...], held: tuple[Any, ...], ticks: Any) -> Any:
         return measured[0]

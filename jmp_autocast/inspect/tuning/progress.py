@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 
-class Bar(contextlib.AbstractContextManager["Bar"]):
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """A progress bar on the standard error stream, or nothing.
 
     Args:
@@ -35,7 +35,7 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
         if progress:
             self._rich = _rich_progress()
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Progress:
         """Shows the bar."""
         if self._rich is not None:
             self._rich.start()

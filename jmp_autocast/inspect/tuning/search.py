@@ -1,7 +1,8 @@
-"""The search of `tune`: which few of many units have to be kept in float32.
+"""The search of `tune`: which few of many candidates have to be kept in float32.
 
-It knows nothing of programs. A test says whether a set of units passes; that it is monotone, so
-that a superset of what passes passes too, makes the result smallest, and nothing else rests on it.
+It knows nothing of programs. A test says whether a set of candidates passes. Where the test is
+monotone (whatever contains a set that passes, passes), the result is smallest; that the search ends
+and that its result passes does not depend on it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Callable, Sequence
 Test = Callable[[frozenset[int]], bool]
 
 
-def run_bound(culprits: int, units: int) -> int:
+def run_bound(culprits: int, candidates: int) -> int:
     """Returns how many runs a search takes at most for a monotone test.
 
     Args:
-        culprits: The number of units that have to be kept.
-        units: The number of units.
+        culprits: The number of candidates that have to be kept.
+        candidates: The number of candidates.
     """
-    return math.floor(2 * culprits * math.log2(max(units, 1)) + 10)
+    return math.floor(2 * culprits * math.log2(max(candidates, 1)) + 10)
 
 
 def find_culprits(
@@ -27,7 +28,7 @@ def find_culprits(
     passes: Test,
     may_run: Callable[[int], bool] = lambda culprits: True,
 ) -> tuple[int, ...]:
-    """Returns units that pass together, and none of which can be left out.
+    """Returns candidates that pass together, and none of which can be left out.
 
     The shortest prefix of the order that passes, together with what was found before, ends in a
     culprit; the next one stands before it. This is delta debugging (Zeller and Hildebrandt, 2002)
@@ -35,8 +36,8 @@ def find_culprits(
     ends, and what it returns has passed, also where the test is not monotone.
 
     Args:
-        order: The units, the most suspicious first. All together pass.
-        passes: The test of a set of units.
+        order: The candidates, the most suspicious first. All together pass.
+        passes: The test of a set of candidates.
         may_run: Whether there may be one more run, given the number of culprits. It is asked where
             a run is no longer part of the search, but may make the result smaller.
 
@@ -52,9 +53,9 @@ def find_culprits(
         if end:
             end -= 1
             found.append(order[end])
-    for unit in tuple(found):
-        if len(found) > 1 and may_run(len(found)) and passes(frozenset(found) - {unit}):
-            found.remove(unit)
+    for candidate in tuple(found):
+        if len(found) > 1 and may_run(len(found)) and passes(frozenset(found) - {candidate}):
+            found.remove(candidate)
     return tuple(found)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from ..export import json_text
 
 VERSION = 1
 _START = f'{{"jmp_autocast.tune": {VERSION}'
@@ -20,15 +21,15 @@ _START = f'{{"jmp_autocast.tune": {VERSION}'
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One run of a program with some units in float32.
+    """One run of a program with some candidates in float32.
 
     Args:
-        pinned: The indices of the units.
+        kept: The indices of the candidates.
         passed: It was good enough.
         error: The relative error, None where a callable decided.
     """
 
-    pinned: tuple[int, ...]
+    kept: tuple[int, ...]
     passed: bool
     error: float | None
 
@@ -63,10 +64,10 @@ class Log:
             return
         _check_header(json.loads(lines[0]), json.loads(json.dumps(header)), self._path)
         for number, line in enumerate(lines[1:], 2):
-            self._take(line, len(header["units"]), number)
+            self._take(line, len(header["candidates"]), number)
 
     def largest(self, measure: Callable[[], Sequence[float]]) -> list[float]:
-        """Returns the largest magnitude of each unit: from the file, or measured and written."""
+        """Returns the largest magnitude of each candidate, from the file or measured."""
         if self._largest is None:
             self._largest = list(measure())
             self._write({"largest": self._largest})
@@ -74,16 +75,15 @@ class Log:
 
     def add(self, trial: Trial) -> Trial:
         """Keeps a trial."""
-        self.trials[frozenset(trial.pinned)] = trial
-        error = "inf" if trial.error == math.inf else trial.error
-        self._write({"pinned": list(trial.pinned), "passed": trial.passed, "error": error})
+        self.trials[frozenset(trial.kept)] = trial
+        self._write({"kept": trial.kept, "passed": trial.passed, "error": trial.error})
         return trial
 
     def _write(self, data: dict[str, Any]) -> None:
         if self._path is None:
             return
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(data) + "\n")
+            file.write(json_text(data) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -104,17 +104,17 @@ class Log:
                 file.truncate(end)
         return content[:end].decode("utf-8").splitlines()
 
-    def _take(self, line: str, units: int, number: int) -> None:
+    def _take(self, line: str, candidates: int, number: int) -> None:
         try:
             data = json.loads(line)
             if "largest" in data:
                 self._largest = [float(x) for x in data["largest"]]
-                good = len(self._largest) == units
+                good = len(self._largest) == candidates
             else:
                 error = None if data["error"] is None else float(data["error"])
-                trial = Trial(tuple(data["pinned"]), data["passed"], error)
-                self.trials[frozenset(trial.pinned)] = trial
-                good = type(trial.passed) is bool and set(trial.pinned) <= set(range(units))
+                trial = Trial(tuple(data["kept"]), data["passed"], error)
+                self.trials[frozenset(trial.kept)] = trial
+                good = type(trial.passed) is bool and set(trial.kept) <= set(range(candidates))
         except (ValueError, TypeError, KeyError):
             good = False
         if not good:

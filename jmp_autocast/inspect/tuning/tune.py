@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, overload
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ...arguments import check_function, name_of
+from ...arguments import name_of
 from ...interpreters.compat import mark_frames
+from ...interpreters.plan.walk import walk_plan
 from ...policies import FP16, CastPolicy, Policy, as_policy
-from ...transform import Autocast, autocast
+from ...transform import autocast
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..report.by_dtype import contraction_flops, low_share
 from ..report.explain import wrapper_of
 from ..report.rows import Row, rows_of
 from .batches import Batch, as_batches, different, error_of, outputs_of
-from .candidates import Unit, keeping, units_of
+from .candidates import Candidate, candidates_of, keeping
+from .checks import as_bool, check, check_range, positions_of
 from .magnitudes import largest_of
-from .progress import Bar
+from .progress import Progress
 from .search import find_culprits, run_bound
 from .search_log import Log, Trial
-from .tune_report import Pin, TuneReport
+from .tune_report import KeptOperation, TuneReport
 
 mark_frames(__file__)
 
 
 class UnreachableError(ValueError):
-    """Not even with everything in float32 that could be is the program good enough."""
+    """The program is not good enough even if all that the policy lowers runs in float32."""
 
 
 @overload
@@ -128,20 +129,25 @@ def tune(
         >>> bool(jnp.isfinite(autocast(model, policy=policy)(params, x)).all())
         True
     """
-    _check(fn, tolerance, accept, argnums)
+    check(fn, tolerance, accept, argnums)
     start = FP16 if policy is None else as_policy(policy)
-    bar = Bar(progress)
+    progress_bar = Progress(progress)
     runs = as_batches(batches)
-    _check_range(argnums, runs)
-    with bar:
-        found = _Search(_fresh(fn), runs, tolerance, accept, start, argnums, bar, log).run()
+    check_range(argnums, runs)
+    with progress_bar:
+        search = _Search(_fresh(fn), runs, tolerance, accept, start, argnums, progress_bar, log)
+        found = search.run()
     if progress is not False:
         print(found)
     return (found.policy, found) if report else found.policy
 
 
 def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns another function, which takes the wrappers of the candidates along when it goes."""
+    """Returns another function around the user's.
+
+    The wrappers of all the policies that are tried live in its ``__dict__``, as `autocast` keeps
+    them, and go when it goes; in that of the user's function they would stay.
+    """
     if not inspect.isfunction(fn):
         return fn
 
@@ -153,6 +159,11 @@ def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Search:
+    """One search: what is tried, and what was found.
+
+    A set of candidates, those that a trial keeps in float32, is a set of their indices.
+    """
+
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -161,77 +172,76 @@ class _Search:
         accept: Callable[..., Any] | None,
         start: Policy,
         argnums: Any,
-        bar: Bar,
+        progress: Progress,
         log: Any,
     ) -> None:
         self._fn, self._batches, self._start = fn, batches, start
         self._tolerance, self._accept, self._argnums = tolerance, accept, argnums
-        self._bar = bar
-        bar.show("looking at the program")
-        self._sources: dict[Unit, str] = {}
+        self._progress = progress
+        progress.show("looking at the program")
+        self._sources: dict[Candidate, str] = {}
         for batch in different(batches):
-            for unit, source in units_of(fn, start, batch, argnums).items():
-                self._sources.setdefault(unit, source)
-        self._units = list(self._sources)
+            for candidate, source in candidates_of(fn, start, batch, argnums).items():
+                self._sources.setdefault(candidate, source)
+        self._candidates = list(self._sources)
         self._log = Log(self._header(), log)
         self._tried: set[frozenset[int]] = set()
-        self._culprits = 0
 
     def run(self) -> TuneReport:
         """Searches, and returns what was found."""
-        everything = frozenset(range(len(self._units)))
+        everything = frozenset(range(len(self._candidates)))
         before = after = self._try(frozenset())
-        pinned: frozenset[int] = frozenset()
+        kept: frozenset[int] = frozenset()
         if not before.passed:
             best = self._try(everything) if everything else before
             if not best.passed:
                 raise UnreachableError(self._unreachable(best))
-            self._bar.show("measuring the ranges of values")
-            pinned = frozenset(find_culprits(self._order(), self._passes, self._may_run))
-            after = self._try(pinned)
-        return self._report(sorted(pinned), before, after)
+            self._progress.show("measuring the ranges of values")
+            kept = frozenset(find_culprits(self._order(), self._passes, self._may_run))
+            after = self._try(kept)
+        return self._report(sorted(kept), before, after)
 
     def _order(self) -> list[int]:
-        """The units with the largest values first: what a float16 cannot hold leads.
+        """Returns the candidates with the largest values first: what float16 cannot hold leads.
 
-        Of those with values of one size the first made them, and the others hand them on.
+        Values are compared by their power of two. Among candidates with equal ones the order of the
+        program stays, because the first has made the value, and the others hand it on.
         """
         largest = self._largest()
         return sorted(range(len(largest)), key=lambda i: -math.frexp(largest[i])[1])
 
     def _largest(self) -> list[float]:
         return self._log.largest(
-            lambda: largest_of(self._fn, self._units, self._batches, self._argnums)
+            lambda: largest_of(self._fn, self._candidates, self._batches, self._argnums)
         )
 
-    def _passes(self, pinned: frozenset[int]) -> bool:
-        return self._try(pinned).passed
+    def _passes(self, kept: frozenset[int]) -> bool:
+        return self._try(kept).passed
 
     def _may_run(self, culprits: int) -> bool:
-        return len(self._tried) < run_bound(culprits, len(self._units))
+        return len(self._tried) < run_bound(culprits, len(self._candidates))
 
-    def _try(self, pinned: frozenset[int]) -> Trial:
-        self._tried.add(pinned)
-        trial = self._log.trials.get(pinned)
+    def _try(self, kept: frozenset[int]) -> Trial:
+        self._tried.add(kept)
+        trial = self._log.trials.get(kept)
         if trial is None:
-            self._show(pinned)
-            trial = self._log.add(self._measure(tuple(sorted(pinned))))
+            self._show(kept)
+            trial = self._log.add(self._measure(tuple(sorted(kept))))
         return trial
 
-    def _show(self, pinned: frozenset[int]) -> None:
+    def _show(self, kept: frozenset[int]) -> None:
         done = len(self._tried) - 1
-        total = max(run_bound(1, len(self._units)), done + 1)
-        self._bar.show(f"{len(pinned)} of {len(self._units)} in float32", done, total)
+        total = max(run_bound(1, len(self._candidates)), done + 1)
+        self._progress.show(f"{len(kept)} of {len(self._candidates)} in float32", done, total)
 
-    def _measure(self, pinned: tuple[int, ...]) -> Trial:
-        mixed = autocast(self._fn, policy=self._policy(pinned))
+    def _measure(self, kept: tuple[int, ...]) -> Trial:
+        mixed = autocast(self._fn, policy=self._policy(kept))
         if self._accept is not None:
-            return Trial(pinned, _as_bool(self._accept(mixed)), None)
+            return Trial(kept, as_bool(self._accept(mixed)), None)
         found = outputs_of(mixed, self._batches, self._argnums)
-        pairs = zip(self._exact, found, strict=True)
-        error = max(float(error_of(x, y)) for x, y in pairs)
+        error = max(float(error_of(x, y)) for x, y in zip(self._exact, found, strict=True))
         assert self._tolerance is not None
-        return Trial(pinned, error <= self._tolerance, error)
+        return Trial(kept, error <= self._tolerance, error)
 
     @functools.cached_property
     def _exact(self) -> list[list[Any]]:
@@ -243,11 +253,11 @@ class _Search:
             )
         return exact
 
-    def _policy(self, pinned: Sequence[int]) -> Policy:
-        return keeping(self._start, [self._units[i] for i in pinned])
+    def _policy(self, kept: Iterable[int]) -> Policy:
+        return keeping(self._start, [self._candidates[i] for i in kept])
 
     def _unreachable(self, best: Trial) -> str:
-        kept = f"all {len(self._units)} operations that {self._start.compute_dtype} lowers"
+        kept = f"all {len(self._candidates)} operations that {self._start.compute_dtype} lowers"
         if best.error is None:
             return (
                 f"accept returns False for {name_of(self._fn)} also with {kept} in float32. Make "
@@ -259,25 +269,18 @@ class _Search:
             "another policy."
         )
 
-    def _report(self, pinned: Sequence[int], before: Trial, after: Trial) -> TuneReport:
-        policy = self._policy(pinned)
+    def _report(self, kept: Sequence[int], before: Trial, after: Trial) -> TuneReport:
+        policy = self._policy(kept)
         before_rows = self._rows(self._start)
-        flops: dict[Unit, int] = defaultdict(int)
+        flops: Counter[Candidate] = Counter()
         for row in before_rows:
-            flops[Unit(row.scope, row.primitive)] += row.flops
-        largest = self._largest() if pinned else []
-        beyond = self._start.compute_dtype == jnp.float16
-        pins = []
-        for i in pinned:
-            unit = self._units[i]
-            why = "range" if beyond and largest[i] >= FLOAT16_OVERFLOW else "search"
-            source = self._sources[unit]
-            pins.append(Pin(*unit, source, largest[i], why, flops[unit]))
+            flops[Candidate(row.scope, row.primitive)] += row.flops
+        largest = self._largest() if kept else []
         return TuneReport(
             name=name_of(self._fn),
             policy=policy,
-            pinned=tuple(pins),
-            units=len(self._units),
+            kept=tuple(self._operation(i, largest[i], flops) for i in kept),
+            candidates=len(self._candidates),
             runs=len(self._tried),
             tolerance=self._tolerance,
             error_before=before.error,
@@ -286,20 +289,27 @@ class _Search:
             share_after=low_share(*contraction_flops(self._rows(policy))),
         )
 
+    def _operation(self, i: int, largest: float, flops: Mapping[Candidate, int]) -> KeptOperation:
+        candidate = self._candidates[i]
+        # bfloat16 has float32's range: there it is never the range that a value is too large for.
+        beyond = self._start.compute_dtype == jnp.float16 and largest >= FLOAT16_OVERFLOW
+        why: Literal["range", "search"] = "range" if beyond else "search"
+        return KeptOperation(*candidate, self._sources[candidate], largest, why, flops[candidate])
+
     def _rows(self, policy: Policy) -> list[Row]:
         planned = wrapper_of(self._fn, policy, "tune").planned(*self._batches[0].args)
-        return rows_of(planned.plan, policy, planned.call.paths)
+        return rows_of(walk_plan(planned.plan, planned.call.paths), policy)
 
     def _header(self) -> dict[str, Any]:
-        """What makes two searches the same, as JSON data."""
+        """Returns what makes two searches the same, as JSON data."""
         return {
             "function": name_of(self._fn),
             "policy": _policy_data(self._start),
             "tolerance": self._tolerance,
             "accept": None if self._accept is None else name_of(self._accept),
-            "argnums": list(_positions(self._argnums)),
+            "argnums": list(positions_of(self._argnums)),
             "batches": [batch.shapes for batch in self._batches],
-            "units": [list(unit) for unit in self._units],
+            "candidates": [list(candidate) for candidate in self._candidates],
         }
 
 
@@ -311,72 +321,4 @@ def _policy_data(policy: Policy) -> dict[str, Any]:
             return value.name
         return name_of(value) if callable(value) else str(value)
 
-    fields = ("compute_dtype", "output_dtype", "level", "residuals", "dot_output", "rules",
-              "scopes", "scoped_rules")  # fmt: skip
-    return {name: plain(getattr(policy, name)) for name in fields}
-
-
-def _as_bool(accepted: Any) -> bool:
-    if isinstance(accepted, bool | np.bool_) or (
-        isinstance(accepted, jax.Array) and accepted.shape == () and accepted.dtype == jnp.bool_
-    ):
-        return bool(accepted)
-    raise TypeError(
-        f"accept must return a bool, got {accepted!r} of type {type(accepted).__name__}. Return "
-        "True if the function that it is given is good enough."
-    )
-
-
-def _check(fn: Any, tolerance: Any, accept: Any, argnums: Any) -> None:
-    check_function(fn, "tune", "Pass the function itself, then batches of its arguments.")
-    if isinstance(fn, Autocast):
-        raise ValueError(
-            f"tune got {fn!r}, which autocast has already wrapped, and tries policies itself. Pass "
-            "the function that was wrapped, and its policy as policy=."
-        )
-    if (tolerance is None) == (accept is None):
-        given = "neither" if accept is None else "both"
-        raise ValueError(
-            f"tune needs exactly one of tolerance and accept, got {given}. Write tolerance=0.01, "
-            "or accept=function with a function of the function in mixed precision."
-        )
-    if accept is not None and not callable(accept):
-        raise TypeError(
-            f"accept must be a function of the function in mixed precision, got {accept!r} of type "
-            f"{type(accept).__name__}. For a largest error write tolerance=."
-        )
-    if tolerance is not None and (
-        isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.number)
-    ):
-        raise TypeError(
-            f"tolerance must be a number, got {tolerance!r} of type {type(tolerance).__name__}. "
-            "Write the largest relative error, such as tolerance=0.01."
-        )
-    if tolerance is not None and not 0 < float(tolerance) < math.inf:
-        raise ValueError(
-            f"tolerance must be a positive number, got {tolerance}. Write the largest relative "
-            "error, such as tolerance=0.01."
-        )
-    positions = _positions(argnums)
-    if argnums is not None and not (
-        positions and all(isinstance(i, int) and not isinstance(i, bool) for i in positions)
-    ):
-        raise TypeError(
-            "argnums must be the position of an argument, or several positions, got "
-            f"{argnums!r}. Write argnums=0 for the first argument."
-        )
-
-
-def _positions(argnums: Any) -> tuple[Any, ...]:
-    if argnums is None:
-        return ()
-    return tuple(argnums) if isinstance(argnums, tuple | list) else (argnums,)
-
-
-def _check_range(argnums: Any, batches: Sequence[Batch]) -> None:
-    count = min(len(batch.args) for batch in batches)
-    if not all(-count <= i < count for i in _positions(argnums)):
-        raise ValueError(
-            f"argnums={argnums!r} must name positional arguments of each batch, which have "
-            f"{count}, numbered from 0. Write argnums=0 for the first argument."
-        )
+    return {f.name: plain(getattr(policy, f.name)) for f in dataclasses.fields(policy)}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import pathlib
 from typing import Any
 
 from ...policies import Policy
-from ..text import counted, cut, scaled
+from ..export import NOT_EXPORTED, Exported, counted, cut, labelled, scaled, table
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Pin:
+class KeptOperation:
     """One operation that `jmp_autocast.tune` keeps in float32.
 
     Args:
@@ -33,7 +31,7 @@ class Pin:
         ...         return jnp.sqrt(jnp.square(x @ w) + 1.0)
         >>> batches = [(jnp.eye(4), jnp.full((2, 4), 500.0))]
         >>> _, report = tune(model, batches, tolerance=0.01, progress=False, report=True)
-        >>> [(pin.scope, pin.primitive, pin.largest, pin.why) for pin in report.pinned]
+        >>> [(kept.scope, kept.primitive, kept.largest, kept.why) for kept in report.kept]
         [('energy', 'square', 250000.0, 'range')]
     """
 
@@ -46,14 +44,14 @@ class Pin:
 
 
 @dataclasses.dataclass(frozen=True)
-class TuneReport:
+class TuneReport(Exported):
     """What `jmp_autocast.tune` has found, beside the policy.
 
     Args:
         name: The function's name.
         policy: The policy that was found.
-        pinned: What it keeps in float32, in the order of the program.
-        units: The number of operations that could have been kept.
+        kept: What it keeps in float32, in the order of the program.
+        candidates: The number of operations that could have been kept.
         runs: How many candidates were tried, those in the log included.
         tolerance: The tolerance, None where a callable decided.
         error_before: The error of the policy that the search started from, None where a callable
@@ -74,9 +72,10 @@ class TuneReport:
     """
 
     name: str
-    policy: Policy
-    pinned: tuple[Pin, ...]
-    units: int
+    # The policy has a file format of its own: `Policy.save`.
+    policy: Policy = dataclasses.field(metadata=NOT_EXPORTED)
+    kept: tuple[KeptOperation, ...]
+    candidates: int
     runs: int
     tolerance: float | None
     error_before: float | None
@@ -86,60 +85,21 @@ class TuneReport:
 
     def __str__(self) -> str:
         """Returns the result in a line, the cost, and a table of what is kept in float32."""
-        kept = f"{len(self.pinned)} of {counted(self.units, 'operation', 'operations')}"
-        lines = [f"{self.name}: {kept} in float32, {counted(self.runs, 'run', 'runs')}"]
+        kept = f"{len(self.kept)} of {counted(self.candidates, 'operation')}"
+        error = None
         if self.error_before is not None:
-            lines.append(
-                f"error       {self.error_before:.3g} before, {self.error_after:.3g} now, "
-                f"tolerance {self.tolerance:g}"
-            )
-        lines.append(
-            f"FLOPs       of matmuls and convolutions in {self.policy.compute_dtype}: "
-            f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
-        )
-        if self.pinned:
-            lines += ["", f"{'largest':>9} {'FLOPs':>7}  why     {'operation':20} scope, source"]
-        for pin in self.pinned:
-            where = f"{pin.primitive:20} {pin.scope or '(everywhere)'}, {pin.source}"
-            lines.append(f"{pin.largest:9.3g} {scaled(pin.flops):>7}  {pin.why:7} {where}")
-        return "\n".join(map(cut, lines))
+            error = f"{self.error_before:.3g} before, {self.error_after:.3g} now, "
+            error += f"tolerance {self.tolerance:g}"
+        flops = f"of matmuls and convolutions in {self.policy.compute_dtype}: "
+        flops += f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
+        first = cut(f"{self.name}: {kept} in float32, {counted(self.runs, 'run')}")
+        lines = [first, *labelled({"error": error, "FLOPs": flops})]
+        if self.kept:
+            columns = {"largest": ">9.3g", "FLOPs": ">7", "why": "7", "operation": "20"}
+            lines += ["", *table({**columns, "scope, source": ""}, self.kept, _cells)]
+        return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the report as plain dicts, lists, strings and numbers, without the policy.
 
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import tune
-            >>> batches = [(jnp.eye(4), jnp.ones((4, 4)))]
-            >>> options = dict(tolerance=0.01, progress=False, report=True)
-            >>> _, report = tune(jnp.matmul, batches, **options)
-            >>> report.to_dict()["pinned"]
-            []
-        """
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        del fields["policy"]
-        return fields | {"pinned": [dataclasses.asdict(pin) for pin in self.pinned]}
-
-    def to_json(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the report as JSON text; an infinity is the string ``"inf"``.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import json
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import tune
-            >>> batches = [(jnp.eye(4), jnp.ones((4, 4)))]
-            >>> options = dict(tolerance=0.01, progress=False, report=True)
-            >>> _, report = tune(jnp.matmul, batches, **options)
-            >>> json.loads(report.to_json())["runs"]
-            1
-        """
-        content = self.to_dict()
-        if content["error_before"] == float("inf"):
-            content["error_before"] = "inf"
-        text = json.dumps(content)
-        if path is not None:
-            pathlib.Path(path).write_text(text, encoding="utf-8")
-        return text
+def _cells(operation: KeptOperation) -> list[Any]:
+    where = f"{operation.scope or '(everywhere)'}, {operation.source}"
+    return [operation.largest, scaled(operation.flops), operation.why, operation.primitive, where]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...policies import DATA_MOVEMENT, FLOAT32, Decision
-from ..primitives.reading import iota_length, preferred_dtype, with_preferred_dtype
+from ..primitives import reading
 from ..primitives.traits import having
 from .data import (
     BIND,
@@ -28,9 +28,9 @@ from .data import (
     Redispatch,
     Source,
     ValueState,
-    Want,
     float_dtype,
 )
+from .region import Place
 from .symbolic_sizes import largest_index
 from .value_facts import coordinate_bound
 from .votes import is_replicated
@@ -42,62 +42,59 @@ _NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _NOTHING = ValueState(None)
 
 
-def because(code: ReasonCode, want: Want) -> Reason:
-    """Returns the reason that a reader is."""
-    return Reason(code, f"read by {want.reader}")
-
-
-def keep(eqn: Any, given: Sequence[ValueState], reason: Reason) -> EquationPlan:
+def keep(at: Place, reason: Reason) -> EquationPlan:
     """Returns the plan that hands the operands over in their declared dtypes."""
-    operands = as_declared(eqn, given)
-    results = tuple(ValueState(float_dtype(v.aval)) for v in eqn.outvars)
-    return EquationPlan(BIND if any(operands) else KEEP, tuple(given), operands, results, reason)
+    operands = as_declared(at.eqn.invars, at.given)
+    results = tuple(ValueState(float_dtype(v.aval)) for v in at.eqn.outvars)
+    return EquationPlan(BIND if any(operands) else KEEP, at.given, operands, results, reason)
 
 
-def as_declared(eqn: Any, given: Sequence[ValueState]) -> tuple[np.dtype | None, ...]:
-    """Returns the casts that bring operands back to their declared dtypes."""
+def as_declared(
+    variables: Sequence[Any], states: Sequence[ValueState]
+) -> tuple[np.dtype | None, ...]:
+    """Returns the casts that bring values back to their declared dtypes."""
     return tuple(
         None if s.dtype is None or s.dtype == v.aval.dtype else v.aval.dtype
-        for v, s in zip(eqn.invars, given, strict=True)
+        for v, s in zip(variables, states, strict=True)
     )
 
 
-def in_dtype(
-    eqn: Any, given: Sequence[ValueState], floats: Sequence[int], target: np.dtype, reason: Reason
-) -> EquationPlan:
+def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
     """Returns the plan in which all float operands are read in, and results are, ``target``."""
-    operands: list[np.dtype | None] = [None] * len(given)
+    floats = at.floats
+    operands: list[np.dtype | None] = [None] * len(at.given)
     for i in floats:
-        if given[i].dtype != target:
+        if at.given[i].dtype != target:
             operands[i] = target
-    bound = coordinate_bound(eqn.primitive.name, given, floats)
-    declared = all(eqn.invars[i].aval.dtype == target for i in floats)
+    # A bound survives the cast: positions do not become fewer by being rounded.
+    bound = coordinate_bound(at.name, at.given, floats)
+    declared = all(at.eqn.invars[i].aval.dtype == target for i in floats)
     unchanged = declared and not any(operands)
-    results = [
+    results = tuple(
         # With its own operands an equation has its own results: a float32 statistic of a 16-bit
         # attention kernel, or the user's preferred_element_type.
         _computed(dtype if unchanged else target, bound)
         if (dtype := float_dtype(v.aval)) is not None
         else _NOTHING
-        for v in eqn.outvars
-    ]
-    action = KEEP if unchanged else _bound(eqn, given, floats, target)
-    return EquationPlan(action, tuple(given), tuple(operands), tuple(results), reason)
+        for v in at.eqn.outvars
+    )
+    action = KEEP if unchanged else _bound(at, floats, target)
+    return EquationPlan(action, at.given, tuple(operands), results, reason)
 
 
-def _bound(
-    eqn: Any, given: Sequence[ValueState], floats: Sequence[int], target: np.dtype
-) -> Action:
+def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     """Returns how an equation is bound on operands of ``target``."""
-    name = eqn.primitive.name
-    if name in _REDISPATCHED and eqn.invars[0].aval.dtype != target:
+    if at.name in _REDISPATCHED and at.eqn.invars[0].aval.dtype != target:
         return Redispatch()
     replicates = ()
-    if name in _REPLICATES and target != FLOAT32:
-        unknown = [i for i in floats if given[i].known_value is None]
-        replicates = tuple(i for i in unknown if is_replicated(eqn, i))
-    if preferred_dtype(eqn) in FLOAT_DTYPES:
-        return Bind(with_preferred_dtype(target), replicates)
+    # The transpose of a broadcast adds up the cotangents of all copies of one element. In 16 bits
+    # that sum stops growing at 256 times its first term, long before a batch of pixels ends. What
+    # is known at trace time has no gradient to lose.
+    if at.name in _REPLICATES and target != FLOAT32:
+        unknown = [i for i in floats if at.given[i].known_value is None]
+        replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
+    if reading.preferred_dtype(at.eqn) in FLOAT_DTYPES:
+        return Bind(reading.with_preferred_dtype(target), replicates)
     return Bind(replicates=replicates) if replicates else BIND
 
 
@@ -118,72 +115,65 @@ def cast_results(plan: EquationPlan, decision: Decision) -> EquationPlan:
     return dataclasses.replace(plan, casts=casts, results=results, action=action)
 
 
-def emitted(eqn: Any, given: Sequence[ValueState], decision: Decision) -> EquationPlan:
+def emitted(at: Place, decision: Decision) -> EquationPlan:
     """Returns the plan that calls a rule's function in place of the equation.
 
     Args:
-        eqn: The equation, ordinary or not.
-        given: What is known of each operand.
+        at: The equation, ordinary or not.
         decision: What the rule decided; its ``emit`` is a function.
     """
     assert decision.emit is not None
-
-    def read_in(v: Any, state: ValueState) -> np.dtype | None:
-        if state.dtype is None:
-            return None
-        dtype = v.aval.dtype if decision.operand_dtype is None else decision.operand_dtype
-        return None if dtype == state.dtype else np.dtype(dtype)
-
-    def made_in(v: Any) -> ValueState:
-        declared = float_dtype(v.aval)
-        told = None if decision.output_dtype is None else np.dtype(decision.output_dtype)
-        return ValueState(declared and (told or declared))
-
-    name = decision.emitted_name
-    operands = tuple(read_in(v, s) for v, s in zip(eqn.invars, given, strict=True))
+    told, read = decision.output_dtype, decision.operand_dtype
+    # The planner believes what it is told; the rewriter checks what the function returns.
+    dtypes = [
+        None if s.dtype is None else np.dtype(v.aval.dtype if read is None else read)
+        for v, s in zip(at.eqn.invars, at.given, strict=True)
+    ]
+    declared = [float_dtype(v.aval) for v in at.eqn.outvars]
     return EquationPlan(
-        Emit(decision.emit, name),
-        tuple(given),
-        operands,
-        tuple(map(made_in, eqn.outvars)),
-        Reason(ReasonCode.EMIT, name),
-        demands=tuple(Demand.of(d or s.dtype) for d, s in zip(operands, given, strict=True)),
+        Emit(decision.emit, decision.emitted_name),
+        at.given,
+        tuple(None if d == s.dtype else d for d, s in zip(dtypes, at.given, strict=True)),
+        tuple(ValueState(d and np.dtype(d if told is None else told)) for d in declared),
+        Reason(ReasonCode.EMIT, decision.emitted_name),
+        demands=tuple(map(Demand.of, dtypes)),
     )
 
 
-def without_floats(eqn: Any, given: Sequence[ValueState]) -> EquationPlan:
+def without_floats(at: Place) -> EquationPlan:
     """Integers and bools: nothing to cast, but bounds of coordinates to keep account of."""
-    name = eqn.primitive.name
-    bound = coordinate_bound(name, given, range(len(given))) if given else None
-    if name == "iota":
-        bound = largest_index(iota_length(eqn))
-    known = given[0].known_value if name in DATA_MOVEMENT and len(given) == 1 else None
-    source = Source.DATA if name == "iota" else None
+    bound = coordinate_bound(at.name, at.given, range(len(at.given))) if at.given else None
+    if at.name == "iota":
+        bound = largest_index(reading.iota_length(at.eqn))
+    # Positions are counted in integers and become floats later: their bound has to survive until
+    # somebody multiplies them with a frequency.
+    moves_one = at.name in DATA_MOVEMENT and len(at.given) == 1
+    known = at.given[0].known_value if moves_one else None
+    source = Source.DATA if at.name == "iota" else None
     results = tuple(
         ValueState(dtype, source, known_value=known, integer_bound=bound)
         if (dtype := float_dtype(v.aval)) or bound is not None or known is not None
         else _NOTHING
-        for v in eqn.outvars
+        for v in at.eqn.outvars
     )
-    return EquationPlan(KEEP, tuple(given), (None,) * len(given), results, _NO_FLOAT)
+    return EquationPlan(KEEP, at.given, (None,) * len(at.given), results, _NO_FLOAT)
 
 
-def move_source(eqn: Any, given: Sequence[ValueState], i: int) -> EquationPlan:
-    """Data movement of a source gives a source: it is cast, small, before it is moved."""
-    state = given[i]
+def move_source(at: Place, i: int) -> EquationPlan:
+    """Data movement of source ``i`` gives a source: it is cast, small, before it is moved."""
+    state = at.given[i]
     assert state.source is not None
+    # The elements are the same, so what is known of them (kind, value, bound, range) stays known.
     # Rows looked up by data are activations: they vote when they are full size.
-    is_lookup = eqn.primitive.name == "gather" and state.source is Source.PARAM
+    is_lookup = at.name == "gather" and state.source is Source.PARAM
     moved = dataclasses.replace(state, source=Source.DATA if is_lookup else state.source)
-    results = tuple(moved if float_dtype(v.aval) else _NOTHING for v in eqn.outvars)
+    results = tuple(moved if float_dtype(v.aval) else _NOTHING for v in at.eqn.outvars)
     reason = Reason(ReasonCode.SOURCE, f"data movement of a {state.source.value} source", (i,))
-    return EquationPlan(Move(), tuple(given), (None,) * len(given), results, reason)
+    return EquationPlan(Move(), at.given, (None,) * len(at.given), results, reason)
 
 
-def folded(
-    eqn: Any, given: Sequence[ValueState], floats: Sequence[int], known: float
-) -> EquationPlan:
+def folded(at: Place, known: float) -> EquationPlan:
     """Returns the plan of an equation whose result is one value known at trace time."""
-    plan = keep(eqn, given, Reason(ReasonCode.SOURCE, "a literal", tuple(floats)))
+    plan = keep(at, Reason(ReasonCode.SOURCE, "a literal", tuple(at.floats)))
     results = tuple(ValueState(s.dtype, Source.LITERAL, known) for s in plan.results)
     return dataclasses.replace(plan, results=results)

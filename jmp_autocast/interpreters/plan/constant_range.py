@@ -39,6 +39,7 @@ class ConstantRange:
 def _exceeded_dtypes(array: np.ndarray) -> frozenset[np.dtype]:
     if not array.size:
         return frozenset()
+    # Two passes over the array in NumPy, without a copy; most constants are never asked.
     largest = max(abs(array.min()), abs(array.max()))
     if not np.isfinite(largest):
         finite = np.abs(array[np.isfinite(array)])

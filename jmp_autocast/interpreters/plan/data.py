@@ -231,6 +231,7 @@ class Emit:
 
 Action = Keep | Bind | Move | Cast | Contract | Redispatch | Inside | Emit
 
+# Most equations of a program have one of these two actions: one object each.
 KEEP = Keep()
 BIND = Bind()
 

@@ -55,6 +55,7 @@ def find_requests(
         if they follow, read each input of the jaxpr.
     """
     requests = {}
+    # A body does not see what is done with its outputs; its caller says which of them are guarded.
     asked = frozenset(k for k, want in enumerate(wants) if want.guarded)
     guarded = reaching_logarithm(jaxpr, asked, {})
     readers = _Readers(jaxpr, wants, guarded)
@@ -64,7 +65,9 @@ def find_requests(
         if request is not None:
             variables = [v for v in eqn.invars if not isinstance(v, Literal)]
             computed = {v for v in variables if _is_computed(states[v])}
+            # At level "compute" a residual stream is 16 bits by intent, as with `dtype=` by hand.
             stays = policy.data_abstains and is_residual_sum(eqn, states)
+            # Raised, `sigmoid(a) * b` would keep both factors in float32 for the backward pass.
             if len(computed) > 1:
                 stays |= is_gated_summand(eqn, plan) and readers.only_sum(eqn.outvars[0])
             if not stays and _can_follow(policy, eqn, plan, request, guarded, len(computed)):
@@ -140,8 +143,10 @@ class _Readers:
     def _demand(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None) -> Demand:
         """Returns in which dtype an equation reads its operands."""
         name, code = eqn.primitive.name, plan.reason.code
+        # A contraction reads 16 bits also where it returns its float32 accumulator.
         if name in _CONTRACTS and code in _LOW_CONTRACTION:
             return Demand.LOW
+        # It will run in the dtype that is asked of it, and read its operands in that dtype.
         if request is not None:
             return next(want.demand for want in request if want.demand)
         if all(state.dtype is None for state in plan.results):
@@ -177,6 +182,7 @@ def _can_follow(
         guarded: The variables that reach a logarithm or a denominator.
         computed: The number of operands that are computed.
     """
+    # A call decides inside what it can follow, equation by equation.
     if plan.inner:
         return True
     name, code = eqn.primitive.name, plan.reason.code
@@ -187,6 +193,8 @@ def _can_follow(
         return code is ReasonCode.PROMOTE_FULL and clears and computed == 1
     if isinstance(plan.action, Contract):
         return policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION
+    # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
+    # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
     saturates = name in _SATURATES and eqn.outvars[0] in guarded
     return code is ReasonCode.PROMOTE_LOW and (name in _FEEDS or saturates)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ...policies import (
     apply_rule,
 )
 from ..compat import is_array_aval
-from ..primitives.reading import has_plain_update
+from ..primitives import reading
 from ..primitives.traits import having
 from .basic_plans import (
     cast_results,
@@ -28,104 +29,249 @@ from .basic_plans import (
     move_source,
     without_floats,
 )
-from .data import EquationPlan, Reason, ReasonCode, ValueState, Want
+from .data import (
+    BIND,
+    Contract,
+    Demand,
+    EquationPlan,
+    Keep,
+    Reason,
+    ReasonCode,
+    Source,
+    ValueState,
+    Want,
+)
 from .equation_view import view_of
-from .low_precision import accumulating, lower, with_float32_result
-from .promote import promote
-from .region import Region
+from .region import Place
 from .value_facts import fold
+from .votes import literal_guard, voters
 
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
+_SATURATES = having("saturates")
 
+_LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
 _KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
+_ASKED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
+_TENSOR_CORES = Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'")
 _PLAIN = {policy: Decision(policy=policy) for policy in CastPolicy}
 
 
-class HasPolicy(Protocol):
-    """What a planning rule needs of the planner."""
-
-    policy: Policy
-
-
-def plan_equation(
-    planner: HasPolicy,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...] = (),
-) -> EquationPlan:
+def plan_equation(policy: Policy, at: Place) -> EquationPlan:
     """Plans one equation whose primitive has a cast policy.
 
     Args:
-        planner: Holds the policy of the program.
-        eqn: The equation.
-        given: What is known of each operand.
-        region: The precision of the scope that the equation is in.
-        wants: What the readers of each result ask for; empty if no sweep said.
+        policy: The policy of the program.
+        at: The equation, and what is known and asked where it stands.
 
     Returns:
         The plan of the equation.
     """
-    name, compute_dtype = eqn.primitive.name, region.compute_dtype
-    _, origin = planner.policy.rule_for(name, region.rules)
-    floats = [i for i, state in enumerate(given) if state.dtype is not None]
+    name, floats, compute_dtype = at.name, at.floats, at.region.compute_dtype
     if not floats:
-        return without_floats(eqn, given)
-    if name in DATA_MOVEMENT and len(floats) == 1 and given[floats[0]].source is not None:
-        return move_source(eqn, given, floats[0])
+        return without_floats(at)
+    # A weight is moved in its own dtype and cast where it is read: whether anyone reads it in 16
+    # bits is not known yet, and the 16-bit copy can be moved instead of it.
+    if name in DATA_MOVEMENT and len(floats) == 1 and at.given[floats[0]].source is not None:
+        return move_source(at, floats[0])
     if compute_dtype is None:
-        return keep(eqn, given, Reason(ReasonCode.SCOPE, region.cause))
-    if origin == "unknown":
-        return keep(eqn, given, Reason(ReasonCode.UNKNOWN, name))
-    if outside := tuple([i for i, v in enumerate(eqn.invars) if _outside(v.aval, compute_dtype)]):
-        cause = "an operand has another float dtype"
-        return keep(eqn, given, Reason(ReasonCode.DOMAIN, cause, outside))
-    if name in _REDISPATCHED and not has_plain_update(eqn):
-        return keep(eqn, given, Reason(ReasonCode.KEEP, "the update computation is the user's"))
-    known = fold(name, [given[i] for i in floats]) if len(floats) == len(given) else None
-    if known is not None and all(s.dtype == FLOAT32 for s in given):
-        return folded(eqn, given, floats, known)
-    decision, origin = _decision(planner.policy, eqn, given, region)
+        return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
+    if policy.rule_for(name, at.region.rules)[1] == "unknown":
+        return keep(at, Reason(ReasonCode.UNKNOWN, name))
+    # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of
+    # their own, and float16 in a bfloat16 program by somebody who knows its range: none of them is
+    # ours.
+    if outside := tuple([i for i, v in enumerate(at.eqn.invars) if _outside(v, compute_dtype)]):
+        return keep(at, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", outside))
+    if name in _REDISPATCHED and not reading.has_plain_update(at.eqn):
+        return keep(at, Reason(ReasonCode.KEEP, "the update computation is the user's"))
+    # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
+    # float32 value that votes, and would raise the scores of every attention.
+    known = fold(name, at.given) if len(floats) == len(at.given) else None
+    if known is not None and all(s.dtype == FLOAT32 for s in at.given):
+        return folded(at, known)
+    # From here on the rule of the primitive decides; guards and demands are its own concern.
+    decision, origin = _decision(policy, at)
     if decision.emit is not None:
-        return emitted(eqn, given, decision)
+        return emitted(at, decision)
     if decision.policy is CastPolicy.KEEP:
-        plan = keep(eqn, given, _KEEP)
+        plan = keep(at, _KEEP)
     elif decision.policy is CastPolicy.LOWER_PRECISION_FP:
-        plan = lower(eqn, given, floats, region, guarded=origin != "rules")
-        plan = accumulating(planner.policy, plan, eqn, wants)
+        plan = _accumulating(policy, at, _lower(at, guarded=origin != "rules"))
     elif decision.policy is CastPolicy.FP32_APPEND_DTYPE and name in _CONTRACTS:
-        plan = lower(eqn, given, floats, region, guarded=True)
-        plan = with_float32_result(plan)
+        plan = _with_float32_result(_lower(at, guarded=True), _ASKED)
     elif decision.policy in FULL_POLICIES:
-        plan = in_dtype(eqn, given, floats, FLOAT32, _FULL)
-        by_user = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
-        if by_user and given[floats[0]].narrowed_by_user:
+        plan = in_dtype(at, FLOAT32, _FULL)
+        is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
+        if is_sum and at.given[floats[0]].narrowed_by_user:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
             decision = Decision(policy=decision.policy, output_dtype=compute_dtype)
     else:
-        plan = promote(planner.policy, eqn, given, floats, region, wants)
+        plan = _promote(policy, at)
     return cast_results(plan, decision)
 
 
-def _decision(
-    policy: Policy, eqn: Any, given: Sequence[ValueState], region: Region
-) -> tuple[Decision, str]:
+def _decision(policy: Policy, at: Place) -> tuple[Decision, str]:
     """Returns what the rule of an equation decides, and where the rule is from."""
-    assert region.compute_dtype is not None
-    for rule, origin in policy.rules_for(eqn.primitive.name, region.rules):
+    for rule, origin in policy.rules_for(at.name, at.region.rules):
         if isinstance(rule, CastPolicy):
             return _PLAIN[rule], origin
-        decision = apply_rule(rule, view_of(eqn, given, region.names, region.compute_dtype))
+        assert at.region.compute_dtype is not None
+        view = view_of(at.eqn, at.given, at.region.names, at.region.compute_dtype)
+        decision = apply_rule(rule, view)
         if decision is not None:
             return decision, origin
     raise AssertionError("the last rule of a primitive is a policy")
 
 
-def _outside(aval: Any, compute_dtype: np.dtype) -> bool:
+def _outside(v: Any, compute_dtype: np.dtype) -> bool:
     """Whether a value is a float or complex array that autocast never touches."""
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None or dtype in (FLOAT32, compute_dtype) or not is_array_aval(aval):
+    dtype = getattr(v.aval, "dtype", None)
+    if dtype is None or dtype in (FLOAT32, compute_dtype) or not is_array_aval(v.aval):
         return False
     return np.dtype(dtype).kind in "fcV" if isinstance(dtype, np.dtype) else False
+
+
+def _because(code: ReasonCode, want: Want) -> Reason:
+    return Reason(code, f"read by {want.reader}")
+
+
+# --- LOWER_PRECISION_FP ---------------------------------------------------------------------
+
+
+def _lower(at: Place, guarded: bool) -> EquationPlan:
+    """Returns the plan in the compute dtype, unless the user or a value asks for float32.
+
+    Args:
+        at: The equation.
+        guarded: A literal that the compute dtype cannot hold keeps the equation in float32; not so
+            where the user's own rule lowers it.
+    """
+    compute_dtype, floats = at.region.compute_dtype, at.floats
+    assert compute_dtype is not None
+    contracts = at.name in _CONTRACTS
+    # What exceeds bfloat16 (3.4e38, as float32) makes a product exceed float32: weights are not
+    # searched for it. float16 ends at 65,504.
+    if guarded and (compute_dtype == np.float16 or not contracts):
+        reason = literal_guard(at.given, floats, compute_dtype)
+        if reason is not None:
+            return in_dtype(at, FLOAT32, reason)
+    if not contracts:
+        return in_dtype(at, compute_dtype, _LOW)
+    if (precision := reading.asked_precision(at.eqn)) is not None:
+        return keep(at, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
+    if floats[:2] != [0, 1]:
+        return keep(at, Reason(ReasonCode.DOMAIN, "an operand is no float"))
+    for i in floats[:2]:
+        # An angle is a position times a frequency. Even a position that bfloat16 holds exactly,
+        # 255, gives an angle that is rounded by half a radian.
+        if (bound := at.given[i].integer_bound) is not None and bound > 1:
+            reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
+            return in_dtype(at, FLOAT32, reason)
+    # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; what is lost is
+    # the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
+    plan = in_dtype(at, compute_dtype, _LOW)
+    # jnp.matmul records the dtype of its operands: float32 is a request only of 16-bit ones.
+    declared_low = all(at.eqn.invars[i].aval.dtype == compute_dtype for i in floats)
+    if reading.preferred_dtype(at.eqn) == FLOAT32 and declared_low:
+        results = tuple(ValueState(FLOAT32) for _ in plan.results)
+        action = plan.action if isinstance(plan.action, Keep) else BIND
+        return dataclasses.replace(plan, results=results, action=action)
+    return plan
+
+
+def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan:
+    """Returns the plan of a contraction that hands out its accumulator.
+
+    To the sources as their gradient, which devices add up; with ``dot_output="consumer"`` also as
+    its result where float32 is wanted. By default not for convolutions: XLA's GPU backend computes
+    one with a float32 result in float32.
+    """
+    if at.name not in _CONTRACTS or not _is_rounded(plan):
+        return plan
+    # The gradient of a weight is a sum over a batch on many devices. Rounded before it is added up
+    # there, it loses what differs between them: 257 becomes 256 in bfloat16.
+    if policy.dot_output == "compute":
+        of_source = any(s.source is not None and s.dtype == FLOAT32 for s in at.given[:2])
+        accumulates = of_source and at.name != "conv_general_dilated"
+        return dataclasses.replace(plan, action=Contract()) if accumulates else plan
+    if any(want.demand is Demand.FULL for want in at.wants):
+        return _with_float32_result(plan, _because(ReasonCode.DOT_OUT, at.wants[0]))
+    return dataclasses.replace(plan, action=Contract())
+
+
+def _with_float32_result(plan: EquationPlan, reason: Reason) -> EquationPlan:
+    """Returns the plan of a contraction whose result is its accumulator, where it is rounded."""
+    if not _is_rounded(plan):
+        return plan
+    results = tuple(ValueState(FLOAT32) for _ in plan.results)
+    return dataclasses.replace(plan, results=results, reason=reason, action=Contract())
+
+
+def _is_rounded(plan: EquationPlan) -> bool:
+    """Whether autocast lowers the equation, and so rounds its result to 16 bits."""
+    lowered = plan.reason is _LOW and not isinstance(plan.action, Keep)
+    return lowered and plan.results[0].dtype != FLOAT32
+
+
+# --- PROMOTE --------------------------------------------------------------------------------
+
+
+def _promote(policy: Policy, at: Place) -> EquationPlan:
+    """Returns the plan in the widest dtype among the operands that vote."""
+    compute_dtype, floats = at.region.compute_dtype, at.floats
+    assert compute_dtype is not None
+    # The readers come first: a value that all of them read in another dtype would be cast for each,
+    # and what the cast loses in 16 bits is lost to a reader that has the digits to use it.
+    for want in at.wants:
+        if want.demand is Demand.FULL:
+            code = ReasonCode.LOG_GUARD if at.name in _SATURATES else ReasonCode.FEEDER
+            return in_dtype(at, FLOAT32, _because(code, want))
+        if want.demand is Demand.LOW and literal_guard(at.given, floats, compute_dtype) is None:
+            return in_dtype(at, compute_dtype, _because(ReasonCode.CLEAR_NARROW, want))
+    # Nobody asked, or it cannot follow: the widest voter decides, as in PyTorch and NumPy.
+    votes = voters(policy, at.eqn, at.given, floats)
+    if not votes:
+        # What a literal takes out of the range of 16 bits is computed: no cast may follow.
+        reason = literal_guard(at.given, floats, compute_dtype)
+        return _of_sources(at, floats) if reason is None else in_dtype(at, FLOAT32, reason)
+    # A value that the program itself declares in 16 bits stays there, at every level.
+    declared_full = any(at.eqn.invars[i].aval.dtype == FLOAT32 for i in votes)
+    if policy.level == "tensor_cores" and declared_full and at.name not in DATA_MOVEMENT:
+        return in_dtype(at, FLOAT32, _TENSOR_CORES)
+    target = _common_dtype(at.given, votes)
+    if target == FLOAT32:
+        by = next((i for i in votes if at.given[i].dtype == FLOAT32), votes[0])
+        source = at.given[by].source
+        what = "computed" if source is None else f"a {source.value} source"
+        cause = f"operand {by} is float32, {what}"
+        return in_dtype(at, target, Reason(ReasonCode.PROMOTE_FULL, cause, (by,)))
+    reason = literal_guard(at.given, floats, target)
+    if reason is not None:
+        return in_dtype(at, FLOAT32, reason)
+    cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
+    return in_dtype(at, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
+
+
+def _common_dtype(given: Sequence[ValueState], positions: Sequence[int]) -> np.dtype:
+    """Returns the one dtype of some operands, float32 where they differ."""
+    dtypes = {given[i].dtype for i in positions}
+    dtype = dtypes.pop() if len(dtypes) == 1 else FLOAT32
+    assert dtype is not None
+    return dtype
+
+
+def _of_sources(at: Place, floats: Sequence[int]) -> EquationPlan:
+    """What is made of sources alone is a source: it waits in its own dtype for who uses it."""
+    # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.
+    kinds = {at.given[i].source for i in floats}
+    order = (Source.DATA, Source.PARAM, Source.CONST)
+    source = next((kind for kind in order if kind in kinds), Source.CONST)
+    reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
+    plan = in_dtype(at, _common_dtype(at.given, floats), reason)
+    results = tuple(
+        ValueState(s.dtype, source, integer_bound=s.integer_bound) if s.dtype is not None else s
+        for s in plan.results
+    )
+    return dataclasses.replace(plan, results=results)

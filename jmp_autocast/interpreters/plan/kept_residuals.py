@@ -26,6 +26,8 @@ def is_residual_sum(eqn: Any, states: Mapping[Any, ValueState]) -> bool:
     """Returns whether an equation adds values of its own size that no parameter is among."""
     if eqn.primitive.name not in _SUMS:
         return False
+    # A bias is smaller than the sum, and a parameter of full size (a learned position) is no
+    # stream.
     shape = eqn.outvars[0].aval.shape
     summands = [v for v in eqn.invars if not isinstance(v, Literal) and v.aval.shape == shape]
     sources = [states[v].source for v in summands]

@@ -26,15 +26,20 @@ def reaching_logarithm(
     """
     if (id(jaxpr), outputs) in memo:
         return memo[id(jaxpr), outputs]
+    # From the last equation to the first, so that each variable is complete when it is looked at.
     reaching = {v for k in outputs if not isinstance(v := jaxpr.outvars[k], Literal)}
     for eqn in reversed(jaxpr.eqns):
         name, found = eqn.primitive.name, []
+        # Near its pole the function multiplies an error of its operand by 1 / operand: 2**-9 of a
+        # probability of 2**-9 is no longer small.
         if name in _POLE_AT_0:
             found += eqn.invars[:1]
         if name in _POLE_AT_1:
             found += eqn.invars[1:]
         if name in _CHEAP and not reaching.isdisjoint(eqn.outvars):
             found += eqn.invars
+        # What a loop carries round is followed once: whatever saturates in the next iteration
+        # stands in the same equation.
         for body in bodies(eqn):
             inner = body_of(body.jaxpr)
             reached = frozenset(

@@ -42,6 +42,8 @@ def first_guess(
     def guess(k: int, declared: np.dtype | None, state: ValueState) -> np.dtype | None:
         if compute_dtype is None or declared != FLOAT32 or k in accumulating:
             return declared
+        # A running maximum starts at finfo(float32).min, which 16 bits turn into -inf, and exp(-inf
+        # + inf) into NaN.
         if literal_guard([state], [0], compute_dtype) is not None:
             return declared
         votes_full = state.dtype != compute_dtype and state.source in voting
@@ -118,7 +120,9 @@ def accumulating_carries(body: Any, first: int, count: int) -> frozenset[int]:
     ]
 
     def returns_to(k: int) -> bool:
-        # Carries may swap places: follow the paths over several iterations.
+        # A carry that reaches itself adds up the rounding of each step, like a running mean; one
+        # that goes through a matmul is a new value each time, like the state of an RNN. Carries may
+        # swap places: follow the paths over several iterations.
         pending, seen = list(sources[k]), set()
         while pending and k not in seen:
             if (i := pending.pop()) not in seen:
@@ -142,6 +146,8 @@ def _cheap_sources(body: Any) -> list[frozenset[int]]:
         operands = of(eqn.invars)
         if eqn.primitive.name in _BOUNDED or not any(operands):
             continue
+        # `jax.nn.relu` and `jnp.where` are calls: without a look inside, every output of theirs
+        # would come from every input.
         if is_call(eqn):
             inner = _cheap_sources(body_of(called(eqn)))
             results = [frozenset().union(*(operands[i] for i in found)) for found in inner]

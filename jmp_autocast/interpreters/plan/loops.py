@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...policies import COMPUTE_DTYPES, FLOAT32
+from ...policies import COMPUTE_DTYPES, FLOAT32, Policy
 from ..compat import body_of
 from ..primitives.structure import Body, bodies
 from .basic_plans import as_declared
@@ -25,7 +24,7 @@ from .data import (
     float_dtype,
 )
 from .loop_carries import accumulating_carries, first_guess, settled
-from .region import Region
+from .region import Place
 from .structural import (
     INSIDE,
     PlansBodies,
@@ -62,35 +61,34 @@ def _as_parameters(
 
 
 @plans("scan")
-def _scan(
-    planner: PlansBodies,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...],
-) -> EquationPlan:
+def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     """A scan: constants are cast before it, carries get the dtype in which they go round."""
-    (body,) = bodies(eqn)
+    (body,), given = bodies(at.eqn), at.given
     start, end = body.fixed, body.fixed + len(body.carries)
     initial = given[start:end]
+    # A 16-bit value from before the loop is widened once, so that its gradients of all steps meet
+    # in float32; the steps read a view of the 16-bit copy that is there already.
     widened = _widened(given[:start])
     fixed = loop_invariants(_as_parameters(given[:start], widened))
-    xs, ys = given[end:], wants[len(initial) :]
+    xs, ys = given[end:], at.wants[len(initial) :]
 
     def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Want]) -> Plan:
         inputs = [*fixed, *map(ValueState, carries), *xs]
-        return planner.plan(body.jaxpr, inputs, [*returned, *ys], region.names)
+        return planner.plan(body.jaxpr, inputs, [*returned, *ys], at.region.names)
 
-    carries, reason = _carries(planner, body, initial, region, plan_body)
+    # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair
+    # is settled before anything else is read from the plan.
+    carries, reason = _carries(planner.policy, at, body, plan_body)
     returned = [Want(d) for d in carries]
     inner = plan_body(carries, returned)
     # A slice of data is cast with its siblings, before the loop; one of a stacked parameter inside,
     # where a copy of all layers never exists at once.
     operands = [*widened, *(None,) * (len(given) - start)]
-    operands[end:] = read_low(inner, given, region, (None, Source.DATA))[end:]
+    operands[end:] = read_low(inner, at, (None, Source.DATA))[end:]
     if any(operands[end:]):
         xs = cast_states(xs, operands[end:])
         inner = plan_body(carries, returned)
+    # The initial value is cast before the loop to the dtype that goes round in it.
     operands[start:end] = [
         d if s.dtype is not None and s.dtype != d else None
         for s, d in zip(initial, carries, strict=True)
@@ -99,7 +97,7 @@ def _scan(
     of_carries = [Demand.of(d) for d in carries]
     return EquationPlan(
         Inside((inner,), copies, inner.identity and not any(operands)),
-        tuple(given),
+        given,
         tuple(operands),
         (*map(ValueState, carries), *computed_states(inner.outputs[len(carries) :])),
         reason,
@@ -108,21 +106,19 @@ def _scan(
 
 
 def _carries(
-    planner: PlansBodies,
-    body: Body,
-    initial: Sequence[ValueState],
-    region: Region,
-    plan_body: Any,
+    policy: Policy, at: Place, body: Body, plan_body: Callable[..., Plan]
 ) -> tuple[list[np.dtype | None], Reason]:
     """Returns the dtype of each carry of a scan, and why those that are float32 are."""
-    start, count = body.fixed, len(initial)
+    start, count = body.fixed, len(body.carries)
+    initial = at.given[start : start + count]
     variables = body_of(body.jaxpr).invars[start : start + count]
     declared = [float_dtype(v.aval) for v in variables]
     accumulating = accumulating_carries(body_of(body.jaxpr), start, count)
-    abstains = planner.policy.data_abstains
-    guess = first_guess(variables, initial, accumulating, region.compute_dtype, abstains)
+    compute_dtype, abstains = at.region.compute_dtype, policy.data_abstains
+    guess = first_guess(variables, initial, accumulating, compute_dtype, abstains)
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
+        # A carry that is on trial may come back in any dtype; one that is declared has to keep it.
         free = [Want(None if d != e else d) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
@@ -149,44 +145,36 @@ def _carry_reason(
 
 
 @plans("while")
-def _while(
-    planner: PlansBodies,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...],
-) -> EquationPlan:
+def _while(planner: PlansBodies, at: Place) -> EquationPlan:
     """A while loop: nobody knows how often it runs, so all its carries keep their declared dtypes.
 
     Half an ulp of bfloat16 a step, 2**-9 of the value, is all of it after 512 steps.
     """
-    held = bodies(eqn)
-    inner, demands, copies = [], full_if_float(eqn.invars), []
-    start = sum(body.fixed for body in held)
+    # No trial here: with an unknown number of steps there is no telling how an error adds up.
+    held, given = bodies(at.eqn), at.given
+    inner, demands, copies = [], full_if_float(at), []
     for body in held:
-        jaxpr, fixed = body_of(body.jaxpr), [given[i] for i in body.operands[: body.fixed]]
-        carries = [ValueState(float_dtype(v.aval)) for v in jaxpr.invars[body.fixed :]]
+        jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]
+        inputs = loop_invariants([given[i] for i in constants])
+        inputs += [ValueState(float_dtype(v.aval)) for v in jaxpr.invars[body.fixed :]]
         returned = [
             Want() if r is None else Want(dtype=float_dtype(v.aval))
             for v, r in zip(jaxpr.outvars, body.results, strict=True)
         ]
-        inputs = [*loop_invariants(fixed), *carries]
-        plan = planner.plan(body.jaxpr, inputs, returned, region.names)
+        plan = planner.plan(body.jaxpr, inputs, returned, at.region.names)
         inner.append(plan)
-        for i, demand in zip(body.operands[: body.fixed], plan.demands[: body.fixed], strict=True):
+        for i, demand in zip(constants, plan.demands[: body.fixed], strict=True):
             demands[i] = demand
-        copies += [(body.operands[i], d) for i, d in plan.source_copies if i < body.fixed]
-    operands = [None if i < start else d for i, d in enumerate(as_declared(eqn, given))]
-    kept = tuple(i for i in range(start, len(given)) if float_dtype(eqn.invars[i].aval))
+        copies += [(constants[i], d) for i, d in plan.source_copies if i < body.fixed]
+    start = sum(body.fixed for body in held)
+    restored = as_declared(at.eqn.invars, given)[start:]
+    unchanged = all(plan.identity for plan in inner) and not any(restored)
+    kept = tuple(i for i in range(start, len(given)) if float_dtype(at.eqn.invars[i].aval))
     return EquationPlan(
-        Inside(
-            tuple(inner),
-            tuple(copies),
-            all(plan.identity for plan in inner) and not any(operands),
-        ),
-        tuple(given),
-        tuple(operands),
-        tuple(ValueState(float_dtype(v.aval)) for v in eqn.outvars),
+        Inside(tuple(inner), tuple(copies), unchanged),
+        given,
+        (*(None,) * start, *restored),
+        tuple(ValueState(float_dtype(v.aval)) for v in at.eqn.outvars),
         Reason(ReasonCode.CARRY, "carries keep their declared dtypes", kept),
         demands=tuple(demands),
     )

@@ -16,9 +16,8 @@ from ..compat import Literal, body_of, consts_of, scope_names
 from .constant_range import constant_range
 from .data import EquationPlan, Plan, Source, ValueState, Want, float_dtype
 from .demands import find_requests
-from .emission import plan_emission
 from .equation import plan_equation
-from .region import Region, Regions
+from .region import Place, Regions
 from .source_copies import source_copies
 from .structural import plan_structural, planning_rule
 from .torch_dtypes import with_torch_dtypes
@@ -86,10 +85,13 @@ class Planner:
         Returns:
             The plan.
         """
+        # JAX gives the layers of a model one jaxpr when their types agree; so do we with its plan,
+        # as long as what is known of the inputs, and asked of the outputs, agrees too.
         key = (id(jaxpr), tuple(inputs), tuple(wants), path)
         planned = self._plans.get(key)
         if planned is None:
-            # The jaxpr is kept alive with its plan, or another could get its id.
+            # The scopes are part of the question only as far as the policy looks at them:
+            # `Regions`. The jaxpr is kept alive with its plan, or another could get its id.
             planned = self._plans[key] = (jaxpr, self._plan(jaxpr, inputs, wants, path))
         return planned[1]
 
@@ -105,6 +107,7 @@ class Planner:
         given = dict(zip(body.constvars, consts, strict=True))
         given.update(zip(body.invars, inputs, strict=True))
         requests: dict[int, tuple[Want, ...]] = {}
+        # Without requests at first: most programs need one sweep.
         equations, states = self._sweep(body, given, path, requests)
         # This ends: a sweep asks only equations that were not asked before, so that there are at
         # most as many sweeps as equations. Of 4,669 plans of 900 random programs 15 took three.
@@ -120,6 +123,8 @@ class Planner:
             cast = None if want.dtype is None or state.dtype in (None, want.dtype) else want.dtype
             output_dtypes.append(cast)
             outputs.append(ValueState(cast) if cast is not None else state)
+        # A body in which nothing changes keeps its own jaxpr, so that JAX finds its caches by
+        # identity.
         identity = (
             all(equation.unchanged for equation in equations)
             and not any(output_dtypes)
@@ -150,11 +155,11 @@ class Planner:
         states = dict(given)
         equations = []
         for i, eqn in enumerate(body.eqns):
-            operands = [
-                literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars
-            ]
+            operands = tuple(
+                [literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars]
+            )
             region = self._regions.at(path, scope_names(eqn))
-            plan = self._plan_equation(eqn, operands, region, requests.get(i, ()))
+            plan = self._plan_equation(Place(eqn, operands, region, requests.get(i, ())))
             if self._finds_torch_dtypes and region.compute_dtype is not None:
                 _, origin = self.policy.rule_for(eqn.primitive.name, region.rules)
                 plan = with_torch_dtypes(origin, eqn, plan, region.compute_dtype)
@@ -162,39 +167,30 @@ class Planner:
             states.update(zip(eqn.outvars, plan.results, strict=True))
         return equations, states
 
-    def _plan_equation(
-        self,
-        eqn: Any,
-        given: Sequence[ValueState],
-        region: Region,
-        wants: tuple[Want, ...],
-    ) -> EquationPlan:
-        rule = planning_rule(eqn.primitive.name)
+    def _plan_equation(self, at: Place) -> EquationPlan:
+        rule = planning_rule(at.name)
         if rule is not None:
-            emitted = None
-            if self._rule_functions:
-                emitted = plan_emission(self.policy, eqn, given, region)
-            return emitted or plan_structural(rule, self, eqn, given, region, wants)
-        if wants:
-            return plan_equation(self, eqn, given, region, wants)
-        return self._shared_plan(eqn, given, region)
+            return plan_structural(rule, self, at)
+        # A rule function may look at the source line, and a range costs a pass over its array.
+        has_range = any([state.const_range is not None for state in at.given])
+        if at.wants or self._rule_functions or has_range:
+            return plan_equation(self.policy, at)
+        return self._shared_plan(at)
 
-    def _shared_plan(self, eqn: Any, given: Sequence[ValueState], region: Region) -> EquationPlan:
+    def _shared_plan(self, at: Place) -> EquationPlan:
         """Plans an equation of which nothing is asked; those that look alike share one plan.
 
         A program of many equations has few kinds of them. With a plan each, planning took time that
         grew faster than the program: Python's garbage collector visited the plans again and again.
         """
-        # A rule function may look at the source line, and a range costs a pass over its array.
-        if self._rule_functions or any([state.const_range is not None for state in given]):
-            return plan_equation(self, eqn, given, region)
+        eqn, region = at.eqn, at.region
         # The types of the results follow from the rest: JAX caches them so, too.
         signature = (
             eqn.primitive,
             region.compute_dtype,
             region.cause,
             region.rules,
-            *given,
+            *at.given,
             *[v.aval for v in eqn.invars],
             *eqn.params,
             *eqn.params.values(),
@@ -202,9 +198,11 @@ class Planner:
         try:
             plan = self._equations.get(signature)
         except TypeError:  # a parameter without a hash
-            return plan_equation(self, eqn, given, region)
+            return plan_equation(self.policy, at)
         if plan is None:
-            plan = self._equations[signature] = plan_equation(self, eqn, given, region)
+            # The states of the operands are part of the signature: the plan holds them, and may be
+            # shared.
+            plan = self._equations[signature] = plan_equation(self.policy, at)
         return plan
 
     def _unknown(

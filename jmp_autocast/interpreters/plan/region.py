@@ -1,14 +1,16 @@
-"""Which precision is in force where an equation stands: scopes of the policy, marks in the code."""
+"""Where an equation stands: what is known and asked there, and which precision is in force."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from ...policies import Policy, Rule
 from ...scopes import GOVERNED, read_mark
+from .data import ValueState, Want
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,6 +30,33 @@ class Region:
     cause: str
     names: tuple[str, ...]
     rules: tuple[tuple[str, Rule], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """An equation where it stands.
+
+    Args:
+        eqn: The equation.
+        given: What is known of each operand.
+        region: The precision of the scope that the equation is in.
+        wants: What the readers of each result ask for; empty if no sweep said.
+    """
+
+    eqn: Any
+    given: tuple[ValueState, ...]
+    region: Region
+    wants: tuple[Want, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the equation's primitive."""
+        return self.eqn.primitive.name
+
+    @property
+    def floats(self) -> list[int]:
+        """The positions of the float operands."""
+        return [i for i, state in enumerate(self.given) if state.dtype is not None]
 
 
 class Regions:
@@ -53,6 +82,7 @@ class Regions:
         """
         region = self._found.get((path, names))
         if region is None:
+            # Scopes that no pattern looks at would only make equal regions differ.
             seen = names
             if self._marks_only:
                 seen = tuple(name for name in names if read_mark(name) is not None)
@@ -61,6 +91,7 @@ class Regions:
 
     def _find(self, names: tuple[str, ...]) -> Region:
         marks = [(i + 1, mark) for i, name in enumerate(names) if (mark := read_mark(name))]
+        # Whatever stands there was planned by an inner autocast under its own policy.
         if any(mark == GOVERNED for _, mark in marks):
             return Region(None, True, "an inner autocast governs the region", names)
         hits = [

@@ -24,6 +24,7 @@ def source_copies(
         equations: The plan of each equation.
         states: What is known of each input.
     """
+    # Literals and known values are cast at trace time: there is nothing to hand in.
     roots = {v: i for i, v in enumerate(jaxpr.invars) if states[v].keeps_gradient}
 
     def root_of(atom: Any) -> int | None:
@@ -31,6 +32,7 @@ def source_copies(
 
     copies: dict[tuple[int, np.dtype], None] = {}
     for eqn, plan in zip(jaxpr.eqns, equations, strict=True):
+        # The first operand that comes from an input: the others are indices or padding values.
         if isinstance(plan.action, Move):
             root = next((r for v in eqn.invars if (r := root_of(v)) is not None), None)
             if root is not None:

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...policies import FLOAT32, Policy
+from ...policies import FLOAT32, CastPolicy, Policy, apply_rule
 from ..primitives.structure import STRUCTURES, Body, bodies
-from .basic_plans import as_declared, keep
+from .basic_plans import as_declared, emitted, keep
 from .data import (
     BIND,
     KEEP,
@@ -29,7 +29,8 @@ from .data import (
     Want,
     float_dtype,
 )
-from .region import Region
+from .equation_view import view_of
+from .region import Place
 
 
 class PlansBodies(Protocol):
@@ -48,9 +49,7 @@ class PlansBodies(Protocol):
         ...
 
 
-PlanningRule = Callable[
-    [PlansBodies, Any, Sequence[ValueState], Region, tuple[Want, ...]], EquationPlan
-]
+PlanningRule = Callable[[PlansBodies, Place], EquationPlan]
 
 PLANNING_RULES: dict[str, PlanningRule] = {}
 
@@ -60,8 +59,7 @@ INSIDE = Reason(ReasonCode.STRUCTURAL)
 def plans(*names: str) -> Callable[[PlanningRule], PlanningRule]:
     """Registers the function that plans a primitive whose plan no cast policy says.
 
-    It gets the planner, the equation, what is known of each operand, the precision where it stands,
-    and what is asked of each result.
+    It gets the planner, and the equation where it stands, with something asked of each result.
     """
 
     def register(function: PlanningRule) -> PlanningRule:
@@ -77,28 +75,45 @@ def planning_rule(name: str) -> PlanningRule | None:
     return plan_described if rule is None and name in STRUCTURES else rule
 
 
-def plan_structural(
-    rule: PlanningRule,
-    planner: PlansBodies,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...],
-) -> EquationPlan:
-    """Plans an equation by its rule; one that an inner autocast has dealt with is kept."""
-    if region.governed:
-        return keep(eqn, given, Reason(ReasonCode.SCOPE, region.cause))
-    return rule(planner, eqn, given, region, wants or (Want(),) * len(eqn.outvars))
+def plan_structural(rule: PlanningRule, planner: PlansBodies, at: Place) -> EquationPlan:
+    """Plans an equation by its rule, unless an inner autocast, or the user, has dealt with it."""
+    if at.region.governed:
+        return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
+    # A rule may replace a call as a whole; what is inside is then never planned.
+    emission = _emission(planner.policy, at)
+    if emission is not None:
+        return emission
+    wants = at.wants or (Want(),) * len(at.eqn.outvars)
+    return rule(planner, dataclasses.replace(at, wants=wants))
+
+
+def _emission(policy: Policy, at: Place) -> EquationPlan | None:
+    """Returns the plan that calls a function of the user's rule in place of a call, loop or cast.
+
+    ``full_precision()``, and scopes in float32, win over the rule: nothing is replaced there.
+
+    Raises:
+        TypeError: The rule decided on a cast policy, which these primitives do not have.
+    """
+    compute_dtype = at.region.compute_dtype
+    rule, _ = policy.rule_for(at.name, at.region.rules)
+    if isinstance(rule, CastPolicy) or compute_dtype is None or not at.floats:
+        return None
+    decision = apply_rule(rule, view_of(at.eqn, at.given, at.region.names, compute_dtype))
+    if decision is None or decision.emit is not None:
+        return None if decision is None else emitted(at, decision)
+    raise TypeError(
+        f"The rule for primitive {at.name!r} decided {decision.policy}, and the primitive has no "
+        "cast policy: the equations inside it have. Return Decision(emit=function) to replace the "
+        "equation, or None to leave it."
+    )
 
 
 # --- what goes into a body ------------------------------------------------------------------
 
 
 def read_low(
-    inner: Plan,
-    given: Sequence[ValueState],
-    region: Region,
-    sources: Sequence[Source | None] = (None,),
+    inner: Plan, at: Place, sources: Sequence[Source | None] = (None,)
 ) -> list[np.dtype | None]:
     """Returns the casts of float32 operands, of given kinds, that a body reads in 16 bits alone.
 
@@ -107,19 +122,17 @@ def read_low(
 
     Args:
         inner: The plan of the body, whose inputs are the operands.
-        given: What is known of each operand.
-        region: Where the equation stands.
+        at: The equation.
         sources: The kinds of the operands that may be cast; None is a computed value.
     """
-    return [
-        region.compute_dtype
-        if demand is Demand.LOW
-        and s.dtype == FLOAT32
-        and s.source in sources
-        and s.known_value is None
-        else None
-        for s, demand in zip(given, inner.demands, strict=True)
-    ]
+
+    # A known value is cast at trace time, and a source reads through a view of its own.
+    def is_cast(state: ValueState, demand: Demand) -> bool:
+        may_be = state.source in sources and state.known_value is None
+        return may_be and demand is Demand.LOW and state.dtype == FLOAT32
+
+    pairs = zip(at.given, inner.demands, strict=True)
+    return [at.region.compute_dtype if is_cast(*pair) else None for pair in pairs]
 
 
 def cast_states(
@@ -145,8 +158,8 @@ def invariant_copies(
 
 
 def _around(
+    at: Place,
     inner: Plan,
-    given: Sequence[ValueState],
     operands: Sequence[np.dtype | None],
     copies: Sequence[tuple[int, np.dtype]] = (),
 ) -> EquationPlan:
@@ -154,7 +167,7 @@ def _around(
     unchanged = inner.identity and not any(operands)
     return EquationPlan(
         Inside((inner,), tuple(copies), unchanged),
-        tuple(given),
+        at.given,
         tuple(operands),
         inner.outputs,
         INSIDE,
@@ -168,86 +181,62 @@ def _calls(has_rule: bool) -> list[str]:
 
 
 @plans(*_calls(has_rule=False))
-def _call(
-    planner: PlansBodies,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...],
-) -> EquationPlan:
+def _call(planner: PlansBodies, at: Place) -> EquationPlan:
     """A call is planned as if its body stood there, and what it reads low is cast before it."""
-    (body,) = bodies(eqn)
-    inner = planner.plan(body.jaxpr, given, wants, region.names)
-    operands = read_low(inner, given, region)
+    (body,), path = bodies(at.eqn), at.region.names
+    inner = planner.plan(body.jaxpr, at.given, at.wants, path)
+    # Planned as if nothing were cast, to learn what the body reads; then with what it reads.
+    operands = read_low(inner, at)
     if any(operands):
-        inner = planner.plan(body.jaxpr, cast_states(given, operands), wants, region.names)
-    return _around(inner, given, operands, invariant_copies(inner, body, given))
+        inner = planner.plan(body.jaxpr, cast_states(at.given, operands), at.wants, path)
+    return _around(at, inner, operands, invariant_copies(inner, body, at.given))
 
 
 @plans(*_calls(has_rule=True))
-def _custom_derivative(
-    planner: PlansBodies,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...],
-) -> EquationPlan:
+def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
     """A function with a derivative rule of the user's own is a call, but takes no copies.
 
     A source that the body reads in 16 bits alone is cast before: the user's rule then gets, and
     keeps for the backward pass, the copy that everyone else reads.
     """
-    (body,) = bodies(eqn)
-    inner = planner.plan(body.jaxpr, given, wants, region.names)
-    low = dict(inner.source_copies)
+    (body,), path = bodies(at.eqn), at.region.names
+    inner = planner.plan(body.jaxpr, at.given, at.wants, path)
+    # The user's rule is a stranger: it keeps what it is given for the backward pass. A float32
+    # weight would be kept beside its 16-bit copy.
+    low, computed = dict(inner.source_copies), read_low(inner, at)
     operands = [
-        low.get(i) if inner.demands[i] is Demand.LOW and s.source else d
-        for i, (s, d) in enumerate(zip(given, read_low(inner, given, region), strict=True))
+        low.get(i) if inner.demands[i] is Demand.LOW and state.source else computed[i]
+        for i, state in enumerate(at.given)
     ]
     if any(operands):
-        inner = planner.plan(body.jaxpr, cast_states(given, operands), wants, region.names)
-    return _around(inner, given, operands)
+        inner = planner.plan(body.jaxpr, cast_states(at.given, operands), at.wants, path)
+    return _around(at, inner, operands)
 
 
 @plans(*(name for name, it in STRUCTURES.items() if it.isolates))
-def _isolated_call(
-    planner: PlansBodies,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...],
-) -> EquationPlan:
+def _isolated_call(planner: PlansBodies, at: Place) -> EquationPlan:
     """Operands go in as they are: a ``shard_map``'s body, and a batching rule, see no copies."""
-    (body,) = bodies(eqn)
-    inner = planner.plan(body.jaxpr, given, wants, region.names)
-    return _around(inner, given, [None] * len(given))
+    (body,) = bodies(at.eqn)
+    inner = planner.plan(body.jaxpr, at.given, at.wants, at.region.names)
+    return _around(at, inner, [None] * len(at.given))
 
 
 # --- branches, and what has no rule of its own ----------------------------------------------
 
 
-def plan_described(
-    planner: PlansBodies,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...],
-) -> EquationPlan:
+def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     """Plans an equation that runs one of its bodies, which share its results.
 
     Bodies that disagree on the dtype of a result all return it in float32.
 
     Args:
         planner: Plans the bodies.
-        eqn: The equation, which `structure.py` describes.
-        given: What is known of each operand.
-        region: The precision of the scope that the equation is in.
-        wants: What is asked of each result.
+        at: The equation, which `structure.py` describes.
     """
-    held = bodies(eqn)
+    held, given = bodies(at.eqn), at.given
     if any(body.carries for body in held) or not held:
         # Which carry may be 16 bits takes a rule that knows the loop: nothing in it is lowered.
-        return keep(eqn, given, Reason(ReasonCode.KEEP, "a loop without a planning rule"))
+        return keep(at, Reason(ReasonCode.KEEP, "a loop without a planning rule"))
 
     def plan_all(wants: Sequence[Want]) -> list[Plan]:
         return [
@@ -255,91 +244,64 @@ def plan_described(
                 body.jaxpr,
                 [given[i] for i in body.operands],
                 [Want() if r is None else wants[r] for r in body.results],
-                region.names,
+                at.region.names,
             )
             for body in held
         ]
 
-    inner, joined, reason = plan_all(wants), list(wants), INSIDE
-    for k in range(len(wants)):
-        states = [
-            plan.outputs[body.results.index(k)]
-            for plan, body in zip(inner, held, strict=True)
-            if k in body.results
-        ]
-        if len({state.dtype for state in states}) > 1:
+    inner, joined, reason = plan_all(at.wants), list(at.wants), INSIDE
+    # All branches have to return one type. float32 holds what either of them has.
+    for k in range(len(joined)):
+        if len(set(_dtypes_of(k, inner, held))) > 1:
             joined[k] = Want(dtype=FLOAT32)
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
-    if tuple(joined) != wants:
+    if tuple(joined) != at.wants:
         inner = plan_all(joined)
-    demands, copies = full_if_float(eqn.invars, held), {}
+    # What steers (the index of a branch, a flag) is read by the equation itself, as declared.
+    inside = {i for body in held for i in body.operands}
+    demands = [Demand.NONE if i in inside else d for i, d in enumerate(full_if_float(at))]
+    copies: dict[tuple[int, np.dtype], None] = {}
     for plan, body in zip(inner, held, strict=True):
         for i, demand in zip(body.operands, plan.demands, strict=True):
             demands[i] |= demand
         copies.update(dict.fromkeys(invariant_copies(plan, body, given)))
-    outside = {i for i in range(len(given)) if not any(i in body.operands for body in held)}
-    operands = [d if i in outside else None for i, d in enumerate(as_declared(eqn, given))]
-    return EquationPlan(
-        Inside(tuple(inner), tuple(copies), all(p.identity for p in inner) and not any(operands)),
-        tuple(given),
-        tuple(operands),
-        tuple(_result(k, v, inner, held) for k, v in enumerate(eqn.outvars)),
-        reason,
-        demands=tuple(demands),
-    )
-
-
-def _result(k: int, v: Any, inner: Sequence[Plan], held: Sequence[Body]) -> ValueState:
-    """Returns what is known of a result: the dtype in which the bodies return it."""
-    for plan, body in zip(inner, held, strict=True):
-        if k in body.results:
-            return ValueState(plan.outputs[body.results.index(k)].dtype)
-    return ValueState(float_dtype(v.aval))
-
-
-def full_if_float(variables: Sequence[Any], held: Sequence[Body] = ()) -> list[Demand]:
-    """Returns how an equation itself reads its operands: in their declared dtypes.
-
-    Args:
-        variables: The operands.
-        held: Bodies; what goes into one of them is read by it, not by the equation.
-    """
-    inside = {i for body in held for i in body.operands}
-    return [
-        Demand.of(dtype if (dtype := float_dtype(v.aval)) == FLOAT32 else None)
-        if i not in inside
-        else Demand.NONE
-        for i, v in enumerate(variables)
+    declared = as_declared(at.eqn.invars, given)
+    operands = tuple(None if i in inside else d for i, d in enumerate(declared))
+    unchanged = all(plan.identity for plan in inner) and not any(operands)
+    made = [
+        _dtypes_of(k, inner, held) or [float_dtype(v.aval)] for k, v in enumerate(at.eqn.outvars)
     ]
+    results = tuple(ValueState(dtypes[0]) for dtypes in made)
+    action = Inside(tuple(inner), tuple(copies), unchanged)
+    return EquationPlan(action, given, operands, results, reason, demands=tuple(demands))
+
+
+def _dtypes_of(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[np.dtype | None]:
+    """Returns the dtype in which each body that makes result ``k`` returns it."""
+    pairs = zip(inner, held, strict=True)
+    return [p.outputs[body.results.index(k)].dtype for p, body in pairs if k in body.results]
+
+
+def full_if_float(at: Place) -> list[Demand]:
+    """Returns how an equation itself reads its operands: in their declared dtypes."""
+    dtypes = [float_dtype(v.aval) for v in at.eqn.invars]
+    return [Demand.of(dtype if dtype == FLOAT32 else None) for dtype in dtypes]
 
 
 # --- others without a cast policy -----------------------------------------------------------
 
 
 @plans("optimization_barrier")
-def _operand_by_operand(
-    planner: PlansBodies,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...],
-) -> EquationPlan:
+def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
     """A source behind a barrier stays one: it has no vote, and its gradients add in float32."""
-    given = tuple(given)
-    action = BIND if any(as_declared(eqn, given)) else KEEP
-    return EquationPlan(action, given, (None,) * len(given), given, INSIDE)
+    action = BIND if any(as_declared(at.eqn.invars, at.given)) else KEEP
+    return EquationPlan(action, at.given, (None,) * len(at.given), at.given, INSIDE)
 
 
 @plans("source_view", "cpu_barrier", "accumulate")
-def _ours(
-    planner: PlansBodies,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...],
-) -> EquationPlan:
+def _ours(planner: PlansBodies, at: Place) -> EquationPlan:
     """What an inner autocast made is bound as it made it."""
-    return keep(eqn, given, Reason(ReasonCode.KEEP, "made by autocast"))
+    return keep(at, Reason(ReasonCode.KEEP, "made by autocast"))
 
 
 def computed_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:

@@ -64,6 +64,7 @@ def _torch_dtype(
     origin: str, eqn: Any, plan: EquationPlan, compute_dtype: np.dtype
 ) -> np.dtype | None:
     name, code = eqn.primitive.name, plan.reason.code
+    # JAX's own functions are known by the name of the function that they trace.
     if is_call(eqn):
         function = jax_function(called(eqn))
         if function in FUNCTIONS_RETURNING_FLOAT32:
@@ -82,6 +83,7 @@ def _torch_dtype(
 
 def _all_low(eqn: Any, given: Sequence[ValueState], compute_dtype: np.dtype) -> bool:
     """Whether PyTorch would have all operands in 16 bits; arrays outvote scalars there."""
+    # A Python scalar has no dtype to vote with in PyTorch, and a 0-d array yields to any array.
     voters = [i for i, s in enumerate(given) if s.dtype is not None and s.known_value is None]
     voters = [i for i in voters if eqn.invars[i].aval.ndim] or voters
     return bool(voters) and all(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,27 +18,21 @@ from .data import (
     ReasonCode,
     Source,
     ValueState,
-    Want,
     float_dtype,
 )
-from .region import Region
+from .region import Place
 from .structural import PlansBodies, plans
 
 
 @plans("convert_element_type")
-def _convert_element_type(
-    planner: PlansBodies,
-    eqn: Any,
-    given: Sequence[ValueState],
-    region: Region,
-    wants: tuple[Want, ...],
-) -> EquationPlan:
+def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     """A cast of the program is done as written.
 
     What it makes of a bool or a small integer is a constant, of other integers data with the bound
     of its integers.
     """
-    (state,), (var,), given = given, eqn.invars, tuple(given)
+    given, eqn = at.given, at.eqn
+    (state,), (var,) = given, eqn.invars
     source, target = float_dtype(var.aval), float_dtype(eqn.outvars[0].aval)
     cast = Reason(ReasonCode.USER_CAST, f"{var.aval.dtype} to {cast_dtype(eqn)}")
     if source is None and target is None:
@@ -51,6 +44,7 @@ def _convert_element_type(
         assert target is not None
         action = Move() if _is_exact(var) else KEEP
         return EquationPlan(action, given, (None,), (_of_number(var, target, state),), cast)
+    # The value may run in another dtype than the one that the cast was written for.
     as_declared = state.dtype == source
     action = KEEP if as_declared else Cast()
     if target is None:
@@ -67,8 +61,10 @@ def _convert_element_type(
     else:
         bound = state.integer_bound
         result = ValueState(target, integer_bound=bound, narrowed_by_user=target != FLOAT32)
+    # The cast asks for the dtype it casts to: what feeds a cast to float32 is raised rather than
+    # rounded and widened again.
     demand = Demand.FULL if target == FLOAT32 else Demand.LOW
-    lowers = region.compute_dtype is not None and state.dtype != target
+    lowers = at.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None
     return EquationPlan(action, given, (operand,), (result,), cast, demands=(demand,))
 

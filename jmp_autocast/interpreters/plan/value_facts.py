@@ -43,6 +43,7 @@ def representable(value: float, dtype: np.dtype) -> bool:
         >>> representable(1e-8, jnp.dtype("float16")), representable(1e-8, jnp.dtype("bfloat16"))
         (False, True)
     """
+    # An infinite mask, or a NaN that the program writes down, means the same in every dtype.
     if not math.isfinite(value):
         return True
     with np.errstate(over="ignore"):
@@ -60,6 +61,7 @@ def fold(primitive: str, operands: Sequence[ValueState]) -> float | None:
     function = FOLDS.get(primitive)
     if function is None or any(state.known_value is None for state in operands):
         return None
+    # Folded in float32, as XLA would compute it: the literal is guarded by the value it has there.
     with np.errstate(all="ignore"):
         return float(function(*(np.float32(state.known_value) for state in operands)))
 
@@ -83,6 +85,7 @@ def coordinate_bound(
     if primitive not in _AFFINE or all(operands[i].integer_bound is None for i in floats):
         return None
     if primitive == "div" and operands[floats[0]].integer_bound is None:
+        # 1 / n is a weight, however large n is.
         return None  # a mean over a number of elements that the program counts
     magnitudes = [_magnitude(operands[i]) for i in floats]
     if primitive in ("add", "add_any", "sub"):
@@ -98,4 +101,5 @@ def coordinate_bound(
 def _magnitude(state: ValueState) -> float:
     if state.known_value is not None:
         return abs(state.known_value)
+    # A factor that nothing is known of may take the coordinates anywhere.
     return math.inf if state.integer_bound is None else state.integer_bound

@@ -36,6 +36,7 @@ def voters(
     Returns:
         The positions of the operands that vote.
     """
+    # Where nothing is broadcast (select_n, concatenate) all operands have the size of the result.
     as_large_as: list[Any] = []
     if eqn.primitive.name in _REPLICATES:
         as_large_as = [*eqn.outvars, *(eqn.invars[i] for i in floats)]
@@ -61,6 +62,8 @@ def literal_guard(
         floats: The positions of the float operands.
         compute_dtype: float16 or bfloat16.
     """
+    # Checked for each operand, also those that do not vote: -3.4e38 of a mask is -inf in float16
+    # and in bfloat16, and a row that is masked throughout becomes NaN in the softmax after it.
     for i in floats:
         value, const_range = given[i].known_value, given[i].const_range
         if value is not None and not representable(value, compute_dtype):

@@ -86,6 +86,8 @@ def _walk(
         made: list[list[Origin]] = []
         held = list(bodies(eqn)) if equation.inner else []
         for inner, body in zip(equation.inner, held, strict=True):
+            # A body that is planned once and called 96 times is visited 96 times: rows are per
+            # call.
             entering = _entering(body, given, index)
             more = times * body.repeats
             made.append((yield from _walk(inner, entering, visits, path, depth + 1, more)))

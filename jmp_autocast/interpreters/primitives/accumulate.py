@@ -93,6 +93,8 @@ def accumulating_contraction(
     operands = (lhs, rhs, *rest, *(full[i] for i in sources))
     if low == out and not sources:
         return bind_cached(primitive, operands, {**params, "preferred_element_type": low})
+    # In the jaxpr the result is declared in 16 bits, so that a transpose of it is again a
+    # contraction of 16-bit operands; `out` says what is returned.
     items = tuple({**params, "preferred_element_type": low}.items())
     return _inlined(primitive, items, out, sources)(*operands)
 
@@ -177,6 +179,8 @@ def _transpose(
             return None
         at, other, rest = found
         factors = (cotangent, other, *rest)
+        # A float32 cotangent is cast to 16 bits here. It is rounded once, as the cotangent of a
+        # rounded result would be, and both contractions of the backward pass run on tensor cores.
         transposed = _trace(_transposed(jaxpr, at), low, factors)
         # The operand's own dtype: a float32 source gets the accumulator itself, never rounded.
         return accumulate_p.bind(

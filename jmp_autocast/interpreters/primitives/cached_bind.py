@@ -36,6 +36,8 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
     """
     if primitive.name not in _CACHED or not any(isinstance(x, Tracer) for x in operands):
         return bind(primitive, operands, params)
+    # A scalar operand stays a literal in the jaxpr; as an argument of the inlined function it would
+    # become an array constant.
     scalars = tuple((i, _Scalar(x)) for i, x in enumerate(operands) if isinstance(x, _SCALARS))
     # JAX insists on a hash of the parameters of all that is cached here.
     function = _inlined_primitive(primitive, tuple(params.items()), scalars)

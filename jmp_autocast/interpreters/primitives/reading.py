@@ -21,6 +21,7 @@ def asked_precision(eqn: Any) -> Any:
 
     ``HIGHEST`` does, and so does a dot algorithm, which names the dtypes that it multiplies in.
     """
+    # DEFAULT and HIGH leave the choice to the backend, which takes 16-bit operands as they are.
     precision = eqn.params.get("precision")
     is_default = precision is None or isinstance(precision, tuple | lax.Precision)
     return None if is_default and precision != _HIGHEST else precision
@@ -93,6 +94,7 @@ def reduction_depth(eqn: Any) -> int:
         The contracted size of a matmul, input features times window of a convolution, the reduced
         or accumulated size of a reduction, 1 for everything else.
     """
+    # What autocast itself emits for a contraction is counted as that contraction.
     eqn = contraction_in(eqn) or eqn
     name, params, shapes = eqn.primitive.name, eqn.params, [v.aval.shape for v in eqn.invars]
     if name in ("dot_general", "ragged_dot_general"):

@@ -21,7 +21,6 @@ from ..compat import (
     scan_with_consts,
     shard_map_axes,
 )
-from .accumulate import contraction_in
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,7 +169,9 @@ def _rebind_call(
     eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
 ) -> tuple[list[Any], dict[str, Any]]:
     (jaxpr,), (more,) = jaxprs, copies
+    # The new operands are copies of others: they have the same shardings, and are not donated.
     params = call_with_operands(eqn.params, [copy.operand for copy in more])
+    # `remat` takes an open jaxpr; ours has no constants, or `open_jaxpr` says so.
     is_open = eqn.primitive.name in ("remat2", "checkpoint")
     params[_key(eqn)] = open_jaxpr(jaxpr) if is_open else jaxpr
     return [*operands, *(copy.array for copy in more)], params
@@ -206,6 +207,7 @@ def _cond_bodies(eqn: Any) -> tuple[Body, ...]:
 def _rebind_cond(
     eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
 ) -> tuple[list[Any], dict[str, Any]]:
+    # Unlike a loop, a cond has one list of operands for all its bodies.
     more = [copy.array for copy in copies[0]]  # all branches take the same operands
     return [*operands, *more], {**eqn.params, "branches": tuple(jaxprs)}
 
@@ -275,6 +277,7 @@ def _while_bodies(eqn: Any) -> tuple[Body, ...]:
 def _rebind_while(
     eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
 ) -> tuple[list[Any], dict[str, Any]]:
+    # Each body has its own constants at the front; the carries follow, and are shared.
     params, bound, first = dict(eqn.params), [], 0
     for part, jaxpr, more in zip(("cond", "body"), jaxprs, copies, strict=True):
         count = params[f"{part}_nconsts"]
@@ -321,21 +324,3 @@ def equations_in(jaxpr: Any, times: int = 1) -> Any:
         yield eqn, times
         for body in bodies(eqn):
             yield from equations_in(body.jaxpr, times * body.repeats)
-
-
-__all__ = [
-    "STRUCTURES",
-    "Body",
-    "Copy",
-    "Structure",
-    "bodies",
-    "called",
-    "contraction_in",
-    "equations_in",
-    "has_rule",
-    "is_call",
-    "iterations",
-    "rebound",
-    "scan_direction",
-    "shard_map_options",
-]

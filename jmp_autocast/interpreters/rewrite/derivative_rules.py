@@ -64,6 +64,7 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 @rewrites("custom_jvp_call")
 def _custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
+    # One function per plan: JAX caches derivatives by the function's identity.
     if (key := (id(plan.inner[0]), "custom_jvp")) not in rewriter.memo:
         rewriter.memo[key] = _rebuilt_custom_jvp(rewriter, eqn, plan)
     return list(rewriter.memo[key](*read(plan, operands)))
@@ -79,6 +80,8 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         return tuple(primal(*xs))
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        # A tangent that is a symbolic zero stays one: a rule with `symbolic_zeros` tells it from
+        # zeros, and an operand outside autocast's dtypes has a tangent that we do not touch.
         moving = [
             i
             for i, t in enumerate(tangents)
@@ -88,6 +91,8 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         def original_jvp(xs: Sequence[Any], ts: Sequence[Any]) -> Any:
             return jax.jvp(_partial(original, xs, moving), [xs[i] for i in moving], ts)
 
+        # The original primitive is differentiated in declared dtypes, as if autocast were not
+        # there. The jaxpr that comes out holds the user's rule, and is planned like any other.
         closed = fresh_make_jaxpr(original_jvp, avals, [avals[i] for i in moving])
         dtypes = [Want(dtype=s.dtype) for s in inner.outputs]
         args = [*primals, *(tangents[i] for i in moving)]
@@ -130,6 +135,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         moving = tuple(
             i for i, p in enumerate(perturbed) if p.perturbed and float_dtype(avals[i]) is not None
         )
+        # `jax.vjp` is a pytree of residuals around a function; the pytree's structure is static.
         box: dict[str, Any] = {}
 
         def original_forward(*ys: Any) -> Any:
@@ -139,6 +145,8 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
             return out, residuals
 
         closed = fresh_make_jaxpr(original_forward, *avals)
+        # Outputs as the primal function returns them; residuals in whatever dtype they are computed
+        # in.
         wants = [
             *(Want(dtype=s.dtype) for s in inner.outputs),
             *(Want() for _ in box["avals"]),
@@ -153,6 +161,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         residuals, static, dtypes = saved
         moving, tree, residual_avals = static.value
 
+        # An output without a cotangent is handed on as a zero that is known to be one.
         known = [k for k in inexact if type(cotangents[k]) is not SymbolicZero]
 
         def original_backward(residuals: Sequence[Any], given: Sequence[Any]) -> Any:
@@ -169,6 +178,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         found = rewriter.run(closed, [*residuals, *given], wants, inner)
         gradients: list[Any] = [None] * len(avals)
         for i, gradient in zip(moving, found, strict=True):
+            # A cotangent has the dtype of its primal, which may be the 16-bit copy of a weight.
             gradients[i] = _cast(gradient, dtypes.value[i])
         return tuple(gradients)
 

@@ -105,6 +105,7 @@ class Rewriter:
         Returns:
             The outputs, in the dtypes that the plan's outputs say.
         """
+        # Each use of a source reads a view of its own; `Value` remembers the one copy behind them.
         given = [Value(x, s.keeps_gradient) for x, s in zip(args, plan.inputs, strict=True)]
         for (i, dtype), copy in copies.items():
             given[i].copies[dtype] = copy
@@ -128,6 +129,7 @@ class Rewriter:
         Returns:
             Its results.
         """
+        # It returns values with a promise of a copy, not arrays: it stands before the others.
         if isinstance(plan.action, Move):
             return _moved(eqn, plan, operands)
         results = self._emit(eqn, plan, operands)
@@ -171,6 +173,8 @@ class Rewriter:
         """
         key = (id(plan), tuple(copies))
         if key not in self.memo:
+            # Traced for the dtypes of the plan, not for those that the program declares. The mesh
+            # axes and shardings of the declared types stay.
             avals = [
                 with_dtype(v.aval, s.dtype) if s.dtype is not None else v.aval
                 for v, s in zip(plan.jaxpr.invars, plan.inputs, strict=True)
@@ -202,6 +206,7 @@ class Rewriter:
         plan = self._plan(closed, states, wants, of.path)
         if self._planned is not None:
             self._planned(plan)
+        # A rule of a function in which nothing is lowered computes in the dtypes that it declares.
         if of.identity:
             return jaxpr_as_fun(closed)(*args)
         return self.evaluate(plan, consts_of(closed), args)
@@ -212,8 +217,11 @@ class Rewriter:
 
 def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     """Binds an equation's primitive; smaller operands are broadcast first if the plan says so."""
+    # Kept, or kept inside: bound with the equation's own parameters.
     action = plan.action if isinstance(plan.action, Bind) else Bind()
     arrays = read(plan, operands)
+    # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
+    # transpose that adds up in 16 bits.
     for i in action.replicates:
         arrays[i] = operands[i].replicated(plan.operands[i], _replication(eqn))
     if action.replicates and eqn.primitive.name == "broadcast_in_dim":
@@ -228,6 +236,7 @@ def _moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
     """Moves the elements of a source: its 16-bit copy, if asked for, moves the operand's copy."""
     arrays = [value.array for value in operands]
     dtype = plan.results[0].dtype
+    # The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for.
     if cast_dtype(eqn) not in (None, dtype):
         results = arrays  # a change of weak type, of a value that is in another dtype
     else:
@@ -310,6 +319,7 @@ def _emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]
         jnp.asarray(x, v.aval.dtype) if isinstance(value, Scalar) and x.dtype is None else x
         for x, value, v in zip(read(plan, operands), operands, eqn.invars, strict=True)
     ]
+    # In the ambient trace, so that JAX differentiates, maps and shards what the function does.
     out = plan.action.function(*arrays)
     results = list(out) if isinstance(out, tuple | list) else [out]
     expected = [

@@ -42,6 +42,7 @@ def rebind_bodies(
     Returns:
         The results, as arrays.
     """
+    # Copies are made before the equation, in its scopes: once for all iterations of a loop.
     held = bodies(eqn)
     wanted = [_copies_for(body, plan) for body in held]
     jaxprs = [
@@ -77,6 +78,7 @@ def _remat_opt(
     longer be those planned.
     """
     (body,) = bodies(eqn)
+    # Without a jaxpr of its own, so that the residuals are those of the equations inside.
     return rewriter.evaluate(plan.inner[0], consts_of(body.jaxpr), read(plan, operands))
 
 

@@ -40,6 +40,7 @@ class Value:
         """Returns the value in a dtype, None for the value as it is."""
         if dtype is None or self.array.dtype == dtype:
             return self.array
+        # What is computed needs no view: its cotangents meet in the dtype in which it was computed.
         low = self.copy(dtype)
         return source_view(self.array, low) if self.source and dtype != FLOAT32 else low
 
@@ -49,6 +50,8 @@ class Value:
         The transpose of a broadcast is a sum. Over 4,096 pixels, one of 16-bit cotangents stops
         growing at 256.
         """
+        # The float32 broadcast has no reader but its own transpose: XLA removes it from the forward
+        # pass.
         low = broadcast(self.copy(dtype or self.array.dtype))
         full = self.copy(FLOAT32)
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low

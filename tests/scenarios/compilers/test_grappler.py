@@ -181,23 +181,6 @@ def test_a_buffer_for_a_kept_function(level):
 # --- operands of one operation ------------------------------------------------------------------
 
 
-def batch_norm(h, scale, bias):
-    mean = jnp.mean(h, 0)
-    variance = jnp.mean(jnp.square(h - mean), 0)
-    return (h - mean) * lax.rsqrt(variance + 1e-5) * scale + bias
-
-
-@in_combinations
-def test_statistics_of_a_norm(dtype, level):
-    """40: they, scale and bias are float32, and the data before and behind them is low."""
-    fn = lambda w, x, s, b: batch_norm(x @ w, s, b) @ w
-    jaxpr = trace(cast(fn, dtype, level), W, of(8, 6), of(6), of(6))
-    assert_dots_run_in(dtype, jaxpr)
-    assert set(result_dtypes(jaxpr, "reduce_sum", "rsqrt", "square", "sub")) == {"float32"}
-    assert len(casts(jaxpr, dtype, "float32")) == 2  # into the norm, and on return
-    assert not round_trips(jaxpr)
-
-
 @in_combinations
 def test_operands_of_a_list_agree(dtype, level):
     """41: three low values make a low list, a float32 one among them a float32 list."""

@@ -55,26 +55,6 @@ def test_an_affine_map_behind_a_convolution_is_low(level, dtype):
     assert not casts(jaxpr, dtype, "float32")
 
 
-UNCHANGED = {
-    "softmax": softmax,
-    "large_arange": (lambda x: x[:, :3] + jnp.arange(70_000.0, 70_003.0)),
-    "large_iota": (lambda x: lax.iota(jnp.float32, 70_000)[x[0].astype(jnp.int32)]),
-    "sum": jnp.sum,
-    "mean": jnp.mean,
-    "global_average_pool": lambda x: jnp.mean(x, (0, 1), keepdims=True),
-    "two_softmaxes": lambda x: softmax(x) + softmax(2 * x),
-    "integer_loop": lambda x: lax.while_loop(lambda i: i < 9, lambda i: 2 * i + 1, jnp.int32(0)),
-    "take": lambda x: jnp.take(x, jnp.arange(2) + 0, axis=0),
-}
-
-
-@in_combinations
-@pytest.mark.parametrize("fn", UNCHANGED.values(), ids=UNCHANGED)
-def test_left_alone(fn, dtype, level):
-    """3, 4, 5, 8, 15 and 30: without a convolution or a product there is nothing to gain."""
-    assert str(trace(cast(fn, dtype, level), W)) == str(trace(fn, W))
-
-
 @pytest.mark.parametrize("level", ["o1", "compute"])
 def test_a_sum_of_convolutions_is_low(level):
     """6: conv + (conv + conv)."""
@@ -118,23 +98,6 @@ def test_branches_of_a_where(level):
     assert compare.invars[0] is jaxpr.jaxpr.invars[0]
 
 
-@in_combinations
-def test_batched_product(dtype, level):
-    """11."""
-    jaxpr = trace(cast(jnp.matmul, dtype, level), of(3, 4, 5), of(3, 5, 2))
-    assert dot_dtypes(jaxpr) == [(dtype,) * 3]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_indices_are_never_cast(dtype):
-    """12: take(x, indices + 0) of a low value."""
-    fn = lambda x, i: jnp.take(x @ x, i + 0, axis=0)
-    jaxpr = trace(cast(fn, dtype), W, np.arange(3, dtype=np.int32))
-    (gather,) = find(jaxpr, "gather")
-    assert dtypes(gather.invars) == (dtype, "int32")
-    assert all("int32" not in pair for pair in all_casts(jaxpr))
-
-
 CLIP = functools.partial(jnp.clip, min=-70_000.0, max=70_000.0)
 
 
@@ -146,26 +109,6 @@ def test_clip_bounds_outside_float16(dtype, clipped, level):
     assert result_dtypes(jaxpr, "tanh", "max", "min") == [dtype, clipped, clipped]
     assert len(casts(jaxpr, dtype, "float32")) == 1
     assert not round_trips(jaxpr)
-
-
-def unrolled_lstm(params, xs):
-    h = c = jnp.zeros((2, 5))
-    for x in xs:
-        gates = x @ params["input"] + h @ params["state"] + params["bias"]
-        i, f, g, o = jnp.split(gates, 4, axis=-1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-    return h
-
-
-@in_combinations
-def test_unrolled_lstm(dtype, level):
-    """16: within TVM's 1e-2 of float32."""
-    params = {"input": of(3, 20) / 2, "state": of(5, 20, seed=1) / 2, "bias": of(20, seed=2)}
-    fn, xs = cast(unrolled_lstm, dtype, level), of(6, 2, 3, seed=3)
-    assert_dots_run_in(dtype, trace(fn, params, xs))
-    found, expected = (jax.jit(f)(params, xs) for f in (fn, unrolled_lstm))
-    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
 
 
 # --- Relax ------------------------------------------------------------------------------------
@@ -213,30 +156,11 @@ def test_a_bias_is_the_same_given_or_closed_over(dtype, level):
     np.testing.assert_array_equal(*values)
 
 
-def test_the_leaves_of_a_tree_have_a_dtype_each():
-    """22: through a scan and a cond."""
-
-    def fn(w, x):
-        def step(carry, _):
-            low = jnp.tanh(carry["a"][0] @ w)
-            return {"a": (low, carry["a"][1] + 1), "b": {"c": carry["b"]["c"] + low}}, {"y": low}
-
-        start = {"a": (jnp.tanh(x @ w), jnp.int32(0)), "b": {"c": x @ w}}
-        carry, ys = lax.scan(step, start, None, length=2)
-        double = lambda c: jax.tree.map(lambda v: v + v, c)
-        return lax.cond(x[0, 0] > 0, double, lambda c: c, carry), ys
-
-    jaxpr = trace(cast(fn, params=0, output_dtype="computed"), W, W)
-    (scan,), (cond,) = find(jaxpr, "scan"), find(jaxpr, "cond")
-    assert dtypes(scan.outvars) == ("bfloat16", "int32", "float32", "bfloat16")
-    assert dtypes(cond.outvars) == ("bfloat16", "int32", "float32")
-    assert jax.eval_shape(cast(fn, params=0), W, W) == jax.eval_shape(fn, W, W)
-
-
 @pytest.mark.parametrize("level", LEVELS)
-def test_inputs_are_concatenated_before_they_are_cast(level):
+@pytest.mark.parametrize("make", [lambda x: x, jnp.exp], ids=["input", "computed"])
+def test_operands_are_concatenated_before_they_are_cast(make, level):
     """23: one cast, not two."""
-    fn = lambda w, x, y: jnp.concatenate([x, y]) @ w
+    fn = lambda w, x, y: jnp.concatenate([make(x), make(y)]) @ w
     jaxpr = trace(cast(fn, level=level, params=0), W, W, 2 * W)
     assert result_dtypes(jaxpr, "concatenate") == ["float32"]
     assert len(casts(jaxpr, "float32", "bfloat16")) == 2  # the concatenation and the weight
@@ -252,21 +176,6 @@ def test_a_value_for_a_product_and_a_softmax(make, level):
     for eqn in find(jaxpr, "exp", "log", "reduce_max"):
         assert dtypes(eqn.invars) == ("float32",)
     assert not round_trips(jaxpr)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "element", "expected"),
-    [
-        ("float16", 70_000, "float32"),
-        ("float16", 60_000, "float16"),
-        ("bfloat16", 70_000, "bfloat16"),
-    ],
-)
-def test_a_constant_bias_out_of_range(dtype, element, expected):
-    """25."""
-    bias = np.float32([0, 1, 2, 3, 4, element])
-    jaxpr = trace(cast(lambda x: x @ x + bias, dtype, output_dtype="computed"), W)
-    assert result_dtypes(jaxpr, "add") == [expected]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -309,12 +218,3 @@ def test_parameters_that_are_low_already(policy, level):
     jaxpr = trace(autocast(fn, policy=policy.with_level(level)), params, W)
     assert all_casts(jaxpr) == [("float32", dtype.name)]
     assert {d for _, d in works(jaxpr)} == {dtype.name}
-
-
-def test_a_low_signature():
-    """29: the caller casts, and the program holds no cast."""
-    low = lambda *shape: jnp.asarray(of(*shape), jnp.float16)
-    fn = autocast(lambda p, x: relu(x @ p["w"] + p["b"]), output_dtype="computed")
-    jaxpr = trace(fn, {"w": low(6, 6), "b": low(6)}, low(2, 6))
-    assert not all_casts(jaxpr)
-    assert {d for _, d in works(jaxpr)} == {"float16"}

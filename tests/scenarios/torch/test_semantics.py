@@ -7,8 +7,10 @@ Those that have no counterpart in a function transform:
     function is traced; autocast makes no ill-typed program well-typed.
 19. ``test_*_autocast_deprecated_warning``: nothing is deprecated yet.
 22. ``test_cache_disabled``: the memo of casts cannot be switched off; it lives in one trace.
-10. ``test_autocast_rnn`` on CUDA is ``test_torch_rnn``.
-29. 513 uses of a weight with gradient 2.0 are in ``test_source_views``.
+6. ``test_autocast_banned`` is among the scenarios of compilers (67); 15 to 17 are in `bad_input`.
+10. ``test_autocast_rnn`` on CUDA is ``test_rnn``.
+24 to 27. Uses with and without gradients, and 29, 513 uses of a weight with gradient 2.0, are in
+    ``derivatives/test_source_views.py``; 31 is in ``derivatives/test_custom_rules.py``.
 """
 
 import gc
@@ -18,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax, nn
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -52,21 +53,6 @@ def casts_of_arguments(jaxpr, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("logits", [12.0, -12.0])
-def test_binary_cross_entropy_on_probabilities(logits, dtype):
-    """test_autocast_banned (check 6): PyTorch raises; here the sigmoid is float32 instead."""
-
-    def loss(x):
-        p = nn.sigmoid(through_a_dot(x))
-        return -jnp.mean(0.5 * jnp.log(p) + 0.5 * jnp.log1p(-p))
-
-    x, fn = jnp.full((2, 2), logits), autocast(loss, compute_dtype=dtype)
-    (sigmoid,) = find(trace(fn, x), "logistic")
-    assert sigmoid.outvars[0].aval.dtype == jnp.float32
-    np.testing.assert_allclose(jax.jit(fn)(x), jax.jit(loss)(x), rtol=1e-2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_two_spellings_agree(dtype):
     """test_generic_autocast (check 8)."""
     fn = lambda x: x @ x
@@ -85,53 +71,6 @@ def test_default_dtype():
     """test_autocast_fast_dtype (check 9)."""
     assert_dots_run_in("float16", trace(autocast(jnp.matmul), normal(2, 2), normal(2, 2)))
     assert autocast(jnp.matmul) == autocast(jnp.matmul, compute_dtype=jnp.float16)
-
-
-@pytest.mark.parametrize("dtype", [None, jnp.float32, *DTYPES])
-def test_disabled_is_the_identity(dtype):
-    """test_autocast_disabled_with_fp32_dtype (check 14)."""
-    fn = lambda x: nn.softmax(jnp.tanh(x @ x))
-    disabled = autocast(fn, compute_dtype=dtype, enabled=False)
-    primitives = lambda f: [(str(e.primitive), e.outvars[0].aval) for e in trace(f, x).eqns]
-    x = normal(2, 2)
-    assert primitives(disabled) == primitives(fn)
-    np.testing.assert_array_equal(disabled(x), fn(x))
-
-
-INVALID = {
-    "float32": ({"compute_dtype": jnp.float32}, ValueError, "float16 or bfloat16.*enabled=False"),
-    "float64": ({"compute_dtype": "float64"}, ValueError, "float16 or bfloat16"),
-    "int32": ({"compute_dtype": jnp.int32}, ValueError, "float16 or bfloat16"),
-    "no_dtype": ({"compute_dtype": "float17"}, ValueError, "float17"),
-    "output": ({"output_dtype": "int8"}, ValueError, "output_dtype"),
-    "output_name": ({"output_dtype": "lowest"}, ValueError, "output_dtype"),
-    "enabled": ({"enabled": 1}, TypeError, "enabled must be a bool"),
-    "policy": ({"policy": 3}, TypeError, "policy must be"),
-    "contradiction": (
-        {"policy": "bfloat16", "compute_dtype": "float16"},
-        ValueError,
-        "float16 contradicts the policy's bfloat16",
-    ),
-    "params": ({"params": "weights"}, TypeError, "params must be"),
-    "params_range": ({"params": 4}, ValueError, "params=4 is out of range"),
-    "on_unknown": ({"on_unknown": "shout"}, ValueError, "on_unknown"),
-}
-
-
-@pytest.mark.parametrize(("options", "error", "message"), INVALID.values(), ids=INVALID)
-def test_invalid_options_are_refused_when_wrapping(options, error, message):
-    """test_mps_autocast_error_message, test_invalid_device, test_non_string_device (15, 16)."""
-    with pytest.raises(error, match=message):
-        autocast(lambda x: x, **options)
-
-
-@pytest.mark.parametrize("thing", [3, "model", None.__class__.__mro__, jnp.bfloat16(1)])
-def test_what_is_not_callable_is_refused(thing):
-    """Decorating a non-callable (check 17)."""
-    with pytest.raises(TypeError, match="callable"):
-        autocast(thing, compute_dtype="bfloat16")
-    with pytest.raises(TypeError, match="callable"):
-        autocast(compute_dtype="bfloat16")(thing)
 
 
 def test_an_exception_leaves_nothing_behind():
@@ -210,42 +149,6 @@ def layer(w, x):
     return jnp.tanh(x @ w)
 
 
-# In each, `stop_gradient` is a use without gradients; all uses share one memoised cast.
-USES = {
-    "stopped_then_used": lambda w, x: layer(lax.stop_gradient(w), x).sum() + layer(w, x).sum(),
-    "used_then_stopped": lambda w, x: layer(w, x).sum() + layer(lax.stop_gradient(w), x).sum(),
-    "three_uses": lambda w, x: layer(w, layer(w, layer(w, x))).sum(),
-    "alternating": lambda w, x: sum(
-        layer(w if k % 2 else lax.stop_gradient(w), x * (1 + k)).sum() for k in range(4)
-    ),
-}
-
-
-@pytest.mark.parametrize("loss", USES.values(), ids=USES)
-def test_uses_with_and_without_gradients(loss):
-    """test_autocast_nograd_caching_issue_158232, inference_mode_interaction, caching_still_works,
-    test_autocast_mixed_grad_contexts (checks 24 to 27)."""
-    w, x = normal(3, 3), normal(2, 3, seed=1)
-    fn = autocast(loss, compute_dtype="bfloat16", params=0)
-    jaxpr = trace(jax.grad(fn), w, x)
-    assert casts_of_arguments(jaxpr, "bfloat16")[0] == 1
-    got, want = jax.jit(lambda *args: (jax.grad(fn)(*args), jax.grad(loss)(*args)))(w, x)
-    assert got.dtype == jnp.float32
-    assert float(jnp.abs(want).max()) > 0.1
-    np.testing.assert_allclose(got, want, atol=2**-4)
-
-
-def test_evaluation_before_training():
-    """test_autocast_inference_mode_interaction (check 25): neither call changes the other."""
-    fn = autocast(lambda w, x: layer(w, x).sum(), compute_dtype="bfloat16", params=0)
-    w, x = normal(3, 3), normal(2, 3, seed=1)
-    jitted, grad = jax.jit(fn), jax.jit(jax.grad(fn))
-    grad_first = grad(w, x)
-    value = jitted(w, x)
-    np.testing.assert_array_equal(grad(w, x), grad_first)
-    np.testing.assert_array_equal(jax.jit(jax.value_and_grad(fn))(w, x)[0], value)
-
-
 @pytest.mark.parametrize("inner", [compute_precision("float16"), None], ids=["scope", "autocast"])
 def test_one_parameter_in_regions_of_both_dtypes(inner):
     """A float16 region in a bfloat16 one: an error in PyTorch, whose cache is keyed without the
@@ -287,23 +190,6 @@ def test_an_updated_parameter_is_cast_again():
 
 
 # --- custom functions and checkpoint ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_custom_function(dtype):
-    """test_autocast_custom_enabled (check 31): forward and backward products are low."""
-    x, w = normal(2, 4), normal(4, 3, seed=1)
-
-    def pull(x, w):
-        out, vjp = jax.vjp(computed(custom_linear, dtype), x, w)
-        return out, *vjp(jnp.ones_like(out))
-
-    assert dot_dtypes(trace(pull, x, w)) == [(dtype,) * 3] * 3
-    out, *grads = jax.jit(pull)(x, w)
-    assert out.dtype == dtype
-    for got, want in zip(grads, (jnp.ones((2, 3)) @ w.T, x.T @ jnp.ones((2, 3))), strict=True):
-        assert got.dtype == jnp.float32
-        np.testing.assert_allclose(got, want, atol=4 * float(jnp.finfo(dtype).eps))
 
 
 def test_a_function_that_declares_float32():

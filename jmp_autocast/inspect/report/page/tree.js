@@ -100,7 +100,7 @@ class Tree {
     if (!item) return;
     const node = this.nodeOf(Number(item.dataset.node));
     this.active = node.path;
-    if (event.target.closest(".twist:not(.leaf)")) {
+    if (event.target.closest(".twist:not(.source)")) {
       node.open = !node.open;
       this.draw();
     } else {

@@ -1,0 +1,205 @@
+"""The only file that uses names of Flax without a promise: what its API reference leaves out.
+
+Each function says what it needs the name for. Supported: Flax 0.12.7, the first release that asks
+for JAX 0.10, to the newest one; `tests/project/test_flax_names.py` finds strays.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from flax import nnx
+from flax.core import lift
+from flax.linen import transforms
+
+Path = tuple[Any, ...]
+
+# All parts of one call share it: by the tag NNX knows its objects again when they come back.
+_TAG = "jmp_autocast"
+
+
+# --- NNX: objects to state and back -----------------------------------------------------------
+
+
+def update_context() -> AbstractContextManager[Any]:
+    """Returns the context of one call, in which objects keep their identity.
+
+    `nnx.update_context` is documented; what makes it useful, `split` and `merge` below, is not.
+    """
+    return nnx.update_context(_TAG)
+
+
+def split_nodes(nodes: Any) -> tuple[Any, list[tuple[Path, Any]]]:
+    """Returns the graph of NNX objects, and their state as pairs (path, variable or array).
+
+    `nnx.split_context` is what `nnx.jit` takes its arguments apart with. The documented `nnx.split`
+    forgets which object is which: a module that comes back would be a new one.
+    """
+    with nnx.split_context(_TAG) as context:
+        graphdef, state = context.split(nodes)
+    return graphdef, list(nnx.to_flat_state(state))
+
+
+def merge_nodes(graphdef: Any, state: Sequence[tuple[Path, Any]], inner: bool) -> Any:
+    """Returns the objects of a graph with a state in them.
+
+    Args:
+        graphdef: What `split_nodes` returned.
+        state: Pairs (path, variable or array).
+        inner: For the traced function: the objects are copies. Otherwise those that the graph was
+            taken from are changed and returned.
+    """
+    with nnx.merge_context(_TAG, inner=inner) as context:
+        return context.merge(graphdef, nnx.from_flat_state(state))
+
+
+def is_unchanged(after: Any, before: Any) -> bool:
+    """Returns whether the graph that a call leaves is the one that it got.
+
+    `with_same_outer_index` writes into a graph what the merged objects of the call would have.
+    """
+    return same_structure(after, before.with_same_outer_index())
+
+
+def same_structure(one: Any, other: Any) -> bool:
+    """Returns whether two graphs have equal nodes and attributes.
+
+    The dataclasses of a graph compare static values with `==` from Python 3.13 on, which has no
+    truth value for arrays; the tuples made here take an object for equal to itself, as Python 3.12
+    did.
+
+    Example:
+        >>> from flax import nnx
+        >>> same_structure(nnx.graphdef(nnx.Dropout(0.5)), nnx.graphdef(nnx.Dropout(0.1)))
+        False
+    """
+    return _comparable(one) == _comparable(other)
+
+
+def _comparable(graphdef: Any) -> tuple[Any, ...]:
+    attributes = [
+        (name, type(attribute), getattr(attribute, "value", None))
+        for name, attribute in graphdef.attributes
+    ]
+    return graphdef.nodes, attributes, graphdef.num_leaves
+
+
+def static_values(graphdef: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the name and the value of each static attribute in a graph.
+
+    An attribute that is no static one has no ``value``.
+    """
+    for name, attribute in graphdef.attributes:
+        if hasattr(attribute, "value"):
+            yield name, attribute.value
+
+
+def objects_in(roots: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields the path of each node in some roots, and the node.
+
+    `nnx.iter_graph` is documented without ``graph``: by default it may walk a tree, in which an
+    object that two attributes share stands twice.
+    """
+    yield from nnx.iter_graph(roots, graph=True)
+
+
+# --- NNX: reading and writing -----------------------------------------------------------------
+
+
+def raw_value(variable: Any) -> Any:
+    """Returns what a variable holds; ``variable[...]`` would run its ``on_get_value`` hooks."""
+    return variable.get_raw_value()
+
+
+def metadata(variable: Any) -> Any:
+    """Returns the metadata of a variable: sharding names, hooks, whatever the user put there."""
+    return variable.get_metadata()
+
+
+def write_again(variable: Any) -> None:
+    """Writes into a variable what it holds: Flax raises if it is of another trace."""
+    variable.set_raw_value(variable.get_raw_value())
+
+
+def assign(node: Any, name: str, value: Any) -> None:
+    """Assigns an attribute of an object, past the ``__setattr__`` of a user's class.
+
+    Flax raises if the object is of another trace.
+    """
+    nnx.Pytree.__setattr__(node, name, value)
+
+
+# --- NNX: calls of modules --------------------------------------------------------------------
+
+_lock = threading.Lock()
+_patched: dict[type, list[Any]] = {}  # class -> its own __call__, number of users
+
+
+def class_with_call(cls: type) -> type | None:
+    """Returns the class whose ``__call__`` an instance of ``cls`` runs."""
+    return next((c for c in cls.__mro__ if "__call__" in vars(c)), None)
+
+
+def patch_calls(classes: Iterable[type], around: Callable[[Any], Any]) -> None:
+    """Replaces the ``__call__`` of classes until `unpatch_calls`.
+
+    NNX has no hook around the call of a module; `nnx.tabulate` does the same. Threads share the
+    classes, so that the last user of a class restores it.
+
+    Args:
+        classes: The classes.
+        around: From a ``__call__`` to the one that replaces it.
+    """
+    with _lock:
+        for cls in classes:
+            if cls not in _patched:
+                _patched[cls] = [vars(cls)["__call__"], 0]
+                cls.__call__ = around(vars(cls)["__call__"])
+            _patched[cls][1] += 1
+
+
+def unpatch_calls(classes: Iterable[type]) -> None:
+    """Gives classes their own ``__call__`` back."""
+    with _lock:
+        for cls in classes:
+            _patched[cls][1] -= 1
+            if not _patched[cls][1]:
+                cls.__call__ = _patched.pop(cls)[0]
+
+
+# --- Linen ------------------------------------------------------------------------------------
+
+
+def lifted(transform: Callable[..., Any], target: Any, **options: Any) -> Any:
+    """Returns a Linen class or function under a transformation of functions of scopes.
+
+    `lift_transform` is what makes `nn.remat` and `nn.jit` out of their counterparts in
+    `flax.core.lift`; the documented `nn.transforms` has no way to add one of one's own.
+    """
+    made: Any = transforms.lift_transform(transform, target, **options)
+    pairs = [(made, target)]
+    if isinstance(target, functools.partial):
+        pairs.append((made.func, target.func))
+    for new, old in pairs:
+        if isinstance(new, type):  # Flax renames the class, and with it the variables
+            new.__name__, new.__qualname__ = old.__name__, old.__qualname__
+            new.__module__, new.__doc__ = old.__module__, old.__doc__
+    return made
+
+
+def packed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns a function of scopes from one that gets their variables and random keys apart.
+
+    `lift.pack` is the building block of all lifted transformations. Here all collections and all
+    keys go in, and all collections come out.
+
+    Args:
+        function: From (scope function, repacking function, variables, keys, *args, **kwargs) to
+            the output and the changed variables.
+        name: What Flax calls the transformation in its errors.
+    """
+    return lift.pack(function, (True,), (True,), (True,), name=name, enable_kwargs=True)

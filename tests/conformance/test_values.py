@@ -1,0 +1,153 @@
+"""The values of the rows: where a row is float32 it is so inside, and 16 bits are rounded once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmp_autocast import autocast
+from tests.support.jaxprs import find, through_a_dot, trace
+from tests.support.torch_ops import DTYPES, arrays, cast, computed, rounded, run_all
+
+from .differences import DIFFERENCES, unrunnable
+from .rows import all_rows
+from .runner import function_of, outcomes
+
+# A part of them runs in 16 bits: a product that is added to float32, weights of an interpolation.
+LOW_INSIDE = {"_addmm_activation", "addcmul", "gru_cell", "grid_sampler"}
+# Its softmax is float32 inside: it has a test of its own among those of PyTorch.
+ATTENTION = "scaled_dot_product_attention"
+
+
+@pytest.fixture(autouse=True)
+def as_programs_run():
+    """PyTorch promotes where strict JAX raises."""
+    with jax.check_tracer_leaks(False), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def eps(dtype):
+    return float(jnp.finfo(dtype).eps)
+
+
+def wrong(names, ours, expected, tolerance):
+    """The names and errors of the results that differ; a tolerance for each name."""
+    found = {}
+    for name, a, b in zip(names, ours, expected, strict=True):
+        if a.dtype.kind in "biu":
+            error = float((a != b).any())
+        else:
+            a, b = (np.nan_to_num(np.asarray(x, np.complex128), nan=7.0) for x in (a, b))
+            error = np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)
+        if not error <= tolerance(name):
+            found[name] = error
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["all_bf16", "first_f32_rest_bf16", "first_bf16_rest_f32"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_that_a_dot_computed(dtype, case):
+    """As in float32 of the rounded inputs: a rounding inside would give an error of 4e-3.
+
+    PyTorch: check 1 to 5 of its autocast tests, for all lists.
+    """
+    found = {o.row.op: o for o in outcomes(dtype, measured=False) if o.case == case}
+    rows = [o.row for o in found.values()]
+    xs = [arrays(row.shapes) for row in rows]
+    by_hand = lambda x: x.astype(dtype).astype(x.dtype)
+    ours = run_all(
+        [computed(function_of(r, case, dtype), dtype, params=r.params) for r in rows], xs
+    )
+    expected = run_all([function_of(row, case, dtype, by_hand) for row in rows], xs)
+    assert [x.dtype.name for x in ours] == [
+        o.got if o.got != "int64" else "int32" for o in found.values()
+    ]
+
+    def tolerance(op):
+        return 1e-6 if found[op].got not in DTYPES and op not in LOW_INSIDE else 4 * eps(dtype)
+
+    assert not wrong(found, ours, expected, tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_low_rows_round_as_by_hand(dtype):
+    """Bit by bit what the program computes of arguments that are cast before it."""
+    rows = [r for r in all_rows() if r.listed == "lower_precision_fp" and r.op not in DIFFERENCES]
+    rows = [row for row in rows if row.op != ATTENTION]
+    xs = [arrays(row.shapes) for row in rows]
+    ours = run_all([computed(r.program(dtype), dtype, params=r.params) for r in rows], xs)
+    by_hand = run_all([r.program(dtype) for r in rows], [cast(x, dtype) for x in xs])
+    assert {x.dtype.name for x in (*ours, *by_hand)} == {dtype}
+    assert not wrong([row.op for row in rows], ours, by_hand, lambda op: 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_float32_rows_of_16_bit_arguments(dtype):
+    """They are float32 inside, whatever cast jnp writes at their end."""
+    rows = [row for row in all_rows() if row.listed.startswith("fp32")]
+    rows = [row for row in rows if "(dtype=low)" not in row.op]
+    xs = [arrays(row.shapes) for row in rows]
+    fns = [computed(row.program(dtype), dtype) for row in rows]
+    for row, fn, x in zip(rows, fns, xs, strict=True):
+        for eqn in find(trace(fn, *cast(x, dtype)), "reduce_sum", "reduce_prod", "exp", "rsqrt"):
+            assert eqn.invars[0].aval.dtype == jnp.float32, row.op
+    ours = run_all(fns, [cast(x, dtype) for x in xs])
+    expected = run_all([row.program(dtype) for row in rows], [rounded(x, dtype) for x in xs])
+    assert not wrong([row.op for row in rows], ours, expected, lambda op: 8 * eps(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_where_pytorch_has_no_16_bit_kernel(dtype):
+    """It raises; here these are float32, or complex64."""
+    transforms = ("fft_", "inverse", "pinverse", "linalg_inv")
+    lacking = lambda op: unrunnable(op, "all_bf16", dtype) and op != "masked_fill"
+    rows = [row for row in all_rows() if row.op.startswith(transforms) or lacking(row.op)]
+    assert len(rows) == 26
+    xs = [arrays(row.shapes) for row in rows]
+    fns = [function_of(row, "all_bf16", dtype) for row in rows]
+    ours = run_all([computed(fn, dtype) for fn in fns], xs)
+    expected = run_all([r.program(dtype) for r in rows], [rounded(x, dtype) for x in xs])
+    assert [x.dtype for x in ours] == [x.dtype for x in expected]
+    assert not wrong([row.op for row in rows], ours, expected, lambda op: 1e-3)
+
+
+# PyTorch computes these in float32 and rounds to the dtype of their operands. Here the values in
+# the program stay float32, and are rounded when they are returned in the computed dtype.
+ROUNDED_ON_RETURN = """
+    elu logsigmoid mish logaddexp xlogy logit var std nansum exp2 atan asinh acosh atanh lgamma
+    digamma logcumsumexp trace index_add celu selu logaddexp2 xlog1py affine scaled
+""".split()
+
+
+@pytest.mark.slow
+def test_rounded_on_return():
+    rows = [row for row in all_rows() if row.op in ROUNDED_ON_RETURN]
+    assert len(rows) == len(ROUNDED_ON_RETURN)
+    xs = [arrays(row.shapes) for row in rows]
+    after = [function_of(row, "all_bf16", "bfloat16") for row in rows]
+    returned = run_all([computed(fn) for fn in after], xs)
+    declared = run_all([autocast(fn, compute_dtype="bfloat16") for fn in after], xs)
+    by_hand = run_all([r.program("bfloat16") for r in rows], [rounded(x, "bfloat16") for x in xs])
+    for row, low, full, exact in zip(rows, returned, declared, by_hand, strict=True):
+        assert (low.dtype, full.dtype) == (jnp.bfloat16, np.float32)
+        np.testing.assert_array_equal(low, full.astype(jnp.bfloat16), err_msg=row.op)
+        if row.op not in ("selu", "affine", "scaled"):  # they end in a sum or product of our own
+            np.testing.assert_allclose(full, exact, rtol=1e-4, atol=1e-5, err_msg=row.op)
+
+
+@pytest.mark.parametrize("op", ROUNDED_ON_RETURN)
+def test_rounded_on_return_from_low_operands_alone(op):
+    (row,) = [row for row in all_rows() if row.op == op]
+    xs = arrays(row.shapes)
+    fn = lambda enter: function_of(row, "all_bf16", "bfloat16", enter)
+    dtype = lambda f, *args, **options: jax.eval_shape(computed(f, **options), *args).dtype
+    assert dtype(fn(jnp.exp), *xs) == jnp.float32
+    average = np.ones(jax.eval_shape(fn(jnp.exp), *xs).shape, np.float32)
+    updated = lambda average, *xs: 0.9 * average + fn(through_a_dot)(*xs)
+    assert dtype(updated, average, *xs, params=0) == jnp.float32
+    bias = np.ones(xs[0].shape[-1:], np.float32)
+    layer = lambda bias, *xs: fn(lambda x: through_a_dot(x) + bias)(*xs)
+    assert dtype(layer, bias, *xs, params=0) == jnp.bfloat16
