@@ -6,7 +6,6 @@ traffic.py       the bytes that kernels read and write
 counts.py        matrix products, converts, collectives
 targets.py       the chips, and the compilers for them
 models.py        GPT in Linen and in NNX, ResNet-50
-variants.py      the ways to mixed precision that are compared
 programs.py      training steps, with the shapes of their arguments
 sharding.py      training steps on a mesh
 optimizers.py    optimizer steps, with each way to skip a bad one

@@ -6,6 +6,7 @@ A table is printed after each of its rows, so that a run that is stopped has tol
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +17,8 @@ from comparison import tables
 
 from . import optimizers, report, sharding
 from .measure import Row, as_json, measure
-from .programs import CASES, QUICK_CASES, Program, training_program, with_sizes
+from .programs import CASES, HAND, LOSSES, QUICK_CASES, Program, training_program, with_sizes
 from .targets import TPUS, devices
-from .variants import HAND, VARIANTS, loss_of
 
 RESULTS = pathlib.Path(__file__).parents[1] / "RESULTS.md"
 _QUICK_MODELS = ("gpt", "gpt_scan_remat")
@@ -53,18 +53,16 @@ Work = Iterator[tuple[str, Programs, Callable[[str], str]]]
 def _models(chosen: argparse.Namespace, target: str) -> Work:
     cases = with_sizes(QUICK_CASES if chosen.quick else CASES, layers=chosen.layers)
     names = chosen.models or (_QUICK_MODELS if chosen.quick else tuple(CASES))
-    variants = chosen.variants or (_QUICK_VARIANTS if chosen.quick else tuple(VARIANTS))
+    variants = chosen.variants or (_QUICK_VARIANTS if chosen.quick else tuple(LOSSES))
     dtype = jnp.dtype(chosen.dtype)
     device = devices(target)[0]
     for name in names:
         case = cases[name]
         if chosen.batch:
-            case = case.__class__(
-                case.name, case.model, case.sizes, (chosen.batch, *case.inputs[1:]), case.labels
-            )
+            case = dataclasses.replace(case, inputs=(chosen.batch, *case.inputs[1:]))
 
         def program(variant: str, case=case) -> Program:
-            return training_program(case, loss_of(variant, case, dtype), device)
+            return training_program(case, LOSSES[variant](case, dtype), device)
 
         programs = {v: lambda v=v, program=program: program(v) for v in variants}
         yield f"{case}, {chosen.dtype}", programs, lambda _: HAND
@@ -88,7 +86,7 @@ def _optimizers(chosen: argparse.Namespace, target: str) -> Work:
 def _sharded(chosen: argparse.Namespace, target: str) -> Work:
     size = "small" if chosen.quick else chosen.size
     length = 256 if chosen.quick else chosen.length
-    variants = chosen.variants or (_QUICK_VARIANTS if chosen.quick else tuple(VARIANTS))
+    variants = chosen.variants or (_QUICK_VARIANTS if chosen.quick else tuple(LOSSES))
 
     def program(variant: str) -> Program:
         dtype = jnp.dtype(chosen.dtype)

@@ -16,9 +16,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     # After `prepare_environment`: these import JAX.
     from .optimizers import OPTIMIZERS
-    from .programs import CASES
+    from .programs import CASES, LOSSES
     from .sharding import SIZES, parse_mesh
-    from .variants import VARIANTS
 
     parser = argparse.ArgumentParser(prog="compilers", description=_DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -32,7 +31,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     shared.add_argument("--level", default="O0", choices=_LEVELS, help="of the TPU compiler")
     by_model = argparse.ArgumentParser(add_help=False)
     by_model.add_argument("--models", nargs="+", choices=tuple(CASES))
-    by_model.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=None)
+    by_model.add_argument("--variants", nargs="+", choices=tuple(LOSSES), default=None)
     by_model.add_argument("--layers", type=int, help="instead of the case's")
     by_model.add_argument("--batch", type=int, help="instead of the case's")
 
@@ -48,7 +47,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     command.add_argument("--mesh", type=parse_mesh, default=(16, 1), help="16, or 4x4: with tensor")
     command.add_argument("--size", choices=tuple(SIZES), default="1.3B")
     command.add_argument("--length", type=int, default=2048)
-    command.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=None)
+    command.add_argument("--variants", nargs="+", choices=tuple(LOSSES), default=None)
     return parser.parse_args(arguments)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from comparison.cases import Case, Loss, Tree
 from comparison.models import Lstm, Vit
+from comparison.variants import BASE, VARIANTS
 from jax.sharding import SingleDeviceSharding
 
 from . import models
@@ -96,6 +97,15 @@ QUICK_CASES = {
     )
 }
 """The same models, small: they compile in seconds, and their ratios are near those of the large."""
+
+
+HAND = BASE
+LOSSES: dict[str, Callable[[Case, Any], Loss]] = {
+    variant.name: variant.make
+    for variant in VARIANTS
+    if variant.name not in ("naive promote", "ours o1 consumer")
+}
+"""The ways to mixed precision, in order: each makes a loss of a case and a compute dtype."""
 
 
 def training_step(loss: Loss, tx: optax.GradientTransformation) -> Callable[..., Any]:

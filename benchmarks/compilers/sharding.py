@@ -12,9 +12,8 @@ from comparison.cases import Case, Tree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from . import models
-from .programs import Program, shapes_of, training_step
+from .programs import LOSSES, Program, shapes_of, training_step
 from .targets import devices
-from .variants import loss_of
 
 _VOCABULARY = 50304  # 50257 is prime, and cannot be split
 SIZES = {
@@ -42,7 +41,7 @@ def sharded_program(
         target: The chip.
         mesh_sizes: The devices along the FSDP axis and along the tensor axis.
         size: One of `SIZES`.
-        variant: One of `variants.VARIANTS`.
+        variant: One of `LOSSES`.
         dtype: The compute dtype.
         length: The positions of a sequence; there is one sequence for each part of the FSDP axis.
     """
@@ -71,7 +70,7 @@ def sharded_program(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows), batch
     )
     kept = jax.tree.map(lambda leaf: leaf.sharding, placed)
-    step = training_step(loss_of(variant, case, dtype), tx)
+    step = training_step(LOSSES[variant](case, dtype), tx)
     return Program(step, (*placed, batch), (*kept, None, None))
 
 
