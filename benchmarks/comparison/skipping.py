@@ -1,4 +1,4 @@
-"""Optimizer steps on gradients that are there already, with each library's way to skip a bad one."""
+"""Optimizer steps on gradients that are there already: each library's way to skip a bad one."""
 
 from __future__ import annotations
 
