@@ -200,13 +200,21 @@ def _bytes_of(shape: Shape) -> int:
 
 def _group_size(instruction: Instruction) -> int:
     """Returns how many devices exchange with each other."""
-    # Either the groups themselves, {{0,1},{2,3}}, or how many of which size: [2,2]<=[4].
     text = instruction.attributes
+    if "source_target_pairs=" in text:
+        return 2
+    # How many groups of which size: [2,4]<=[8].
     if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", text):
         return int(found[2])
+    # The groups themselves: {{0,1},{2,3}}.
     if found := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
         return found[1].count(",") + 1
-    return 2  # a permute names pairs
+    # The axes of a mesh: mesh['data'=2,'model'=4] {'data'}, or a part of one: {'data':(1)2}.
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", text):
+        sizes = dict(re.findall(r"'([^']*)'=(\d+)", found[1]))
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", found[2])
+        return math.prod(int(part or sizes[name]) for name, part in axes)
+    raise ValueError(f"{instruction.name} does not say which devices exchange: {text[:200]}")
 
 
 def by_kind(items: Iterator[Product] | Iterator[Collective]) -> dict[str, tuple[int, int]]:

@@ -370,6 +370,14 @@ COLLECTIVES = {
         "bf16[100]{0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add",
         2 * 200 * 3 // 4,
     ),
+    "all-reduce, axes of a mesh": (
+        "bf16[100]{0} all-reduce(%x), replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add",
+        2 * 200 * 3 // 4,
+    ),
+    "all-reduce, a part of an axis": (
+        "bf16[100]{0} all-reduce(%x), replica_groups=mesh['a'=2,'b'=4] {'a', 'b':(1)2}",
+        2 * 200 * 3 // 4,
+    ),
     "reduce-scatter": ("bf16[25]{0} reduce-scatter(%x), replica_groups=[1,4]<=[4]", 150),
     "all-to-all": ("bf16[100]{0} all-to-all(%x), replica_groups=[1,4]<=[4]", 150),
     "collective-permute": (
@@ -379,12 +387,13 @@ COLLECTIVES = {
 }
 
 
-@pytest.mark.parametrize(("line", "nbytes"), COLLECTIVES.values(), ids=COLLECTIVES)
-def test_bytes_that_a_device_sends(compilers, line, nbytes):
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_bytes_that_a_device_sends(compilers, name):
+    line, nbytes = COLLECTIVES[name]
     text = module_of("%x = bf16[100]{0} parameter(0)", f"ROOT %y = {line}", entry="...")
     _, found = read(compilers, text)
     (collective,) = compilers.counts.collectives(found)
-    kind = line.split("} ")[1].split("(")[0].removesuffix("-start").split()[-1]
+    kind = name.partition(",")[0].removesuffix("-start")
     assert collective == compilers.counts.Collective(f"{kind} bf16", 1, nbytes)
     assert found.nbytes == 0  # what goes over the wire is no traffic of a kernel
 
@@ -418,6 +427,7 @@ def test_a_sharded_program_of_this_machine(compilers):
 # Programs and commands.
 
 
+@pytest.mark.usefixtures("as_users_run_it")
 def test_the_small_models_run_in_every_variant(compilers):
     from compilers import programs
 
