@@ -32,13 +32,13 @@ from runs import add_numbers, add_output, folder_of
 from jmp_autocast import (
     FP16,
     Policy,
-    TuneReport,
     autocast,
     dynamic_loss_scaling,
     scaled_value_and_grad,
     skipped_steps,
     tune,
 )
+from jmp_autocast.inspect import TuneReport
 
 NUMBERS = {
     "blocks": (4, "how many blocks"),

@@ -261,18 +261,17 @@ class Autocast:
         """Binds the wrapper as a method."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def _key(self) -> tuple[Any, ...]:
-        return (self._fn, self._options)
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Autocast) and self._key() == other._key()
+        # The wrapper of an integration is another one than the plain wrapper of the function.
+        if type(self) is not type(other) or self._options != other._options:
+            return False
+        # A module of arrays has no hash, and compares its arrays: under a trace nobody knows
+        # whether they are equal. The wrapper of one is equal to the wrapper of the same object.
+        return self._fn is other._fn or (_has_hash(self._fn) and self._fn == other._fn)
 
     def __hash__(self) -> int:
-        try:
-            return hash(self._key())
-        # A Flax module is no dictionary key; the wrapper of one has to be.
-        except TypeError:  # the function is an object without a hash
-            return hash((id(self._fn), self._options))
+        fn = self._fn if _has_hash(self._fn) else id(self._fn)
+        return hash((type(self), fn, self._options))
 
     def __reduce__(self) -> Any:
         return by_name_or_made(self, _wrapper_of, self._fn, self._options)
@@ -283,6 +282,14 @@ class Autocast:
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self._fn)
+
+
+def _has_hash(fn: Any) -> bool:
+    try:
+        hash(fn)
+    except TypeError:
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True)

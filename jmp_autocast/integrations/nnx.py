@@ -158,9 +158,6 @@ class NNXAutocast(Autocast):
         pure.__name__ = name_of(self._fn)
         return call, jmp_autocast.autocast(pure, **{**self._inner, "params": call.is_param})
 
-    def _key(self) -> tuple[Any, ...]:
-        return (NNXAutocast, *super()._key())  # the plain wrapper of the function is another one
-
     def __reduce__(self) -> Any:
         return by_name_or_made(self, _wrapper_of, self._fn, self._given)
 

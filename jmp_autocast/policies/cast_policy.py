@@ -125,7 +125,14 @@ class Decision:
 
     @property
     def emitted_name(self) -> str:
-        """What reports call the function that is emitted."""
+        """What reports call the function that is emitted.
+
+        Example:
+            >>> import functools, jax.numpy as jnp
+            >>> from jmp_autocast import Decision
+            >>> Decision(emit=functools.partial(jnp.clip, min=0.0)).emitted_name
+            'clip'
+        """
         function = self.emit
         # A rule hands shapes and options to its function by `partial`: the name is that of the
         # function.
@@ -135,10 +142,13 @@ class Decision:
 
 
 Rule: TypeAlias = CastPolicy | Callable[[EquationView], "CastPolicy | Decision | None"]
-"""A cast policy, or a function from an equation to a policy, a `Decision`, or None: no opinion."""
+"""A cast policy, or a function from an equation to a policy or a `Decision`.
+
+Asked of a call, a loop or a cast, which have no policy, it returns a `Decision` with ``emit``, or
+None to leave the equation as it is."""
 
 
-def apply_rule(rule: Rule, view: EquationView) -> Decision | None:
+def apply_rule(rule: Rule, view: EquationView) -> Decision:
     """Evaluates a rule on one equation.
 
     Args:
@@ -146,10 +156,11 @@ def apply_rule(rule: Rule, view: EquationView) -> Decision | None:
         view: The equation.
 
     Returns:
-        The decision, with plain policies wrapped; None where a rule function has no opinion.
+        The decision, with plain policies wrapped.
 
     Raises:
-        TypeError: The rule function returned something else.
+        TypeError: The rule function returned something else than a policy or a decision; a
+            function that forgets to return would otherwise change nothing, in silence.
 
     Example:
         >>> apply_rule(CastPolicy.FP32, view=None).policy
@@ -158,11 +169,11 @@ def apply_rule(rule: Rule, view: EquationView) -> Decision | None:
     decided = rule if isinstance(rule, CastPolicy) else rule(view)
     if isinstance(decided, CastPolicy):
         return Decision(policy=decided)
-    if decided is None or isinstance(decided, Decision):
+    if isinstance(decided, Decision):
         return decided
     raise TypeError(
         f"The rule for primitive {view.primitive!r}, {_name(rule)}, returned {decided!r} of type "
-        f"{type(decided).__name__}; a rule must return a CastPolicy, a Decision or None."
+        f"{type(decided).__name__}; a rule must return a CastPolicy or a Decision."
     )
 
 

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from .registry import did_you_mean
 
 Level = Literal["tensor_cores", "o1", "compute"]
 DotOutput = Literal["compute", "consumer"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 DOT_OUTPUTS: tuple[DotOutput, ...] = get_args(DotOutput)
+
+
+def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
+    """Raises ValueError for what is none of the words, and names the nearest."""
+    if value not in allowed:
+        raise ValueError(
+            f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}."
+            f"{did_you_mean(str(value), allowed)}"
+        )

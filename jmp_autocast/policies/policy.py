@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .cast_policy import CastPolicy, Rule
-from .choices import DOT_OUTPUTS, LEVELS, DotOutput, Level
+from .choices import DOT_OUTPUTS, LEVELS, DotOutput, Level, check_choice
 from .dtypes import as_compute_dtype, as_float_dtype
 from .patterns import check_pattern, literal_path, match_depth
 from .registry import (
@@ -72,8 +72,8 @@ class Policy:
         if self.output_dtype is not None:
             dtype = as_float_dtype(self.output_dtype, "output_dtype")
             object.__setattr__(self, "output_dtype", dtype)
-        _check_choice("level", self.level, LEVELS)
-        _check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
+        check_choice("level", self.level, LEVELS)
+        check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
         rules = [(primitive_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]
         # Read here and not in `with_rules`, so that a policy made by hand or from a file is
         # checked. As in `with_rules` a later rule replaces an earlier one for the same primitive.
@@ -280,36 +280,18 @@ class Policy:
             >>> BF16.rule_for("exp")
             (<CastPolicy.FP32: 'fp32'>, 'default')
         """
-        return next(self.rules_for(primitive, scoped))
-
-    def rules_for(
-        self, primitive: str, scoped: Sequence[tuple[str, Rule]] = ()
-    ) -> Iterator[tuple[Rule, str]]:
-        """Yields the rules of a primitive as `rule_for` returns them, the one that holds first.
-
-        A rule function that returns None leaves the decision to the next one.
-
-        Args:
-            primitive: The primitive's name.
-            scoped: What `rules_in` says of the scope that the equation is in.
-
-        Example:
-            >>> from jmp_autocast import BF16
-            >>> policy = BF16.with_rules({"exp": lambda eqn: None})
-            >>> [origin for _, origin in policy.rules_for("exp")]
-            ['rules', 'default', 'unknown']
-        """
-        # The innermost says most about where the equation stands; a table knows only what it is.
+        # The innermost scope says most about where the equation stands; a table knows only what it
+        # is.
         for name, rule in scoped:
             if name == primitive:
-                yield rule, "rules"
+                return rule, "rules"
         if (rule := self._rule_map.get(primitive)) is not None:
-            yield rule, "rules"
+            return rule, "rules"
         if (rule := registered_rule(primitive)) is not None:
-            yield rule, "registered"
+            return rule, "registered"
         if (rule := DEFAULT_RULES.get(primitive)) is not None:
-            yield rule, "default"
-        yield CastPolicy.KEEP, "unknown"
+            return rule, "default"
+        return CastPolicy.KEEP, "unknown"
 
     def scope_matches(self, names: Sequence[str]) -> list[tuple[int, str, np.dtype]]:
         """Returns, for each pattern that matches, the depth at which it does.
@@ -375,14 +357,6 @@ class Policy:
 
 
 _EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}
-
-
-def _check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(
-            f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}."
-            f"{did_you_mean(str(value), allowed)}"
-        )
 
 
 def _tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...]]:

@@ -22,7 +22,7 @@ def register_policy(primitive: Any, policy_or_rule: Rule | str, priority: int = 
     Args:
         primitive: The primitive object or its name.
         policy_or_rule: A `CastPolicy`, its name, or a rule function from an `EquationView` to a
-            policy, a `Decision`, or None for no opinion (as in TVM's mixed-precision RFC).
+            policy or a `Decision` (as in TVM's mixed-precision RFC).
         priority: Among registrations of one primitive the highest priority wins; at equal priority
             the latest.
 

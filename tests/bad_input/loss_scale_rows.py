@@ -50,8 +50,8 @@ def _update(mistake, state_of, value):
     return Row("dynamic_loss_scaling", mistake, call, TypeError, "state that", value, rule, UPDATE)
 
 
-def _gradient(mistake, call, error, argument, value, rule, fix):
-    return Row("scaled_value_and_grad", mistake, call, error, argument, value, rule, fix)
+def _gradient(mistake, call, error, *parts):
+    return Row("scaled_value_and_grad", mistake, call, error, *parts)
 
 
 def _state(read, state_of, value):
@@ -92,20 +92,14 @@ ROWS = [
         "arguments swapped",
         lambda w: static_loss_scaling(8.0, optax.sgd(0.1)),
         TypeError,
-        "scale",
-        "GradientTransformation",
-        "must be a number",
-        "number",
+        "scale | GradientTransformation | must be a number | number",
     ),
     Row(
         "dynamic_loss_scaling",
         "a list of axes",
         lambda w: dynamic_loss_scaling(optax.sgd(0.1), axis_name=["data"]),
         TypeError,
-        "axis_name",
-        r"\['data'\]",
-        "the name of a mapped axis",
-        "or a tuple of names",
+        r"axis_name | \['data'\] | the name of a mapped axis | or a tuple of names",
     ),
     _update("the inner state", lambda w: w.opt_state.inner_state, "got tuple"),
     _update("the scale alone", lambda w: w.opt_state.loss_scale, "got LossScale"),
@@ -118,10 +112,7 @@ ROWS = [
             "a loss that was called already",
             lambda w, gradient=gradient: gradient(jnp.float32(1)),
             TypeError,
-            "value_and_grad",
-            "Array",
-            "takes a function",
-            "are arguments of what it returns",
+            "value_and_grad | Array | takes a function | are arguments of what it returns",
         )
         for gradient in (scaled_value_and_grad, finite_value_and_grad)
     ),
@@ -147,10 +138,7 @@ ROWS = [
             f"a scale of {scale}",
             lambda w, scale=scale: scaled_value_and_grad(loss)(scale, w.params, X),
             ValueError,
-            "scale",
-            f"={scale}",
-            RANGE,
-            ABOVE_ZERO,
+            f"scale | ={scale} | {RANGE} | {ABOVE_ZERO}",
         )
         for scale in (0.0, -8.0, float("nan"), 0)
     ),
@@ -174,19 +162,13 @@ ROWS = [
         "the scale left out",
         lambda w: scaled_value_and_grad(loss)(w.params, X),
         ValueError,
-        "state",
-        "a dict",
-        NO_SCALE,
-        INIT,
+        f"state | a dict | {NO_SCALE} | {INIT}",
     ),
     _gradient(
         "the optimizer for its state",
         lambda w: scaled_value_and_grad(loss)(w.tx, w.params, X),
         ValueError,
-        "state",
-        "GradientTransformation",
-        NO_SCALE,
-        INIT,
+        f"state | GradientTransformation | {NO_SCALE} | {INIT}",
     ),
     *(
         _gradient(
@@ -228,10 +210,10 @@ ROWS = [
             f"{value} for the scale",
             lambda w, scale_of=scale_of: finite_value_and_grad(loss)(scale_of(w), w.params, X),
             TypeError,
-            "The first argument",
-            f"got {value}",
-            "must be a LossScale",
-            r"from LossScale.dynamic\(\) or LossScale.static",
+            (
+                f"The first argument | got {value} | must be a LossScale | "
+                r"from LossScale.dynamic\(\) or LossScale.static"
+            ),
         )
         for scale_of, value in (
             (lambda w: 8.0, "float"),
@@ -248,10 +230,10 @@ ROWS = [
         "of two states",
         lambda w: loss_scale([w.opt_state, w.opt_state]),
         ValueError,
-        "state",
-        r"\[0\].loss_scale, \[1\].loss_scale",
-        "2 loss scales",
-        "Pass the part that holds the one you mean",
+        (
+            r"state | \[0\].loss_scale, \[1\].loss_scale | 2 loss scales | "
+            "Pass the part that holds the one you mean"
+        ),
     ),
     *_flag("a string", "yes", TypeError, "'yes'"),
     *_flag("None", None, TypeError, "None"),
@@ -262,19 +244,16 @@ ROWS = [
         "two structures",
         lambda w: select_on_finite(True, w.params, [w.params["w"]]),
         ValueError,
-        "new and old",
-        r"old a PyTreeDef\(\[\*\]\)",
-        "must be trees",
-        "of the same structure",
+        (r"new and old | old a PyTreeDef\(\[\*\]\) | must be trees | " "of the same structure"),
     ),
     Row(
         "select_on_finite",
         "two dtypes",
         lambda w: select_on_finite(True, {"w": np.ones((2, 2), np.float16)}, w.params),
         ValueError,
-        r"new and old.*\['w'\]",
-        r"new is float16\[2,2\] and old is float32\[2,2\]",
-        "must agree",
-        "in shape and dtype",
+        (
+            r"new and old.*\['w'\] | new is float16\[2,2\] and old is float32\[2,2\] | "
+            "must agree | in shape and dtype"
+        ),
     ),
 ]

@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, dynamic_loss_scaling
-from jmp_autocast.integrations import nnx_scopes
+from jmp_autocast.integrations import flax_compat, nnx_scopes
 from jmp_autocast.interpreters import compat
 from jmp_autocast.policies import DEFAULT_RULES, registry
 
@@ -86,7 +86,7 @@ class World:
             "arrays": [_bits(leaf) for leaf in jax.tree.leaves(trees)],
             "structures": [jax.tree.structure(tree) for tree in trees],
             "module": (nnx.graphdef(self.model), self.model.kept, vars(Counting)["__call__"]),
-            "patched classes": dict(nnx_scopes._patched),
+            "patched classes": dict(flax_compat._patched),
             "scope stack": getattr(nnx_scopes._local, "stack", None),
             "registry": dict(registry._registered),
             "tables": dict(DEFAULT_RULES),

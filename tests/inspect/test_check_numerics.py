@@ -151,7 +151,8 @@ def mask_through_calls(x):
 def test_what_is_written_down_is_no_fault(fn):
     report = report_of(fn, X)
     assert report.first is None, report
-    assert sum(row.inf for row in report.rows) or fn is smallest_number_as_mask
+    # The smallest float32 is finite; all others write an infinity down.
+    assert bool(sum(row.inf for row in report.rows)) == (fn is not smallest_number_as_mask)
     check_numerics(fn)(X)
 
 

@@ -51,6 +51,16 @@ def with_aux(model, x):
     return jnp.mean(out**2), out
 
 
+class Model(eqx.Module):
+    mlp: eqx.nn.MLP
+
+    def __call__(self, x):
+        return self.mlp(x)
+
+    def loss(self, x):
+        return loss(self.mlp, x)
+
+
 IN_AXES = (eqx.if_array(0), None)
 
 # Each is a program of a cast; the float32 one is that of `plain`.
@@ -65,6 +75,9 @@ PROGRAMS = {
     "autocast of filter_value_and_grad": lambda cast: cast(eqx.filter_value_and_grad(loss))(
         mlp(), X
     ),
+    "a method": lambda cast: eqx.filter_grad(lambda m, x: cast(m.loss)(x))(Model(mlp()), X),
+    "an unbound method": lambda cast: eqx.filter_grad(cast(Model.loss))(Model(mlp()), X),
+    "filter_jit of a model": lambda cast: eqx.filter_jit(cast(Model(mlp())))(X[0]),
     "filter_vmap": lambda cast: eqx.filter_vmap(cast(mlp()))(X),
     "autocast of filter_vmap": lambda cast: cast(eqx.filter_vmap(mlp()))(X),
     "an ensemble": lambda cast: eqx.filter_vmap(cast(lambda m, x: m(x)), in_axes=IN_AXES)(

@@ -1,5 +1,6 @@
 """`jmp.Policy` in, as ``policy=``, and out, by `to_jmp`."""
 
+import jax
 import jax.numpy as jnp
 import jmp
 import numpy as np
@@ -65,3 +66,26 @@ def test_what_is_lost_is_named(name):
     assert len(caught) == 1
     assert caught[0].filename == __file__
     assert found == to_jmp(BF16)
+
+
+def test_jmp_loss_scale():
+    """Gradients too small for float16 survive."""
+    scale = jmp.StaticLossScale(jnp.float32(2.0**14))
+
+    def loss(params, x):
+        return 1e-6 * jnp.mean(jnp.tanh(x @ params["w"]) ** 2)
+
+    def scaled(*args):
+        return scale.scale(autocast(loss)(*args))
+
+    got, lost, want = jax.jit(
+        lambda *args: (
+            scale.unscale(jax.grad(scaled)(*args)),
+            jax.grad(autocast(loss))(*args),
+            jax.grad(loss)(*args),
+        )
+    )({"w": X / 4}, X)
+    error, error_without = (np.linalg.norm(g["w"] - want["w"]) for g in (got, lost))
+    assert got["w"].dtype == "float32"
+    assert error <= 4e-3 * np.linalg.norm(want["w"])
+    assert error_without > 10 * error

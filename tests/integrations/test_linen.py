@@ -19,6 +19,7 @@ from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, find, trace
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(6, 8)).astype(np.float32)
+LABELS = RNG.integers(0, 3, 6)
 KEY = jax.random.key(0)
 KEYS = {"params": KEY, "dropout": jax.random.key(1)}
 TOLERANCE = 3e-2  # of a gradient's norm, in bfloat16
@@ -88,24 +89,79 @@ def test_apply_of_another_method():
         assert dot_dtypes(trace(apply, params, ROWS)) == [LOW]
 
 
-def test_a_train_state_takes_the_wrapped_apply():
+def test_initialization_and_bound_modules():
+    want = jax.eval_shape(Encoder().init, KEYS, ROWS)
+    assert jax.eval_shape(whole(Encoder().init), KEYS, ROWS) == want
+    low, plain = (jax.jit(fn)(KEYS, ROWS) for fn in (whole(Encoder().init), Encoder().init))
+    chex.assert_trees_all_close(low["params"], plain["params"], rtol=1e-6)  # not rounded
+    bound = Encoder().bind(variables())
+    for call in (bound, bound.__call__):
+        assert_dots_run_in("bfloat16", trace(lambda x, call=call: whole(call)(x, False), ROWS))
+
+
+class DecoratedMethod(nn.Module):
+    @nn.compact
+    @whole
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+def test_apply_of_a_decorated_method():
+    params = {"params": {"Dense_0": {"kernel": jnp.ones((8, 3)), "bias": jnp.ones(3)}}}
+    assert_dots_run_in("bfloat16", trace(DecoratedMethod().apply, params, ROWS))
+    out = jax.eval_shape(DecoratedMethod().apply, params, ROWS)
+    assert (out.dtype, out.shape) == ("float32", (6, 3))
+
+
+class Classifier(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.LayerNorm()(jnp.tanh(nn.Dense(8)(x))))
+
+
+def make_step(cast_loss=lambda f: f):
     def step(state, x):
         def loss(params):
-            collections = {"params": params, "batch_stats": variables()["batch_stats"]}
-            return jnp.mean(state.apply_fn(collections, x, train=False) ** 2)
+            logits = state.apply_fn(params, x)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, LABELS).mean()
 
-        value, grads = jax.value_and_grad(loss)(state.params)
+        value, grads = jax.value_and_grad(cast_loss(loss))(state.params)
         return state.apply_gradients(grads=grads), value
 
-    def state(apply_fn):
-        params = variables()["params"]
-        return TrainState.create(apply_fn=apply_fn, params=params, tx=optax.sgd(0.1))
+    return step
 
-    low = state(whole(Encoder().apply))
-    assert_dots_run_in("bfloat16", trace(lambda s: step(s, ROWS)[0].params, low))
-    got, want = (jax.jit(step)(s, ROWS) for s in (low, state(Encoder().apply)))
-    assert_close(got[0].params, want[0].params)
-    assert_close(got[1], want[1])
+
+# Where autocast stands: a step, and how it wraps what the state applies.
+STEPS = {
+    "apply": (make_step(), whole),
+    "loss": (make_step(whole), lambda apply: apply),
+    "whole step": (whole(make_step()), lambda apply: apply),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_train_state_follows_float32_and_compiles_once(name):
+    params = jax.jit(Classifier().init)(KEY, ROWS)
+
+    def run(step, wrap):
+        chex.clear_trace_counter()
+        tx = optax.sgd(0.1, momentum=0.9)
+        state = TrainState.create(apply_fn=wrap(Classifier().apply), params=params, tx=tx)
+        with jax.check_tracer_leaks(False):  # which turns the caches of jit off
+            step = jax.jit(chex.assert_max_traces(step, n=1))
+            losses = []
+            for _ in range(3):
+                state, loss = step(state, ROWS)
+                losses.append(loss)
+        return state, losses
+
+    (state, losses), (want, want_losses) = run(*STEPS[name]), run(make_step(), lambda apply: apply)
+    assert losses[-1] < losses[0]
+    np.testing.assert_allclose(losses, want_losses, rtol=TOLERANCE)
+    assert_close(state.params, want.params)
+    kernel = state.params["params"]["Dense_0"]["kernel"]  # a float32 value, not a rounded one
+    assert (kernel != kernel.astype(jnp.bfloat16).astype(jnp.float32)).any()
+    assert_dots_run_in("bfloat16", trace(STEPS[name][0], state, ROWS))
 
 
 # --- a part of a model ----------------------------------------------------------------------

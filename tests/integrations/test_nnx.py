@@ -247,32 +247,6 @@ def test_results_may_hold_modules_and_static_leaves():
 
 # --- transformations and gradients ----------------------------------------------------------
 
-GRADS = {
-    "float16": nnx.grad(autocast(loss_fn, compute_dtype="float16")),
-    "bfloat16": nnx.grad(bf16(loss_fn)),
-    "inside": bf16(nnx.grad(loss_fn)),
-    "inside jit": bf16(nnx.jit(nnx.grad(loss_fn))),
-    "remat": nnx.grad(nnx.remat(bf16(loss_fn))),
-    "inside remat": nnx.grad(bf16(nnx.remat(loss_fn))),
-}
-
-
-@functools.cache
-def gradients():
-    """All of them and those of float32, compiled together."""
-    fns = {**GRADS, "float32": nnx.grad(loss_fn)}
-    return nnx.jit(lambda net: {k: fn(nnx.clone(net), X) for k, fn in fns.items()})(new_net())
-
-
-@pytest.mark.parametrize("name", GRADS)
-def test_gradients_are_float32_and_close(name):
-    dtype = "float16" if name == "float16" else "bfloat16"
-    got, want = gradients()[name], gradients()["float32"]
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert g.dtype == "float32"
-        assert np.linalg.norm(g - w) <= 3 * HALF[dtype] * np.linalg.norm(w) + 1e-3 * HALF[dtype]
-
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_all_dots_are_low_forward_and_backward(dtype):
@@ -294,30 +268,6 @@ def test_scan_over_layers():
     g, w = grads.layers.dense.kernel[...], expected.layers.dense.kernel[...]
     assert g.dtype == "float32"
     np.testing.assert_allclose(g, w, atol=3 * HALF["bfloat16"] * np.abs(w).max())
-
-
-def test_scan_over_steps_carries_the_state():
-    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
-    def run(net, x):
-        return net, bf16(loss_fn)(net, x)
-
-    net, want = new_net(), new_net()
-    _, losses = run(net, np.stack([X, 2 * X]))
-    assert losses.shape == (2,)
-    assert net.calls[...] == 2
-    assert net.dropout.rngs.count[...] == 2
-    nnx.jit(lambda m: (m(X), m(2 * X)))(want)
-    assert_same_state(net, want, 2 * HALF["bfloat16"])
-
-
-def test_vmap_over_modules():
-    def run(cast):
-        fn = nnx.vmap(cast(lambda m, x: m(x)), in_axes=(0, None))
-        return nnx.jit(lambda layers: fn(layers, X))(scanned().layers)
-
-    out = run(bf16)
-    assert out.dtype == "float32"
-    np.testing.assert_allclose(out, run(lambda fn: fn), atol=2 * HALF["bfloat16"])
 
 
 @pytest.mark.usefixtures("jit_caches")

@@ -11,8 +11,6 @@ import pytest
 from jmp_autocast import (
     LossScale,
     dynamic_loss_scaling,
-    finite_value_and_grad,
-    scaled_value_and_grad,
     static_loss_scaling,
 )
 
@@ -128,26 +126,6 @@ def test_every_kind_of_number_is_taken(value):
         value, growth_factor=value, growth_interval=value, min_scale=value, max_scale=value
     )
     assert (float(state.scale), int(state.growth_interval)) == (8.0, 8)
-
-
-@pytest.mark.parametrize("wrap", [dynamic_loss_scaling, lambda tx: static_loss_scaling(tx, 8.0)])
-@pytest.mark.parametrize(
-    "inner",
-    [None, 1e-3, optax.adam, {"init": None}, "adam"],
-    ids=["none", "number", "factory", "mapping", "name"],
-)
-def test_an_inner_that_is_no_transformation(wrap, inner):
-    name = "dynamic_loss_scaling" if wrap is dynamic_loss_scaling else "static_loss_scaling"
-    expected = f"{name} wraps an optax gradient transformation such as optax.adam(1e-3), got "
-    with pytest.raises(TypeError, match=re.escape(expected)):
-        wrap(inner)
-
-
-@pytest.mark.parametrize("gradient", [scaled_value_and_grad, finite_value_and_grad])
-@pytest.mark.parametrize("fn", [None, 1.0, "loss", jnp.ones(2)], ids=repr)
-def test_a_loss_that_is_no_function(gradient, fn):
-    with pytest.raises(TypeError, match="takes a function, got"):
-        gradient(fn)
 
 
 def test_no_field_shares_a_buffer_with_another_or_with_an_argument():

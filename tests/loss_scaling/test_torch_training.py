@@ -190,20 +190,6 @@ def test_penalty(low):
     assert_trees_close(actual, expected, **tolerances)
 
 
-def test_accumulation():
-    """test_grad_scaling_accumulation: the scale is constant within a window."""
-    tx = optax.MultiSteps(
-        dynamic_loss_scaling(optax.sgd(0.1), init_scale=128.0, growth_interval=1), 2
-    ).gradient_transformation()
-    data = batches(4)
-    params, state = scaled_run(tx, model_params(), data)
-    # After each batch: the scale for the next one.
-    assert state.inner_opt_state.loss_scale.scale.tolist() == [128, 256, 256, 512]
-    # The mean over a window is the gradient of one batch twice as large.
-    expected, _ = last(control_run(optax.sgd(0.1), model_params(), data.reshape(2, 32, 4)))
-    assert_trees_close(last(params), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_multiple():
     """test_grad_scaling_multiple: two models and optimizers share a scale; one of them skips."""
     inners = [optax.sgd(0.1), optax.adam(0.1)]
@@ -234,35 +220,6 @@ def test_multiple():
     first = last(control_run(inners[0], model_params(0), data[0]))
     second = last(control_run(inners[1], model_params(1), data[1][[0, 2]]))
     assert_trees_close(models, [first, second], rtol=1e-4, atol=1e-5)
-
-
-def test_graph():
-    """test_graph_grad_scaling: the whole step is compiled once and replayed."""
-    tx = dynamic_loss_scaling(optax.sgd(0.1), init_scale=4.0, growth_interval=2)
-
-    def loss(params, x):
-        return jnp.sum((params.astype(jnp.float16) * x).astype(jnp.float32))
-
-    step = jax.jit(scaled_step(tx, loss))
-    weight = jnp.asarray(np.ones(1, np.float32))
-    state, seen = tx.init(weight), []
-    for x in (5, 20000, 5, 40000):
-        before = weight
-        weight, state = step(weight, state, np.full(1, x, np.float16))
-        seen.append((int(state.loss_scale.good_steps), float(state.loss_scale.scale)))
-        stays = weight.tolist() == before.tolist()
-        assert stays == (int(state.loss_scale.consecutive_skips) > 0)
-    assert seen == [(1, 4.0), (0, 2.0), (1, 2.0), (0, 1.0)]
-    assert step._cache_size() == 1
-
-
-def test_inf_gradients_skip_the_optimizer_step():
-    """TestShardGradScaler.test_inf_gradients_skip_optim_step, in one process."""
-    tx = dynamic_loss_scaling(optax.adam(0.1), init_scale=2.0)
-    params, (scales, inner_state) = scaled_run(tx, model_params(), batches(2, bad=[1]))
-    for leaf in jax.tree.leaves((params, inner_state)):
-        np.testing.assert_array_equal(leaf[1], leaf[0])
-    assert scales.scale.tolist() == [2.0, 1.0]
 
 
 def test_found_inf_parity():

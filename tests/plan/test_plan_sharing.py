@@ -8,7 +8,8 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, CastPolicy, autocast, full_precision
-from jmp_autocast.interpreters.plan.data import ReasonCode, constant_range
+from jmp_autocast.interpreters.plan import constant_range
+from jmp_autocast.interpreters.plan.data import ReasonCode
 from tests.support.jaxprs import find, trace
 from tests.support.plans import FULL, LOW, LOWEST, all_equations, low, plan_of
 

@@ -91,5 +91,5 @@ def test_every_public_object_has_an_example_that_runs(name):
 
 
 def test_members_are_looked_at():
-    expected = {"Policy.load", "Policy.with_rules", "Report.summary", "EquationView.source"}
+    expected = {"Policy.load", "Policy.with_rules", "inspect.Report.summary", "EquationView.source"}
     assert {f"jmp_autocast.{name}" for name in expected} <= set(OBJECTS)

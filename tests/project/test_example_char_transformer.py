@@ -1,8 +1,6 @@
 """The transformer example: what loss scaling does for it, and that a kill costs it nothing."""
 
-import importlib
 import json
-import pathlib
 import signal
 import subprocess
 import sys
@@ -12,16 +10,14 @@ import numpy as np
 import pytest
 
 from jmp_autocast import autocast, scaled_value_and_grad
+from tests.support.examples import EXAMPLES, load
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 TINY = "--layers 1 --width 32 --heads 2 --context 32 --batch-size 16 --learning-rate 1e-2".split()
 
 
 @pytest.fixture(scope="module")
 def example():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(EXAMPLES)
-        yield importlib.import_module("train_char_transformer")
+    return load("train_char_transformer")
 
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -167,21 +163,3 @@ def test_validation_sees_each_character_once(example):
     batches = example.batches_in_order(np.arange(100), 4, 8)
     assert [b.shape for b in batches] == [(4, 9)] * 3
     np.testing.assert_array_equal(np.concatenate(batches)[:, 1:].ravel(), np.arange(1, 97))
-
-
-def test_options(example, capsys):
-    with pytest.raises(SystemExit) as stop:
-        example.main(["--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    for option in ("--dtype", "--loss-scaling", "--steps", "--seed", "--output", "--resume"):
-        assert option in text
-    for wrong, message in {
-        "--dtype float64": "invalid choice: 'float64'",
-        "--steps 0": "--steps must be at least 1",
-        "--width 30 --heads 4": "--width must be a multiple of --heads",
-        "--resume": "--resume needs the --output",
-    }.items():
-        with pytest.raises(SystemExit):
-            example.main(wrong.split())
-        assert message in capsys.readouterr().err

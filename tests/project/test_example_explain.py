@@ -1,12 +1,11 @@
 """The example that explains a transformer: its summary, its pages, its picture."""
 
-import importlib
-import pathlib
 import struct
 
 import pytest
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+from tests.support.examples import load
+
 TINY = "--layers 1 --width 32 --heads 2 --context 16 --batch-size 2".split()
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -14,9 +13,7 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 @pytest.fixture(scope="module")
 def example():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(EXAMPLES)
-        yield importlib.import_module("explain_transformer")
+    return load("explain_transformer")
 
 
 def test_it_explains_the_loss_and_the_gradient(example, tmp_path, capsys):
@@ -57,19 +54,3 @@ def test_modules(example, tmp_path):
     assert "bfloat16" not in modules["Gpt/LayerNorm_0"].by_dtype()
     flops = sum(share.flops for part in modules.values() for share in part.by_dtype().values())
     assert 0.95 * report.totals.flops < flops <= report.totals.flops
-
-
-def test_options(example, capsys):
-    with pytest.raises(SystemExit) as stop:
-        example.main(["--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    assert all(option in text for option in ("--dtype", "--level", "--layers", "--output"))
-    for wrong, message in {
-        "--dtype float64": "invalid choice: 'float64'",
-        "--layers 0": "argument --layers: must be at least 1",
-        "--width 30 --heads 4": "--width must be a multiple of --heads",
-    }.items():
-        with pytest.raises(SystemExit):
-            example.main(wrong.split())
-        assert message in capsys.readouterr().err

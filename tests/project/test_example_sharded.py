@@ -1,8 +1,6 @@
 """The sharded example in two real processes: as one, and what a kill and a resume do."""
 
-import importlib
 import json
-import pathlib
 import signal
 import subprocess
 import sys
@@ -13,9 +11,9 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from tests.support.examples import EXAMPLES, load
 from tests.support.processes import environment_without_devices, free_port
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 DEVICES, STEPS, KILL_AFTER = 4, 12, 9
 OPTIONS = (
     "--layers 1 --width 16 --heads 2 --context 16 --batch-size 32 --learning-rate 1e-2 "
@@ -27,9 +25,7 @@ TIMEOUT = 20  # seconds until a process gives another up
 
 @pytest.fixture(scope="module")
 def example():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(EXAMPLES)
-        yield importlib.import_module("train_sharded")
+    return load("train_sharded")
 
 
 @pytest.fixture(scope="module")
@@ -141,30 +137,6 @@ def test_a_killed_process_ends_the_other_and_resuming_changes_nothing(outputs, s
     assert resumed.keys() == whole.keys()
     for path, array in resumed.items():
         assert array.tobytes() == whole[path].tobytes(), path
-
-
-def test_options(example, capsys):
-    with pytest.raises(SystemExit) as stop:
-        example.main(["--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    for option in ("--fsdp", "--coordinator", "--num-processes", "--process-id", "--resume"):
-        assert option in text
-    for wrong, message in {
-        "--fsdp -1": "--fsdp must be at least 0",
-        "--process-id 1": "--process-id must be less than --num-processes",
-        "--num-processes 2 --output run": "several processes need a --coordinator",
-        "--num-processes 2 --coordinator localhost:1": "and a shared --output",
-    }.items():
-        with pytest.raises(SystemExit):
-            example.main(wrong.split())
-        assert message in capsys.readouterr().err
-    for wrong, message in {
-        "--fsdp 3": "--fsdp 3 does not divide 8 devices",
-        "--batch-size 12": "--batch-size must be a multiple of the number of devices, 8",
-    }.items():
-        with pytest.raises(SystemExit, match=message):
-            example.main(wrong.split())
 
 
 def test_what_is_split(example):

@@ -1,16 +1,14 @@
 """The example that tunes a policy: float16 fails, and what it finds trains."""
 
-import importlib
 import math
-import pathlib
 import struct
 
 import numpy as np
 import pytest
 
 from jmp_autocast import Policy
+from tests.support.examples import load
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 TINY = "--blocks 2 --loud 1 --width 8 --batch-size 8 --steps 40".split()
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -18,9 +16,7 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 @pytest.fixture(scope="module")
 def example():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(EXAMPLES)
-        yield importlib.import_module("tune_policy")
+    return load("tune_policy")
 
 
 def test_it_trains_with_the_policy_and_not_without(example, tmp_path, capsys):
@@ -43,19 +39,3 @@ def test_it_trains_with_the_policy_and_not_without(example, tmp_path, capsys):
     assert "train in tuned" in text
     assert "float16  last loss nan, 40 steps skipped" in text
     assert all(str(path) in text for path in result.files)
-
-
-def test_options(example, capsys):
-    with pytest.raises(SystemExit) as stop:
-        example.main(["--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    assert all(option in text for option in ("--blocks", "--loud", "--tolerance", "--output"))
-    for wrong, message in {
-        "--steps 0": "argument --steps: must be at least 1",
-        "--blocks 2": "--loud must be the number of a block",
-        "--tolerance nan": "--tolerance must be a positive number",
-    }.items():
-        with pytest.raises(SystemExit):
-            example.main(wrong.split())
-        assert message in capsys.readouterr().err

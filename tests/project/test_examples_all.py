@@ -3,7 +3,6 @@
 import ast
 import importlib
 import json
-import pathlib
 import pickle
 import subprocess
 import sys
@@ -14,8 +13,7 @@ import numpy as np
 import pytest
 
 from jmp_autocast import BF16, autocast, explain
-
-from .test_examples import EXAMPLES, load
+from tests.support.examples import EXAMPLES, is_picture, load
 
 ROOT = EXAMPLES.parent
 # What other examples import is no example itself.
@@ -28,7 +26,7 @@ ELSEWHERE = {
     "loss_scaling_nnx": "test_examples_loss_scaling",
     "loss_scaling_plain": "test_examples_loss_scaling",
     "train_char_transformer": "test_example_char_transformer",
-    "train_digits": "test_examples",
+    "train_digits": "test_example_digits",
     "train_sharded": "test_example_sharded",
     "tune_policy": "test_example_tune",
 }
@@ -45,16 +43,13 @@ SMALL = {
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
-def is_picture(path):
-    return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
-
-
 def test_every_example_is_tested():
     here = {"export_classifier", "fused_attention", "stochastic_rounding"}
     assert set(NAMES) == {*ELSEWHERE, *SMALL, *here}
     for name, test in ELSEWHERE.items():
-        path = pathlib.Path(__file__).with_name(f"{test}.py")
-        assert f'"{name}"' in path.read_text(encoding="utf-8")
+        assert f'"{name}"' in (ROOT / "tests" / "project" / f"{test}.py").read_text(
+            encoding="utf-8"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,16 +90,51 @@ def test_an_example_trains(name, tmp_path, capsys):
     assert "float16" in text
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_wrong_options_are_refused(name, capsys):
-    for wrong, message in {
+WRONG = {
+    "train_digits": {
+        "--dtype float64": "invalid choice: 'float64'",
+        "--epochs 0": "--epochs must be at least 1",
+    },
+    "explain_transformer": {
+        "--dtype float64": "invalid choice: 'float64'",
+        "--layers 0": "argument --layers: must be at least 1",
+        "--width 30 --heads 4": "--width must be a multiple of --heads",
+    },
+    "tune_policy": {
+        "--steps 0": "argument --steps: must be at least 1",
+        "--blocks 2": "--loud must be the number of a block",
+        "--tolerance nan": "--tolerance must be a positive number",
+    },
+    "train_char_transformer": {
+        "--dtype float64": "invalid choice: 'float64'",
+        "--steps 0": "--steps must be at least 1",
+        "--width 30 --heads 4": "--width must be a multiple of --heads",
+        "--resume": "--resume needs the --output",
+    },
+    "train_sharded": {
+        "--fsdp -1": "--fsdp must be at least 0",
+        "--process-id 1": "--process-id must be less than --num-processes",
+        "--num-processes 2 --output run": "several processes need a --coordinator",
+        "--num-processes 2 --coordinator localhost:1": "and a shared --output",
+        "--fsdp 3": "--fsdp 3 does not divide 8 devices",
+        "--batch-size 12": "--batch-size must be a multiple of the number of devices, 8",
+    },
+}
+for _name in SMALL:
+    WRONG[_name] = {
         "--dtype float64": "invalid choice: 'float64'",
         "--steps 0": "argument --steps: must be at least 1",
         "--steps many": "argument --steps: invalid",
-    }.items():
-        with pytest.raises(SystemExit):
-            load(name).main(wrong.split())
-        assert message in capsys.readouterr().err
+    }
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_are_refused(name, capsys):
+    example = load(name)
+    for wrong, message in WRONG[name].items():
+        with pytest.raises(SystemExit) as stop:
+            example.main(wrong.split())
+        assert message in f"{capsys.readouterr().err} {stop.value.code}"
 
 
 def test_an_exported_model_computes_the_same_elsewhere(tmp_path, capsys):

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, autocast, check_numerics, compare, explain, op_stats, tune
+from jmp_autocast.interpreters.compat import jaxpr_as_fun
 from jmp_autocast.interpreters.primitives import structure
 from jmp_autocast.interpreters.rewrite.rewriter import REWRITING_RULES
 from jmp_autocast.interpreters.rewrite.structural import rebind_bodies

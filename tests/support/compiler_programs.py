@@ -82,8 +82,8 @@ def executed(jaxpr):
         if not needed.isdisjoint(eqn.outvars):
             found.append(eqn)
             operands = eqn.invars[1:] if eqn.primitive.name == "source_view" else eqn.invars
-            if eqn.primitive.name == "accumulate":  # its leaves, too, have no part in the value
-                operands = eqn.invars[: len(eqn.invars) - len(eqn.params["leaves"])]
+            if eqn.primitive.name == "accumulate":  # its sources, too, have no part in the value
+                operands = eqn.invars[: len(eqn.invars) - len(eqn.params["sources"])]
             needed.update(v for v in operands if not isinstance(v, Literal))
     return found[::-1]
 

@@ -41,7 +41,23 @@ LAYERS = {
 for _name, _make in LAYERS.items():
     PROGRAMS[_name] = layer(_make, 2, 4, 4, 2)
 
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _=None):
+        return x + jnp.tanh(nn.Dense(4)(nn.LayerNorm()(x))), None
+
+
+def scanned(layer):
+    """Three layers in a scan, with stacked parameters."""
+    layers = nn.scan(layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+    return nn.Sequential([lambda x: layers()(x, None)[0], nn.Dense(3)])
+
+
 SEQUENCES = {
+    "scanned layers": lambda: scanned(Layer),
+    "scanned layers, recomputed": lambda: scanned(nn.remat(Layer)),
+    "gru": lambda: nn.RNN(nn.GRUCell(5)),
     "attention with normalized queries": lambda: nn.MultiHeadDotProductAttention(
         2, normalize_qk=True
     ),

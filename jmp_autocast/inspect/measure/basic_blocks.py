@@ -42,19 +42,19 @@ class Probe(Protocol):
     flags: int = 0
     """The number of flags of a value."""
 
-    def measure(self, run: EquationRun) -> tuple[Any, ...]:
-        """Returns a few scalars about one run of an equation."""
+    def measure(self, run: EquationRun) -> Any:
+        """Returns a few numbers about one run of an equation, as a pytree."""
         ...
 
     def flags_of(self, array: Any) -> tuple[Any, ...]:
         """Returns the flags of an array that no measured equation made."""
         return ()
 
-    def flags_made(self, measured: tuple[Any, ...]) -> tuple[Any, ...]:
+    def flags_made(self, measured: Any) -> tuple[Any, ...]:
         """Returns the flags of what equations made, given what was measured of each."""
         return ()
 
-    def settle(self, measured: tuple[Any, ...], held: tuple[Any, ...], ticks: Any) -> Any:
+    def settle(self, measured: Any, held: tuple[Any, ...], ticks: Any) -> Any:
         """Returns the readings of equations that have each run once.
 
         Args:
@@ -102,7 +102,7 @@ class BasicBlock:
     def __init__(self, probe: Probe, tick: Any) -> None:
         self._probe = probe
         self._tick = tick
-        self._measured: list[tuple[Any, ...]] = []
+        self._measured: list[Any] = []
         self._reads: list[FlagRefs] = []
         self.flags: tuple[Any, ...] = ()
 
@@ -117,7 +117,7 @@ class BasicBlock:
         count = len(self._measured)
         if not count:
             return self._probe.nothing(0), self._tick
-        measured = tuple(jnp.stack(each) for each in zip(*self._measured, strict=True))
+        measured = jax.tree.map(lambda *xs: jnp.stack(xs), *self._measured)
         # First the flags that are made here: an equation may read what one before it has made.
         self.flags = self._probe.flags_made(measured)
         held = self._held() if self._probe.flags else ()

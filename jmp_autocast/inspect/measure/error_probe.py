@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from .basic_blocks import EquationRun, Probe
 from .materialize import materialized
 from .measured import is_measurable
 
-# Codes of the dtypes that a result may have in the mixed program; 0 is any other.
+# Names of the dtypes that a result may have in the mixed program, by the code that stands for them
+# in a reading, which has to be an array; "" is any other.
 COMPUTED = ("", "float32", "float16", "bfloat16")
 
 _EXACT = np.float32(0)
@@ -61,31 +63,28 @@ class ErrorReading(NamedTuple):
 class ErrorProbe(Probe):
     """Compares program 1, the mixed program, with program 0, the program as it was traced."""
 
-    def measure(self, run: EquationRun) -> tuple[Any, ...]:
-        """Returns the sums from which the errors of an equation follow."""
+    def measure(self, run: EquationRun) -> tuple[_Sums, _Sums, Any]:
+        """Returns the sums from which the errors of an equation follow, and its dtype's code."""
         declared, mixed = run.operands
+        # On the float32 program's operands, rounded as they are read: what earlier equations did
+        # wrong is not in them, so that the error of the result is this equation's own.
         alone = [materialized(x) for x in run.again(1, list(map(_as_read, declared, mixed)))]
         measured = [
             (_sums(reference, result), _sums(reference, own), _code(result))
             for reference, result, own in zip(*run.results, alone, strict=True)
             if is_measurable(jax.typeof(reference))
         ]
-        # Of several results the first is shown, with the largest error of all.
-        (*sums, largest), (*own, _), code = measured[0]
-        for (*more, _), (*more_own, _), _ in measured[1:]:
-            worse = _error(more) > _error(sums)
-            sums = [jnp.where(worse, b, a) for a, b in zip(sums, more, strict=True)]
-            worse = _error(more_own) > _error(own)
-            own = [jnp.where(worse, b, a) for a, b in zip(own, more_own, strict=True)]
-        return (*sums, largest, *own, code)
+        # Several results are one row, with the largest error of all and the dtype of the first.
+        sums, own, codes = zip(*measured, strict=True)
+        return functools.reduce(_worst, sums), functools.reduce(_worst, own), codes[0]
 
-    def settle(self, measured: tuple[Any, ...], held: tuple[Any, ...], ticks: Any) -> ErrorReading:
+    def settle(self, measured: Any, held: tuple[Any, ...], ticks: Any) -> ErrorReading:
         """Returns the readings of equations that have each run once."""
-        sums, largest, own, code = measured[:5], measured[5], measured[6:11], measured[11]
+        sums, own, code = measured
         return ErrorReading(
-            distance=_distance(sums, largest),
+            distance=_distance(sums),
             introduced=_error(own),
-            introduced_lost=own[-1],
+            introduced_lost=own.lost,
             runs=jnp.ones_like(ticks),
             worst_run=jnp.zeros_like(ticks),
             computed=code,
@@ -129,40 +128,64 @@ def distance(reference: Any, result: Any) -> Distance:
         reference: An array of floats or complex numbers.
         result: An array of the same shape.
     """
-    *sums, largest = _sums(reference, result)
-    return _distance(sums, largest)
+    return _distance(_sums(reference, result))
 
 
-def _distance(sums: Sequence[Any], largest: Any) -> Distance:
-    square, other, product, _, lost = sums
-    length = jnp.sqrt(square) * jnp.sqrt(other)
-    cosine = jnp.where(length > 0, product / jnp.where(length > 0, length, 1.0), 1.0)
-    return Distance(_error(sums), jnp.clip(cosine, -1.0, 1.0), lost, largest)
+class _Sums(NamedTuple):
+    """Sums over the elements of an array and its reference, scaled by the reference's largest.
 
+    Args:
+        reference: Of the squares of the reference.
+        result: Of the squares of the array.
+        product: Of the products of both.
+        difference: Of the squares of the differences.
+        lost: The number of elements that are finite in the reference alone.
+        largest: The largest finite magnitude in the reference.
+    """
 
-def _error(sums: Sequence[Any]) -> Any:
-    """An element that became infinite is an infinite error."""
-    square, _, _, difference, lost = sums
-    some = square > 0
-    relative = jnp.sqrt(difference / jnp.where(some, square, 1.0))
-    of_zero = jnp.where(difference > 0, jnp.inf, 0.0)
-    return jnp.where(lost > 0, jnp.inf, jnp.where(some, relative, of_zero)).astype(jnp.float32)
+    reference: Any
+    result: Any
+    product: Any
+    difference: Any
+    lost: Any
+    largest: Any
 
 
 @jax.jit
-def _sums(reference: Any, result: Any) -> tuple[Any, ...]:
-    """Squares, products, squared differences, lost elements, and the largest magnitude."""
+def _sums(reference: Any, result: Any) -> _Sums:
     a, b = _as_float32(reference), _as_float32(result)
     known, lost = jnp.isfinite(a), jnp.isfinite(a) & ~jnp.isfinite(b)
     largest = jnp.max(jnp.where(known, jnp.abs(a), 0.0))
     both = known & ~lost
+    # Unscaled, the square of 1e20 is infinite and that of 1e-23 is 0, in float32.
     scale = jnp.where(largest > 0, largest, 1.0)
-    # Scaled, so that no square overflows or vanishes.
     a, b = jnp.where(both, a / scale, 0.0), jnp.where(both, b / scale, 0.0)
     parts = [a * a, b * b, a * b, (a - b) ** 2, lost.astype(jnp.uint32)]
     starts = [jnp.float32(0)] * 4 + [jnp.uint32(0)]
-    sums = lax.reduce(parts, starts, _added, tuple(range(a.ndim)))
-    return (*sums, largest)
+    # All sums in one pass over both arrays.
+    sums: Any = lax.reduce(parts, starts, _added, tuple(range(a.ndim)))
+    return _Sums(*sums, largest=largest)
+
+
+def _worst(one: _Sums, other: _Sums) -> _Sums:
+    worse = _error(other) > _error(one)
+    picked = jax.tree.map(lambda a, b: jnp.where(worse, b, a), one, other)
+    return picked._replace(largest=jnp.maximum(one.largest, other.largest))
+
+
+def _distance(sums: _Sums) -> Distance:
+    length = jnp.sqrt(sums.reference) * jnp.sqrt(sums.result)
+    cosine = jnp.where(length > 0, sums.product / jnp.where(length > 0, length, 1.0), 1.0)
+    return Distance(_error(sums), jnp.clip(cosine, -1.0, 1.0), sums.lost, sums.largest)
+
+
+def _error(sums: _Sums) -> Any:
+    """Returns the relative error, infinity where an element became infinite or NaN."""
+    some = sums.reference > 0
+    relative = jnp.sqrt(sums.difference / jnp.where(some, sums.reference, 1.0))
+    of_zero = jnp.where(sums.difference > 0, jnp.inf, 0.0)
+    error = jnp.where(some, relative, of_zero)
+    return jnp.where(sums.lost > 0, jnp.inf, error).astype(jnp.float32)
 
 
 def _added(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
@@ -176,7 +199,7 @@ def _as_float32(x: Any) -> Any:
 
 
 def _as_read(declared: Any, mixed: Any) -> Any:
-    """The float32 program's operand in the dtype that the value has in the mixed program."""
+    """Returns the float32 program's operand in the dtype that the mixed program's has."""
     dtype = getattr(mixed, "dtype", None)
     if dtype is None or getattr(declared, "dtype", dtype) == dtype:
         return declared

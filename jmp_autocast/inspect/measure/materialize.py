@@ -13,10 +13,11 @@ from .measured import is_measurable
 
 
 def materialized(x: Any) -> Any:
-    """Keeps XLA from computing an array anew, and compiling that, in each reduction over it.
+    """Returns an array that XLA computes once, however many reductions read it.
 
-    Its fusion does so with the whole chain of cheap equations before, and the CPU backend drops
-    ``optimization_barrier`` before it fuses.
+    XLA would fuse the cheap equations that lead to it into each reduction, and compile them as
+    often. An ``optimization_barrier`` prevents that on devices; the CPU backend drops barriers
+    before it fuses, but it never fuses through a branch.
 
     Args:
         x: A result of an equation; what is not measured is returned as it is.
@@ -26,6 +27,7 @@ def materialized(x: Any) -> Any:
         return device_varying(jnp.zeros(x.shape, x.dtype), varying_axes(x))
 
     def through_branch(x: Any) -> Any:
+        # The barrier hides from the compiler that the condition is a constant.
         return lax.cond(lax.optimization_barrier(jnp.bool_(True)), lambda x: x, other, x)
 
     if not is_measurable(jax.typeof(x)):

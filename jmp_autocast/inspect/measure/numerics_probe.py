@@ -14,11 +14,13 @@ from jax import lax
 from .basic_blocks import EquationRun, Probe
 from .measured import is_measurable
 
-# Half a step above the largest float16, 65504, and half of the smallest, 2**-24: rounding gives
-# infinity from the one on, and 0 down from the other.
+# Rounding to float16: 65520 and above become infinite, 2**-25 and below become 0. The largest
+# float16 is 65504 with 65520 half a step above it; the smallest is 2**-24. Ties go to even.
 FLOAT16_OVERFLOW = 65520.0
 FLOAT16_UNDERFLOW = 2.0**-25
 
+# Counts and positions are 32 bits wide: without x64 JAX has no wider integers. They stop at the
+# largest number instead of starting again at 0, and as a position that number means "never".
 NEVER = np.uint32(2**32 - 1)
 INFINITY = np.float32(np.inf).view(np.uint32)
 
@@ -33,7 +35,8 @@ class Counts(NamedTuple):
         subnormal: The number of subnormal values of the dtype.
         large: The number of finite values that a float16 rounds to infinity.
         small: The number of values other than 0 that a float16 rounds to 0.
-        largest: The largest finite magnitude, 0 if there is none, as the bits of a float32.
+        largest: The largest finite magnitude, 0 if there is none, as the bits of a float32 in a
+            uint32: magnitudes compare like their bits.
         smallest: The smallest magnitude other than 0, infinity if there is none, as such bits.
     """
 
@@ -53,9 +56,9 @@ class Reading(NamedTuple):
     Args:
         counts: What is in their results.
         runs: How often each ran.
-        bad_runs: How many of these runs made what is looked for.
-        first_run: The run that was the first to make it, counted from 0; 2**32 - 1 for none.
-        first: How many equations had run before that; 2**32 - 1 for none.
+        bad_runs: How many of these runs made a fault (see `NumericsRow`).
+        first_run: The first run that made a fault, counted from 0; 2**32 - 1 if none did.
+        first: How many equations had run before that run; 2**32 - 1 if none made a fault.
     """
 
     counts: Counts
@@ -66,29 +69,30 @@ class Reading(NamedTuple):
 
 
 class NumericsProbe(Probe):
-    """Counts what each equation makes, and marks who made the first bad value.
+    """Counts what each equation makes, and marks the equation that made the first fault.
 
-    A NaN is laid to the equation that made it from operands without one, an infinity to the one
-    that made it from finite operands: an infinity that the program writes down, as in a mask, is
-    nobody's fault.
+    An equation is charged with a NaN if none of its operands holds one, and with an infinity if all
+    of its operands are finite. An infinity that the program writes down, as in a mask, is charged
+    to no equation.
 
     Args:
-        overflow: Look for values that a float16 could not hold, too.
+        overflow: Charge equations with values that a float16 could not hold, too.
         ranges: Count more than NaNs and infinities. It takes twice as long to compile.
     """
 
-    flags = 2
+    flags = 2  # holds a NaN; holds an infinity
 
     def __init__(self, overflow: bool = False, ranges: bool = True) -> None:
         self._overflow = overflow
         self._ranges = ranges
 
-    def measure(self, run: EquationRun) -> tuple[Any, ...]:
+    def measure(self, run: EquationRun) -> Any:
         """Counts what is in the results of an equation."""
         (results,) = run.results
         counts = [_counts(x, self._ranges) for x in results if is_measurable(jax.typeof(x))]
         total = functools.reduce(_sum, counts)
-        return (jnp.stack([x for x in total if x is not None]),)
+        # As one vector, the basic block stacks all counts of an equation at once.
+        return jnp.stack([x for x in total if x is not None])
 
     def flags_of(self, array: Any) -> tuple[Any, Any]:
         """Returns whether an array holds a NaN, and whether an infinity."""
@@ -98,14 +102,15 @@ class NumericsProbe(Probe):
             return jnp.any(jnp.isnan(array)), jnp.any(jnp.isinf(array))
         return bool(np.any(np.isnan(array))), bool(np.any(np.isinf(array)))
 
-    def flags_made(self, measured: tuple[Any, ...]) -> tuple[Any, Any]:
+    def flags_made(self, measured: Any) -> tuple[Any, Any]:
         """Returns whether there is a NaN, and whether an infinity, in what equations made."""
-        counts = Counts(*measured[0].T)
+        counts = Counts(*measured.T)
         return counts.nan > 0, counts.inf > 0
 
-    def settle(self, measured: tuple[Any, ...], held: tuple[Any, ...], ticks: Any) -> Reading:
+    def settle(self, measured: Any, held: tuple[Any, ...], ticks: Any) -> Reading:
         """Returns the readings of equations that have each run once."""
-        counts, (nan, inf) = Counts(*measured[0].T), held
+        counts, (nan, inf) = Counts(*measured.T), held
+        # inf - inf is a NaN: an operand's NaN excuses both, an operand's infinity only infinities.
         bad = (counts.nan > 0) & ~nan | (counts.inf > 0) & ~nan & ~inf
         if self._overflow:
             bad |= counts.large > 0
@@ -127,6 +132,7 @@ class NumericsProbe(Probe):
 
     def merge(self, first: Reading, second: Reading) -> Reading:
         """Returns the readings of two runs of the same equations, ``first`` the earlier."""
+        # The runs of the second half are counted from the end of the first.
         late = jnp.where(
             second.first_run == NEVER, NEVER, _saturating(first.runs, second.first_run)
         )
@@ -140,6 +146,7 @@ class NumericsProbe(Probe):
 
 
 def _saturating(a: Any, b: Any) -> Any:
+    """Adds counts, and stops at the largest one."""
     return jnp.where(a > NEVER - b, NEVER, a + b)
 
 
@@ -151,10 +158,11 @@ def _sum(a: Counts, b: Counts, add: Any = _saturating) -> Counts:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _counts(x: Any, ranges: bool) -> Counts:
-    """Counts all in one pass over the array.
+    """Counts everything in one pass over the array.
 
-    By bits, as whole numbers: a device that flushes subnormals to zero takes them for equal to it.
-    Nothing asks whether bits are 0, for LLVM turns that into a comparison of floats.
+    Magnitudes are compared by their bits, as integers: a device that flushes subnormals to zero
+    would count them as zeros. No comparison asks whether the bits are 0, because LLVM turns that
+    into a comparison of floats; subtracting 1, which sends 0 to the largest integer, replaces it.
     """
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([jnp.real(x), jnp.imag(x)])
@@ -164,7 +172,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
     masks, extremes, ends = [bits > infinity, bits == infinity], [], []
     if ranges:
         normal = _bits_of(jnp.finfo(x.dtype).smallest_normal, whole)
-        finite, below = bits < infinity, bits - whole(1)  # 0 wraps around to the greatest number
+        finite, below = bits < infinity, bits - whole(1)
         masks += [
             bits < normal,
             below < normal - whole(1),
@@ -175,6 +183,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
         extremes = [jnp.where(finite, bits, ends[0]), jnp.minimum(below, ends[1])]
     values = [*(mask.astype(jnp.uint32) for mask in masks), *extremes]
     starts = [*(np.uint32(0) for _ in masks), *ends]
+    # Fewer than 2**32 elements cannot fill a count.
     add = _saturating if x.size > NEVER else operator.add
 
     def combine(a: Any, b: Any) -> list[Any]:
@@ -183,6 +192,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
     found = Counts(*lax.reduce(values, starts, combine, tuple(range(x.ndim))))
     if not ranges:
         return found
+    # Zeros were counted together with subnormals, and the smallest magnitude has 1 subtracted.
     return found._replace(
         zero=found.zero - found.subnormal,
         largest=_single_bits(found.largest),
@@ -191,13 +201,13 @@ def _counts(x: Any, ranges: bool) -> Counts:
 
 
 def _magnitude_bits(x: Any) -> Any:
-    """Returns the bits of magnitudes, of float64 as such, of the rest as float32."""
+    """Returns the bits of magnitudes: of float64 as such, of all other dtypes as float32."""
     if x.dtype == jnp.float64:
         return lax.bitcast_convert_type(x, jnp.uint64) & np.uint64(2**63 - 1)
     if x.dtype == jnp.bfloat16:
         bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16)
     else:
-        # What is subnormal as float16 or float8 is none as float32.
+        # Exact, and a subnormal float16 or float8 is a normal float32, so that nothing is flushed.
         bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     return bits & np.uint32(2**31 - 1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 
 from ..export import NOT_EXPORTED, Exported, counted, cut, rest, table
 from .measured import MeasuredEquation, fields_of
-from .numerics_probe import NEVER, Counts, Reading
+from .numerics_probe import INFINITY, NEVER, Counts, Reading
 
 _SHOWN = 20
 _SUMMED = ("nan", "inf", "zero", "subnormal", "large", "small")
@@ -21,6 +20,9 @@ _SUMMED = ("nan", "inf", "zero", "subnormal", "large", "small")
 @dataclasses.dataclass(frozen=True, slots=True)
 class NumericsRow(MeasuredEquation):
     """What one equation made. All fields are strings, numbers and tuples of them.
+
+    A fault is a NaN made from operands without one, or an infinity made from finite operands; in
+    mode ``"overflow"`` also a value beyond float16's range.
 
     Args:
         scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
@@ -39,9 +41,9 @@ class NumericsRow(MeasuredEquation):
         small: The number of values other than 0 that a float16 rounds to 0.
         largest: The largest finite magnitude, 0.0 if there is none.
         smallest: The smallest magnitude other than 0, infinity if there is none.
-        bad_runs: The number of runs that made what is looked for.
-        first_run: The first of these runs, counted from 0; None if there is none.
-        order: How many equations had run before that; None if there is none.
+        bad_runs: The number of runs that made a fault.
+        first_run: The first run that made a fault, counted from 0; None if no run did.
+        order: How many equations had run before that run; None if no run made a fault.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,12 +90,13 @@ class NumericsReport(Exported):
     """What `jmp_autocast.check_numerics` returns beside the result.
 
     It is a pytree, so that a jitted function may return it. Under ``vmap`` and ``shard_map`` the
-    rows sum over the mapped axis.
+    rows sum over the mapped axis. Readings stay arrays until somebody asks for rows, so that a
+    report costs no transfer from the device where nobody looks at it.
 
     Args:
         name: The function's name.
         mode: The mode of the check.
-        equations: The equations.
+        equations: The equations that were measured.
         readings: What each has made, as arrays with an element per equation.
 
     Example:
@@ -131,7 +134,7 @@ class NumericsReport(Exported):
 
     @property
     def bad(self) -> list[NumericsRow]:
-        """The rows that made what is looked for, the earliest first.
+        """The rows that made a fault, the earliest fault first.
 
         Example:
             >>> import jax.numpy as jnp
@@ -146,7 +149,7 @@ class NumericsReport(Exported):
 
     @property
     def first(self) -> NumericsRow | None:
-        """The row that was the first to make it, None if there is none.
+        """The row that made the first fault, None if there is no fault.
 
         Example:
             >>> import jax.numpy as jnp
@@ -179,7 +182,10 @@ class NumericsReport(Exported):
         return cut(f"{self.name}: {_what(self.mode)}, made by {len(bad)} of {of}")
 
     def __str__(self) -> str:
-        """Returns the summary, the faults in the order in which they arose, and the extremes."""
+        """Returns the summary, the faults in the order in which they arose, and the extremes.
+
+        The rows with the largest values come first: they are the next to overflow.
+        """
         bad = self.bad
         lines = [self.summary]
         for row in bad[:_SHOWN]:
@@ -245,19 +251,23 @@ def _share(count: int, row: NumericsRow) -> str:
 
 
 def _over_mapped_axes(reading: Reading) -> Reading:
-    """Sums over the axes that ``vmap`` has put before the equations."""
+    """Sums over the axes that ``vmap`` has put in front of the equations' own."""
     axes = tuple(range(reading.runs.ndim - 1))
     if not axes:
         return reading
 
     def total(x: Any) -> Any:
+        # A sum in 64 bits, which stops where the counts on the device stop.
         return np.minimum(np.sum(x, axis=axes, dtype=np.uint64), NEVER)
 
-    ways = dict.fromkeys(_SUMMED, total)
-    ways |= {"largest": lambda x: x.max(axis=axes), "smallest": lambda x: x.min(axis=axes)}
-    each = reading.counts._asdict().items()
+    extremes = {"largest": np.max, "smallest": np.min}
+    counts = {
+        name: extremes[name](x, axis=axes) if name in extremes else total(x)
+        for name, x in reading.counts._asdict().items()
+        if x is not None
+    }
     return Reading(
-        counts=Counts(**{name: None if x is None else ways[name](x) for name, x in each}),
+        counts=Counts(**counts),
         runs=total(reading.runs),
         bad_runs=total(reading.bad_runs),
         first_run=reading.first_run.min(axis=axes),
@@ -265,28 +275,25 @@ def _over_mapped_axes(reading: Reading) -> Reading:
     )
 
 
-def _row(equation: MeasuredEquation, reading: Reading, i: int) -> NumericsRow:
-    counts = reading.counts
-    what: dict[str, Any] = {name: _count(getattr(counts, name), i) for name in _SUMMED}
+def _row(equation: MeasuredEquation, readings: Reading, i: int) -> NumericsRow:
+    reading = jax.tree.map(lambda x: x[i], readings)
+    counts = reading.counts  # those that mode "raise" leaves out are None
+    summed: dict[str, Any] = {name: int(getattr(counts, name) or 0) for name in _SUMMED}
     return NumericsRow(
         **fields_of(equation),
-        **what,
-        runs=int(reading.runs[i]),
-        largest=0.0 if counts.largest is None else _single(counts.largest[i]),
-        smallest=math.inf if counts.smallest is None else _single(counts.smallest[i]),
-        bad_runs=int(reading.bad_runs[i]),
-        first_run=_index(reading.first_run, i),
-        order=_index(reading.first, i),
+        **summed,
+        runs=int(reading.runs),
+        largest=_single(counts.largest or 0),
+        smallest=_single(INFINITY if counts.smallest is None else counts.smallest),
+        bad_runs=int(reading.bad_runs),
+        first_run=_index(reading.first_run),
+        order=_index(reading.first),
     )
-
-
-def _count(values: Any, i: int) -> int:
-    return 0 if values is None else int(values[i])
 
 
 def _single(bits: Any) -> float:
     return float(np.uint32(bits).view(np.float32))
 
 
-def _index(values: Sequence[Any], i: int) -> int | None:
-    return None if values[i] == NEVER else int(values[i])
+def _index(value: Any) -> int | None:
+    return None if value == NEVER else int(value)

@@ -87,6 +87,10 @@ EXPLANATIONS: dict[ReasonCode, Explanation] = {
         "A matmul or convolution with 16-bit operands that returns its float32 accumulator.",
         '`Policy(dot_output="compute")`, the default.',
     ),
+    ReasonCode.EMIT: Explanation(
+        "A rule emits a function in place of the equation; the cause names the function.",
+        "Take the rule out of `with_rules`.",
+    ),
     ReasonCode.CARRY: Explanation(
         "A loop carry keeps its declared dtype.",
         "Start the loop with a value that a matmul made.",
@@ -102,10 +106,6 @@ EXPLANATIONS: dict[ReasonCode, Explanation] = {
     ReasonCode.STRUCTURAL: Explanation(
         "A loop, branch or call: the rows after it say what happens inside.",
         "",
-    ),
-    ReasonCode.EMIT: Explanation(
-        "A rule emits a function in place of the equation; the cause names it.",
-        "Remove the rule, or let it return None here.",
     ),
     ReasonCode.SOURCE: Explanation(
         "An input of the program, or data movement of one.",

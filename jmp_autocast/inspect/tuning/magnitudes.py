@@ -65,12 +65,12 @@ def _without_marks(candidate: Candidate) -> Candidate:
 class _Largest(Probe):
     """Measures the largest finite magnitude that an equation reads or makes."""
 
-    def measure(self, run: EquationRun) -> tuple[Any, ...]:
+    def measure(self, run: EquationRun) -> Any:
         arrays = [x for x in (*run.operands[0], *run.results[0]) if is_measurable(jax.typeof(x))]
-        return (jnp.stack([_largest(x) for x in arrays]).max(),)
+        return jnp.stack([_largest(x) for x in arrays]).max()
 
-    def settle(self, measured: tuple[Any, ...], held: tuple[Any, ...], ticks: Any) -> Any:
-        return measured[0]
+    def settle(self, measured: Any, held: tuple[Any, ...], ticks: Any) -> Any:
+        return measured
 
     def nothing(self, count: int) -> Any:
         return jnp.zeros(count, jnp.float32)

@@ -114,15 +114,12 @@ def plan_equation(policy: Policy, at: Place) -> EquationPlan:
 
 def _decision(policy: Policy, at: Place) -> tuple[Decision, str]:
     """Returns what the rule of an equation decides, and where the rule is from."""
-    for rule, origin in policy.rules_for(at.name, at.region.rules):
-        if isinstance(rule, CastPolicy):
-            return _PLAIN[rule], origin
-        assert at.region.compute_dtype is not None
-        view = view_of(at.eqn, at.given, at.region.names, at.region.compute_dtype)
-        decision = apply_rule(rule, view)
-        if decision is not None:
-            return decision, origin
-    raise AssertionError("the last rule of a primitive is a policy")
+    rule, origin = policy.rule_for(at.name, at.region.rules)
+    if isinstance(rule, CastPolicy):
+        return _PLAIN[rule], origin
+    assert at.region.compute_dtype is not None
+    view = view_of(at.eqn, at.given, at.region.names, at.region.compute_dtype)
+    return apply_rule(rule, view), origin
 
 
 def _outside(v: Any, compute_dtype: np.dtype) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...policies import FLOAT32, CastPolicy, Policy, apply_rule
+from ...policies import FLOAT32, CastPolicy, Decision, Policy
 from ..primitives.structure import STRUCTURES, Body, bodies
 from .basic_plans import as_declared, emitted, keep
 from .data import (
@@ -93,18 +93,23 @@ def _emission(policy: Policy, at: Place) -> EquationPlan | None:
     ``full_precision()``, and scopes in float32, win over the rule: nothing is replaced there.
 
     Raises:
-        TypeError: The rule decided on a cast policy, which these primitives do not have.
+        TypeError: The rule decided something else, such as a cast policy, which these primitives
+            do not have.
     """
     compute_dtype = at.region.compute_dtype
-    rule, _ = policy.rule_for(at.name, at.region.rules)
-    if isinstance(rule, CastPolicy) or compute_dtype is None or not at.floats:
+    if compute_dtype is None or not at.floats:
         return None
-    decision = apply_rule(rule, view_of(at.eqn, at.given, at.region.names, compute_dtype))
-    if decision is None or decision.emit is not None:
-        return None if decision is None else emitted(at, decision)
+    rule, _ = policy.rule_for(at.name, at.region.rules)
+    if isinstance(rule, CastPolicy):  # no rule of the user's
+        return None
+    decided = rule(view_of(at.eqn, at.given, at.region.names, compute_dtype))
+    if decided is None:
+        return None
+    if isinstance(decided, Decision) and decided.emit is not None:
+        return emitted(at, decided)
     raise TypeError(
-        f"The rule for primitive {at.name!r} decided {decision.policy}, and the primitive has no "
-        "cast policy: the equations inside it have. Return Decision(emit=function) to replace the "
+        f"The rule for primitive {at.name!r} decided {decided}, and the primitive has no cast "
+        "policy: the equations inside it have. Return Decision(emit=function) to replace the "
         "equation, or None to leave it."
     )
 

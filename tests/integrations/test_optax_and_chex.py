@@ -1,11 +1,10 @@
-"""The losses of optax, the policies of jmp and the dataclasses of chex under `autocast`."""
+"""The losses of optax and the dataclasses of chex under `autocast`."""
 
 import functools
 
 import chex
 import jax
 import jax.numpy as jnp
-import jmp
 import numpy as np
 import optax
 import pytest
@@ -64,48 +63,6 @@ def test_optax_losses_are_as_good_as_by_hand(name):
     assert np.linalg.norm(grads["w"] - want_grads["w"]) <= 1e-2 * scale
     assert grads["w"].dtype == "float32"
     assert_dots_run_in("bfloat16", trace(bf16(optax_loss(name)), *LOSS_ARGS))
-
-
-@pytest.mark.parametrize(
-    ("text", "compute", "output"),
-    [
-        ("params=float32,compute=float16,output=float32", "float16", "float32"),
-        ("params=float32,compute=bfloat16,output=bfloat16", "bfloat16", "bfloat16"),
-    ],
-)
-def test_jmp_policies(text, compute, output):
-    fn = autocast(lambda p, x: x @ p["w"], policy=jmp.get_policy(text))
-    jaxpr = trace(fn, {"w": jnp.ones((8, 3))}, ROWS)
-    assert_dots_run_in(compute, jaxpr)
-    assert [aval.dtype for aval in jaxpr.out_avals] == [output]
-
-
-def test_jmp_policy_with_half_parameters_is_refused():
-    with pytest.raises(ValueError, match="params must be float32"):
-        autocast(lambda x: x, policy=jmp.get_policy("half"))
-
-
-def test_jmp_loss_scale():
-    """Gradients too small for float16 survive."""
-    scale = jmp.StaticLossScale(jnp.float32(2.0**14))
-
-    def loss(params, x, y):
-        return 1e-6 * jnp.mean(jnp.tanh(x @ params["w"]) ** 2)
-
-    def scaled(*args):
-        return scale.scale(autocast(loss)(*args))
-
-    got, lost, want = jax.jit(
-        lambda *args: (
-            scale.unscale(jax.grad(scaled)(*args)),
-            jax.grad(autocast(loss))(*args),
-            jax.grad(loss)(*args),
-        )
-    )(*LOSS_ARGS)
-    error, error_without = (np.linalg.norm(g["w"] - want["w"]) for g in (got, lost))
-    assert got["w"].dtype == "float32"
-    assert error <= 4e-3 * np.linalg.norm(want["w"])
-    assert error_without > 10 * error
 
 
 def test_chex_dataclasses():

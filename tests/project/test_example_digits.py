@@ -1,23 +1,9 @@
-"""The examples run, and show what they promise."""
-
-import importlib.util
-import pathlib
-import sys
+"""The first example of the README: it trains in 16 bits, and counts what is low."""
 
 import jax
 import pytest
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)  # dataclasses look there
-        patch.syspath_prepend(EXAMPLES)  # examples import each other
-        spec.loader.exec_module(module)
-    return module
+from tests.support.examples import is_picture, load
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +14,7 @@ def digits():
 @pytest.mark.usefixtures("as_users_run_it")
 def test_digits_train_in_16_bits(digits, capsys, tmp_path):
     full, *low = digits.main(["--epochs", "3", "--output", str(tmp_path)])
-    assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
+    assert is_picture(tmp_path / "digits.png")
     assert (full.dtype, full.low_flops, full.all_low, full.casts) == ("float32", 0, False, 0)
     assert full.accuracy > 0.9
     assert [r.dtype for r in low] == ["float16", "bfloat16"]
@@ -49,15 +35,3 @@ def test_digits_counts_what_is_low(digits):
 
     shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((3, 4), (2, 3))]
     assert digits.count(fn, *shapes) == (0.5, False, 2)
-
-
-def test_digits_options(digits, capsys):
-    with pytest.raises(SystemExit) as stop:
-        digits.main(["--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    assert all(option in text for option in ("--dtype", "--epochs", "--seed", "bfloat16"))
-    for wrong in (["--dtype", "float64"], ["--epochs", "0"]):
-        with pytest.raises(SystemExit):
-            digits.main(wrong)
-    assert "invalid choice: 'float64'" in capsys.readouterr().err
