@@ -1,6 +1,7 @@
 """What the commands do: compile every program that is asked for, and print a table for each model.
 
-A table is printed after each of its rows, so that a run that is stopped has told what it knows.
+A line is printed for each program when it is compiled, so that a run that is stopped has told what
+it knows; the tables with the ratios follow.
 """
 
 from __future__ import annotations
@@ -107,9 +108,10 @@ def _rows(
         rows[name], text = measure(make())
         if chosen.keep:
             _keep(chosen.keep, heading, name, text, rows)
-        row = tables.as_text(report.table({name: rows[name]}, lambda _: ""))
-        print(row if len(rows) == 1 else row.splitlines()[-1], flush=True)
-    found = report.table(rows, base_of), report.kinds(rows)
+        print(f"{name}: {report.line(rows[name])}", flush=True)
+    found = [report.table(rows, base_of)]
+    if len(kinds := report.kinds(rows)) > 1:
+        found.append(kinds)
     for table in found:
         print("\n" + tables.as_text(table), flush=True)
     if chosen.markdown:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from comparison.tables import as_markdown, as_text
-
 from .measure import Row
 
 Column = tuple[str, Callable[[Row], float | None], str]
@@ -32,6 +30,7 @@ COLUMNS: tuple[Column, ...] = (
     ("compile s", lambda row: row.compile_seconds, ".1f"),
 )
 WITHOUT_RATIO = ("args MB", "compile s")
+"""Arguments are the same in all variants, and a compile time depends on what else runs."""
 
 
 def table(rows: Mapping[str, Row], base_of: Callable[[str], str]) -> list[list[str]]:
@@ -41,19 +40,28 @@ def table(rows: Mapping[str, Row], base_of: Callable[[str], str]) -> list[list[s
         rows: The rows by name.
         base_of: Names the row that a row is compared with.
     """
-    shown = [c for c in COLUMNS if any(c[1](row) is not None for row in rows.values())]
+    shown = [c for c in COLUMNS if any(c[1](row) for row in rows.values())]
     cells = [["", *(title for title, _, _ in shown), "note"]]
     for name, row in rows.items():
         line = [name]
         for title, value_of, form in shown:
             value = value_of(row)
             base = value_of(rows[base_of(name)]) if base_of(name) in rows else None
-            # Next to a base of bytes where others have megabytes, a ratio says nothing.
-            ratio = f" ({value / base:.2f})" if value is not None and base else ""
             number = "" if value is None else f"{value:{form}}".rstrip(".")
-            line.append(number + ("" if title in WITHOUT_RATIO else ratio))
+            # adamw needs no temporary bytes on a TPU and 4,612 on an H100: a ratio to that says
+            # nothing.
+            small = title in WITHOUT_RATIO or (title == "temp MB" and (base or 0) < 1)
+            ratio = f" ({value / base:.2f})" if value and base and not small else ""
+            line.append(number + ratio)
         cells.append([*line, row.note])
     return cells if any(row.note for row in rows.values()) else [line[:-1] for line in cells]
+
+
+def line(row: Row) -> str:
+    """Returns the numbers of a row, each with its title."""
+    values = [(title, value_of(row), form) for title, value_of, form in COLUMNS]
+    shown = [f"{title} {value:{form}}".rstrip(".") for title, value, form in values if value]
+    return ", ".join([*shown, row.note] if row.note else shown)
 
 
 def kinds(rows: Mapping[str, Row]) -> list[list[str]]:
@@ -65,6 +73,3 @@ def kinds(rows: Mapping[str, Row]) -> list[list[str]]:
         for kind, (times, nbytes) in row.collectives.items():
             cells.append([name, kind, str(times), f"{nbytes / 1e6:.4g} MB"])
     return cells
-
-
-__all__ = ["as_markdown", "as_text", "kinds", "table"]
