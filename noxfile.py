@@ -102,6 +102,14 @@ def examples(session: nox.Session) -> None:
         session.error(f"The examples took {minutes:.1f} minutes.")
 
 
+@nox.session(python=OLDEST_PYTHON)
+def compilers(session: nox.Session) -> None:
+    """What the TPU compiler makes of training steps, without a TPU: small ones, two minutes."""
+    session.install("-e", ".[dev,bench-tpu]")
+    session.run("python", "-m", "pytest", "-n", "0", "tests/project/test_compilers.py")
+    session.run("python", "benchmarks/compilers", "tpu", "--quick", *session.posargs)
+
+
 @nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])
 def package(session: nox.Session) -> None:
     """The sdist and the wheel, and tests of the wheel in an environment without the checkout."""

@@ -13,99 +13,32 @@ after a backward pass.
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import jmp
 import optax
-from comparison import report
-from flax.training.dynamic_scale import DynamicScale
-
-from jmp_autocast import dynamic_loss_scaling
+from comparison import tables
+from comparison.skipping import SCALE, WAYS, Optimizer, with_optax
 
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
-SCALE = 2.0**16
 SIDE = 2500
 
 Params = list[jax.Array]
-Step = Callable[[Params, Any, Params], tuple[Params, Any]]
 
 
 def adam() -> optax.GradientTransformation:
     return optax.adam(1e-3)
 
 
-def wrapped(tx: optax.GradientTransformation) -> tuple[Callable[[Params], Any], Step]:
-    """A step with any optax transformation."""
-
-    def step(params: Params, state: Any, grads: Params) -> tuple[Params, Any]:
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    return tx.init, step
-
-
-def with_flax() -> tuple[Callable[[Params], Any], Step]:
-    """``DynamicScale`` as Flax's documentation uses it: ``jnp.where`` on parameters and state."""
-    tx = adam()
-
-    def step(params: Params, state: Any, grads: Params) -> tuple[Params, Any]:
-        scale, old = state
-
-        # Its gradients are the given ones. DynamicScale has no other entrance.
-        def linear(params: Params) -> jax.Array:
-            pairs = zip(params, grads, strict=True)
-            return sum((jnp.vdot(p, g) for p, g in pairs), start=jnp.float32(0)) / SCALE
-
-        scale, finite, _, true_grads = scale.value_and_grad(linear)(params)
-        updates, new = tx.update(true_grads, old, params)
-        select = functools.partial(jnp.where, finite)
-        new_params = jax.tree.map(select, optax.apply_updates(params, updates), params)
-        return new_params, (scale, jax.tree.map(select, new, old))
-
-    def init(params: Params) -> Any:
-        return DynamicScale(fin_steps=jnp.int32(0), scale=jnp.float32(SCALE)), tx.init(params)
-
-    return init, step
-
-
-def with_jmp() -> tuple[Callable[[Params], Any], Step]:
-    """``DynamicLossScale`` and ``select_tree``, as in the documentation of jmp."""
-    tx = adam()
-
-    def step(params: Params, state: Any, grads: Params) -> tuple[Params, Any]:
-        # Its tree cannot be flattened for lowering, so the state holds its fields.
-        (factor, counter), old = state
-        scale = jmp.DynamicLossScale(factor, counter)
-        true_grads = scale.unscale(grads)
-        finite = jmp.all_finite(true_grads)
-        updates, new = tx.update(true_grads, old, params)
-        moved = optax.apply_updates(params, updates)
-        params, new = jmp.select_tree(finite, (moved, new), (params, old))
-        scale = scale.adjust(finite)
-        return params, ((scale.loss_scale, scale.counter), new)
-
-    def init(params: Params) -> Any:
-        return (jnp.float32(SCALE), jnp.int32(0)), tx.init(params)
-
-    return init, step
-
-
-VARIANTS: dict[str, Callable[[], tuple[Callable[[Params], Any], Step]]] = {
-    "optax.adam": lambda: wrapped(adam()),
-    "flax DynamicScale": with_flax,
-    "jmp DynamicLossScale": with_jmp,
-    "optax.apply_if_finite": lambda: wrapped(optax.apply_if_finite(adam(), 10)),
-    "dynamic_loss_scaling": lambda: wrapped(dynamic_loss_scaling(adam(), init_scale=SCALE)),
-}
 BASE = "optax.adam"
+VARIANTS: dict[str, Callable[[], Optimizer]] = {
+    BASE: lambda: with_optax(adam()),
+    **{name: lambda way=way: way(adam()) for name, way in WAYS.items()},
+}
 
 
 def arrays(parameters: float, seed: int) -> Params:
@@ -186,11 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
     head = f"{machine}, JAX {jax.__version__}, {millions}, {chosen.rounds} rounds"
     print(head)
     rows = table(measure(chosen.parameters, chosen.rounds))
-    print(report.as_text(rows))
+    print(tables.as_text(rows))
     if chosen.markdown:
-        text = f"{head}:\n\n{report.as_markdown(rows)}"
+        text = f"{head}:\n\n{tables.as_markdown(rows)}"
         name = f"loss_scale {millions} {machine} JAX {jax.__version__}"
-        report.write_between_markers(RESULTS, name, text)
+        tables.write_between_markers(RESULTS, name, text)
     return rows
 
 

@@ -28,7 +28,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import jax.numpy as jnp
-from comparison import report
+from comparison import report, tables
 from comparison.cases import SIZES, Case
 from comparison.errors import references
 from comparison.measure import LOSS_SCALE, Measurement, gradient, measure, median_step
@@ -137,12 +137,12 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Measurem
         written.append(f"### {case}")
         for title, columns in report.TABLES.items():
             table = report.rows(columns, found)
-            print(f"\n{title}\n{report.as_text(table)}", flush=True)
-            written.append(f"{title}:\n\n{report.as_markdown(table)}")
+            print(f"\n{title}\n{tables.as_text(table)}", flush=True)
+            written.append(f"{title}:\n\n{tables.as_markdown(table)}")
         if case.name == "GPT":
             table = torch_rows(chosen, case)
-            print(f"\n{report.as_text(table)}")
-            text = report.as_markdown(table) if len(table) > 1 else table[0][0]
+            print(f"\n{tables.as_text(table)}")
+            text = tables.as_markdown(table) if len(table) > 1 else table[0][0]
             written.append(text)
         if chosen.explain and BASE in found:
             for name in found:
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Measurem
                     print("\n".join(report.differences(found, name)))
     if chosen.markdown:
         name = f"vs_handwritten {chosen.size} {chosen.dtype} {machine}"
-        report.write_between_markers(RESULTS, name, "\n\n".join(written))
+        tables.write_between_markers(RESULTS, name, "\n\n".join(written))
     return everything
 
 

@@ -60,7 +60,7 @@ def test_comparison_of_a_tiny_gpt(vs_handwritten, capsys, tmp_path, monkeypatch)
     for text in (printed, written):
         assert all(name in text for name in (*variants, "residuals MB", "torch"))
     assert written.count("<!-- vs_handwritten tiny bfloat16 CPU -->") == 1
-    vs_handwritten.report.write_between_markers(results, "vs_handwritten tiny bfloat16 CPU", "anew")
+    vs_handwritten.tables.write_between_markers(results, "vs_handwritten tiny bfloat16 CPU", "anew")
     assert "residuals MB" not in results.read_text()
 
 

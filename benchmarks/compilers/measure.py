@@ -1,0 +1,108 @@
+"""Compiles a program, and reads what it costs from what the compiler made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from typing import Any
+
+import jax
+
+from . import counts, hlo
+from .programs import Program
+from .traffic import traffic
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What was measured of one program; bytes, FLOPs and seconds. None: it did not compile.
+
+    Args:
+        temporary: The compiler's temporary bytes, or what its out-of-memory message asks for.
+        arguments: The bytes of the arguments; donated ones are also those of the results.
+        traffic: The bytes that kernels read and write, loops multiplied.
+        flops: Of matrix products and convolutions, loops multiplied.
+        kernels: How many kernels run.
+        converts: The converts in the text, those inside fusions too; in a loop they count once.
+        convert_kernels: The kernels that run and only convert.
+        products: How often each kind of product runs, and its FLOPs.
+        collectives: How often each kind of collective runs, and the bytes that a device sends.
+        wire: The bytes that a device sends.
+        trace_seconds: For tracing and lowering, CPU seconds of this process.
+        compile_seconds: Wall seconds.
+        note: What went wrong: out of memory, or loops of unknown length.
+    """
+
+    temporary: float | None = None
+    arguments: int | None = None
+    traffic: int | None = None
+    flops: int | None = None
+    kernels: int | None = None
+    converts: int | None = None
+    convert_kernels: int | None = None
+    products: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    collectives: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    wire: int | None = None
+    trace_seconds: float | None = None
+    compile_seconds: float | None = None
+    note: str = ""
+
+
+def read(text: str) -> Row:
+    """Returns what the text of an optimized module says."""
+    module = hlo.parse(text)
+    found = traffic(module)
+    products = counts.by_kind(counts.products(found, module))
+    collectives = counts.by_kind(counts.collectives(found))
+    return Row(
+        traffic=found.nbytes,
+        flops=sum(flops for _, flops in products.values()),
+        kernels=found.launches,
+        converts=counts.converts(module).total(),
+        convert_kernels=sum(k.times for k in counts.convert_kernels(found, module)),
+        products=products,
+        collectives=collectives,
+        wire=sum(nbytes for _, nbytes in collectives.values()),
+        note=f"counted once: {', '.join(found.unknown_loops)}" if found.unknown_loops else "",
+    )
+
+
+def measure(program: Program) -> tuple[Row, str]:
+    """Compiles a program; returns what was measured, and the text of the optimized module."""
+    jax.clear_caches()  # the trace of one variant must not shorten that of the next
+    start = time.process_time()
+    lowered = program.trace().lower()
+    traced = time.process_time() - start
+    start = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        return dataclasses.replace(_failed(str(error)), trace_seconds=traced), str(error)
+    seconds = time.perf_counter() - start
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    row = dataclasses.replace(
+        read(text),
+        temporary=memory.temp_size_in_bytes,
+        arguments=memory.argument_size_in_bytes,
+        trace_seconds=traced,
+        compile_seconds=seconds,
+    )
+    return row, text
+
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def _failed(message: str) -> Row:
+    """Returns the row of a program that the chip's memory does not hold."""
+    found = re.search(r"HLO temporaries \(([\d.]+)([KMG]?)\)? exceeds", message)
+    found = found or re.search(r"HLO temp\w*\s+([\d.]+)([KMG]?)", message)
+    if not found:
+        return Row(note=" ".join(message.split())[:200])
+    return Row(temporary=float(found[1]) * _UNITS[found[2]], note="out of memory")
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """Returns a row as JSON holds it."""
+    return dataclasses.asdict(row)

@@ -1,0 +1,304 @@
+"""The bytes that the kernels of an optimized HLO module read and write.
+
+It is one yardstick for all programs and compilers: an instruction outside of fusions is a kernel,
+which reads each operand and writes its result once; loops multiply. Of arrays that are sliced or
+updated in place only the slices count, and arrays that lie on the chip do not count. No cost model
+and no measurement is in it, so that a difference has a cause in the text.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+
+from .hlo import Computation, Instruction, Module
+from .loops import trip_count
+
+# These move no bytes: they name a value, wait for one, or tell the compiler something.
+FREE = frozenset(
+    """
+    parameter constant tuple get-tuple-element bitcast after-all add-dependency opt-barrier
+    partition-id replica-id get-dimension-size
+    copy-done slice-done async-update async-done send-done recv-done
+    all-gather-done all-reduce-done collective-permute-done
+    """.split()
+)
+FREE_TARGETS = frozenset(
+    """
+    AllocateBuffer AssumeGatherIndicesInBound Sharding SPMDFullToShardShape SPMDShardToFullShape
+    """.split()
+)
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+# Each element of the result needs the same element of the operand, or one moved: a fusion that
+# slices the result reads a slice of the operand.
+_ONE_TO_ONE = frozenset(
+    """
+    bitcast bitcast-convert convert copy reshape transpose negate abs exponential log tanh sqrt
+    rsqrt logistic sign floor ceil cosine sine not is-finite reduce-precision real imag
+    """.split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """An instruction that runs by itself.
+
+    Args:
+        instruction: The instruction.
+        within: The computation that holds it.
+        times: How often it runs in one run of the program.
+        nbytes: What it reads and writes in one run.
+    """
+
+    instruction: Instruction
+    within: Computation
+    times: int
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """The kernels of a program.
+
+    Args:
+        kernels: All kernels; collectives are not among them.
+        collectives: The collectives, those inside fusions too.
+        unknown_loops: Names of loops whose count the text does not say: their bodies count once.
+    """
+
+    kernels: tuple[Kernel, ...]
+    collectives: tuple[Kernel, ...]
+    unknown_loops: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """What all kernels read and write."""
+        return sum(kernel.times * kernel.nbytes for kernel in self.kernels)
+
+    @property
+    def launches(self) -> int:
+        """How many kernels run."""
+        return sum(kernel.times for kernel in self.kernels)
+
+
+def traffic(module: Module) -> Traffic:
+    """Reads the traffic of a module."""
+    return _Visitor(module).visit(module.computations[module.entry], 1)
+
+
+class _Visitor:
+    """Visits what runs: the entry, bodies of loops, calls, and one branch of each conditional."""
+
+    def __init__(self, module: Module):
+        self.module = module
+
+    def visit(self, within: Computation, times: int) -> Traffic:
+        kernels, collectives, unknown = [], [], []
+        for instruction in within.values():
+            for found in self._visit_instruction(instruction, within, times):
+                kernels += found.kernels
+                collectives += found.collectives
+                unknown += found.unknown_loops
+        return Traffic(tuple(kernels), tuple(collectives), tuple(unknown))
+
+    def _visit_instruction(
+        self, instruction: Instruction, within: Computation, times: int
+    ) -> Iterator[Traffic]:
+        module, opcode = self.module, instruction.opcode
+        if opcode == "while":
+            count = trip_count(instruction, within, module)
+            unknown = (instruction.name,) if count is None else ()
+            yield Traffic((), (), unknown)
+            yield self.visit(module.body(instruction, "body"), times * (count or 1))
+        elif opcode == "conditional":
+            # One branch runs. The one that moves most is the step that training is made of.
+            branches = [self.visit(branch, times) for branch in _branches(instruction, module)]
+            yield max(branches, key=lambda branch: branch.nbytes)
+        elif opcode == "call":
+            yield self.visit(module.body(instruction, "to_apply"), times)
+        elif opcode == "async-start":
+            yield self.visit(module.body(instruction, "calls"), times)
+        elif is_collective(instruction):
+            if not opcode.endswith("-done"):
+                kernel = Kernel(instruction, within, times, 0)
+                yield Traffic((), (kernel,), ())
+        elif opcode not in FREE and instruction.attribute("custom_call_target") not in _FREE_QUOTED:
+            nbytes = moved_bytes(instruction, within, module)
+            yield Traffic((Kernel(instruction, within, times, nbytes),), (), ())
+            for inner, inside in inside_fusions(instruction, within, module):
+                # The TPU compiler puts collectives into fusions with what they overlap with.
+                if is_collective(inner):
+                    yield Traffic((), (Kernel(inner, inside, times, 0),), ())
+
+
+_FREE_QUOTED = frozenset(f'"{target}"' for target in FREE_TARGETS)
+
+
+def is_collective(instruction: Instruction) -> bool:
+    """Says whether an instruction exchanges data between devices."""
+    name = instruction.opcode.removesuffix("-start").removesuffix("-done")
+    return name in COLLECTIVES
+
+
+def _branches(instruction: Instruction, module: Module) -> list[Computation]:
+    listed = instruction.attribute("branch_computations")
+    if listed:
+        names = [name.strip().lstrip("%") for name in listed.strip("{}").split(",")]
+        return [module.computations[name] for name in names]
+    return [module.body(instruction, f"{answer}_computation") for answer in ("true", "false")]
+
+
+def inside_fusions(
+    instruction: Instruction, within: Computation, module: Module
+) -> Iterator[tuple[Instruction, Computation]]:
+    """Yields the instructions of a fusion and of the fusions in it, each with its computation."""
+    if instruction.opcode == "fusion":
+        body = module.body(instruction, "calls")
+        for inner in body.values():
+            yield inner, body
+            yield from inside_fusions(inner, body, module)
+
+
+def moved_bytes(instruction: Instruction, within: Computation, module: Module) -> int:
+    """Returns the bytes that one run of a kernel reads and writes."""
+    operands = [within[name] for name in instruction.operands if name in within]
+    match instruction.opcode:
+        case "fusion":
+            body = module.body(instruction, "calls")
+            return _FusionReader(module).moved(body, operands)
+        case "dynamic-slice" | "slice":
+            return _slice_bytes(instruction, operands[0]) + instruction.nbytes
+        case "gather":
+            indices = sum(operand.nbytes for operand in operands[1:])
+            return _slice_bytes(instruction, operands[0]) + instruction.nbytes + indices
+        case "dynamic-update-slice":
+            return 2 * operands[1].nbytes  # reads the update and writes it, in place
+        case "scatter":
+            # Reads updates, indices and the rows that they go to, and writes those rows.
+            return 3 * operands[2].nbytes + operands[1].nbytes
+        case "copy-start":
+            # Its result is a tuple: the copy, the operand again, and a context.
+            return operands[0].nbytes + instruction.shapes[0].nbytes
+        case "slice-start":
+            return _slice_bytes(instruction, operands[0]) + instruction.shapes[-2].nbytes
+        case "custom-call":
+            return sum(operand.nbytes for operand in operands) + _without_scratch(instruction)
+    return sum(operand.nbytes for operand in operands) + instruction.nbytes
+
+
+def _slice_bytes(instruction: Instruction, whole: Instruction) -> int:
+    """Returns the bytes of a slice where it is read: none where the whole lies on the chip."""
+    elements = instruction.elements
+    return whole.nbytes * elements // whole.elements if whole.elements > elements else whole.nbytes
+
+
+def _without_scratch(instruction: Instruction) -> int:
+    """Returns the bytes of a library call's results without its scratch memory, a last s8 array."""
+    shapes = instruction.shapes
+    if len(shapes) > 1 and shapes[-1].dtype in ("s8", "u8") and len(shapes[-1].dims) == 1:
+        shapes = shapes[:-1]
+    return sum(shape.nbytes for shape in shapes)
+
+
+class _FusionReader:
+    """Reads how much of its operands a fusion reads, and what it writes."""
+
+    def __init__(self, module: Module):
+        self.module = module
+
+    def moved(self, body: Computation, operands: list[Instruction]) -> int:
+        """Returns the bytes that a fusion with this body moves."""
+        (root,) = (i for i in body.values() if i.is_root)
+        readers = _readers(body)
+        read = 0
+        for inner in body.values():
+            if inner.opcode == "parameter":
+                operand = operands[int(inner.inside)]
+                elements = max(inner.elements, 1)
+                needed = min(self._needed(inner, body, readers), elements)
+                read += operand.nbytes * needed // elements
+        return read + self._written(root, body)
+
+    def _needed(
+        self, value: Instruction, body: Computation, readers: dict[str, list[Instruction]]
+    ) -> int:
+        """Returns how many elements of a value the instructions after it need."""
+        needed = 0
+        for reader in readers[value.name]:
+            is_first = reader.operands[0] == value.name
+            if reader.opcode in ("dynamic-slice", "slice", "gather") and is_first:
+                needed += reader.elements
+            elif reader.opcode == "dynamic-update-slice" and is_first:
+                # In place it reads nothing of it; else all that it does not overwrite.
+                needed += 0 if _in_place(reader, body) else value.elements
+            elif reader.opcode == "scatter" and is_first:
+                in_place = _in_place(reader, body)
+                needed += body[reader.operands[2]].elements if in_place else value.elements
+            elif reader.opcode == "tuple":
+                needed += 0  # hands it out as it is: the result is the operand's buffer
+            elif reader.opcode in _ONE_TO_ONE and not reader.is_root:
+                needed += self._needed(reader, body, readers)
+            elif reader.opcode == "fusion":
+                needed += self._needed_inside(value, reader)
+            else:
+                return value.elements
+        return min(needed, value.elements)
+
+    def _needed_inside(self, value: Instruction, fusion: Instruction) -> int:
+        inner_body = self.module.body(fusion, "calls")
+        readers = _readers(inner_body)
+        positions = [n for n, name in enumerate(fusion.operands) if name == value.name]
+        return sum(
+            self._needed(inner, inner_body, readers)
+            for inner in inner_body.values()
+            if inner.opcode == "parameter" and int(inner.inside) in positions
+        )
+
+    def _written(self, root: Instruction, body: Computation) -> int:
+        """Returns the bytes that a fusion with this root writes."""
+        match root.opcode:
+            case "tuple":
+                parts = [body[name] for name in root.operands]
+                return sum(self._written(part, body) for part in parts)
+            case "parameter":
+                return 0
+            case "bitcast":
+                return self._written(body[root.operands[0]], body)
+            case "dynamic-update-slice" if _in_place(root, body):
+                return _same_place(root, body[root.operands[1]])
+            case "scatter" if _in_place(root, body):
+                return _same_place(root, body[root.operands[2]])
+            case "fusion":
+                inner = self.module.body(root, "calls")
+                (inner_root,) = (i for i in inner.values() if i.is_root)
+                return self._written(inner_root, inner)
+        return root.nbytes
+
+
+def _same_place(root: Instruction, update: Instruction) -> int:
+    return root.nbytes * update.elements // max(root.elements, 1)
+
+
+def _readers(body: Computation) -> dict[str, list[Instruction]]:
+    readers = collections.defaultdict(list)
+    for inner in body.values():
+        for name in dict.fromkeys(inner.operands):
+            readers[name].append(inner)
+    return readers
+
+
+def _in_place(update: Instruction, body: Computation) -> bool:
+    """Says whether an update inside a fusion writes into the buffer of a parameter."""
+    base = body[update.operands[0]]
+    while base.opcode == "bitcast":
+        base = body[base.operands[0]]
+    return base.opcode == "parameter"
