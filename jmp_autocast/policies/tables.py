@@ -68,7 +68,7 @@ _NAMES: dict[CastPolicy, str] = {
     cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur
     svd symmetric_product triangular_solve tridiagonal tridiagonal_solve fft
     """,
-    # A window is a reduction, too: in bfloat16 the mean of 64 x 64 elements of 20.0 came out as 2.0,
+    # A window is a reduction, too: in bfloat16 the mean of a 64 x 64 window of 20.0 was 2.0,
     # in float16 its sum, 81,920, as infinity.
     CastPolicy.FP32_SET_OPT_DTYPE: (
         "reduce_sum reduce_prod reduce_window_sum cumsum cumprod cumlogsumexp"
