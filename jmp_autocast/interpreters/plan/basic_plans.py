@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import DATA_MOVEMENT, FLOAT32, Decision
+from ...policies import DATA_MOVEMENT, FLOAT32, FLOAT_DTYPES, Decision
 from ..primitives import reading
 from ..primitives.traits import having
 from .data import (
     BIND,
-    FLOAT_DTYPES,
     KEEP,
     Action,
     Bind,

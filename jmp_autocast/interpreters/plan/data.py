@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import COMPUTE_DTYPES, FLOAT32
+from ...policies import FLOAT32, FLOAT_DTYPES
 from ..compat import is_array_aval
 from .constant_range import ConstantRange
-
-FLOAT_DTYPES = frozenset((FLOAT32, *COMPUTE_DTYPES))
 
 
 def float_dtype(aval: Any) -> np.dtype | None:

@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from ...policies import FLOAT_DTYPES
 from ..compat import (
     Tracer,
     bind,
@@ -29,7 +30,6 @@ from ..compat import (
     with_dtype,
 )
 from ..plan.data import (
-    FLOAT_DTYPES,
     Bind,
     Cast,
     Contract,
