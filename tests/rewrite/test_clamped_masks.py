@@ -1,0 +1,86 @@
+"""Masks of `finfo(float32).min`: the lowest bfloat16 number, never -inf, and no NaN behind them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import autocast
+from tests.support.jaxprs import find, trace
+from tests.support.plans import LOWEST
+
+N = 8
+CAUSAL = np.tril(np.ones((N, N), bool))
+NO_KEYS = CAUSAL & (np.arange(N) != 3)[:, None]  # row 3 is masked throughout
+RNG = np.random.default_rng(0)
+W = jnp.asarray(RNG.normal(size=(4, 4)), jnp.float32)
+X = jnp.asarray(RNG.normal(size=(N, 4)), jnp.float32)
+
+MASKED = {
+    "where": lambda s, m: jnp.where(m, s, LOWEST),
+    "select": lambda s, m: lax.select(m, s, jnp.full_like(s, LOWEST)),
+    "under_jit": lambda s, m: jax.jit(lambda s, low: jnp.where(m, s, low))(s, LOWEST),
+    "maximum_of_a_row": lambda s, m: jnp.where(m, s, jnp.finfo(s.dtype).min),
+    "added": lambda s, m: s + jnp.where(m, 0.0, LOWEST),
+    "from_integers": lambda s, m: s + (1.0 - m.astype(jnp.int32).astype(jnp.float32)) * LOWEST,
+    "twice": lambda s, m: jnp.where(m, jnp.where(m, s, LOWEST), LOWEST),
+}
+
+
+def attention(mask):
+    def fn(w, x, m):
+        q = x @ w
+        return jax.nn.softmax(mask(q @ q.T, m)) @ q
+
+    return fn
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mask", [CAUSAL, NO_KEYS], ids=["causal", "row_without_keys"])
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_rows_are_those_of_float32(name, mask, dtype):
+    fn = attention(MASKED[name])
+    low = autocast(fn, compute_dtype=dtype, params=0)
+
+    def value_and_gradient(fn):
+        out, vjp = jax.vjp(lambda w: fn(w, X, mask), W)
+        return out, *vjp(out)
+
+    found = jax.jit(lambda: value_and_gradient(low))(), jax.jit(lambda: value_and_gradient(fn))()
+    for ours, theirs in zip(*found, strict=True):
+        atol = 16 * float(jnp.finfo(dtype).eps) * np.abs(theirs).max()
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", ["where", "select", "under_jit", "maximum_of_a_row", "twice"])
+def test_masked_scores_are_stored_in_bfloat16(name):
+    jaxpr = trace(autocast(attention(MASKED[name]), compute_dtype="bfloat16"), W, X, CAUSAL)
+    selects = find(jaxpr, "select_n")
+    assert {eqn.outvars[0].aval.dtype.name for eqn in selects} == {"bfloat16"}
+    # float16 ends at 65,504: there -65,504 would be a score like others.
+    jaxpr = trace(autocast(attention(MASKED[name]), compute_dtype="float16"), W, X, CAUSAL)
+    assert {eqn.outvars[0].aval.dtype.name for eqn in find(jaxpr, "select_n")} == {"float32"}
+
+
+def test_an_infinite_mask_stays_infinite():
+    fn = lambda w, x, m: jnp.where(m, (x @ w) @ x.T, -jnp.inf)
+    out = autocast(fn, compute_dtype="bfloat16")(W, X, CAUSAL)
+    np.testing.assert_array_equal(np.isneginf(out), ~CAUSAL)
+
+
+def test_a_running_maximum_starts_finite():
+    """The online softmax: `exp(old - new)` of two infinities would be NaN."""
+
+    def fn(w, xs):
+        def step(carry, x):
+            largest, total = carry
+            score = (x @ w).max()
+            new = jnp.maximum(largest, score)
+            return (new, total * jnp.exp(largest - new) + jnp.exp(score - new)), None
+
+        return lax.scan(step, (jnp.float32(LOWEST), jnp.float32(0)), xs)[0]
+
+    largest, total = autocast(fn, compute_dtype="bfloat16")(W, X[:, None])
+    expected = fn(W, X[:, None])
+    np.testing.assert_allclose((largest, total), expected, rtol=2e-2)
