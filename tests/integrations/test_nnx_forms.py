@@ -17,8 +17,8 @@ from tests.support.nnx_models import X, bf16, jaxpr_of, loss_fn, new_net, tower
 
 
 def add_all(net, x, more):
-    """A low matmul plus full-size values; those that are no parameters make it float32."""
-    return x @ x + net.kernel[...] + more["b"]
+    """A low matmul times full-size values; those that are no parameters make it float32."""
+    return x @ x * net.kernel[...] * more["b"]
 
 
 @pytest.mark.parametrize(
@@ -48,15 +48,15 @@ def test_param_variables_are_parameters_by_default():
 
     # Wherever the module is; a variable of another kind is data, as an array is.
     dense = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
-    assert computed(lambda x, m: x @ x + m["m"].kernel[...], x, {"m": dense}) == "bfloat16"
-    assert computed(lambda x, v: x @ x + v[...], x, nnx.Param(x)) == "bfloat16"
-    assert computed(lambda x, v: x @ x + v[...], x, nnx.Cache(x)) == "float32"
-    assert computed(lambda x, v: x @ x + v, x, x) == "float32"
+    assert computed(lambda x, m: x @ x * m["m"].kernel[...], x, {"m": dense}) == "bfloat16"
+    assert computed(lambda x, v: x @ x * v[...], x, nnx.Param(x)) == "bfloat16"
+    assert computed(lambda x, v: x @ x * v[...], x, nnx.Cache(x)) == "float32"
+    assert computed(lambda x, v: x @ x * v, x, x) == "float32"
     # As in the plain autocast: argument 0, if it is a container.
-    assert computed(lambda p, x: x @ x + p["w"], {"w": x}, x) == "bfloat16"
-    assert computed(lambda w, x: x @ x + w, x, x) == "float32"
+    assert computed(lambda p, x: x @ x * p["w"], {"w": x}, x) == "bfloat16"
+    assert computed(lambda w, x: x @ x * w, x, x) == "float32"
     # What the function itself brings.
-    assert computed(functools.partial(lambda v, x: x @ x + v[...], nnx.Cache(x)), x) == "bfloat16"
+    assert computed(functools.partial(lambda v, x: x @ x * v[...], nnx.Cache(x)), x) == "bfloat16"
 
 
 # --- forms and errors -----------------------------------------------------------------------

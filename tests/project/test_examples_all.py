@@ -83,7 +83,9 @@ def test_an_example_trains(name, tmp_path, capsys):
     assert len(good) >= 12 - run.skipped_steps
     assert good[-3:].mean() < good[:3].mean()
     assert np.isfinite(run.score)
-    assert run.low_flops > 0.8  # diffrax asks for float32 in the sums of its stages
+    # diffrax asks for float32 in the sums of its stages, and differentiates each example by itself:
+    # the weights' gradients are outer products there, which sum nothing and stay float32.
+    assert run.low_flops > (0.7 if name == "train_neural_ode" else 0.99)
     assert all(is_picture(tmp_path / picture) for picture in pictures)
     text = capsys.readouterr().out
     assert "12/12" in text  # the progress bar

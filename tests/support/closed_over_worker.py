@@ -27,11 +27,11 @@ def main(process, processes, coordinator, result):
     )
     weight, bias, x = map(put, (WEIGHT, BIAS, INPUT))
     assert bias.is_fully_addressable == (processes == 1)
-    fn = autocast(lambda x: x @ weight + bias, policy=BF16, output_dtype="computed")
+    fn = autocast(lambda x: x @ weight * bias, policy=BF16, output_dtype="computed")
     out = fn(x)
     assert out.dtype == jnp.bfloat16, out.dtype
     whole = jax.jit(lambda x: x.astype(jnp.float32), out_shardings=NamedSharding(mesh, P()))
-    np.savez(result, out=np.asarray(whole(out).addressable_data(0)), exact=WEIGHT + BIAS)
+    np.savez(result, out=np.asarray(whole(out).addressable_data(0)), exact=WEIGHT * BIAS)
     if processes > 1:
         jax.distributed.shutdown()
 

@@ -94,7 +94,11 @@ def test_symbolic_programs_are_cast_as_concrete_ones(name, level):
         assert dot_dtypes(found.jaxpr)[1:] == dot_dtypes(expected)[1:]
     else:
         assert dot_dtypes(found.jaxpr) == dot_dtypes(expected)
-    for primitive in ("exp", "tanh", "reduce_max", "reduce_sum"):
+    primitives = ["exp", "tanh", "reduce_max", "reduce_sum"]
+    # 1 / b is computed, not a literal: the cotangents are float32, and so is `1 - tanh(x) ** 2`.
+    if name == "gradient":
+        primitives.remove("tanh")
+    for primitive in primitives:
         dtypes = [
             [eqn.invars[0].aval.dtype for eqn in find(jaxpr, primitive)]
             for jaxpr in (found.jaxpr, expected)

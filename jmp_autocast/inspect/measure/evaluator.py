@@ -20,7 +20,6 @@ from ...interpreters.compat import collective_axes, device_varying
 from ...interpreters.primitives.structure import (
     Body,
     bodies,
-    is_call,
     scan_direction,
     shard_map_options,
 )
@@ -99,10 +98,10 @@ class Evaluator(SideBySide[Recorder]):
 
     def inside(self, site: Site[Recorder], operands: list[Values]) -> list[Values]:
         """Runs what is inside an equation: what a call holds is part of the basic block around."""
-        if is_call(site.eqn):
+        rule = self._rules.get(site.eqn.primitive.name)
+        if rule is None:
             return super().inside(site, operands)
         site.context.settle()
-        rule = self._rules[site.eqn.primitive.name]
         outputs, *measured = rule(site, [value.arrays for value in operands], site.context.tick)
         site.context.take(*measured)
         return self.given(outputs)

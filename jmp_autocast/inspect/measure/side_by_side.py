@@ -100,9 +100,11 @@ class SideBySide(abc.ABC, Generic[Context]):
         return _each(programs, Program.outputs, outputs)
 
     def inside(self, site: Site[Context], operands: list[Values]) -> list[Values]:
-        """Runs what is inside an equation, by default that of a call, on its operands."""
+        """Runs the one jaxpr inside an equation, on the operands that are its inputs."""
         (body,), (programs,) = bodies(site.eqn), site.inner()
-        return self.run(body.jaxpr, programs, operands, site.context)
+        args = [operands[k] for k in body.operands]
+        made = self.run(body.jaxpr, programs, args, site.context)
+        return [made[body.results.index(k)] for k in range(len(site.eqn.outvars))]
 
     @abc.abstractmethod
     def enters(self, eqn: Any) -> bool:

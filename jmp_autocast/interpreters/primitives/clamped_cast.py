@@ -11,7 +11,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 _BFLOAT16 = np.dtype(jnp.bfloat16)
 _LARGEST = float(jnp.finfo(jnp.bfloat16).max)
@@ -44,8 +43,3 @@ def clamped(value: Any, dtype: np.dtype) -> np.ndarray:
         array = np.clip(array, -_LARGEST, _LARGEST)
     with np.errstate(over="ignore"):
         return array.astype(dtype)
-
-
-def within_bfloat16(x: Any) -> Any:
-    """Returns a float32 array with its elements clamped to the range of bfloat16."""
-    return lax.clamp(np.float32(-_LARGEST), x, np.float32(_LARGEST))

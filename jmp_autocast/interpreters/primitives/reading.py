@@ -67,8 +67,12 @@ def adds_up_cotangents(eqn: Any) -> bool:
         # 256 times its first term.
         pairs = zip(params["window_dimensions"], params["window_strides"], strict=True)
         return math.prod(-(-length // stride) for length, stride in pairs) > 9
-    # Indices are known when the program runs: one row may be looked up 8,192 times.
-    return not params["unique_indices"]
+    # Indices are known when the program runs: one row may be looked up 8,192 times. But a label's
+    # logit is looked up once a row: there is one index for each of the dimensions of the batch.
+    batch = params["dimension_numbers"].start_indices_batching_dims
+    lengths = eqn.invars[1].aval.shape[:-1]
+    is_single = all(length == 1 for d, length in enumerate(lengths) if d not in batch)
+    return not (params["unique_indices"] or is_single)
 
 
 def iota_length(eqn: Any) -> Any:

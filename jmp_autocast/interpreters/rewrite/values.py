@@ -13,7 +13,7 @@ from ...policies import FLOAT32
 from ..compat import Tracer
 from ..plan.data import EquationPlan
 from ..primitives.cached_bind import cast
-from ..primitives.clamped_cast import clamped, is_clamped, within_bfloat16
+from ..primitives.clamped_cast import clamped, is_clamped
 from ..primitives.source_view import source_view
 
 
@@ -84,9 +84,9 @@ class Value:
         return self.copies[dtype]
 
     def _cast(self, dtype: np.dtype) -> Any:
-        # The mask of a jitted `where` comes as an operand.
+        # The mask of a jitted `where` comes as an operand; its value is known nevertheless.
         if is_clamped(self.known, dtype):
-            return cast(within_bfloat16(self.array), dtype)
+            return lax.full_like(self.array, clamped(self.known, dtype)[()], dtype)
         if self.source and not isinstance(self.array, Tracer):
             with jax.ensure_compile_time_eval():
                 return lax.convert_element_type(self.array, dtype)
