@@ -127,7 +127,7 @@ class Recorder:
         self._block = BasicBlock()
         # A jaxpr may hold no measured equation, and its readings are arrays all the same.
         self._readings = [probe.nothing(0)]
-        self.tick = tick
+        self.tick: Any = tick
 
     @property
     def readings(self) -> Any:

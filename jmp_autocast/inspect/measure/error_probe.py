@@ -82,7 +82,7 @@ _MERGED = {
 class ErrorProbe(Probe):
     """Compares program 1, the mixed program, with program 0, the program as it was traced."""
 
-    unread = ErrorReading()
+    unread: Any = ErrorReading()
 
     def measure(self, run: EquationRun) -> tuple[_Sums, _Sums, Any]:
         """Returns the sums from which the errors of an equation follow, and its dtype's code."""

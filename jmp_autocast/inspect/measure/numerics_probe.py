@@ -88,7 +88,7 @@ class NumericsProbe(Probe):
         no = np.uint32(0)
         # Extremes start at the ends that any value replaces: 0 and infinity.
         of_ranges = (no, no, no, no, no, INFINITY) if ranges else ()
-        self.unread = Reading(Counts(no, no, *of_ranges), no, no, NEVER, NEVER)
+        self.unread: Any = Reading(Counts(no, no, *of_ranges), no, no, NEVER, NEVER)
 
     def measure(self, run: EquationRun) -> Any:
         """Counts what is in the results of an equation."""
