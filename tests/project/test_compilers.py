@@ -488,21 +488,3 @@ def test_a_table_has_ratios_to_the_base(compilers):
     assert cells[0] == ["", "temp MB", "traffic GB", "note"]
     assert cells[1:] == [["a", "5.000", "2.000 (2.00)", ""], ["b", "", "1.000 (1.00)", "late"]]
     assert np.shape(report.kinds(rows)) == (1, 4)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-@pytest.mark.usefixtures("as_users_run_it")
-def test_loss_scaling_on_a_tpu_costs_one_read_of_the_gradients(compilers, monkeypatch):
-    from compilers import command, optimizers, targets
-    from compilers.command_line import options
-
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    ours = "dynamic_loss_scaling (adamw)", "dynamic_loss_scaling (clip + adamw)"
-    names = optimizers.ADAMW, optimizers.CLIPPED, *ours
-    chosen = options(["optimizer", "--quick", "--targets", "v5e", "--variants", *names])
-    (rows,) = command.run(chosen).values()
-    assert targets.devices("v5e")[0].platform == "tpu"
-    assert rows[ours[0]].traffic <= 1.15 * rows[optimizers.ADAMW].traffic
-    assert rows[ours[1]].traffic <= 1.02 * rows[optimizers.CLIPPED].traffic
-    assert rows[ours[0]].temporary < 10**6
