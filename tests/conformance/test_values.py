@@ -84,13 +84,23 @@ def test_low_rows_round_as_by_hand(dtype):
     assert not wrong([row.op for row in rows], ours, by_hand, lambda op: 0)
 
 
+def takes_16_bits(row, dtype):
+    """False where JAX itself refuses such arguments: from 0.12 on the SVD in a nuclear norm."""
+    try:
+        jax.eval_shape(row.program(dtype), *cast(arrays(row.shapes), dtype))
+    except TypeError:
+        return False
+    return True
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_float32_rows_of_16_bit_arguments(dtype):
     """They are float32 inside, whatever cast jnp writes at their end."""
     rows = [row for row in all_rows() if row.listed.startswith("fp32")]
-    rows = [row for row in rows if "(dtype=low)" not in row.op]
+    rows = [row for row in rows if "(dtype=low)" not in row.op and takes_16_bits(row, dtype)]
     xs = [arrays(row.shapes) for row in rows]
+    assert len(rows) >= 68
     fns = [computed(row.program(dtype), dtype) for row in rows]
     for row, fn, x in zip(rows, fns, xs, strict=True):
         for eqn in find(trace(fn, *cast(x, dtype)), "reduce_sum", "reduce_prod", "exp", "rsqrt"):
