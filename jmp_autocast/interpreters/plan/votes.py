@@ -140,8 +140,8 @@ def literal_guard(
         floats: The positions of the float operands.
         compute_dtype: float16 or bfloat16.
     """
-    # Checked for each operand, also those that do not vote: -3.4e38 of a mask is -inf in float16
-    # and in bfloat16, and a row that is masked throughout becomes NaN in the softmax after it.
+    # Checked for each operand, also those that do not vote: -1e9 of a mask is -inf in float16, and
+    # a row that is masked throughout becomes NaN in the softmax after it.
     for i in floats:
         value, const_range = given[i].known_value, given[i].const_range
         if value is not None and not representable(value, compute_dtype):
