@@ -11,7 +11,7 @@ from typing import Any
 from ..arguments import name_of
 from ..inspect.tuning.batches import as_batches
 from ..policies import Policy
-from ..policies.registry import did_you_mean
+from ..policies.errors import did_you_mean
 from ..transform import Autocast
 
 

@@ -6,20 +6,25 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+_WIDTH = 80  # characters of a value in a message
+
 
 def wrong_type(expected: str, value: Any, fix: str = "") -> TypeError:
     """Returns the error for a value of a wrong type.
 
     Args:
         expected: What must be given.
-        value: What was given.
+        value: What was given. A long text is cut: in a terminal, that of a parameter tree would
+            push the start of the message away.
         fix: What to write instead.
 
     Example:
         >>> wrong_type("params must be a position", "w", "Write params=0.")
         TypeError("params must be a position, got 'w' of type str. Write params=0.")
     """
-    return TypeError(f"{expected}, got {value!r} of type {type(value).__name__}. {fix}".rstrip())
+    text = repr(value)
+    text = text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
+    return TypeError(f"{expected}, got {text} of type {type(value).__name__}. {fix}".rstrip())
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

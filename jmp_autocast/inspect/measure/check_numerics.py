@@ -19,7 +19,7 @@ from ...interpreters.compat import (
     mark_frames,
     set_weak_type,
 )
-from ...policies.registry import did_you_mean
+from ...policies.errors import did_you_mean
 from ..signature import Signature, Traced, split
 from .evaluator import Evaluator
 from .measured import measured_equations

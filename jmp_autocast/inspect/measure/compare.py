@@ -12,7 +12,7 @@ from ...arguments import name_of
 from ...interpreters import Rewriter
 from ...interpreters.compat import body_of
 from ...transform import PlannedCall
-from ..misuse import check_range, positions_of
+from ..argnums import check_range, positions_of
 from ..report.explain import wrapper_of
 from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows
 from .cotangents import Tap, cotangents

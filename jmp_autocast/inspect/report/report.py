@@ -8,8 +8,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from ...policies.errors import wrong_type
 from ..export import WIDTH, Exported, cut, labelled, saved, scaled, table
-from ..misuse import wrong_type
 from .by_dtype import Share, by_dtype
 from .html import frame_of, page_of
 from .jaxprs import Casts

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from ...arguments import is_array
+from ...policies.errors import wrong_type
 from ..measure.error_probe import distance
-from ..misuse import wrong_type
 from ..signature import Signature, split
 
 # XLA may leave out a rounding to 16 bits and back, and then nothing overflows in it. A policy must

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...arguments import check_function
+from ...policies.errors import wrong_type
 from ...transform import Autocast
-from ..misuse import positions_of, wrong_type
+from ..argnums import positions_of
 
 
 def check(fn: Any, tolerance: Any, accept: Any, argnums: Any) -> None:

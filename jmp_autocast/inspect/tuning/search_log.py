@@ -13,8 +13,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ...policies.errors import wrong_type
 from ..export import cut, json_text
-from ..misuse import wrong_type
 
 _START = '{"jmp_autocast.tune": 1'
 

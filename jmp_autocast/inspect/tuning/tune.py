@@ -16,8 +16,8 @@ from ...arguments import name_of
 from ...interpreters.compat import mark_frames
 from ...policies import FP16, CastPolicy, Policy, as_policy
 from ...transform import autocast
+from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
-from ..misuse import check_range, positions_of
 from ..report.explain import explain
 from .batches import Batch, as_batches, different, error_of, outputs_of
 from .candidates import candidates_of, keeping

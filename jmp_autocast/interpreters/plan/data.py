@@ -94,7 +94,8 @@ class ValueState:
         freshness: 2 for what a contraction computed in 16 bits, since then only moved or summed; 1
             if it was also scaled; 0 for anything else. A bias added to it is about as large.
         is_repeated: A source that was repeated along a dimension, such as a bias of Haiku.
-        is_exact: A source of small integers, which every float dtype holds.
+        may_be_rounded: A source of bools or bytes, which every float dtype holds, or of elements of
+            those, of literals and of numbers within [-1, 1]: also where it is added.
         torch_dtype: The dtype in which PyTorch returns it, None for ``dtype``. Only a caller that
             asks for the computed dtypes gets it; readers in the program read ``dtype``.
     """
@@ -108,7 +109,7 @@ class ValueState:
     narrowed_by_user: bool = False
     freshness: int = 0
     is_repeated: bool = False
-    is_exact: bool = False
+    may_be_rounded: bool = False
     torch_dtype: np.dtype | None = None
 
     @property

@@ -15,7 +15,7 @@ from ..compat import Literal
 from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, ReasonCode, ValueState, Want
 from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
-from .reaching import reaching, snapping, steep
+from .reaching import Memo, reaching, snapping, steep
 
 _CONTRACTS = having("contracts")
 _CLEARS = having("clears")
@@ -38,6 +38,7 @@ def find_requests(
     wants: Sequence[Want],
     already: Mapping[int, tuple[Want, ...]],
     policy: Policy,
+    reached: Memo,
 ) -> tuple[dict[int, tuple[Want, ...]], tuple[Demand, ...]]:
     """Finds the equations that should run in the dtype in which all their readers read.
 
@@ -50,6 +51,7 @@ def find_requests(
         policy: Where the program's inputs have no vote, a sum of two values stays in 16 bits, or
             the last norm of a network would raise the whole residual stream before it. It also
             says whether a contraction may hand out its accumulator.
+        reached: What earlier calls found of the jaxprs of the program; see `reaching`.
 
     Returns:
         For the index of an equation, what is asked of each of its results; and how the equations,
@@ -58,15 +60,15 @@ def find_requests(
     requests = {}
     # A body does not see what is done with its outputs; its caller says which of them are guarded.
     asked = frozenset(k for k, want in enumerate(wants) if want.guarded)
-    guarded = reaching(steep, jaxpr, asked, {})
-    snapped = reaching(snapping, jaxpr, frozenset(), {})
+    guarded = reaching(steep, jaxpr, asked, reached)
+    snapped = reaching(snapping, jaxpr, frozenset(), reached)
     readers = _Readers(jaxpr, wants, guarded, snapped)
     for i in range(len(equations) - 1, -1, -1):
         eqn, plan = jaxpr.eqns[i], equations[i]
         request = None
         if i not in already:
             request = readers.request(eqn, plan)
-            if request is None and adds_a_source(eqn, plan, states):
+            if request is None and _adds_a_source(eqn, plan, states):
                 request = readers.mixed_request(eqn)
         if request is not None:
             variables = [v for v in eqn.invars if not isinstance(v, Literal)]
@@ -233,7 +235,7 @@ def _can_follow(
     return code is ReasonCode.PROMOTE_LOW and (name in _FEEDS or saturates)
 
 
-def adds_a_source(eqn: Any, plan: EquationPlan, states: Mapping[Any, ValueState]) -> bool:
+def _adds_a_source(eqn: Any, plan: EquationPlan, states: Mapping[Any, ValueState]) -> bool:
     """Returns whether an equation adds a source in 16 bits that is no bias of a contraction.
 
     It may be larger than what it is added to. With one float32 reader the sum is computed in
@@ -249,7 +251,7 @@ def adds_a_source(eqn: Any, plan: EquationPlan, states: Mapping[Any, ValueState]
     if plan.results[0].freshness == 2:
         return False
     found = [states[v] for v in eqn.invars if not isinstance(v, Literal)]
-    return any(s.source and s.known_value is None and not s.is_exact for s in found)
+    return any(s.source and s.known_value is None and not s.may_be_rounded for s in found)
 
 
 def _is_computed(state: ValueState) -> bool:

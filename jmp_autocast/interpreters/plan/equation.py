@@ -51,7 +51,7 @@ from .votes import freshness, is_harmless, literal_guard, voters
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
-_SELECTS = ("concatenate", "max", "min", "select_n")
+_SELECTS = having("affine") & having("rounds")  # elements of the operands, or their negatives
 
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
@@ -298,9 +298,9 @@ def _of_sources(at: Place, floats: Sequence[int]) -> EquationPlan:
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
     plan = in_dtype(at, _common_dtype(at.given, floats), reason)
     # One of small numbers is a small number: `where(mask, 1.0, 0.0)`.
-    selects = at.name in _SELECTS and all(is_harmless(at.given[i]) for i in floats)
+    harmless = at.name in _SELECTS and all(is_harmless(at.given[i]) for i in floats)
     results = tuple(
-        ValueState(s.dtype, source, integer_bound=s.integer_bound, is_exact=selects)
+        ValueState(s.dtype, source, integer_bound=s.integer_bound, may_be_rounded=harmless)
         if s.dtype is not None
         else s
         for s in plan.results

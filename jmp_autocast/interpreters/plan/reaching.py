@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..compat import Literal, body_of
 from ..primitives.reading import casts_to_integer, exponent
 from ..primitives.structure import bodies
 from ..primitives.traits import having
+
+Memo: TypeAlias = dict[tuple[Any, ...], frozenset[Any]]
 
 _CHEAP = having("feeds") | having("rounds")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
@@ -41,7 +43,7 @@ def reaching(
     harmed: Callable[[Any], Sequence[Any]],
     jaxpr: Any,
     outputs: frozenset[int],
-    memo: dict[Any, frozenset[Any]],
+    memo: Memo,
 ) -> frozenset[Any]:
     """Returns the variables that reach certain operands through cheap operations and calls.
 
@@ -49,10 +51,11 @@ def reaching(
         harmed: Returns these operands of an equation: `steep` or `snapping`.
         jaxpr: An open jaxpr.
         outputs: Which of its outputs reach one outside.
-        memo: What is known already, as a layer may be called many times: empty at first.
+        memo: What is known already: a layer may be called many times, and is asked again in each
+            sweep. Who owns it keeps the jaxprs alive.
     """
-    if (id(jaxpr), outputs) in memo:
-        return memo[id(jaxpr), outputs]
+    if (key := (harmed, id(jaxpr), outputs)) in memo:
+        return memo[key]
     # From the last equation to the first, so that each variable is complete when it is looked at.
     reached_by = {v for k in outputs if not isinstance(v := jaxpr.outvars[k], Literal)}
     for eqn in reversed(jaxpr.eqns):
@@ -68,9 +71,9 @@ def reaching(
                 for k, r in enumerate(body.results)
                 if r is not None and eqn.outvars[r] in reached_by
             )
-            within = reaching(harmed, inner, frozenset(reached), memo)
+            within = reaching(harmed, inner, reached, memo)
             pairs = zip(body.operands, inner.invars, strict=True)
             found += [eqn.invars[i] for i, v in pairs if v in within]
         reached_by.update(v for v in found if not isinstance(v, Literal))
-    memo[id(jaxpr), outputs] = frozenset(reached_by)
-    return memo[id(jaxpr), outputs]
+    memo[key] = frozenset(reached_by)
+    return memo[key]

@@ -78,7 +78,9 @@ def _of_number(var: Any, target: np.dtype, state: ValueState) -> ValueState:
     if state.known_value is not None:
         return ValueState(target, Source.LITERAL, state.known_value)
     if dtype.itemsize == 1:
-        return ValueState(target, Source.CONST, is_exact=True)  # up to 256, in every float dtype
+        return ValueState(
+            target, Source.CONST, may_be_rounded=True
+        )  # up to 256, in every float dtype
     bound = np.inf if state.integer_bound is None else state.integer_bound
     return ValueState(target, Source.DATA, integer_bound=bound)
 

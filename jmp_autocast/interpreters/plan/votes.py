@@ -15,7 +15,7 @@ from .symbolic_sizes import at_least, element_count
 from .value_facts import representable
 
 _CHOOSES = having("chooses")
-_CLIPS = ("max", "min", "clamp")
+_CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: they return what they choose
 _KEEPS_FRESH = having("moves") | {"neg", "select_n"}
 _REPEATS = having("repeats")
 _SHIFTS = having("shifts")
@@ -103,7 +103,7 @@ def _choice_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], 
 
 def is_harmless(state: ValueState) -> bool:
     """Returns whether a source is known to be small, or exact, or one literal, as in PyTorch."""
-    if state.known_value is not None or state.is_exact:
+    if state.known_value is not None or state.may_be_rounded:
         return True
     if state.integer_bound is not None:
         return state.integer_bound <= 1

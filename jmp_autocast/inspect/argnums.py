@@ -1,22 +1,8 @@
-"""What is said of arguments that cannot be used, where several functions say the same."""
+"""``argnums`` of `compare` and `tune`: which positional arguments they differentiate."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from .export import cut
-
-
-def wrong_type(must: str, value: Any, fix: str) -> TypeError:
-    """Returns the error about an argument of another type than it must have.
-
-    Args:
-        must: The argument, and what it must be.
-        value: What was given.
-        fix: What to write instead.
-    """
-    # A message is read in a terminal: the text of a parameter tree would push its start away.
-    return TypeError(f"{must}, got {cut(repr(value), 80)} of type {type(value).__name__}. {fix}")
 
 
 def positions_of(argnums: Any) -> tuple[Any, ...]:
