@@ -14,11 +14,13 @@ from tests.support.browser import (  # noqa: F401 - pytest finds them here
     pytest_terminal_summary,
     visit,
 )
+from tests.support.eager_operations import keep_compiled
 from tests.support.xla_flags import set_xla_flags
 
 set_xla_flags(devices=8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_check_tracer_leaks", True)
+keep_compiled()
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")
