@@ -44,6 +44,7 @@ IN_TESTS = {
     "jax.interpreters.mlir": "the one place where such a primitive gets its lowering",
     "jax.extend.core.primitives": "`call` and `closed_call`, which no public function emits",
     "jax.experimental": "a feature in progress that users meet is a case to test",
+    "jax._src.dispatch": "where JAX makes an eager operation, which the suite keeps compiled",
     ".str_short": "how JAX prints a type, in the texts that the corpus compares",
 }
 

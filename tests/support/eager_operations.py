@@ -2,7 +2,7 @@
 
 import functools
 
-from jax._src import config, dispatch
+from jax._src import dispatch
 
 
 def keep_compiled() -> None:
@@ -15,12 +15,5 @@ def keep_compiled() -> None:
     leak there, and this cache may stay.
     """
     make = dispatch.xla_primitive_callable.__wrapped__
-
-    @functools.lru_cache(4096)
-    def kept(_, primitive, **params):
-        return make(primitive, **params)
-
-    def callable_of(primitive, **params):
-        return kept(config.trace_context(), primitive, **params)
-
-    dispatch.xla_primitive_callable = callable_of
+    # What it makes is a jitted function, which knows the modes of JAX apart by itself.
+    dispatch.xla_primitive_callable = functools.lru_cache(4096)(make)
