@@ -52,7 +52,7 @@ def test_links_lead_somewhere(name):
     ("target", "problem"),
     [
         ("README.md", ""),
-        ("README.md#limits", ""),
+        ("README.md#float16", ""),
         ("README.md#no-such-heading", "no such heading"),
         ("no_such_file.md", "no such file"),
         ("https://docs.jax.dev/en/latest/", ""),
