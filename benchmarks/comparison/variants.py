@@ -97,6 +97,10 @@ _ALL = (
     Variant("ours o1", ours(Policy)),
     Variant("ours o1 consumer", ours(lambda dtype: Policy(dtype, dot_output="consumer"))),
     Variant("ours compute", ours(lambda dtype: Policy(dtype, level="compute"))),
+    Variant(
+        "ours compute, 16-bit gradients",
+        ours(lambda dtype: Policy(dtype, level="compute", weight_gradients="compute")),
+    ),
 )
 
 # A machine with a GPU may have no jmp.

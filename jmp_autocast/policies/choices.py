@@ -9,8 +9,10 @@ from .errors import did_you_mean
 
 Level = Literal["tensor_cores", "o1", "compute"]
 DotOutput = Literal["compute", "consumer"]
+WeightGradients = Literal["float32", "compute"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 DOT_OUTPUTS: tuple[DotOutput, ...] = get_args(DotOutput)
+WEIGHT_GRADIENTS: tuple[WeightGradients, ...] = get_args(WeightGradients)
 
 
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:

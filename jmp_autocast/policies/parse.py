@@ -12,7 +12,7 @@ from .policy import Policy
 
 _SHORT_KEYS = {"p": "params", "c": "compute", "o": "output"}
 _SHORT_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-_KEYS = ("params", "compute", "output", "level", "dot_output")
+_KEYS = ("params", "compute", "output", "level", "dot_output", "weight_gradients")
 
 
 def parse_policy(text: str) -> Policy:
@@ -21,8 +21,8 @@ def parse_policy(text: str) -> Policy:
     Args:
         text: ``"params=float32,compute=bfloat16,output=float32"``, keys in any order and any of
             them left out but ``compute``; ``p``, ``c``, ``o`` and ``f32``, ``f16``, ``bf16`` are
-            short forms, as in jmp; ``level`` and ``dot_output`` may follow; or one dtype,
-            ``"bfloat16"``.
+            short forms, as in jmp; ``level``, ``dot_output`` and ``weight_gradients`` may follow;
+            or one dtype, ``"bfloat16"``.
 
     Returns:
         The policy.

@@ -13,7 +13,15 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .cast_policy import CastPolicy, Rule
-from .choices import DOT_OUTPUTS, LEVELS, DotOutput, Level, check_choice
+from .choices import (
+    DOT_OUTPUTS,
+    LEVELS,
+    WEIGHT_GRADIENTS,
+    DotOutput,
+    Level,
+    WeightGradients,
+    check_choice,
+)
 from .dtypes import as_compute_dtype, as_float_dtype
 from .errors import did_you_mean, wrong_type
 from .patterns import check_pattern, literal_path, match_depth
@@ -40,6 +48,10 @@ class Policy:
         scopes: Pairs of scope pattern and dtype; build it with `with_scopes`.
         scoped_rules: Triples of scope pattern, primitive name and rule; build it with
             `with_rules`.
+        weight_gradients: The dtype in which a matmul hands out the gradient of a weight, and in
+            which devices add it up under data parallelism. ``"float32"``: its accumulator.
+            ``"compute"``: rounded to the compute dtype, which halves the bytes between devices, as
+            ``dtype=`` in each layer does; it becomes float32 behind that.
 
     Raises:
         ValueError: A dtype is not one of those allowed, or there is no such level or policy.
@@ -61,6 +73,7 @@ class Policy:
     rules: tuple[tuple[str, Rule], ...] = ()
     scopes: tuple[tuple[str, np.dtype], ...] = ()
     scoped_rules: tuple[tuple[str, str, Rule], ...] = ()
+    weight_gradients: WeightGradients = "float32"
 
     def __post_init__(self) -> None:
         set_field = functools.partial(object.__setattr__, self)
@@ -69,6 +82,7 @@ class Policy:
             set_field("output_dtype", as_float_dtype(self.output_dtype, "output_dtype"))
         check_choice("level", self.level, LEVELS)
         check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
+        check_choice("weight_gradients", self.weight_gradients, WEIGHT_GRADIENTS)
         # Rules are read here and not in `with_rules`, so that a policy made by hand or from a file
         # is checked. As in `with_rules` a later rule replaces one for the same primitive.
         rules = [(primitive_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]

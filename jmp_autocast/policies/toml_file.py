@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .cast_policy import CastPolicy, Rule, rule_name
-from .choices import DOT_OUTPUTS, LEVELS, check_choice
+from .choices import DOT_OUTPUTS, LEVELS, WEIGHT_GRADIENTS, check_choice
 from .dtypes import COMPUTE_DTYPES, FLOAT32
 from .errors import did_you_mean, wrong_type
 from .registry import structural_message
@@ -38,6 +38,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "output_dtype": _FLOATS,
     "level": LEVELS,
     "dot_output": DOT_OUTPUTS,
+    "weight_gradients": WEIGHT_GRADIENTS,
 }
 _POLICIES = tuple(policy.name for policy in CastPolicy)
 
@@ -105,6 +106,7 @@ def policy_text(policy: Policy) -> str:
         compute_dtype = "bfloat16"
         level = "o1"
         dot_output = "compute"
+        weight_gradients = "float32"
         <BLANKLINE>
         # Named scopes and their dtypes. Of those that match at one depth the last one wins.
         <BLANKLINE>

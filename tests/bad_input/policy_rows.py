@@ -66,6 +66,12 @@ ROWS = [
         dot_output="float32",
     ),
     _policy(
+        "weight_gradients",
+        ValueError,
+        "weight_gradients | 'bfloat16' | one of | 'compute'",
+        weight_gradients="bfloat16",
+    ),
+    _policy(
         "a mapping of rules",
         TypeError,
         r"rules | of type dict | must be a tuple of pairs | with_rules\(",

@@ -53,6 +53,7 @@ def test_it_casts_by_hand():
 LOST = {
     "level": BF16.with_level("compute"),
     "dot_output": Policy("bfloat16", dot_output="consumer"),
+    "weight_gradients": Policy("bfloat16", weight_gradients="compute"),
     "rules": BF16.with_rules({"tanh": CastPolicy.FP32}),
     "scopes": BF16.with_scopes({"*/norm": "float32"}),
     "level, rules": BF16.with_level("compute").with_rules({"tanh": CastPolicy.FP32}),

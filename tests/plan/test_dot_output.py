@@ -77,6 +77,27 @@ def test_weight_gradient_is_the_accumulator():
         assert float(jax.grad(fn)(kernel, images)[0, 0, 0, 0]) == expected
 
 
+@pytest.mark.parametrize("dot_output", ["compute", "consumer"])
+def test_weight_gradients_that_are_rounded_before_devices_add_them(dot_output):
+    """The matmul hands out 16 bits, which is what goes between devices; the rest is as before."""
+    policy = Policy(jnp.bfloat16, dot_output=dot_output, weight_gradients="compute")
+    fn = autocast(lambda w, x: jnp.sum(jnp.exp(x @ w)), policy=policy, params=0)
+    jaxpr = trace(jax.grad(fn), W, X)
+    of_weight = [e for e in find(jaxpr, "dot_general") if e.outvars[0].aval.shape == W.shape]
+    assert [e.outvars[0].aval.dtype for e in of_weight] == [jnp.bfloat16]
+    assert [e.outvars[0].aval.shape for e in casts(jaxpr, "bfloat16", "float32")][-1] == W.shape
+    assert_dots_run_in("bfloat16", jaxpr)
+    found, exact = jax.grad(fn)(W, X), jax.grad(lambda w: jnp.sum(jnp.exp(X @ w)))(W)
+    assert found.dtype == jnp.float32
+    assert jnp.linalg.norm(found - exact) < 2e-2 * jnp.linalg.norm(exact)
+    # The uses of one weight are added in float32 all the same: 257 of them, in a loop.
+    w, xs = np.ones((1, 1), np.float32), np.ones((257, 1, 1), np.float32)
+    uses = lambda w: lax.scan(lambda s, x: (s + jnp.sum(x @ w, dtype=jnp.float32), None), 0.0, xs)[
+        0
+    ]
+    assert float(jax.grad(autocast(uses, policy=policy, params=0))(w)[0, 0]) == 257.0
+
+
 @pytest.mark.parametrize("policy", [BF16, CONSUMER], ids=["compute", "consumer"])
 @pytest.mark.parametrize("first", [False, True], ids=["weight_first", "literal_first"])
 def test_a_factor_that_is_a_literal(policy, first):

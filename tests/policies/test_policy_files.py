@@ -19,7 +19,7 @@ from jmp_autocast.policies.toml_file import policy_text
 from tests.support.wrong_policy_files import HEAD, WRONG
 
 FULL = (
-    Policy("bfloat16", "float32", "compute", "consumer")
+    Policy("bfloat16", "float32", "compute", "consumer", weight_gradients="compute")
     .with_rules({"tanh": "FP32", "scatter-add": "KEEP", "exp": "PROMOTE"})
     .with_scopes({"*/LayerNorm_*": "float32", "*/ln": "float16"})
     .with_rules({"dot_general": "FP32", "scatter-add": "FP32_APPEND_DTYPE"}, scope="*/head")
@@ -33,6 +33,7 @@ compute_dtype = "bfloat16"
 output_dtype = "float32"
 level = "compute"
 dot_output = "consumer"
+weight_gradients = "compute"
 
 # Primitive and cast policy. A name that is not made of letters, digits, _ and - is quoted.
 [rules]
@@ -109,6 +110,7 @@ def test_a_policy_of_defaults_is_short(path):
         'compute_dtype = "float16"',
         'level = "o1"',
         'dot_output = "compute"',
+        'weight_gradients = "float32"',
     ]
 
 
@@ -142,6 +144,7 @@ policies = st.builds(
     output_dtype=st.none() | floats,
     level=st.sampled_from(["tensor_cores", "o1", "compute"]),
     dot_output=st.sampled_from(["compute", "consumer"]),
+    weight_gradients=st.sampled_from(["float32", "compute"]),
     rules=st.lists(st.tuples(names, st.sampled_from(CastPolicy))).map(tuple),
     scopes=st.lists(st.tuples(names, floats)).map(tuple),
     scoped_rules=st.lists(st.tuples(names, names, st.sampled_from(CastPolicy))).map(tuple),
@@ -319,6 +322,7 @@ def test_another_reader_sees_the_same(path):
         "output_dtype": "float32",
         "level": "compute",
         "dot_output": "consumer",
+        "weight_gradients": "compute",
         "rules": {"tanh": "FP32", "scatter-add": "KEEP", "exp": "PROMOTE"},
         "scopes": [
             {"pattern": "*/LayerNorm_*", "dtype": "float32"},

@@ -196,8 +196,13 @@ class Cast:
 class Contract:
     """A contraction of 16-bit operands hands out its float32 accumulator.
 
-    It is the gradient of the operands that are sources, and the result where the plan says float32.
+    It is the result where the plan says float32, and the gradient of the operands that are sources.
+
+    Args:
+        of_sources: False where gradients of sources are rounded, as results are.
     """
+
+    of_sources: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

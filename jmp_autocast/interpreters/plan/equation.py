@@ -103,7 +103,7 @@ def plan_equation(policy: Policy, at: Place) -> EquationPlan:
     elif decision.policy is CastPolicy.LOWER_PRECISION_FP:
         plan = _accumulating(policy, at, _lower(policy, at, guarded=origin != "rules"))
     elif decision.policy is CastPolicy.FP32_APPEND_DTYPE and name in _CONTRACTS:
-        plan = _with_float32_result(_lower(policy, at, guarded=True), _ASKED)
+        plan = _with_float32_result(policy, _lower(policy, at, guarded=True), _ASKED)
     elif decision.policy in FULL_POLICIES:
         plan = in_dtype(at, FLOAT32, _FULL)
         is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
@@ -218,21 +218,29 @@ def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan
         return plan
     # The gradient of a weight is a sum over a batch on many devices. Rounded before it is added up
     # there, it loses what differs between them: 257 becomes 256 in bfloat16.
+    # ``weight_gradients="compute"`` takes that loss for half the bytes between the devices.
+    action = _contract(policy)
     if policy.dot_output == "compute":
-        of_source = any(s.source is not None and s.dtype == FLOAT32 for s in at.given[:2])
+        of_source = action.of_sources and any(
+            s.source is not None and s.dtype == FLOAT32 for s in at.given[:2]
+        )
         accumulates = of_source and at.name != "conv_general_dilated"
-        return dataclasses.replace(plan, action=Contract()) if accumulates else plan
+        return dataclasses.replace(plan, action=action) if accumulates else plan
     if any(want.demand is Demand.FULL for want in at.wants):
-        return _with_float32_result(plan, _because(ReasonCode.DOT_OUT, at.wants[0]))
-    return dataclasses.replace(plan, action=Contract())
+        return _with_float32_result(policy, plan, _because(ReasonCode.DOT_OUT, at.wants[0]))
+    return dataclasses.replace(plan, action=action)
 
 
-def _with_float32_result(plan: EquationPlan, reason: Reason) -> EquationPlan:
+def _contract(policy: Policy) -> Contract:
+    return Contract(of_sources=policy.weight_gradients == "float32")
+
+
+def _with_float32_result(policy: Policy, plan: EquationPlan, reason: Reason) -> EquationPlan:
     """Returns the plan of a contraction whose result is its accumulator, where it is rounded."""
     if not _is_rounded(plan):
         return plan
     results = tuple(ValueState(FLOAT32) for _ in plan.results)
-    return dataclasses.replace(plan, results=results, reason=reason, action=Contract())
+    return dataclasses.replace(plan, results=results, reason=reason, action=_contract(policy))
 
 
 def _is_rounded(plan: EquationPlan) -> bool:

@@ -151,8 +151,8 @@ class Rewriter:
     def _emit(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Emits the action of a plan, and returns the results as arrays."""
         match plan.action:
-            case Contract():
-                return [_accumulated(eqn, plan, operands)]
+            case Contract(of_sources):
+                return [_accumulated(eqn, plan, operands, of_sources)]
             case Redispatch():
                 return [redispatched(eqn, *read(plan, operands))]
             case Cast():
@@ -289,8 +289,11 @@ def _is_float(value: Any) -> bool:
     return isinstance(array, float) or getattr(array, "dtype", None) in FLOAT_DTYPES
 
 
-def _accumulated(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
-    factors = [value.factor(d) for value, d in zip(operands, plan.operands, strict=True)]
+def _accumulated(eqn: Any, plan: EquationPlan, operands: list[Any], of_sources: bool) -> Any:
+    if of_sources:
+        factors = [value.factor(d) for value, d in zip(operands, plan.operands, strict=True)]
+    else:
+        factors = [(x, None) for x in read(plan, operands)]
     return accumulating_contraction(
         eqn.primitive,
         eqn.params,
