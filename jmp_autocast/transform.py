@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
@@ -24,6 +25,7 @@ from .interpreters.compat import (
     set_weak_type,
 )
 from .interpreters.plan.data import Plan, ValueState, float_dtype
+from .interpreters.plan.guarded_products import guarded_products
 from .pickling import by_name_or_made
 from .policies import FLOAT32, FLOAT_DTYPES, Policy, as_policy
 from .policies.callables import has_hash
@@ -362,6 +364,9 @@ def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any) -> An
     if options.on_unknown != "keep":
         report = functools.partial(arguments.report_unknown, on_unknown=options.on_unknown, fn=fn)
         report(planned.plan)
+    if planned.planner.guards_products and (kept := guarded_products(planned.plan)):
+        message = kept.message(arguments.name_of(fn), options.policy.compute_dtype)
+        warnings.warn(message, stacklevel=3)
     outputs = planned.rewritten(*call.arrays, planned=report)
     if not isinstance(options.output_dtype, str):
         return call.unflatten(outputs)

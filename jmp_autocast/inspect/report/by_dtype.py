@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 
+from ...interpreters.plan.data import ReasonCode
+from ...interpreters.plan.guarded_products import is_guard
 from ...policies import CONTRACTIONS, FLOAT32
 from .rows import Row
 
@@ -75,6 +77,16 @@ def contraction_flops(rows: Iterable[Row]) -> tuple[int, int]:
     # Only the two factors count: what follows them in a ragged dot are the sizes of its groups.
     low = (row.flops for row in found if FLOAT32.name not in row.operands[:2])
     return sum(row.flops for row in found), sum(low)
+
+
+def guarded(rows: Iterable[Row]) -> list[Row]:
+    """Returns the matmuls and convolutions that a guard keeps in float32, the largest first.
+
+    Args:
+        rows: The rows of a report.
+    """
+    found = [r for r in rows if r.primitive in CONTRACTIONS and is_guard(ReasonCode(r.reason))]
+    return sorted(found, key=lambda row: -row.flops)
 
 
 def dtype_of(row: Row) -> str:

@@ -13,7 +13,7 @@ from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.plan.walk import walk_plan
 from ...policies import Policy, match_depth
 from ...transform import Autocast, PlannedCall, autocast
-from .by_dtype import contraction_flops
+from .by_dtype import contraction_flops, guarded
 from .jaxprs import count_casts
 from .report import Report, Totals
 from .residuals import Residuals, is_gradient, residuals_of
@@ -106,6 +106,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
         flops=sum(row.flops for row in rows),
         contraction_flops=flops,
         low_contraction_flops=low_flops,
+        guarded_contraction_flops=sum(row.flops for row in guarded(rows)),
         casts=count_casts(rewritten),
         parameters=len(params),
         cast_parameters=sum(i in params for i, _ in plan.source_copies),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ...policies.errors import wrong_type
 from ..export import WIDTH, Exported, cut, labelled, saved, scaled, table
-from .by_dtype import Share, by_dtype
+from .by_dtype import Share, by_dtype, guarded
 from .html import frame_of, page_of
 from .jaxprs import Casts
 from .rows import Row
@@ -30,6 +30,8 @@ class Totals:
         flops: Estimated floating point operations.
         contraction_flops: Those of matmuls and convolutions.
         low_contraction_flops: Those of matmuls and convolutions with 16-bit operands.
+        guarded_contraction_flops: Those of matmuls and convolutions that a guard (``COORD``,
+            ``LITERAL``) keeps in float32, although nobody asked for it.
         casts: The casts of the program that runs; those that the program itself writes count too.
         parameters: The number of parameter arrays.
         cast_parameters: The number of 16-bit copies of parameters that are made.
@@ -60,6 +62,7 @@ class Totals:
     flops: int
     contraction_flops: int
     low_contraction_flops: int
+    guarded_contraction_flops: int
     casts: Casts
     parameters: int
     cast_parameters: int
@@ -159,8 +162,11 @@ class Report(Exported):
         if not totals.contraction_flops:
             share = "no matmul or convolution"
         casts = totals.casts.down + totals.casts.up
-        line = f"{self.name}: {share} in {self.compute_dtype}; "
-        return cut(f"{line}{totals.equations} equations, {casts} casts")
+        more = f"{totals.equations} equations, {casts} casts"
+        if kept := guarded(self.rows):
+            part = totals.guarded_contraction_flops / max(totals.contraction_flops, 1)
+            more = f"{kept[0].reason} keeps {100 * part:.1f} % in float32"
+        return cut(f"{self.name}: {share} in {self.compute_dtype}; {more}")
 
     def __str__(self) -> str:
         """Returns the summary, the totals, and the equations grouped by what is alike in them."""
@@ -168,16 +174,19 @@ class Report(Exported):
 
     def _facts(self) -> list[str]:
         totals, casts = self.totals, self.totals.casts
-        loops, kept = totals.loops_of_unknown_length, totals.residual_nbytes
+        loops, nbytes = totals.loops_of_unknown_length, totals.residual_nbytes
         full, error = scaled(totals.float32_residual_nbytes or 0), totals.residual_error
-        residuals = f"{scaled(kept or 0)}B kept for the backward pass, of them {full}B in float32"
-        if kept is None:
+        residuals = f"{scaled(nbytes or 0)}B kept for the backward pass, of them {full}B in float32"
+        if nbytes is None:
             residuals = f"not known: {error}" if error else None
+        kept = guarded(self.rows)
+        guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
         return labelled(
             {
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
                 "matmuls and convolutions",
+                "float32": f"{guards}: {_reason(kept[0])}" if kept else None,
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
                 "parameters": f"{totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",

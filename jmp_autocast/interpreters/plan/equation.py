@@ -146,8 +146,8 @@ def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
     Args:
         policy: The policy of the program.
         at: The equation.
-        guarded: A literal that the compute dtype cannot hold keeps the equation in float32; not so
-            where the user's own rule lowers it.
+        guarded: A literal that the compute dtype cannot hold, or positions, keep the equation in
+            float32; not so where the user's own rule lowers it.
     """
     compute_dtype, floats = at.region.compute_dtype, at.floats
     assert compute_dtype is not None
@@ -166,7 +166,7 @@ def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
         return keep(at, Reason(ReasonCode.DOMAIN, "an operand is no float"))
     if guarded and _is_product_of_elements(at):
         return _promote(policy, at)
-    for i in floats[:2]:
+    for i in floats[:2] if guarded else ():
         # An angle is a position times a frequency. Even a position that bfloat16 holds exactly,
         # 255, gives an angle that is rounded by half a radian.
         if (bound := at.given[i].integer_bound) is not None and _holds_positions(at, bound):

@@ -17,6 +17,7 @@ from .constant_range import constant_range
 from .data import EquationPlan, Plan, Source, ValueState, Want, float_dtype
 from .demands import find_requests
 from .equation import plan_equation
+from .guarded_products import is_guarded_product
 from .reaching import Memo
 from .region import Place, Regions
 from .source_copies import source_copies
@@ -42,6 +43,8 @@ class Planner:
         self._plans: dict[Any, tuple[Any, Plan]] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
         self._reached: Memo = {}
+        # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
+        self.guards_products = False
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
         self._rule_functions = has_rule_functions([*policy.rules, *scoped])
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
@@ -127,6 +130,7 @@ class Planner:
             cast = None if want.dtype is None or state.dtype in (None, want.dtype) else want.dtype
             output_dtypes.append(cast)
             outputs.append(ValueState(cast) if cast is not None else state)
+        self.guards_products |= any(map(is_guarded_product, body.eqns, equations))
         # A body in which nothing changes keeps its own jaxpr, so that JAX finds its caches by
         # identity.
         identity = (

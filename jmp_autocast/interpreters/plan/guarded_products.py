@@ -1,0 +1,87 @@
+"""Which matmuls and convolutions a guard keeps in float32, and whoever did not look is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ..compat import source_line
+from ..primitives.reading import flops
+from ..primitives.traits import having
+from .data import EquationPlan, Plan, ReasonCode
+from .symbolic_sizes import at_least
+from .walk import Visit, walk_plan
+
+_CONTRACTS = having("contracts")
+
+# A GPU multiplies float32 at a sixteenth of its 16-bit rate, so that 1 % of the FLOPs is a seventh
+# of the time. What is below a million FLOPs is done in microseconds at either rate.
+_LEAST_SHARE, _LEAST_FLOPS = 0.01, 10**6
+
+
+def is_guard(code: ReasonCode) -> bool:
+    """Returns whether a reason keeps float32 for the sake of values, and nobody asked for it."""
+    return code is ReasonCode.COORD or code is ReasonCode.LITERAL
+
+
+def is_guarded_product(eqn: Any, plan: EquationPlan) -> bool:
+    """Returns whether a guard keeps a matmul or convolution in float32."""
+    return is_guard(plan.reason.code) and eqn.primitive.name in _CONTRACTS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GuardedProducts:
+    """The matmuls and convolutions that guards keep in float32.
+
+    Args:
+        flops: Their floating point operations in one call of the program.
+        share: Their share of the operations of all matmuls and convolutions.
+        largest: The one with the most.
+    """
+
+    flops: int
+    share: float
+    largest: Visit
+
+    def message(self, name: str, compute_dtype: Any) -> str:
+        """Returns what to tell the user: how many, which, why, and how to have it otherwise.
+
+        Args:
+            name: The name of the program.
+            compute_dtype: The dtype of its other products.
+        """
+        eqn, reason = self.largest.eqn, self.largest.plan.reason
+        scope = "/".join(self.largest.scope)
+        rule = f'{{"{eqn.primitive.name}": "LOWER_PRECISION_FP"}}'
+        where, within = (f"scope {scope!r}", f", scope={scope!r}") if scope else ("no scope", "")
+        return (
+            f"autocast keeps {100 * self.share:.0f} % of the matmul and convolution FLOPs of "
+            f"{name} in float32, first of all {eqn.primitive.name} in {where} "
+            f"({source_line(eqn)}): {reason.code.value}, {reason.cause}. "
+            f"If {compute_dtype} will do, use policy.with_rules({rule}{within}). If float32 is "
+            "what you want, say so with full_precision() around it, or silence this by "
+            'warnings.filterwarnings("ignore", message="autocast keeps").'
+        )
+
+
+def guarded_products(plan: Plan) -> GuardedProducts | None:
+    """Returns the products that guards keep in float32, where they are worth a word.
+
+    Args:
+        plan: The plan of a whole program.
+
+    Returns:
+        None where they are less than 1 % of the matmul and convolution FLOPs, or less than a
+        million in one call, or where their number is symbolic.
+    """
+    visits = [v for v in walk_plan(plan) if v.eqn.primitive.name in _CONTRACTS]
+    found = [v for v in visits if is_guarded_product(v.eqn, v.plan)]
+    kept, total = _flops(found), _flops(visits)
+    if not at_least(kept, _LEAST_FLOPS) or not at_least(kept, _LEAST_SHARE * total):
+        return None
+    return GuardedProducts(kept, kept / total, max(found, key=lambda v: _flops([v])))
+
+
+def _flops(visits: Sequence[Visit]) -> int:
+    return sum(visit.times * flops(visit.eqn) for visit in visits)
