@@ -194,6 +194,7 @@ def test_reasons(fn, primitive, code, dtype):
     )
 
 
+@pytest.mark.filterwarnings("ignore:autocast keeps")  # of 65,536 coordinates
 @pytest.mark.parametrize(("fn", "primitive", "code", "dtype"), REASONS.values(), ids=REASONS)
 def test_what_is_planned_is_what_is_emitted(fn, primitive, code, dtype):
     planned_outputs = plan_of(fn, X, computed=True).outputs

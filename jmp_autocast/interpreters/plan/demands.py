@@ -15,7 +15,7 @@ from ..compat import Literal
 from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, ReasonCode, ValueState, Want
 from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
-from .reaching import Memo, reaching, snapping, steep
+from .reaching import SNAPPING, STEEP, Memo, reaching
 
 _CONTRACTS = having("contracts")
 _CLEARS = having("clears")
@@ -60,15 +60,19 @@ def find_requests(
     requests = {}
     # A body does not see what is done with its outputs; its caller says which of them are guarded.
     asked = frozenset(k for k, want in enumerate(wants) if want.guarded)
-    guarded = reaching(steep, jaxpr, asked, reached)
-    snapped = reaching(snapping, jaxpr, frozenset(), reached)
+    guarded = reaching(STEEP, jaxpr, asked, reached)
+    snapped = reaching(SNAPPING, jaxpr, frozenset(), reached)
     readers = _Readers(jaxpr, wants, guarded, snapped)
     for i in range(len(equations) - 1, -1, -1):
         eqn, plan = jaxpr.eqns[i], equations[i]
         request = None
         if i not in already:
             request = readers.request(eqn, plan)
-            if request is None and _adds_a_source(eqn, plan, states):
+            if (
+                request is None
+                and eqn.primitive.name in _SUMS
+                and _adds_a_source(eqn, plan, states)
+            ):
                 request = readers.mixed_request(eqn)
         if request is not None:
             variables = [v for v in eqn.invars if not isinstance(v, Literal)]
@@ -143,12 +147,11 @@ class _Readers:
 
     def request(self, eqn: Any, plan: EquationPlan) -> tuple[Want, ...] | None:
         """Returns what to ask of an equation's results, None if they are as their readers want."""
-        pairs = zip(eqn.outvars, plan.results, strict=True)
-        asked = tuple([self._wish(v, state) for v, state in pairs])
+        asked = tuple(map(self._wish, eqn.outvars, plan.results))
         return None if all([want is _NO_WISH for want in asked]) else asked
 
     def _wish(self, v: Any, state: ValueState) -> Want:
-        if not _is_computed(state):
+        if state.dtype is None or state.source is not None:
             return _NO_WISH
         demand = self._demands.get(v)
         if v in self._snapped and state.dtype != FLOAT32:
@@ -185,7 +188,7 @@ class _Readers:
         # It will run in the dtype that is asked of it, and read its operands in that dtype.
         if request is not None:
             return next(want.demand for want in request if want.demand)
-        if all(state.dtype is None for state in plan.results):
+        if all([state.dtype is None for state in plan.results]):
             # A comparison or an index: exact enough in either dtype.
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
             return Demand.FULL if kept else Demand.NONE
@@ -236,19 +239,17 @@ def _can_follow(
 
 
 def _adds_a_source(eqn: Any, plan: EquationPlan, states: Mapping[Any, ValueState]) -> bool:
-    """Returns whether an equation adds a source in 16 bits that is no bias of a contraction.
+    """Returns whether a sum adds a source in 16 bits that is no bias of a contraction.
 
     It may be larger than what it is added to. With one float32 reader the sum is computed in
     float32 once, and cast for those who read it in 16 bits.
 
     Args:
-        eqn: The equation.
+        eqn: The equation of the sum.
         plan: Its plan so far.
         states: What is known of each value.
     """
-    if eqn.primitive.name not in _SUMS or plan.reason.code is not ReasonCode.PROMOTE_LOW:
-        return False
-    if plan.results[0].freshness == 2:
+    if plan.reason.code is not ReasonCode.PROMOTE_LOW or plan.results[0].freshness == 2:
         return False
     found = [states[v] for v in eqn.invars if not isinstance(v, Literal)]
     return any(s.source and s.known_value is None and not s.may_be_rounded for s in found)

@@ -27,7 +27,7 @@ def is_guard(code: ReasonCode) -> bool:
 
 def is_guarded_product(eqn: Any, plan: EquationPlan) -> bool:
     """Returns whether a guard keeps a matmul or convolution in float32."""
-    return is_guard(plan.reason.code) and eqn.primitive.name in _CONTRACTS
+    return eqn.primitive.name in _CONTRACTS and is_guard(plan.reason.code)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...policies import Policy
+from ...policies import Policy, Rule
 from ...policies.registry import has_rule_functions
 from ..compat import Literal, body_of, consts_of, scope_names
 from .constant_range import constant_range
-from .data import EquationPlan, Plan, Source, ValueState, Want, float_dtype
+from .data import EquationPlan, Inside, Plan, Source, ValueState, Want, float_dtype
 from .demands import find_requests
 from .equation import plan_equation
 from .guarded_products import is_guarded_product
@@ -218,15 +218,21 @@ class Planner:
     ) -> tuple[str, ...]:
         """Returns the primitives that no rule covers, here and inside, in order of appearance."""
         found: dict[str, None] = {}
+        # A rule of a scope may cover one that no rule of the whole program does, not the reverse.
+        names = {eqn.primitive.name for eqn in body.eqns}
+        suspects = {n for n in names if planning_rule(n) is None and self._is_unknown(n)}
         for eqn, plan in zip(body.eqns, equations, strict=True):
-            name = eqn.primitive.name
-            for inner in plan.inner:
-                found.update(dict.fromkeys(inner.unknown))
-            if planning_rule(name) is None:
+            if isinstance(plan.action, Inside):
+                for inner in plan.inner:
+                    found.update(dict.fromkeys(inner.unknown))
+            if (name := eqn.primitive.name) in suspects:
                 rules = self._regions.at(path, scope_names(eqn)).rules
-                if self.policy.rule_for(name, rules)[1] == "unknown":
+                if self._is_unknown(name, rules):
                     found.setdefault(name)
         return tuple(found)
+
+    def _is_unknown(self, name: str, rules: Sequence[tuple[str, Rule]] = ()) -> bool:
+        return self.policy.rule_for(name, rules)[1] == "unknown"
 
 
 def _const_state(var: Any, value: Any) -> ValueState:

@@ -38,6 +38,9 @@ def source_copies(
             if root is not None:
                 roots.update((v, root) for v in eqn.outvars)
             continue
+        # Most equations are read as they are.
+        if not any(plan.operands) and not plan.source_copies:
+            continue
         reads = [(root_of(v), d) for v, d in zip(eqn.invars, plan.operands, strict=True)]
         reads = [(root, d) for root, d in reads if d is not None and d != FLOAT32]
         reads += [(root_of(eqn.invars[i]), d) for i, d in plan.source_copies]
