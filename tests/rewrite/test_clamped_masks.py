@@ -17,6 +17,10 @@ RNG = np.random.default_rng(0)
 W = jnp.asarray(RNG.normal(size=(4, 4)), jnp.float32)
 X = jnp.asarray(RNG.normal(size=(N, 4)), jnp.float32)
 
+LOWESTS = np.full((N, N), LOWEST, np.float32)
+BIAS = np.where(CAUSAL, 0, LOWESTS)
+BIAS[0, -1] = -np.inf
+
 MASKED = {
     "where": lambda s, m: jnp.where(m, s, LOWEST),
     "select": lambda s, m: lax.select(m, s, jnp.full_like(s, LOWEST)),
@@ -25,6 +29,12 @@ MASKED = {
     "added": lambda s, m: s + jnp.where(m, 0.0, LOWEST),
     "from_integers": lambda s, m: s + (1.0 - m.astype(jnp.int32).astype(jnp.float32)) * LOWEST,
     "twice": lambda s, m: jnp.where(m, jnp.where(m, s, LOWEST), LOWEST),
+    "constant": lambda s, m: jnp.where(m, s, LOWESTS),
+    "constant_under_jit": lambda s, m: jax.jit(lambda s, low: jnp.where(m, s, low))(s, LOWESTS),
+    "constant_added": lambda s, m: jnp.where(m, (jnp.broadcast_to(s, (2, N, N)) + BIAS)[0], LOWEST),
+    "constant_in_a_loop": lambda s, m: lax.scan(
+        lambda h, _: (jnp.where(m, h, LOWESTS), None), s, length=2
+    )[0],
 }
 
 
@@ -53,7 +63,11 @@ def test_masked_rows_are_those_of_float32(name, mask, dtype):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("name", ["where", "select", "under_jit", "maximum_of_a_row", "twice"])
+STORED = ["where", "select", "under_jit", "maximum_of_a_row", "twice"]
+STORED += ["constant", "constant_under_jit"]
+
+
+@pytest.mark.parametrize("name", STORED)
 def test_masked_scores_are_stored_in_bfloat16(name):
     jaxpr = trace(autocast(attention(MASKED[name]), compute_dtype="bfloat16"), W, X, CAUSAL)
     selects = find(jaxpr, "select_n")
@@ -67,6 +81,14 @@ def test_an_infinite_mask_stays_infinite():
     fn = lambda w, x, m: jnp.where(m, (x @ w) @ x.T, -jnp.inf)
     out = autocast(fn, compute_dtype="bfloat16")(W, X, CAUSAL)
     np.testing.assert_array_equal(np.isneginf(out), ~CAUSAL)
+
+
+def test_infinite_elements_of_a_constant_stay_infinite():
+    mixed = np.where(np.eye(N), -np.inf, LOWESTS)
+    fn = lambda w, x, m: jnp.where(m, (x @ w) @ x.T, mixed)
+    for call in (fn, lambda w, x, m: jax.jit(lambda mixed: fn(w, x, m))(mixed)):
+        out = autocast(call, compute_dtype="bfloat16")(W, X, np.zeros((N, N), bool))
+        np.testing.assert_array_equal(np.isneginf(out), np.isneginf(mixed))
 
 
 def test_a_running_maximum_starts_finite():

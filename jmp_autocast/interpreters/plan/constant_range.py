@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from ...policies import COMPUTE_DTYPES, FLOAT32
 from ..compat import Tracer
+from ..primitives.clamped_cast import clamped, is_clamped
+
+
+class _Found(NamedTuple):
+    exceeds: frozenset[np.dtype]
+    is_within_one: bool
+    is_clamped: bool
 
 
 class ConstantRange:
     """The range of a constant array, computed when first asked.
 
-    Two are equal if they exceed the same dtypes and are both within [-1, 1] or both not, so that
-    plans are shared between constants.
+    Two are equal if all that is asked of them is, so that plans are shared between constants.
     """
 
     __slots__ = ("_found", "_value")
 
     def __init__(self, value: Any) -> None:
         self._value = value
-        self._found: tuple[frozenset[np.dtype], bool] | None = None
+        self._found: _Found | None = None
 
     def exceeds(self) -> frozenset[np.dtype]:
-        """Returns the compute dtypes in which a finite element becomes infinite."""
-        return self._find()[0]
+        """Returns the compute dtypes in which a finite element becomes infinite.
+
+        bfloat16 is none of them: its copy is clamped, as a literal is (`clamped_cast`).
+        """
+        return self._find().exceeds
 
     def is_within_one(self) -> bool:
         """Returns whether all finite elements are within [-1, 1]."""
-        return self._find()[1]
+        return self._find().is_within_one
 
-    def _find(self) -> tuple[frozenset[np.dtype], bool]:
+    def is_clamped(self) -> bool:
+        """Returns whether a finite element is known to be beyond the largest bfloat16 number.
+
+        Weights are not searched: those that planning did not ask about are multiplied, and a
+        product with 3.4e38 exceeds float32 as well.
+        """
+        return self._found is not None and self._found.is_clamped
+
+    def _find(self) -> _Found:
         if self._found is None:
             self._found, self._value = _range_of(np.asarray(self._value)), None
         return self._found
@@ -44,17 +61,17 @@ class ConstantRange:
         return hash(self._find())
 
 
-def _range_of(array: np.ndarray) -> tuple[frozenset[np.dtype], bool]:
+def _range_of(array: np.ndarray) -> _Found:
     if not array.size:
-        return frozenset(), True
+        return _Found(frozenset(), True, False)
     # Two passes over the array in NumPy, without a copy; most constants are never asked.
     largest = max(abs(array.min()), abs(array.max()))
     if not np.isfinite(largest):
         finite = np.abs(array[np.isfinite(array)])
         largest = finite.max() if finite.size else array.dtype.type(0)
-    with np.errstate(over="ignore"):
-        exceeds = frozenset(d for d in COMPUTE_DTYPES if not np.isfinite(largest.astype(d)))
-    return exceeds, bool(largest <= 1)
+    exceeds = frozenset(d for d in COMPUTE_DTYPES if not np.isfinite(clamped(largest, d)))
+    beyond = any(is_clamped(float(largest), d) for d in COMPUTE_DTYPES)
+    return _Found(exceeds, bool(largest <= 1), beyond)
 
 
 def constant_range(value: Any) -> ConstantRange | None:

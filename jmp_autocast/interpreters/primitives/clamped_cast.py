@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 _BFLOAT16 = np.dtype(jnp.bfloat16)
 _LARGEST = float(jnp.finfo(jnp.bfloat16).max)
@@ -43,3 +44,18 @@ def clamped(value: Any, dtype: np.dtype) -> np.ndarray:
         array = np.clip(array, -_LARGEST, _LARGEST)
     with np.errstate(over="ignore"):
         return array.astype(dtype)
+
+
+def clamped_array(x: Any) -> Any:
+    """Casts an array to bfloat16; what is finite stays finite, and what is infinite, infinite.
+
+    Args:
+        x: A float32 array of any shape, or a tracer.
+
+    Example:
+        >>> mask = jnp.array([0.0, -jnp.inf, jnp.finfo(jnp.float32).min])
+        >>> jnp.isfinite(clamped_array(mask)).tolist()
+        [True, False, True]
+    """
+    low, largest = lax.convert_element_type(x, _BFLOAT16), np.asarray(_LARGEST, _BFLOAT16)
+    return lax.select(lax.is_finite(x), lax.clamp(-largest, low, largest), low)

@@ -109,15 +109,12 @@ class Rewriter:
             The outputs, in the dtypes that the plan's outputs say.
         """
         # Each use of a source reads a view of its own; `Value` remembers the one copy behind them.
-        given = [
-            Value(x, s.keeps_gradient, known=s.known_value)
-            for x, s in zip(args, plan.inputs, strict=True)
-        ]
+        given = list(map(Value.of, args, plan.inputs))
         for (i, dtype), copy in copies.items():
             given[i].copies[dtype] = copy
         outputs = evaluate(
             plan.jaxpr,
-            [Value(x, s.keeps_gradient) for x, s in zip(consts, plan.consts, strict=True)],
+            list(map(Value.of, consts, plan.consts)),
             given,
             lambda literal: Scalar(literal_value(literal)),
             lambda i, eqn, operands: self.emit_equation(eqn, plan.equations[i], operands),
@@ -143,10 +140,7 @@ class Rewriter:
             results = [
                 x if d is None else cast(x, d) for x, d in zip(results, plan.casts, strict=True)
             ]
-        return [
-            Value(x, s.keeps_gradient, known=s.known_value)
-            for x, s in zip(results, plan.results, strict=True)
-        ]
+        return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
 
     def _emit(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Emits the action of a plan, and returns the results as arrays."""

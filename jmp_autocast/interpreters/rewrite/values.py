@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ...policies import FLOAT32
 from ..compat import Tracer
-from ..plan.data import EquationPlan
+from ..plan.constant_range import ConstantRange
+from ..plan.data import EquationPlan, ValueState
 from ..primitives.cached_bind import cast
-from ..primitives.clamped_cast import clamped, is_clamped
+from ..primitives.clamped_cast import clamped, clamped_array, is_clamped
 from ..primitives.source_view import source_view
 
 
@@ -26,9 +28,10 @@ class Value:
             tracer has no gradient, and its casts are done at trace time.
         move: Makes a 16-bit copy by moving the operand's; None to cast the value itself.
         known: The value of every element, where it is known at trace time.
+        const_range: The range of a constant's elements, None for anything else.
     """
 
-    __slots__ = ("array", "copies", "known", "move", "source")
+    __slots__ = ("array", "const_range", "copies", "known", "move", "source")
 
     def __init__(
         self,
@@ -36,12 +39,25 @@ class Value:
         source: bool = False,
         move: Callable[[np.dtype], Any] | None = None,
         known: float | None = None,
+        const_range: ConstantRange | None = None,
     ) -> None:
         self.array: Any = array
         self.known: float | None = known
+        self.const_range: ConstantRange | None = const_range
         self.source: bool = source
         self.move: Callable[[np.dtype], Any] | None = move
         self.copies: dict[np.dtype, Any] = {}
+
+    @classmethod
+    def of(cls, array: Any, state: ValueState) -> Value:
+        """Returns the value of an array of which planning knows something.
+
+        Args:
+            array: The value in the dtype that it was computed in.
+            state: What is known of it.
+        """
+        known, const_range = state.known_value, state.const_range
+        return cls(array, state.keeps_gradient, known=known, const_range=const_range)
 
     def read(self, dtype: np.dtype | None) -> Any:
         """Returns the value in a dtype, None for the value as it is."""
@@ -87,6 +103,10 @@ class Value:
         # The mask of a jitted `where` comes as an operand; its value is known nevertheless.
         if is_clamped(self.known, dtype):
             return lax.full_like(self.array, clamped(self.known, dtype)[()], dtype)
+        is_beyond = self.const_range is not None and self.const_range.is_clamped()
+        if is_beyond and dtype == np.dtype(jnp.bfloat16):
+            with jax.ensure_compile_time_eval():
+                return clamped_array(self.array)
         if self.source and not isinstance(self.array, Tracer):
             with jax.ensure_compile_time_eval():
                 return lax.convert_element_type(self.array, dtype)
