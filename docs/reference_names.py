@@ -17,7 +17,12 @@ from collections.abc import Iterator
 import jmp_autocast
 import jmp_autocast.integrations
 
-_CLAIMS = {"policies": "policies", "loss_scaling": "loss_scaling", "inspection": "inspect"}
+_CLAIMS = {
+    "policies": "policies",
+    "loss_scaling": "loss_scaling",
+    "optimizers": "optimizers",
+    "inspection": "inspect",
+}
 
 
 def integrations() -> dict[str, list[str]]:

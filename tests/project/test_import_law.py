@@ -13,6 +13,7 @@ LAW = {
     "scopes": set(),
     "pickling": set(),
     "loss_scaling": set(),
+    "optimizers": set(),
     "interpreters/compat": set(),
     "interpreters/primitives": {"interpreters/compat", "policies"},
     "interpreters/plan": {

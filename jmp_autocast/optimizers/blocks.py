@@ -1,0 +1,87 @@
+"""float32 to 8 bits and back, in blocks that share a scale.
+
+An element is coded by the square root of its share of the largest element of its block. Codes of
+square roots are dense near zero: of 255 codes the smallest stands for 1/65,025 of the largest
+element, where codes at equal distances end at 1/255.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .rounding import goes_up
+
+
+class Compressed(NamedTuple):
+    """An array of an optimizer state in few bits.
+
+    Attributes:
+        values: The array in bfloat16, or its codes as uint8, in the array's own shape, so that its
+            sharding fits.
+        scales: The largest magnitude of each block along the last axis, float32, negative where
+            all elements of the block are at least 0; None for bfloat16.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast.optimizers import compressed_moments
+        >>> state = compressed_moments(optax.adam(1e-3)).init(jnp.ones((64, 128)))
+        >>> jax.tree.map(lambda x: x.shape, state.inner_state[0].mu)
+        Compressed(values=(64, 128), scales=(64, 2))
+    """
+
+    values: jax.Array
+    scales: jax.Array | None
+
+
+def quantized(key: jax.Array, x: jax.Array, block: int) -> Compressed:
+    """Returns an array in 8 bits an element, rounded so that the mean is exact.
+
+    An element between two codes becomes the upper one with the probability that makes its mean the
+    element. A block without negative elements has 255 codes above zero, another has 127 on either
+    side.
+
+    Args:
+        key: A PRNG key.
+        x: float32 array of one dimension or more.
+        block: The length of a block along the last axis, at most.
+    """
+    blocks = _in_blocks(x, -(-x.shape[-1] // block))
+    largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+    unsigned = jnp.min(blocks, axis=-1, keepdims=True) >= 0
+    levels = jnp.where(unsigned, 255.0, 127.0)
+    share = jnp.abs(blocks) / jnp.where(largest > 0, largest, 1.0)
+    below = jnp.floor(jnp.sqrt(share) * levels)
+    # The codes n and n + 1 stand for n**2 and n**2 + 2 n + 1 shares of 1 / levels**2.
+    probability = (share * levels**2 - below**2) / (2 * below + 1)
+    code = jnp.minimum(below + goes_up(key, probability), levels)
+    # A second moment that is not zero must not become zero: the step is divided by its root.
+    code = jnp.where(unsigned & (share > 0), jnp.maximum(code, 1.0), code)
+    code = jnp.where(unsigned, code, 128.0 + jnp.sign(blocks) * code)
+    scales = jnp.where(unsigned, -largest, largest)
+    return Compressed(_joined(code, x.shape).astype(jnp.uint8), scales[..., 0])
+
+
+def dequantized(compressed: Compressed) -> jax.Array:
+    """Returns the float32 array that 8-bit codes stand for."""
+    values, scales = compressed
+    assert scales is not None
+    scales = scales[..., None]
+    code = _in_blocks(values.astype(jnp.float32), scales.shape[-2])
+    unsigned = scales < 0
+    distance = jnp.where(unsigned, code / 255.0, (code - 128.0) / 127.0)
+    return _joined(distance * jnp.abs(distance) * jnp.abs(scales), values.shape)
+
+
+def _in_blocks(x: jax.Array, count: int) -> jax.Array:
+    """Cuts the last axis into a number of blocks of one length, the last filled up with zeros."""
+    length = -(-x.shape[-1] // count)
+    padding = [(0, 0)] * (x.ndim - 1) + [(0, count * length - x.shape[-1])]
+    return jnp.pad(x, padding).reshape(*x.shape[:-1], count, length)
+
+
+def _joined(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return blocks.reshape(*shape[:-1], -1)[..., : shape[-1]]

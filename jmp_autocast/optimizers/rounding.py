@@ -1,0 +1,96 @@
+"""Rounds float32 values to those that a 16-bit dtype holds, in float32.
+
+XLA takes a cast to 16 bits with a cast back for nothing (``xla_allow_excess_precision``): what was
+lost, and has to be known, would be computed as zero. What is here rounds by arithmetic.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_EXPONENT = 0x7F800000  # the exponent bits of a float32
+_ONE_OVER = 254 << 23  # 2**k has exponent bits k + 127, and 1 / 2**k has 254 minus those
+# Below this a float32 cannot hold the distance between neighboring bfloat16 numbers as a normal
+# number, and XLA:CPU takes subnormal ones for zero.
+_SMALLEST = 2.0**-100
+
+
+def to_nearest(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Rounds to the nearest value of a 16-bit dtype, ties to even, as a cast does.
+
+    Args:
+        x: float32 array.
+        dtype: float16 or bfloat16.
+
+    Returns:
+        float32 array of values that ``dtype`` holds.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> print(to_nearest(jnp.float32(1.003), jnp.dtype("bfloat16")))
+        1.0
+    """
+    info = jnp.finfo(dtype)
+    rounded = lax.reduce_precision(x, info.nexp, info.nmant)
+    if dtype != np.float16:
+        return rounded
+    # reduce_precision gives zero for what float16 holds as a subnormal number, and weights below
+    # 6e-5 are that: multiples of 2**-24.
+    subnormal = jnp.abs(x) < float(info.smallest_normal)
+    return jnp.where(subnormal, jnp.round(x * 2.0**24) * 2.0**-24, rounded)
+
+
+def stochastically(key: jax.Array, x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Rounds to one of the two nearest values of a 16-bit dtype, so that the mean is exact.
+
+    A value that lies at 30 % of the way from one to the next becomes the next with a probability of
+    30 %, in steps of 2**-16. A float32 number has 16 bits more than a bfloat16 number: its mean is
+    exact.
+
+    Args:
+        key: A PRNG key.
+        x: float32 array.
+        dtype: float16 or bfloat16.
+
+    Returns:
+        float32 array of values that ``dtype`` holds; NaNs and infinities as they are.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> x = jnp.full(10_000, 1.001)  # bfloat16 has 1 and 1.0078125
+        >>> rounded = stochastically(jax.random.key(0), x, jnp.dtype("bfloat16"))
+        >>> sorted(set(rounded.tolist())), bool(abs(rounded.mean() - 1.001) < 1e-4)
+        ([1.0, 1.0078125], True)
+    """
+    info = jnp.finfo(dtype)
+    power = lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(_EXPONENT)
+    smallest = max(float(info.smallest_normal), _SMALLEST)
+    power = jnp.maximum(lax.bitcast_convert_type(power, jnp.float32), smallest)
+    spacing = power * 2.0**-info.nmant
+    # By bits and not by a division, which a TPU does not round exactly.
+    inverse = np.uint32(_ONE_OVER) - lax.bitcast_convert_type(spacing, jnp.uint32)
+    steps = x * lax.bitcast_convert_type(inverse, jnp.float32)
+    below = jnp.floor(steps)
+    rounded = (below + goes_up(key, steps - below)) * spacing
+    return jnp.where(jnp.isfinite(x), rounded, x)
+
+
+def goes_up(key: jax.Array, probability: jax.Array) -> jax.Array:
+    """Draws 1.0 with the given probabilities, in steps of 2**-16, and else 0.0.
+
+    Args:
+        key: A PRNG key.
+        probability: float32 array of numbers within [0, 1].
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> print(goes_up(jax.random.key(0), jnp.array([0.0, 1.0])))
+        [0. 1.]
+    """
+    draws = jax.random.bits(key, probability.shape, jnp.uint16)
+    return (draws.astype(jnp.float32) < probability * 2.0**16).astype(jnp.float32)

@@ -1,0 +1,275 @@
+"""Optax transformations for weights that are stored in 16 bits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from .rounding import stochastically, to_nearest
+from .storing import Scheme, is_half, map_half, reached, storing
+
+# The compensation of float16 weights too: float16 has no number below 6e-8, and half of the
+# distance between weights near 1e-3 is 2e-7.
+_COMPENSATION = np.dtype(jnp.bfloat16)
+
+
+class MasterWeightsState(NamedTuple):
+    """State of `master_weights`.
+
+    Attributes:
+        master_params: The float32 weights; at leaves that are stored in float32 an
+            ``optax.MaskedNode``.
+        inner_state: The state of the inner transformation, made for float32 weights.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast.optimizers import master_weights
+        >>> state = master_weights(optax.sgd(0.1)).init(jnp.ones(2, jnp.bfloat16))
+        >>> state.master_params.dtype
+        dtype('float32')
+    """
+
+    master_params: Any
+    inner_state: optax.OptState
+
+
+class KahanState(NamedTuple):
+    """State of `kahan_summation`.
+
+    Attributes:
+        compensation: What the weights lack, bfloat16; at leaves that are stored in float32 an
+            ``optax.MaskedNode``.
+        inner_state: The state of the inner transformation, made for float32 weights.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast.optimizers import kahan_summation
+        >>> print(kahan_summation(optax.sgd(0.1)).init(jnp.ones(2, jnp.bfloat16)).compensation)
+        [0 0]
+    """
+
+    compensation: Any
+    inner_state: optax.OptState
+
+
+class StochasticRoundingState(NamedTuple):
+    """State of `stochastic_rounding`.
+
+    Attributes:
+        key: The PRNG key of the next step: the data of a threefry key, ``uint32[2]``, which every
+            checkpoint library can save.
+        inner_state: The state of the inner transformation, made for float32 weights.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast.optimizers import stochastic_rounding
+        >>> print(stochastic_rounding(optax.sgd(0.1), seed=3).init(jnp.ones(2)).key)
+        [0 3]
+    """
+
+    key: jax.Array
+    inner_state: optax.OptState
+
+
+def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer so that 16-bit weights train as float32 weights do.
+
+    The float32 weights are in the optimizer state, 4 bytes a weight; the program reads 16-bit
+    copies. A weight of 1 in bfloat16 has its next neighbor 0.0078 away, and updates of less than
+    half of that have no effect; here they add up. With float32 gradients (`as_float32`) the run is
+    that of float32 weights, to the bit; `storing.difference` names the exception of weights that
+    fall to 2**-16 of themselves in one step.
+
+    Weights that are stored in float32 are left to ``inner``. A 16-bit gradient is widened first.
+    The transformation comes last in a chain: what changes its updates changes the stored weights
+    alone. ``optax.MultiSteps``, clipping and weight decay belong inside, where they see float32;
+    `jmp_autocast.dynamic_loss_scaling` belongs around it.
+
+    Args:
+        inner: Any optax transformation. Its state is made for float32 weights.
+
+    Returns:
+        An ``optax.GradientTransformationExtraArgs`` with a `MasterWeightsState`. Updates of 16-bit
+        weights are float32, which ``optax.apply_updates`` takes.
+
+    Raises:
+        TypeError: ``inner`` is no gradient transformation. At ``update``: the state is another's.
+        ValueError: At ``update``: there are no parameters, or the state was made for others.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast.optimizers import master_weights
+        >>> params = jnp.ones(1, jnp.bfloat16)
+        >>> tx = master_weights(optax.sgd(1e-3))
+        >>> state = tx.init(params)
+        >>> for _ in range(100):
+        ...     updates, state = tx.update(jnp.ones(1), state, params)
+        ...     params = optax.apply_updates(params, updates)
+        >>> print(params, params.dtype, f"{float(state.master_params[0]):.3f}")
+        [0.898438] bfloat16 0.900
+    """
+
+    def start(params: Any) -> Any:
+        return map_half(lambda p: p.astype(jnp.float32), params)
+
+    def write(params: Any, _: Any, target: Any) -> tuple[Any, Any]:
+        stored = map_half(lambda p, t: to_nearest(t, p.dtype), params, target)
+        return stored, map_half(lambda _, t: t, params, target)
+
+    return storing(inner, Scheme("master_weights", MasterWeightsState, start, _master, write))
+
+
+def _master(params: Any, master: Any) -> Any:
+    wide = map_half(lambda _, m: m, params, master)
+    return _where_half(params, wide)
+
+
+def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer so that 16-bit weights train, with 2 more bytes a weight.
+
+    What a weight loses when it is rounded is kept, in bfloat16, and added to it before the next
+    step. Both together are within 2**-17 of the exact sum, 2**-20 with float16 weights: an update
+    below that share of its weight may have no effect. Everything else is as in `master_weights`.
+
+    Args:
+        inner: Any optax transformation. Its state is made for float32 weights.
+
+    Returns:
+        An ``optax.GradientTransformationExtraArgs`` with a `KahanState`.
+
+    Raises:
+        TypeError: As in `master_weights`.
+        ValueError: As in `master_weights`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast.optimizers import float32_params, kahan_summation
+        >>> params = jnp.ones(1, jnp.bfloat16)
+        >>> tx = kahan_summation(optax.sgd(1e-3))
+        >>> state = tx.init(params)
+        >>> for _ in range(100):
+        ...     updates, state = tx.update(jnp.ones(1), state, params)
+        ...     params = optax.apply_updates(params, updates)
+        >>> print(params, f"{float(float32_params(state, params)[0]):.3f}")
+        [0.898438] 0.900
+    """
+
+    def start(params: Any) -> Any:
+        return map_half(lambda p: jnp.zeros_like(p, _COMPENSATION), params)
+
+    def write(params: Any, _: Any, target: Any) -> tuple[Any, Any]:
+        stored = map_half(lambda p, t: to_nearest(t, p.dtype), params, target)
+        # Of what the weight will be, which `difference` may miss by a little.
+        gets = map_half(reached, params, stored)
+        return stored, map_half(
+            lambda _, t, new: (t - new).astype(_COMPENSATION), params, target, gets
+        )
+
+    scheme = Scheme("kahan_summation", KahanState, start, _compensated, write)
+    return storing(inner, scheme)
+
+
+def missing(param: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns what a 16-bit parameter lacks of its float32 weight, as a compensation."""
+    return (weight - param.astype(jnp.float32)).astype(_COMPENSATION)
+
+
+def _compensated(params: Any, compensation: Any) -> Any:
+    wide = map_half(
+        lambda p, c: p.astype(jnp.float32) + c.astype(jnp.float32), params, compensation
+    )
+    return _where_half(params, wide)
+
+
+def stochastic_rounding(
+    inner: optax.GradientTransformation, *, seed: int = 0
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer so that 16-bit weights train, with no more bytes a weight.
+
+    The sum of weight and update becomes one of the two nearest 16-bit numbers, the nearer one with
+    the higher probability, so that its mean is the sum itself. An update of a hundredth of the
+    distance to the neighbor moves one weight in a hundred. A weight that gets no update stays.
+    Everything else is as in `master_weights`.
+
+    Args:
+        inner: Any optax transformation. Its state is made for float32 weights.
+        seed: The first PRNG key. Equal seeds give equal bits, on any number of devices.
+
+    Returns:
+        An ``optax.GradientTransformationExtraArgs`` with a `StochasticRoundingState`.
+
+    Raises:
+        TypeError: As in `master_weights`; or ``seed`` is no integer.
+        ValueError: As in `master_weights`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast.optimizers import stochastic_rounding
+        >>> params = jnp.ones(10_000, jnp.bfloat16)
+        >>> tx = stochastic_rounding(optax.sgd(1e-3))
+        >>> updates, state = tx.update(jnp.ones(10_000), tx.init(params), params)
+        >>> params = optax.apply_updates(params, updates)
+        >>> print(sorted(set(params.tolist())), round(float(params.astype(float).mean()), 4))
+        [0.99609375, 1.0] 0.999
+    """
+    check_seed("stochastic_rounding", seed)
+
+    def start(_: Any) -> jax.Array:
+        return first_key(seed)
+
+    def write(params: Any, key: jax.Array, target: Any) -> tuple[Any, jax.Array]:
+        key, keys = split_key(key, params)
+        stored = map_half(lambda p, t, k: stochastically(k, t, p.dtype), params, target, keys)
+        return stored, key
+
+    scheme = Scheme("stochastic_rounding", StochasticRoundingState, start, _as_stored, write)
+    return storing(inner, scheme)
+
+
+def _as_stored(params: Any, _: Any) -> Any:
+    return _where_half(params, map_half(lambda p: p.astype(jnp.float32), params))
+
+
+def _where_half(params: Any, wide: Any) -> Any:
+    """Returns ``wide`` at the 16-bit leaves of ``params``, and ``params`` itself elsewhere."""
+    leaves, structure = jax.tree.flatten(params)
+    pairs = zip(leaves, structure.flatten_up_to(wide), strict=True)
+    return structure.unflatten([w if is_half(p) else p for p, w in pairs])
+
+
+def check_seed(name: str, seed: Any) -> None:
+    """Raises TypeError for a seed that is no integer."""
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"{name} takes an integer as its seed, got {seed!r}.")
+
+
+def first_key(seed: int) -> jax.Array:
+    """Returns the data of the first key, ``uint32[2]``."""
+    # Always threefry, whose bits do not depend on how an array is sharded, and data and not a key:
+    # pickle and flax.serialization save that.
+    return jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
+
+
+def split_key(data: jax.Array, tree: Any) -> tuple[jax.Array, Any]:
+    """Returns the data of the next key, and a key for each leaf of a tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    key, own = jax.random.split(jax.random.wrap_key_data(data, impl="threefry2x32"))
+    keys = list(jax.random.split(own, len(leaves))) if leaves else []
+    return jax.random.key_data(key), structure.unflatten(keys)
+
+
+WIDE_READERS = {
+    MasterWeightsState: _master,
+    KahanState: _compensated,
+    StochasticRoundingState: _as_stored,
+}

@@ -1,0 +1,136 @@
+"""float32 weights out of 16-bit ones and their optimizer state, and back into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .storing import as_wide, is_half, map_half
+from .weights import WIDE_READERS, KahanState, MasterWeightsState, missing
+
+
+def as_float32(params: Any) -> Any:
+    """Returns parameters with their 16-bit leaves as float32, for float32 gradients of them.
+
+    A gradient has the dtype of what it is taken of, and that of a bfloat16 weight is rounded to 8
+    bits. Take it of the widened weights, and it is the float32 accumulator of the matmul:
+    ``jax.grad(autocast(loss))(as_float32(params), batch)``. Under ``jit`` no float32 copy of a
+    weight is made that `autocast` reads in 16 bits alone: XLA removes the cast and its return.
+
+    Args:
+        params: A pytree of arrays. Leaves that are neither float16 nor bfloat16 are returned as
+            they are.
+
+    Returns:
+        A pytree of the same structure.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, autocast
+        >>> from jmp_autocast.optimizers import as_float32
+        >>> loss = autocast(lambda params, x: jnp.sum(x @ params["w"]), policy=BF16)
+        >>> params, x = {"w": jnp.ones((4, 4), jnp.bfloat16)}, jnp.ones((2, 4))
+        >>> jax.grad(loss)(params, x)["w"].dtype, jax.grad(loss)(as_float32(params), x)["w"].dtype
+        (dtype(bfloat16), dtype('float32'))
+    """
+    return jax.tree.map(as_wide, params)
+
+
+def float32_params(opt_state: Any, params: Any) -> Any:
+    """Returns the weights of a run with all the digits that it has: for a checkpoint or an average.
+
+    Args:
+        opt_state: A state that holds one of `master_weights`, `kahan_summation` or
+            `stochastic_rounding`, at any depth.
+        params: The stored parameters that belong to it.
+
+    Returns:
+        The parameters, 16-bit leaves in float32: the master weights, or the sums of weights and
+        compensations, or the weights as they are.
+
+    Raises:
+        ValueError: There is no such state, or there are several.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast.optimizers import float32_params, master_weights
+        >>> params = jnp.ones(1, jnp.bfloat16)
+        >>> tx = master_weights(optax.sgd(1e-3))
+        >>> updates, state = tx.update(jnp.ones(1), tx.init(params), params)
+        >>> print(optax.apply_updates(params, updates), float32_params(state, params))
+        [1] [0.999]
+    """
+    states = [s for s in jax.tree.leaves(opt_state, is_leaf=_is_state) if _is_state(s)]
+    if len(states) != 1:
+        raise ValueError(
+            f"{len(states)} states in this {type(opt_state).__name__} keep weights in 16 bits, and "
+            "there must be one, of master_weights(...), kahan_summation(...) or "
+            "stochastic_rounding(...)."
+        )
+    return WIDE_READERS[type(states[0])](params, states[0][0])
+
+
+def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
+    """Puts the digits of float32 weights into an optimizer state, before the first step.
+
+    Without it a run starts from the rounded weights.
+
+    Args:
+        opt_state: What ``init`` returned for ``params``; a `MasterWeightsState` or `KahanState` is
+            found at any depth.
+        params: The stored parameters.
+        wide: The float32 weights of which the 16-bit leaves of ``params`` are the rounded ones.
+
+    Returns:
+        The state. The master weights are those given; a compensation is what the rounded weight
+        lacks.
+
+    Raises:
+        ValueError: ``wide`` has another structure or other shapes, or is not float32 where
+            ``params`` is in 16 bits.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast.optimizers import master_weights, start_from
+        >>> wide = jnp.full(1, 0.1)
+        >>> params = wide.astype(jnp.bfloat16)
+        >>> state = master_weights(optax.sgd(0.1)).init(params)
+        >>> print(state.master_params, start_from(state, params, wide).master_params)
+        [0.10009766] [0.1]
+    """
+    _check_wide(params, wide)
+
+    def begin(state: Any) -> Any:
+        if isinstance(state, MasterWeightsState):
+            # A copy: a step that donates its state must not take the caller's weights with it.
+            return state._replace(master_params=map_half(lambda _, w: jnp.array(w), params, wide))
+        if isinstance(state, KahanState):
+            return state._replace(compensation=map_half(missing, params, wide))
+        return state
+
+    return jax.tree.map(begin, opt_state, is_leaf=_is_state)
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, tuple(WIDE_READERS))
+
+
+def _check_wide(params: Any, wide: Any) -> None:
+    if jax.tree.structure(params) != jax.tree.structure(wide):
+        raise ValueError("start_from needs params and wide in one structure, and they differ.")
+
+    def check(path: Any, param: Any, weight: Any) -> None:
+        expected = jnp.shape(param), jnp.dtype(jnp.float32)
+        found = jnp.shape(weight), jnp.result_type(weight)
+        if is_half(param) and found != expected:
+            raise ValueError(
+                f"start_from needs the float32 weights of shape {expected[0]} at "
+                f"{jax.tree_util.keystr(path)} of wide, got {found[1].name}{list(found[0])}."
+            )
+
+    jax.tree_util.tree_map_with_path(check, params, wide)

@@ -1,0 +1,258 @@
+"""Weights in 16 bits train: as float32 ones to the bit, or nearly so with fewer bytes."""
+
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import serialization
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from jmp_autocast import Policy, autocast, dynamic_loss_scaling, scaled_value_and_grad, step_skipped
+from jmp_autocast.optimizers import (
+    as_float32,
+    compressed_moments,
+    float32_params,
+    kahan_summation,
+    master_weights,
+    start_from,
+    stochastic_rounding,
+)
+
+SCHEMES = {
+    "master": master_weights,
+    "kahan": kahan_summation,
+    "stochastic": stochastic_rounding,
+    "master, 8-bit moments": lambda inner: master_weights(compressed_moments(inner, min_size=256)),
+}
+HALF = ("float16", "bfloat16")
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+def weights():
+    rng = np.random.default_rng(0)
+    return {
+        "up": jnp.asarray(rng.normal(size=(8, 32)) / 3, jnp.float32),
+        "scale": jnp.ones(32),
+        "down": jnp.asarray(rng.normal(size=(32, 8)) / 6, jnp.float32),
+    }
+
+
+def stored(params, dtype):
+    """The matrices in 16 bits; the scale, which is read in float32, as it is."""
+    return {name: p.astype(dtype) if p.ndim > 1 else p for name, p in params.items()}
+
+
+def loss(params, x):
+    h = x @ params["up"]
+    h = jnp.tanh(h * jax.lax.rsqrt(jnp.mean(h**2, -1, keepdims=True) + 1e-6) * params["scale"])
+    return jnp.mean((h @ params["down"] - x[..., ::-1]) ** 2)
+
+
+BATCHES = np.random.default_rng(1).standard_normal((12, 16, 8)).astype(np.float32)
+
+
+def trained(tx, params, state, dtype, batches=BATCHES):
+    """Parameters and state after all batches of a scaled run."""
+    scaled_loss = autocast(loss, policy=Policy(dtype))
+
+    def step(carry, x):
+        params, state = carry
+        _, grads = scaled_value_and_grad(scaled_loss)(state, as_float32(params), x)
+        updates, state = tx.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    return jax.jit(lambda *carry: jax.lax.scan(step, carry, batches)[0])(params, state)
+
+
+INNER = {
+    "adamw": lambda: optax.adamw(0.02, weight_decay=0.1),
+    "clipped sgd in MultiSteps": lambda: optax.MultiSteps(
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9)), 2
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*zip(INNER, HALF, strict=True)])
+def test_master_weights_train_as_float32_weights_do_to_the_bit(name, dtype):
+    inner, params = INNER[name](), weights()
+    plain, own = dynamic_loss_scaling(inner), dynamic_loss_scaling(master_weights(inner))
+    batches = BATCHES.copy()
+    batches[5, 0, 0] = np.inf  # a skipped step
+    expected, _ = trained(plain, params, plain.init(params), dtype, batches)
+    small = stored(params, dtype)
+    found, state = trained(own, small, start_from(own.init(small), small, params), dtype, batches)
+    jax.tree.map(np.testing.assert_array_equal, float32_params(state, found), expected)
+    jax.tree.map(np.testing.assert_array_equal, found, stored(expected, dtype))
+    assert {name: p.dtype.name for name, p in found.items()} == {
+        "up": dtype,
+        "scale": "float32",
+        "down": dtype,
+    }
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("name", ["alone", *SCHEMES])
+def test_updates_below_the_distance_of_neighbors_add_up(name, dtype):
+    tx = SCHEMES.get(name, lambda inner: inner)(optax.sgd(1e-4))
+    params = jnp.ones((64, 64), dtype)
+
+    def step(carry, _):
+        updates, state = tx.update(jnp.ones_like(params), carry[1], carry[0])
+        return (optax.apply_updates(carry[0], updates), state), None
+
+    final, _ = jax.jit(lambda c: jax.lax.scan(step, c, length=100))((params, tx.init(params)))[0]
+    assert final.dtype == dtype
+    # The nearest bfloat16 number to 0.99 is 1.4e-3 away from it; the mean of 4,096 stochastic
+    # ones has a standard error of 3e-5.
+    moved = 1 if name == "alone" else 0.99
+    spread = {"stochastic": 2e-4, "alone": 0}.get(name, 2e-3)
+    np.testing.assert_allclose(np.mean(np.float64(final)), moved, atol=spread)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_compensation_holds_nine_more_bits(dtype):
+    params = np.random.default_rng(2).standard_normal(512).astype(np.float32)
+    small = jnp.asarray(params, dtype)
+    tx = kahan_summation(optax.sgd(1.0))
+    state = start_from(tx.init(small), small, params)
+    np.testing.assert_allclose(float32_params(state, small), params, rtol=2.0**-17)
+    moves = jnp.asarray(params * 1e-4)
+    for k in range(1, 5):
+        updates, state = tx.update(-moves, state, small)
+        small = optax.apply_updates(small, updates)
+        exact = params * (1 + k * 1e-4)
+        np.testing.assert_allclose(float32_params(state, small), exact, rtol=(k + 1) * 2.0**-17)
+
+
+@pytest.mark.parametrize("name", ["stochastic", "master, 8-bit moments"])
+def test_a_skipped_step_leaves_weights_and_state_alone(name):
+    tx = dynamic_loss_scaling(SCHEMES[name](optax.adam(0.1)))
+    params = stored(weights(), "float16")
+    before = params, jax.jit(tx.init)(params)
+    after = trained(tx, *before, "float16", np.full((1, 16, 8), np.nan, np.float32))
+    assert step_skipped(after[1])
+    changed = before[0], before[1].inner_state
+    jax.tree.map(np.testing.assert_array_equal, (after[0], after[1].inner_state), changed)
+
+
+@pytest.mark.parametrize("name", ["stochastic", "master, 8-bit moments"])
+def test_a_run_goes_on_from_a_checkpoint(name, tmp_path):
+    tx = dynamic_loss_scaling(SCHEMES[name](optax.adam(0.05)), init_scale=256.0)
+    fresh = jax.jit(lambda params: (params, tx.init(params)))(stored(weights(), "bfloat16"))
+    run = jax.jit(functools.partial(trained, tx, dtype="bfloat16"))
+    half = run(*fresh, batches=BATCHES[:6])
+    expected = run(*half, batches=BATCHES[6:])
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", half)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state", fresh)
+    host = jax.device_get(half)
+    from_bytes = serialization.from_bytes(fresh, serialization.to_bytes(host))
+    for start in (restored, pickle.loads(pickle.dumps(host)), from_bytes):
+        end = run(*start, batches=BATCHES[6:])
+        jax.tree.map(np.testing.assert_array_equal, end, expected)
+
+
+@pytest.mark.parametrize("name", ["kahan", "stochastic"])
+def test_sharded_weights_get_the_same_bits_and_keep_their_sharding(name):
+    tx = SCHEMES[name](optax.adam(0.05))
+    params = stored(weights(), "bfloat16")
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    split = {"up": P(None, "d"), "scale": P(), "down": P("d")}
+    shards = {name: NamedSharding(mesh, spec) for name, spec in split.items()}
+
+    @jax.jit
+    def steps(params):
+        state = tx.init(params)
+        for k in range(2):
+            grads = jax.tree.map(lambda p, k=k: jnp.sin(as_float32(p) * 9 + k), params)
+            updates, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    found = steps(jax.device_put(params, shards))
+    jax.tree.map(np.testing.assert_array_equal, found, steps(params))
+    assert all(found[0][name].sharding.is_equivalent_to(shards[name], 2) for name in ("up", "down"))
+
+
+def test_equal_seeds_give_equal_bits_and_others_do_not():
+    params = jnp.ones((64, 64), jnp.bfloat16)
+
+    def once(seed):
+        tx = stochastic_rounding(optax.sgd(1e-3), seed=seed)
+        updates, state = tx.update(jnp.ones_like(params), tx.init(params), params)
+        return updates, tx.update(jnp.ones_like(params), state, params)[0]
+
+    (first, second), again, other = once(3), once(3), once(4)
+    assert (first == again[0]).all()
+    assert not (first == other[0]).all()
+    assert not (first == second).all()
+
+
+def test_a_step_may_donate_parameters_and_state():
+    params = stored(weights(), "bfloat16")
+    for make in (master_weights, kahan_summation):
+        tx = make(compressed_moments(optax.sgd(1e-3, momentum=0.9), bits=16, min_size=256))
+        state = start_from(jax.jit(tx.init)(params), params, weights())
+        step = jax.jit(tx.update, donate_argnums=(1,))
+        _, new = step(params, state, params)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+        assert jax.tree.structure(new) == jax.tree.structure(state)
+
+
+def test_the_state_has_the_bytes_that_the_table_of_recipes_says():
+    params = {"w": jnp.zeros((128, 128), jnp.bfloat16)}
+    size = params["w"].size
+    adam = optax.scale_by_adam()
+    found = {
+        name: round(sum(x.nbytes for x in jax.tree.leaves(jax.jit(tx.init)(params))) / size, 2)
+        for name, tx in {
+            "master": master_weights(adam),
+            "kahan": kahan_summation(adam),
+            "stochastic": stochastic_rounding(adam),
+            "16": stochastic_rounding(compressed_moments(adam, bits=16)),
+            "8": stochastic_rounding(compressed_moments(adam)),
+        }.items()
+    }
+    assert found == {"master": 12.0, "kahan": 10.0, "stochastic": 8.0, "16": 4.0, "8": 2.13}
+
+
+BAD = {
+    "no transformation": (lambda: master_weights(3), "master_weights wraps an optax"),
+    "seed": (lambda: stochastic_rounding(optax.sgd(1.0), seed=0.5), "integer as its seed"),
+    "bits": (lambda: compressed_moments(optax.sgd(1.0), bits=4), "bits must be 8 or 16, got 4"),
+    "size": (lambda: compressed_moments(optax.sgd(1.0), min_size=0), "min_size must be at least 1"),
+    "order": (
+        lambda: compressed_moments(master_weights(optax.sgd(1.0))).init(jnp.ones(1)),
+        "Put it inside: master_weights",
+    ),
+    "state": (
+        lambda: kahan_summation(optax.sgd(1.0)).update(jnp.ones(1), (), jnp.ones(1)),
+        "must be a KahanState",
+    ),
+    "no parameters": (lambda: updated(None), "needs the parameters"),
+    "other dtype": (lambda: updated(jnp.ones(1)), "made for parameters of another structure"),
+    "no state": (lambda: float32_params((), jnp.ones(1)), "0 states in this tuple"),
+    "wide": (
+        lambda: start_from((), jnp.ones(1, jnp.bfloat16), jnp.ones(2)),
+        r"float32 weights of shape \(1,\).*got float32\[2\]",
+    ),
+}
+
+
+def updated(params):
+    tx = master_weights(optax.sgd(1.0))
+    return tx.update(jnp.ones(1), tx.init(jnp.ones(1, jnp.bfloat16)), params)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_wrong_use_says_what_to_do(name):
+    call, message = BAD[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
