@@ -33,6 +33,7 @@ from .policies import (
     register_policy,
 )
 from .scopes import compute_precision, full_precision
+from .stored_params import cast_params
 from .transform import autocast
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ __all__ = [
     "LossScalingState",
     "Policy",
     "autocast",
+    "cast_params",
     "check_numerics",
     "compare",
     "compute_precision",

@@ -33,6 +33,7 @@ LAW = {
 UPPER = {
     "arguments": {"interpreters", "policies"},
     "transform": {"arguments", "interpreters", "pickling", "policies", "scopes"},
+    "stored_params": {"arguments", "interpreters", "policies", "transform"},
     "inspect": {"arguments", "interpreters", "policies", "scopes", "transform"},
     "cli": {"inspect", "policies", "arguments", "transform", "scopes"},
     "integrations": {
@@ -45,7 +46,7 @@ UPPER = {
         "scopes",
         "transform",
     },
-    "__init__": {"inspect", "loss_scaling", "policies", "scopes", "transform"},
+    "__init__": {"inspect", "loss_scaling", "policies", "scopes", "stored_params", "transform"},
     "__main__": {"cli"},
 }
 

@@ -1,0 +1,165 @@
+"""`cast_params`: the parameters that a program reads in 16 bits alone, stored in 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .arguments import check_function, is_array
+from .interpreters.compat import Tracer
+from .interpreters.plan.reads import read_dtypes
+from .policies import COMPUTE_DTYPES, FLOAT32
+from .policies.callables import name_of
+from .transform import Autocast, autocast
+
+
+def cast_params(
+    fn: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    policy: Any = None,
+    check: bool = False,
+    donate: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Returns the parameters with those leaves in 16 bits that the program only reads in 16 bits.
+
+    A leaf is cast if every reader of it, in every branch and loop, reads it in one 16-bit dtype, as
+    the plan of `autocast` says. A leaf that a norm, a comparison or a float32 residual stream reads
+    in float32 stays, and so does one that nothing reads. Called with the leaves widened again, the
+    program returns the same bits: it rounds a rounded number to itself. Under ``jit`` XLA removes
+    the widening with the cast behind it.
+
+    Args:
+        fn: The function in float32, or what `autocast` made of it, whose options then hold. Its
+            first argument holds the parameters.
+        params: The parameters: any pytree of arrays, such as Linen variables, the state of
+            ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. Of a
+            ``jax.ShapeDtypeStruct`` the dtype is changed, for a restore in 16 bits. Shardings stay.
+        *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
+        policy: As for `autocast`; None for the wrapper's own, or float16.
+        check: Also runs both programs on the arguments, and compares the bits of all results.
+        donate: Deletes each float32 leaf as soon as its 16-bit copy is made, so that memory never
+            holds more than the tree and one leaf.
+        **kwargs: The keyword arguments of ``fn``.
+
+    Returns:
+        A pytree of the structure of ``params``.
+
+    Raises:
+        TypeError: ``fn`` is not callable.
+        ValueError: ``fn`` is a wrapper, and ``policy`` is given as well or it has
+            ``enabled=False``. With ``check``: an argument is abstract.
+        AssertionError: With ``check``: the results differ, which is an error of this library or of
+            the compiler.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, autocast, cast_params
+        >>> from jmp_autocast.optimizers import as_float32
+        >>> def apply(params, x):
+        ...     x = x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True)) * params["scale"]
+        ...     return x @ params["w"]
+        >>> params, x = {"scale": jnp.ones(8), "w": jnp.ones((8, 4)) / 3}, jnp.ones((2, 8))
+        >>> small = cast_params(apply, params, x, policy=BF16, check=True)
+        >>> {name: leaf.dtype.name for name, leaf in small.items()}
+        {'scale': 'float32', 'w': 'bfloat16'}
+        >>> predict = jax.jit(lambda params, x: autocast(apply, policy=BF16)(as_float32(params), x))
+        >>> bool((predict(small, x) == predict(params, x)).all())
+        True
+    """
+    wrapper = _wrapper(fn, policy)
+    leaves, structure = jax.tree.flatten(params)
+    dtypes = _read_in_16_bits(wrapper, leaves, (params, *args), kwargs)
+    if check:
+        _check_bits(wrapper, structure, leaves, dtypes, args, kwargs)
+    cast = [_cast(x, dtype, donate) for x, dtype in zip(leaves, dtypes, strict=True)]
+    return structure.unflatten(cast)
+
+
+def _wrapper(fn: Any, policy: Any) -> Autocast:
+    check_function(fn, "cast_params", "Pass the function itself, then the parameters.")
+    if not isinstance(fn, Autocast):
+        return autocast(fn, policy=policy)
+    if policy is not None:
+        raise ValueError(
+            "cast_params got policy= for a function that autocast has already wrapped with its "
+            "own. Leave policy out, or pass the function that was wrapped."
+        )
+    return fn
+
+
+def _read_in_16_bits(
+    wrapper: Autocast, leaves: list[Any], args: Any, kwargs: Any
+) -> list[np.dtype | None]:
+    """Returns the dtype that each leaf of the parameters is read in, None if that is float32."""
+    plan = wrapper.planned(*args, **kwargs).plan
+    reads = iter(zip(plan.inputs, read_dtypes(plan), strict=True))
+    found: list[np.dtype | None] = []
+    for leaf in leaves:
+        dtype = None
+        # The inputs of the program are the arrays among all leaves, those of the first argument
+        # first.
+        if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+            state, dtypes = next(reads)
+            if state.dtype == FLOAT32 and len(dtypes) == 1:
+                (only,) = dtypes
+                dtype = only if only in COMPUTE_DTYPES else None
+        found.append(dtype)
+    return found
+
+
+def _cast(leaf: Any, dtype: np.dtype | None, donate: bool) -> Any:
+    if dtype is None:
+        return leaf
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.update(dtype=dtype)
+    small = leaf.astype(dtype)
+    if donate and isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+        small.block_until_ready()
+        leaf.delete()
+    return small
+
+
+def _check_bits(
+    wrapper: Autocast,
+    structure: Any,
+    leaves: list[Any],
+    dtypes: list[np.dtype | None],
+    args: Any,
+    kwargs: Any,
+) -> None:
+    """Runs the program on the parameters as they are and as they are stored, and compares."""
+    static = {i: leaf for i, leaf in enumerate(leaves) if not is_array(leaf)}
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((leaves, args, kwargs))):
+        raise ValueError("check=True runs the program, and needs arrays for all arguments.")
+
+    def run(arrays: list[Any]) -> list[Any]:
+        given = iter(arrays)
+        full = [static[i] if i in static else next(given) for i in range(len(leaves))]
+        out = wrapper(structure.unflatten(full), *args, **kwargs)
+        return [x for x in jax.tree.leaves(out) if is_array(x)]
+
+    def from_stored(arrays: list[Any]) -> list[Any]:
+        return run([jnp.asarray(x, like) for x, like in zip(arrays, declared, strict=True)])
+
+    arrays = [jnp.asarray(x) for i, x in enumerate(leaves) if i not in static]
+    declared = [x.dtype for x in arrays]
+    own = [d for i, d in enumerate(dtypes) if i not in static]
+    small = [x if d is None else x.astype(d) for x, d in zip(arrays, own, strict=True)]
+    pairs = zip(jax.jit(run)(arrays), jax.jit(from_stored)(small), strict=True)
+    differing = [i for i, pair in enumerate(pairs) if not _same_bits(*jax.device_get(pair))]
+    if differing:
+        raise AssertionError(
+            f"{name_of(wrapper)} returns other bits in its outputs {differing} with parameters in "
+            "16 bits. Please report the program."
+        )
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    return one.dtype == other.dtype and one.tobytes() == other.tobytes()

@@ -1,0 +1,223 @@
+"""`cast_params`: which leaves a program reads in 16 bits alone, and that nothing else changes."""
+
+import pathlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import jmp_autocast.stored_params
+from jmp_autocast import BF16, FP16, CastPolicy, Policy, autocast, cast_params
+from jmp_autocast.optimizers import as_float32
+
+BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
+X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+TOKENS = np.arange(6, dtype=np.int32) % 5
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+def matrix(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) / 3
+
+
+def scanned(p, x):
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p["stack"])[0]
+
+
+def in_branches(p, x):
+    low, full = (lambda w: x @ w), (lambda w: jnp.exp(w)[:4, :8] + x)
+    return jax.lax.cond(x[0, 0] > 0, low, full, p["both"]) + jax.lax.cond(
+        x[0, 0] > 0, low, lambda w: 2 * (x @ w.T), p["low"]
+    )
+
+
+# A program of the parameters w (8, 8) and x (4, 8), and the leaves that it reads in 16 bits alone.
+PROGRAMS = {
+    "matmul and norm": (
+        lambda p, x: (x / jnp.linalg.norm(x) * p["scale"]) @ p["w"],
+        {"scale": matrix(1, 8), "w": matrix(2, 8, 8)},
+        {"w"},
+    ),
+    "moved": (
+        lambda p, x: x @ jnp.concatenate([p["a"], p["b"]])[:8].T.reshape(8, 4),
+        {"a": matrix(1, 2, 8), "b": matrix(2, 2, 8)},
+        {"a", "b"},
+    ),
+    "comparison": (
+        lambda p, x: jnp.where(p["w"] > 0.1, 1.0, 0.0).sum() + x @ p["w"],
+        {"w": matrix(1, 8, 8)},
+        set(),
+    ),
+    "returned": (lambda p, x: (x @ p["w"], p["w"].T), {"w": matrix(1, 8, 8)}, set()),
+    "unused": (lambda p, x: x @ p["w"], {"w": matrix(1, 8, 8), "no": matrix(2, 3)}, {"w"}),
+    "embedding": (
+        lambda p, x: jnp.take(p["e"], TOKENS, axis=0) @ p["w"] + p["tied"][TOKENS] @ p["tied"].T,
+        {"e": matrix(1, 5, 8), "w": matrix(2, 8, 5), "tied": matrix(3, 5, 8)},
+        {"e", "w", "tied"},
+    ),
+    "residual stream": (
+        lambda p, x: (p["e"][TOKENS][:4] + x) @ p["w"],
+        {"e": matrix(1, 5, 8), "w": matrix(2, 8, 8)},
+        {"w"},
+    ),
+    "scan over layers": (scanned, {"stack": matrix(1, 3, 8, 8)}, {"stack"}),
+    "branches": (in_branches, {"both": matrix(1, 8, 8), "low": matrix(2, 8, 8)}, {"low"}),
+    "carried": (
+        lambda p, x: jax.lax.fori_loop(
+            0, 2, lambda _, c: (c[1], c[0], c[2] @ c[0]), (p["a"], p["b"], x)
+        )[2],
+        {"a": matrix(1, 8, 8), "b": matrix(2, 8, 8)},
+        set(),
+    ),
+    "sorted": (
+        lambda p, x: x @ jax.lax.sort((p["k"], p["w"]), num_keys=1)[1],
+        {"k": matrix(1, 8, 8), "w": matrix(2, 8, 8)},
+        set(),
+    ),
+    "cast by the program": (
+        lambda p, x: x @ p["low"].astype(jnp.bfloat16) + x @ p["other"].astype(jnp.float16),
+        {"low": matrix(1, 8, 8), "other": matrix(2, 8, 8)},
+        {"low", "other"},
+    ),
+}
+
+
+def names_of(tree):
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(k, simple=True) for k, x in leaves if x.dtype != np.float32}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_leaves_that_are_read_in_16_bits_alone_are_cast(name):
+    fn, params, low = PROGRAMS[name]
+    small = cast_params(fn, params, X, policy=BF16, check=True)
+    assert names_of(small) == low
+    assert jax.tree.structure(small) == jax.tree.structure(params)
+
+
+@pytest.mark.parametrize("level", ["tensor_cores", "compute"])
+def test_the_policy_decides(level):
+    def fn(p, x):
+        with jax.named_scope("head"):
+            out = x @ p["head"]
+        return jnp.tanh(x @ p["w"] + p["b"]) @ p["w"] + out
+
+    params = {"w": matrix(1, 8, 8), "b": matrix(2, 8), "head": matrix(3, 8, 8)}
+    policy = BF16.with_level(level).with_scopes({"head": "float32"})
+    low = {"w", "b"} if level == "compute" else {"w"}
+    assert names_of(cast_params(fn, params, X, policy=policy, check=True)) == low
+    none = BF16.with_rules({"dot_general": CastPolicy.FP32})
+    assert not names_of(cast_params(lambda p, x: x @ p["w"], params, X, policy=none))
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "handwritten"),
+    [
+        # Of the embeddings, which the residual stream begins with, float32 is read.
+        ("GPT", BF16.with_level("compute"), {"embedding", "pos_embedding"}),
+        ("ViT", FP16, {"pos_embedding", "cls_embedding"}),
+        ("ResNet", BF16.with_level("tensor_cores"), set()),
+        ("LSTM", FP16.with_level("compute"), set()),
+    ],
+)
+def test_models_of_the_benchmarks_return_the_same_bits(name, policy, handwritten, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from comparison.cases import SIZES, forward
+
+    (case,) = (case for case in SIZES["tiny"] if case.name == name)
+    params, batch = case.examples(1)[0]
+    model = case.build()
+    apply = lambda params, batch: forward(model, params, batch)[0]
+    small = cast_params(apply, params, batch, policy=policy, check=True)
+    # By hand all kernels are cast, and biases: a hundredth of the bytes.
+    kept = {path[-1].key for path, x in jax.tree_util.tree_leaves_with_path(small) if is_full(x)}
+    assert "kernel" not in kept
+    assert kept <= {"bias", "scale"} | handwritten
+
+
+def is_full(x):
+    return x.dtype == np.float32
+
+
+def test_abstract_sharded_and_donated_trees(tmp_path):
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    sharding = {"w": NamedSharding(mesh, P("d")), "scale": NamedSharding(mesh, P())}
+    params = jax.device_put({"w": matrix(1, 8, 8), "scale": matrix(2, 8)}, sharding)
+    apply = autocast(lambda p, x: (jnp.exp(p["scale"]) * x) @ p["w"], policy=BF16)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+    )
+    abstract = cast_params(apply, shapes, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    small = cast_params(apply, params, X)
+    for tree in (abstract, small):
+        assert names_of(tree) == {"w"}
+        assert tree["w"].sharding == sharding["w"]
+        assert tree["w"].dtype == jnp.bfloat16
+    # Orbax restores a float32 checkpoint in the dtypes and shardings of the abstract tree.
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "params", params)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "params", abstract)
+    jax.tree.map(np.testing.assert_array_equal, restored, small)
+    assert restored["w"].sharding == sharding["w"]
+    donated = cast_params(apply, params, X, donate=True)
+    assert params["w"].is_deleted()
+    assert donated["scale"] is params["scale"]
+    jax.tree.map(np.testing.assert_array_equal, donated, small)
+
+
+def test_linen_variables_nnx_state_and_traced_parameters():
+    model = nn.Sequential([nn.Dense(8), nn.LayerNorm(), nn.Dense(2)])
+    variables = model.init(jax.random.key(0), X)
+    small = cast_params(model.apply, variables, X, policy=BF16, check=True)
+    assert {"params"} == set(small)
+    assert small["params"]["layers_0"]["kernel"].dtype == jnp.bfloat16
+    assert small["params"]["layers_1"]["scale"].dtype == jnp.float32
+
+    graph, state = nnx.split(nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
+    run = lambda state, x: nnx.merge(graph, state)(x)
+    stored = cast_params(run, state, X, policy=Policy("float16"), check=True)
+    assert type(stored) is type(state)
+    assert stored["kernel"].get_value().dtype == jnp.float16
+    # In a jitted function parameters have no values: it is the plan that says what is cast.
+    inside = jax.jit(lambda state: cast_params(run, state, X, policy=Policy("float16")))(state)
+    jax.tree.map(np.testing.assert_array_equal, inside, stored)
+
+
+def test_gradients_of_stored_parameters_are_those_of_the_program():
+    fn, params, _ = PROGRAMS["embedding"]
+    loss = autocast(lambda p, x: jnp.sum(fn(p, x) ** 2), policy=BF16)
+    small = cast_params(loss, params, X)
+    found = jax.jit(lambda p: jax.grad(loss)(as_float32(p), X))(small)
+    jax.tree.map(np.testing.assert_array_equal, found, jax.jit(jax.grad(loss))(params, X))
+
+
+def test_the_check_finds_a_leaf_that_is_read_in_float32(monkeypatch):
+    fn, params, _ = PROGRAMS["returned"]
+    wrong = lambda plan: [{np.dtype(jnp.bfloat16)} for _ in plan.inputs]
+    monkeypatch.setattr(jmp_autocast.stored_params, "read_dtypes", wrong)
+    with pytest.raises(AssertionError, match="other bits in its outputs"):
+        cast_params(fn, params, X, policy=BF16, check=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cast_params(3, {}), "cast_params takes a callable"),
+        (lambda: cast_params(autocast(jnp.sin), {}, policy=BF16), "Leave policy out"),
+        (lambda: cast_params(autocast(jnp.sin, enabled=False), {}), "enabled=False"),
+        (
+            lambda: cast_params(jnp.sin, jax.ShapeDtypeStruct((2,), jnp.float32), check=True),
+            "needs arrays",
+        ),
+    ],
+)
+def test_wrong_use_says_what_to_do(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
