@@ -89,7 +89,8 @@ class ErrorProbe(Probe):
         declared, mixed = run.operands
         # On the float32 program's operands, rounded as they are read: what earlier equations did
         # wrong is not in them, so that the error of the result is this equation's own.
-        alone = [materialized(x) for x in run.again(1, list(map(_as_read, declared, mixed)))]
+        read = list(map(_as_read, declared, mixed)) if run.rounded else declared
+        alone = [materialized(x) for x in run.again(1, read)]
         measured = [
             (_sums(reference, result), _sums(reference, own), _code(result))
             for reference, result, own in zip(*run.results, alone, strict=True)

@@ -110,18 +110,19 @@ class Evaluator(SideBySide[Recorder]):
         """Runs one equation, and measures it."""
         i, eqn, programs, recorder = site
 
-        def run(k: int, arrays: Sequence[Any]) -> list[Any]:
-            return [value.array for value in programs[k].emit(i, eqn, arrays)]
+        def run(k: int, arrays: Sequence[Any], alone: bool = True) -> list[Any]:
+            return [value.array for value in programs[k].emit(i, eqn, arrays, alone)]
 
         arrays = [[value.arrays[k] for value in operands] for k in range(len(programs))]
-        results = [run(k, each) for k, each in enumerate(arrays)]
+        results = [run(k, each, alone=False) for k, each in enumerate(arrays)]
         refs = refs_of(operands)
         if is_measured(eqn):
             if self._probe.flags and (axes := collective_axes(eqn)):
                 refs = refs_of(self.given((_on_all_devices(x, axes),) for x in arrays[0]))
             # A measured result has several readers: the next equations, and each reduction over it.
             results = [[materialized(x) for x in each] for each in results]
-            refs = recorder.add(EquationRun(eqn, arrays, results, run), refs)
+            rounded = programs[-1].reads_operands(i)
+            refs = recorder.add(EquationRun(eqn, arrays, results, run, rounded), refs)
         return [Values(each, refs) for each in zip(*results, strict=True)]
 
     # --- what has a jaxpr inside that cannot be run in its place ------------------------------

@@ -9,7 +9,8 @@ import numpy as np
 
 from ...interpreters import Plan, Rewriter
 from ...interpreters.compat import bind
-from ...interpreters.plan.data import Move, ValueState
+from ...interpreters.plan.data import Complement, Move, ValueState
+from ...interpreters.primitives.complements import COMPLEMENTS
 from ...interpreters.primitives.structure import bodies
 from ...interpreters.rewrite.values import Scalar, Value
 
@@ -34,6 +35,7 @@ class Program:
         self._rewriter = rewriter
         self._differentiated = differentiated
         self._rewritten = plan if rewriter is not None else None
+        self._operand_of: dict[Any, Value | Scalar] = {}  # of what may be subtracted from 1
 
     def arguments(self, arrays: list[Any]) -> list[Any]:
         """Returns arguments of the jaxpr as the rewriter takes them."""
@@ -46,23 +48,35 @@ class Program:
     def _marked(self, arrays: list[Any], states: Sequence[ValueState] | None) -> list[Any]:
         if states is None or not self._differentiated:
             return arrays
-        return [Value(x, s.keeps_gradient) for x, s in zip(arrays, states, strict=True)]
+        return list(map(Value.of, arrays, states))
 
-    def emit(self, i: int, eqn: Any, operands: Sequence[Any]) -> list[Value]:
+    def emit(self, i: int, eqn: Any, operands: Sequence[Any], alone: bool = False) -> list[Value]:
         """Runs equation ``i``.
 
         Args:
             i: The position of the equation.
             eqn: The equation.
             operands: Its operands, as arrays, literals, `Value` or `Scalar`.
+            alone: The operands are others than those that this program made.
         """
         # What the rewriter emits for a Python number differs from what it emits for an array: the
         # number is cast at trace time.
-        values = [_as_value(x) for x in operands]
         if self._plan is None or self._rewriter is None:
+            values = list(map(_as_value, operands))
             out = bind(eqn.primitive, [value.array for value in values], eqn.params)
             return [Value(x) for x in (out if eqn.primitive.multiple_results else [out])]
-        return self._rewriter.emit_equation(eqn, self._plan.equations[i], values)
+        equation = self._plan.equations[i]
+        values = list(map(_as_value, operands, equation.given))
+        if eqn.primitive.name in COMPLEMENTS and not alone:
+            self._operand_of[eqn.outvars[0]] = values[0]
+        if isinstance(equation.action, Complement) and not alone:
+            assert isinstance(values[1], Value)
+            values[1].made_of = self._operand_of[eqn.invars[1]]
+        return self._rewriter.emit_equation(eqn, equation, values)
+
+    def reads_operands(self, i: int) -> bool:
+        """False for what is computed from something else than the operands of equation ``i``."""
+        return self._plan is None or not isinstance(self._plan.equations[i].action, Complement)
 
     def is_source(self, i: int, k: int) -> bool:
         """True if result ``k`` of equation ``i`` is an input or a constant that was only moved."""
@@ -97,7 +111,14 @@ def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:
     return [_as_value(x).read(dtype) for x, dtype in zip(values, dtypes, strict=True)]
 
 
-def _as_value(x: Any) -> Value | Scalar:
+def _as_value(x: Any, state: ValueState | None = None) -> Value | Scalar:
+    """Returns an operand as the rewriter takes it; of an array, what is known of it is known."""
     if isinstance(x, Value | Scalar):
         return x
-    return Scalar(x) if isinstance(x, bool | int | float | complex | np.generic) else Value(x)
+    if isinstance(x, bool | int | float | complex | np.generic):
+        return Scalar(x)
+    return (
+        Value(x)
+        if state is None
+        else Value(x, known=state.known_value, const_range=state.const_range)
+    )

@@ -245,7 +245,20 @@ class Emit:
     name: str
 
 
-Action = Keep | Bind | Move | Cast | Contract | Redispatch | Inside | Emit
+@dataclasses.dataclass(frozen=True, slots=True)
+class Complement:
+    """``1 - f(x)`` is computed from ``x``, by a function that keeps its digits in 16 bits.
+
+    Args:
+        function: The primitive ``f``, which made the second operand.
+        dtype: The dtype in which ``x`` is read.
+    """
+
+    function: str
+    dtype: np.dtype
+
+
+Action = Keep | Bind | Move | Cast | Contract | Redispatch | Inside | Emit | Complement
 
 # Most equations of a program have one of these two actions: one object each.
 KEEP = Keep()

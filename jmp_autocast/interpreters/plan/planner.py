@@ -13,6 +13,8 @@ from typing import Any
 from ...policies import Policy, Rule
 from ...policies.registry import has_rule_functions
 from ..compat import Literal, body_of, consts_of, scope_names
+from ..primitives.complements import COMPLEMENTS, subtracted_from_one
+from .complements import complement
 from .constant_range import constant_range
 from .data import EquationPlan, Inside, Plan, Source, ValueState, Want, float_dtype
 from .demands import find_requests
@@ -161,7 +163,8 @@ class Planner:
     ) -> tuple[list[EquationPlan], dict[Any, ValueState]]:
         """Plans the equations in program order, given what the readers of some ask for."""
         states = dict(given)
-        equations = []
+        equations: list[EquationPlan] = []
+        saturated: dict[Any, int] = {}  # the equations that make what may be subtracted from 1
         for i, eqn in enumerate(body.eqns):
             operands = tuple(
                 [literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars]
@@ -171,6 +174,10 @@ class Planner:
             if self._finds_torch_dtypes and region.compute_dtype is not None:
                 _, origin = self.policy.rule_for(eqn.primitive.name, region.rules)
                 plan = with_torch_dtypes(origin, eqn, plan, region.compute_dtype)
+            if eqn.primitive.name in COMPLEMENTS:
+                saturated[eqn.outvars[0]] = i
+            elif saturated and (k := saturated.get(subtracted_from_one(eqn))) is not None:
+                plan = complement(plan, body.eqns[k], equations[k])
             equations.append(plan)
             states.update(zip(eqn.outvars, plan.results, strict=True))
         return equations, states

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..compat import Literal, body_of
+from ..primitives.complements import subtracted_from_one
 from ..primitives.reading import casts_to_integer, exponent
 from ..primitives.structure import STRUCTURES, bodies
 from ..primitives.traits import having
@@ -35,7 +36,7 @@ def _steep(eqn: Any) -> Sequence[Any]:
     name, first = eqn.primitive.name, eqn.invars[:1]
     if name in _POLE_AT_0 or (exponent(eqn) or 0) < 0:
         return first
-    is_complement = name == "sub" and isinstance(first[0], Literal) and first[0].val == 1
+    is_complement = subtracted_from_one(eqn) is not None
     return eqn.invars[1:] if name in _POLE_AT_1 or is_complement else ()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ...policies import FLOAT_DTYPES
+from ...policies import FLOAT32, FLOAT_DTYPES
 from ..compat import (
     Tracer,
     bind,
@@ -32,6 +32,7 @@ from ..compat import (
 from ..plan.data import (
     Bind,
     Cast,
+    Complement,
     Contract,
     Emit,
     EquationPlan,
@@ -44,6 +45,7 @@ from ..plan.data import (
 )
 from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
+from ..primitives.complements import COMPLEMENTS
 from ..primitives.evaluate import evaluate
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import has_rule
@@ -140,13 +142,18 @@ class Rewriter:
             results = [
                 x if d is None else cast(x, d) for x, d in zip(results, plan.casts, strict=True)
             ]
-        return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
+        made = [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
+        if eqn.primitive.name in COMPLEMENTS:
+            made[0].made_of = operands[0]
+        return made
 
     def _emit(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Emits the action of a plan, and returns the results as arrays."""
         match plan.action:
             case Contract(of_sources):
                 return [_accumulated(eqn, plan, operands, of_sources)]
+            case Complement(function, dtype):
+                return [_complement(function, operands[1], dtype)]
             case Redispatch():
                 return [redispatched(eqn, *read(plan, operands))]
             case Cast():
@@ -281,6 +288,14 @@ def _moved_copies(eqn: Any, operands: list[Any], dtype: Any) -> Sequence[Any]:
 def _is_float(value: Any) -> bool:
     array = value.array
     return isinstance(array, float) or getattr(array, "dtype", None) in FLOAT_DTYPES
+
+
+def _complement(function: str, value: Value, dtype: Any) -> Any:
+    """Returns 1 less what a function made, from that function's operand."""
+    if value.made_of is None:
+        # Whoever measures this equation alone gives it the number to subtract.
+        return lax.convert_element_type(1 - value.read(FLOAT32), dtype)
+    return COMPLEMENTS[function](value.made_of.read(dtype))
 
 
 def _accumulated(eqn: Any, plan: EquationPlan, operands: list[Any], of_sources: bool) -> Any:

@@ -31,7 +31,7 @@ class Value:
         const_range: The range of a constant's elements, None for anything else.
     """
 
-    __slots__ = ("array", "const_range", "copies", "known", "move", "source")
+    __slots__ = ("array", "const_range", "copies", "known", "made_of", "move", "source")
 
     def __init__(
         self,
@@ -46,6 +46,8 @@ class Value:
         self.const_range: ConstantRange | None = const_range
         self.source: bool = source
         self.move: Callable[[np.dtype], Any] | None = move
+        # The operand of the equation that made it, where `Complement` may ask for it.
+        self.made_of: Value | Scalar | None = None
         self.copies: dict[np.dtype, Any] = {}
 
     @classmethod
