@@ -14,20 +14,19 @@ import jax
 from jax.typing import DTypeLike
 
 from . import arguments
-from .interpreters import Planner, Rewriter, Want
+from .interpreters import Planner, Rewriter
 from .interpreters.compat import (
     Tracer,
     body_of,
     consts_of,
     fresh_make_jaxpr,
-    is_array_aval,
     mark_frames,
-    set_weak_type,
 )
 from .interpreters.plan.data import Plan, ValueState, float_dtype
 from .interpreters.plan.guarded_products import guarded_products
+from .outputs import as_traced, check_output_dtype, per_output, want_of
 from .pickling import by_name_or_made
-from .policies import FLOAT32, FLOAT_DTYPES, Policy, as_policy
+from .policies import FLOAT32, Policy, as_policy
 from .policies.callables import has_hash
 from .policies.dtypes import as_compute_dtype, find_dtype
 from .scopes import GOVERNED, mark
@@ -43,7 +42,7 @@ class PartOptions(TypedDict, total=False):
 
     compute_dtype: DTypeLike | None
     policy: Any
-    output_dtype: DTypeLike | Literal["same", "computed"]
+    output_dtype: Any
     enabled: bool
     on_unknown: OnUnknown
 
@@ -64,7 +63,7 @@ def autocast(
     compute_dtype: DTypeLike | None = None,
     policy: Any = None,
     params: arguments.Params = arguments.AUTO,
-    output_dtype: DTypeLike | Literal["same", "computed"] = "same",
+    output_dtype: Any = "same",
     enabled: bool = True,
     on_unknown: OnUnknown = "keep",
 ) -> Any:
@@ -91,9 +90,11 @@ def autocast(
             array's path in the arguments (``"0/dense/kernel"``). Default: argument 0, when it is a
             container. Parameters take no part in the choice of dtypes.
         output_dtype: ``"same"`` for the dtypes that ``fn`` returns, ``"computed"`` for the dtypes
-            that the program computed in, or the dtype of all float32 and 16-bit outputs. In
-            computed dtypes, what PyTorch's autocast leaves in 16 bits (an ELU, a variance) is
-            float32 inside the program and rounded on return.
+            that the program computed in, or the dtype of all float32 and 16-bit outputs. A pytree
+            of ``"same"`` and dtypes, a prefix of what ``fn`` returns, names one for each part:
+            ``("same", jnp.bfloat16)`` for logits and a cache. In computed dtypes, what PyTorch's
+            autocast leaves in 16 bits (an ELU, a variance) is float32 inside the program and
+            rounded on return.
         enabled: False runs ``fn`` without any cast, also inside another ``autocast``.
         on_unknown: What happens when the program holds a primitive without a rule (its operands
             keep their declared dtypes): ``"keep"``, ``"warn"`` or ``"error"``.
@@ -133,7 +134,7 @@ class Options:
     Args:
         policy: The policy.
         params: As `arguments.check_params` returned it.
-        output_dtype: ``"same"``, ``"computed"`` or a dtype.
+        output_dtype: ``"same"``, ``"computed"``, a dtype or `OutputDtypes`.
         enabled: False where nothing is cast.
         on_unknown: What happens to a primitive without a rule.
     """
@@ -172,7 +173,7 @@ def autocast_options(
         raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {on_unknown!r}.")
     params = arguments.check_params(params)
     policy = _policy(compute_dtype, policy, enabled)
-    return Options(policy, params, _output_dtype(output_dtype, policy), enabled, on_unknown)
+    return Options(policy, params, check_output_dtype(output_dtype, policy), enabled, on_unknown)
 
 
 def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
@@ -188,18 +189,6 @@ def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
             "one of them out."
         )
     return policy or Policy(dtype)
-
-
-def _output_dtype(value: Any, policy: Policy) -> Any:
-    if isinstance(value, str) and value in ("same", "computed"):
-        return policy.output_dtype if value == "same" and policy.output_dtype else value
-    dtype = find_dtype(value)
-    if dtype not in FLOAT_DTYPES:
-        raise ValueError(
-            "output_dtype must be 'same', 'computed', float32, float16 or bfloat16, got "
-            f"{repr(value) if dtype is None else dtype.name}."
-        )
-    return dtype
 
 
 class Autocast:
@@ -307,12 +296,14 @@ class PlannedCall:
         closed: The jaxpr of the function.
         planner: Plans the derivative rules that come into being later.
         plan: The plan of the jaxpr.
+        wanted: ``"same"``, ``"computed"`` or a dtype for each output.
     """
 
     call: arguments.Call
     closed: Any
     planner: Planner
     plan: Plan
+    wanted: list[Any]
 
     def rewritten(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program: its equations are bound in the ambient trace.
@@ -350,8 +341,10 @@ def plan_call(
         else ValueState(None)
         for v, source in zip(body.invars, call.sources, strict=True)
     ]
-    wants = [_want(v.aval, options.output_dtype) for v in body.outvars]
-    return PlannedCall(call, closed, planner, planner.plan_program(closed, inputs, wants))
+    wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
+    wants = [want_of(v.aval, dtype) for v, dtype in zip(body.outvars, wanted, strict=True)]
+    plan = planner.plan_program(closed, inputs, wants)
+    return PlannedCall(call, closed, planner, plan, wanted)
 
 
 def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any) -> Any:
@@ -368,25 +361,5 @@ def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any) -> An
         message = kept.message(arguments.name_of(fn), options.policy.compute_dtype)
         warnings.warn(message, stacklevel=3)
     outputs = planned.rewritten(*call.arrays, planned=report)
-    if not isinstance(options.output_dtype, str):
-        return call.unflatten(outputs)
-    outvars = body_of(closed).outvars
-    return call.unflatten([_as_traced(x, v.aval) for x, v in zip(outputs, outvars, strict=True)])
-
-
-def _want(aval: Any, output_dtype: Any) -> Want:
-    # What is no float32 or 16-bit array goes out as the program made it, whatever is asked for.
-    declared = float_dtype(aval)
-    if declared is None or output_dtype == "computed":
-        return Want()
-    return Want(dtype=declared if output_dtype == "same" else output_dtype)
-
-
-def _as_traced(x: Any, aval: Any) -> Any:
-    """Gives an output the weak type that the function's own has."""
-    # An equation that is bound again may lose the weak type of its result, and a caller that adds
-    # a Python number to a float16 output would get another dtype than before.
-    found = jax.typeof(x)
-    if not is_array_aval(aval) or found.dtype != aval.dtype or found.weak_type == aval.weak_type:
-        return x
-    return set_weak_type(x, aval)
+    avals = [v.aval for v in body_of(closed).outvars]
+    return call.unflatten(list(map(as_traced, outputs, avals, planned.wanted)))

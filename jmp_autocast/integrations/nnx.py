@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from ..arguments import name_of
+from ..outputs import per_output
 from ..transform import Autocast, GivenOptions, autocast_options, wrapper_of
 from .flax_compat import update_context
 from .nnx_state import Call
-from .outputs import cast_leaves, cast_outputs, without_output_dtype
+from .outputs import cast_leaves, without_output_dtype
 
 __all__ = ["autocast"]
 
@@ -97,7 +98,8 @@ class NNXAutocast(Autocast):
             # State must keep its dtype: where outputs need not, both are cast out here.
             if fast._options.output_dtype == "computed":
                 changed = cast_leaves(changed, call.dtypes)
-            return call.finish(cast_outputs(out, self._options.output_dtype), changed)
+            wanted = per_output(self._options.output_dtype, call.arranged, len(out))
+            return call.finish(cast_leaves(out, wanted), changed)
 
     def planned(self, *args: Any, **kwargs: Any) -> Any:
         """Traces and plans a call without running it, for `jmp_autocast.explain`.

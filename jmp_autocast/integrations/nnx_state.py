@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from .nnx_checks import arrays_as_data, check_writable, is_object, static_tracer
 from .nnx_scopes import module_scopes
 from .outputs import dtypes_of
 
+_NODE = object()  # stands for an NNX object in a result
 _ARGS, _BOUND = 0, 2  # the parts of a call: args, kwargs, bound
 
 
@@ -107,7 +109,11 @@ class Call:
         else:  # attributes came, went or changed, or the result holds NNX objects
             check_writable(self._nodes)
             _, returned = merge_nodes(self._graphdef_after, after, inner=False)
-        arrays, returned = iter(out), iter(returned)
+        return self.arranged(out, returned)
+
+    def arranged(self, out: Sequence[Any], nodes: Iterable[Any] = itertools.repeat(_NODE)) -> Any:
+        """Returns the function's result, of its arrays and of its NNX objects or stand-ins."""
+        arrays, returned = iter(out), iter(nodes)
         leaves = [next(returned if is_node else arrays) for is_node in self._is_node]
         return jax.tree_util.tree_unflatten(self._out_tree, leaves)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from ..outputs import OutputDtypes
 from ..policies import FLOAT_DTYPES
 from ..transform import Options
 
@@ -41,4 +42,6 @@ def cast_leaves(tree: Any, dtypes: Sequence[Any]) -> Any:
 
 def cast_outputs(out: Any, wanted: Any) -> Any:
     """Casts results to an output dtype; ``"same"`` and ``"computed"`` leave them as they are."""
+    if isinstance(wanted, OutputDtypes):
+        return cast_leaves(out, wanted.of_leaves(out))
     return out if isinstance(wanted, str) else cast_leaves(out, [wanted] * len(dtypes_of(out)))

@@ -32,7 +32,8 @@ LAW = {
 }
 UPPER = {
     "arguments": {"interpreters", "policies"},
-    "transform": {"arguments", "interpreters", "pickling", "policies", "scopes"},
+    "outputs": {"interpreters", "policies"},
+    "transform": {"arguments", "interpreters", "outputs", "pickling", "policies", "scopes"},
     "stored_params": {"arguments", "interpreters", "policies", "transform"},
     "inspect": {"arguments", "interpreters", "policies", "scopes", "transform"},
     "cli": {"inspect", "policies", "arguments", "transform", "scopes"},
@@ -41,6 +42,7 @@ UPPER = {
         "inspect",
         "interpreters",
         "loss_scaling",
+        "outputs",
         "pickling",
         "policies",
         "scopes",
