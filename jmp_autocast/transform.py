@@ -14,6 +14,7 @@ import jax
 from jax.typing import DTypeLike
 
 from . import arguments
+from .backend import Choice, choose
 from .interpreters import Planner, Rewriter
 from .interpreters.compat import (
     Tracer,
@@ -40,7 +41,7 @@ OnUnknown = Literal["keep", "warn", "error"]
 class PartOptions(TypedDict, total=False):
     """The options of `autocast` for a part of a model, whose parameters are known."""
 
-    compute_dtype: DTypeLike | None
+    compute_dtype: DTypeLike | Literal["auto"] | None
     policy: Any
     output_dtype: Any
     enabled: bool
@@ -60,7 +61,7 @@ def autocast(fn: None = ..., **options: Unpack[GivenOptions]) -> Callable[[F], F
 def autocast(
     fn: Callable[..., Any] | None = None,
     *,
-    compute_dtype: DTypeLike | None = None,
+    compute_dtype: DTypeLike | Literal["auto"] | None = None,
     policy: Any = None,
     params: arguments.Params = arguments.AUTO,
     output_dtype: Any = "same",
@@ -84,6 +85,8 @@ def autocast(
             other leaves (bools, strings, numbers, callables) are static. None to use ``autocast``
             as a decorator with options.
         compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, float16 without one.
+            ``"auto"`` for what the default backend has matrix units for when the program is traced,
+            whatever the policy says: bfloat16, else float16, else nothing is lowered, as on a CPU.
         policy: A `Policy`, a string such as ``"params=float32,compute=bfloat16,output=float32"``,
             or a ``jmp.Policy``.
         params: Which arguments hold parameters: a position or several, or a predicate of an
@@ -137,6 +140,7 @@ class Options:
         output_dtype: ``"same"``, ``"computed"``, a dtype or `OutputDtypes`.
         enabled: False where nothing is cast.
         on_unknown: What happens to a primitive without a rule.
+        auto: The backend chooses the compute dtype, and not the policy.
     """
 
     policy: Policy
@@ -144,6 +148,20 @@ class Options:
     output_dtype: Any
     enabled: bool
     on_unknown: OnUnknown
+    auto: bool = False
+
+    @property
+    def chosen(self) -> tuple[Policy, Choice | None]:
+        """The policy of a program that is traced now, and the choice of the backend, if it is its.
+
+        Where the backend chooses no 16-bit dtype, the policy holds for scopes that name one.
+        """
+        if not self.auto:
+            return self.policy, None
+        choice = choose()
+        return dataclasses.replace(
+            self.policy, compute_dtype=choice.dtype or self.policy.compute_dtype
+        ), choice
 
 
 def autocast_options(
@@ -172,8 +190,10 @@ def autocast_options(
     if on_unknown not in ("keep", "warn", "error"):
         raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {on_unknown!r}.")
     params = arguments.check_params(params)
-    policy = _policy(compute_dtype, policy, enabled)
-    return Options(policy, params, check_output_dtype(output_dtype, policy), enabled, on_unknown)
+    auto = isinstance(compute_dtype, str) and compute_dtype == "auto"
+    policy = _policy(None if auto else compute_dtype, policy, enabled)
+    output_dtype = check_output_dtype(output_dtype, policy)
+    return Options(policy, params, output_dtype, enabled, on_unknown, auto)
 
 
 def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
@@ -214,7 +234,7 @@ class Autocast:
     @property
     def policy(self) -> Policy:
         """The policy that the function runs under."""
-        return self._options.policy
+        return self._options.chosen[0]
 
     def planned(self, *args: Any, **kwargs: Any) -> PlannedCall:
         """Traces and plans a call without running it.
@@ -254,7 +274,8 @@ class Autocast:
         return by_name_or_made(self, wrapper_of, self._fn, self._options, type(self))
 
     def __repr__(self) -> str:
-        return f"autocast({self._fn!r}, compute_dtype={self._options.policy.compute_dtype})"
+        dtype = "auto" if self._options.auto else self._options.policy.compute_dtype
+        return f"autocast({self._fn!r}, compute_dtype={dtype})"
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -297,6 +318,7 @@ class PlannedCall:
         planner: Plans the derivative rules that come into being later.
         plan: The plan of the jaxpr.
         wanted: ``"same"``, ``"computed"`` or a dtype for each output.
+        choice: What the backend chose, None where nobody asked it.
     """
 
     call: arguments.Call
@@ -304,6 +326,7 @@ class PlannedCall:
     planner: Planner
     plan: Plan
     wanted: list[Any]
+    choice: Choice | None = None
 
     def rewritten(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program: its equations are bound in the ambient trace.
@@ -333,7 +356,9 @@ def plan_call(
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
     # Not from JAX's cache: the function may close over arrays that have changed since.
     closed = fresh_make_jaxpr(call.traceable, *call.arrays)
-    planner = Planner(options.policy, computed=options.output_dtype == "computed")
+    policy, choice = options.chosen
+    lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
+    planner = Planner(policy, options.output_dtype == "computed", lowers_nothing=lowers_nothing)
     body = body_of(closed)
     inputs = [
         ValueState(dtype, source)
@@ -344,7 +369,7 @@ def plan_call(
     wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
     wants = [want_of(v.aval, dtype) for v, dtype in zip(body.outvars, wanted, strict=True)]
     plan = planner.plan_program(closed, inputs, wants)
-    return PlannedCall(call, closed, planner, plan, wanted)
+    return PlannedCall(call, closed, planner, plan, wanted, choice)
 
 
 def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any) -> Any:

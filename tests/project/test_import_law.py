@@ -14,6 +14,7 @@ LAW = {
     "pickling": set(),
     "loss_scaling": set(),
     "optimizers": set(),
+    "backend": set(),
     "interpreters/compat": set(),
     "interpreters/primitives": {"interpreters/compat", "policies"},
     "interpreters/plan": {
@@ -33,7 +34,15 @@ LAW = {
 UPPER = {
     "arguments": {"interpreters", "policies"},
     "outputs": {"interpreters", "policies"},
-    "transform": {"arguments", "interpreters", "outputs", "pickling", "policies", "scopes"},
+    "transform": {
+        "arguments",
+        "backend",
+        "interpreters",
+        "outputs",
+        "pickling",
+        "policies",
+        "scopes",
+    },
     "stored_params": {"arguments", "interpreters", "policies", "transform"},
     "inspect": {"arguments", "interpreters", "policies", "scopes", "transform"},
     "cli": {"inspect", "policies", "arguments", "transform", "scopes"},

@@ -11,7 +11,7 @@ from ...arguments import check_function, name_of
 from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.plan.walk import walk_plan
-from ...policies import Policy, match_depth
+from ...policies import FLOAT32, Policy, match_depth
 from ...transform import Autocast, PlannedCall, autocast
 from .by_dtype import contraction_flops, guarded
 from .jaxprs import count_casts
@@ -59,7 +59,10 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
     rows = tuple(rows_of(visits, chosen))
     unmatched = _unmatched(chosen, {visit.scope for visit in visits})
     totals = _totals(planned, rows, unmatched)
-    return Report(name_of(fn), str(chosen.compute_dtype), rows, totals)
+    dtype, reason = str(chosen.compute_dtype), ""
+    if planned.choice is not None:
+        dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
+    return Report(name_of(fn), dtype, rows, totals, reason)
 
 
 def wrapper_of(

@@ -130,6 +130,7 @@ class Report(Exported):
         compute_dtype: The policy's compute dtype.
         rows: A row per equation, in program order.
         totals: Sums over the rows.
+        dtype_reason: Why ``compute_dtype="auto"`` chose the compute dtype, else ``""``.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -144,6 +145,7 @@ class Report(Exported):
     compute_dtype: str
     rows: tuple[Row, ...]
     totals: Totals
+    dtype_reason: str = ""
 
     @property
     def summary(self) -> str:
@@ -182,8 +184,10 @@ class Report(Exported):
         kept = guarded(self.rows)
         guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
+        auto = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
         return labelled(
             {
+                "auto": auto,
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
                 "matmuls and convolutions",
                 "float32": f"{guards}: {_reason(kept[0])}" if kept else None,

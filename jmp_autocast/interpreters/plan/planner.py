@@ -36,9 +36,17 @@ class Planner:
         computed: The caller asks for the computed dtypes.
         all_paths: Each plan knows its full path of scopes, also where the policy looks at none.
             A layer that stands at 96 paths is then planned 96 times.
+        lowers_nothing: Why nothing is lowered but in scopes that name a 16-bit dtype, ``""`` where
+            the compute dtype of the policy holds.
     """
 
-    def __init__(self, policy: Policy, computed: bool = False, all_paths: bool = False) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        computed: bool = False,
+        all_paths: bool = False,
+        lowers_nothing: str = "",
+    ) -> None:
         self.policy = policy
         # At level "tensor_cores" float32 is what was asked for, not what a list says.
         self._finds_torch_dtypes = computed and policy.level != "tensor_cores"
@@ -50,7 +58,7 @@ class Planner:
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
         self._rule_functions = has_rule_functions([*policy.rules, *scoped])
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
-        self._regions = Regions(policy, marks_only=not (looks_at_names or all_paths))
+        self._regions = Regions(policy, not (looks_at_names or all_paths), lowers_nothing)
 
     def plan_program(self, jaxpr: Any, inputs: Sequence[ValueState], wants: Sequence[Want]) -> Plan:
         """Plans a whole program: its caller gets each output in the dtype it is returned in.

@@ -66,10 +66,12 @@ class Regions:
         policy: The policy of the program.
         marks_only: No pattern or rule of the policy looks at names: only marks matter, and a layer
             that stands at 96 paths is planned once.
+        lowers_nothing: Why nothing is lowered where no scope names a dtype, else ``""``.
     """
 
-    def __init__(self, policy: Policy, marks_only: bool) -> None:
+    def __init__(self, policy: Policy, marks_only: bool, lowers_nothing: str = "") -> None:
         self._policy = policy
+        self._lowers_nothing = lowers_nothing
         self._marks_only = marks_only
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
 
@@ -100,6 +102,8 @@ class Regions:
         ]
         hits += [(depth, 1, jnp.dtype(mark), f"scope {mark}") for depth, mark in marks]
         rules = self._policy.rules_in(names)
+        if not hits and self._lowers_nothing:
+            return Region(None, False, self._lowers_nothing, names, rules)
         if not hits:
             return Region(np.dtype(self._policy.compute_dtype), False, "", names, rules)
         # Of scopes at one depth a mark in the code wins, then the latest pattern. `max` returns the
