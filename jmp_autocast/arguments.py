@@ -6,13 +6,15 @@ import dataclasses
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .call_forms import LINE, check_no_class
+from .guess_params import guessed_params
 from .interpreters.compat import mark_frames
 from .interpreters.plan.data import Plan, Source
 from .policies.callables import check_rule_like, is_function, name_of, signature_of
@@ -48,9 +50,9 @@ _LAZY = {
 def check_function(
     fn: Any,
     by: str = "autocast",
-    fix: str = "Pass options by keyword: @autocast(compute_dtype=...).",
+    fix: str = f"Pass options by keyword: {LINE}, or @autocast(compute_dtype=...) above it.",
 ) -> None:
-    """Raises TypeError for what is not callable, or computes only after it has returned.
+    """Raises TypeError for what is not callable, a class, or what computes after it has returned.
 
     Args:
         fn: What should be a function.
@@ -61,6 +63,7 @@ def check_function(
     numpy_scalar = isinstance(fn, type) and issubclass(fn, np.generic)
     if not callable(fn) or type(fn) is type(jnp.float32) or numpy_scalar:
         raise wrong_type(f"{by} takes a callable", fn, fix)
+    check_no_class(fn, by)
     # A callable object is as lazy as its `__call__`.
     own_call = getattr(type(fn), "__call__", None)  # noqa: B004 - not to test for a callable
     for what, is_lazy in _LAZY.items():
@@ -107,20 +110,22 @@ def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
         _check_range(params, count, f": {name_of(fn)} takes ", ", numbered from 0.")
 
 
-def param_positions(fn: Callable[..., Any], params: Any, args: tuple[Any, ...]) -> set[int]:
-    """Returns the positions of the arguments of one call that hold parameters.
+def param_positions(
+    fn: Callable[..., Any], params: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> set[Any]:
+    """Returns the positions, and keywords, of the arguments of one call that hold parameters.
 
     Args:
-        fn: The function, for messages.
+        fn: The function.
         params: Positions, or `AUTO`.
         args: The positional arguments.
+        kwargs: The keyword arguments, which only a guess names.
 
     Raises:
         ValueError: The call passes fewer positional arguments than ``params`` names.
     """
     if params is AUTO:
-        # A lone array in front is more often data than a parameter; a tree of arrays is a model.
-        return {0} if args and not jax.tree_util.all_leaves(args[:1]) else set()
+        return guessed_params(fn, args, kwargs)
     after = (
         f" in this call of {name_of(fn)}. Pass the parameters by position, or give params a "
         "predicate of an array's path."
@@ -182,7 +187,7 @@ def flatten(
     leaves = [leaf for _, leaf in with_path]
     stand_ins = (jax.ShapeDtypeStruct,) if abstract else ()
     dynamic = [i for i, x in enumerate(leaves) if is_array(x) or isinstance(x, stand_ins)]
-    is_param = _param_predicate(fn, params, args)
+    is_param = _param_predicate(fn, params, args, kwargs)
     paths = [_path_of(with_path[i][0]) for i in dynamic]
     kinds = [Source.PARAM if is_param(path) else Source.DATA for path in paths]
     # The structure of the result, and its static leaves, are known when the function has run.
@@ -223,10 +228,12 @@ def _path_of(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path[1:], simple=True, separator="/")
 
 
-def _param_predicate(fn: Callable[..., Any], params: Any, args: tuple) -> Callable[[str], bool]:
+def _param_predicate(
+    fn: Callable[..., Any], params: Any, args: tuple, kwargs: dict[str, Any]
+) -> Callable[[str], bool]:
     if callable(params):
         return cast(Callable[[str], bool], params)
-    roots = {str(i) for i in param_positions(fn, params, args)}
+    roots = {str(i) for i in param_positions(fn, params, args, kwargs)}
     return lambda path: path.split("/", 1)[0] in roots
 
 

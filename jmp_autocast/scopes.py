@@ -10,8 +10,10 @@ import contextlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.typing import DTypeLike
+
+from .policies import FLOAT_DTYPES
+from .policies.dtypes import find_dtype
 
 _PREFIX = "autocast["
 GOVERNED = "declared"
@@ -65,13 +67,11 @@ def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any
         >>> f(jnp.ones((2, 2))).dtype
         dtype(bfloat16)
     """
-    try:
-        name = jnp.dtype(dtype).name if dtype is not None else "None"
-    except TypeError:
-        name = repr(dtype)
-    if name not in ("float16", "bfloat16", "float32"):
+    found = find_dtype(dtype)
+    if found is None or found not in FLOAT_DTYPES:
+        name = repr(dtype) if found is None else found.name
         raise ValueError(f"compute_precision takes float16, bfloat16 or float32, got {name}.")
-    return jax.named_scope(mark(name))
+    return jax.named_scope(mark(found.name))
 
 
 def mark(name: str) -> str:

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from . import arguments
 from .backend import Choice, choose
+from .call_forms import Decorator, NoContext, check_form
 from .interpreters import Planner, Rewriter
 from .interpreters.compat import (
     Tracer,
@@ -60,13 +61,14 @@ def autocast(fn: F, **options: Unpack[GivenOptions]) -> F: ...
 def autocast(fn: None = ..., **options: Unpack[GivenOptions]) -> Callable[[F], F]: ...
 def autocast(
     fn: Callable[..., Any] | None = None,
-    *,
+    *_misplaced: Any,
     compute_dtype: DTypeLike | Literal["auto"] | None = None,
     policy: Any = None,
     params: arguments.Params = arguments.AUTO,
     output_dtype: Any = "same",
     enabled: bool = True,
     on_unknown: OnUnknown = "keep",
+    **_unknown: Any,
 ) -> Any:
     """Runs a float32 function in mixed precision.
 
@@ -90,8 +92,10 @@ def autocast(
         policy: A `Policy`, a string such as ``"params=float32,compute=bfloat16,output=float32"``,
             or a ``jmp.Policy``.
         params: Which arguments hold parameters: a position or several, or a predicate of an
-            array's path in the arguments (``"0/dense/kernel"``). Default: argument 0, when it is a
-            container. Parameters take no part in the choice of dtypes.
+            array's path in the arguments (``"0/dense/kernel"``). Default: the containers of arrays
+            that look like parameters by name (``params``, ``model``, ``state_dict``), by what is in
+            them (``kernel``, ``bias``) or as modules; else argument 0, when it is a container and
+            does not look like data. Parameters take no part in the choice of dtypes.
         output_dtype: ``"same"`` for the dtypes that ``fn`` returns, ``"computed"`` for the dtypes
             that the program computed in, or the dtype of all float32 and 16-bit outputs. A pytree
             of ``"same"`` and dtypes, a prefix of what ``fn`` returns, names one for each part:
@@ -124,10 +128,9 @@ def autocast(
         >>> "bf16[2,4] = dot_general" in str(jax.make_jaxpr(loss)(params, jnp.ones((2, 4))))
         True
     """
+    check_form(_misplaced, _unknown)
     options = autocast_options(compute_dtype, policy, params, output_dtype, enabled, on_unknown)
-    if fn is None:
-        return functools.partial(wrapper_of, options=options)
-    return wrapper_of(fn, options)
+    return Decorator(wrapper_of, options=options) if fn is None else wrapper_of(fn, options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +214,7 @@ def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
     return policy or Policy(dtype)
 
 
-class Autocast:
+class Autocast(NoContext):
     """A function in mixed precision: what `autocast` returns."""
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:

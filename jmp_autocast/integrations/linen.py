@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 import flax.linen as nn
 
+from ..call_forms import Decorator, check_form
 from ..policies.errors import wrong_type
 from ..transform import Autocast, Options, PartOptions, autocast_options
 from .flax_compat import lifted, packed
@@ -31,7 +32,10 @@ def autocast(target: Target, **options: Unpack[_Options]) -> Target: ...
 @overload
 def autocast(target: None = ..., **options: Unpack[_Options]) -> Callable[[Target], Target]: ...
 def autocast(
-    target: Any = None, *, methods: Sequence[str] | None = None, **options: Unpack[PartOptions]
+    target: Any = None,
+    *_misplaced: Any,
+    methods: Sequence[str] | None = None,
+    **options: Unpack[PartOptions],
 ) -> Any:
     """Runs a part of a Flax Linen model in mixed precision.
 
@@ -80,8 +84,9 @@ def autocast(
     """
     # A wrong option fails here, where the user wrote it, and not at the first call of a model.
     # The variables are argument 0 of the function of scopes, and all of them count as parameters.
+    check_form(_misplaced, options)
     checked = autocast_options(params=0, **options)
-    lift = functools.partial(_lifted, methods=methods, options=checked)
+    lift = Decorator(_lifted, methods=methods, options=checked)
     return lift if target is None else lift(target)
 
 

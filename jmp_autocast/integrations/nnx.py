@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Unpack
 
 from ..arguments import name_of
+from ..call_forms import Decorator, check_form
 from ..outputs import per_output
 from ..transform import Autocast, GivenOptions, autocast_options, wrapper_of
 from .flax_compat import update_context
@@ -17,7 +17,9 @@ from .outputs import cast_leaves, without_output_dtype
 __all__ = ["autocast"]
 
 
-def autocast(fn: Callable[..., Any] | None = None, **options: Unpack[GivenOptions]) -> Any:
+def autocast(
+    fn: Callable[..., Any] | None = None, *_misplaced: Any, **options: Unpack[GivenOptions]
+) -> Any:
     """Runs a float32 function of Flax NNX modules in mixed precision.
 
     `jmp_autocast.autocast` for functions that take NNX modules (or any other NNX object: `Rngs`,
@@ -41,8 +43,9 @@ def autocast(fn: Callable[..., Any] | None = None, **options: Unpack[GivenOption
         policy: As in `jmp_autocast.autocast`.
         params: As in `jmp_autocast.autocast`; the path of a variable is that of its module with
             the attributes appended (``"0/layers/0/norm/scale"``). Default: every ``nnx.Param``,
-            and argument 0 when it is a container of arrays. State that ``fn`` itself brings (as a
-            module, a method or a ``functools.partial``) always counts as parameters.
+            and the containers that are parameters in `jmp_autocast.autocast`. State that ``fn``
+            itself brings (as a module, a method or a ``functools.partial``) always counts as
+            parameters.
         output_dtype: As in `jmp_autocast.autocast`.
         enabled: As in `jmp_autocast.autocast`.
         on_unknown: As in `jmp_autocast.autocast`.
@@ -80,7 +83,8 @@ def autocast(fn: Callable[..., Any] | None = None, **options: Unpack[GivenOption
         >>> grads.dense.kernel.dtype, bool((net.norm.mean[...] != 0).any())
         (dtype('float32'), True)
     """
-    wrap = functools.partial(wrapper_of, options=autocast_options(**options), kind=NNXAutocast)
+    check_form(_misplaced, options)
+    wrap = Decorator(wrapper_of, options=autocast_options(**options), kind=NNXAutocast)
     return wrap if fn is None else wrap(fn)
 
 

@@ -38,7 +38,7 @@ class Call:
         self.rest: list[Any] = [None if is_object(leaf) else leaf for _, leaf in found]
         # The traced function takes two lists, so the planner asks about the path "0/k" or "1/i".
         # The user's predicate and positions speak of the arguments of `fn`: both are translated.
-        wanted = _param_predicate(fn, params, args)
+        wanted = _param_predicate(fn, params, args, kwargs)
         marks = {
             f"1/{i}": wanted(path, None) for i, (path, x) in enumerate(found) if not is_object(x)
         }
@@ -130,9 +130,11 @@ def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str,
     return fn, ((), {})
 
 
-def _param_predicate(fn: Any, params: Any, args: tuple[Any, ...]) -> Callable[[Any, Any], bool]:
+def _param_predicate(
+    fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Any, Any], bool]:
     """Returns the predicate of a leaf's path in (args, kwargs, bound) and of the leaf."""
-    positions = set() if callable(params) else param_positions(fn, params, args)
+    found = set() if callable(params) else param_positions(fn, params, args, kwargs)
 
     def is_param(path: Any, leaf: Any) -> bool:
         root, *inside = path
@@ -144,6 +146,6 @@ def _param_predicate(fn: Any, params: Any, args: tuple[Any, ...]) -> Callable[[A
             return isinstance(leaf, nnx.Param)
         if callable(params):
             return bool(params(jax.tree_util.keystr(tuple(inside), simple=True, separator="/")))
-        return root.idx == _ARGS and inside[0].idx in positions
+        return getattr(inside[0], "idx" if root.idx == _ARGS else "key") in found
 
     return is_param

@@ -13,21 +13,30 @@ COMPUTE_DTYPES = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
 # The dtypes between which values are cast. A float64 or float8 value stays what it is: its author
 # chose more, or fewer, than the 24 bits of float32 on purpose.
 FLOAT_DTYPES = frozenset((FLOAT32, *COMPUTE_DTYPES))
+SHORT_NAMES = {
+    "f32": "float32",
+    "fp32": "float32",
+    "f16": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+}
+"""What jmp, jaxprs and PyTorch users call the three dtypes; read wherever a dtype is named."""
 
 
 def find_dtype(value: Any) -> np.dtype | None:
     """Returns the dtype meant by a dtype, a scalar type or a name, None where none is meant.
 
     Example:
-        >>> find_dtype("bfloat16"), find_dtype("bf17")
-        (dtype(bfloat16), None)
+        >>> find_dtype("bfloat16"), find_dtype("bf16"), find_dtype("bf17")
+        (dtype(bfloat16), dtype(bfloat16), None)
     """
     # NumPy takes None for float64, and an array for its own dtype. Here either of them is a
     # mistake: an array in place of a dtype is a forgotten keyword, as in `autocast(fn, x)`.
     if value is None or isinstance(value, jax.Array):
         return None
+    name = SHORT_NAMES.get(value, value) if isinstance(value, str) else value
     try:
-        return np.dtype(jnp.dtype(value))
+        return np.dtype(jnp.dtype(name))
     except TypeError:
         return None
 

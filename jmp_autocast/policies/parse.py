@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import FLOAT32, as_compute_dtype, as_dtype
+from .dtypes import COMPUTE_DTYPES, FLOAT32, as_compute_dtype, as_dtype, find_dtype
 from .errors import did_you_mean, wrong_type
 from .policy import Policy
 
 _SHORT_KEYS = {"p": "params", "c": "compute", "o": "output"}
-_SHORT_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_KERAS_PREFIX = "mixed_"
 _KEYS = ("params", "compute", "output", "level", "dot_output", "weight_gradients")
 
 
@@ -20,9 +20,10 @@ def parse_policy(text: str) -> Policy:
 
     Args:
         text: ``"params=float32,compute=bfloat16,output=float32"``, keys in any order and any of
-            them left out but ``compute``; ``p``, ``c``, ``o`` and ``f32``, ``f16``, ``bf16`` are
-            short forms, as in jmp; ``level``, ``dot_output`` and ``weight_gradients`` may follow;
-            or one dtype, ``"bfloat16"``.
+            them left out but ``compute``; ``p``, ``c``, ``o`` are short forms, as in jmp;
+            ``level``, ``dot_output`` and ``weight_gradients`` may follow; or one dtype,
+            ``"bfloat16"``, which Keras calls ``"mixed_bfloat16"``. Dtypes have short names:
+            ``f32``, ``f16``, ``bf16``.
 
     Returns:
         The policy.
@@ -38,7 +39,7 @@ def parse_policy(text: str) -> Policy:
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if len(parts) == 1 and "=" not in parts[0]:
-        return Policy(as_compute_dtype(_SHORT_DTYPES.get(parts[0], parts[0])))
+        return Policy(_only_dtype(parts[0]))
     found: dict[str, Any] = {}
     for part in parts:
         given, equals, value = (s.strip() for s in part.partition("="))
@@ -52,11 +53,24 @@ def parse_policy(text: str) -> Policy:
                 "'params=float32,compute=bfloat16,output=float32'."
             )
         is_dtype = key in _SHORT_KEYS.values()
-        found[key] = as_dtype(_SHORT_DTYPES.get(value, value), key) if is_dtype else value
+        found[key] = as_dtype(value, key) if is_dtype else value
     if "compute" not in found:
         raise ValueError(f"The policy {text!r} names no compute dtype; add 'compute=bfloat16'.")
     dtypes = found.pop("compute"), found.pop("params", FLOAT32), found.pop("output", None)
     return _build(*dtypes, **found)
+
+
+def _only_dtype(text: str) -> np.dtype:
+    """Returns the compute dtype of a policy that is one word."""
+    # Keras's mixed policies keep variables in float32, as all policies do here.
+    dtype = find_dtype(text.removeprefix(_KERAS_PREFIX))
+    if dtype is None or dtype not in COMPUTE_DTYPES:
+        raise ValueError(
+            "policy must be a compute dtype, 'float16' or 'bfloat16', or a string such as "
+            f"'params=float32,compute=bfloat16,output=float32', got {text!r}. To run without "
+            "casts, pass enabled=False."
+        )
+    return dtype
 
 
 def as_policy(value: Any) -> Policy:

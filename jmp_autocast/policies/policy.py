@@ -130,8 +130,9 @@ class Policy:
         `with_scopes` beats both.
 
         Args:
-            rules: From a primitive, or its name, to a `CastPolicy`, its name, or a rule function
-                of an `EquationView` that returns a policy or `Decision`.
+            rules: From a primitive, or its name, to a `CastPolicy`, its name, ``"float32"`` (which
+                is ``FP32``), or a rule function of an `EquationView` that returns a policy or
+                `Decision`.
             scope: A pattern as in `with_scopes`: the rules hold inside the scopes that match it.
                 Of several the innermost wins. None for the whole program.
 

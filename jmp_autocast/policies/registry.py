@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
+from .dtypes import FLOAT32, find_dtype
 from .errors import did_you_mean, wrong_type
 from .tables import DEFAULT_RULES, STRUCTURAL
 
@@ -89,6 +90,10 @@ def as_rule(value: Any, primitive: str) -> Rule:
         names = [p.name for p in CastPolicy]
         if value.upper() in names:
             return CastPolicy[value.upper()]
+        # `with_scopes` takes a dtype, and its user writes one here as well. A 16-bit dtype is
+        # refused: operations are lowered to the compute dtype, which may be the other one.
+        if find_dtype(value) == FLOAT32:
+            return CastPolicy.FP32
         raise ValueError(
             f"Unknown policy {value!r} in the rule for primitive {primitive!r}."
             f"{did_you_mean(value.upper(), names)} The policies are {', '.join(names)}."

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .cast_policy import CastPolicy, Rule, rule_name
 from .choices import DOT_OUTPUTS, LEVELS, WEIGHT_GRADIENTS, check_choice
-from .dtypes import COMPUTE_DTYPES, FLOAT32
+from .dtypes import COMPUTE_DTYPES, FLOAT32, SHORT_NAMES
 from .errors import did_you_mean, wrong_type
 from .registry import structural_message
 from .tables import STRUCTURAL
@@ -33,13 +33,7 @@ VERSION = 1
 
 _COMPUTE = tuple(dtype.name for dtype in COMPUTE_DTYPES)
 _FLOATS = (FLOAT32.name, *_COMPUTE)
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "compute_dtype": _COMPUTE,
-    "output_dtype": _FLOATS,
-    "level": LEVELS,
-    "dot_output": DOT_OUTPUTS,
-    "weight_gradients": WEIGHT_GRADIENTS,
-}
+_OPTIONS = ("compute_dtype", "output_dtype", "level", "dot_output", "weight_gradients")
 _POLICIES = tuple(policy.name for policy in CastPolicy)
 
 _HEADER = """\
@@ -114,7 +108,7 @@ def policy_text(policy: Policy) -> str:
         pattern = "*/ln\t"
         dtype = "float32"
     """
-    options = {name: getattr(policy, name) for name in _CHOICES}
+    options = {name: getattr(policy, name) for name in _OPTIONS}
     rules = [_rule_line(primitive, rule) for primitive, rule in policy.rules]
     scopes = [
         "\n[[scopes]]\n" + _line("pattern", pattern) + _line("dtype", dtype.name)
@@ -265,7 +259,7 @@ def _rule(name: str, value: Any, where: str) -> CastPolicy:
 
 def _scopes(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
     fix = "Write a line [[scopes]] above each pattern = '*/LayerNorm_*' with its dtype."
-    readers = {"pattern": _pattern, "dtype": functools.partial(_choice, allowed=_FLOATS)}
+    readers = {"pattern": _pattern, "dtype": _dtype}
     return tuple((t["pattern"], t["dtype"]) for t in _array(tables, readers, where, fix))
 
 
@@ -307,8 +301,17 @@ def _choice(value: Any, where: str, allowed: Sequence[str]) -> str:
     return value
 
 
+def _dtype(value: Any, where: str, allowed: Sequence[str] = _FLOATS) -> str:
+    is_short = isinstance(value, str) and value in SHORT_NAMES
+    return _choice(SHORT_NAMES[value] if is_short else value, where, allowed)
+
+
 _READERS: dict[str, _Reader] = {
-    **{name: functools.partial(_choice, allowed=allowed) for name, allowed in _CHOICES.items()},
+    "compute_dtype": functools.partial(_dtype, allowed=_COMPUTE),
+    "output_dtype": _dtype,
+    "level": functools.partial(_choice, allowed=LEVELS),
+    "dot_output": functools.partial(_choice, allowed=DOT_OUTPUTS),
+    "weight_gradients": functools.partial(_choice, allowed=WEIGHT_GRADIENTS),
     "rules": _rules,
     "scopes": _scopes,
     "scoped_rules": _scoped_rules,

@@ -46,7 +46,7 @@ ROWS = [
         "a level for a policy",
         lambda w: explain(loss, w.params, X, policy="o1"),
         ValueError,
-        "compute_dtype | 'o1' | must be a dtype | 'bfloat16'",
+        "policy | 'o1' | must be a compute dtype | 'bfloat16'",
     ),
     Row(
         "explain",

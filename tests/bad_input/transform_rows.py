@@ -1,5 +1,8 @@
 """Wrong uses of `autocast` and of the scopes."""
 
+import re
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,8 @@ from flax import nnx
 from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, CastPolicy, Policy, autocast, compute_precision
+from jmp_autocast.integrations import linen
+from jmp_autocast.integrations.nnx import autocast as nnx_autocast
 
 from .row import Row, X, loss, loss_at_call
 
@@ -58,6 +63,19 @@ def _option(mistake, error, value, rule, fix, **option):
     return Row("autocast", mistake, call, error, name, value, rule, fix)
 
 
+LINE = "fn = autocast(fn, compute_dtype=jnp.bfloat16)"
+
+
+def _form(mistake, call, rule, fix=LINE):
+    parts = ["autocast", "compute_dtype|Wrap", re.escape(rule), re.escape(fix)]
+    return Row("autocast", f"form: {mistake}", lambda w: call(), TypeError, *parts)
+
+
+def _enter(context):
+    with context:
+        pass
+
+
 RETURNS = "takes a function that returns its result"
 INNER = "Apply autocast to the function that it calls"
 
@@ -85,6 +103,24 @@ ROWS = [
         TypeError,
         "autocast | got 3 of type int | takes a callable | by keyword",
     ),
+    # The first lines of a user of another library.
+    _form("PyTorch's name", lambda: autocast(loss, dtype=jnp.bfloat16), "no option 'dtype'", LINE),
+    _form("PyTorch's device", lambda: autocast("cuda", dtype=jnp.bfloat16), "no option", LINE),
+    _form("a device", lambda: autocast("cuda"), "takes a callable, got 'cuda'", LINE),
+    _form("a device by name", lambda: autocast(device_type="cuda"), "'device_type'", LINE),
+    _form("a dtype by position", lambda: autocast(loss, jnp.bfloat16), "by keyword", LINE),
+    _form("a policy by position", lambda: autocast(loss, BF16), "by keyword", "policy=..."),
+    _form("a misspelled option", lambda: autocast(loss, parms=0), "'parms'", "mean 'params'"),
+    _form("an unheard option", lambda: autocast(loss, zzzz=0), "'zzzz'", "options are compute_dt"),
+    _form("with", lambda: _enter(autocast(compute_dtype="bf16")), "no context manager", LINE),
+    _form("with a function", lambda: _enter(autocast(jnp.sin)), "no context manager", LINE),
+    _form("an NNX class", lambda: autocast(nnx.Linear), "Linear is a class", "function that calls"),
+    _form("a Linen class", lambda: autocast(nn.Dense), "Dense is a class", "linen.autocast"),
+    _form("NNX: with", lambda: _enter(nnx_autocast()), "no context manager", LINE),
+    _form("NNX: a class", lambda: nnx_autocast(nnx.Linear), "Linear is a class", "that calls"),
+    _form("NNX: PyTorch's name", lambda: nnx_autocast(loss, dtype="bf16"), "no option 'dtype'"),
+    _form("Linen: PyTorch's name", lambda: linen.autocast(nn.Dense, dtype="bf16"), "no option"),
+    _form("Linen: by position", lambda: linen.autocast(nn.Dense, "bf16"), "by keyword", LINE),
     # compute_dtype.
     _option("float32", ValueError, "float32", HALVES, "enabled=False", compute_dtype="float32"),
     _option("int8", ValueError, "int8", HALVES, "enabled=False", compute_dtype=jnp.int8),
@@ -92,7 +128,7 @@ ROWS = [
     _option(
         "float8", ValueError, "float8_e5m2", HALVES, "enabled=False", compute_dtype=jnp.float8_e5m2
     ),
-    _option("no name", ValueError, "'bf16'", "must be a dtype", "'bfloat16'", compute_dtype="bf16"),
+    _option("no name", ValueError, "'bf17'", "must be a dtype", "'bfloat16'", compute_dtype="bf17"),
     _option("a number", ValueError, "got 16", "must be a dtype", "jnp.bfloat16", compute_dtype=16),
     Row(
         "autocast",
@@ -259,7 +295,7 @@ ROWS = [
         )
         for mistake, value, found in (
             ("float64", "float64", "float64"),
-            ("no name", "bf16", "'bf16'"),
+            ("no name", "bf17", "'bf17'"),
             ("None", None, "None"),
             ("a function", loss, "<function loss"),
         )

@@ -151,7 +151,7 @@ ROWS = [
         "a policy's name",
         lambda w: tune(loss, BATCHES, tolerance=0.1, policy="o1"),
         ValueError,
-        "compute_dtype | 'o1' | must be a dtype | 'bfloat16'",
+        "policy | 'o1' | must be a compute dtype | 'bfloat16'",
     ),
     Row(
         "tune",

@@ -10,7 +10,9 @@ PACKAGE = pathlib.Path(__file__).parents[2] / "jmp_autocast"
 # Each room, from the ground up, and the rooms below it that it may use.
 LAW = {
     "policies": set(),
-    "scopes": set(),
+    "scopes": {"policies"},
+    "call_forms": {"policies"},
+    "guess_params": {"policies"},
     "pickling": set(),
     "loss_scaling": set(),
     "optimizers": set(),
@@ -32,11 +34,12 @@ LAW = {
     "interpreters/__init__": {"interpreters/plan", "interpreters/rewrite"},
 }
 UPPER = {
-    "arguments": {"interpreters", "policies"},
+    "arguments": {"call_forms", "guess_params", "interpreters", "policies"},
     "outputs": {"interpreters", "policies"},
     "transform": {
         "arguments",
         "backend",
+        "call_forms",
         "interpreters",
         "outputs",
         "pickling",
@@ -48,6 +51,7 @@ UPPER = {
     "cli": {"inspect", "policies", "arguments", "transform", "scopes"},
     "integrations": {
         "arguments",
+        "call_forms",
         "inspect",
         "interpreters",
         "loss_scaling",
