@@ -15,10 +15,13 @@ import numpy as np
 
 from .call_forms import LINE, check_no_class
 from .guess_params import guessed_params
+from .interpreters import Planner
 from .interpreters.compat import mark_frames
 from .interpreters.plan.data import Plan, Source
 from .policies.callables import check_rule_like, is_function, name_of, signature_of
-from .policies.errors import wrong_type
+from .policies.errors import did_you_mean, wrong_type
+from .policies.patterns import unmatched_patterns
+from .scopes import read_mark
 
 mark_frames(__file__)
 
@@ -299,3 +302,26 @@ def report_unknown(plan: Plan, on_unknown: str, fn: Any) -> None:
     if on_unknown == "error":
         raise ValueError(message)
     warnings.warn(message, stacklevel=4)
+
+
+def report_unmatched(planner: Planner, fn: Any) -> None:
+    """Warns about scope patterns that match nothing in a program: a typo protects nothing.
+
+    Args:
+        planner: What planned the program.
+        fn: The function, for the message.
+    """
+    patterns = unmatched_patterns(planner.policy, planner.scopes)
+    if not patterns:
+        return
+    names = {name for scope in planner.scopes for name in scope if read_mark(name) is None}
+    found = did_you_mean(patterns[0].strip("*/"), names)
+    if not found:
+        some = ", ".join(sorted(names)[:8])
+        found = f" Its scopes are {some}." if names else " It has no named scopes."
+    warnings.warn(
+        f"No equation of {name_of(fn)} stands in a scope that matches "
+        f"{', '.join(map(repr, patterns))}: these lines of the policy do nothing.{found} "
+        "jmp_autocast.explain lists the scope of each equation.",
+        stacklevel=4,
+    )

@@ -215,7 +215,13 @@ def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
 
 
 class Autocast(NoContext):
-    """A function in mixed precision: what `autocast` returns."""
+    """A function in mixed precision: what `autocast` returns.
+
+    Attributes:
+        is_whole: The policy is for this function: scopes that it names are in it, or misspelled.
+    """
+
+    is_whole = True
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         arguments.check_function(fn)
@@ -232,7 +238,7 @@ class Autocast(NoContext):
             # cast.
             with jax.named_scope(mark(GOVERNED)):
                 return self._fn(*args, **kwargs)
-        return _run(self._fn, self._options, args, kwargs)
+        return _run(self._fn, self._options, args, kwargs, self.is_whole)
 
     @property
     def policy(self) -> Policy:
@@ -375,9 +381,11 @@ def plan_call(
     return PlannedCall(call, closed, planner, plan, wanted, choice)
 
 
-def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any) -> Any:
+def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool) -> Any:
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)
+    if whole:
+        arguments.report_unmatched(planned.planner, fn)
     call, closed = planned.call, planned.closed
     # Nobody pays for a look at derivative rules unless it was asked for: where somebody looks, the
     # rewriter goes into calls with a rule of their own even if nothing in them changes.

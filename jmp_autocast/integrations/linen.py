@@ -90,6 +90,12 @@ def autocast(
     return lift if target is None else lift(target)
 
 
+class _Part(Autocast):
+    """A part of a model, whose policy may name scopes of other parts."""
+
+    is_whole = False
+
+
 def _lifted(target: Any, options: Options, methods: Sequence[str] | None) -> Any:
     if isinstance(target, nn.Module) or not callable(target):
         raise wrong_type(
@@ -117,7 +123,7 @@ def _autocast(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
             declared[:] = dtypes_of(changed)
             return out, changed
 
-        cast = Autocast(run, without_output_dtype(options))
+        cast = _Part(run, without_output_dtype(options))
         out, changed = cast(variables, rngs, *args, **kwargs)
         # A variable keeps its dtype: batch statistics that came in as float32 go out as float32.
         return cast_outputs(out, options.output_dtype), cast_leaves(changed, declared)

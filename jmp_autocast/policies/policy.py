@@ -172,7 +172,9 @@ class Policy:
         A pattern is a glob (as in `fnmatch`) over the names that ``jax.named_scope`` put around an
         equation, joined by ``/``. Flax linen and Haiku put module paths there, for example
         ``Transformer/layer_0/LayerNorm_0``. A match covers everything inside the scope. The
-        innermost matching scope wins; ``with full_precision():`` in the code counts as one.
+        innermost matching scope wins; ``with full_precision():`` in the code counts as one. ``"*"``
+        covers the whole program, with what stands in no scope. A pattern that matches nothing
+        makes `autocast` warn.
 
         Args:
             scopes: From a pattern to ``"float32"`` (nothing in the scope is lowered), or to a

@@ -84,6 +84,7 @@ def test_scopes_in_a_scan():
         ("*/other", 3),
     ],
 )
+@pytest.mark.filterwarnings("ignore:No equation of")  # a pattern that matches nothing
 def test_policies_find_scopes(pattern, low):
     policy = BF16.with_scopes({pattern: "float32"})
     forward = dot_dtypes(jaxpr_of(autocast(loss_fn, policy=policy), tower(), X))

@@ -1,6 +1,7 @@
 """Regions with a precision of their own: marks in the code, and patterns over scope names."""
 
 import functools
+import warnings
 
 import flax.linen as nn
 import haiku as hk
@@ -278,7 +279,6 @@ MODULES = ["layer_0/up", "layer_0/proj", "layer_1/up", "layer_1/proj", "head"]
         ({"*": FULL}, [FULL] * 5),
         ({"*": FULL, "*/head": LOW}, [FULL] * 4 + [LOW]),
         ({"*/head": FULL, "*/h*": LOW}, [LOW] * 5),
-        ({"*/nothing": FULL}, [LOW] * 5),
     ],
     ids=lambda v: ",".join(v) if isinstance(v, dict) else "",
 )
@@ -306,6 +306,42 @@ def test_norms_in_float32(model, pattern, name):
         if eqn.primitive.name != "convert_element_type":
             assert "float16" not in dtypes((*eqn.invars, *eqn.outvars)), eqn
     assert {d[0] for d in dot_dtypes(jaxpr)} == {"float16"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (BF16.with_scopes({"*/haed": "float32"}), r"matches '\*/haed'.*Did you mean 'head'"),
+        (BF16.with_rules({"tanh": "FP32"}, scope="q7q7"), "'q7q7'.*Its scopes are head, net"),
+        (BF16.with_scopes({"*/head": "float32", "*": "float32"}), None),
+    ],
+)
+def test_a_pattern_that_matches_nothing_warns(policy, message):
+    def model(x):
+        with jax.named_scope("net"), jax.named_scope("head"):
+            return jnp.tanh(x @ x)
+
+    with pytest.warns(match=message) if message else warnings.catch_warnings(action="error"):
+        trace(autocast(model, policy=policy), np.ones((2, 2), np.float32))
+
+
+def test_a_star_covers_what_stands_in_no_scope():
+    def model(x):
+        with jax.named_scope("net"):
+            y = x @ x
+        return x @ x, jax.jit(jnp.dot)(y, y)
+
+    policies = (
+        BF16.with_scopes({"*": "float32"}),
+        BF16.with_rules({"dot_general": "FP32"}, scope="*"),
+    )
+    for policy in policies:
+        jaxpr = trace(autocast(model, policy=policy), np.ones((2, 2), np.float32))
+        assert [d[0] for d in dot_dtypes(jaxpr)] == [FULL] * 3
+    # Whatever else matches lies deeper, also if it is given first.
+    policy = BF16.with_scopes({"net": "bfloat16", "*": "float32"})
+    jaxpr = trace(autocast(model, policy=policy), np.ones((2, 2), np.float32))
+    assert [d[0] for d in dot_dtypes(jaxpr)] == [LOW, FULL, FULL]
 
 
 def test_a_mark_in_the_code_and_a_pattern_count_alike():

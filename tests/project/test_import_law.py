@@ -34,7 +34,7 @@ LAW = {
     "interpreters/__init__": {"interpreters/plan", "interpreters/rewrite"},
 }
 UPPER = {
-    "arguments": {"call_forms", "guess_params", "interpreters", "policies"},
+    "arguments": {"call_forms", "guess_params", "interpreters", "policies", "scopes"},
     "outputs": {"interpreters", "policies"},
     "transform": {
         "arguments",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -11,7 +11,8 @@ from ...arguments import check_function, name_of
 from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.plan.walk import walk_plan
-from ...policies import FLOAT32, Policy, match_depth
+from ...policies import FLOAT32
+from ...policies.patterns import unmatched_patterns
 from ...transform import Autocast, PlannedCall, autocast
 from .by_dtype import contraction_flops, guarded
 from .jaxprs import count_casts
@@ -57,7 +58,7 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
     planned, chosen = wrapper.planned(*args, **kwargs), wrapper.policy
     visits = walk_plan(planned.plan, planned.call.paths)
     rows = tuple(rows_of(visits, chosen))
-    unmatched = _unmatched(chosen, {visit.scope for visit in visits})
+    unmatched = unmatched_patterns(chosen, {visit.scope for visit in visits})
     totals = _totals(planned, rows, unmatched)
     dtype, reason = str(chosen.compute_dtype), ""
     if planned.choice is not None:
@@ -120,10 +121,3 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
         unmatched_scopes=unmatched,
         loops_of_unknown_length=sum(row.primitive == "while" for row in rows),
     )
-
-
-def _unmatched(policy: Policy, scopes: Collection[tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the scope patterns of a policy that no equation stands in: most are misspelled."""
-    # Each pattern once, in the order in which the policy names them.
-    patterns = dict.fromkeys(each[0] for each in (*policy.scopes, *policy.scoped_rules))
-    return tuple(p for p in patterns if all(match_depth(p, scope) is None for scope in scopes))

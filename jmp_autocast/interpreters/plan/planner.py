@@ -60,6 +60,11 @@ class Planner:
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
         self._regions = Regions(policy, not (looks_at_names or all_paths), lowers_nothing)
 
+    @property
+    def scopes(self) -> list[tuple[str, ...]]:
+        """The scopes of what was planned, as far as the policy looks at them."""
+        return self._regions.scopes
+
     def plan_program(self, jaxpr: Any, inputs: Sequence[ValueState], wants: Sequence[Want]) -> Plan:
         """Plans a whole program: its caller gets each output in the dtype it is returned in.
 

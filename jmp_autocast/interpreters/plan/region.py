@@ -75,6 +75,11 @@ class Regions:
         self._marks_only = marks_only
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
 
+    @property
+    def scopes(self) -> list[tuple[str, ...]]:
+        """The scopes of all regions that were asked for."""
+        return [path + names for path, names in self._found]
+
     def at(self, path: tuple[str, ...], names: tuple[str, ...]) -> Region:
         """Returns the precision of a region: the innermost scope that has one decides.
 
