@@ -312,9 +312,12 @@ def report_unmatched(planner: Planner, fn: Any) -> None:
         fn: The function, for the message.
     """
     patterns = unmatched_patterns(planner.policy, planner.scopes)
+    names = {name for scope in planner.scopes for name in scope if read_mark(name) is None}
+    if planner.has_rules:
+        # A derivative rule of the user's may have scopes of its own, which nobody knows yet.
+        patterns = [p for p in patterns if p.split("/")[0] not in names]
     if not patterns:
         return
-    names = {name for scope in planner.scopes for name in scope if read_mark(name) is None}
     found = did_you_mean(patterns[0].strip("*/"), names)
     if not found:
         some = ", ".join(sorted(names)[:8])

@@ -215,13 +215,9 @@ def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
 
 
 class Autocast(NoContext):
-    """A function in mixed precision: what `autocast` returns.
+    """A function in mixed precision: what `autocast` returns."""
 
-    Attributes:
-        is_whole: The policy is for this function: scopes that it names are in it, or misspelled.
-    """
-
-    is_whole = True
+    is_whole = True  # the scopes that its policy names are in it, or misspelled
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         arguments.check_function(fn)
@@ -289,6 +285,12 @@ class Autocast(NoContext):
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self._fn)
+
+
+class Part(Autocast):
+    """A function in mixed precision, whose policy may name scopes that are in other functions."""
+
+    is_whole = False
 
 
 def wrapper_of(

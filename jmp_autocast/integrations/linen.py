@@ -14,7 +14,7 @@ import flax.linen as nn
 
 from ..call_forms import Decorator, check_form
 from ..policies.errors import wrong_type
-from ..transform import Autocast, Options, PartOptions, autocast_options
+from ..transform import Options, Part, PartOptions, autocast_options
 from .flax_compat import lifted, packed
 from .outputs import cast_leaves, cast_outputs, dtypes_of, without_output_dtype
 
@@ -90,12 +90,6 @@ def autocast(
     return lift if target is None else lift(target)
 
 
-class _Part(Autocast):
-    """A part of a model, whose policy may name scopes of other parts."""
-
-    is_whole = False
-
-
 def _lifted(target: Any, options: Options, methods: Sequence[str] | None) -> Any:
     if isinstance(target, nn.Module) or not callable(target):
         raise wrong_type(
@@ -123,7 +117,7 @@ def _autocast(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
             declared[:] = dtypes_of(changed)
             return out, changed
 
-        cast = _Part(run, without_output_dtype(options))
+        cast = Part(run, without_output_dtype(options))
         out, changed = cast(variables, rngs, *args, **kwargs)
         # A variable keeps its dtype: batch statistics that came in as float32 go out as float32.
         return cast_outputs(out, options.output_dtype), cast_leaves(changed, declared)

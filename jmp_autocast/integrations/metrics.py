@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..inspect import Report
-from ..loss_scaling import loss_scale, skipped_steps, step_skipped
+from ..loss_scaling import consecutive_skips, loss_scale, skipped_steps, step_skipped
 from ..policies.errors import wrong_type
 
 
@@ -30,7 +30,8 @@ def precision_metrics(
 
     Returns:
         With ``opt_state``: ``loss_scale`` (float32), ``skipped_steps`` (int32, since the start) and
-        ``step_skipped`` (int32, 1 if the last update was). With ``report``:
+        ``step_skipped`` (int32, 1 if the last update was) and ``consecutive_skips`` (int32, for an
+        alarm: training stands still). With ``report``:
         ``low_precision_share`` (float32), the share of matmul and convolution FLOPs in 16 bits.
 
     Raises:
@@ -48,6 +49,7 @@ def precision_metrics(
         precision/loss_scale 65536.0
         precision/skipped_steps 0
         precision/step_skipped 0
+        precision/consecutive_skips 0
         precision/low_precision_share 1.0
     """
     if opt_state is None and report is None:
@@ -66,6 +68,7 @@ def precision_metrics(
         metrics["skipped_steps"] = skipped_steps(opt_state)
         # Writers take numbers: TensorBoard has no booleans.
         metrics["step_skipped"] = step_skipped(opt_state).astype(jnp.int32)
+        metrics["consecutive_skips"] = consecutive_skips(opt_state)
     if report is not None:
         metrics["low_precision_share"] = jnp.float32(report.totals.low_share)
     return {prefix + name: value for name, value in metrics.items()}

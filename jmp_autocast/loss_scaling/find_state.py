@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import ArrayLike
 
 from .check_arguments import as_bool_scalar
@@ -32,7 +34,8 @@ def loss_scale(opt_state: Any) -> jax.Array:
         >>> print(loss_scale(tx.init({"w": 1.0})))
         65536.0
     """
-    return jnp.asarray(_only_loss_scale(opt_state).scale)
+    _check_order(opt_state)
+    return jnp.asarray(only_loss_scale(opt_state).scale)
 
 
 def step_skipped(opt_state: Any) -> jax.Array:
@@ -57,7 +60,7 @@ def step_skipped(opt_state: Any) -> jax.Array:
         >>> print(step_skipped(opt_state), loss_scale(opt_state))
         True 32768.0
     """
-    return jnp.asarray(_only_loss_scale(opt_state).consecutive_skips) > 0
+    return jnp.asarray(only_loss_scale(opt_state).consecutive_skips) > 0
 
 
 def skipped_steps(opt_state: Any) -> jax.Array:
@@ -80,7 +83,34 @@ def skipped_steps(opt_state: Any) -> jax.Array:
         >>> print(skipped_steps(tx.init(jnp.ones(2))))
         0
     """
-    return jnp.asarray(_only_loss_scale(opt_state).skipped_steps)
+    return jnp.asarray(only_loss_scale(opt_state).skipped_steps)
+
+
+def consecutive_skips(opt_state: Any) -> jax.Array:
+    """Returns how many steps were skipped in a row up to now: training stands still as long.
+
+    Args:
+        opt_state: As in `loss_scale`.
+
+    Returns:
+        int32 scalar array; 0 after a finite step.
+
+    Raises:
+        ValueError: ``opt_state`` holds no loss scale, or several.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from jmp_autocast import dynamic_loss_scaling
+        >>> from jmp_autocast.loss_scaling import consecutive_skips
+        >>> tx = dynamic_loss_scaling(optax.sgd(0.1))
+        >>> state = tx.init(jnp.ones(2))
+        >>> for _ in range(3):
+        ...     _, state = tx.update(jnp.array([1.0, jnp.inf]), state)
+        >>> print(consecutive_skips(state))
+        3
+    """
+    return jnp.asarray(only_loss_scale(opt_state).consecutive_skips)
 
 
 def select_on_finite(finite: ArrayLike, new: Any, old: Any) -> Any:
@@ -133,7 +163,27 @@ def select_on_finite(finite: ArrayLike, new: Any, old: Any) -> Any:
     return jax.tree_util.tree_map_with_path(select, new, old)
 
 
-def _only_loss_scale(opt_state: Any) -> LossScale:
+def _check_order(opt_state: Any) -> None:
+    """Warns of an accumulator around the wrapper, which shows in the state, at no cost."""
+
+    def is_accumulator(node: Any) -> bool:
+        return isinstance(node, optax.MultiStepsState)
+
+    def has_scale(node: Any) -> bool:
+        found = jax.tree.leaves(node, is_leaf=lambda x: isinstance(x, LossScale))
+        return any(isinstance(x, LossScale) for x in found)
+
+    found = filter(is_accumulator, jax.tree.leaves(opt_state, is_leaf=is_accumulator))
+    if any(map(has_scale, found)):
+        warnings.warn(
+            "optax.MultiSteps stands around the loss scaling: it adds up scaled gradients, so that "
+            "one bad batch spoils the sum, and its accumulator may keep a NaN. Write "
+            "dynamic_loss_scaling(optax.MultiSteps(optimizer, k)).",
+            stacklevel=4,
+        )
+
+
+def only_loss_scale(opt_state: Any) -> LossScale:
     """Returns the one `LossScale` in a pytree, at whatever depth."""
 
     def is_state(node: Any) -> bool:

@@ -135,7 +135,8 @@ def finite_value_and_grad(
 
     It is for training loops that hold the scale themselves, with no optimizer or with several.
     Where ``finite`` is False, the loop must leave parameters and optimizer state as they are:
-    `select_on_finite` does that.
+    `select_on_finite` does that. Losses that share a scale take the same one, and
+    ``scale.adjust(finite, other_finite)`` adapts it once for the iteration.
 
     Args:
         fn: As in `scaled_value_and_grad`.

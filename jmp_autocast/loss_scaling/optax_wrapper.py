@@ -12,6 +12,8 @@ import optax
 from jax import lax
 from jax.typing import ArrayLike
 
+from .integer_leaves import as_zeros, without_integer_updates
+from .progress import STUCK_AFTER, OnStuck, progress_reporter
 from .scale import LossScale
 from .unscale import AxisName, unscale
 
@@ -46,6 +48,8 @@ def dynamic_loss_scaling(
     min_scale: ArrayLike = 1.0,
     max_scale: ArrayLike = 2.0**24,
     axis_name: AxisName = None,
+    on_stuck: OnStuck = "ignore",
+    stuck_after: int = STUCK_AFTER,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer for gradients of a scaled loss, with a scale that adapts.
 
@@ -78,6 +82,12 @@ def dynamic_loss_scaling(
         max_scale: As in `LossScale.dynamic`.
         axis_name: Mapped axis or axes (``shard_map``, ``pmap``) over which one bad shard skips the
             step everywhere. Under ``jit`` with sharded arrays none is needed.
+        on_stuck: ``"warn"`` or ``"raise"``: what the host does when ``stuck_after`` steps in a row
+            were skipped, and each time that as many more were. The compiled step then holds a
+            callback, in a branch that other steps do not enter; an error is raised where the
+            results of the step are waited for. ``"ignore"`` puts nothing into the step;
+            `jmp_autocast.loss_scaling.check_progress` looks from outside.
+        stuck_after: A number of steps. At the default bounds the scale takes 24 to its lowest.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with a `LossScalingState`.
@@ -119,11 +129,17 @@ def dynamic_loss_scaling(
         min_scale=min_scale,
         max_scale=max_scale,
     )
-    return _loss_scaling("dynamic_loss_scaling", inner, make_scale, axis_name)
+    report = progress_reporter(on_stuck, stuck_after)
+    return _loss_scaling("dynamic_loss_scaling", inner, make_scale, axis_name, report)
 
 
 def static_loss_scaling(
-    inner: optax.GradientTransformation, scale: ArrayLike, *, axis_name: AxisName = None
+    inner: optax.GradientTransformation,
+    scale: ArrayLike,
+    *,
+    axis_name: AxisName = None,
+    on_stuck: OnStuck = "ignore",
+    stuck_after: int = STUCK_AFTER,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer for gradients of a scaled loss, with a scale that never moves.
 
@@ -133,6 +149,8 @@ def static_loss_scaling(
         inner: Any optax transformation.
         scale: The scale; a normal, finite float32 number above 0.
         axis_name: As in `dynamic_loss_scaling`.
+        on_stuck: As in `dynamic_loss_scaling`.
+        stuck_after: As in `dynamic_loss_scaling`.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with a `LossScalingState`.
@@ -151,7 +169,8 @@ def static_loss_scaling(
         [-2.]
     """
     make_scale = functools.partial(LossScale.static, scale)
-    return _loss_scaling("static_loss_scaling", inner, make_scale, axis_name)
+    report = progress_reporter(on_stuck, stuck_after)
+    return _loss_scaling("static_loss_scaling", inner, make_scale, axis_name, report)
 
 
 def _loss_scaling(
@@ -159,6 +178,7 @@ def _loss_scaling(
     inner: optax.GradientTransformation,
     make_scale: functools.partial[LossScale],
     axis_name: AxisName,
+    report: Callable[[LossScale], None],
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the transformation, for a scale that adapts and for one that does not.
 
@@ -167,6 +187,7 @@ def _loss_scaling(
         inner: The transformation that gets the unscaled gradients.
         make_scale: Makes the scale before the first step.
         axis_name: Mapped axis or axes over which one bad shard counts for all.
+        report: Is called with the scale after each step.
     """
     make_scale()  # raises here what is wrong with the arguments, and not first in `init`
     # optax.inject_hyperparams builds the transformation anew in each step, with traced arrays: the
@@ -210,12 +231,15 @@ def _loss_scaling(
         def run(grads: optax.Updates, inner_state: optax.OptState) -> tuple[Any, Any]:
             unscaled = {n: unscale(divisor, extra_args[n]) for n in ("grad",) if n in extra_args}
             updates, new_inner_state = inner.update(
-                unscale(divisor, grads), inner_state, params, **(extra_args | unscaled)
+                as_zeros(unscale(divisor, grads)), inner_state, params, **(extra_args | unscaled)
             )
+            updates = without_integer_updates(updates, grads, params)
             return updates, jax.tree.map(_with_dtype_of, inner_state, new_inner_state)
 
         updates, inner_state = _if_finite(finite, run, updates, state.inner_state)
-        return updates, LossScalingState(scale.adjust(finite), inner_state)
+        adjusted = scale.adjust(finite)
+        report(adjusted)
+        return updates, LossScalingState(adjusted, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -164,7 +166,7 @@ class LossScale(NamedTuple):
         """
         return unscale_and_check(_with_array_fields(self).scale, grads, axis_name)
 
-    def adjust(self, finite: ArrayLike) -> LossScale:
+    def adjust(self, finite: ArrayLike, *others: ArrayLike) -> LossScale:
         """Moves the scale after a step, as PyTorch's ``GradScaler.update`` does.
 
         After a finite step the count of good steps goes up by one; when it reaches
@@ -175,8 +177,13 @@ class LossScale(NamedTuple):
         ``growth_interval`` that was lowered below the count still makes the scale grow; a scale
         that is NaN, zero or infinite comes back into that range.
 
+        Several losses and optimizers may share a scale: call this once in an iteration, with the
+        answers of all of them, as PyTorch's ``update`` is called once. Each optimizer makes its
+        own step, or skips it; one bad answer makes the scale back off.
+
         Args:
             finite: bool scalar: whether the gradients of the step were finite.
+            *others: Those of the other losses of the iteration.
 
         Returns:
             The scale for the next step.
@@ -191,7 +198,7 @@ class LossScale(NamedTuple):
             >>> print(scale.scale, scale.skipped_steps)
             512.0 1
         """
-        finite = as_bool_scalar(finite)
+        finite = functools.reduce(operator.and_, map(as_bool_scalar, (finite, *others)))
         old = _with_array_fields(self)
         good_steps = _increment(old.good_steps)
         # PyTorch compares with ==; with >= a lowered interval is reached too.

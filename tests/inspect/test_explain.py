@@ -153,6 +153,7 @@ def test_a_rule_function_is_named():
     assert (row.rule, row.reason) == ("careful", "FP32")
 
 
+@pytest.mark.filterwarnings("ignore:No equation of")
 def test_totals():
     policy = BF16.with_scopes({"*/norm": "float32", "*/missing": "float32"})
 

@@ -36,7 +36,7 @@ def states():
     }
 
 
-EXPECTED = {"loss_scale": 512.0, "skipped_steps": 1, "step_skipped": 1}
+EXPECTED = {"loss_scale": 512.0, "skipped_steps": 1, "step_skipped": 1, "consecutive_skips": 1}
 
 
 @pytest.mark.parametrize("name", ["plain", "chained", "in a dict"])
@@ -44,7 +44,7 @@ def test_the_loss_scale_and_the_skips(name):
     metrics = precision_metrics(states()[name], prefix="")
     assert metrics == EXPECTED
     dtypes = {key: value.dtype.name for key, value in metrics.items()}
-    assert dtypes == {"loss_scale": "float32", "skipped_steps": "int32", "step_skipped": "int32"}
+    assert dtypes == dict.fromkeys(EXPECTED, "int32") | {"loss_scale": "float32"}
     assert all(value.shape == () for value in metrics.values())
 
 

@@ -137,6 +137,7 @@ def test_multi_steps_inside_leaves_a_bad_batch_out_and_goes_on():
         assert int(skipped_steps(state)) == 1
 
 
+@pytest.mark.filterwarnings("ignore:optax.MultiSteps stands around")
 def test_multi_steps_around_drops_the_window_of_a_bad_batch():
     """The scale is constant within a window. What its accumulator does after that is optax's."""
     wrapped = dynamic_loss_scaling(optax.adam(0.05), growth_interval=1, init_scale=8.0)

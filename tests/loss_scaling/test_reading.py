@@ -43,6 +43,7 @@ NESTINGS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:optax.MultiSteps stands around")
 @pytest.mark.parametrize("nesting", NESTINGS)
 def test_all_nestings(nesting):
     tx = NESTINGS[nesting]

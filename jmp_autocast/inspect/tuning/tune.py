@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ...arguments import name_of
 from ...interpreters.compat import mark_frames
 from ...policies import FP16, CastPolicy, Policy, as_policy
-from ...transform import autocast
+from ...transform import Part, autocast_options, wrapper_of
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..report.explain import explain
@@ -211,7 +211,9 @@ class _Search:
 
     def _measure(self, kept: tuple[int, ...]) -> Trial:
         # A new policy is a new program: each trial is traced and compiled anew.
-        mixed = autocast(self.fn, policy=self._policy(kept))
+        options = autocast_options(policy=self._policy(kept))
+        # A scope may be in some batches only, or in a derivative rule alone.
+        mixed = wrapper_of(self.fn, options, Part)
         if self.accept is not None:
             return Trial(kept, as_bool(self.accept(mixed)), None)
         found = outputs_of(mixed, self.batches, self.argnums)

@@ -14,6 +14,7 @@ from ...policies import Policy, Rule
 from ...policies.registry import has_rule_functions
 from ..compat import Literal, body_of, consts_of, scope_names
 from ..primitives.complements import COMPLEMENTS, subtracted_from_one
+from ..primitives.structure import has_rule
 from .complements import complement
 from .constant_range import constant_range
 from .data import EquationPlan, Inside, Plan, Source, ValueState, Want, float_dtype
@@ -55,6 +56,7 @@ class Planner:
         self._reached: Memo = {}
         # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
         self.guards_products = False
+        self._has_rules = False
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
         self._rule_functions = has_rule_functions([*policy.rules, *scoped])
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
@@ -64,6 +66,11 @@ class Planner:
     def scopes(self) -> list[tuple[str, ...]]:
         """The scopes of what was planned, as far as the policy looks at them."""
         return self._regions.scopes
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether a function with a derivative or batching rule of the user's own was planned."""
+        return self._has_rules
 
     def plan_program(self, jaxpr: Any, inputs: Sequence[ValueState], wants: Sequence[Want]) -> Plan:
         """Plans a whole program: its caller gets each output in the dtype it is returned in.
@@ -198,6 +205,7 @@ class Planner:
     def _plan_equation(self, at: Place) -> EquationPlan:
         rule = planning_rule(at.name)
         if rule is not None:
+            self._has_rules |= has_rule(at.eqn)
             return plan_structural(rule, self, at)
         # A rule function may look at the source line, and a range costs a pass over its array.
         has_range = any([state.const_range is not None for state in at.given])
