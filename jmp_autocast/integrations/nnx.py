@@ -1,4 +1,7 @@
-"""`autocast` for Flax NNX: modules keep the state that a call changes, and name their scopes."""
+"""`autocast` for Flax NNX: modules keep the state that a call changes, and name their scopes.
+
+`scaled_value_and_grad` and `train_step` are for training in float16.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from ..outputs import per_output
 from ..transform import Autocast, GivenOptions, autocast_options, wrapper_of
 from .flax_compat import update_context
 from .nnx_state import Call
+from .nnx_training import scaled_value_and_grad, train_step
 from .outputs import cast_leaves, without_output_dtype
 
-__all__ = ["autocast"]
+__all__ = ["autocast", "scaled_value_and_grad", "train_step"]
 
 
 def autocast(

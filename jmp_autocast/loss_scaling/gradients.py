@@ -100,6 +100,35 @@ def scaled_value_and_grad(
         )
     _check_argnums(argnums)
 
+    def gradient_of(scaled: Callable[..., Any]) -> Callable[..., Any]:
+        gradient = jax.grad(scaled, argnums, has_aux=True, allow_int=allow_int)
+
+        def explained(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return gradient(*args, **kwargs)
+            except TypeError as error:
+                _explain_model(error, args)
+                raise
+
+        return explained
+
+    return scaled_by(gradient_of, fn, has_aux)
+
+
+def scaled_by(
+    gradient_of: Callable[[Callable[..., Any]], Callable[..., Any]],
+    fn: Callable[..., Any],
+    has_aux: bool,
+) -> Callable[..., Any]:
+    """Makes `scaled_value_and_grad` of any gradient transformation, such as ``nnx.grad``.
+
+    Args:
+        gradient_of: From a function that returns a pair of a scalar and auxiliary data to the
+            function that returns its gradients and the data.
+        fn: As in `scaled_value_and_grad`.
+        has_aux: As in `scaled_value_and_grad`.
+    """
+
     @functools.wraps(fn)
     def value_and_scaled_grad(scale: Any, /, *args: Any, **kwargs: Any) -> Any:
         factor = _as_float32_scalar(scale)
@@ -113,8 +142,7 @@ def scaled_value_and_grad(
             wide = jnp.float32 if value.dtype.itemsize < 4 else value.dtype
             return value.astype(wide) * _cotangent(factor, value.dtype).astype(wide), out
 
-        gradient = jax.grad(scaled, argnums, has_aux=True, allow_int=allow_int)
-        grads, out = gradient(*args, **kwargs)
+        grads, out = gradient_of(scaled)(*args, **kwargs)
         dtype = jax.dtypes.result_type(out[0] if has_aux else out)
         if dtype.itemsize < 4:
             grads = _multiplied(grads, factor / _cotangent(factor, dtype))
@@ -179,6 +207,29 @@ def finite_value_and_grad(
         return FiniteGradients(loss_scale.adjust(finite), finite, value, grads)
 
     return _with_signature("loss_scale", value_and_unscaled_grad, fn)
+
+
+_INTEGRATIONS = {"equinox": "equinox", "flax.nnx": "nnx"}
+
+
+def _explain_model(error: TypeError, args: tuple[Any, ...]) -> None:
+    """Turns JAX's complaint about what a model holds beside parameters into what to do."""
+    if not any(text in str(error) for text in ("not a valid JAX type", "grad requires")):
+        return
+    for arg in args:
+        for node in [arg, *jax.tree.leaves(arg, is_leaf=lambda x: _library(x) is not None)]:
+            if (library := _library(node)) is not None:
+                raise TypeError(
+                    f"scaled_value_and_grad differentiates arrays, and {type(node).__name__} holds "
+                    f"more: {error} Write jmp_autocast.integrations.{_INTEGRATIONS[library]}"
+                    ".scaled_value_and_grad, which differentiates its parameters alone."
+                ) from error
+
+
+def _library(node: Any) -> str | None:
+    modules = [kind.__module__ for kind in type(node).__mro__]
+    found = [name for name in _INTEGRATIONS for m in modules if f"{m}.".startswith(f"{name}.")]
+    return found[0] if found else None
 
 
 def _check_argnums(argnums: Any) -> None:

@@ -1,0 +1,85 @@
+"""float16 training of Equinox models: filtered gradients of a scaled loss.
+
+`jmp_autocast.autocast` takes Equinox models as they are; only `jax.grad` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import optax
+
+from ..loss_scaling.gradients import scaled_by
+
+__all__ = ["apply_gradients", "scaled_value_and_grad"]
+
+
+def scaled_value_and_grad(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    """Like ``eqx.filter_value_and_grad``, with gradients of the loss times a scale.
+
+    `jmp_autocast.scaled_value_and_grad` for functions of a model that holds more than arrays:
+    activation functions, sizes, flags.
+
+    Args:
+        fn: A function whose first argument is differentiated, by its floating arrays. It returns a
+            floating scalar, or a pair of one and auxiliary data.
+        has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
+
+    Returns:
+        A function ``(scale, model, *args, **kwargs) -> (value, grads)``. The scale is a number or
+        an optimizer state that holds one. The loss comes back unscaled; the gradients are scaled,
+        in a tree like the model with None for what is not differentiated.
+
+    Raises:
+        TypeError: At the call: the loss is not a floating scalar, or ``has_aux`` is set and ``fn``
+            returns no pair.
+        ValueError: At the call: the optimizer state holds no loss scale, or several.
+
+    Example:
+        >>> import equinox as eqx, jax, jax.numpy as jnp
+        >>> from jmp_autocast.integrations.equinox import scaled_value_and_grad
+        >>> net = eqx.nn.MLP(2, "scalar", 4, 1, key=jax.random.key(0))
+        >>> value, grads = scaled_value_and_grad(lambda net, x: net(x))(1024.0, net, jnp.ones(2))
+        >>> print(grads.layers[1].bias, grads.activation)
+        [1024.] None
+    """
+    return scaled_by(lambda scaled: eqx.filter_grad(scaled, has_aux=True), fn, has_aux)
+
+
+def apply_gradients(
+    tx: optax.GradientTransformation, grads: Any, opt_state: Any, model: Any
+) -> tuple[Any, Any]:
+    """Updates a model by an optimizer of its floating arrays.
+
+    Args:
+        tx: The optimizer: `jmp_autocast.dynamic_loss_scaling` around any of optax. Its state is
+            ``tx.init(eqx.filter(model, eqx.is_inexact_array))``.
+        grads: What `scaled_value_and_grad` returned.
+        opt_state: The optimizer's state.
+        model: The model.
+
+    Returns:
+        The model and the optimizer's state after the step, both as they were if it was skipped.
+        An ``eqx.nn.State`` that the loss returned is not part of them:
+        ``select_on_finite(~step_skipped(opt_state), new, old)`` holds it back.
+
+    Example:
+        >>> import equinox as eqx, jax, jax.numpy as jnp, optax
+        >>> from jmp_autocast import autocast, dynamic_loss_scaling
+        >>> from jmp_autocast.integrations.equinox import apply_gradients, scaled_value_and_grad
+        >>> net = eqx.nn.MLP(2, "scalar", 4, 1, key=jax.random.key(0))
+        >>> tx = dynamic_loss_scaling(optax.sgd(0.5), init_scale=8.0)
+        >>> opt_state = tx.init(eqx.filter(net, eqx.is_inexact_array))
+        >>> loss = autocast(lambda net, x: net(x), compute_dtype=jnp.float16)
+        >>> @eqx.filter_jit
+        ... def step(net, opt_state, x):
+        ...     value, grads = scaled_value_and_grad(loss)(opt_state, net, x)
+        ...     return apply_gradients(tx, grads, opt_state, net)
+        >>> after, opt_state = step(net, opt_state, jnp.ones(2))
+        >>> print(after.layers[1].bias - net.layers[1].bias)
+        [-0.5]
+    """
+    updates, opt_state = tx.update(grads, opt_state, eqx.filter(model, eqx.is_inexact_array))
+    return eqx.apply_updates(model, updates), opt_state

@@ -1,0 +1,116 @@
+"""float16 training of Flax NNX models: gradients of a scaled loss, steps that may be skipped."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flax import nnx
+
+from ..loss_scaling import select_on_finite, step_skipped
+from ..loss_scaling.gradients import scaled_by
+from .flax_compat import raw_value
+
+
+def scaled_value_and_grad(
+    fn: Callable[..., Any],
+    argnums: int | nnx.DiffState | Sequence[int | nnx.DiffState] = 0,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """Like ``nnx.value_and_grad``, with gradients of the loss times a scale.
+
+    `jmp_autocast.scaled_value_and_grad` for functions of NNX modules: parameters alone are
+    differentiated, and what the call changes (batch statistics, RNG counters) is in the modules
+    afterwards.
+
+    Args:
+        fn: A function of modules that returns a floating scalar, or a pair of one and auxiliary
+            data; plain, or wrapped by this module's `autocast`.
+        argnums: As in ``nnx.value_and_grad``. The scale does not count.
+        has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
+
+    Returns:
+        A function ``(scale, *args, **kwargs) -> (value, grads)``. The scale is a number, or what
+        holds one: an ``nnx.Optimizer`` of `jmp_autocast.dynamic_loss_scaling`. The loss comes back
+        unscaled, the gradients scaled, for the optimizer's ``update``.
+
+    Raises:
+        TypeError: At the call: the loss is not a floating scalar, or ``has_aux`` is set and ``fn``
+            returns no pair.
+        ValueError: At the call: the optimizer holds no loss scale, or several.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jmp_autocast.integrations.nnx import scaled_value_and_grad
+        >>> net = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        >>> loss = lambda net, x: jnp.sum(net(x))
+        >>> value, grads = scaled_value_and_grad(loss)(1024.0, net, jnp.ones((1, 2)))
+        >>> print(grads["bias"][...])
+        [1024.]
+    """
+    return scaled_by(lambda scaled: nnx.grad(scaled, argnums=argnums, has_aux=True), fn, has_aux)
+
+
+def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    """Makes a training step with loss scaling, which leaves the whole model alone when skipped.
+
+    Scales the loss, differentiates, updates. Where a gradient is not finite, the optimizer skips
+    the step; the statistics of BatchNorm and other variables that the call has changed get their
+    old values back as well. RNG counters move on: the next step draws other numbers.
+
+    Args:
+        fn: As in `scaled_value_and_grad`; its first argument is the model.
+        has_aux: As in `scaled_value_and_grad`.
+
+    Returns:
+        A function ``(optimizer, model, *args, **kwargs) -> value`` for use in ``nnx.jit``. The
+        optimizer is an ``nnx.Optimizer`` of `jmp_autocast.dynamic_loss_scaling`; it and the model
+        are updated in place. ``value`` is the loss, or the pair of it and the auxiliary data.
+
+    Raises:
+        TypeError: As `scaled_value_and_grad`.
+        ValueError: As `scaled_value_and_grad`.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from flax import nnx
+        >>> from jmp_autocast import dynamic_loss_scaling, step_skipped
+        >>> from jmp_autocast.integrations.nnx import autocast, train_step
+        >>> net = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+        >>> tx = dynamic_loss_scaling(optax.adam(1e-3))
+        >>> optimizer = nnx.Optimizer(net, tx, wrt=nnx.Param)
+        >>> @autocast(compute_dtype=jnp.float16)
+        ... def loss(net, x):
+        ...     return jnp.mean((net(x) - 1) ** 2)
+        >>> step = nnx.jit(train_step(loss))
+        >>> value = step(optimizer, net, jnp.array([[1.0, 2.0], [jnp.inf, 0.0]]))
+        >>> print(step_skipped(optimizer), net.mean[...])
+        True [0. 0.]
+    """
+
+    @functools.wraps(fn)
+    def step(optimizer: nnx.Optimizer, model: Any, *args: Any, **kwargs: Any) -> Any:
+        before = _statistics(optimizer, model)
+        # The optimizer says what it updates: the gradients are those of the same variables.
+        gradient = scaled_value_and_grad(fn, nnx.DiffState(0, _wrt(optimizer)), has_aux)
+        value, grads = gradient(optimizer, model, *args, **kwargs)
+        optimizer.update(model, grads)
+        after = {p: x for p, x in _statistics(optimizer, model).items() if p in before}
+        kept = {path: before[path] for path in after}
+        held = select_on_finite(~step_skipped(optimizer), list(after.values()), list(kept.values()))
+        nnx.update(model, nnx.from_flat_state(list(zip(after, held, strict=True))))
+        return value
+
+    return step
+
+
+def _statistics(optimizer: nnx.Optimizer, model: Any) -> dict[Any, Any]:
+    """Returns the values of what neither the optimizer nor a random stream moves, by path."""
+    state = nnx.state(model, nnx.All(nnx.Not(_wrt(optimizer)), nnx.Not(nnx.RngState)))
+    return {path: raw_value(leaf) for path, leaf in nnx.to_flat_state(state)}
+
+
+def _wrt(optimizer: nnx.Optimizer) -> Any:
+    return getattr(optimizer, "wrt", nnx.Param)
