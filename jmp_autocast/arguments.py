@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import keyword
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -218,7 +220,30 @@ def flatten(
         return jax.tree_util.tree_unflatten(result["tree"], full)
 
     traceable.__name__ = name_of(fn)
+    # JAX's errors name the user's function and arguments: "batch", not "args[1]".
+    traceable.__dict__["__wrapped__"] = fn
+    traceable.__dict__["__signature__"] = _flat_signature(fn, paths)
     return Call([leaves[i] for i in dynamic], kinds, paths, traceable, unflatten)
+
+
+def _flat_signature(fn: Callable[..., Any], paths: Sequence[str]) -> inspect.Signature:
+    """Returns a signature of array leaves, each named by its argument and path: ``params_w``."""
+    signature = signature_of(fn)
+    known = [] if signature is None else list(signature.parameters.values())
+    parameters: dict[str, inspect.Parameter] = {}
+    for path in paths:
+        first, *rest = path.split("/")
+        is_named = first.isdigit() and int(first) < len(known)
+        kind = inspect.Parameter.VAR_POSITIONAL
+        if is_named and all(p.kind is not kind for p in known[: int(first) + 1]):
+            first = known[int(first)].name
+        elif first.isdigit():
+            first = f"args_{first}"
+        name = re.sub(r"\W", "_", "_".join([first, *rest]))
+        while name in parameters or keyword.iskeyword(name):
+            name += "_"
+        parameters[name] = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
+    return inspect.Signature(list(parameters.values()))
 
 
 def is_array(leaf: Any) -> bool:

@@ -6,6 +6,7 @@ Each adapter says which version changed what. Supported: JAX 0.10 to the newest 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
 from jax.interpreters import ad, partial_eval
+from jax.ref import AbstractRef
 
 from . import registration
 
@@ -54,6 +56,7 @@ __all__ = [
     "inlined",
     "inner_jaxpr_key",
     "is_array_aval",
+    "is_ref",
     "jax_function",
     "jaxpr_as_fun",
     "literal_value",
@@ -109,9 +112,15 @@ def open_jaxpr(closed: Any) -> Any:
 def fresh_make_jaxpr(fun: Callable, *avals: Any) -> Any:
     """`jax.make_jaxpr`, never from its cache.
 
-    The cache would keep the values, or tracers, that the function closes over.
+    The cache would keep the values, or tracers, that the function closes over. Errors name the
+    function that ``fun`` wraps (``__wrapped__``) and the arguments of its signature.
     """
-    return jax.make_jaxpr(lambda *args: fun(*args))(*avals)
+
+    @functools.wraps(fun, updated=())
+    def fresh(*args: Any) -> Any:
+        return fun(*args)
+
+    return jax.make_jaxpr(fresh)(*avals)
 
 
 def trace_context() -> Any:
@@ -262,6 +271,11 @@ def collective_axes(eqn: Any) -> tuple[Any, ...]:
 def is_array_aval(aval: Any) -> bool:
     """True for plain arrays; false for refs, tokens and other abstract values."""
     return type(aval) is ShapedArray
+
+
+def is_ref(aval: Any) -> bool:
+    """True for the type of a mutable reference (``jax.new_ref``)."""
+    return isinstance(aval, AbstractRef)
 
 
 def with_dtype(aval: Any, dtype: Any) -> Any:

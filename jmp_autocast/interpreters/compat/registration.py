@@ -7,6 +7,7 @@ is told of them. The same in all supported versions.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,3 +147,57 @@ def at_front(x: Any, dim: int | None, size: int) -> Any:
 def batch_size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
     """Returns the number of elements of the batch that the operands of an equation hold."""
     return next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+
+
+# --- interpreters beside JAX's own ------------------------------------------------------------
+
+_elsewhere: dict[Any, Callable[..., Any]] = {}
+
+
+def runs_elsewhere_as(primitive: Any, function: Callable[..., Any]) -> None:
+    """Tells interpreters that know no primitive of ours which function of arrays to run instead.
+
+    Args:
+        primitive: The primitive.
+        function: Takes the operands and, by keyword, the parameters of an equation.
+    """
+    _elsewhere[primitive] = function
+
+
+def register_elsewhere() -> None:
+    """Registers what `runs_elsewhere_as` was told with the interpreters that are imported.
+
+    `jax.experimental.jet` and `jax.experimental.sparse` hold a table of rules each, and raise for
+    what is not in it. Nobody who does not use them pays for their import.
+    """
+    if (jet := sys.modules.get("jax.experimental.jet")) is not None:
+        for primitive, function in _elsewhere.items():
+            jet.jet_rules.setdefault(primitive, functools.partial(_jet, jet, function))
+    if (sparse := sys.modules.get("jax.experimental.sparse.transform")) is not None:
+        for primitive, function in _elsewhere.items():
+            rule = functools.partial(_sparsified, sparse, function)
+            sparse.sparse_rules_bcoo.setdefault(primitive, rule)
+
+
+def _jet(module: Any, function: Any, primals: Any, series: Any, **params: Any) -> Any:
+    return module.jet(functools.partial(function, **params), primals, series)
+
+
+def _sparsified(module: Any, function: Any, env: Any, *values: Any, **params: Any) -> Any:
+    avals = module.spvalues_to_avals(env, values)
+    closed = jax.make_jaxpr(functools.partial(function, **params))(*avals)
+    return module.eval_sparse(closed.jaxpr, closed.consts, values, env)
+
+
+def transposed_by(jaxpr: Any, operands: Sequence[Any], cotangent: Any) -> Any:
+    """Returns the cotangent of the one operand that is None, in which a closed jaxpr is linear.
+
+    Unlike `jax.linear_transpose` it takes the cotangent of a result whose type is not its own.
+    """
+    from jax._src.interpreters import ad as private_ad
+
+    avals = [v.aval for v in jaxpr.jaxpr.invars]
+    pairs = zip(operands, avals, strict=True)
+    primals = [ad.UndefinedPrimal(a.to_ct_aval()) if x is None else x for x, a in pairs]
+    found = private_ad.backward_pass(jaxpr.jaxpr, True, jaxpr.consts, primals, [cotangent])
+    return ad.instantiate_zeros(found[[x is None for x in operands].index(True)])

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...policies import FLOAT32, CastPolicy, Decision, Policy
+from ..compat import is_ref
 from ..primitives.structure import STRUCTURES, Body, bodies
 from .basic_plans import as_declared, emitted, keep
 from .data import (
@@ -301,7 +302,12 @@ def full_if_float(at: Place) -> list[Demand]:
 def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
     """A source behind a barrier stays one: it has no vote, and its gradients add in float32."""
     action = BIND if any(as_declared(at.eqn.invars, at.given)) else KEEP
-    return EquationPlan(action, at.given, (None,) * len(at.given), at.given, INSIDE)
+    # Where JAX gives a ref no result (0.12 does not), what is behind the barrier is the ref itself.
+    results, returned = at.given, at.eqn.outvars
+    if len(returned) < len(results):
+        pairs = zip(results, at.eqn.invars, strict=True)
+        results = tuple([state for state, v in pairs if not is_ref(v.aval)])
+    return EquationPlan(action, at.given, (None,) * len(at.given), results, INSIDE)
 
 
 @plans("source_view", "cpu_barrier", "accumulate")

@@ -28,7 +28,9 @@ from ..compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_by_platform,
+    runs_elsewhere_as,
     saved_as,
+    transposed_by,
     zero_tangent,
 )
 from .cached_bind import bind_cached
@@ -212,6 +214,13 @@ def _batch(
 @functools.lru_cache(maxsize=4096)
 def _transposed(jaxpr: Any, at: int) -> Callable[..., Any]:
     def transposed(cotangent: Any, other: Any, *rest: Any) -> Any:
+        (result,) = jaxpr.out_avals
+        if result.to_ct_aval() != result:
+            # The cotangent of an unreduced product is a reduced array. `jax.linear_transpose`
+            # insists on the type of the result.
+            factors = (None, other) if at == 0 else (other, None)
+            return [transposed_by(jaxpr, (*factors, *rest), cotangent)]
+
         def linear(x: Any) -> Any:
             factors = (x, other) if at == 0 else (other, x)
             return jaxpr_as_fun(jaxpr)(*factors, *rest)
@@ -314,3 +323,4 @@ lowers_by_platform(
     cpu=functools.partial(_lowered, widen=True),
 )
 saved_as(accumulate_p, contraction_in)
+runs_elsewhere_as(accumulate_p, functools.partial(_lowered, widen=False))

@@ -11,6 +11,7 @@ from ..compat.registration import (
     define_primitive,
     lowers_to_function,
     lowers_to_operand,
+    runs_elsewhere_as,
 )
 
 # XLA:CPU computes 16-bit arithmetic in float32. Where the cotangent of a bias is summed, it would
@@ -20,6 +21,7 @@ from ..compat.registration import (
 cpu_barrier_p: Any = define_primitive("cpu_barrier", value=lambda x: x, aval=lambda x: x)
 acts_on_each_element(cpu_barrier_p)
 lowers_to_operand(cpu_barrier_p, 0)
+runs_elsewhere_as(cpu_barrier_p, lambda x: x)
 lowers_to_function(cpu_barrier_p, lax.optimization_barrier, platform="cpu")
 
 

@@ -15,6 +15,7 @@ from ..compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_to_operand,
+    runs_elsewhere_as,
     zero_tangent,
 )
 from .cpu_barrier import cpu_barrier
@@ -52,6 +53,7 @@ source_view_p: Any = define_primitive(
     batch=_batch,
 )
 lowers_to_operand(source_view_p, 1)
+runs_elsewhere_as(source_view_p, lambda full, low: lax.convert_element_type(full, low.dtype))
 _inlined_view = inlined(source_view_p.bind)
 
 

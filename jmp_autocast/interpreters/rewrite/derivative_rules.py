@@ -19,6 +19,7 @@ from ..compat import (
     bind,
     fresh_make_jaxpr,
     is_array_aval,
+    is_ref,
     jaxpr_as_fun,
     mark_frames,
     with_dtype,
@@ -27,7 +28,7 @@ from ..compat import (
 from ..plan.data import EquationPlan, Want, float_dtype
 from ..primitives.structure import called
 from .rewriter import Rewriter, rewrites
-from .values import read
+from .values import as_array, read
 
 mark_frames(__file__)
 
@@ -131,7 +132,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         return tuple(primal(*xs))
 
     def forward(*perturbed: Any) -> tuple[Any, Any]:
-        xs = [p.value for p in perturbed]
+        xs = [as_array(p.value, a) for p, a in zip(perturbed, avals, strict=True)]
         moving = tuple(
             i for i, p in enumerate(perturbed) if p.perturbed and float_dtype(avals[i]) is not None
         )
@@ -142,19 +143,28 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
             out, vjp = jax.vjp(_partial(original, ys, moving), *(ys[i] for i in moving))
             residuals, box["tree"] = jax.tree_util.tree_flatten(vjp)
             box["avals"] = [jax.typeof(r) for r in residuals]
-            return out, residuals
+            # A ref cannot be returned by a trace. It is one of the operands: a rule that takes
+            # gradients or statistics out of the backward pass hands on the ref that it was given.
+            box["refs"] = {
+                k: next(i for i, y in enumerate(ys) if y is r)
+                for k, r in enumerate(residuals)
+                if is_ref(jax.typeof(r))
+            }
+            return out, [r for k, r in enumerate(residuals) if k not in box["refs"]]
 
         closed = fresh_make_jaxpr(original_forward, *avals)
         # Outputs as the primal function returns them; residuals in whatever dtype they are computed
         # in.
         wants = [
             *(Want(dtype=s.dtype) for s in inner.outputs),
-            *(Want() for _ in box["avals"]),
+            *(Want() for _ in range(len(box["avals"]) - len(box["refs"]))),
         ]
         flat = rewriter.run(closed, xs, wants, inner)
         n = len(out_avals)
+        for k, i in sorted(box["refs"].items()):
+            flat.insert(n + k, xs[i])
         static = _Static((moving, box["tree"], tuple(box["avals"])))
-        dtypes = tuple(x.dtype for x in xs)
+        dtypes = tuple(jax.typeof(x).dtype for x in xs)
         return tuple(flat[:n]), (flat[n:], static, _Static(dtypes))
 
     def backward(saved: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:

@@ -29,6 +29,7 @@ from ..compat import (
     mark_frames,
     with_dtype,
 )
+from ..compat.registration import register_elsewhere
 from ..plan.data import (
     Bind,
     Cast,
@@ -50,7 +51,7 @@ from ..primitives.evaluate import evaluate
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import has_rule
 from ..primitives.traits import having
-from .values import Scalar, Value, read
+from .values import Scalar, Value, as_array, read
 
 mark_frames(__file__)
 
@@ -90,6 +91,7 @@ class Rewriter:
     ) -> None:
         self._plan = plan
         self._planned = planned
+        register_elsewhere()
         self.memo: dict[Any, Any] = {}
 
     def evaluate(
@@ -209,9 +211,11 @@ class Rewriter:
             of: The plan of the function that the rule belongs to. Where nothing changes in the
                 function, nothing changes in its rule.
         """
+        variables = body_of(closed).invars
+        args = [as_array(x, v.aval) for x, v in zip(args, variables, strict=True)]
         states = [
             ValueState(None if float_dtype(v.aval) is None else x.dtype)
-            for v, x in zip(body_of(closed).invars, args, strict=True)
+            for v, x in zip(variables, args, strict=True)
         ]
         plan = self._plan(closed, states, wants, of.path)
         if self._planned is not None:

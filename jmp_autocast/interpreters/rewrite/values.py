@@ -145,3 +145,11 @@ class Scalar:
 def read(plan: EquationPlan, operands: list[Any]) -> list[Any]:
     """Returns the operands of an equation in the dtypes that its plan says."""
     return [value.read(dtype) for value, dtype in zip(operands, plan.operands, strict=True)]
+
+
+def as_array(x: Any, aval: Any) -> Any:
+    """Returns what JAX hands to a derivative rule as an array of a type.
+
+    JAX takes Python numbers for primals, tangents and cotangents, and hands them on: ``vjp(1.0)``.
+    """
+    return np.asarray(x, aval.dtype) if isinstance(x, bool | int | float | complex) else x
