@@ -17,13 +17,7 @@ from . import arguments
 from .backend import Choice, choose
 from .call_forms import Decorator, NoContext, check_form
 from .interpreters import Planner, Rewriter
-from .interpreters.compat import (
-    Tracer,
-    body_of,
-    consts_of,
-    fresh_make_jaxpr,
-    mark_frames,
-)
+from .interpreters.compat import Tracer, body_of, consts_of, fresh_make_jaxpr, mark_frames
 from .interpreters.plan.data import Plan, ValueState, float_dtype
 from .interpreters.plan.guarded_products import guarded_products
 from .outputs import as_traced, check_output_dtype, per_output, want_of

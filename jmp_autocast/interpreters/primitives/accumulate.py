@@ -25,6 +25,7 @@ from ..compat.registration import (
     at_front,
     batch_size,
     define_primitive,
+    has_other_cotangent,
     is_undefined_primal,
     is_zero,
     lowers_by_platform,
@@ -214,8 +215,7 @@ def _batch(
 @functools.lru_cache(maxsize=4096)
 def _transposed(jaxpr: Any, at: int) -> Callable[..., Any]:
     def transposed(cotangent: Any, other: Any, *rest: Any) -> Any:
-        (result,) = jaxpr.out_avals
-        if result.to_ct_aval() != result:
+        if has_other_cotangent(jaxpr.out_avals[0]):
             # The cotangent of an unreduced product is a reduced array. `jax.linear_transpose`
             # insists on the type of the result.
             factors = (None, other) if at == 0 else (other, None)
