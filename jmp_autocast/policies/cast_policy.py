@@ -14,6 +14,7 @@ from .callables import is_function, name_of
 from .dtypes import as_float_dtype
 from .equation_view import EquationView
 from .errors import wrong_type
+from .precisions import as_precision
 
 
 class CastPolicy(enum.Enum):
@@ -72,6 +73,8 @@ class Decision:
         operand_dtype: The dtype in which ``emit`` gets the float operands, None for the dtypes that
             the program declares.
         name: What reports call ``emit``, None for the function's own name.
+        precision: The precision of a matmul or convolution that the policy leaves in float32, as in
+            `Policy.with_precision`, which it beats; None for that.
 
     Raises:
         TypeError: ``policy`` is no ``CastPolicy``, or ``emit`` is no function.
@@ -95,6 +98,7 @@ class Decision:
     emit: Callable[..., Any] | None = None
     operand_dtype: DTypeLike | None = None
     name: str | None = None
+    precision: Any = None
 
     def __post_init__(self) -> None:
         if self.policy is not None and not isinstance(self.policy, CastPolicy):
@@ -118,6 +122,14 @@ class Decision:
             if getattr(self, field) is not None:
                 dtype = as_float_dtype(getattr(self, field), f"Decision.{field}")
                 object.__setattr__(self, field, dtype)
+        if self.precision is not None:
+            word = as_precision(self.precision, "Decision.precision")
+            object.__setattr__(self, "precision", word)
+            if self.emit is not None:
+                raise ValueError(
+                    "Decision.precision belongs to policy=, and a function was given by emit=. "
+                    "The function says itself in which precision it multiplies."
+                )
         if self.emit is None and (self.operand_dtype is not None or self.name is not None):
             raise ValueError(
                 "Decision.operand_dtype and Decision.name belong to emit=, and a policy "

@@ -42,7 +42,8 @@ def unmatched_patterns(policy: Any, scopes: Iterable[Sequence[str]]) -> tuple[st
         ('*/ln',)
     """
     # Each pattern once, in the order in which the policy names them.
-    patterns = dict.fromkeys(each[0] for each in (*policy.scopes, *policy.scoped_rules))
+    named = (*policy.scopes, *policy.scoped_rules, *policy.precisions)
+    patterns = dict.fromkeys(each[0] for each in named)
     found = [tuple(names) for names in scopes] if patterns else []
     paths = {"/".join(names[:k]) for names in found for k in range(1, len(names) + 1)}
 

@@ -22,9 +22,11 @@ from .choices import (
     WeightGradients,
     check_choice,
 )
+from .containers import as_mapping, as_tuples
 from .dtypes import as_compute_dtype, as_float_dtype
-from .errors import did_you_mean, wrong_type
+from .errors import did_you_mean
 from .patterns import check_pattern, literal_path, match_depth
+from .precisions import as_precision
 from .registry import as_rule, known_primitives, primitive_name, registered_rule
 from .tables import DEFAULT_RULES
 from .toml_file import read_policy, write_policy
@@ -52,6 +54,7 @@ class Policy:
             which devices add it up under data parallelism. ``"float32"``: its accumulator.
             ``"compute"``: rounded to the compute dtype, which halves the bytes between devices, as
             ``dtype=`` in each layer does; it becomes float32 behind that.
+        precisions: Pairs of scope pattern and precision; build it with `with_precision`.
 
     Raises:
         ValueError: A dtype is not one of those allowed, or there is no such level or policy.
@@ -74,6 +77,7 @@ class Policy:
     scopes: tuple[tuple[str, np.dtype], ...] = ()
     scoped_rules: tuple[tuple[str, str, Rule], ...] = ()
     weight_gradients: WeightGradients = "float32"
+    precisions: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         set_field = functools.partial(object.__setattr__, self)
@@ -85,18 +89,21 @@ class Policy:
         check_choice("weight_gradients", self.weight_gradients, WEIGHT_GRADIENTS)
         # Rules are read here and not in `with_rules`, so that a policy made by hand or from a file
         # is checked. As in `with_rules` a later rule replaces one for the same primitive.
-        rules = [(primitive_name(name), rule) for name, rule in _tuples(self.rules, "rules", 2)]
+        rules = [(primitive_name(name), rule) for name, rule in as_tuples(self.rules, "rules", 2)]
         set_field("rules", tuple({name: as_rule(rule, name) for name, rule in rules}.items()))
-        pairs = _tuples(self.scopes, "scopes", 2)
+        pairs = as_tuples(self.scopes, "scopes", 2)
         scopes = ((check_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in pairs)
         set_field("scopes", tuple(scopes))
         scoped: dict[tuple[str, str], Rule] = {}
-        for pattern, name, rule in _tuples(self.scoped_rules, "scoped_rules", 3):
+        for pattern, name, rule in as_tuples(self.scoped_rules, "scoped_rules", 3):
             key = check_pattern(pattern), primitive_name(name)
             # Unlike those of the whole program, scoped rules depend on their order: of those that
             # match at one depth the last wins, so that a rule given again moves to the end.
             scoped.pop(key, None)
             scoped[key] = as_rule(rule, name)
+        words = as_tuples(self.precisions, "precisions", 2)
+        words = ((check_pattern(p), as_precision(w, f"precisions[{p!r}]")) for p, w in words)
+        set_field("precisions", tuple(dict(words).items()))
         set_field("scoped_rules", tuple((*key, rule) for key, rule in scoped.items()))
 
     def with_level(self, level: Level) -> Policy:
@@ -151,7 +158,7 @@ class Policy:
             (('*/head', 'dot_general', <CastPolicy.FP32: 'fp32'>),)
         """
         merged: dict[str, Rule] = {}
-        for primitive, value in _mapping(rules, "rules").items():
+        for primitive, value in as_mapping(rules, "rules").items():
             # A name may be misspelled; an object is what it is, also if no table knows it yet.
             name = primitive_name(primitive)
             if isinstance(primitive, str) and name not in known_primitives():
@@ -193,10 +200,45 @@ class Policy:
             (('*/LayerNorm_*', dtype('float32')),)
         """
         merged: dict[str, Any] = dict(self.scopes)
-        for pattern, value in _mapping(scopes, "scopes").items():
+        for pattern, value in as_mapping(scopes, "scopes").items():
             merged.pop(check_pattern(pattern), None)
             merged[pattern] = value
         return dataclasses.replace(self, scopes=tuple(merged.items()))
+
+    def with_precision(self, precision: Any, *, scope: str = "*") -> Policy:
+        """Returns a policy that says how float32 products are computed.
+
+        GPUs may multiply float32 in TF32, and TPUs multiply it in bfloat16. What is said holds for
+        all matmuls and convolutions that stay float32, by rule or by scope, and for which the
+        program asks for no precision itself.
+
+        Args:
+            precision: A ``lax.Precision`` or ``lax.DotAlgorithmPreset`` with float32 operands, or
+                its name: ``"highest"``, ``"tf32_tf32_f32"``, ``"bf16_bf16_f32_x3"``. Convolutions
+                take no algorithm.
+            scope: A pattern as in `with_scopes`: the innermost wins. ``"*"``: the whole program.
+
+        Returns:
+            The new policy.
+
+        Raises:
+            ValueError: There is no such precision; the nearest match is named.
+            TypeError: An argument has the wrong type.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import BF16, autocast
+            >>> policy = BF16.with_scopes({"physics": "float32"}).with_precision("highest")
+            >>> @autocast(policy=policy)
+            ... def fn(x):
+            ...     with jax.named_scope("physics"):
+            ...         return x @ x
+            >>> "HIGHEST" in str(jax.make_jaxpr(fn)(jnp.ones((2, 2))))
+            True
+        """
+        merged = dict(self.precisions)
+        merged.pop(check_pattern(scope), None)
+        return dataclasses.replace(self, precisions=(*merged.items(), (scope, precision)))
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the policy to a TOML file that a person can read and change.
@@ -356,21 +398,3 @@ class Policy:
         for i, (pattern, name, rule) in enumerate(self.scoped_rules):
             by_path.setdefault(literal_path(pattern), []).append((i, pattern, name, rule))
         return by_path
-
-
-_EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}
-
-
-def _tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...]]:
-    if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == length for p in value):
-        return value
-    what = {2: "pairs", 3: "triples"}[length]
-    fix = f"Use Policy(...).with_{argument.removeprefix('scoped_')}({{...}})."
-    raise wrong_type(f"{argument} must be a tuple of {what}", value, fix)
-
-
-def _mapping(value: Any, argument: str) -> Mapping:
-    if not isinstance(value, Mapping):
-        fix = f"Write with_{argument}({{{_EXAMPLES[argument]}}})."
-        raise wrong_type(f"{argument} must be a mapping", value, fix)
-    return value

@@ -22,6 +22,7 @@ from .cast_policy import CastPolicy, Rule, rule_name
 from .choices import DOT_OUTPUTS, LEVELS, WEIGHT_GRADIENTS, check_choice
 from .dtypes import COMPUTE_DTYPES, FLOAT32, SHORT_NAMES
 from .errors import did_you_mean, wrong_type
+from .precisions import PRECISIONS
 from .registry import structural_message
 from .tables import STRUCTURAL
 
@@ -50,6 +51,10 @@ _SCOPES = """
 _SCOPED_RULES = """
 # Rules that hold inside named scopes. Of those that match the innermost, then the last, wins.
 """
+_PRECISIONS = """
+# Precisions of float32 products in named scopes; "*" is the whole program. The innermost wins.
+"""
+_HEADINGS = (_RULES, _SCOPES, _SCOPED_RULES, _PRECISIONS)
 
 
 def write_policy(policy: Policy, path: str | pathlib.Path) -> None:
@@ -120,9 +125,14 @@ def policy_text(policy: Policy) -> str:
     for pattern, group in itertools.groupby(policy.scoped_rules, key=lambda each: each[0]):
         scoped_rules += ["\n[[scoped_rules]]\n", _line("pattern", pattern)]
         scoped_rules += ["[scoped_rules.rules]\n", *(_rule_line(*each[1:]) for each in group)]
+    precisions = [
+        "\n[[precisions]]\n" + _line("pattern", pattern) + _line("precision", word)
+        for pattern, word in policy.precisions
+    ]
     lines = [_HEADER, f"version = {VERSION}\n"]
     lines += [_line(name, str(value)) for name, value in options.items() if value is not None]
-    for heading, body in ((_RULES, rules), (_SCOPES, scopes), (_SCOPED_RULES, scoped_rules)):
+    bodies = rules, scopes, scoped_rules, precisions
+    for heading, body in zip(_HEADINGS, bodies, strict=True):
         if body:
             lines += [heading, *body]
     return "".join(lines)
@@ -263,6 +273,12 @@ def _scopes(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
     return tuple((t["pattern"], t["dtype"]) for t in _array(tables, readers, where, fix))
 
 
+def _precisions(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
+    fix = "Write a line [[precisions]] above each pattern = '*' with its precision."
+    readers = {"pattern": _pattern, "precision": functools.partial(_choice, allowed=PRECISIONS)}
+    return tuple((t["pattern"], t["precision"]) for t in _array(tables, readers, where, fix))
+
+
 def _scoped_rules(tables: Any, where: str) -> tuple[tuple[str, str, CastPolicy], ...]:
     fix = (
         "Write a line [[scoped_rules]] above each pattern = '*/head', and below it a line "
@@ -315,6 +331,7 @@ _READERS: dict[str, _Reader] = {
     "rules": _rules,
     "scopes": _scopes,
     "scoped_rules": _scoped_rules,
+    "precisions": _precisions,
 }
 
 

@@ -34,6 +34,7 @@ from .symbolic_sizes import largest_index
 from .value_facts import coordinate_bound
 from .votes import is_replicated
 
+_CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _REPEATS = having("repeats")
 _REPLICATES = having("replicates") | _REPEATS
@@ -121,6 +122,31 @@ def cast_results(plan: EquationPlan, decision: Decision) -> EquationPlan:
     results = tuple(ValueState(dtype) if s.dtype is not None else s for s in plan.results)
     action = BIND if any(casts) and isinstance(plan.action, Keep) else plan.action
     return dataclasses.replace(plan, casts=casts, results=results, action=action)
+
+
+def in_precision(at: Place, plan: EquationPlan, word: str | None) -> EquationPlan:
+    """Returns the plan whose float32 product is computed in a precision.
+
+    Args:
+        at: The equation.
+        plan: Its plan so far; returned as it is where it multiplies no float32 operands, and where
+            it has a precision.
+        word: The precision, None for that of the equation.
+    """
+    if word is None or at.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
+        return plan
+    given = zip(plan.operands[:2], plan.given[:2], strict=True)
+    if any((asked or state.dtype) != FLOAT32 for asked, state in given):
+        return plan
+    action = plan.action if isinstance(plan.action, Bind) else BIND
+    parameter = reading.with_precision(at.eqn, word)
+    if parameter is None or not parameter.keys().isdisjoint(action.params):
+        return plan
+    action = dataclasses.replace(action, params={**action.params, **parameter})
+    cause = f"{plan.reason.cause}, precision {word}".removeprefix(", ")
+    return dataclasses.replace(
+        plan, action=action, reason=dataclasses.replace(plan.reason, cause=cause)
+    )
 
 
 def emitted(at: Place, decision: Decision) -> EquationPlan:

@@ -26,6 +26,7 @@ from .basic_plans import (
     emitted,
     folded,
     in_dtype,
+    in_precision,
     keep,
     move_source,
     without_floats,
@@ -71,6 +72,11 @@ def plan_equation(policy: Policy, at: Place) -> EquationPlan:
     Returns:
         The plan of the equation.
     """
+    return in_precision(at, _plan_in_dtypes(policy, at), at.region.precision)
+
+
+def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
+    """Returns the plan of an equation, with the precision of its product if a rule says one."""
     name, floats, compute_dtype = at.name, at.floats, at.region.compute_dtype
     if not floats:
         return without_floats(at)
@@ -112,7 +118,7 @@ def plan_equation(policy: Policy, at: Place) -> EquationPlan:
             decision = Decision(policy=decision.policy, output_dtype=compute_dtype)
     else:
         plan = _promote(policy, at)
-    return cast_results(plan, decision)
+    return in_precision(at, cast_results(plan, decision), decision.precision)
 
 
 def _decision(policy: Policy, at: Place) -> tuple[Decision, str]:

@@ -60,6 +60,7 @@ class Planner:
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
         self._rule_functions = has_rule_functions([*policy.rules, *scoped])
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
+        looks_at_names = looks_at_names or policy.precisions
         self._regions = Regions(policy, not (looks_at_names or all_paths), lowers_nothing)
 
     @property
@@ -226,6 +227,7 @@ class Planner:
             region.compute_dtype,
             region.cause,
             region.rules,
+            region.precision,
             *at.given,
             *[v.aval for v in eqn.invars],
             *eqn.params,

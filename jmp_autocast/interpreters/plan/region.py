@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...policies import Policy, Rule
+from ...policies.precisions import precision_in
 from ...scopes import GOVERNED, read_mark
 from .data import ValueState, Want
 
@@ -23,6 +24,7 @@ class Region:
         cause: The scope that says so.
         names: The enclosing scopes, as far as the policy looks at them.
         rules: The rules that the scopes add, as pairs of primitive and rule.
+        precision: The precision of float32 products, None for that of each equation.
     """
 
     compute_dtype: np.dtype | None
@@ -30,6 +32,7 @@ class Region:
     cause: str
     names: tuple[str, ...]
     rules: tuple[tuple[str, Rule], ...] = ()
+    precision: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +96,11 @@ class Regions:
             seen = names
             if self._marks_only:
                 seen = tuple(name for name in names if read_mark(name) is not None)
-            region = self._found[path, names] = self._find(path + seen)
+            region = self._find(path + seen)
+            if not region.governed:
+                precision = precision_in(self._policy.precisions, path + seen)
+                region = dataclasses.replace(region, precision=precision)
+            self._found[path, names] = region
         return region
 
     def _find(self, names: tuple[str, ...]) -> Region:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from ...policies.precisions import is_algorithm, precision_of
 from .accumulate import contraction_in
 from .traits import having
 
@@ -25,6 +26,26 @@ def asked_precision(eqn: Any) -> Any:
     precision = eqn.params.get("precision")
     is_default = precision is None or isinstance(precision, tuple | lax.Precision)
     return None if is_default and precision != _HIGHEST else precision
+
+
+def with_precision(eqn: Any, word: str) -> dict[str, Any] | None:
+    """Returns the parameter that makes a product of float32 operands run in a precision.
+
+    Args:
+        eqn: A contraction.
+        word: One of `policies.precisions.PRECISIONS`.
+
+    Returns:
+        The parameter; None where the program has asked for a precision itself, and where the
+        primitive does not take the algorithm.
+    """
+    asked = eqn.params.get("precision")
+    if asked is not None and asked != (lax.Precision.DEFAULT, lax.Precision.DEFAULT):
+        return None
+    precision = precision_of(word)
+    if not is_algorithm(word):
+        return {"precision": (precision, precision)}
+    return {"precision": precision} if eqn.primitive.name == "dot_general" else None
 
 
 def preferred_dtype(eqn: Any) -> np.dtype | None:

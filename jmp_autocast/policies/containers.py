@@ -1,0 +1,36 @@
+"""The tuples and mappings that a policy is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .errors import wrong_type
+
+_EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}
+
+
+def as_tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...]]:
+    """Returns a tuple of tuples of one length.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == length for p in value):
+        return value
+    what = {2: "pairs", 3: "triples"}[length]
+    method = {"precisions": "precision"}.get(argument, argument.removeprefix("scoped_"))
+    fix = f"Use Policy(...).with_{method}(...)."
+    raise wrong_type(f"{argument} must be a tuple of {what}", value, fix)
+
+
+def as_mapping(value: Any, argument: str) -> Mapping:
+    """Returns a mapping.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(value, Mapping):
+        fix = f"Write with_{argument}({{{_EXAMPLES[argument]}}})."
+        raise wrong_type(f"{argument} must be a mapping", value, fix)
+    return value

@@ -1,0 +1,85 @@
+"""The precisions of float32 products, as words that a policy and its file may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from .choices import check_choice
+from .errors import wrong_type
+from .patterns import match_depth
+
+# The algorithms that take float32 operands; the others of JAX are for 16-bit and 8-bit ones.
+_PRESETS = {
+    preset.name.lower(): preset
+    for preset in lax.DotAlgorithmPreset
+    if preset.name.startswith(("F32", "TF32", "BF16_BF16_F32"))
+}
+_LEVELS = {level.name.lower(): level for level in lax.Precision}
+PRECISIONS: tuple[str, ...] = (*_LEVELS, *_PRESETS)
+
+
+def as_precision(value: Any, argument: str) -> str:
+    """Returns the word for a precision of float32 products.
+
+    Args:
+        value: A ``lax.Precision``, a ``lax.DotAlgorithmPreset``, or the name of one.
+        argument: The argument's name, for messages.
+
+    Raises:
+        TypeError: It is none of these.
+        ValueError: It is no precision of float32 operands.
+
+    Example:
+        >>> from jax import lax
+        >>> as_precision(lax.DotAlgorithmPreset.TF32_TF32_F32, "precision")
+        'tf32_tf32_f32'
+    """
+    word = value.name if isinstance(value, lax.Precision | lax.DotAlgorithmPreset) else value
+    if not isinstance(word, str):
+        fix = "Write 'highest' or 'tf32_tf32_f32_x3', for example."
+        raise wrong_type(f"{argument} must be the name of a precision", value, fix)
+    check_choice(argument, word.lower(), PRECISIONS)
+    return word.lower()
+
+
+def is_algorithm(word: str) -> bool:
+    """Returns whether a precision is an algorithm of ``dot_general``, which no other product takes.
+
+    Example:
+        >>> is_algorithm("highest"), is_algorithm("tf32_tf32_f32")
+        (False, True)
+    """
+    return word in _PRESETS
+
+
+def precision_of(word: str) -> lax.Precision | lax.DotAlgorithmPreset:
+    """Returns what JAX calls a precision.
+
+    Example:
+        >>> precision_of("highest").name
+        'HIGHEST'
+    """
+    return _PRESETS.get(word) or _LEVELS[word]
+
+
+def precision_in(precisions: Sequence[tuple[str, str]], names: Sequence[str]) -> str | None:
+    """Returns the precision of float32 products in a scope, None where none is said.
+
+    Args:
+        precisions: Those of a policy: pairs of scope pattern and word.
+        names: The enclosing scopes, outermost first.
+
+    Example:
+        >>> said = (("*", "highest"), ("*/head", "high"))
+        >>> precision_in(said, []), precision_in(said, ["net", "head"])
+        ('highest', 'high')
+    """
+    found: tuple[int, str | None] = (-1, None)
+    for pattern, word in precisions:
+        depth = match_depth(pattern, names)
+        if depth is not None and depth >= found[0]:
+            found = depth, word
+    return found[1]
