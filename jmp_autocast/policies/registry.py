@@ -9,7 +9,7 @@ from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
 from .dtypes import FLOAT32, find_dtype
 from .errors import did_you_mean, wrong_type
-from .tables import DEFAULT_RULES, STRUCTURAL
+from .tables import DEFAULT_RULES, STRUCTURAL, TRACED_FOR_DTYPES
 
 _registered: dict[str, tuple[int, Rule]] = {}
 
@@ -85,15 +85,16 @@ def as_rule(value: Any, primitive: str) -> Rule:
     if primitive in STRUCTURAL and (isinstance(value, CastPolicy | str)):
         raise ValueError(structural_message(primitive))
     if isinstance(value, CastPolicy):
+        check_obeyed(primitive, value)
         return value
     if isinstance(value, str):
         names = [p.name for p in CastPolicy]
         if value.upper() in names:
-            return CastPolicy[value.upper()]
+            return as_rule(CastPolicy[value.upper()], primitive)
         # `with_scopes` takes a dtype, and its user writes one here as well. A 16-bit dtype is
         # refused: operations are lowered to the compute dtype, which may be the other one.
         if find_dtype(value) == FLOAT32:
-            return CastPolicy.FP32
+            return as_rule(CastPolicy.FP32, primitive)
         raise ValueError(
             f"Unknown policy {value!r} in the rule for primitive {primitive!r}."
             f"{did_you_mean(value.upper(), names)} The policies are {', '.join(names)}."
@@ -103,6 +104,23 @@ def as_rule(value: Any, primitive: str) -> Rule:
         return cast(Rule, value)
     expected = "must be a CastPolicy, its name, or a function of an EquationView"
     raise wrong_type(f"The rule for primitive {primitive!r} {expected}", value)
+
+
+def check_obeyed(primitive: str, policy: CastPolicy) -> None:
+    """Raises ValueError for a cast of what was traced for the dtypes of its operands.
+
+    Args:
+        primitive: The primitive's name.
+        policy: What a rule says of it.
+    """
+    if primitive in TRACED_FOR_DTYPES and policy is not CastPolicy.KEEP:
+        raise ValueError(
+            f"Primitive {primitive!r} holds a program that was traced for the dtypes of its "
+            f"operands, and cannot run on others: {policy.name} cannot be obeyed. Give the rule to "
+            "the function that calls it, and let it return Decision(emit=function, "
+            "operand_dtype=eqn.compute_dtype), which traces that function anew; or cast where the "
+            "program calls it."
+        )
 
 
 def structural_message(name: str) -> str:

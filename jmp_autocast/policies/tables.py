@@ -133,6 +133,15 @@ STRUCTURAL = CALLS | frozenset(
     """.split()
 )
 
+# A program for the dtypes of their operands is among their parameters: bound on others they fail in
+# the middle of a trace, or read them as what they are not.
+TRACED_FOR_DTYPES = frozenset(
+    """
+    pallas_call core_map mpmd_map tpu_custom_call mosaic_gpu mosaic_gpu_p call_exported ffi_call
+    pure_callback io_callback buffer_callback
+    """.split()
+)
+
 # They multiply and sum: what tensor cores are for.
 CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
 

@@ -18,6 +18,7 @@ from ...policies import (
     Policy,
     apply_rule,
 )
+from ...policies.registry import check_obeyed
 from ..compat import is_array_aval
 from ..primitives import reading
 from ..primitives.traits import having
@@ -128,7 +129,10 @@ def _decision(policy: Policy, at: Place) -> tuple[Decision, str]:
         return _PLAIN[rule], origin
     assert at.region.compute_dtype is not None
     view = view_of(at.eqn, at.given, at.region.names, at.region.compute_dtype)
-    return apply_rule(rule, view), origin
+    decision = apply_rule(rule, view)
+    if decision.policy is not None:
+        check_obeyed(at.name, decision.policy)
+    return decision, origin
 
 
 def _outside(v: Any, compute_dtype: np.dtype) -> bool:
