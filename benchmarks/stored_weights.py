@@ -109,7 +109,8 @@ def train(recipe: Recipe, options: argparse.Namespace) -> Result:
 
     def run(seed: jax.Array, text: jax.Array) -> Any:
         text = text.astype(jnp.int32)
-        wide = model.init(jax.random.key(seed), text[0, :, :-1])["params"]
+        variables: Any = model.init(jax.random.key(seed), text[0, :, :-1])
+        wide = variables["params"]
         params = cast_params(loss, wide, text[0]) if recipe.stored else wide
         state = start_from(tx.init(params), params, wide)
 

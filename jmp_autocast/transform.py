@@ -149,16 +149,15 @@ class Options:
 
     @property
     def chosen(self) -> tuple[Policy, Choice | None]:
-        """The policy of a program that is traced now, and the choice of the backend, if it is its.
+        """The policy of a program that is traced now, and what the backend chose, None if unasked.
 
-        Where the backend chooses no 16-bit dtype, the policy holds for scopes that name one.
+        Where that is no 16-bit dtype, the policy holds for scopes that name one.
         """
         if not self.auto:
             return self.policy, None
         choice = choose()
-        return dataclasses.replace(
-            self.policy, compute_dtype=choice.dtype or self.policy.compute_dtype
-        ), choice
+        dtype = choice.dtype or self.policy.compute_dtype
+        return dataclasses.replace(self.policy, compute_dtype=dtype), choice
 
 
 def autocast_options(
@@ -171,16 +170,14 @@ def autocast_options(
 ) -> Options:
     """Checks and normalizes the options of `autocast`, once, when a function is wrapped.
 
-    A wrong option fails there. Two wrappers with equal options are equal, so that
-    ``jit(autocast(fn))`` made anew finds its trace.
+    Two wrappers with equal options are equal: ``jit(autocast(fn))`` made anew finds its trace.
     """
     # A traced value has the type of an array, but its user sees a bool: the message that asks for
     # a bool would not help.
     if isinstance(enabled, Tracer):
         raise TypeError(
-            f"enabled must be known when the program is traced, got the traced value {enabled}."
-            " Make it a static argument of the jitted function, or choose between two "
-            "functions with jax.lax.cond."
+            f"enabled must be known when the program is traced, got the traced value {enabled}. "
+            "Make it a static argument, or choose between two functions with jax.lax.cond."
         )
     if not isinstance(enabled, bool):
         raise TypeError(f"enabled must be a bool, got {enabled!r}.")
@@ -189,8 +186,8 @@ def autocast_options(
     params = arguments.check_params(params)
     auto = isinstance(compute_dtype, str) and compute_dtype == "auto"
     policy = _policy(None if auto else compute_dtype, policy, enabled)
-    output_dtype = check_output_dtype(output_dtype, policy)
-    return Options(policy, params, output_dtype, enabled, on_unknown, auto)
+    output = check_output_dtype(output_dtype, policy)
+    return Options(policy, params, output, enabled, on_unknown, auto)
 
 
 def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:

@@ -84,8 +84,9 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
     The float32 weights are in the optimizer state, 4 bytes a weight; the program reads 16-bit
     copies. A weight of 1 in bfloat16 has its next neighbor 0.0078 away, and updates of less than
     half of that have no effect; here they add up. With float32 gradients (`as_float32`) the run is
-    that of float32 weights, to the bit; `storing.difference` names the exception of weights that
-    fall to 2**-16 of themselves in one step.
+    that of float32 weights, to the bit, as far as XLA fuses multiplications and additions of the
+    optimizer alike in both programs. `storing.difference` names the exception of weights that fall
+    to 2**-16 of themselves in one step.
 
     Weights that are stored in float32 are left to ``inner``. A 16-bit gradient is widened first.
     The transformation comes last in a chain: what changes its updates changes the stored weights

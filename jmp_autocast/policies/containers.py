@@ -19,8 +19,9 @@ def as_tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...
     if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == length for p in value):
         return value
     what = {2: "pairs", 3: "triples"}[length]
-    method = {"precisions": "precision"}.get(argument, argument.removeprefix("scoped_"))
-    fix = f"Use Policy(...).with_{method}(...)."
+    calls = {"precisions": "precision(...)"}
+    call = calls.get(argument, f"{argument.removeprefix('scoped_')}({{...}})")
+    fix = f"Use Policy(...).with_{call}."
     raise wrong_type(f"{argument} must be a tuple of {what}", value, fix)
 
 

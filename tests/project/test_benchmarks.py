@@ -199,3 +199,22 @@ def test_explain_says_in_which_dtypes_the_models_run(vs_handwritten, name, level
     wrapper = autocast(plain_loss(case.build()), policy=BF16.with_level(level))
     report = assert_rows_are_what_runs(wrapper, params, batch)
     assert report.totals.low_share == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_users_run_it")
+def test_the_benchmark_of_stored_weights(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import stored_weights
+
+    sizes = "--seeds 1 --steps 10 --batch 2 --context 8 --width 16 --layers 1".split()
+    found = stored_weights.main([*sizes, "--recipes", "master weights"])
+    assert list(found) == ["float32 weights", "master weights"]
+    full, master = found.values()
+    np.testing.assert_array_equal(full.losses, master.losses)
+    assert full.losses.shape == (1, 10)
+    assert (round(full.nbytes), round(master.nbytes)) == (12, 13)
+    # Not the bits: XLA may fuse a multiplication and an addition in one of the two programs.
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, master.weights, full.weights)
+    assert "have the bits of float32 weights" in capsys.readouterr().out
