@@ -228,3 +228,21 @@ def test_a_batch_of_conjugate_gradients_converges(dtype):
     b = 30 * X[:4]
     x = jax.jit(autocast(jax.vmap(solve), compute_dtype=dtype))(b)
     np.testing.assert_allclose(x @ a, b, atol=8 * EPS[dtype] * 30)
+
+
+OUTSIDE = {
+    "computed": lambda p: jnp.exp(jnp.log(jnp.arange(1.0, 17.0) * 100))[:, None],
+    "counted": lambda p: (jnp.arange(16.0) * 100 + 0.5)[:, None],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_is_float32_before_a_loop_is_no_bias_in_it(name, dtype):
+    def fn(w, x):
+        p = x @ w
+        t = OUTSIDE[name](p)
+        return lax.scan(lambda c, p: (c, jnp.cos(t + p)), 0, p[None])[1][0]
+
+    low = jax.jit(autocast(fn, compute_dtype=dtype, params=0))(W, X)
+    np.testing.assert_allclose(low, jax.jit(fn)(W, X), atol=4 * EPS[dtype])
