@@ -48,6 +48,7 @@ MEETINGS = """
 """.split()
 READERS = """
     s s-{m} jnp.floor(s) jnp.round(s).astype('int32') jnp.tanh((s-{m})/{m}) jax.nn.softmax(s-{m})
+    jnp.tanh(s-{m}) jnp.sin(s-{m}) jax.nn.relu(s-{m})@w (s-{m})@w jnp.sqrt(jnp.abs(s-{m}))
     s@w jnp.sqrt(jnp.abs(s)) jnp.sin(s/{m}) jnp.mean(s,-1) jnp.square(s/{m}) jax.nn.relu(s)@w
     jax.nn.sigmoid(s/{m})@w (s-jnp.mean(s,-1,keepdims=True)) s*jnp.float32(0.5) jnp.max(s,-1) s/{m}
 """.split()
@@ -71,8 +72,9 @@ WINDOWS = """
 """.split()
 ROWS = """
     p[jnp.zeros(512,'int32')]@w jnp.take(p,i[:,0]%4,axis=0)@w jnp.repeat(p,32,0)@w
-    (p[:1]+jnp.ones((512,1)))@w jnp.tile(p,(32,1))@w p[jnp.abs(i[:,0])%3]*p jnp.broadcast_to(p[0],(300,D))@w
-    jnp.take_along_axis(p,jnp.abs(i)%D,1)@w p.at[jnp.zeros(N,'int32')].add(p)[:4]@w
+    (p[:1]+jnp.ones((512,1)))@w jnp.tile(p,(32,1))@w p[jnp.abs(i[:,0])%3]*p
+    jnp.broadcast_to(p[0],(300,D))@w jnp.take_along_axis(p,jnp.abs(i)%D,1)@w
+    p.at[jnp.zeros(N,'int32')].add(p)[:4]@w
 """.split()
 GATES = """
     a*p+(1-a)*x (1-a)*p ((1.-a)*p)@w jnp.log(1-a) a*p+(1-a)*(p@w) 1/(1-a) jnp.log(a) (a-1)*p
@@ -158,7 +160,8 @@ def draw(seed: int, index: int) -> Danger:
         ]
     )
     normal = lambda *shape: np.asarray(g.rng.normal(size=shape), np.float32)
-    large = lambda: np.asarray(m * (1 + 0.3 * g.rng.normal(size=shape)), np.float32)
+    # What is left when the magnitude is taken away is of the order of the product.
+    large = lambda: np.asarray(m + g.rng.normal(size=shape), np.float32)
     params = {"w": normal(D, D) / 3, "v": large(), "g": normal(D)}
     integers = np.asarray(g.rng.integers(0, 3, shape), np.int32)
     args = params, normal(N, D), large(), integers
@@ -173,13 +176,19 @@ def check(danger: Danger, gradients: bool) -> str:
     def derived(fn: Any) -> Any:
         def total(params: Any, *data: Any) -> Any:
             outs = [o for o in fn(params, *data) if jnp.issubdtype(o.dtype, jnp.inexact)]
-            return sum(jnp.sum(o * jnp.cos(jnp.arange(o.size)).reshape(o.shape)) for o in outs)
+            # Of one sign, so that a sum in 16 bits stops growing.
+            weights = [1 + 0.5 * jnp.cos(jnp.arange(o.size)).reshape(o.shape) for o in outs]
+            return sum(jnp.sum(o * w) for o, w in zip(outs, weights, strict=True))
 
         return lambda *args: jax.tree.leaves(jax.grad(total)(*args))
 
     # What becomes an integer has no gradient.
     types = jax.eval_shape(fn, params, *data)
-    if gradients and any(jnp.issubdtype(t.dtype, jnp.inexact) for t in types):
+    gradients &= any(jnp.issubdtype(t.dtype, jnp.inexact) for t in types)
+    # The gradient of `x @ w2 - x @ w` is a difference of two that are equal but for the update: in
+    # the simple rules both round alike, by luck. That of a choice jumps.
+    chooses = any(name in danger.text for name in ("imum(p", "imum(y", "clip(p", "where(p"))
+    if gradients and danger.family != "updates" and not chooses:
         fn, cast = derived(fn), derived(cast)
     closed = jax.make_jaxpr(fn)(params, *data)
     leaves, count = jax.tree.leaves(danger.args), len(jax.tree.leaves(params))
@@ -201,7 +210,7 @@ def check(danger: Danger, gradients: bool) -> str:
         theirs = theirs[1:]
     # Rounded results differ by luck: four units in the last place are always allowed, and where
     # both rules lose most of a result there is nothing to compare with.
-    least = 4 * float(jnp.finfo(danger.dtype).eps)
+    least = 2 * float(jnp.finfo(danger.dtype).eps)
     pairs = zip(errors(exact, found), map(min, zip(*theirs, strict=True)), strict=True)
     return "; ".join(
         f"result {k}: error {ours:.2g}, the better of the rules {best:.2g}"

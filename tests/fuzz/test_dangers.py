@@ -1,0 +1,37 @@
+"""A few programs of what was silently wrong, and proof that their oracle sees it."""
+
+import pytest
+
+from jmp_autocast import CastPolicy, register_policy
+from jmp_autocast.interpreters.plan import basic_plans, planner, votes
+
+from .dangers import draw, run
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_no_result_is_further_off_than_by_simple_rules(block):
+    failed = [run(0, 15 * block + i) for i in range(15)]
+    failed = [(danger.text, message) for danger, message in failed if message]
+    assert not failed, failed
+
+
+def test_equal_numbers_give_equal_programs():
+    assert draw(3, 1).text == draw(3, 1).text
+    assert len({draw(3, i).text for i in range(20)}) > 15
+
+
+# family: what is taken from the planner
+LOST = {
+    "summands": lambda patch: patch.setattr(votes, "_summand_votes", lambda *_: False),
+    "windows": lambda patch: register_policy("reduce_window_sum", CastPolicy.PROMOTE),
+    "rows": lambda patch: patch.setattr(basic_plans, "is_replicated", lambda *_: False),
+    "updates": lambda patch: patch.setattr(votes, "_summand_votes", lambda *_: False),
+    "gates": lambda patch: patch.setattr(planner, "complement", lambda plan, *_: plan),
+}
+
+
+@pytest.mark.parametrize("family", LOST)
+def test_the_oracle_sees_a_lost_promise(family, monkeypatch):
+    LOST[family](monkeypatch)
+    numbers = (i for i in range(400) if draw(4, i).family == family)
+    assert any(run(4, i)[1] for i in numbers)
