@@ -81,7 +81,7 @@ GATES = """
     lax.scan(gated,jnp.zeros_like(x),None,length=64)[0] p*a*(1-a) (1-lax.erf(p/2))*p
 """.split()
 UPDATES = """
-    w2-w (w2-w)/{r} x@w2 (x@w2)-(x@w) jnp.tanh(x@w2) w2
+    w2-w (w2-w)/{r} x@w2 jnp.tanh(x@w2) w2
 """.split()
 AROUND = (
     "{e}",
@@ -185,10 +185,9 @@ def check(danger: Danger, gradients: bool) -> str:
     # What becomes an integer has no gradient.
     types = jax.eval_shape(fn, params, *data)
     gradients &= any(jnp.issubdtype(t.dtype, jnp.inexact) for t in types)
-    # The gradient of `x @ w2 - x @ w` is a difference of two that are equal but for the update: in
-    # the simple rules both round alike, by luck. That of a choice jumps.
+    # The gradient of a choice jumps.
     chooses = any(name in danger.text for name in ("imum(p", "imum(y", "clip(p", "where(p"))
-    if gradients and danger.family != "updates" and not chooses:
+    if gradients and not chooses:
         fn, cast = derived(fn), derived(cast)
     closed = jax.make_jaxpr(fn)(params, *data)
     leaves, count = jax.tree.leaves(danger.args), len(jax.tree.leaves(params))

@@ -246,3 +246,29 @@ def test_what_is_float32_before_a_loop_is_no_bias_in_it(name, dtype):
 
     low = jax.jit(autocast(fn, compute_dtype=dtype, params=0))(W, X)
     np.testing.assert_allclose(low, jax.jit(fn)(W, X), atol=4 * EPS[dtype])
+
+
+MADE = {
+    "normalized": lambda w, v: v * w / jnp.linalg.norm(w, axis=0, keepdims=True),
+    "merged": lambda w, v: w + v[:, :1] @ v[:1],
+    "updated": lambda w, v: w - 0.1 * (v.T @ jnp.tanh(v @ w)),
+    "read_by_calls": lambda w, v: w + v[:, :1] @ v[:1],
+}
+PRODUCTS = {"read_by_calls": jax.jit(jnp.matmul)}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_gradient_of_a_computed_weight_that_is_read_300_times(name):
+    """Added up in bfloat16 the cotangents lost 30 to 40 % of it; float16 lost a tenth of that."""
+    w, v = jnp.eye(4) + 0.3, jnp.full((4, 4), 0.1) + 0.01 * jnp.arange(4.0)
+
+    def loss(params, x):
+        made, product = MADE[name](*params), PRODUCTS.get(name, jnp.matmul)
+        return sum(jnp.sum(product(x, made)) for _ in range(300)) / 300
+
+    x = jnp.ones((2, 4)) + 0.1 * jnp.arange(4.0)
+    low = autocast(loss, compute_dtype="bfloat16")
+    got = jax.jit(jax.grad(low))((w, v), x)
+    for ours, theirs in zip(got, jax.jit(jax.grad(loss))((w, v), x), strict=True):
+        atol = 4 * EPS["bfloat16"] * np.abs(theirs).max()
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)

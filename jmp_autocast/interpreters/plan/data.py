@@ -98,6 +98,8 @@ class ValueState:
             those, of literals and of numbers within [-1, 1]: also where it is added.
         torch_dtype: The dtype in which PyTorch returns it, None for ``dtype``. Only a caller that
             asks for the computed dtypes gets it; readers in the program read ``dtype``.
+        read_often: Computed in float32, and read in 16 bits so often that the cotangents of the
+            reads are added up in float32.
     """
 
     dtype: np.dtype | None
@@ -111,6 +113,7 @@ class ValueState:
     is_repeated: bool = False
     may_be_rounded: bool = False
     torch_dtype: np.dtype | None = None
+    read_often: bool = False
 
     def __hash__(self) -> int:
         # Three fields tell most states apart, at a third of the time for all: planning asks for the
@@ -123,7 +126,9 @@ class ValueState:
 
         A literal, or a value that is known, has no gradient.
         """
-        return self.source not in (None, Source.LITERAL) and self.known_value is None
+        if self.source is None:
+            return self.read_often
+        return self.source is not Source.LITERAL and self.known_value is None
 
 
 class Demand(enum.Flag):

@@ -22,6 +22,7 @@ from .demands import find_requests
 from .equation import plan_equation
 from .guarded_products import is_guarded_product
 from .reaching import Memo
+from .read_often import with_gradients_in_float32
 from .region import Place, Regions
 from .source_copies import source_copies
 from .structural import plan_structural, planning_rule
@@ -147,6 +148,7 @@ class Planner:
                 break
             requests.update(more)
             equations, states = self._sweep(body, given, path, requests)
+        equations = with_gradients_in_float32(body, equations, states)
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
             state = literal_state(v) if isinstance(v, Literal) else states[v]
