@@ -3,7 +3,7 @@
 import pytest
 
 from jmp_autocast import CastPolicy, register_policy
-from jmp_autocast.interpreters.plan import basic_plans, planner, votes
+from jmp_autocast.interpreters.plan import basic_plans, votes
 
 from .dangers import draw, run
 
@@ -26,7 +26,6 @@ LOST = {
     "windows": lambda patch: register_policy("reduce_window_sum", CastPolicy.PROMOTE),
     "rows": lambda patch: patch.setattr(basic_plans, "is_replicated", lambda *_: False),
     "updates": lambda patch: patch.setattr(votes, "_summand_votes", lambda *_: False),
-    "gates": lambda patch: patch.setattr(planner, "complement", lambda plan, *_: plan),
 }
 
 

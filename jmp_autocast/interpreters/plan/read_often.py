@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...policies import FLOAT32
+from ..compat import Literal
 from .data import EquationPlan, ValueState
 
 # Added up in bfloat16, seven cotangents lose no more than 7 / 2 units of 2**-9; 513 lost a third of
@@ -35,7 +36,7 @@ def with_gradients_in_float32(
             reads.update(
                 v
                 for v, dtype in zip(eqn.invars, plan.operands, strict=True)
-                if dtype not in (None, FLOAT32)
+                if dtype not in (None, FLOAT32) and not isinstance(v, Literal)
             )
     often = {v for v, count in reads.items() if count > _MOST and _is_computed(states.get(v))}
     if not often:
