@@ -81,6 +81,24 @@ def test_residual_stream_before_norms(level, dtype):
     assert [aval.dtype.name for aval in sums] == [dtype] * 2
 
 
+@pytest.mark.parametrize(("level", "dtype"), RESIDUAL_SUMS.items(), ids=RESIDUAL_SUMS)
+def test_residual_stream_that_starts_with_positions(level, dtype):
+    """A vision transformer adds positions to what a class token joins: the stream starts there."""
+
+    def network(params, x):
+        x = jnp.concatenate([params["token"], x @ params["patch"]]) + params["positions"]
+        for _ in range(2):
+            x = x + jnp.tanh(normalized(x) @ params["w"]) @ params["w"]
+        return normalized(x)
+
+    params = {"token": X[:1], "patch": W, "positions": np.ones((X.shape[0] + 1, 8)), "w": W}
+    params["positions"] = params["positions"].astype(np.float32)
+    jaxpr = trace(autocast(network, policy=BF16.with_level(level)), params, X)
+    shape = params["positions"].shape
+    sums = [e.outvars[0].aval for e in find(jaxpr, "add") if e.outvars[0].aval.shape == shape]
+    assert [aval.dtype.name for aval in sums] == [dtype] * 3
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_scale_and_mask_before_softmax_are_float32(level):
     def attention(w, x):

@@ -68,11 +68,9 @@ def find_requests(
         request = None
         if i not in already:
             request = readers.request(eqn, plan)
-            if (
-                request is None
-                and eqn.primitive.name in _SUMS
-                and _adds_a_source(eqn, plan, states)
-            ):
+            # At level "compute" no source raises what it is added to, as with `dtype=` by hand.
+            adds = eqn.primitive.name in _SUMS and not policy.data_abstains
+            if request is None and adds and _adds_a_source(eqn, plan, states):
                 request = readers.mixed_request(eqn)
         if request is not None:
             variables = [v for v in eqn.invars if not isinstance(v, Literal)]
