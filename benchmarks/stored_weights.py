@@ -100,7 +100,7 @@ def train(recipe: Recipe, options: argparse.Namespace) -> Result:
     )  # characters of ASCII
 
     def loss_fn(params: Any, tokens: jax.Array) -> jax.Array:
-        logits = model.apply({"params": params}, tokens[:, :-1])
+        logits: Any = model.apply({"params": params}, tokens[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
     loss = autocast(loss_fn, policy=BF16)
