@@ -15,6 +15,8 @@ from hypothesis import given, settings, strategies as st
 
 from jmp_autocast import BF16, FP16, CastPolicy, Policy, autocast
 from jmp_autocast.policies import STRUCTURAL, registry
+from jmp_autocast.policies.precisions import PRECISIONS
+from jmp_autocast.policies.tables import TRACED_FOR_DTYPES
 from jmp_autocast.policies.toml_file import policy_text
 from tests.support.wrong_policy_files import HEAD, WRONG
 
@@ -136,7 +138,7 @@ names = st.one_of(
     st.text(min_size=1),
     st.text(alphabet="\"'\\\n\r\t.#=[]{}\x00\x7f\u2028 aU0", min_size=1),
     st.sampled_from([*registry.known_primitives(), *HOSTILE]),
-).filter(lambda name: name not in STRUCTURAL)
+).filter(lambda name: name not in STRUCTURAL | TRACED_FOR_DTYPES)
 floats = st.sampled_from(["float32", "float16", "bfloat16"])
 policies = st.builds(
     Policy,
@@ -148,6 +150,7 @@ policies = st.builds(
     rules=st.lists(st.tuples(names, st.sampled_from(CastPolicy))).map(tuple),
     scopes=st.lists(st.tuples(names, floats)).map(tuple),
     scoped_rules=st.lists(st.tuples(names, names, st.sampled_from(CastPolicy))).map(tuple),
+    precisions=st.lists(st.tuples(names, st.sampled_from(PRECISIONS))).map(tuple),
 )
 
 
