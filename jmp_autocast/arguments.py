@@ -9,7 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +165,28 @@ class Call:
     unflatten: Callable[[Sequence[Any]], Any]
 
 
+class Opened(NamedTuple):
+    """A call as a function of arrays and the rest, with the state of its objects taken out.
+
+    Args:
+        fn: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        params: Which of its arrays are parameters, as `flatten` takes it.
+        untrained: True for the path of an array that a gradient by its argument leaves out, as
+            the framework's own does.
+        finish: Takes what the function returned: puts the state back into the caller's objects,
+            and returns the result of the caller's function.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    params: Any = ()
+    untrained: Callable[[str], bool] = lambda path: False
+    finish: Callable[[Any], Any] = lambda result: result
+
+
 def flatten(
     fn: Callable[..., Any],
     params: Any,
@@ -304,8 +326,10 @@ def _mutation_message(fn: Any, module: str) -> str:
     return (
         f"{name_of(fn)} changes the state of {module} (batch statistics, an RNG counter, a cache) "
         "while autocast traces it, and the change would be lost. For Flax NNX use "
-        "jmp_autocast.integrations.nnx.autocast, which carries the state; otherwise return the "
-        "new state from the function."
+        "jmp_autocast.integrations.nnx.autocast, which carries the state; once that module is "
+        "imported, check_numerics, compare, explain, op_stats and tune carry it, too. Where the "
+        "change may be lost, as jax.jit loses it, write nnx.merge(graphdef, state, copy=True). "
+        "Otherwise return the new state from the function."
     )
 
 

@@ -8,6 +8,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
@@ -24,6 +25,7 @@ from .outputs import as_traced, check_output_dtype, per_output, want_of
 from .pickling import by_name_or_made
 from .policies import FLOAT32, Policy, as_policy
 from .policies.callables import has_hash
+from .policies.choices import Level
 from .policies.dtypes import as_compute_dtype, find_dtype
 from .scopes import GOVERNED, mark
 
@@ -190,6 +192,22 @@ def autocast_options(
     return Options(policy, params, output, enabled, on_unknown, auto)
 
 
+def tool_options(compute_dtype: Any, policy: Any, level: Level | None) -> Options | None:
+    """Returns the options that the arguments of a tool describe, None where they say nothing.
+
+    Args:
+        compute_dtype: As for `autocast`.
+        policy: As for `autocast`.
+        level: As for `Policy.with_level`; None for the policy's.
+    """
+    if compute_dtype is None and policy is None and level is None:
+        return None
+    options = autocast_options(compute_dtype, policy)
+    if level is None:
+        return options
+    return dataclasses.replace(options, policy=options.policy.with_level(level))
+
+
 def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
     policy = None if policy is None else as_policy(policy)
     # A script that turns autocast off often says so twice: by enabled=False and by float32.
@@ -225,7 +243,7 @@ class Autocast(NoContext):
             # cast.
             with jax.named_scope(mark(GOVERNED)):
                 return self._fn(*args, **kwargs)
-        return _run(self._fn, self._options, args, kwargs, self.is_whole)
+        return run_call(self._fn, self._options, args, kwargs, self.is_whole)
 
     @property
     def policy(self) -> Policy:
@@ -247,7 +265,29 @@ class Autocast(NoContext):
                 f"{self!r} has enabled=False: it casts nothing, and there is no plan to look at. "
                 "Wrap the function with enabled=True."
             )
-        return plan_call(self._fn, self._options, args, kwargs, abstract=True)
+        with self.opened(self._fn, self._options.params, args, kwargs) as call:
+            options = self._options_of(call)
+            planned = plan_call(call.fn, options, call.args, call.kwargs, abstract=True)
+            return dataclasses.replace(planned, untrained=call.untrained)
+
+    @staticmethod
+    def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """True for a call that this kind of wrapper is made for; this one takes every call."""
+        return True
+
+    @staticmethod
+    def opened(
+        fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[arguments.Opened]:
+        """Returns the context of a call, in which it is a function of arrays and the rest.
+
+        Pytrees are that already: modules of Equinox, variables of Linen, dicts of arrays.
+        """
+        return nullcontext(arguments.Opened(fn, args, kwargs, params))
+
+    def _options_of(self, call: arguments.Opened) -> Options:
+        """Returns the options for an opened call."""
+        return dataclasses.replace(self._options, params=call.params)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the wrapper as a method."""
@@ -282,6 +322,34 @@ class Part(Autocast):
     """A function in mixed precision, whose policy may name scopes that are in other functions."""
 
     is_whole = False
+
+
+# The kinds of wrappers whose objects hold state: each integration adds its own when it is imported.
+STATEFUL_KINDS: list[type[Autocast]] = []
+
+
+def kind_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Autocast]:
+    """Returns the kind of wrapper that a call needs.
+
+    Args:
+        fn: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    return next((kind for kind in STATEFUL_KINDS if kind.takes(fn, args, kwargs)), Autocast)
+
+
+def opened(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AbstractContextManager[arguments.Opened]:
+    """Returns the context of a call of any function, in which it is one of arrays and the rest.
+
+    Args:
+        fn: The function, with or without `autocast`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    return kind_of(fn, args, kwargs).opened(fn, (), args, kwargs)
 
 
 def wrapper_of(
@@ -321,6 +389,7 @@ class PlannedCall:
         plan: The plan of the jaxpr.
         wanted: ``"same"``, ``"computed"`` or a dtype for each output.
         choice: What the backend chose, None where nobody asked it.
+        untrained: As for `arguments.Opened`.
     """
 
     call: arguments.Call
@@ -329,6 +398,7 @@ class PlannedCall:
     plan: Plan
     wanted: list[Any]
     choice: Choice | None = None
+    untrained: Callable[[str], bool] = lambda path: False
 
     def rewritten(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program: its equations are bound in the ambient trace.
@@ -374,7 +444,7 @@ def plan_call(
     return PlannedCall(call, closed, planner, plan, wanted, choice)
 
 
-def _run(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool) -> Any:
+def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool) -> Any:
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)
     if whole:

@@ -3,7 +3,9 @@
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import ArrayError, Comparison, ComparisonRow
+from .measure.named_values import NamedError, ProgramComparison
 from .measure.numerics_report import NumericsReport, NumericsRow
+from .measure.scope_errors import ScopeError
 from .report.by_dtype import Share
 from .report.explain import explain
 from .report.report import Change, Report, Totals
@@ -18,11 +20,14 @@ __all__ = [
     "Comparison",
     "ComparisonRow",
     "KeptOperation",
+    "NamedError",
     "NumericsReport",
     "NumericsRow",
     "OpCount",
+    "ProgramComparison",
     "Report",
     "Row",
+    "ScopeError",
     "Share",
     "Totals",
     "TuneReport",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax.numpy as jnp
 
 
 def positions_of(argnums: Any) -> tuple[Any, ...]:
@@ -10,6 +13,32 @@ def positions_of(argnums: Any) -> tuple[Any, ...]:
     if argnums is None:
         return ()
     return tuple(argnums) if isinstance(argnums, tuple | list) else (argnums,)
+
+
+def differentiated(
+    argnums: Any,
+    count: int,
+    paths: Sequence[str],
+    arrays: Sequence[Any],
+    untrained: Callable[[str], bool],
+) -> list[int]:
+    """Returns the positions, among the flat arrays of a call, of what is differentiated.
+
+    Args:
+        argnums: The positions of arguments.
+        count: How many positional arguments the call has.
+        paths: The path of each array: its first name is the position of its argument.
+        arrays: The arrays.
+        untrained: As for `arguments.Opened`.
+    """
+    roots = {str(number % count) for number in positions_of(argnums)}
+    return [
+        i
+        for i, (path, x) in enumerate(zip(paths, arrays, strict=True))
+        if path.split("/", 1)[0] in roots
+        and jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        and not untrained(path)
+    ]
 
 
 def check_range(argnums: Any, count: int, of: str) -> None:

@@ -5,16 +5,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from ..arguments import name_of
+from ..arguments import Opened
 from ..call_forms import Decorator, check_form
 from ..outputs import per_output
-from ..transform import Autocast, GivenOptions, autocast_options, wrapper_of
-from .flax_compat import update_context
-from .nnx_state import Call
+from ..transform import (
+    STATEFUL_KINDS,
+    Autocast,
+    GivenOptions,
+    Options,
+    autocast_options,
+    run_call,
+    wrapper_of,
+)
+from .nnx_state import holds_objects, opened
 from .nnx_training import scaled_value_and_grad, train_step
 from .outputs import cast_leaves, without_output_dtype
 
@@ -100,41 +106,24 @@ class NNXAutocast(Autocast):
         # Without casts there is nothing to rewrite, so that modules may change as they always do.
         if not self._options.enabled:
             return super().__call__(*args, **kwargs)
-        with update_context():
-            call, fast = self._opened(args, kwargs)
-            out, changed = fast(call.values, call.rest)
+        with self.opened(self._fn, self._options.params, args, kwargs) as call:
+            options = self._options_of(call)
+            out, changed, after = run_call(call.fn, options, call.args, call.kwargs, self.is_whole)
             # State must keep its dtype: where outputs need not, both are cast out here.
-            if fast._options.output_dtype == "computed":
-                changed = cast_leaves(changed, call.dtypes)
-            wanted = per_output(self._options.output_dtype, call.arranged, len(out))
-            return call.finish(cast_leaves(out, wanted), changed)
+            if options.output_dtype == "computed":
+                changed = cast_leaves(changed, after.dtypes)
+            wanted = per_output(self._options.output_dtype, after.arranged, len(out))
+            return call.finish((cast_leaves(out, wanted), changed, after))
 
-    def planned(self, *args: Any, **kwargs: Any) -> Any:
-        """Traces and plans a call without running it, for `jmp_autocast.explain`.
+    # The tools open calls through these two; the objects among the arguments stay as they are.
+    takes = staticmethod(holds_objects)
+    opened = staticmethod(opened)
 
-        The modules among the arguments stay as they are.
-
-        Raises:
-            ValueError: The wrapper is not enabled, so that nothing is planned.
-        """
-        if not self._options.enabled:
-            return super().planned(*args, **kwargs)  # says so
-        with update_context():
-            call, fast = self._opened(args, kwargs)
-            return fast.planned(call.values, call.rest)
-
-    def _opened(self, args: Any, kwargs: Any) -> tuple[Call, Autocast]:
-        """Returns a call with its state taken out, and the function of that state."""
-        call = Call(self._fn, self._options.params, args, kwargs)
-
-        # A function and not the bound method, which takes no other name: messages and profiles
-        # shall show that of the user's function.
-        def pure(state: Any, rest: Any) -> Any:
-            return call.pure(state, rest)
-
-        pure.__name__ = name_of(self._fn)
-        options = without_output_dtype(self._options)
-        return call, Autocast(pure, dataclasses.replace(options, params=call.is_param))
+    def _options_of(self, call: Opened) -> Options:
+        return without_output_dtype(super()._options_of(call))
 
     def __repr__(self) -> str:
         return f"nnx.{super().__repr__()}"
+
+
+STATEFUL_KINDS.append(NNXAutocast)

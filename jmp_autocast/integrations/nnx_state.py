@@ -2,120 +2,245 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from flax import errors, nnx
 
-from ..arguments import AUTO, name_of, param_positions
-from .flax_compat import is_unchanged, merge_nodes, metadata, raw_value, split_nodes
+from ..arguments import AUTO, Opened, name_of, param_positions
+from .flax_compat import (
+    is_unchanged,
+    merge_nodes,
+    metadata,
+    raw_value,
+    split_nodes,
+    update_context,
+)
 from .nnx_checks import arrays_as_data, check_writable, is_object, static_tracers
 from .nnx_scopes import module_scopes
 from .outputs import dtypes_of
 
 _NODE = object()  # stands for an NNX object in a result
-_ARGS, _BOUND = 0, 2  # the parts of a call: args, kwargs, bound
+_ARGS, _KWARGS, _BOUND = range(3)  # the parts of a call: args, kwargs, what `fn` brings
 
 
-class Call:
-    """One call: state out of the arguments, a pure function, state back into the arguments."""
+class Graph:
+    """All that is static in a call: the NNX objects without their arrays, and where they stand.
 
-    def __init__(self, fn: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> None:
-        self._name = name_of(fn)
-        self._fn, bound = _open(fn)
-        found, self._tree = jax.tree_util.tree_flatten_with_path(
-            (args, kwargs, bound), is_leaf=is_object
+    Two calls with equal graphs share a trace. It holds no array, since JAX keeps it with the trace.
+
+    Args:
+        tree: The structure of (args, kwargs, bound), with NNX objects as leaves.
+        leaves: The name of each leaf among the values of the call; None for an NNX object.
+        graphdef: The graph of the objects.
+        state: For each variable or array of the graph its path in it, its name among the values,
+            and its metadata.
+    """
+
+    def __init__(
+        self, tree: Any, leaves: list[str | None], graphdef: Any, state: list[Any]
+    ) -> None:
+        self.tree, self.leaves, self.graphdef, self.state = tree, leaves, graphdef, state
+
+    def _key(self) -> tuple[Any, ...]:
+        return (
+            self.tree,
+            tuple(self.leaves),
+            self.graphdef,
+            tuple(name for _, name, _ in self.state),
         )
-        self._where = [i for i, (_, leaf) in enumerate(found) if is_object(leaf)]
-        self._nodes = [found[i][1] for i in self._where]
-        self._graphdef, self._before = split_nodes((self._nodes, []))
-        self.values: list[Any] = [raw_value(leaf) for _, leaf in self._before]
-        self.rest: list[Any] = [None if is_object(leaf) else leaf for _, leaf in found]
-        # The traced function takes two lists, so the planner asks about the path "0/k" or "1/i".
-        # The user's predicate and positions speak of the arguments of `fn`: both are translated.
-        wanted = _param_predicate(fn, params, args, kwargs)
-        marks = {
-            f"1/{i}": wanted(path, None) for i, (path, x) in enumerate(found) if not is_object(x)
-        }
-        for k, ((_, i, *attributes), leaf) in enumerate(self._before):
-            path = (*found[self._where[i]][0], *map(jax.tree_util.DictKey, attributes))
-            marks[f"0/{k}"] = wanted(path, leaf)
-        self.is_param: Callable[[str], bool] = lambda path: marks["/".join(path.split("/", 2)[:2])]
 
-    def pure(self, state: list[Any], rest: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Returns the function's outputs and the state that it changed.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Graph) and self._key() == other._key()
 
-        What did not change is no output: a module of an outer trace can be read, not written.
-        """
-        flat = [(path, x) for (path, _), x in zip(self._before, state, strict=True)]
-        nodes, _ = merge_nodes(self._graphdef, flat, inner=True)
-        full = list(rest)
-        for i, node in zip(self._where, nodes, strict=True):
-            full[i] = node
-        args, kwargs, bound = jax.tree_util.tree_unflatten(self._tree, full)
-        try:
-            with module_scopes(nodes) as roots:
-                out = self._fn(*bound[0], *args, **{**bound[1], **kwargs})
-                leaves, self._out_tree = jax.tree_util.tree_flatten(out, is_leaf=is_object)
-                roots += (returned := [x for x in leaves if is_object(x)])
-        except errors.TraceContextError as error:
-            raise TypeError(
-                f"{self._name} changes the state of an NNX module that it closes over. Pass the "
-                "module as an argument, or give autocast the module itself or its bound method."
-            ) from error
-        self._is_node = [is_object(x) for x in leaves]
-        before = static_tracers(self._graphdef)
-        arrays_as_data(roots, before)
-        graphdef, after = split_nodes((nodes, returned))
-        if left := [name for i, name in static_tracers(graphdef).items() if i not in before]:
-            raise TypeError(
-                f"{self._name} leaves a traced array in the static attribute {left[0]!r} of an NNX "
-                "object. Hold it in an nnx.Variable, or assign nnx.data(...)."
-            )
-        self._graphdef_after = graphdef
-        # By identity: a traced value that comes back untouched is the same object, and two values
-        # cannot be compared in a trace.
-        known = {id(x): i for i, x in enumerate(state)}
-        self._after, changed = [], []
-        for path, leaf in after:
-            source = known.get(id(raw_value(leaf)))
-            if source is not None and metadata(leaf) == metadata(self._before[source][1]):
-                self._after.append((path, source))
-            else:
-                self._after.append((path, None))
-                changed.append(leaf)
-        self.dtypes: list[Any] = dtypes_of(changed)
-        return [x for x in leaves if not is_object(x)], changed
+    def __hash__(self) -> int:
+        return hash((*self._key()[1:],))
 
-    def finish(self, out: list[Any], changed: list[Any]) -> Any:
-        """Writes the state into the caller's objects and returns the function's result."""
-        new = iter(changed)
-        after = [(path, next(new) if i is None else self.values[i]) for path, i in self._after]
-        returned: Any = ()
-        # Values alone are written one by one, because a module of an outer trace may be read. A
-        # merge writes every object of the graph, and Flax raises for one of an outer trace.
-        if is_unchanged(self._graphdef_after, self._graphdef):
-            pairs = zip(after, self.values, strict=True)
-            moved = [item for item, value in pairs if item[1] is not value]
-            roots = (self._nodes, [])
-            if moved:
-                check_writable(roots, [path for path, _ in moved])
-            nnx.update(roots, nnx.from_flat_state(moved))
-        else:  # attributes came, went or changed, or the result holds NNX objects
-            check_writable(self._nodes)
-            _, returned = merge_nodes(self._graphdef_after, after, inner=False)
-        return self.arranged(out, returned)
+
+class After(NamedTuple):
+    """What is static in the result of a call.
+
+    Args:
+        tree: The structure of the function's result, with NNX objects as leaves.
+        is_node: Which of its leaves are NNX objects.
+        graphdef: The graph of the call's objects and of the returned ones.
+        state: For each variable or array of it its path, and the name of the value of the call
+            that it still is; None if it changed.
+        dtypes: The dtypes of what changed.
+    """
+
+    tree: Any
+    is_node: list[bool]
+    graphdef: Any
+    state: list[tuple[Any, str | None]]
+    dtypes: list[Any]
 
     def arranged(self, out: Sequence[Any], nodes: Iterable[Any] = itertools.repeat(_NODE)) -> Any:
         """Returns the function's result, of its arrays and of its NNX objects or stand-ins."""
         arrays, returned = iter(out), iter(nodes)
-        leaves = [next(returned if is_node else arrays) for is_node in self._is_node]
-        return jax.tree_util.tree_unflatten(self._out_tree, leaves)
+        leaves = [next(returned if is_node else arrays) for is_node in self.is_node]
+        return jax.tree_util.tree_unflatten(self.tree, leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pure:
+    """A function of NNX objects, as a function of their graph and of arrays by name.
+
+    Args:
+        fn: The function, without the objects that it brought.
+        name: What messages and profiles call it.
+    """
+
+    fn: Callable[..., Any]
+    name: str
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph, /, **values: Any) -> tuple[list[Any], list[Any], After]:
+        """Returns the function's outputs, the state that it changed, and what is static in both.
+
+        What did not change is no output: a module of an outer trace can be read, not written.
+        """
+        flat = [(path, values[name]) for path, name, _ in graph.state]
+        nodes, _ = merge_nodes(graph.graphdef, flat, inner=True)
+        objects = iter(nodes)
+        full = [next(objects) if name is None else values[name] for name in graph.leaves]
+        args, kwargs, bound = jax.tree_util.tree_unflatten(graph.tree, full)
+        try:
+            with module_scopes(nodes) as roots:
+                out = self.fn(*bound[0], *args, **{**bound[1], **kwargs})
+                leaves, tree = jax.tree_util.tree_flatten(out, is_leaf=is_object)
+                roots += (returned := [x for x in leaves if is_object(x)])
+        except errors.TraceContextError as error:
+            raise TypeError(
+                f"{self.name} changes the state of an NNX module that it closes over. Pass the "
+                "module as an argument, or give autocast the module itself or its bound method."
+            ) from error
+        before = static_tracers(graph.graphdef)
+        arrays_as_data(roots, before)
+        graphdef, after = split_nodes((nodes, returned))
+        if left := [name for i, name in static_tracers(graphdef).items() if i not in before]:
+            raise TypeError(
+                f"{self.name} leaves a traced array in the static attribute {left[0]!r} of an NNX "
+                "object. Hold it in an nnx.Variable, or assign nnx.data(...)."
+            )
+        # By identity: a traced value that comes back untouched is the same object, and two values
+        # cannot be compared in a trace.
+        known = {id(values[name]): (name, data) for _, name, data in graph.state}
+        state: list[tuple[Any, str | None]] = []
+        changed: list[Any] = []
+        for path, leaf in after:
+            name, data = known.get(id(raw_value(leaf)), (None, None))
+            if name is not None and metadata(leaf) == data:
+                state.append((path, name))
+            else:
+                state.append((path, None))
+                changed.append(leaf)
+        is_node = [is_object(x) for x in leaves]
+        static = After(tree, is_node, graphdef, state, dtypes_of(changed))
+        return [x for x in leaves if not is_object(x)], changed, static
+
+
+@contextlib.contextmanager
+def opened(
+    fn: Callable[..., Any], params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[Opened]:
+    """Takes the state out of the NNX objects of a call, and gives the way to put it back.
+
+    Args:
+        fn: The function, module or bound method.
+        params: Which arguments hold parameters, as `Options.params` says it.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    with update_context():
+        inner, bound = _open(fn)
+        found, tree = jax.tree_util.tree_flatten_with_path((args, kwargs, bound), is_leaf=is_object)
+        roots = [(path, leaf) for path, leaf in found if is_object(leaf)]
+        nodes = [leaf for _, leaf in roots]
+        graphdef, before = split_nodes((nodes, []))
+        wanted = _param_predicate(fn, params, args, kwargs)
+        values: dict[str, Any] = {}
+        is_param: dict[str, bool] = {}
+
+        def named(path: Any, leaf: Any) -> str:
+            name = _name_of(path, values)
+            values[name], is_param[name] = raw_value(leaf), wanted(path, leaf)
+            return name
+
+        leaves = [None if is_object(leaf) else named(path, leaf) for path, leaf in found]
+        state, untrained = [], []
+        for path, leaf in before:
+            _, i, *attributes = path
+            name = named((*roots[i][0], *map(jax.tree_util.DictKey, attributes)), leaf)
+            state.append((path, name, metadata(leaf)))
+            # Batch statistics and counters are variables, too, and `nnx.grad` skips them.
+            if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
+                untrained.append(name)
+        graph = Graph(tree, leaves, graphdef, state)
+        yield Opened(
+            fn=Pure(inner, name_of(fn)),
+            args=(graph,),
+            kwargs=values,
+            # A variable may hold a container: what is asked about is an array in it.
+            params=lambda path: is_param[_known(path, is_param)],
+            untrained=lambda path: _known(path, is_param) in untrained,
+            finish=functools.partial(_finish, nodes, graph, values),
+        )
+
+
+def _finish(nodes: list[Any], graph: Graph, values: dict[str, Any], result: Any) -> Any:
+    """Writes the state into the caller's objects and returns the function's result."""
+    out, changed, after = result
+    new = iter(changed)
+    state = [(path, next(new) if name is None else values[name]) for path, name in after.state]
+    returned: Any = ()
+    # Values alone are written one by one, because a module of an outer trace may be read. A merge
+    # writes every object of the graph, and Flax raises for one of an outer trace.
+    if is_unchanged(after.graphdef, graph.graphdef):
+        pairs = zip(state, graph.state, strict=True)
+        moved = [item for item, (_, name, _) in pairs if item[1] is not values[name]]
+        roots = (nodes, [])
+        if moved:
+            check_writable(roots, [path for path, _ in moved])
+        nnx.update(roots, nnx.from_flat_state(moved))
+    else:  # attributes came, went or changed, or the result holds NNX objects
+        check_writable(nodes)
+        _, returned = merge_nodes(after.graphdef, state, inner=False)
+    return after.arranged(out, returned)
+
+
+def holds_objects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True for a call with NNX objects among its arguments, or in its function."""
+    leaves = jax.tree_util.tree_leaves((args, kwargs, _open(fn)[1]), is_leaf=is_object)
+    return any(map(is_object, leaves))
+
+
+def _name_of(path: Any, taken: Container[str]) -> str:
+    """Returns the path of a leaf as the user knows it, such as ``"0/dense/kernel"``."""
+    root, *inside = path
+    # What `fn` brings stands in (args, kwargs) of its own, and no user numbers that.
+    inside = inside[2:] if root.idx == _BOUND else inside
+    name = jax.tree_util.keystr(tuple(inside), simple=True, separator="/")
+    name = f"self/{name}".rstrip("/") if root.idx == _BOUND else name
+    while name in taken:  # a key may hold a "/" itself
+        name += "'"
+    return name
+
+
+def _known(path: str, names: Container[str]) -> str:
+    while path not in names:
+        path = path.rpartition("/")[0]
+    return path
 
 
 def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]]:

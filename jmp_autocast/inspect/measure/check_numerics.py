@@ -19,7 +19,9 @@ from ...interpreters.compat import (
     mark_frames,
     set_weak_type,
 )
+from ...policies.callables import has_hash
 from ...policies.errors import did_you_mean
+from ...transform import opened
 from ..signature import Signature, Traced, split
 from .evaluator import Evaluator
 from .measured import measured_equations
@@ -100,46 +102,50 @@ class _Checked:
         self._fn = fn
         self._mode = mode
         self._name = name_of(fn)
-        self._cached = self._not_differentiable(jax.jit(self._trace, static_argnums=0))
+        run = jax.jit(self._trace, static_argnums=(0, 1))
+        self._cached = self._not_differentiable(run)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        traced = self._traced(*split((args, kwargs)))
-        (outputs, report), unflatten = traced.arrays, traced.static
-        result = unflatten(outputs)
-        if self._mode != "raise":
-            return result, report
-        if any(isinstance(x, Tracer) for x in jax.tree.leaves(report)):
-            jax.debug.callback(_raise, report)  # the values are known when an outer jit runs
-        else:
-            _raise(report)
-        return result
+        with opened(self._fn, args, kwargs) as call:
+            # A function that is opened is equal to that of the next call; the user's own may have
+            # no hash.
+            fn = None if call.fn is self._fn else call.fn
+            traced = self._traced(fn, *split((call.args, call.kwargs)))
+            (outputs, report), unflatten = traced.arrays, traced.static
+            if self._mode == "raise":
+                if any(isinstance(x, Tracer) for x in jax.tree.leaves(report)):
+                    jax.debug.callback(_raise, report)  # known when an outer jit runs
+                else:
+                    _raise(report)
+            result = call.finish(unflatten(outputs))
+        return result if self._mode == "raise" else (result, report)
 
-    def _traced(self, signature: Signature, arrays: list[Any]) -> Traced:
-        if signature.is_constant:
+    def _traced(self, fn: Any, signature: Signature, arrays: list[Any]) -> Traced:
+        if signature.is_constant and has_hash(fn):
             try:
-                return self._cached(signature, *arrays)
+                return self._cached(fn, signature, *arrays)
             except _ClosesOverTracersError:
                 pass
         # For this call alone: nothing is left in a cache of JAX. Tracers that the function closes
         # over become arguments. JAX does not notice that a function with a derivative rule is
         # differentiated by what it closes over.
-        call, closed = self._program(signature, arrays)
+        call, closed = self._program(fn, signature, arrays)
         converted, hoisted = jax.closure_convert(jaxpr_as_fun(closed), *arrays)
         closed = fresh_make_jaxpr(converted, *arrays, *hoisted)
-        run = jax.jit(lambda _, *arrays: self._run(closed, call, arrays), static_argnums=0)
-        return self._not_differentiable(run)(signature, *arrays, *hoisted)
+        run = jax.jit(lambda *arrays: self._run(closed, call, arrays[2:]), static_argnums=(0, 1))
+        return self._not_differentiable(run)(None, signature, *arrays, *hoisted)
 
-    def _trace(self, signature: Signature, *arrays: Any) -> Traced:
+    def _trace(self, fn: Any, signature: Signature, *arrays: Any) -> Traced:
         """Traces the function and runs the program of this signature, in the trace of `jax.jit`."""
-        call, closed = self._program(signature, arrays)
+        call, closed = self._program(fn, signature, arrays)
         # JAX would find the trace again in the next outer trace, where these tracers are gone.
         if any(isinstance(x, Tracer) for x in consts_of(closed)):
             raise _ClosesOverTracersError
         return self._run(closed, call, arrays)
 
-    def _program(self, signature: Signature, arrays: Sequence[Any]) -> tuple[Call, Any]:
+    def _program(self, fn: Any, signature: Signature, arrays: Sequence[Any]) -> tuple[Call, Any]:
         args, kwargs = signature.rebuilt(arrays)
-        call = flatten(self._fn, (), args, kwargs)
+        call = flatten(self._fn if fn is None else fn, (), args, kwargs)
         return call, fresh_make_jaxpr(call.traceable, *arrays)
 
     def _run(self, closed: Any, call: Call, arrays: Sequence[Any]) -> Traced:
@@ -155,7 +161,7 @@ class _Checked:
 
     def _not_differentiable(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Custom derivative rules are gone from what is run, so nobody may differentiate it."""
-        function = jax.custom_jvp(run, nondiff_argnums=(0,))
+        function = jax.custom_jvp(run, nondiff_argnums=(0, 1))
 
         @function.defjvp
         def rule(*_: Any) -> Any:

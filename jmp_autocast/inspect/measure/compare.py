@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ...arguments import name_of
 from ...interpreters import Rewriter
 from ...interpreters.compat import body_of
-from ...transform import PlannedCall
-from ..argnums import check_range, positions_of
-from ..report.explain import wrapper_of
+from ...policies.choices import Level
+from ...transform import PlannedCall, tool_options
+from ..argnums import check_range, differentiated
+from ..report.explain import looked_at
 from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows
 from .cotangents import Tap, cotangents
 from .error_probe import ErrorProbe, distance
 from .evaluator import Evaluator
 from .materialize import materialized
 from .measured import is_measurable, measured_equations
+from .named_values import ProgramComparison, compare_programs
 from .programs import Program
 
 
+@overload
+def compare(
+    fn: Callable[..., Any], *args: Any, against: Callable[..., Any], **kwargs: Any
+) -> ProgramComparison: ...
+@overload
+def compare(
+    fn: Callable[..., Any],
+    *args: Any,
+    policy: Any = ...,
+    compute_dtype: DTypeLike | None = ...,
+    level: Level | None = ...,
+    argnums: int | Sequence[int] | None = ...,
+    **kwargs: Any,
+) -> Comparison: ...
 def compare(
     fn: Callable[..., Any],
     *args: Any,
     policy: Any = None,
+    compute_dtype: DTypeLike | None = None,
+    level: Level | None = None,
     argnums: int | Sequence[int] | None = None,
+    against: Callable[..., Any] | None = None,
     **kwargs: Any,
-) -> Comparison:
+) -> Any:
     """Runs a function in float32 and in mixed precision, and finds where the error arises.
 
     Both programs run in one compiled function, equation by equation, so that each value has its
@@ -43,20 +63,28 @@ def compare(
         fn: The function in float32, or what `autocast` made of it, whose options then hold.
         *args: Its positional arguments.
         policy: As for `autocast`; None for the wrapper's own, or float16.
+        compute_dtype: As for `autocast`, instead of a policy or to say which it is.
+        level: As for `Policy.with_level`; None for the policy's.
         argnums: As for ``jax.grad``: compares the gradients of the function, which returns a
             scalar, with respect to these arguments, as ``jax.grad(autocast(fn))`` gives them, and
             the cotangents of the values in between. None for no gradients.
+        against: Another function of the same arguments, to compare the first one with instead of
+            with itself in mixed precision: a sampler with a trainer, decoding with prefill, a batch
+            of 1 with one of 8. Both run as they are, and values belong together by name: the last
+            value of a ``jax.named_scope``, what ``jax.ad_checkpoint.checkpoint_name`` names, and
+            the outputs.
         **kwargs: Its keyword arguments.
 
     Returns:
         The comparison: ``print(comparison)``, ``comparison.rows``, the worst introduced error
-        first.
+        first. With ``against`` a `ProgramComparison`.
 
     Raises:
         TypeError: ``fn`` is not callable, an argument is no array but a
             ``jax.ShapeDtypeStruct``, or ``fn`` returns no scalar float and ``argnums`` is given.
         ValueError: ``fn`` is an `autocast` wrapper that is not enabled, or one whose policy
-            ``policy`` contradicts, or ``argnums`` is out of range.
+            ``policy`` contradicts, or ``argnums`` is out of range, or ``against`` comes with one of
+            them.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -70,10 +98,21 @@ def compare(
         >>> worst.primitive, worst.scope, worst.introduced > 0.5
         ('sub', 'difference', True)
     """
-    wrapper = wrapper_of(fn, policy, "compare")
+    if against is not None:
+        given = {"policy": policy, "compute_dtype": compute_dtype, "level": level}
+        if named := [name for name, x in {**given, "argnums": argnums}.items() if x is not None]:
+            raise ValueError(
+                f"compare runs both functions as they are with against=, and got {named[0]}= as "
+                "well. Pass autocast(fn, ...) or jax.grad(fn) as the functions."
+            )
+        _check_concrete(args, kwargs)
+        return compare_programs(fn, against, args, kwargs)
+    wrapper = looked_at(fn, tool_options(compute_dtype, policy, level), "compare", args, kwargs)
     _check_concrete(args, kwargs)
     planned = wrapper.planned(*args, **kwargs)
-    wrt = _positions(planned, args, argnums)
+    check_range(argnums, len(args), "the call, which has")
+    of_call = planned.call.paths, planned.call.arrays, planned.untrained
+    wrt = differentiated(argnums, len(args), *of_call)
     if wrt:
         _check_scalar(planned, fn)
     taps: list[Tap] = []
@@ -125,20 +164,6 @@ def _check_concrete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 f"compare runs the function and needs arrays, got {leaf!r}. Pass arrays, or use "
                 "explain, which computes nothing."
             )
-
-
-def _positions(
-    planned: PlannedCall, args: tuple[Any, ...], argnums: int | Sequence[int] | None
-) -> list[int]:
-    """Returns the positions, among the flat arrays, of what is differentiated."""
-    check_range(argnums, len(args), "the call, which has")
-    # The first name of a path is the position of the argument.
-    roots = {str(number % len(args)) for number in positions_of(argnums)}
-    return [
-        i
-        for i, (path, x) in enumerate(zip(planned.call.paths, planned.call.arrays, strict=True))
-        if path.split("/", 1)[0] in roots and jnp.issubdtype(jnp.result_type(x), jnp.floating)
-    ]
 
 
 def _check_scalar(planned: PlannedCall, fn: Any) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..export import Exported, cut, table
+from ..export import Exported, cut, saved, table
+from .comparison_page import page_of
 from .cotangents import Tap
 from .error_probe import COMPUTED, Distance, ErrorReading
 from .measured import MeasuredEquation, each_reading, fields_of
+from .scope_errors import ScopeError, by_scope
 
 # Twenty rows fit on a screen. The comparison holds all.
 _SHOWN = 20
@@ -39,6 +42,7 @@ class ComparisonRow(MeasuredEquation):
         largest: The largest finite magnitude in the float32 program.
         runs: How often the equation ran. Errors and cosine are those of the worst run.
         worst_run: The run with the largest introduced error, counted from 0.
+        index: The position in program order, of the equation or of the value.
 
     Example:
         >>> import jax.numpy as jnp
@@ -57,6 +61,7 @@ class ComparisonRow(MeasuredEquation):
     largest: float
     runs: int
     worst_run: int
+    index: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,9 +140,54 @@ class Comparison(Exported):
             line += f"; {lost} equations overflow"
         return cut(line)
 
+    def by_scope(self, depth: int | None = None) -> tuple[ScopeError, ...]:
+        """Returns the errors of each scope, forward and backward, in program order.
+
+        Args:
+            depth: How many names of a scope count: 1 for the parts of the outermost module. None
+                for all.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import BF16, compare
+            >>> def f(x):
+            ...     with jax.named_scope("layer"), jax.named_scope("norm"):
+            ...         return x / jnp.sum(x @ x)
+            >>> comparison = compare(f, jnp.eye(3), policy=BF16)
+            >>> [each.scope for each in comparison.by_scope(depth=1)]
+            ['layer']
+        """
+        return by_scope(self.rows, self.cotangents, depth)
+
+    def to_html(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the comparison as an HTML page: the errors by scope, by equation, of gradients.
+
+        It is one file that asks nothing of a network and runs no script, and shows names and source
+        lines of the program as text alone.
+
+        Args:
+            path: A file to write it to as well.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, compare
+            >>> page = compare(jnp.dot, jnp.ones((8, 8)), jnp.ones((8, 8)), policy=BF16).to_html()
+            >>> page.splitlines()[0]
+            '<!doctype html>'
+        """
+        return saved(page_of(self), path)
+
     def __str__(self) -> str:
-        """Returns the summary, and the equations that introduce the largest errors."""
+        """Returns the summary, the scopes and equations with the largest errors, and gradients."""
         lines = [self.summary, "", *_table(self.rows)]
+        scopes = self.by_scope()
+        if len(scopes) > 1:
+            lines += [
+                "",
+                "by scope: the largest errors of values, and the mean one of cotangents",
+                "",
+            ]
+            lines += _scope_table(scopes)
         if self.gradients:
             lines += ["", "cotangents, by what is added to the error of those before", ""]
             lines += _table(self.cotangents)
@@ -158,8 +208,8 @@ def equation_rows(
         readings: What was measured of each, as arrays with an element per equation.
     """
     rows = []
-    for equation, reading in each_reading(equations, readings):
-        numbers = reading._asdict() | {"computed": COMPUTED[reading.computed]}
+    for index, (equation, reading) in enumerate(each_reading(equations, readings)):
+        numbers = reading._asdict() | {"computed": COMPUTED[reading.computed], "index": index}
         rows.append(ComparisonRow(**fields_of(equation), **numbers))
     return _ranked(rows)
 
@@ -176,7 +226,8 @@ def cotangent_rows(taps: Sequence[Tap], distances: Sequence[Distance]) -> tuple[
         for source in tap.sources:
             carried[source] = max(carried[source], distance.error)
     rows = []
-    for tap, distance, before in zip(taps, distances, carried, strict=True):
+    measured = enumerate(zip(taps, distances, carried, strict=True))
+    for index, (tap, distance, before) in measured:
         error = distance.error
         # Errors that have nothing to do with each other add up like the sides of a right angle:
         # what is added is sqrt(error**2 - before**2), here without squares that could overflow.
@@ -184,15 +235,29 @@ def cotangent_rows(taps: Sequence[Tap], distances: Sequence[Distance]) -> tuple[
         # Where a cotangent before it is lost already, this equation is not the one that lost it.
         lost = 0 if math.isinf(before) else distance.lost
         numbers = distance._asdict() | {"introduced": added, "introduced_lost": lost}
-        rows.append(
-            ComparisonRow(**fields_of(tap.equation), **numbers, computed="", runs=1, worst_run=0)
-        )
+        fields = fields_of(tap.equation) | {"computed": "", "runs": 1, "worst_run": 0}
+        rows.append(ComparisonRow(**fields, **numbers, index=index))
     return _ranked(rows)
 
 
 def _ranked(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
     # By what a row introduces: its error is mostly that of the rows before it.
     return tuple(sorted(rows, key=lambda row: (-row.introduced, -row.error)))
+
+
+def _scope_table(scopes: Sequence[ScopeError]) -> list[str]:
+    columns = {"introduced": ">10.2g", "error": ">8.2g"}
+    columns |= {"of cotangents": ">13.2g", "scope": ""}
+    # The worst ones alone, in either direction: a deep model has hundreds of scopes. What is shown
+    # stands in program order, so that one sees an error grow from layer to layer.
+    worst = sorted(scopes, key=lambda each: -max(each.introduced, each.cotangent_error))
+    shown = {each.scope for each in worst[:_SHOWN]}
+    ordered = [each for each in scopes if each.scope in shown] + worst[_SHOWN:]
+
+    def cells(each: ScopeError) -> list[Any]:
+        return [each.introduced, each.error, each.cotangent_error, each.scope or "(no scope)"]
+
+    return table(columns, ordered, cells, _SHOWN, "more; by_scope() has all")
 
 
 def _table(rows: Sequence[ComparisonRow]) -> list[str]:

@@ -127,6 +127,18 @@ def distance(reference: Any, result: Any) -> Distance:
     return _distance(_sums(reference, result))
 
 
+def largest_difference(reference: Any, result: Any) -> Any:
+    """Returns the largest difference between two elements of arrays of one shape.
+
+    Args:
+        reference: An array of floats or complex numbers.
+        result: An array of the same shape.
+    """
+    a, b = _wide(reference, result)
+    # Both may mask with an infinity, whose difference to itself is NaN.
+    return jnp.max(jnp.where(a == b, 0.0, jnp.abs(a - b)))
+
+
 class _Sums(NamedTuple):
     """Sums over the elements of an array and its reference, scaled by the reference's largest.
 
@@ -149,9 +161,7 @@ class _Sums(NamedTuple):
 
 @jax.jit
 def _sums(reference: Any, result: Any) -> _Sums:
-    # Float64 arrays are summed in float64, so that errors of 1e-12 are seen.
-    wide = jnp.float64 if jnp.finfo(reference.dtype).bits == 64 else jnp.float32
-    a, b = (_real(x).astype(wide) for x in (reference, result))
+    a, b = _wide(reference, result)
     known, lost = jnp.isfinite(a), jnp.isfinite(a) & ~jnp.isfinite(b)
     # What is not finite in the reference is no fault of the mixed program, and is left out.
     largest = jnp.max(jnp.where(known, jnp.abs(a), 0.0))
@@ -192,6 +202,12 @@ def _error(sums: _Sums) -> Any:
     of_zero = jnp.where(sums.difference > 0, jnp.inf, 0.0)
     error = jnp.where(some, relative, of_zero)
     return jnp.where(sums.lost > 0, jnp.inf, error).astype(jnp.float32)
+
+
+def _wide(reference: Any, result: Any) -> tuple[Any, Any]:
+    # Float64 arrays are summed in float64, so that errors of 1e-12 are seen.
+    wide = jnp.float64 if jnp.finfo(reference.dtype).bits == 64 else jnp.float32
+    return _real(reference).astype(wide), _real(result).astype(wide)
 
 
 def _real(x: Any) -> Any:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
+from jax.typing import DTypeLike
 
 from ...arguments import check_function, name_of
 from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.plan.walk import walk_plan
 from ...policies import FLOAT32
+from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
-from ...transform import Autocast, PlannedCall, autocast
+from ...transform import (
+    Autocast,
+    Options,
+    PlannedCall,
+    autocast_options,
+    kind_of,
+    tool_options,
+    wrapper_of,
+)
 from .by_dtype import contraction_flops, guarded
 from .jaxprs import count_casts
 from .report import Report, Totals
@@ -21,7 +31,14 @@ from .residuals import Residuals, is_gradient, residuals_of
 from .rows import Row, rows_of
 
 
-def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: Any) -> Report:
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    policy: Any = None,
+    compute_dtype: DTypeLike | None = None,
+    level: Level | None = None,
+    **kwargs: Any,
+) -> Report:
     """Reports in which dtypes `autocast` runs a function, and the reason of each.
 
     Nothing is computed: ``jax.ShapeDtypeStruct`` may stand for any array, so that a model is
@@ -32,6 +49,8 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
         fn: The function in float32, or what `autocast` made of it, whose options then hold.
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``.
         policy: As for `autocast`; None for the wrapper's own, or float16.
+        compute_dtype: As for `autocast`, instead of a policy or to say which it is.
+        level: As for `Policy.with_level`; None for the policy's.
         **kwargs: Its keyword arguments.
 
     Returns:
@@ -54,7 +73,7 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
         >>> next(row.operands for row in report.rows if row.primitive == "exp")
         ('float32',)
     """
-    wrapper = wrapper_of(fn, policy, "explain", integrations=True)
+    wrapper = looked_at(fn, tool_options(compute_dtype, policy, level), "explain", args, kwargs)
     planned, chosen = wrapper.planned(*args, **kwargs), wrapper.policy
     visits = walk_plan(planned.plan, planned.call.paths)
     rows = tuple(rows_of(visits, chosen))
@@ -66,30 +85,35 @@ def explain(fn: Callable[..., Any], *args: Any, policy: Any = None, **kwargs: An
     return Report(name_of(fn), dtype, rows, totals, reason)
 
 
-def wrapper_of(
-    fn: Callable[..., Any], policy: Any, by: str, *, integrations: bool = False
+def looked_at(
+    fn: Callable[..., Any],
+    options: Options | None,
+    by: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Autocast:
     """Returns the wrapper of a function that is looked at: the function itself if it is one.
 
     Args:
         fn: The function, or what `autocast` made of it.
-        policy: As for `autocast`.
+        options: The options, None for the wrapper's own or the default.
         by: The public function that takes both.
-        integrations: Whether a wrapper of an integration, which plans in its own way, will do.
+        args: The positional arguments of the call: what holds state has a wrapper of its own kind.
+        kwargs: The keyword arguments.
 
     Raises:
         TypeError: ``fn`` is not callable.
         ValueError: ``fn`` is a wrapper, and a policy is given as well.
     """
     check_function(fn, by, "Pass the function itself, then its arguments.")
-    if not isinstance(fn, Autocast) or not (integrations or type(fn) is Autocast):
-        return cast(Autocast, autocast(fn, policy=policy))
-    if policy is not None:
+    if not isinstance(fn, Autocast):
+        return wrapper_of(fn, options or autocast_options(), kind_of(fn, args, kwargs))
+    if options is not None:
         raise ValueError(
-            f"{by} got policy= for a function that autocast has already wrapped with its own. "
-            "Leave policy out, or pass the function that was wrapped."
+            f"{by} got a policy for a function that autocast has already wrapped with its own. "
+            "Leave policy, compute_dtype and level out, or pass the function that was wrapped."
         )
-    return cast(Autocast, fn)
+    return fn
 
 
 def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...]) -> Totals:

@@ -11,6 +11,7 @@ from ...arguments import check_function, flatten
 from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.primitives.accumulate import contraction_in
 from ...interpreters.primitives.structure import bodies, equations_in
+from ...transform import opened
 from .jaxprs import flops_of, nbytes_of
 
 
@@ -72,9 +73,11 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
     """
     check_function(fn, "op_stats", "Pass the function itself, then its arguments.")
     # No argument is a parameter here: nothing is planned.
-    call = flatten(fn, (), args, kwargs, abstract=True)
+    with opened(fn, args, kwargs) as pure:
+        call = flatten(pure.fn, (), pure.args, pure.kwargs, abstract=True)
+        closed = fresh_make_jaxpr(call.traceable, *call.arrays)
     sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for eqn, times in equations_in(fresh_make_jaxpr(call.traceable, *call.arrays)):
+    for eqn, times in equations_in(closed):
         # A contraction that hands out its accumulator has the sources of its operands behind them,
         # for their gradients. It counts as the contraction that runs.
         ran = contraction_in(eqn) or eqn

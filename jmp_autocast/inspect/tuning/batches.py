@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...arguments import is_array
+from ...arguments import flatten, is_array
 from ...policies.errors import wrong_type
+from ...transform import opened
+from ..argnums import differentiated
 from ..measure.error_probe import distance
 from ..signature import Signature, split
 
@@ -78,13 +80,29 @@ def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:
 
     Args:
         fn: The function.
-        argnums: The arguments to differentiate by: the gradients come behind the result. None for
-            the result alone.
+        argnums: The arguments to differentiate the first array by: the gradients come behind the
+            result. None for the result alone.
     """
-    called = fn if argnums is None else jax.value_and_grad(fn, argnums)
 
     def run(signature: Signature, *arrays: Any) -> list[Any]:
-        return [x for x in jax.tree.leaves(called(*signature.rebuilt(arrays))) if is_array(x)]
+        args = signature.rebuilt(arrays)
+        # What a call changes in its objects is lost here, as nothing of it is compared.
+        with opened(fn, args, {}) as pure:
+            call = flatten(pure.fn, (), pure.args, pure.kwargs)
+            if argnums is None:
+                return call.traceable(*call.arrays)
+            wrt = differentiated(argnums, len(args), call.paths, call.arrays, pure.untrained)
+
+            def loss(chosen: list[Any]) -> tuple[Any, list[Any]]:
+                given = list(call.arrays)
+                for i, x in zip(wrt, chosen, strict=True):
+                    given[i] = x
+                outputs = call.traceable(*given)
+                return outputs[0], outputs
+
+            chosen = [call.arrays[i] for i in wrt]
+            (_, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(chosen)
+            return [*outputs, *gradients]
 
     return run
 

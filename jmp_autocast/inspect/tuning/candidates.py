@@ -12,7 +12,8 @@ from ...interpreters import Plan, Planner, Want
 from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.plan.walk import walk_plan
 from ...policies import COMPUTE_DTYPES, DEFAULT_RULES, FLOAT32, FULL_POLICIES, CastPolicy, Policy
-from ..report.explain import wrapper_of
+from ...transform import autocast_options
+from ..report.explain import looked_at
 from ..report.rows import Row, rows_of
 from .batches import Batch, arrays_of
 
@@ -45,7 +46,11 @@ def candidates_of(
     """
     found: dict[Candidate, str] = {}
     for batch in batches:
-        plans = [wrapper_of(fn, policy, "tune").planned(*batch.args).plan]
+        plans = [
+            looked_at(fn, autocast_options(policy=policy), "tune", batch.args, {})
+            .planned(*batch.args)
+            .plan
+        ]
         if argnums is not None:
             plans += _derivative_rules(fn, policy, batch, argnums)
         for row in (row for plan in plans for row in rows_of(walk_plan(plan), policy)):
@@ -98,7 +103,7 @@ def _derivative_rules(
 
     The policy may look at no scope, and plans then know of none; here each has to know its own.
     """
-    wrapper = wrapper_of(fn, policy, "tune")
+    wrapper = looked_at(fn, autocast_options(policy=policy), "tune", batch.args, {})
     plans: list[Plan] = []
 
     def run(*args: Any) -> Any:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ...arguments import name_of
 from ...interpreters.compat import mark_frames
-from ...policies import FP16, CastPolicy, Policy, as_policy
-from ...transform import Part, autocast_options, wrapper_of
+from ...policies import FP16, CastPolicy, Policy
+from ...policies.choices import Level
+from ...transform import Autocast, Part, autocast_options, kind_of, tool_options, wrapper_of
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..report.explain import explain
@@ -43,6 +45,8 @@ class _Options(TypedDict, total=False):
     tolerance: float | None
     accept: Callable[[Callable[..., Any]], Any] | None
     policy: Any
+    compute_dtype: DTypeLike | None
+    level: Level | None
     argnums: int | Sequence[int] | None
     log: Any
     progress: bool | None
@@ -63,6 +67,8 @@ def tune(
     tolerance: float | None = None,
     accept: Callable[[Callable[..., Any]], Any] | None = None,
     policy: Any = None,
+    compute_dtype: DTypeLike | None = None,
+    level: Level | None = None,
     argnums: int | Sequence[int] | None = None,
     log: Any = None,
     progress: bool | None = None,
@@ -88,6 +94,8 @@ def tune(
             whether it is good enough, for example after it has trained for some steps. The
             ``policy`` of what it gets is the candidate.
         policy: Where to start, as for `autocast`; None for float16.
+        compute_dtype: As for `autocast`, instead of a policy or to say which it is.
+        level: As for `Policy.with_level`; None for the policy's.
         argnums: The arguments to differentiate ``fn``, a scalar function, by: the gradients count
             as outputs, and what overflows in the backward pass is found.
         log: A file for what has been tried. A call with the log of one that was stopped goes on
@@ -123,7 +131,8 @@ def tune(
         True
     """
     check(fn, tolerance, accept, argnums)
-    start = FP16 if policy is None else as_policy(policy)
+    options = tool_options(compute_dtype, policy, level)
+    start = FP16 if options is None else options.chosen[0]
     runs = as_batches(batches)
     count = min(len(batch.args) for batch in runs)
     check_range(argnums, count, "each batch, which have")
@@ -212,8 +221,9 @@ class _Search:
     def _measure(self, kept: tuple[int, ...]) -> Trial:
         # A new policy is a new program: each trial is traced and compiled anew.
         options = autocast_options(policy=self._policy(kept))
+        kind = kind_of(self.fn, self.batches[0].args, {})
         # A scope may be in some batches only, or in a derivative rule alone.
-        mixed = wrapper_of(self.fn, options, Part)
+        mixed = wrapper_of(self.fn, options, Part if kind is Autocast else kind)
         if self.accept is not None:
             return Trial(kept, as_bool(self.accept(mixed)), None)
         found = outputs_of(mixed, self.batches, self.argnums)

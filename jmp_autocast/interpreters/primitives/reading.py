@@ -190,3 +190,8 @@ def flops(eqn: Any) -> int:
 def exponent(eqn: Any) -> int | None:
     """Returns the exponent of an ``integer_pow``, None for another equation."""
     return eqn.params["y"] if eqn.primitive.name == "integer_pow" else None
+
+
+def checkpoint_name_in(eqn: Any) -> str:
+    """Returns the name that ``jax.ad_checkpoint.checkpoint_name`` gives a value, "" for others."""
+    return str(eqn.params["name"]) if eqn.primitive.name == "name" else ""
