@@ -20,6 +20,10 @@ GOVERNED = "declared"
 """The mark of a region that an inner autocast has already dealt with."""
 
 
+BECAUSE = "because "
+"""The start of the mark that `explain` has each equation carry: dtype, code and cause."""
+
+
 def full_precision() -> contextlib.AbstractContextManager[Any]:
     """Nothing in this region is lowered: equations run in the dtypes that the program declares.
 

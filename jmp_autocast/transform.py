@@ -15,24 +15,27 @@ import jax
 from jax.typing import DTypeLike
 
 from . import arguments
-from .backend import Choice, choose
+from .backend import Choice
 from .call_forms import Decorator, NoContext, check_form
 from .interpreters import Planner, Rewriter
-from .interpreters.compat import Tracer, body_of, consts_of, fresh_make_jaxpr, mark_frames
-from .interpreters.plan.data import Plan, ValueState, float_dtype
+from .interpreters.compat import (
+    body_of,
+    consts_of,
+    fresh_make_jaxpr,
+    mark_frames,
+)
+from .interpreters.plan.data import EquationPlan, Plan, ValueState, float_dtype
 from .interpreters.plan.guarded_products import guarded_products
-from .outputs import as_traced, check_output_dtype, per_output, want_of
+from .options import OnUnknown, Options, autocast_options
+from .outputs import as_traced, per_output, want_of
 from .pickling import by_name_or_made
-from .policies import FLOAT32, Policy, as_policy
+from .policies import Policy
 from .policies.callables import has_hash
-from .policies.choices import Level
-from .policies.dtypes import as_compute_dtype, find_dtype
-from .scopes import GOVERNED, mark
+from .scopes import BECAUSE, GOVERNED, mark
 
 mark_frames(__file__)
 
 F = TypeVar("F", bound=Callable[..., Any])
-OnUnknown = Literal["keep", "warn", "error"]
 
 
 class PartOptions(TypedDict, total=False):
@@ -127,100 +130,6 @@ def autocast(
     check_form(_misplaced, _unknown)
     options = autocast_options(compute_dtype, policy, params, output_dtype, enabled, on_unknown)
     return Decorator(wrapper_of, options=options) if fn is None else wrapper_of(fn, options)
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The checked options of a wrapper; equal options are equal and hash the same.
-
-    Args:
-        policy: The policy.
-        params: As `arguments.check_params` returned it.
-        output_dtype: ``"same"``, ``"computed"``, a dtype or `OutputDtypes`.
-        enabled: False where nothing is cast.
-        on_unknown: What happens to a primitive without a rule.
-        auto: The backend chooses the compute dtype, and not the policy.
-    """
-
-    policy: Policy
-    params: Any
-    output_dtype: Any
-    enabled: bool
-    on_unknown: OnUnknown
-    auto: bool = False
-
-    @property
-    def chosen(self) -> tuple[Policy, Choice | None]:
-        """The policy of a program that is traced now, and what the backend chose, None if unasked.
-
-        Where that is no 16-bit dtype, the policy holds for scopes that name one.
-        """
-        if not self.auto:
-            return self.policy, None
-        choice = choose()
-        dtype = choice.dtype or self.policy.compute_dtype
-        return dataclasses.replace(self.policy, compute_dtype=dtype), choice
-
-
-def autocast_options(
-    compute_dtype: Any = None,
-    policy: Any = None,
-    params: Any = arguments.AUTO,
-    output_dtype: Any = "same",
-    enabled: Any = True,
-    on_unknown: Any = "keep",
-) -> Options:
-    """Checks and normalizes the options of `autocast`, once, when a function is wrapped.
-
-    Two wrappers with equal options are equal: ``jit(autocast(fn))`` made anew finds its trace.
-    """
-    # A traced value has the type of an array, but its user sees a bool: the message that asks for
-    # a bool would not help.
-    if isinstance(enabled, Tracer):
-        raise TypeError(
-            f"enabled must be known when the program is traced, got the traced value {enabled}. "
-            "Make it a static argument, or choose between two functions with jax.lax.cond."
-        )
-    if not isinstance(enabled, bool):
-        raise TypeError(f"enabled must be a bool, got {enabled!r}.")
-    if on_unknown not in ("keep", "warn", "error"):
-        raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {on_unknown!r}.")
-    params = arguments.check_params(params)
-    auto = isinstance(compute_dtype, str) and compute_dtype == "auto"
-    policy = _policy(None if auto else compute_dtype, policy, enabled)
-    output = check_output_dtype(output_dtype, policy)
-    return Options(policy, params, output, enabled, on_unknown, auto)
-
-
-def tool_options(compute_dtype: Any, policy: Any, level: Level | None) -> Options | None:
-    """Returns the options that the arguments of a tool describe, None where they say nothing.
-
-    Args:
-        compute_dtype: As for `autocast`.
-        policy: As for `autocast`.
-        level: As for `Policy.with_level`; None for the policy's.
-    """
-    if compute_dtype is None and policy is None and level is None:
-        return None
-    options = autocast_options(compute_dtype, policy)
-    if level is None:
-        return options
-    return dataclasses.replace(options, policy=options.policy.with_level(level))
-
-
-def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
-    policy = None if policy is None else as_policy(policy)
-    # A script that turns autocast off often says so twice: by enabled=False and by float32.
-    off = not enabled and find_dtype(compute_dtype) == FLOAT32
-    if compute_dtype is None or off:
-        return policy or Policy()
-    dtype = as_compute_dtype(compute_dtype)
-    if policy is not None and policy.compute_dtype != dtype:
-        raise ValueError(
-            f"compute_dtype={dtype.name} contradicts the policy's {policy.compute_dtype}; leave "
-            "one of them out."
-        )
-    return policy or Policy(dtype)
 
 
 class Autocast(NoContext):
@@ -352,6 +261,17 @@ def opened(
     return kind_of(fn, args, kwargs).opened(fn, (), args, kwargs)
 
 
+ANNOTATED = jax.make_user_context(False)
+"""While it is True, each emitted equation carries the reason of its plan on the name stack.
+
+A user context is part of the key of JAX's caches: programs that run never have these names.
+"""
+
+
+def _reason(plan: EquationPlan) -> str:
+    return mark(f"{BECAUSE}{plan.reason.code.value} {plan.reason.cause}")
+
+
 def wrapper_of(
     fn: Callable[..., Any], options: Options, kind: type[Autocast] = Autocast
 ) -> Autocast:
@@ -409,7 +329,7 @@ class PlannedCall:
                 which comes into being, and is planned, when JAX differentiates or maps.
         """
         with jax.named_scope(mark(GOVERNED)):
-            rewriter = Rewriter(self.planner.plan, planned)
+            rewriter = Rewriter(self.planner.plan, planned, _reason if ANNOTATED.value else None)
             return rewriter.evaluate(self.plan, consts_of(self.closed), arrays)
 
 

@@ -11,25 +11,17 @@ from typing import Any
 import jax
 
 from ..arguments import name_of
-from ..inspect import OpCount, check_numerics, explain, op_stats, tune
-from ..inspect.export import json_text, saved, scaled, table
+from ..inspect import check_numerics, explain, op_stats, tune
+from ..inspect.export import json_text, saved
 from ..inspect.tuning.search_log import LogError
 from ..inspect.tuning.tune import UnreachableError
 from ..transform import Autocast, autocast
 from .targets import UsageError, arguments_of, batches_of, function_of, load, written
 
-# The table stands alone in its output, and may be longer than those of reports.
-_SHOWN = 40
-
 
 def run_explain(options: argparse.Namespace) -> int:
     """Prints the report of `explain`."""
     fn, policy = function_of(options)
-    if isinstance(fn, Autocast) and options.gradient:
-        raise UsageError(
-            f"{options.function} is wrapped by autocast, which its gradient does not show. Name "
-            "the function that was wrapped"
-        )
     args, kwargs = arguments_of(options)
     report = explain(jax.grad(fn) if options.gradient else fn, *args, policy=policy, **kwargs)
     print(report)
@@ -43,16 +35,9 @@ def run_stats(options: argparse.Namespace) -> int:
     fn = _in_mixed_precision(options)
     args, kwargs = arguments_of(options)
     counts = op_stats(fn, *args, **kwargs)
-    columns = {"times": ">9", "FLOPs": ">7", "bytes": ">7", "primitive": "22"}
-    columns["operands -> results"] = ""
-    print(*table(columns, counts, _cells_of, _SHOWN, "more; --json has all"), sep="\n")
+    print(counts)
     written(options.json, lambda path: saved(json_text(counts), path))
     return 0
-
-
-def _cells_of(count: OpCount) -> list[Any]:
-    dtypes = f"{', '.join(count.operands)} -> {', '.join(count.results)}"
-    return [count.times, scaled(count.flops), scaled(count.nbytes), count.primitive, dtypes]
 
 
 def run_check(options: argparse.Namespace) -> int:
@@ -62,6 +47,12 @@ def run_check(options: argparse.Namespace) -> int:
     options.as_is = options.as_is or options.overflow
     fn = _in_mixed_precision(options)
     args, kwargs = arguments_of(options)
+    # `explain` and `stats` compute nothing and take shapes; here values are looked at.
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((args, kwargs))):
+        raise UsageError(
+            f"--args {options.args} returns a jax.ShapeDtypeStruct, and check runs the function. "
+            "Return arrays, or use explain or stats, which compute nothing"
+        )
     mode = "overflow" if options.overflow else "collect"
     _, report = check_numerics(fn, mode=mode)(*args, **kwargs)
     print(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import pathlib
 from typing import Any, TypeAlias
@@ -109,11 +110,17 @@ _HELP: dict[str, Any] = {
 }
 
 
+def _version() -> str:
+    # The package's own, and not the metadata's: a checkout has none, or that of another install.
+    return importlib.import_module(__name__.partition(".")[0]).__version__
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     top = argparse.ArgumentParser(
         prog="jmp-autocast", description="See and choose the precision of a JAX function.", **_HELP
     )
+    top.add_argument("--version", action="version", version=f"jmp-autocast {_version()}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (text, options, exclusive) in _COMMANDS.items():
         description = f"{text[0].upper()}{text[1:]}."

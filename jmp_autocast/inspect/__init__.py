@@ -10,7 +10,7 @@ from .report.by_dtype import Share
 from .report.explain import explain
 from .report.report import Change, Report, Totals
 from .report.rows import Row
-from .report.stats import OpCount, op_stats
+from .report.stats import OpCount, OpCounts, op_stats
 from .tuning.tune import tune
 from .tuning.tune_report import KeptOperation, TuneReport
 
@@ -24,6 +24,7 @@ __all__ = [
     "NumericsReport",
     "NumericsRow",
     "OpCount",
+    "OpCounts",
     "ProgramComparison",
     "Report",
     "Row",

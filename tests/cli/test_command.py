@@ -8,12 +8,14 @@ import sys
 
 import pytest
 
+import jmp_autocast
 from jmp_autocast import BF16, FP16, Policy
 from jmp_autocast.cli import main
 
 MODEL = """
 import functools
 import jax, jax.numpy as jnp
+import jmp_autocast
 from jmp_autocast import BF16, autocast
 
 def loss(params, x, scale=1.0):
@@ -34,6 +36,7 @@ def arguments(size=10.0):
 
 def small(): return arguments(0.1)
 def with_keywords(): return arguments(), {"scale": 0.1}
+def shapes(): return jax.eval_shape(arguments)
 def no_tuple(): return list(arguments())
 def batches(): return (arguments(size) for size in (1.0, 10.0))
 def no_batches(): return [1, 2]
@@ -107,6 +110,20 @@ def test_stats(line, dtype, capsys):
     }
     assert (dtype,) in operands
     assert f"{dtype} ->" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("folder")
+def test_explain_the_gradient_of_what_is_wrapped(capsys):
+    """It is the gradient that training takes: of the program in mixed precision."""
+    assert run("explain users_model:wrapped --args users_model:shapes --gradient") == 0
+    text = capsys.readouterr().out
+    assert "100.0 % of matmul and convolution FLOPs in bfloat16" in text
+    assert "LOWER_PRECISION" in text
+
+
+def test_version(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out.strip() == f"jmp-autocast {jmp_autocast.__version__}"
 
 
 @pytest.mark.usefixtures("folder")
@@ -201,7 +218,7 @@ WRONG = {
     f"explain {LOSS} --html no/page.html": "cannot write no/page.html: No such file",
     f"stats {LOSS} --as-is --compute-dtype bfloat16": "a policy says nothing of a function as it",
     f"check {LOSS} --overflow --policy bf16.toml": "or --as-is and --overflow",
-    "explain users_model:wrapped --args users_model:arguments --gradient": "Name the function that",
+    "check users_model:loss --args users_model:shapes": "returns a jax.ShapeDtypeStruct, and check",
     "explain users_model:wrapped --args users_model:arguments --level o1": "has its own policy",
     "tune users_model:wrapped --args users_model:arguments --tolerance 1": "tune tries policies",
     "tune users_model:loss --batches users_model:no_batches --tolerance 1": "batches[0] must be a",

@@ -36,18 +36,20 @@ LAW = {
 UPPER = {
     "arguments": {"call_forms", "guess_params", "interpreters", "policies", "scopes"},
     "outputs": {"interpreters", "policies"},
+    "options": {"arguments", "backend", "interpreters", "outputs", "policies"},
     "transform": {
         "arguments",
         "backend",
         "call_forms",
         "interpreters",
+        "options",
         "outputs",
         "pickling",
         "policies",
         "scopes",
     },
     "stored_params": {"arguments", "interpreters", "policies", "transform"},
-    "inspect": {"arguments", "interpreters", "policies", "scopes", "transform"},
+    "inspect": {"arguments", "interpreters", "options", "policies", "scopes", "transform"},
     "cli": {"inspect", "policies", "arguments", "transform", "scopes"},
     "integrations": {
         "arguments",

@@ -12,8 +12,9 @@ from jax.typing import DTypeLike
 from ...arguments import name_of
 from ...interpreters import Rewriter
 from ...interpreters.compat import body_of
+from ...options import tool_options
 from ...policies.choices import Level
-from ...transform import PlannedCall, tool_options
+from ...transform import PlannedCall
 from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
 from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ...interpreters.plan.data import ReasonCode
 from ...interpreters.plan.guarded_products import is_guard
-from ...policies import CONTRACTIONS, FLOAT32
+from ...policies import CONTRACTIONS
 from .rows import Row
 
 
@@ -75,7 +75,7 @@ def contraction_flops(rows: Iterable[Row]) -> tuple[int, int]:
     """
     found = [row for row in rows if row.primitive in CONTRACTIONS]
     # Only the two factors count: what follows them in a ragged dot are the sizes of its groups.
-    low = (row.flops for row in found if FLOAT32.name not in row.operands[:2])
+    low = (row.flops for row in found if all(map(_is_low, row.operands[:2])))
     return sum(row.flops for row in found), sum(low)
 
 
@@ -87,6 +87,10 @@ def guarded(rows: Iterable[Row]) -> list[Row]:
     """
     found = [r for r in rows if r.primitive in CONTRACTIONS and is_guard(ReasonCode(r.reason))]
     return sorted(found, key=lambda row: -row.flops)
+
+
+def _is_low(name: str) -> bool:
+    return is_float(name) and item_size(name) <= 2
 
 
 def dtype_of(row: Row) -> str:

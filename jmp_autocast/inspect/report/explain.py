@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,18 +13,12 @@ from ...arguments import check_function, name_of
 from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.plan.walk import walk_plan
-from ...policies import FLOAT32
+from ...options import Options, autocast_options, tool_options
+from ...policies import FLOAT32, Policy
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
-from ...transform import (
-    Autocast,
-    Options,
-    PlannedCall,
-    autocast_options,
-    kind_of,
-    tool_options,
-    wrapper_of,
-)
+from ...transform import ANNOTATED, Autocast, PlannedCall, kind_of, wrapper_of
+from .as_it_runs import declared_plan, holds_autocast, is_parameter_copy, low_dtypes, with_reasons
 from .by_dtype import contraction_flops, guarded
 from .jaxprs import count_casts
 from .report import Report, Totals
@@ -46,7 +41,10 @@ def explain(
     ``explain(jax.grad(loss), params, batch)``.
 
     Args:
-        fn: The function in float32, or what `autocast` made of it, whose options then hold.
+        fn: The function in float32, or what `autocast` made of it, whose options then hold. A
+            function that holds such a wrapper, as ``jax.jit(autocast(loss))``,
+            ``jax.grad(autocast(loss))`` or a training step, is reported as it runs: casts are rows,
+            and an equation of a backward pass has the reason of the one that it belongs to.
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``.
         policy: As for `autocast`; None for the wrapper's own, or float16.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
@@ -73,7 +71,13 @@ def explain(
         >>> next(row.operands for row in report.rows if row.primitive == "exp")
         ('float32',)
     """
-    wrapper = looked_at(fn, tool_options(compute_dtype, policy, level), "explain", args, kwargs)
+    chosen = tool_options(compute_dtype, policy, level)
+    wrapper = looked_at(fn, chosen, "explain", args, kwargs)
+    if chosen is None and wrapper is not fn:
+        with ANNOTATED(True):
+            planned = wrapper.planned(*args, **kwargs)
+            if holds_autocast(planned.closed):
+                return _as_it_runs(name_of(fn), planned, wrapper.policy)
     planned, chosen = wrapper.planned(*args, **kwargs), wrapper.policy
     visits = walk_plan(planned.plan, planned.call.paths)
     rows = tuple(rows_of(visits, chosen))
@@ -83,6 +87,17 @@ def explain(
     if planned.choice is not None:
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
     return Report(name_of(fn), dtype, rows, totals, reason)
+
+
+def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
+    """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
+    plan = declared_plan(planned.closed, planned.plan.inputs)
+    planned = dataclasses.replace(planned, plan=plan)
+    visits = walk_plan(plan, planned.call.paths)
+    rows = with_reasons(rows_of(visits, policy), visits)
+    copies = sum(map(is_parameter_copy, rows))
+    totals = dataclasses.replace(_totals(planned, rows, ()), cast_parameters=copies)
+    return Report(name, low_dtypes(rows), rows, totals)
 
 
 def looked_at(

@@ -9,6 +9,7 @@ from typing import Any
 from ...arguments import name_of
 from ...interpreters.compat import source_line
 from ...interpreters.plan.walk import Visit
+from ...interpreters.primitives.accumulate import contraction_in
 from ...interpreters.primitives.structure import bodies
 from ...policies import STRUCTURAL, CastPolicy, Policy
 from .jaxprs import flops_of, nbytes_of
@@ -106,33 +107,36 @@ def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
 
 def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
     eqn, plan, times = visit.eqn, visit.plan, visit.times
+    # A contraction that hands out its accumulator, in a program that autocast has made, has the
+    # sources of its operands behind them. It is the row of the contraction that runs.
+    ran = contraction_in(eqn) or eqn
+    invars, given = eqn.invars[: len(ran.invars)], plan.given[: len(ran.invars)]
     # What is not cast is read in the dtype in which it was made.
-    operand_dtypes = [
-        dtype or state.dtype for dtype, state in zip(plan.operands, plan.given, strict=True)
-    ]
-    operands = list(map(_name, eqn.invars, operand_dtypes))
+    pairs = zip(plan.operands, given, strict=False)
+    operands = list(map(_name, invars, (dtype or state.dtype for dtype, state in pairs)))
     results = list(map(_name, eqn.outvars, (state.dtype for state in plan.results)))
-    atoms = [*eqn.invars, *eqn.outvars]
+    atoms = [*invars, *eqn.outvars]
+    origins = visit.origins[: len(invars)]
     return Row(
         index=visit.index,
         scope="/".join(visit.scope),
         source=source_line(eqn),
-        primitive=eqn.primitive.name,
+        primitive=ran.primitive.name,
         depth=visit.depth,
         inner=visit.inner,
         times=times,
-        operand_shapes=tuple(map(_shape, eqn.invars)),
+        operand_shapes=tuple(map(_shape, invars)),
         result_shapes=tuple(map(_shape, eqn.outvars)),
-        declared_operands=tuple(map(_name, eqn.invars)),
+        declared_operands=tuple(map(_name, invars)),
         operands=tuple(operands),
         declared_results=tuple(map(_name, eqn.outvars)),
         results=tuple(results),
         rule=_rule_name(policy, eqn, visit.scope),
         reason=plan.reason.code.value,
         cause=plan.reason.cause,
-        operand_rows=tuple(x if isinstance(x, int) else None for x in visit.origins),
-        operand_inputs=tuple(x if isinstance(x, str) else "" for x in visit.origins),
-        operand_sources=tuple(s.source.value if s.source else "" for s in plan.given),
+        operand_rows=tuple(x if isinstance(x, int) else None for x in origins),
+        operand_inputs=tuple(x if isinstance(x, str) else "" for x in origins),
+        operand_sources=tuple(s.source.value if s.source else "" for s in given),
         cause_operands=plan.reason.operands,
         cause_rows=causes,
         flops=times * flops_of(eqn),

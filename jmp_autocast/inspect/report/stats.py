@@ -12,7 +12,11 @@ from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.primitives.accumulate import contraction_in
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...transform import opened
+from ..export import scaled, table
 from .jaxprs import flops_of, nbytes_of
+
+# A screen: a program has some fifty primitives in some dtypes each.
+_SHOWN = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +48,31 @@ class OpCount:
     nbytes: int
 
 
-def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]:
+class OpCounts(list[OpCount]):
+    """The counts of a program: a list that prints as a table.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import op_stats
+        >>> print(op_stats(jnp.exp, jnp.ones(4)))
+            times   FLOPs   bytes  primitive              operands -> results
+                1      4      32   exp                    float32 -> float32
+    """
+
+    def __str__(self) -> str:
+        """Returns a line per primitive and dtypes, those with the most FLOPs first."""
+        columns = {"times": ">9", "FLOPs": ">7", "bytes": ">7", "primitive": "22"}
+        columns["operands -> results"] = ""
+
+        def cells(count: OpCount) -> list[Any]:
+            dtypes = f"{', '.join(count.operands)} -> {', '.join(count.results)}"
+            numbers = [count.times, scaled(count.flops), scaled(count.nbytes)]
+            return [*numbers, count.primitive, dtypes]
+
+        return "\n".join(table(columns, self, cells, _SHOWN, "more in the list"))
+
+
+def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
     """Counts the primitives of a function by dtype, as it is: with or without `autocast`.
 
     Nothing is computed: ``jax.ShapeDtypeStruct`` may stand for any array.
@@ -55,8 +83,8 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
         **kwargs: Its keyword arguments.
 
     Returns:
-        A count per primitive and dtypes, the most FLOPs first, then the most bytes. How often a
-        ``while`` runs is unknown: its inside counts once.
+        A list of counts per primitive and dtypes, the most FLOPs first, then the most bytes, which
+        prints as a table. How often a ``while`` runs is unknown: its inside counts once.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -88,4 +116,5 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[OpCount]
         counted[1] += times * flops_of(eqn)
         counted[2] += 0 if bodies(eqn) else times * sum(map(nbytes_of, [*ends[0], *ends[1]]))
     counts = [OpCount(*key, *counted) for key, counted in sums.items()]
-    return sorted(counts, key=lambda c: (-c.flops, -c.nbytes, c.primitive, c.operands))
+    order = lambda c: (-c.flops, -c.nbytes, c.primitive, c.operands)  # noqa: E731
+    return OpCounts(sorted(counts, key=order))

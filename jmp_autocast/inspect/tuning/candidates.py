@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from ...interpreters import Plan, Planner, Want
 from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.plan.walk import walk_plan
+from ...options import autocast_options
 from ...policies import COMPUTE_DTYPES, DEFAULT_RULES, FLOAT32, FULL_POLICIES, CastPolicy, Policy
-from ...transform import autocast_options
 from ..report.explain import looked_at
 from ..report.rows import Row, rows_of
 from .batches import Batch, arrays_of

@@ -15,9 +15,10 @@ from jax.typing import DTypeLike
 
 from ...arguments import name_of
 from ...interpreters.compat import mark_frames
+from ...options import autocast_options, tool_options
 from ...policies import FP16, CastPolicy, Policy
 from ...policies.choices import Level
-from ...transform import Autocast, Part, autocast_options, kind_of, tool_options, wrapper_of
+from ...transform import Autocast, Part, kind_of, wrapper_of
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..report.explain import explain

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...policies import Policy, Rule
 from ...policies.precisions import precision_in
-from ...scopes import GOVERNED, read_mark
+from ...scopes import BECAUSE, GOVERNED, read_mark
 from .data import ValueState, Want
 
 
@@ -105,6 +105,7 @@ class Regions:
 
     def _find(self, names: tuple[str, ...]) -> Region:
         marks = [(i + 1, mark) for i, name in enumerate(names) if (mark := read_mark(name))]
+        marks = [(depth, mark) for depth, mark in marks if not mark.startswith(BECAUSE)]
         # Whatever stands there was planned by an inner autocast under its own policy.
         if any(mark == GOVERNED for _, mark in marks):
             return Region(None, True, "an inner autocast governs the region", names)

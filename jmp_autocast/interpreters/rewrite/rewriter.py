@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -84,11 +85,16 @@ class Rewriter:
         plan: Plans a jaxpr; used for the derivative rules of custom functions, which come into
             being only when JAX differentiates the rewritten program.
         planned: Is called with each such plan before it is emitted; None where nobody looks.
+        label: Returns the scope name that what is emitted for a plan stands in; None for none.
     """
 
     def __init__(
-        self, plan: Callable[..., Plan], planned: Callable[[Plan], None] | None = None
+        self,
+        plan: Callable[..., Plan],
+        planned: Callable[[Plan], None] | None = None,
+        label: Callable[[EquationPlan], str] | None = None,
     ) -> None:
+        self._label = label
         self._plan = plan
         self._planned = planned
         register_elsewhere()
@@ -121,9 +127,15 @@ class Rewriter:
             list(map(Value.of, consts, plan.consts)),
             given,
             lambda literal: Scalar(literal_value(literal)),
-            lambda i, eqn, operands: self.emit_equation(eqn, plan.equations[i], operands),
+            lambda i, eqn, operands: self._labelled(eqn, plan.equations[i], operands),
         )
         return [value.read(dtype) for value, dtype in zip(outputs, plan.output_dtypes, strict=True)]
+
+    def _labelled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+        if self._label is None:
+            return self.emit_equation(eqn, plan, operands)
+        with jax.named_scope(self._label(plan)):
+            return self.emit_equation(eqn, plan, operands)
 
     def emit_equation(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         """Binds one planned equation in the ambient trace.

@@ -58,7 +58,8 @@ class Panel {
         row.cause ? ` ${row.cause}` : ""),
       withCode("p", says));
     if (otherwise) {
-      const advice = withCode("p", otherwise);
+      // The texts name a primitive as an example; here it is the row's own.
+      const advice = withCode("p", otherwise.replace(/\{"\w+":/, `{"${row.primitive}":`));
       advice.className = "otherwise";
       advice.prepend(element("span", { class: "quiet" }, "To have it otherwise: "));
       box.append(advice);
@@ -69,7 +70,14 @@ class Panel {
   way(row) {
     const steps = chainOf(row);
     const list = element("ol", { class: "way", id: "way" });
+    const folded = foldedSteps(steps);
+    let fold = null;
     steps.forEach((step, k) => {
+      if (folded.get(k)) {
+        fold = element("ol", { class: "way" });
+        list.append(element("li", { class: "folded" }, element("details", null,
+          element("summary", { class: "quiet" }, `${folded.get(k)} more like it`), fold)));
+      }
       const mark = element("span", { class: `swatch ${kindOf(step.dtype)}`, "aria-hidden": "true" });
       const name = k ? this.link(step.index) : element("strong", null, `#${step.index} ${step.primitive}`);
       const item = element("li", { "data-row": step.index }, mark, name, " ",
@@ -82,11 +90,18 @@ class Panel {
         const more = others.length > 3 ? [` and ${others.length - 3} more`] : [];
         item.append(element("p", { class: "links quiet" }, "also ", ...links, ...more));
       }
-      list.append(item);
+      (folded.has(k) ? fold : list).append(item);
     });
     const end = element("li", { class: "end" }, element("strong", null, "Cause: "), ending(steps.at(-1)));
     list.append(end);
-    return element("section", null, element("h3", null, "Follow the reason"), list);
+    const section = element("section", null, element("h3", null, "Follow the reason"));
+    if (steps.length > 2) {
+      // The answer first: a long chain is read for its end.
+      section.append(element("p", { class: "cause-first" },
+        element("strong", null, "Cause: "), ending(steps.at(-1)), " ", this.link(steps.at(-1).index)));
+    }
+    section.append(list);
+    return section;
   }
 
   values(row) {
@@ -125,6 +140,22 @@ class Panel {
     });
     return ["read by ", ...links, ...(hidden.length ? [more] : [])];
   }
+}
+
+// The steps of a chain that are left out, since they repeat the step before and the one after them:
+// from the position of each to how many there are, for the first of them, and to 0 for the others.
+function foldedSteps(steps) {
+  const folded = new Map();
+  const alike = (a, b) => a.primitive === b.primitive && a.reason === b.reason;
+  for (let start = 0; start < steps.length;) {
+    let end = start;
+    while (end + 1 < steps.length && alike(steps[end + 1], steps[start])) end += 1;
+    for (let k = start + 1; end - start > 3 && k < end; k += 1) {
+      folded.set(k, k === start + 1 ? end - start - 1 : 0);
+    }
+    start = end + 1;
+  }
+  return folded;
 }
 
 // The loops, branches and calls around a row, the outermost first.

@@ -1,0 +1,130 @@
+"""Programs that hold `autocast` themselves: what runs is what was traced.
+
+While such a program is traced for a report, each equation carries the reason of its plan as a mark
+on the name stack (`transform.ANNOTATED`). Marks survive every transformation of JAX, so that an
+equation of a backward pass still names the reason of the one that it was transposed from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...interpreters.compat import Literal, body_of, scope_names
+from ...interpreters.plan.data import (
+    KEEP,
+    EquationPlan,
+    Inside,
+    Plan,
+    Reason,
+    ReasonCode,
+    ValueState,
+    float_dtype,
+)
+from ...interpreters.plan.walk import Visit
+from ...interpreters.primitives.structure import bodies, equations_in
+from ...policies import COMPUTE_DTYPES
+from ...scopes import BECAUSE, GOVERNED, read_mark
+from .rows import Row
+
+_CAUSES = {True: "within autocast, which has no plan for it", False: "outside of autocast"}
+_LOW = {dtype.name for dtype in COMPUTE_DTYPES}
+
+
+def holds_autocast(jaxpr: Any) -> bool:
+    """True for a program in which an inner `autocast` governs a region.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+    """
+    equations = (eqn for eqn, _ in equations_in(jaxpr))
+    return any(read_mark(name) == GOVERNED for eqn in equations for name in scope_names(eqn))
+
+
+def declared_plan(jaxpr: Any, inputs: Sequence[ValueState]) -> Plan:
+    """Returns the plan that runs a jaxpr as it is, down to what its loops and calls hold.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+        inputs: What is known of its inputs.
+    """
+    body, equations = body_of(jaxpr), []
+    state = lambda v: ValueState(float_dtype(v.aval))  # noqa: E731
+    env: dict[Any, ValueState] = dict(zip(body.invars, inputs, strict=True))
+    known = lambda v: state(v) if isinstance(v, Literal) else env.get(v, state(v))  # noqa: E731
+    for eqn in body.eqns:
+        given = tuple(map(known, eqn.invars))
+        plans = []
+        for held in bodies(eqn):
+            carried = {i for i, _ in held.carries}
+            operands = (given[k] for k in held.operands)
+            variables = body_of(held.jaxpr).invars
+            pairs = enumerate(zip(variables, operands, strict=True))
+            entering = [state(v) if i in carried else x for i, (v, x) in pairs]
+            plans.append(declared_plan(held.jaxpr, entering))
+        equations.append(
+            EquationPlan(
+                action=Inside(tuple(plans), unchanged=True) if plans else KEEP,
+                given=given,
+                operands=(None,) * len(given),
+                results=tuple(map(state, eqn.outvars)),
+                reason=Reason(ReasonCode.STRUCTURAL if plans else ReasonCode.SCOPE),
+            )
+        )
+    outputs = tuple(map(known, body.outvars))
+    return Plan(
+        jaxpr=body,
+        consts=tuple(map(state, body.constvars)),
+        inputs=tuple(inputs),
+        equations=tuple(equations),
+        outputs=outputs,
+        output_dtypes=(None,) * len(outputs),
+        demands=(),
+        source_copies=(),
+        unknown=(),
+        identity=True,
+        path=(),
+    )
+
+
+def with_reasons(rows: Iterable[Row], visits: Sequence[Visit]) -> tuple[Row, ...]:
+    """Returns the rows with the reasons of the plans that their equations were emitted for.
+
+    Args:
+        rows: The rows of the traced program.
+        visits: The visit of each row.
+    """
+    return tuple(map(_with_reason, rows, visits))
+
+
+def _with_reason(row: Row, visit: Visit) -> Row:
+    marks = [mark for name in visit.scope if (mark := read_mark(name)) is not None]
+    scope = "/".join(name for name in visit.scope if not _is_ours(name))
+    because = [mark.removeprefix(BECAUSE) for mark in marks if mark.startswith(BECAUSE)]
+    if because:
+        # The innermost one: a call carries the reason of the call, and what is inside its own.
+        code, _, cause = because[-1].partition(" ")
+        return dataclasses.replace(row, scope=scope, rule="", reason=code, cause=cause)
+    return dataclasses.replace(row, scope=scope, rule="", cause=_CAUSES[GOVERNED in marks])
+
+
+def _is_ours(name: str) -> bool:
+    mark = read_mark(name)
+    return mark is not None and (mark == GOVERNED or mark.startswith(BECAUSE))
+
+
+def low_dtypes(rows: Iterable[Row]) -> str:
+    """Returns the 16-bit dtypes of a program, such as ``"bfloat16"``; ``"float32"`` if none is.
+
+    Args:
+        rows: Its rows.
+    """
+    found = dict.fromkeys(name for row in rows for name in row.operands if name in _LOW)
+    return " and ".join(found) or "float32"
+
+
+def is_parameter_copy(row: Row) -> bool:
+    """True for the cast of a parameter to 16 bits."""
+    is_cast = row.primitive == "convert_element_type" and row.operand_sources[:1] == ("param",)
+    return is_cast and row.declared_operands[0] not in _LOW and row.results[0] in _LOW
