@@ -92,7 +92,14 @@ class ProgramComparison(Exported):
 
     @property
     def summary(self) -> str:
-        """The comparison in one line."""
+        """The comparison in one line.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import compare
+            >>> compare(jnp.sin, jnp.ones(4), against=jax.jit(jnp.sin)).summary
+            'sin against sin: outputs differ by 0 at most, and err by 0; 0 named values'
+        """
         worst = max((each.difference for each in self.outputs.values()), default=0.0)
         error = max((each.error for each in self.outputs.values()), default=0.0)
         line = f"{self.name} against {self.against}: outputs differ by {worst:.2g} at most"

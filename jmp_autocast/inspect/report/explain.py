@@ -125,8 +125,9 @@ def looked_at(
         return wrapper_of(fn, options or autocast_options(), kind_of(fn, args, kwargs))
     if options is not None:
         raise ValueError(
-            f"{by} got a policy for a function that autocast has already wrapped with its own. "
-            "Leave policy, compute_dtype and level out, or pass the function that was wrapped."
+            f"{by} got policy= (or compute_dtype=, level=) for a function that autocast has "
+            "already wrapped with its own. "
+            "Leave policy out, and compute_dtype and level, or pass the function that was wrapped."
         )
     return fn
 
