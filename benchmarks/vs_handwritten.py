@@ -53,7 +53,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     names = [case.name for case in SIZES["full"]]
     parser.add_argument("--models", nargs="+", choices=names, default=names)
     names = [variant.name for variant in VARIANTS]
-    parser.add_argument("--variants", nargs="+", choices=names, default=names)
+    default = [variant.name for variant in VARIANTS if variant.by_default]
+    parser.add_argument("--variants", nargs="+", choices=names, default=default)
     parser.add_argument("--seeds", type=int, default=8, help="examples that errors are averaged of")
     parser.add_argument("--steps", type=int, default=10, help="steps of which the median counts")
     parser.add_argument("--explain", action="store_true", help="list where ours differs")

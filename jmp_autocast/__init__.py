@@ -32,6 +32,7 @@ from .policies import (
     Policy,
     register_policy,
 )
+from .residuals import keep_less
 from .scopes import compute_precision, full_precision
 from .stored_params import cast_params
 from .transform import autocast
@@ -57,6 +58,7 @@ __all__ = [
     "explain",
     "finite_value_and_grad",
     "full_precision",
+    "keep_less",
     "loss_scale",
     "op_stats",
     "register_policy",

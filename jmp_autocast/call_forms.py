@@ -9,7 +9,16 @@ from typing import Any, NoReturn
 from .policies.errors import did_you_mean
 
 LINE = "fn = autocast(fn, compute_dtype=jnp.bfloat16)"
-OPTIONS = ("compute_dtype", "policy", "params", "output_dtype", "enabled", "on_unknown")
+OPTIONS = (
+    "compute_dtype",
+    "policy",
+    "params",
+    "output_dtype",
+    "enabled",
+    "on_unknown",
+    "residuals",
+    "keep_scopes",
+)
 # What PyTorch, Keras and Flax call the compute dtype.
 _COMPUTE_DTYPE = {"dtype", "fast_dtype", "precision", "param_dtype", "dtype_policy"}
 _TORCH = {"device_type", "device", "cache_enabled"}

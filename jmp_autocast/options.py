@@ -8,6 +8,7 @@ from typing import Any, Literal
 from . import arguments
 from .backend import Choice, choose
 from .interpreters.compat import Tracer, mark_frames
+from .interpreters.keep.choice import ResidualChoice, as_choice
 from .outputs import check_output_dtype
 from .policies import FLOAT32, Policy, as_policy
 from .policies.choices import Level
@@ -28,6 +29,7 @@ class Options:
         output_dtype: ``"same"``, ``"computed"``, a dtype or `OutputDtypes`.
         enabled: False where nothing is cast.
         on_unknown: What happens to a primitive without a rule.
+        residuals: How much is kept for the backward pass, and where.
         auto: The backend chooses the compute dtype, and not the policy.
     """
 
@@ -36,6 +38,7 @@ class Options:
     output_dtype: Any
     enabled: bool
     on_unknown: OnUnknown
+    residuals: ResidualChoice
     auto: bool = False
 
     @property
@@ -58,6 +61,8 @@ def autocast_options(
     output_dtype: Any = "same",
     enabled: Any = True,
     on_unknown: Any = "keep",
+    residuals: Any = "declared",
+    keep_scopes: Any = (),
 ) -> Options:
     """Checks and normalizes the options of `autocast`, once, when a function is wrapped.
 
@@ -79,7 +84,8 @@ def autocast_options(
     auto = isinstance(compute_dtype, str) and compute_dtype == "auto"
     policy = _policy(None if auto else compute_dtype, policy, enabled)
     output_dtype = check_output_dtype(output_dtype, policy)
-    return Options(policy, params, output_dtype, enabled, on_unknown, auto)
+    kept = as_choice(residuals, keep_scopes)
+    return Options(policy, params, output_dtype, enabled, on_unknown, kept, auto)
 
 
 def tool_options(compute_dtype: Any, policy: Any, level: Level | None) -> Options | None:

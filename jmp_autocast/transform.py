@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
@@ -18,20 +16,16 @@ from . import arguments
 from .backend import Choice
 from .call_forms import Decorator, NoContext, check_form
 from .interpreters import Planner, Rewriter
-from .interpreters.compat import (
-    body_of,
-    consts_of,
-    fresh_make_jaxpr,
-    mark_frames,
-)
+from .interpreters.compat import body_of, consts_of, fresh_make_jaxpr, mark_frames
+from .interpreters.keep.choice import ResidualChoice, Residuals
 from .interpreters.plan.data import EquationPlan, Plan, ValueState, float_dtype
 from .interpreters.plan.guarded_products import guarded_products
 from .options import OnUnknown, Options, autocast_options
 from .outputs import as_traced, per_output, want_of
-from .pickling import by_name_or_made
 from .policies import Policy
-from .policies.callables import has_hash
+from .residuals import keep, may_plan
 from .scopes import BECAUSE, GOVERNED, mark
+from .wrapping import Wrapper, wrapper_of
 
 mark_frames(__file__)
 
@@ -46,6 +40,8 @@ class PartOptions(TypedDict, total=False):
     output_dtype: Any
     enabled: bool
     on_unknown: OnUnknown
+    residuals: Residuals
+    keep_scopes: Sequence[str]
 
 
 class GivenOptions(PartOptions, total=False):
@@ -67,6 +63,8 @@ def autocast(
     output_dtype: Any = "same",
     enabled: bool = True,
     on_unknown: OnUnknown = "keep",
+    residuals: Residuals = "declared",
+    keep_scopes: Sequence[str] = (),
     **_unknown: Any,
 ) -> Any:
     """Runs a float32 function in mixed precision.
@@ -104,6 +102,11 @@ def autocast(
         enabled: False runs ``fn`` without any cast, also inside another ``autocast``.
         on_unknown: What happens when the program holds a primitive without a rule (its operands
             keep their declared dtypes): ``"keep"``, ``"warn"`` or ``"error"``.
+        residuals: What is kept for the backward pass, as for `keep_less`: ``"declared"`` leaves it
+            as it is, ``"auto"`` computes cheap things in loop bodies again, where that was measured
+            to pay, ``"recompute"`` everywhere; a share from 0 to 1 keeps at most that share.
+            Without effect where ``enabled`` is False.
+        keep_scopes: Patterns of scopes in which nothing is computed again.
 
     Returns:
         The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options
@@ -128,22 +131,19 @@ def autocast(
         True
     """
     check_form(_misplaced, _unknown)
-    options = autocast_options(compute_dtype, policy, params, output_dtype, enabled, on_unknown)
-    return Decorator(wrapper_of, options=options) if fn is None else wrapper_of(fn, options)
+    options = autocast_options(
+        compute_dtype, policy, params, output_dtype, enabled, on_unknown, residuals, keep_scopes
+    )
+    if fn is None:
+        return Decorator(wrapper_of, options=options, kind=Autocast)
+    return wrapper_of(fn, options, Autocast)
 
 
-class Autocast(NoContext):
+class Autocast(Wrapper, NoContext):
     """A function in mixed precision: what `autocast` returns."""
 
     is_whole = True  # the scopes that its policy names are in it, or misspelled
-
-    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
-        arguments.check_function(fn)
-        arguments.check_params_in_range(fn, options.params)
-        # Without the function's `__dict__`, in which its wrappers are: it would hold itself.
-        functools.update_wrapper(self, fn, updated=())
-        self._fn = fn
-        self._options = options
+    _options: Options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
@@ -198,33 +198,9 @@ class Autocast(NoContext):
         """Returns the options for an opened call."""
         return dataclasses.replace(self._options, params=call.params)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds the wrapper as a method."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def _key(self) -> tuple[Any, ...]:
-        # A module of arrays has no hash, and compares its arrays: under a trace nobody knows
-        # whether they are equal. The wrapper of one is equal to the wrapper of the same object.
-        fn = self._fn if has_hash(self._fn) else id(self._fn)
-        # The wrapper of an integration is another one than the plain wrapper of the function.
-        return type(self), fn, self._options
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Autocast) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __reduce__(self) -> Any:
-        return by_name_or_made(self, wrapper_of, self._fn, self._options, type(self))
-
     def __repr__(self) -> str:
         dtype = "auto" if self._options.auto else self._options.policy.compute_dtype
         return f"autocast({self._fn!r}, compute_dtype={dtype})"
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._fn)
 
 
 class Part(Autocast):
@@ -272,32 +248,6 @@ def _reason(plan: EquationPlan) -> str:
     return mark(f"{BECAUSE}{plan.reason.code.value} {plan.reason.cause}")
 
 
-def wrapper_of(
-    fn: Callable[..., Any], options: Options, kind: type[Autocast] = Autocast
-) -> Autocast:
-    """Returns the one wrapper of a function with these options.
-
-    It lives with the function, in its ``__dict__``: JAX keeps traces as long as the function
-    object that was traced, and a wrapper made anew in a loop would die each time.
-
-    Args:
-        fn: The function.
-        options: The options.
-        kind: The class of the wrapper.
-    """
-    wrapper = kind(fn, options)
-    if not inspect.isfunction(fn):
-        return wrapper
-    # `functools.wraps` copies the `__dict__`: the wrappers in it then belong to another function.
-    owner, wrappers = fn.__dict__.get(_WRAPPERS, (None, {}))
-    if owner is not fn:
-        _, wrappers = fn.__dict__[_WRAPPERS] = (fn, {})
-    return wrappers.setdefault((kind, options), wrapper)
-
-
-_WRAPPERS = "__jmp_autocast_wrappers__"
-
-
 @dataclasses.dataclass(frozen=True)
 class PlannedCall:
     """One call, traced and planned.
@@ -307,6 +257,7 @@ class PlannedCall:
         closed: The jaxpr of the function.
         planner: Plans the derivative rules that come into being later.
         plan: The plan of the jaxpr.
+        residuals: How much is kept for the backward pass, and where.
         wanted: ``"same"``, ``"computed"`` or a dtype for each output.
         choice: What the backend chose, None where nobody asked it.
         untrained: As for `arguments.Opened`.
@@ -316,6 +267,7 @@ class PlannedCall:
     closed: Any
     planner: Planner
     plan: Plan
+    residuals: ResidualChoice
     wanted: list[Any]
     choice: Choice | None = None
     untrained: Callable[[str], bool] = lambda path: False
@@ -327,6 +279,19 @@ class PlannedCall:
             *arrays: The array arguments of the call.
             planned: Is called with the plan of each derivative or batching rule of the user's own,
                 which comes into being, and is planned, when JAX differentiates or maps.
+        """
+        declared = functools.partial(self.declared, planned=planned)
+        # Without a loop there is nothing to plan, and the program is not traced once more for it.
+        if not may_plan(self.closed, self.residuals):
+            return declared(*arrays)
+        return keep(fresh_make_jaxpr(declared, *arrays), self.call, self.residuals, arrays)
+
+    def declared(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
+        """Runs the planned program as `rewritten`, and keeps what it keeps by itself.
+
+        Args:
+            *arrays: As for `rewritten`.
+            planned: As for `rewritten`.
         """
         with jax.named_scope(mark(GOVERNED)):
             rewriter = Rewriter(self.planner.plan, planned, _reason if ANNOTATED.value else None)
@@ -361,7 +326,7 @@ def plan_call(
     wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
     wants = [want_of(v.aval, dtype) for v, dtype in zip(body.outvars, wanted, strict=True)]
     plan = planner.plan_program(closed, inputs, wants)
-    return PlannedCall(call, closed, planner, plan, wanted, choice)
+    return PlannedCall(call, closed, planner, plan, options.residuals, wanted, choice)
 
 
 def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from jmp_autocast import CastPolicy, Policy, autocast
+from jmp_autocast import CastPolicy, Policy, autocast, keep_less
 from jmp_autocast.policies import DATA_MOVEMENT, DEFAULT_RULES
 
 from .cases import Case, Loss, Tree, cross_entropy, forward, plain_loss
@@ -71,6 +71,13 @@ def ours(make_policy: Callable[[Any], Policy]) -> Callable[[Case, Any], Loss]:
     return make
 
 
+def keeping(
+    make: Callable[[Case, Any], Loss], residuals: Literal["auto", "recompute"]
+) -> Callable[[Case, Any], Loss]:
+    """Returns the variant that plans what another one keeps for its backward pass."""
+    return lambda case, dtype: keep_less(make(case, dtype), residuals=residuals)
+
+
 @dataclasses.dataclass(frozen=True)
 class Variant:
     """A row.
@@ -79,11 +86,13 @@ class Variant:
         name: Its name in the tables and in ``--variants``.
         make: From a case and a compute dtype to a loss; a new function object at each call.
         low: It computes in 16 bits.
+        by_default: It is measured where no variants are named.
     """
 
     name: str
     make: Callable[[Case, Any], Loss]
     low: bool = True
+    by_default: bool = True
 
 
 BASE = "hand-written"
@@ -102,8 +111,16 @@ _ALL = (
         ours(lambda dtype: Policy(dtype, level="compute", weight_gradients="compute")),
     ),
 )
+# Loops alone matter to compilers; the models of `vs_handwritten.py` are unrolled, and what jaxprs
+# keep is counted there.
+_KEEPING = tuple(
+    Variant(f"{v.name} + {residuals}", keeping(v.make, residuals), by_default=False)
+    for v in _ALL
+    if v.name in (BASE, "ours o1", "ours compute")
+    for residuals in ("auto", "recompute")
+)
 
 # A machine with a GPU may have no jmp.
 _HAS_JMP = importlib.util.find_spec("jmp") is not None
-VARIANTS = tuple(v for v in _ALL if _HAS_JMP or v.make is not jmp_border)
+VARIANTS = tuple(v for v in (*_ALL, *_KEEPING) if _HAS_JMP or v.make is not jmp_border)
 """The rows, in order. Ours are those whose names begin so."""

@@ -18,7 +18,16 @@ from comparison import tables
 
 from . import optimizers, report, sharding
 from .measure import Row, as_json, measure
-from .programs import CASES, HAND, LOSSES, QUICK_CASES, Program, training_program, with_sizes
+from .programs import (
+    CASES,
+    DEFAULTS,
+    HAND,
+    LOSSES,
+    QUICK_CASES,
+    Program,
+    training_program,
+    with_sizes,
+)
 from .targets import TPUS, devices
 
 RESULTS = pathlib.Path(__file__).parents[1] / "RESULTS.md"
@@ -54,7 +63,7 @@ Work = Iterator[tuple[str, Programs, Callable[[str], str]]]
 def _models(chosen: argparse.Namespace, target: str) -> Work:
     cases = with_sizes(QUICK_CASES if chosen.quick else CASES, layers=chosen.layers)
     names = chosen.models or (_QUICK_MODELS if chosen.quick else tuple(CASES))
-    variants = chosen.variants or (_QUICK_VARIANTS if chosen.quick else tuple(LOSSES))
+    variants = chosen.variants or (_QUICK_VARIANTS if chosen.quick else DEFAULTS)
     dtype = jnp.dtype(chosen.dtype)
     device = devices(target)[0]
     for name in names:
@@ -87,7 +96,7 @@ def _optimizers(chosen: argparse.Namespace, target: str) -> Work:
 def _sharded(chosen: argparse.Namespace, target: str) -> Work:
     size = "small" if chosen.quick else chosen.size
     length = 256 if chosen.quick else chosen.length
-    variants = chosen.variants or (_QUICK_VARIANTS if chosen.quick else tuple(LOSSES))
+    variants = chosen.variants or (_QUICK_VARIANTS if chosen.quick else DEFAULTS)
 
     def program(variant: str) -> Program:
         dtype = jnp.dtype(chosen.dtype)

@@ -106,6 +106,8 @@ LOSSES: dict[str, Callable[[Case, Any], Loss]] = {
     if variant.name not in ("naive promote", "ours o1 consumer")
 }
 """The ways to mixed precision, in order: each makes a loss of a case and a compute dtype."""
+DEFAULTS = tuple(v.name for v in VARIANTS if v.by_default and v.name in LOSSES)
+"""Those that are compiled where none are named."""
 
 
 def training_step(loss: Loss, tx: optax.GradientTransformation) -> Callable[..., Any]:

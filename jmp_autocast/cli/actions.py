@@ -22,6 +22,14 @@ from .targets import UsageError, arguments_of, batches_of, function_of, load, wr
 def run_explain(options: argparse.Namespace) -> int:
     """Prints the report of `explain`."""
     fn, policy = function_of(options)
+    if options.residuals is not None:
+        if options.gradient or isinstance(fn, Autocast):
+            raise UsageError(
+                "--residuals is for a loss as it is: what a gradient keeps is inside it, and a "
+                "function that is wrapped by autocast has its own. Leave out --gradient, or name "
+                "the function that was wrapped"
+            )
+        fn, policy = autocast(fn, policy=policy, residuals=options.residuals), None
     args, kwargs = arguments_of(options)
     report = explain(jax.grad(fn) if options.gradient else fn, *args, policy=policy, **kwargs)
     print(report)

@@ -9,6 +9,7 @@ import pathlib
 from typing import Any, TypeAlias
 
 from ..policies.choices import LEVELS
+from ..residuals import Residuals, as_choice
 
 _EXAMPLES = """\
 examples:
@@ -40,6 +41,13 @@ def _tolerance(text: str) -> float:
     return value
 
 
+def _residuals(text: str) -> Residuals:
+    try:
+        return as_choice(float(text) if text[:1].isdigit() else text).residuals
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 # --- what each command takes, as `add_argument` takes it, in the order of its help --------------
 
 _Options: TypeAlias = dict[str, dict[str, Any]]
@@ -61,6 +69,12 @@ _ONE_CALL: _Options = {
     "--gradient": {**_FLAG, "help": "the gradient by the first argument, instead of the function"},
 }
 _AS_IS: _Options = {"--as-is": {**_FLAG, "help": "look at the function without autocast"}}
+_KEPT: _Options = {
+    "--residuals": {
+        "type": _residuals,
+        "help": "what is kept for the backward pass: auto, recompute, or a share such as 0.5",
+    }
+}
 _OVERFLOW = "run it in float32, and find what a float16 could not hold"
 _TUNE: _Options = {
     "--gradient": {
@@ -84,7 +98,7 @@ _GOAL: _Options = {
 _COMMANDS: dict[str, tuple[str, _Options, list[_Options]]] = {
     "explain": (
         "which equation runs in which dtype, and why; nothing is computed",
-        _ONE_CALL | {"--html": {**_FILE, "help": "write a page as well"}},
+        _ONE_CALL | {"--html": {**_FILE, "help": "write a page as well"}} | _KEPT,
         [],
     ),
     "stats": (

@@ -8,6 +8,7 @@ from .measure.numerics_report import NumericsReport, NumericsRow
 from .measure.scope_errors import ScopeError
 from .report.by_dtype import Share
 from .report.explain import explain
+from .report.kept import Island, KeptArray, KeptReport, explain_kept
 from .report.report import Change, Report, Totals
 from .report.rows import Row
 from .report.stats import OpCount, OpCounts, op_stats
@@ -19,7 +20,10 @@ __all__ = [
     "Change",
     "Comparison",
     "ComparisonRow",
+    "Island",
+    "KeptArray",
     "KeptOperation",
+    "KeptReport",
     "NamedError",
     "NumericsReport",
     "NumericsRow",
@@ -35,6 +39,7 @@ __all__ = [
     "check_numerics",
     "compare",
     "explain",
+    "explain_kept",
     "op_stats",
     "tune",
 ]

@@ -57,6 +57,8 @@ def autocast(
             With ``"computed"`` what follows the part gets its 16-bit values.
         enabled: As in `jmp_autocast.autocast`.
         on_unknown: As in `jmp_autocast.autocast`.
+        residuals: As in `jmp_autocast.autocast`.
+        keep_scopes: As in `jmp_autocast.autocast`.
 
     Returns:
         What stands in the place of ``target``; with ``target=None`` a decorator. The variables of

@@ -18,8 +18,8 @@ from ..transform import (
     Options,
     autocast_options,
     run_call,
-    wrapper_of,
 )
+from ..wrapping import wrapper_of
 from .nnx_state import holds_objects, opened
 from .nnx_training import scaled_value_and_grad, train_step
 from .outputs import cast_leaves, without_output_dtype
@@ -59,6 +59,8 @@ def autocast(
         output_dtype: As in `jmp_autocast.autocast`.
         enabled: As in `jmp_autocast.autocast`.
         on_unknown: As in `jmp_autocast.autocast`.
+        residuals: As in `jmp_autocast.autocast`.
+        keep_scopes: As in `jmp_autocast.autocast`.
 
     Returns:
         The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options

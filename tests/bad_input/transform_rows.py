@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax.extend.core import Primitive
 
-from jmp_autocast import BF16, CastPolicy, Policy, autocast, compute_precision
+from jmp_autocast import BF16, CastPolicy, Policy, autocast, compute_precision, keep_less
 from jmp_autocast.integrations import linen
 from jmp_autocast.integrations.nnx import autocast as nnx_autocast
 
@@ -20,6 +20,7 @@ unheard_of.def_abstract_eval(lambda x: x)
 
 HALVES = "must be float16 or bfloat16"
 OUTPUTS = "must be 'same', 'computed', float32, float16 or bfloat16"
+SHARES = "'recompute', 'auto' or a share from 0 to 1"
 PARAMS = "must be the position of an argument, several positions, or a predicate"
 STRING = "'params=float32,compute=bfloat16,output=float32'"
 
@@ -157,6 +158,34 @@ ROWS = [
         lambda w: autocast(compute_dtype=jnp.float8_e4m3fn),
         ValueError,
         f"compute_dtype | float8_e4m3fn | {HALVES} | enabled=False",
+    ),
+    # What is kept for the backward pass.
+    _option("a word", ValueError, "'reccompute'", SHARES, "Did you mean", residuals="reccompute"),
+    _option("a large share", ValueError, "=2.0", "from 0", "to 1", residuals=2.0),
+    _option("no share", TypeError, "None of type", "a word or a share", "auto", residuals=None),
+    _option("a bool", TypeError, "True of type bool", "a word or a share", "auto", residuals=True),
+    _option(
+        "scopes of nothing",
+        ValueError,
+        "'head'",
+        "nothing is computed again",
+        "leave keep_scopes out",
+        keep_scopes=["head"],
+    ),
+    _option("one scope", TypeError, "'head' of", "a sequence", r"\('\*/head'", keep_scopes="head"),
+    Row(
+        "keep_less",
+        "an array for the function",
+        lambda w: keep_less(X),
+        TypeError,
+        "keep_less | of type ndarray | takes a callable | @keep_less",
+    ),
+    Row(
+        "keep_less",
+        "a share as a percentage",
+        lambda w: keep_less(loss, residuals=50),
+        ValueError,
+        "residuals | =50 | from 0 | to 1",
     ),
     # The other options.
     _option("no policy", TypeError, "3 of type int", r"jmp_autocast\.Policy", STRING, policy=3),

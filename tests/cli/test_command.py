@@ -80,6 +80,16 @@ def test_explain(capsys):
 
 
 @pytest.mark.usefixtures("folder")
+def test_explain_what_is_kept(capsys):
+    assert run(f"explain {LOSS} --residuals recompute --json report.json") == 0
+    text = capsys.readouterr().out
+    assert "without residuals='recompute'" in text
+    assert "computed again, and not kept" in text
+    kept = json.loads(pathlib.Path("report.json").read_text("utf-8"))["kept"]
+    assert 0 < kept["nbytes"] <= kept["declared_nbytes"]
+
+
+@pytest.mark.usefixtures("folder")
 def test_explain_a_gradient(capsys):
     assert run(f"explain {LOSS} --gradient --json report.json --html page.html") == 0
     assert capsys.readouterr().out.endswith("wrote page.html\nwrote report.json\n")
@@ -197,6 +207,9 @@ WRONG = {
     f"explain {LOSS} --compute-dtype float64": "invalid choice: 'float64'",
     f"explain {LOSS} --level o2": "invalid choice: 'o2'",
     f"explain {LOSS} --tolerance 1": "unrecognized arguments: --tolerance",
+    f"explain {LOSS} --residuals all": "or a share from 0 to 1, got 'all'",
+    f"explain {LOSS} --residuals 2": "it must be from 0",
+    f"explain {LOSS} --residuals auto --gradient": "what a gradient keeps is inside it",
     f"{TUNE} none": "must be a positive number such as 0.01, got 'none'",
     f"{TUNE} 0": "must be a positive number such as 0.01, got '0'",
     "tune users_model:loss --tolerance 1": "one of the arguments --batches --args is required",

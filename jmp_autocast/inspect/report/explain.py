@@ -17,10 +17,12 @@ from ...options import Options, autocast_options, tool_options
 from ...policies import FLOAT32, Policy
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
-from ...transform import ANNOTATED, Autocast, PlannedCall, kind_of, wrapper_of
+from ...transform import ANNOTATED, Autocast, PlannedCall, kind_of
+from ...wrapping import wrapper_of
 from .as_it_runs import declared_plan, holds_autocast, is_parameter_copy, low_dtypes, with_reasons
 from .by_dtype import contraction_flops, guarded
 from .jaxprs import count_casts
+from .kept import kept_of
 from .report import Report, Totals
 from .residuals import Residuals, is_gradient, residuals_of
 from .rows import Row, rows_of
@@ -86,7 +88,8 @@ def explain(
     dtype, reason = str(chosen.compute_dtype), ""
     if planned.choice is not None:
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
-    return Report(name_of(fn), dtype, rows, totals, reason)
+    kept = None if planned.residuals.is_off else kept_of(planned, name_of(fn))
+    return Report(name_of(fn), dtype, rows, totals, reason, kept)
 
 
 def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:

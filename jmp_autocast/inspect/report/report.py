@@ -13,6 +13,7 @@ from ..export import WIDTH, Exported, cut, labelled, saved, scaled, table
 from .by_dtype import Share, by_dtype, guarded
 from .html import frame_of, page_of
 from .jaxprs import Casts
+from .kept import KeptReport
 from .rows import Row
 
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
@@ -131,6 +132,8 @@ class Report(Exported):
         rows: A row per equation, in program order.
         totals: Sums over the rows.
         dtype_reason: Why ``compute_dtype="auto"`` chose the compute dtype, else ``""``.
+        kept: What is kept for the backward pass with ``autocast(residuals=...)``, and what it would
+            be without; None where the function has no such option.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -146,6 +149,7 @@ class Report(Exported):
     rows: tuple[Row, ...]
     totals: Totals
     dtype_reason: str = ""
+    kept: KeptReport | None = None
 
     @property
     def summary(self) -> str:
@@ -172,7 +176,8 @@ class Report(Exported):
 
     def __str__(self) -> str:
         """Returns the summary, the totals, and the equations grouped by what is alike in them."""
-        return "\n".join([self.summary, "", *self._facts(), "", *self._table()])
+        kept = ["", *self.kept.tables()] if self.kept else []
+        return "\n".join([self.summary, "", *self._facts(), "", *self._table(), *kept])
 
     def _facts(self) -> list[str]:
         totals, casts = self.totals, self.totals.casts
@@ -195,6 +200,9 @@ class Report(Exported):
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
                 "parameters": f"{totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
                 "residuals": residuals,
+                "instead of": self.kept
+                and f"{scaled(self.kept.declared_nbytes or 0)}B without "
+                f"residuals={self.kept.residuals!r}",
                 "loops": f"{loops} while loops, counted as one iteration" if loops else None,
                 "unknown": f"no rule for {unknown}: kept as declared" if unknown else None,
                 "scopes": f"nothing matched {unmatched}" if unmatched else None,

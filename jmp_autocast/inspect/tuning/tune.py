@@ -18,7 +18,8 @@ from ...interpreters.compat import mark_frames
 from ...options import autocast_options, tool_options
 from ...policies import FP16, CastPolicy, Policy
 from ...policies.choices import Level
-from ...transform import Autocast, Part, kind_of, wrapper_of
+from ...transform import Autocast, Part, kind_of
+from ...wrapping import wrapper_of
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..report.explain import explain

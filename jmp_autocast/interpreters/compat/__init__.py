@@ -53,6 +53,7 @@ __all__ = [
     "equation_context",
     "fresh_make_jaxpr",
     "function_name",
+    "has_no_options",
     "inlined",
     "inner_jaxpr_key",
     "is_array_aval",
@@ -247,6 +248,17 @@ def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[st
     if "donated_invars" in params:
         updated["donated_invars"] = (*params["donated_invars"], *(False for _ in copied))
     return updated
+
+
+def has_no_options(params: dict[str, Any]) -> bool:
+    """Returns whether a ``jit`` asks nothing of the compiler: no shardings, layouts or options.
+
+    The placeholder for a sharding that is not given has no public name.
+    """
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    layouts = (*params["in_layouts"], *params["out_layouts"])
+    given = [s for s in shardings if s is not None and type(s).__name__ != "UnspecifiedValue"]
+    return not given and not any(layouts) and not params["compiler_options_kvs"]
 
 
 def shard_map_axes(params: dict[str, Any]) -> set[Any]:

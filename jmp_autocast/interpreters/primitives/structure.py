@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ..compat import (
     body_of,
     call_with_operands,
+    has_no_options,
     inner_jaxpr_key,
     open_jaxpr,
     scan_split,
@@ -113,6 +114,12 @@ def is_call(eqn: Any) -> bool:
     """Returns whether running an equation's one body on its operands gives its results."""
     structure = STRUCTURES.get(eqn.primitive.name)
     return structure is not None and structure.is_call
+
+
+def is_plain_call(eqn: Any) -> bool:
+    """Returns whether the equations that a call holds may as well stand in its place."""
+    name = eqn.primitive.name
+    return name in ("closed_call", "core_call") or (name == "jit" and has_no_options(eqn.params))
 
 
 def has_rule(eqn: Any) -> bool:

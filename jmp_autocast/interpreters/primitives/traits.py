@@ -1,5 +1,7 @@
 """What planning knows of each primitive besides its cast policy: one row per primitive.
 
+A second table, `BACKWARD`, says what a backward pass reads of it, for `interpreters/keep`.
+
 A new primitive gets a row here and a policy in `policies/tables.py`; a test fails without either.
 A trait says what the primitive does to values. Which decision follows from it is said where the
 decision is made, in `interpreters/plan`.
@@ -122,11 +124,11 @@ FOLDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 """How the value of a primitive follows from operands of which every element is one known value."""
 
 
-def _read(rows: Mapping[str, str]) -> dict[str, frozenset[str]]:
+def _read(rows: Mapping[str, str], words: frozenset[str] = _NAMES) -> dict[str, frozenset[str]]:
     table: dict[str, frozenset[str]] = {}
-    for names, words in rows.items():
-        traits = frozenset(words.split())
-        if unknown := traits - _NAMES:
+    for names, row in rows.items():
+        traits = frozenset(row.split())
+        if unknown := traits - words:
             raise AssertionError(f"no such trait: {', '.join(sorted(unknown))}")
         for name in names.split():
             if name in table:
@@ -156,3 +158,44 @@ def having(trait: str) -> frozenset[str]:
     if trait not in _NAMES:
         raise AssertionError(f"no such trait: {trait}")
     return frozenset(name for name, traits in TRAITS.items() if trait in traits)
+
+
+# --- what a backward pass reads ----------------------------------------------------------------
+
+_BACKWARD_NAMES = frozenset("cheap reduces contracts linear bilinear linear0 flat".split())
+
+# | word | meaning |
+# |---|---|
+# | cheap | it costs no more than reading its operands: a backward pass may compute it again |
+# | reduces | its result may be much smaller than its operand: cheap to keep, so it is kept then |
+# | contracts | never computed again; what it reads may be |
+# | linear | its derivative reads no float operand: that of a select, its predicate alone |
+# | bilinear | linear in operand 0 and in operand 1: the derivative by the one reads the other |
+# | linear0 | linear in operand 0 alone: where operand 1 has no derivative, only that is read |
+# | flat | its derivative is zero |
+#
+# A float operand is read by every derivative that no word excuses.
+_BACKWARD_ROWS: dict[str, str] = {
+    """add add_any sub neg convert_element_type reduce_precision reshape transpose broadcast_in_dim
+    broadcast_to squeeze slice concatenate stack split unstack tile pad copy copy_p rev select_n
+    real imag source_view cpu_barrier""": "cheap linear",
+    "reduce_sum": "cheap linear reduces",
+    "mul": "cheap bilinear",
+    "div": "cheap linear0",
+    """exp exp2 expm1 log log1p log2 tanh logistic erf erfc erf_inv sqrt rsqrt cbrt square
+    integer_pow pow abs max min clamp sin cos tan asin acos atan sinh cosh asinh acosh atanh atan2
+    rem one_minus_square""": "cheap",
+    "reduce_max reduce_min": "cheap reduces",
+    """eq ne lt le gt ge and or xor not shift_left shift_right_arithmetic shift_right_logical
+    population_count is_finite sign floor ceil round iota stop_gradient""": "cheap flat",
+    "argmax argmin reduce_and reduce_or": "cheap flat reduces",
+    "dot_general conv_general_dilated ragged_dot_general accumulate": "contracts bilinear",
+    # Not cheap, as their operands are large or lie on other devices; the derivative reads indices.
+    """gather dynamic_slice dynamic_update_slice scatter-add cumsum reduce_window_sum pvary psum
+    psum_invariant all_gather all_gather_invariant all_to_all ppermute reduce_scatter name
+    sharding_constraint reshard""": "linear",
+}
+
+BACKWARD: Mapping[str, frozenset[str]] = MappingProxyType(_read(_BACKWARD_ROWS, _BACKWARD_NAMES))
+"""From the name of a primitive to what a backward pass reads of it. What has no row is opaque: it
+is never computed again, and its derivative is taken to read all of its operands."""

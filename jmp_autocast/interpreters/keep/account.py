@@ -1,0 +1,154 @@
+"""What was planned, for reports: each array that is kept and why, each island and what it saves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..compat import source_line
+from .cut import Cut, is_statistic
+from .emit import Planned
+from .graph import Graph, Kind, Role, Step, Value
+from .islands import Unit
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptArray:
+    """An array that a planned jaxpr keeps for its backward pass.
+
+    Args:
+        dtype: Its dtype.
+        shape: Its shape, in one iteration of the loops around it.
+        times: How often it is kept: the iterations of the loops around it.
+        nbytes: Its bytes, all iterations together.
+        primitive: The primitive that makes it, ``""`` for an input of a loop's body.
+        scope: The names of the scopes around that.
+        source: Its source line.
+        readers: The primitives that read it in the backward pass.
+        reason: Why it is kept.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast.inspect import explain_kept
+        >>> def loss(params, x):
+        ...     return jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, params["w"])[0].sum()
+        >>> report = explain_kept(loss, {"w": jnp.ones((3, 8, 8))}, jnp.ones((4, 8)))
+        >>> report.arrays[-1].primitive, report.arrays[-1].reason
+        ('dot_general', 'a contraction is never done again')
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    times: int
+    nbytes: int
+    primitive: str
+    scope: str
+    source: str
+    readers: tuple[str, ...]
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Island:
+    """Steps that become one `jax.checkpoint`.
+
+    Args:
+        scope: The names of the scopes around its first step.
+        times: How often it runs.
+        recomputed: The primitives whose results are made again, in program order.
+        nbytes: The bytes of those results, all iterations together: what is not kept.
+        flops: What making them again costs: an operation for each element.
+        contractions: The matmuls and convolutions in it, which are not done again.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast.inspect import explain_kept
+        >>> def loss(params, x):
+        ...     layer = lambda x, w: (jax.nn.silu(x @ w), None)
+        ...     return jax.lax.scan(layer, x, params["w"])[0].sum()
+        >>> report = explain_kept(loss, {"w": jnp.ones((3, 8, 8))}, jnp.ones((4, 8)))
+        >>> report.islands[0].recomputed, report.islands[0].nbytes
+        (('logistic',), 384)
+    """
+
+    scope: str
+    times: int
+    recomputed: tuple[str, ...]
+    nbytes: int
+    flops: int
+    contractions: int
+
+
+def kept_arrays(planned: Sequence[Planned]) -> list[KeptArray]:
+    """Returns the arrays that are kept, the largest first."""
+    found = [array for each in planned for array in _kept_arrays(each)]
+    return sorted(found, key=lambda array: -array.nbytes)
+
+
+def islands(planned: Sequence[Planned]) -> list[Island]:
+    """Returns the islands in which something is made again, in program order."""
+    found = [_island(unit, each) for each in planned for unit in each.units if unit.is_island]
+    return [island for island in found if island.recomputed]
+
+
+def _kept_arrays(planned: Planned) -> Iterator[KeptArray]:
+    readers: dict[Value, dict[str, None]] = {}
+    for step in planned.graph.steps:
+        again = not planned.cut.recomputed.isdisjoint(step.results)
+        for v in step.values if again else step.reads:
+            readers.setdefault(v, {})[step.eqn.primitive.name] = None
+    for v in planned.graph.values:
+        if v in planned.cut.kept and v.role is Role.FRESH and v.nbytes:
+            step = v.producer
+            yield KeptArray(
+                str(v.aval.dtype),
+                tuple(v.aval.shape),
+                planned.times,
+                v.nbytes * planned.times,
+                step.eqn.primitive.name if step else "",
+                _path(planned, step),
+                source_line(step.eqn) if step else "",
+                tuple(readers.get(v, ())),
+                _reason(v, planned.graph, planned.cut),
+            )
+
+
+def _reason(v: Value, graph: Graph, cut: Cut) -> str:
+    step = v.producer
+    if step is None:
+        return "it enters the body of a loop"
+    if step.kind is Kind.CONTRACTION:
+        return "a contraction is never done again"
+    if step.kind is Kind.OPAQUE:
+        return f"{step.eqn.primitive.name} is never done again"
+    if is_statistic(step):
+        return "a small statistic"
+    if v in cut.fixed:
+        return "read again behind a contraction"
+    opaque = [s for s in graph.steps if s.kind is Kind.OPAQUE and v in s.reads]
+    if opaque:
+        return f"{opaque[0].eqn.primitive.name} keeps what it reads"
+    return "fewer bytes than what it is made of"
+
+
+def _island(unit: Unit, planned: Planned) -> Island:
+    again = [step for step in unit.steps if not planned.cut.recomputed.isdisjoint(step.results)]
+    results = [v for step in again for v in step.results if v in planned.cut.recomputed]
+    return Island(
+        _path(planned, unit.steps[0]),
+        planned.times,
+        tuple(step.eqn.primitive.name for step in again),
+        planned.times * sum(v.nbytes for v in results),
+        planned.times * sum(_size(v.aval) for v in results),
+        sum(step.kind is Kind.CONTRACTION for step in unit.steps),
+    )
+
+
+def _path(planned: Planned, step: Step | None) -> str:
+    return "/".join((*planned.scope, *(step.scope if step else ())))
+
+
+def _size(aval: Any) -> int:
+    return math.prod(getattr(aval, "shape", ()))

@@ -1,0 +1,189 @@
+"""Which values are kept for the backward pass: a minimum cut.
+
+Each value is kept, at the cost of its bytes, or made again from values that must be had in turn.
+The cheapest choice is a minimum cut between what there is and what the derivatives read. Making
+again what a person would (the normalized values of a LayerNorm, the chain of a GELU, a softmax from
+its scores) falls out of it, without a rule for any of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .graph import Graph, Kind, Role, Step, Value
+
+# scipy's flow is of 32-bit integers: all bytes together are scaled to fit.
+_INFINITE = 2**28
+_TOTAL = 2**26
+
+# A reduction that leaves an eighth or less is kept: the statistics of a norm, the sums of a
+# softmax. To make them again costs a pass over the operand, and saves little.
+_SMALL = 8
+
+# Steps of the search for the least recompute that a budget allows. Each is a flow; ten leave a
+# thousandth of the range of prices.
+_SEARCH = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Which values are kept, and which are made again.
+
+    Args:
+        kept: The values that are kept, those among them too that are in memory anyway.
+        recomputed: The values that the backward pass makes again.
+        wanted: The values that derivatives read.
+        fixed: The values that could not be made again.
+    """
+
+    kept: frozenset[Value]
+    recomputed: frozenset[Value]
+    wanted: frozenset[Value]
+    fixed: frozenset[Value]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        return _fresh(self.kept)
+
+    @property
+    def declared_nbytes(self) -> int:
+        """The bytes of everything that derivatives read, which is kept without a cut."""
+        return _fresh(self.wanted)
+
+
+def _fresh(values: frozenset[Value]) -> int:
+    return sum(v.nbytes for v in values if v.role is Role.FRESH)
+
+
+def cut_of(graph: Graph, share: float = 0.0) -> Cut:
+    """Returns which values of a graph are kept.
+
+    Args:
+        graph: The graph.
+        share: The share of the bytes that derivatives read which may be kept. As little is made
+            again as that takes; at 0, as few bytes are kept as possible.
+    """
+    network = _Network(graph)
+    least = network.cut(0.0)
+    budget = share * least.declared_nbytes
+    if least.nbytes >= budget:
+        return least
+    # A price on every byte that is made again: the higher it is, the more is kept. What is not kept
+    # although it is read is among what is made again, so that at a price of 1 nothing is.
+    low, high, best = 0.0, 1.0, least
+    for _ in range(_SEARCH):
+        price = (low + high) / 2
+        found = network.cut(price)
+        if found.nbytes <= budget:
+            low, best = price, found
+        else:
+            high = price
+    return best
+
+
+class _Network:
+    """The flow network of a graph: a pair of nodes for each value, joined by its cost."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.values = graph.values
+        self.number = {v: i for i, v in enumerate(self.values)}
+        self.source, self.sink = 2 * len(self.values), 2 * len(self.values) + 1
+        self.unit = max(1.0, sum(v.nbytes for v in self.values) / _TOTAL)
+        self.wanted = {v: None for step in graph.steps for v in step.reads}
+        # What an opaque step reads JAX keeps as it is, and so it does in a scope left alone.
+        self.forced = {v: None for s in graph.steps if s.kind is Kind.OPAQUE for v in s.reads}
+        self.fixed = _fixed(graph)
+        self.edges = self._edges(graph.steps)
+
+    def _edges(self, steps: Sequence[Step]) -> list[tuple[int, int, int]]:
+        edges = []
+        for v, i in self.number.items():
+            # What is in memory anyway costs next to nothing, but not nothing: of equal cuts the one
+            # with fewer arrays is meant.
+            cost = 1 if v.producer is None and v.is_stored else max(2, round(v.nbytes / self.unit))
+            if v.role is Role.PARAM:
+                cost = 1
+            edges.append((2 * i, 2 * i + 1, cost))
+            if v in self.fixed or v in self.forced:
+                edges.append((self.source, 2 * i, _INFINITE))
+        edges += [(2 * self.number[v] + 1, self.sink, _INFINITE) for v in self.wanted]
+        for step in steps:
+            made = [self.number[v] for v in step.results if v not in self.fixed]
+            given = {self.number[x] for x in step.values}
+            edges += [(2 * i + 1, 2 * k, _INFINITE) for k in made for i in given]
+        return edges
+
+    def cut(self, price: float) -> Cut:
+        """Returns the minimum cut where a byte made again costs as much as ``price`` bytes kept."""
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import maximum_flow
+
+        edges = list(self.edges)
+        if price:
+            free = (v for v in self.values if v not in self.fixed and v not in self.forced)
+            edges += [
+                (self.source, 2 * self.number[v], round(price * v.nbytes / self.unit) + 1)
+                for v in free
+            ]
+        rows, columns, costs = np.array(edges).T
+        shape = (self.sink + 1,) * 2
+        capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # adds up equal edges
+        capacity.data = np.minimum(capacity.data, _INFINITE).astype(np.int32)
+        flow = maximum_flow(capacity, self.source, self.sink).flow
+        needed = _leading_to(self.sink, (capacity - flow).tocsc())
+        kept = [v for v, i in self.number.items() if 2 * i + 1 in needed and 2 * i not in needed]
+        again = [v for v, i in self.number.items() if 2 * i in needed]
+        return Cut(
+            frozenset(kept) | frozenset(self.forced),
+            frozenset(again),
+            frozenset(self.wanted),
+            frozenset(self.fixed),
+        )
+
+
+def _leading_to(sink: int, residual: Any) -> set[int]:
+    """Returns the nodes from which the sink is reached.
+
+    Of equal cuts that is the one nearest to the readers, in which least is made again.
+    """
+    pointers, indices, data = residual.indptr, residual.indices, residual.data
+    found, todo = {sink}, [sink]
+    while todo:
+        node = todo.pop()
+        span = slice(pointers[node], pointers[node + 1])
+        for other in indices[span][data[span] > 0].tolist():
+            if other not in found:
+                found.add(other)
+                todo.append(other)
+    return found
+
+
+def _fixed(graph: Graph) -> set[Value]:
+    """Returns the values that cannot be made again, and are kept where they are needed."""
+    fixed = set()
+    for v in graph.values:
+        step = v.producer
+        if step is None or step.kind not in (Kind.CHEAP, Kind.FLOATING) or is_statistic(step):
+            fixed.add(v)
+    for step in graph.steps:
+        # What is read again behind a contraction, as the residual stream is: layers would make it
+        # again as a chain of sums that grows with each of them.
+        fixed |= {v for v in step.values if step.level > v.level and not v.is_stored}
+    return fixed
+
+
+def is_statistic(step: Step) -> bool:
+    """Returns whether a step is a reduction whose result is small beside its operand.
+
+    Args:
+        step: The step.
+    """
+    if "reduces" not in step.words:
+        return False
+    largest = max((v.nbytes for v in step.values), default=0)
+    return step.results[0].nbytes * _SMALL <= largest

@@ -1,0 +1,254 @@
+"""A program whose islands are checkpoints: emitted in the ambient trace, equation by equation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from ..compat import (
+    Literal,
+    bind,
+    body_of,
+    consts_of,
+    equation_context,
+    fresh_make_jaxpr,
+    literal_value,
+    mark_frames,
+    scope_names,
+)
+from ..primitives.evaluate import evaluate
+from ..primitives.structure import STRUCTURES, Body, bodies, rebound, shard_map_options
+from ..primitives.traits import BACKWARD
+from .choice import ResidualChoice
+from .cut import Cut, cut_of
+from .graph import Graph, Kind, Role, Step, Value, graph_of
+from .islands import Unit, units_of
+
+mark_frames(__file__)
+
+# In the jaxpr only: what has this name is kept by the island that it stands in.
+SAVED = "jmp_autocast_kept"
+
+# A policy of JAX is compared by identity where a checkpoint is cached: one object for all islands.
+_POLICY = jax.checkpoint_policies.save_only_these_names(SAVED)
+
+
+class _Atom(NamedTuple):
+    """An array where nothing is planned, and what it is to a backward pass."""
+
+    array: Any
+    role: Role
+
+
+class Planned(NamedTuple):
+    """One jaxpr that was planned.
+
+    Args:
+        graph: The jaxpr.
+        cut: Which of its values are kept.
+        units: What is emitted, in order.
+        scope: The names of the scopes around it.
+        times: How often it runs, the loops around it multiplied.
+    """
+
+    graph: Graph
+    cut: Cut
+    units: list[Unit]
+    scope: tuple[str, ...]
+    times: int
+
+
+class Place(NamedTuple):
+    """Where a jaxpr stands.
+
+    Args:
+        scope: The names of the scopes around it.
+        times: How often it runs.
+        in_loop: It is the body of a loop, or in one.
+    """
+
+    scope: tuple[str, ...] = ()
+    times: int = 1
+    in_loop: bool = False
+
+
+class Emitter:
+    """Emits a program with planned residuals: one instance per trace.
+
+    Args:
+        choice: What the user asks for.
+    """
+
+    def __init__(self, choice: ResidualChoice) -> None:
+        self.choice = choice
+        self.planned: list[Planned] = []
+
+    def run(self, closed: Any, args: Sequence[Any], is_param: Sequence[bool]) -> list[Any]:
+        """Runs a program.
+
+        Args:
+            closed: Its jaxpr.
+            args: Its arguments.
+            is_param: Which of them are parameters.
+
+        Returns:
+            The outputs: what the program computes without a plan.
+        """
+        roles = [Role.PARAM if param else Role.STORED for param in is_param]
+        return [x.array for x in self._run(closed, args, roles, Place())]
+
+    def _run(
+        self, closed: Any, args: Sequence[Any], roles: Sequence[Role], place: Place
+    ) -> list[_Atom]:
+        if place.in_loop or not self.choice.loops_only:
+            return [_Atom(x, Role.FRESH) for x in self._run_planned(closed, args, roles, place)]
+
+        def step(i: int, eqn: Any, operands: list[_Atom]) -> list[_Atom]:
+            given = [x.role for x in operands]
+            results = self._bind(eqn, [x.array for x in operands], given, place)
+            is_cheap = "cheap" in BACKWARD.get(eqn.primitive.name, ())
+            from_params = is_cheap and all(role is Role.PARAM for role in given)
+            return [_Atom(x, Role.PARAM if from_params else Role.FRESH) for x in results]
+
+        return evaluate(
+            closed,
+            [_Atom(x, Role.PARAM) for x in consts_of(closed)],
+            [_Atom(x, role) for x, role in zip(args, roles, strict=True)],
+            lambda literal: _Atom(literal_value(literal), Role.PARAM),
+            step,
+        )
+
+    # --- one equation ---------------------------------------------------------------------------
+
+    def _bind(
+        self, eqn: Any, arrays: list[Any], roles: Sequence[Role], place: Place
+    ) -> Sequence[Any]:
+        """Binds an equation; the loops in it are planned."""
+        if _is_entered(eqn) and (place.in_loop or holds_loop(eqn) or not self.choice.loops_only):
+            inner = Place((*place.scope, *scope_names(eqn)), place.times, place.in_loop)
+            if eqn.primitive.name == "shard_map":
+                return self._shard_map(eqn, arrays, roles, inner)
+            jaxprs = [self._body(eqn, body, roles, inner) for body in bodies(eqn)]
+            if None not in jaxprs:
+                arrays, params = rebound(eqn, arrays, jaxprs, [()] * len(jaxprs))
+                return _results(eqn, bind(eqn.primitive, arrays, params))
+        return _results(eqn, bind(eqn.primitive, arrays, eqn.params))
+
+    def _body(self, eqn: Any, body: Body, roles: Sequence[Role], place: Place) -> Any:
+        """Returns the jaxpr of a body, with its islands."""
+        given = [roles[i] for i in body.operands]
+        if eqn.primitive.name == "scan":
+            place = Place(place.scope, place.times * body.repeats, in_loop=True)
+            for i, role in enumerate(given):
+                if role is not Role.PARAM:
+                    given[i] = Role.STORED if i < body.fixed else Role.FRESH
+            for i, _ in body.carries:
+                given[i] = Role.FRESH
+
+        def run(*xs: Any) -> list[Any]:
+            return [x.array for x in self._run(body.jaxpr, xs, given, place)]
+
+        return fresh_make_jaxpr(run, *(v.aval for v in body_of(body.jaxpr).invars))
+
+    def _shard_map(
+        self, eqn: Any, arrays: list[Any], roles: Sequence[Role], place: Place
+    ) -> Sequence[Any]:
+        """The public function sets up the mesh axes for the trace of the body."""
+        (body,) = bodies(eqn)
+
+        def mapped(*xs: Any) -> tuple[Any, ...]:
+            return tuple(x.array for x in self._run(body.jaxpr, xs, roles, place))
+
+        return list(jax.shard_map(mapped, **shard_map_options(eqn))(*arrays))
+
+    # --- a planned jaxpr ------------------------------------------------------------------------
+
+    def _run_planned(
+        self, closed: Any, args: Sequence[Any], roles: Sequence[Role], place: Place
+    ) -> list[Any]:
+        graph = graph_of(closed, roles, lambda scope: self.choice.excludes((*place.scope, *scope)))
+        cut = cut_of(graph, self.choice.share)
+        units = units_of(graph, cut)
+        self.planned.append(Planned(graph, cut, units, place.scope, place.times))
+        env = dict(zip(graph.inputs, args, strict=True))
+        env.update((v, v.const) for v in graph.consts)
+        for unit in units:
+            if unit.is_island:
+                self._emit_island(unit, env, place)
+            else:
+                self._emit(unit.steps[0], env, place)
+        return [_read(x, env) for x in graph.outputs]
+
+    def _emit(self, step: Step, env: dict[Value, Any], place: Place) -> None:
+        roles = [_role(x) if isinstance(x, Value) else Role.PARAM for x in step.operands]
+        with contextlib.ExitStack() as stack:
+            for eqn in (*step.around, step.eqn):
+                stack.enter_context(equation_context(eqn))
+            arrays = [_read(x, env) for x in step.operands]
+            names = (name for eqn in step.around for name in scope_names(eqn))
+            called_at = place._replace(scope=(*place.scope, *names))
+            results = self._bind(step.eqn, arrays, roles, called_at)
+        env.update(zip(step.results, results, strict=True))
+
+    def _emit_island(self, unit: Unit, env: dict[Value, Any], place: Place) -> None:
+        def island(*xs: Any) -> list[Any]:
+            own = dict(zip(unit.inputs, xs, strict=True))
+            for step in unit.steps:
+                self._emit(step, own, place)
+                for v in unit.saved.intersection(step.results):
+                    own[v] = checkpoint_name(own[v], SAVED)
+            return [own[v] for v in unit.outputs]
+
+        # Without `prevent_cse`, which puts barriers around it: the loops of a forward and of a
+        # backward pass are two computations, which XLA cannot merge anyway.
+        checkpointed = jax.checkpoint(island, policy=_POLICY, prevent_cse=False)
+        results = checkpointed(*(env[v] for v in unit.inputs))
+        env.update(zip(unit.outputs, results, strict=True))
+
+
+def _role(v: Value) -> Role:
+    """Returns what a value is to the equation that reads it, if that holds a loop."""
+    if v.producer is not None and v.producer.kind is not Kind.LEAF:
+        return Role.FRESH
+    return v.role
+
+
+def _read(atom: Any, env: dict[Value, Any]) -> Any:
+    return literal_value(atom) if isinstance(atom, Literal) else env[atom]
+
+
+def _results(eqn: Any, bound: Any) -> Sequence[Any]:
+    return bound if eqn.primitive.multiple_results else [bound]
+
+
+def _is_entered(eqn: Any) -> bool:
+    """Returns whether what an equation holds is planned.
+
+    A user's own checkpoint says already what is kept, a ``while`` has no backward pass, and what
+    has a derivative or batching rule of its own is not ours to look into.
+    """
+    name = eqn.primitive.name
+    structure = STRUCTURES.get(name)
+    if structure is None or name in ("remat2", "checkpoint", "remat_opt", "while"):
+        return False
+    return name == "shard_map" or (structure.rebind is not None and not structure.has_rule)
+
+
+def holds_loop(eqn: Any) -> bool:
+    """Returns whether an equation is a loop that is planned, or holds one."""
+    return _is_entered(eqn) and (
+        eqn.primitive.name == "scan" or any(map(has_loop, (body.jaxpr for body in bodies(eqn))))
+    )
+
+
+def has_loop(jaxpr: Any) -> bool:
+    """Returns whether a jaxpr holds a loop that is planned.
+
+    Args:
+        jaxpr: The jaxpr, open or closed.
+    """
+    return any(holds_loop(eqn) for eqn in body_of(jaxpr).eqns)

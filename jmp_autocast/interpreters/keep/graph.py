@@ -1,0 +1,297 @@
+"""A jaxpr as values and steps: what a derivative reads, and what may be computed again."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..compat import Literal, Tracer, bind, body_of, consts_of, fresh_make_jaxpr, scope_names
+from ..primitives.structure import called, is_plain_call
+from ..primitives.traits import BACKWARD
+
+_OPAQUE: frozenset[str] = frozenset()
+
+
+class Role(enum.Enum):
+    """What an input of a jaxpr is to its backward pass."""
+
+    PARAM = "param"
+    """A parameter, or a slice of one: in memory anyway, and so are its moves and casts."""
+    STORED = "stored"
+    """In memory anyway: an input of the program, what a loop does not change."""
+    FRESH = "fresh"
+    """Keeping it takes memory: a carry of a loop."""
+
+
+class Kind(enum.Enum):
+    """What becomes of a step."""
+
+    LEAF = "leaf"
+    """Moves and casts of parameters and constants: done once, where they stand."""
+    FLOATING = "floating"
+    """Cheap, and made of what is stored: done wherever its result is read."""
+    CHEAP = "cheap"
+    CONTRACTION = "contraction"
+    OPAQUE = "opaque"
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """A value of a jaxpr.
+
+    Args:
+        aval: Its abstract value.
+        role: As that of an input; results are `Role.FRESH`, but those of leaves.
+        producer: The step that makes it, None for an input or a constant.
+        active: It has a derivative, as far as can be seen.
+        level: The most contractions and opaque steps on a way to it.
+        const: The array, for a constant.
+    """
+
+    aval: Any
+    role: Role = Role.FRESH
+    producer: Step | None = None
+    active: bool = False
+    level: int = 0
+    const: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes; 0 for what is no plain array, such as a key."""
+        dtype = getattr(self.aval, "dtype", None)
+        if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
+            return 0
+        return math.prod(self.aval.shape) * dtype.itemsize
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is in memory anyway, or is made of what is by cheap steps."""
+        if self.producer is None:
+            return self.role is not Role.FRESH
+        return self.producer.kind in (Kind.LEAF, Kind.FLOATING)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Step:
+    """An equation, after the calls around it were inlined.
+
+    Args:
+        eqn: The equation.
+        around: The equations of the calls that were inlined, outermost first.
+        operands: What it reads, as `Value` or as a literal of the jaxpr.
+        index: Its place in program order.
+        kind: What becomes of it.
+        reads: The values that its derivative reads.
+        level: The highest among its operands.
+        results: What it makes.
+    """
+
+    eqn: Any
+    around: tuple[Any, ...]
+    operands: list[Any]
+    index: int
+    kind: Kind = Kind.OPAQUE
+    reads: list[Value] = dataclasses.field(default_factory=list)
+    level: int = 0
+    results: list[Value] = dataclasses.field(default_factory=list)
+
+    @property
+    def values(self) -> list[Value]:
+        """The operands that are no literals."""
+        return [x for x in self.operands if isinstance(x, Value)]
+
+    @property
+    def words(self) -> frozenset[str]:
+        """What is known of its primitive."""
+        return BACKWARD.get(self.eqn.primitive.name, _OPAQUE)
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """The names of the scopes around it, within the jaxpr."""
+        return tuple(name for eqn in (*self.around, self.eqn) for name in scope_names(eqn))
+
+
+@dataclasses.dataclass(slots=True)
+class Graph:
+    """A jaxpr, flattened.
+
+    Args:
+        inputs: Its inputs.
+        consts: The constants, those of inlined calls too.
+        steps: Its steps, in program order.
+        outputs: Its outputs, as `Value` or as a literal of the jaxpr.
+    """
+
+    inputs: list[Value]
+    consts: list[Value]
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    outputs: list[Any] = dataclasses.field(default_factory=list)
+
+    @property
+    def values(self) -> list[Value]:
+        """All values, each once."""
+        return [*self.inputs, *self.consts, *(v for step in self.steps for v in step.results)]
+
+
+def graph_of(
+    jaxpr: Any, roles: Sequence[Role], excludes: Callable[[tuple[str, ...]], bool]
+) -> Graph:
+    """Returns the graph of a jaxpr.
+
+    Args:
+        jaxpr: The jaxpr, open or closed.
+        roles: What each of its inputs is to its backward pass.
+        excludes: Says of a scope that nothing in it is computed again.
+    """
+    body = body_of(jaxpr)
+    inputs = [
+        Value(v.aval, role, active=_is_float(v.aval))
+        for v, role in zip(body.invars, roles, strict=True)
+    ]
+    graph = Graph(inputs, [])
+    graph.outputs = _flatten(graph, jaxpr, inputs, (), excludes)
+    return graph
+
+
+def _flatten(
+    graph: Graph,
+    jaxpr: Any,
+    inputs: Sequence[Any],
+    around: tuple[Any, ...],
+    excludes: Callable[[tuple[str, ...]], bool],
+) -> list[Any]:
+    """Appends the steps of a jaxpr; returns its outputs, as `Value` or literal."""
+    body = body_of(jaxpr)
+    env: dict[Any, Any] = dict(zip(body.invars, inputs, strict=True))
+    for v, const in zip(body.constvars, consts_of(jaxpr), strict=True):
+        # A tracer of a transformation around this one may have a derivative.
+        active = isinstance(const, Tracer) and _is_float(v.aval)
+        env[v] = Value(v.aval, Role.PARAM, active=active, const=const)
+        graph.consts.append(env[v])
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else env[atom]
+
+    # Effects keep their order: a step with effects is on no lower level than the one before it.
+    effects = 0
+    for eqn in body.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        if is_plain_call(eqn):
+            results = _flatten(graph, called(eqn), operands, (*around, eqn), excludes)
+        else:
+            step = Step(eqn, around, operands, len(graph.steps))
+            _classify(step, excludes)
+            if eqn.effects:
+                effects = step.level = max(step.level, effects)
+            step.results = _results(step)
+            graph.steps.append(step)
+            results = step.results
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in body.outvars]
+
+
+def _classify(step: Step, excludes: Callable[[tuple[str, ...]], bool]) -> None:
+    """Sets the kind and the level of a step, and what its derivative reads."""
+    step.level = max((v.level for v in step.values), default=0)
+    step.kind = _kind(step)
+    if step.kind is not Kind.LEAF and excludes(step.scope):
+        step.kind = Kind.OPAQUE
+    step.reads = _reads(step)
+
+
+def _kind(step: Step) -> Kind:
+    eqn, words = step.eqn, step.words
+    if eqn.effects:
+        return Kind.OPAQUE
+    if "contracts" in words:
+        return Kind.CONTRACTION
+    if "cheap" not in words and not _is_cheap_rule(eqn):
+        return Kind.OPAQUE
+    if not all(v.is_stored for v in step.values):
+        return Kind.CHEAP
+    # The cast or transpose of a parameter is as large as it, and made once. What grows (a scale
+    # that is broadcast to a whole batch, a mask made of an iota) is rather made where it is read.
+    made = sum(math.prod(v.aval.shape) for v in eqn.outvars)
+    given = sum(math.prod(v.aval.shape) for v in step.values)
+    from_params = all(v.role is Role.PARAM for v in step.values)
+    return Kind.LEAF if from_params and made <= given else Kind.FLOATING
+
+
+def _results(step: Step) -> list[Value]:
+    raised = step.kind in (Kind.CONTRACTION, Kind.OPAQUE)
+    role = Role.PARAM if step.kind is Kind.LEAF else Role.FRESH
+    moving = any(v.active for v in step.values) and "flat" not in step.words
+    return [
+        Value(v.aval, role, step, moving and _is_float(v.aval), step.level + raised)
+        for v in step.eqn.outvars
+    ]
+
+
+def _reads(step: Step) -> list[Value]:
+    """Returns the values that the derivative of a step reads."""
+    words, operands = step.words, step.operands
+    is_active = [isinstance(x, Value) and x.active for x in operands]
+    if not any(is_active) or "flat" in words:
+        return []
+    if not any(_is_float(v.aval) for v in step.eqn.outvars):
+        return []
+    others = [x for x in step.values if not _is_float(x.aval)]
+    if "linear" in words:
+        return others
+    if "bilinear" in words:
+        pairs = ((operands[0], is_active[1]), (operands[1], is_active[0]))
+        return [x for x, needed in pairs if needed and isinstance(x, Value)] + others
+    if "linear0" in words and not is_active[1]:
+        return [x for x in operands[1:] if isinstance(x, Value)]
+    return step.values
+
+
+def _is_float(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+# --- rules of their own ----------------------------------------------------------------------
+
+
+def _is_cheap_rule(eqn: Any) -> bool:
+    """Returns whether a ``custom_jvp`` function and its rule hold cheap steps alone.
+
+    So it is with JAX's own `jax.nn.relu`. Any other rule is the user's affair, and never run again.
+    """
+    if eqn.primitive.name != "custom_jvp_call" or not _is_cheap(called(eqn)):
+        return False
+    avals = [v.aval for v in eqn.invars]
+    moving = [i for i, aval in enumerate(avals) if _is_float(aval)]
+
+    def derivative(xs: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        def function(*floats: Any) -> Any:
+            full = list(xs)
+            for i, x in zip(moving, floats, strict=True):
+                full[i] = x
+            return bind(eqn.primitive, full, eqn.params)
+
+        return jax.jvp(function, [xs[i] for i in moving], tangents)
+
+    try:
+        jaxpr = fresh_make_jaxpr(derivative, avals, [avals[i] for i in moving])
+    except Exception:  # a rule of the user's own may refuse in any way; it refuses again if needed
+        return False
+    return _is_cheap(jaxpr)
+
+
+def _is_cheap(jaxpr: Any) -> bool:
+    # A function with a rule of its own is run here, and not differentiated: it is in the function
+    # whose rule was asked for, or in what that rule computes.
+    return all(
+        _is_cheap(called(eqn))
+        if is_plain_call(eqn) or eqn.primitive.name == "custom_jvp_call"
+        else "cheap" in BACKWARD.get(eqn.primitive.name, _OPAQUE) and not eqn.effects
+        for eqn in body_of(jaxpr).eqns
+    )

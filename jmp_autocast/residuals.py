@@ -1,0 +1,175 @@
+"""`keep_less`: a function transform that plans what is kept for the backward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+from . import arguments
+from .interpreters.compat import body_of, fresh_make_jaxpr, jaxpr_as_fun, mark_frames
+from .interpreters.keep.choice import ResidualChoice, Residuals, as_choice
+from .interpreters.keep.emit import Emitter, has_loop
+from .interpreters.plan.data import Source
+from .outputs import as_traced
+from .policies.callables import name_of
+from .wrapping import Wrapper, wrapper_of
+
+mark_frames(__file__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@overload
+def keep_less(
+    fn: F,
+    *,
+    residuals: Residuals = ...,
+    keep_scopes: Sequence[str] = ...,
+    params: arguments.Params = ...,
+) -> F: ...
+@overload
+def keep_less(
+    fn: None = ...,
+    *,
+    residuals: Residuals = ...,
+    keep_scopes: Sequence[str] = ...,
+    params: arguments.Params = ...,
+) -> Callable[[F], F]: ...
+def keep_less(
+    fn: Callable[..., Any] | None = None,
+    *,
+    residuals: Residuals = "auto",
+    keep_scopes: Sequence[str] = (),
+    params: arguments.Params = arguments.AUTO,
+) -> Any:
+    """Keeps fewer bytes for the backward pass, at the cost of cheap work done again.
+
+    A minimum cut over the traced program chooses what is kept: results of matmuls and convolutions,
+    the residual stream, small statistics. What is elementwise between them (norms, activations,
+    softmaxes, masks, casts) is computed again in the backward pass; no matmul or convolution ever
+    is. The function computes the same, in the dtypes that it declares. It may be any function, in
+    float32 or in mixed precision by hand; `autocast` has the option ``residuals`` for the same.
+
+    Never computed again are random bits, gathers, sorts, collectives, what has effects or a
+    derivative rule of its own, values named for a `jax.checkpoint` policy, and what lies in a
+    `jax.checkpoint` of the user's own.
+
+    Args:
+        fn: The function, before it is differentiated: the loss, not its gradient. Arrays in its
+            arguments are traced, all other leaves are static. None to use ``keep_less`` as a
+            decorator with options.
+        residuals: ``"auto"`` plans where it was measured to pay: the bodies of ``jax.lax.scan``.
+            Elsewhere XLA computes cheap things again by itself under ``jit``. ``"recompute"`` plans
+            the whole program, for what runs without ``jit``. A share from 0 to 1 does that as well,
+            and keeps at most that share of the bytes that derivatives read, for as little
+            recomputation as that takes; where it cannot be reached, as few as possible.
+            ``"declared"`` changes nothing.
+        keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_scopes`, in which
+            nothing is computed again.
+        params: As for `autocast`: which arguments are in memory anyway, moved and cast as well.
+
+    Returns:
+        The function, to be differentiated; with ``fn=None`` a decorator. Equal functions and
+        options give equal wrappers.
+
+    Raises:
+        TypeError: ``fn`` is not callable, or an option has the wrong type.
+        ValueError: An option has no such value.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import keep_less
+        >>> def loss(weights, x):
+        ...     def layer(x, w):
+        ...         return x + jax.nn.gelu(x @ w), None
+        ...
+        ...     return jnp.sum(jax.lax.scan(layer, x, weights)[0] ** 2)
+        >>> weights, x = 0.1 * jnp.ones((3, 4, 4)), jnp.ones((2, 4))
+        >>> plain, planned = (jax.grad(f)(weights, x) for f in (loss, keep_less(loss)))
+        >>> bool(jnp.allclose(plain, planned, rtol=1e-6))
+        True
+    """
+    options = KeepOptions(as_choice(residuals, keep_scopes), arguments.check_params(params))
+    if fn is None:
+        return functools.partial(wrapper_of, options=options, kind=KeepLess)
+    return wrapper_of(fn, options, KeepLess)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepOptions:
+    """The checked options of a wrapper.
+
+    Args:
+        choice: How much is kept, and where.
+        params: As `arguments.check_params` returned it.
+    """
+
+    choice: ResidualChoice
+    params: Any
+
+
+class KeepLess(Wrapper):
+    """A function that keeps less for its backward pass: what `keep_less` returns."""
+
+    _by = "keep_less"
+    _fix = "Pass options by keyword: @keep_less(residuals=...)."
+    _options: KeepOptions
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        if self.choice.is_off:
+            return self._fn(*args, **kwargs)
+        call, closed = self.traced(args, kwargs)
+        outputs = keep(closed, call, self.choice, call.arrays)
+        avals = [v.aval for v in body_of(closed).outvars]
+        return call.unflatten(
+            [as_traced(x, a, "same") for x, a in zip(outputs, avals, strict=True)]
+        )
+
+    @property
+    def choice(self) -> ResidualChoice:
+        """How much is kept, and where."""
+        return self._options.choice
+
+    def traced(self, args: Any, kwargs: Any, abstract: bool = False) -> tuple[Any, Any]:
+        """Traces a call; returns it, flattened, and its jaxpr.
+
+        Args:
+            args: Positional arguments, any pytrees.
+            kwargs: Keyword arguments, any pytrees.
+            abstract: A ``jax.ShapeDtypeStruct`` stands for an array.
+        """
+        call = arguments.flatten(self._fn, self._options.params, args, kwargs, abstract)
+        # Not from JAX's cache: the function may close over arrays that have changed since.
+        return call, fresh_make_jaxpr(call.traceable, *call.arrays)
+
+    def __repr__(self) -> str:
+        return f"keep_less({name_of(self._fn)}, residuals={self.choice.residuals!r})"
+
+
+def may_plan(closed: Any, choice: ResidualChoice) -> bool:
+    """Returns whether there may be something to plan in a program.
+
+    Args:
+        closed: Its jaxpr.
+        choice: How much is kept, and where.
+    """
+    return not choice.is_off and (not choice.loops_only or has_loop(closed))
+
+
+def keep(
+    closed: Any, call: arguments.Call, choice: ResidualChoice, arrays: Sequence[Any]
+) -> list[Any]:
+    """Runs a program with planned residuals.
+
+    Args:
+        closed: The jaxpr of the program.
+        call: The call that it belongs to.
+        choice: How much is kept, and where.
+        arrays: The array arguments.
+    """
+    if not may_plan(closed, choice):
+        return jaxpr_as_fun(closed)(*arrays)
+    return Emitter(choice).run(closed, arrays, [s is Source.PARAM for s in call.sources])

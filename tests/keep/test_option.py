@@ -1,0 +1,57 @@
+"""`autocast(residuals=...)`: what it is by default, and what it does to 16-bit programs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jmp_autocast import BF16, autocast, keep_less
+from tests.support.jaxprs import trace
+from tests.support.numerics import relative_error
+
+from .programs import WEIGHTS, X, scanned, small, unrolled
+from .test_islands import kept_nbytes
+
+pytestmark = pytest.mark.usefixtures("jit_caches")
+
+
+def test_nothing_changes_by_default():
+    assert autocast(small) == autocast(small, residuals="declared")
+    assert autocast(small) != autocast(small, residuals="auto")
+    programs = [
+        trace(jax.grad(autocast(unrolled, **o)), WEIGHTS, X) for o in ({}, {"residuals": "auto"})
+    ]
+    assert str(programs[0]) == str(programs[1]), "without a loop, there is nothing to plan"
+
+
+def test_less_is_kept_and_gradients_stay_as_near_to_float32():
+    plain, planned = (autocast(scanned, policy=BF16, residuals=r) for r in ("declared", "auto"))
+    assert kept_nbytes(planned) < 0.6 * kept_nbytes(plain)
+    exact, *found = (jax.jit(jax.grad(f))(WEIGHTS, X) for f in (scanned, plain, planned))
+    for name, reference in exact.items():
+        errors = [relative_error(g[name], reference) for g in found]
+        assert found[1][name].dtype == jnp.float32
+        # XLA:CPU keeps float32 inside its fusions, which others than these would not.
+        assert errors[1] < 2 * errors[0]
+
+
+def test_the_option_is_keep_less_of_the_mixed_program():
+    option = autocast(scanned, compute_dtype=jnp.bfloat16, residuals="auto")
+    around = keep_less(autocast(scanned, compute_dtype=jnp.bfloat16))
+    assert kept_nbytes(option) == kept_nbytes(around)
+
+
+def test_a_function_that_keeps_less_is_autocast_as_any_other():
+    f = autocast(keep_less(small), compute_dtype=jnp.float16)
+    loss, expected = (
+        jax.jit(g)(WEIGHTS, X) for g in (f, autocast(small, compute_dtype=jnp.float16))
+    )
+    assert relative_error(loss, expected) < 1e-3
+    assert "dot_general" in str(trace(jax.grad(f), WEIGHTS, X))
+
+
+def test_identity_of_the_wrapper():
+    assert keep_less(small) is keep_less(small)
+    assert keep_less(small) == keep_less(residuals="auto")(small) != keep_less(small, residuals=0.5)
+    assert keep_less(small).__wrapped__ is small
+    assert keep_less(small, residuals="declared")(WEIGHTS, X) == small(WEIGHTS, X)
+    assert repr(keep_less(small)) == "keep_less(small, residuals='auto')"
