@@ -25,10 +25,12 @@ from .loss_scaling import (
 )
 from .policies import (
     BF16,
+    FP8,
     FP16,
     CastPolicy,
     Decision,
     EquationView,
+    Float8,
     Policy,
     register_policy,
 )
@@ -41,11 +43,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BF16",
+    "FP8",
     "FP16",
     "CastPolicy",
     "Decision",
     "EquationView",
     "FiniteGradients",
+    "Float8",
     "LossScale",
     "LossScalingState",
     "Policy",

@@ -3,10 +3,11 @@
 from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
 from .dtypes import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES
 from .equation_view import EquationView
+from .float8 import E4M3, FLOAT8_DTYPES, Float8, as_recipe, may_use_float8
 from .parse import as_policy, parse_policy
 from .patterns import match_depth
 from .policy import Policy
-from .presets import BF16, FP16
+from .presets import BF16, FP8, FP16
 from .registry import register_policy
 from .tables import (
     CALLS,
@@ -27,8 +28,11 @@ __all__ = [
     "CONTRACTIONS",
     "DATA_MOVEMENT",
     "DEFAULT_RULES",
+    "E4M3",
+    "FLOAT8_DTYPES",
     "FLOAT32",
     "FLOAT_DTYPES",
+    "FP8",
     "FP16",
     "FULL_POLICIES",
     "FUNCTIONS_RETURNING_FLOAT32",
@@ -39,11 +43,14 @@ __all__ = [
     "CastPolicy",
     "Decision",
     "EquationView",
+    "Float8",
     "Policy",
     "Rule",
     "apply_rule",
     "as_policy",
+    "as_recipe",
     "match_depth",
+    "may_use_float8",
     "parse_policy",
     "register_policy",
 ]

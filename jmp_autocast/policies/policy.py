@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +25,7 @@ from .choices import (
 from .containers import as_mapping, as_tuples
 from .dtypes import as_compute_dtype, as_float_dtype
 from .errors import did_you_mean
+from .float8 import Float8, as_recipe, as_scope_dtype
 from .patterns import check_pattern, literal_path, match_depth
 from .precisions import as_precision
 from .registry import as_rule, known_primitives, primitive_name, registered_rule
@@ -48,25 +49,22 @@ class Policy:
             results are rounded, and the gradients of leaves that matmuls read are accumulators.
         rules: Pairs of primitive name and rule; build it with `with_rules`.
         scopes: Pairs of scope pattern and dtype; build it with `with_scopes`.
-        scoped_rules: Triples of scope pattern, primitive name and rule; build it with
-            `with_rules`.
+        scoped_rules: Triples of pattern, primitive name and rule; build it with `with_rules`.
         weight_gradients: The dtype in which a matmul hands out the gradient of a weight, and in
             which devices add it up under data parallelism. ``"float32"``: its accumulator.
-            ``"compute"``: rounded to the compute dtype, which halves the bytes between devices, as
-            ``dtype=`` in each layer does; it becomes float32 behind that.
+            ``"compute"``: rounded to the compute dtype, for half the bytes between devices.
         precisions: Pairs of scope pattern and precision; build it with `with_precision`.
+        matmul: ``"float8"`` or a `Float8`: products of weights run in 8 bits; None: none do.
 
     Raises:
         ValueError: A dtype is not one of those allowed, or there is no such level or policy.
         TypeError: ``rules`` or ``scopes`` is no tuple of pairs, or holds a wrong type.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from jmp_autocast import BF16, CastPolicy, Policy
-        >>> Policy(jnp.bfloat16) == BF16
+        >>> from jmp_autocast import BF16, Policy
+        >>> Policy("bfloat16") == BF16
         True
-        >>> policy = BF16.with_rules({"tanh": CastPolicy.FP32})
-        >>> policy = policy.with_scopes({"*/LayerNorm_*": "float32"})
+        >>> policy = BF16.with_rules({"tanh": "FP32"}).with_scopes({"*/LayerNorm_*": "float32"})
     """
 
     compute_dtype: DTypeLike = np.dtype(jnp.float16)
@@ -74,10 +72,11 @@ class Policy:
     level: Level = "o1"
     dot_output: DotOutput = "compute"
     rules: tuple[tuple[str, Rule], ...] = ()
-    scopes: tuple[tuple[str, np.dtype], ...] = ()
+    scopes: tuple[tuple[str, np.dtype | Literal["float8"]], ...] = ()
     scoped_rules: tuple[tuple[str, str, Rule], ...] = ()
     weight_gradients: WeightGradients = "float32"
     precisions: tuple[tuple[str, str], ...] = ()
+    matmul: Float8 | Literal["float8"] | None = None
 
     def __post_init__(self) -> None:
         set_field = functools.partial(object.__setattr__, self)
@@ -87,12 +86,13 @@ class Policy:
         check_choice("level", self.level, LEVELS)
         check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
         check_choice("weight_gradients", self.weight_gradients, WEIGHT_GRADIENTS)
+        set_field("matmul", as_recipe(self.matmul))
         # Rules are read here and not in `with_rules`, so that a policy made by hand or from a file
         # is checked. As in `with_rules` a later rule replaces one for the same primitive.
         rules = [(primitive_name(name), rule) for name, rule in as_tuples(self.rules, "rules", 2)]
         set_field("rules", tuple({name: as_rule(rule, name) for name, rule in rules}.items()))
         pairs = as_tuples(self.scopes, "scopes", 2)
-        scopes = ((check_pattern(p), as_float_dtype(d, f"scopes[{p!r}]")) for p, d in pairs)
+        scopes = ((check_pattern(p), as_scope_dtype(d, f"scopes[{p!r}]")) for p, d in pairs)
         set_field("scopes", tuple(scopes))
         scoped: dict[tuple[str, str], Rule] = {}
         for pattern, name, rule in as_tuples(self.scoped_rules, "scoped_rules", 3):
@@ -184,14 +184,14 @@ class Policy:
         makes `autocast` warn.
 
         Args:
-            scopes: From a pattern to ``"float32"`` (nothing in the scope is lowered), or to a
-                compute dtype.
+            scopes: From a pattern to ``"float32"`` (nothing is lowered), to a compute dtype, or to
+                ``"float8"``: products of weights run in 8 bits, the last one too.
 
         Returns:
             The new policy; later patterns win over earlier ones at the same depth.
 
         Raises:
-            ValueError: A dtype is none of float32, float16, bfloat16.
+            ValueError: A dtype is none of float32, float16, bfloat16, float8.
             TypeError: A pattern is no string.
 
         Example:
@@ -346,7 +346,7 @@ class Policy:
             return rule, "default"
         return CastPolicy.KEEP, "unknown"
 
-    def scope_matches(self, names: Sequence[str]) -> list[tuple[int, str, np.dtype]]:
+    def scope_matches(self, names: Sequence[str]) -> list[tuple[int, str, Any]]:
         """Returns, for each pattern that matches, the depth at which it does.
 
         Args:

@@ -11,3 +11,6 @@ FP16 = Policy(jnp.float16)
 
 BF16 = Policy(jnp.bfloat16)
 """bfloat16 compute: float32's range with 8 bits of precision; needs no loss scaling."""
+
+FP8 = Policy(jnp.bfloat16, matmul="float8")
+"""bfloat16 compute, and the products of weights in float8: for GPUs and TPUs with 8-bit units."""

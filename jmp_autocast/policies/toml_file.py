@@ -22,6 +22,7 @@ from .cast_policy import CastPolicy, Rule, rule_name
 from .choices import DOT_OUTPUTS, LEVELS, WEIGHT_GRADIENTS, check_choice
 from .dtypes import COMPUTE_DTYPES, FLOAT32, SHORT_NAMES
 from .errors import did_you_mean, wrong_type
+from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
 from .precisions import PRECISIONS
 from .registry import structural_message
 from .tables import STRUCTURAL
@@ -34,6 +35,7 @@ VERSION = 1
 
 _COMPUTE = tuple(dtype.name for dtype in COMPUTE_DTYPES)
 _FLOATS = (FLOAT32.name, *_COMPUTE)
+_SCOPE_DTYPES = (*_FLOATS, FLOAT8)
 _OPTIONS = ("compute_dtype", "output_dtype", "level", "dot_output", "weight_gradients")
 _POLICIES = tuple(policy.name for policy in CastPolicy)
 
@@ -41,6 +43,7 @@ _HEADER = """\
 # A policy of jmp_autocast: how a program is cast. Policy.load(path) reads this file.
 # It is data: nothing in it is run or imported.
 """
+_MATMUL = "\n# Products of weights in 8 bits, and their options.\n[matmul]\n"
 _RULES = """
 # Primitive and cast policy. A name that is not made of letters, digits, _ and - is quoted.
 [rules]
@@ -54,7 +57,7 @@ _SCOPED_RULES = """
 _PRECISIONS = """
 # Precisions of float32 products in named scopes; "*" is the whole program. The innermost wins.
 """
-_HEADINGS = (_RULES, _SCOPES, _SCOPED_RULES, _PRECISIONS)
+_HEADINGS = (_MATMUL, _RULES, _SCOPES, _SCOPED_RULES, _PRECISIONS)
 
 
 def write_policy(policy: Policy, path: str | pathlib.Path) -> None:
@@ -116,7 +119,9 @@ def policy_text(policy: Policy) -> str:
     options = {name: getattr(policy, name) for name in _OPTIONS}
     rules = [_rule_line(primitive, rule) for primitive, rule in policy.rules]
     scopes = [
-        "\n[[scopes]]\n" + _line("pattern", pattern) + _line("dtype", dtype.name)
+        "\n[[scopes]]\n"
+        + _line("pattern", pattern)
+        + _line("dtype", getattr(dtype, "name", FLOAT8))
         for pattern, dtype in policy.scopes
     ]
     scoped_rules = []
@@ -131,7 +136,8 @@ def policy_text(policy: Policy) -> str:
     ]
     lines = [_HEADER, f"version = {VERSION}\n"]
     lines += [_line(name, str(value)) for name, value in options.items() if value is not None]
-    bodies = rules, scopes, scoped_rules, precisions
+    recipe = recipe_lines(policy.matmul)
+    bodies = recipe, rules, scopes, scoped_rules, precisions
     for heading, body in zip(_HEADINGS, bodies, strict=True):
         if body:
             lines += [heading, *body]
@@ -269,7 +275,7 @@ def _rule(name: str, value: Any, where: str) -> CastPolicy:
 
 def _scopes(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
     fix = "Write a line [[scopes]] above each pattern = '*/LayerNorm_*' with its dtype."
-    readers = {"pattern": _pattern, "dtype": _dtype}
+    readers = {"pattern": _pattern, "dtype": functools.partial(_dtype, allowed=_SCOPE_DTYPES)}
     return tuple((t["pattern"], t["dtype"]) for t in _array(tables, readers, where, fix))
 
 
@@ -303,6 +309,14 @@ def _array(
         yield _fields(table, readers, f"{here}.")
 
 
+def _recipe(table: Any, where: str) -> Float8:
+    _check_type(table, dict, where, "a table", "Write a line [matmul], then recipe = 'float8'.")
+    try:
+        return recipe_of(table)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from None
+
+
 def _pattern(value: Any, where: str) -> str:
     fix = "Write one such as '*/LayerNorm_*'."
     _check_type(value, str, where, "a string", fix)
@@ -328,6 +342,7 @@ _READERS: dict[str, _Reader] = {
     "level": functools.partial(_choice, allowed=LEVELS),
     "dot_output": functools.partial(_choice, allowed=DOT_OUTPUTS),
     "weight_gradients": functools.partial(_choice, allowed=WEIGHT_GRADIENTS),
+    "matmul": _recipe,
     "rules": _rules,
     "scopes": _scopes,
     "scoped_rules": _scoped_rules,

@@ -2,11 +2,11 @@
 
 HEAD = "version = 1\ncompute_dtype = 'bfloat16'\n"
 COMPUTE = "must be one of 'float16', 'bfloat16', got"
-FLOATS = "must be one of 'float32', 'float16', 'bfloat16', got"
+FLOATS = "must be one of 'float32', 'float16', 'bfloat16', "
 A_STRING = "must be a string, one of"
 KEYS = (
     "The keys are version, compute_dtype, output_dtype, level, dot_output, "
-    "weight_gradients, rules, scopes, scoped_rules"
+    "weight_gradients, matmul, rules, scopes, scoped_rules"
 )
 NEST = 10_000
 BIG = 0x10000 * "F"

@@ -1,0 +1,72 @@
+"""The recipe of products in 8 bits: its words, its forms, its errors."""
+
+import pickle
+
+import jax.numpy as jnp
+import pytest
+
+from jmp_autocast import BF16, FP8, Float8, Policy
+from jmp_autocast.policies import as_policy, may_use_float8
+
+POLICIES = {
+    "preset": FP8,
+    "options": Policy(jnp.float16, matmul=Float8("e4m3", "compute", 16, 32, (), True)),
+    "scopes": FP8.with_scopes({"*/head": "bfloat16", "*/mlp": "float8"}),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_policy_survives_files_and_pickles(policy, tmp_path):
+    policy.save(tmp_path / "policy.toml")
+    for again in (Policy.load(tmp_path / "policy.toml"), pickle.loads(pickle.dumps(policy))):
+        assert again == policy
+        assert hash(again) == hash(policy)
+        assert may_use_float8(again)
+
+
+def test_the_forms_of_the_default_recipe():
+    forms = [as_policy("compute=bf16,matmul=float8"), Policy("bfloat16", matmul=Float8())]
+    assert forms == [FP8, FP8]
+    assert (BF16.matmul, may_use_float8(BF16)) == (None, False)
+
+
+WRONG = {
+    "a near word": (lambda: Policy("bfloat16", matmul="float"), ValueError, "mean 'float8'"),
+    "rows": (lambda: as_policy("compute=bf16,matmul=rows"), ValueError, "no recipes of rows"),
+    "a dtype": (lambda: Policy("bfloat16", matmul=jnp.float8_e4m3fn), TypeError, "matmul='float8'"),
+    "a scope's format": (
+        lambda: BF16.with_scopes({"*/mlp": "float8_e5m2"}),
+        ValueError,
+        "scopes.*'float8'",
+    ),
+    "a format": (lambda: Float8(gradient="e3m4"), ValueError, "Float8.gradient.*'e5m2', 'e4m3'"),
+    "wgrad": (lambda: Float8(wgrad="bfloat16"), ValueError, "'float8', 'compute'"),
+    "a size": (lambda: Float8(minimum=0), ValueError, "Float8.minimum must be at least 1, got 0"),
+    "no size": (lambda: Float8(multiple=True), TypeError, "Float8.multiple must be an integer"),
+    "skip": (lambda: Float8(skip="last"), TypeError, r"skip=\('last',\)"),
+    "what to skip": (lambda: Float8(skip=("first",)), ValueError, "Float8.skip.*'last'"),
+    "emulate": (lambda: Float8(emulate=1), TypeError, "Float8.emulate must be a bool"),
+}
+
+
+@pytest.mark.parametrize(("make", "error", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_recipe(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+FILES = {
+    "no table": ("matmul = 'float8'", TypeError, "matmul must be a table"),
+    "no recipe": ("[matmul]\nwgrad = 'compute'", ValueError, "has no recipe"),
+    "a recipe": ("[matmul]\nrecipe = 'mxfloat8'", ValueError, "matmul: recipe .*'float8'"),
+    "a key": ("[matmul]\nrecipe = 'float8'\nscaling = 'row'", ValueError, "unknown key 'scaling'"),
+    "a word": ("[matmul]\nrecipe = 'float8'\nwgrad = 'comput'", ValueError, "mean 'compute'"),
+}
+
+
+@pytest.mark.parametrize(("text", "error", "message"), FILES.values(), ids=FILES)
+def test_a_wrong_file(text, error, message, tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(f"version = 1\ncompute_dtype = 'bfloat16'\n{text}\n", encoding="utf-8")
+    with pytest.raises(error, match=message):
+        Policy.load(path)
