@@ -18,7 +18,8 @@ from .call_forms import Decorator, NoContext, check_form
 from .interpreters import Planner, Rewriter
 from .interpreters.compat import body_of, consts_of, fresh_make_jaxpr, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals
-from .interpreters.plan.data import EquationPlan, Plan, ValueState, float_dtype
+from .interpreters.plan.data import EquationPlan, Plan, input_states
+from .interpreters.plan.float8_units import warn_without_units
 from .interpreters.plan.guarded_products import guarded_products
 from .options import OnUnknown, Options, autocast_options
 from .outputs import as_traced, per_output, want_of
@@ -317,12 +318,8 @@ def plan_call(
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
     planner = Planner(policy, options.output_dtype == "computed", lowers_nothing=lowers_nothing)
     body = body_of(closed)
-    inputs = [
-        ValueState(dtype, source)
-        if (dtype := float_dtype(v.aval)) is not None
-        else ValueState(None)
-        for v, source in zip(body.invars, call.sources, strict=True)
-    ]
+    warn_without_units(policy)
+    inputs = input_states(body.invars, call.sources, policy)
     wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
     wants = [want_of(v.aval, dtype) for v, dtype in zip(body.outvars, wanted, strict=True)]
     plan = planner.plan_program(closed, inputs, wants)

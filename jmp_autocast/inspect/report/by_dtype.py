@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ...interpreters.plan.data import ReasonCode
 from ...interpreters.plan.guarded_products import is_guard
-from ...policies import CONTRACTIONS
+from ...policies import CONTRACTIONS, E4M3
 from .rows import Row
 
 
@@ -67,16 +67,18 @@ def nbytes_by_dtype(row: Row) -> dict[str, int]:
     return nbytes
 
 
-def contraction_flops(rows: Iterable[Row]) -> tuple[int, int]:
-    """Returns the FLOPs of matmuls and convolutions, and those of them on 16-bit operands.
+def contraction_flops(rows: Iterable[Row]) -> tuple[int, int, int]:
+    """Returns the FLOPs of matmuls and convolutions: all, those in 16 or 8 bits, those in 8.
 
     Args:
         rows: The rows of a report.
     """
     found = [row for row in rows if row.primitive in CONTRACTIONS]
     # Only the two factors count: what follows them in a ragged dot are the sizes of its groups.
-    low = (row.flops for row in found if all(map(_is_low, row.operands[:2])))
-    return sum(row.flops for row in found), sum(low)
+    low = [row for row in found if all(map(_is_low, row.operands[:2]))]
+    low8 = [row for row in low if row.operands[0] == E4M3.name]
+    total, total_low, total_low8 = (sum(row.flops for row in rows) for rows in (found, low, low8))
+    return total, total_low, total_low8
 
 
 def guarded(rows: Iterable[Row]) -> list[Row]:

@@ -13,8 +13,9 @@ from ...arguments import check_function, name_of
 from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.plan.walk import walk_plan
+from ...interpreters.primitives.float8_scale import in_8_bits
 from ...options import Options, autocast_options, tool_options
-from ...policies import FLOAT32, Policy
+from ...policies import E4M3, FLOAT32, Policy
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
 from ...transform import ANNOTATED, Autocast, PlannedCall, kind_of
@@ -137,7 +138,7 @@ def looked_at(
 
 def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...]) -> Totals:
     plan = planned.plan
-    flops, low_flops = contraction_flops(rows)
+    flops, low_flops, float8_flops = contraction_flops(rows)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     shapes = [jax.typeof(x) if not hasattr(x, "shape") else x for x in planned.call.arrays]
     # Casts are counted in the program that runs: one cast serves all readers of a value, and a plan
@@ -154,9 +155,11 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
         contraction_flops=flops,
         low_contraction_flops=low_flops,
         guarded_contraction_flops=sum(row.flops for row in guarded(rows)),
+        float8_contraction_flops=float8_flops,
         casts=count_casts(rewritten),
         parameters=len(params),
-        cast_parameters=sum(i in params for i, _ in plan.source_copies),
+        cast_parameters=sum(i in params for i, d in plan.source_copies if not in_8_bits(d)),
+        quantized_parameters=sum(i in params for i, d in plan.source_copies if d == E4M3),
         residual_nbytes=residuals.nbytes,
         float32_residual_nbytes=residuals.float32_nbytes,
         residual_error=residuals.error,

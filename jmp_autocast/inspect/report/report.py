@@ -19,7 +19,13 @@ from .rows import Row
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
 
-_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
+_SHORT = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float64": "f64",
+    "float8_e4m3fn": "f8",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,18 +36,20 @@ class Totals:
         equations: The number of equations in the program's text.
         flops: Estimated floating point operations.
         contraction_flops: Those of matmuls and convolutions.
-        low_contraction_flops: Those of matmuls and convolutions with 16-bit operands.
+        low_contraction_flops: Those of matmuls and convolutions with 16-bit or 8-bit operands.
         guarded_contraction_flops: Those of matmuls and convolutions that a guard (``COORD``,
             ``LITERAL``) keeps in float32, although nobody asked for it.
+        float8_contraction_flops: Those of matmuls with 8-bit operands.
         casts: The casts of the program that runs; those that the program itself writes count too.
         parameters: The number of parameter arrays.
         cast_parameters: The number of 16-bit copies of parameters that are made.
+        quantized_parameters: The number of 8-bit copies of whole parameters that are made.
         residual_nbytes: The bytes of activations that `jax.vjp` of the program that runs keeps for
             its backward pass, with respect to the parameters, or to all float inputs where there
             are none. Each array counts once; inputs, moved or cast parameters and constants do
-            not. The number is the jaxpr's: XLA may merge equal arrays and compute cheap ones
-            again. None for a program that holds a backward pass itself, and for one that JAX
-            cannot differentiate.
+            not, 8-bit copies of parameters do. The number is the jaxpr's: XLA may merge equal
+            arrays and compute cheap ones again. None for a program that holds a backward pass
+            itself, and for one that JAX cannot differentiate.
         float32_residual_nbytes: The bytes of those in float32.
         residual_error: What JAX said of a program that it cannot differentiate, else ``""``.
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
@@ -57,16 +65,18 @@ class Totals:
         (1, 1, 2, 1)
     """
 
-    _computed: ClassVar[tuple[str, ...]] = ("low_share",)
+    _computed: ClassVar[tuple[str, ...]] = ("low_share", "float8_share")
 
     equations: int
     flops: int
     contraction_flops: int
     low_contraction_flops: int
     guarded_contraction_flops: int
+    float8_contraction_flops: int
     casts: Casts
     parameters: int
     cast_parameters: int
+    quantized_parameters: int
     residual_nbytes: int | None
     float32_residual_nbytes: int | None
     residual_error: str
@@ -75,8 +85,25 @@ class Totals:
     loops_of_unknown_length: int
 
     @property
+    def float8_share(self) -> float:
+        """The share of matmul and convolution FLOPs on 8-bit operands; 0 if there are none.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import Float8, Policy, explain
+            >>> policy = Policy(jnp.bfloat16, matmul=Float8(minimum=16, emulate=True))
+            >>> def model(params, x):
+            ...     return x @ params["hidden"] @ params["head"]
+            >>> params = {"hidden": jnp.ones((16, 16)), "head": jnp.ones((16, 16))}
+            >>> explain(model, params, jnp.ones((16, 16)), policy=policy).totals.float8_share
+            0.5
+        """
+        flops = self.contraction_flops
+        return self.float8_contraction_flops / flops if flops else 0.0
+
+    @property
     def low_share(self) -> float:
-        """The share of matmul and convolution FLOPs on 16-bit operands; 1 if there are none.
+        """The share of matmul and convolution FLOPs on 16-bit or 8-bit operands; 1 of none.
 
         Example:
             >>> import jax.numpy as jnp
@@ -172,7 +199,10 @@ class Report(Exported):
         if kept := guarded(self.rows):
             part = totals.guarded_contraction_flops / max(totals.contraction_flops, 1)
             more = f"{kept[0].reason} keeps {100 * part:.1f} % in float32"
-        return cut(f"{self.name}: {share} in {self.compute_dtype}; {more}")
+        dtypes = self.compute_dtype
+        if totals.float8_contraction_flops:
+            dtypes += f", of them {100 * totals.float8_share:.1f} % in float8"
+        return cut(f"{self.name}: {share} in {dtypes}; {more}")
 
     def __str__(self) -> str:
         """Returns the summary, the totals, and the equations grouped by what is alike in them."""
@@ -198,7 +228,9 @@ class Report(Exported):
                 "float32": f"{guards}: {_reason(kept[0])}" if kept else None,
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
-                "parameters": f"{totals.parameters} arrays, {totals.cast_parameters} 16-bit copies",
+                "parameters": f"{totals.parameters} arrays, {totals.cast_parameters} 16-bit copies"
+                + (f", {totals.quantized_parameters} 8-bit" if totals.quantized_parameters else ""),
+                "float8": self._float8(),
                 "residuals": residuals,
                 "instead of": self.kept
                 and f"{scaled(self.kept.declared_nbytes or 0)}B without "
@@ -208,6 +240,15 @@ class Report(Exported):
                 "scopes": f"nothing matched {unmatched}" if unmatched else None,
             }
         )
+
+    def _float8(self) -> str | None:
+        """Returns how many products run in 8 bits, and what keeps the others from it."""
+        counts = collections.Counter(row.reason for row in self.rows)
+        if not counts["FLOAT8"] and not counts["NOT_FLOAT8"]:
+            return None
+        others = collections.Counter(row.cause for row in self.rows if row.reason == "NOT_FLOAT8")
+        causes = [f"{count} not: {cause}" for cause, count in others.most_common()]
+        return "; ".join([f"{counts['FLOAT8']} products in 8 bits", *causes])
 
     def _table(self) -> list[str]:
         groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)

@@ -52,7 +52,8 @@ def residuals_of(
 
     The derivative is that of all float outputs with respect to the parameters, or to all float
     inputs of a program without parameters. Each array counts once. Inputs of the program do not
-    count, nor do copies and movements of parameters, nor what is made of constants alone. The
+    count, nor do 16-bit copies and movements of parameters, nor what is made of constants alone.
+    8-bit copies do: they are kept beside the parameters. The
     numbers are those of the jaxpr: XLA may merge equal arrays, and compute cheap ones again.
 
     Args:
@@ -121,6 +122,8 @@ def _kinds(jaxpr: Any, inputs: Sequence[_Kind]) -> list[_Kind]:
 def _of_equation(eqn: Any, given: Sequence[_Kind]) -> _Kind:
     if all(kind is _Kind.CONST for kind in given) and not eqn.effects:
         return _Kind.CONST
+    if eqn.primitive.name == "tangent_carrier":
+        return _Kind.CONST  # zeros, of which XLA keeps nothing
     arrays = given[:1] if eqn.primitive.name in _FIRST else given
     moved = eqn.primitive.name in _MOVES and _Kind.OTHER not in arrays
     return _Kind.PARAM if moved else _Kind.OTHER

@@ -110,10 +110,8 @@ def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
     # A contraction that hands out its accumulator, in a program that autocast has made, has the
     # sources of its operands behind them. It is the row of the contraction that runs.
     ran = contraction_in(eqn) or eqn
-    invars, given = eqn.invars[: len(ran.invars)], plan.given[: len(ran.invars)]
-    # What is not cast is read in the dtype in which it was made.
-    pairs = zip(plan.operands, given, strict=False)
-    operands = list(map(_name, invars, (dtype or state.dtype for dtype, state in pairs)))
+    invars = eqn.invars[: len(ran.invars)]
+    operands = list(map(_name, invars, plan.reads))
     results = list(map(_name, eqn.outvars, (state.dtype for state in plan.results)))
     atoms = [*invars, *eqn.outvars]
     origins = visit.origins[: len(invars)]
@@ -136,7 +134,9 @@ def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
         cause=plan.reason.cause,
         operand_rows=tuple(x if isinstance(x, int) else None for x in origins),
         operand_inputs=tuple(x if isinstance(x, str) else "" for x in origins),
-        operand_sources=tuple(s.source.value if s.source else "" for s in given),
+        operand_sources=tuple(
+            s.source.value if s.source else "" for s in plan.given[: len(invars)]
+        ),
         cause_operands=plan.reason.operands,
         cause_rows=causes,
         flops=times * flops_of(eqn),

@@ -202,7 +202,12 @@ def move_source(at: Place, i: int) -> EquationPlan:
     is_lookup = at.name == "gather" and state.source is Source.PARAM
     source = Source.DATA if is_lookup else state.source
     repeated = state.is_repeated or (at.name in _REPEATS and is_replicated(at.eqn, i))
-    moved = dataclasses.replace(state, source=source, is_repeated=repeated)
+    moved = dataclasses.replace(
+        state,
+        source=source,
+        is_repeated=repeated,
+        is_weight=state.is_weight and not is_lookup,
+    )
     results = tuple(moved if float_dtype(v.aval) else _NOTHING for v in at.eqn.outvars)
     reason = Reason(ReasonCode.SOURCE, f"data movement of a {state.source.value} source", (i,))
     return EquationPlan(Move(), at.given, (None,) * len(at.given), results, reason)

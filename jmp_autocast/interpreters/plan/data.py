@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...policies import FLOAT32, FLOAT_DTYPES
+from ...policies import E4M3, FLOAT32, FLOAT_DTYPES, Float8, Policy, may_use_float8
 from ..compat import is_array_aval
+from ..primitives.float8_scale import CopyKey
 from .constant_range import ConstantRange
 
 
@@ -54,6 +55,8 @@ class ReasonCode(enum.Enum):
     CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is low and rounding commutes
     LOG_GUARD = "LOG_GUARD"  # reaches a logarithm or a denominator
     DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
+    FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
+    NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype where 8 bits were asked for
     EMIT = "EMIT"  # a rule emits a function of its own in place of the equation
     CARRY = "CARRY"  # a loop carry keeps its declared dtype
     CARRY_ACCUMULATOR = "CARRY_ACCUMULATOR"
@@ -100,6 +103,8 @@ class ValueState:
             asks for the computed dtypes gets it; readers in the program read ``dtype``.
         read_often: Computed in float32, and read in 16 bits so often that the cotangents of the
             reads are added up in float32.
+        is_weight: A parameter, or made of parameters alone, where the policy has products of
+            weights in 8 bits.
     """
 
     dtype: np.dtype | None
@@ -114,6 +119,7 @@ class ValueState:
     may_be_rounded: bool = False
     torch_dtype: np.dtype | None = None
     read_often: bool = False
+    is_weight: bool = False
 
     def __hash__(self) -> int:
         # Three fields tell most states apart, at a third of the time for all: planning asks for the
@@ -129,6 +135,25 @@ class ValueState:
         if self.source is None:
             return self.read_often
         return self.source is not Source.LITERAL and self.known_value is None
+
+
+def input_states(
+    variables: Sequence[Any], sources: Sequence[Source], policy: Policy
+) -> list[ValueState]:
+    """Returns what is known of the inputs of a program.
+
+    Args:
+        variables: The inputs.
+        sources: Which of them are parameters.
+        policy: The policy of the program.
+    """
+    has_weights = may_use_float8(policy)
+    return [
+        ValueState(dtype, source, is_weight=has_weights and source is Source.PARAM)
+        if (dtype := float_dtype(v.aval)) is not None
+        else ValueState(None)
+        for v, source in zip(variables, sources, strict=True)
+    ]
 
 
 class Demand(enum.Flag):
@@ -216,6 +241,24 @@ class Contract:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Multiply8:
+    """A product of a weight and an activation, both quantized to 8 bits.
+
+    The operands of the plan are those of the derivative: the weight as it is, and the activation
+    in the compute dtype.
+
+    Args:
+        recipe: How the operands and derivatives are quantized.
+        weight: The position of the weight, 0 or 1.
+        of_source: False where the gradient of the weight is rounded to the compute dtype.
+    """
+
+    recipe: Float8
+    weight: int
+    of_source: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Redispatch:
     """The equation carries a computation of a fixed dtype, and is emitted anew."""
 
@@ -226,14 +269,15 @@ class Inside:
 
     Args:
         plans: A plan per body, in the order of `structure.bodies`.
-        source_copies: Pairs (operand, dtype) of sources that a body reads in a 16-bit dtype: it
+        source_copies: Pairs (operand, dtype) of sources that a body reads in a 16-bit dtype, or in
+            8 bits, where the pair of the scale (`ScaleOf`) stands beside that of the values: it
             takes the copy as one more operand, so that the cast is outside the loop. A call inside
             the loop hands it on.
         unchanged: Neither the bodies nor the operands change.
     """
 
     plans: tuple[Plan, ...]
-    source_copies: tuple[tuple[int, np.dtype], ...] = ()
+    source_copies: tuple[tuple[int, CopyKey], ...] = ()
     unchanged: bool = False
 
 
@@ -263,7 +307,7 @@ class Complement:
     dtype: np.dtype
 
 
-Action = Keep | Bind | Move | Cast | Contract | Redispatch | Inside | Emit | Complement
+Action = Keep | Bind | Move | Cast | Contract | Multiply8 | Redispatch | Inside | Emit | Complement
 
 # Most equations of a program have one of these two actions: one object each.
 KEEP = Keep()
@@ -299,9 +343,17 @@ class EquationPlan:
         return self.action.plans if isinstance(self.action, Inside) else ()
 
     @property
-    def source_copies(self) -> tuple[tuple[int, np.dtype], ...]:
-        """The 16-bit copies of sources that the bodies take as further operands."""
+    def source_copies(self) -> tuple[tuple[int, CopyKey], ...]:
+        """The copies of sources that the bodies take as further operands."""
         return self.action.source_copies if isinstance(self.action, Inside) else ()
+
+    @property
+    def reads(self) -> tuple[np.dtype | None, ...]:
+        """The dtype in which each operand takes part, None for what is no float."""
+        if isinstance(self.action, Multiply8):
+            return (E4M3, E4M3)
+        pairs = zip(self.operands, self.given, strict=True)
+        return tuple(dtype or state.dtype for dtype, state in pairs)
 
     @property
     def unchanged(self) -> bool:
@@ -323,7 +375,8 @@ class Plan:
         outputs: What is known of each output, after ``output_dtypes``.
         output_dtypes: The dtype that each output is cast to on return, None for "as it is".
         demands: How the equations read each input.
-        source_copies: Pairs (input, dtype) of sources that the equations read in a 16-bit dtype.
+        source_copies: Pairs (input, dtype) of sources that the equations read in a 16-bit dtype or
+            in 8 bits, as in `Inside`.
         unknown: Names of primitives without a rule, here and inside, in order of appearance.
         identity: Rewriting would give the jaxpr back unchanged.
         path: The enclosing scopes, as far as the policy looks at them.
@@ -336,7 +389,7 @@ class Plan:
     outputs: tuple[ValueState, ...]
     output_dtypes: tuple[np.dtype | None, ...]
     demands: tuple[Demand, ...]
-    source_copies: tuple[tuple[int, np.dtype], ...]
+    source_copies: tuple[tuple[int, CopyKey], ...]
     unknown: tuple[str, ...]
     identity: bool
     path: tuple[str, ...]

@@ -45,6 +45,7 @@ from .data import (
     Want,
 )
 from .equation_view import view_of
+from .float8_products import in_8_bits_or_why_not
 from .region import Place
 from .symbolic_sizes import at_least, element_count
 from .value_facts import fold
@@ -108,7 +109,11 @@ def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
     if decision.policy is CastPolicy.KEEP:
         plan = keep(at, _KEEP)
     elif decision.policy is CastPolicy.LOWER_PRECISION_FP:
-        plan = _accumulating(policy, at, _lower(policy, at, guarded=origin != "rules"))
+        low = _lower(policy, at, guarded=origin != "rules")
+        plan = _accumulating(policy, at, low)
+        if at.region.float8 is not None and name in _CONTRACTS and _is_rounded(low):
+            of_source = policy.weight_gradients == "float32"
+            plan = in_8_bits_or_why_not(at, plan, at.region.float8, of_source)
     elif decision.policy is CastPolicy.FP32_APPEND_DTYPE and name in _CONTRACTS:
         plan = _with_float32_result(policy, _lower(policy, at, guarded=True), _ASKED)
     elif decision.policy in FULL_POLICIES:
@@ -317,8 +322,16 @@ def _of_sources(at: Place, floats: Sequence[int]) -> EquationPlan:
     plan = in_dtype(at, _common_dtype(at.given, floats), reason)
     # One of small numbers is a small number: `where(mask, 1.0, 0.0)`.
     harmless = at.name in _SELECTS and all(is_harmless(at.given[i]) for i in floats)
+    # A weight that is scaled, or made of several, is one.
+    is_weight = source is Source.PARAM and any(at.given[i].is_weight for i in floats)
     results = tuple(
-        ValueState(s.dtype, source, integer_bound=s.integer_bound, may_be_rounded=harmless)
+        ValueState(
+            s.dtype,
+            source,
+            integer_bound=s.integer_bound,
+            may_be_rounded=harmless,
+            is_weight=is_weight,
+        )
         if s.dtype is not None
         else s
         for s in plan.results

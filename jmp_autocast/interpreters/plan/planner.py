@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...policies import Policy, Rule
+from ...policies import Policy, Rule, may_use_float8
 from ...policies.registry import has_rule_functions
 from ..compat import Literal, body_of, consts_of, scope_names
 from ..primitives.complements import COMPLEMENTS, subtracted_from_one
@@ -21,6 +21,7 @@ from .data import EquationPlan, Inside, Plan, Source, ValueState, Want, float_dt
 from .demands import find_requests
 from .equation import plan_equation
 from .guarded_products import is_guarded_product
+from .last_products import last_products
 from .reaching import Memo
 from .read_often import with_gradients_in_float32
 from .region import Place, Regions
@@ -58,6 +59,7 @@ class Planner:
         # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
         self.guards_products = False
         self._has_rules = False
+        self._last: frozenset[int] = frozenset()
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
         self._rule_functions = has_rule_functions([*policy.rules, *scoped])
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
@@ -89,6 +91,8 @@ class Planner:
         Returns:
             The plan.
         """
+        if may_use_float8(self.policy):
+            self._last = last_products(jaxpr)
         plan = self.plan(jaxpr, inputs, wants)
         wants = [
             want if state.torch_dtype is None else Want(dtype=state.torch_dtype)
@@ -193,7 +197,8 @@ class Planner:
                 [literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars]
             )
             region = self._regions.at(path, scope_names(eqn))
-            plan = self._plan_equation(Place(eqn, operands, region, requests.get(i, ())))
+            place = Place(eqn, operands, region, requests.get(i, ()), id(eqn) in self._last)
+            plan = self._plan_equation(place)
             if self._finds_torch_dtypes and region.compute_dtype is not None:
                 _, origin = self.policy.rule_for(eqn.primitive.name, region.rules)
                 plan = with_torch_dtypes(origin, eqn, plan, region.compute_dtype)
@@ -230,6 +235,8 @@ class Planner:
             region.cause,
             region.rules,
             region.precision,
+            region.float8,
+            at.is_last,
             *at.given,
             *[v.aval for v in eqn.invars],
             *eqn.params,

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ...policies import Policy, Rule
+from ...policies import Float8, Policy, Rule, as_recipe
 from ...policies.precisions import precision_in
 from ...scopes import BECAUSE, GOVERNED, read_mark
 from .data import ValueState, Want
@@ -25,6 +25,7 @@ class Region:
         names: The enclosing scopes, as far as the policy looks at them.
         rules: The rules that the scopes add, as pairs of primitive and rule.
         precision: The precision of float32 products, None for that of each equation.
+        float8: The recipe of products of weights in 8 bits, None where there are none.
     """
 
     compute_dtype: np.dtype | None
@@ -33,6 +34,7 @@ class Region:
     names: tuple[str, ...]
     rules: tuple[tuple[str, Rule], ...] = ()
     precision: str | None = None
+    float8: Float8 | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,12 +46,14 @@ class Place:
         given: What is known of each operand.
         region: The precision of the scope that the equation is in.
         wants: What the readers of each result ask for; empty if no sweep said.
+        is_last: It is a matrix product that no other one follows, where the policy asks.
     """
 
     eqn: Any
     given: tuple[ValueState, ...]
     region: Region
     wants: tuple[Want, ...] = ()
+    is_last: bool = False
 
     @property
     def name(self) -> str:
@@ -76,6 +80,8 @@ class Regions:
         self._policy = policy
         self._lowers_nothing = lowers_nothing
         self._marks_only = marks_only
+        self._compute_dtype = np.dtype(policy.compute_dtype)
+        self._recipe = as_recipe(policy.matmul)
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
 
     @property
@@ -118,8 +124,12 @@ class Regions:
         if not hits and self._lowers_nothing:
             return Region(None, False, self._lowers_nothing, names, rules)
         if not hits:
-            return Region(np.dtype(self._policy.compute_dtype), False, "", names, rules)
+            return Region(self._compute_dtype, False, "", names, rules, float8=self._recipe)
         # Of scopes at one depth a mark in the code wins, then the latest pattern. `max` returns the
         # first of equals, so the hits are reversed.
         _, _, dtype, cause = max(reversed(hits), key=lambda hit: hit[:2])
+        if isinstance(dtype, str):
+            # Asked for by name, a last product runs in 8 bits, too.
+            recipe = dataclasses.replace(self._recipe or Float8(), skip=())
+            return Region(self._compute_dtype, False, cause, names, rules, float8=recipe)
         return Region(None if dtype == np.float32 else dtype, False, cause, names, rules)

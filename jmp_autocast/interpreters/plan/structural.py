@@ -14,7 +14,8 @@ import numpy as np
 
 from ...policies import FLOAT32, CastPolicy, Decision, Policy
 from ..compat import is_ref
-from ..primitives.structure import STRUCTURES, Body, bodies
+from ..primitives.float8_scale import CopyKey, in_8_bits
+from ..primitives.structure import STRUCTURES, Body, bodies, has_rule
 from .basic_plans import as_declared, emitted, keep
 from .data import (
     BIND,
@@ -151,14 +152,15 @@ def cast_states(
 
 def invariant_copies(
     inner: Plan, body: Body, given: Sequence[ValueState]
-) -> list[tuple[int, np.dtype]]:
-    """Returns the 16-bit copies that a call inside a loop takes from outside the loop.
+) -> list[tuple[int, CopyKey]]:
+    """Returns the copies of sources that a call takes from outside.
 
-    Elsewhere the cast stays inside: a copy handed to ``jax.checkpoint`` would be kept for the
-    backward pass.
+    Those in 16 bits inside a loop alone. Elsewhere the cast stays inside: a copy handed to
+    ``jax.checkpoint`` would be kept for the backward pass. One in 8 bits shall be: it is a quarter
+    of the weight, and to make it again is to read the weight twice.
     """
     pairs = [(body.operands[i], d) for i, d in inner.source_copies]
-    return [(i, d) for i, d in pairs if given[i].loop_invariant]
+    return [(i, d) for i, d in pairs if given[i].loop_invariant or in_8_bits(d)]
 
 
 # --- calls ----------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ def _around(
     at: Place,
     inner: Plan,
     operands: Sequence[np.dtype | None],
-    copies: Sequence[tuple[int, np.dtype]] = (),
+    copies: Sequence[tuple[int, CopyKey]] = (),
 ) -> EquationPlan:
     """Returns the plan of an equation whose operands and results are those of its one body."""
     unchanged = inner.identity and not any(operands)
@@ -207,10 +209,13 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
     keeps for the backward pass, the copy that everyone else reads.
     """
     (body,), path = bodies(at.eqn), at.region.names
+    # The rule's own products are not in 8 bits, so that those of the function are not, either.
+    at = dataclasses.replace(at, given=no_weights(at.given))
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
     # The user's rule is a stranger: it keeps what it is given for the backward pass. A float32
     # weight would be kept beside its 16-bit copy.
-    low, computed = dict(inner.source_copies), read_low(inner, at)
+    low = {i: d for i, d in inner.source_copies if isinstance(d, np.dtype)}
+    computed = read_low(inner, at)
     operands = [
         low.get(i) if inner.demands[i] is Demand.LOW and state.source else computed[i]
         for i, state in enumerate(at.given)
@@ -224,8 +229,14 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
 def _isolated_call(planner: PlansBodies, at: Place) -> EquationPlan:
     """Operands go in as they are: a ``shard_map``'s body, and a batching rule, see no copies."""
     (body,) = bodies(at.eqn)
-    inner = planner.plan(body.jaxpr, at.given, at.wants, at.region.names)
+    given = no_weights(at.given) if has_rule(at.eqn) else at.given
+    inner = planner.plan(body.jaxpr, given, at.wants, at.region.names)
     return _around(at, inner, [None] * len(at.given))
+
+
+def no_weights(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
+    """Returns what is known of operands where no product runs in 8 bits."""
+    return tuple(dataclasses.replace(s, is_weight=False) if s.is_weight else s for s in states)
 
 
 # --- branches, and what has no rule of its own ----------------------------------------------
@@ -267,7 +278,7 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     # What steers (the index of a branch, a flag) is read by the equation itself, as declared.
     inside = {i for body in held for i in body.operands}
     demands = [Demand.NONE if i in inside else d for i, d in enumerate(full_if_float(at))]
-    copies: dict[tuple[int, np.dtype], None] = {}
+    copies: dict[tuple[int, CopyKey], None] = {}
     for plan, body in zip(inner, held, strict=True):
         for i, demand in zip(body.operands, plan.demands, strict=True):
             demands[i] |= demand
@@ -310,7 +321,7 @@ def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
     return EquationPlan(action, at.given, (None,) * len(at.given), results, INSIDE)
 
 
-@plans("source_view", "cpu_barrier", "accumulate")
+@plans("source_view", "cpu_barrier", "accumulate", "float8_dot", "tangent_carrier")
 def _ours(planner: PlansBodies, at: Place) -> EquationPlan:
     """What an inner autocast made is bound as it made it."""
     return keep(at, Reason(ReasonCode.KEEP, "made by autocast"))

@@ -102,6 +102,27 @@ def accumulating_contraction(
     return _inlined(primitive, items, out, sources)(*operands)
 
 
+def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, out: Any) -> Any:
+    """Multiplies a 16-bit array and a tangent of it or of a float32 array.
+
+    The transpose is a product of 16-bit operands, whose result has the dtype of the tangent.
+
+    Args:
+        lhs: The left operand, of dtype ``low`` or float32.
+        rhs: The right operand, of dtype ``low`` or float32.
+        dimension_numbers: Those of ``lax.dot_general``.
+        low: The dtype that both are multiplied in.
+        out: The dtype of the result.
+    """
+    jaxpr = _trace(_dot_in(low, dimension_numbers), low, (lhs, rhs))
+    return accumulate_p.bind(lhs, rhs, jaxpr=jaxpr, low=low, out=out, sources=())
+
+
+@functools.lru_cache(maxsize=4096)
+def _dot_in(dtype: np.dtype, dimension_numbers: Any) -> Callable[..., Any]:
+    return lambda x, y: lax.dot_general(x, y, dimension_numbers, preferred_element_type=dtype)
+
+
 @functools.lru_cache(maxsize=4096)
 def _inlined(
     primitive: Any, params: tuple[tuple[str, Any], ...], out: np.dtype, sources: tuple[int, ...]
@@ -262,8 +283,11 @@ def _compiled(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     return jax.jit(functools.partial(accumulate_p.bind, **dict(params)))
 
 
+_HOLDS_CONTRACTION = ("accumulate", "float8_dot")
+
+
 def contraction_in(eqn: Any) -> Any:
-    """Returns the matmul or convolution of an equation that hands out its accumulator.
+    """Returns the matmul or convolution of an equation that autocast emits for one.
 
     Its jaxpr declares the dtype of a rounded result; the equation has the one that it returns.
 
@@ -273,7 +297,7 @@ def contraction_in(eqn: Any) -> Any:
     Returns:
         The equation of the contraction, None for an equation of another primitive.
     """
-    if eqn.primitive is not accumulate_p:
+    if eqn.primitive.name not in _HOLDS_CONTRACTION:
         return None
     return _contraction(eqn.params["jaxpr"])
 

@@ -128,7 +128,7 @@ def redispatched(eqn: Any, *operands: Any) -> Any:
     return _SCATTERS[eqn.primitive.name](*operands, **options)
 
 
-def _dimension_numbers(eqn: Any) -> Any:
+def dot_dimensions(eqn: Any) -> Any:
     """Returns the contracting and batch dimensions of a matmul, each for both operands."""
     numbers = eqn.params.get("dimension_numbers")
     return numbers or eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
@@ -142,7 +142,7 @@ def free_dimensions(eqn: Any) -> tuple[int, int] | None:
     """
     if eqn.primitive.name not in ("dot_general", "ragged_dot_general"):
         return None
-    contracting, batch = _dimension_numbers(eqn)
+    contracting, batch = dot_dimensions(eqn)
     left, right = (
         v.aval.ndim - len(c) - len(b)
         for v, c, b in zip(eqn.invars[:2], contracting, batch, strict=True)
@@ -164,7 +164,7 @@ def reduction_depth(eqn: Any) -> int:
     eqn = contraction_in(eqn) or eqn
     name, params, shapes = eqn.primitive.name, eqn.params, [v.aval.shape for v in eqn.invars]
     if name in ("dot_general", "ragged_dot_general"):
-        (contracting, _), _ = _dimension_numbers(eqn)
+        (contracting, _), _ = dot_dimensions(eqn)
         return math.prod(shapes[0][d] for d in contracting)
     if name == "conv_general_dilated":
         out_features = params["dimension_numbers"].rhs_spec[0]

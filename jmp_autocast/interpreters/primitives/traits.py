@@ -24,6 +24,7 @@ decision is made, in `interpreters/plan`.
 | log0, div1 | it is infinite, or infinitely steep, where operand 0, or 1, has to keep its digits |
 | redispatch | its update computation is a parameter with a fixed dtype: it is emitted anew |
 | first | its values are those of operand 0; the others are indices, padding, a copy of it |
+| whole | each element of operand 0 is in the result: both have one largest element |
 | same | it makes no value that its operands do not hold |
 | contracts | it multiplies and sums: what tensor cores are for |
 """
@@ -39,7 +40,7 @@ import numpy as np
 _NAMES = frozenset(
     """
     moves affine rounds clears feeds sums shifts chooses snaps replicates repeats damps saturates
-    log0 div1 redispatch first same contracts
+    log0 div1 redispatch first same whole contracts
     """.split()
 )
 
@@ -83,9 +84,11 @@ _ROWS: dict[str, str] = {
     "broadcast_to tile": _MOVING,
     "gather": f"{_MOVING} repeats first",
     "dynamic_slice": f"{_MOVING} clears first",
-    "copy copy_p reshape rev slice split squeeze transpose pvary": f"{_MOVING} clears same",
-    """unstack stop_gradient name device_put with_memory_space_constraint sharding_constraint
-    reshard relayout layout_constraint pbroadcast pbroadcast_dynamic reduced_vary_cast
+    "copy copy_p reshape rev squeeze transpose": f"{_MOVING} clears same whole",
+    "slice split pvary": f"{_MOVING} clears same",
+    "stop_gradient name sharding_constraint": f"{_MOVING} clears whole",
+    """unstack device_put with_memory_space_constraint reshard relayout layout_constraint
+    pbroadcast pbroadcast_dynamic reduced_vary_cast
     reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p all_gather all_gather_invariant
     all_gather_reduced all_to_all ppermute ragged_all_to_all""": f"{_MOVING} clears",
     # planned by functions of their own, and what autocast itself makes
@@ -93,7 +96,7 @@ _ROWS: dict[str, str] = {
     "optimization_barrier": "rounds same",
     "source_view": "first",
     "cpu_barrier": "same",
-    "accumulate": "",
+    "accumulate float8_dot tangent_carrier": "",
     # Considered: none of the traits holds.
     """exp exp2 expm1 one_minus_square polynomial asinh atan cosh sinh tan sin cos sqrt cbrt
     lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta

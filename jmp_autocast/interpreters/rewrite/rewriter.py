@@ -40,6 +40,7 @@ from ..plan.data import (
     EquationPlan,
     Inside,
     Move,
+    Multiply8,
     Plan,
     Redispatch,
     ValueState,
@@ -49,14 +50,17 @@ from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.complements import COMPLEMENTS
 from ..primitives.evaluate import evaluate
+from ..primitives.float8_scale import ScaleOf, copy_aval, in_8_bits
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import has_rule
 from ..primitives.traits import having
+from .float8 import multiplied_in_8_bits
 from .values import Scalar, Value, as_array, read
 
 mark_frames(__file__)
 
 _REPEATS = having("repeats")
+_WHOLE = having("whole")
 
 RewritingRule = Callable[["Rewriter", Any, EquationPlan, list[Any]], Sequence[Any]]
 
@@ -113,7 +117,7 @@ class Rewriter:
             plan: The plan.
             consts: The jaxpr's constants.
             args: Its arguments, in the dtypes that the plan's inputs say.
-            copies: 16-bit copies of arguments that were made outside, by (argument, dtype).
+            copies: Copies of arguments that were made outside, by (argument, dtype).
 
         Returns:
             The outputs, in the dtypes that the plan's outputs say.
@@ -166,6 +170,8 @@ class Rewriter:
         match plan.action:
             case Contract(of_sources):
                 return [_accumulated(eqn, plan, operands, of_sources)]
+            case Multiply8():
+                return [multiplied_in_8_bits(eqn, plan, operands)]
             case Complement(function, dtype):
                 return [_complement(function, operands[1], dtype)]
             case Redispatch():
@@ -192,7 +198,7 @@ class Rewriter:
         Args:
             plan: The plan.
             closed: The jaxpr it was made for.
-            copies: Pairs (input, dtype): the 16-bit copies that come as further arguments.
+            copies: Pairs (input, dtype): the copies that come as further arguments.
             at: The number of arguments before them.
         """
         key = (id(plan), tuple(copies))
@@ -209,7 +215,7 @@ class Rewriter:
                 given = dict(zip(copies, xs[at:end], strict=True))
                 return self.evaluate(plan, consts_of(closed), (*xs[:at], *xs[end:]), given)
 
-            extra = [with_dtype(avals[i], dtype) for i, dtype in copies]
+            extra = [copy_aval(avals[i], key) for i, key in copies]
             self.memo[key] = fresh_make_jaxpr(body, *avals[:at], *extra, *avals[at:])
         return self.memo[key]
 
@@ -272,11 +278,22 @@ def _moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
     # The copy is made when it is first read, in the scopes of the reader.
     stack = current_name_stack()
 
+    def copies_in(dtype: Any) -> Sequence[Any]:
+        if not in_8_bits(dtype):
+            return _moved_copies(eqn, operands, dtype)
+        if eqn.primitive.name in _WHOLE:
+            scale = isinstance(dtype, ScaleOf)
+            return [operands[0].copy(dtype)] if scale else _moved_copies(eqn, operands, dtype)
+        # A part of an array has a scale of its own: it is quantized after it was moved.
+        return [unmoved.copy(dtype) for unmoved in parts]
+
+    parts = [Value(x, s.keeps_gradient) for x, s in zip(results, plan.results, strict=True)]
+
     def copy_of(k: int) -> Callable[[Any], Any]:
         def copy(dtype: Any) -> Any:
             if dtype not in moved:
                 with equation_context(eqn, stack):
-                    moved[dtype] = _moved_copies(eqn, operands, dtype)
+                    moved[dtype] = copies_in(dtype)
             return moved[dtype][k]
 
         return copy

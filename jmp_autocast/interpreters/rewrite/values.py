@@ -16,6 +16,7 @@ from ..plan.constant_range import ConstantRange
 from ..plan.data import EquationPlan, ValueState
 from ..primitives.cached_bind import cast
 from ..primitives.clamped_cast import clamped, clamped_array, is_clamped
+from ..primitives.float8_scale import CopyKey, ScaleOf, copies_of, in_8_bits
 from ..primitives.source_view import source_view
 
 
@@ -26,7 +27,7 @@ class Value:
         array: The value in the dtype that it was computed in.
         source: Its 16-bit reads are views, which keep its gradient in float32. A source that is no
             tracer has no gradient, and its casts are done at trace time.
-        move: Makes a 16-bit copy by moving the operand's; None to cast the value itself.
+        move: Makes a copy by moving the operand's; None to cast or quantize the value itself.
         known: The value of every element, where it is known at trace time.
         const_range: The range of a constant's elements, None for anything else.
     """
@@ -37,7 +38,7 @@ class Value:
         self,
         array: Any,
         source: bool = False,
-        move: Callable[[np.dtype], Any] | None = None,
+        move: Callable[[CopyKey], Any] | None = None,
         known: float | None = None,
         const_range: ConstantRange | None = None,
     ) -> None:
@@ -45,10 +46,10 @@ class Value:
         self.known: float | None = known
         self.const_range: ConstantRange | None = const_range
         self.source: bool = source
-        self.move: Callable[[np.dtype], Any] | None = move
+        self.move: Callable[[CopyKey], Any] | None = move
         # The operand of the equation that made it, where `Complement` may ask for it.
         self.made_of: Value | Scalar | None = None
-        self.copies: dict[np.dtype, Any] = {}
+        self.copies: dict[CopyKey, Any] = {}
 
     @classmethod
     def of(cls, array: Any, state: ValueState) -> Value:
@@ -91,15 +92,28 @@ class Value:
             return self.read(dtype), None
         return self.copy(dtype), self.array
 
-    def copy(self, dtype: np.dtype) -> Any:
+    def copy(self, dtype: CopyKey) -> Any:
         """Returns the one cast of the value to ``dtype``; for a source, without its gradient."""
         if self.array.dtype == dtype:
             return self.array
         if dtype not in self.copies:
             # From 0.12 JAX casts what is not traced with NumPy, which warns of an infinity.
             with np.errstate(over="ignore"):
-                self.copies[dtype] = self.move(dtype) if self.move else self._cast(dtype)
+                if self.move:
+                    self.copies[dtype] = self.move(dtype)
+                elif in_8_bits(dtype):
+                    self.copies |= self._quantized(dtype)
+                else:
+                    assert not isinstance(dtype, ScaleOf)
+                    self.copies[dtype] = self._cast(dtype)
         return self.copies[dtype]
+
+    def _quantized(self, key: CopyKey) -> dict[CopyKey, Any]:
+        dtype = key.values if isinstance(key, ScaleOf) else key
+        if self.source and not isinstance(self.array, Tracer):
+            with jax.ensure_compile_time_eval():
+                return copies_of(self.array, dtype)
+        return copies_of(self.array, dtype)
 
     def _cast(self, dtype: np.dtype) -> Any:
         # The mask of a jitted `where` comes as an operand; its value is known nevertheless.

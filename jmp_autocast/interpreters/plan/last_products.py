@@ -1,0 +1,88 @@
+"""Which matrix products no other one follows: the heads of a model, which stay in 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..compat import Literal, body_of, name_stack
+from ..primitives.reading import free_dimensions
+from ..primitives.structure import Body, bodies
+
+
+def last_products(jaxpr: Any) -> frozenset[int]:
+    """Returns the ids of the equations that are matrix products which no other one follows.
+
+    Products of a backward pass in the program do not count: a model's head is its last layer
+    under ``jax.grad`` as well. An equation of a jaxpr that is called several times is last if it
+    is in each call.
+
+    Args:
+        jaxpr: The jaxpr of the whole program; it has to live as long as the ids are used.
+    """
+    products: set[int] = set()
+    followed: set[int] = set()
+    body = body_of(jaxpr)
+    _visit(body, [False] * len(body.outvars), products, followed)
+    return frozenset(products - followed)
+
+
+def _visit(
+    jaxpr: Any, outputs: Sequence[bool], products: set[int], followed: set[int]
+) -> list[bool]:
+    """Goes through a jaxpr from its end.
+
+    Args:
+        jaxpr: An open jaxpr.
+        outputs: Whether a product follows each output.
+        products: Gets the products.
+        followed: Gets those that another one follows.
+
+    Returns:
+        Whether a product follows each input.
+    """
+    live = {v for v, is_live in zip(jaxpr.outvars, outputs, strict=True) if is_live and _is_var(v)}
+    for eqn in reversed(jaxpr.eqns):
+        is_live = any(v in live for v in eqn.outvars)
+        if _is_product(eqn):
+            products.add(id(eqn))
+            if is_live:
+                followed.add(id(eqn))
+            live.update(filter(_is_var, eqn.invars))
+        elif held := bodies(eqn):
+            if "transpose(" in name_stack(eqn):
+                continue
+            for body in held:
+                inside = _around(body, [v in live for v in eqn.outvars], products, followed)
+                operands = [eqn.invars[i] for i in body.operands]
+                pairs = zip(operands, inside, strict=True)
+                live.update(v for v, is_live in pairs if is_live and _is_var(v))
+        elif is_live:
+            live.update(filter(_is_var, eqn.invars))
+    return [v in live for v in jaxpr.invars]
+
+
+def _around(
+    body: Body, results: Sequence[bool], products: set[int], followed: set[int]
+) -> list[bool]:
+    """Returns whether a product follows each input of a body that an equation holds."""
+    outputs = [r is not None and results[r] for r in body.results]
+    jaxpr = body_of(body.jaxpr)
+    while True:
+        inputs = _visit(jaxpr, outputs, products, followed)
+        # What an iteration returns, the next one takes: it is followed by what is in the body.
+        again = [k for i, k in body.carries if inputs[i] and not outputs[k]]
+        if not again:
+            return inputs
+        for k in again:
+            outputs[k] = True
+
+
+def _is_product(eqn: Any) -> bool:
+    if "transpose(" in name_stack(eqn):
+        return False
+    return free_dimensions(eqn) not in (None, (0, 0))
+
+
+def _is_var(atom: Any) -> bool:
+    return not isinstance(atom, Literal)

@@ -1,0 +1,316 @@
+"""Matrix products of two 8-bit arrays, in both directions: the primitive `float8_dot`.
+
+What XLA turns into one 8-bit matmul of cuBLASLt is a product of two float8 arrays whose result is
+multiplied by one scalar. Here that is one equation. In derivatives, too, every product has 8-bit
+operands: tangents and cotangents are quantized to the wider format, and meet a factor that was
+quantized when the program ran forward, so that 8 bits of it are kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+
+from ...policies import E4M3, FLOAT32, Float8
+from ..compat import body_of, with_dtype
+from ..compat.registration import (
+    add_tangents,
+    at_front,
+    batch_size,
+    define_primitive,
+    is_undefined_primal,
+    is_zero,
+    lowers_by_platform,
+    saved_as,
+    zero_tangent,
+)
+from .accumulate import contraction_in, tangent_contraction
+from .dot_dimensions import batched, kept, transposed
+from .float8_scale import quantize, with_common_scale
+from .tangent_carrier import tangent_carrier
+
+
+class Factor(NamedTuple):
+    """One factor of a product in 8 bits.
+
+    Args:
+        source: The array that it was quantized from, whose derivative it has.
+        values: The 8-bit values.
+        inverse: The inverse scale: a scalar, or an array that broadcasts against the values.
+    """
+
+    source: Any
+    values: Any
+    inverse: Any
+
+
+def float8_dot(
+    lhs: Factor,
+    rhs: Factor,
+    dimension_numbers: Any,
+    *,
+    recipe: Float8,
+    weight: int | None,
+    out: np.dtype,
+    split: bool = False,
+) -> Any:
+    """Multiplies two arrays in 8 bits.
+
+    Args:
+        lhs: The left factor.
+        rhs: The right factor.
+        dimension_numbers: Those of ``lax.dot_general``.
+        recipe: How derivatives are computed.
+        weight: The position of the weight, 0 or 1, or None.
+        out: The dtype of the result.
+        split: Partial sums are added in float32, not in the narrower accumulator of the matrix
+            units. Backward products ask for that, as those of Transformer Engine and Flax do.
+
+    Returns:
+        The product, of dtype ``out``. Its derivative with respect to the source of a factor has the
+        dtype of that source; for a float32 weight it is the accumulator of the product.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import Float8
+        >>> from jmp_autocast.interpreters.primitives.float8_scale import quantize
+        >>> x, w = jnp.full((2, 4), 3.0), jnp.full((4, 2), 0.5)
+        >>> def f(x, w):
+        ...     x, w = (Factor(a, *quantize(a, jnp.dtype("float8_e4m3fn"))) for a in (x, w))
+        ...     numbers = (((1,), (0,)), ((), ()))
+        ...     options = {"recipe": Float8(), "weight": 1, "out": jnp.dtype("float32")}
+        ...     return float8_dot(x, w, numbers, **options)
+        >>> f(x, w).tolist(), jax.grad(lambda w: f(x, w).sum())(w)[0].tolist()
+        ([[6.0, 6.0], [6.0, 6.0]], [6.0, 6.0])
+    """
+    avals = jax.typeof(lhs.values), jax.typeof(rhs.values)
+    jaxpr = _dot_jaxpr(dimension_numbers, *avals)
+    operands = (lhs.values, rhs.values, lhs.inverse, rhs.inverse, lhs.source, rhs.source)
+    options = {"raw": None, "dtype": None, "keep": (), "split": split}
+    return float8_dot_p.bind(
+        *operands, jaxpr=jaxpr, recipe=recipe, weight=weight, out=np.dtype(out), **options
+    )
+
+
+# --- the primitive --------------------------------------------------------------------------
+#
+# float8_dot(lhs, rhs, inverse scales, sources; jaxpr, recipe, weight, out, split, raw, dtype, keep)
+#
+# Each factor has its 8-bit values at the front, and its inverse scale and source behind. The factor
+# at position `raw` is an array instead, a tangent, which the equation quantizes to `dtype` itself:
+# the equation is linear in it. It has no scale and no source; along its dimensions `keep` there are
+# scales of their own. `jaxpr` holds the `dot_general` of the values.
+
+
+def _factors(operands: Sequence[Any], raw: int | None) -> list[Factor]:
+    if raw is None:
+        return [Factor(operands[i + 4], operands[i], operands[i + 2]) for i in (0, 1)]
+    values, inverse, source = operands[1 - raw], *operands[2:]
+    factors = [Factor(source, values, inverse)]
+    factors.insert(raw, Factor(operands[raw], None, None))
+    return factors
+
+
+def _source_positions(raw: int | None) -> tuple[int, int]:
+    """Returns the positions of the two operands that the result has a derivative by."""
+    return {None: (4, 5), 0: (0, 3), 1: (3, 1)}[raw]
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+    out = float8_dot_p.bind(*primals, **params)
+    factors = _factors(primals, params["raw"])
+    terms = []
+    for i, position in enumerate(_source_positions(params["raw"])):
+        if not is_zero(tangents[position]):
+            terms.append(_by_tangent(i, tangents[position], factors[1 - i], **params))
+    return out, functools.reduce(add_tangents, terms) if terms else zero_tangent(out)
+
+
+def _by_tangent(
+    i: int, tangent: Any, other: Factor, *, jaxpr: Any, recipe: Float8, **params: Any
+) -> Any:
+    """Returns the product of the tangent of factor ``i`` and the other factor."""
+    if i == params["weight"] and recipe.wgrad == "compute":
+        numbers = contraction_numbers(jaxpr)
+        pair = (tangent, other.source) if i == 0 else (other.source, tangent)
+        return tangent_contraction(*pair, numbers, low=other.source.dtype, out=params["out"])
+    if other.values is None:
+        other = Factor(other.source, *quantize(other.source, params["dtype"], params["keep"]))
+    operands = [other.values, other.inverse, tangent_carrier(other.source)]
+    operands.insert(i, tangent)
+    # GPUs have no product of two e5m2 arrays: XLA would convert both to float16.
+    dtype = recipe.gradient_dtype if other.values.dtype == E4M3 else E4M3
+    params |= {"raw": i, "dtype": dtype, "keep": (), "split": True}
+    return float8_dot_p.bind(*operands, jaxpr=jaxpr, recipe=recipe, **params)
+
+
+def _transpose(
+    cotangent: Any,
+    *operands: Any,
+    jaxpr: Any,
+    recipe: Float8,
+    weight: int | None,
+    raw: int,
+    **params: Any,
+) -> list[Any]:
+    operand = operands[raw]
+    result: list[Any] = [None] * len(operands)
+    if is_zero(cotangent) or not is_undefined_primal(operand):
+        return result
+    other = _factors(operands, raw)[1 - raw]
+    dtype = recipe.gradient_dtype if other.values.dtype == E4M3 else E4M3
+    ranks = [v.aval.ndim for v in _invars(jaxpr)]
+    numbers, order = transposed(contraction_numbers(jaxpr), ranks, raw)
+    factors = [other, other]
+    factors[raw] = Factor(cotangent, *quantize(cotangent, dtype))
+    product = float8_dot(
+        factors[0],
+        factors[1],
+        numbers,
+        recipe=recipe,
+        weight=None if weight == raw else weight,
+        out=operand.aval.dtype,
+        split=True,
+    )
+    result[raw] = product if order == tuple(range(len(order))) else lax.transpose(product, order)
+    return result
+
+
+def _batch(
+    operands: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    jaxpr: Any,
+    raw: int | None,
+    keep: tuple[int, ...],
+    **params: Any,
+) -> tuple[Any, int]:
+    size = batch_size(operands, dims)
+    pairs = zip(_factors(operands, raw), _factors(dims, raw), strict=True)
+    ranks = [v.aval.ndim for v in _invars(jaxpr)]
+    mapped = [_mapped(*pair, rank, size) for pair, rank in zip(pairs, ranks, strict=True)]
+    factors, is_mapped = zip(*mapped, strict=True)
+    numbers, at = batched(contraction_numbers(jaxpr), ranks, is_mapped)
+    if raw is not None and is_mapped[raw]:
+        keep = (0, *(d + 1 for d in keep))
+    values = [f.source if i == raw else f.values for i, f in enumerate(factors)]
+    rest = [f for i, f in enumerate(factors) if i != raw]
+    arrays = [*values, *(f.inverse for f in rest), *(f.source for f in rest)]
+    avals = [jax.typeof(x) for x in values]
+    if raw is not None:
+        avals[raw] = with_dtype(avals[raw], params["dtype"])
+    params |= {"jaxpr": _dot_jaxpr(numbers, *avals), "raw": raw, "keep": keep}
+    return float8_dot_p.bind(*arrays, **params), at
+
+
+def _mapped(factor: Factor, dims: Factor, rank: int, size: int) -> tuple[Factor, bool]:
+    """Returns a factor with the dimension of the batch in front of all that belongs to it."""
+    if all(d is None for d in dims):
+        return factor, False
+    source = at_front(factor.source, dims.source, size)
+    if factor.values is None:
+        return Factor(source, None, None), True
+    inverse = at_front(factor.inverse, dims.inverse, size)
+    if inverse.ndim == 1:  # a scalar for each example
+        inverse = inverse.reshape(size, *(1,) * rank)
+    return Factor(source, at_front(factor.values, dims.values, size), inverse), True
+
+
+def contraction_numbers(jaxpr: Any) -> Any:
+    """Returns the dimension numbers of the one ``dot_general`` of a jaxpr."""
+    (eqn,) = body_of(jaxpr).eqns
+    return eqn.params["dimension_numbers"]
+
+
+def _invars(jaxpr: Any) -> Any:
+    (eqn,) = body_of(jaxpr).eqns
+    return eqn.invars
+
+
+def _dot_jaxpr(dimension_numbers: Any, *avals: Any) -> Any:
+    numbers = tuple(tuple(tuple(map(int, d)) for d in pair) for pair in dimension_numbers)
+    return _traced(numbers, avals, jax.sharding.get_abstract_mesh())
+
+
+@functools.lru_cache(maxsize=4096)
+def _traced(dimension_numbers: Any, avals: tuple[Any, ...], mesh: Any) -> Any:
+    dot = functools.partial(
+        lax.dot_general, dimension_numbers=dimension_numbers, preferred_element_type=FLOAT32
+    )
+    return jax.make_jaxpr(dot)(*avals)
+
+
+def _aval(*avals: Any, jaxpr: Any, out: np.dtype, **_: Any) -> Any:
+    return with_dtype(jaxpr.out_avals[0], out)
+
+
+def _value(*operands: Any, **params: Any) -> Any:
+    return _compiled(tuple(params.items()))(*operands)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(params: tuple[tuple[str, Any], ...]) -> Any:
+    return jax.jit(functools.partial(float8_dot_p.bind, **dict(params)))
+
+
+def _lowered(
+    *operands: Any,
+    widen: bool,
+    jaxpr: Any,
+    recipe: Float8,
+    out: np.dtype,
+    split: bool,
+    raw: int | None,
+    dtype: np.dtype | None,
+    keep: tuple[int, ...],
+    **_: Any,
+) -> Any:
+    """Multiplies the values, and the result by the scales.
+
+    With ``widen`` the values are read in float32: the same products and sums.
+    """
+    numbers = contraction_numbers(jaxpr)
+    factors = _factors(operands, raw)
+    if raw is not None:
+        assert dtype is not None
+        factors[raw] = Factor(None, *quantize(factors[raw].source, dtype, keep))
+    pairs = [with_common_scale(f.values, f.inverse, numbers[0][i]) for i, f in enumerate(factors)]
+    ranks = [values.ndim for values, _ in pairs]
+    values = [v for v, _ in pairs]
+    if recipe.emulate:
+        # XLA for GPUs removes a cast to 8 bits that is followed by one back.
+        values = lax.optimization_barrier(values)
+    if widen:
+        values = [lax.convert_element_type(v, FLOAT32) for v in values]
+    # 448 * 448 * K is beyond float16. In bfloat16 the scale is a power of two, so that the product
+    # by it rounds nothing, and cuBLASLt writes 16 bits: with a float32 result XLA runs one more
+    # kernel, and the temporaries of a product grew from 5.2 to 8.4 MB.
+    wide = FLOAT32 if widen or out == np.float16 else out
+    product = lax.dot_general(
+        values[0],
+        values[1],
+        numbers,
+        precision=lax.Precision.HIGHEST if split else None,
+        preferred_element_type=wide,
+    )
+    scales = [kept(inverse, numbers, ranks, i) for i, (_, inverse) in enumerate(pairs)]
+    scale = lax.convert_element_type(scales[0] * scales[1], wide)
+    return lax.convert_element_type(product * scale, out)
+
+
+float8_dot_p: Any = define_primitive(
+    "float8_dot", value=_value, aval=_aval, jvp=_jvp, transpose=_transpose, batch=_batch
+)
+# XLA:CPU has no products of 8-bit operands with a 16-bit result in all layouts, as `accumulate`
+# has it with 16-bit operands: there it widens.
+lowers_by_platform(
+    float8_dot_p,
+    default=functools.partial(_lowered, widen=False),
+    cpu=functools.partial(_lowered, widen=True),
+)
+saved_as(float8_dot_p, contraction_in)

@@ -1,0 +1,44 @@
+"""Products in 8 bits, of values and their copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...policies import E4M3
+from ..plan.data import EquationPlan, Multiply8
+from ..primitives.float8_dot import Factor, float8_dot
+from ..primitives.float8_scale import ScaleOf
+from ..primitives.reading import dot_dimensions
+
+
+def multiplied_in_8_bits(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
+    """Returns the product of two operands in 8 bits.
+
+    Args:
+        eqn: The equation of the product.
+        plan: Its plan, whose action is `Multiply8`.
+        operands: Its operands, as `Value`.
+    """
+    action = plan.action
+    assert isinstance(action, Multiply8)
+    # The copies are of the values as they were computed: rounding a float32 activation to 16 bits
+    # first would round it twice. Derivatives are with respect to the weight in float32, and to the
+    # activation in the compute dtype.
+    sources = [
+        value.array if i == action.weight and action.of_source else value.read(dtype)
+        for i, (value, dtype) in enumerate(zip(operands, plan.operands, strict=True))
+    ]
+    lhs, rhs = (
+        Factor(source, value.copy(E4M3), value.copy(ScaleOf(E4M3)))
+        for source, value in zip(sources, operands, strict=True)
+    )
+    out = plan.results[0].dtype
+    assert out is not None
+    return float8_dot(
+        lhs,
+        rhs,
+        dot_dimensions(eqn),
+        recipe=action.recipe,
+        weight=action.weight,
+        out=out,
+    )

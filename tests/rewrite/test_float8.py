@@ -1,0 +1,329 @@
+"""Products in 8 bits: their values, their gradients, and what JAX does to programs around them."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec as P
+
+from jmp_autocast import BF16, Float8, Policy, autocast
+from tests.support import float8_reference as reference
+from tests.support.jaxprs import casts, equations, find, trace
+from tests.support.numerics import normal, relative_error
+
+RECIPE = Float8(minimum=16, skip=(), emulate=True)
+FP8 = Policy(jnp.bfloat16, matmul=RECIPE)
+K, M, N = 64, 32, 48
+A = normal(0, x=(M, K), w=(K, N), g=(M, N), stack=(3, K, K), square=(K, K))
+F8 = "float8_e4m3fn", "float8_e5m2"
+
+
+def float8(fn, output_dtype="same", **options):
+    """The function with the products of its first argument in 8 bits."""
+    policy = Policy(jnp.bfloat16, matmul=dataclasses.replace(RECIPE, **options))
+    return autocast(fn, policy=policy, params=0, output_dtype=output_dtype)
+
+
+def dots(jaxpr):
+    """(operand, operand, result) dtypes of the products in 8 bits."""
+    found = [e for e in find(jaxpr, "float8_dot") if e.params["raw"] is None]
+    return [(*(v.aval.dtype.name for v in e.invars[:2]), e.params["out"].name) for e in found]
+
+
+def quantized(jaxpr):
+    """The shapes of the arrays that are quantized."""
+    found = find(jaxpr, "convert_element_type")
+    return sorted(e.outvars[0].aval.shape for e in found if e.outvars[0].aval.dtype.name in F8)
+
+
+def layer(w, x):
+    return x @ w
+
+
+def loss(fn):
+    return lambda w, x: jnp.sum(jnp.sin(fn(w, x) / 4))
+
+
+def test_a_default_policy_makes_no_float8():
+    text = str(trace(jax.grad(loss(autocast(layer, policy=BF16))), A["w"], A["x"]))
+    assert "f8" not in text
+    assert "float8" not in text
+
+
+@pytest.mark.parametrize(
+    ("wgrad", "gradient", "size"),
+    [
+        ("float8", "e5m2", 1.0),
+        ("float8", "e5m2", 1e-25),
+        ("float8", "e5m2", 1e15),
+        ("float8", "e4m3", 1.0),
+        ("compute", "e5m2", 1.0),
+    ],
+)
+def test_values_and_gradients_are_those_of_the_recipe(wgrad, gradient, size):
+    format8 = {"e5m2": reference.E5M2, "e4m3": reference.E4M3}[gradient]
+    fn = float8(layer, "computed", wgrad=wgrad, gradient=gradient)
+    x = A["x"] * np.float32(size)
+    run = jax.jit(lambda w, x, g: (lambda y, pull: (y, *pull(g)))(*jax.vjp(fn, w, x)))
+    y, dw, dx = run(A["w"], x, A["g"].astype(jnp.bfloat16))
+    expected = reference.layer(x, A["w"], A["g"], format8, wgrad)
+    assert (y.dtype, dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
+    for found, exact, tolerance in zip((y, dx, dw), expected, (2**-8, 2**-8, 1e-6), strict=True):
+        error = np.abs(np.asarray(found, np.float64) - exact).max() / np.abs(exact).max()
+        assert error < tolerance
+
+
+def test_what_is_multiplied_and_what_is_kept():
+    grad = jax.value_and_grad(loss(float8(layer)), argnums=(0, 1))
+    jaxpr = trace(grad, A["w"], A["x"])
+    e4m3, e5m2 = F8
+    assert dots(jaxpr) == [
+        (e4m3, e4m3, "bfloat16"),
+        (e4m3, e5m2, "float32"),
+        (e5m2, e4m3, "bfloat16"),
+    ]
+    assert not [e for e in find(jaxpr, "dot_general") if e.invars[0].aval.dtype.itemsize > 1]
+    split = [e.params["split"] for e in find(jaxpr, "float8_dot")]
+    assert split == [False, True, True]
+
+    _, pull = jax.vjp(float8(layer, "computed"), A["w"], A["x"])
+    kept = [x for x in jax.tree.leaves(pull) if jnp.ndim(x)]
+    assert {x.dtype.name for x in kept if np.asarray(x, np.float32).any()} == {e4m3}
+
+
+def test_wgrad_in_the_compute_dtype():
+    jaxpr = trace(jax.grad(loss(float8(layer, wgrad="compute"))), A["w"], A["x"])
+    (eqn,) = find(jaxpr, "accumulate")
+    assert (eqn.params["low"], eqn.outvars[0].aval.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_what_is_not_finite_reaches_losses_and_gradients(bad):
+    x = A["x"].copy()
+    x[0, 0] = bad
+    value, grad = jax.value_and_grad(loss(float8(layer)))(A["w"], x)
+    assert np.isnan([value, *np.ravel(grad)]).all()
+    g = A["g"].copy()
+    g[0, 0] = bad
+    weighted = lambda w: jnp.sum(float8(layer)(w, A["x"]) * g)
+    assert np.isnan(jax.grad(weighted)(A["w"])).all()
+
+
+def test_zeros_and_float16():
+    zeros = np.zeros_like(A["x"])
+    y, grad = jax.value_and_grad(loss(float8(layer)))(A["w"], zeros)
+    assert not np.any([y, *np.ravel(grad)])
+    half = Policy(jnp.float16, matmul=RECIPE)
+    w, x = np.full((4096, 16), 0.1, np.float32), np.full((16, 4096), 3.0, np.float32)
+    y = jax.jit(autocast(layer, policy=half, params=0))(w, x)
+    # 448 * 448 * 4096 is beyond float16, which ends at 65,504; the product is not.
+    np.testing.assert_allclose(y, 4096 * 0.1 * 3.0, rtol=2**-4)
+
+
+# --- around the product ---------------------------------------------------------------------
+
+
+def through_scan(w, x):
+    return lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0]
+
+
+def through_layers(w, x):
+    return lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, jnp.stack([w, -w]))[0]
+
+
+def through_layers_again(w, x):
+    step = jax.checkpoint(lambda c, w: (jnp.tanh(c @ w), None))
+    return lax.scan(step, x, jnp.stack([w, -w]))[0]
+
+
+def through_checkpoint(w, x):
+    return jax.checkpoint(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w.T))(w, x)
+
+
+def through_cond(w, x):
+    return lax.cond(x.sum() < 1e9, lambda w, x: jnp.tanh(x @ w), lambda w, x: x, w, x)
+
+
+def through_while(w, x):
+    return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.tanh(c[1] @ w)), (0, x))[1]
+
+
+def through_calls(w, x):
+    step = jax.jit(lambda w, x: jnp.tanh(x @ w))
+    return step(w, step(w, x))
+
+
+def through_vmap(w, x):
+    return jax.vmap(lambda row: jnp.tanh(row @ w))(x)
+
+
+def through_shard_map(w, x):
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+    body = lambda w, x: jnp.tanh(x @ w)
+    specs = {"in_specs": (P(), P("data")), "out_specs": P("data")}
+    return jax.shard_map(body, mesh=mesh, **specs)(w, x)
+
+
+# How often a weight is quantized, in the whole program and in its loops and checkpoints.
+INSIDE = {
+    through_scan: (1, 0),
+    through_layers: (1, 1),
+    through_layers_again: (1, 1),
+    through_checkpoint: (1, 0),
+    through_cond: (1, 0),
+    through_while: (1, 0),
+    through_calls: (1, 0),
+    through_vmap: (1, 0),
+    through_shard_map: (1, 1),
+}
+DIFFERENTIABLE = [fn for fn in INSIDE if fn is not through_while]
+
+
+@pytest.mark.parametrize("fn", INSIDE)
+def test_a_weight_is_quantized_once_where_it_comes_from(fn):
+    low = float8(fn)
+    program = low if fn is through_while else jax.grad(loss(low))
+    jaxpr = trace(program, A["square"], A["x"])
+    assert find(jaxpr, "float8_dot")
+    around = ("scan", "while", "cond", "remat2", "checkpoint", "shard_map")
+    whole = [e for e in equations(jaxpr, whole=around)]
+    weights = lambda eqns: sum(
+        e.primitive.name == "convert_element_type"
+        and e.outvars[0].aval.dtype.name in F8
+        and e.outvars[0].aval.shape == (K, K)
+        for e in eqns
+    )
+    total, inside = INSIDE[fn]
+    assert (weights(equations(jaxpr)), weights(equations(jaxpr)) - weights(whole)) == (
+        total,
+        inside,
+    )
+    # The values are near those of the program itself, and jit changes none of them much.
+    w = A["square"] / 8
+    found, exact = jax.jit(low)(w, A["x"]), fn(w, A["x"])
+    assert 0 < relative_error(found, exact) < 0.15
+
+
+@pytest.mark.parametrize("fn", DIFFERENTIABLE)
+def test_gradients_and_forward_mode_through_it(fn):
+    w, x = A["square"] / 8, A["x"]
+    low = loss(float8(fn))
+    gradient, exact = jax.jit(jax.grad(low))(w, x), jax.grad(loss(fn))(w, x)
+    assert gradient.dtype == jnp.float32
+    assert relative_error(gradient, exact) < 0.15
+    tangent = jax.jit(lambda w: jax.jvp(lambda w: low(w, x), (w,), (exact,)))(w)[1]
+    assert relative_error(tangent, np.vdot(exact, exact)) < 0.1
+
+
+@pytest.mark.parametrize("wgrad", ["float8", "compute"])
+def test_second_derivatives(wgrad):
+    w, x = A["w"] / 8, A["x"]
+    low = loss(lambda w, x: float8(layer, wgrad=wgrad)(w, jnp.tanh(x)))
+    full = loss(lambda w, x: layer(w, jnp.tanh(x)))
+    product = lambda fn: lambda w, x: jax.jvp(jax.grad(fn, (0, 1)), (w, x), (w, x))[1]
+    reverse = lambda fn: jax.grad(lambda w, x: jnp.sum(jax.grad(fn)(w, x) ** 2), (0, 1))
+    for derivative in (product, reverse):
+        found, exact = (jax.jit(derivative(fn))(w, x) for fn in (low, full))
+        for a, b in zip(found, exact, strict=True):
+            assert relative_error(a, b) < 0.15
+
+
+def test_a_linear_function():
+    w, x = A["w"] / 8, A["x"]
+    linear = jax.linearize(lambda w: float8(layer)(w, x), w)[1]
+    assert relative_error(linear(w), layer(w, x)) < 0.1
+
+
+def test_vmap_is_a_loop():
+    one = float8(lambda w, x: jnp.tanh(x @ w))
+    ws, xs = A["stack"], np.stack([A["x"], 3 * A["x"], 1e-3 * A["x"]])
+    cases = {
+        (None, 0): lambda fn: [fn(ws[0], x) for x in xs],
+        (0, None): lambda fn: [fn(w, xs[0]) for w in ws],
+        (0, 0): lambda fn: [fn(w, x) for w, x in zip(ws, xs, strict=True)],
+    }
+    for axes, looped in cases.items():
+        args = [a if d == 0 else a[0] for a, d in zip((ws, xs), axes, strict=True)]
+        for fn in (jax.jit(one), jax.jit(jax.grad(loss(one)))):  # per-example gradients, too
+            found = jax.jit(jax.vmap(fn, in_axes=axes))(*args)
+            np.testing.assert_array_equal(found, jnp.stack(looped(fn)))
+    # The weight is quantized as it is, without the dimension of the batch.
+    assert quantized(trace(jax.vmap(one, (None, 0)), ws[0], xs)) == [(3, M, K), (K, K)]
+    # A gradient of the whole batch sums examples that have scales of their own.
+    whole = lambda fn: jax.grad(lambda w: jnp.sum(jax.vmap(fn, (None, 0))(w, xs)))(ws[0] / 8)
+    assert relative_error(whole(one), whole(lambda w, x: jnp.tanh(x @ w))) < 0.15
+
+
+SHAPES = {
+    "heads": ("btd,dhk->bthk", (2, 16, K), (K, 4, 16)),
+    "heads merged": ("bthk,hkd->btd", (2, 16, 4, 16), (4, 16, K)),
+    "weight on the left": ("kn,bk->nb", (K, 16), (16, K)),
+    "experts": ("ecd,edf->ecf", (2, 16, K), (2, K, 16)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_products_of_other_shapes(name):
+    spec, *shapes = SHAPES[name]
+    x, w = (normal(i, a=shape)["a"] for i, shape in enumerate(shapes))
+    if name == "weight on the left":
+        fn = lambda w, x: jnp.einsum(spec, w, x)
+        w, x = x, w
+    else:
+        fn = lambda w, x: jnp.einsum(spec, x, w)
+    low = float8(fn)
+    assert find(trace(low, w, x), "float8_dot")
+    exact_fn = lambda w, x: fn(reference.rounded(w), reference.rounded(x))
+    with jax.enable_x64(True):
+        exact = exact_fn(w, x)
+    assert relative_error(jax.jit(low)(w, x), exact) < 2**-8
+    found = jax.jit(jax.grad(loss(low), argnums=(0, 1)))(w, x)
+    for a, b in zip(found, jax.grad(loss(fn), argnums=(0, 1))(w, x), strict=True):
+        assert relative_error(a, b) < 0.15
+
+
+def test_a_moved_weight_and_parts_of_one():
+    moved = lambda w, x: x @ w.T.reshape(K, K)
+    assert quantized(trace(float8(moved), A["square"], A["x"])) == [(M, K), (K, K)]
+
+    def parts(w, x):  # each part has a scale of its own
+        return sum(x @ part for part in jnp.split(w, 2, axis=1))
+
+    w = A["square"] * np.repeat([1.0, 1e-6], K // 2).astype(np.float32)
+    assert quantized(trace(float8(parts), w, A["x"]))[-2:] == [(K, K // 2)] * 2
+    only_small = lambda w, x: x @ w[:, K // 2 :]
+    found, exact = float8(only_small)(w, A["x"]), only_small(w, A["x"])
+    assert relative_error(found, exact) < 0.06
+
+
+def test_rules_of_users_stay_as_they_are():
+    @jax.custom_vjp
+    def mine(w, x):
+        return x @ w
+
+    mine.defvjp(lambda w, x: (x @ w, (w, x)), lambda r, g: (r[1].T @ g, g @ r[0].T))
+    fn = lambda w, x: mine(w, x) + x @ w
+    low = float8(fn)
+    jaxpr = trace(jax.grad(loss(low)), A["w"], A["x"])
+    assert len(dots(jaxpr)) == 2  # of the other product: forward, and its weight's gradient
+
+
+def test_export_and_a_constant_weight():
+    low = float8(lambda w, x: jnp.tanh(x @ w))
+    exported = jax.export.export(jax.jit(low), platforms=("cpu", "cuda", "tpu"))(A["w"], A["x"])
+    again = jax.export.deserialize(exported.serialize())
+    chex.assert_trees_all_close(again.call(A["w"], A["x"]), jax.jit(low)(A["w"], A["x"]))
+    closed = trace(lambda x: low(A["w"], x), A["x"])
+    assert quantized(closed) == [(M, K)]  # the weight is quantized when the program is traced
+
+
+def test_an_inner_autocast_is_left_alone():
+    inner = float8(layer)
+    fn = autocast(lambda w, x: jnp.tanh(inner(w, x)) @ w.T, policy=BF16)
+    jaxpr = trace(fn, A["w"], A["x"])
+    assert len(dots(jaxpr)) == 1
+    assert len(casts(jaxpr, jnp.float32, jnp.bfloat16)) >= 1
