@@ -11,9 +11,7 @@ from .inspect import (
     tune,
 )
 from .loss_scaling import (
-    FiniteGradients,
     LossScale,
-    LossScalingState,
     dynamic_loss_scaling,
     finite_value_and_grad,
     loss_scale,
@@ -48,10 +46,8 @@ __all__ = [
     "CastPolicy",
     "Decision",
     "EquationView",
-    "FiniteGradients",
     "Float8",
     "LossScale",
-    "LossScalingState",
     "Policy",
     "autocast",
     "cast_params",

@@ -6,7 +6,7 @@ import jmp
 import numpy as np
 from jax import lax
 
-from jmp_autocast import BF16, CastPolicy, Decision, Policy, autocast, register_policy
+from jmp_autocast import BF16, CastPolicy, Decision, Float8, Policy, autocast, register_policy
 
 from .row import Row, loss
 from .transform_rows import Unhashable
@@ -70,6 +70,23 @@ ROWS = [
         ValueError,
         "weight_gradients | 'bfloat16' | one of | 'compute'",
         weight_gradients="bfloat16",
+    ),
+    _policy(
+        "matmul", ValueError, "matmul | 'float9' | 'float8', a Float8 or | mean", matmul="float9"
+    ),
+    Row(
+        "Float8",
+        "a dtype of gradients",
+        lambda w: Float8(gradient="e4m2"),
+        ValueError,
+        "Float8.gradient | 'e4m2' | must be one of 'e5m2' | mean 'e5m2'",
+    ),
+    Row(
+        "Float8",
+        "no multiple",
+        lambda w: Float8(multiple=True),
+        TypeError,
+        "Float8.multiple | True of type bool | must be an integer | such as 16",
     ),
     _policy(
         "a mapping of rules",

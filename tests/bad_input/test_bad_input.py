@@ -36,9 +36,9 @@ ROOMS = (
 ROWS = [row for room in ROOMS for row in room.ROWS]
 
 # The library makes these, and users only read them.
-RESULTS = {"EquationView", "FiniteGradients", "LossScalingState"}
+RESULTS = {"EquationView"}
 # Rows about policies and their members go by the name of what takes them.
-GIVEN_TO_OTHERS = {"CastPolicy", "FP16"}
+GIVEN_TO_OTHERS = {"CastPolicy", "FP16", "FP8"}
 WITHOUT_ARGUMENTS = {"full_precision"}
 
 

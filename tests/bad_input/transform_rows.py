@@ -9,7 +9,15 @@ import numpy as np
 from flax import nnx
 from jax.extend.core import Primitive
 
-from jmp_autocast import BF16, CastPolicy, Policy, autocast, compute_precision, keep_less
+from jmp_autocast import (
+    BF16,
+    CastPolicy,
+    Policy,
+    autocast,
+    cast_params,
+    compute_precision,
+    keep_less,
+)
 from jmp_autocast.integrations import linen
 from jmp_autocast.integrations.nnx import autocast as nnx_autocast
 
@@ -328,5 +336,27 @@ ROWS = [
             ("None", None, "None"),
             ("a function", loss, "<function loss"),
         )
+    ),
+    # Stored parameters.
+    Row(
+        "cast_params",
+        "the parameters first",
+        lambda w: cast_params(w.params, loss, X),
+        TypeError,
+        "cast_params | of type dict | takes a callable | function itself, then the parameters",
+    ),
+    Row(
+        "cast_params",
+        "two policies",
+        lambda w: cast_params(autocast(loss_at_call), w.params, X, policy=BF16),
+        ValueError,
+        "cast_params | policy= | has already wrapped with its own | Leave policy out",
+    ),
+    Row(
+        "cast_params",
+        "a check of shapes",
+        lambda w: cast_params(loss_at_call, w.params, jax.eval_shape(lambda: X), check=True),
+        ValueError,
+        "check=True | runs the program | needs arrays | for all arguments",
     ),
 ]
