@@ -40,7 +40,7 @@ class NoContext:
         """Is never reached; the statement ``with`` looks for it first."""
 
 
-class Decorator(NoContext, functools.partial):
+class Decorator(NoContext, functools.partial[Any]):
     """What `autocast` returns without a function."""
 
 

@@ -34,7 +34,9 @@ _LETTER = re.compile(r"[wWbB]\d*|[wW]_.*")
 _DATA, _NOTHING, _LETTERS, _PARAMS = range(4)
 
 
-def guessed_params(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> set:
+def guessed_params(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> set[int | str]:
     """Returns the positions and keywords of the arguments that hold parameters.
 
     Args:

@@ -238,7 +238,7 @@ def opened(
     return kind_of(fn, args, kwargs).opened(fn, (), args, kwargs)
 
 
-ANNOTATED = jax.make_user_context(False)
+ANNOTATED: Any = jax.make_user_context(False)
 """While it is True, each emitted equation carries the reason of its plan on the name stack.
 
 A user context is part of the key of JAX's caches: programs that run never have these names.

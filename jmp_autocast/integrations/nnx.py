@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
 from ..arguments import Opened
@@ -118,8 +119,17 @@ class NNXAutocast(Autocast):
             return call.finish((cast_leaves(out, wanted), changed, after))
 
     # The tools open calls through these two; the objects among the arguments stay as they are.
-    takes = staticmethod(holds_objects)
-    opened = staticmethod(opened)
+    @staticmethod
+    def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """True for a call with NNX objects among its arguments, or in its function."""
+        return holds_objects(fn, args, kwargs)
+
+    @staticmethod
+    def opened(
+        fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[Opened]:
+        """Takes the state out of the objects of a call; it comes back behind it."""
+        return opened(fn, params, args, kwargs)
 
     def _options_of(self, call: Opened) -> Options:
         return without_output_dtype(super()._options_of(call))

@@ -47,7 +47,10 @@ class Graph:
     def __init__(
         self, tree: Any, leaves: list[str | None], graphdef: Any, state: list[Any]
     ) -> None:
-        self.tree, self.leaves, self.graphdef, self.state = tree, leaves, graphdef, state
+        self.tree: Any = tree
+        self.leaves: list[str | None] = leaves
+        self.graphdef: Any = graphdef
+        self.state: list[Any] = state
 
     def _key(self) -> tuple[Any, ...]:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -269,7 +270,7 @@ def split_key(data: jax.Array, tree: Any) -> tuple[jax.Array, Any]:
     return jax.random.key_data(key), structure.unflatten(keys)
 
 
-WIDE_READERS = {
+WIDE_READERS: dict[type[Any], Callable[[Any, Any], Any]] = {
     MasterWeightsState: _master,
     KahanState: _compensated,
     StochasticRoundingState: _as_stored,

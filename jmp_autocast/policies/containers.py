@@ -25,7 +25,7 @@ def as_tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...
     raise wrong_type(f"{argument} must be a tuple of {what}", value, fix)
 
 
-def as_mapping(value: Any, argument: str) -> Mapping:
+def as_mapping(value: Any, argument: str) -> Mapping[Any, Any]:
     """Returns a mapping.
 
     Raises:

@@ -57,7 +57,7 @@ class Planner:
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
         self._reached: Memo = {}
         # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
-        self.guards_products = False
+        self.guards_products: bool = False
         self._has_rules = False
         self._last: frozenset[int] = frozenset()
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
