@@ -241,7 +241,8 @@ def flatten(
         full = [next(arrays) if static is None else static[0] for static in result["leaves"]]
         return jax.tree_util.tree_unflatten(result["tree"], full)
 
-    traceable.__name__ = name_of(fn)
+    # JAX takes names that UTF-8 can hold.
+    traceable.__name__ = name_of(fn).encode(errors="backslashreplace").decode()
     # JAX's errors name the user's function and arguments: "batch", not "args[1]".
     traceable.__dict__["__wrapped__"] = fn
     traceable.__dict__["__signature__"] = _flat_signature(fn, paths)

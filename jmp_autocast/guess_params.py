@@ -21,7 +21,7 @@ from .policies.callables import name_of, signature_of
 # The last word of a name says what it is: `model_inputs` are inputs, `target_params` parameters.
 _PARAM_WORDS = frozenset(
     "param params parameters weights theta model models module net network variables vars "
-    "generator discriminator critic actor teacher student".split()
+    "trainable generator discriminator critic actor teacher student".split()
 )
 _DATA_WORDS = frozenset(
     "batch batches minibatch data x xs y ys input inputs image images pixels tokens ids token "
@@ -91,7 +91,10 @@ def _names(fn: Callable[..., Any], count: int) -> dict[Any, str]:
 
 def _evidence(name: str, tree: Any) -> int:
     """Returns how much speaks for an argument's being parameters, from `_DATA` to `_PARAMS`."""
-    for word in reversed(name.lower().replace("state_dict", "params").split("_")):
+    words = name.lower().replace("state_dict", "params").split("_")
+    if "non" in words:  # Keras's `non_trainable_variables`: statistics
+        return _DATA
+    for word in reversed(words):
         if word in _PARAM_WORDS or word in _DATA_WORDS:
             return _PARAMS if word in _PARAM_WORDS else _DATA
     # A model that is a pytree, such as Equinox's, is called.

@@ -13,12 +13,15 @@ from .test_public_names import names_used
 INTEGRATIONS = pathlib.Path(__file__).parents[2] / "jmp_autocast" / "integrations"
 COMPAT = INTEGRATIONS / "flax_compat.py"
 
-# What the integrations use of Flax's reference (flax.readthedocs.io) and of its guide to pytrees.
+# What the integrations use of Flax's reference (flax.readthedocs.io) and of its guides to pytrees
+# and to randomness.
 DOCUMENTED = frozenset(
     """
     flax.linen flax.linen.Module flax.errors flax.errors.TraceContextError
-    flax.nnx flax.nnx.Module flax.nnx.Param flax.nnx.Pytree flax.nnx.Variable flax.nnx.data
-    flax.nnx.from_flat_state flax.nnx.is_data flax.nnx.update
+    flax.nnx flax.nnx.All flax.nnx.DiffState flax.nnx.Module flax.nnx.Not flax.nnx.Optimizer
+    flax.nnx.Param flax.nnx.Pytree flax.nnx.RngState flax.nnx.Variable flax.nnx.data
+    flax.nnx.from_flat_state flax.nnx.grad flax.nnx.is_data flax.nnx.state flax.nnx.to_flat_state
+    flax.nnx.update
     """.split()
 )
 

@@ -30,6 +30,7 @@ def _named(*names):
         (("batch", "model_inputs"), (PLAIN, PLAIN), {}, set()),
         (("generator", "batch_stats", "critic"), (PLAIN, PLAIN, PLAIN), {}, {0, 2}),
         (("x", "state_dict"), ((X, X), PLAIN), {}, {1}),
+        (("trainable_variables", "non_trainable_variables", "x"), ([X], [X], X), {}, {0}),
         (("x",), (X,), {"params": PLAIN}, {"params"}),
         # By what is in it.
         (("a", "b"), ({"image": X, "label": X}, LAYER), {}, {1}),
