@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 import types
@@ -19,7 +20,7 @@ mark_frames(__file__)
 W = TypeVar("W", bound="Wrapper")
 
 
-class Wrapper:
+class Wrapper(abc.ABC):
     """A function with options; a subclass says what a call does.
 
     Args:
@@ -41,9 +42,9 @@ class Wrapper:
         self._fn = fn
         self._options = options
 
+    @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, as the subclass says."""
-        raise NotImplementedError
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the wrapper as a method."""

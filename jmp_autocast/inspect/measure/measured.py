@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ...interpreters.compat import body_of, is_array_aval, name_stack, scope_names, source_line
-from ...interpreters.primitives.accumulate import contraction_in
+from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies, is_call
 from ...interpreters.primitives.traits import having
 from ...scopes import read_mark

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ...interpreters.plan.symbolic_sizes import element_count
-from ...interpreters.primitives.accumulate import contraction_in
+from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.reading import flops
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import COMPUTE_DTYPES, DATA_MOVEMENT, FLOAT32, STRUCTURAL

@@ -9,7 +9,7 @@ from typing import Any
 from ...arguments import name_of
 from ...interpreters.compat import source_line
 from ...interpreters.plan.walk import Visit
-from ...interpreters.primitives.accumulate import contraction_in
+from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies
 from ...policies import STRUCTURAL, CastPolicy, Policy
 from .jaxprs import flops_of, nbytes_of

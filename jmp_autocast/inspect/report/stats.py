@@ -9,7 +9,7 @@ from typing import Any
 
 from ...arguments import check_function, flatten
 from ...interpreters.compat import fresh_make_jaxpr
-from ...interpreters.primitives.accumulate import contraction_in
+from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...transform import opened
 from ..export import scaled, table

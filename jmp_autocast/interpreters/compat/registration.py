@@ -33,8 +33,8 @@ def zero_tangent(x: Any) -> Any:
 def define_primitive(
     name: str,
     *,
-    value: Callable[..., Any],
     aval: Callable[..., Any],
+    value: Callable[..., Any] | None = None,
     jvp: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
     batch: Callable[..., Any] | None = None,
@@ -43,8 +43,8 @@ def define_primitive(
 
     Args:
         name: The primitive's name, as jaxprs print it.
-        value: Computes the result from arrays, outside any trace.
         aval: Computes the abstract value of the result from those of the operands.
+        value: Computes the result from arrays, outside any trace; None to compile the lowering.
         jvp: From primals and tangents to the result and its tangent.
         transpose: From the cotangent and the operands, which are undefined where the result is
             linear in them, to their cotangents.
@@ -54,7 +54,7 @@ def define_primitive(
         The primitive; it still needs a lowering.
     """
     primitive = Primitive(name)
-    primitive.def_impl(value)
+    primitive.def_impl(value or _compiled(primitive))
     primitive.def_abstract_eval(aval)
     if jvp is not None:
         ad.primitive_jvps[primitive] = jvp
@@ -63,6 +63,16 @@ def define_primitive(
     if batch is not None:
         batching.primitive_batchers[primitive] = batch
     return primitive
+
+
+def _compiled(primitive: Any) -> Callable[..., Any]:
+    """Returns what runs a primitive alone: compiled once for each set of parameters."""
+
+    @functools.lru_cache(maxsize=4096)
+    def compiled(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+        return jax.jit(functools.partial(primitive.bind, **dict(params)))
+
+    return lambda *operands, **params: compiled(tuple(params.items()))(*operands)
 
 
 def acts_on_each_element(primitive: Any) -> None:

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from ...policies import CONTRACTIONS, FLOAT32
-from ..compat import Tracer, bind, body_of, inlined, jaxpr_as_fun, literal_value, with_dtype
+from ...policies import FLOAT32
+from ..compat import Tracer, bind, inlined, jaxpr_as_fun, literal_value, with_dtype
 from ..compat.registration import (
     add_tangents,
     at_front,
@@ -30,12 +30,12 @@ from ..compat.registration import (
     is_zero,
     lowers_by_platform,
     runs_elsewhere_as,
-    saved_as,
     transposed_by,
     zero_tangent,
 )
 from .cached_bind import bind_cached
 from .evaluate import evaluate
+from .held_contraction import contraction_aval, contraction_of, holds_contraction
 from .source_view import source_view
 
 
@@ -270,43 +270,6 @@ def _traced(function: Callable[..., Any], avals: tuple[Any, ...], mesh: Any) -> 
     return jax.make_jaxpr(function)(*avals)
 
 
-def _aval(*avals: Any, jaxpr: Any, out: np.dtype, **_: Any) -> Any:
-    return with_dtype(jaxpr.out_avals[0], out)
-
-
-def _value(*operands: Any, **params: Any) -> Any:
-    return _compiled(tuple(params.items()))(*operands)
-
-
-@functools.lru_cache(maxsize=4096)
-def _compiled(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    return jax.jit(functools.partial(accumulate_p.bind, **dict(params)))
-
-
-_HOLDS_CONTRACTION = ("accumulate", "float8_dot")
-
-
-def contraction_in(eqn: Any) -> Any:
-    """Returns the matmul or convolution of an equation that autocast emits for one.
-
-    Its jaxpr declares the dtype of a rounded result; the equation has the one that it returns.
-
-    Args:
-        eqn: The equation.
-
-    Returns:
-        The equation of the contraction, None for an equation of another primitive.
-    """
-    if eqn.primitive.name not in _HOLDS_CONTRACTION:
-        return None
-    return _contraction(eqn.params["jaxpr"])
-
-
-def _contraction(jaxpr: Any) -> Any:
-    (eqn,) = (e for e in body_of(jaxpr).eqns if e.primitive.name in CONTRACTIONS)
-    return eqn
-
-
 def _lowered(
     *operands: Any, widen: bool, jaxpr: Any, low: np.dtype, out: np.dtype, sources: tuple[int, ...]
 ) -> Any:
@@ -314,7 +277,7 @@ def _lowered(
 
     With ``widen`` the contraction reads its operands in ``out``, too: the same products and sums.
     """
-    contraction = _contraction(jaxpr)
+    contraction = contraction_of(jaxpr)
 
     def step(i: int, eqn: Any, xs: list[Any]) -> Sequence[Any]:
         params = eqn.params
@@ -337,7 +300,7 @@ def _lowered(
 
 
 accumulate_p: Any = define_primitive(
-    "accumulate", value=_value, aval=_aval, jvp=_jvp, transpose=_transpose, batch=_batch
+    "accumulate", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
 # XLA:CPU lacks the bfloat16 matmul with a float32 result in some layouts ("Unsupported element type
 # for DotThunk::Execute", JAX 0.10 to 0.12), and chooses the layouts itself: there it widens.
@@ -346,5 +309,5 @@ lowers_by_platform(
     default=functools.partial(_lowered, widen=False),
     cpu=functools.partial(_lowered, widen=True),
 )
-saved_as(accumulate_p, contraction_in)
+holds_contraction(accumulate_p)
 runs_elsewhere_as(accumulate_p, functools.partial(_lowered, widen=False))

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from ...policies import E4M3, FLOAT32, Float8
-from ..compat import body_of, with_dtype
+from ..compat import with_dtype
 from ..compat.registration import (
     add_tangents,
     at_front,
@@ -26,12 +26,12 @@ from ..compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_by_platform,
-    saved_as,
     zero_tangent,
 )
-from .accumulate import contraction_in, tangent_contraction
+from .accumulate import tangent_contraction
 from .dot_dimensions import batched, kept, transposed
 from .float8_scale import quantize, with_common_scale
+from .held_contraction import contraction_aval, contraction_of, holds_contraction
 from .tangent_carrier import tangent_carrier
 
 
@@ -164,7 +164,7 @@ def _transpose(
         return result
     other = _factors(operands, raw)[1 - raw]
     dtype = recipe.gradient_dtype if other.values.dtype == E4M3 else E4M3
-    ranks = [v.aval.ndim for v in _invars(jaxpr)]
+    ranks = _ranks(jaxpr)
     numbers, order = transposed(contraction_numbers(jaxpr), ranks, raw)
     factors = [other, other]
     factors[raw] = Factor(cotangent, *quantize(cotangent, dtype))
@@ -192,7 +192,7 @@ def _batch(
 ) -> tuple[Any, int]:
     size = batch_size(operands, dims)
     pairs = zip(_factors(operands, raw), _factors(dims, raw), strict=True)
-    ranks = [v.aval.ndim for v in _invars(jaxpr)]
+    ranks = _ranks(jaxpr)
     mapped = [_mapped(*pair, rank, size) for pair, rank in zip(pairs, ranks, strict=True)]
     factors, is_mapped = zip(*mapped, strict=True)
     numbers, at = batched(contraction_numbers(jaxpr), ranks, is_mapped)
@@ -223,13 +223,11 @@ def _mapped(factor: Factor, dims: Factor, rank: int, size: int) -> tuple[Factor,
 
 def contraction_numbers(jaxpr: Any) -> Any:
     """Returns the dimension numbers of the one ``dot_general`` of a jaxpr."""
-    (eqn,) = body_of(jaxpr).eqns
-    return eqn.params["dimension_numbers"]
+    return contraction_of(jaxpr).params["dimension_numbers"]
 
 
-def _invars(jaxpr: Any) -> Any:
-    (eqn,) = body_of(jaxpr).eqns
-    return eqn.invars
+def _ranks(jaxpr: Any) -> list[int]:
+    return [v.aval.ndim for v in contraction_of(jaxpr).invars]
 
 
 def _dot_jaxpr(dimension_numbers: Any, *avals: Any) -> Any:
@@ -243,19 +241,6 @@ def _traced(dimension_numbers: Any, avals: tuple[Any, ...], mesh: Any) -> Any:
         lax.dot_general, dimension_numbers=dimension_numbers, preferred_element_type=FLOAT32
     )
     return jax.make_jaxpr(dot)(*avals)
-
-
-def _aval(*avals: Any, jaxpr: Any, out: np.dtype, **_: Any) -> Any:
-    return with_dtype(jaxpr.out_avals[0], out)
-
-
-def _value(*operands: Any, **params: Any) -> Any:
-    return _compiled(tuple(params.items()))(*operands)
-
-
-@functools.lru_cache(maxsize=4096)
-def _compiled(params: tuple[tuple[str, Any], ...]) -> Any:
-    return jax.jit(functools.partial(float8_dot_p.bind, **dict(params)))
 
 
 def _lowered(
@@ -304,7 +289,7 @@ def _lowered(
 
 
 float8_dot_p: Any = define_primitive(
-    "float8_dot", value=_value, aval=_aval, jvp=_jvp, transpose=_transpose, batch=_batch
+    "float8_dot", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
 # XLA:CPU has no products of 8-bit operands with a 16-bit result in all layouts, as `accumulate`
 # has it with 16-bit operands: there it widens.
@@ -313,4 +298,4 @@ lowers_by_platform(
     default=functools.partial(_lowered, widen=False),
     cpu=functools.partial(_lowered, widen=True),
 )
-saved_as(float8_dot_p, contraction_in)
+holds_contraction(float8_dot_p)

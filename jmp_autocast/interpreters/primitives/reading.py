@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from ...policies.precisions import is_algorithm, precision_of
-from .accumulate import contraction_in
+from .held_contraction import contraction_in
 from .traits import having
 
 _CONTRACTIONS = having("contracts")

@@ -1,0 +1,45 @@
+"""Primitives of our own that stand for one contraction, which their parameter ``jaxpr`` holds.
+
+The jaxpr declares the dtype of a rounded result; the equation says in ``out`` which one it returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...policies import CONTRACTIONS
+from ..compat import body_of, with_dtype
+from ..compat.registration import saved_as
+
+_HOLDERS: set[str] = set()
+
+
+def holds_contraction(primitive: Any) -> None:
+    """Makes reports and checkpoint policies treat a primitive as the contraction that it holds."""
+    _HOLDERS.add(primitive.name)
+    saved_as(primitive, contraction_in)
+
+
+def contraction_in(eqn: Any) -> Any:
+    """Returns the matmul or convolution of an equation that autocast emits for one.
+
+    Args:
+        eqn: The equation.
+
+    Returns:
+        The equation of the contraction, None for an equation of another primitive.
+    """
+    return contraction_of(eqn.params["jaxpr"]) if eqn.primitive.name in _HOLDERS else None
+
+
+def contraction_of(jaxpr: Any) -> Any:
+    """Returns the one contraction of a jaxpr."""
+    (eqn,) = (e for e in body_of(jaxpr).eqns if e.primitive.name in CONTRACTIONS)
+    return eqn
+
+
+def contraction_aval(*avals: Any, jaxpr: Any, out: np.dtype, **_: Any) -> Any:
+    """Returns the abstract value of the result: that of the jaxpr, in dtype ``out``."""
+    return with_dtype(jaxpr.out_avals[0], out)
