@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from . import arguments
-from .backend import Choice, choose
+from .backend import Choice, choose_for, default_device
 from .interpreters.compat import Tracer, mark_frames
 from .interpreters.keep.choice import ResidualChoice, as_choice
 from .outputs import check_output_dtype
@@ -49,7 +49,7 @@ class Options:
         """
         if not self.auto:
             return self.policy, None
-        choice = choose()
+        choice = choose_for(default_device())
         dtype = choice.dtype or self.policy.compute_dtype
         return dataclasses.replace(self.policy, compute_dtype=dtype), choice
 

@@ -1,7 +1,6 @@
 """Which products run in 8 bits, why the others do not, and what reports say of both."""
 
 import dataclasses
-import types
 import warnings
 
 import jax
@@ -23,6 +22,7 @@ from jmp_autocast import (
     full_precision,
     op_stats,
 )
+from jmp_autocast.backend import Device
 from jmp_autocast.interpreters.plan import float8_units
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import normal
@@ -167,9 +167,7 @@ DEVICES = {
 @pytest.mark.parametrize("name", DEVICES)
 def test_backends_without_units(name, monkeypatch):
     platform, kind, capability, message = DEVICES[name]
-    device = types.SimpleNamespace(
-        platform=platform, device_kind=kind, compute_capability=capability
-    )
+    device = Device(platform, kind, capability)
     monkeypatch.setattr(float8_units, "default_device", lambda: device)
     fn, policy = lambda p, x: x @ p["w"], recipe(emulate=False)
     if message is None:

@@ -20,6 +20,7 @@ LAW = {
     "interpreters/compat": set(),
     "interpreters/primitives": {"interpreters/compat", "policies"},
     "interpreters/plan": {
+        "backend",
         "interpreters/primitives",
         "interpreters/compat",
         "policies",

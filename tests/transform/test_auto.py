@@ -6,7 +6,7 @@ import pytest
 
 import jmp_autocast.options
 from jmp_autocast import BF16, FP16, autocast, compute_precision, explain
-from jmp_autocast.backend import choose, choose_for
+from jmp_autocast.backend import Device, choose_for, default_device
 from tests.support.jaxprs import dot_dtypes
 
 X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
@@ -28,10 +28,10 @@ X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
     ],
 )
 def test_the_hardware_decides(device, dtype, reason, monkeypatch):
-    choice = choose_for(*device)
+    choice = choose_for(Device(*device))
     assert choice.dtype == (None if dtype is None else jnp.dtype(dtype))
     assert reason in choice.reason
-    monkeypatch.setattr(jmp_autocast.options, "choose", lambda: choice)
+    monkeypatch.setattr(jmp_autocast.options, "default_device", lambda: Device(*device))
     # Asked when it is traced, whatever dtype the policy names.
     fn = autocast(jnp.matmul, compute_dtype="auto", policy=FP16)
     report = explain(fn, X, X)
@@ -41,7 +41,7 @@ def test_the_hardware_decides(device, dtype, reason, monkeypatch):
 
 
 def test_on_this_backend_nothing_is_lowered_but_what_a_scope_names():
-    assert choose().dtype is None
+    assert choose_for(default_device()).dtype is None
 
     def fn(x):
         with compute_precision(jnp.bfloat16):

@@ -14,15 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from ...interpreters.compat import source_line
+from ...interpreters.primitives.structure import runs_again
 from ...interpreters.rewrite.values import Value
 from ...policies import CALLS
 from .measured import MeasuredEquation, described, is_measurable, user_scopes
 from .programs import Program
 from .side_by_side import SideBySide, Site, Values, refs_of
-
-# A checkpoint is a call, too, but its equations run again in the backward pass: a zero added inside
-# would be one of its residuals, and the program would no longer be the one that trains.
-_ENTERED = CALLS - {"remat2", "checkpoint", "remat_opt"}
 
 
 class Tap(NamedTuple):
@@ -75,8 +72,12 @@ class Tapper(SideBySide[tuple[str, ...]]):
         return [value.arrays[0] for value in outputs]
 
     def enters(self, eqn: Any) -> bool:
-        """True for a call."""
-        return eqn.primitive.name in _ENTERED
+        """True for a call, but not for a checkpoint.
+
+        Its equations run again in the backward pass: a zero added inside would be one of its
+        residuals, and the program would no longer be the one that trains.
+        """
+        return eqn.primitive.name in CALLS and not runs_again(eqn)
 
     def inside(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
         """Runs what a call holds, within the scopes around the call."""

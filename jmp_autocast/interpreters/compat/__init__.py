@@ -46,7 +46,6 @@ __all__ = [
     "body_of",
     "call_with_operands",
     "collective_axes",
-    "compute_capability",
     "consts_of",
     "current_name_stack",
     "dce_jaxpr",
@@ -346,14 +345,6 @@ def device_varying(tree: Any, axes: Any = None) -> Any:
 def varying_axes(x: Any) -> frozenset[str]:
     """Returns the mesh axes along which an array in a ``shard_map`` differs."""
     return jax.typeof(x).mat.varying
-
-
-# --- devices --------------------------------------------------------------------------------
-
-
-def compute_capability(device: Any) -> str:
-    """Returns the compute capability of a GPU, such as "9.0" or "gfx942"; not documented by JAX."""
-    return str(device.compute_capability)
 
 
 # --- primitives -----------------------------------------------------------------------------

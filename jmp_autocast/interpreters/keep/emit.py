@@ -233,7 +233,7 @@ def _is_entered(eqn: Any) -> bool:
     """
     name = eqn.primitive.name
     structure = STRUCTURES.get(name)
-    if structure is None or name in ("remat2", "checkpoint", "remat_opt", "while"):
+    if structure is None or structure.runs_again or name == "while":
         return False
     return name == "shard_map" or (structure.rebind is not None and not structure.has_rule)
 

@@ -81,6 +81,7 @@ class Structure:
         is_call: To run its one body on the operands gives the results.
         isolates: No copy made outside is handed in: the body has a trace of its own.
         has_rule: It has a derivative rule of the user's own.
+        runs_again: A backward pass runs its body again, as the user asked: a checkpoint.
     """
 
     bodies: Callable[[Any], tuple[Body, ...]]
@@ -88,6 +89,7 @@ class Structure:
     is_call: bool = False
     isolates: bool = False
     has_rule: bool = False
+    runs_again: bool = False
 
 
 STRUCTURES: dict[str, Structure] = {}
@@ -126,6 +128,12 @@ def has_rule(eqn: Any) -> bool:
     """Returns whether an equation has a derivative rule of the user's own."""
     structure = STRUCTURES.get(eqn.primitive.name)
     return structure is not None and structure.has_rule
+
+
+def runs_again(eqn: Any) -> bool:
+    """Returns whether an equation is a checkpoint: a backward pass runs what it holds again."""
+    structure = STRUCTURES.get(eqn.primitive.name)
+    return structure is not None and structure.runs_again
 
 
 def iterations(eqn: Any) -> int:
@@ -178,9 +186,8 @@ def _rebind_call(
     (jaxpr,), (more,) = jaxprs, copies
     # The new operands are copies of others: they have the same shardings, and are not donated.
     params = call_with_operands(eqn.params, [copy.operand for copy in more])
-    # `remat` takes an open jaxpr; ours has no constants, or `open_jaxpr` says so.
-    is_open = eqn.primitive.name in ("remat2", "checkpoint")
-    params[_key(eqn)] = open_jaxpr(jaxpr) if is_open else jaxpr
+    # A checkpoint takes an open jaxpr; ours has no constants, or `open_jaxpr` says so.
+    params[_key(eqn)] = open_jaxpr(jaxpr) if runs_again(eqn) else jaxpr
     return [*operands, *(copy.array for copy in more)], params
 
 
@@ -190,10 +197,11 @@ STRUCTURES.update(
         "jit closed_call core_call call eval_jaxpr compute_on xla_metadata_call".split(), _CALL
     )
 )
-STRUCTURES.update(dict.fromkeys(("remat2", "checkpoint"), _CALL))
+_CHECKPOINT = dataclasses.replace(_CALL, runs_again=True)
+STRUCTURES.update(dict.fromkeys(("remat2", "checkpoint"), _CHECKPOINT))
 # The forward rule of a `custom_vjp` with `optimize_remat`. The equation can also compute the
 # function again without its residuals, so it is never bound with another jaxpr: it is inlined.
-STRUCTURES["remat_opt"] = Structure(_call_bodies, is_call=True)
+STRUCTURES["remat_opt"] = dataclasses.replace(_CHECKPOINT, rebind=None)
 STRUCTURES["custom_jvp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)
 STRUCTURES["custom_vjp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)
 STRUCTURES["custom_vmap_call"] = Structure(_call_bodies, is_call=True, isolates=True)
