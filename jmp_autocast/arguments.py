@@ -164,6 +164,11 @@ class Call:
     traceable: Callable[..., list[Any]]
     unflatten: Callable[[Sequence[Any]], Any]
 
+    @property
+    def shapes(self) -> list[Any]:
+        """What stands for the arrays where nothing is computed: each has a shape and a dtype."""
+        return [x if hasattr(x, "shape") else jax.typeof(x) for x in self.arrays]
+
 
 class Opened(NamedTuple):
     """A call as a function of arrays and the rest, with the state of its objects taken out.

@@ -73,7 +73,7 @@ def sections(program: Program, settings: tuple[Setting, ...]) -> dict[str, str]:
 def _sections(program: Program, settings: tuple[Setting, ...]) -> Iterator[tuple[str, str]]:
     try:
         fn, args = program.build()
-    except Exception as error:
+    except Exception as error:  # a program may be refused in any way: that is recorded, too
         yield "build", f"raises {first_line_of(error)}"
         return
     arguments = Arguments(args, program.derive)
@@ -126,7 +126,7 @@ def _explained(title: str, wrapper: Any, args: Any) -> Iterator[tuple[str, str]]
 def _or_error(text: Callable[[], str]) -> str:
     try:
         return text()
-    except Exception as error:
+    except Exception as error:  # likewise
         return f"raises {first_line_of(error)}"
 
 

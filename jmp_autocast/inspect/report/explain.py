@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from jax.typing import DTypeLike
 
 from ...arguments import check_function, name_of
@@ -76,12 +75,12 @@ def explain(
     """
     chosen = tool_options(compute_dtype, policy, level)
     wrapper = looked_at(fn, chosen, "explain", args, kwargs)
-    if chosen is None and wrapper is not fn:
-        with ANNOTATED(True):
-            planned = wrapper.planned(*args, **kwargs)
-            if holds_autocast(planned.closed):
-                return _as_it_runs(name_of(fn), planned, wrapper.policy)
-    planned, chosen = wrapper.planned(*args, **kwargs), wrapper.policy
+    as_it_runs = chosen is None and wrapper is not fn
+    with ANNOTATED(as_it_runs):  # which changes nothing in a program that holds no autocast
+        planned = wrapper.planned(*args, **kwargs)
+    if as_it_runs and holds_autocast(planned.closed):
+        return _as_it_runs(name_of(fn), planned, wrapper.policy)
+    chosen = wrapper.policy
     visits = walk_plan(planned.plan, planned.call.paths)
     rows = tuple(rows_of(visits, chosen))
     unmatched = unmatched_patterns(chosen, {visit.scope for visit in visits})
@@ -130,8 +129,8 @@ def looked_at(
     if options is not None:
         raise ValueError(
             f"{by} got policy= (or compute_dtype=, level=) for a function that autocast has "
-            "already wrapped with its own. "
-            "Leave policy out, and compute_dtype and level, or pass the function that was wrapped."
+            "already wrapped with its own. Leave policy out, and compute_dtype and level, or pass "
+            "the function that was wrapped."
         )
     return fn
 
@@ -140,7 +139,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
     plan = planned.plan
     flops, low_flops, float8_flops = contraction_flops(rows)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
-    shapes = [jax.typeof(x) if not hasattr(x, "shape") else x for x in planned.call.arrays]
+    shapes = planned.call.shapes
     # Casts are counted in the program that runs: one cast serves all readers of a value, and a plan
     # asks for one per reader.
     rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)

@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import jax
-
 from ... import arguments
 from ...arguments import check_function, name_of
 from ...interpreters import Source
@@ -184,12 +182,12 @@ def kept_of(planned: PlannedCall, name: str) -> KeptReport:
         planned: The planned call.
         name: The function's name.
     """
-    closed = fresh_make_jaxpr(planned.declared, *_shapes(planned.call))
+    closed = fresh_make_jaxpr(planned.declared, *planned.call.shapes)
     return _report(name, closed, planned.call, planned.residuals)
 
 
 def _report(name: str, closed: Any, call: arguments.Call, choice: ResidualChoice) -> KeptReport:
-    shapes, is_param = _shapes(call), [source is Source.PARAM for source in call.sources]
+    shapes, is_param = call.shapes, [source is Source.PARAM for source in call.sources]
     emitter = Emitter(choice)
 
     def counted(program: Callable[..., Any]) -> Residuals:
@@ -207,7 +205,3 @@ def _report(name: str, closed: Any, call: arguments.Call, choice: ResidualChoice
         tuple(kept_arrays(emitter.planned)),
         tuple(islands(emitter.planned)),
     )
-
-
-def _shapes(call: arguments.Call) -> list[Any]:
-    return [jax.typeof(x) if not hasattr(x, "shape") else x for x in call.arrays]

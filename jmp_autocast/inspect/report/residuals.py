@@ -22,6 +22,7 @@ from .jaxprs import nbytes_of
 _MOVES = having("moves") | having("same") | {"convert_element_type", "source_view"}
 # What follows the first operand are indices, a padding value, or the same source in 16 bits.
 _FIRST = having("first")
+_ZEROS = having("zeros")
 
 
 class _Kind(enum.Enum):
@@ -122,8 +123,8 @@ def _kinds(jaxpr: Any, inputs: Sequence[_Kind]) -> list[_Kind]:
 def _of_equation(eqn: Any, given: Sequence[_Kind]) -> _Kind:
     if all(kind is _Kind.CONST for kind in given) and not eqn.effects:
         return _Kind.CONST
-    if eqn.primitive.name == "tangent_carrier":
-        return _Kind.CONST  # zeros, of which XLA keeps nothing
+    if eqn.primitive.name in _ZEROS:
+        return _Kind.CONST  # XLA keeps nothing of them
     arrays = given[:1] if eqn.primitive.name in _FIRST else given
     moved = eqn.primitive.name in _MOVES and _Kind.OTHER not in arrays
     return _Kind.PARAM if moved else _Kind.OTHER

@@ -120,6 +120,7 @@ class _Network:
 
     def cut(self, price: float) -> Cut:
         """Returns the minimum cut where a byte made again costs as much as ``price`` bytes kept."""
+        # Here, so that programs without a plan of residuals do not wait for the import of scipy.
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import maximum_flow
 

@@ -250,12 +250,12 @@ class Multiply8:
     Args:
         recipe: How the operands and derivatives are quantized.
         weight: The position of the weight, 0 or 1.
-        of_source: False where the gradient of the weight is rounded to the compute dtype.
+        of_sources: False where the gradient of the weight is rounded to the compute dtype.
     """
 
     recipe: Float8
     weight: int
-    of_source: bool = True
+    of_sources: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -112,8 +112,7 @@ def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
         low = _lower(policy, at, guarded=origin != "rules")
         plan = _accumulating(policy, at, low)
         if at.region.float8 is not None and name in _CONTRACTS and _is_rounded(low):
-            of_source = policy.weight_gradients == "float32"
-            plan = in_8_bits_or_why_not(at, plan, at.region.float8, of_source)
+            plan = in_8_bits_or_why_not(at, plan, at.region.float8, _contract(policy).of_sources)
     elif decision.policy is CastPolicy.FP32_APPEND_DTYPE and name in _CONTRACTS:
         plan = _with_float32_result(policy, _lower(policy, at, guarded=True), _ASKED)
     elif decision.policy in FULL_POLICIES:

@@ -15,7 +15,7 @@ from .region import Place
 
 
 def in_8_bits_or_why_not(
-    at: Place, plan: EquationPlan, recipe: Float8, of_source: bool
+    at: Place, plan: EquationPlan, recipe: Float8, of_sources: bool
 ) -> EquationPlan:
     """Returns the plan of a contraction in 8 bits, or the given one with what is in the way.
 
@@ -23,7 +23,7 @@ def in_8_bits_or_why_not(
         at: The equation, which the plan lowers.
         plan: Its plan in the compute dtype.
         recipe: The recipe that is in force where it stands.
-        of_source: Whether the gradient of the weight is the accumulator.
+        of_sources: Whether the gradient of the weight is the accumulator.
     """
     weights = [i for i in (0, 1) if at.given[i].is_weight]
     cause = _obstacle(at, weights, recipe)
@@ -31,7 +31,7 @@ def in_8_bits_or_why_not(
         return dataclasses.replace(plan, reason=Reason(ReasonCode.NOT_FLOAT8, cause))
     (weight,) = weights
     reason = Reason(ReasonCode.FLOAT8, f"operand {weight} is a weight", (weight,))
-    return dataclasses.replace(plan, action=Multiply8(recipe, weight, of_source), reason=reason)
+    return dataclasses.replace(plan, action=Multiply8(recipe, weight, of_sources), reason=reason)
 
 
 def _obstacle(at: Place, weights: list[int], recipe: Float8) -> str:

@@ -26,6 +26,7 @@ decision is made, in `interpreters/plan`.
 | first | its values are those of operand 0; the others are indices, padding, a copy of it |
 | whole | each element of operand 0 is in the result: both have one largest element |
 | same | it makes no value that its operands do not hold |
+| zeros | all elements of its result are zero; it has the derivative of its operand |
 | contracts | it multiplies and sums: what tensor cores are for |
 """
 
@@ -40,7 +41,7 @@ import numpy as np
 _NAMES = frozenset(
     """
     moves affine rounds clears feeds sums shifts chooses snaps replicates repeats damps saturates
-    log0 div1 redispatch first same whole contracts
+    log0 div1 redispatch first same whole zeros contracts
     """.split()
 )
 
@@ -96,7 +97,8 @@ _ROWS: dict[str, str] = {
     "optimization_barrier": "rounds same",
     "source_view": "first",
     "cpu_barrier": "same",
-    "accumulate float8_dot tangent_carrier": "",
+    "tangent_carrier": "zeros",
+    "accumulate float8_dot": "",
     # Considered: none of the traits holds.
     """exp exp2 expm1 one_minus_square polynomial asinh atan cosh sinh tan sin cos sqrt cbrt
     lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta

@@ -25,7 +25,7 @@ def multiplied_in_8_bits(eqn: Any, plan: EquationPlan, operands: list[Any]) -> A
     # first would round it twice. Derivatives are with respect to the weight in float32, and to the
     # activation in the compute dtype.
     sources = [
-        value.array if i == action.weight and action.of_source else value.read(dtype)
+        value.array if i == action.weight and action.of_sources else value.read(dtype)
         for i, (value, dtype) in enumerate(zip(operands, plan.operands, strict=True))
     ]
     lhs, rhs = (

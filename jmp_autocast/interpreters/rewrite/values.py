@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -109,11 +110,19 @@ class Value:
         return self.copies[dtype]
 
     def _quantized(self, key: CopyKey) -> dict[CopyKey, Any]:
-        dtype = key.values if isinstance(key, ScaleOf) else key
+        with self._where_made():
+            return copies_of(self.array, key.values if isinstance(key, ScaleOf) else key)
+
+    def _where_made(self) -> contextlib.AbstractContextManager[Any]:
+        """Where the copies are made: of a source that is no tracer, while the program is traced."""
         if self.source and not isinstance(self.array, Tracer):
-            with jax.ensure_compile_time_eval():
-                return copies_of(self.array, dtype)
-        return copies_of(self.array, dtype)
+            return jax.ensure_compile_time_eval()
+        # A user of the value may stand under another mesh: `x.at[i].set` of an explicitly sharded
+        # array runs under automatic axes.
+        mesh = jax.typeof(self.array).sharding.mesh
+        if mesh.empty or mesh == jax.sharding.get_abstract_mesh():
+            return contextlib.nullcontext()
+        return jax.sharding.use_abstract_mesh(mesh)
 
     def _cast(self, dtype: np.dtype) -> Any:
         # The mask of a jitted `where` comes as an operand; its value is known nevertheless.
@@ -123,15 +132,7 @@ class Value:
         if is_beyond and dtype == np.dtype(jnp.bfloat16):
             with jax.ensure_compile_time_eval():
                 return clamped_array(self.array)
-        if self.source and not isinstance(self.array, Tracer):
-            with jax.ensure_compile_time_eval():
-                return lax.convert_element_type(self.array, dtype)
-        # A user of the value may stand under another mesh: `x.at[i].set` of an explicitly sharded
-        # array runs under automatic axes.
-        mesh = jax.typeof(self.array).sharding.mesh
-        if mesh.empty or mesh == jax.sharding.get_abstract_mesh():
-            return cast(self.array, dtype)
-        with jax.sharding.use_abstract_mesh(mesh):
+        with self._where_made():
             return cast(self.array, dtype)
 
 
