@@ -37,9 +37,21 @@ def handwritten(marker: str) -> dict[str, dict[str, Table]]:
     return models
 
 
+def sections(prefix: str) -> list[tuple[str, str]]:
+    """Returns the markers that begin with a word, each with the text behind it, in their order."""
+    text = RESULTS.read_text(encoding="utf-8")
+    markers = re.findall(rf"<!-- ({prefix}.*) -->", text)
+    return [(marker, section(marker)) for marker in markers]
+
+
 def tables(marker: str) -> list[Table]:
     """Returns all tables of a section."""
-    return [_table(text) for text in re.findall(r"(?:^\|.*\n?)+", section(marker), re.MULTILINE)]
+    return tables_in(section(marker))
+
+
+def tables_in(text: str) -> list[Table]:
+    """Returns all tables of a text."""
+    return [_table(rows) for rows in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)]
 
 
 def number(cell: str) -> float:

@@ -13,7 +13,7 @@ from types import ModuleType
 if __name__ == "__main__":
     sys.path[:0] = [str(pathlib.Path(__file__).parents[n]) for n in (1, 2)]
 
-from figures import colouring, flow, memory, training
+from figures import colouring, compilers, flow, memory, training
 from figures.style import FOLDER, MODES, save, styled
 
 PICTURES: dict[str, ModuleType] = {
@@ -21,6 +21,7 @@ PICTURES: dict[str, ModuleType] = {
     "colouring": colouring,
     "training": training,
     "memory": memory,
+    "compilers": compilers,
 }
 
 

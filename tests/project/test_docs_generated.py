@@ -52,7 +52,7 @@ def test_results_are_read_as_they_stand():
         results.section("nothing")
 
 
-PICTURES = {"flow", "colouring", "training", "memory"}
+PICTURES = {"flow", "colouring", "training", "memory", "compilers"}
 
 
 @pytest.mark.usefixtures("docs_on_path", "as_users_run_it")
