@@ -77,7 +77,7 @@ def doctests(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Generated pages are up to date, and the site builds and opens without a fault."""
     session.install("-e", ".[dev]")
-    for generator in sorted(pathlib.Path("docs").glob("generate_*.py")):
+    for generator in sorted(pathlib.Path("docs/tools").glob("generate_*.py")):
         session.run("python", str(generator), "--check")
     session.run("python", "-m", "sphinx", "-W", "-b", "html", "docs", "docs/_build/html")
     session.run("python", "-m", "pytest", "tests/project/check_site.py", *session.posargs)

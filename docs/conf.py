@@ -10,7 +10,7 @@ import pathlib
 import sys
 
 DOCS = pathlib.Path(__file__).parent
-sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+sys.path[:0] = [str(DOCS / "tools"), str(DOCS), str(DOCS.parent)]
 
 import directives  # noqa: E402
 import figures.draw  # noqa: E402

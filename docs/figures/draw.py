@@ -11,7 +11,8 @@ import sys
 from types import ModuleType
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(pathlib.Path(__file__).parents[n]) for n in (1, 2)]
+    _DOCS = pathlib.Path(__file__).parents[1]
+    sys.path[:0] = [str(_DOCS / "tools"), str(_DOCS), str(_DOCS.parent)]
 
 from figures import colouring, compilers, flow, memory, training
 from figures.style import FOLDER, MODES, save, styled

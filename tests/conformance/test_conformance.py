@@ -12,7 +12,7 @@ from .differences import DIFFERENCES, NO_RESULT, REASONS
 from .rows import all_rows, load_rows
 from .runner import comparable, disagreeing, function_of, outcomes
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "generate_torch_differences.py"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tools" / "generate_torch_differences.py"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,4 +85,4 @@ def test_page_is_up_to_date():
     spec = importlib.util.spec_from_file_location("generate_torch_differences", PAGE)
     generator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generator)
-    assert generator.main(["--check"]) == 0, "run python docs/generate_torch_differences.py"
+    assert generator.main(["--check"]) == 0, "run python docs/tools/generate_torch_differences.py"

@@ -33,7 +33,7 @@ def test_every_primitive_of_the_installed_jax_is_placed():
     missing = sorted(names - set(DEFAULT_RULES) - STRUCTURAL)
     assert not missing, (
         f"no policy for {', '.join(missing)}: add them to jmp_autocast/policies/tables.py and run "
-        "python docs/generate_primitives.py"
+        "python docs/tools/generate_primitives.py"
     )
 
 
@@ -58,7 +58,7 @@ def test_data_movement_promotes():
 
 @pytest.fixture(scope="module")
 def generator():
-    path = ROOT / "docs" / "generate_primitives.py"
+    path = ROOT / "docs" / "tools" / "generate_primitives.py"
     spec = importlib.util.spec_from_file_location("generate_primitives", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -66,13 +66,13 @@ def generator():
 
 
 def test_the_page_is_up_to_date(generator):
-    assert generator.main(["--check"]) == 0, "run python docs/generate_primitives.py"
+    assert generator.main(["--check"]) == 0, "run python docs/tools/generate_primitives.py"
 
 
 def test_the_check_tells_an_old_page(generator, tmp_path, capsys):
     page = tmp_path / "primitives.md"
     assert generator.main(["--check"], page) == 1
-    assert "run python docs/generate_primitives.py" in capsys.readouterr().err
+    assert "run python docs/tools/generate_primitives.py" in capsys.readouterr().err
     assert generator.main([], page) == 0
     assert generator.main(["--check"], page) == 0
     page.write_text(page.read_text(encoding="utf-8") + "more\n", encoding="utf-8")

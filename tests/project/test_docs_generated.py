@@ -15,17 +15,18 @@ DOCS = ROOT / "docs"
 def docs_on_path(monkeypatch):
     """The modules of docs/ import each other as scripts do."""
     monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
 
 
 @pytest.mark.usefixtures("docs_on_path")
 @pytest.mark.parametrize("name", ["generate_block", "generate_results"])
 def test_a_generated_page_is_up_to_date(name, tmp_path, capsys):
     generator = importlib.import_module(name)
-    assert generator.main(["--check"]) == 0, f"run python docs/{name}.py"
+    assert generator.main(["--check"]) == 0, f"run python docs/tools/{name}.py"
     page = tmp_path / "page.md"
     page.write_text("Something else.", encoding="utf-8")
     assert generator.main(["--check"], page) == 1
-    assert f"run python docs/{name}.py" in capsys.readouterr().err
+    assert f"run python docs/tools/{name}.py" in capsys.readouterr().err
     assert generator.main([], page) == 0
     assert generator.main(["--check"], page) == 0
 

@@ -14,8 +14,8 @@ from tests.support.markdown_pages import ROOT
 
 
 def load(name):
-    """A module of docs/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    """A module of docs/tools, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "tools" / f"{name}.py")
     module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
     spec.loader.exec_module(module)
     return module

@@ -31,5 +31,5 @@ def run(
         return 0
     if page.exists() and page.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{page} is out of date: run python docs/{script}", file=sys.stderr)
+    print(f"{page} is out of date: run python docs/tools/{script}", file=sys.stderr)
     return 1

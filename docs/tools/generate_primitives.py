@@ -1,7 +1,7 @@
 """Writes docs/primitives.md from the policy tables of the package.
 
-    python docs/generate_primitives.py           # writes the page
-    python docs/generate_primitives.py --check   # exits with 1 if the page is out of date
+    python docs/tools/generate_primitives.py           # writes the page
+    python docs/tools/generate_primitives.py --check   # exits with 1 if the page is out of date
 
 The page depends on the tables alone, not on the JAX that is installed.
 """
@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 
 from jmp_autocast.policies import DATA_MOVEMENT, DEFAULT_RULES, STRUCTURAL, CastPolicy
 
-PAGE = pathlib.Path(__file__).with_name("primitives.md")
-sys.path.insert(0, str(PAGE.parent))  # where a test imports this file
+PAGE = pathlib.Path(__file__).parents[1] / "primitives.md"
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports this file
 
 from pages import run  # noqa: E402
 
 _INTRODUCTION = """\
-<!-- Written by docs/generate_primitives.py from jmp_autocast/policies/tables.py: edit those. -->
+<!-- Written by docs/tools/generate_primitives.py from policies/tables.py: edit those. -->
 
 # The policy of each primitive
 

@@ -1,7 +1,7 @@
 """Writes docs/pytorch_differences.md from the conformance rows in tests/conformance.
 
-    python docs/generate_torch_differences.py           # writes the page
-    python docs/generate_torch_differences.py --check   # exits with 1 if the page is out of date
+python docs/tools/generate_torch_differences.py           # writes the page
+python docs/tools/generate_torch_differences.py --check   # exits with 1 if it is out of date
 
 Every row is run, which takes some seconds. The page does not depend on the JAX that is installed.
 """
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import jinja2
 
-PAGE = pathlib.Path(__file__).with_name("pytorch_differences.md")
+PAGE = pathlib.Path(__file__).parents[1] / "pytorch_differences.md"
 # As a script this file finds docs/ alone, and imported by a test the repository alone.
-sys.path[:0] = [str(PAGE.parent), str(PAGE.parents[1])]
+sys.path[:0] = [str(pathlib.Path(__file__).parents[n]) for n in (0, 2)]
 
 from pages import run  # noqa: E402
 
@@ -33,7 +33,7 @@ from tests.conformance.runner import comparable, disagreeing, outcomes  # noqa: 
 from tests.support.torch_ops import DTYPES  # noqa: E402
 
 _TEMPLATE = """\
-<!-- Written by docs/generate_torch_differences.py from tests/conformance: edit that. -->
+<!-- Written by docs/tools/generate_torch_differences.py from tests/conformance: edit that. -->
 
 # Differences from PyTorch's autocast
 

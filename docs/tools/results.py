@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 
-RESULTS = pathlib.Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
+RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
 
 Table = dict[str, dict[str, str]]
 """From the name of a row to its cells by column."""

@@ -1,7 +1,7 @@
 """Writes docs/measured.md from benchmarks/RESULTS.md: the table of the landing page.
 
-python docs/generate_results.py           # writes the page
-python docs/generate_results.py --check   # exits with 1 if the page is out of date
+python docs/tools/generate_results.py           # writes the page
+python docs/tools/generate_results.py --check   # exits with 1 if the page is out of date
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-PAGE = pathlib.Path(__file__).with_name("measured.md")
-sys.path.insert(0, str(PAGE.parent))  # where a test imports this file
+PAGE = pathlib.Path(__file__).parents[1] / "measured.md"
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports this file
 
 from pages import run  # noqa: E402
 from results import handwritten, number, section, tables  # noqa: E402
@@ -27,7 +27,7 @@ _COLUMNS = {
 }
 _ROWS = {"float32": "float32", "by hand": "hand-written", "`autocast`": "ours o1"}
 _TEXT = """\
-<!-- Written by docs/generate_results.py from benchmarks/RESULTS.md: edit that. -->
+<!-- Written by docs/tools/generate_results.py from benchmarks/RESULTS.md: edit that. -->
 
 |  |  | {columns} |
 |---|---|{rules}|

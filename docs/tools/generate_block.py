@@ -1,7 +1,7 @@
 """Writes docs/concepts/block.md: every value of a transformer block, its dtype and the reason.
 
-    python docs/generate_block.py           # writes the page
-    python docs/generate_block.py --check   # exits with 1 if the page is out of date
+    python docs/tools/generate_block.py           # writes the page
+    python docs/tools/generate_block.py --check   # exits with 1 if the page is out of date
 
 The rows are those of `explain`; this file adds no dtype and no reason of its own.
 """
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import jinja2
 
-PAGE = pathlib.Path(__file__).parent / "concepts" / "block.md"
+PAGE = pathlib.Path(__file__).parents[1] / "concepts" / "block.md"
 # As a script this file finds docs/ alone, and imported by a test the repository alone.
-sys.path[:0] = [str(PAGE.parents[1]), str(PAGE.parents[2])]
+sys.path[:0] = [str(pathlib.Path(__file__).parents[n]) for n in (0, 2)]
 
 import transformer_block  # noqa: E402
 from pages import run  # noqa: E402
@@ -30,7 +30,7 @@ _SHORT = {"float32": "f32", "bfloat16": "**bf16**"}
 _LEVELS = ("tensor_cores", "o1", "compute")
 
 _TEMPLATE = """\
-<!-- Written by docs/generate_block.py from docs/transformer_block.py and `explain`: edit those. -->
+<!-- Written by docs/tools/generate_block.py from transformer_block.py beside it: edit those. -->
 
 # A transformer block, value by value
 
@@ -48,7 +48,7 @@ In short: {{ summary }}.
 
 ## The program
 
-```{literalinclude} ../transformer_block.py
+```{literalinclude} ../tools/transformer_block.py
 :start-after: "# --- the program ---"
 :end-at: "return x + mlp"
 :lineno-match:
