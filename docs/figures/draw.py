@@ -2,6 +2,8 @@
 
 python docs/figures/draw.py            # SVG files beside this one, as the site takes them
 python docs/figures/draw.py FOLDER     # somewhere else
+python docs/figures/draw.py --readme   # the picture of the README, which is a file of the project:
+                                       # it trains in four dtypes, which takes half a minute
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ if __name__ == "__main__":
     _DOCS = pathlib.Path(__file__).parents[1]
     sys.path[:0] = [str(_DOCS / "tools"), str(_DOCS), str(_DOCS.parent)]
 
-from figures import colouring, compilers, flow, memory, training
+from figures import colouring, compilers, dtypes, flow, memory, training
 from figures.style import FOLDER, MODES, save, styled
 
 PICTURES: dict[str, ModuleType] = {
@@ -26,13 +28,14 @@ PICTURES: dict[str, ModuleType] = {
 }
 
 
-def write_all(folder: pathlib.Path = FOLDER) -> None:
-    """Draws every picture.
+def write_all(folder: pathlib.Path = FOLDER, pictures: dict[str, ModuleType] = PICTURES) -> None:
+    """Draws pictures.
 
     Args:
         folder: Where the files go.
+        pictures: From their names to their modules.
     """
-    for name, module in PICTURES.items():
+    for name, module in pictures.items():
         data = module.data()
         for style in MODES:
             with styled(style):
@@ -40,4 +43,7 @@ def write_all(folder: pathlib.Path = FOLDER) -> None:
 
 
 if __name__ == "__main__":
-    write_all(*map(pathlib.Path, sys.argv[1:2]))
+    if sys.argv[1:] == ["--readme"]:
+        write_all(FOLDER.with_name("_static"), {"dtypes": dtypes})
+    else:
+        write_all(*map(pathlib.Path, sys.argv[1:2]))

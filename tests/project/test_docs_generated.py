@@ -3,6 +3,7 @@
 import importlib
 import re
 
+import numpy as np
 import pytest
 
 from jmp_autocast import BF16, explain
@@ -70,6 +71,24 @@ def test_pictures_are_the_same_each_time(tmp_path):
         with drawing.styled(style):
             drawing.save(module.draw(module.data(), style), name, style, tmp_path)
         assert path.read_bytes() == first, name
+
+
+@pytest.mark.usefixtures("docs_on_path")
+def test_the_picture_of_the_readme(tmp_path):
+    drawing, dtypes = (importlib.import_module(f"figures.{name}") for name in ("draw", "dtypes"))
+    arguments = dtypes.weights(), dtypes.batch(0)
+    totals = explain(dtypes.loss, *arguments, policy=dtypes.FLOAT8).totals
+    # Two of eight products are those of attention, which have no weight.
+    assert totals.low_share == 1.0
+    assert totals.float8_share > 0.8
+    names = "float32", "bfloat16", "float16", "float8"
+    found = {name: dtypes.Training(np.linspace(4.0, 1.0, 9), 2_000_000, 500_000) for name in names}
+    with drawing.styled(drawing.MODES[0]):
+        drawing.save(dtypes.draw(found, drawing.MODES[0]), "drawn", drawing.MODES[0], tmp_path)
+    assert (tmp_path / "drawn-light.svg").stat().st_size > 10_000
+    assert {p.name for p in (DOCS / "_static").glob("*.svg")} == {
+        f"dtypes-{mode.name}.svg" for mode in drawing.MODES
+    }
 
 
 def test_every_picture_is_on_a_page_and_has_a_text_for_those_who_do_not_see_it():
