@@ -207,6 +207,7 @@ def move_source(at: Place, i: int) -> EquationPlan:
         source=source,
         is_repeated=repeated,
         is_weight=state.is_weight and not is_lookup,
+        is_looked_up=state.is_looked_up or is_lookup,
     )
     results = tuple(moved if float_dtype(v.aval) else _NOTHING for v in at.eqn.outvars)
     reason = Reason(ReasonCode.SOURCE, f"data movement of a {state.source.value} source", (i,))

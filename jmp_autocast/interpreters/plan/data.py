@@ -105,6 +105,7 @@ class ValueState:
             reads are added up in float32.
         is_weight: A parameter, or made of parameters alone, where the policy has products of
             weights in 8 bits.
+        is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
     """
 
     dtype: np.dtype | None
@@ -120,6 +121,7 @@ class ValueState:
     torch_dtype: np.dtype | None = None
     read_often: bool = False
     is_weight: bool = False
+    is_looked_up: bool = False
 
     def __hash__(self) -> int:
         # Three fields tell most states apart, at a third of the time for all: planning asks for the
@@ -274,11 +276,14 @@ class Inside:
             takes the copy as one more operand, so that the cast is outside the loop. A call inside
             the loop hands it on.
         unchanged: Neither the bodies nor the operands change.
+        inlined: The equations of the one body stand in place of the call, so that who reads rows
+            of a table that it returns in 16 bits looks them up in the 16-bit copy.
     """
 
     plans: tuple[Plan, ...]
     source_copies: tuple[tuple[int, CopyKey], ...] = ()
     unchanged: bool = False
+    inlined: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

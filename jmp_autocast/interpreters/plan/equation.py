@@ -49,7 +49,7 @@ from .float8_products import in_8_bits_or_why_not
 from .region import Place
 from .symbolic_sizes import at_least, element_count
 from .value_facts import fold
-from .votes import freshness, is_harmless, literal_guard, voters
+from .votes import freshness, is_harmless, literal_guard, starts_stream, voters
 
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
@@ -60,6 +60,7 @@ _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
 _KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
 _ASKED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
+_ROWS = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
 _TENSOR_CORES = Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'")
 _PLAIN = {policy: Decision(policy=policy) for policy in CastPolicy}
 
@@ -283,7 +284,12 @@ def _promote(policy: Policy, at: Place) -> EquationPlan:
     if not votes:
         # What a literal takes out of the range of 16 bits is computed: no cast may follow.
         reason = literal_guard(at.given, floats, compute_dtype)
-        return _of_sources(at, floats) if reason is None else in_dtype(at, FLOAT32, reason)
+        if reason is not None:
+            return in_dtype(at, FLOAT32, reason)
+        # With `dtype=` by hand a residual stream is 16 bits from the embedding on.
+        if policy.data_abstains and starts_stream(at.name, at.given, floats):
+            return in_dtype(at, compute_dtype, _ROWS)
+        return _of_sources(at, floats)
     # A value that the program itself declares in 16 bits stays there, at every level.
     declared_full = any(at.eqn.invars[i].aval.dtype == FLOAT32 for i in votes)
     if policy.level == "tensor_cores" and declared_full and at.name not in DATA_MOVEMENT:

@@ -9,7 +9,7 @@ from ...policies import E4M3, FLOAT32
 from ..compat import Literal
 from ..primitives.float8_scale import CopyKey, ScaleOf
 from ..primitives.traits import having
-from .data import EquationPlan, Move, Multiply8, ValueState
+from .data import EquationPlan, Inside, Move, Multiply8, ValueState
 
 _WHOLE = having("whole")
 
@@ -31,18 +31,12 @@ def source_copies(
     roots = {v: i for i, v in enumerate(jaxpr.invars) if states[v].keeps_gradient}
     whole = set(roots)
 
-    def root_of(atom: Any) -> int | None:
-        return None if isinstance(atom, Literal) else roots.get(atom)
-
     copies: dict[tuple[int, CopyKey], None] = {}
     for eqn, plan in zip(jaxpr.eqns, equations, strict=True):
-        # The first operand that comes from an input: the others are indices or padding values.
+        _follow(eqn, plan, roots)
         if isinstance(plan.action, Move):
-            root = next((r for v in eqn.invars if (r := root_of(v)) is not None), None)
-            if root is not None:
-                roots.update((v, root) for v in eqn.outvars)
-                if eqn.primitive.name in _WHOLE and eqn.invars[0] in whole:
-                    whole.update(eqn.outvars)
+            if eqn.primitive.name in _WHOLE and eqn.invars[0] in whole:
+                whole.update(eqn.outvars)
             continue
         # Most equations are read as they are.
         if not any(plan.operands) and not plan.source_copies:
@@ -53,8 +47,35 @@ def source_copies(
             operands[plan.action.weight] = None
             if weight in whole:
                 copies.update(dict.fromkeys((roots[weight], k) for k in (E4M3, ScaleOf(E4M3))))
-        reads = [(root_of(v), d) for v, d in zip(eqn.invars, operands, strict=True)]
+        reads = [(_root(v, roots), d) for v, d in zip(eqn.invars, operands, strict=True)]
         reads = [(root, d) for root, d in reads if d is not None and d != FLOAT32]
-        reads += [(root_of(eqn.invars[i]), d) for i, d in plan.source_copies]
+        reads += [(_root(eqn.invars[i], roots), d) for i, d in plan.source_copies]
         copies.update(((root, d), None) for root, d in reads if root is not None)
     return tuple(copies)
+
+
+def _follow(eqn: Any, plan: EquationPlan, roots: dict[Any, int]) -> None:
+    """Adds what an equation moves of an input to the values that come from one.
+
+    Args:
+        eqn: The equation.
+        plan: Its plan.
+        roots: From a variable to the input whose elements it holds.
+    """
+    found: list[int | None] = []
+    if isinstance(plan.action, Move):
+        # The first operand that comes from an input: the others are indices or padding values.
+        first = next((r for v in eqn.invars if (r := _root(v, roots)) is not None), None)
+        found = [first] * len(eqn.outvars)
+    elif isinstance(plan.action, Inside) and plan.action.inlined:
+        (inner,) = plan.inner
+        pairs = zip(inner.jaxpr.invars, eqn.invars, strict=True)
+        within = {v: root for v, given in pairs if (root := _root(given, roots)) is not None}
+        for inner_eqn, inner_plan in zip(inner.jaxpr.eqns, inner.equations, strict=True):
+            _follow(inner_eqn, inner_plan, within)
+        found = [_root(v, within) for v in inner.jaxpr.outvars]
+    roots.update((v, root) for v, root in zip(eqn.outvars, found, strict=False) if root is not None)
+
+
+def _root(atom: Any, roots: Mapping[Any, int]) -> int | None:
+    return None if isinstance(atom, Literal) else roots.get(atom)

@@ -15,7 +15,7 @@ import numpy as np
 from ...policies import FLOAT32, CastPolicy, Decision, Policy
 from ..compat import is_ref
 from ..primitives.float8_scale import CopyKey, in_8_bits
-from ..primitives.structure import STRUCTURES, Body, bodies, has_rule
+from ..primitives.structure import STRUCTURES, Body, bodies, has_rule, is_plain_call
 from .basic_plans import as_declared, emitted, keep
 from .data import (
     BIND,
@@ -174,8 +174,9 @@ def _around(
 ) -> EquationPlan:
     """Returns the plan of an equation whose operands and results are those of its one body."""
     unchanged = inner.identity and not any(operands)
+    looks_up = any(s.is_looked_up for s in inner.outputs)
     return EquationPlan(
-        Inside((inner,), tuple(copies), unchanged),
+        Inside((inner,), tuple(copies), unchanged, looks_up and is_plain_call(at.eqn)),
         at.given,
         tuple(operands),
         inner.outputs,

@@ -20,6 +20,7 @@ _KEEPS_FRESH = having("moves") | {"neg", "select_n"}
 _REPEATS = having("repeats")
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
+_STARTS = having("affine") - (_SHIFTS - _SUMS)
 _COMBINES = having("replicates") | having("contracts")
 
 
@@ -128,6 +129,22 @@ def freshness(primitive: str, given: Sequence[ValueState], floats: Sequence[int]
     if primitive in _KEEPS_FRESH and all(s.known_value is not None for s in sources):
         return min(computed, default=0)
     return 0
+
+
+def starts_stream(primitive: str, given: Sequence[ValueState], floats: Sequence[int]) -> bool:
+    """Returns whether rows of parameters are summed, scaled or joined: an embedding's, as a rule.
+
+    Not where they are subtracted, or data is among the operands: `x - centers[nearest]` of the
+    input of a program is a small difference, which float32 makes exact.
+
+    Args:
+        primitive: The equation's primitive.
+        given: What is known of each operand, all of them sources.
+        floats: The positions of the float operands.
+    """
+    rows = [given[i].is_looked_up for i in floats]
+    others = [given[i].source for i, is_row in zip(floats, rows, strict=True) if not is_row]
+    return primitive in _STARTS and any(rows) and Source.DATA not in others
 
 
 def literal_guard(

@@ -15,14 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ...policies import FLOAT32, FLOAT_DTYPES
+from ...policies import FLOAT32
 from ..compat import (
     Tracer,
     bind,
     body_of,
     consts_of,
-    current_name_stack,
-    equation_context,
     fresh_make_jaxpr,
     inlined,
     jaxpr_as_fun,
@@ -50,11 +48,12 @@ from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.complements import COMPLEMENTS
 from ..primitives.evaluate import evaluate
-from ..primitives.float8_scale import ScaleOf, copy_aval, in_8_bits
+from ..primitives.float8_scale import copy_aval
 from ..primitives.reading import cast_dtype, redispatched
-from ..primitives.structure import has_rule
+from ..primitives.structure import bodies, has_rule
 from ..primitives.traits import having
 from .float8 import multiplied_in_8_bits
+from .moves import moved
 from .values import Scalar, Value, as_array, read
 
 mark_frames(__file__)
@@ -126,14 +125,17 @@ class Rewriter:
         given = list(map(Value.of, args, plan.inputs))
         for (i, dtype), copy in copies.items():
             given[i].copies[dtype] = copy
-        outputs = evaluate(
+        outputs = self._evaluate(plan, consts, given)
+        return [value.read(dtype) for value, dtype in zip(outputs, plan.output_dtypes, strict=True)]
+
+    def _evaluate(self, plan: Plan, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+        return evaluate(
             plan.jaxpr,
             list(map(Value.of, consts, plan.consts)),
             given,
             lambda literal: Scalar(literal_value(literal)),
             lambda i, eqn, operands: self._labelled(eqn, plan.equations[i], operands),
         )
-        return [value.read(dtype) for value, dtype in zip(outputs, plan.output_dtypes, strict=True)]
 
     def _labelled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         if self._label is None:
@@ -154,7 +156,9 @@ class Rewriter:
         """
         # It returns values with a promise of a copy, not arrays: it stands before the others.
         if isinstance(plan.action, Move):
-            return _moved(eqn, plan, operands)
+            return moved(eqn, plan, operands)
+        if isinstance(plan.action, Inside) and plan.action.inlined:
+            return self._inlined(eqn, plan, operands)
         results = self._emit(eqn, plan, operands)
         if plan.casts:
             results = [
@@ -164,6 +168,15 @@ class Rewriter:
         if eqn.primitive.name in COMPLEMENTS:
             made[0].made_of = operands[0]
         return made
+
+    def _inlined(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Any]:
+        """Emits the equations of a call in its place, and returns what it returns as values."""
+        (inner,), (body,) = plan.inner, bodies(eqn)
+        pairs = zip(operands, plan.operands, inner.inputs, strict=True)
+        given = [x if d is None else Value.of(x.read(d), state) for x, d, state in pairs]
+        outputs = self._evaluate(inner, consts_of(body.jaxpr), given)
+        casts = zip(outputs, inner.output_dtypes, inner.outputs, strict=True)
+        return [x if d is None else Value.of(x.read(d), state) for x, d, state in casts]
 
     def _emit(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Emits the action of a plan, and returns the results as arrays."""
@@ -262,65 +275,6 @@ def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
     out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
     return out if eqn.primitive.multiple_results else [out]
-
-
-def _moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
-    """Moves the elements of a source: its 16-bit copy, if asked for, moves the operand's copy."""
-    arrays = [value.array for value in operands]
-    dtype = plan.results[0].dtype
-    # The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for.
-    if cast_dtype(eqn) not in (None, dtype):
-        results = arrays  # a change of weak type, of a value that is in another dtype
-    else:
-        results = bind_cached(eqn.primitive, arrays, eqn.params)
-        results = results if eqn.primitive.multiple_results else [results]
-    moved: dict[Any, Sequence[Any]] = {}
-    # The copy is made when it is first read, in the scopes of the reader.
-    stack = current_name_stack()
-
-    def copies_in(dtype: Any) -> Sequence[Any]:
-        if not in_8_bits(dtype):
-            return _moved_copies(eqn, operands, dtype)
-        if eqn.primitive.name in _WHOLE:
-            scale = isinstance(dtype, ScaleOf)
-            return [operands[0].copy(dtype)] if scale else _moved_copies(eqn, operands, dtype)
-        # A part of an array has a scale of its own: it is quantized after it was moved.
-        return [unmoved.copy(dtype) for unmoved in parts]
-
-    parts = [Value(x, s.keeps_gradient) for x, s in zip(results, plan.results, strict=True)]
-
-    def copy_of(k: int) -> Callable[[Any], Any]:
-        def copy(dtype: Any) -> Any:
-            if dtype not in moved:
-                with equation_context(eqn, stack):
-                    moved[dtype] = copies_in(dtype)
-            return moved[dtype][k]
-
-        return copy
-
-    return [
-        Value(x, s.keeps_gradient, copy_of(k))
-        for k, (x, s) in enumerate(zip(results, plan.results, strict=True))
-    ]
-
-
-def _moved_copies(eqn: Any, operands: list[Any], dtype: Any) -> Sequence[Any]:
-    if eqn.primitive.name == "convert_element_type":
-        # A number cast to float32 is cast to 16 bits directly.
-        value = operands[0]
-        x = value.copy(dtype) if _is_float(value) else value.array
-        return [cast(x, dtype)]
-    arrays = [value.copy(dtype) if _is_float(value) else value.array for value in operands]
-    if eqn.primitive.name == "sharding_constraint":
-        # Or XLA gives the cast the new sharding, and moves float32 between devices.
-        arrays = lax.optimization_barrier(arrays)
-    out = bind_cached(eqn.primitive, arrays, eqn.params)
-    return out if eqn.primitive.multiple_results else [out]
-
-
-def _is_float(value: Any) -> bool:
-    array = value.array
-    return isinstance(array, float) or getattr(array, "dtype", None) in FLOAT_DTYPES
 
 
 def _complement(function: str, value: Value, dtype: Any) -> Any:

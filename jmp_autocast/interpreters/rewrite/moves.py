@@ -1,0 +1,80 @@
+"""Data movement of sources, whose 16-bit copies move what was cast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from ...policies import FLOAT_DTYPES
+from ..compat import current_name_stack, equation_context, mark_frames
+from ..plan.data import EquationPlan
+from ..primitives.cached_bind import bind_cached, cast
+from ..primitives.float8_scale import ScaleOf, in_8_bits
+from ..primitives.reading import cast_dtype
+from ..primitives.traits import having
+from .values import Value
+
+mark_frames(__file__)
+
+_WHOLE = having("whole")
+
+
+def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+    """Moves the elements of a source: its 16-bit copy, if asked for, moves the operand's copy."""
+    arrays = [value.array for value in operands]
+    dtype = plan.results[0].dtype
+    # The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for.
+    if cast_dtype(eqn) not in (None, dtype):
+        results = arrays  # a change of weak type, of a value that is in another dtype
+    else:
+        results = bind_cached(eqn.primitive, arrays, eqn.params)
+        results = results if eqn.primitive.multiple_results else [results]
+    made: dict[Any, Sequence[Any]] = {}
+    # The copy is made when it is first read, in the scopes of the reader.
+    stack = current_name_stack()
+
+    def copies_in(dtype: Any) -> Sequence[Any]:
+        if not in_8_bits(dtype):
+            return _moved_copies(eqn, operands, dtype)
+        if eqn.primitive.name in _WHOLE:
+            scale = isinstance(dtype, ScaleOf)
+            return [operands[0].copy(dtype)] if scale else _moved_copies(eqn, operands, dtype)
+        # A part of an array has a scale of its own: it is quantized after it was moved.
+        return [unmoved.copy(dtype) for unmoved in parts]
+
+    parts = [Value(x, s.keeps_gradient) for x, s in zip(results, plan.results, strict=True)]
+
+    def copy_of(k: int) -> Callable[[Any], Any]:
+        def copy(dtype: Any) -> Any:
+            if dtype not in made:
+                with equation_context(eqn, stack):
+                    made[dtype] = copies_in(dtype)
+            return made[dtype][k]
+
+        return copy
+
+    return [
+        Value(x, s.keeps_gradient, copy_of(k))
+        for k, (x, s) in enumerate(zip(results, plan.results, strict=True))
+    ]
+
+
+def _moved_copies(eqn: Any, operands: list[Any], dtype: Any) -> Sequence[Any]:
+    if eqn.primitive.name == "convert_element_type":
+        # A number cast to float32 is cast to 16 bits directly.
+        value = operands[0]
+        x = value.copy(dtype) if _is_float(value) else value.array
+        return [cast(x, dtype)]
+    arrays = [value.copy(dtype) if _is_float(value) else value.array for value in operands]
+    if eqn.primitive.name == "sharding_constraint":
+        # Or XLA gives the cast the new sharding, and moves float32 between devices.
+        arrays = lax.optimization_barrier(arrays)
+    out = bind_cached(eqn.primitive, arrays, eqn.params)
+    return out if eqn.primitive.multiple_results else [out]
+
+
+def _is_float(value: Any) -> bool:
+    array = value.array
+    return isinstance(array, float) or getattr(array, "dtype", None) in FLOAT_DTYPES
