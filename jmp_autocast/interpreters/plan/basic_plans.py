@@ -117,11 +117,21 @@ def cast_results(plan: EquationPlan, decision: Decision) -> EquationPlan:
     """Returns the plan whose results are cast to the dtype that a rule asks for."""
     if decision.output_dtype is None:
         return plan
-    dtype = np.dtype(decision.output_dtype)
+    return rounded_once(plan, np.dtype(decision.output_dtype), plan.reason)
+
+
+def rounded_once(plan: EquationPlan, dtype: np.dtype, reason: Reason) -> EquationPlan:
+    """Returns the plan whose results are cast to a dtype.
+
+    Args:
+        plan: The plan so far.
+        dtype: The dtype.
+        reason: Why the results have it.
+    """
     casts = tuple(dtype if s.dtype not in (None, dtype) else None for s in plan.results)
     results = tuple(ValueState(dtype) if s.dtype is not None else s for s in plan.results)
     action = BIND if any(casts) and isinstance(plan.action, Keep) else plan.action
-    return dataclasses.replace(plan, casts=casts, results=results, action=action)
+    return dataclasses.replace(plan, casts=casts, results=results, action=action, reason=reason)
 
 
 def in_precision(at: Place, plan: EquationPlan, word: str | None) -> EquationPlan:

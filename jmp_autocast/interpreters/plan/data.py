@@ -106,6 +106,7 @@ class ValueState:
         is_weight: A parameter, or made of parameters alone, where the policy has products of
             weights in 8 bits.
         is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
+        was_rounded: In float32, and made element by element of what was 16 bits: `rounded_streams`.
     """
 
     dtype: np.dtype | None
@@ -122,10 +123,10 @@ class ValueState:
     read_often: bool = False
     is_weight: bool = False
     is_looked_up: bool = False
+    was_rounded: bool = False
 
     def __hash__(self) -> int:
-        # Three fields tell most states apart, at a third of the time for all: planning asks for the
-        # hash of each operand.
+        # Three fields tell most states apart, in a third of the time: each operand is hashed.
         return hash((self.dtype, self.known_value, self.freshness))
 
     @property
@@ -276,8 +277,7 @@ class Inside:
             takes the copy as one more operand, so that the cast is outside the loop. A call inside
             the loop hands it on.
         unchanged: Neither the bodies nor the operands change.
-        inlined: The equations of the one body stand in place of the call, so that who reads rows
-            of a table that it returns in 16 bits looks them up in the 16-bit copy.
+        inlined: The equations of the body replace the call, which returns rows of a table.
     """
 
     plans: tuple[Plan, ...]

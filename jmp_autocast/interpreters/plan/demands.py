@@ -76,7 +76,9 @@ def find_requests(
             variables = [v for v in eqn.invars if not isinstance(v, Literal)]
             computed = {v for v in variables if _is_computed(states[v])}
             # At level "compute" a residual stream is 16 bits by intent, as with `dtype=` by hand.
-            stays = policy.data_abstains and is_residual_sum(eqn, states)
+            # One that is computed in float32 needs no rounding where all its readers are, too.
+            is_stream = policy.data_abstains and is_residual_sum(eqn, states)
+            stays = is_stream and not plan.casts
             # Raised, `sigmoid(a) * b` would keep both factors in float32 for the backward pass.
             if len(computed) > 1:
                 stays |= is_gated_summand(eqn, plan) and readers.only_sum(eqn.outvars[0])

@@ -25,6 +25,7 @@ from .last_products import last_products
 from .reaching import Memo
 from .read_often import with_gradients_in_float32
 from .region import Place, Regions
+from .rounded_streams import RoundedStreams
 from .source_copies import source_copies
 from .structural import plan_structural, planning_rule
 from .torch_dtypes import with_torch_dtypes
@@ -56,6 +57,7 @@ class Planner:
         self._plans: dict[Any, tuple[Any, Plan]] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
         self._reached: Memo = {}
+        self._streams = RoundedStreams(self._reached) if policy.data_abstains else None
         # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
         self.guards_products: bool = False
         self._has_rules = False
@@ -199,6 +201,8 @@ class Planner:
             region = self._regions.at(path, scope_names(eqn))
             place = Place(eqn, operands, region, requests.get(i, ()), id(eqn) in self._last)
             plan = self._plan_equation(place)
+            if self._streams is not None and region.compute_dtype is not None:
+                plan = self._streams.follow(body, eqn, plan, region.compute_dtype)
             if self._finds_torch_dtypes and region.compute_dtype is not None:
                 _, origin = self.policy.rule_for(eqn.primitive.name, region.rules)
                 plan = with_torch_dtypes(origin, eqn, plan, region.compute_dtype)

@@ -1,0 +1,98 @@
+"""Level "compute": a float32 sum of activations that were 16 bits before is rounded, and that once.
+
+A norm behind a convolution computes in float32 what has lost 2**-9 in the convolution. With
+``dtype=`` by hand it returns 16 bits, and so does the sum of a residual network, which its readers
+and the backward pass keep. Here the sum is computed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ...policies import FLOAT32
+from ..primitives.traits import having
+from .basic_plans import rounded_once
+from .data import EquationPlan, Inside, Reason, ReasonCode, ValueState
+from .reaching import SNAPPING, STEEP, Harm, Memo, reaching
+
+_SUMS = having("sums")
+_SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
+_MULTIPLIED = Harm(having("contracts"), lambda eqn: eqn.invars[:2])
+
+
+class RoundedStreams:
+    """Marks what was rounded before, and rounds sums of it: one instance per trace.
+
+    Args:
+        reached: What is known of the jaxprs of the program; see `reaching`.
+    """
+
+    def __init__(self, reached: Memo) -> None:
+        self._reached = reached
+        # Equations that look alike share a plan, and keep sharing one.
+        self._made: dict[tuple[int, bool], tuple[EquationPlan, EquationPlan]] = {}
+
+    def follow(self, jaxpr: Any, eqn: Any, plan: EquationPlan, dtype: np.dtype) -> EquationPlan:
+        """Returns the plan of an equation, rounded if it is a stream, or marked as rounded before.
+
+        A sum is a stream if a product reads it, directly or through cheap operations. One that only
+        a loss or a mean reads keeps float32, and so does one that becomes an integer, or reaches a
+        logarithm or a denominator.
+
+        Args:
+            jaxpr: The open jaxpr that the equation is in.
+            eqn: The equation.
+            plan: Its plan so far.
+            dtype: The compute dtype where it stands.
+        """
+        if isinstance(plan.action, Inside) or not _was_rounded(eqn, plan):
+            return plan
+        is_stream = _is_sum(eqn, plan) and self._is_read_low(jaxpr, eqn.outvars[0])
+        key = (id(plan), is_stream)
+        if key not in self._made:
+            made = rounded_once(plan, dtype, _SUM) if is_stream else _marked(plan)
+            self._made[key] = (plan, made)
+        return self._made[key][1]
+
+    def _is_read_low(self, jaxpr: Any, v: Any) -> bool:
+        """Whether a value reaches a product, and nothing in which its rounding does harm."""
+        multiplied, *harmed = (
+            reaching(harm, jaxpr, frozenset(), self._reached)
+            for harm in (_MULTIPLIED, SNAPPING, STEEP)
+        )
+        return v in multiplied and not any(v in found for found in harmed)
+
+
+def _was_rounded(eqn: Any, plan: EquationPlan) -> bool:
+    """Whether the float32 result is made element by element of values that were 16 bits before."""
+    if [s.dtype for s in plan.results] != [FLOAT32]:
+        return False
+    shape = eqn.outvars[0].aval.shape
+    pairs = zip(eqn.invars, plan.given, strict=True)
+    found = [
+        s.was_rounded or s.dtype != FLOAT32
+        for v, s in pairs
+        if _is_computed(s) and v.aval.shape == shape
+    ]
+    return bool(found) and all(found)
+
+
+def _is_sum(eqn: Any, plan: EquationPlan) -> bool:
+    """Whether an equation adds computed values of its own size, and nobody asked for float32."""
+    if eqn.primitive.name not in _SUMS or plan.reason.code is not ReasonCode.PROMOTE_FULL:
+        return False
+    shape = eqn.outvars[0].aval.shape
+    pairs = zip(eqn.invars, plan.given, strict=True)
+    return all(_is_computed(s) and v.aval.shape == shape for v, s in pairs)
+
+
+def _is_computed(state: ValueState) -> bool:
+    return state.dtype is not None and state.source is None
+
+
+def _marked(plan: EquationPlan) -> EquationPlan:
+    (state,) = plan.results
+    return dataclasses.replace(plan, results=(dataclasses.replace(state, was_rounded=True),))
