@@ -16,7 +16,7 @@ from . import arguments
 from .backend import Choice
 from .call_forms import Decorator, NoContext, check_form
 from .interpreters import Planner, Rewriter
-from .interpreters.compat import body_of, consts_of, fresh_make_jaxpr, mark_frames
+from .interpreters.compat import body_of, fresh_make_jaxpr, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals
 from .interpreters.plan.data import EquationPlan, Plan, input_states
 from .interpreters.plan.float8_units import warn_without_units
@@ -296,7 +296,7 @@ class PlannedCall:
         """
         with jax.named_scope(mark(GOVERNED)):
             rewriter = Rewriter(self.planner.plan, planned, _reason if ANNOTATED.value else None)
-            return rewriter.evaluate(self.plan, consts_of(self.closed), arrays)
+            return rewriter.program(self.plan, self.closed, arrays)
 
 
 def plan_call(

@@ -27,6 +27,9 @@ Var = jex_core.Var
 Primitive = jex_core.Primitive
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
+TRACES_AND_JAXPRS: tuple[Any, ...] = (
+    *(jax.core.Trace, jex_core.Jaxpr, jex_core.ClosedJaxpr, jax.core.AbstractValue),
+)
 jaxpr_as_fun: Callable[[Any], Callable[..., Any]] = jex_core.jaxpr_as_fun
 # JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
@@ -35,6 +38,7 @@ current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
 dce_jaxpr: Callable[..., Any] = partial_eval.dce_jaxpr
 
 __all__ = [
+    "TRACES_AND_JAXPRS",
     "InconclusiveDimensionOperation",
     "Literal",
     "Primitive",
@@ -72,6 +76,7 @@ __all__ = [
     "shard_map_axes",
     "source_line",
     "trace_context",
+    "traced_variable",
     "varying_axes",
     "with_dtype",
     "zero_cotangent",
@@ -314,6 +319,15 @@ def literal_value(literal: Any) -> Any:
     array = np.asarray(value, aval.dtype)
     # JAX takes no scalar of float0; before 0.10.2 such a literal reaches a broadcast_in_dim.
     return array if aval.dtype == jax.dtypes.float0 else array[()]
+
+
+def traced_variable(x: Any) -> Any:
+    """Returns the variable of a jaxpr that a tracer stands for, None for anything else.
+
+    The tracer knows it after its trace is over, too.
+    """
+    atom = x.val if isinstance(x, partial_eval.DynamicJaxprTracer) else None
+    return atom if isinstance(atom, Var) else None
 
 
 def set_weak_type(x: Any, aval: Any) -> Any:

@@ -10,8 +10,11 @@ import numpy as np
 
 from ...policies import Float8, Policy, Rule, as_recipe
 from ...policies.precisions import precision_in
-from ...scopes import BECAUSE, GOVERNED, read_mark
+from ...scopes import BECAUSE, GOVERNED, mark, read_mark
 from .data import ValueState, Want
+
+AS_DECLARED = (mark(GOVERNED),)
+"""The path of a jaxpr in which nothing is lowered, whatever the policy says."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,16 +113,16 @@ class Regions:
         return region
 
     def _find(self, names: tuple[str, ...]) -> Region:
-        marks = [(i + 1, mark) for i, name in enumerate(names) if (mark := read_mark(name))]
-        marks = [(depth, mark) for depth, mark in marks if not mark.startswith(BECAUSE)]
+        marks = [(i + 1, found) for i, name in enumerate(names) if (found := read_mark(name))]
+        marks = [(depth, found) for depth, found in marks if not found.startswith(BECAUSE)]
         # Whatever stands there was planned by an inner autocast under its own policy.
-        if any(mark == GOVERNED for _, mark in marks):
+        if any(found == GOVERNED for _, found in marks):
             return Region(None, True, "an inner autocast governs the region", names)
         hits = [
             (depth, 0, dtype, f"scope {p!r}")
             for depth, p, dtype in self._policy.scope_matches(names)
         ]
-        hits += [(depth, 1, jnp.dtype(mark), f"scope {mark}") for depth, mark in marks]
+        hits += [(depth, 1, jnp.dtype(found), f"scope {found}") for depth, found in marks]
         rules = self._policy.rules_in(names)
         if not hits and self._lowers_nothing:
             return Region(None, False, self._lowers_nothing, names, rules)

@@ -136,6 +136,12 @@ def runs_again(eqn: Any) -> bool:
     return structure is not None and structure.runs_again
 
 
+def rules_of(eqn: Any) -> tuple[Any, ...]:
+    """Returns what an equation holds besides operands, where rules of the user's own are in it."""
+    holds_rules = has_rule(eqn) or eqn.primitive.name == "custom_vmap_call"
+    return tuple(eqn.params.values()) if holds_rules else ()
+
+
 def iterations(eqn: Any) -> int:
     """Returns how often what is inside an equation runs; for a ``while``, which no one knows, 1."""
     return max((body.repeats for body in bodies(eqn)), default=1)

@@ -1,4 +1,4 @@
-"""Data movement of sources, whose 16-bit copies move what was cast."""
+"""Equations that move the elements of a source: so moves each copy of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ _WHOLE = having("whole")
 
 
 def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
-    """Moves the elements of a source: its 16-bit copy, if asked for, moves the operand's copy."""
+    """Moves the elements of a source: its 16-bit copy, if asked for, moves the operand's copy.
+
+    Args:
+        eqn: The equation.
+        plan: Its plan, whose action is `Move`.
+        operands: Its operands, as `Value` or `Scalar`.
+
+    Returns:
+        Its results.
+    """
     arrays = [value.array for value in operands]
     dtype = plan.results[0].dtype
     # The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for.

@@ -6,13 +6,14 @@ One equation after the other is bound in the ambient trace, so that `grad`, `vma
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from ...policies import FLOAT32
@@ -42,8 +43,10 @@ from ..plan.data import (
     Plan,
     Redispatch,
     ValueState,
+    Want,
     float_dtype,
 )
+from ..plan.region import AS_DECLARED
 from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.complements import COMPLEMENTS
@@ -52,6 +55,8 @@ from ..primitives.float8_scale import copy_aval
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, has_rule
 from ..primitives.traits import having
+from .closures import KeepsValues
+from .emitted import emitted
 from .float8 import multiplied_in_8_bits
 from .moves import moved
 from .values import Scalar, Value, as_array, read
@@ -59,7 +64,6 @@ from .values import Scalar, Value, as_array, read
 mark_frames(__file__)
 
 _REPEATS = having("repeats")
-_WHOLE = having("whole")
 
 RewritingRule = Callable[["Rewriter", Any, EquationPlan, list[Any]], Sequence[Any]]
 
@@ -81,7 +85,7 @@ def rewrites(*names: str) -> Callable[[RewritingRule], RewritingRule]:
     return register
 
 
-class Rewriter:
+class Rewriter(KeepsValues):
     """Emits planned jaxprs: one instance per trace.
 
     Args:
@@ -97,11 +101,23 @@ class Rewriter:
         planned: Callable[[Plan], None] | None = None,
         label: Callable[[EquationPlan], str] | None = None,
     ) -> None:
+        super().__init__()
         self._label = label
         self._plan = plan
         self._planned = planned
         register_elsewhere()
         self.memo: dict[Any, Any] = {}
+
+    def program(self, plan: Plan, closed: Any, args: Sequence[Any]) -> list[Any]:
+        """Runs a planned program: `evaluate`, where rules may close over any of its values.
+
+        Args:
+            plan: The plan.
+            closed: The closed jaxpr it was made for, which is run once.
+            args: As for `evaluate`.
+        """
+        self.closed_over.look(closed)
+        return self.evaluate(plan, consts_of(closed), args)
 
     def evaluate(
         self,
@@ -129,19 +145,21 @@ class Rewriter:
         return [value.read(dtype) for value, dtype in zip(outputs, plan.output_dtypes, strict=True)]
 
     def _evaluate(self, plan: Plan, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+        held = list(map(Value.of, consts, plan.consts))
+        self.closed_over.keep((*plan.jaxpr.constvars, *plan.jaxpr.invars), (*held, *given))
         return evaluate(
             plan.jaxpr,
-            list(map(Value.of, consts, plan.consts)),
+            held,
             given,
             lambda literal: Scalar(literal_value(literal)),
             lambda i, eqn, operands: self._labelled(eqn, plan.equations[i], operands),
         )
 
     def _labelled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
-        if self._label is None:
-            return self.emit_equation(eqn, plan, operands)
-        with jax.named_scope(self._label(plan)):
-            return self.emit_equation(eqn, plan, operands)
+        with nullcontext() if self._label is None else jax.named_scope(self._label(plan)):
+            results = self.emit_equation(eqn, plan, operands)
+        self.closed_over.keep(eqn.outvars, results)
+        return results
 
     def emit_equation(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         """Binds one planned equation in the ambient trace.
@@ -180,6 +198,8 @@ class Rewriter:
 
     def _emit(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Emits the action of a plan, and returns the results as arrays."""
+        if self.closed_over.by(eqn):
+            plan = self._entered(eqn, plan)
         match plan.action:
             case Contract(of_sources):
                 return [_accumulated(eqn, plan, operands, of_sources)]
@@ -194,14 +214,33 @@ class Rewriter:
                 target = cast_dtype(eqn) if dtype is None else dtype
                 return [x if x.dtype == target else cast(x, target)]
             case Emit():
-                return _emitted(eqn, plan, operands)
+                return emitted(eqn, plan, operands)
             case Inside(unchanged=False):
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
-            case Inside() if self._planned is not None and has_rule(eqn):
-                # Nothing in it changes, but its derivative rule is looked at.
+            case Inside() if self._looked_at(eqn):
+                # Nothing in it changes, but its derivative rule does.
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
             case _:
                 return _bound(eqn, plan, operands)
+
+    def _entered(self, eqn: Any, plan: EquationPlan) -> EquationPlan:
+        """Returns the plan of an equation with plans of its bodies.
+
+        Where an inner `autocast` governs there are none: nothing in them changes but their rules.
+        """
+        if isinstance(plan.action, Inside):
+            return plan
+        inner = []
+        for held in bodies(eqn):
+            body = body_of(held.jaxpr)
+            states = [ValueState(float_dtype(v.aval)) for v in body.invars]
+            wants = [Want()] * len(body.outvars)
+            inner.append(self._plan(held.jaxpr, states, wants, AS_DECLARED))
+        return dataclasses.replace(plan, action=Inside(tuple(inner), unchanged=True))
+
+    def _looked_at(self, eqn: Any) -> bool:
+        reported = self._planned is not None and has_rule(eqn)
+        return reported or self.closed_over.by(eqn)
 
     def jaxpr(
         self, plan: Plan, closed: Any, copies: Sequence[tuple[int, Any]] = (), at: int = 0
@@ -242,6 +281,7 @@ class Rewriter:
             of: The plan of the function that the rule belongs to. Where nothing changes in the
                 function, nothing changes in its rule.
         """
+        closed = self.closed_over.live(closed)
         variables = body_of(closed).invars
         args = [as_array(x, v.aval) for x, v in zip(args, variables, strict=True)]
         states = [
@@ -252,9 +292,11 @@ class Rewriter:
         if self._planned is not None:
             self._planned(plan)
         # A rule of a function in which nothing is lowered computes in the dtypes that it declares.
-        if of.identity:
+        if not of.identity:
+            return self.program(plan, closed, args)
+        if not self.closed_over.look(closed):
             return jaxpr_as_fun(closed)(*args)
-        return self.evaluate(plan, consts_of(closed), args)
+        return self.program(self._plan(closed, states, wants, AS_DECLARED), closed, args)
 
 
 # --- one function per action ----------------------------------------------------------------
@@ -318,31 +360,3 @@ def _broadcast_to(shape: tuple[int, ...], sharding: Any) -> Callable[[Any], Any]
 
     inline = inlined(broadcast)
     return lambda x: inline(x) if isinstance(x, Tracer) else broadcast(x)
-
-
-def _emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
-    """Calls a rule's function in place of an equation, and checks what it returned."""
-    assert isinstance(plan.action, Emit)
-    arrays = [
-        jnp.asarray(x, v.aval.dtype) if isinstance(value, Scalar) and x.dtype is None else x
-        for x, value, v in zip(read(plan, operands), operands, eqn.invars, strict=True)
-    ]
-    # In the ambient trace, so that JAX differentiates, maps and shards what the function does.
-    out = plan.action.function(*arrays)
-    results = list(out) if isinstance(out, tuple | list) else [out]
-    expected = [
-        with_dtype(v.aval, state.dtype) if state.dtype is not None else v.aval
-        for v, state in zip(eqn.outvars, plan.results, strict=True)
-    ]
-    found = [(jnp.shape(x), jnp.result_type(x)) for x in results]
-    if found != [(aval.shape, aval.dtype) for aval in expected]:
-        raise TypeError(
-            f"{plan.action.name}, which a rule emits in place of {eqn.primitive.name}, must "
-            f"return {_described((a.shape, a.dtype) for a in expected)}, got {_described(found)}. "
-            "Cast its result, or tell the dtype by Decision(output_dtype=...)."
-        )
-    return [jnp.asarray(x) for x in results]
-
-
-def _described(types: Any) -> str:
-    return ", ".join(f"{dtype.name}[{','.join(map(str, shape))}]" for shape, dtype in types)

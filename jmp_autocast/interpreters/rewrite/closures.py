@@ -1,0 +1,131 @@
+"""What rules of the user's own close over: converted to values of the running program.
+
+A rule of a custom function is Python, which JAX calls when it differentiates or maps. Where the
+plain function runs outside of `jit`, it may close over any value of the function around it, as
+implicit differentiation does. `autocast` has traced that function, so that the rule holds a tracer
+of a trace that is over. Its variable says which value of the rewritten program it stands for.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..compat import TRACES_AND_JAXPRS, Tracer, body_of, consts_of, traced_variable
+from ..plan.data import EquationPlan, Plan
+from ..primitives.structure import bodies, rules_of
+from .values import Value
+
+# No tracer that a rule closes over is behind them, and much else is.
+_LEAVES = (
+    *(type, ModuleType, CodeType, str, bytes, int, float, complex),
+    *(np.dtype, np.ndarray, np.generic, jax.Array),
+    *(Plan, EquationPlan, *TRACES_AND_JAXPRS),
+)
+
+
+class ClosedOver:
+    """The values of one trace that rules of the user's own close over."""
+
+    def __init__(self) -> None:
+        self._variables: set[Any] = set()
+        self._values: dict[Any, Value] = {}
+        # Alive as long as this is, so that no other equation gets the identity of one of them.
+        self._equations: dict[int, Any] = {}
+
+    def look(self, jaxpr: Any) -> bool:
+        """Looks for rules in a jaxpr that close over values, and returns whether there are any.
+
+        Args:
+            jaxpr: A closed jaxpr, which is evaluated once.
+        """
+        found = self._found(jaxpr)
+        if found:
+            body = body_of(jaxpr)
+            made = (v for eqn in body.eqns for v in eqn.outvars)
+            self._variables.update(found.intersection((*body.constvars, *body.invars, *made)))
+        return bool(found)
+
+    def _found(self, jaxpr: Any) -> set[Any]:
+        found: set[Any] = set()
+        for eqn in body_of(jaxpr).eqns:
+            inside = [self._found(body.jaxpr) for body in bodies(eqn)]
+            variables = set(_variables_behind(rules_of(eqn))).union(*inside)
+            if variables:
+                self._equations[id(eqn)] = eqn
+                found |= variables
+        return found
+
+    def by(self, eqn: Any) -> bool:
+        """Returns whether a rule of an equation, or of one inside it, closes over values."""
+        return id(eqn) in self._equations
+
+    def keep(self, variables: Sequence[Any], values: Sequence[Value]) -> None:
+        """Keeps those values that a rule closes over.
+
+        Args:
+            variables: Variables of the jaxpr that is evaluated.
+            values: Their values.
+        """
+        if self._variables:
+            pairs = zip(variables, values, strict=True)
+            self._values.update({v: value for v, value in pairs if v in self._variables})
+
+    def live(self, closed: Any) -> Any:
+        """Returns the jaxpr of a rule, with values in place of tracers of a trace that is over.
+
+        Args:
+            closed: The closed jaxpr.
+        """
+        if not self._values:
+            return closed
+        return closed.replace(consts=[self._value(const) for const in consts_of(closed)])
+
+    def _value(self, const: Any) -> Any:
+        kept = self._values.get(traced_variable(const))
+        # A value of its own: a copy that is made in the trace of a rule must not outlive it.
+        return const if kept is None else Value(kept.array, kept.source).read(const.dtype)
+
+    def arrays(self) -> list[Any]:
+        """Returns the arrays that are kept."""
+        return [value.array for value in self._values.values()]
+
+
+class KeepsValues:
+    """What the rules that we rebuild close over.
+
+    An `autocast` around the one that has rebuilt a rule finds in it the arrays that this one keeps.
+    """
+
+    def __init__(self) -> None:
+        self.closed_over = ClosedOver()
+
+
+def _variables_behind(roots: Sequence[Any]) -> Iterator[Any]:
+    """Yields the variable of each tracer of a jaxpr that objects hold, however deep."""
+    left, seen = list(roots), {}
+    while left:
+        x = left.pop()
+        # Alive as long as the walk, as a list that was made for it has an identity of its own.
+        if id(x) in seen or (isinstance(x, _LEAVES) and not isinstance(x, Tracer)):
+            continue
+        seen[id(x)] = x
+        if (variable := traced_variable(x)) is not None:
+            yield variable
+        else:
+            left.extend(_behind(x))
+
+
+def _behind(x: Any) -> Iterable[Any]:
+    if isinstance(x, KeepsValues):
+        return x.closed_over.arrays()
+    if isinstance(x, FunctionType):
+        # Not its globals: no trace has anything in them, but all of a program is behind them.
+        cells: tuple[CellType, ...] = x.__closure__ or ()
+        return [*gc.get_referents(*cells), x.__defaults__, x.__kwdefaults__, x.__dict__]
+    return gc.get_referents(x)

@@ -1,0 +1,54 @@
+"""Functions that a policy's rule emits in place of an equation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..compat import mark_frames, with_dtype
+from ..plan.data import Emit, EquationPlan
+from .values import Scalar, read
+
+mark_frames(__file__)
+
+
+def emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
+    """Calls a rule's function in place of an equation, and checks what it returned.
+
+    Args:
+        eqn: The equation.
+        plan: Its plan, whose action is `Emit`.
+        operands: Its operands, as `Value` or `Scalar`.
+
+    Returns:
+        The results, as arrays.
+
+    Raises:
+        TypeError: The function returned another number of arrays, other shapes or dtypes.
+    """
+    assert isinstance(plan.action, Emit)
+    arrays = [
+        jnp.asarray(x, v.aval.dtype) if isinstance(value, Scalar) and x.dtype is None else x
+        for x, value, v in zip(read(plan, operands), operands, eqn.invars, strict=True)
+    ]
+    # In the ambient trace, so that JAX differentiates, maps and shards what the function does.
+    out = plan.action.function(*arrays)
+    results = list(out) if isinstance(out, tuple | list) else [out]
+    expected = [
+        with_dtype(v.aval, state.dtype) if state.dtype is not None else v.aval
+        for v, state in zip(eqn.outvars, plan.results, strict=True)
+    ]
+    found = [(jnp.shape(x), jnp.result_type(x)) for x in results]
+    if found != [(aval.shape, aval.dtype) for aval in expected]:
+        raise TypeError(
+            f"{plan.action.name}, which a rule emits in place of {eqn.primitive.name}, must "
+            f"return {_described((a.shape, a.dtype) for a in expected)}, got {_described(found)}. "
+            "Cast its result, or tell the dtype by Decision(output_dtype=...)."
+        )
+    return [jnp.asarray(x) for x in results]
+
+
+def _described(types: Any) -> str:
+    return ", ".join(f"{dtype.name}[{','.join(map(str, shape))}]" for shape, dtype in types)
