@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from ..arguments import name_of
-from ..inspect import check_numerics, explain, op_stats, tune
+from ..inspect import audit, check_numerics, explain, op_stats, tune
 from ..inspect.export import json_text, saved
 from ..inspect.tuning.search_log import LogError
 from ..inspect.tuning.tune import UnreachableError
@@ -66,6 +66,17 @@ def run_check(options: argparse.Namespace) -> int:
     print(report)
     written(options.json, report.to_json)
     return 0 if report.first is None else 1
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    """Prints the report of `audit`."""
+    fn = load(options.function, "the function")
+    args, kwargs = arguments_of(options)
+    target = jax.grad(fn) if options.gradient else fn
+    report = audit(target, *args, ignore=options.ignore, **kwargs)
+    print(report)
+    written(options.json, report.to_json)
+    return 0 if report.is_clean else 1
 
 
 def run_tune(options: argparse.Namespace) -> int:
@@ -135,5 +146,6 @@ ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "explain": run_explain,
     "stats": run_stats,
     "check": run_check,
+    "audit": run_audit,
     "tune": run_tune,
 }

@@ -8,6 +8,7 @@ import math
 import pathlib
 from typing import Any, TypeAlias
 
+from ..inspect.auditing.kinds import KINDS
 from ..policies.choices import LEVELS
 from ..residuals import Residuals, as_choice
 
@@ -17,6 +18,7 @@ examples:
   jmp-autocast explain model:loss --args model:arguments --gradient --html report.html
   jmp-autocast stats model:loss --args model:arguments --json stats.json
   jmp-autocast check model:loss --args model:arguments --gradient
+  jmp-autocast audit model:loss --args model:arguments --json findings.json
   jmp-autocast tune model:loss --batches model:batches --tolerance 0.01 --output policy.toml
 
 where model.py, in the current directory, holds
@@ -25,8 +27,8 @@ where model.py, in the current directory, holds
   def arguments(): return params, x              # or (params, x), {"keyword": value}
   def batches(): return [(params, x1), (params, x2)]
 
-exit codes: 0 all is well; 1 check found a fault, or tune cannot reach the tolerance;
-2 wrong use. Exceptions of your own code show their traceback.
+exit codes: 0 all is well; 1 check found a fault, audit a risk, or tune cannot reach the
+tolerance; 2 wrong use. Exceptions of your own code show their traceback.
 """
 
 
@@ -57,11 +59,13 @@ _TARGET: dict[str, Any] = {"metavar": "MODULE:FUNCTION"}
 _FLAG: dict[str, Any] = {"action": "store_true"}
 
 _COMMON: _Options = {
-    "function": {**_TARGET, "help": "the function in float32"},
+    "function": {**_TARGET, "help": "the function"},
+    "--json": {**_FILE, "help": "write the result as JSON as well"},
+}
+_POLICY: _Options = {
     "--policy": {**_FILE, "help": "a policy, as Policy.save writes it"},
     "--compute-dtype": {"choices": ("float16", "bfloat16"), "help": "float16 by default"},
     "--level": {"choices": LEVELS, "help": "how much is lowered"},
-    "--json": {**_FILE, "help": "write the result as JSON as well"},
 }
 _ARGS = "returns a tuple of arguments, or a pair of that and a dict of keyword arguments"
 _ONE_CALL: _Options = {
@@ -76,6 +80,15 @@ _KEPT: _Options = {
     }
 }
 _OVERFLOW = "run it in float32, and find what a float16 could not hold"
+_IGNORE: _Options = {
+    "--ignore": {
+        "action": "append",
+        "choices": tuple(KINDS),
+        "default": [],
+        "metavar": "KIND",
+        "help": f"leave out a kind of risk, may be given several times: {', '.join(KINDS)}",
+    }
+}
 _TUNE: _Options = {
     "--gradient": {
         **_FLAG,
@@ -98,22 +111,27 @@ _GOAL: _Options = {
 _COMMANDS: dict[str, tuple[str, _Options, list[_Options]]] = {
     "explain": (
         "which equation runs in which dtype, and why; nothing is computed",
-        _ONE_CALL | {"--html": {**_FILE, "help": "write a page as well"}} | _KEPT,
+        _POLICY | _ONE_CALL | {"--html": {**_FILE, "help": "write a page as well"}} | _KEPT,
         [],
     ),
     "stats": (
         "how often each primitive runs in each dtype; nothing is computed",
-        _ONE_CALL | _AS_IS,
+        _POLICY | _ONE_CALL | _AS_IS,
         [],
     ),
     "check": (
         "run the function, and find what makes an infinity or NaN",
-        _ONE_CALL | {"--overflow": {**_FLAG, "help": _OVERFLOW}} | _AS_IS,
+        _POLICY | _ONE_CALL | {"--overflow": {**_FLAG, "help": _OVERFLOW}} | _AS_IS,
+        [],
+    ),
+    "audit": (
+        "list what is risky in a function written in 16 bits by hand; nothing is computed",
+        _ONE_CALL | _IGNORE,
         [],
     ),
     "tune": (
         "find the smallest set of operations to keep in float32",
-        _TUNE,
+        _POLICY | _TUNE,
         [_BATCHES, _GOAL],
     ),
 }

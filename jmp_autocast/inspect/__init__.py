@@ -1,5 +1,7 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
+from .auditing.audit import audit
+from .auditing.findings import AuditReport, Finding
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import ArrayError, Comparison, ComparisonRow
@@ -17,9 +19,11 @@ from .tuning.tune_report import KeptOperation, TuneReport
 
 __all__ = [
     "ArrayError",
+    "AuditReport",
     "Change",
     "Comparison",
     "ComparisonRow",
+    "Finding",
     "Island",
     "KeptArray",
     "KeptOperation",
@@ -36,6 +40,7 @@ __all__ = [
     "Share",
     "Totals",
     "TuneReport",
+    "audit",
     "check_numerics",
     "compare",
     "explain",

@@ -196,4 +196,4 @@ def _line(cells: Sequence[Any] | Mapping[str, str], formats: Sequence[str]) -> s
         is_text = isinstance(cell, str) and spec.isdigit()
         text += format(cut(cell, int(spec)) if is_text else cell, spec)
         before = spec
-    return cut(text)
+    return cut(text.rstrip())

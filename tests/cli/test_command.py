@@ -24,6 +24,14 @@ def loss(params, x, scale=1.0):
     with jax.named_scope("head"):
         return jnp.mean(jnp.tanh(h * 1e-5) @ params["v"])
 
+def by_hand(params, x):
+    w, x = params["w"].astype(jnp.bfloat16), x.astype(jnp.bfloat16)
+    return jnp.mean(jax.nn.softmax(x @ w))
+
+def careful(params, x):
+    w, x = params["w"].astype(jnp.bfloat16), x.astype(jnp.bfloat16)
+    return jnp.mean(jax.nn.softmax((x @ w).astype(jnp.float32)))
+
 wrapped = autocast(loss, policy=BF16)
 number = 3
 
@@ -161,6 +169,28 @@ def test_check(line, code, said, capsys):
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("line", "code", "kinds"),
+    [
+        ("audit users_model:by_hand", 1, ["exponential", "loss"]),
+        ("audit users_model:by_hand --ignore loss", 1, ["exponential"]),
+        ("audit users_model:by_hand --ignore loss --ignore exponential", 0, []),
+        ("audit users_model:careful", 0, []),
+        ("audit users_model:careful --gradient", 0, []),
+        ("audit users_model:loss", 0, []),
+        ("audit users_model:wrapped", 0, []),
+    ],
+)
+def test_audit(line, code, kinds, capsys):
+    assert run(f"{line} --args users_model:shapes --json found.json") == code
+    found = json.loads(pathlib.Path("found.json").read_text("utf-8"))
+    assert [finding["kind"] for finding in found["findings"]] == kinds
+    text = capsys.readouterr().out
+    assert all(f"\n{kind}: " in text for kind in kinds)
+    assert ("users_model.py:" in text) == bool(kinds)
+
+
+@pytest.mark.usefixtures("folder")
 def test_tune(capsys):
     line = "tune users_model:loss --batches users_model:batches --tolerance 0.01 --gradient"
     assert run(f"{line} --output policy.toml --log log.jsonl --json report.json") == 0
@@ -210,6 +240,8 @@ WRONG = {
     f"explain {LOSS} --residuals all": "or a share from 0 to 1, got 'all'",
     f"explain {LOSS} --residuals 2": "it must be from 0",
     f"explain {LOSS} --residuals auto --gradient": "what a gradient keeps is inside it",
+    f"audit {LOSS} --ignore los": "invalid choice: 'los'",
+    f"audit {LOSS} --policy bf16.toml": "unrecognized arguments: --policy",
     f"{TUNE} none": "must be a positive number such as 0.01, got 'none'",
     f"{TUNE} 0": "must be a positive number such as 0.01, got '0'",
     "tune users_model:loss --tolerance 1": "one of the arguments --batches --args is required",
@@ -272,13 +304,14 @@ def test_exceptions_of_the_users_own_code_are_raised(line, error):
         run(line)
 
 
-@pytest.mark.parametrize("command", ["", "explain", "stats", "check", "tune"])
+@pytest.mark.parametrize("command", ["", "explain", "stats", "check", "audit", "tune"])
 def test_help(command, capsys):
     assert run(f"{command} --help") == 0
     text = capsys.readouterr().out
     assert "examples:" in text
     assert "exit codes: 0 all is well; 1 check found a fault" in text
-    for option in {"explain": ["--html"], "tune": ["--tolerance", "--log"]}.get(command, []):
+    own = {"explain": ["--html"], "audit": ["--ignore"], "tune": ["--tolerance", "--log"]}
+    for option in own.get(command, []):
         assert option in text
 
 

@@ -125,7 +125,12 @@ def described(
 
 def user_scopes(eqn: Any) -> tuple[str, ...]:
     """Returns the scopes of the user's own around an equation, without the marks of ours."""
-    return tuple(name for name in scope_names(eqn) if read_mark(name) is None)
+    return user_names(scope_names(eqn))
+
+
+def user_names(scope: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names of a scope that are the user's own."""
+    return tuple(name for name in scope if read_mark(name) is None)
 
 
 def is_measured(eqn: Any) -> bool:

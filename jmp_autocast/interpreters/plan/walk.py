@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from ..compat import Literal, scope_names
@@ -54,11 +54,28 @@ def walk_plan(plan: Plan, inputs: Sequence[Origin] | None = None) -> list[Visit]
         plan: The plan of the whole program.
         inputs: Where each of its inputs comes from, such as its path in the arguments.
     """
+    return walk_with_outputs(plan, inputs)[0]
+
+
+def walk_with_outputs(
+    plan: Plan, inputs: Sequence[Origin] | None = None
+) -> tuple[list[Visit], list[Origin]]:
+    """Returns what `walk_plan` does, and where each output of the program comes from.
+
+    Args:
+        plan: The plan of the whole program.
+        inputs: As for `walk_plan`.
+    """
     visits: list[Visit] = []
+    outputs: list[Origin] = []
     origins = [None] * len(plan.jaxpr.invars) if inputs is None else inputs
-    for visit in _walk(plan, origins, visits, plan.path, 0, 1):
+
+    def walk() -> Iterator[Visit]:
+        outputs.extend((yield from _walk(plan, origins, visits, plan.path, 0, 1)))
+
+    for visit in walk():
         visits.append(visit)
-    return visits
+    return visits, outputs
 
 
 def _walk(

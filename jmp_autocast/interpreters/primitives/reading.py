@@ -176,6 +176,18 @@ def reduction_depth(eqn: Any) -> int:
     return 1
 
 
+def summands(eqn: Any) -> int:
+    """Returns how many terms may be added up into one element of a result, at most.
+
+    As `reduction_depth`, also for windows, and for scatters, of which all may hit one element.
+    """
+    if "window_dimensions" in eqn.params:
+        return math.prod(eqn.params["window_dimensions"])
+    if eqn.primitive.name in _SCATTERS:
+        return math.prod(eqn.invars[1].aval.shape[:-1])
+    return reduction_depth(eqn)
+
+
 def flops(eqn: Any) -> int:
     """Returns the floating point operations of one run of an equation.
 

@@ -1,0 +1,106 @@
+"""`audit`: what is risky in a program that its author wrote in 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ...arguments import check_function, name_of
+from ...interpreters.compat import body_of
+from ...interpreters.plan.data import float_dtype
+from ...interpreters.plan.walk import walk_with_outputs
+from ...interpreters.primitives.structure import equations_in
+from ...options import autocast_options
+from ...policies import COMPUTE_DTYPES
+from ...policies.errors import did_you_mean
+from ...policies.tables import TRACED_FOR_DTYPES
+from ...transform import PlannedCall, kind_of
+from ...wrapping import wrapper_of
+from .findings import AuditReport, findings_of
+from .kinds import KINDS
+from .risks import Program, Risk, risks_of
+
+
+def audit(
+    fn: Callable[..., Any], *args: Any, ignore: Sequence[str] = (), **kwargs: Any
+) -> AuditReport:
+    """Lists what is risky in a program whose author wrote 16 bits by hand, and nothing else.
+
+    Sums of more than 16 terms, exponentials and logarithms, powers and norms, positions and their
+    angles, masks beyond the range, the choice of experts, loops that add up, updates of weights and
+    the loss. Not listed is what 16 bits are for: products, which add up in float32, activations,
+    biases, and what is cast to float32 before it. Nothing is computed: ``jax.ShapeDtypeStruct`` may
+    stand for any array.
+
+    The line is that of `autocast`, whose policy says what loses too much in 16 bits. Regions that
+    `autocast`, `full_precision` or `compute_precision` governs have a precision that somebody
+    chose, and are left out. To look at the backward pass, audit the gradient.
+
+    Args:
+        fn: The function, with its arguments in the dtypes that it runs with.
+        *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``.
+        ignore: Kinds of risk that are not listed, such as ``("loss",)``.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        The report, for ``print(report)``, ``report.findings`` and ``assert report.is_clean``.
+
+    Raises:
+        TypeError: ``fn`` is not callable, or ``ignore`` is a string.
+        ValueError: There is no such kind.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast.inspect import audit
+        >>> def attention(q, k):
+        ...     return jax.nn.softmax(q @ k.T)
+        >>> q = jax.ShapeDtypeStruct((128, 64), jnp.bfloat16)
+        >>> [(x.kind, x.primitive) for x in audit(attention, q, q).findings]
+        [('exponential', 'exp')]
+        >>> def careful(q, k):
+        ...     return jax.nn.softmax((q @ k.T).astype(jnp.float32)).astype(q.dtype)
+        >>> audit(careful, q, q).findings
+        ()
+    """
+    check_function(fn, "audit", "Pass the function itself, then its arguments.")
+    check_kinds(ignore)
+    found, dtypes, opaque = [], [], {}
+    for dtype in COMPUTE_DTYPES:
+        # The policy of a dtype leaves the other one alone: a program in both is planned for each.
+        wrapper = wrapper_of(fn, autocast_options(dtype), kind_of(fn, args, kwargs))
+        planned = wrapper.planned(*args, **kwargs)
+        readers = list(_readers(planned, dtype))
+        if not readers:
+            continue
+        dtypes.append(str(dtype))
+        opaque.update(dict.fromkeys(name for name in readers if name in TRACED_FOR_DTYPES))
+        risks = (risk for risk in _risks(planned, dtype) if risk.kind not in ignore)
+        found += findings_of(risks, dtype)
+    return AuditReport(name_of(fn), tuple(dtypes), tuple(found), tuple(opaque))
+
+
+def check_kinds(ignore: Sequence[str]) -> None:
+    """Raises what `audit` does of a wrong ``ignore``."""
+    if isinstance(ignore, str):
+        raise TypeError(f"ignore takes several kinds, got {ignore!r}. Write ignore=({ignore!r},).")
+    for kind in ignore:
+        if kind not in KINDS:
+            raise ValueError(
+                f"ignore names kinds of risk, got {kind!r}.{did_you_mean(str(kind), KINDS)} The "
+                f"kinds are {', '.join(KINDS)}."
+            )
+
+
+def _readers(planned: PlannedCall, dtype: Any) -> Iterator[str]:
+    """Yields the primitive of each equation that reads or makes a dtype."""
+    for eqn, _ in equations_in(planned.closed):
+        if any(float_dtype(v.aval) == dtype for v in (*eqn.invars, *eqn.outvars)):
+            yield eqn.primitive.name
+
+
+def _risks(planned: PlannedCall, dtype: Any) -> Iterator[Risk]:
+    paths, plan = planned.call.paths, planned.plan
+    visits, outputs = walk_with_outputs(plan, paths)
+    sources = dict(zip(paths, plan.inputs, strict=True))
+    results = body_of(planned.closed).outvars
+    return risks_of(Program(visits, outputs, results, sources, dtype))
