@@ -106,14 +106,14 @@ def test_gradients_are_those_of_the_program_that_trains(name, policy):
 
 
 def test_a_weight_that_is_read_often_keeps_its_float32_sum():
-    def loss(w, x):
-        h = x
-        for _ in range(40):
-            h = x + (h @ w) * jnp.float32(1e-3)
-        return jnp.mean(h)
+    # A bfloat16 holds each of these numbers, and none of the sums that are the gradient.
+    numbers = 1 + jnp.arange(6.0 * 5 * 4).reshape(6, 5, 4) / 128
 
-    comparison = compare(autocast(loss, policy=BF16, params=0), W, X, argnums=0)
-    assert comparison.gradients["0"].error < 5e-3
+    def loss(w, xs):
+        return sum(jnp.sum(x @ w) for x in xs)
+
+    comparison = compare(autocast(loss, policy=BF16, params=0), W[:4], numbers, argnums=0)
+    assert comparison.gradients["0"].error == 0
 
 
 def test_an_overflow_is_infinite_where_it_arises():
