@@ -218,3 +218,51 @@ def test_the_benchmark_of_stored_weights(monkeypatch, capsys):
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     jax.tree.map(close, master.weights, full.weights)
     assert "have the bits of float32 weights" in capsys.readouterr().out
+
+
+@pytest.fixture
+def training(monkeypatch):
+    """The package, as if run from the folder of the benchmarks."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import training.command_line
+
+    yield training
+    for name in [n for n in sys.modules if n.split(".")[0] in ("training", "comparison")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_training_is_compared_pair_by_pair(training, capsys, tmp_path, monkeypatch):
+    results = tmp_path / "RESULTS.md"
+    results.write_text("# Results\n")
+    monkeypatch.setattr(training.command_line, "RESULTS", results)
+    found = training.command_line.main(["--quick", "--models", "VAE", "--markdown"])["VAE"]
+    assert list(found) == ["float32", "by hand, bfloat16", "ours, bfloat16", "ours, float16"]
+    full, *low = found.values()
+    assert full.losses.shape == (2, 3)
+    assert full.scores[0] != full.scores[1]  # two seeds are two trainings
+    for outcome in low:
+        assert outcome.low_flops == 1
+        # The same parameters and batches in each precision: losses differ by rounding alone.
+        assert 0 < np.abs(outcome.losses - full.losses).max() < 1e-2 * full.losses.max()
+    table = capsys.readouterr().out
+    assert all(name in table for name in found)
+    assert "| VAE | 3 | training loss |" in results.read_text()
+
+
+def test_a_paired_difference_and_its_standard_error(training):
+    from training.loop import Outcome
+    from training.report import difference
+
+    outcome = lambda *scores: Outcome(np.float32(scores), np.zeros(()), np.zeros(()), 0.0, 0.0)
+    found = difference(outcome(1.5, 3.5, 6.0), outcome(1, 2, 4))
+    assert found.mean == pytest.approx(4 / 3)
+    assert found.error == pytest.approx(np.std([0.5, 1.5, 2], ddof=1) / 3**0.5)
+    assert str(found).endswith(" *")
+    assert not str(difference(outcome(1, 3), outcome(2, 1))).endswith("*")
+
+
+def test_a_standard_error_needs_two_seeds(training, capsys):
+    with pytest.raises(SystemExit):
+        training.command_line.options(["--seeds", "1"])
+    assert "at least 2" in capsys.readouterr().err
