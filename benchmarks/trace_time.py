@@ -4,8 +4,8 @@
 
 Prints the trace and lower time of ``jit(grad(loss))`` for a 12-layer Flax transformer, plain and
 under autocast (the two in turn, best of several), what planning costs when one jitted layer is
-called 96 times, and planning against tracing for 24 transformer blocks and for a chain of 2,000 and
-of 20,000 equations.
+called 96 times, planning against tracing for 24 transformer blocks and for a chain of 2,000 and
+of 20,000 equations, and what planned residuals add to the tracing of 48 unrolled layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import BF16, autocast, keep_less
 from jmp_autocast.interpreters import Plan, Planner, Source, ValueState, Want
 from jmp_autocast.interpreters.plan.data import float_dtype
 
@@ -177,6 +177,33 @@ def measure_planning(repeats: int) -> None:
     print(f"ten times as many equations: {ratio:.1f}x")
 
 
+def measure_residuals(layers: int, repeats: int) -> None:
+    """Prints what planned residuals add to tracing, in seconds of the processor."""
+    model = Transformer(layers=layers)
+    tokens = jnp.zeros((8, 128), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    variants = {
+        "float32": lambda f: f,
+        "float32, keep_less": lambda f: keep_less(f, residuals="recompute"),
+        "autocast": lambda f: autocast(f, policy=BF16),
+        "autocast, residuals": lambda f: autocast(f, policy=BF16, residuals="recompute"),
+    }
+    best = dict.fromkeys(variants, float("inf"))
+    for _ in range(repeats):
+        for name, make in variants.items():
+            gradient = jax.jit(jax.grad(make(make_loss(model))))
+            start = time.process_time()
+            gradient.trace(params, tokens)
+            best[name] = min(best[name], time.process_time() - start)
+    print(f"\n{layers} unrolled layers, everything planned, jit(grad(loss)), best of {repeats}")
+    print(f"{'':20}{'trace s':>10}")
+    for name, seconds in best.items():
+        print(f"{name:20}{seconds:10.3f}")
+    added = best["autocast, residuals"] / best["autocast"] - 1
+    alone = best["float32, keep_less"] / best["float32"] - 1
+    print(f"residuals add {added:+.0%} to autocast, {alone:+.0%} to float32")
+
+
 def main() -> None:
     """Runs all measurements."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -185,6 +212,7 @@ def main() -> None:
     measure_transformer(args.repeats)
     measure_shared_layer(96, args.repeats)
     measure_planning(args.repeats)
+    measure_residuals(48, args.repeats)
 
 
 if __name__ == "__main__":

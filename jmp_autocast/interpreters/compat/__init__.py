@@ -66,6 +66,8 @@ __all__ = [
     "jaxpr_as_fun",
     "literal_value",
     "mark_frames",
+    "name_entries",
+    "name_scope",
     "name_stack",
     "open_jaxpr",
     "primitives_with_lowering",
@@ -206,6 +208,17 @@ def scope_names(eqn: Any) -> tuple[str, ...]:
 def name_stack(eqn: Any) -> str:
     """Returns all of an equation's name stack as text, scopes and transformations."""
     return str(eqn.source_info.name_stack)
+
+
+def name_entries(eqns: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the entries of the name stacks of equations, of which each is in the next."""
+    return tuple(entry for eqn in eqns for entry in eqn.source_info.name_stack.stack)
+
+
+def name_scope(entries: Sequence[Any]) -> Any:
+    """Returns a context in which the current name stack has more entries."""
+    stack = source_info_util.NameStack(tuple(entries))
+    return source_info_util.set_name_stack(current_name_stack() + stack)
 
 
 def source_line(eqn: Any) -> str:

@@ -4,6 +4,7 @@ choice.py   what the user asks for
 graph.py    a jaxpr as values and steps, and which of them a derivative reads
 cut.py      which values are kept, and which are computed again
 islands.py  which steps become one `jax.checkpoint`, and in which order all is emitted
+equal.py    which islands are one function
 emit.py     the program, with its islands
 account.py  what was planned, for reports
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,17 +14,21 @@ from ..compat import (
     bind,
     body_of,
     consts_of,
+    current_name_stack,
     equation_context,
     fresh_make_jaxpr,
     literal_value,
     mark_frames,
+    name_scope,
     scope_names,
 )
+from ..primitives.cached_bind import bind_cached
 from ..primitives.evaluate import evaluate
 from ..primitives.structure import STRUCTURES, Body, bodies, rebound, shard_map_options
 from ..primitives.traits import BACKWARD
 from .choice import ResidualChoice
 from .cut import Cut, cut_of
+from .equal import alike
 from .graph import Graph, Kind, Role, Step, Value, graph_of
 from .islands import Unit, units_of
 
@@ -136,7 +140,8 @@ class Emitter:
             if None not in jaxprs:
                 arrays, params = rebound(eqn, arrays, jaxprs, [()] * len(jaxprs))
                 return _results(eqn, bind(eqn.primitive, arrays, params))
-        return _results(eqn, bind(eqn.primitive, arrays, eqn.params))
+        bound = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, eqn.params)
+        return _results(eqn, bound)
 
     def _body(self, eqn: Any, body: Body, roles: Sequence[Role], place: Place) -> Any:
         """Returns the jaxpr of a body, with its islands."""
@@ -176,38 +181,64 @@ class Emitter:
         self.planned.append(Planned(graph, cut, units, place.scope, place.times))
         env = dict(zip(graph.inputs, args, strict=True))
         env.update((v, v.const) for v in graph.consts)
+        functions = dict(self._functions(units, place))
         for unit in units:
             if unit.is_island:
-                self._emit_island(unit, env, place)
+                function, names = functions[unit]
+                with name_scope(names):
+                    results = function(*(env[v] for v in unit.inputs))
+                env.update(zip(unit.outputs, results, strict=True))
             else:
                 self._emit(unit.steps[0], env, place)
         return [_read(x, env) for x in graph.outputs]
 
-    def _emit(self, step: Step, env: dict[Value, Any], place: Place) -> None:
+    def _emit(
+        self, step: Step, env: dict[Value, Any], place: Place, names: Sequence[Any] | None = None
+    ) -> None:
+        """Binds a step.
+
+        Args:
+            step: The step.
+            env: The arrays so far, to which its results are added.
+            place: Where the planned jaxpr stands.
+            names: What its names are instead of its own.
+        """
         roles = [_role(x) if isinstance(x, Value) else Role.PARAM for x in step.operands]
-        with contextlib.ExitStack() as stack:
+        stack = None if names is None else current_name_stack()
+        with contextlib.ExitStack() as contexts:
             for eqn in (*step.around, step.eqn):
-                stack.enter_context(equation_context(eqn))
+                contexts.enter_context(equation_context(eqn, stack))
+            contexts.enter_context(name_scope(names or ()))
             arrays = [_read(x, env) for x in step.operands]
-            names = (name for eqn in step.around for name in scope_names(eqn))
-            called_at = place._replace(scope=(*place.scope, *names))
+            scopes = (name for eqn in step.around for name in scope_names(eqn))
+            called_at = place._replace(scope=(*place.scope, *scopes))
             results = self._bind(step.eqn, arrays, roles, called_at)
         env.update(zip(step.results, results, strict=True))
 
-    def _emit_island(self, unit: Unit, env: dict[Value, Any], place: Place) -> None:
+    def _functions(
+        self, units: Sequence[Unit], place: Place
+    ) -> Iterator[tuple[Unit, tuple[Callable[..., Any], tuple[Any, ...]]]]:
+        """Yields each island with its function and the names around it."""
+        for group in alike(units):
+            # Without `prevent_cse`, which puts barriers around it: the loops of a forward and of a
+            # backward pass are two computations, which XLA cannot merge anyway.
+            island = self._island(group.units[0], group.within, place)
+            function = jax.checkpoint(island, policy=_POLICY, prevent_cse=False)
+            for unit, names in zip(group.units, group.around, strict=True):
+                yield unit, (function, names)
+
+    def _island(
+        self, unit: Unit, names: Sequence[Sequence[Any]], place: Place
+    ) -> Callable[..., list[Any]]:
         def island(*xs: Any) -> list[Any]:
             own = dict(zip(unit.inputs, xs, strict=True))
-            for step in unit.steps:
-                self._emit(step, own, place)
+            for step, step_names in zip(unit.steps, names, strict=True):
+                self._emit(step, own, place, step_names)
                 for v in unit.saved.intersection(step.results):
                     own[v] = checkpoint_name(own[v], SAVED)
             return [own[v] for v in unit.outputs]
 
-        # Without `prevent_cse`, which puts barriers around it: the loops of a forward and of a
-        # backward pass are two computations, which XLA cannot merge anyway.
-        checkpointed = jax.checkpoint(island, policy=_POLICY, prevent_cse=False)
-        results = checkpointed(*(env[v] for v in unit.inputs))
-        env.update(zip(unit.outputs, results, strict=True))
+        return island
 
 
 def _role(v: Value) -> Role:

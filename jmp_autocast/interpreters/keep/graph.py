@@ -90,6 +90,8 @@ class Step:
         reads: The values that its derivative reads.
         level: The highest among its operands.
         results: What it makes.
+        values: The operands that are no literals.
+        rule: For a function with a rule of its own that is cheap, the jaxpr of its derivative.
     """
 
     eqn: Any
@@ -100,11 +102,11 @@ class Step:
     reads: list[Value] = dataclasses.field(default_factory=list)
     level: int = 0
     results: list[Value] = dataclasses.field(default_factory=list)
+    values: list[Value] = dataclasses.field(init=False)
+    rule: Any = None
 
-    @property
-    def values(self) -> list[Value]:
-        """The operands that are no literals."""
-        return [x for x in self.operands if isinstance(x, Value)]
+    def __post_init__(self) -> None:
+        self.values = [x for x in self.operands if isinstance(x, Value)]
 
     @property
     def words(self) -> frozenset[str]:
@@ -211,8 +213,10 @@ def _kind(step: Step) -> Kind:
         return Kind.OPAQUE
     if "contracts" in words:
         return Kind.CONTRACTION
-    if "cheap" not in words and not _is_cheap_rule(eqn):
-        return Kind.OPAQUE
+    if "cheap" not in words:
+        step.rule = _cheap_rule(eqn)
+        if step.rule is None:
+            return Kind.OPAQUE
     if not all(v.is_stored for v in step.values):
         return Kind.CHEAP
     # The cast or transpose of a parameter is as large as it, and made once. What grows (a scale
@@ -260,13 +264,13 @@ def _is_float(aval: Any) -> bool:
 # --- rules of their own ----------------------------------------------------------------------
 
 
-def _is_cheap_rule(eqn: Any) -> bool:
-    """Returns whether a ``custom_jvp`` function and its rule hold cheap steps alone.
+def _cheap_rule(eqn: Any) -> Any:
+    """Returns the derivative of a ``custom_jvp`` function, if both hold cheap steps alone.
 
     So it is with JAX's own `jax.nn.relu`. Any other rule is the user's affair, and never run again.
     """
     if eqn.primitive.name != "custom_jvp_call" or not _is_cheap(called(eqn)):
-        return False
+        return None
     avals = [v.aval for v in eqn.invars]
     moving = [i for i, aval in enumerate(avals) if _is_float(aval)]
 
@@ -282,8 +286,8 @@ def _is_cheap_rule(eqn: Any) -> bool:
     try:
         jaxpr = fresh_make_jaxpr(derivative, avals, [avals[i] for i in moving])
     except Exception:  # a rule of the user's own may refuse in any way; it refuses again if needed
-        return False
-    return _is_cheap(jaxpr)
+        return None
+    return jaxpr if _is_cheap(jaxpr) else None
 
 
 def _is_cheap(jaxpr: Any) -> bool:

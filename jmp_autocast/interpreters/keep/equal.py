@@ -1,0 +1,170 @@
+"""Which islands are equal: one function stands for all of them.
+
+The layers of an unrolled model have the same islands. JAX keeps the trace of a function, its
+derivative and the transpose of that by the function, so one function makes them once, and not once
+for each layer. Of a GPT with 48 layers, `"recompute"` took 1.9 times the time for tracing with a
+function for each island, and takes 1.05 to 1.3 times with this (CPU seconds, JAX 0.10.2).
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..compat import Literal, body_of, consts_of, name_entries, source_line
+from ..primitives.structure import called
+from .graph import Step
+from .islands import Unit
+
+
+class Alike(NamedTuple):
+    """Islands that one function stands for.
+
+    Args:
+        units: The islands. They compute the same of their inputs, in the same order.
+        around: For each of them, the name stack in which the function is called.
+        within: For each step, its name stack in the function.
+    """
+
+    units: list[Unit]
+    around: list[tuple[Any, ...]]
+    within: list[tuple[Any, ...]]
+
+
+def alike(units: Iterable[Unit]) -> Iterator[Alike]:
+    """Groups the islands among units, and says which names their steps have.
+
+    Args:
+        units: The units of one jaxpr.
+    """
+    groups: dict[Hashable, list[Unit]] = {}
+    for unit in units:
+        if unit.is_island:
+            groups.setdefault(_key_of_island(unit), []).append(unit)
+    for group in groups.values():
+        yield Alike(group, *_names(group))
+
+
+# --- names ----------------------------------------------------------------------------------
+
+
+def _names(units: Sequence[Unit]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Returns the name stacks around equal islands, and those of the steps in them.
+
+    The names by which the islands differ, as those of their layers do, stand around them. Of an
+    island with steps of two layers it is the layer that has more of them; those of the other have
+    no name in it.
+    """
+    stacks = [[name_entries((*s.around, s.eqn)) for s in unit.steps] for unit in units]
+    starts = [_without_common_end(each) for each in zip(*stacks, strict=True)]
+    around = collections.Counter(starts).most_common(1)[0][0]
+    within = [
+        stack[len(start[0]) :] if start == around else ()
+        for stack, start in zip(stacks[0], starts, strict=True)
+    ]
+    return list(around), within
+
+
+def _without_common_end(stacks: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """Returns what is left of stacks without the longest end that all have."""
+    count = 0
+    for entries in zip(*map(reversed, stacks), strict=False):
+        if len(set(entries)) > 1:
+            break
+        count += 1
+    return tuple(stack[: len(stack) - count] for stack in stacks)
+
+
+# --- keys -----------------------------------------------------------------------------------
+
+
+class _Numbers:
+    """Numbers for values, in the order of their first use."""
+
+    def __init__(self, first: Iterable[Any] = ()) -> None:
+        self.numbers: dict[Any, int] = {}
+        for v in first:
+            self.of(v)
+
+    def of(self, atom: Any) -> Hashable:
+        """Returns the number of a value; a literal is its dtype and its bytes."""
+        if isinstance(atom, Literal):
+            return _key(atom.aval), _key(atom.val)
+        return self.numbers.setdefault(atom, len(self.numbers))
+
+
+def _key_of_island(unit: Unit) -> Hashable:
+    """Returns what is equal for islands that compute the same, from the same lines of a program."""
+    numbers = _Numbers(unit.inputs)
+    return (
+        tuple(v.aval for v in unit.inputs),
+        tuple(_key_of_step(step, unit, numbers) for step in unit.steps),
+        tuple(map(numbers.of, unit.outputs)),
+    )
+
+
+def _key_of_step(step: Step, unit: Unit, numbers: _Numbers) -> Hashable:
+    return (
+        tuple(eqn.ctx for eqn in (*step.around, step.eqn)),
+        source_line(step.eqn),
+        tuple(map(numbers.of, step.operands)),
+        tuple((numbers.of(v), v in unit.saved) for v in step.results),
+        _key_of_equation(step.eqn) if step.rule is None else _key_of_rule(step),
+    )
+
+
+def _key_of_rule(step: Step) -> Hashable:
+    # The rule is a new object in each trace; what it computes is the same.
+    function = _key(called(step.eqn))
+    return step.eqn.primitive, function, _key_of_jaxpr(step.rule, function)
+
+
+def _key_of_equation(eqn: Any) -> Hashable:
+    return eqn.primitive, tuple((name, _key(x)) for name, x in eqn.params.items())
+
+
+def _key_of_call(eqn: Any, itself: Hashable) -> Hashable:
+    is_itself = eqn.primitive.name == "custom_jvp_call" and _key(called(eqn)) == itself
+    return eqn.primitive if is_itself else _key_of_equation(eqn)
+
+
+def _key(x: Any) -> Hashable:
+    """Returns what is equal for values that mean the same to an equation."""
+    if hasattr(body_of(x), "eqns"):
+        return _key_of_jaxpr(x)
+    if isinstance(x, tuple | list):
+        return type(x), tuple(map(_key, x))
+    if hasattr(x, "dtype") and hasattr(x, "tobytes"):
+        return str(x.dtype), x.shape, x.tobytes()
+    try:
+        hash(x)
+    except TypeError:
+        return id(x)
+    # 0 is equal to -0.0 and to False.
+    return type(x), x, str(x) if isinstance(x, float) else ""
+
+
+def _key_of_jaxpr(jaxpr: Any, itself: Hashable = None) -> Hashable:
+    """Returns what is equal for jaxprs that compute the same.
+
+    Args:
+        jaxpr: The jaxpr, open or closed.
+        itself: The key of the function of which it is the derivative, and which it may call.
+    """
+    body = body_of(jaxpr)
+    numbers = _Numbers((*body.constvars, *body.invars))
+    return (
+        tuple(map(id, consts_of(jaxpr))),
+        tuple(v.aval for v in (*body.constvars, *body.invars)),
+        tuple(
+            (
+                tuple(map(numbers.of, eqn.invars)),
+                tuple(map(numbers.of, eqn.outvars)),
+                eqn.ctx,
+                _key_of_call(eqn, itself),
+            )
+            for eqn in body.eqns
+        ),
+        tuple(map(numbers.of, body.outvars)),
+    )
