@@ -11,7 +11,7 @@ import numpy as np
 
 from .arguments import check_function, is_array
 from .interpreters.compat import Tracer
-from .interpreters.plan.reads import read_dtypes
+from .interpreters.plan.reads import Read, read_dtypes
 from .policies import COMPUTE_DTYPES, FLOAT32
 from .policies.callables import name_of
 from .transform import Autocast, autocast
@@ -72,44 +72,64 @@ def cast_params(
         >>> bool((predict(small, x) == predict(params, x)).all())
         True
     """
-    wrapper = _wrapper(fn, policy)
+    check_function(fn, "cast_params", "Pass the function itself, then the parameters.")
+    wrapper = wrapper_of_program(fn, policy, "cast_params")
     leaves, structure = jax.tree.flatten(params)
-    dtypes = _read_in_16_bits(wrapper, leaves, (params, *args), kwargs)
+    reads = reads_of_leaves(wrapper, leaves, (params, *args), kwargs)
+    dtypes = [d if isinstance(d, np.dtype) and d in COMPUTE_DTYPES else None for d in reads]
     if check:
         _check_bits(wrapper, structure, leaves, dtypes, args, kwargs)
     cast = [_cast(x, dtype, donate) for x, dtype in zip(leaves, dtypes, strict=True)]
     return structure.unflatten(cast)
 
 
-def _wrapper(fn: Any, policy: Any) -> Autocast:
-    check_function(fn, "cast_params", "Pass the function itself, then the parameters.")
+def wrapper_of_program(fn: Any, policy: Any, by: str) -> Autocast:
+    """Returns the wrapper whose plan says how a function reads its parameters.
+
+    Args:
+        fn: The function, or a wrapper of it.
+        policy: Its policy, None for the wrapper's own.
+        by: The public function that takes both, for the message.
+
+    Raises:
+        ValueError: ``fn`` is a wrapper, and ``policy`` is given as well.
+    """
     if not isinstance(fn, Autocast):
         return autocast(fn, policy=policy)
     if policy is not None:
         raise ValueError(
-            "cast_params got policy= for a function that autocast has already wrapped with its "
+            f"{by} got policy= for a function that autocast has already wrapped with its "
             "own. Leave policy out, or pass the function that was wrapped."
         )
     return fn
 
 
-def _read_in_16_bits(
+def reads_of_leaves(
     wrapper: Autocast, leaves: list[Any], args: Any, kwargs: Any
-) -> list[np.dtype | None]:
-    """Returns the dtype that each leaf of the parameters is read in, None if that is float32."""
+) -> list[Read | None]:
+    """Returns the one way in which a program reads each float32 leaf of its first argument.
+
+    Args:
+        wrapper: The program.
+        leaves: The leaves.
+        args: All positional arguments.
+        kwargs: The keyword arguments.
+
+    Returns:
+        None for a leaf that is read in several ways, in none, or that is not float32.
+    """
     plan = wrapper.planned(*args, **kwargs).plan
     reads = iter(zip(plan.inputs, read_dtypes(plan), strict=True))
-    found: list[np.dtype | None] = []
+    found: list[Read | None] = []
     for leaf in leaves:
-        dtype = None
+        only = None
         # The inputs of the program are the arrays among all leaves, those of the first argument
         # first.
         if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-            state, dtypes = next(reads)
-            if state.dtype == FLOAT32 and len(dtypes) == 1:
-                (only,) = dtypes
-                dtype = only if only in COMPUTE_DTYPES else None
-        found.append(dtype)
+            state, of_leaf = next(reads)
+            if state.dtype == FLOAT32 and len(of_leaf) == 1:
+                (only,) = of_leaf
+        found.append(only)
     return found
 
 
@@ -119,10 +139,21 @@ def _cast(leaf: Any, dtype: np.dtype | None, donate: bool) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.update(dtype=dtype)
     small = leaf.astype(dtype)
-    if donate and isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
-        small.block_until_ready()
-        leaf.delete()
+    if donate:
+        delete_when_done(leaf, small)
     return small
+
+
+def delete_when_done(leaf: Any, small: Any) -> None:
+    """Deletes an array as soon as what is stored in its place is computed.
+
+    Args:
+        leaf: The array; anything else stays.
+        small: A pytree.
+    """
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+        jax.block_until_ready(small)
+        leaf.delete()
 
 
 def _check_bits(

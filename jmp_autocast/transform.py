@@ -21,6 +21,7 @@ from .interpreters.keep.choice import ResidualChoice, Residuals
 from .interpreters.plan.data import EquationPlan, Plan, input_states
 from .interpreters.plan.float8_units import warn_without_units
 from .interpreters.plan.guarded_products import guarded_products
+from .interpreters.primitives.dequantize import dequantized
 from .options import OnUnknown, Options, autocast_options
 from .outputs import as_traced, per_output, want_of
 from .policies import Policy
@@ -151,6 +152,7 @@ class Autocast(Wrapper, NoContext):
         if not self._options.enabled:
             # The mark tells an autocast around this one that the region is dealt with: nothing is
             # cast.
+            args, kwargs = dequantized((args, kwargs))
             with jax.named_scope(mark(GOVERNED)):
                 return self._fn(*args, **kwargs)
         return run_call(self._fn, self._options, args, kwargs, self.is_whole)

@@ -19,6 +19,7 @@ import jmp_autocast.integrations
 
 _CLAIMS = {
     "policies": "policies",
+    "quantized": "quantized",
     "loss_scaling": "loss_scaling",
     "optimizers": "optimizers",
     "inspection": "inspect",

@@ -52,6 +52,7 @@ UPPER = {
         "wrapping",
     },
     "stored_params": {"arguments", "interpreters", "policies", "transform"},
+    "quantized": {"arguments", "interpreters", "policies", "stored_params"},
     "inspect": {
         "arguments",
         "interpreters",

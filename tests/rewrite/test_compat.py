@@ -18,14 +18,14 @@ def test_scan_counts_of_the_installed_jax():
     (eqn,) = find(trace(lambda xs: lax.scan(step, init, xs), jnp.ones(3)), "scan")
     consts, carries = compat.scan_split(eqn.params)
     assert (consts, carries) == (0, 2)
-    assert compat.scan_split(compat.scan_with_consts(eqn.params, 3)) == (3, 2)
-    assert compat.scan_with_consts(eqn.params, 0) is eqn.params
+    assert compat.scan_split(compat.scan_with_more(eqn.params, 3, 0)) == (3, 2)
+    assert compat.scan_with_more(eqn.params, 0, 0) is eqn.params
 
 
 def test_scan_counts_before_jax_0_11():
     params = {"num_consts": 1, "num_carry": 2, "length": 5}
     assert compat.scan_split(params) == (1, 2)
-    assert compat.scan_with_consts(params, 3) == {"num_consts": 4, "num_carry": 2, "length": 5}
+    assert compat.scan_with_more(params, 3, 0) == {"num_consts": 4, "num_carry": 2, "length": 5}
 
 
 @pytest.mark.parametrize("name", ["manual_axes", "newly_manual_axes"])

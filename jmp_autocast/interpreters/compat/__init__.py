@@ -72,7 +72,7 @@ __all__ = [
     "open_jaxpr",
     "primitives_with_lowering",
     "scan_split",
-    "scan_with_consts",
+    "scan_with_more",
     "scope_names",
     "set_weak_type",
     "shard_map_axes",
@@ -237,9 +237,15 @@ def scan_split(params: dict[str, Any]) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
-def scan_with_consts(params: dict[str, Any], extra: int) -> dict[str, Any]:
-    """Returns a scan's parameters with ``extra`` more constants after the present ones."""
-    if not extra:
+def scan_with_more(params: dict[str, Any], extra: int, scanned: int) -> dict[str, Any]:
+    """Returns a scan's parameters with more operands.
+
+    Args:
+        params: The parameters.
+        extra: How many constants come after the present ones.
+        scanned: How many arrays come after those that it goes through.
+    """
+    if not extra and not scanned:
         return params
     consts, _ = scan_split(params)
     if "ft_in" in params:
@@ -247,6 +253,8 @@ def scan_with_consts(params: dict[str, Any], extra: int) -> dict[str, Any]:
         from jax._src import flattree  # pyright: ignore[reportAttributeAccessIssue]
 
         _, carry, xs = params["ft_in"].unpack()
+        if scanned:
+            xs = flattree.nones(len(xs) + scanned)
         return dict(params, ft_in=flattree.pack((flattree.nones(consts + extra), carry, xs)))
     return dict(params, num_consts=consts + extra)
 

@@ -38,6 +38,7 @@ _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _REPEATS = having("repeats")
 _REPLICATES = having("replicates") | _REPEATS
+_WHOLE = having("whole")
 
 _NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _NOTHING = ValueState(None)
@@ -218,6 +219,8 @@ def move_source(at: Place, i: int) -> EquationPlan:
         is_repeated=repeated,
         is_weight=state.is_weight and not is_lookup,
         is_looked_up=state.is_looked_up or is_lookup,
+        # Which of the moved elements share a scale is known where all of them do.
+        scales=0 if state.scales == 0 and at.name in _WHOLE else None,
     )
     results = tuple(moved if float_dtype(v.aval) else _NOTHING for v in at.eqn.outvars)
     reason = Reason(ReasonCode.SOURCE, f"data movement of a {state.source.value} source", (i,))

@@ -107,6 +107,8 @@ class ValueState:
             weights in 8 bits.
         is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
         was_rounded: In float32, and made element by element of what was 16 bits: `rounded_streams`.
+        scales: Of what is stored in 8 bits, along how many of its first dimensions there are
+            scales of their own: 1 for a stack of layers. None for what is not stored so.
     """
 
     dtype: np.dtype | None
@@ -124,6 +126,7 @@ class ValueState:
     is_weight: bool = False
     is_looked_up: bool = False
     was_rounded: bool = False
+    scales: int | None = None
 
     def __hash__(self) -> int:
         # Three fields tell most states apart, in a third of the time: each operand is hashed.

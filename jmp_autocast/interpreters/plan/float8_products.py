@@ -42,6 +42,8 @@ def _obstacle(at: Place, weights: list[int], recipe: Float8) -> str:
         return f"no 8-bit product for {at.name}"
     if len(weights) != 1:
         return "both operands are parameters" if weights else "no operand is a parameter"
+    if at.given[weights[0]].scales:
+        return "the weight is stored with a scale for each layer of a stack, and read as a whole"
     # The spec of an aval names explicit mesh axes only.
     if any(any(v.aval.sharding.spec) for v in at.eqn.invars):
         return "an operand is sharded along explicit mesh axes"

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...policies import COMPUTE_DTYPES, FLOAT32, Policy
 from ..compat import body_of
+from ..primitives.float8_scale import in_8_bits
 from ..primitives.structure import Body, bodies
 from .basic_plans import as_declared
 from .data import (
@@ -75,7 +76,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     # in float32; the steps read a view of the 16-bit copy that is there already.
     widened = _widened(given[:start])
     fixed = loop_invariants(_as_parameters(given[:start], widened))
-    xs, ys = given[end:], at.wants[len(initial) :]
+    xs, ys = _slices(given[end:]), at.wants[len(initial) :]
 
     def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Want]) -> Plan:
         inputs = [*fixed, *map(ValueState, carries), *xs]
@@ -98,7 +99,9 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         d if s.dtype is not None and s.dtype != d else None
         for s, d in zip(initial, carries, strict=True)
     ]
-    copies = tuple((i, d) for i, d in inner.source_copies if i < start)
+    # What is stored in 8 bits is handed in as it is stored, also in slices.
+    stored = {i for i, d in inner.source_copies if given[i].scales and in_8_bits(d)}
+    copies = tuple((i, d) for i, d in inner.source_copies if i < start or i in stored)
     of_carries = [Demand.of(d) for d in carries]
     return EquationPlan(
         Inside((inner,), copies, inner.identity and not any(operands)),
@@ -108,6 +111,14 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         reason,
         demands=(*inner.demands[:start], *of_carries, *inner.demands[end:]),
     )
+
+
+def _slices(states: Sequence[ValueState]) -> list[ValueState]:
+    """Returns what is known of the slices of what is scanned."""
+    return [
+        s if s.scales is None else dataclasses.replace(s, scales=s.scales - 1 if s.scales else None)
+        for s in states
+    ]
 
 
 def _carries(

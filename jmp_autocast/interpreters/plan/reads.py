@@ -2,26 +2,67 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ...policies import COMPUTE_DTYPES, FLOAT32
 from ..compat import Literal
 from ..primitives.reading import cast_dtype
-from ..primitives.structure import Body, bodies
+from ..primitives.structure import Body, bodies, isolates
 from ..primitives.traits import having
-from .data import Bind, EquationPlan, Keep, Move, Plan
+from .data import Bind, EquationPlan, Keep, Move, Multiply8, Plan
 
-Roots = frozenset[int]
-Reads = tuple[list[set[np.dtype]], list[Roots]]
+
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """A product reads a weight in 8 bits.
+
+    Args:
+        scales: Along how many of the weight's first dimensions there are scales of their own, one
+            for each iteration of a loop. None where the product reads a part of the weight, or a
+            shard: no scale of the weight is that of what is read.
+    """
+
+    scales: int | None = 0
+
+
+Read: TypeAlias = np.dtype | Quantized
+"""How an equation reads an operand."""
+
+
+class Root(NamedTuple):
+    """An input of a program that a value is.
+
+    Args:
+        input: The position of the input.
+        is_all: The value has all of its elements.
+        is_moved: The value's dimensions are not those of the input.
+    """
+
+    input: int
+    is_all: bool = True
+    is_moved: bool = False
+
+    def reads(self, read: Read) -> Read:
+        """Returns how the input is read where the value is read."""
+        if not isinstance(read, Quantized):
+            return read
+        fits = self.is_all and not (self.is_moved and read.scales)
+        return read if fits else Quantized(None)
+
+
+Roots = frozenset[Root]
+Reads = tuple[list[set[Read]], list[Roots]]
 
 _NONE: Roots = frozenset()
 _ELEMENTS = (having("affine") & having("rounds")) - {"convert_element_type"}
+_WHOLE = having("whole")
 
 
-def read_dtypes(plan: Plan) -> list[set[np.dtype]]:
+def read_dtypes(plan: Plan) -> list[set[Read]]:
     """Returns the dtypes in which a program reads each float32 input, wherever it moves it.
 
     ``demands`` asks what would serve the readers, and a comparison does well in either dtype. This
@@ -31,12 +72,13 @@ def read_dtypes(plan: Plan) -> list[set[np.dtype]]:
         plan: The plan of the program.
 
     Returns:
-        For each input, the dtypes; empty where nothing reads it.
+        For each input, the dtypes, and `Quantized` for a product in 8 bits; empty where nothing
+        reads it.
     """
     reads, outputs = _reads(plan, {})
     for roots, cast in zip(outputs, plan.output_dtypes, strict=True):
         for root in roots:
-            reads[root].add(cast or FLOAT32)
+            reads[root.input].add(cast or FLOAT32)
     return reads
 
 
@@ -45,8 +87,8 @@ def _reads(plan: Plan, known: dict[int, Reads]) -> Reads:
     if id(plan) in known:
         return known[id(plan)]
     jaxpr = plan.jaxpr
-    reads: list[set[np.dtype]] = [set() for _ in jaxpr.invars]
-    roots: dict[Any, Roots] = {v: frozenset((i,)) for i, v in enumerate(jaxpr.invars)}
+    reads: list[set[Read]] = [set() for _ in jaxpr.invars]
+    roots: dict[Any, Roots] = {v: frozenset((Root(i),)) for i, v in enumerate(jaxpr.invars)}
 
     def roots_of(atom: Any) -> Roots:
         return _NONE if isinstance(atom, Literal) else roots.get(atom, _NONE)
@@ -57,26 +99,32 @@ def _reads(plan: Plan, known: dict[int, Reads]) -> Reads:
             continue
         results = [_NONE] * len(eqn.outvars)
         if _hands_on(eqn, equation, given):
-            results = [_NONE.union(*given)] * len(results)
+            is_all = isinstance(equation.action, Move) and eqn.primitive.name in _WHOLE
+            results = [_part(_NONE.union(*given), is_all)] * len(results)
         else:
             for k, dtypes in enumerate(_by_operand(eqn, equation, results, given, known)):
                 for root in given[k]:
-                    reads[root] |= dtypes
+                    reads[root.input] |= set(map(root.reads, dtypes))
         casts = equation.casts or [None] * len(results)
         roots.update(zip(eqn.outvars, _after_casts(results, casts, reads), strict=True))
     outputs = _after_casts(map(roots_of, jaxpr.outvars), plan.output_dtypes, reads)
     return known.setdefault(id(plan), (reads, outputs))
 
 
+def _part(roots: Iterable[Root], is_all: bool) -> Roots:
+    """Returns the roots of what is made of the elements of a value, of all of them or of some."""
+    return frozenset(Root(root.input, root.is_all and is_all, True) for root in roots)
+
+
 def _after_casts(
-    values: Iterable[Roots], casts: Sequence[np.dtype | None], reads: list[set[np.dtype]]
+    values: Iterable[Roots], casts: Sequence[np.dtype | None], reads: list[set[Read]]
 ) -> list[Roots]:
     """Adds the casts of some values to the reads, and returns what the values are behind them."""
     found = []
     for roots, cast in zip(values, casts, strict=True):
         if cast is not None:
             for root in roots:
-                reads[root].add(cast)
+                reads[root.input].add(cast)
         found.append(roots if cast is None else _NONE)
     return found
 
@@ -99,7 +147,7 @@ def _by_operand(
     results: list[Roots],
     given: Sequence[Roots],
     known: dict[int, Reads],
-) -> list[set[np.dtype]]:
+) -> list[set[Read]]:
     """Returns the dtypes in which an equation reads each operand.
 
     Args:
@@ -109,11 +157,14 @@ def _by_operand(
         given: Which inputs each operand is.
         known: The jaxprs that have been looked at.
     """
+    if isinstance(plan.action, Multiply8):
+        # An activation is quantized as it is, too, but is stored nowhere.
+        return [{Quantized()} if i == plan.action.weight else {FLOAT32} for i in (0, 1)]
     # As it is: in float32, but where the program rounds it itself.
     target = cast_dtype(eqn)
     as_it_is = target if target in COMPUTE_DTYPES else FLOAT32
     held = bodies(eqn) if plan.inner else ()
-    dtypes = [{d or as_it_is} if d or not held else set() for d in plan.operands]
+    dtypes: list[set[Read]] = [{d or as_it_is} if d or not held else set() for d in plan.operands]
     for body, inner in zip(held, plan.inner, strict=True):
         reads, outputs = _reads(inner, known)
         carried = _carried(body)
@@ -121,15 +172,24 @@ def _by_operand(
             if plan.operands[k] is not None:
                 continue
             # What a loop carries is another value in the next iteration.
-            dtypes[k] |= {FLOAT32} if i in carried else reads[i]
+            is_slice = i >= body.takes_copies_at
+            inside = {_outside(read, is_slice, isolates(eqn)) for read in reads[i]}
+            dtypes[k] |= {FLOAT32} if i in carried else inside
         returned = {output for _, output in body.carries}
         for output, (result, roots) in enumerate(zip(body.results, outputs, strict=True)):
             if result is None or output in returned:
                 continue
-            inside = [body.operands[i] for i in roots if i not in carried]
+            inside = [body.operands[root.input] for root in roots if root.input not in carried]
             passed = [given[k] for k in inside if plan.operands[k] is None]
-            results[result] = results[result].union(*passed)
+            results[result] |= _part(_NONE.union(*passed), is_all=False)
     return dtypes
+
+
+def _outside(read: Read, is_slice: bool, is_shard: bool) -> Read:
+    """Returns how an operand is read that a body reads, or slices of which it reads."""
+    if not isinstance(read, Quantized) or read.scales is None:
+        return read
+    return Quantized(None if is_shard else read.scales + is_slice)
 
 
 def _carried(body: Body) -> set[int]:

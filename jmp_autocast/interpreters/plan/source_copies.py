@@ -7,7 +7,7 @@ from typing import Any
 
 from ...policies import E4M3, FLOAT32
 from ..compat import Literal
-from ..primitives.float8_scale import CopyKey, ScaleOf
+from ..primitives.float8_scale import CopyKey, ScaleOf, in_8_bits
 from ..primitives.traits import having
 from .data import EquationPlan, Inside, Move, Multiply8, ValueState
 
@@ -35,21 +35,25 @@ def source_copies(
     for eqn, plan in zip(jaxpr.eqns, equations, strict=True):
         _follow(eqn, plan, roots)
         if isinstance(plan.action, Move):
-            if eqn.primitive.name in _WHOLE and eqn.invars[0] in whole:
+            # Along which dimensions of the moved array a stack would have its scales, nobody asks.
+            is_whole = eqn.invars[0] in whole and not plan.given[0].scales
+            if is_whole and eqn.primitive.name in _WHOLE:
                 whole.update(eqn.outvars)
             continue
         # Most equations are read as they are.
         if not any(plan.operands) and not plan.source_copies:
             continue
         operands: list[CopyKey | None] = list(plan.operands)
+        in_8 = [(eqn.invars[i], d) for i, d in plan.source_copies if in_8_bits(d)]
         if isinstance(plan.action, Multiply8):
-            weight = eqn.invars[plan.action.weight]
             operands[plan.action.weight] = None
-            if weight in whole:
-                copies.update(dict.fromkeys((roots[weight], k) for k in (E4M3, ScaleOf(E4M3))))
+            in_8 += [(eqn.invars[plan.action.weight], k) for k in (E4M3, ScaleOf(E4M3))]
+        copies.update(((roots[v], d), None) for v, d in in_8 if v in whole)
         reads = [(_root(v, roots), d) for v, d in zip(eqn.invars, operands, strict=True)]
         reads = [(root, d) for root, d in reads if d is not None and d != FLOAT32]
-        reads += [(_root(eqn.invars[i], roots), d) for i, d in plan.source_copies]
+        reads += [
+            (_root(eqn.invars[i], roots), d) for i, d in plan.source_copies if not in_8_bits(d)
+        ]
         copies.update(((root, d), None) for root, d in reads if root is not None)
     return tuple(copies)
 

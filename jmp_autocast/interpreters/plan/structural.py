@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...policies import FLOAT32, CastPolicy, Decision, Policy
+from ...policies import FLOAT32, CastPolicy, Decision, Policy, may_use_float8
 from ..compat import is_ref
 from ..primitives.float8_scale import CopyKey, in_8_bits
 from ..primitives.structure import STRUCTURES, Body, bodies, has_rule, is_plain_call
@@ -326,6 +326,15 @@ def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
 def _ours(planner: PlansBodies, at: Place) -> EquationPlan:
     """What an inner autocast made is bound as it made it."""
     return keep(at, Reason(ReasonCode.KEEP, "made by autocast"))
+
+
+@plans("dequantize")
+def _stored_in_8_bits(planner: PlansBodies, at: Place) -> EquationPlan:
+    """What is stored in 8 bits is a parameter, whoever passed it."""
+    scales = at.eqn.invars[1].aval.ndim
+    is_weight = may_use_float8(planner.policy)
+    state = ValueState(FLOAT32, Source.PARAM, is_weight=is_weight, scales=scales)
+    return EquationPlan(KEEP, at.given, (None, None), (state,), INSIDE)
 
 
 def computed_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:

@@ -49,24 +49,33 @@ def in_8_bits(key: CopyKey) -> bool:
     return isinstance(key, ScaleOf) or key in FLOAT8_DTYPES
 
 
-def copies_of(x: Any, dtype: np.dtype) -> dict[CopyKey, Any]:
-    """Returns the values and the inverse scale of an array in 8 bits, by their keys."""
-    values, inverse = quantize(x, dtype)
+def copies_of(x: Any, dtype: np.dtype, scales: int = 0) -> dict[CopyKey, Any]:
+    """Returns the values and the inverse scale of an array in 8 bits, by their keys.
+
+    Args:
+        x: The array.
+        dtype: The dtype of the values.
+        scales: Along so many of its first dimensions there are scales of their own.
+    """
+    values, inverse = quantize(x, dtype, tuple(range(scales)))
+    if scales:
+        inverse = lax.squeeze(inverse, range(scales, inverse.ndim))
     return {dtype: values, ScaleOf(dtype): inverse}
 
 
 @functools.lru_cache(maxsize=4096)
-def copy_aval(aval: Any, key: CopyKey) -> Any:
+def copy_aval(aval: Any, key: CopyKey, scales: int = 0) -> Any:
     """Returns the type of a copy of an array.
 
     Args:
         aval: The type of the array.
         key: What the copy is found by.
+        scales: As for `copies_of`.
     """
     if not isinstance(key, ScaleOf):
         return with_dtype(aval, key)
     # Traced, because the scale of an array in a `shard_map` differs along the axes the array does.
-    return jax.make_jaxpr(lambda x: quantize(x, key.values)[1])(aval).out_avals[0]
+    return jax.make_jaxpr(lambda x: copies_of(x, key.values, scales)[key])(aval).out_avals[0]
 
 
 def quantize(x: Any, dtype: np.dtype, keep: tuple[int, ...] = ()) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from ..compat import (
     inner_jaxpr_key,
     open_jaxpr,
     scan_split,
-    scan_with_consts,
+    scan_with_more,
     shard_map_axes,
 )
 
@@ -40,7 +40,8 @@ class Body:
             or slices.
         repeats: How often the jaxpr runs when the equation runs once. For a ``while``, which
             nobody knows, 1.
-        takes_copies_at: The position among its inputs where 16-bit copies of sources are put in.
+        takes_copies_at: The position among its inputs where copies of the sources before it are
+            put in. Those of slices, which come after it, are put in last.
     """
 
     jaxpr: Any
@@ -140,6 +141,12 @@ def rules_of(eqn: Any) -> tuple[Any, ...]:
     """Returns what an equation holds besides operands, where rules of the user's own are in it."""
     holds_rules = has_rule(eqn) or eqn.primitive.name == "custom_vmap_call"
     return tuple(eqn.params.values()) if holds_rules else ()
+
+
+def isolates(eqn: Any) -> bool:
+    """Returns whether no copy made outside is handed to the body of an equation."""
+    structure = STRUCTURES.get(eqn.primitive.name)
+    return structure is not None and structure.isolates
 
 
 def iterations(eqn: Any) -> int:
@@ -260,8 +267,10 @@ def _rebind_scan(
 ) -> tuple[list[Any], dict[str, Any]]:
     consts, _ = scan_split(eqn.params)
     (jaxpr,), (more,) = jaxprs, copies
-    params = scan_with_consts({**eqn.params, "jaxpr": jaxpr}, len(more))
-    return [*operands[:consts], *(copy.array for copy in more), *operands[consts:]], params
+    fixed = [copy.array for copy in more if copy.operand < consts]
+    scanned = [copy.array for copy in more if copy.operand >= consts]
+    params = scan_with_more({**eqn.params, "jaxpr": jaxpr}, len(fixed), len(scanned))
+    return [*operands[:consts], *fixed, *operands[consts:], *scanned], params
 
 
 STRUCTURES["scan"] = Structure(_scan_bodies, _rebind_scan)

@@ -7,8 +7,20 @@ from typing import Any
 from ...policies import E4M3
 from ..plan.data import EquationPlan, Multiply8
 from ..primitives.float8_dot import Factor, float8_dot
-from ..primitives.float8_scale import ScaleOf
+from ..primitives.float8_scale import CopyKey, ScaleOf
 from ..primitives.reading import dot_dimensions
+from .values import Value
+
+
+def stored_copies(values: Value, scale: Value) -> dict[CopyKey, Any]:
+    """Returns the 8-bit copy of an array that is stored in 8 bits.
+
+    Args:
+        values: The values.
+        scale: Their scale, or scales.
+    """
+    dtype = values.array.dtype
+    return {dtype: values.array, ScaleOf(dtype): scale.array}
 
 
 def multiplied_in_8_bits(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:

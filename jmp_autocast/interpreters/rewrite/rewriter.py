@@ -50,6 +50,7 @@ from ..plan.region import AS_DECLARED
 from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.complements import COMPLEMENTS
+from ..primitives.dequantize import dequantize_p
 from ..primitives.evaluate import evaluate
 from ..primitives.float8_scale import copy_aval
 from ..primitives.reading import cast_dtype, redispatched
@@ -57,7 +58,7 @@ from ..primitives.structure import bodies, has_rule
 from ..primitives.traits import having
 from .closures import KeepsValues
 from .emitted import emitted
-from .float8 import multiplied_in_8_bits
+from .float8 import multiplied_in_8_bits, stored_copies
 from .moves import moved
 from .values import Scalar, Value, as_array, read
 
@@ -185,6 +186,8 @@ class Rewriter(KeepsValues):
         made = [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
         if eqn.primitive.name in COMPLEMENTS:
             made[0].made_of = operands[0]
+        if eqn.primitive is dequantize_p:
+            made[0].copies |= stored_copies(*operands)
         return made
 
     def _inlined(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Any]:
@@ -251,7 +254,7 @@ class Rewriter(KeepsValues):
             plan: The plan.
             closed: The jaxpr it was made for.
             copies: Pairs (input, dtype): the copies that come as further arguments.
-            at: The number of arguments before them.
+            at: The number of arguments before them. Copies of later arguments, slices, come last.
         """
         key = (id(plan), tuple(copies))
         if key not in self.memo:
@@ -261,14 +264,17 @@ class Rewriter(KeepsValues):
                 with_dtype(v.aval, s.dtype) if s.dtype is not None else v.aval
                 for v, s in zip(plan.jaxpr.invars, plan.inputs, strict=True)
             ]
-            end = at + len(copies)
+            types = dict(enumerate(avals))
+            types |= {(i, k): copy_aval(avals[i], k, plan.inputs[i].scales or 0) for i, k in copies}
+            before, after = ([c for c in copies if (c[0] < at) is b] for b in (True, False))
+            order = [*range(at), *before, *range(at, len(avals)), *after]
 
             def body(*xs: Any) -> list[Any]:
-                given = dict(zip(copies, xs[at:end], strict=True))
-                return self.evaluate(plan, consts_of(closed), (*xs[:at], *xs[end:]), given)
+                given = dict(zip(order, xs, strict=True))
+                args = [given.pop(i) for i in range(len(avals))]
+                return self.evaluate(plan, consts_of(closed), args, given)
 
-            extra = [copy_aval(avals[i], key) for i, key in copies]
-            self.memo[key] = fresh_make_jaxpr(body, *avals[:at], *extra, *avals[at:])
+            self.memo[key] = fresh_make_jaxpr(body, *(types[k] for k in order))
         return self.memo[key]
 
     def run(self, closed: Any, args: Sequence[Any], wants: Sequence[Any], of: Plan) -> list[Any]:

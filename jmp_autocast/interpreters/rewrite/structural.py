@@ -64,8 +64,8 @@ def _copies_for(body: Body, plan: EquationPlan) -> list[tuple[int, Any]]:
     Bodies that share their operands (branches) all take the same ones; the bodies of a ``while``
     take those of their own constants.
     """
-    fixed = body.operands[: body.takes_copies_at]
-    return [(fixed.index(i), dtype) for i, dtype in plan.source_copies if i in fixed]
+    own = body.operands
+    return [(own.index(i), dtype) for i, dtype in plan.source_copies if i in own]
 
 
 @rewrites("remat_opt")

@@ -31,9 +31,10 @@ class Value:
         move: Makes a copy by moving the operand's; None to cast or quantize the value itself.
         known: The value of every element, where it is known at trace time.
         const_range: The range of a constant's elements, None for anything else.
+        scales: Along so many of its first dimensions its 8-bit copy has scales of its own.
     """
 
-    __slots__ = ("array", "const_range", "copies", "known", "made_of", "move", "source")
+    __slots__ = ("array", "const_range", "copies", "known", "made_of", "move", "scales", "source")
 
     def __init__(
         self,
@@ -42,11 +43,13 @@ class Value:
         move: Callable[[CopyKey], Any] | None = None,
         known: float | None = None,
         const_range: ConstantRange | None = None,
+        scales: int = 0,
     ) -> None:
         self.array: Any = array
         self.known: float | None = known
         self.const_range: ConstantRange | None = const_range
         self.source: bool = source
+        self.scales: int = scales
         self.move: Callable[[CopyKey], Any] | None = move
         # The operand of the equation that made it, where `Complement` may ask for it.
         self.made_of: Value | Scalar | None = None
@@ -61,7 +64,8 @@ class Value:
             state: What is known of it.
         """
         known, const_range = state.known_value, state.const_range
-        return cls(array, state.keeps_gradient, known=known, const_range=const_range)
+        scales = state.scales or 0
+        return cls(array, state.keeps_gradient, known=known, const_range=const_range, scales=scales)
 
     def read(self, dtype: np.dtype | None) -> Any:
         """Returns the value in a dtype, None for the value as it is."""
@@ -111,7 +115,8 @@ class Value:
 
     def _quantized(self, key: CopyKey) -> dict[CopyKey, Any]:
         with self._where_made():
-            return copies_of(self.array, key.values if isinstance(key, ScaleOf) else key)
+            dtype = key.values if isinstance(key, ScaleOf) else key
+            return copies_of(self.array, dtype, self.scales)
 
     def _where_made(self) -> contextlib.AbstractContextManager[Any]:
         """Where the copies are made: of a source that is no tracer, while the program is traced."""

@@ -1,0 +1,126 @@
+"""`QuantizedArray`: an array stored in 8 bits, and the equation that makes float32 of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from ...policies import FLOAT32
+from ..compat import with_dtype
+from ..compat.registration import (
+    at_front,
+    batch_size,
+    define_primitive,
+    lowers_by_platform,
+)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["values", "scale"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class QuantizedArray:
+    """A float32 array, stored as 8-bit values and what they are multiplied by: a pytree of both.
+
+    What `autocast` wraps takes it in place of the array. A product that runs in 8 bits reads the
+    values and the scale as they are; everything else reads float32.
+
+    Args:
+        values: The values, of dtype float8_e4m3fn and the shape of the array.
+        scale: float32, of the first dimensions of that shape: a scalar, or, for layers that are
+            stacked for a loop, one number for each layer. The array is their product.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast.quantized import QuantizedArray
+        >>> array = QuantizedArray(jnp.ones((2, 4), jnp.float8_e4m3fn), jnp.float32(0.5))
+        >>> array.shape, array.nbytes, array.dequantized()[0].tolist()
+        ((2, 4), 12, [0.5, 0.5, 0.5, 0.5])
+    """
+
+    values: Any
+    scale: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast.quantized import QuantizedArray
+            >>> QuantizedArray(jnp.ones((2, 4), jnp.float8_e4m3fn), jnp.float32(0.5)).shape
+            (2, 4)
+        """
+        return self.values.shape
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of values and scales together.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast.quantized import QuantizedArray
+            >>> QuantizedArray(jnp.ones((2, 4), jnp.float8_e4m3fn), jnp.ones(2)).nbytes
+            16
+        """
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in (self.values, self.scale))
+
+    def dequantized(self) -> Any:
+        """Returns the array in float32.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast.quantized import QuantizedArray
+            >>> values = jnp.ones((2, 2), jnp.float8_e4m3fn)
+            >>> QuantizedArray(values, jnp.array([1.0, 2.0])).dequantized().tolist()
+            [[1.0, 1.0], [2.0, 2.0]]
+        """
+        return dequantize_p.bind(self.values, self.scale)
+
+
+def is_quantized(x: Any) -> bool:
+    """Returns whether something is a `QuantizedArray`: where pytrees shall end for it."""
+    return isinstance(x, QuantizedArray)
+
+
+def dequantized(tree: Any) -> Any:
+    """Returns a pytree with the float32 array in place of each `QuantizedArray`."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_quantized)
+    if not any(map(is_quantized, leaves)):
+        return tree
+    return structure.unflatten(x.dequantized() if is_quantized(x) else x for x in leaves)
+
+
+def _float32(values: Any, scale: Any) -> Any:
+    factors = lax.expand_dims(scale, range(scale.ndim, values.ndim))
+    return lax.convert_element_type(values, FLOAT32) * factors
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    raise TypeError(
+        "A QuantizedArray has no gradient: its values have 8 bits. Take the gradient by the "
+        "arguments that are trained, and pass quantized parameters as another argument."
+    )
+
+
+def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, int]:
+    size = batch_size(operands, dims)
+    front = [at_front(x, d, size) for x, d in zip(operands, dims, strict=True)]
+    return dequantize_p.bind(*front), 0
+
+
+# A primitive, so that planning finds it in the program that it traced.
+dequantize_p: Any = define_primitive(
+    "dequantize",
+    value=_float32,
+    aval=lambda values, scale: with_dtype(values, FLOAT32),
+    jvp=_jvp,
+    batch=_batch,
+)
+lowers_by_platform(dequantize_p, default=_float32, cpu=_float32)

@@ -1,0 +1,129 @@
+"""`quantize_params`: the weights of products in 8 bits, stored in 8 bits, for inference."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .arguments import check_function
+from .interpreters.compat import Tracer
+from .interpreters.plan.reads import Quantized
+from .interpreters.primitives.dequantize import QuantizedArray
+from .interpreters.primitives.float8_scale import ScaleOf, copies_of
+from .policies import E4M3, FLOAT32, may_use_float8
+from .policies.callables import name_of
+from .stored_params import delete_when_done, reads_of_leaves, wrapper_of_program
+
+__all__ = ["QuantizedArray", "quantize_params"]
+
+
+def quantize_params(
+    fn: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    policy: Any = None,
+    donate: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Returns the parameters with those leaves in 8 bits that the program only reads in 8 bits.
+
+    Such a leaf becomes a `QuantizedArray` of the values and the scale that the program would make
+    of it, a quarter of its bytes. What `autocast` makes of ``fn`` takes the tree in place of the
+    parameters, and quantizes nothing but activations: it multiplies the same numbers. A leaf is
+    stored so if every reader of it is a product in 8 bits that reads all of it, also transposed,
+    reshaped, or one layer of a stack in each iteration of a ``scan``, where each layer has a scale
+    of its own. A weight that anything else reads, such as an embedding that makes logits as well,
+    stays as it is, and so does one of which products read parts.
+
+    Args:
+        fn: The function in float32, or what `autocast` made of it, whose options then hold. Its
+            first argument holds the parameters.
+        params: The parameters: any pytree of float32 arrays, such as Linen variables, the state of
+            ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. A
+            ``jax.ShapeDtypeStruct`` gives a `QuantizedArray` of two, for a restore. Shardings stay;
+            a scale is on all devices.
+        *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
+        policy: A policy with ``matmul="float8"``; None for the wrapper's own.
+        donate: Deletes each float32 leaf as soon as its 8-bit copy is made, so that memory never
+            holds more than the tree and one leaf.
+        **kwargs: The keyword arguments of ``fn``.
+
+    Returns:
+        A pytree of the structure of ``params``, with a `QuantizedArray` for each such leaf. Where
+        there is none, a warning says so.
+
+    Raises:
+        TypeError: ``fn`` is not callable.
+        ValueError: The policy has no products in 8 bits; or ``fn`` is a wrapper, and ``policy`` is
+            given as well or it has ``enabled=False``.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import Float8, Policy, autocast
+        >>> from jmp_autocast.quantized import quantize_params
+        >>> recipe = Float8(minimum=16, skip=(), emulate=True)
+        >>> apply = autocast(
+        ...     lambda params, x: x @ params["w"] + params["b"],
+        ...     policy=Policy(jnp.bfloat16, matmul=recipe),
+        ... )
+        >>> params, x = {"w": jnp.eye(64) / 3, "b": jnp.ones(64)}, jnp.ones((16, 64))
+        >>> small = quantize_params(apply, params, x)
+        >>> small["w"].values.dtype, small["w"].nbytes, small["b"].dtype
+        (dtype(float8_e4m3fn), 4100, dtype('float32'))
+        >>> bool((jax.jit(apply)(small, x) == jax.jit(apply)(params, x)).all())
+        True
+    """
+    check_function(fn, "quantize_params", "Pass the function itself, then the parameters.")
+    wrapper = wrapper_of_program(fn, policy, "quantize_params")
+    if not may_use_float8(wrapper.policy):
+        raise ValueError(
+            f"quantize_params got {name_of(fn)} with a policy that multiplies nothing in 8 bits. "
+            'Pass policy=Policy(jnp.bfloat16, matmul="float8"), or the autocast function that has '
+            "it."
+        )
+    leaves, structure = jax.tree.flatten(params)
+    reads = reads_of_leaves(wrapper, leaves, (params, *args), kwargs)
+    stored = [
+        _stored(x, read.scales, donate)
+        if isinstance(read, Quantized) and read.scales is not None
+        else x
+        for x, read in zip(leaves, reads, strict=True)
+    ]
+    if all(x is y for x, y in zip(leaves, stored, strict=True)):
+        warnings.warn(
+            f"quantize_params stored no parameter of {name_of(fn)} in 8 bits: no product in 8 bits "
+            "reads one that nothing else reads. jmp_autocast.explain says of each product why.",
+            stacklevel=2,
+        )
+    return structure.unflatten(stored)
+
+
+def _stored(leaf: Any, scales: int, donate: bool) -> QuantizedArray:
+    """Returns a leaf in 8 bits, with scales of their own along its first dimensions."""
+    sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
+    of_scale = sharding
+    if isinstance(sharding, NamedSharding):
+        of_scale = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:scales]))
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        values = leaf.update(dtype=E4M3)
+        shape = leaf.shape[:scales]
+        return QuantizedArray(values, jax.ShapeDtypeStruct(shape, FLOAT32, sharding=of_scale))
+    small = _quantized(scales, sharding, of_scale)(leaf)
+    if donate:
+        delete_when_done(leaf, small)
+    return small
+
+
+@functools.lru_cache(maxsize=64)
+def _quantized(scales: int, *shardings: Any) -> Callable[[Any], QuantizedArray]:
+    def quantized(x: Any) -> QuantizedArray:
+        copies = copies_of(x, E4M3, scales)
+        return QuantizedArray(copies[E4M3], copies[ScaleOf(E4M3)])
+
+    # As one program, which makes no float32 array on the way.
+    return jax.jit(quantized, out_shardings=QuantizedArray(*shardings))

@@ -1,0 +1,239 @@
+"""`quantize_params`: which leaves are stored in 8 bits, and that products stay what they are."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from jmp_autocast import BF16, Float8, Policy, autocast, cast_params, explain
+from jmp_autocast.quantized import QuantizedArray, quantize_params
+from tests.support.jaxprs import find, trace
+from tests.support.numerics import normal
+
+FP8 = Policy(jnp.bfloat16, matmul=Float8(minimum=16, skip=(), emulate=True))
+K, M = 32, 16
+A = normal(0, x=(M, K), w=(K, K), b=(K,), stack=(3, K, K), deep=(2, 3, K, K), wide=(K, 2 * K))
+PARAMS = {name: array for name, array in A.items() if name != "x"}
+E4M3 = jnp.dtype("float8_e4m3fn")
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+def layer(h, w):
+    return jnp.tanh(h @ w), None
+
+
+def over_layers(p, x):
+    return lax.scan(layer, x, p["stack"])[0]
+
+
+def over_layers_of_layers(p, x):
+    return lax.scan(lambda h, ws: (lax.scan(layer, h, ws)[0], None), x, p["deep"])[0]
+
+
+def through_calls(p, x):
+    step = jax.checkpoint(lambda h, w: jax.jit(layer)(h, w.T))
+    x = lax.scan(step, x, p["stack"])[0]
+    return lax.cond(x[0, 0] > 9, lambda w: x @ w, lambda w: x @ w.T, p["w"])
+
+
+def in_loops(p, x):
+    x = lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ p["w"]), x)
+    return lax.while_loop(lambda h: h[0, 0] > 9, lambda h: h @ p["w"], x)
+
+
+def shared_by_devices(p, x):
+    mesh = jax.make_mesh((2,), ("d",), (AxisType.Auto,), devices=jax.devices()[:2])
+    specs = {"in_specs": (P("d"), P(None, "d")), "out_specs": P()}
+    return jax.shard_map(lambda w, x: lax.psum(x @ w, "d"), mesh=mesh, **specs)(p["w"], x)
+
+
+# A program, and the shape of the scales of each leaf that is stored in 8 bits.
+PROGRAMS = {
+    "a bias stays": (lambda p, x: x @ p["w"] + p["b"], {"w": ()}),
+    "moved": (lambda p, x: x @ p["w"].T.reshape(K, K), {"w": ()}),
+    "in three dimensions": (
+        lambda p, x: jnp.einsum("bd,dhk->bhk", x, p["wide"].reshape(K, 2, K)),
+        {"wide": ()},
+    ),
+    "over layers": (over_layers, {"stack": (3,)}),
+    "over layers of layers": (over_layers_of_layers, {"deep": (2, 3)}),
+    "through calls": (through_calls, {"stack": (3,), "w": ()}),
+    "in loops": (in_loops, {"w": ()}),
+    "experts": (
+        lambda p, x: jnp.einsum("nd,edf->enf", x, p["stack"]),
+        {"stack": ()},
+    ),
+    # What stays in float32.
+    "tied": (lambda p, x: x @ p["w"].T + p["w"][jnp.arange(M)], {}),
+    "a part": (lambda p, x: x @ p["wide"][:, :K] + x @ p["wide"][:, K:], {}),
+    "one layer of a stack": (lambda p, x: x @ p["stack"][1], {}),
+    "in two ways": (
+        lambda p, x: over_layers(p, x) + jnp.einsum("nd,edf->nf", x, p["stack"]),
+        {},
+    ),
+    "another dimension scanned": (
+        lambda p, x: lax.scan(layer, x, p["wide"].reshape(K, 2, K).swapaxes(0, 1))[0],
+        {},
+    ),
+    "scaled": (lambda p, x: x @ (p["w"] * 0.5), {}),
+    "shards": (shared_by_devices, {}),
+    "returned": (lambda p, x: (x @ p["w"], p["w"]), {}),
+}
+
+
+def stored(tree):
+    is_leaf = lambda x: isinstance(x, QuantizedArray)
+    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+    return {jax.tree_util.keystr(k, simple=True): x for k, x in found if is_leaf(x)}
+
+
+def weights_quantized(fn, *args):
+    """How many arrays of the size of a weight are quantized in a program."""
+    casts = find(trace(fn, *args), "convert_element_type")
+    return sum(e.outvars[0].aval.dtype == E4M3 and e.invars[0].aval.size >= K * K for e in casts)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_stored_and_that_the_program_returns_the_same_bits(name):
+    fn, scales = PROGRAMS[name]
+    low, x = autocast(fn, policy=FP8, params=0), A["x"]
+    if not scales:
+        with pytest.warns(UserWarning, match="stored no parameter"):
+            assert not stored(quantize_params(low, PARAMS, x))
+        return
+    small = quantize_params(low, PARAMS, x)
+    found = stored(small)
+    assert {k: v.scale.shape for k, v in found.items()} == scales
+    assert {v.values.dtype for v in found.values()} == {E4M3}
+    assert [found[k].shape for k in found] == [PARAMS[k].shape for k in found]
+    np.testing.assert_array_equal(jax.jit(low)(small, x), jax.jit(low)(PARAMS, x))
+    assert weights_quantized(low, small, x) == 0
+    assert weights_quantized(low, PARAMS, x) > 0
+
+
+def test_a_quarter_of_the_bytes_and_the_numbers_of_the_recipe():
+    small = quantize_params(over_layers, PARAMS, A["x"], policy=FP8)["stack"]
+    assert small.nbytes == A["stack"].nbytes // 4 + 3 * 4
+    largest = np.abs(np.asarray(small.values, np.float32)).max((1, 2))
+    assert ((largest > 224 - 1) & (largest <= 448)).all()
+    error = np.abs(small.dequantized() - A["stack"])
+    assert (
+        error <= np.maximum(np.abs(A["stack"]) * 2**-4, small.scale[:, None, None] / 2**10)
+    ).all()
+
+
+def test_other_policies_and_transformations_read_what_is_stored():
+    low = autocast(over_layers, policy=FP8, params=0)
+    p = {"stack": A["stack"]}
+    small, x = quantize_params(low, p, A["x"]), A["x"]
+    wide = {"stack": small["stack"].dequantized()}
+    for fn in (autocast(over_layers, policy=BF16), autocast(over_layers, enabled=False)):
+        np.testing.assert_array_equal(jax.jit(fn)(small, x), jax.jit(fn)(wide, x))
+    # Ensembles of models, and gradients by what is trained beside them.
+    several = jax.tree.map(lambda *xs: jnp.stack(xs), small, small)
+    found = jax.jit(jax.vmap(low, (0, None)))(several, x)
+    np.testing.assert_array_equal(found, jnp.stack([jax.jit(low)(small, x)] * 2))
+    gradient = lambda p: jax.jit(jax.grad(lambda x: jnp.sum(low(p, x))))(x)
+    np.testing.assert_array_equal(gradient(small), gradient(p))
+    rows = explain(low, small, x).rows
+    assert ("dequantize", "STRUCTURAL") in {(row.primitive, row.reason) for row in rows}
+
+
+def test_a_program_that_reads_a_stack_as_a_whole():
+    small = quantize_params(over_layers, {"stack": A["stack"]}, A["x"], policy=FP8)
+    whole = autocast(lambda p, x: jnp.einsum("nd,edf->enf", x, p["stack"]), policy=FP8)
+    (row,) = [r for r in explain(whole, small, A["x"]).rows if r.primitive == "dot_general"]
+    assert (row.reason, row.cause[:42]) == (
+        "NOT_FLOAT8",
+        "the weight is stored with a scale for each",
+    )
+    moved = autocast(lambda p, x: x @ p["stack"].reshape(3 * K, K).T, policy=FP8)
+    wide = {"stack": small["stack"].dequantized()}
+    np.testing.assert_array_equal(jax.jit(moved)(small, A["x"]), jax.jit(moved)(wide, A["x"]))
+
+
+def test_cast_params_leaves_what_is_multiplied_in_8_bits():
+    # The 8-bit copy is of the float32 weight: rounded to 16 bits before, it is another.
+    fn = lambda p, x: (x @ p["w"]) @ p["w"][:, :8] + x @ p["b"][:, None]
+    small = cast_params(fn, PARAMS, A["x"], policy=FP8, check=True)
+    assert (small["w"].dtype, small["b"].dtype) == (jnp.float32, jnp.bfloat16)
+
+
+def test_sharded_abstract_donated_and_restored(tmp_path):
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    shardings = {"w": NamedSharding(mesh, P("d")), "stack": NamedSharding(mesh, P(None, "d"))}
+    params = jax.device_put({k: A[k] for k in shardings}, shardings)
+    fn = autocast(lambda p, x: over_layers(p, x) @ p["w"], policy=FP8, params=0)
+    like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    small = quantize_params(fn, params, A["x"])
+    abstract = quantize_params(fn, jax.tree.map(like, params), jax.eval_shape(lambda: A["x"]))
+    assert jax.tree.map(like, small) == abstract
+    assert small["stack"].values.sharding == shardings["stack"]
+    assert small["w"].scale.sharding == NamedSharding(mesh, P())
+    # The values are those of one device, and so is the scale on every device.
+    alone = quantize_params(fn, {k: A[k] for k in shardings}, A["x"])
+    jax.tree.map(np.testing.assert_array_equal, small, alone)
+    assert len({float(s.data) for s in small["w"].scale.addressable_shards}) == 1
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "params", small)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "params", abstract)
+    jax.tree.map(np.testing.assert_array_equal, restored, small)
+    assert restored["w"].values.sharding == shardings["w"]
+    # XLA sums in another order on eight devices: float32 rounding, and its steps to bfloat16.
+    np.testing.assert_allclose(jax.jit(fn)(restored, A["x"]), jax.jit(fn)(alone, A["x"]), atol=0.1)
+    donated = quantize_params(fn, params, A["x"], donate=True)
+    assert params["w"].is_deleted()
+    jax.tree.map(np.testing.assert_array_equal, donated, small)
+
+
+def test_linen_variables_nnx_state_and_traced_parameters():
+    model = nn.Sequential([nn.Dense(K), nn.LayerNorm(), nn.Dense(K)])
+    variables = model.init(jax.random.key(0), A["x"])
+    low = jax.jit(autocast(model.apply, policy=FP8))
+    small = quantize_params(model.apply, variables, A["x"], policy=FP8)
+    assert [path.count("kernel") for path in stored(small)] == [1, 1]
+    np.testing.assert_array_equal(low(small, A["x"]), low(variables, A["x"]))
+
+    graph, state = nnx.split(nnx.Linear(K, K, rngs=nnx.Rngs(0)))
+    run = autocast(lambda state, x: nnx.merge(graph, state)(x), policy=FP8)
+    inside = jax.jit(lambda state: quantize_params(run, state, A["x"]))(state)
+    small = quantize_params(run, state, A["x"])
+    assert type(small) is type(state)
+    assert len(stored(small)) == 1
+    jax.tree.map(np.testing.assert_array_equal, inside, small)
+    np.testing.assert_array_equal(jax.jit(run)(small, A["x"]), jax.jit(run)(state, A["x"]))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: quantize_params(3, {}), TypeError, "quantize_params takes a callable"),
+        (
+            lambda: quantize_params(jnp.sin, {}, policy=BF16),
+            ValueError,
+            'multiplies nothing in 8 bits. Pass policy=Policy\\(jnp.bfloat16, matmul="float8"',
+        ),
+        (
+            lambda: quantize_params(autocast(jnp.sin, policy=FP8), {}, policy=FP8),
+            ValueError,
+            "quantize_params got policy= for a function",
+        ),
+        (
+            lambda: jax.grad(lambda p: autocast(over_layers, policy=FP8)(p, A["x"]).sum())(
+                quantize_params(over_layers, {"stack": A["stack"]}, A["x"], policy=FP8)
+            ),
+            TypeError,
+            "A QuantizedArray has no gradient.*pass quantized parameters as another argument",
+        ),
+    ],
+)
+def test_wrong_use_says_what_to_do(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
