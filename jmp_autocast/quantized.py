@@ -122,7 +122,7 @@ def _stored(leaf: Any, scales: int, donate: bool) -> QuantizedArray:
 @functools.lru_cache(maxsize=64)
 def _quantized(scales: int, *shardings: Any) -> Callable[[Any], QuantizedArray]:
     def quantized(x: Any) -> QuantizedArray:
-        copies = copies_of(x, E4M3, scales)
+        copies = copies_of(x, E4M3, {}, scales)
         return QuantizedArray(copies[E4M3], copies[ScaleOf(E4M3)])
 
     # As one program, which makes no float32 array on the way.

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching, mlir, partial_eval
 
@@ -114,6 +115,23 @@ def lowers_by_platform(
         function = of_several if len(platforms) > 1 else default
         function = cpu if platforms == {"cpu"} else function
         return mlir.lower_fun(function, multiple_results=False)(ctx, *operands, **params)
+
+    mlir.register_lowering(primitive, rule, cacheable=False)
+
+
+def lowers_to_row_major(primitive: Any) -> None:
+    """Lowers a primitive of one operand to that operand, for NVIDIA GPUs in row-major layout.
+
+    `jax.export` refuses the call that asks XLA for a layout: exported programs do without it.
+    """
+
+    def rule(ctx: Any, operand: Any) -> Any:
+        module = ctx.module_context
+        if tuple(module.platforms) != ("cuda",) or module.lowering_parameters.for_export:
+            return [operand]
+        layout = Layout(major_to_minor=tuple(range(ctx.avals_in[0].ndim)))
+        pinned = mlir.lower_fun(lambda x: with_layout_constraint(x, layout), False)
+        return pinned(ctx, operand)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
 

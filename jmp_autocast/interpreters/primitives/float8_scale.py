@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -19,6 +19,7 @@ from jax import lax
 
 from ...policies import E4M3, FLOAT8_DTYPES, FLOAT32
 from ..compat import inlined, with_dtype
+from .row_major import row_major
 
 # The power of two in the largest number of a format: 448 is 1.75 * 2**8, 57,344 is 1.75 * 2**15.
 _TOP = {E4M3: 2.0**8, np.dtype(jnp.float8_e5m2): 2.0**15}
@@ -49,18 +50,25 @@ def in_8_bits(key: CopyKey) -> bool:
     return isinstance(key, ScaleOf) or key in FLOAT8_DTYPES
 
 
-def copies_of(x: Any, dtype: np.dtype, scales: int = 0) -> dict[CopyKey, Any]:
-    """Returns the values and the inverse scale of an array in 8 bits, by their keys.
+def copies_of(
+    x: Any, key: CopyKey, known: Mapping[CopyKey, Any], scales: int = 0
+) -> dict[CopyKey, Any]:
+    """Returns the 8-bit copy of an array that is asked for, and what is made with it.
 
     Args:
         x: The array.
-        dtype: The dtype of the values.
+        key: Values, with which the scale is made if it is not known; or the scale alone.
+        known: The copies of the array that there are.
         scales: Along so many of its first dimensions there are scales of their own.
     """
-    values, inverse = quantize(x, dtype, tuple(range(scales)))
-    if scales:
-        inverse = lax.squeeze(inverse, range(scales, inverse.ndim))
-    return {dtype: values, ScaleOf(dtype): inverse}
+    rest = range(scales, x.ndim) if scales else ()
+    keep = tuple(range(scales))
+    if isinstance(key, ScaleOf):
+        return {key: lax.squeeze(inverse_scale(x, key.values, keep), rest)}
+    if (inverse := known.get(ScaleOf(key))) is not None:
+        return {key: scaled(row_major(x), lax.expand_dims(inverse, rest), key)}
+    values, inverse = quantize(x, key, keep)
+    return {key: values, ScaleOf(key): lax.squeeze(inverse, rest)}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -75,7 +83,7 @@ def copy_aval(aval: Any, key: CopyKey, scales: int = 0) -> Any:
     if not isinstance(key, ScaleOf):
         return with_dtype(aval, key)
     # Traced, because the scale of an array in a `shard_map` differs along the axes the array does.
-    return jax.make_jaxpr(lambda x: copies_of(x, key.values, scales)[key])(aval).out_avals[0]
+    return jax.make_jaxpr(lambda x: copies_of(x, key, {}, scales)[key])(aval).out_avals[0]
 
 
 def quantize(x: Any, dtype: np.dtype, keep: tuple[int, ...] = ()) -> tuple[Any, Any]:
@@ -100,15 +108,46 @@ def quantize(x: Any, dtype: np.dtype, keep: tuple[int, ...] = ()) -> tuple[Any, 
         >>> values.tolist(), float(inverse)
         ([-448.0, 128.0], 0.0078125)
     """
-    return _inlined(np.dtype(dtype), tuple(keep))(lax.stop_gradient(x))
+    return _inlined(_quantized, np.dtype(dtype), tuple(keep))(lax.stop_gradient(x))
+
+
+def inverse_scale(x: Any, dtype: np.dtype, keep: tuple[int, ...] = ()) -> Any:
+    """Returns what `quantize` would multiply the values by to get ``x`` back.
+
+    Args:
+        x: As for `quantize`.
+        dtype: As for `quantize`.
+        keep: As for `quantize`.
+    """
+    return _inlined(_inverse, np.dtype(dtype), tuple(keep))(lax.stop_gradient(x))
+
+
+def scaled(x: Any, inverse: Any, dtype: np.dtype) -> Any:
+    """Returns the values that `quantize` makes of an array whose scale is known.
+
+    Args:
+        x: As for `quantize`.
+        inverse: The inverse scale: a scalar, or an array that broadcasts against ``x``.
+        dtype: As for `quantize`.
+    """
+    return _inlined(_scaled, np.dtype(dtype))(lax.stop_gradient(x), inverse)
 
 
 @functools.lru_cache(maxsize=4096)
-def _inlined(dtype: np.dtype, keep: tuple[int, ...]) -> Callable[[Any], tuple[Any, Any]]:
-    return inlined(functools.partial(_quantized, dtype=dtype, keep=keep))
+def _inlined(function: Callable[..., Any], *options: Any) -> Callable[..., Any]:
+    return inlined(lambda *arrays: function(*arrays, *options))
 
 
 def _quantized(x: Any, dtype: np.dtype, keep: tuple[int, ...]) -> tuple[Any, Any]:
+    inverse = _inverse(x, dtype, keep)
+    return _scaled(x, inverse, dtype), inverse
+
+
+def _scaled(x: Any, inverse: Any, dtype: np.dtype) -> Any:
+    return lax.convert_element_type(lax.convert_element_type(x, FLOAT32) * (1 / inverse), dtype)
+
+
+def _inverse(x: Any, dtype: np.dtype, keep: tuple[int, ...]) -> Any:
     reduced = tuple(d for d in range(x.ndim) if d not in keep)
     largest = lax.convert_element_type(lax.reduce_max(lax.abs(x), reduced), FLOAT32)
     if keep:
@@ -117,9 +156,7 @@ def _quantized(x: Any, dtype: np.dtype, keep: tuple[int, ...]) -> tuple[Any, Any
     power = lax.bitcast_convert_type(bits & jnp.int32(_EXPONENT), FLOAT32)
     inverse = lax.clamp(_SMALLEST, power * (1 / _TOP[dtype]), 1 / _SMALLEST)
     # NaN and not the infinity alone: rows without one would be finite, and wrong.
-    inverse = lax.select(lax.is_finite(largest), inverse, lax.full_like(inverse, jnp.nan))
-    values = lax.convert_element_type(x, FLOAT32) * (1 / inverse)
-    return lax.convert_element_type(values, dtype), inverse
+    return lax.select(lax.is_finite(largest), inverse, lax.full_like(inverse, jnp.nan))
 
 
 def with_common_scale(

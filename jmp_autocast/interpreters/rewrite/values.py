@@ -115,8 +115,7 @@ class Value:
 
     def _quantized(self, key: CopyKey) -> dict[CopyKey, Any]:
         with self._where_made():
-            dtype = key.values if isinstance(key, ScaleOf) else key
-            return copies_of(self.array, dtype, self.scales)
+            return copies_of(self.array, key, self.copies, self.scales)
 
     def _where_made(self) -> contextlib.AbstractContextManager[Any]:
         """Where the copies are made: of a source that is no tracer, while the program is traced."""
