@@ -120,14 +120,18 @@ def lowers_by_platform(
 
 
 def lowers_to_row_major(primitive: Any) -> None:
-    """Lowers a primitive of one operand to that operand, for NVIDIA GPUs in row-major layout.
+    """Lowers a primitive of one operand to that operand, for one NVIDIA GPU in row-major layout.
 
-    `jax.export` refuses the call that asks XLA for a layout: exported programs do without it.
+    `jax.export` refuses the call that asks XLA for a layout, and for several devices XLA gathers
+    what it is asked of: a float32 weight from its shards. Both do without it.
     """
 
     def rule(ctx: Any, operand: Any) -> Any:
         module = ctx.module_context
-        if tuple(module.platforms) != ("cuda",) or module.lowering_parameters.for_export:
+        # A `shard_map` has a context without a number of devices.
+        is_alone = getattr(module.axis_context, "num_devices", None) == 1
+        is_cuda = tuple(module.platforms) == ("cuda",)
+        if not (is_alone and is_cuda) or module.lowering_parameters.for_export:
             return [operand]
         layout = Layout(major_to_minor=tuple(range(ctx.avals_in[0].ndim)))
         pinned = mlir.lower_fun(lambda x: with_layout_constraint(x, layout), False)
