@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def test_every_example_is_tested():
-    here = {"export_classifier", "fused_attention", "stochastic_rounding"}
+    here = {"export_classifier", "fused_attention", "stochastic_rounding", "train_float8"}
     assert set(NAMES) == {*ELSEWHERE, *SMALL, *here}
     for name, test in ELSEWHERE.items():
         assert f'"{name}"' in (ROOT / "tests" / "project" / f"{test}.py").read_text(
@@ -89,6 +89,20 @@ def test_an_example_trains(name, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "12/12" in text  # the progress bar
     assert "float16" in text
+
+
+@pytest.mark.slow
+def test_float8_trains_as_bfloat16_does(tmp_path, capsys):
+    options = ["--steps", "6", "--seeds", "2", "--output", str(tmp_path)]
+    runs = {run.name: run for run in load("train_float8").main(options)}
+    assert [run.losses.shape for run in runs.values()] == [(6, 2)] * 3
+    assert runs["float8"].share > 0.5
+    # The seeds differ by more than the precisions do, after the same start.
+    full, low, least = (run.losses for run in runs.values())
+    assert 0 < np.abs(low - full).max() < np.abs(least - full).max() < 0.1
+    assert np.abs(full[:, 0] - full[:, 1]).max() > 0
+    assert is_picture(tmp_path / "losses.png")
+    assert "- float32" in capsys.readouterr().out
 
 
 WRONG = {

@@ -95,6 +95,20 @@ def test_what_is_multiplied_and_what_is_kept():
     assert {x.dtype.name for x in kept if np.asarray(x, np.float32).any()} == {e4m3}
 
 
+def test_scales_are_powers_of_two_that_fit():
+    low = float8(layer)
+    y = low(A["w"], A["x"])
+    assert y.dtype == jnp.float32  # as the program declares it
+    np.testing.assert_array_equal(jax.jit(low)(A["w"], A["x"]), y)
+    for power in (-20, 7):
+        np.testing.assert_array_equal(low(A["w"], A["x"] * 2.0**power), y * 2.0**power)
+    # Just below a power of two, the largest element is beyond 1.75 times the one before.
+    for largest in (1.74, 1.76, 1.99, 2.0):
+        x = A["x"] / np.abs(A["x"]).max() * np.float32(largest)
+        exact = reference.rounded(x) @ reference.rounded(A["w"])
+        np.testing.assert_allclose(low(A["w"], x), exact, rtol=2**-8, atol=2**-8)
+
+
 def test_wgrad_in_the_compute_dtype():
     jaxpr = trace(jax.grad(loss(float8(layer, wgrad="compute"))), A["w"], A["x"])
     (eqn,) = find(jaxpr, "accumulate")
