@@ -9,7 +9,7 @@ of a trace that is over. Its variable says which value of the rewritten program 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -44,18 +44,18 @@ class ClosedOver:
         Args:
             jaxpr: A closed jaxpr, which is evaluated once.
         """
-        found = self._found(jaxpr)
+        found = self._found(jaxpr, {})
         if found:
             body = body_of(jaxpr)
             made = (v for eqn in body.eqns for v in eqn.outvars)
             self._variables.update(found.intersection((*body.constvars, *body.invars, *made)))
         return bool(found)
 
-    def _found(self, jaxpr: Any) -> set[Any]:
+    def _found(self, jaxpr: Any, clean: dict[int, Any]) -> set[Any]:
         found: set[Any] = set()
         for eqn in body_of(jaxpr).eqns:
-            inside = [self._found(body.jaxpr) for body in bodies(eqn)]
-            variables = set(_variables_behind(rules_of(eqn))).union(*inside)
+            inside = [self._found(body.jaxpr, clean) for body in bodies(eqn)]
+            variables = _variables_behind(rules_of(eqn), clean).union(*inside)
             if variables:
                 self._equations[id(eqn)] = eqn
                 found |= variables
@@ -106,19 +106,30 @@ class KeepsValues:
         self.closed_over = ClosedOver()
 
 
-def _variables_behind(roots: Sequence[Any]) -> Iterator[Any]:
-    """Yields the variable of each tracer of a jaxpr that objects hold, however deep."""
+def _variables_behind(roots: Sequence[Any], clean: dict[int, Any]) -> set[Any]:
+    """Returns the variable of each tracer of a jaxpr that objects hold, however deep.
+
+    Args:
+        roots: The objects.
+        clean: Objects with no tracer behind them, by identity; those that are found are added, as
+            many rules hold the same ones.
+    """
+    found: set[Any] = set()
+    # Alive as long as the walk, as a list that was made for it has an identity of its own.
     left, seen = list(roots), {}
     while left:
         x = left.pop()
-        # Alive as long as the walk, as a list that was made for it has an identity of its own.
-        if id(x) in seen or (isinstance(x, _LEAVES) and not isinstance(x, Tracer)):
+        key = id(x)
+        if key in seen or key in clean or (isinstance(x, _LEAVES) and not isinstance(x, Tracer)):
             continue
-        seen[id(x)] = x
+        seen[key] = x
         if (variable := traced_variable(x)) is not None:
-            yield variable
+            found.add(variable)
         else:
             left.extend(_behind(x))
+    if not found:
+        clean.update(seen)
+    return found
 
 
 def _behind(x: Any) -> Iterable[Any]:
