@@ -36,8 +36,10 @@ def source_copies(
         _follow(eqn, plan, roots)
         if isinstance(plan.action, Move):
             # Along which dimensions of the moved array a stack would have its scales, nobody asks.
-            is_whole = eqn.invars[0] in whole and not plan.given[0].scales
-            if is_whole and eqn.primitive.name in _WHOLE:
+            first = eqn.invars[0]
+            # A literal that is an array has no hash.
+            is_whole = not isinstance(first, Literal) and first in whole
+            if is_whole and not plan.given[0].scales and eqn.primitive.name in _WHOLE:
                 whole.update(eqn.outvars)
             continue
         # Most equations are read as they are.
