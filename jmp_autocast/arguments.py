@@ -8,7 +8,7 @@ import keyword
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -20,7 +20,7 @@ from .guess_params import guessed_params
 from .interpreters import Planner
 from .interpreters.compat import mark_frames
 from .interpreters.plan.data import Plan, Source
-from .interpreters.primitives.dequantize import QuantizedArray, is_quantized
+from .interpreters.primitives.dequantize import QuantizedArray, arrays_of, is_quantized, next_of
 from .policies.callables import check_rule_like, is_function, name_of, signature_of
 from .policies.errors import did_you_mean, wrong_type
 from .policies.patterns import unmatched_patterns
@@ -221,7 +221,9 @@ def flatten(
     stand_ins = (jax.ShapeDtypeStruct, QuantizedArray) if abstract else (QuantizedArray,)
     dynamic = [i for i, x in enumerate(leaves) if is_array(x) or isinstance(x, stand_ins)]
     is_param = _param_predicate(fn, params, args, kwargs)
-    parts = [(_path_of(with_path[i][0]) + end, x) for i in dynamic for end, x in _parts(leaves[i])]
+    parts = [
+        (_path_of(with_path[i][0]) + end, x) for i in dynamic for end, x in arrays_of(leaves[i])
+    ]
     paths = [path for path, _ in parts]
     kinds = [Source.PARAM if is_param(path) else Source.DATA for path in paths]
     # The structure of the result, and its static leaves, are known when the function has run.
@@ -232,7 +234,7 @@ def flatten(
         # Fresh containers at each trace: what the function changes in them is seen afterwards.
         given = iter(arrays)
         for i in dynamic:
-            full[i] = _put_together(leaves[i], given)
+            full[i] = next_of(given, leaves[i])
         own_args, own_kwargs = jax.tree_util.tree_unflatten(tree, full)
         try:
             out = fn(*own_args, **own_kwargs)
@@ -255,19 +257,6 @@ def flatten(
     traceable.__dict__["__wrapped__"] = fn
     traceable.__dict__["__signature__"] = _flat_signature(fn, paths)
     return Call([x for _, x in parts], kinds, paths, traceable, unflatten)
-
-
-def _parts(leaf: Any) -> Iterable[tuple[str, Any]]:
-    """Returns the arrays of a leaf, two if it is stored in 8 bits, and the ends of their paths."""
-    stored = is_quantized(leaf)
-    return (("/values", leaf.values), ("/scale", leaf.scale)) if stored else (("", leaf),)
-
-
-def _put_together(leaf: Any, arrays: Iterator[Any]) -> Any:
-    """Returns what the function gets for a leaf, from the next of the arrays."""
-    if is_quantized(leaf):
-        return QuantizedArray(next(arrays), next(arrays)).dequantized()
-    return next(arrays)
 
 
 def _flat_signature(fn: Callable[..., Any], paths: Sequence[str]) -> inspect.Signature:

@@ -451,3 +451,10 @@ def test_one_matmul_changes_a_plan():
     assert not plan_of(lambda x: x @ x, X).identity
     assert not plan_of(jax.jit(lambda x: x @ x), X).identity
     assert plan_of(low(jnp.sin), X, wanted=Want(dtype=FULL)).output_dtypes == (FULL,)
+
+
+def test_a_moved_literal_is_no_copy_of_an_input():
+    # The gradient of a lookup scatters into zeros, which are a literal that is broadcast.
+    picked = lambda w: jax.nn.log_softmax(X @ w)[jnp.arange(4), jnp.arange(4)].mean()
+    jaxpr = trace(autocast(lambda w: jax.grad(picked)(w), policy=BF16), X)
+    assert find(jaxpr, "accumulate")

@@ -238,25 +238,16 @@ def scan_split(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def scan_with_more(params: dict[str, Any], extra: int, scanned: int) -> dict[str, Any]:
-    """Returns a scan's parameters with more operands.
-
-    Args:
-        params: The parameters.
-        extra: How many constants come after the present ones.
-        scanned: How many arrays come after those that it goes through.
-    """
+    """Returns a scan's parameters with more constants, and more arrays that it goes through."""
     if not extra and not scanned:
         return params
-    consts, _ = scan_split(params)
-    if "ft_in" in params:
-        # New in JAX 0.11, where scan's operands became a FlatTree.
-        from jax._src import flattree  # pyright: ignore[reportAttributeAccessIssue]
+    if "ft_in" not in params:
+        return dict(params, num_consts=params["num_consts"] + extra)
+    from jax._src import flattree  # pyright: ignore[reportAttributeAccessIssue]  # from 0.11
 
-        _, carry, xs = params["ft_in"].unpack()
-        if scanned:
-            xs = flattree.nones(len(xs) + scanned)
-        return dict(params, ft_in=flattree.pack((flattree.nones(consts + extra), carry, xs)))
-    return dict(params, num_consts=consts + extra)
+    consts, carry, xs = params["ft_in"].unpack()
+    xs = flattree.nones(len(xs) + scanned) if scanned else xs
+    return dict(params, ft_in=flattree.pack((flattree.nones(len(consts) + extra), carry, xs)))
 
 
 def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[str, Any]:

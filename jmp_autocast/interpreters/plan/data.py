@@ -107,8 +107,7 @@ class ValueState:
             weights in 8 bits.
         is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
         was_rounded: In float32, and made element by element of what was 16 bits: `rounded_streams`.
-        scales: Of what is stored in 8 bits, along how many of its first dimensions there are
-            scales of their own: 1 for a stack of layers. None for what is not stored so.
+        scales: If it is stored in 8 bits, along how many first dimensions with scales of their own.
     """
 
     dtype: np.dtype | None
@@ -275,10 +274,9 @@ class Inside:
 
     Args:
         plans: A plan per body, in the order of `structure.bodies`.
-        source_copies: Pairs (operand, dtype) of sources that a body reads in a 16-bit dtype, or in
-            8 bits, where the pair of the scale (`ScaleOf`) stands beside that of the values: it
-            takes the copy as one more operand, so that the cast is outside the loop. A call inside
-            the loop hands it on.
+        source_copies: Pairs (operand, dtype) of sources that a body reads in 16 bits, or in 8 bits,
+            where the scale (`ScaleOf`) has a pair of its own: it takes the copy as one more
+            operand, so that the cast is outside the loop. A call inside the loop hands it on.
         unchanged: Neither the bodies nor the operands change.
         inlined: The equations of the body replace the call, which returns rows of a table.
     """
@@ -383,8 +381,7 @@ class Plan:
         outputs: What is known of each output, after ``output_dtypes``.
         output_dtypes: The dtype that each output is cast to on return, None for "as it is".
         demands: How the equations read each input.
-        source_copies: Pairs (input, dtype) of sources that the equations read in a 16-bit dtype or
-            in 8 bits, as in `Inside`.
+        source_copies: Pairs (input, dtype) of sources that are read in few bits, as in `Inside`.
         unknown: Names of primitives without a rule, here and inside, in order of appearance.
         identity: Rewriting would give the jaxpr back unchanged.
         path: The enclosing scopes, as far as the policy looks at them.

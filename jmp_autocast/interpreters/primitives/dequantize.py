@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -87,6 +87,20 @@ class QuantizedArray:
 def is_quantized(x: Any) -> bool:
     """Returns whether something is a `QuantizedArray`: where pytrees shall end for it."""
     return isinstance(x, QuantizedArray)
+
+
+def arrays_of(leaf: Any) -> Iterable[tuple[str, Any]]:
+    """Returns the arrays of a leaf, two if it is stored in 8 bits, and the ends of their paths."""
+    if is_quantized(leaf):
+        return ("/values", leaf.values), ("/scale", leaf.scale)
+    return (("", leaf),)
+
+
+def next_of(arrays: Iterator[Any], leaf: Any) -> Any:
+    """Returns the array that stands for a leaf in float32, from the next ones of `arrays_of`."""
+    if is_quantized(leaf):
+        return QuantizedArray(next(arrays), next(arrays)).dequantized()
+    return next(arrays)
 
 
 def dequantized(tree: Any) -> Any:

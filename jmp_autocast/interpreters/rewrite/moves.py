@@ -47,7 +47,7 @@ def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
     def copies_in(dtype: Any) -> Sequence[Any]:
         if not in_8_bits(dtype):
             return _moved_copies(eqn, operands, dtype)
-        if eqn.primitive.name in _WHOLE and not operands[0].scales:
+        if eqn.primitive.name in _WHOLE and not plan.given[0].scales:
             scale = isinstance(dtype, ScaleOf)
             return [operands[0].copy(dtype)] if scale else _moved_copies(eqn, operands, dtype)
         # A part of an array has a scale of its own: it is quantized after it was moved.
