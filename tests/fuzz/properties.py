@@ -64,6 +64,12 @@ class Case:
         self.constrained: list[float] = []
         self._bound: Bound | None = None
         self._traced: Any = None
+        self._plain_traced: Any = None
+
+    def plain_traced(self) -> Any:
+        if self._plain_traced is None:
+            self._plain_traced = trace(self.plain, *self.args)
+        return self._plain_traced
 
     def traced(self) -> Any:
         if self._traced is None:
@@ -72,7 +78,7 @@ class Case:
 
     def bound(self) -> Bound:
         if self._bound is None:
-            self._bound = Bound(jax.make_jaxpr(self.plain)(*self.args), self.precision)
+            self._bound = Bound(self.plain_traced().jaxpr, self.precision)
         return self._bound
 
     def close(self, bound: Bound, compute: Callable[[], Any], args: Any, what: str) -> None:
@@ -111,7 +117,7 @@ def _of_plain(what: str) -> Iterator[None]:
 
 def types(case: Case) -> None:
     """The same shapes, dtypes and weak types as the plain function."""
-    _same_types(avals(trace(case.plain, *case.args)), avals(case.traced()), "types")
+    _same_types(avals(case.plain_traced()), avals(case.traced()), "types")
 
 
 def values(case: Case) -> None:
@@ -136,7 +142,7 @@ def _close_as_xla(case: Case, compute: Callable[[], Any], what: str) -> None:
         case.close(case.bound(), compute, case.args, what)
     except Broken:
         # XLA divides by 3e38 by multiplying with its reciprocal, which is 0 to it.
-        plain = compile_quickly(trace(case.plain, *case.args))(*case.args)
+        plain = compile_quickly(case.plain_traced())(*case.args)
         if case.bound().check(plain, case.args, case.rng)[0]:
             raise Unsupported("XLA's result of the plain program is as wrong") from None
         raise
@@ -148,7 +154,7 @@ def _where_plain_compiles(case: Case) -> Iterator[None]:
         yield
     except Exception:  # raised again, unless the plain program fails as well
         with _of_plain("compiled"):
-            compile_quickly(trace(case.plain, *case.args))(*case.args)
+            compile_quickly(case.plain_traced())(*case.args)
         raise
 
 
@@ -233,7 +239,7 @@ def without_jit(case: Case) -> None:
     # Traced, a float16 attention asks for an algorithm that XLA:CPU lacks, autocast or not.
     with _where_plain_compiles(case):
         found = case.cast(*case.args)
-    plain = avals(trace(case.plain, *case.args))
+    plain = avals(case.plain_traced())
     _same_types(plain, [_type(jax.typeof(x)) for x in found], "without jit")
     _close_as_xla(case, lambda: found, "without jit")
 
@@ -278,14 +284,14 @@ def _shuffled(x: Any, rng: Any) -> Any:
 def disabled(case: Case) -> None:
     """With ``enabled=False`` the program is the plain one."""
     found = trace(autocast(case.plain, enabled=False), *case.args)
-    _same_text(trace(case.plain, *case.args), found, "disabled")
+    _same_text(case.plain_traced(), found, "disabled")
 
 
 def untouched(case: Case) -> None:
     """What is neither float32 nor 16 bits is cast where the program casts it, and only there."""
     if "autocast(" in case.program.text():
         raise Unsupported("an inner autocast casts, too")
-    plain, found = (_foreign_casts(t.jaxpr) for t in (trace(case.plain, *case.args), case.traced()))
+    plain, found = (_foreign_casts(t.jaxpr) for t in (case.plain_traced(), case.traced()))
     if plain != found:
         raise Broken(f"untouched: casts {plain}, then {found}")
 
