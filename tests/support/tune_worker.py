@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jmp_autocast import tune
 
-BLOCKS = 40
-CULPRITS = (3, 11, 30)
+BLOCKS = 20
+CULPRITS = (3, 11, 17)
 
 
 def model(x):

@@ -222,6 +222,34 @@ def test_batches_of_several_shapes_and_static_arguments():
     assert pins(report) == [("one", "square"), ("two", "square")]
 
 
+def test_the_function_is_traced_once_for_each_kind_of_batch():
+    traced = []
+
+    def model(x, name):
+        traced.append((x.shape, name))
+        return in_scope(name, big_square, x)
+
+    batches = [(X, "one"), (jnp.ones((3, 2)), "one"), (X * 0.01, "one"), (X, "two")]
+    _, report = tuned(model, batches, tolerance=0.01)
+    assert pins(report) == [("one", "square"), ("two", "square")]
+    assert report.runs > 4
+    assert traced == [((2, 2), "one"), ((3, 2), "one"), ((2, 2), "two")]
+
+
+@pytest.mark.parametrize("argnums", [None, 0], ids=["value", "gradient"])
+def test_a_trace_serves_all_dtypes_of_the_batches(argnums):
+    traced = []
+
+    def model(x):
+        traced.append(str(x.dtype))
+        return jnp.sum(in_scan(x.astype(jnp.float32)))
+
+    batches = [(X,), (X.astype(jnp.bfloat16),)]
+    _, report = tuned(model, batches, tolerance=0.01, argnums=argnums)
+    assert report.kept
+    assert traced == ["float32", "bfloat16"]
+
+
 # --- gradients --------------------------------------------------------------------------------
 
 
@@ -285,6 +313,19 @@ def test_a_callable_decides():
     assert policy in seen
     assert len(seen) == len(set(seen)) == report.runs
     assert (report.tolerance, report.error_before, report.error_after) == (None, None, None)
+
+
+def test_accept_may_change_what_the_function_reads():
+    big = [1.0]
+
+    def model(x):
+        return in_scope("scaled", functools.partial(big_square, big=big[0]), x)
+
+    def accept(mixed):
+        big[0] = 300.0
+        return np.isfinite(np.asarray(mixed(X))).all()
+
+    assert pins(tuned(model, [(X,)], accept=accept)[1]) == [("scaled", "square")]
 
 
 def test_what_accept_raises_is_raised():

@@ -13,6 +13,7 @@ from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.plan.walk import walk_plan
 from ...options import autocast_options
 from ...policies import COMPUTE_DTYPES, DEFAULT_RULES, FLOAT32, FULL_POLICIES, CastPolicy, Policy
+from ...transform import Autocast
 from ..report.explain import looked_at
 from ..report.rows import Row, rows_of
 from .batches import Batch, arrays_of
@@ -46,18 +47,33 @@ def candidates_of(
     """
     found: dict[Candidate, str] = {}
     for batch in batches:
-        plans = [
-            looked_at(fn, autocast_options(policy=policy), "tune", batch.args, {})
-            .planned(*batch.args)
-            .plan
-        ]
+        rows = rows_under(fn, policy, batch)
         if argnums is not None:
-            plans += _derivative_rules(fn, policy, batch, argnums)
-        for row in (row for plan in plans for row in rows_of(walk_plan(plan), policy)):
+            for plan in _derivative_rules(fn, policy, batch, argnums):
+                rows += rows_of(walk_plan(plan), policy)
+        for row in rows:
             # What has no FLOPs moves data, casts, or holds others: there is nothing to keep.
             if row.flops and _is_lowered(row):
                 found.setdefault(Candidate(row.scope, row.primitive), row.source)
     return found
+
+
+def rows_under(fn: Callable[..., Any], policy: Policy, batch: Batch) -> list[Row]:
+    """Returns the rows of a function's report under a policy, without its totals.
+
+    Totals differentiate the program, which takes longer than planning it.
+
+    Args:
+        fn: The function in float32.
+        policy: The policy.
+        batch: The arguments of the call.
+    """
+    wrapper = _wrapper(fn, policy, batch)
+    return list(rows_of(walk_plan(wrapper.planned(*batch.args).plan), policy))
+
+
+def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch) -> Autocast:
+    return looked_at(fn, autocast_options(policy=policy), "tune", batch.args, {})
 
 
 def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
@@ -103,7 +119,7 @@ def _derivative_rules(
 
     The policy may look at no scope, and plans then know of none; here each has to know its own.
     """
-    wrapper = looked_at(fn, autocast_options(policy=policy), "tune", batch.args, {})
+    wrapper = _wrapper(fn, policy, batch)
     plans: list[Plan] = []
 
     def run(*args: Any) -> Any:

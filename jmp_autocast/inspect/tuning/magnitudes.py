@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ...interpreters.compat import fresh_make_jaxpr
 from ...scopes import read_mark
@@ -78,8 +79,10 @@ class _Largest(Probe):
 
 @jax.jit
 def _largest(x: Any) -> Any:
-    magnitude = jnp.abs(x)
-    largest = jnp.max(magnitude, where=jnp.isfinite(magnitude), initial=0)
+    # An array without elements is not measured: `is_measurable`.
+    magnitude = lax.abs(x)
+    finite = lax.select(lax.is_finite(magnitude), magnitude, lax.full_like(magnitude, 0))
+    largest = lax.reduce_max(finite, range(finite.ndim))
     if largest.dtype.itemsize > 4:  # beyond float32's range counts as the end of that
         largest = jnp.minimum(largest, jnp.finfo(jnp.float32).max)
     return largest.astype(jnp.float32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,14 +21,16 @@ from ...transform import Autocast, Part, kind_of
 from ...wrapping import wrapper_of
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
-from ..report.explain import explain
+from ..report.by_dtype import contraction_flops
+from ..report.rows import Row
 from .batches import Batch, as_batches, different, error_of, outputs_of
-from .candidates import candidates_of, keeping
+from .candidates import candidates_of, keeping, rows_under
 from .checks import as_bool, check
 from .magnitudes import largest_of
 from .progress import Show, shown_progress
 from .search import find_culprits, run_bound
 from .search_log import Log, Trial
+from .traced_once import own, traced_once
 from .tune_report import KeptOperation, TuneReport
 
 mark_frames(__file__)
@@ -85,7 +86,8 @@ def tune(
     The function is run once as it is, in float32. Then candidates are run: with nothing kept, with
     everything, and by delta debugging with less and less, where operations with the largest values
     are suspected first. With ``k`` operations to find among ``n``, that takes at most ``2 * k *
-    log2(n) + 10`` runs, each of which is compiled anew. The same call does the same runs.
+    log2(n) + 10`` runs, each of which is compiled anew; the function is traced once for each kind
+    of batch, and anew for each run with ``accept``. The same call does the same runs.
 
     Args:
         fn: The function in float32.
@@ -139,26 +141,12 @@ def tune(
     count = min(len(batch.args) for batch in runs)
     check_range(argnums, count, "each batch, which have")
     with shown_progress(progress) as show:
-        found = _Search(_fresh(fn), runs, tolerance, accept, start, argnums, show, log).run()
+        # What accept does may change what the function closes over.
+        kept = own(fn) if accept is not None else traced_once(fn)
+        found = _Search(kept, runs, tolerance, accept, start, argnums, show, log).run()
     if progress is not False:
         print(found)
     return (found.policy, found) if report else found.policy
-
-
-def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns another function around the user's.
-
-    The wrappers of all the policies that are tried live in its ``__dict__``, as `autocast` keeps
-    them, and go when it goes; in that of the user's function they would stay.
-    """
-    if not inspect.isfunction(fn):
-        return fn
-
-    @functools.wraps(fn)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
-
-    return function
 
 
 @dataclasses.dataclass(eq=False)
@@ -262,10 +250,10 @@ class _Search:
     def _report(
         self, kept: Sequence[int], largest: Sequence[float], before: Trial, after: Trial
     ) -> TuneReport:
-        policy, args = self._policy(kept), self.batches[0].args
-        at_first, now = (explain(self.fn, *args, policy=each) for each in (self.start, policy))
+        policy, batch = self._policy(kept), self.batches[0]
+        at_first, now = (rows_under(self.fn, each, batch) for each in (self.start, policy))
         flops: Counter[tuple[str, str]] = Counter()
-        for row in at_first.rows:
+        for row in at_first:
             flops[row.scope, row.primitive] += row.flops
         # bfloat16 has float32's range: there it is never the range that a value is too large for.
         limit = FLOAT16_OVERFLOW if self.start.compute_dtype == jnp.float16 else math.inf
@@ -288,8 +276,8 @@ class _Search:
             tolerance=self.tolerance,
             error_before=before.error,
             error_after=after.error,
-            share_before=at_first.totals.low_share,
-            share_after=now.totals.low_share,
+            share_before=_low_share(at_first),
+            share_after=_low_share(now),
         )
 
     def _header(self) -> dict[str, Any]:
@@ -303,6 +291,11 @@ class _Search:
             "batches": [batch.shapes for batch in self.batches],
             "candidates": [list(candidate) for candidate in self._candidates],
         }
+
+
+def _low_share(rows: Sequence[Row]) -> float:
+    total, low, _ = contraction_flops(rows)
+    return low / total if total else 1.0
 
 
 def _policy_data(policy: Policy) -> dict[str, Any]:

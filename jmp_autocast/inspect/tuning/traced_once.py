@@ -1,0 +1,67 @@
+"""The user's function, traced once for all the trials that `tune` makes of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ...arguments import flatten
+from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, mark_frames, trace_context
+from ...transform import Autocast, kind_of
+from ..signature import split
+
+mark_frames(__file__)
+
+
+def own(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns another function around the user's.
+
+    The wrappers of all the policies that are tried live in its ``__dict__``, as `autocast` keeps
+    them, and go when it goes; in that of the user's function they would stay.
+
+    Args:
+        fn: The user's function. What is no plain function has no such ``__dict__``, and comes back.
+    """
+    return _around(fn, fn)
+
+
+def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function, as `own` does, that runs the user's once for arguments of equal types.
+
+    A trial asks what a policy makes of the program, and the program is the same in all of them.
+    Later calls bind the equations of the first trace, with their scopes and source lines.
+
+    Args:
+        fn: The user's function.
+    """
+    known: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+    def call(*args: Any) -> Any:
+        signature, arrays = split(args)
+        # A function of objects that hold state writes into them, which no jaxpr says. A static
+        # argument without a hash may have changed.
+        if kind_of(fn, args, {}) is not Autocast or not signature.is_constant:
+            return fn(*args)
+        key = (signature, *map(jax.typeof, arrays), trace_context())
+        if key not in known:
+            flat = flatten(fn, (), args, {})
+            known[key] = jaxpr_as_fun(fresh_make_jaxpr(flat.traceable, *arrays)), flat.unflatten
+        run, unflatten = known[key]
+        return unflatten(run(*arrays))
+
+    return _around(fn, call)
+
+
+def _around(fn: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    if not inspect.isfunction(fn):
+        return fn
+
+    @functools.wraps(fn)
+    def function(*args: Any) -> Any:
+        return call(*args)
+
+    return function
