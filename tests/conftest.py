@@ -14,6 +14,7 @@ from tests.support.browser import (  # noqa: F401 - pytest finds them here
     pytest_terminal_summary,
     visit,
 )
+from tests.support.compiled_programs import keep_programs
 from tests.support.eager_operations import keep_compiled
 from tests.support.xla_flags import set_xla_flags
 
@@ -21,6 +22,7 @@ set_xla_flags(devices=8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_check_tracer_leaks", True)
 keep_compiled()
+compiled_programs = keep_programs()
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")

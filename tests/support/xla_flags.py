@@ -17,7 +17,9 @@ def set_xla_flags(devices: int) -> None:
         devices: How many CPU devices there shall be, for the sharding tests.
     """
     chosen = os.environ.get("XLA_FLAGS", "").split()
-    flags = [f"--xla_force_host_platform_device_count={devices}"]
+    # A small program split into parts for LLVM's threads takes longer in all.
+    flags = ["--xla_cpu_parallel_codegen_split_count=1"]
+    flags.append(f"--xla_force_host_platform_device_count={devices}")
     if not any("xla_backend_optimization_level" in flag for flag in chosen):
         flags += QUICK
         # XLA ends a process that sets what it does not know, as this is from JAX 0.12 on. In jaxlib
