@@ -8,7 +8,7 @@ from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast, cast_params
 from jmp_autocast.interpreters import Source
-from tests.support.jaxprs import casts, dtypes, find, trace
+from tests.support.jaxprs import assert_dots_run_in, casts, dtypes, find, trace
 from tests.support.numerics import normal, relative_error
 from tests.support.plans import FULL, LOW, plan_of, planned
 
@@ -153,3 +153,13 @@ def test_comparisons_with_rows_are_exact():
     run = autocast(above, policy=COMPUTE, params=0)
     assert bool(run(table, jnp.float32(1.0011)).all())
     assert not bool(run(table, jnp.float32(1.0009)).any())
+
+
+def test_a_literal_that_is_broadcast_comes_from_no_input():
+    def f(w, x):
+        return x @ w * jnp.broadcast_to(jnp.float32(0.1), (4,))
+
+    inputs = jnp.ones((4, 4)), jnp.ones((2, 4))
+    mixed = autocast(f, compute_dtype=jnp.bfloat16)
+    assert_dots_run_in("bfloat16", trace(mixed, *inputs))
+    np.testing.assert_allclose(mixed(*inputs), f(*inputs), rtol=1e-2)
