@@ -6,9 +6,8 @@ data.py          digits, text and curves
 sequences.py     character transformer with RoPE, LSTM, GRU, CTC
 images.py        ResNet with BatchNorm, VAE, contrastive pairs, mixture of experts
 generative.py    GAN, DDPM, normalizing flow
-equations.py     neural ODE, PINN
-learners.py      graph network, MAML
-control.py       PPO
+equations.py     neural ODE, PINN, MAML
+graphs.py        a graph network with segment_sum
 tasks.py         the table of models
 loop.py          the training loop, one for all
 report.py        paired differences and their table

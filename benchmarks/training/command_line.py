@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Outcome]
     chosen = options(arguments)
     machine = chosen.machine or jax.devices()[0].device_kind
     seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
-    head = f"{machine}, JAX {jax.__version__}, seeds {seeds[0]} to {seeds[-1]}"
+    of_seeds = f"seeds {seeds[0]} to {seeds[-1]}"
+    head = f"{machine}, JAX {jax.__version__}, {of_seeds}"
     names = [FLOAT32.name, *chosen.precisions]
     found: dict[str, dict[str, Outcome]] = {}
     for task in TASKS:
@@ -60,5 +61,5 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Outcome]
     print(f"\n{head}\n{tables.as_text(rows)}")
     if chosen.markdown:
         text = f"{head}:\n\n{tables.as_markdown(rows)}"
-        tables.write_between_markers(RESULTS, f"training {machine}", text)
+        tables.write_between_markers(RESULTS, f"training {of_seeds} {machine}", text)
     return found

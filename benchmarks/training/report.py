@@ -25,7 +25,7 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         star = " *" if abs(self.mean) > 2 * self.error else ""
-        return f"{self.mean:+.5f} ± {self.error:.5f}{star}"
+        return f"{self.mean:+.1e} ± {self.error:.1e}{star}"
 
 
 def difference(outcome: Outcome, reference: Outcome) -> Difference:
@@ -58,7 +58,7 @@ def _row(task: Task, outcomes: Mapping[str, Outcome], precisions: Sequence[str])
         task.name,
         str(full.losses.shape[1]),
         task.measure,
-        f"{full.scores.mean():.4f} ± {full.scores.std(ddof=1):.4f}",
+        f"{full.scores.mean():.4g} ± {full.scores.std(ddof=1):.1g}",
         *(str(difference(outcome, full)) for outcome in low),
         ", ".join(f"{100 * outcome.low_flops:.0f}" for outcome in low),
         ", ".join(f"{outcome.skipped.mean():.1f}" for outcome in low),
