@@ -119,8 +119,10 @@ class Evaluator(SideBySide[Recorder]):
         if is_measured(eqn):
             if self._probe.flags and (axes := collective_axes(eqn)):
                 refs = refs_of(self.given((_on_all_devices(x, axes),) for x in arrays[0]))
-            # A measured result has several readers: the next equations, and each reduction over it.
-            results = [[materialized(x) for x in each] for each in results]
+            # With several programs there are several reductions over a result. Over that of one
+            # program there is one, and to compile a branch per result cost more than it saved.
+            if len(programs) > 1:
+                results = [[materialized(x) for x in each] for each in results]
             rounded = programs[-1].reads_operands(i)
             refs = recorder.add(EquationRun(eqn, arrays, results, run, rounded), refs)
         return [Values(each, refs) for each in zip(*results, strict=True)]

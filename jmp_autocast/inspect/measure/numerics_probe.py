@@ -94,9 +94,9 @@ class NumericsProbe(Probe):
         """Counts what is in the results of an equation."""
         (results,) = run.results
         counts = [_counts(x, self._ranges) for x in results if is_measurable(jax.typeof(x))]
-        total = functools.reduce(_sum, counts)
-        # As one vector, the basic block stacks all counts of an equation at once.
-        return jnp.stack([x for x in total if x is not None])
+        # Scalars, not a vector: the basic block stacks those of all its equations at once, and XLA
+        # would compile a concatenation for each equation.
+        return functools.reduce(_sum, counts)
 
     def flags_of(self, array: Any) -> list[Any]:
         """Returns whether an array holds a NaN, and whether an infinity."""
@@ -104,15 +104,18 @@ class NumericsProbe(Probe):
             return [False, False]
         # NumPy looks at its own arrays here and now: XLA gets nothing to compile for them.
         numpy = jnp if isinstance(array, jax.Array) else np
-        return [numpy.any(numpy.isnan(array)), numpy.any(numpy.isinf(array))]
+        # One reduction: it is NaN where an element is. A NaN excuses infinities as well, so that
+        # nobody asks for those beside it.
+        largest = numpy.max(numpy.abs(array), initial=0)
+        return [numpy.isnan(largest), numpy.isinf(largest)]
 
     def flags_made(self, measured: Any) -> Any:
         """Returns whether there is a NaN, and whether an infinity, in what equations made."""
-        return measured[:, :2] > 0  # the first two counts: NaNs, infinities
+        return jnp.stack([measured.nan, measured.inf], 1) > 0
 
     def settle(self, measured: Any, held: Any, ticks: Any) -> Reading:
         """Returns the readings of equations that have each run once."""
-        counts, (nan, inf) = Counts(*measured.T), held.T
+        counts, (nan, inf) = measured, held.T
         # inf - inf is a NaN: an operand's NaN excuses both, an operand's infinity only infinities.
         bad = (counts.nan > 0) & ~nan | (counts.inf > 0) & ~nan & ~inf
         if self._overflow:
