@@ -57,6 +57,60 @@ def has_float8_units(device: Device) -> bool:
     return device.capability.startswith(_AMD_FLOAT8) or (_number(device) or 0) >= 8.9
 
 
+class Rates(NamedTuple):
+    """What a device does in a second, at best.
+
+    Args:
+        low: Floating point operations of 16-bit products, without sparsity.
+        full: Those of float32 products as XLA multiplies them by default: in TF32 on NVIDIA's GPUs
+            from compute capability 8.0 on, in bfloat16 on TPUs.
+        nbytes: Bytes to and from its memory.
+        source: Where the numbers are from.
+    """
+
+    low: float
+    full: float
+    nbytes: float
+    source: str
+
+
+_NVIDIA, _CLOUD = "NVIDIA's datasheet of the {}", "Google Cloud's page on the {}"
+
+# By what a device's name holds, the first that fits. 10**12 operations and bytes a second.
+_RATES: tuple[tuple[str, float, float, float, str], ...] = (
+    ("H200", 989.4, 494.7, 4.8, _NVIDIA.format("H200 SXM")),
+    ("H100 80GB HBM3", 989.4, 494.7, 3.35, _NVIDIA.format("H100 SXM")),
+    ("H100 PCIe", 756.0, 378.0, 2.0, _NVIDIA.format("H100 PCIe")),
+    ("A100-SXM4-80GB", 312.0, 156.0, 2.039, _NVIDIA.format("A100 80GB SXM")),
+    ("A100 80GB PCIe", 312.0, 156.0, 1.935, _NVIDIA.format("A100 80GB PCIe")),
+    ("A100-SXM4-40GB", 312.0, 156.0, 1.555, _NVIDIA.format("A100 40GB")),
+    ("A100-PCIE-40GB", 312.0, 156.0, 1.555, _NVIDIA.format("A100 40GB")),
+    ("NVIDIA L4", 121.0, 60.0, 0.3, _NVIDIA.format("L4")),
+    ("Tesla V100-SXM2", 125.0, 15.7, 0.9, _NVIDIA.format("V100 SXM2")),
+    ("Tesla T4", 65.0, 8.1, 0.32, _NVIDIA.format("T4")),
+    ("TPU v6 lite", 918.0, 918.0, 1.64, _CLOUD.format("TPU v6e")),
+    ("TPU v5 lite", 197.0, 197.0, 0.819, _CLOUD.format("TPU v5e")),
+    ("TPU v5", 459.0, 459.0, 2.765, _CLOUD.format("TPU v5p")),
+    ("TPU v4", 275.0, 275.0, 1.228, _CLOUD.format("TPU v4")),
+)
+
+
+def rates_of(device: Device) -> Rates | None:
+    """Returns the rates of a device, None where they are not known.
+
+    Example:
+        >>> rates = rates_of(Device("gpu", "NVIDIA H100 80GB HBM3", "9.0"))
+        >>> rates.source, round(rates.low / rates.nbytes)
+        ("NVIDIA's datasheet of the H100 SXM", 295)
+        >>> rates_of(Device("cpu", "cpu")) is None
+        True
+    """
+    for name, low, full, nbytes, source in _RATES:
+        if name in device.kind:
+            return Rates(1e12 * low, 1e12 * full, 1e12 * nbytes, source)
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """A compute dtype, and why.

@@ -9,9 +9,11 @@ from .measure.named_values import NamedError, ProgramComparison
 from .measure.numerics_report import NumericsReport, NumericsRow
 from .measure.scope_errors import ScopeError
 from .report.by_dtype import Share
+from .report.difference import Change, Difference
 from .report.explain import explain
 from .report.kept import Island, KeptArray, KeptReport, explain_kept
-from .report.report import Change, Report, Totals
+from .report.report import Report, Totals
+from .report.roofline import Roofline
 from .report.rows import Row
 from .report.stats import OpCount, OpCounts, op_stats
 from .tuning.tune import tune
@@ -23,6 +25,7 @@ __all__ = [
     "Change",
     "Comparison",
     "ComparisonRow",
+    "Difference",
     "Finding",
     "Island",
     "KeptArray",
@@ -35,6 +38,7 @@ __all__ = [
     "OpCounts",
     "ProgramComparison",
     "Report",
+    "Roofline",
     "Row",
     "ScopeError",
     "Share",

@@ -55,6 +55,7 @@ UPPER = {
     "quantized": {"arguments", "interpreters", "policies", "stored_params"},
     "inspect": {
         "arguments",
+        "backend",
         "interpreters",
         "options",
         "policies",

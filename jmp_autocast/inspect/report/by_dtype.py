@@ -75,7 +75,7 @@ def contraction_flops(rows: Iterable[Row]) -> tuple[int, int, int]:
     """
     found = [row for row in rows if row.primitive in CONTRACTIONS]
     # Only the two factors count: what follows them in a ragged dot are the sizes of its groups.
-    low = [row for row in found if all(map(_is_low, row.operands[:2]))]
+    low = [row for row in found if all(map(is_low, row.operands[:2]))]
     low8 = [row for row in low if row.operands[0] == E4M3.name]
     total, total_low, total_low8 = (sum(row.flops for row in rows) for rows in (found, low, low8))
     return total, total_low, total_low8
@@ -91,7 +91,8 @@ def guarded(rows: Iterable[Row]) -> list[Row]:
     return sorted(found, key=lambda row: -row.flops)
 
 
-def _is_low(name: str) -> bool:
+def is_low(name: str) -> bool:
+    """True for the names of float dtypes of 16 or 8 bits."""
     return is_float(name) and item_size(name) <= 2
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from jax.typing import DTypeLike
 
 from ...arguments import check_function, name_of
+from ...backend import default_device
 from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.plan.walk import walk_plan
@@ -25,6 +26,7 @@ from .jaxprs import count_casts
 from .kept import kept_of
 from .report import Report, Totals
 from .residuals import Residuals, is_gradient, residuals_of
+from .roofline import roofline_of
 from .rows import Row, rows_of
 
 
@@ -89,7 +91,8 @@ def explain(
     if planned.choice is not None:
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
     kept = None if planned.residuals.is_off else kept_of(planned, name_of(fn))
-    return Report(name_of(fn), dtype, rows, totals, reason, kept)
+    roofline = roofline_of(rows, default_device())
+    return Report(name_of(fn), dtype, rows, totals, reason, kept, roofline)
 
 
 def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
@@ -100,7 +103,8 @@ def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     rows = with_reasons(rows_of(visits, policy), visits)
     copies = sum(map(is_parameter_copy, rows))
     totals = dataclasses.replace(_totals(planned, rows, ()), cast_parameters=copies)
-    return Report(name, low_dtypes(rows), rows, totals)
+    roofline = roofline_of(rows, default_device())
+    return Report(name, low_dtypes(rows), rows, totals, roofline=roofline)
 
 
 def looked_at(

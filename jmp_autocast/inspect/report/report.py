@@ -5,27 +5,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ...policies.errors import wrong_type
-from ..export import WIDTH, Exported, cut, labelled, saved, scaled, table
+from ..export import Exported, cut, labelled, saved, scaled, table
 from .by_dtype import Share, by_dtype, guarded
+from .difference import Change, Difference, difference_of
 from .html import frame_of, page_of
 from .jaxprs import Casts
 from .kept import KeptReport
+from .roofline import Roofline
+from .row_texts import reason_of, short_dtypes
 from .rows import Row
 
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
-
-_SHORT = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float64": "f64",
-    "float8_e4m3fn": "f8",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,36 +114,6 @@ class Totals:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
-    """One equation that two policies treat differently.
-
-    Args:
-        before: The row under the first policy.
-        after: The row under the second.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain
-        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
-        >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
-        >>> (change,) = explain(f, x, policy=BF16).diff(careful)
-        >>> change.before.reason, change.after.results
-        ('PROMOTE_LOW', ('float32',))
-    """
-
-    before: Row
-    after: Row
-
-    def __str__(self) -> str:
-        """Returns the change in two lines."""
-        where = (
-            f"{self.before.primitive} in {self.before.scope or 'no scope'} ({self.before.source})"
-        )
-        was, now = (f"{_dtypes(row)} {_reason(row)}" for row in (self.before, self.after))
-        return f"{cut(where)}\n    {cut(f'{was}  =>  {now}', WIDTH - 4)}"
-
-
-@dataclasses.dataclass(frozen=True)
 class Report(Exported):
     """What `jmp_autocast.explain` returns.
 
@@ -161,6 +125,7 @@ class Report(Exported):
         dtype_reason: Why ``compute_dtype="auto"`` chose the compute dtype, else ``""``.
         kept: What is kept for the backward pass with ``autocast(residuals=...)``, and what it would
             be without; None where the function has no such option.
+        roofline: Whether 16 bits make its matmuls and convolutions faster on the default device.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -177,6 +142,7 @@ class Report(Exported):
     totals: Totals
     dtype_reason: str = ""
     kept: KeptReport | None = None
+    roofline: Roofline | None = None
 
     @property
     def summary(self) -> str:
@@ -225,7 +191,8 @@ class Report(Exported):
                 "auto": auto,
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
                 "matmuls and convolutions",
-                "float32": f"{guards}: {_reason(kept[0])}" if kept else None,
+                "float32": f"{guards}: {reason_of(kept[0])}" if kept else None,
+                "roofline": self.roofline and self.roofline.says,
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
                 "parameters": f"{totals.parameters} arrays, {totals.cast_parameters} 16-bit copies"
@@ -253,7 +220,7 @@ class Report(Exported):
     def _table(self) -> list[str]:
         groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)
         for row in self.rows:
-            groups[row.primitive, _dtypes(row), row.reason].append(row)
+            groups[row.primitive, short_dtypes(row), row.reason].append(row)
         # By FLOPs, so that what costs most is seen without scrolling.
         ordered = sorted(groups.values(), key=lambda rows: -sum(row.flops for row in rows))
 
@@ -262,8 +229,8 @@ class Report(Exported):
             # Many groups have a cause per row, such as the name of an operand. Then the code says
             # it.
             one_cause = len({row.cause for row in rows}) == 1
-            reason = _reason(rows[0]) if one_cause else rows[0].reason
-            return [times, rows[0].primitive, _dtypes(rows[0]), scaled(flops), reason]
+            reason = reason_of(rows[0]) if one_cause else rows[0].reason
+            return [times, rows[0].primitive, short_dtypes(rows[0]), scaled(flops), reason]
 
         columns = {"times": ">7", "primitive": "22", "dtypes": "26", "FLOPs": ">7", "reason": ""}
         more = "more groups; report.rows holds all rows"
@@ -349,27 +316,27 @@ class Report(Exported):
         if not isinstance(other, Report):
             fix = "Make one with explain(fn, *args, policy=other_policy)."
             raise wrong_type("Report.diff takes a Report", other, fix)
-        mine, theirs = (_program(report.rows) for report in (self, other))
-        if mine != theirs:
-            raise ValueError(
-                f"Report.diff compares policies on one program, and {self.name} and {other.name} "
-                "are different ones. Explain the same function on arguments of the same shapes."
-            )
-        pairs = zip(self.rows, other.rows, strict=True)
-        return [
-            Change(a, b) for a, b in pairs if (a.operands, a.results) != (b.operands, b.results)
-        ]
+        return list(difference_of(self, other).changes)
 
+    def difference(self, other: Report) -> Difference:
+        """Returns this report beside that of another policy: totals, and what differs.
 
-def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    # Of dtypes only those that the program declares: the others are what policies change.
-    return [(r.primitive, r.depth, r.operand_shapes, r.declared_operands) for r in rows]
+        Args:
+            other: As for `diff`.
 
+        Raises:
+            TypeError: As for `diff`.
+            ValueError: As for `diff`.
 
-def _dtypes(row: Row) -> str:
-    ends = [[_SHORT.get(name, name) for name in names] for names in (row.operands, row.results)]
-    return " -> ".join(", ".join(dict.fromkeys(names)) for names in ends)
-
-
-def _reason(row: Row) -> str:
-    return f"{row.reason} ({row.cause})" if row.cause else row.reason
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+            >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
+            >>> explain(f, x, policy=BF16).difference(careful).summary
+            '<lambda>: 1 of 2 equations differ'
+        """
+        if not isinstance(other, Report):
+            fix = "Make one with explain(fn, *args, policy=other_policy)."
+            raise wrong_type("Report.difference takes a Report", other, fix)
+        return difference_of(self, other)
