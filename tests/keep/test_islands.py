@@ -14,8 +14,9 @@ from jmp_autocast.interpreters.keep.emit import Emitter
 from jmp_autocast.interpreters.primitives.traits import BACKWARD
 from jmp_autocast.policies import DEFAULT_RULES, STRUCTURAL
 from tests.support.jaxprs import find, trace
+from tests.support.numerics import relative_error
 
-from .programs import WEIGHTS, X, scanned, unrolled
+from .programs import LAYERS, WEIGHTS, X, scanned, unrolled
 
 pytestmark = pytest.mark.usefixtures("jit_caches")
 
@@ -62,6 +63,26 @@ def test_a_share_is_kept_to_with_less_computed_again():
     again = [sum(v.nbytes for v in cut.recomputed) for cut in cuts.values()]
     assert again == sorted(again, reverse=True)
     assert again[0] > again[1] > again[2] > 0 == again[3]
+
+
+def activated(weights, x):
+    """Each stream is read by the product, through an exponential, and again behind it."""
+    for i in range(LAYERS):
+        x = jnp.tanh(x + jnp.exp(x) @ weights["q"][i])
+    return x.sum()
+
+
+def test_a_stream_is_made_again_before_the_contraction_from_what_is_kept():
+    found = planned(activated, "recompute")
+    kept = [v.producer.eqn.primitive.name for v in found.cut.kept if v.producer and v.nbytes]
+    assert kept.count("add") == LAYERS
+    assert "tanh" not in kept
+    assert found.cut.nbytes == LAYERS * X.nbytes
+    plain, again = (
+        jax.jit(jax.grad(f))(WEIGHTS, X)["q"]
+        for f in (activated, keep_less(activated, residuals="recompute"))
+    )
+    assert relative_error(again, plain) < 1e-6
 
 
 @jax.custom_vjp

@@ -68,8 +68,9 @@ def cut_of(graph: Graph, share: float = 0.0) -> Cut:
         share: The share of the bytes that derivatives read which may be kept. As little is made
             again as that takes; at 0, as few bytes are kept as possible.
     """
-    network = _Network(graph)
-    least = network.cut(0.0)
+    networks = [_Network(graph, strict) for strict in (True, False)]
+    cuts = [network.cut(0.0) for network in networks]
+    least, network = min(zip(cuts, networks, strict=True), key=lambda pair: pair[0].nbytes)
     budget = share * least.declared_nbytes
     if least.nbytes >= budget:
         return least
@@ -87,36 +88,59 @@ def cut_of(graph: Graph, share: float = 0.0) -> Cut:
 
 
 class _Network:
-    """The flow network of a graph: a pair of nodes for each value, joined by its cost."""
+    """The flow network of a graph: a pair of nodes for each value, joined by its cost.
 
-    def __init__(self, graph: Graph) -> None:
+    What is read again behind a contraction, as the residual stream is, is not made again there:
+    layers would make it again as a chain of sums that grows with each of them. That it is kept for
+    all its readers, or made again for those before the contraction and not read behind it, is no
+    cut: a clause of three. There are a network that always keeps it, and one in which it costs its
+    bytes twice where both read it. Neither is the better for all programs: of a GPT at level
+    ``"o1"`` the first keeps 26.6 MB and the second 26.8, of a ResNet 8.9 and 7.9.
+
+    Args:
+        graph: The graph.
+        strict: What is read behind a contraction is not made again.
+    """
+
+    def __init__(self, graph: Graph, strict: bool) -> None:
         self.values = graph.values
         self.number = {v: i for i, v in enumerate(self.values)}
         self.source, self.sink = 2 * len(self.values), 2 * len(self.values) + 1
+        self.behind: dict[Value, int] = {}
         self.unit = max(1.0, sum(v.nbytes for v in self.values) / _TOTAL)
         self.wanted = {v: None for step in graph.steps for v in step.reads}
         # What an opaque step reads JAX keeps as it is, and so it does in a scope left alone.
         self.forced = {v: None for s in graph.steps if s.kind is Kind.OPAQUE for v in s.reads}
-        self.fixed = _fixed(graph)
+        self.fixed = _fixed(graph, strict)
         self.edges = self._edges(graph.steps)
 
     def _edges(self, steps: Sequence[Step]) -> list[tuple[int, int, int]]:
         edges = []
         for v, i in self.number.items():
-            # What is in memory anyway costs next to nothing, but not nothing: of equal cuts the one
-            # with fewer arrays is meant.
-            cost = 1 if v.producer is None and v.is_stored else max(2, round(v.nbytes / self.unit))
-            if v.role is Role.PARAM:
-                cost = 1
-            edges.append((2 * i, 2 * i + 1, cost))
+            edges.append((2 * i, 2 * i + 1, self._cost(v)))
             if v in self.fixed or v in self.forced:
                 edges.append((self.source, 2 * i, _INFINITE))
         edges += [(2 * self.number[v] + 1, self.sink, _INFINITE) for v in self.wanted]
         for step in steps:
             made = [self.number[v] for v in step.results if v not in self.fixed]
-            given = {self.number[x] for x in step.values}
-            edges += [(2 * i + 1, 2 * k, _INFINITE) for k in made for i in given]
+            given = {self._given(x, step) for x in step.values}
+            edges += [(i, 2 * k, _INFINITE) for k in made for i in given]
+        edges += [(self.source, i, self._cost(v)) for v, i in self.behind.items()]
         return edges
+
+    def _cost(self, v: Value) -> int:
+        # What is in memory anyway costs next to nothing, but not nothing: of equal cuts the one
+        # with fewer arrays is meant.
+        if v.role is Role.PARAM or (v.producer is None and v.is_stored):
+            return 1
+        return max(2, round(v.nbytes / self.unit))
+
+    def _given(self, v: Value, step: Step) -> int:
+        """Returns the node from which a step makes its result again."""
+        if step.level == v.level or v in self.fixed or v.is_stored:
+            return 2 * self.number[v] + 1
+        # There it is kept, or not read, at a cost of its own.
+        return self.behind.setdefault(v, 2 * len(self.values) + 2 + len(self.behind))
 
     def cut(self, price: float) -> Cut:
         """Returns the minimum cut where a byte made again costs as much as ``price`` bytes kept."""
@@ -132,18 +156,20 @@ class _Network:
                 for v in free
             ]
         rows, columns, costs = np.array(edges).T
-        shape = (self.sink + 1,) * 2
+        shape = (self.sink + 1 + len(self.behind),) * 2
         capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # adds up equal edges
         capacity.data = np.minimum(capacity.data, _INFINITE).astype(np.int32)
         flow = maximum_flow(capacity, self.source, self.sink).flow
         needed = _leading_to(self.sink, (capacity - flow).tocsc())
         kept = [v for v, i in self.number.items() if 2 * i + 1 in needed and 2 * i not in needed]
         again = [v for v, i in self.number.items() if 2 * i in needed]
+        behind = {v for v, i in self.behind.items() if i in needed}
+        kept = behind.union(kept, self.forced)
         return Cut(
-            frozenset(kept) | frozenset(self.forced),
-            frozenset(again),
+            frozenset(kept),
+            frozenset(again) - kept,
             frozenset(self.wanted),
-            frozenset(self.fixed),
+            frozenset(self.fixed | behind),
         )
 
 
@@ -164,7 +190,7 @@ def _leading_to(sink: int, residual: Any) -> set[int]:
     return found
 
 
-def _fixed(graph: Graph) -> set[Value]:
+def _fixed(graph: Graph, strict: bool) -> set[Value]:
     """Returns the values that cannot be made again, and are kept where they are needed."""
     fixed = set()
     for v in graph.values:
@@ -172,9 +198,9 @@ def _fixed(graph: Graph) -> set[Value]:
         if step is None or step.kind not in (Kind.CHEAP, Kind.FLOATING) or is_statistic(step):
             fixed.add(v)
     for step in graph.steps:
-        # What is read again behind a contraction, as the residual stream is: layers would make it
-        # again as a chain of sums that grows with each of them.
-        fixed |= {v for v in step.values if step.level > v.level and not v.is_stored}
+        # Even if it is not strict, a derivative behind a contraction keeps what it reads.
+        read = step.values if strict else step.reads
+        fixed |= {v for v in read if step.level > v.level and not v.is_stored}
     return fixed
 
 
