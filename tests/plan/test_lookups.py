@@ -119,6 +119,23 @@ def test_cast_params_casts_an_embedding_at_level_compute():
         assert {name for name, x in small.items() if x.dtype == FULL} == names
 
 
+def test_a_call_may_return_other_things_beside_rows():
+    @jax.jit
+    def looked_up(params, tokens):
+        rows = jnp.take(params["table"], tokens, axis=0)
+        return rows, 0.5, tokens, jnp.tanh(rows @ params["w"])
+
+    def fn(params, tokens):
+        rows, scale, same, hidden = looked_up(params, tokens)
+        return rows @ params["w"] * scale + hidden, same, scale
+
+    for policy in (BF16, COMPUTE):
+        found, same, scale = autocast(fn, policy=policy)(PARAMS, TOKENS)
+        assert relative_error(found, fn(PARAMS, TOKENS)[0]) < 0.01
+        assert same.dtype == TOKENS.dtype
+        assert float(scale) == 0.5
+
+
 T = np.ones((64, 16), np.float32)
 IDS = np.zeros((4,), np.int32)
 X = np.ones((4, 16), np.float32)

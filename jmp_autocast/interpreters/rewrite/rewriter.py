@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from ...policies import FLOAT32
@@ -196,8 +197,15 @@ class Rewriter(KeepsValues):
         pairs = zip(operands, plan.operands, inner.inputs, strict=True)
         given = [x if d is None else Value.of(x.read(d), state) for x, d, state in pairs]
         outputs = self._evaluate(inner, consts_of(body.jaxpr), given)
-        casts = zip(outputs, inner.output_dtypes, inner.outputs, strict=True)
-        return [x if d is None else Value.of(x.read(d), state) for x, d, state in casts]
+        # A result is an array, also where the call returns a literal.
+        return [
+            x
+            if d is None and isinstance(x, Value)
+            else Value.of(jnp.asarray(x.read(d), d or v.aval.dtype), state)
+            for v, x, d, state in zip(
+                eqn.outvars, outputs, inner.output_dtypes, inner.outputs, strict=True
+            )
+        ]
 
     def _emit(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Emits the action of a plan, and returns the results as arrays."""
