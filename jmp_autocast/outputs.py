@@ -10,8 +10,8 @@ import jax
 
 from .interpreters import Want
 from .interpreters.compat import is_array_aval, set_weak_type
-from .interpreters.plan.data import float_dtype
-from .policies import FLOAT_DTYPES, Policy
+from .interpreters.plan.float_dtypes import float_dtype
+from .policies import Policy, domain, listed
 from .policies.dtypes import find_dtype
 
 
@@ -70,9 +70,10 @@ def _word_or_dtype(value: Any, policy: Policy) -> Any:
     if isinstance(value, str) and value in ("same", "computed"):
         return policy.output_dtype if value == "same" and policy.output_dtype else value
     dtype = find_dtype(value)
-    if dtype not in FLOAT_DTYPES:
+    allowed = domain(policy.wide_dtype)
+    if dtype not in allowed:
         raise ValueError(
-            "output_dtype must be 'same', 'computed', float32, float16 or bfloat16, or a pytree of "
+            f"output_dtype must be 'same', 'computed', {listed(allowed)}, or a pytree of "
             f"'same' and dtypes, got {repr(value) if dtype is None else dtype.name}."
         )
     return dtype
@@ -97,10 +98,16 @@ class _Slot:
     """Stands for an array, among the other leaves of what a function returns."""
 
 
-def want_of(aval: Any, output_dtype: Any) -> Want:
-    """Returns what is asked of the equation that makes an output."""
+def want_of(aval: Any, output_dtype: Any, wide: Any) -> Want:
+    """Returns what is asked of the equation that makes an output.
+
+    Args:
+        aval: The type of the output.
+        output_dtype: ``"same"``, ``"computed"`` or a dtype.
+        wide: The wide dtype of the policy.
+    """
     # What is no float32 or 16-bit array goes out as the program made it, whatever is asked for.
-    declared = float_dtype(aval)
+    declared = float_dtype(aval, wide)
     if declared is None or output_dtype == "computed":
         return Want()
     return Want(dtype=declared if output_dtype == "same" else output_dtype)

@@ -12,10 +12,13 @@ from typing import Any
 import jax
 from jax.typing import DTypeLike
 
-from .policies import FLOAT_DTYPES
+from .policies import FLOAT_DTYPES, listed
 from .policies.dtypes import find_dtype
 
 _PREFIX = "autocast["
+FULL = "full_precision"
+"""The mark of a region in which nothing is lowered."""
+
 GOVERNED = "declared"
 """The mark of a region that an inner autocast has already dealt with."""
 
@@ -46,14 +49,16 @@ def full_precision() -> contextlib.AbstractContextManager[Any]:
     """
     # A scope and not an equation: it survives every transformation of JAX, and costs nothing where
     # nobody reads it.
-    return jax.named_scope(mark("float32"))
+    return jax.named_scope(mark(FULL))
 
 
 def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any]:
     """The compute dtype of this region is ``dtype``.
 
     Args:
-        dtype: ``float16``, ``bfloat16``, or ``float32`` for `full_precision`.
+        dtype: ``float16`` or ``bfloat16``, or ``float32`` for `full_precision`; in a float64
+            program ``float32``, or ``float64`` for `full_precision`. ``float64`` in a float32
+            program is an island, as in `Policy.with_scopes`.
 
     Returns:
         A context manager for use in code that autocast traces. Outside autocast it does nothing.
@@ -74,7 +79,7 @@ def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any
     found = find_dtype(dtype)
     if found is None or found not in FLOAT_DTYPES:
         name = repr(dtype) if found is None else found.name
-        raise ValueError(f"compute_precision takes float16, bfloat16 or float32, got {name}.")
+        raise ValueError(f"compute_precision takes {listed(FLOAT_DTYPES)}, got {name}.")
     return jax.named_scope(mark(found.name))
 
 

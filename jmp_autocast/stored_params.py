@@ -11,8 +11,8 @@ import numpy as np
 
 from .arguments import check_function, is_array
 from .interpreters.compat import Tracer
+from .interpreters.plan.float_dtypes import is_in
 from .interpreters.plan.reads import Read, read_dtypes
-from .policies import COMPUTE_DTYPES, FLOAT32
 from .policies.callables import name_of
 from .transform import Autocast, autocast
 
@@ -76,7 +76,8 @@ def cast_params(
     wrapper = wrapper_of_program(fn, policy, "cast_params")
     leaves, structure = jax.tree.flatten(params)
     reads = reads_of_leaves(wrapper, leaves, (params, *args), kwargs)
-    dtypes = [d if isinstance(d, np.dtype) and d in COMPUTE_DTYPES else None for d in reads]
+    narrow = narrow_dtypes(wrapper.policy.wide_dtype)
+    dtypes = [d if isinstance(d, np.dtype) and d in narrow else None for d in reads]
     if check:
         _check_bits(wrapper, structure, leaves, dtypes, args, kwargs)
     cast = [_cast(x, dtype, donate) for x, dtype in zip(leaves, dtypes, strict=True)]
@@ -127,7 +128,7 @@ def reads_of_leaves(
         # first.
         if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
             state, of_leaf = next(reads)
-            if state.dtype == FLOAT32 and len(of_leaf) == 1:
+            if is_in(state.dtype, plan.wide) and len(of_leaf) == 1:
                 (only,) = of_leaf
         found.append(only)
     return found

@@ -18,9 +18,11 @@ from .call_forms import Decorator, NoContext, check_form
 from .interpreters import Planner, Rewriter
 from .interpreters.compat import body_of, fresh_make_jaxpr, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals
-from .interpreters.plan.data import EquationPlan, Plan, input_states
+from .interpreters.plan.data import EquationPlan, Plan
 from .interpreters.plan.float8_units import warn_without_units
+from .interpreters.plan.float64 import check_float64, warn_without_float64
 from .interpreters.plan.guarded_products import guarded_products
+from .interpreters.plan.value_facts import input_states
 from .interpreters.primitives.dequantize import dequantized
 from .options import OnUnknown, Options, autocast_options
 from .outputs import as_traced, per_output, want_of
@@ -86,6 +88,8 @@ def autocast(
             other leaves (bools, strings, numbers, callables) are static. None to use ``autocast``
             as a decorator with options.
         compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, float16 without one.
+            ``float32`` for a float64 program: read float64 for float32, and float32 for 16 bits,
+            in all that is said here.
             ``"auto"`` for what the default backend has matrix units for when the program is traced,
             whatever the policy says: bfloat16, else float16, else nothing is lowered, as on a CPU.
         policy: A `Policy`, a string such as ``"params=float32,compute=bfloat16,output=float32"``,
@@ -117,8 +121,9 @@ def autocast(
     Raises:
         TypeError: ``fn`` is not callable, ``enabled`` is a traced value, or an option has the
             wrong type.
-        ValueError: ``compute_dtype`` is neither float16 nor bfloat16, ``params`` is out of range,
-            or another option has no such value.
+        ValueError: ``compute_dtype`` is none of these, ``params`` is out of range, or another
+            option has no such value. At a call: ``compute_dtype`` is float32, or a scope is
+            float64, and ``jax_enable_x64`` is off.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -297,7 +302,8 @@ class PlannedCall:
             planned: As for `rewritten`.
         """
         with jax.named_scope(mark(GOVERNED)):
-            rewriter = Rewriter(self.planner.plan, planned, _reason if ANNOTATED.value else None)
+            label = _reason if ANNOTATED.value else None
+            rewriter = Rewriter(self.planner.plan, self.plan.wide, planned, label)
             return rewriter.program(self.plan, self.closed, arrays)
 
 
@@ -313,17 +319,20 @@ def plan_call(
         kwargs: Keyword arguments, any pytrees.
         abstract: A ``jax.ShapeDtypeStruct`` stands for an array.
     """
+    policy, choice = options.chosen
+    check_float64(policy)
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
     # Not from JAX's cache: the function may close over arrays that have changed since.
     closed = fresh_make_jaxpr(call.traceable, *call.arrays)
-    policy, choice = options.chosen
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
     planner = Planner(policy, options.output_dtype == "computed", lowers_nothing=lowers_nothing)
     body = body_of(closed)
     warn_without_units(policy)
+    warn_without_float64(policy, closed, arguments.name_of(fn))
     inputs = input_states(body.invars, call.sources, policy)
     wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
-    wants = [want_of(v.aval, dtype) for v, dtype in zip(body.outvars, wanted, strict=True)]
+    pairs = zip(body.outvars, wanted, strict=True)
+    wants = [want_of(v.aval, dtype, policy.wide_dtype) for v, dtype in pairs]
     plan = planner.plan_program(closed, inputs, wants)
     return PlannedCall(call, closed, planner, plan, options.residuals, wanted, choice)
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from ..inspect.auditing.kinds import KINDS
 from ..policies.choices import LEVELS
+from ..policies.dtypes import COMPUTE_DTYPES
 from ..residuals import Residuals, as_choice
 
 _EXAMPLES = """\
@@ -64,7 +65,10 @@ _COMMON: _Options = {
 }
 _POLICY: _Options = {
     "--policy": {**_FILE, "help": "a policy, as Policy.save writes it"},
-    "--compute-dtype": {"choices": ("float16", "bfloat16"), "help": "float16 by default"},
+    "--compute-dtype": {
+        "choices": tuple(dtype.name for dtype in COMPUTE_DTYPES),
+        "help": "float16 by default; float32 for a function in float64",
+    },
     "--level": {"choices": LEVELS, "help": "how much is lowered"},
 }
 _ARGS = "returns a tuple of arguments, or a pair of that and a dict of keyword arguments"

@@ -122,6 +122,7 @@ def _autocast(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
         cast = Part(run, without_output_dtype(options))
         out, changed = cast(variables, rngs, *args, **kwargs)
         # A variable keeps its dtype: batch statistics that came in as float32 go out as float32.
-        return cast_outputs(out, options.output_dtype), cast_leaves(changed, declared)
+        out = cast_outputs(out, options)
+        return out, cast_leaves(changed, declared, options.policy)
 
     return packed(inner, "autocast")

@@ -114,9 +114,10 @@ class NNXAutocast(Autocast):
             out, changed, after = run_call(call.fn, options, call.args, call.kwargs, self.is_whole)
             # State must keep its dtype: where outputs need not, both are cast out here.
             if options.output_dtype == "computed":
-                changed = cast_leaves(changed, after.dtypes)
+                changed = cast_leaves(changed, after.dtypes, options.policy)
             wanted = per_output(self._options.output_dtype, after.arranged, len(out))
-            return call.finish((cast_leaves(out, wanted), changed, after))
+            out = cast_leaves(out, wanted, options.policy)
+            return call.finish((out, changed, after))
 
     # The tools open calls through these two; the objects among the arguments stay as they are.
     @staticmethod

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ..outputs import OutputDtypes
-from ..policies import FLOAT_DTYPES
+from ..policies import Policy, domain
 from ..transform import Options
 
 
@@ -29,19 +29,29 @@ def dtypes_of(tree: Any) -> list[Any]:
     return [getattr(x, "dtype", None) for x in jax.tree_util.tree_leaves(tree)]
 
 
-def cast_leaves(tree: Any, dtypes: Sequence[Any]) -> Any:
-    """Returns the tree with its float32 and 16-bit leaves in the given dtypes."""
+def cast_leaves(tree: Any, dtypes: Sequence[Any], policy: Policy) -> Any:
+    """Returns the tree with its float32 and 16-bit leaves in the given dtypes.
+
+    Args:
+        tree: A pytree.
+        dtypes: The dtype of each leaf; what is none is left as it is.
+        policy: Its wide dtype says what is cast: with float64 that are float64 and float32 leaves.
+    """
     leaves, structure = jax.tree_util.tree_flatten(tree)
+    castable = domain(policy.wide_dtype)
     # An integer or a key is no number to round, and a float64 or float8 leaf was declared so.
     cast = [
-        x.astype(dtype) if {dtype, getattr(x, "dtype", None)} <= FLOAT_DTYPES else x
+        x.astype(dtype) if {dtype, getattr(x, "dtype", None)} <= castable else x
         for x, dtype in zip(leaves, dtypes, strict=True)
     ]
     return jax.tree_util.tree_unflatten(structure, cast)
 
 
-def cast_outputs(out: Any, wanted: Any) -> Any:
+def cast_outputs(out: Any, options: Options) -> Any:
     """Casts results to an output dtype; ``"same"`` and ``"computed"`` leave them as they are."""
+    wanted, policy = options.output_dtype, options.policy
     if isinstance(wanted, OutputDtypes):
-        return cast_leaves(out, wanted.of_leaves(out))
-    return out if isinstance(wanted, str) else cast_leaves(out, [wanted] * len(dtypes_of(out)))
+        return cast_leaves(out, wanted.of_leaves(out), policy)
+    if isinstance(wanted, str):
+        return out
+    return cast_leaves(out, [wanted] * len(dtypes_of(out)), policy)

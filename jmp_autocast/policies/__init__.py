@@ -1,7 +1,7 @@
 """Which operation runs in which precision: policies, rules, tables. Knows no interpreter."""
 
 from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
-from .dtypes import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES
+from .dtypes import FLOAT32, FLOAT64, FLOAT_DTYPES, domain, listed, narrow_dtypes, wide_dtype
 from .equation_view import EquationView
 from .float8 import E4M3, FLOAT8_DTYPES, Float8, as_recipe, may_use_float8
 from .parse import as_policy, parse_policy
@@ -24,13 +24,13 @@ from .tables import (
 __all__ = [
     "BF16",
     "CALLS",
-    "COMPUTE_DTYPES",
     "CONTRACTIONS",
     "DATA_MOVEMENT",
     "DEFAULT_RULES",
     "E4M3",
     "FLOAT8_DTYPES",
     "FLOAT32",
+    "FLOAT64",
     "FLOAT_DTYPES",
     "FP8",
     "FP16",
@@ -49,8 +49,12 @@ __all__ = [
     "apply_rule",
     "as_policy",
     "as_recipe",
+    "domain",
+    "listed",
     "match_depth",
     "may_use_float8",
+    "narrow_dtypes",
     "parse_policy",
     "register_policy",
+    "wide_dtype",
 ]

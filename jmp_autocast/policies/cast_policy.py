@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from jax.typing import DTypeLike
 
 from .callables import is_function, name_of
-from .dtypes import as_float_dtype
+from .dtypes import FLOAT_DTYPES, as_float_dtype
 from .equation_view import EquationView
 from .errors import wrong_type
 from .precisions import as_precision
@@ -23,6 +23,7 @@ class CastPolicy(enum.Enum):
     The first five members are those of PyTorch's autocast (``ATen/autocast_mode.h``); ``KEEP`` is
     ours. Only values that the program declares as float32, or in the compute dtype, are ever
     cast: float64, complex, float8, the other half dtype, integers, bools and keys pass through.
+    Where the compute dtype is float32, read float64 for float32 here and below.
 
     Attributes:
         LOWER_PRECISION_FP: Operands are cast to the compute dtype.
@@ -120,7 +121,7 @@ class Decision:
         # Normalized here, so that equal decisions are equal however their dtypes are spelled.
         for field in ("output_dtype", "operand_dtype"):
             if getattr(self, field) is not None:
-                dtype = as_float_dtype(getattr(self, field), f"Decision.{field}")
+                dtype = as_float_dtype(getattr(self, field), f"Decision.{field}", FLOAT_DTYPES)
                 object.__setattr__(self, field, dtype)
         if self.precision is not None:
             word = as_precision(self.precision, "Decision.precision")

@@ -13,6 +13,12 @@ WeightGradients = Literal["float32", "compute"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 DOT_OUTPUTS: tuple[DotOutput, ...] = get_args(DotOutput)
 WEIGHT_GRADIENTS: tuple[WeightGradients, ...] = get_args(WeightGradients)
+WORDS: dict[str, tuple[str, ...]] = {
+    "level": LEVELS,
+    "dot_output": DOT_OUTPUTS,
+    "weight_gradients": WEIGHT_GRADIENTS,
+}
+"""The options of a policy that are words, by their names."""
 
 
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:

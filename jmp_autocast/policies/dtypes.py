@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -9,18 +10,62 @@ import jax.numpy as jnp
 import numpy as np
 
 FLOAT32 = np.dtype(np.float32)
-COMPUTE_DTYPES = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
-# The dtypes between which values are cast. A float64 or float8 value stays what it is: its author
-# chose more, or fewer, than the 24 bits of float32 on purpose.
-FLOAT_DTYPES = frozenset((FLOAT32, *COMPUTE_DTYPES))
+FLOAT64 = np.dtype(np.float64)
+# What a program declares, and what of it runs in each compute dtype's place, is one step wider.
+_WIDE = {
+    np.dtype(jnp.float16): FLOAT32,
+    np.dtype(jnp.bfloat16): FLOAT32,
+    FLOAT32: FLOAT64,
+}
+COMPUTE_DTYPES = tuple(_WIDE)
+_NARROW = {wide: tuple(d for d in _WIDE if _WIDE[d] == wide) for wide in (FLOAT32, FLOAT64)}
+# The dtypes between which values are cast. Others stay what they are: a float64 in a float32
+# program has an author who chose more than 24 bits on purpose, a float8 one who chose fewer.
+_DOMAINS = {wide: frozenset((wide, *narrow)) for wide, narrow in _NARROW.items()}
+FLOAT_DTYPES = frozenset.union(*_DOMAINS.values())
 SHORT_NAMES = {
+    "f64": "float64",
+    "fp64": "float64",
     "f32": "float32",
     "fp32": "float32",
     "f16": "float16",
     "fp16": "float16",
     "bf16": "bfloat16",
 }
-"""What jmp, jaxprs and PyTorch users call the three dtypes; read wherever a dtype is named."""
+"""What jmp, jaxprs and PyTorch users call these dtypes; read wherever a dtype is named."""
+
+
+def wide_dtype(compute_dtype: Any) -> np.dtype:
+    """Returns the dtype beside a compute dtype: of sums, solves and all that is not lowered.
+
+    Args:
+        compute_dtype: float16, bfloat16 or float32.
+
+    Example:
+        >>> wide_dtype("bfloat16"), wide_dtype("float32")
+        (dtype('float32'), dtype('float64'))
+    """
+    return _WIDE[np.dtype(compute_dtype)]
+
+
+def narrow_dtypes(wide: np.dtype) -> tuple[np.dtype, ...]:
+    """Returns the compute dtypes of a wide dtype.
+
+    Example:
+        >>> narrow_dtypes(FLOAT64)
+        (dtype('float32'),)
+    """
+    return _NARROW[wide]
+
+
+def domain(wide: np.dtype) -> frozenset[np.dtype]:
+    """Returns the dtypes between which values are cast where a wide dtype is in force.
+
+    Example:
+        >>> sorted(dtype.name for dtype in domain(FLOAT64))
+        ['float32', 'float64']
+    """
+    return _DOMAINS[wide]
 
 
 def find_dtype(value: Any) -> np.dtype | None:
@@ -64,27 +109,53 @@ def as_dtype(value: Any, argument: str) -> np.dtype:
     return dtype
 
 
-def as_float_dtype(value: Any, argument: str) -> np.dtype:
-    """Returns float32, float16 or bfloat16.
+def as_float_dtype(value: Any, argument: str, allowed: Collection[np.dtype]) -> np.dtype:
+    """Returns one of several dtypes.
+
+    Args:
+        value: A dtype, a scalar type or a name.
+        argument: The argument's name, for the message.
+        allowed: The dtypes that it may be.
 
     Raises:
         ValueError: Another dtype is meant by ``value``, or none.
 
     Example:
-        >>> as_float_dtype("float32", "output_dtype")
+        >>> as_float_dtype("float32", "output_dtype", domain(FLOAT64))
         dtype('float32')
     """
     dtype = as_dtype(value, argument)
-    if dtype not in FLOAT_DTYPES:
-        raise ValueError(f"{argument} must be float32, float16 or bfloat16, got {dtype.name}.")
+    if dtype not in allowed:
+        raise ValueError(f"{argument} must be {listed(allowed)}, got {dtype.name}.")
     return dtype
+
+
+def widest_first(dtypes: Collection[np.dtype]) -> list[np.dtype]:
+    """Returns dtypes in the order in which messages and files name them.
+
+    Example:
+        >>> widest_first(domain(FLOAT32))
+        [dtype('float32'), dtype('float16'), dtype(bfloat16)]
+    """
+    return sorted(dtypes, key=lambda dtype: (-dtype.itemsize, len(dtype.name)))
+
+
+def listed(dtypes: Collection[np.dtype]) -> str:
+    """Returns the names of dtypes for a message.
+
+    Example:
+        >>> listed(domain(FLOAT32))
+        'float32, float16 or bfloat16'
+    """
+    *first, last = (dtype.name for dtype in widest_first(dtypes))
+    return f"{', '.join(first)} or {last}"
 
 
 def as_compute_dtype(value: Any) -> np.dtype:
     """Returns the compute dtype meant by ``value``.
 
     Raises:
-        ValueError: It is neither float16 nor bfloat16.
+        ValueError: It is none of float16, bfloat16 and float32.
 
     Example:
         >>> as_compute_dtype("float16")
@@ -93,7 +164,7 @@ def as_compute_dtype(value: Any) -> np.dtype:
     dtype = as_dtype(value, "compute_dtype")
     if dtype not in COMPUTE_DTYPES:
         raise ValueError(
-            f"compute_dtype must be float16 or bfloat16, got {dtype.name}. To run without casts, "
-            "pass enabled=False."
+            "compute_dtype must be float16 or bfloat16, or float32 for a float64 program, got "
+            f"{dtype.name}. To run without casts, pass enabled=False."
         )
     return dtype

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .choices import check_choice
-from .dtypes import as_float_dtype, find_dtype
+from .dtypes import FLOAT32, FLOAT64, as_float_dtype, domain, find_dtype
 from .errors import did_you_mean, wrong_type
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
@@ -117,20 +117,27 @@ class Float8:
         return E5M2 if self.gradient == "e5m2" else E4M3
 
 
-def as_recipe(value: Any) -> Float8 | None:
+def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
     """Returns the recipe that ``Policy(matmul=...)`` means.
 
     Args:
         value: A `Float8`, ``"float8"`` for ``Float8()``, or None.
+        wide: The wide dtype of the policy.
 
     Raises:
-        ValueError: A string names no recipe; the nearest is named.
+        ValueError: A string names no recipe; the nearest is named. Or the policy is for programs in
+            float64.
         TypeError: It is none of these.
 
     Example:
         >>> as_recipe("float8").gradient
         'e5m2'
     """
+    if value is not None and wide != FLOAT32:
+        raise ValueError(
+            f"matmul must be None where the compute dtype is float32, got {value!r}: whoever "
+            "needs float64 in a program cannot multiply in 8 bits."
+        )
     if value is None or isinstance(value, Float8):
         return value
     if value == FLOAT8:
@@ -145,25 +152,26 @@ def as_recipe(value: Any) -> Float8 | None:
     raise wrong_type("matmul must be 'float8', a Float8 or None", value, fix)
 
 
-def as_scope_dtype(value: Any, argument: str) -> Any:
-    """Returns the dtype of a scope: float32, float16, bfloat16, or the word ``"float8"``.
+def as_scope_dtype(value: Any, argument: str, wide: np.dtype) -> Any:
+    """Returns the dtype of a scope: one of the program's, float64, or the word ``"float8"``.
 
     Args:
         value: A dtype, a scalar type or a name.
         argument: The argument's name, for the message.
+        wide: The wide dtype of the policy. Beside float64 there is no recipe for 8 bits.
 
     Raises:
         ValueError: Another dtype is meant by ``value``, or none.
 
     Example:
-        >>> as_scope_dtype("float8", "scopes"), as_scope_dtype("bfloat16", "scopes")
-        ('float8', dtype(bfloat16))
+        >>> as_scope_dtype("float8", "scopes", FLOAT32), as_scope_dtype("f64", "scopes", FLOAT32)
+        ('float8', dtype('float64'))
     """
-    if isinstance(value, str) and value == FLOAT8:
+    if isinstance(value, str) and value == FLOAT8 and wide == FLOAT32:
         return FLOAT8
     if find_dtype(value) in FLOAT8_DTYPES:
         raise ValueError(f"{argument} must name the recipe, 'float8', and no format of it.")
-    return as_float_dtype(value, argument)
+    return as_float_dtype(value, argument, domain(wide) | {FLOAT64})
 
 
 def recipe_of(table: Mapping[str, Any]) -> Float8:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import COMPUTE_DTYPES, FLOAT32, as_compute_dtype, as_dtype, find_dtype
+from .dtypes import COMPUTE_DTYPES, as_compute_dtype, as_dtype, find_dtype, wide_dtype
 from .errors import did_you_mean, wrong_type
 from .policy import Policy
 
@@ -31,7 +31,7 @@ def parse_policy(text: str) -> Policy:
     Raises:
         ValueError: A key or dtype is unknown, a key is given twice, ``compute`` is missing, or
             ``params`` is not float32 (parameters are kept in float32 and cast in the traced
-            graph).
+            graph), or not float64 with ``compute=float32``.
 
     Example:
         >>> parse_policy("params=float32,compute=bfloat16,output=float32").output_dtype
@@ -56,7 +56,7 @@ def parse_policy(text: str) -> Policy:
         found[key] = as_dtype(value, key) if is_dtype else value
     if "compute" not in found:
         raise ValueError(f"The policy {text!r} names no compute dtype; add 'compute=bfloat16'.")
-    dtypes = found.pop("compute"), found.pop("params", FLOAT32), found.pop("output", None)
+    dtypes = found.pop("compute"), found.pop("params", None), found.pop("output", None)
     return _build(*dtypes, **found)
 
 
@@ -66,8 +66,8 @@ def _only_dtype(text: str) -> np.dtype:
     dtype = find_dtype(text.removeprefix(_KERAS_PREFIX))
     if dtype is None or dtype not in COMPUTE_DTYPES:
         raise ValueError(
-            "policy must be a compute dtype, 'float16' or 'bfloat16', or a string such as "
-            f"'params=float32,compute=bfloat16,output=float32', got {text!r}. To run without "
+            "policy must be a compute dtype, 'float16', 'bfloat16' or 'float32', or a string such "
+            f"as 'params=float32,compute=bfloat16,output=float32', got {text!r}. To run without "
             "casts, pass enabled=False."
         )
     return dtype
@@ -99,12 +99,16 @@ def as_policy(value: Any) -> Policy:
     )
 
 
-def _build(compute: np.dtype, param: np.dtype, output: np.dtype | None, **words: Any) -> Policy:
+def _build(
+    compute: np.dtype, param: np.dtype | None, output: np.dtype | None, **words: Any
+) -> Policy:
     # jmp's policies may cast the parameters themselves. Here updates are added to a float32 copy:
     # bfloat16 has 8 bits, and a parameter would lose every update below 1/512 of it.
-    if param != FLOAT32:
+    compute = as_compute_dtype(compute)
+    wide = wide_dtype(compute)
+    if param is not None and param != wide:
         raise ValueError(
-            f"params must be float32, got {param.name}: parameters are kept in float32 and cast "
+            f"params must be {wide}, got {param.name}: parameters are kept in {wide} and cast "
             "once in the traced graph."
         )
-    return Policy(as_compute_dtype(compute), output, **words)
+    return Policy(compute, output, **words)

@@ -13,22 +13,15 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .cast_policy import CastPolicy, Rule
-from .choices import (
-    DOT_OUTPUTS,
-    LEVELS,
-    WEIGHT_GRADIENTS,
-    DotOutput,
-    Level,
-    WeightGradients,
-    check_choice,
-)
+from .choices import WORDS, DotOutput, Level, WeightGradients, check_choice
 from .containers import as_mapping, as_tuples
-from .dtypes import as_compute_dtype, as_float_dtype
+from .dtypes import as_compute_dtype, as_float_dtype, domain, wide_dtype
 from .errors import did_you_mean
 from .float8 import Float8, as_recipe, as_scope_dtype
-from .patterns import check_pattern, literal_path, match_depth
+from .patterns import check_pattern, match_depth
 from .precisions import as_precision
 from .registry import as_rule, known_primitives, primitive_name, registered_rule
+from .scoped_rules import ByPath, by_path, rules_at
 from .tables import DEFAULT_RULES
 from .toml_file import read_policy, write_policy
 
@@ -40,7 +33,8 @@ class Policy:
     Immutable and hashable: `with_rules` and `with_scopes` return a new policy.
 
     Args:
-        compute_dtype: ``float16`` or ``bfloat16``, the dtype of matmuls and convolutions.
+        compute_dtype: ``float16`` or ``bfloat16``, the dtype of matmuls and convolutions of a
+            float32 program; ``float32`` for a float64 program.
         output_dtype: The dtype of the function's float32 or 16-bit outputs, None for the dtype
             that the function declares.
         level: How much is lowered, from the most careful to the leanest; see `with_level`.
@@ -81,18 +75,23 @@ class Policy:
     def __post_init__(self) -> None:
         set_field = functools.partial(object.__setattr__, self)
         set_field("compute_dtype", as_compute_dtype(self.compute_dtype))
+        wide = self.wide_dtype
         if self.output_dtype is not None:
-            set_field("output_dtype", as_float_dtype(self.output_dtype, "output_dtype"))
-        check_choice("level", self.level, LEVELS)
-        check_choice("dot_output", self.dot_output, DOT_OUTPUTS)
-        check_choice("weight_gradients", self.weight_gradients, WEIGHT_GRADIENTS)
-        set_field("matmul", as_recipe(self.matmul))
+            dtype = as_float_dtype(self.output_dtype, "output_dtype", domain(wide))
+            set_field("output_dtype", dtype)
+        for option, allowed in WORDS.items():
+            check_choice(option, getattr(self, option), allowed)
+        set_field("matmul", as_recipe(self.matmul, wide))
         # Rules are read here and not in `with_rules`, so that a policy made by hand or from a file
         # is checked. As in `with_rules` a later rule replaces one for the same primitive.
         rules = [(primitive_name(name), rule) for name, rule in as_tuples(self.rules, "rules", 2)]
-        set_field("rules", tuple({name: as_rule(rule, name) for name, rule in rules}.items()))
+        set_field(
+            "rules",
+            tuple({name: as_rule(rule, name, wide) for name, rule in rules}.items()),
+        )
         pairs = as_tuples(self.scopes, "scopes", 2)
-        scopes = ((check_pattern(p), as_scope_dtype(d, f"scopes[{p!r}]")) for p, d in pairs)
+        wide = self.wide_dtype
+        scopes = ((check_pattern(p), as_scope_dtype(d, f"scopes[{p!r}]", wide)) for p, d in pairs)
         set_field("scopes", tuple(scopes))
         scoped: dict[tuple[str, str], Rule] = {}
         for pattern, name, rule in as_tuples(self.scoped_rules, "scoped_rules", 3):
@@ -100,7 +99,7 @@ class Policy:
             # Unlike those of the whole program, scoped rules depend on their order: of those that
             # match at one depth the last wins, so that a rule given again moves to the end.
             scoped.pop(key, None)
-            scoped[key] = as_rule(rule, name)
+            scoped[key] = as_rule(rule, name, wide)
         words = as_tuples(self.precisions, "precisions", 2)
         words = ((check_pattern(p), as_precision(w, f"precisions[{p!r}]")) for p, w in words)
         set_field("precisions", tuple(dict(words).items()))
@@ -184,14 +183,17 @@ class Policy:
         makes `autocast` warn.
 
         Args:
-            scopes: From a pattern to ``"float32"`` (nothing is lowered), to a compute dtype, or to
-                ``"float8"``: products of weights run in 8 bits, the last one too.
+            scopes: From a pattern to ``"float32"`` (nothing is lowered), to a compute dtype, to
+                ``"float8"``: products of weights run in 8 bits, the last one too; or to
+                ``"float64"``, with ``jax_enable_x64``: everything in the scope runs in float64, and
+                who reads its results elsewhere gets them in the dtypes that the program declares.
+                With a compute dtype of float32, ``"float64"`` says that nothing is lowered.
 
         Returns:
             The new policy; later patterns win over earlier ones at the same depth.
 
         Raises:
-            ValueError: A dtype is none of float32, float16, bfloat16, float8.
+            ValueError: A dtype is none of these.
             TypeError: A pattern is no string.
 
         Example:
@@ -301,7 +303,22 @@ class Policy:
             >>> policy == Policy("bfloat16")
             True
         """
-        return cls(**read_policy(path))
+        fields = read_policy(path)
+        try:
+            return cls(**fields)
+        except ValueError as error:  # what is right alone, and not beside the compute dtype
+            raise ValueError(f"Policy file {str(path)!r}: {error}") from None
+
+    @property
+    def wide_dtype(self) -> np.dtype:
+        """The dtype of what is not lowered: float32 beside 16 bits, float64 beside float32.
+
+        Example:
+            >>> from jmp_autocast import BF16, Policy
+            >>> BF16.wide_dtype, Policy("float32").wide_dtype
+            (dtype('float32'), dtype('float64'))
+        """
+        return wide_dtype(self.compute_dtype)
 
     @functools.cached_property
     def _rule_map(self) -> dict[str, Rule]:
@@ -376,25 +393,8 @@ class Policy:
             >>> policy.rules_in(["net", "head"])
             (('dot_general', <CastPolicy.FP32: 'fp32'>),)
         """
-        matches: list[tuple[int, int, str, Rule]] = []
-        for depth in range(1, len(names) + 1):
-            for i, _, name, rule in self._scoped_by_path.get("/".join(names[:depth]), ()):
-                matches.append((depth, i, name, rule))
-        for i, pattern, name, rule in self._scoped_by_path.get(None, ()):
-            if (depth := match_depth(pattern, names)) is not None:
-                matches.append((depth, i, name, rule))
-        # The innermost wins, and of equals the last.
-        matches.sort(key=lambda match: match[:2])
-        return tuple({name: rule for _, _, name, rule in matches}.items())
+        return rules_at(self._scoped_by_path, names)
 
     @functools.cached_property
-    def _scoped_by_path(self) -> dict[str | None, list[tuple[int, str, str, Rule]]]:
-        """The scoped rules, with their positions, by the one path that a pattern stands for.
-
-        Those of other patterns are at None. What `tune` tries first may be a rule for each scope
-        of a large program: a thousand rules would be compared with a thousand scopes.
-        """
-        by_path: dict[str | None, list[tuple[int, str, str, Rule]]] = {}
-        for i, (pattern, name, rule) in enumerate(self.scoped_rules):
-            by_path.setdefault(literal_path(pattern), []).append((i, pattern, name, rule))
-        return by_path
+    def _scoped_by_path(self) -> ByPath:
+        return by_path(self.scoped_rules)

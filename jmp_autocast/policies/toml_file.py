@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .cast_policy import CastPolicy, Rule, rule_name
 from .choices import DOT_OUTPUTS, LEVELS, WEIGHT_GRADIENTS, check_choice
-from .dtypes import COMPUTE_DTYPES, FLOAT32, SHORT_NAMES
+from .dtypes import COMPUTE_DTYPES, FLOAT_DTYPES, SHORT_NAMES, widest_first
 from .errors import did_you_mean, wrong_type
 from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
 from .precisions import PRECISIONS
@@ -34,7 +34,7 @@ VERSION = 1
 """Raised when a file gets a meaning that an older reader would miss."""
 
 _COMPUTE = tuple(dtype.name for dtype in COMPUTE_DTYPES)
-_FLOATS = (FLOAT32.name, *_COMPUTE)
+_FLOATS = tuple(dtype.name for dtype in widest_first(FLOAT_DTYPES))
 _SCOPE_DTYPES = (*_FLOATS, FLOAT8)
 _OPTIONS = ("compute_dtype", "output_dtype", "level", "dot_output", "weight_gradients")
 _POLICIES = tuple(policy.name for policy in CastPolicy)

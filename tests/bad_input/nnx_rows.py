@@ -54,7 +54,7 @@ ROWS = [
         ValueError,
         f"compute_dtype | int8 | {HALVES} | enabled=False",
     ),
-    _option("float32", ValueError, "float32", HALVES, "enabled=False", compute_dtype="float32"),
+    _option("float64", ValueError, "float64", HALVES, "enabled=False", compute_dtype="float64"),
     _option("a number", TypeError, "3 of type int", "jmp.Policy", STRING, policy=3),
     _option("a word", ValueError, "'whatever'", OUTPUTS, "'computed'", output_dtype="whatever"),
     _option("an int", TypeError, "got 0", "must be a bool", "bool", enabled=0),

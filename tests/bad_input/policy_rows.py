@@ -49,10 +49,31 @@ def _decision(mistake, error, *parts, **fields):
 
 ROWS = [
     _policy(
-        "float32",
+        "float64",
         ValueError,
-        "compute_dtype | float32 | float16 or bfloat16 | enabled=False",
+        "compute_dtype | float64 | float16 or bfloat16, or float32 for a float64 | enabled=False",
+        compute_dtype=np.float64,
+    ),
+    _policy(
+        "float8 beside float64",
+        ValueError,
+        "matmul | got 'float8' | must be None | cannot multiply in 8 bits",
         compute_dtype=np.float32,
+        matmul="float8",
+    ),
+    _policy(
+        "16 bits beside float64",
+        ValueError,
+        r"scopes\['a'\] | got bfloat16 | must be float64 | float32",
+        compute_dtype=np.float32,
+        scopes=(("a", "bfloat16"),),
+    ),
+    _policy(
+        "an output in 16 bits beside float64",
+        ValueError,
+        "output_dtype | got float16 | must be float64 | float32",
+        compute_dtype=np.float32,
+        output_dtype="float16",
     ),
     _policy(
         "int32", ValueError, f"output_dtype | int32 | {FLOATS} | float32", output_dtype="int32"
@@ -109,7 +130,7 @@ ROWS = [
     _policy(
         "no dtype in the scopes",
         ValueError,
-        rf"scopes\['\*/ln'\] | int8 | {FLOATS} | float32",
+        r"scopes\['\*/ln'\] | int8 | must be float64, float32, float16 | bfloat16",
         scopes=(("*/ln", "int8"),),
     ),
     Row(
@@ -179,10 +200,10 @@ ROWS = [
     ),
     # with_scopes.
     _scopes(
-        "float64",
-        {"*/ln": "float64"},
+        "complex64",
+        {"*/ln": "complex64"},
         ValueError,
-        rf"scopes\['\*/ln'\] | float64 | {FLOATS} | float32",
+        r"scopes\['\*/ln'\] | complex64 | must be float64, float32, float16 | bfloat16",
     ),
     _scopes(
         "no dtype", {"*/ln": "full"}, ValueError, r"scopes\['\*/ln'\] | 'full' | a dtype | Pass one"
@@ -284,10 +305,10 @@ ROWS = [
         "a name", TypeError, "Decision.policy | 'KEEP' | must be a CastPolicy | FP32", policy="KEEP"
     ),
     _decision(
-        "float64",
+        "int32",
         ValueError,
-        f"Decision.output_dtype | float64 | {FLOATS} | float32",
-        output_dtype="float64",
+        "Decision.output_dtype | int32 | must be float64, float32, float16 | bfloat16",
+        output_dtype="int32",
     ),
     _decision(
         "no dtype",

@@ -131,7 +131,13 @@ ROWS = [
     _form("Linen: PyTorch's name", lambda: linen.autocast(nn.Dense, dtype="bf16"), "no option"),
     _form("Linen: by position", lambda: linen.autocast(nn.Dense, "bf16"), "by keyword", LINE),
     # compute_dtype.
-    _option("float32", ValueError, "float32", HALVES, "enabled=False", compute_dtype="float32"),
+    Row(
+        "autocast",
+        "float32 for a float32 program",
+        lambda w: autocast(loss_at_call, compute_dtype="float32")(w.params, X),
+        ValueError,
+        "compute_dtype=float32 | programs in float64 | jax_enable_x64 is off | enabled=False",
+    ),
     _option("int8", ValueError, "int8", HALVES, "enabled=False", compute_dtype=jnp.int8),
     _option("a type", ValueError, "float64", HALVES, "enabled=False", compute_dtype=float),
     _option(
@@ -328,10 +334,10 @@ ROWS = [
             mistake,
             lambda w, value=value: compute_precision(value),
             ValueError,
-            f"compute_precision | got {found} | takes float16, bfloat16 or float32 | bfloat16",
+            f"compute_precision | got {found} | takes float64, float32, float16 | bfloat16",
         )
         for mistake, value, found in (
-            ("float64", "float64", "float64"),
+            ("float8", "float8_e5m2", "float8_e5m2"),
             ("no name", "bf17", "'bf17'"),
             ("None", None, "None"),
             ("a function", loss, "<function loss"),

@@ -116,7 +116,7 @@ CASES = {
         FP8,
         [("USER_PRECISION", "precision=(Precision.HIGHEST, Precision.HIGHEST)")],
     ),
-    "full_precision": (in_full, FP8, [("SCOPE", "scope float32")]),
+    "full_precision": (in_full, FP8, [("SCOPE", "scope full_precision")]),
     "compute_precision": (in_bfloat16, FP8, [LOW]),
 }
 

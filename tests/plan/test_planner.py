@@ -9,7 +9,8 @@ from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, FP16, autocast, full_precision
 from jmp_autocast.interpreters import Planner, ReasonCode, Source, ValueState, Want
-from jmp_autocast.interpreters.plan.data import Demand, float_dtype
+from jmp_autocast.interpreters.plan.data import Demand
+from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 from tests.support.jaxprs import find, trace
 from tests.support.plans import (
     DENORMAL,
@@ -201,7 +202,7 @@ def test_what_is_planned_is_what_is_emitted(fn, primitive, code, dtype):
     fn = autocast(fn, compute_dtype=jnp.bfloat16, params=None, output_dtype="computed")
     emitted = [v.aval for v in trace(fn, X).jaxpr.outvars]
     for state, aval in zip(planned_outputs, emitted, strict=True):
-        assert state.dtype == float_dtype(aval)
+        assert state.dtype == float_dtype(aval, FULL)
 
 
 def test_a_reason_names_its_cause():
@@ -209,7 +210,7 @@ def test_a_reason_names_its_cause():
         "literal": "9.99967e-42 has no bfloat16 value",
         "coordinates": "operand 0 holds integers up to 65535",
         "promote_full": "operand 1 is float32, computed",
-        "scope": "scope float32",
+        "scope": "scope full_precision",
         "unknown": unknown.name,
         "user_cast": "float32 to float16",
         "branches_disagree": "the branches disagree on result 0",

@@ -118,7 +118,7 @@ def test_equations_of_the_region_in_a_backward_pass_are_float32():
 
     jaxpr = trace(jax.grad(bf16(model)), PARAMS, X)
     assert dots_by_size(jaxpr) == {5: {FULL}, 7: {LOW}}
-    marked = [e for e in equations(jaxpr) if "autocast[float32]" in scope_names(e)]
+    marked = [e for e in equations(jaxpr) if "autocast[full_precision]" in scope_names(e)]
     names = {e.primitive.name for e in marked}
     assert {"dot_general", "cos", "sin", "mul", "neg"} <= names  # of both passes
     for eqn in marked:

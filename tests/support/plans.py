@@ -6,7 +6,7 @@ from jax import lax
 
 from jmp_autocast import BF16
 from jmp_autocast.interpreters import Planner, Source, ValueState, Want
-from jmp_autocast.interpreters.plan.data import float_dtype
+from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 
 from .jaxprs import trace
 
@@ -21,10 +21,9 @@ def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
     closed = trace(fn, *args)
     avals = [v.aval for v in closed.jaxpr.invars]
     kinds = [*leaves, *(Source.DATA,) * (len(avals) - len(leaves))]
-    inputs = [
-        ValueState(dtype, leaf if dtype else None)
-        for dtype, leaf in zip(map(float_dtype, avals), kinds, strict=True)
-    ]
+    dtypes = [float_dtype(aval, policy.wide_dtype) for aval in avals]
+    pairs = zip(dtypes, kinds, strict=True)
+    inputs = [ValueState(dtype, leaf if dtype else None) for dtype, leaf in pairs]
     wanted = [wanted or Want()] * len(closed.jaxpr.outvars)
     return Planner(policy, computed=computed).plan_program(closed, inputs, wanted)
 

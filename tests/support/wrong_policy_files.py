@@ -1,8 +1,8 @@
 """Files that are no policies: the content, the error, and parts of its message in their order."""
 
 HEAD = "version = 1\ncompute_dtype = 'bfloat16'\n"
-COMPUTE = "must be one of 'float16', 'bfloat16', got"
-FLOATS = "must be one of 'float32', 'float16', 'bfloat16', "
+COMPUTE = "must be one of 'float16', 'bfloat16', 'float32', got"
+FLOATS = "must be one of 'float64', 'float32', 'float16', 'bfloat16', "
 A_STRING = "must be a string, one of"
 KEYS = (
     "The keys are version, compute_dtype, output_dtype, level, dot_output, "
@@ -61,9 +61,14 @@ WRONG = {
         ["compute_dtype", COMPUTE, "'bfloat61'", "mean 'bfloat16'"],
     ),
     "full precision": (
-        "version = 1\ncompute_dtype = 'float32'",
+        "version = 1\ncompute_dtype = 'float64'",
         ValueError,
-        ["compute_dtype", COMPUTE, "'float32'"],
+        ["compute_dtype", COMPUTE, "'float64'"],
+    ),
+    "an output that the compute dtype does not go with": (
+        HEAD + "output_dtype = 'float64'",
+        ValueError,
+        ["output_dtype must be float32, float16 or bfloat16, got float64"],
     ),
     "a date": (
         "version = 1\ncompute_dtype = 1979-05-27",
@@ -143,9 +148,9 @@ WRONG = {
         ["scopes[1].pattern must be a string, got 3 of type int"],
     ),
     "a scope's dtype": (
-        scope("pattern = 'b'\ndtype = 'float64'"),
+        scope("pattern = 'b'\ndtype = 'float46'"),
         ValueError,
-        ["scopes[1].dtype", FLOATS, "'float64'", "mean 'float"],
+        ["scopes[1].dtype", FLOATS, "'float46'", "mean 'float"],
     ),
     "a scope's dtype as a float": (
         scope("pattern = 'b'\ndtype = 16.0"),

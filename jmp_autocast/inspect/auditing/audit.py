@@ -7,11 +7,11 @@ from typing import Any
 
 from ...arguments import check_function, name_of
 from ...interpreters.compat import body_of
-from ...interpreters.plan.data import float_dtype
+from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.walk import walk_with_outputs
 from ...interpreters.primitives.structure import equations_in
 from ...options import autocast_options
-from ...policies import COMPUTE_DTYPES
+from ...policies import FLOAT32, narrow_dtypes
 from ...policies.errors import did_you_mean
 from ...policies.tables import TRACED_FOR_DTYPES
 from ...transform import PlannedCall, kind_of
@@ -65,7 +65,7 @@ def audit(
     check_function(fn, "audit", "Pass the function itself, then its arguments.")
     check_kinds(ignore)
     found, dtypes, opaque = [], [], {}
-    for dtype in COMPUTE_DTYPES:
+    for dtype in narrow_dtypes(FLOAT32):
         # The policy of a dtype leaves the other one alone: a program in both is planned for each.
         wrapper = wrapper_of(fn, autocast_options(dtype), kind_of(fn, args, kwargs))
         planned = wrapper.planned(*args, **kwargs)
@@ -94,7 +94,7 @@ def check_kinds(ignore: Sequence[str]) -> None:
 def _readers(planned: PlannedCall, dtype: Any) -> Iterator[str]:
     """Yields the primitive of each equation that reads or makes a dtype."""
     for eqn, _ in equations_in(planned.closed):
-        if any(float_dtype(v.aval) == dtype for v in (*eqn.invars, *eqn.outvars)):
+        if any(float_dtype(v.aval, FLOAT32) == dtype for v in (*eqn.invars, *eqn.outvars)):
             yield eqn.primitive.name
 
 

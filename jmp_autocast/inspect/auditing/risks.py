@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...interpreters.compat import Literal, body_of, jax_function, name_stack, source_line
-from ...interpreters.plan.data import ReasonCode, Source, ValueState, float_dtype
+from ...interpreters.plan.data import ReasonCode, Source, ValueState
+from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.loop_carries import accumulating_carries, residual_streams
 from ...interpreters.plan.walk import Origin, Visit
 from ...interpreters.primitives.reading import cast_dtype, summands
@@ -72,7 +73,7 @@ class Program:
 
     def is_low(self, atom: Any) -> bool:
         """Whether a variable or literal is declared in the dtype."""
-        return float_dtype(atom.aval) == self.dtype
+        return float_dtype(atom.aval, FLOAT32) == self.dtype
 
     def maker(self, origin: Origin, names: frozenset[str]) -> Origin:
         """Returns where a value comes from before casts, and before what else is named."""
@@ -170,7 +171,7 @@ def _largest_position(program: Program, origin: Origin) -> float | None:
 def _counted(visit: Visit) -> float | None:
     """Returns the bound of the integers that an equation turns into floats, None for others."""
     (result, *_), (state, *_) = visit.eqn.outvars, visit.plan.results
-    if float_dtype(result.aval) is None:
+    if float_dtype(result.aval, FLOAT32) is None:
         return None
     if not visit.eqn.invars:
         return state.integer_bound  # an iota

@@ -17,7 +17,7 @@ from .measured import is_measurable
 
 # Names of the dtypes that a result may have in the mixed program, by the code that stands for them
 # in a reading, which has to be an array; "" is any other.
-COMPUTED = ("", "float32", "float16", "bfloat16")
+COMPUTED = ("", "float64", "float32", "float16", "bfloat16")
 
 
 class Distance(NamedTuple):
@@ -74,7 +74,7 @@ _MERGED = {
     "introduced": jnp.maximum,
     "introduced_lost": jnp.add,
     "runs": jnp.add,
-    # The code of a 16-bit dtype is the larger one: one run in 16 bits makes the row a 16-bit one.
+    # The code of a narrower dtype is the larger one: one run in 16 bits makes the row a 16-bit one.
     "computed": jnp.maximum,
 }
 

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...interpreters.compat import Literal, body_of, scope_names
 from ...interpreters.plan.data import (
     KEEP,
@@ -20,16 +22,15 @@ from ...interpreters.plan.data import (
     Reason,
     ReasonCode,
     ValueState,
-    float_dtype,
 )
+from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.walk import Visit
 from ...interpreters.primitives.structure import bodies, equations_in
-from ...policies import COMPUTE_DTYPES
+from ...policies import FLOAT32, FLOAT64, narrow_dtypes
 from ...scopes import BECAUSE, GOVERNED, read_mark
 from .rows import Row
 
 _CAUSES = {True: "within autocast, which has no plan for it", False: "outside of autocast"}
-_LOW = {dtype.name for dtype in COMPUTE_DTYPES}
 
 
 def holds_autocast(jaxpr: Any) -> bool:
@@ -42,15 +43,16 @@ def holds_autocast(jaxpr: Any) -> bool:
     return any(read_mark(name) == GOVERNED for eqn in equations for name in scope_names(eqn))
 
 
-def declared_plan(jaxpr: Any, inputs: Sequence[ValueState]) -> Plan:
+def declared_plan(jaxpr: Any, inputs: Sequence[ValueState], wide: np.dtype) -> Plan:
     """Returns the plan that runs a jaxpr as it is, down to what its loops and calls hold.
 
     Args:
         jaxpr: An open or closed jaxpr.
         inputs: What is known of its inputs.
+        wide: The wide dtype of the policy.
     """
     body, equations = body_of(jaxpr), []
-    state = lambda v: ValueState(float_dtype(v.aval))  # noqa: E731
+    state = lambda v: ValueState(float_dtype(v.aval, wide))  # noqa: E731
     env: dict[Any, ValueState] = dict(zip(body.invars, inputs, strict=True))
     known = lambda v: state(v) if isinstance(v, Literal) else env.get(v, state(v))  # noqa: E731
     for eqn in body.eqns:
@@ -62,7 +64,7 @@ def declared_plan(jaxpr: Any, inputs: Sequence[ValueState]) -> Plan:
             variables = body_of(held.jaxpr).invars
             pairs = enumerate(zip(variables, operands, strict=True))
             entering = [state(v) if i in carried else x for i, (v, x) in pairs]
-            plans.append(declared_plan(held.jaxpr, entering))
+            plans.append(declared_plan(held.jaxpr, entering, wide))
         equations.append(
             EquationPlan(
                 action=Inside(tuple(plans), unchanged=True) if plans else KEEP,
@@ -85,6 +87,7 @@ def declared_plan(jaxpr: Any, inputs: Sequence[ValueState]) -> Plan:
         unknown=(),
         identity=True,
         path=(),
+        wide=wide,
     )
 
 
@@ -114,17 +117,36 @@ def _is_ours(name: str) -> bool:
     return mark is not None and (mark == GOVERNED or mark.startswith(BECAUSE))
 
 
-def low_dtypes(rows: Iterable[Row]) -> str:
-    """Returns the 16-bit dtypes of a program, such as ``"bfloat16"``; ``"float32"`` if none is.
+def wide_of(rows: Sequence[Row]) -> np.dtype:
+    """Returns the wide dtype of a program that runs: float64 where that and no 16 bits are in it.
 
     Args:
         rows: Its rows.
     """
-    found = dict.fromkeys(name for row in rows for name in row.operands if name in _LOW)
-    return " and ".join(found) or "float32"
+    names = {name for row in rows for name in (*row.operands, *row.results)}
+    has_low = any(dtype.name in names for dtype in narrow_dtypes(FLOAT32))
+    return FLOAT64 if FLOAT64.name in names and not has_low else FLOAT32
 
 
-def is_parameter_copy(row: Row) -> bool:
-    """True for the cast of a parameter to 16 bits."""
+def low_dtypes(rows: Iterable[Row], wide: np.dtype) -> str:
+    """Returns the 16-bit dtypes of a program, such as ``"bfloat16"``; ``"float32"`` if none is.
+
+    Args:
+        rows: Its rows.
+        wide: Its wide dtype.
+    """
+    low = {dtype.name for dtype in narrow_dtypes(wide)}
+    found = dict.fromkeys(name for row in rows for name in row.operands if name in low)
+    return " and ".join(found) or wide.name
+
+
+def is_parameter_copy(row: Row, wide: np.dtype) -> bool:
+    """True for the cast of a parameter to 16 bits.
+
+    Args:
+        row: A row.
+        wide: The wide dtype of the program.
+    """
+    low = {dtype.name for dtype in narrow_dtypes(wide)}
     is_cast = row.primitive == "convert_element_type" and row.operand_sources[:1] == ("param",)
-    return is_cast and row.declared_operands[0] not in _LOW and row.results[0] in _LOW
+    return is_cast and row.declared_operands[0] not in low and row.results[0] in low

@@ -20,7 +20,14 @@ from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
 from ...transform import ANNOTATED, Autocast, PlannedCall, kind_of
 from ...wrapping import wrapper_of
-from .as_it_runs import declared_plan, holds_autocast, is_parameter_copy, low_dtypes, with_reasons
+from .as_it_runs import (
+    declared_plan,
+    holds_autocast,
+    is_parameter_copy,
+    low_dtypes,
+    wide_of,
+    with_reasons,
+)
 from .by_dtype import contraction_flops, guarded
 from .jaxprs import count_casts
 from .kept import kept_of
@@ -91,20 +98,24 @@ def explain(
     if planned.choice is not None:
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
     kept = None if planned.residuals.is_off else kept_of(planned, name_of(fn))
-    roofline = roofline_of(rows, default_device())
-    return Report(name_of(fn), dtype, rows, totals, reason, kept, roofline)
+    wide = chosen.wide_dtype
+    roofline = roofline_of(rows, default_device(), wide)
+    return Report(name_of(fn), dtype, rows, totals, reason, kept, roofline, wide.name)
 
 
 def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
-    plan = declared_plan(planned.closed, planned.plan.inputs)
-    planned = dataclasses.replace(planned, plan=plan)
+    plan = declared_plan(planned.closed, planned.plan.inputs, planned.plan.wide)
     visits = walk_plan(plan, planned.call.paths)
     rows = with_reasons(rows_of(visits, policy), visits)
-    copies = sum(map(is_parameter_copy, rows))
+    # The policy is that of `explain`, and says nothing of the autocast that stands inside.
+    wide = wide_of(rows)
+    planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, wide=wide))
+    copies = sum(is_parameter_copy(row, wide) for row in rows)
     totals = dataclasses.replace(_totals(planned, rows, ()), cast_parameters=copies)
-    roofline = roofline_of(rows, default_device())
-    return Report(name, low_dtypes(rows), rows, totals, roofline=roofline)
+    roofline = roofline_of(rows, default_device(), wide)
+    dtype = low_dtypes(rows, wide)
+    return Report(name, dtype, rows, totals, roofline=roofline, wide_dtype=wide.name)
 
 
 def looked_at(
@@ -141,7 +152,7 @@ def looked_at(
 
 def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...]) -> Totals:
     plan = planned.plan
-    flops, low_flops, float8_flops = contraction_flops(rows)
+    flops, low_flops, float8_flops = contraction_flops(rows, plan.wide)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     shapes = planned.call.shapes
     # Casts are counted in the program that runs: one cast serves all readers of a value, and a plan
@@ -151,7 +162,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
     # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
     # count what nobody keeps.
     if not is_gradient(planned.closed):
-        residuals = residuals_of(jaxpr_as_fun(rewritten), shapes, params)
+        residuals = residuals_of(jaxpr_as_fun(rewritten), shapes, params, plan.wide)
     return Totals(
         equations=len(rows),
         flops=sum(row.flops for row in rows),
@@ -159,7 +170,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
         low_contraction_flops=low_flops,
         guarded_contraction_flops=sum(row.flops for row in guarded(rows)),
         float8_contraction_flops=float8_flops,
-        casts=count_casts(rewritten),
+        casts=count_casts(rewritten, plan.wide),
         parameters=len(params),
         cast_parameters=sum(i in params for i, d in plan.source_copies if not in_8_bits(d)),
         quantized_parameters=sum(i in params for i, d in plan.source_copies if d == E4M3),

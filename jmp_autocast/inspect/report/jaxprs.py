@@ -7,12 +7,13 @@ from collections import Counter
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from ...interpreters.plan.symbolic_sizes import element_count
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.reading import flops
 from ...interpreters.primitives.structure import bodies, equations_in
-from ...policies import COMPUTE_DTYPES, DATA_MOVEMENT, FLOAT32, STRUCTURAL
+from ...policies import DATA_MOVEMENT, FLOAT32, STRUCTURAL, narrow_dtypes
 
 
 def is_arithmetic(eqn: Any) -> bool:
@@ -45,6 +46,8 @@ def nbytes_of(atom: Any, dtype: str | None = None) -> int:
 class Casts:
     """Casts between float32 and the 16-bit dtypes, with loops multiplied by their length.
 
+    Where float32 is the compute dtype: between float64 and float32.
+
     Args:
         down: The number of casts to 16 bits.
         down_nbytes: The bytes that they read and write.
@@ -58,11 +61,12 @@ class Casts:
     up_nbytes: int = 0
 
 
-def count_casts(jaxpr: Any) -> Casts:
+def count_casts(jaxpr: Any, wide: np.dtype = FLOAT32) -> Casts:
     """Counts the casts of a jaxpr and of those inside it.
 
     Args:
         jaxpr: An open or closed jaxpr.
+        wide: The wide dtype of the policy.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -76,7 +80,7 @@ def count_casts(jaxpr: Any) -> Casts:
         (operand,), (result,) = eqn.invars, eqn.outvars
         # Casts of other dtypes are the program's own: `autocast` makes none of them.
         for way, full, low in (("down", operand, result), ("up", result, operand)):
-            if full.aval.dtype == FLOAT32 and low.aval.dtype in COMPUTE_DTYPES:
+            if full.aval.dtype == wide and low.aval.dtype in narrow_dtypes(wide):
                 found[way] += times
                 found[f"{way}_nbytes"] += times * (nbytes_of(full) + nbytes_of(low))
     return Casts(**found)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ...policies.errors import wrong_type
 from ..export import Exported, cut, labelled, saved, scaled, table
-from .by_dtype import Share, by_dtype, guarded
+from .by_dtype import Share, by_dtype, guarded, item_size
 from .difference import Change, Difference, difference_of
 from .html import frame_of, page_of
 from .jaxprs import Casts
@@ -126,6 +126,7 @@ class Report(Exported):
         kept: What is kept for the backward pass with ``autocast(residuals=...)``, and what it would
             be without; None where the function has no such option.
         roofline: Whether 16 bits make its matmuls and convolutions faster on the default device.
+        wide_dtype: The dtype of what is not lowered, float32 or float64.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -143,6 +144,7 @@ class Report(Exported):
     dtype_reason: str = ""
     kept: KeptReport | None = None
     roofline: Roofline | None = None
+    wide_dtype: str = "float32"
 
     @property
     def summary(self) -> str:
@@ -164,7 +166,7 @@ class Report(Exported):
         more = f"{totals.equations} equations, {casts} casts"
         if kept := guarded(self.rows):
             part = totals.guarded_contraction_flops / max(totals.contraction_flops, 1)
-            more = f"{kept[0].reason} keeps {100 * part:.1f} % in float32"
+            more = f"{kept[0].reason} keeps {100 * part:.1f} % in {self.wide_dtype}"
         dtypes = self.compute_dtype
         if totals.float8_contraction_flops:
             dtypes += f", of them {100 * totals.float8_share:.1f} % in float8"
@@ -179,10 +181,11 @@ class Report(Exported):
         totals, casts = self.totals, self.totals.casts
         loops, nbytes = totals.loops_of_unknown_length, totals.residual_nbytes
         full, error = scaled(totals.float32_residual_nbytes or 0), totals.residual_error
-        residuals = f"{scaled(nbytes or 0)}B kept for the backward pass, of them {full}B in float32"
+        residuals = f"{scaled(nbytes or 0)}B kept for the backward pass, of them {full}B"
+        residuals += f" in {self.wide_dtype}"
         if nbytes is None:
             residuals = f"not known: {error}" if error else None
-        kept = guarded(self.rows)
+        kept, bits = guarded(self.rows), 8 * item_size(self.wide_dtype) // 2
         guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
         auto = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
@@ -191,11 +194,12 @@ class Report(Exported):
                 "auto": auto,
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
                 "matmuls and convolutions",
-                "float32": f"{guards}: {reason_of(kept[0])}" if kept else None,
+                self.wide_dtype: f"{guards}: {reason_of(kept[0])}" if kept else None,
                 "roofline": self.roofline and self.roofline.says,
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
-                "parameters": f"{totals.parameters} arrays, {totals.cast_parameters} 16-bit copies"
+                "parameters": f"{totals.parameters} arrays, "
+                f"{totals.cast_parameters} {bits}-bit copies"
                 + (f", {totals.quantized_parameters} 8-bit" if totals.quantized_parameters else ""),
                 "float8": self._float8(),
                 "residuals": residuals,

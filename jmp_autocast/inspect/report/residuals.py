@@ -10,8 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ...interpreters.compat import Literal, body_of, dce_jaxpr, fresh_make_jaxpr, name_stack
+from ...interpreters.plan.float_dtypes import is_in
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...interpreters.primitives.traits import having
@@ -37,7 +39,7 @@ class Residuals:
 
     Args:
         nbytes: All of them, None where they are not known.
-        float32_nbytes: Those in float32.
+        float32_nbytes: Those in float32, or float64 where that is the wide dtype.
         error: Why they are not known: what JAX, or a rule of the user's own, said.
     """
 
@@ -47,7 +49,10 @@ class Residuals:
 
 
 def residuals_of(
-    program: Callable[..., Sequence[Any]], shapes: Sequence[Any], params: Sequence[int]
+    program: Callable[..., Sequence[Any]],
+    shapes: Sequence[Any],
+    params: Sequence[int],
+    wide: np.dtype = FLOAT32,
 ) -> Residuals:
     """Returns what `jax.vjp` of a program keeps.
 
@@ -61,6 +66,7 @@ def residuals_of(
         program: From arrays to arrays.
         shapes: What it takes.
         params: The positions of its parameters.
+        wide: The wide dtype of the policy.
     """
     floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
     wanted = [i for i in params if i in floats] or floats
@@ -92,7 +98,7 @@ def residuals_of(
     views: dict[Any, Any] = {eqn.outvars[0]: eqn.invars[1] for eqn in jaxpr.eqns if _is_view(eqn)}
     arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
-    full = sum(nbytes_of(v) for v in arrays if getattr(v.aval, "dtype", None) == FLOAT32)
+    full = sum(nbytes_of(v) for v in arrays if is_in(getattr(v.aval, "dtype", None), wide))
     return Residuals(sum(map(nbytes_of, arrays)), full)
 
 

@@ -12,9 +12,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax.numpy as jnp
+import numpy as np
 
 from ...backend import Device, Rates, choose_for, has_float8_units, rates_of
-from ...policies import CONTRACTIONS, E4M3
+from ...policies import CONTRACTIONS, E4M3, FLOAT32
 from .by_dtype import is_low, item_size
 from .rows import Row
 
@@ -49,13 +50,19 @@ class Roofline:
     source: str
 
 
-def roofline_of(rows: Iterable[Row], device: Device) -> Roofline:
+def roofline_of(rows: Iterable[Row], device: Device, wide: np.dtype) -> Roofline | None:
     """Returns the roofline of a program's products.
 
     Args:
         rows: The rows of its report.
         device: The device that it would run on.
+        wide: The wide dtype of the policy.
+
+    Returns:
+        None for a program in float64: no rates of that are known here.
     """
+    if wide != FLOAT32:
+        return None
     products = [row for row in rows if row.primitive in CONTRACTIONS]
     flops, nbytes = (sum(getattr(row, name) for row in products) for name in ("flops", "nbytes"))
     intensity, rates = flops / nbytes if nbytes else 0.0, rates_of(device)
@@ -97,7 +104,7 @@ def _seconds(products: Sequence[Row], rates: Rates, speeds: Mapping[str, float])
         rate = min(speeds.get(name, rates.full) for name in row.operands[:2])
         names = (*row.operands, *row.results)
         shapes = (*row.operand_shapes, *row.result_shapes)
-        sizes = [item_size(name) if speeds or not is_low(name) else 4 for name in names]
+        sizes = [item_size(name) if speeds or not is_low(name, FLOAT32) else 4 for name in names]
         nbytes = row.times * sum(n * math.prod(x) for n, x in zip(sizes, shapes, strict=True))
         total += max(row.flops / rate, nbytes / rates.nbytes)
     return total

@@ -8,17 +8,17 @@ import glob
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...interpreters import Plan, Planner, Want
 from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.plan.walk import walk_plan
 from ...options import autocast_options
-from ...policies import COMPUTE_DTYPES, DEFAULT_RULES, FLOAT32, FULL_POLICIES, CastPolicy, Policy
+from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy, narrow_dtypes
 from ...transform import Autocast
 from ..report.explain import looked_at
 from ..report.rows import Row, rows_of
 from .batches import Batch, arrays_of
-
-_LOW = {dtype.name for dtype in COMPUTE_DTYPES}
 
 
 class Candidate(NamedTuple):
@@ -53,7 +53,7 @@ def candidates_of(
                 rows += rows_of(walk_plan(plan), policy)
         for row in rows:
             # What has no FLOPs moves data, casts, or holds others: there is nothing to keep.
-            if row.flops and _is_lowered(row):
+            if row.flops and _is_lowered(row, policy.wide_dtype):
                 found.setdefault(Candidate(row.scope, row.primitive), row.source)
     return found
 
@@ -103,11 +103,12 @@ def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
     )
 
 
-def _is_lowered(row: Row) -> bool:
+def _is_lowered(row: Row, wide: np.dtype) -> bool:
     """True for an equation that computes in 16 bits what the program declares as float32."""
+    low = {dtype.name for dtype in narrow_dtypes(wide)}
     declared = (*row.declared_operands, *row.declared_results)
     return any(
-        before == FLOAT32.name and now in _LOW
+        before == wide.name and now in low
         for before, now in zip(declared, (*row.operands, *row.results), strict=True)
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import DATA_MOVEMENT, FLOAT32, FLOAT_DTYPES, Decision
+from ...policies import DATA_MOVEMENT, FLOAT32, Decision, domain
 from ..primitives import reading
 from ..primitives.traits import having
 from .data import (
@@ -27,8 +27,8 @@ from .data import (
     Redispatch,
     Source,
     ValueState,
-    float_dtype,
 )
+from .float_dtypes import is_in, is_narrower
 from .region import Place
 from .symbolic_sizes import largest_index
 from .value_facts import coordinate_bound
@@ -47,7 +47,7 @@ _NOTHING = ValueState(None)
 def keep(at: Place, reason: Reason) -> EquationPlan:
     """Returns the plan that hands the operands over in their declared dtypes."""
     operands = as_declared(at.eqn.invars, at.given)
-    results = tuple(ValueState(float_dtype(v.aval)) for v in at.eqn.outvars)
+    results = tuple(ValueState(at.declared(v)) for v in at.eqn.outvars)
     return EquationPlan(BIND if any(operands) else KEEP, at.given, operands, results, reason)
 
 
@@ -83,7 +83,7 @@ def in_dtype(at: Place, target: np.dtype, reason: Reason, freshness: int = 0) ->
         # With its own operands an equation has its own results: a float32 statistic of a 16-bit
         # attention kernel, or the user's preferred_element_type.
         _computed(dtype if unchanged else target, bound, freshness)
-        if (dtype := float_dtype(v.aval)) is not None
+        if (dtype := at.declared(v)) is not None
         else _NOTHING
         for v in at.eqn.outvars
     )
@@ -100,10 +100,10 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     # that sum stops growing at 256 times its first term, long before a batch of pixels ends: a row
     # gathered 8,192 times had a gradient of 4.0 for 81.92. What is known at trace time has no
     # gradient to lose.
-    if at.name in _REPLICATES and target != FLOAT32:
+    if at.name in _REPLICATES and is_narrower(target, at.wide):
         unknown = [i for i in floats if at.given[i].known_value is None]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
-    if reading.preferred_dtype(at.eqn) in FLOAT_DTYPES:
+    if reading.preferred_dtype(at.eqn) in domain(at.wide):
         return Bind(reading.with_preferred_dtype(target), replicates)
     return Bind(replicates=replicates) if replicates else BIND
 
@@ -129,7 +129,7 @@ def rounded_once(plan: EquationPlan, dtype: np.dtype, reason: Reason) -> Equatio
         dtype: The dtype.
         reason: Why the results have it.
     """
-    casts = tuple(dtype if s.dtype not in (None, dtype) else None for s in plan.results)
+    casts = tuple(None if is_in(s.dtype, None, dtype) else dtype for s in plan.results)
     results = tuple(ValueState(dtype) if s.dtype is not None else s for s in plan.results)
     action = BIND if any(casts) and isinstance(plan.action, Keep) else plan.action
     return dataclasses.replace(plan, casts=casts, results=results, action=action, reason=reason)
@@ -174,14 +174,14 @@ def emitted(at: Place, decision: Decision) -> EquationPlan:
         None if s.dtype is None else np.dtype(v.aval.dtype if read is None else read)
         for v, s in zip(at.eqn.invars, at.given, strict=True)
     ]
-    declared = [float_dtype(v.aval) for v in at.eqn.outvars]
+    declared = list(map(at.declared, at.eqn.outvars))
     return EquationPlan(
         Emit(decision.emit, decision.emitted_name),
         at.given,
         tuple(None if d == s.dtype else d for d, s in zip(dtypes, at.given, strict=True)),
         tuple(ValueState(d and np.dtype(d if told is None else told)) for d in declared),
         Reason(ReasonCode.EMIT, decision.emitted_name),
-        demands=tuple(map(Demand.of, dtypes)),
+        demands=tuple([Demand.of(dtype, at.wide) for dtype in dtypes]),
     )
 
 
@@ -197,7 +197,7 @@ def without_floats(at: Place) -> EquationPlan:
     source = Source.DATA if at.name == "iota" else None
     results = tuple(
         ValueState(dtype, source, known_value=known, integer_bound=bound)
-        if (dtype := float_dtype(v.aval)) or bound is not None or known is not None
+        if (dtype := at.declared(v)) or bound is not None or known is not None
         else _NOTHING
         for v in at.eqn.outvars
     )
@@ -222,7 +222,7 @@ def move_source(at: Place, i: int) -> EquationPlan:
         # Which of the moved elements share a scale is known where all of them do.
         scales=0 if state.scales == 0 and at.name in _WHOLE else None,
     )
-    results = tuple(moved if float_dtype(v.aval) else _NOTHING for v in at.eqn.outvars)
+    results = tuple(moved if at.declared(v) else _NOTHING for v in at.eqn.outvars)
     reason = Reason(ReasonCode.SOURCE, f"data movement of a {state.source.value} source", (i,))
     return EquationPlan(Move(), at.given, (None,) * len(at.given), results, reason)
 

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ...policies import COMPUTE_DTYPES, FLOAT32
+from ...policies import narrow_dtypes
 from ..compat import Tracer
 from ..primitives.clamped_cast import clamped, is_clamped
+from .float_dtypes import is_in
 
 
 class _Found(NamedTuple):
@@ -24,10 +25,11 @@ class ConstantRange:
     Two are equal if all that is asked of them is, so that plans are shared between constants.
     """
 
-    __slots__ = ("_found", "_value")
+    __slots__ = ("_found", "_value", "_wide")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, wide: np.dtype) -> None:
         self._value = value
+        self._wide = wide
         self._found: _Found | None = None
 
     def exceeds(self) -> frozenset[np.dtype]:
@@ -51,7 +53,7 @@ class ConstantRange:
 
     def _find(self) -> _Found:
         if self._found is None:
-            self._found, self._value = _range_of(np.asarray(self._value)), None
+            self._found, self._value = _range_of(np.asarray(self._value), self._wide), None
         return self._found
 
     def __eq__(self, other: object) -> bool:
@@ -61,7 +63,7 @@ class ConstantRange:
         return hash(self._find())
 
 
-def _range_of(array: np.ndarray) -> _Found:
+def _range_of(array: np.ndarray, wide: np.dtype) -> _Found:
     if not array.size:
         return _Found(frozenset(), True, False)
     # Two passes over the array in NumPy, without a copy; most constants are never asked.
@@ -69,15 +71,15 @@ def _range_of(array: np.ndarray) -> _Found:
     if not np.isfinite(largest):
         finite = np.abs(array[np.isfinite(array)])
         largest = finite.max() if finite.size else array.dtype.type(0)
-    exceeds = frozenset(d for d in COMPUTE_DTYPES if not np.isfinite(clamped(largest, d)))
-    beyond = any(is_clamped(float(largest), d) for d in COMPUTE_DTYPES)
+    exceeds = frozenset(d for d in narrow_dtypes(wide) if not np.isfinite(clamped(largest, d)))
+    beyond = any(is_clamped(float(largest), d) for d in narrow_dtypes(wide))
     return _Found(exceeds, bool(largest <= 1), beyond)
 
 
-def constant_range(value: Any) -> ConstantRange | None:
-    """Returns the range of a float32 constant; a tracer has no values to look at."""
-    if isinstance(value, Tracer) or getattr(value, "dtype", None) != FLOAT32:
+def constant_range(value: Any, wide: np.dtype) -> ConstantRange | None:
+    """Returns the range of a constant of the wide dtype; a tracer has no values to look at."""
+    if isinstance(value, Tracer) or not is_in(getattr(value, "dtype", None), wide):
         return None
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return None
-    return ConstantRange(value)
+    return ConstantRange(value, wide)

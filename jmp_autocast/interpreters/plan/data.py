@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ...policies import E4M3, FLOAT32, FLOAT_DTYPES, Float8, Policy, may_use_float8
-from ..compat import is_array_aval
+from ...policies import E4M3, Float8
 from ..primitives.float8_scale import CopyKey
 from .constant_range import ConstantRange
-
-
-def float_dtype(aval: Any) -> np.dtype | None:
-    """Returns the dtype of a float32, float16 or bfloat16 array, None for anything else."""
-    dtype = getattr(aval, "dtype", None)
-    return dtype if dtype in FLOAT_DTYPES and is_array_aval(aval) else None
+from .float_dtypes import is_narrower
 
 
 class Source(enum.Enum):
@@ -45,7 +39,7 @@ class ReasonCode(enum.Enum):
     PROMOTE_FULL = "PROMOTE_FULL"  # a voting operand is float32
     KEEP = "KEEP"  # the policy keeps the declared dtypes
     UNKNOWN = "UNKNOWN"  # no rule for the primitive: kept, and reported
-    DOMAIN = "DOMAIN"  # an operand autocast never touches: float64, the other half, float8
+    DOMAIN = "DOMAIN"  # an operand of a dtype that autocast never touches here, such as float8
     SCOPE = "SCOPE"  # a scope keeps the region in its declared dtypes
     USER_CAST = "USER_CAST"  # the program casts
     USER_PRECISION = "USER_PRECISION"  # precision=HIGHEST or a dot algorithm
@@ -142,25 +136,6 @@ class ValueState:
         return self.source is not Source.LITERAL and self.known_value is None
 
 
-def input_states(
-    variables: Sequence[Any], sources: Sequence[Source], policy: Policy
-) -> list[ValueState]:
-    """Returns what is known of the inputs of a program.
-
-    Args:
-        variables: The inputs.
-        sources: Which of them are parameters.
-        policy: The policy of the program.
-    """
-    has_weights = may_use_float8(policy)
-    return [
-        ValueState(dtype, source, is_weight=has_weights and source is Source.PARAM)
-        if (dtype := float_dtype(v.aval)) is not None
-        else ValueState(None)
-        for v, source in zip(variables, sources, strict=True)
-    ]
-
-
 class Demand(enum.Flag):
     """In which dtypes the readers of a value read it."""
 
@@ -169,11 +144,16 @@ class Demand(enum.Flag):
     FULL = enum.auto()
 
     @classmethod
-    def of(cls, dtype: np.dtype | None) -> Demand:
-        """Returns how a value is read in a dtype; None for what is no float."""
+    def of(cls, dtype: np.dtype | None, wide: np.dtype) -> Demand:
+        """Returns how a value is read in a dtype, None for what is no float.
+
+        Args:
+            dtype: The dtype.
+            wide: The wide dtype of the policy.
+        """
         if dtype is None:
             return cls.NONE
-        return cls.FULL if dtype == FLOAT32 else cls.LOW
+        return cls.LOW if is_narrower(dtype, wide) else cls.FULL
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -307,10 +287,12 @@ class Complement:
     Args:
         function: The primitive ``f``, which made the second operand.
         dtype: The dtype in which ``x`` is read.
+        wide: The wide dtype of the policy.
     """
 
     function: str
     dtype: np.dtype
+    wide: np.dtype
 
 
 Action = Keep | Bind | Move | Cast | Contract | Multiply8 | Redispatch | Inside | Emit | Complement
@@ -385,6 +367,7 @@ class Plan:
         unknown: Names of primitives without a rule, here and inside, in order of appearance.
         identity: Rewriting would give the jaxpr back unchanged.
         path: The enclosing scopes, as far as the policy looks at them.
+        wide: The wide dtype of the policy.
     """
 
     jaxpr: Any
@@ -398,3 +381,4 @@ class Plan:
     unknown: tuple[str, ...]
     identity: bool
     path: tuple[str, ...]
+    wide: np.dtype

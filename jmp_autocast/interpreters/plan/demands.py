@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...policies import FLOAT32, Policy
+import numpy as np
+
+from ...policies import Policy
 from ..compat import Literal
 from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, ReasonCode, ValueState, Want
+from .float_dtypes import is_narrower
 from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
 from .reaching import SNAPPING, STEEP, Memo, reaching
 
@@ -62,7 +65,7 @@ def find_requests(
     asked = frozenset(k for k, want in enumerate(wants) if want.guarded)
     guarded = reaching(STEEP, jaxpr, asked, reached)
     snapped = reaching(SNAPPING, jaxpr, frozenset(), reached)
-    readers = _Readers(jaxpr, wants, guarded, snapped)
+    readers = _Readers(jaxpr, wants, guarded, snapped, policy.wide_dtype)
     for i in range(len(equations) - 1, -1, -1):
         eqn, plan = jaxpr.eqns[i], equations[i]
         request = None
@@ -100,6 +103,7 @@ class _Readers:
         wants: What is asked of each output.
         guarded: The variables that reach a logarithm or a denominator.
         snapped: The variables that become integers: float32, whoever else reads them.
+        wide: The wide dtype of the policy: float32, or float64 where this speaks of float32.
     """
 
     def __init__(
@@ -108,7 +112,9 @@ class _Readers:
         wants: Sequence[Want],
         guarded: frozenset[Any],
         snapped: frozenset[Any],
+        wide: np.dtype,
     ) -> None:
+        self._wide = wide
         self._inputs = jaxpr.invars
         self._guarded = guarded
         self._snapped = snapped
@@ -120,7 +126,7 @@ class _Readers:
             if isinstance(v, Literal):
                 continue
             if want.dtype is not None:
-                self._read(v, Demand.of(want.dtype), _OUTPUT)
+                self._read(v, Demand.of(want.dtype, wide), _OUTPUT)
             elif want.demand:
                 self._read(v, want.demand, want.reader)
             else:
@@ -154,9 +160,9 @@ class _Readers:
         if state.dtype is None or state.source is not None:
             return _NO_WISH
         demand = self._demands.get(v)
-        if v in self._snapped and state.dtype != FLOAT32:
+        if v in self._snapped and is_narrower(state.dtype, self._wide):
             return Want(demand=Demand.FULL, reader="what rounds it to an integer")
-        if demand not in (Demand.LOW, Demand.FULL) or demand is Demand.of(state.dtype):
+        if demand not in (Demand.LOW, Demand.FULL) or demand is Demand.of(state.dtype, self._wide):
             return _NO_WISH
         return Want(demand=demand, guarded=v in self._guarded, reader=self._first[v])
 
@@ -192,7 +198,7 @@ class _Readers:
             # A comparison or an index: exact enough in either dtype.
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
             return Demand.FULL if kept else Demand.NONE
-        if plan.results[0].dtype == FLOAT32:
+        if Demand.of(plan.results[0].dtype, self._wide) is Demand.FULL:
             return Demand.FULL
         if name not in _ROUNDS:
             return Demand.LOW

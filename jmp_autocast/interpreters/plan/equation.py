@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ...policies import (
     Decision,
     Policy,
     apply_rule,
+    domain,
 )
 from ...policies.registry import check_obeyed
 from ..compat import is_array_aval
@@ -44,9 +45,10 @@ from .data import (
     ValueState,
     Want,
 )
-from .equation_view import view_of
+from .equation_view import check_domain, view_of
 from .float8_products import in_8_bits_or_why_not
-from .region import Place
+from .islands import in_island
+from .region import Place, Region
 from .symbolic_sizes import at_least, element_count
 from .value_facts import fold
 from .votes import freshness, is_harmless, literal_guard, starts_stream, voters
@@ -55,6 +57,9 @@ _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
 _SELECTS = having("affine") & having("rounds")  # elements of the operands, or their negatives
+
+# Matrix units multiply and add up float32 in float32: a float32 product has no wider accumulator.
+_ACCUMULATOR = FLOAT32
 
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
@@ -87,6 +92,8 @@ def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
     # bits is not known yet, and the 16-bit copy can be moved instead of it.
     if name in DATA_MOVEMENT and len(floats) == 1 and at.given[floats[0]].source is not None:
         return move_source(at, floats[0])
+    if at.region.island is not None:
+        return in_island(policy, at, not any(_outside(v, at) for v in at.eqn.invars))
     if compute_dtype is None:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
     if policy.rule_for(name, at.region.rules)[1] == "unknown":
@@ -94,14 +101,14 @@ def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
     # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of
     # their own, and float16 in a bfloat16 program by somebody who knows its range: none of them is
     # ours.
-    if outside := tuple([i for i, v in enumerate(at.eqn.invars) if _outside(v, compute_dtype)]):
+    if outside := tuple([i for i, v in enumerate(at.eqn.invars) if _outside(v, at)]):
         return keep(at, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", outside))
     if name in _REDISPATCHED and not reading.has_plain_update(at.eqn):
         return keep(at, Reason(ReasonCode.KEEP, "the update computation is the user's"))
     # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
     # float32 value that votes, and would raise the scores of every attention.
-    known = fold(name, at.given) if len(floats) == len(at.given) else None
-    if known is not None and all(s.dtype == FLOAT32 for s in at.given):
+    known = fold(name, at.given, at.wide) if len(floats) == len(at.given) else None
+    if known is not None and all(s.dtype == at.wide for s in at.given):
         return folded(at, known)
     # From here on the rule of the primitive decides; guards and demands are its own concern.
     decision, origin = _decision(policy, at)
@@ -117,7 +124,7 @@ def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
     elif decision.policy is CastPolicy.FP32_APPEND_DTYPE and name in _CONTRACTS:
         plan = _with_float32_result(policy, _lower(policy, at, guarded=True), _ASKED)
     elif decision.policy in FULL_POLICIES:
-        plan = in_dtype(at, FLOAT32, _FULL)
+        plan = in_dtype(at, at.wide, _FULL)
         is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
         if is_sum and at.given[floats[0]].narrowed_by_user:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
@@ -135,17 +142,26 @@ def _decision(policy: Policy, at: Place) -> tuple[Decision, str]:
     assert at.region.compute_dtype is not None
     view = view_of(at.eqn, at.given, at.region.names, at.region.compute_dtype)
     decision = apply_rule(rule, view)
+    check_domain(decision, at)
     if decision.policy is not None:
         check_obeyed(at.name, decision.policy)
     return decision, origin
 
 
-def _outside(v: Any, compute_dtype: np.dtype) -> bool:
+def _outside(v: Any, at: Place) -> bool:
     """Whether a value is a float or complex array that autocast never touches."""
     dtype = getattr(v.aval, "dtype", None)
-    if dtype is None or dtype in (FLOAT32, compute_dtype) or not is_array_aval(v.aval):
+    if dtype is None or dtype in _ours(at.region) or not is_array_aval(v.aval):
         return False
     return np.dtype(dtype).kind in "fcV" if isinstance(dtype, np.dtype) else False
+
+
+def _ours(region: Region) -> Collection[np.dtype]:
+    """Returns the dtypes that autocast casts in a region."""
+    if region.island is not None:
+        return domain(region.wide) | {region.island}
+    assert region.compute_dtype is not None
+    return (region.wide, region.compute_dtype)
 
 
 def _because(code: ReasonCode, want: Want) -> Reason:
@@ -172,7 +188,7 @@ def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
     if guarded and (compute_dtype == np.float16 or not contracts):
         reason = literal_guard(at.given, floats, compute_dtype)
         if reason is not None:
-            return in_dtype(at, FLOAT32, reason)
+            return in_dtype(at, at.wide, reason)
     if not contracts:
         return in_dtype(at, compute_dtype, _LOW)
     if (precision := reading.asked_precision(at.eqn)) is not None:
@@ -186,14 +202,14 @@ def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
         # 255, gives an angle that is rounded by half a radian.
         if (bound := at.given[i].integer_bound) is not None and _holds_positions(at, bound):
             reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-            return in_dtype(at, FLOAT32, reason)
+            return in_dtype(at, at.wide, reason)
     # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; what is lost is
     # the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
     plan = in_dtype(at, compute_dtype, _LOW, freshness=2)
-    # jnp.matmul records the dtype of its operands: float32 is a request only of 16-bit ones.
+    # jnp.matmul records the dtype of its operands: the wide one is a request only of others.
     declared_low = all(at.eqn.invars[i].aval.dtype == compute_dtype for i in floats)
-    if reading.preferred_dtype(at.eqn) == FLOAT32 and declared_low:
-        results = tuple(ValueState(FLOAT32) for _ in plan.results)
+    if reading.preferred_dtype(at.eqn) == at.wide and declared_low:
+        results = tuple(ValueState(at.wide) for _ in plan.results)
         action = plan.action if isinstance(plan.action, Keep) else BIND
         return dataclasses.replace(plan, results=results, action=action)
     return plan
@@ -237,7 +253,7 @@ def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan
     action = _contract(policy)
     if policy.dot_output == "compute":
         of_source = action.of_sources and any(
-            s.source is not None and s.dtype == FLOAT32 for s in at.given[:2]
+            s.source is not None and s.dtype == at.wide for s in at.given[:2]
         )
         accumulates = of_source and at.name != "conv_general_dilated"
         return dataclasses.replace(plan, action=action) if accumulates else plan
@@ -254,14 +270,14 @@ def _with_float32_result(policy: Policy, plan: EquationPlan, reason: Reason) -> 
     """Returns the plan of a contraction whose result is its accumulator, where it is rounded."""
     if not _is_rounded(plan):
         return plan
-    results = tuple(ValueState(FLOAT32) for _ in plan.results)
+    results = tuple(ValueState(_ACCUMULATOR) for _ in plan.results)
     return dataclasses.replace(plan, results=results, reason=reason, action=_contract(policy))
 
 
 def _is_rounded(plan: EquationPlan) -> bool:
     """Whether autocast lowers the equation, and so rounds its result to 16 bits."""
     lowered = plan.reason is _LOW and not isinstance(plan.action, Keep)
-    return lowered and plan.results[0].dtype != FLOAT32
+    return lowered and plan.results[0].dtype != _ACCUMULATOR
 
 
 # --- PROMOTE --------------------------------------------------------------------------------
@@ -276,7 +292,7 @@ def _promote(policy: Policy, at: Place) -> EquationPlan:
     for want in at.wants:
         if want.demand is Demand.FULL:
             code = ReasonCode.LOG_GUARD if at.name in _SATURATES else ReasonCode.FEEDER
-            return in_dtype(at, FLOAT32, _because(code, want))
+            return in_dtype(at, at.wide, _because(code, want))
         if want.demand is Demand.LOW and literal_guard(at.given, floats, compute_dtype) is None:
             return in_dtype(at, compute_dtype, _because(ReasonCode.CLEAR_NARROW, want))
     # Nobody asked, or it cannot follow: the widest voter decides, as in PyTorch and NumPy.
@@ -285,34 +301,34 @@ def _promote(policy: Policy, at: Place) -> EquationPlan:
         # What a literal takes out of the range of 16 bits is computed: no cast may follow.
         reason = literal_guard(at.given, floats, compute_dtype)
         if reason is not None:
-            return in_dtype(at, FLOAT32, reason)
+            return in_dtype(at, at.wide, reason)
         # With `dtype=` by hand a residual stream is 16 bits from the embedding on.
         if policy.data_abstains and starts_stream(at.name, at.given, floats):
             return in_dtype(at, compute_dtype, _ROWS)
         return _of_sources(at, floats)
     # A value that the program itself declares in 16 bits stays there, at every level.
-    declared_full = any(at.eqn.invars[i].aval.dtype == FLOAT32 for i in votes)
+    declared_full = any(at.eqn.invars[i].aval.dtype == at.wide for i in votes)
     if policy.level == "tensor_cores" and declared_full and at.name not in DATA_MOVEMENT:
-        return in_dtype(at, FLOAT32, _TENSOR_CORES)
-    target = _common_dtype(at.given, votes)
-    if target == FLOAT32:
-        by = next((i for i in votes if at.given[i].dtype == FLOAT32), votes[0])
+        return in_dtype(at, at.wide, _TENSOR_CORES)
+    target = _common_dtype(at, votes)
+    if target == at.wide:
+        by = next((i for i in votes if at.given[i].dtype == at.wide), votes[0])
         source = at.given[by].source
         what = "computed" if source is None else f"a {source.value} source"
-        cause = f"operand {by} is float32, {what}"
+        cause = f"operand {by} is {target}, {what}"
         return in_dtype(at, target, Reason(ReasonCode.PROMOTE_FULL, cause, (by,)))
     reason = literal_guard(at.given, floats, target)
     if reason is not None:
-        return in_dtype(at, FLOAT32, reason)
+        return in_dtype(at, at.wide, reason)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
     low = Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes))
     return in_dtype(at, target, low, freshness(at.name, at.given, floats))
 
 
-def _common_dtype(given: Sequence[ValueState], positions: Sequence[int]) -> np.dtype:
-    """Returns the one dtype of some operands, float32 where they differ."""
-    dtypes = {given[i].dtype for i in positions}
-    dtype = dtypes.pop() if len(dtypes) == 1 else FLOAT32
+def _common_dtype(at: Place, positions: Sequence[int]) -> np.dtype:
+    """Returns the one dtype of some operands, the wide one where they differ."""
+    dtypes = {at.given[i].dtype for i in positions}
+    dtype = dtypes.pop() if len(dtypes) == 1 else at.wide
     assert dtype is not None
     return dtype
 
@@ -324,7 +340,7 @@ def _of_sources(at: Place, floats: Sequence[int]) -> EquationPlan:
     order = (Source.DATA, Source.PARAM, Source.CONST)
     source = next((kind for kind in order if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
-    plan = in_dtype(at, _common_dtype(at.given, floats), reason)
+    plan = in_dtype(at, _common_dtype(at, floats), reason)
     # One of small numbers is a small number: `where(mask, 1.0, 0.0)`.
     harmless = at.name in _SELECTS and all(is_harmless(at.given[i]) for i in floats)
     # A weight that is scaled, or made of several, is one.

@@ -7,11 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import EquationView
+from ...policies import Decision, EquationView, domain, listed
 from ..compat import function_name, source_line
 from ..primitives.reading import exponent, flops, free_dimensions, reduction_depth
 from ..primitives.structure import called, is_call
 from .data import ValueState
+from .region import Place
+
+
+def check_domain(decision: Decision, at: Place) -> None:
+    """Raises ValueError for a rule that asks for a dtype that the policy does not cast to.
+
+    Args:
+        decision: What the rule decided.
+        at: The equation.
+    """
+    allowed = domain(at.wide)
+    for field in ("output_dtype", "operand_dtype"):
+        dtype = getattr(decision, field)
+        if dtype is not None and dtype not in allowed:
+            raise ValueError(
+                f"The rule for primitive {at.name!r} decided {field}={dtype}, where the policy "
+                f"casts {listed(allowed)} alone. Return one of these."
+            )
 
 
 def view_of(

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..compat import source_line
 from ..primitives.reading import flops
 from ..primitives.traits import having
@@ -38,11 +40,13 @@ class GuardedProducts:
         flops: Their floating point operations in one call of the program.
         share: Their share of the operations of all matmuls and convolutions.
         largest: The one with the most.
+        wide: The wide dtype of the policy, in which they are kept.
     """
 
     flops: int
     share: float
     largest: Visit
+    wide: np.dtype
 
     def message(self, name: str, compute_dtype: Any) -> str:
         """Returns what to tell the user: how many, which, why, and how to have it otherwise.
@@ -57,9 +61,9 @@ class GuardedProducts:
         where, within = (f"scope {scope!r}", f", scope={scope!r}") if scope else ("no scope", "")
         return (
             f"autocast keeps {100 * self.share:.0f} % of the matmul and convolution FLOPs of "
-            f"{name} in float32, first of all {eqn.primitive.name} in {where} "
+            f"{name} in {self.wide}, first of all {eqn.primitive.name} in {where} "
             f"({source_line(eqn)}): {reason.code.value}, {reason.cause}. "
-            f"If {compute_dtype} will do, use policy.with_rules({rule}{within}). If float32 is "
+            f"If {compute_dtype} will do, use policy.with_rules({rule}{within}). If {self.wide} is "
             "what you want, say so with full_precision() around it, or silence this by "
             'warnings.filterwarnings("ignore", message="autocast keeps").'
         )
@@ -80,7 +84,8 @@ def guarded_products(plan: Plan) -> GuardedProducts | None:
     kept, total = _flops(found), _flops(visits)
     if not at_least(kept, _LEAST_FLOPS) or not at_least(kept, _LEAST_SHARE * total):
         return None
-    return GuardedProducts(kept, kept / total, max(found, key=lambda v: _flops([v])))
+    largest = max(found, key=lambda v: _flops([v]))
+    return GuardedProducts(kept, kept / total, largest, plan.wide)
 
 
 def _flops(visits: Sequence[Visit]) -> int:

@@ -7,21 +7,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...policies import FLOAT32
 from ..compat import Literal, body_of
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
-from .data import Source, ValueState, float_dtype
+from .data import Source, ValueState
+from .float_dtypes import is_in
+from .region import Region
 from .votes import literal_guard
 
 _DAMPS = having("damps") | having("contracts")
 
 
 def first_guess(
-    variables: Sequence[Any],
+    declared: Sequence[np.dtype | None],
     initial: Sequence[ValueState],
     accumulating: frozenset[int],
-    compute_dtype: np.dtype | None,
+    region: Region,
     data_abstains: bool,
 ) -> list[np.dtype | None]:
     """Returns the dtype that each carry may have at best; planning the body can only raise it.
@@ -31,16 +32,17 @@ def first_guess(
     16-bit sum loses three quarters of its value.
 
     Args:
-        variables: The carries, as the body's inputs.
+        declared: The dtypes that the program declares for the carries.
         initial: What is known of each initial value.
         accumulating: The indices of the carries that accumulate, and stay float32.
-        compute_dtype: The compute dtype, None where nothing is lowered.
+        region: The region of the loop.
         data_abstains: The program's inputs have no vote.
     """
     voting = (None,) if data_abstains else (None, Source.DATA)
+    compute_dtype = region.compute_dtype
 
     def guess(k: int, declared: np.dtype | None, state: ValueState) -> np.dtype | None:
-        if compute_dtype is None or declared != FLOAT32 or k in accumulating:
+        if compute_dtype is None or not is_in(declared, region.wide) or k in accumulating:
             return declared
         # A running maximum starts at finfo(float32).min, which 16 bits turn into -inf, and exp(-inf
         # + inf) into NaN.
@@ -49,10 +51,8 @@ def first_guess(
         votes_full = state.dtype != compute_dtype and state.source in voting
         return declared if votes_full else compute_dtype
 
-    return [
-        guess(k, float_dtype(v.aval), state)
-        for k, (v, state) in enumerate(zip(variables, initial, strict=True))
-    ]
+    pairs = zip(declared, initial, strict=True)
+    return [guess(k, dtype, state) for k, (dtype, state) in enumerate(pairs)]
 
 
 def settled(
@@ -60,6 +60,7 @@ def settled(
     declared: Sequence[np.dtype | None],
     initial: Sequence[ValueState],
     returned_by_body: Callable[[Sequence[np.dtype | None]], Sequence[ValueState]],
+    wide: np.dtype,
 ) -> list[np.dtype | None]:
     """Returns the dtypes with which the body returns each carry in the dtype that it took.
 
@@ -70,12 +71,13 @@ def settled(
         declared: The dtypes that the program declares.
         initial: What is known of each initial value.
         returned_by_body: Plans the body for given carries and says what it returns.
+        wide: The wide dtype of the policy.
     """
     while carries != declared:
         states = zip(returned_by_body(carries), initial, carries, strict=True)
-        returned = [None if _can_be(d, s, i) else s.dtype for s, i, d in states]
+        returned = [None if _can_be(d, s, i, wide) else s.dtype for s, i, d in states]
         joined = [
-            e if r not in (None, d) else d
+            d if is_in(r, None, d) else e
             for d, e, r in zip(carries, declared, returned, strict=True)
         ]
         if joined == carries:
@@ -84,7 +86,9 @@ def settled(
     return carries
 
 
-def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -> bool:
+def _can_be(
+    dtype: np.dtype | None, returned: ValueState, initial: ValueState, wide: np.dtype
+) -> bool:
     """Returns whether a carry can be cast to a dtype, although its body returns another.
 
     A source that the body returns, such as zeros that reset a state, can be cast if the dtype holds
@@ -95,12 +99,13 @@ def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -
         dtype: The dtype.
         returned: What the body returns.
         initial: What the carry starts as.
+        wide: The wide dtype of the policy.
     """
     if returned.source in (None, Source.DATA) or dtype is None:
         return False
     if returned.source is Source.PARAM and initial.source is not None:
         return False
-    return dtype == FLOAT32 or literal_guard([returned], [0], dtype) is None
+    return dtype == wide or literal_guard([returned], [0], dtype) is None
 
 
 def accumulating_carries(body: Any, first: int, count: int) -> frozenset[int]:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...policies import COMPUTE_DTYPES, FLOAT32, Policy
+from ...policies import Policy
 from ..compat import body_of
 from ..primitives.float8_scale import in_8_bits
 from ..primitives.structure import Body, bodies
-from .basic_plans import as_declared
 from .data import (
     Demand,
     EquationPlan,
@@ -22,8 +21,8 @@ from .data import (
     Source,
     ValueState,
     Want,
-    float_dtype,
 )
+from .float_dtypes import is_in, is_narrower
 from .loop_carries import accumulating_carries, first_guess, residual_streams, settled
 from .region import Place
 from .structural import (
@@ -38,13 +37,13 @@ from .structural import (
 )
 
 
-def _widened(states: Sequence[ValueState]) -> list[np.dtype | None]:
+def _widened(states: Sequence[ValueState], wide: np.dtype) -> list[np.dtype | None]:
     """Returns the casts of what is computed in 16 bits before a loop and read in it."""
-    return [FLOAT32 if s.source is None and s.dtype in COMPUTE_DTYPES else None for s in states]
+    return [wide if s.source is None and is_narrower(s.dtype, wide) else None for s in states]
 
 
 def _as_parameters(
-    states: Sequence[ValueState], casts: Sequence[np.dtype | None]
+    states: Sequence[ValueState], casts: Sequence[np.dtype | None], wide: np.dtype
 ) -> list[ValueState]:
     """Returns what is known, inside a loop, of what is computed before it: a source in the loop.
 
@@ -54,14 +53,14 @@ def _as_parameters(
 
     def parameter(state: ValueState, cast: np.dtype | None) -> ValueState:
         dtype = cast or state.dtype
-        if dtype != FLOAT32 or state.source is not None:
+        if not is_in(dtype, wide) or state.source is not None:
             return state
         # What was float32 before the loop votes in it, as data does: rounded like a bias, times
         # that were computed turned a cosine in the loop by 2**-11 of the time. What was 16 bits is
         # a number of 16 bits, and may be one again.
         if cast is None:
             return dataclasses.replace(state, source=Source.DATA)
-        return dataclasses.replace(state, dtype=FLOAT32, source=Source.PARAM, may_be_rounded=True)
+        return dataclasses.replace(state, dtype=wide, source=Source.PARAM, may_be_rounded=True)
 
     return [parameter(state, cast) for state, cast in zip(states, casts, strict=True)]
 
@@ -74,8 +73,8 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     initial = given[start:end]
     # A 16-bit value from before the loop is widened once, so that its gradients of all steps meet
     # in float32; the steps read a view of the 16-bit copy that is there already.
-    widened = _widened(given[:start])
-    fixed = loop_invariants(_as_parameters(given[:start], widened))
+    widened = _widened(given[:start], at.wide)
+    fixed = loop_invariants(_as_parameters(given[:start], widened, at.wide))
     xs, ys = _slices(given[end:]), at.wants[len(initial) :]
 
     def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Want]) -> Plan:
@@ -102,7 +101,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     # What is stored in 8 bits is handed in as it is stored, also in slices.
     stored = {i for i, d in inner.source_copies if given[i].scales and in_8_bits(d)}
     copies = tuple((i, d) for i, d in inner.source_copies if i < start or i in stored)
-    of_carries = [Demand.of(d) for d in carries]
+    of_carries = [Demand.of(d, at.wide) for d in carries]
     return EquationPlan(
         Inside((inner,), copies, inner.identity and not any(operands)),
         given,
@@ -128,22 +127,22 @@ def _carries(
     start, count = body.fixed, len(body.carries)
     initial = at.given[start : start + count]
     variables = body_of(body.jaxpr).invars[start : start + count]
-    declared = [float_dtype(v.aval) for v in variables]
+    declared = list(map(at.kept, variables))
     accumulating = accumulating_carries(body_of(body.jaxpr), start, count)
-    compute_dtype, abstains = at.region.compute_dtype, policy.data_abstains
+    abstains = policy.data_abstains
     if abstains:
         # At level "compute" a residual stream is 16 bits by intent, also in a scan over layers: a
         # TPU moved 1.12 times the bytes of the hand-written model while it was float32 there.
         parameters = frozenset(i for i, s in enumerate(at.given) if s.source is Source.PARAM)
         accumulating -= residual_streams(body_of(body.jaxpr), start, count, parameters)
-    guess = first_guess(variables, initial, accumulating, compute_dtype, abstains)
+    guess = first_guess(declared, initial, accumulating, at.region, abstains)
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
         # A carry that is on trial may come back in any dtype; one that is declared has to keep it.
         free = [Want(None if d != e else d) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
-    carries = settled(guess, declared, initial, returned_by_body)
+    carries = settled(guess, declared, initial, returned_by_body, at.wide)
     return carries, _carry_reason(carries, declared, accumulating, start)
 
 
@@ -177,9 +176,9 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
     for body in held:
         jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]
         inputs = loop_invariants([given[i] for i in constants])
-        inputs += [ValueState(float_dtype(v.aval)) for v in jaxpr.invars[body.fixed :]]
+        inputs += [ValueState(at.kept(v)) for v in jaxpr.invars[body.fixed :]]
         returned = [
-            Want() if r is None else Want(dtype=float_dtype(v.aval))
+            Want() if r is None else Want(dtype=at.kept(v))
             for v, r in zip(jaxpr.outvars, body.results, strict=True)
         ]
         plan = planner.plan(body.jaxpr, inputs, returned, at.region.names)
@@ -188,14 +187,15 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
             demands[i] = demand
         copies += [(constants[i], d) for i, d in plan.source_copies if i < body.fixed]
     start = sum(body.fixed for body in held)
-    restored = as_declared(at.eqn.invars, given)[start:]
+    pairs = list(zip(map(at.kept, at.eqn.invars), given, strict=True))[start:]
+    restored = [None if dtype == state.dtype else dtype for dtype, state in pairs]
     unchanged = all(plan.identity for plan in inner) and not any(restored)
-    kept = tuple(i for i in range(start, len(given)) if float_dtype(at.eqn.invars[i].aval))
+    kept = tuple(i for i in range(start, len(given)) if at.declared(at.eqn.invars[i]))
     return EquationPlan(
         Inside(tuple(inner), tuple(copies), unchanged),
         given,
         (*(None,) * start, *restored),
-        tuple(ValueState(float_dtype(v.aval)) for v in at.eqn.outvars),
+        tuple(ValueState(at.kept(v)) for v in at.eqn.outvars),
         Reason(ReasonCode.CARRY, "carries keep their declared dtypes", kept),
         demands=tuple(demands),
     )

@@ -17,13 +17,15 @@ from ..primitives.complements import COMPLEMENTS, subtracted_from_one
 from ..primitives.structure import has_rule
 from .complements import complement
 from .constant_range import constant_range
-from .data import EquationPlan, Inside, Plan, Source, ValueState, Want, float_dtype
+from .data import EquationPlan, Inside, Plan, Source, ValueState, Want
 from .demands import find_requests
 from .equation import plan_equation
+from .float_dtypes import float_dtype, is_in
 from .guarded_products import is_guarded_product
+from .islands import leaving, outside, returned
 from .last_products import last_products
 from .reaching import Memo
-from .read_often import with_gradients_in_float32
+from .read_often import with_wide_gradients
 from .region import Place, Regions
 from .rounded_streams import RoundedStreams
 from .source_copies import source_copies
@@ -52,12 +54,13 @@ class Planner:
         lowers_nothing: str = "",
     ) -> None:
         self.policy = policy
+        self._wide = policy.wide_dtype
         # At level "tensor_cores" float32 is what was asked for, not what a list says.
         self._finds_torch_dtypes = computed and policy.level != "tensor_cores"
         self._plans: dict[Any, tuple[Any, Plan]] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
         self._reached: Memo = {}
-        self._streams = RoundedStreams(self._reached) if policy.data_abstains else None
+        self._streams = RoundedStreams(self._reached, self._wide) if policy.data_abstains else None
         # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
         self.guards_products: bool = False
         self._has_rules = False
@@ -97,8 +100,10 @@ class Planner:
             self._last = last_products(jaxpr)
         plan = self.plan(jaxpr, inputs, wants)
         wants = [
-            want if state.torch_dtype is None else Want(dtype=state.torch_dtype)
-            for want, state in zip(wants, plan.outputs, strict=True)
+            returned(want, state, v, self._wide)
+            if state.torch_dtype is None
+            else Want(dtype=state.torch_dtype)
+            for want, state, v in zip(wants, plan.outputs, body_of(jaxpr).outvars, strict=True)
         ]
         return self.plan(jaxpr, inputs, wants)
 
@@ -138,7 +143,7 @@ class Planner:
         path: tuple[str, ...],
     ) -> Plan:
         body = body_of(jaxpr)
-        consts = tuple(map(_const_state, body.constvars, consts_of(jaxpr)))
+        consts = tuple(map(self._const_state, body.constvars, consts_of(jaxpr)))
         given = dict(zip(body.constvars, consts, strict=True))
         given.update(zip(body.invars, inputs, strict=True))
         requests: dict[int, tuple[Want, ...]] = {}
@@ -154,11 +159,12 @@ class Planner:
                 break
             requests.update(more)
             equations, states = self._sweep(body, given, path, requests)
-        equations = with_gradients_in_float32(body, equations, states)
+        equations = with_wide_gradients(body, equations, states, self._wide)
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
-            state = literal_state(v) if isinstance(v, Literal) else states[v]
-            cast = None if want.dtype is None or state.dtype in (None, want.dtype) else want.dtype
+            state = literal_state(v, self._wide) if isinstance(v, Literal) else states[v]
+            unchanged = want.dtype is None or is_in(state.dtype, None, want.dtype)
+            cast = None if unchanged else want.dtype
             output_dtypes.append(cast)
             outputs.append(ValueState(cast) if cast is not None else state)
         self.guards_products |= any(map(is_guarded_product, body.eqns, equations))
@@ -167,7 +173,7 @@ class Planner:
         identity = (
             all(equation.unchanged for equation in equations)
             and not any(output_dtypes)
-            and all(s.dtype in (None, v.aval.dtype) for v, s in given.items())
+            and all(is_in(s.dtype, None, v.aval.dtype) for v, s in given.items())
         )
         return Plan(
             body,
@@ -177,10 +183,11 @@ class Planner:
             tuple(outputs),
             tuple(output_dtypes),
             demands,
-            source_copies(body, equations, given),
+            source_copies(body, equations, given, self._wide),
             self._unknown(body, equations, path),
             identity,
             path,
+            self._wide,
         )
 
     def _sweep(
@@ -191,12 +198,15 @@ class Planner:
         requests: Mapping[int, tuple[Want, ...]],
     ) -> tuple[list[EquationPlan], dict[Any, ValueState]]:
         """Plans the equations in program order, given what the readers of some ask for."""
-        states = dict(given)
+        states, wide = dict(given), self._wide
         equations: list[EquationPlan] = []
         saturated: dict[Any, int] = {}  # the equations that make what may be subtracted from 1
         for i, eqn in enumerate(body.eqns):
             operands = tuple(
-                [literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars]
+                [
+                    literal_state(v, wide) if isinstance(v, Literal) else states[v]
+                    for v in eqn.invars
+                ]
             )
             region = self._regions.at(path, scope_names(eqn))
             place = Place(eqn, operands, region, requests.get(i, ()), id(eqn) in self._last)
@@ -205,16 +215,18 @@ class Planner:
                 plan = self._streams.follow(body, eqn, plan, region.compute_dtype)
             if self._finds_torch_dtypes and region.compute_dtype is not None:
                 _, origin = self.policy.rule_for(eqn.primitive.name, region.rules)
-                plan = with_torch_dtypes(origin, eqn, plan, region.compute_dtype)
+                plan = with_torch_dtypes(origin, eqn, plan, region.compute_dtype, wide)
             if eqn.primitive.name in COMPLEMENTS:
                 saturated[eqn.outvars[0]] = i
             elif saturated and (k := saturated.get(subtracted_from_one(eqn))) is not None:
-                plan = complement(plan, body.eqns[k], equations[k])
+                plan = complement(plan, body.eqns[k], equations[k], wide)
             equations.append(plan)
             states.update(zip(eqn.outvars, plan.results, strict=True))
         return equations, states
 
     def _plan_equation(self, at: Place) -> EquationPlan:
+        if (beyond := outside(at)) is not at:
+            return leaving(self._plan_equation(beyond), at.given)
         rule = planning_rule(at.name)
         if rule is not None:
             self._has_rules |= has_rule(at.eqn)
@@ -240,6 +252,7 @@ class Planner:
             region.rules,
             region.precision,
             region.float8,
+            region.island,
             at.is_last,
             *at.given,
             *[v.aval for v in eqn.invars],
@@ -277,9 +290,8 @@ class Planner:
     def _is_unknown(self, name: str, rules: Sequence[tuple[str, Rule]] = ()) -> bool:
         return self.policy.rule_for(name, rules)[1] == "unknown"
 
-
-def _const_state(var: Any, value: Any) -> ValueState:
-    dtype = float_dtype(var.aval)
-    if dtype is None:
-        return ValueState(None)
-    return ValueState(dtype, Source.CONST, const_range=constant_range(value))
+    def _const_state(self, var: Any, value: Any) -> ValueState:
+        dtype = float_dtype(var.aval, self._wide)
+        if dtype is None:
+            return ValueState(None)
+        return ValueState(dtype, Source.CONST, const_range=constant_range(value, self._wide))

@@ -7,17 +7,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...policies import FLOAT32
+import numpy as np
+
 from ..compat import Literal
 from .data import EquationPlan, ValueState
+from .float_dtypes import is_in, is_narrower
 
 # Added up in bfloat16, seven cotangents lose no more than 7 / 2 units of 2**-9; 513 lost a third of
 # the gradient of a normalized weight.
 _MOST = 7
 
 
-def with_gradients_in_float32(
-    jaxpr: Any, equations: Sequence[EquationPlan], states: Mapping[Any, ValueState]
+def with_wide_gradients(
+    jaxpr: Any,
+    equations: Sequence[EquationPlan],
+    states: Mapping[Any, ValueState],
+    wide: np.dtype,
 ) -> list[EquationPlan]:
     """Returns plans in which values that are read often are read as sources are: through views.
 
@@ -29,6 +34,7 @@ def with_gradients_in_float32(
         jaxpr: The open jaxpr.
         equations: The plan of each equation.
         states: What is known of each value.
+        wide: The wide dtype of the policy.
     """
     reads: Counter[Any] = Counter()
     for eqn, plan in zip(jaxpr.eqns, equations, strict=True):
@@ -36,9 +42,10 @@ def with_gradients_in_float32(
             reads.update(
                 v
                 for v, dtype in zip(eqn.invars, plan.operands, strict=True)
-                if dtype not in (None, FLOAT32) and not isinstance(v, Literal)
+                if is_narrower(dtype, wide) and not isinstance(v, Literal)
             )
-    often = {v for v, count in reads.items() if count > _MOST and _is_computed(states.get(v))}
+    most = {v for v, count in reads.items() if count > _MOST}
+    often = {v for v in most if _is_computed(states.get(v), wide)}
     if not often:
         return list(equations)
     return [
@@ -47,8 +54,8 @@ def with_gradients_in_float32(
     ]
 
 
-def _is_computed(state: ValueState | None) -> bool:
-    return state is not None and state.dtype == FLOAT32 and state.source is None
+def _is_computed(state: ValueState | None, wide: np.dtype) -> bool:
+    return state is not None and is_in(state.dtype, wide) and state.source is None
 
 
 def _marked(plan: EquationPlan, often: Sequence[bool]) -> EquationPlan:

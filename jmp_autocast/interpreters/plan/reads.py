@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ...policies import COMPUTE_DTYPES, FLOAT32
+from ...policies import narrow_dtypes
 from ..compat import Literal
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import Body, bodies, isolates
@@ -63,7 +63,7 @@ _WHOLE = having("whole")
 
 
 def read_dtypes(plan: Plan) -> list[set[Read]]:
-    """Returns the dtypes in which a program reads each float32 input, wherever it moves it.
+    """Returns the dtypes in which a program reads each input of the wide dtype, where it moves it.
 
     ``demands`` asks what would serve the readers, and a comparison does well in either dtype. This
     asks what happens: an input that is read in bfloat16 alone may be rounded to that before.
@@ -78,7 +78,7 @@ def read_dtypes(plan: Plan) -> list[set[Read]]:
     reads, outputs = _reads(plan, {})
     for roots, cast in zip(outputs, plan.output_dtypes, strict=True):
         for root in roots:
-            reads[root.input].add(cast or FLOAT32)
+            reads[root.input].add(cast or plan.wide)
     return reads
 
 
@@ -102,7 +102,9 @@ def _reads(plan: Plan, known: dict[int, Reads]) -> Reads:
             is_all = isinstance(equation.action, Move) and eqn.primitive.name in _WHOLE
             results = [_part(_NONE.union(*given), is_all)] * len(results)
         else:
-            for k, dtypes in enumerate(_by_operand(eqn, equation, results, given, known)):
+            for k, dtypes in enumerate(
+                _by_operand(plan.wide, eqn, equation, results, given, known)
+            ):
                 for root in given[k]:
                     reads[root.input] |= set(map(root.reads, dtypes))
         casts = equation.casts or [None] * len(results)
@@ -130,7 +132,7 @@ def _after_casts(
 
 
 def _hands_on(eqn: Any, plan: EquationPlan, given: Sequence[Roots]) -> bool:
-    """Whether each element of the results is one of the operands, in float32.
+    """Whether each element of the results is one of the operands, as wide as it is.
 
     Of rounded operands the result is then the rounded result: nothing has been read yet. A sort
     commutes with rounding too, but carries other operands along.
@@ -142,6 +144,7 @@ def _hands_on(eqn: Any, plan: EquationPlan, given: Sequence[Roots]) -> bool:
 
 
 def _by_operand(
+    wide: np.dtype,
     eqn: Any,
     plan: EquationPlan,
     results: list[Roots],
@@ -151,6 +154,7 @@ def _by_operand(
     """Returns the dtypes in which an equation reads each operand.
 
     Args:
+        wide: The wide dtype of the policy.
         eqn: The equation.
         plan: Its plan.
         results: Is told which inputs of the program each result is.
@@ -159,10 +163,10 @@ def _by_operand(
     """
     if isinstance(plan.action, Multiply8):
         # An activation is quantized as it is, too, but is stored nowhere.
-        return [{Quantized()} if i == plan.action.weight else {FLOAT32} for i in (0, 1)]
-    # As it is: in float32, but where the program rounds it itself.
+        return [{Quantized()} if i == plan.action.weight else {wide} for i in (0, 1)]
+    # As it is: in the wide dtype, but where the program rounds it itself.
     target = cast_dtype(eqn)
-    as_it_is = target if target in COMPUTE_DTYPES else FLOAT32
+    as_it_is = target if target in narrow_dtypes(wide) else wide
     held = bodies(eqn) if plan.inner else ()
     dtypes: list[set[Read]] = [{d or as_it_is} if d or not held else set() for d in plan.operands]
     for body, inner in zip(held, plan.inner, strict=True):
@@ -174,7 +178,7 @@ def _by_operand(
             # What a loop carries is another value in the next iteration.
             is_slice = i >= body.takes_copies_at
             inside = {_outside(read, is_slice, isolates(eqn)) for read in reads[i]}
-            dtypes[k] |= {FLOAT32} if i in carried else inside
+            dtypes[k] |= {wide} if i in carried else inside
         returned = {output for _, output in body.carries}
         for output, (result, roots) in enumerate(zip(body.results, outputs, strict=True)):
             if result is None or output in returned:

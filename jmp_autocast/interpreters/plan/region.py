@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ...policies import Float8, Policy, Rule, as_recipe
+from ...policies import Float8, Policy, Rule, as_recipe, narrow_dtypes
 from ...policies.precisions import precision_in
-from ...scopes import BECAUSE, GOVERNED, mark, read_mark
+from ...scopes import BECAUSE, FULL, GOVERNED, mark, read_mark
 from .data import ValueState, Want
+from .float64 import check_island
+from .float_dtypes import float_dtype
 
 AS_DECLARED = (mark(GOVERNED),)
 """The path of a jaxpr in which nothing is lowered, whatever the policy says."""
@@ -22,6 +25,7 @@ class Region:
     """The precision in force where an equation stands.
 
     Args:
+        wide: The wide dtype of the policy.
         compute_dtype: The dtype of matmuls, None where nothing is lowered.
         governed: An inner autocast has already dealt with the region.
         cause: The scope that says so.
@@ -29,8 +33,10 @@ class Region:
         rules: The rules that the scopes add, as pairs of primitive and rule.
         precision: The precision of float32 products, None for that of each equation.
         float8: The recipe of products of weights in 8 bits, None where there are none.
+        island: The dtype that all equations run in, one step above the wide one; else None.
     """
 
+    wide: np.dtype
     compute_dtype: np.dtype | None
     governed: bool
     cause: str
@@ -38,6 +44,7 @@ class Region:
     rules: tuple[tuple[str, Rule], ...] = ()
     precision: str | None = None
     float8: Float8 | None = None
+    island: np.dtype | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,6 +71,25 @@ class Place:
         return self.eqn.primitive.name
 
     @property
+    def wide(self) -> np.dtype:
+        """The wide dtype of the policy."""
+        return self.region.wide
+
+    def kept(self, variable: Any) -> np.dtype | None:
+        """Returns the dtype of a value that is not lowered, None for what is no float."""
+        declared = self.declared(variable)
+        return declared and (self.region.island or declared)
+
+    @property
+    def full(self) -> np.dtype:
+        """The dtype here of what is not lowered: the wide one, or that of the island."""
+        return self.region.island or self.region.wide
+
+    def declared(self, variable: Any) -> np.dtype | None:
+        """Returns the dtype that the program declares for a value, None for what is no float."""
+        return float_dtype(variable.aval, self.region.wide)
+
+    @property
     def floats(self) -> list[int]:
         """The positions of the float operands."""
         return [i for i, state in enumerate(self.given) if state.dtype is not None]
@@ -84,6 +110,7 @@ class Regions:
         self._lowers_nothing = lowers_nothing
         self._marks_only = marks_only
         self._compute_dtype = np.dtype(policy.compute_dtype)
+        self._wide = policy.wide_dtype
         self._recipe = as_recipe(policy.matmul)
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
 
@@ -113,26 +140,33 @@ class Regions:
         return region
 
     def _find(self, names: tuple[str, ...]) -> Region:
+        region = functools.partial(Region, self._wide)
         marks = [(i + 1, found) for i, name in enumerate(names) if (found := read_mark(name))]
         marks = [(depth, found) for depth, found in marks if not found.startswith(BECAUSE)]
         # Whatever stands there was planned by an inner autocast under its own policy.
         if any(found == GOVERNED for _, found in marks):
-            return Region(None, True, "an inner autocast governs the region", names)
+            return region(None, True, "an inner autocast governs the region", names)
         hits = [
             (depth, 0, dtype, f"scope {p!r}")
             for depth, p, dtype in self._policy.scope_matches(names)
         ]
-        hits += [(depth, 1, jnp.dtype(found), f"scope {found}") for depth, found in marks]
+        hits += [
+            (depth, 1, self._wide if found == FULL else jnp.dtype(found), f"scope {found}")
+            for depth, found in marks
+        ]
         rules = self._policy.rules_in(names)
         if not hits and self._lowers_nothing:
-            return Region(None, False, self._lowers_nothing, names, rules)
+            return region(None, False, self._lowers_nothing, names, rules)
         if not hits:
-            return Region(self._compute_dtype, False, "", names, rules, float8=self._recipe)
+            return region(self._compute_dtype, False, "", names, rules, float8=self._recipe)
         # Of scopes at one depth a mark in the code wins, then the latest pattern. `max` returns the
         # first of equals, so the hits are reversed.
         _, _, dtype, cause = max(reversed(hits), key=lambda hit: hit[:2])
         if isinstance(dtype, str):
             # Asked for by name, a last product runs in 8 bits, too.
             recipe = dataclasses.replace(self._recipe or Float8(), skip=())
-            return Region(self._compute_dtype, False, cause, names, rules, float8=recipe)
-        return Region(None if dtype == np.float32 else dtype, False, cause, names, rules)
+            return region(self._compute_dtype, False, cause, names, rules, float8=recipe)
+        if dtype in narrow_dtypes(self._wide):
+            return region(dtype, False, cause, names, rules)
+        island = None if dtype == self._wide else check_island(dtype, cause, self._compute_dtype)
+        return region(None, False, cause, names, rules, island=island)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import FLOAT32
 from ..primitives.traits import having
 from .basic_plans import rounded_once
 from .data import EquationPlan, Inside, Reason, ReasonCode, ValueState
+from .float_dtypes import is_in, is_narrower
 from .reaching import SNAPPING, STEEP, Harm, Memo, reaching
 
 _SUMS = having("sums")
@@ -28,9 +28,11 @@ class RoundedStreams:
 
     Args:
         reached: What is known of the jaxprs of the program; see `reaching`.
+        wide: The wide dtype of the policy.
     """
 
-    def __init__(self, reached: Memo) -> None:
+    def __init__(self, reached: Memo, wide: np.dtype) -> None:
+        self._wide = wide
         self._reached = reached
         # Equations that look alike share a plan, and keep sharing one.
         self._made: dict[tuple[int, bool], tuple[EquationPlan, EquationPlan]] = {}
@@ -48,7 +50,7 @@ class RoundedStreams:
             plan: Its plan so far.
             dtype: The compute dtype where it stands.
         """
-        if isinstance(plan.action, Inside) or not _was_rounded(eqn, plan):
+        if isinstance(plan.action, Inside) or not _was_rounded(eqn, plan, self._wide):
             return plan
         is_stream = _is_sum(eqn, plan) and self._is_read_low(jaxpr, eqn.outvars[0])
         key = (id(plan), is_stream)
@@ -66,14 +68,14 @@ class RoundedStreams:
         return v in multiplied and not any(v in found for found in harmed)
 
 
-def _was_rounded(eqn: Any, plan: EquationPlan) -> bool:
+def _was_rounded(eqn: Any, plan: EquationPlan, wide: np.dtype) -> bool:
     """Whether the float32 result is made element by element of values that were 16 bits before."""
-    if [s.dtype for s in plan.results] != [FLOAT32]:
+    if len(plan.results) != 1 or not is_in(plan.results[0].dtype, wide):
         return False
     shape = eqn.outvars[0].aval.shape
     pairs = zip(eqn.invars, plan.given, strict=True)
     found = [
-        s.was_rounded or s.dtype != FLOAT32
+        s.was_rounded or is_narrower(s.dtype, wide)
         for v, s in pairs
         if _is_computed(s) and v.aval.shape == shape
     ]

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...policies import E4M3, FLOAT32
+import numpy as np
+
+from ...policies import E4M3
 from ..compat import Literal
 from ..primitives.float8_scale import CopyKey, ScaleOf, in_8_bits
 from ..primitives.traits import having
 from .data import EquationPlan, Inside, Move, Multiply8, ValueState
+from .float_dtypes import is_narrower
 
 _WHOLE = having("whole")
 
 
 def source_copies(
-    jaxpr: Any, equations: Sequence[EquationPlan], states: Mapping[Any, ValueState]
+    jaxpr: Any,
+    equations: Sequence[EquationPlan],
+    states: Mapping[Any, ValueState],
+    wide: np.dtype,
 ) -> tuple[tuple[int, CopyKey], ...]:
     """Returns pairs (input, dtype) of the sources that a jaxpr reads in a 16-bit dtype or 8 bits.
 
@@ -26,6 +32,7 @@ def source_copies(
         jaxpr: The open jaxpr.
         equations: The plan of each equation.
         states: What is known of each input.
+        wide: The wide dtype of the policy.
     """
     # Literals and known values are cast at trace time: there is nothing to hand in.
     roots = {v: i for i, v in enumerate(jaxpr.invars) if states[v].keeps_gradient}
@@ -52,7 +59,7 @@ def source_copies(
             in_8 += [(eqn.invars[plan.action.weight], k) for k in (E4M3, ScaleOf(E4M3))]
         copies.update(((roots[v], d), None) for v, d in in_8 if v in whole)
         reads = [(_root(v, roots), d) for v, d in zip(eqn.invars, operands, strict=True)]
-        reads = [(root, d) for root, d in reads if d is not None and d != FLOAT32]
+        reads = [(r, d) for r, d in reads if isinstance(d, np.dtype) and is_narrower(d, wide)]
         reads += [
             (_root(eqn.invars[i], roots), d) for i, d in plan.source_copies if not in_8_bits(d)
         ]

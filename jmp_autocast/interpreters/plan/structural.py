@@ -36,9 +36,9 @@ from .data import (
     Source,
     ValueState,
     Want,
-    float_dtype,
 )
-from .equation_view import view_of
+from .equation_view import check_domain, view_of
+from .float_dtypes import is_in
 from .region import Place
 
 
@@ -115,6 +115,7 @@ def _emission(policy: Policy, at: Place) -> EquationPlan | None:
     if decided is None:
         return None
     if isinstance(decided, Decision) and decided.emit is not None:
+        check_domain(decided, at)
         return emitted(at, decided)
     raise TypeError(
         f"The rule for primitive {at.name!r} decided {decided}, and the primitive has no cast "
@@ -143,7 +144,7 @@ def read_low(
     # A known value is cast at trace time, and a source reads through a view of its own.
     def is_cast(state: ValueState, demand: Demand) -> bool:
         may_be = state.source in sources and state.known_value is None
-        return may_be and demand is Demand.LOW and state.dtype == FLOAT32
+        return may_be and demand is Demand.LOW and is_in(state.dtype, at.wide)
 
     pairs = zip(at.given, inner.demands, strict=True)
     return [at.region.compute_dtype if is_cast(*pair) else None for pair in pairs]
@@ -285,9 +286,9 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     # All branches have to return one type. float32 holds what either of them has.
     for k in range(len(joined)):
         if len(set(_dtypes_of(k, inner, held))) > 1:
-            joined[k] = Want(dtype=FLOAT32)
+            joined[k] = Want(dtype=at.full)
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
-    if tuple(joined) != at.wants:
+    if reason is not INSIDE:
         inner = plan_all(joined)
     # What steers (the index of a branch, a flag) is read by the equation itself, as declared.
     inside = {i for body in held for i in body.operands}
@@ -300,9 +301,7 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     declared = as_declared(at.eqn.invars, given)
     operands = tuple(None if i in inside else d for i, d in enumerate(declared))
     unchanged = all(plan.identity for plan in inner) and not any(operands)
-    made = [
-        _dtypes_of(k, inner, held) or [float_dtype(v.aval)] for k, v in enumerate(at.eqn.outvars)
-    ]
+    made = [_dtypes_of(k, inner, held) or [at.declared(v)] for k, v in enumerate(at.eqn.outvars)]
     results = tuple(ValueState(dtypes[0]) for dtypes in made)
     action = Inside(tuple(inner), tuple(copies), unchanged)
     return EquationPlan(action, given, operands, results, reason, demands=tuple(demands))
@@ -316,8 +315,7 @@ def _dtypes_of(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[np.d
 
 def full_if_float(at: Place) -> list[Demand]:
     """Returns how an equation itself reads its operands: in their declared dtypes."""
-    dtypes = [float_dtype(v.aval) for v in at.eqn.invars]
-    return [Demand.of(dtype if dtype == FLOAT32 else None) for dtype in dtypes]
+    return [Demand.FULL if is_in(at.declared(v), at.wide) else Demand.NONE for v in at.eqn.invars]
 
 
 # --- others without a cast policy -----------------------------------------------------------

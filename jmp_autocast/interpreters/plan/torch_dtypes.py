@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ...policies import (
-    FLOAT32,
     FUNCTIONS_RETURNING_FLOAT32,
     FUNCTIONS_RETURNING_OPERAND_DTYPE,
     RETURNS_FLOAT32,
@@ -31,7 +30,7 @@ _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD)
 
 
 def with_torch_dtypes(
-    origin: str, eqn: Any, plan: EquationPlan, compute_dtype: np.dtype
+    origin: str, eqn: Any, plan: EquationPlan, compute_dtype: np.dtype, wide: np.dtype
 ) -> EquationPlan:
     """Returns a plan whose results say in which dtype PyTorch would return each.
 
@@ -41,39 +40,40 @@ def with_torch_dtypes(
         eqn: The equation.
         plan: Its plan.
         compute_dtype: The compute dtype where the equation stands.
+        wide: The wide dtype of the policy, which stands for PyTorch's float32.
     """
-    dtype = _torch_dtype(origin, eqn, plan, compute_dtype)
+    dtype = _torch_dtype(origin, eqn, plan, compute_dtype, wide)
     if dtype is None:
         return plan
     results = tuple(
         dataclasses.replace(state, torch_dtype=None if dtype == state.dtype else dtype)
-        if _is_free(state, v)
+        if _is_free(state, v, wide)
         else state
         for state, v in zip(plan.results, eqn.outvars, strict=True)
     )
     return dataclasses.replace(plan, results=results)
 
 
-def _is_free(state: ValueState, variable: Any) -> bool:
+def _is_free(state: ValueState, variable: Any, wide: np.dtype) -> bool:
     """A value that is computed, and not in 16 bits because the program declares it so."""
-    declared_low = state.dtype != FLOAT32 and variable.aval.dtype == state.dtype
+    declared_low = state.dtype != wide and variable.aval.dtype == state.dtype
     return state.dtype is not None and state.source is None and not declared_low
 
 
 def _torch_dtype(
-    origin: str, eqn: Any, plan: EquationPlan, compute_dtype: np.dtype
+    origin: str, eqn: Any, plan: EquationPlan, compute_dtype: np.dtype, wide: np.dtype
 ) -> np.dtype | None:
     name, code = eqn.primitive.name, plan.reason.code
     # JAX's own functions are known by the name of the function that they trace.
     if is_call(eqn):
         function = jax_function(called(eqn))
         if function in FUNCTIONS_RETURNING_FLOAT32:
-            return FLOAT32
+            return wide
         follows = function in FUNCTIONS_RETURNING_OPERAND_DTYPE
     elif origin != "default":
         return None
     elif name in RETURNS_FLOAT32:
-        return FLOAT32
+        return wide
     elif code in _RAISED:
         return compute_dtype
     else:

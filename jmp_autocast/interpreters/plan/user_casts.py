@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import FLOAT32
 from ..primitives.reading import cast_dtype
 from .data import (
     KEEP,
@@ -18,7 +17,6 @@ from .data import (
     ReasonCode,
     Source,
     ValueState,
-    float_dtype,
 )
 from .region import Place
 from .structural import PlansBodies, plans
@@ -33,7 +31,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     """
     given, eqn = at.given, at.eqn
     (state,), (var,) = given, eqn.invars
-    source, target = float_dtype(var.aval), float_dtype(eqn.outvars[0].aval)
+    source, target = at.declared(var), at.declared(eqn.outvars[0])
     cast = Reason(ReasonCode.USER_CAST, f"{var.aval.dtype} to {cast_dtype(eqn)}")
     if source is None and target is None:
         known = state.known_value
@@ -43,7 +41,8 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     if source is None:
         assert target is not None
         action = Move() if _is_exact(var) else KEEP
-        return EquationPlan(action, given, (None,), (_of_number(var, target, state),), cast)
+        result = _of_number(var, target, state, at.wide)
+        return EquationPlan(action, given, (None,), (result,), cast)
     # The value may run in another dtype than the one that the cast was written for.
     as_declared = state.dtype == source
     action = KEEP if as_declared else Cast()
@@ -60,21 +59,21 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
         result = ValueState(target, Source.LITERAL, state.known_value)
     else:
         bound = state.integer_bound
-        narrowed, fresh = target != FLOAT32, state.freshness
+        narrowed, fresh = target != at.wide, state.freshness
         result = ValueState(target, integer_bound=bound, narrowed_by_user=narrowed, freshness=fresh)
     # The cast asks for the dtype it casts to: what feeds a cast to float32 is raised rather than
     # rounded and widened again.
-    demand = Demand.FULL if target == FLOAT32 else Demand.LOW
+    demand = Demand.of(target, at.wide)
     lowers = at.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None
     return EquationPlan(action, given, (operand,), (result,), cast, demands=(demand,))
 
 
-def _of_number(var: Any, target: np.dtype, state: ValueState) -> ValueState:
+def _of_number(var: Any, target: np.dtype, state: ValueState, wide: np.dtype) -> ValueState:
     """A cast of a bool or integer to float: a source, with the bound of its integers."""
     dtype = np.dtype(var.aval.dtype) if isinstance(var.aval.dtype, np.dtype) else None
     if dtype is None or dtype.kind not in "biu":
-        return ValueState(target, narrowed_by_user=target != FLOAT32)
+        return ValueState(target, narrowed_by_user=target != wide)
     if state.known_value is not None:
         return ValueState(target, Source.LITERAL, state.known_value)
     if dtype.itemsize == 1:

@@ -9,16 +9,42 @@ from typing import Any
 
 import numpy as np
 
+from ...policies import Policy, may_use_float8
 from ..primitives.clamped_cast import clamped
 from ..primitives.traits import FOLDS, having
-from .data import Source, ValueState, float_dtype
+from .data import Source, ValueState
+from .float_dtypes import float_dtype
 
 _AFFINE = having("affine")
 
 
-def literal_state(literal: Any) -> ValueState:
-    """Returns what is known of a literal of a jaxpr."""
-    dtype = float_dtype(literal.aval)
+def input_states(
+    variables: Sequence[Any], sources: Sequence[Source], policy: Policy
+) -> list[ValueState]:
+    """Returns what is known of the inputs of a program.
+
+    Args:
+        variables: The inputs.
+        sources: Which of them are parameters.
+        policy: The policy of the program.
+    """
+    has_weights, wide = may_use_float8(policy), policy.wide_dtype
+    return [
+        ValueState(dtype, source, is_weight=has_weights and source is Source.PARAM)
+        if (dtype := float_dtype(v.aval, wide)) is not None
+        else ValueState(None)
+        for v, source in zip(variables, sources, strict=True)
+    ]
+
+
+def literal_state(literal: Any, wide: np.dtype) -> ValueState:
+    """Returns what is known of a literal of a jaxpr.
+
+    Args:
+        literal: The literal.
+        wide: The wide dtype of the policy.
+    """
+    dtype = float_dtype(literal.aval, wide)
     shape = getattr(literal.aval, "shape", None)
     if shape == () and isinstance(literal.val, bool | int | float | np.generic | np.ndarray):
         value = np.asarray(literal.val)
@@ -53,19 +79,21 @@ def representable(value: float, dtype: np.dtype) -> bool:
     return math.isfinite(rounded) and not (rounded in (0.0, 1.0, -1.0) and rounded != value)
 
 
-def fold(primitive: str, operands: Sequence[ValueState]) -> float | None:
+def fold(primitive: str, operands: Sequence[ValueState], wide: np.dtype) -> float | None:
     """Returns the value of an equation all of whose operands are known, None where it is not.
 
     Args:
         primitive: The equation's primitive.
         operands: What is known of each operand.
+        wide: The wide dtype of the policy.
     """
     function = FOLDS.get(primitive)
     if function is None or any(state.known_value is None for state in operands):
         return None
-    # Folded in float32, as XLA would compute it: the literal is guarded by the value it has there.
+    # Folded in the declared dtype, as XLA would compute it: the literal is guarded by the value
+    # that it has there.
     with np.errstate(all="ignore"):
-        return float(function(*(np.float32(state.known_value) for state in operands)))
+        return float(function(*(wide.type(state.known_value) for state in operands)))
 
 
 def coordinate_bound(

@@ -25,7 +25,8 @@ from ..compat import (
     with_dtype,
     zero_cotangent,
 )
-from ..plan.data import EquationPlan, Want, float_dtype
+from ..plan.data import EquationPlan, Want
+from ..plan.float_dtypes import float_dtype
 from ..primitives.structure import called
 from .rewriter import Rewriter, rewrites
 from .values import as_array, read
@@ -86,7 +87,7 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         moving = [
             i
             for i, t in enumerate(tangents)
-            if type(t) is not SymbolicZero and float_dtype(avals[i]) is not None
+            if type(t) is not SymbolicZero and float_dtype(avals[i], inner.wide) is not None
         ]
 
         def original_jvp(xs: Sequence[Any], ts: Sequence[Any]) -> Any:
@@ -134,7 +135,9 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
     def forward(*perturbed: Any) -> tuple[Any, Any]:
         xs = [as_array(p.value, a) for p, a in zip(perturbed, avals, strict=True)]
         moving = tuple(
-            i for i, p in enumerate(perturbed) if p.perturbed and float_dtype(avals[i]) is not None
+            i
+            for i, p in enumerate(perturbed)
+            if p.perturbed and float_dtype(avals[i], inner.wide) is not None
         )
         # `jax.vjp` is a pytree of residuals around a function; the pytree's structure is static.
         box: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from jax import lax
 from ...policies import FLOAT_DTYPES
 from ..compat import current_name_stack, equation_context, mark_frames
 from ..plan.data import EquationPlan
+from ..plan.float_dtypes import is_in
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.float8_scale import ScaleOf, in_8_bits
 from ..primitives.reading import cast_dtype
@@ -35,7 +36,7 @@ def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
     arrays = [value.array for value in operands]
     dtype = plan.results[0].dtype
     # The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for.
-    if cast_dtype(eqn) not in (None, dtype):
+    if not is_in(cast_dtype(eqn), None, dtype):
         results = arrays  # a change of weak type, of a value that is in another dtype
     else:
         results = bind_cached(eqn.primitive, arrays, eqn.params)

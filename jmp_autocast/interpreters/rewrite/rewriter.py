@@ -15,9 +15,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from ...policies import FLOAT32
 from ..compat import (
     Tracer,
     bind,
@@ -45,8 +45,8 @@ from ..plan.data import (
     Redispatch,
     ValueState,
     Want,
-    float_dtype,
 )
+from ..plan.float_dtypes import float_dtype
 from ..plan.region import AS_DECLARED
 from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
@@ -93,6 +93,7 @@ class Rewriter(KeepsValues):
     Args:
         plan: Plans a jaxpr; used for the derivative rules of custom functions, which come into
             being only when JAX differentiates the rewritten program.
+        wide: The wide dtype of the policy.
         planned: Is called with each such plan before it is emitted; None where nobody looks.
         label: Returns the scope name that what is emitted for a plan stands in; None for none.
     """
@@ -100,12 +101,14 @@ class Rewriter(KeepsValues):
     def __init__(
         self,
         plan: Callable[..., Plan],
+        wide: np.dtype,
         planned: Callable[[Plan], None] | None = None,
         label: Callable[[EquationPlan], str] | None = None,
     ) -> None:
         super().__init__()
         self._label = label
         self._plan = plan
+        self._wide = wide
         self._planned = planned
         register_elsewhere()
         self.memo: dict[Any, Any] = {}
@@ -216,8 +219,8 @@ class Rewriter(KeepsValues):
                 return [_accumulated(eqn, plan, operands, of_sources)]
             case Multiply8():
                 return [multiplied_in_8_bits(eqn, plan, operands)]
-            case Complement(function, dtype):
-                return [_complement(function, operands[1], dtype)]
+            case Complement():
+                return [_complement(plan.action, operands[1])]
             case Redispatch():
                 return [redispatched(eqn, *read(plan, operands))]
             case Cast():
@@ -244,7 +247,7 @@ class Rewriter(KeepsValues):
         inner = []
         for held in bodies(eqn):
             body = body_of(held.jaxpr)
-            states = [ValueState(float_dtype(v.aval)) for v in body.invars]
+            states = [ValueState(float_dtype(v.aval, self._wide)) for v in body.invars]
             wants = [Want()] * len(body.outvars)
             inner.append(self._plan(held.jaxpr, states, wants, AS_DECLARED))
         return dataclasses.replace(plan, action=Inside(tuple(inner), unchanged=True))
@@ -299,7 +302,7 @@ class Rewriter(KeepsValues):
         variables = body_of(closed).invars
         args = [as_array(x, v.aval) for x, v in zip(args, variables, strict=True)]
         states = [
-            ValueState(None if float_dtype(v.aval) is None else x.dtype)
+            ValueState(None if float_dtype(v.aval, of.wide) is None else x.dtype)
             for v, x in zip(variables, args, strict=True)
         ]
         plan = self._plan(closed, states, wants, of.path)
@@ -333,12 +336,12 @@ def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     return out if eqn.primitive.multiple_results else [out]
 
 
-def _complement(function: str, value: Value, dtype: Any) -> Any:
+def _complement(action: Complement, value: Value) -> Any:
     """Returns 1 less what a function made, from that function's operand."""
     if value.made_of is None:
         # Whoever measures this equation alone gives it the number to subtract.
-        return lax.convert_element_type(1 - value.read(FLOAT32), dtype)
-    return COMPLEMENTS[function](value.made_of.read(dtype))
+        return lax.convert_element_type(1 - value.read(action.wide), action.dtype)
+    return COMPLEMENTS[action.function](value.made_of.read(action.dtype))
 
 
 def _accumulated(eqn: Any, plan: EquationPlan, operands: list[Any], of_sources: bool) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...policies import FLOAT32
+from ...policies import wide_dtype
 from ..compat import Tracer
 from ..plan.constant_range import ConstantRange
 from ..plan.data import EquationPlan, ValueState
@@ -72,19 +72,21 @@ class Value:
         if dtype is None or self.array.dtype == dtype:
             return self.array
         # What is computed needs no view: its cotangents meet in the dtype in which it was computed.
-        low = self.copy(dtype)
-        return source_view(self.array, low) if self.source and dtype != FLOAT32 else low
+        # Nor does what is read wider than it is.
+        low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
+        return source_view(self.array, low) if self.source and is_rounded else low
 
     def replicated(self, dtype: np.dtype | None, broadcast: Callable[[Any], Any]) -> Any:
-        """Returns the value in a 16-bit dtype and broadcast, with the derivative of float32.
+        """Returns the value in a compute dtype and broadcast, with the derivative of the wide one.
 
         The transpose of a broadcast is a sum. Over 4,096 pixels, one of 16-bit cotangents stops
         growing at 256.
         """
         # The float32 broadcast has no reader but its own transpose: XLA removes it from the forward
         # pass.
-        low = broadcast(self.copy(dtype or self.array.dtype))
-        full = self.copy(FLOAT32)
+        compute_dtype = dtype or self.array.dtype
+        low = broadcast(self.copy(compute_dtype))
+        full = self.copy(wide_dtype(compute_dtype))
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
 
     def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:

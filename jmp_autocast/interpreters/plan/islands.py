@@ -1,0 +1,77 @@
+"""Islands: scopes of a wider dtype than the program's, such as a Cholesky in float64.
+
+Inside an island values are float64; whoever reads one outside reads it in the dtype that the
+program declares. Nothing else of planning knows of islands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...policies import CastPolicy, Policy
+from .basic_plans import in_dtype, keep
+from .data import BIND, EquationPlan, Keep, Reason, ReasonCode, ValueState, Want
+from .region import Place
+
+
+def in_island(policy: Policy, at: Place, is_ours: bool) -> EquationPlan:
+    """Returns the plan of an ordinary equation in an island: all of its floats are wide.
+
+    Args:
+        policy: The policy of the program.
+        at: The equation.
+        is_ours: Whether all of its floats are of dtypes that autocast casts.
+    """
+    assert at.region.island is not None
+    rule, _ = policy.rule_for(at.name, at.region.rules)
+    if rule is CastPolicy.KEEP or not is_ours:
+        return keep(at, Reason(ReasonCode.KEEP, f"no {at.region.island} form of {at.name}"))
+    return in_dtype(at, at.region.island, Reason(ReasonCode.SCOPE, at.region.cause))
+
+
+def returned(want: Want, state: ValueState, variable: Any, wide: np.dtype) -> Want:
+    """Returns what is asked of an output of the program: what an island made is as declared.
+
+    Args:
+        want: What its caller asks.
+        state: What is known of it.
+        variable: The variable or literal that is returned.
+        wide: The wide dtype of the policy.
+    """
+    return Want(dtype=variable.aval.dtype) if _is_wider(state, wide) else want
+
+
+def outside(at: Place) -> Place:
+    """Returns an equation where it stands, with operands from islands in their declared dtypes."""
+    if at.region.island is not None:
+        return at
+    if not any([_is_wider(state, at.wide) for state in at.given]):
+        return at
+    given = tuple(
+        ValueState(at.declared(v)) if _is_wider(state, at.wide) else state
+        for v, state in zip(at.eqn.invars, at.given, strict=True)
+    )
+    return dataclasses.replace(at, given=given)
+
+
+def _is_wider(state: ValueState, wide: np.dtype) -> bool:
+    return state.dtype is not None and state.dtype.itemsize > wide.itemsize
+
+
+def leaving(plan: EquationPlan, given: Sequence[ValueState]) -> EquationPlan:
+    """Returns a plan that reads operands from islands in the dtypes that it was made for.
+
+    Args:
+        plan: The plan, made for operands in their declared dtypes.
+        given: What is known of each operand.
+    """
+    operands = tuple(
+        planned.dtype if asked is None and planned != state else asked
+        for asked, planned, state in zip(plan.operands, plan.given, given, strict=True)
+    )
+    action = BIND if isinstance(plan.action, Keep) else plan.action
+    return dataclasses.replace(plan, operands=operands, action=action)
