@@ -44,7 +44,13 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def test_every_example_is_tested():
-    here = {"export_classifier", "fused_attention", "stochastic_rounding", "train_float8"}
+    here = {
+        "export_classifier",
+        "fused_attention",
+        "iterative_refinement",
+        "stochastic_rounding",
+        "train_float8",
+    }
     assert set(NAMES) == {*ELSEWHERE, *SMALL, *here}
     for name, test in ELSEWHERE.items():
         assert f'"{name}"' in (ROOT / "tests" / "project" / f"{test}.py").read_text(
@@ -164,6 +170,18 @@ def test_an_exported_model_computes_the_same_elsewhere(tmp_path, capsys):
         assert result.probabilities.dtype == "float32"
     assert is_picture(tmp_path / "export.png")
     assert "bfloat16" in capsys.readouterr().out
+
+
+def test_refinement_in_two_dtypes_ends_where_float64_does(tmp_path, capsys):
+    example = load("iterative_refinement")
+    options = "--size 60 --condition 20 --rounds 5 --steps 20 --output".split()
+    double, single, mixed = example.main([*options, str(tmp_path)])
+    assert max(double.error, mixed.error) < 1e-14 < 1e-8 < single.error
+    assert (double.low_flops, single.low_flops) == (0, 1)
+    assert 0.9 < mixed.low_flops < 1
+    assert mixed.left[1] < 1e-4 * mixed.left[0]
+    assert is_picture(tmp_path / "refinement.png")
+    assert "3/3" in capsys.readouterr().out
 
 
 # --- rules that emit a function --------------------------------------------------------------
