@@ -1,15 +1,17 @@
 """Solves a system of equations in float64 to the last digit, with its products in float32.
 
-Conjugate gradients in float32 stop where float32 ends. Iterative refinement goes on: what is left of
-the right side is computed in float64, the correction for it in float32, and so again until nothing is
-left. The program below is written in float64; ``autocast`` with a compute dtype of float32 brings its
-products down, and ``full_precision`` keeps the one that has to stay. Run it with::
+Conjugate gradients in float32 stop where float32 ends. Iterative refinement goes on: what is left
+of the right side is computed in float64, the correction for it in float32, and so again until
+nothing is left. The program below is written in float64; ``autocast`` with a compute dtype of
+float32 brings its products down, and ``full_precision`` keeps the one that has to stay. Run it
+with::
 
     python examples/iterative_refinement.py
     python examples/iterative_refinement.py --size 1000 --condition 1000 --output run
 
-It prints, for float64, for float32 and for the two together, the error of the solution, and the share
-of the arithmetic of matrix products that is in float32. It draws what is left after each round.
+It prints, for float64, for float32 and for the two together, the error of the solution, and the
+share of the arithmetic of matrix products that is in float32. It draws what is left after each
+round.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from .arguments import check_function, is_array
 from .interpreters.compat import Tracer
 from .interpreters.plan.float_dtypes import is_in
 from .interpreters.plan.reads import Read, read_dtypes
+from .policies import narrow_dtypes
 from .policies.callables import name_of
 from .transform import Autocast, autocast
 

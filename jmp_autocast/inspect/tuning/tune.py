@@ -276,8 +276,8 @@ class _Search:
             tolerance=self.tolerance,
             error_before=before.error,
             error_after=after.error,
-            share_before=_low_share(at_first),
-            share_after=_low_share(now),
+            share_before=_low_share(at_first, policy.wide_dtype),
+            share_after=_low_share(now, policy.wide_dtype),
         )
 
     def _header(self) -> dict[str, Any]:
@@ -293,8 +293,8 @@ class _Search:
         }
 
 
-def _low_share(rows: Sequence[Row]) -> float:
-    total, low, _ = contraction_flops(rows)
+def _low_share(rows: Sequence[Row], wide: np.dtype) -> float:
+    total, low, _ = contraction_flops(rows, wide)
     return low / total if total else 1.0
 
 
