@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from jmp_autocast import BF16, autocast, keep_less
 from jmp_autocast.interpreters import Plan, Planner, Source, ValueState, Want
-from jmp_autocast.interpreters.plan.data import float_dtype
+from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 
 
 class Block(nn.Module):
@@ -139,11 +139,12 @@ def trace_and_plan(
     closed = jax.make_jaxpr(function)(params, *args)
     middle = time.perf_counter()
     leaves = len(jax.tree.leaves(params))
+    wide = planner.policy.wide_dtype
     inputs = [
-        ValueState(float_dtype(v.aval), Source.PARAM if i < leaves else Source.DATA)
+        ValueState(float_dtype(v.aval, wide), Source.PARAM if i < leaves else Source.DATA)
         for i, v in enumerate(closed.jaxpr.invars)
     ]
-    wanted = [Want(float_dtype(v.aval)) for v in closed.jaxpr.outvars]
+    wanted = [Want(float_dtype(v.aval, wide)) for v in closed.jaxpr.outvars]
     planner.plan(closed, inputs, wanted)
     return middle - start, time.perf_counter() - middle
 
