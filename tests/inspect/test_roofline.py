@@ -7,6 +7,7 @@ import pytest
 from jmp_autocast import BF16, FP16, autocast, explain
 from jmp_autocast.backend import Device, rates_of
 from jmp_autocast.inspect.report.roofline import roofline_of
+from jmp_autocast.policies import FLOAT32
 
 H100 = Device("gpu", "NVIDIA H100 80GB HBM3", "9.0")
 T4 = Device("gpu", "Tesla T4", "7.5")
@@ -26,7 +27,7 @@ SMALL = shape(4096, 4096), shape(8, 4096)
 
 
 def roofline(arguments, device, policy=BF16):
-    return roofline_of(explain(model, *arguments, policy=policy).rows, device)
+    return roofline_of(explain(model, *arguments, policy=policy).rows, device, FLOAT32)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +71,13 @@ def test_what_is_not_known_is_said(device, says):
 
 
 def test_a_program_without_products():
-    found = roofline_of(explain(jnp.tanh, shape(8), policy=BF16).rows, H100)
+    found = roofline_of(explain(jnp.tanh, shape(8), policy=BF16).rows, H100, FLOAT32)
     assert found.says == "no matmul or convolution: 16 bits save bytes alone"
 
 
 def test_a_program_that_holds_autocast_is_compared_with_float32():
     report = explain(jax.jit(autocast(model, policy=BF16)), *LARGE)
-    assert roofline_of(report.rows, H100).speedup == pytest.approx(2)
+    assert roofline_of(report.rows, H100, FLOAT32).speedup == pytest.approx(2)
 
 
 def test_explain_shows_the_line():

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
-from jmp_autocast import Policy, op_stats
+from jmp_autocast import Policy, autocast, explain, full_precision, op_stats
 
 SINGLE = Policy("float32")
 LEVELS = ["tensor_cores", "o1", "compute"]

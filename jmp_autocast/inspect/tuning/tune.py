@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from ...arguments import name_of
