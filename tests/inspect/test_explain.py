@@ -50,7 +50,9 @@ def emitted(jaxpr):
 def explained(report):
     for row in report.rows:
         if row.primitive not in ADDED and row.primitive != "source_view":
-            yield row.primitive, row.operands, row.results
+            # A stream is computed in float32, and the cast that rounds it is an equation by itself.
+            is_rounded = row.cause == "all summands were rounded before"
+            yield row.primitive, row.operands, row.operands[:1] if is_rounded else row.results
 
 
 def assert_rows_are_what_runs(wrapper, *args):

@@ -84,3 +84,9 @@ def test_explain_shows_the_line():
     report = explain(model, *SMALL, policy=BF16)
     assert f"\nroofline    {report.roofline.says}" in str(report)
     assert report.to_dict()["roofline"]["device"] == jax.devices()[0].device_kind
+
+
+def test_there_is_none_of_symbolic_sizes():
+    (rows,) = jax.export.symbolic_shape("rows")
+    x = jax.ShapeDtypeStruct((rows, 64), jnp.float32)
+    assert explain(model, shape(64, 64), x, policy=BF16).roofline is None

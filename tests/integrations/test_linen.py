@@ -436,7 +436,7 @@ WRONG = {
     "a dtype": (
         lambda: linen.autocast(nn.Dense, compute_dtype="int8"),
         ValueError,
-        "compute_dtype must be float16 or bfloat16, got int8",
+        "compute_dtype must be float16 or bfloat16, or float32 .*, got int8",
     ),
     "an option of a decorator": (
         lambda: linen.autocast(on_unknown="ignore"),

@@ -59,12 +59,13 @@ def roofline_of(rows: Iterable[Row], device: Device, wide: np.dtype) -> Roofline
         wide: The wide dtype of the policy.
 
     Returns:
-        None for a program in float64: no rates of that are known here.
+        None for a program in float64, of which no rates are known here, and for one with products
+        of symbolic sizes.
     """
-    if wide != FLOAT32:
-        return None
     products = [row for row in rows if row.primitive in CONTRACTIONS]
     flops, nbytes = (sum(getattr(row, name) for row in products) for name in ("flops", "nbytes"))
+    if wide != FLOAT32 or not isinstance(flops, int) or not isinstance(nbytes, int):
+        return None
     intensity, rates = flops / nbytes if nbytes else 0.0, rates_of(device)
     if not products:
         says = "no matmul or convolution: 16 bits save bytes alone"
