@@ -127,8 +127,8 @@ def _of_policy(program: Program, visit: Visit) -> Iterator[Risk]:
     pairs = zip(eqn.invars, visit.plan.reads, strict=True)
     if not any(program.is_low(v) and dtype == FLOAT32 for v, dtype in pairs):
         return
-    if kind == "angle":
-        return  # of positions alone: `_of_angle`
+    if kind in ("angle", "slope"):
+        return  # an angle of positions alone: `_of_angle`
     if kind in ("sum", "product"):
         n = summands(eqn)
         if n <= _FEW:

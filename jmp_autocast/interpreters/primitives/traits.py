@@ -219,8 +219,11 @@ is never computed again, and its derivative is taken to read all of its operands
 # | norm | what it divides by is a sum of squares |
 # | square | it doubles the exponent: 256 is beyond float16 |
 # | angle | it is periodic: a rounding error of a large operand is a phase |
+# | slope | that of a tanh, which errs by u as the tanh does: no risk |
 # | routing | it picks some of its operands: rounded to one number they are told apart by position |
-_RISK_NAMES = frozenset("sum product exponential logarithm power norm square angle routing".split())
+_RISK_NAMES = frozenset(
+    "sum product exponential logarithm power norm square angle slope routing".split()
+)
 _RISK_ROWS: dict[str, str] = {
     "reduce_sum reduce_window_sum cumsum scatter-add scatter-sub": "sum",
     "reduce_prod cumprod scatter-mul": "product",
@@ -230,6 +233,7 @@ _RISK_ROWS: dict[str, str] = {
     "rsqrt": "norm",
     "square integer_pow": "square",
     "sin cos tan": "angle",
+    "one_minus_square": "slope",
     "top_k approx_top_k": "routing",
 }
 
