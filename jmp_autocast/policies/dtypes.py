@@ -17,12 +17,12 @@ _WIDE = {
     np.dtype(jnp.bfloat16): FLOAT32,
     FLOAT32: FLOAT64,
 }
-COMPUTE_DTYPES = tuple(_WIDE)
+COMPUTE_DTYPES: tuple[np.dtype, ...] = tuple(_WIDE)
 _NARROW = {wide: tuple(d for d in _WIDE if _WIDE[d] == wide) for wide in (FLOAT32, FLOAT64)}
 # The dtypes between which values are cast. Others stay what they are: a float64 in a float32
 # program has an author who chose more than 24 bits on purpose, a float8 one who chose fewer.
 _DOMAINS = {wide: frozenset((wide, *narrow)) for wide, narrow in _NARROW.items()}
-FLOAT_DTYPES = frozenset.union(*_DOMAINS.values())
+FLOAT_DTYPES: frozenset[np.dtype] = frozenset.union(*_DOMAINS.values())
 SHORT_NAMES = {
     "f64": "float64",
     "fp64": "float64",

@@ -103,7 +103,7 @@ class KeepsValues:
     """
 
     def __init__(self) -> None:
-        self.closed_over = ClosedOver()
+        self.closed_over: ClosedOver = ClosedOver()
 
 
 def _variables_behind(roots: Sequence[Any], clean: dict[int, Any]) -> set[Any]:
