@@ -14,6 +14,7 @@ from jax.experimental import io_callback
 
 from jmp_autocast import autocast
 from jmp_autocast.interpreters.compat import source_line
+from jmp_autocast.interpreters.primitives.cached_bind import bind_cached
 from tests.support.jaxprs import DOTS, casts, dot_dtypes, find, named, trace
 
 X = np.linspace(-1.0, 1.0, 16, dtype=np.float32).reshape(4, 4)
@@ -282,3 +283,15 @@ def test_a_type_error_in_the_users_program_is_jaxs_own():
         autocast(lambda x: x @ x[:3])(X)
     names = [frame.filename for frame in traceback.extract_tb(info.value.__traceback__)]
     assert __file__ in names
+
+
+def test_a_number_of_numpy_among_parameters_is_no_number_of_python():
+    """They are equal, but not to the text of a jaxpr."""
+    (eqn,) = jax.make_jaxpr(lambda x: jnp.sum(x, axis=1))(jnp.ones((2, 3))).eqns
+
+    def bound(axis):
+        params = {**eqn.params, "axes": (axis,)}
+        jaxpr = jax.make_jaxpr(lambda x: bind_cached(eqn.primitive, [x], params))(jnp.ones((2, 3)))
+        return type(jaxpr.eqns[0].params["axes"][0])
+
+    assert [bound(np.int64(1)), bound(1)] == [np.int64, int]

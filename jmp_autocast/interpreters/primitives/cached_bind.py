@@ -40,7 +40,9 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
     # become an array constant.
     scalars = tuple((i, _Scalar(x)) for i, x in enumerate(operands) if isinstance(x, _SCALARS))
     # JAX insists on a hash of the parameters of all that is cached here.
-    function = _inlined_primitive(primitive, tuple(params.items()), scalars)
+    # A jaxpr says whether an axis is a number of NumPy, as `vmap` makes them; to Python both are 1.
+    kinds = tuple([type(x[0]) if type(x) is tuple and x else None for x in params.values()])
+    function = _inlined_primitive(primitive, tuple(params.items()), kinds, scalars)
     return function(*(x for x in operands if not isinstance(x, _SCALARS)))
 
 
@@ -67,7 +69,10 @@ class _Scalar:
 
 @functools.lru_cache(maxsize=4096)
 def _inlined_primitive(
-    primitive: Any, params: tuple[tuple[str, Any], ...], scalars: tuple[tuple[int, _Scalar], ...]
+    primitive: Any,
+    params: tuple[tuple[str, Any], ...],
+    kinds: tuple[type | None, ...],
+    scalars: tuple[tuple[int, _Scalar], ...],
 ) -> Callable[..., Any]:
     def call(*arrays: Any) -> Any:
         operands = list(arrays)
