@@ -9,7 +9,7 @@ of a trace that is over. Its variable says which value of the rewritten program 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -33,6 +33,7 @@ class ClosedOver:
     """The values of one trace that rules of the user's own close over."""
 
     def __init__(self) -> None:
+        self._known: set[Any] = set()
         self._variables: set[Any] = set()
         self._values: dict[Any, Value] = {}
         # Alive as long as this is, so that no other equation gets the identity of one of them.
@@ -44,22 +45,18 @@ class ClosedOver:
         Args:
             jaxpr: A closed jaxpr, which is evaluated once.
         """
-        found = self._found(jaxpr, {})
-        if found:
-            body = body_of(jaxpr)
-            made = (v for eqn in body.eqns for v in eqn.outvars)
-            self._variables.update(found.intersection((*body.constvars, *body.invars, *made)))
-        return bool(found)
-
-    def _found(self, jaxpr: Any, clean: dict[int, Any]) -> set[Any]:
-        found: set[Any] = set()
-        for eqn in body_of(jaxpr).eqns:
-            inside = [self._found(body.jaxpr, clean) for body in bodies(eqn)]
-            variables = _variables_behind(rules_of(eqn), clean).union(*inside)
-            if variables:
-                self._equations[id(eqn)] = eqn
-                found |= variables
-        return found
+        behind: list[tuple[Any, set[Any]]] = []
+        found = _found(jaxpr, {}, behind)
+        if not found:
+            return False
+        # JAX's caches hold tracers of other programs, which a rule may lead to as well.
+        self._known.update(_variables_of(jaxpr))
+        here = [eqn for eqn, variables in behind if not variables.isdisjoint(self._known)]
+        self._equations.update((id(eqn), eqn) for eqn in here)
+        body = body_of(jaxpr)
+        made = (v for eqn in body.eqns for v in eqn.outvars)
+        self._variables.update(found.intersection((*body.constvars, *body.invars, *made)))
+        return bool(here)
 
     def by(self, eqn: Any) -> bool:
         """Returns whether a rule of an equation, or of one inside it, closes over values."""
@@ -94,6 +91,28 @@ class ClosedOver:
     def arrays(self) -> list[Any]:
         """Returns the arrays that are kept."""
         return [value.array for value in self._values.values()]
+
+
+def _found(jaxpr: Any, clean: dict[int, Any], behind: list[tuple[Any, set[Any]]]) -> set[Any]:
+    """Returns the variables of tracers behind the rules in a jaxpr, and those of each equation."""
+    found: set[Any] = set()
+    for eqn in body_of(jaxpr).eqns:
+        inside = [_found(body.jaxpr, clean, behind) for body in bodies(eqn)]
+        variables = _variables_behind(rules_of(eqn), clean).union(*inside)
+        if variables:
+            behind.append((eqn, variables))
+            found |= variables
+    return found
+
+
+def _variables_of(jaxpr: Any) -> Iterator[Any]:
+    """Yields the variables of a jaxpr and of those inside it."""
+    body = body_of(jaxpr)
+    yield from (*body.constvars, *body.invars)
+    for eqn in body.eqns:
+        yield from eqn.outvars
+        for held in bodies(eqn):
+            yield from _variables_of(held.jaxpr)
 
 
 class KeepsValues:
