@@ -85,12 +85,9 @@ class Policy:
         # Rules are read here and not in `with_rules`, so that a policy made by hand or from a file
         # is checked. As in `with_rules` a later rule replaces one for the same primitive.
         rules = [(primitive_name(name), rule) for name, rule in as_tuples(self.rules, "rules", 2)]
-        set_field(
-            "rules",
-            tuple({name: as_rule(rule, name, wide) for name, rule in rules}.items()),
-        )
+        read = {name: as_rule(rule, name, wide) for name, rule in rules}
+        set_field("rules", tuple(read.items()))
         pairs = as_tuples(self.scopes, "scopes", 2)
-        wide = self.wide_dtype
         scopes = ((check_pattern(p), as_scope_dtype(d, f"scopes[{p!r}]", wide)) for p, d in pairs)
         set_field("scopes", tuple(scopes))
         scoped: dict[tuple[str, str], Rule] = {}

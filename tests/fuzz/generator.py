@@ -185,8 +185,8 @@ class Generator:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 out = jax.eval_shape(traced, *types)
-        except Exception:
-            return False  # no program: operands that do not fit, or an axis that is not there
+        except Exception:  # no program: operands that do not fit, or an axis that is not there
+            return False
         types = []
         for aval in out:
             if not hasattr(aval, "dtype") or len(aval.shape) > 4 or np.prod(aval.shape) > 256:

@@ -115,16 +115,20 @@ class Difference(Exported):
         names = "primitive", "before", "after", "scope", "because of, before", "after", "source"
         rows = [
             (
-                *(change.before.primitive, short_dtypes(change.before), short_dtypes(change.after)),
-                *(change.before.scope, reason_of(change.before), reason_of(change.after)),
+                change.before.primitive,
+                short_dtypes(change.before),
+                short_dtypes(change.after),
+                change.before.scope,
+                reason_of(change.before),
+                reason_of(change.after),
                 change.before.source,
             )
             for change in self.changes
         ]
         totals = [(name, *map(_number, pair)) for name, pair in self.totals.items()]
         sections = [
-            ("What the program costs", [*map(Column, ("total", "before", "after"))], totals),
-            ("Equations whose dtypes differ", [*map(Column, names)], rows),
+            ("What the program costs", list(map(Column, ("total", "before", "after"))), totals),
+            ("Equations whose dtypes differ", list(map(Column, names)), rows),
         ]
         return saved(static_page(f"{self.name} under two policies", self.summary, sections), path)
 
@@ -144,19 +148,20 @@ def _cells(change: Change) -> list[Any]:
     return [before.primitive, *dtypes, before.scope, reason_of(after)]
 
 
-def difference_of(before: Report, after: Report) -> Difference:
+def difference_of(before: Report, after: Report, by: str) -> Difference:
     """Returns two reports side by side.
 
     Args:
         before: The report under the first policy.
         after: The report under the second.
+        by: The public method that compares them, for the message.
 
     Raises:
         ValueError: The reports are of different programs.
     """
     if _program(before.rows) != _program(after.rows):
         raise ValueError(
-            f"Report.diff compares policies on one program, and {before.name} and {after.name} "
+            f"{by} compares policies on one program, and {before.name} and {after.name} "
             "are different ones. Explain the same function on arguments of the same shapes."
         )
     pairs = zip(before.rows, after.rows, strict=True)

@@ -317,10 +317,7 @@ class Report(Exported):
             >>> [(c.before.primitive, c.before.operands, c.after.operands) for c in changes]
             [('tanh', ('bfloat16',), ('float32',))]
         """
-        if not isinstance(other, Report):
-            fix = "Make one with explain(fn, *args, policy=other_policy)."
-            raise wrong_type("Report.diff takes a Report", other, fix)
-        return list(difference_of(self, other).changes)
+        return list(self._beside(other, "diff").changes)
 
     def difference(self, other: Report) -> Difference:
         """Returns this report beside that of another policy: totals, and what differs.
@@ -340,7 +337,10 @@ class Report(Exported):
             >>> explain(f, x, policy=BF16).difference(careful).summary
             '<lambda>: 1 of 2 equations differ'
         """
+        return self._beside(other, "difference")
+
+    def _beside(self, other: Any, by: str) -> Difference:
         if not isinstance(other, Report):
             fix = "Make one with explain(fn, *args, policy=other_policy)."
-            raise wrong_type("Report.difference takes a Report", other, fix)
-        return difference_of(self, other)
+            raise wrong_type(f"Report.{by} takes a Report", other, fix)
+        return difference_of(self, other, f"Report.{by}")

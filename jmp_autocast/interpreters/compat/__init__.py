@@ -27,9 +27,8 @@ Var = jex_core.Var
 Primitive = jex_core.Primitive
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
-TRACES_AND_JAXPRS: tuple[Any, ...] = (
-    *(jax.core.Trace, jex_core.Jaxpr, jex_core.ClosedJaxpr, jax.core.AbstractValue),
-)
+_TRACES: tuple[Any, ...] = (jax.core.Trace, jax.core.AbstractValue)
+TRACES_AND_JAXPRS: tuple[Any, ...] = (*_TRACES, jex_core.Jaxpr, jex_core.ClosedJaxpr)
 jaxpr_as_fun: Callable[[Any], Callable[..., Any]] = jex_core.jaxpr_as_fun
 # JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core

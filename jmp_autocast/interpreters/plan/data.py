@@ -295,7 +295,13 @@ class Complement:
     wide: np.dtype
 
 
-Action = Keep | Bind | Move | Cast | Contract | Multiply8 | Redispatch | Inside | Emit | Complement
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stored:
+    """The equation makes float32 of what is stored in 8 bits: the 8-bit copy is there already."""
+
+
+_OfArrays = Keep | Bind | Cast | Contract | Multiply8 | Redispatch | Emit | Complement
+Action = _OfArrays | Move | Inside | Stored
 
 # Most equations of a program have one of these two actions: one object each.
 KEEP = Keep()

@@ -34,6 +34,7 @@ from .data import (
     Reason,
     ReasonCode,
     Source,
+    Stored,
     ValueState,
     Want,
 )
@@ -345,7 +346,7 @@ def _stored_in_8_bits(planner: PlansBodies, at: Place) -> EquationPlan:
     scales = at.eqn.invars[1].aval.ndim
     is_weight = may_use_float8(planner.policy)
     state = ValueState(FLOAT32, Source.PARAM, is_weight=is_weight, scales=scales)
-    return EquationPlan(KEEP, at.given, (None, None), (state,), INSIDE)
+    return EquationPlan(Stored(), at.given, (None, None), (state,), INSIDE)
 
 
 def computed_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:

@@ -23,9 +23,21 @@ from .values import Value
 
 # No tracer that a rule closes over is behind them, and much else is.
 _LEAVES = (
-    *(type, ModuleType, CodeType, str, bytes, int, float, complex),
-    *(np.dtype, np.ndarray, np.generic, jax.Array),
-    *(Plan, EquationPlan, *TRACES_AND_JAXPRS),
+    type,
+    ModuleType,
+    CodeType,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    np.dtype,
+    np.ndarray,
+    np.generic,
+    jax.Array,
+    Plan,
+    EquationPlan,
+    *TRACES_AND_JAXPRS,
 )
 
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from ...policies import E4M3
+from ..compat import bind
 from ..plan.data import EquationPlan, Multiply8
 from ..primitives.float8_dot import Factor, float8_dot
-from ..primitives.float8_scale import CopyKey, ScaleOf
+from ..primitives.float8_scale import ScaleOf
 from ..primitives.reading import dot_dimensions
 from .values import Value
 
 
-def stored_copies(values: Value, scale: Value) -> dict[CopyKey, Any]:
-    """Returns the 8-bit copy of an array that is stored in 8 bits.
+def stored(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Value:
+    """Returns the float32 array that is stored in 8 bits, with the stored one as its copy.
 
     Args:
-        values: The values.
-        scale: Their scale, or scales.
+        eqn: The equation.
+        plan: Its plan, whose action is `Stored`.
+        operands: The values and their scale, or scales, as `Value`.
     """
-    dtype = values.array.dtype
-    return {dtype: values.array, ScaleOf(dtype): scale.array}
+    values, scale = (value.array for value in operands)
+    made = Value.of(bind(eqn.primitive, (values, scale), eqn.params), plan.results[0])
+    made.copies |= {values.dtype: values, ScaleOf(values.dtype): scale}
+    return made
 
 
 def multiplied_in_8_bits(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:

@@ -43,6 +43,7 @@ from ..plan.data import (
     Multiply8,
     Plan,
     Redispatch,
+    Stored,
     ValueState,
     Want,
 )
@@ -51,7 +52,6 @@ from ..plan.region import AS_DECLARED
 from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.complements import COMPLEMENTS
-from ..primitives.dequantize import dequantize_p
 from ..primitives.evaluate import evaluate
 from ..primitives.float8_scale import copy_aval
 from ..primitives.reading import cast_dtype, redispatched
@@ -59,7 +59,7 @@ from ..primitives.structure import bodies, has_rule
 from ..primitives.traits import having
 from .closures import KeepsValues
 from .emitted import emitted
-from .float8 import multiplied_in_8_bits, stored_copies
+from .float8 import multiplied_in_8_bits, stored
 from .moves import moved
 from .values import Scalar, Value, as_array, read
 
@@ -177,12 +177,16 @@ class Rewriter(KeepsValues):
         Returns:
             Its results.
         """
-        # It returns values with a promise of a copy, not arrays: it stands before the others.
-        if isinstance(plan.action, Move):
-            return moved(eqn, plan, operands)
-        if isinstance(plan.action, Inside) and plan.action.inlined:
-            return self._inlined(eqn, plan, operands)
-        results = self._emit(eqn, plan, operands)
+        # These return values with a copy, or the promise of one; the others return arrays.
+        match plan.action:
+            case Move():
+                return moved(eqn, plan, operands)
+            case Stored():
+                return [stored(eqn, plan, operands)]
+            case Inside(inlined=True):
+                return self._inlined(eqn, plan, operands)
+            case _:
+                results = self._emit(eqn, plan, operands)
         if plan.casts:
             results = [
                 x if d is None else cast(x, d) for x, d in zip(results, plan.casts, strict=True)
@@ -190,8 +194,6 @@ class Rewriter(KeepsValues):
         made = [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
         if eqn.primitive.name in COMPLEMENTS:
             made[0].made_of = operands[0]
-        if eqn.primitive is dequantize_p:
-            made[0].copies |= stored_copies(*operands)
         return made
 
     def _inlined(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Any]:
