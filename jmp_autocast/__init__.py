@@ -3,13 +3,9 @@
 What the functions of `jmp_autocast.inspect` return has its types there.
 """
 
-from .inspect import (
-    check_numerics,
-    compare,
-    explain,
-    op_stats,
-    tune,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .loss_scaling import (
     LossScale,
     dynamic_loss_scaling,
@@ -36,6 +32,10 @@ from .residuals import keep_less
 from .scopes import compute_precision, full_precision
 from .stored_params import cast_params
 from .transform import autocast
+
+if TYPE_CHECKING:
+    from . import inspect as inspect
+    from .inspect import check_numerics, compare, explain, op_stats, tune
 
 __version__ = "0.1.0"
 
@@ -69,3 +69,18 @@ __all__ = [
     "step_skipped",
     "tune",
 ]
+
+_TOOLS = "check_numerics", "compare", "explain", "op_stats", "tune"
+
+
+def __getattr__(name: str) -> Any:
+    # A third of the package is its tools, which no training program needs: they are imported at
+    # their first use.
+    if name == "inspect" or name in _TOOLS:
+        tools = importlib.import_module(".inspect", __name__)
+        return tools if name == "inspect" else getattr(tools, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_TOOLS, "inspect"})
