@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import equations, generative, graphs, images, sequences
+from . import equations, generative, graphs, images, reinforcement, sequences
 from .programs import Task
 
 TASKS = (
@@ -19,6 +19,7 @@ TASKS = (
     Task("normalizing flow", generative.flow, 800, 5e-3),
     Task("neural ODE", equations.neural_ode, 500, 1e-2),
     Task("PINN", equations.pinn, 1000, 5e-3, "relative error of the solution"),
+    Task("PPO", reinforcement.ppo, 400, 1e-2, "share of the time that poles are down"),
     Task("MAML", equations.maml, 800, 5e-3),
     Task("graph network", graphs.communities, 500, 5e-3),
 )
