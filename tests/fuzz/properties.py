@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmp_autocast import Policy, autocast
+from jmp_autocast import Policy, autocast, keep_less
 from tests.support.jaxprs import find
 
 from .comparison import Bound, Unsupported, as_numbers, compile_quickly, interpreted
@@ -158,16 +158,12 @@ def _where_plain_compiles(case: Case) -> Iterator[None]:
         raise
 
 
-def gradients(case: Case) -> None:
-    """Gradients with the parameters' types, finite where float32's are, and as close."""
+def _loss(case: Case) -> tuple[Callable[[Callable[..., Any]], Callable[[Any], Any]], list[Any]]:
+    """Returns a loss of the float inputs, for the plain function or another, and the inputs."""
     leaves, tree = jax.tree.flatten(case.args)
     at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, np.floating)]
     if not at:
         raise Unsupported("no float input")
-    forms = ["outside", "inside", "jvp"]
-    form = forms[int(case.rng.integers(3))]
-    if "while_loop" in case.program.text() or "fori_loop" in case.program.text():
-        form = "jvp"
 
     def loss_of(fn: Callable[..., Any]) -> Callable[..., Any]:
         def loss(xs: Any) -> Any:
@@ -184,7 +180,16 @@ def gradients(case: Case) -> None:
 
         return loss
 
-    primals = [leaves[i] for i in at]
+    return loss_of, [leaves[i] for i in at]
+
+
+def gradients(case: Case) -> None:
+    """Gradients with the parameters' types, finite where float32's are, and as close."""
+    loss_of, primals = _loss(case)
+    forms = ["outside", "inside", "jvp"]
+    form = forms[int(case.rng.integers(3))]
+    if _has_while(case):
+        form = "jvp"
     if form == "jvp":
         derive = lambda f: lambda xs: jax.jvp(f, (xs,), (xs,))
     else:
@@ -202,6 +207,42 @@ def gradients(case: Case) -> None:
     _same_types(expected, avals(traced), f"types of gradients ({form})")
     compute = lambda: interpreted(traced, primals)
     case.close(bound, compute, (primals,), f"gradients ({form})")
+
+
+def _has_while(case: Case) -> bool:
+    return any(name in case.program.text() for name in ("while_loop", "fori_loop"))
+
+
+SAVEABLE = (
+    None,
+    jax.checkpoint_policies.nothing_saveable,
+    jax.checkpoint_policies.dots_saveable,
+    jax.checkpoint_policies.everything_saveable,
+)
+
+
+def kept(case: Case) -> None:
+    """What is computed again, and not kept, leaves gradients as they are.
+
+    The order of a sum of cotangents may change: within the roundings of the program's own dtypes.
+    """
+    loss_of, primals = _loss(case)
+    if _has_while(case):
+        raise Unsupported("no gradient of a while loop")
+    policy = SAVEABLE[int(case.rng.integers(len(SAVEABLE)))]
+    user = (lambda f: f) if policy is None else lambda f: jax.checkpoint(f, policy=policy)
+    derive = lambda fn: jax.value_and_grad(user(loss_of(fn)))
+    with _of_plain("gradient"):
+        trace(derive(case.plain), primals)
+    if case.rng.random() < 0.5:
+        plain, again = case.plain, keep_less(case.plain)
+    else:
+        options = case.setting.options() | {"residuals": "recompute"}
+        plain, again = case.cast, autocast(case.plain, **options)
+    plain, traced = (trace(derive(fn), primals) for fn in (plain, again))
+    _same_types(avals(plain), avals(traced), "types of gradients")
+    compute = lambda: interpreted(traced, primals)
+    case.close(Bound(plain.jaxpr, Precision(frozenset())), compute, (primals,), "kept")
 
 
 def idempotent(case: Case) -> None:
@@ -322,6 +363,7 @@ PROPERTIES: dict[str, Callable[[Case], None]] = {
     "types": types,
     "values": values,
     "gradients": gradients,
+    "kept": kept,
     "idempotent": idempotent,
     "batched": batched,
     "compiled": compiled,
@@ -337,6 +379,7 @@ SHARES = {
     "types": 1.0,
     "values": 0.7,
     "gradients": 0.25,
+    "kept": 0.25,
     "idempotent": 0.15,
     "batched": 0.1,
     "compiled": 0.08,
