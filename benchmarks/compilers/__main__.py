@@ -5,6 +5,7 @@
     python benchmarks/compilers tpu --targets v5e v6e v5p --models gpt_scan_remat
     python benchmarks/compilers gpu --targets h100 b200 a100
     python benchmarks/compilers optimizer             # loss scaling around adamw, v5e and h100
+    python benchmarks/compilers batches               # the largest that 16, 40 and 80 GB hold
     python benchmarks/compilers sharded --size 1.3B --mesh 16
     python benchmarks/compilers sharded --size 7B --mesh 64x4
 

@@ -7,6 +7,7 @@ it knows; the tables with the ratios follow.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from comparison import tables
 
-from . import optimizers, report, sharding
+from . import batches, optimizers, report, sharding
 from .measure import Row, as_json, measure
 from .programs import (
     CASES,
@@ -42,19 +43,36 @@ def run(chosen: argparse.Namespace) -> dict[str, dict[str, Row]]:
     work = {"optimizer": _optimizers, "sharded": _sharded}.get(chosen.command, _models)
     everything = {}
     for target in chosen.targets:
-        # The GPU compiler has no such levels; for it the setting stays as it is.
-        level = chosen.level if target in TPUS else None
-        before = jax.config.jax_optimization_level
-        if level:
-            jax.config.update("jax_optimization_level", level)
-        try:
+        with _effort(chosen.level, target) as level:
             head = f"{target}{f' at {level}' if level else ''}, JAX {jax.__version__}"
             for name, programs, base_of in work(chosen, target):
                 heading = f"{name}, {head}"
                 everything[heading] = _rows(heading, programs, base_of, chosen)
-        finally:
-            jax.config.update("jax_optimization_level", before)
     return everything
+
+
+def run_batches(chosen: argparse.Namespace) -> list[list[str]]:
+    """Finds the batches that fit; returns the cells of their table."""
+    cells = batches.table(chosen.targets, lambda target: _effort(chosen.level, target))
+    print("\n" + tables.as_text(cells), flush=True)
+    if chosen.markdown:
+        text = f"JAX {jax.__version__}, v5e at {chosen.level}:\n\n{tables.as_markdown(cells)}"
+        tables.write_between_markers(RESULTS, "compilers batches", text)
+    return cells
+
+
+@contextlib.contextmanager
+def _effort(level: str, target: str) -> Iterator[str | None]:
+    """Sets the level of the TPU compiler; the GPU's has none, for it the setting stays."""
+    if target not in TPUS:
+        yield None
+        return
+    before = jax.config.jax_optimization_level
+    jax.config.update("jax_optimization_level", level)
+    try:
+        yield level
+    finally:
+        jax.config.update("jax_optimization_level", before)
 
 
 Work = Iterator[tuple[str, Programs, Callable[[str], str]]]

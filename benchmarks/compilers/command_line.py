@@ -15,6 +15,7 @@ _LEVELS = ("O0", "O1", "O2", "O3")
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     # After `prepare_environment`: these import JAX.
+    from .batches import MEMORY
     from .optimizers import OPTIMIZERS
     from .programs import CASES, LOSSES
     from .sharding import SIZES, parse_mesh
@@ -42,6 +43,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     command.add_argument("--targets", nargs="+", choices=(*TPUS, *GPUS), default=("v5e", "h100"))
     command.add_argument("--variants", nargs="+", choices=tuple(OPTIMIZERS), default=None)
     command.add_argument("--unrolled", action="store_true", help="148 arrays and not 18")
+    command = commands.add_parser("batches", parents=[shared])
+    command.add_argument("--targets", nargs="+", choices=tuple(MEMORY), default=tuple(MEMORY))
     command = commands.add_parser("sharded", parents=[shared])
     command.add_argument("--targets", nargs="+", choices=tuple(TPUS), default=("v5e",))
     command.add_argument("--mesh", type=parse_mesh, default=(16, 1), help="16, or 4x4: with tensor")
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0, or 2 where a compiler is not installed."""
     prepare_environment()
     chosen = options(arguments)
-    from .command import run
+    from .command import run, run_batches
 
     try:
         for target in chosen.targets:
@@ -63,5 +66,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NotInstalled as error:
         print(error)
         return 2
-    run(chosen)
+    (run_batches if chosen.command == "batches" else run)(chosen)
     return 0

@@ -488,3 +488,14 @@ def test_a_table_has_ratios_to_the_base(compilers):
     assert cells[0] == ["", "temp MB", "traffic GB", "note"]
     assert cells[1:] == [["a", "5.000", "2.000 (2.00)", ""], ["b", "", "1.000 (1.00)", "late"]]
     assert np.shape(report.kinds(rows)) == (1, 4)
+
+
+def test_the_largest_batch_is_where_the_memory_ends(compilers):
+    import compilers.batches
+
+    nbytes = lambda batch: 10 + 3 * batch
+    assert compilers.batches.largest(nbytes, 40) == 10
+    assert compilers.batches.largest(nbytes, 39.9) == 9
+    assert compilers.batches.largest(nbytes, 12) == 0
+    # Past the line through the first two: a batch that does not fit is not taken.
+    assert compilers.batches.largest(lambda batch: 10 + 3 * batch + 4 * (batch > 8), 40) == 8
