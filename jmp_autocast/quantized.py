@@ -15,7 +15,7 @@ from .interpreters.compat import Tracer
 from .interpreters.plan.reads import Quantized
 from .interpreters.primitives.dequantize import QuantizedArray
 from .interpreters.primitives.float8_scale import ScaleOf, copies_of
-from .policies import E4M3, FLOAT32, may_use_float8
+from .policies import E4M3, FLOAT32, as_recipe, may_use_float8
 from .policies.callables import name_of
 from .stored_params import delete_when_done, reads_of_leaves, wrapper_of_program
 
@@ -59,8 +59,8 @@ def quantize_params(
 
     Raises:
         TypeError: ``fn`` is not callable.
-        ValueError: The policy has no products in 8 bits; or ``fn`` is a wrapper, and ``policy`` is
-            given as well or it has ``enabled=False``.
+        ValueError: The policy has no products in 8 bits, or scales of rows; or ``fn`` is a wrapper,
+            and ``policy`` is given as well or it has ``enabled=False``.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -85,6 +85,13 @@ def quantize_params(
             f"quantize_params got {name_of(fn)} with a policy that multiplies nothing in 8 bits. "
             'Pass policy=Policy(jnp.bfloat16, matmul="float8"), or the autocast function that has '
             "it."
+        )
+    recipe = as_recipe(wrapper.policy.matmul)
+    if recipe is not None and recipe.scaling != "tensor":
+        raise ValueError(
+            f"quantize_params stores one scale for an array, or for each layer of a stack, and the "
+            f"policy of {name_of(fn)} asks for Float8(scaling={recipe.scaling!r}). Pass a policy "
+            'with scaling="tensor", or keep the parameters in float32.'
         )
     leaves, structure = jax.tree.flatten(params)
     reads = reads_of_leaves(wrapper, leaves, (params, *args), kwargs)

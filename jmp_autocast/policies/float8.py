@@ -27,17 +27,18 @@ FLOAT8 = "float8"
 
 Gradient = Literal["e5m2", "e4m3"]
 WeightGradient = Literal["float8", "compute"]
+Scaling = Literal["tensor", "row"]
 Skip = Literal["last"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Float8:
-    """Products of a weight and an activation in 8 bits, scaled by the largest element of each.
+    """Products of a weight and an activation in 8 bits, scaled by the largest elements of each.
 
-    Both operands are multiplied by a power of two that brings their largest element just below the
-    largest float8 number, and are rounded to 8 bits; their product is multiplied by one scalar. The
-    scales are those of the current values: there is no state, and none in checkpoints. Products of
-    two activations, convolutions and sums stay in the compute dtype.
+    Both operands are multiplied by powers of two that bring their largest elements just below the
+    largest float8 number, and are rounded to 8 bits; their product is multiplied by the inverse
+    scales. The scales are those of the current values: there is no state, and none in checkpoints.
+    Products of two activations, convolutions and sums stay in the compute dtype.
 
     Args:
         gradient: The format of cotangents, ``"e5m2"`` or ``"e4m3"``. Weights and activations are
@@ -52,6 +53,9 @@ class Float8:
             makes logits, stay in the compute dtype; ``()`` for none.
         emulate: True rounds to 8 bits on every backend, for studies: behind a barrier, because XLA
             would remove a cast to 8 bits that is followed by one back.
+        scaling: ``"tensor"``: one scale for an array. ``"row"``: one for each token of an
+            activation and each output of a weight, so that an outlier costs the precision of its
+            row alone. On a GPU that is one more kernel for each product.
 
     Raises:
         ValueError: An option is none of its words, or a size is not positive.
@@ -72,10 +76,12 @@ class Float8:
     multiple: int = 16
     skip: tuple[Skip, ...] = ("last",)
     emulate: bool = False
+    scaling: Scaling = "tensor"
 
     def __post_init__(self) -> None:
         check_choice("Float8.gradient", self.gradient, get_args(Gradient))
         check_choice("Float8.wgrad", self.wgrad, get_args(WeightGradient))
+        check_choice("Float8.scaling", self.scaling, get_args(Scaling))
         for name in ("minimum", "multiple"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
@@ -145,8 +151,8 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
     if isinstance(value, str):
         raise ValueError(
             f"matmul must be 'float8', a Float8 or None, got {value!r}."
-            f"{did_you_mean(value, (FLOAT8,))} Scales are those of whole arrays: there are no "
-            "recipes of rows or blocks."
+            f"{did_you_mean(value, (FLOAT8,))} Scales of rows are Float8(scaling='row'); there "
+            "are none of blocks."
         )
     fix = "Pass matmul='float8', or Float8(...) with options."
     raise wrong_type("matmul must be 'float8', a Float8 or None", value, fix)

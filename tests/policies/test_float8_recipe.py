@@ -10,7 +10,7 @@ from jmp_autocast.policies import as_policy, may_use_float8
 
 POLICIES = {
     "preset": FP8,
-    "options": Policy(jnp.float16, matmul=Float8("e4m3", "compute", 16, 32, (), True)),
+    "options": Policy(jnp.float16, matmul=Float8("e4m3", "compute", 16, 32, (), True, "row")),
     "scopes": FP8.with_scopes({"*/head": "bfloat16", "*/mlp": "float8"}),
 }
 
@@ -32,7 +32,7 @@ def test_the_forms_of_the_default_recipe():
 
 WRONG = {
     "a near word": (lambda: Policy("bfloat16", matmul="float"), ValueError, "mean 'float8'"),
-    "rows": (lambda: as_policy("compute=bf16,matmul=rows"), ValueError, "no recipes of rows"),
+    "rows": (lambda: as_policy("compute=bf16,matmul=rows"), ValueError, "scaling='row'"),
     "a dtype": (lambda: Policy("bfloat16", matmul=jnp.float8_e4m3fn), TypeError, "matmul='float8'"),
     "a scope's format": (
         lambda: BF16.with_scopes({"*/mlp": "float8_e5m2"}),
@@ -40,6 +40,7 @@ WRONG = {
         "scopes.*'float8'",
     ),
     "a format": (lambda: Float8(gradient="e3m4"), ValueError, "Float8.gradient.*'e5m2', 'e4m3'"),
+    "scaling": (lambda: Float8(scaling="block"), ValueError, "Float8.scaling.*'tensor', 'row'"),
     "wgrad": (lambda: Float8(wgrad="bfloat16"), ValueError, "'float8', 'compute'"),
     "a size": (lambda: Float8(minimum=0), ValueError, "Float8.minimum must be at least 1, got 0"),
     "no size": (lambda: Float8(multiple=True), TypeError, "Float8.multiple must be an integer"),
@@ -59,7 +60,7 @@ FILES = {
     "no table": ("matmul = 'float8'", TypeError, "matmul must be a table"),
     "no recipe": ("[matmul]\nwgrad = 'compute'", ValueError, "has no recipe"),
     "a recipe": ("[matmul]\nrecipe = 'mxfloat8'", ValueError, "matmul: recipe .*'float8'"),
-    "a key": ("[matmul]\nrecipe = 'float8'\nscaling = 'row'", ValueError, "unknown key 'scaling'"),
+    "a key": ("[matmul]\nrecipe = 'float8'\nscale = 'row'", ValueError, "mean 'scaling'"),
     "a word": ("[matmul]\nrecipe = 'float8'\nwgrad = 'comput'", ValueError, "mean 'compute'"),
 }
 

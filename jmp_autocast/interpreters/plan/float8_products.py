@@ -30,7 +30,8 @@ def in_8_bits_or_why_not(
     if cause:
         return dataclasses.replace(plan, reason=Reason(ReasonCode.NOT_FLOAT8, cause))
     (weight,) = weights
-    reason = Reason(ReasonCode.FLOAT8, f"operand {weight} is a weight", (weight,))
+    rows = ", scales by row" if recipe.scaling == "row" else ""
+    reason = Reason(ReasonCode.FLOAT8, f"operand {weight} is a weight{rows}", (weight,))
     return dataclasses.replace(plan, action=Multiply8(recipe, weight, of_sources), reason=reason)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...policies import Policy
 from ..compat import body_of
-from ..primitives.float8_scale import in_8_bits
+from ..primitives.float8_scale import in_8_bits, moves_along
 from ..primitives.structure import Body, bodies
 from .data import (
     Demand,
@@ -99,8 +99,11 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         for s, d in zip(initial, carries, strict=True)
     ]
     # What is stored in 8 bits is handed in as it is stored, also in slices.
-    stored = {i for i, d in inner.source_copies if given[i].scales and in_8_bits(d)}
-    copies = tuple((i, d) for i, d in inner.source_copies if i < start or i in stored)
+    copies = tuple(
+        (i, d)
+        for i, d in inner.source_copies
+        if i < start or (given[i].scales and in_8_bits(d) and moves_along(d))
+    )
     of_carries = [Demand.of(d, at.wide) for d in carries]
     return EquationPlan(
         Inside((inner,), copies, inner.identity and not any(operands)),

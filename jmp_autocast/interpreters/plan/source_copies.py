@@ -9,7 +9,8 @@ import numpy as np
 
 from ...policies import E4M3
 from ..compat import Literal
-from ..primitives.float8_scale import CopyKey, ScaleOf, in_8_bits
+from ..primitives.float8_scale import CopyKey, factor_keys, in_8_bits, moves_along
+from ..primitives.reading import dot_dimensions
 from ..primitives.traits import having
 from .data import EquationPlan, Inside, Move, Multiply8, ValueState
 from .float_dtypes import is_narrower
@@ -26,7 +27,7 @@ def source_copies(
     """Returns pairs (input, dtype) of the sources that a jaxpr reads in a 16-bit dtype or 8 bits.
 
     A read of moved elements counts as a read of the input that they come from. In 8 bits it does
-    where all elements are moved: a part has a scale of its own.
+    where all elements are moved, as a part has a scale of its own, and where there is one scale.
 
     Args:
         jaxpr: The open jaxpr.
@@ -36,7 +37,7 @@ def source_copies(
     """
     # Literals and known values are cast at trace time: there is nothing to hand in.
     roots = {v: i for i, v in enumerate(jaxpr.invars) if states[v].keeps_gradient}
-    whole = set(roots)
+    inputs, whole = frozenset(roots), set(roots)
 
     copies: dict[tuple[int, CopyKey], None] = {}
     for eqn, plan in zip(jaxpr.eqns, equations, strict=True):
@@ -56,8 +57,10 @@ def source_copies(
         in_8 = [(eqn.invars[i], d) for i, d in plan.source_copies if in_8_bits(d)]
         if isinstance(plan.action, Multiply8):
             operands[plan.action.weight] = None
-            in_8 += [(eqn.invars[plan.action.weight], k) for k in (E4M3, ScaleOf(E4M3))]
-        copies.update(((roots[v], d), None) for v, d in in_8 if v in whole)
+            in_8 += _factor_of(eqn, plan.action)
+        copies.update(
+            ((roots[v], d), None) for v, d in in_8 if v in (whole if moves_along(d) else inputs)
+        )
         reads = [(_root(v, roots), d) for v, d in zip(eqn.invars, operands, strict=True)]
         reads = [(r, d) for r, d in reads if isinstance(d, np.dtype) and is_narrower(d, wide)]
         reads += [
@@ -65,6 +68,14 @@ def source_copies(
         ]
         copies.update(((root, d), None) for root, d in reads if root is not None)
     return tuple(copies)
+
+
+def _factor_of(eqn: Any, action: Multiply8) -> list[tuple[Any, CopyKey]]:
+    """Returns the weight of a product in 8 bits, and what it is read by: values and scale."""
+    weight = eqn.invars[action.weight]
+    by_row, numbers = action.recipe.scaling == "row", dot_dimensions(eqn)
+    keys = factor_keys(E4M3, by_row, numbers, weight.aval.ndim, action.weight)
+    return [(weight, key) for key in keys]
 
 
 def _follow(eqn: Any, plan: EquationPlan, roots: dict[Any, int]) -> None:

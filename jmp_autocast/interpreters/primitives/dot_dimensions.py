@@ -24,6 +24,16 @@ def free(numbers: DimensionNumbers, rank: int, i: int) -> list[int]:
     return [d for d in range(rank) if d not in contracting and d not in batch]
 
 
+def uncontracted(numbers: DimensionNumbers, rank: int, i: int) -> tuple[int, ...]:
+    """Returns the dimensions of operand ``i`` that the product does not sum over, in their order.
+
+    Example:
+        >>> uncontracted((((2,), (1,)), ((0,), (0,))), 3, 1)
+        (0, 2)
+    """
+    return tuple(d for d in range(rank) if d not in numbers[0][i])
+
+
 def transposed(
     numbers: DimensionNumbers, ranks: Sequence[int], i: int
 ) -> tuple[DimensionNumbers, tuple[int, ...]]:
@@ -108,3 +118,25 @@ def kept(scale: Any, numbers: DimensionNumbers, ranks: Sequence[int], i: int) ->
     at = len(batch) if i == 1 else len(shape)
     moved = scale.transpose((*batch, *rest, *numbers[0][i]))
     return moved.reshape(*shape[:at], *ones, *shape[at:])
+
+
+def met(scale: Any, numbers: DimensionNumbers, ranks: Sequence[int], i: int) -> Any:
+    """Returns the scale of an operand in the shape in which it multiplies the other one.
+
+    Args:
+        scale: An array of the operand's rank, with length 1 along its free dimensions.
+        numbers: The dimension numbers of the product.
+        ranks: The ranks of its operands.
+        i: The operand.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> met(jnp.ones((4, 1)), (((0,), (1,)), ((), ())), (2, 2), 0).shape
+        (1, 4)
+    """
+    at = dict(zip(numbers[0][1 - i], numbers[0][i], strict=True))
+    at |= zip(numbers[1][1 - i], numbers[1][i], strict=True)
+    order = [at[d] for d in sorted(at)]
+    moved = scale.transpose((*order, *free(numbers, ranks[i], i)))
+    shape = [scale.shape[at[d]] if d in at else 1 for d in range(ranks[1 - i])]
+    return moved.reshape(shape)

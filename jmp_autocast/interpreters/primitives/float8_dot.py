@@ -4,6 +4,11 @@ What XLA turns into one 8-bit matmul of cuBLASLt is a product of two float8 arra
 multiplied by one scalar. Here that is one equation. In derivatives, too, every product has 8-bit
 operands: tangents and cotangents are quantized to the wider format, and meet a factor that was
 quantized when the program ran forward, so that 8 bits of it are kept for the backward pass.
+
+Scales of rows follow the product as two vectors, if no scale lies along a dimension that is summed
+over. In a gradient one does: that of an output of the weight, or of a token. It multiplies the
+cotangent before that is quantized, and the factor is read as it was kept: of a weight, and of an
+activation, there is one 8-bit copy for all three products.
 """
 
 from __future__ import annotations
@@ -29,8 +34,8 @@ from ..compat.registration import (
     zero_tangent,
 )
 from .accumulate import tangent_contraction
-from .dot_dimensions import batched, kept, transposed
-from .float8_scale import quantize, with_common_scale
+from .dot_dimensions import batched, kept, met, transposed, uncontracted
+from .float8_scale import quantize
 from .held_contraction import contraction_aval, contraction_of, holds_contraction
 from .tangent_carrier import tangent_carrier
 
@@ -41,7 +46,8 @@ class Factor(NamedTuple):
     Args:
         source: The array that it was quantized from, whose derivative it has.
         values: The 8-bit values.
-        inverse: The inverse scale: a scalar, or an array that broadcasts against the values.
+        inverse: The inverse scale: a scalar, or an array that broadcasts against the values, of
+            length 1 along the dimensions that the product sums over.
     """
 
     source: Any
@@ -145,7 +151,8 @@ def _by_tangent(
     operands.insert(i, tangent)
     # GPUs have no product of two e5m2 arrays: XLA would convert both to float16.
     dtype = recipe.gradient_dtype if other.values.dtype == E4M3 else E4M3
-    params |= {"raw": i, "dtype": dtype, "keep": (), "split": True}
+    keep = _rows(recipe, contraction_numbers(jaxpr), _ranks(jaxpr), i)
+    params |= {"raw": i, "dtype": dtype, "keep": keep, "split": True}
     return float8_dot_p.bind(*operands, jaxpr=jaxpr, recipe=recipe, **params)
 
 
@@ -164,10 +171,13 @@ def _transpose(
         return result
     other = _factors(operands, raw)[1 - raw]
     dtype = recipe.gradient_dtype if other.values.dtype == E4M3 else E4M3
-    ranks = _ranks(jaxpr)
-    numbers, order = transposed(contraction_numbers(jaxpr), ranks, raw)
+    numbers, order = transposed(contraction_numbers(jaxpr), _ranks(jaxpr), raw)
+    ranks = [other.values.ndim] * 2
+    ranks[raw] = cotangent.ndim
+    cotangent, other = _without_summed_scales(cotangent, other, numbers, ranks, raw)
     factors = [other, other]
-    factors[raw] = Factor(cotangent, *quantize(cotangent, dtype))
+    keep = _rows(recipe, numbers, ranks, raw)
+    factors[raw] = Factor(cotangent, *quantize(cotangent, dtype, keep))
     product = float8_dot(
         factors[0],
         factors[1],
@@ -179,6 +189,29 @@ def _transpose(
     )
     result[raw] = product if order == tuple(range(len(order))) else lax.transpose(product, order)
     return result
+
+
+def _rows(recipe: Float8, numbers: Any, ranks: Sequence[int], i: int) -> tuple[int, ...]:
+    """Returns along which dimensions operand ``i`` of a product has scales of their own."""
+    return uncontracted(numbers, ranks[i], i) if recipe.scaling == "row" else ()
+
+
+def _without_summed_scales(
+    cotangent: Any, other: Factor, numbers: Any, ranks: Sequence[int], raw: int
+) -> tuple[Any, Factor]:
+    """Returns a cotangent and a factor whose scales are not along what their product sums over.
+
+    Such scales multiply the cotangent, and the factor's source is divided by them. Both is exact:
+    they are powers of two.
+    """
+    inverse = other.inverse
+    if not inverse.ndim or all(inverse.shape[d] == 1 for d in numbers[0][1 - raw]):
+        return cotangent, other
+    # In float32, because a power of two may be beyond float16.
+    wide = lax.convert_element_type(cotangent, FLOAT32)
+    scaled = wide * met(inverse, numbers, ranks, 1 - raw)
+    source = lax.convert_element_type(other.source, FLOAT32) / inverse
+    return scaled, Factor(source, other.values, lax.full((), 1.0, FLOAT32))
 
 
 def _batch(
@@ -264,9 +297,8 @@ def _lowered(
     if raw is not None:
         assert dtype is not None
         factors[raw] = Factor(None, *quantize(factors[raw].source, dtype, keep))
-    pairs = [with_common_scale(f.values, f.inverse, numbers[0][i]) for i, f in enumerate(factors)]
-    ranks = [values.ndim for values, _ in pairs]
-    values = [v for v, _ in pairs]
+    values = [f.values for f in factors]
+    ranks = [v.ndim for v in values]
     if recipe.emulate:
         # XLA for GPUs removes a cast to 8 bits that is followed by one back.
         values = lax.optimization_barrier(values)
@@ -283,7 +315,7 @@ def _lowered(
         precision=lax.Precision.HIGHEST if split else None,
         preferred_element_type=wide,
     )
-    scales = [kept(inverse, numbers, ranks, i) for i, (_, inverse) in enumerate(pairs)]
+    scales = [kept(f.inverse, numbers, ranks, i) for i, f in enumerate(factors)]
     scale = lax.convert_element_type(scales[0] * scales[1], wide)
     return lax.convert_element_type(product * scale, out)
 

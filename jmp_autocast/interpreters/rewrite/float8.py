@@ -8,7 +8,7 @@ from ...policies import E4M3
 from ..compat import bind
 from ..plan.data import EquationPlan, Multiply8
 from ..primitives.float8_dot import Factor, float8_dot
-from ..primitives.float8_scale import ScaleOf
+from ..primitives.float8_scale import ScaleOf, factor_keys
 from ..primitives.reading import dot_dimensions
 from .values import Value
 
@@ -44,16 +44,18 @@ def multiplied_in_8_bits(eqn: Any, plan: EquationPlan, operands: list[Any]) -> A
         value.array if i == action.weight and action.of_sources else value.read(dtype)
         for i, (value, dtype) in enumerate(zip(operands, plan.operands, strict=True))
     ]
+    numbers, by_row = dot_dimensions(eqn), action.recipe.scaling == "row"
+    keys = [factor_keys(E4M3, by_row, numbers, v.array.ndim, i) for i, v in enumerate(operands)]
     lhs, rhs = (
-        Factor(source, value.copy(E4M3), value.copy(ScaleOf(E4M3)))
-        for source, value in zip(sources, operands, strict=True)
+        Factor(source, *map(value.copy, pair))
+        for source, value, pair in zip(sources, operands, keys, strict=True)
     )
     out = plan.results[0].dtype
     assert out is not None
     return float8_dot(
         lhs,
         rhs,
-        dot_dimensions(eqn),
+        numbers,
         recipe=action.recipe,
         weight=action.weight,
         out=out,

@@ -12,7 +12,7 @@ from ..compat import current_name_stack, equation_context, mark_frames
 from ..plan.data import EquationPlan
 from ..plan.float_dtypes import is_in
 from ..primitives.cached_bind import bind_cached, cast
-from ..primitives.float8_scale import ScaleOf, in_8_bits
+from ..primitives.float8_scale import ScaleOf, in_8_bits, moves_along
 from ..primitives.reading import cast_dtype
 from ..primitives.traits import having
 from .values import Value
@@ -48,10 +48,11 @@ def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
     def copies_in(dtype: Any) -> Sequence[Any]:
         if not in_8_bits(dtype):
             return _moved_copies(eqn, operands, dtype)
-        if eqn.primitive.name in _WHOLE and not plan.given[0].scales:
+        is_whole = eqn.primitive.name in _WHOLE and not plan.given[0].scales
+        if is_whole and moves_along(dtype):
             scale = isinstance(dtype, ScaleOf)
             return [operands[0].copy(dtype)] if scale else _moved_copies(eqn, operands, dtype)
-        # A part of an array has a scale of its own: it is quantized after it was moved.
+        # A part of an array, or a row, has a scale of its own: it is quantized after it was moved.
         return [unmoved.copy(dtype) for unmoved in parts]
 
     parts = [Value(x, s.keeps_gradient) for x, s in zip(results, plan.results, strict=True)]
