@@ -1,9 +1,9 @@
 """Trains a small GPT in float32, bfloat16 and float8, several times each, and compares the losses.
 
 float8 is a policy: the products of weights run in 8 bits, everything else as in bfloat16, and there
-is no state. Here it is emulated, so that any machine rounds as an H100 does. All seeds of a
-precision train at once, under `jax.vmap`; each has its own start and its own batches, the same in
-all precisions::
+is no state. An array has one scale, or one for each row. float8 is emulated, so that any
+machine rounds as an H100 does. All seeds of a precision train at once, under `jax.vmap`; each has
+its own start and its own batches, the same in all precisions::
 
     python examples/train_float8.py
     python examples/train_float8.py --seeds 2 --steps 100 --output run
@@ -34,8 +34,9 @@ from jmp_autocast import BF16, Float8, Policy, autocast, explain
 
 CONTEXT, BATCH, WIDTH = 32, 16, 64
 FP8 = Policy(jnp.bfloat16, matmul=Float8(minimum=16, emulate=True))
-POLICIES = {"float32": None, "bfloat16": BF16, "float8": FP8}
-COLORS = {"float32": "#bd5407", "bfloat16": "#0b6fc2", "float8": "#7b4fa3"}
+ROWS = Policy(jnp.bfloat16, matmul=Float8(minimum=16, emulate=True, scaling="row"))
+POLICIES = {"float32": None, "bfloat16": BF16, "float8": FP8, "float8 by row": ROWS}
+COLORS = ("#bd5407", "#0b6fc2", "#7b4fa3", "#2e8540")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,18 +109,18 @@ def draw(runs: Sequence[Trained], path: pathlib.Path) -> None:
     """Draws the mean losses over the steps, and their differences from float32."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for run in runs:
+    for run, color in zip(runs, COLORS, strict=True):
         window = max(1, len(run.losses) // 30)  # a moving average
         kernel = np.ones(window) / window
         left.plot(
             np.convolve(run.losses.mean(1), kernel, "valid"),
             label=run.name,
-            color=COLORS[run.name],
+            color=color,
             alpha=0.8,
         )
         right.plot(
             np.convolve((run.losses - runs[0].losses).mean(1), kernel, "valid"),
-            color=COLORS[run.name],
+            color=color,
         )
     left.set(xlabel="step", ylabel="loss", title="mean of the seeds")
     left.legend(frameon=False)
