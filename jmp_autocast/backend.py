@@ -57,6 +57,16 @@ def has_float8_units(device: Device) -> bool:
     return device.capability.startswith(_AMD_FLOAT8) or (_number(device) or 0) >= 8.9
 
 
+def has_microscaling_units(device: Device) -> bool:
+    """Returns whether a device is known to multiply in MXFP8: NVIDIA's GPUs from B200 on.
+
+    Example:
+        >>> [has_microscaling_units(Device("gpu", "a GPU", c)) for c in ("9.0", "10.0", "gfx950")]
+        [False, True, False]
+    """
+    return (_number(device) or 0) >= 10
+
+
 class Rates(NamedTuple):
     """What a device does in a second, at best.
 

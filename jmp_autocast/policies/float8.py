@@ -27,7 +27,7 @@ FLOAT8 = "float8"
 
 Gradient = Literal["e5m2", "e4m3"]
 WeightGradient = Literal["float8", "compute"]
-Scaling = Literal["tensor", "row"]
+Scaling = Literal["tensor", "row", "mx"]
 Skip = Literal["last"]
 
 
@@ -55,7 +55,10 @@ class Float8:
             would remove a cast to 8 bits that is followed by one back.
         scaling: ``"tensor"``: one scale for an array. ``"row"``: one for each token of an
             activation and each output of a weight, so that an outlier costs the precision of its
-            row alone. On a GPU that is one more kernel for each product.
+            row alone. On a GPU that is one more kernel for each product. ``"mx"``: the microscaling
+            format MXFP8 of the Open Compute Project, one for 32 elements along what a product sums
+            over, for GPUs from B200 on. Weights and activations are quantized again for the
+            gradients, and ``gradient="e4m3"`` is usual.
 
     Raises:
         ValueError: An option is none of its words, or a size is not positive.
@@ -81,6 +84,13 @@ class Float8:
     def __post_init__(self) -> None:
         check_choice("Float8.gradient", self.gradient, get_args(Gradient))
         check_choice("Float8.wgrad", self.wgrad, get_args(WeightGradient))
+        if str(self.scaling) == "block":
+            raise ValueError(
+                "Float8.scaling='block' is not supported: XLA has no product with scales of blocks "
+                "of 128, and for an H100 one of 8,192 x 4,096 x 4,096 took 4,097 MiB of "
+                "temporaries. Write scaling='mx', blocks of 32 for GPUs from B200 on, or "
+                "scaling='row'."
+            )
         check_choice("Float8.scaling", self.scaling, get_args(Scaling))
         for name in ("minimum", "multiple"):
             value = getattr(self, name)
@@ -151,8 +161,8 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
     if isinstance(value, str):
         raise ValueError(
             f"matmul must be 'float8', a Float8 or None, got {value!r}."
-            f"{did_you_mean(value, (FLOAT8,))} Scales of rows are Float8(scaling='row'); there "
-            "are none of blocks."
+            f"{did_you_mean(value, (FLOAT8,))} Scales of rows are Float8(scaling='row'), and MXFP8 "
+            "is Float8(scaling='mx')."
         )
     fix = "Pass matmul='float8', or Float8(...) with options."
     raise wrong_type("matmul must be 'float8', a Float8 or None", value, fix)

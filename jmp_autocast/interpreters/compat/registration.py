@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax._src import dispatch
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching, mlir, partial_eval
@@ -117,6 +118,15 @@ def lowers_by_platform(
         return mlir.lower_fun(function, multiple_results=False)(ctx, *operands, **params)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
+
+
+def lowers_with_devices(primitive: Any) -> None:
+    """Has JAX say on which devices a program runs that has a primitive.
+
+    `jax.nn.scaled_matmul` is partitioned by a rule of JAX's own, which asks for them, and JAX looks
+    for it in jaxprs, not in what our lowerings emit.
+    """
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def lowers_to_row_major(primitive: Any) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ...policies import Float8
 from ..primitives.dot_dimensions import free
+from ..primitives.float8_scale import BLOCK
 from ..primitives.reading import dot_dimensions
 from .data import EquationPlan, Multiply8, Reason, ReasonCode
 from .float8_units import refusal
 from .region import Place
+
+_SCALES = {"tensor": "", "row": ", scales by row", "mx": f", scales of {BLOCK} elements"}
 
 
 def in_8_bits_or_why_not(
@@ -30,14 +34,14 @@ def in_8_bits_or_why_not(
     if cause:
         return dataclasses.replace(plan, reason=Reason(ReasonCode.NOT_FLOAT8, cause))
     (weight,) = weights
-    rows = ", scales by row" if recipe.scaling == "row" else ""
-    reason = Reason(ReasonCode.FLOAT8, f"operand {weight} is a weight{rows}", (weight,))
+    cause = f"operand {weight} is a weight{_SCALES[recipe.scaling]}"
+    reason = Reason(ReasonCode.FLOAT8, cause, (weight,))
     return dataclasses.replace(plan, action=Multiply8(recipe, weight, of_sources), reason=reason)
 
 
 def _obstacle(at: Place, weights: list[int], recipe: Float8) -> str:
     """Returns what keeps a contraction in the compute dtype, "" where nothing does."""
-    if not recipe.emulate and (cause := refusal()):
+    if not recipe.emulate and (cause := refusal(recipe)):
         return cause
     if at.name != "dot_general":
         return f"no 8-bit product for {at.name}"
@@ -69,4 +73,16 @@ def _size_in_the_way(at: Place, weight: int, recipe: Float8) -> str:
         # M, the number of tokens, is the batch's: a layer shall not change with it.
         if size < (1 if name == "M" else recipe.minimum):
             return f"{name}={size} is below the minimum, {recipe.minimum}"
+    return _block_in_the_way(numbers, shapes) if recipe.scaling == "mx" else ""
+
+
+def _block_in_the_way(numbers: Any, shapes: Sequence[tuple[int, ...]]) -> str:
+    """Returns which dimension has no whole blocks.
+
+    Each of the three is summed over in one of the three products of a training step.
+    """
+    last = [(0, numbers[0][0][-1]), *((i, free(numbers, len(shapes[i]), i)[-1]) for i in (0, 1))]
+    for i, d in last:
+        if shapes[i][d] % BLOCK:
+            return f"dimension {d} of operand {i}, {shapes[i][d]}, is no multiple of {BLOCK}"
     return ""

@@ -73,8 +73,8 @@ def source_copies(
 def _factor_of(eqn: Any, action: Multiply8) -> list[tuple[Any, CopyKey]]:
     """Returns the weight of a product in 8 bits, and what it is read by: values and scale."""
     weight = eqn.invars[action.weight]
-    by_row, numbers = action.recipe.scaling == "row", dot_dimensions(eqn)
-    keys = factor_keys(E4M3, by_row, numbers, weight.aval.ndim, action.weight)
+    scaling, numbers = action.recipe.scaling, dot_dimensions(eqn)
+    keys = factor_keys(E4M3, scaling, numbers, weight.aval.ndim, action.weight)
     return [(weight, key) for key in keys]
 
 

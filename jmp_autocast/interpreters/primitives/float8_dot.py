@@ -31,11 +31,13 @@ from ..compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_by_platform,
+    lowers_with_devices,
     zero_tangent,
 )
 from .accumulate import tangent_contraction
-from .dot_dimensions import batched, kept, met, transposed, uncontracted
-from .float8_scale import quantize
+from .block_scaled import block_scaled_dot
+from .dot_dimensions import batched, kept, met, transposed
+from .float8_scale import WHOLE, Along, along, quantize, unscaled
 from .held_contraction import contraction_aval, contraction_of, holds_contraction
 from .tangent_carrier import tangent_carrier
 
@@ -46,8 +48,8 @@ class Factor(NamedTuple):
     Args:
         source: The array that it was quantized from, whose derivative it has.
         values: The 8-bit values.
-        inverse: The inverse scale: a scalar, or an array that broadcasts against the values, of
-            length 1 along the dimensions that the product sums over.
+        inverse: The inverse scale: a scalar, or an array as `quantize` returns it, of length 1
+            along the dimensions that the product sums over, where its scales are not of blocks.
     """
 
     source: Any
@@ -97,7 +99,7 @@ def float8_dot(
     avals = jax.typeof(lhs.values), jax.typeof(rhs.values)
     jaxpr = _dot_jaxpr(dimension_numbers, *avals)
     operands = (lhs.values, rhs.values, lhs.inverse, rhs.inverse, lhs.source, rhs.source)
-    options = {"raw": None, "dtype": None, "keep": (), "split": split}
+    options = {"raw": None, "dtype": None, "where": WHOLE, "split": split}
     return float8_dot_p.bind(
         *operands, jaxpr=jaxpr, recipe=recipe, weight=weight, out=np.dtype(out), **options
     )
@@ -105,12 +107,13 @@ def float8_dot(
 
 # --- the primitive --------------------------------------------------------------------------
 #
-# float8_dot(lhs, rhs, inverse scales, sources; jaxpr, recipe, weight, out, split, raw, dtype, keep)
+# float8_dot(lhs, rhs, inverse scales, sources; jaxpr, recipe, weight, out, split, raw, dtype,
+# where)
 #
 # Each factor has its 8-bit values at the front, and its inverse scale and source behind. The factor
 # at position `raw` is an array instead, a tangent, which the equation quantizes to `dtype` itself:
-# the equation is linear in it. It has no scale and no source; along its dimensions `keep` there are
-# scales of their own. `jaxpr` holds the `dot_general` of the values.
+# the equation is linear in it. It has no scale and no source, and scales of their own as `where`
+# says. `jaxpr` holds the `dot_general` of the values.
 
 
 def _factors(operands: Sequence[Any], raw: int | None) -> list[Factor]:
@@ -145,14 +148,21 @@ def _by_tangent(
         numbers = contraction_numbers(jaxpr)
         pair = (tangent, other.source) if i == 0 else (other.source, tangent)
         return tangent_contraction(*pair, numbers, low=other.source.dtype, out=params["out"])
+    numbers, ranks = contraction_numbers(jaxpr), _ranks(jaxpr)
     if other.values is None:
-        other = Factor(other.source, *quantize(other.source, params["dtype"], params["keep"]))
+        other = Factor(other.source, *quantize(other.source, params["dtype"], params["where"]))
+    if recipe.scaling == "mx":
+        # Blocks lie along what a product sums over, which is another dimension in the transpose.
+        # From the 8-bit copy: with powers of two, only what becomes subnormal is rounded again.
+        array = unscaled(other.values, other.inverse)
+        across = along("mx", transposed(numbers, ranks, i)[0], ranks[1 - i], 1 - i)
+        other = Factor(other.source, *quantize(array, other.values.dtype, across))
     operands = [other.values, other.inverse, tangent_carrier(other.source)]
     operands.insert(i, tangent)
     # GPUs have no product of two e5m2 arrays: XLA would convert both to float16.
     dtype = recipe.gradient_dtype if other.values.dtype == E4M3 else E4M3
-    keep = _rows(recipe, contraction_numbers(jaxpr), _ranks(jaxpr), i)
-    params |= {"raw": i, "dtype": dtype, "keep": keep, "split": True}
+    where = along(recipe.scaling, numbers, ranks[i], i)
+    params |= {"raw": i, "dtype": dtype, "where": where, "split": True}
     return float8_dot_p.bind(*operands, jaxpr=jaxpr, recipe=recipe, **params)
 
 
@@ -174,10 +184,11 @@ def _transpose(
     numbers, order = transposed(contraction_numbers(jaxpr), _ranks(jaxpr), raw)
     ranks = [other.values.ndim] * 2
     ranks[raw] = cotangent.ndim
-    cotangent, other = _without_summed_scales(cotangent, other, numbers, ranks, raw)
+    if recipe.scaling != "mx":
+        cotangent, other = _without_summed_scales(cotangent, other, numbers, ranks, raw)
     factors = [other, other]
-    keep = _rows(recipe, numbers, ranks, raw)
-    factors[raw] = Factor(cotangent, *quantize(cotangent, dtype, keep))
+    where = along(recipe.scaling, numbers, ranks[raw], raw)
+    factors[raw] = Factor(cotangent, *quantize(cotangent, dtype, where))
     product = float8_dot(
         factors[0],
         factors[1],
@@ -189,11 +200,6 @@ def _transpose(
     )
     result[raw] = product if order == tuple(range(len(order))) else lax.transpose(product, order)
     return result
-
-
-def _rows(recipe: Float8, numbers: Any, ranks: Sequence[int], i: int) -> tuple[int, ...]:
-    """Returns along which dimensions operand ``i`` of a product has scales of their own."""
-    return uncontracted(numbers, ranks[i], i) if recipe.scaling == "row" else ()
 
 
 def _without_summed_scales(
@@ -220,7 +226,7 @@ def _batch(
     *,
     jaxpr: Any,
     raw: int | None,
-    keep: tuple[int, ...],
+    where: Along,
     **params: Any,
 ) -> tuple[Any, int]:
     size = batch_size(operands, dims)
@@ -230,14 +236,14 @@ def _batch(
     factors, is_mapped = zip(*mapped, strict=True)
     numbers, at = batched(contraction_numbers(jaxpr), ranks, is_mapped)
     if raw is not None and is_mapped[raw]:
-        keep = (0, *(d + 1 for d in keep))
+        where = where.batched()
     values = [f.source if i == raw else f.values for i, f in enumerate(factors)]
     rest = [f for i, f in enumerate(factors) if i != raw]
     arrays = [*values, *(f.inverse for f in rest), *(f.source for f in rest)]
     avals = [jax.typeof(x) for x in values]
     if raw is not None:
         avals[raw] = with_dtype(avals[raw], params["dtype"])
-    params |= {"jaxpr": _dot_jaxpr(numbers, *avals), "raw": raw, "keep": keep}
+    params |= {"jaxpr": _dot_jaxpr(numbers, *avals), "raw": raw, "where": where}
     return float8_dot_p.bind(*arrays, **params), at
 
 
@@ -285,7 +291,7 @@ def _lowered(
     split: bool,
     raw: int | None,
     dtype: np.dtype | None,
-    keep: tuple[int, ...],
+    where: Along,
     **_: Any,
 ) -> Any:
     """Multiplies the values, and the result by the scales.
@@ -294,9 +300,14 @@ def _lowered(
     """
     numbers = contraction_numbers(jaxpr)
     factors = _factors(operands, raw)
+    if recipe.scaling == "mx":
+        lhs, rhs = (
+            (f.source, None) if i == raw else (f.values, f.inverse) for i, f in enumerate(factors)
+        )
+        return block_scaled_dot(lhs, rhs, numbers, out=out, widen=widen, emulate=recipe.emulate)
     if raw is not None:
         assert dtype is not None
-        factors[raw] = Factor(None, *quantize(factors[raw].source, dtype, keep))
+        factors[raw] = Factor(None, *quantize(factors[raw].source, dtype, where))
     values = [f.values for f in factors]
     ranks = [v.ndim for v in values]
     if recipe.emulate:
@@ -330,4 +341,5 @@ lowers_by_platform(
     default=functools.partial(_lowered, widen=False),
     cpu=functools.partial(_lowered, widen=True),
 )
+lowers_with_devices(float8_dot_p)
 holds_contraction(float8_dot_p)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,17 +31,63 @@ _EXPONENT = 0x7F800000
 _SMALLEST = 2.0**-126
 
 
+BLOCK = 32
+"""How many elements share a scale in the microscaling formats of the Open Compute Project."""
+
+
+class Along(NamedTuple):
+    """Where an 8-bit array has scales of their own.
+
+    Args:
+        keep: The dimensions along which it has.
+        block: The one of them along which `BLOCK` elements share one, None if there is none.
+    """
+
+    keep: tuple[int, ...] = ()
+    block: int | None = None
+
+    def batched(self) -> Along:
+        """Returns the same for an array with the dimension of a batch in front."""
+        block = None if self.block is None else self.block + 1
+        return Along((0, *(d + 1 for d in self.keep)), block)
+
+
+WHOLE = Along()
+"""One scale."""
+
+
+def along(scaling: str, numbers: DimensionNumbers, rank: int, i: int) -> Along:
+    """Returns where one factor of a product has scales of their own.
+
+    Args:
+        scaling: That of the recipe.
+        numbers: The dimension numbers of the product.
+        rank: The rank of the factor.
+        i: Its position, 0 or 1.
+
+    Example:
+        >>> numbers = (((1,), (0,)), ((), ()))
+        >>> along("row", numbers, 2, 1)
+        Along(keep=(1,), block=None)
+        >>> along("mx", numbers, 2, 1)
+        Along(keep=(0, 1), block=0)
+    """
+    if scaling == "mx":
+        return Along(tuple(range(rank)), numbers[0][i][-1])
+    return Along(uncontracted(numbers, rank, i)) if scaling == "row" else WHOLE
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
-    """Stands for the values of an 8-bit copy with scales along some of its dimensions.
+    """Stands for the values of an 8-bit copy with several scales.
 
     Args:
         values: The dtype of the values. Not called ``dtype``: NumPy takes what has that for one.
-        keep: The dimensions along which there are scales of their own.
+        along: Where it has scales of their own.
     """
 
     values: np.dtype
-    keep: tuple[int, ...]
+    along: Along
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,23 +119,23 @@ def moves_along(key: CopyKey) -> bool:
 
 
 def factor_keys(
-    dtype: np.dtype, by_row: bool, numbers: DimensionNumbers, rank: int, i: int
+    dtype: np.dtype, scaling: str, numbers: DimensionNumbers, rank: int, i: int
 ) -> tuple[CopyKey, CopyKey]:
     """Returns what the values and the inverse scale of one factor of a product are found by.
 
     Args:
         dtype: The dtype of the values.
-        by_row: Whether there is a scale for each index that the product does not sum over.
-        numbers: The dimension numbers of the product.
-        rank: The rank of the factor.
-        i: Its position, 0 or 1.
+        scaling: As for `along`.
+        numbers: As for `along`.
+        rank: As for `along`.
+        i: As for `along`.
 
     Example:
-        >>> numbers = (((1,), (0,)), ((), ()))
-        >>> factor_keys(E4M3, True, numbers, 2, 1)[0]
-        Rows(values=dtype(float8_e4m3fn), keep=(1,))
+        >>> factor_keys(E4M3, "tensor", (((1,), (0,)), ((), ())), 2, 1)[0]
+        dtype(float8_e4m3fn)
     """
-    values = Rows(dtype, uncontracted(numbers, rank, i)) if by_row else dtype
+    where = along(scaling, numbers, rank, i)
+    values = dtype if where == WHOLE else Rows(dtype, where)
     return values, ScaleOf(values)
 
 
@@ -108,14 +154,15 @@ def copies_of(
     """
     of = key.values if isinstance(key, ScaleOf) else key
     if isinstance(of, Rows):
-        dtype, keep, rest = of.values, of.keep, ()
+        dtype, where, rest = of.values, of.along, ()
     else:
-        dtype, keep, rest = of, tuple(range(scales)), range(scales, x.ndim) if scales else ()
+        dtype, where = of, Along(tuple(range(scales)))
+        rest = range(scales, x.ndim) if scales else ()
     if isinstance(key, ScaleOf):
-        return {key: lax.squeeze(inverse_scale(x, dtype, keep), rest)}
+        return {key: lax.squeeze(inverse_scale(x, dtype, where), rest)}
     if (inverse := known.get(ScaleOf(of))) is not None:
         return {key: scaled(row_major(x), lax.expand_dims(inverse, rest), dtype)}
-    values, inverse = quantize(x, dtype, keep)
+    values, inverse = quantize(x, dtype, where)
     return {key: values, ScaleOf(of): lax.squeeze(inverse, rest)}
 
 
@@ -134,7 +181,7 @@ def copy_aval(aval: Any, key: CopyKey, scales: int = 0) -> Any:
     return jax.make_jaxpr(lambda x: copies_of(x, key, {}, scales)[key])(aval).out_avals[0]
 
 
-def quantize(x: Any, dtype: np.dtype, keep: tuple[int, ...] = ()) -> tuple[Any, Any]:
+def quantize(x: Any, dtype: np.dtype, where: Along = WHOLE) -> tuple[Any, Any]:
     """Returns an array in 8 bits, and what its values are multiplied by to get ``x`` back.
 
     The largest element comes as close to the largest number of the format as a power of two brings
@@ -143,10 +190,10 @@ def quantize(x: Any, dtype: np.dtype, keep: tuple[int, ...] = ()) -> tuple[Any, 
     Args:
         x: A float32, float16 or bfloat16 array.
         dtype: float8_e4m3fn or float8_e5m2.
-        keep: Dimensions along which there are scales of their own: those of a batch, or rows.
+        where: Where there are scales of their own: along a batch, or rows.
 
     Returns:
-        The values, of dtype ``dtype``, and the inverse scale, float32: a scalar or, with ``keep``,
+        The values, of dtype ``dtype``, and the inverse scale, float32: a scalar or, with several,
         an array of the rank of ``x``. With an infinity or a NaN in ``x`` all values of that
         scale are NaN, so that losses and gradients show it.
 
@@ -156,18 +203,18 @@ def quantize(x: Any, dtype: np.dtype, keep: tuple[int, ...] = ()) -> tuple[Any, 
         >>> values.tolist(), float(inverse)
         ([-448.0, 128.0], 0.0078125)
     """
-    return _inlined(_quantized, np.dtype(dtype), tuple(keep))(lax.stop_gradient(x))
+    return _inlined(_quantized, np.dtype(dtype), where)(lax.stop_gradient(x))
 
 
-def inverse_scale(x: Any, dtype: np.dtype, keep: tuple[int, ...] = ()) -> Any:
+def inverse_scale(x: Any, dtype: np.dtype, where: Along = WHOLE) -> Any:
     """Returns what `quantize` would multiply the values by to get ``x`` back.
 
     Args:
         x: As for `quantize`.
         dtype: As for `quantize`.
-        keep: As for `quantize`.
+        where: As for `quantize`.
     """
-    return _inlined(_inverse, np.dtype(dtype), tuple(keep))(lax.stop_gradient(x))
+    return _inlined(_inverse, np.dtype(dtype), where)(lax.stop_gradient(x))
 
 
 def scaled(x: Any, inverse: Any, dtype: np.dtype) -> Any:
@@ -175,7 +222,7 @@ def scaled(x: Any, inverse: Any, dtype: np.dtype) -> Any:
 
     Args:
         x: As for `quantize`.
-        inverse: The inverse scale: a scalar, or an array that broadcasts against ``x``.
+        inverse: The inverse scale: a scalar, or an array as `quantize` returns it.
         dtype: As for `quantize`.
     """
     return _inlined(_scaled, np.dtype(dtype))(lax.stop_gradient(x), inverse)
@@ -186,16 +233,48 @@ def _inlined(function: Callable[..., Any], *options: Any) -> Callable[..., Any]:
     return inlined(lambda *arrays: function(*arrays, *options))
 
 
-def _quantized(x: Any, dtype: np.dtype, keep: tuple[int, ...]) -> tuple[Any, Any]:
-    inverse = _inverse(x, dtype, keep)
+def spread(inverse: Any, shape: tuple[int, ...]) -> Any:
+    """Returns inverse scales that broadcast against their values: those of blocks are repeated.
+
+    Args:
+        inverse: A scalar, or an array as `quantize` returns it.
+        shape: The shape of the values.
+    """
+    for d, count in enumerate(inverse.shape):
+        if 1 < count < shape[d]:
+            repeated = (*inverse.shape[: d + 1], shape[d] // count, *inverse.shape[d + 1 :])
+            where = [k for k in range(len(repeated)) if k != d + 1]
+            inverse = lax.broadcast_in_dim(inverse, repeated, where)
+            inverse = lax.collapse(inverse, d, d + 2)
+    return inverse
+
+
+def unscaled(values: Any, inverse: Any) -> Any:
+    """Returns the float32 array that 8-bit values and their inverse scales stand for.
+
+    Args:
+        values: The values.
+        inverse: A scalar, or an array as `quantize` returns it.
+    """
+    return lax.convert_element_type(values, FLOAT32) * spread(inverse, values.shape)
+
+
+def _quantized(x: Any, dtype: np.dtype, where: Along) -> tuple[Any, Any]:
+    inverse = _inverse(x, dtype, where)
     return _scaled(x, inverse, dtype), inverse
 
 
 def _scaled(x: Any, inverse: Any, dtype: np.dtype) -> Any:
-    return lax.convert_element_type(lax.convert_element_type(x, FLOAT32) * (1 / inverse), dtype)
+    scale = spread(1 / inverse, x.shape)
+    return lax.convert_element_type(lax.convert_element_type(x, FLOAT32) * scale, dtype)
 
 
-def _inverse(x: Any, dtype: np.dtype, keep: tuple[int, ...]) -> Any:
+def _inverse(x: Any, dtype: np.dtype, where: Along) -> Any:
+    keep, block = where
+    if block is not None:
+        x = x.reshape(*x.shape[:block], -1, BLOCK, *x.shape[block + 1 :])
+        rest = tuple(d for d in range(x.ndim) if d != block + 1)
+        return lax.squeeze(_inverse(x, dtype, Along(rest)), (block + 1,))
     reduced = tuple(d for d in range(x.ndim) if d not in keep)
     largest = lax.convert_element_type(lax.reduce_max(lax.abs(x), reduced), FLOAT32)
     if keep:

@@ -44,8 +44,8 @@ def multiplied_in_8_bits(eqn: Any, plan: EquationPlan, operands: list[Any]) -> A
         value.array if i == action.weight and action.of_sources else value.read(dtype)
         for i, (value, dtype) in enumerate(zip(operands, plan.operands, strict=True))
     ]
-    numbers, by_row = dot_dimensions(eqn), action.recipe.scaling == "row"
-    keys = [factor_keys(E4M3, by_row, numbers, v.array.ndim, i) for i, v in enumerate(operands)]
+    numbers, scaling = dot_dimensions(eqn), action.recipe.scaling
+    keys = [factor_keys(E4M3, scaling, numbers, v.array.ndim, i) for i, v in enumerate(operands)]
     lhs, rhs = (
         Factor(source, *map(value.copy, pair))
         for source, value, pair in zip(sources, operands, keys, strict=True)
