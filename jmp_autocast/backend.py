@@ -1,4 +1,4 @@
-"""What is known of devices: in which dtypes their matrix units multiply.
+"""What is known of devices: in which dtypes their matrix units multiply, and how XLA rounds.
 
 The tables are those of the vendors: NVIDIA's CUDA C++ Programming Guide, section "Compute
 Capabilities", and AMD's ROCm page on data types and precision.
@@ -12,6 +12,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+# XLA may leave out a rounding to 16 bits and back; XLA:CPU does so for a convolution's kernel.
+EVERY_ROUNDING = {"xla_allow_excess_precision": False}
+"""Options of a compiler that rounds wherever the program says so."""
 
 _BFLOAT16, _FLOAT16 = np.dtype(jnp.bfloat16), np.dtype(jnp.float16)
 # AMD's architectures from MI100 on multiply both 16-bit types in matrix units.

@@ -51,7 +51,7 @@ UPPER = {
         "scopes",
         "wrapping",
     },
-    "stored_params": {"arguments", "interpreters", "policies", "transform"},
+    "stored_params": {"arguments", "backend", "interpreters", "policies", "transform"},
     "quantized": {"arguments", "interpreters", "policies", "stored_params"},
     "inspect": {
         "arguments",

@@ -10,15 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from ...arguments import flatten, is_array
+from ...backend import EVERY_ROUNDING
 from ...policies.errors import wrong_type
 from ...transform import opened
 from ..argnums import differentiated
 from ..measure.error_probe import distance
 from ..signature import Signature, split
-
-# XLA may leave out a rounding to 16 bits and back, and then nothing overflows in it. A policy must
-# be good enough where every rounding is done, as on devices that compute in 16 bits.
-_EVERY_ROUNDING = {"xla_allow_excess_precision": False}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,8 +112,10 @@ def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -
         batches: The batches.
         argnums: As for `arrays_of`.
     """
-    run = jax.jit(arrays_of(fn, argnums), static_argnums=0, compiler_options=_EVERY_ROUNDING)
-    # Compiled, as users run their programs: what XLA makes of it is what counts.
+    # Compiled, as users run their programs: what XLA makes of it is what counts. But a rounding
+    # that is left out overflows nowhere, and a policy must be good enough where every one is done,
+    # as on devices that compute in 16 bits.
+    run = jax.jit(arrays_of(fn, argnums), static_argnums=0, compiler_options=EVERY_ROUNDING)
     outputs = [run(batch.signature, *batch.arrays) for batch in batches]
     return [[x for x in made if jnp.issubdtype(x.dtype, jnp.inexact)] for made in outputs]
 

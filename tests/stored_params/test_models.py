@@ -1,0 +1,65 @@
+"""`cast_params` on the models of the benchmarks and of the examples: same bits, few bytes."""
+
+import pathlib
+import sys
+
+import pytest
+
+from jmp_autocast import Policy, cast_params
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# What is stored, over what hand-written inference stores (benchmarks/stored_bytes.py).
+CASES = [
+    # Rows of an embedding begin the residual stream, which is float32 but at level "compute".
+    ("GPT", "bfloat16", "o1", 1.3),
+    ("GPT", "float16", "compute", 1.02),
+    ("ViT", "float16", "o1", 1.2),
+    ("ResNet", "bfloat16", "tensor_cores", 1.02),
+    ("LSTM", "float16", "o1", 1.02),
+    ("train_digits", "float16", "o1", 1.02),
+    ("train_haiku_resnet", "bfloat16", "o1", 1.02),
+    ("train_neural_ode", "float16", "compute", 1.02),
+    ("train_nnx", "bfloat16", "o1", 1.02),
+    ("fused_attention", "bfloat16", "o1", 1.02),
+    ("loss_scaling_nnx", "float16", "o1", 1.02),
+    ("tune_policy", "bfloat16", "tensor_cores", 1.02),
+    # Of 580 parameters 64 are a bias before a BatchNorm; of 97 most are of an outer product.
+    ("loss_scaling_linen", "bfloat16", "compute", 1.2),
+    ("loss_scaling_plain", "float16", "o1", 1.7),
+]
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+@pytest.fixture(scope="module")
+def stored_bytes():
+    """The script, as if run from its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        before = set(sys.modules)
+        patch.syspath_prepend(str(ROOT / "examples"))
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        import stored_bytes
+
+        yield stored_bytes
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(ROOT)):
+                del sys.modules[name]
+
+
+def test_every_model_is_here(stored_bytes):
+    here = {name for name, *_ in CASES}
+    # The GPT of the examples differs from that of the benchmarks in its attention alone.
+    assert here | {"char_gpt"} == set(stored_bytes.programs("tiny"))
+
+
+@pytest.mark.parametrize(("name", "dtype", "level", "most"), CASES)
+def test_models_return_the_same_bits_with_all_that_allows_it_in_16(
+    name, dtype, level, most, stored_bytes
+):
+    program = stored_bytes.programs("tiny")[name]()
+    program = program._replace(params=stored_bytes.shaken(program.params))
+    policy = Policy(dtype, level=level)
+    small = cast_params(program.fn, program.params, *program.args, policy=policy, check=True)
+    assert stored_bytes.nbytes(small) <= most * stored_bytes.by_hand(program.params)
+    assert list(stored_bytes.needless(program, policy)) == []
