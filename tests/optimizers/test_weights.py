@@ -12,7 +12,14 @@ import pytest
 from flax import serialization
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from jmp_autocast import Policy, autocast, dynamic_loss_scaling, scaled_value_and_grad, step_skipped
+from jmp_autocast import (
+    BF16,
+    Policy,
+    autocast,
+    dynamic_loss_scaling,
+    scaled_value_and_grad,
+    step_skipped,
+)
 from jmp_autocast.optimizers import (
     as_float32,
     compressed_moments,
@@ -204,14 +211,25 @@ def test_equal_seeds_give_equal_bits_and_others_do_not():
 
 
 def test_a_step_may_donate_parameters_and_state():
-    params = stored(weights(), "bfloat16")
-    for make in (master_weights, kahan_summation):
+    for make in (master_weights, kahan_summation, stochastic_rounding):
+        # A step that runs deletes what it got, so that each has weights of its own.
+        params = stored(weights(), "bfloat16")
         tx = make(compressed_moments(optax.sgd(1e-3, momentum=0.9), bits=16, min_size=256))
         state = start_from(jax.jit(tx.init)(params), params, weights())
-        step = jax.jit(tx.update, donate_argnums=(1,))
-        _, new = step(params, state, params)
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-        assert jax.tree.structure(new) == jax.tree.structure(state)
+
+        def step(params, state, x, tx=tx):
+            grads = jax.grad(autocast(loss, policy=BF16))(as_float32(params), x)
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, BATCHES[0]).compile()
+        # All that is held between steps takes its own place again, to the byte.
+        held = jax.tree.leaves((params, state))
+        memory = compiled.memory_analysis()
+        assert memory.alias_size_in_bytes == sum(leaf.nbytes for leaf in held)
+        new = compiled(params, state, BATCHES[0])
+        assert all(leaf.is_deleted() for leaf in held)
+        assert jax.tree.structure(new) == jax.tree.structure((params, state))
 
 
 def test_the_state_has_the_bytes_that_the_table_of_recipes_says():
