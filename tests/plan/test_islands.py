@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, Policy, autocast, compute_precision, explain
-from tests.support.jaxprs import equations, trace
+from tests.support.jaxprs import equations, find, trace
 
 SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
 ISLAND = BF16.with_scopes({"*chol*": "float64"})
@@ -109,6 +109,44 @@ def test_a_derivative_rule_in_an_island_runs_in_float64():
     assert found["integer_pow"] == found["reduce_sum"] == {DOUBLE}
     # In float32 the rounding of each product is left: 1e-7.
     np.testing.assert_allclose(jax.grad(mixed)(X), 0, atol=1e-14)
+
+
+def by_lu(gram, b):
+    return jnp.linalg.solve(gram, b)
+
+
+def by_cg(gram, b):
+    return jax.scipy.sparse.linalg.cg(lambda v: gram @ v, b, tol=1e-14, maxiter=40)[0]
+
+
+def by_hand(gram, b):
+    """A solver with a diagnosis beside its solution, and functions that are given casts."""
+    solve = lambda _, b: (jnp.linalg.inv(gram).astype(b.dtype) @ b, jnp.max(b))
+    matvec = lambda v: gram @ v
+    return lax.custom_linear_solve(matvec, b, solve, transpose_solve=solve, has_aux=True)[0]
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("solver", [by_lu, by_cg, by_hand])
+def test_the_functions_of_a_solver_in_an_island_run_in_float64(solver):
+    def fn(x, b):
+        with jax.named_scope("chol"):  # of condition 1e5
+            gram = x @ x.T + 1e-4 * jnp.eye(6, dtype=x.dtype)
+            solution = solver(gram, b) - b
+        return jnp.sum(solution**2)
+
+    mixed, args = autocast(fn, policy=ISLAND, params=None), (X[:, :3], X[0])
+    solves = find(trace(mixed, *args), "custom_linear_solve")
+    held = [body.jaxpr for eqn in solves for body in eqn.params["jaxprs"] if body is not None]
+    variables = [v for body in (*solves, *held) for v in (*body.invars, *body.outvars)]
+    assert {v.aval.dtype for v in variables if v.aval.dtype.kind == "f"} == {DOUBLE}
+    gradient = lambda fn: jax.jit(jax.value_and_grad(fn, (0, 1)))
+    exact, right = gradient(fn)(*(x.astype(np.float64) for x in args))
+    value, found = gradient(mixed)(*args)
+    np.testing.assert_allclose(value, exact, rtol=1e-6)
+    for mine, other in zip(found, right, strict=True):
+        assert mine.dtype == SINGLE
+        np.testing.assert_allclose(mine, other, atol=1e-6 * np.abs(other).max())
 
 
 def test_an_output_of_an_island_is_as_declared():

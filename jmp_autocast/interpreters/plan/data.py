@@ -268,6 +268,13 @@ class Inside:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CallBack:
+    """The functions that the equation calls back are rewritten: a plan for each, in their order."""
+
+    functions: tuple[Plan, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Emit:
     """A function that a rule gave is called in place of the equation.
 
@@ -300,7 +307,7 @@ class Stored:
     """The equation makes float32 of what is stored in 8 bits: the 8-bit copy is there already."""
 
 
-_OfArrays = Keep | Bind | Cast | Contract | Multiply8 | Redispatch | Emit | Complement
+_OfArrays = Keep | Bind | Cast | Contract | Multiply8 | Redispatch | Emit | Complement | CallBack
 Action = _OfArrays | Move | Inside | Stored
 
 # Most equations of a program have one of these two actions: one object each.

@@ -93,7 +93,7 @@ def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
     if name in DATA_MOVEMENT and len(floats) == 1 and at.given[floats[0]].source is not None:
         return move_source(at, floats[0])
     if at.region.island is not None:
-        return in_island(policy, at, not any(_outside(v, at) for v in at.eqn.invars))
+        return in_island(policy, at, not any(is_outside(v, at) for v in at.eqn.invars))
     if compute_dtype is None:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
     if policy.rule_for(name, at.region.rules)[1] == "unknown":
@@ -101,7 +101,7 @@ def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
     # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of
     # their own, and float16 in a bfloat16 program by somebody who knows its range: none of them is
     # ours.
-    if outside := tuple([i for i, v in enumerate(at.eqn.invars) if _outside(v, at)]):
+    if outside := tuple([i for i, v in enumerate(at.eqn.invars) if is_outside(v, at)]):
         return keep(at, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", outside))
     if name in _REDISPATCHED and not reading.has_plain_update(at.eqn):
         return keep(at, Reason(ReasonCode.KEEP, "the update computation is the user's"))
@@ -148,8 +148,13 @@ def _decision(policy: Policy, at: Place) -> tuple[Decision, str]:
     return decision, origin
 
 
-def _outside(v: Any, at: Place) -> bool:
-    """Whether a value is a float or complex array that autocast never touches."""
+def is_outside(v: Any, at: Place) -> bool:
+    """Returns whether a value is a float or complex array that autocast never touches.
+
+    Args:
+        v: The variable or literal.
+        at: The equation that reads it.
+    """
     dtype = getattr(v.aval, "dtype", None)
     if dtype is None or dtype in _ours(at.region) or not is_array_aval(v.aval):
         return False

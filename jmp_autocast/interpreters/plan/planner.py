@@ -13,8 +13,10 @@ from typing import Any
 from ...policies import Policy, Rule, may_use_float8
 from ...policies.registry import has_rule_functions
 from ..compat import Literal, body_of, consts_of, scope_names
+from ..primitives.called_back import functions_of
 from ..primitives.complements import COMPLEMENTS, subtracted_from_one
 from ..primitives.structure import has_rule
+from .called_back import plan_called_back
 from .complements import complement
 from .constant_range import constant_range
 from .data import EquationPlan, Inside, Plan, Source, ValueState, Want
@@ -228,6 +230,8 @@ class Planner:
         if (beyond := outside(at)) is not at:
             return leaving(self._plan_equation(beyond), at.given)
         rule = planning_rule(at.name)
+        if at.region.island is not None and functions_of(at.eqn):
+            rule = plan_called_back
         if rule is not None:
             self._has_rules |= has_rule(at.eqn)
             return plan_structural(rule, self, at)

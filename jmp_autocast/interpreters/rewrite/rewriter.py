@@ -33,6 +33,7 @@ from ..compat import (
 from ..compat.registration import register_elsewhere
 from ..plan.data import (
     Bind,
+    CallBack,
     Cast,
     Complement,
     Contract,
@@ -51,6 +52,7 @@ from ..plan.float_dtypes import float_dtype
 from ..plan.region import AS_DECLARED
 from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
+from ..primitives.called_back import functions_of, with_functions
 from ..primitives.complements import COMPLEMENTS
 from ..primitives.evaluate import evaluate
 from ..primitives.float8_scale import copy_aval
@@ -231,6 +233,10 @@ class Rewriter(KeepsValues):
                 return [x if x.dtype == target else cast(x, target)]
             case Emit():
                 return emitted(eqn, plan, operands)
+            case CallBack(functions):
+                pairs = zip(functions, functions_of(eqn), strict=True)
+                jaxprs = [self.jaxpr(inner, body.jaxpr) for inner, body in pairs]
+                return bind(eqn.primitive, read(plan, operands), with_functions(eqn, jaxprs))
             case Inside(unchanged=False):
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
             case Inside() if self._looked_at(eqn):
