@@ -15,6 +15,8 @@ from docutils.statemachine import StringList
 from reference_names import groups, resolve
 from sphinx.pycode import ModuleAnalyzer
 
+_LONG = 40  # characters
+
 
 class PublicNames(Directive):
     """Documents every name of one page of the reference; those in the content come first."""
@@ -104,6 +106,16 @@ def fold_tables(app: Any, doctree: nodes.document) -> None:
         table.parent[start:end] = [*parts, nodes.raw("", "</details>", format="html")]
 
 
+def widen_columns(app: Any, doctree: nodes.document) -> None:
+    """Marks the cells of columns with long texts: on a phone they keep a width to read in."""
+    for group in doctree.findall(nodes.tgroup):
+        rows = [row.children for row in group.findall(nodes.row)]
+        for column in zip(*rows, strict=True):
+            if max(len(cell.astext()) for cell in column) > _LONG:
+                for cell in column:
+                    cell["classes"].append("long")
+
+
 def _parsed(directive: Directive, lines: list[str]) -> list[nodes.Node]:
     parent = nodes.Element()
     content = StringList(lines, source="the reference")
@@ -181,5 +193,6 @@ def register(app: Any) -> None:
     app.add_directive("fold-tables", FoldTables)
     app.add_directive("picture", Picture)
     app.connect("doctree-read", fold_tables)
+    app.connect("doctree-read", widen_columns)
     app.connect("autodoc-skip-member", skip_named_tuple_fields)
     app.connect("autodoc-process-docstring", add_types, priority=900)  # after napoleon
