@@ -40,8 +40,8 @@ GELU. This page shows what `explain(block, ..., policy=BF16)` says of each of it
 ```{picture} colouring
 :alt: The equations of the block in two lanes, float32 and bfloat16, with the casts between them.
 
-Each dot is an equation, in program order from left to right. A line leads from a value to its reader;
-where the line changes the lane, the value is cast. Parameters are left out.
+Each dot is an equation, in program order from left to right. A line leads from a value to its
+reader; where the line changes the lane, the value is cast. Parameters are left out.
 ```
 
 In short: {{ summary }}.
@@ -58,9 +58,9 @@ In short: {{ summary }}.
 
 {{ totals }}
 
-The dtypes are those in which an equation reads its float operands and returns its results. The cause
-follows the reason. [Why a value has its dtype](../reasons.md) explains the codes. Click a line to open its
-table.
+The dtypes are those in which an equation reads its float operands and returns its results. The
+cause follows the reason. [Why a value has its dtype](../reasons.md) explains the codes. Click a
+line to open its table.
 
 ```{fold-tables}
 ```
@@ -84,10 +84,11 @@ table.
   float32 for the same reason.
 * **Biases and scales do not widen.** `up_bias` is a float32 parameter, smaller than the sum. It has
   no vote, so the sum stays in bfloat16, and the GELU after it, too.
-* **`div` by 4 is a `FEEDER`.** Its operand is a bfloat16 matmul, but all readers of its result run in
-  float32. So the division runs in float32, too: this costs nothing, and the scores are not rounded again.
-* **The mask stays finite.** `finfo(float32).min` becomes the lowest number of bfloat16, not -inf, so that
-  a row that is masked throughout does not become NaN.
+* **`div` by 4 is a `FEEDER`.** Its operand is a bfloat16 matmul, but all readers of its result run
+  in float32. So the division runs in float32, too: this costs nothing, and the scores are not
+  rounded again.
+* **The mask stays finite.** `finfo(float32).min` becomes the lowest number of bfloat16, not -inf,
+  so that a row that is masked throughout does not become NaN.
 * **The softmax runs in float32.** Its probabilities are cast once, for the matmul that reads them.
 
 ## The same block at other levels
@@ -131,7 +132,7 @@ def render() -> str:
         totals=totals,
         sections=_sections(report.rows),
         levels=levels,
-                count=_count,
+        count=_count,
         line=lambda row: _line(row) or "",
         shape=lambda row: " ".join(map(_shape, row.result_shapes)),
         dtypes=lambda names: ", ".join(dict.fromkeys(_SHORT.get(n, n) for n in names)),

@@ -25,23 +25,24 @@ _INTRODUCTION = """\
 
 # The policy of each primitive
 
-This page lists the defaults. `Policy.with_rules` changes them for one program, and `register_policy` adds
-the primitives of another package. Only float32 values, and values that already have the compute dtype,
-are cast: float64, complex, float8, the other 16-bit dtype, integers, bools and keys pass through.
+This page lists the defaults. `Policy.with_rules` changes them for one program, and
+`register_policy` adds the primitives of another package. Only float32 values, and values that
+already have the compute dtype, are cast: float64, complex, float8, the other 16-bit dtype,
+integers, bools and keys pass through.
 
-A primitive that is not on this page keeps the dtypes that the program declares, and `on_unknown="warn"`
-or `"error"` reports it.
+A primitive that is not on this page keeps the dtypes that the program declares, and
+`on_unknown="warn"` or `"error"` reports it.
 """
 
 _SECTIONS: dict[CastPolicy, str] = {
     CastPolicy.LOWER_PRECISION_FP: "Float operands are cast to the compute dtype.",
     CastPolicy.FP32: "Float operands are cast to float32; the result is float32.",
     CastPolicy.FP32_SET_OPT_DTYPE: (
-                "Reductions: they accumulate in float32 and return float32. If the program narrows the "
+        "Reductions: they accumulate in float32 and return float32. If the program narrows the "
         "result, that is an equation of its own, and `autocast` obeys it."
     ),
     CastPolicy.FP32_APPEND_DTYPE: (
-                "Their update computation has a fixed dtype: they are emitted again in the float32 form. "
+        "Their update computation has a fixed dtype: they are emitted again in the float32 form. "
         "If a rule gives this policy to a matmul or convolution, it reads 16-bit operands and "
         "returns its float32 accumulator."
     ),
@@ -50,7 +51,7 @@ _SECTIONS: dict[CastPolicy, str] = {
         "parameters, constants and arguments whose rounding could cost more than the rounding of "
         "the result. The others take the dtype that these agree on."
     ),
-        CastPolicy.KEEP: "Operands keep the dtypes that the program declares.",
+    CastPolicy.KEEP: "Operands keep the dtypes that the program declares.",
 }
 
 _RULES = "These rules decide for each equation by its shapes and parameters."

@@ -37,9 +37,9 @@ _TEMPLATE = """\
 
 # Differences from PyTorch's autocast
 
-This page compares the output dtypes of {{ total }} calls of PyTorch 2.13 under CUDA autocast with those
-of the same calls in JAX under `autocast(..., output_dtype="computed")`. Each call is a row, and is
-compared in up to five cases: {{ cases | join(", ") }}.
+This page compares the output dtypes of {{ total }} calls of PyTorch 2.13 under CUDA autocast with
+those of the same calls in JAX under `autocast(..., output_dtype="computed")`. Each call is a row,
+and is compared in up to five cases: {{ cases | join(", ") }}.
 
 | compute dtype | rows that agree in all their cases | cases that agree |
 |---|---|---|
@@ -49,26 +49,27 @@ compared in up to five cases: {{ cases | join(", ") }}.
 {% endfor %}
 What is compared:
 
-* A 16-bit input is a value that a matmul of the program computed. A float32 input beside it is a value
-  that the program computed in float32.
-* Weights and biases are parameters (`params=`), as in PyTorch's modules. The matrix that `addmm` and
-  related functions add to a product is a bias, and `prelu`'s slope is a weight.
+* A 16-bit input is a value that a matmul of the program computed. A float32 input beside it is a
+  value that the program computed in float32.
+* Weights and biases are parameters (`params=`), as in PyTorch's modules. The matrix that `addmm`
+  and related functions add to a product is a bias, and `prelu`'s slope is a weight.
 * In the other cases the inputs are arguments of the program. Integers are compared by kind.
 
-If the arguments of the program have 16 bits, about three quarters of the rows agree. `jax.numpy` then
-casts the results of its sums and means back to the dtype of the arguments. These casts are equations
-of the program, like a user's own casts, and `autocast` obeys them.
+If the arguments of the program have 16 bits, about three quarters of the rows agree. `jax.numpy`
+then casts the results of its sums and means back to the dtype of the arguments. These casts are
+equations of the program, like a user's own casts, and `autocast` obeys them.
 
 ## Same dtype, other precision
 
-Some values are computed and read in one dtype, but returned in the other if the caller asks for the
-computed dtypes. With the default, `output_dtype="same"`, and inside the program, this rounds nothing.
+Some values are computed and read in one dtype, but returned in the other if the caller asks for
+the computed dtypes. With the default, `output_dtype="same"`, and inside the program, this rounds
+nothing.
 
 * PyTorch leaves `elu`, `var`, `logaddexp`, `atan`, `scatter_add` and others off its lists: they
   are float32 inside and round to 16 bits. Here their result stays float32 for its readers in the
   program, and is rounded when it is returned.
-* PyTorch lists powers and nearest-neighbor resizing as float32. Here they run in 16 bits if their readers
-  do (a square before a matmul), and are float32 if they are returned.
+* PyTorch lists powers and nearest-neighbor resizing as float32. Here they run in 16 bits if their
+  readers do (a square before a matmul), and are float32 if they are returned.
 
 ```{fold-tables}
 ```

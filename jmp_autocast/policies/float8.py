@@ -54,7 +54,7 @@ class Float8:
             would remove a cast to 8 bits that is followed by one back.
 
     Raises:
-        ValueError: An option is none of its words, or a size is not positive.
+        ValueError: An option has an invalid value, or a size is not positive.
         TypeError: A size is no integer, ``skip`` no sequence of words, or ``emulate`` no bool.
 
     Example:
@@ -135,8 +135,8 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
     """
     if value is not None and wide != FLOAT32:
         raise ValueError(
-            f"matmul must be None where the compute dtype is float32, got {value!r}: whoever "
-            "needs float64 in a program cannot multiply in 8 bits."
+            f"matmul must be None if the compute dtype is float32, got {value!r}: a program that "
+            "needs float64 cannot multiply in 8 bits."
         )
     if value is None or isinstance(value, Float8):
         return value
@@ -146,7 +146,7 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
         raise ValueError(
             f"matmul must be 'float8', a Float8 or None, got {value!r}."
             f"{did_you_mean(value, (FLOAT8,))} Scales are those of whole arrays: there are no "
-            "recipes of rows or blocks."
+            "recipes for rows or blocks."
         )
     fix = "Pass matmul='float8', or Float8(...) with options."
     raise wrong_type("matmul must be 'float8', a Float8 or None", value, fix)
@@ -170,7 +170,7 @@ def as_scope_dtype(value: Any, argument: str, wide: np.dtype) -> Any:
     if isinstance(value, str) and value == FLOAT8 and wide == FLOAT32:
         return FLOAT8
     if find_dtype(value) in FLOAT8_DTYPES:
-        raise ValueError(f"{argument} must name the recipe, 'float8', and no format of it.")
+        raise ValueError(f"{argument} must be the recipe 'float8', not one of its formats.")
     return as_float_dtype(value, argument, domain(wide) | {FLOAT64})
 
 
