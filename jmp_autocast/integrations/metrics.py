@@ -29,11 +29,10 @@ def precision_metrics(
         prefix: Stands in front of each name; writers group by the part before the slash.
 
     Returns:
-        With ``opt_state``: ``loss_scale`` (float32), ``skipped_steps`` (int32, since the start) and
+        With ``opt_state``: ``loss_scale`` (float32), ``skipped_steps`` (int32, since the start),
         ``step_skipped`` (int32, 1 if the last update was skipped) and ``consecutive_skips`` (int32,
-        for
-            an alarm if training makes no progress). With ``report``:
-        ``low_precision_share`` (float32), the share of matmul and convolution FLOPs in 16 bits.
+        for an alarm if training makes no progress). With ``report``: ``low_precision_share``
+        (float32), the share of matmul and convolution FLOPs in 16 bits.
 
     Raises:
         TypeError: Both are None, ``report`` is no report, or ``prefix`` is no string.
