@@ -87,7 +87,7 @@ def train(epochs: int, seed: int, on_step: Callable[[], None]) -> Any:
 
     @jax.jit
     def step(params: Any, opt_state: Any, images: Any, labels: Any) -> Any:
-        grads = jax.grad(lambda params: loss_fn(params, images, labels)[0])(params)
+        grads = jax.grad(lambda params: loss_fn(params, images, labels))(params)
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 

@@ -10,6 +10,7 @@ import dataclasses
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import optax
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jmp_autocast import dynamic_loss_scaling, static_loss_scaling
+from jmp_autocast import dynamic_loss_scaling, op_stats, static_loss_scaling
 
 DTYPES = ("float32", "bfloat16", "float16")
 COLORS = {"float32": "#bd5407", "bfloat16": "#0b6fc2", "float16": "#3b8f4e"}
@@ -115,6 +116,15 @@ def run_all(
             task = progress.add_task(dtype, total=options.steps)
             runs.append(train(dtype, options, lambda task=task: progress.advance(task)))
     return runs
+
+
+def low_share(fn: Callable[..., Any], *args: Any) -> float:
+    """Returns the share of a function's arithmetic, of matmuls and convolutions, in 16 bits."""
+    products = [
+        op for op in op_stats(fn, *args) if op.primitive in ("dot_general", "conv_general_dilated")
+    ]
+    low = sum(op.flops for op in products if "float32" not in op.operands)
+    return low / sum(op.flops for op in products)
 
 
 def show(runs: Sequence[Run], title: str, score: str, console: Console) -> None:

@@ -44,7 +44,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from train_digits import count
+from runs import low_share
 
 from jmp_autocast import (
     autocast,
@@ -184,7 +184,7 @@ def train(options: argparse.Namespace, console: Console) -> Result:
         train_loss=float(state.losses[-max(1, options.steps // 10) :].mean()),
         validation_loss=float(np.mean(losses)),
         unigram_entropy=text.entropy(),
-        low_flops=count(gradient, state.opt_state, state.params, windows)[0],
+        low_flops=low_share(gradient, state.opt_state, state.params, windows),
         skipped_steps=int(skipped_steps(state.opt_state)),
         losses=state.losses.tolist(),
         scales=state.scales.tolist(),

@@ -24,8 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from rich.console import Console
-from runs import Run, add_numbers, finish, folder_of, make_parser, optimizer_for, run_all
-from train_digits import BATCH_SIZE, batches, count, load_data
+from runs import (
+    Run,
+    add_numbers,
+    finish,
+    folder_of,
+    low_share,
+    make_parser,
+    optimizer_for,
+    run_all,
+)
+from train_digits import BATCH_SIZE, batches, load_data
 
 from jmp_autocast import (
     autocast,
@@ -103,7 +112,7 @@ def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) 
 
     predict = jax.jit(cast(lambda params, state, x: model.apply(params, state, x, train=False)[0]))
     accuracy = float(jnp.mean(predict(params, state, images).argmax(-1) == np.asarray(labels)))
-    share, *_ = count(jax.grad(fast_loss, has_aux=True), params, state, *batch)
+    share = low_share(jax.grad(fast_loss, has_aux=True), params, state, *batch)
     return Run(dtype, losses, accuracy, share, int(skipped_steps(opt_state)))
 
 

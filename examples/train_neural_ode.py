@@ -28,8 +28,17 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 from rich.console import Console
-from runs import COLORS, Run, add_numbers, finish, folder_of, make_parser, optimizer_for, run_all
-from train_digits import count
+from runs import (
+    COLORS,
+    Run,
+    add_numbers,
+    finish,
+    folder_of,
+    low_share,
+    make_parser,
+    optimizer_for,
+    run_all,
+)
 
 from jmp_autocast import autocast, scaled_value_and_grad, skipped_steps
 
@@ -118,7 +127,7 @@ def train_field(
     trained = eqx.combine(params, static)
     found = jax.jit(jax.vmap(lambda y: solve(trained, y)))(new[:, 0])
     error = float(jnp.sqrt(jnp.mean((found - new) ** 2)))
-    share, *_ = count(jax.grad(fast_loss), params, batch)
+    share = low_share(jax.grad(fast_loss), params, batch)
     run = Run(dtype, losses, error, share, int(skipped_steps(opt_state)))
     return run, np.asarray(found)
 

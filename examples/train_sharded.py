@@ -36,6 +36,7 @@ import numpy as np
 from char_gpt import Gpt, batch_at, batches_in_order, load_text, make_loss
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from rich.console import Console
+from runs import low_share
 from train_char_transformer import (
     Result,
     State,
@@ -49,7 +50,6 @@ from train_char_transformer import (
     save_curve,
     show,
 )
-from train_digits import count
 
 from jmp_autocast import autocast, scaled_value_and_grad, skipped_steps
 
@@ -151,7 +151,7 @@ def train(options: argparse.Namespace, mesh: Mesh, console: Console) -> Result:
         train_loss=float(np.mean(np.asarray(state.losses)[-max(1, options.steps // 10) :])),
         validation_loss=float(np.mean(losses)),
         unigram_entropy=text.entropy(),
-        low_flops=count(gradient, state.opt_state, state.params, batches[0])[0],
+        low_flops=low_share(gradient, state.opt_state, state.params, batches[0]),
         skipped_steps=int(skipped_steps(state.opt_state)),
         losses=state.losses.tolist(),
         scales=state.scales.tolist(),

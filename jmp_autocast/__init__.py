@@ -1,6 +1,6 @@
 """Automatic mixed precision for JAX by jaxpr rewriting.
 
-What the functions of `jmp_autocast.inspect` return has its types there.
+The types of what the tools return are in `jmp_autocast.inspect`.
 """
 
 import importlib

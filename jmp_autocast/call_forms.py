@@ -30,10 +30,10 @@ class NoContext:
     def __enter__(self) -> NoReturn:
         """Raises TypeError."""
         raise TypeError(
-            "autocast is a transform of a function, as jax.jit is, and no context manager: JAX "
-            f"programs are traced, and with autocast(...): has nothing to trace. Write {LINE}, or "
-            "@autocast(compute_dtype=jnp.bfloat16) above the function. For a region inside it there"
-            " are with full_precision(): and with compute_precision(dtype):."
+            "autocast is a function transform, as jax.jit is, not a context manager: JAX programs "
+            f"are traced, and with autocast(...): has nothing to trace. Write {LINE}, or "
+            "@autocast(compute_dtype=jnp.bfloat16) above the function. For a region inside the "
+            "function, write with full_precision(): or with compute_precision(dtype):."
         )
 
     def __exit__(self, *error: object) -> None:

@@ -30,23 +30,23 @@ def quantize_params(
     donate: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Returns the parameters with those leaves in 8 bits that the program only reads in 8 bits.
+    """Returns the parameters, with each leaf in 8 bits that the program reads only in 8 bits.
 
-    Such a leaf becomes a `QuantizedArray` of the values and the scale that the program would make
-    of it, a quarter of its bytes. What `autocast` makes of ``fn`` takes the tree in place of the
-    parameters, and quantizes nothing but activations: it multiplies the same numbers. A leaf is
-    stored so if every reader of it is a product in 8 bits that reads all of it, also transposed,
-    reshaped, or one layer of a stack in each iteration of a ``scan``, where each layer has a scale
-    of its own. A weight that anything else reads, such as an embedding that makes logits as well,
-    stays as it is, and so does one of which products read parts.
+    Such a leaf becomes a `QuantizedArray`: the values and the scale that the program would compute,
+    in a quarter of the bytes. The `autocast` wrapper of ``fn`` accepts the tree in place of the
+    parameters. It then quantizes only activations, and multiplies the same numbers. A leaf is
+    quantized if all its readers are products in 8 bits that read the whole leaf. They may read it
+    transposed, reshaped, or one layer of a stack in each iteration of a ``scan``, where each layer
+    has a scale of its own. A weight stays as it is if anything else reads it, such as an embedding
+    that also makes logits, or if a product reads only a part of it.
 
     Args:
-        fn: The function in float32, or what `autocast` made of it, whose options then hold. Its
-            first argument holds the parameters.
+        fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
+            argument holds the parameters.
         params: The parameters: any pytree of float32 arrays, such as Linen variables, the state of
             ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. A
-            ``jax.ShapeDtypeStruct`` gives a `QuantizedArray` of two, for a restore. Shardings stay;
-            a scale is on all devices.
+            ``jax.ShapeDtypeStruct`` becomes a `QuantizedArray` of two of them, for a restore.
+            Shardings stay; a scale is on all devices.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: A policy with ``matmul="float8"``; None for the wrapper's own.
         donate: Deletes each float32 leaf as soon as its 8-bit copy is made, so that memory never
@@ -54,8 +54,8 @@ def quantize_params(
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
-        A pytree of the structure of ``params``, with a `QuantizedArray` for each such leaf. Where
-        there is none, a warning says so.
+        A pytree of the structure of ``params``, with a `QuantizedArray` for each such leaf. If
+        there is no such leaf, a warning says so.
 
     Raises:
         TypeError: ``fn`` is not callable.

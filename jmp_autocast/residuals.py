@@ -44,31 +44,32 @@ def keep_less(
     keep_scopes: Sequence[str] = (),
     params: arguments.Params = arguments.AUTO,
 ) -> Any:
-    """Keeps fewer bytes for the backward pass, at the cost of cheap work done again.
+    """Keeps fewer bytes for the backward pass, and computes cheap values again instead.
 
     A minimum cut over the traced program chooses what is kept: results of matmuls and convolutions,
-    the residual stream, small statistics. What is elementwise between them (norms, activations,
-    softmaxes, masks, casts) is computed again in the backward pass; no matmul or convolution ever
-    is. The function computes the same, in the dtypes that it declares. It may be any function, in
-    float32 or in mixed precision by hand; `autocast` has the option ``residuals`` for the same.
+    the residual stream, and small statistics. Elementwise operations between them (norms,
+    activations, softmaxes, masks, casts) are computed again in the backward pass; a matmul or
+    convolution never is. The function computes the same values, in the dtypes that it declares. It
+    may be any function, in float32 or in mixed precision by hand; `autocast` has the same option,
+    ``residuals``.
 
-    Never computed again are random bits, gathers, sorts, collectives, what has effects or a
-    derivative rule of its own, values named for a `jax.checkpoint` policy, and what lies in a
-    `jax.checkpoint` of the user's own.
+    These are never computed again: random bits, gathers, sorts, collectives, equations with effects
+    or with a derivative rule of their own, values that are named for a `jax.checkpoint` policy, and
+    everything inside a `jax.checkpoint` of the user.
 
     Args:
         fn: The function, before it is differentiated: the loss, not its gradient. Arrays in its
             arguments are traced, all other leaves are static. None to use ``keep_less`` as a
             decorator with options.
-        residuals: ``"auto"`` plans where it was measured to pay: the bodies of ``jax.lax.scan``.
-            Elsewhere XLA computes cheap things again by itself under ``jit``. ``"recompute"`` plans
-            the whole program, for what runs without ``jit``. A share from 0 to 1 does that as well,
-            and keeps at most that share of the bytes that derivatives read, for as little
-            recomputation as that takes; where it cannot be reached, as few as possible.
-            ``"declared"`` changes nothing.
+        residuals: ``"auto"`` plans the bodies of ``jax.lax.scan``, where measurements show that it
+            pays; elsewhere XLA computes cheap values again by itself under ``jit``. ``"recompute"``
+            plans the whole program, for programs that run without ``jit``. A share from 0 to 1 also
+            plans the whole program: it keeps at most that share of the bytes that derivatives read,
+            with as little recomputation as possible. If the share is out of reach, it keeps as few
+            bytes as possible. ``"declared"`` changes nothing.
         keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_scopes`, in which
             nothing is computed again.
-        params: As for `autocast`: which arguments are in memory anyway, moved and cast as well.
+        params: As for `autocast`: which arguments are in memory anyway, even when moved or cast.
 
     Returns:
         The function, to be differentiated; with ``fn=None`` a decorator. Equal functions and
@@ -76,7 +77,7 @@ def keep_less(
 
     Raises:
         TypeError: ``fn`` is not callable, or an option has the wrong type.
-        ValueError: An option has no such value.
+        ValueError: An option has an invalid value.
 
     Example:
         >>> import jax, jax.numpy as jnp

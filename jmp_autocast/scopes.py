@@ -30,9 +30,8 @@ BECAUSE = "because "
 def full_precision() -> contextlib.AbstractContextManager[Any]:
     """Nothing in this region is lowered: equations run in the dtypes that the program declares.
 
-    The counterpart of ``torch.autocast(enabled=False)``, and of the float32 casts that a function
-    traced in float32 cannot show (``x.astype(jnp.float32)`` on a float32 value leaves no
-    equation).
+    It is the counterpart of ``torch.autocast(enabled=False)``. Use it in place of a cast to
+    float32, which adds no equation to a function that is traced in float32.
 
     Returns:
         A context manager for use in code that autocast traces. Outside autocast it does nothing.

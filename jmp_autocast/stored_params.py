@@ -28,20 +28,21 @@ def cast_params(
     donate: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Returns the parameters with those leaves in 16 bits that the program only reads in 16 bits.
+    """Returns the parameters, with each leaf in 16 bits that the program reads only in 16 bits.
 
-    A leaf is cast if every reader of it, in every branch and loop, reads it in one 16-bit dtype, as
-    the plan of `autocast` says. A leaf that a norm, a comparison or a float32 residual stream reads
-    in float32 stays, and so does one that nothing reads. Called with the leaves widened again, the
-    program returns the same bits: it rounds a rounded number to itself. Under ``jit`` XLA removes
-    the widening with the cast behind it.
+    A leaf is cast if all its readers, in every branch and loop, read it in one 16-bit dtype,
+    according to the plan of `autocast`. A leaf that a norm, a comparison or a float32 residual
+    stream reads in float32 stays float32, and so does a leaf that nothing reads. If you widen the
+    leaves again, the program returns the same bits, because it rounds a rounded number to itself.
+    Under ``jit`` XLA removes the widening together with the cast that follows it.
 
     Args:
-        fn: The function in float32, or what `autocast` made of it, whose options then hold. Its
-            first argument holds the parameters.
+        fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
+            argument holds the parameters.
         params: The parameters: any pytree of arrays, such as Linen variables, the state of
-            ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. Of a
-            ``jax.ShapeDtypeStruct`` the dtype is changed, for a restore in 16 bits. Shardings stay.
+            ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. For a
+            ``jax.ShapeDtypeStruct`` only the dtype changes, for a restore in 16 bits. Shardings
+            stay.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: As for `autocast`; None for the wrapper's own, or float16.
         check: Also runs both programs on the arguments, and compares the bits of all results, where

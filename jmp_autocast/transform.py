@@ -73,12 +73,12 @@ def autocast(
 ) -> Any:
     """Runs a float32 function in mixed precision.
 
-    Matmuls and convolutions run in the compute dtype, fragile operations (exponentials,
-    logarithms, sums, norms, linear algebra) in float32, everything else in the widest dtype among
-    its operands. The result has the same signature and output types as ``fn``; gradients have the
-    dtypes of the parameters and accumulate in float32. Composes with ``jit``, ``grad``, ``vmap``,
-    ``shard_map``, ``checkpoint`` and the rest, inside out and outside in, and with itself: an
-    inner ``autocast`` governs its region.
+    Matmuls and convolutions run in the compute dtype; exponentials, logarithms, sums, norms and
+    linear algebra run in float32; everything else runs in the widest dtype among its operands. The
+    result has the same signature and output types as ``fn``; gradients have the dtypes of the
+    parameters and accumulate in float32. ``autocast`` composes with ``jit``, ``grad``, ``vmap``,
+    ``shard_map``, ``checkpoint`` and the other transformations, from inside and from outside, and
+    with itself: an inner ``autocast`` governs its region.
 
     Outside ``jit`` it behaves like ``jax.grad``: it traces at each call. Under ``jit`` it traces
     and plans once per signature, and costs nothing per call.
@@ -88,41 +88,42 @@ def autocast(
             other leaves (bools, strings, numbers, callables) are static. None to use ``autocast``
             as a decorator with options.
         compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, float16 without one.
-            ``float32`` for a float64 program: read float64 for float32, and float32 for 16 bits,
-            in all that is said here.
-            ``"auto"`` for what the default backend has matrix units for when the program is traced,
-            whatever the policy says: bfloat16, else float16, else nothing is lowered, as on a CPU.
+            ``float32`` is for a float64 program: then read float64 for float32, and float32 for 16
+            bits, in this docstring. ``"auto"`` chooses the dtype for which the default backend has
+            matrix units when the program is traced, whatever the policy says: bfloat16, else
+            float16. Without such units, as on a CPU, nothing is lowered.
         policy: A `Policy`, a string such as ``"params=float32,compute=bfloat16,output=float32"``,
             or a ``jmp.Policy``.
-        params: Which arguments hold parameters: a position or several, or a predicate of an
-            array's path in the arguments (``"0/dense/kernel"``). Default: the containers of arrays
-            that look like parameters by name (``params``, ``model``, ``state_dict``), by what is in
-            them (``kernel``, ``bias``) or as modules; else argument 0, when it is a container and
-            does not look like data. Parameters take no part in the choice of dtypes.
+        params: Which arguments hold parameters: a position or several, or a predicate of an array's
+            path in the arguments (``"0/dense/kernel"``). Default: the containers of arrays that
+            look like parameters by name (``params``, ``model``, ``state_dict``), by the names in
+            them (``kernel``, ``bias``) or because they are modules; otherwise argument 0, if it is
+            a container and does not look like data. Most parameters do not affect the choice of
+            dtypes: a bias or a scale does not widen what it is added to or multiplied with.
         output_dtype: ``"same"`` for the dtypes that ``fn`` returns, ``"computed"`` for the dtypes
             that the program computed in, or the dtype of all float32 and 16-bit outputs. A pytree
             of ``"same"`` and dtypes, a prefix of what ``fn`` returns, names one for each part:
-            ``("same", jnp.bfloat16)`` for logits and a cache. In computed dtypes, what PyTorch's
-            autocast leaves in 16 bits (an ELU, a variance) is float32 inside the program and
-            rounded on return.
-        enabled: False runs ``fn`` without any cast, also inside another ``autocast``.
-        on_unknown: What happens when the program holds a primitive without a rule (its operands
+            ``("same", jnp.bfloat16)`` for logits and a cache. With ``"computed"``, a result that
+            PyTorch's autocast leaves in 16 bits (an ELU, a variance) is float32 inside the program,
+            and rounded on return.
+        enabled: False runs ``fn`` without any cast, even inside another ``autocast``.
+        on_unknown: What happens if the program contains a primitive without a rule (its operands
             keep their declared dtypes): ``"keep"``, ``"warn"`` or ``"error"``.
-        residuals: What is kept for the backward pass, as for `keep_less`: ``"declared"`` leaves it
-            as it is, ``"auto"`` computes cheap things in loop bodies again, where that was measured
-            to pay, ``"recompute"`` everywhere; a share from 0 to 1 keeps at most that share.
-            Without effect where ``enabled`` is False.
+        residuals: What is kept for the backward pass, as for `keep_less`. ``"declared"`` leaves it
+            as it is. ``"auto"`` computes cheap values in loop bodies again, where measurements show
+            that this pays, and ``"recompute"`` everywhere. A share from 0 to 1 keeps at most that
+            share. It has no effect if ``enabled`` is False.
         keep_scopes: Patterns of scopes in which nothing is computed again.
 
     Returns:
         The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options
-        give equal wrappers, so ``jit(autocast(fn))`` made anew does not trace again.
+        give equal wrappers, so a second ``jit(autocast(fn))`` does not trace again.
 
     Raises:
         TypeError: ``fn`` is not callable, ``enabled`` is a traced value, or an option has the
             wrong type.
-        ValueError: ``compute_dtype`` is none of these, ``params`` is out of range, or another
-            option has no such value. At a call: ``compute_dtype`` is float32, or a scope is
+        ValueError: ``compute_dtype`` is another dtype, ``params`` is out of range, or another
+            option has an invalid value. At a call: ``compute_dtype`` is float32, or a scope is
             float64, and ``jax_enable_x64`` is off.
 
     Example:

@@ -1,7 +1,8 @@
-"""Directives of the site: the reference by page, and pictures for light and dark mode."""
+"""Directives of the site: the reference, pictures for light and dark mode, and folded tables."""
 
 from __future__ import annotations
 
+import html
 import importlib
 import inspect
 import pathlib
@@ -13,6 +14,8 @@ from docutils.parsers.rst import Directive, directives
 from docutils.statemachine import StringList
 from reference_names import groups, resolve
 from sphinx.pycode import ModuleAnalyzer
+
+_LONG = 40  # characters
 
 
 class PublicNames(Directive):
@@ -33,18 +36,17 @@ class PublicNames(Directive):
         return _parsed(self, lines)
 
 
-class NameTable(Directive):
-    """A table of the names of one page of the reference, with the first lines of their docs."""
+class NameList(Directive):
+    """A list of the names of one page of the reference, with the first sentences of their docs."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Returns the table."""
-        lines = [".. list-table::", "   :widths: 35 65", "   :align: left", ""]
+        """Returns the list."""
+        lines = []
         for name in groups()[self.arguments[0]]:
-            text = _first_sentence(name)
             shown = name.removeprefix("jmp_autocast.").removeprefix("integrations.")
-            lines += [f"   * - :py:obj:`{shown} <{name}>`", f"     - {text}"]
+            lines += [f"* :py:obj:`{shown} <{name}>`: {_first_sentence(name)}"]
         return _parsed(self, lines)
 
 
@@ -70,6 +72,48 @@ class Picture(Directive):
             self.state.nested_parse(self.content, self.content_offset, text)
             figure += nodes.caption("", "", *text[0].children)
         return [figure]
+
+
+class FoldTables(Directive):
+    """Folds the tables of a page that follow a paragraph which ends with a colon."""
+
+    def run(self) -> list[nodes.Node]:
+        """Returns a mark, which `fold_tables` looks for when the page is read."""
+        return [_FoldMark()]
+
+
+class _FoldMark(nodes.Element):
+    """Asks for folded tables on its page."""
+
+
+def fold_tables(app: Any, doctree: nodes.document) -> None:
+    """Puts each such table, and those right after it, behind its paragraph as the summary."""
+    marks = list(doctree.findall(_FoldMark))
+    for mark in marks:
+        mark.parent.remove(mark)
+    for table in list(doctree.findall(nodes.table)) if marks else []:
+        siblings = table.parent.children
+        start = siblings.index(table) - 1
+        lead = siblings[start] if start >= 0 else None
+        if not isinstance(lead, nodes.paragraph) or not lead.astext().endswith(":"):
+            continue
+        end = start + 1
+        while end < len(siblings) and isinstance(siblings[end], nodes.table):
+            end += 1
+        says = html.escape(lead.astext().removesuffix(":"))
+        opening = f'<details class="tables"><summary>{says}</summary>'
+        parts = [nodes.raw("", opening, format="html"), *siblings[start + 1 : end]]
+        table.parent[start:end] = [*parts, nodes.raw("", "</details>", format="html")]
+
+
+def widen_columns(app: Any, doctree: nodes.document) -> None:
+    """Marks the cells of columns with long texts: on a phone they keep a width to read in."""
+    for group in doctree.findall(nodes.tgroup):
+        rows = [row.children for row in group.findall(nodes.row)]
+        for column in zip(*rows, strict=True):
+            if max(len(cell.astext()) for cell in column) > _LONG:
+                for cell in column:
+                    cell["classes"].append("long")
 
 
 def _parsed(directive: Directive, lines: list[str]) -> list[nodes.Node]:
@@ -145,7 +189,10 @@ def add_types(app: Any, what: str, name: str, value: Any, options: Any, lines: l
 def register(app: Any) -> None:
     """Registers the directives."""
     app.add_directive("public-names", PublicNames)
-    app.add_directive("name-table", NameTable)
+    app.add_directive("name-list", NameList)
+    app.add_directive("fold-tables", FoldTables)
     app.add_directive("picture", Picture)
+    app.connect("doctree-read", fold_tables)
+    app.connect("doctree-read", widen_columns)
     app.connect("autodoc-skip-member", skip_named_tuple_fields)
     app.connect("autodoc-process-docstring", add_types, priority=900)  # after napoleon

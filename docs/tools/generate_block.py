@@ -40,8 +40,8 @@ GELU. This page shows what `explain(block, ..., policy=BF16)` says of each of it
 ```{picture} colouring
 :alt: The equations of the block in two lanes, float32 and bfloat16, with the casts between them.
 
-Each dot is an equation, in program order from left to right. A line is a value on its way to a
-reader; where it changes the lane, it is cast. Parameters are left out.
+Each dot is an equation, in program order from left to right. A line leads from a value to its
+reader; where the line changes the lane, the value is cast. Parameters are left out.
 ```
 
 In short: {{ summary }}.
@@ -58,11 +58,17 @@ In short: {{ summary }}.
 
 {{ totals }}
 
-The dtypes are those in which an equation reads its float operands and returns its results. Behind
-the reason stands its cause. [Why a value has its dtype](../reasons.md) explains the codes.
+The dtypes are those in which an equation reads its float operands and returns its results. The
+cause follows the reason. [Why a value has its dtype](../reasons.md) explains the codes. Click a
+line to open its table.
+
+```{fold-tables}
+```
 
 {% for title, rows in sections -%}
 ### {{ title }}
+
+{{ count(rows) }}:
 
 | line | equation | result | reads | gives | reason |
 |---|---|---|---|---|---|
@@ -78,12 +84,12 @@ the reason stands its cause. [Why a value has its dtype](../reasons.md) explains
   float32 for the same reason.
 * **Biases and scales do not widen.** `up_bias` is a float32 parameter, smaller than the sum. It has
   no vote, so the sum stays in bfloat16, and the GELU after it, too.
-* **`div` by 4 is a `FEEDER`.** Its operand is a bfloat16 matmul. But all that reads its result runs
-  in float32, so the division does as well: it costs nothing, and the scores are not rounded again.
+* **`div` by 4 is a `FEEDER`.** Its operand is a bfloat16 matmul, but all readers of its result run
+  in float32. So the division runs in float32, too: this costs nothing, and the scores are not
+  rounded again.
 * **The mask stays finite.** `finfo(float32).min` becomes the lowest number of bfloat16, not -inf,
-  so that a row that is masked throughout has no NaN.
-* **The softmax is float32, its result is not kept so.** The probabilities are cast once, for the
-  matmul that reads them.
+  so that a row that is masked throughout does not become NaN.
+* **The softmax runs in float32.** Its probabilities are cast once, for the matmul that reads them.
 
 ## The same block at other levels
 
@@ -126,10 +132,16 @@ def render() -> str:
         totals=totals,
         sections=_sections(report.rows),
         levels=levels,
+        count=_count,
         line=lambda row: _line(row) or "",
         shape=lambda row: " ".join(map(_shape, row.result_shapes)),
         dtypes=lambda names: ", ".join(dict.fromkeys(_SHORT.get(n, n) for n in names)),
     )
+
+
+def _count(rows: Sequence[Row]) -> str:
+    low = sum("bfloat16" in row.results for row in rows)
+    return f"{len(rows)} equation{'s'[: len(rows) > 1]}, {low} with a bfloat16 result"
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -25,11 +25,12 @@ _INTRODUCTION = """\
 
 # The policy of each primitive
 
-The defaults. `Policy.with_rules` changes them for one program, `register_policy` adds the
-primitives of another package. Only float32 values, and those already in the compute dtype, are
-ever cast: float64, complex, float8, the other 16-bit dtype, integers, bools and keys pass through.
+This page lists the defaults. `Policy.with_rules` changes them for one program, and
+`register_policy` adds the primitives of another package. Only float32 values, and values that
+already have the compute dtype, are cast: float64, complex, float8, the other 16-bit dtype,
+integers, bools and keys pass through.
 
-A primitive that stands nowhere on this page keeps the dtypes that the program declares, and
+A primitive that is not on this page keeps the dtypes that the program declares, and
 `on_unknown="warn"` or `"error"` reports it.
 """
 
@@ -37,23 +38,23 @@ _SECTIONS: dict[CastPolicy, str] = {
     CastPolicy.LOWER_PRECISION_FP: "Float operands are cast to the compute dtype.",
     CastPolicy.FP32: "Float operands are cast to float32; the result is float32.",
     CastPolicy.FP32_SET_OPT_DTYPE: (
-        "Reductions: they accumulate in and return float32. A narrowing of the result that the "
-        "program asks for is an equation of its own, and stands."
+        "Reductions: they accumulate in float32 and return float32. If the program narrows the "
+        "result, that is an equation of its own, and `autocast` obeys it."
     ),
     CastPolicy.FP32_APPEND_DTYPE: (
         "Their update computation has a fixed dtype: they are emitted again in the float32 form. "
-        "Asked for by a rule, a matmul or convolution is emitted with 16-bit operands and returns "
-        "its float32 accumulator."
+        "If a rule gives this policy to a matmul or convolution, it reads 16-bit operands and "
+        "returns its float32 accumulator."
     ),
     CastPolicy.PROMOTE: (
         "Operands are cast to the widest dtype among those that vote: computed values, and those "
         "parameters, constants and arguments whose rounding could cost more than the rounding of "
         "the result. The others take the dtype that these agree on."
     ),
-    CastPolicy.KEEP: "Operands are handed over in the dtypes that the program declares.",
+    CastPolicy.KEEP: "Operands keep the dtypes that the program declares.",
 }
 
-_RULES = "Decided for each equation by its shapes and parameters."
+_RULES = "These rules decide for each equation by its shapes and parameters."
 
 _DATA_MOVEMENT = (
     "Also `PROMOTE`. They move or replicate the elements of one operand and follow its dtype: a "

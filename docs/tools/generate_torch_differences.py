@@ -37,9 +37,9 @@ _TEMPLATE = """\
 
 # Differences from PyTorch's autocast
 
-Output dtypes of {{ total }} calls of PyTorch 2.13 under CUDA autocast, and of the same calls
-written in JAX under `autocast(..., output_dtype="computed")`. Each call is a row, and is compared
-in up to five cases: {{ cases | join(", ") }}.
+This page compares the output dtypes of {{ total }} calls of PyTorch 2.13 under CUDA autocast with
+those of the same calls in JAX under `autocast(..., output_dtype="computed")`. Each call is a row,
+and is compared in up to five cases: {{ cases | join(", ") }}.
 
 | compute dtype | rows that agree in all their cases | cases that agree |
 |---|---|---|
@@ -49,31 +49,38 @@ in up to five cases: {{ cases | join(", ") }}.
 {% endfor %}
 What is compared:
 
-* A 16-bit input is a value that a matmul of the program computed. Beside it, a float32 input is
-  one that the program computed in float32.
-* Weights and biases are parameters (`params=`), as in PyTorch's modules. What `addmm` and its
-  relatives add to a product is a bias, `prelu`'s slope is a weight.
+* A 16-bit input is a value that a matmul of the program computed. A float32 input beside it is a
+  value that the program computed in float32.
+* Weights and biases are parameters (`params=`), as in PyTorch's modules. The matrix that `addmm`
+  and related functions add to a product is a bias, and `prelu`'s slope is a weight.
 * In the other cases the inputs are arguments of the program. Integers are compared by kind.
 
-Where a program gets arguments that are 16 bits wide, about three quarters of the rows agree.
-`jax.numpy` then casts the results of its sums and means back to the dtype of the arguments. These
-casts are equations of the program, like a user's own, and stand.
+If the arguments of the program have 16 bits, about three quarters of the rows agree. `jax.numpy`
+then casts the results of its sums and means back to the dtype of the arguments. These casts are
+equations of the program, like a user's own casts, and `autocast` obeys them.
 
 ## Same dtype, other precision
 
-Some values are computed and read in one dtype, and returned in the other when the caller asks for
-the computed dtypes. With the default, `output_dtype="same"`, and inside the program nothing is
-rounded for it.
+Some values are computed and read in one dtype, but returned in the other if the caller asks for
+the computed dtypes. With the default, `output_dtype="same"`, and inside the program, this rounds
+nothing.
 
 * PyTorch leaves `elu`, `var`, `logaddexp`, `atan`, `scatter_add` and others off its lists: they
   are float32 inside and round to 16 bits. Here their result stays float32 for its readers in the
   program, and is rounded when it is returned.
-* PyTorch lists powers and nearest-neighbour resizing as float32. Here they run in 16 bits where
-  the readers do (a square before a matmul), and are float32 when they are returned.
+* PyTorch lists powers and nearest-neighbor resizing as float32. Here they run in 16 bits if their
+  readers do (a square before a matmul), and are float32 if they are returned.
+
+```{fold-tables}
+```
 
 ## Rows that differ
+
+Click a line to open its table.
 {% for text, differing in families %}
 {{ text | wrap }}
+
+{{ differing | length }} case{{ "s" if differing | length > 1 }}:
 
 | op | PyTorch | JAX | case | PyTorch returns | here |
 |---|---|---|---|---|---|
@@ -84,12 +91,12 @@ rounded for it.
 {% endfor %}
 ## What cannot be compared
 
-These rows count neither for nor against:
+These rows are not counted:
 {% for op, reason in no_result %}
 {{ ("* `" + op + "`: " + reason) | wrap_item }}
 {%- endfor %}
 
-These rows count, without their 16-bit case:
+These rows are counted without their 16-bit case:
 
 {{ ("* Linear algebra: " + no_kernel) | wrap_item }}
 {{ ("* `masked_fill` in float16: " + no_float16) | wrap_item }}

@@ -25,8 +25,8 @@ def run_explain(options: argparse.Namespace) -> int:
     if options.residuals is not None:
         if options.gradient or isinstance(fn, Autocast):
             raise UsageError(
-                "--residuals is for a loss as it is: what a gradient keeps is inside it, and a "
-                "function that is wrapped by autocast has its own. Leave out --gradient, or name "
+                "--residuals needs the loss itself: a gradient keeps nothing for another pass, and "
+                "a function that autocast has wrapped has its own. Leave out --gradient, or name "
                 "the function that was wrapped"
             )
         fn, policy = autocast(fn, policy=policy, residuals=options.residuals), None
@@ -96,7 +96,7 @@ def run_tune(options: argparse.Namespace) -> int:
     # Before the search, not after it: a search may take hours.
     for path in (options.output, options.json):
         if path is not None and not os.access(path.parent, os.W_OK):
-            raise UsageError(f"cannot write {path}: {path.parent} is no folder that can be written")
+            raise UsageError(f"cannot write {path}: {path.parent} is not a writable folder")
     try:
         policy, report = tune(
             fn,
@@ -134,7 +134,7 @@ def _in_mixed_precision(options: argparse.Namespace) -> Callable[..., Any]:
     fn, policy = function_of(options)
     if options.as_is and policy is not None:
         raise UsageError(
-            "a policy says nothing of a function as it is. Leave out --policy, --compute-dtype and "
+            "--as-is and --overflow take no policy. Leave out --policy, --compute-dtype and "
             "--level, or --as-is and --overflow"
         )
     if not options.as_is and not isinstance(fn, Autocast):

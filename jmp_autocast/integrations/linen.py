@@ -39,8 +39,8 @@ def autocast(
 ) -> Any:
     """Runs a part of a Flax Linen model in mixed precision.
 
-    A lifted transformation, as ``nn.remat`` is: initialization, mutable collections, ``sow`` and
-    PRNG streams work inside, and it composes with ``nn.scan``, ``nn.remat``, ``nn.vmap`` and
+    It is a lifted transformation like ``nn.remat``: initialization, mutable collections, ``sow``
+    and PRNG streams work inside, and it composes with ``nn.scan``, ``nn.remat``, ``nn.vmap`` and
     ``nn.jit``. A wrapped class keeps its name, so that the variables of a model have the paths that
     they have without it.
 
@@ -65,8 +65,8 @@ def autocast(
         the module are the parameters that take no part in the choice of dtypes.
 
     Raises:
-        TypeError: ``target`` is a module and no class, or no callable, or an option has the wrong
-            type.
+        TypeError: ``target`` is a module instead of a class, or is not callable, or an option has
+            the wrong type.
         ValueError: As `jmp_autocast.autocast`.
 
     Example:

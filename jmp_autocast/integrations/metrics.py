@@ -17,9 +17,9 @@ def precision_metrics(
 ) -> dict[str, jax.Array]:
     """Returns the loss scale, the skipped steps and the low-precision share by name.
 
-    Plain scalars in a dict, for whatever writes metrics: ``writer.write_scalars(step, metrics)`` of
+    The dict holds plain scalars for any metrics writer: ``writer.write_scalars(step, metrics)`` of
     clu, ``writer.add_scalar(name, value, step)`` for each pair with TensorBoard, or a log line. It
-    works inside ``jit`` as well, where nothing waits for the device: return the dict with the other
+    also works inside ``jit``, without waiting for the device: return the dict with the other
     metrics of the step.
 
     Args:
@@ -29,10 +29,10 @@ def precision_metrics(
         prefix: Stands in front of each name; writers group by the part before the slash.
 
     Returns:
-        With ``opt_state``: ``loss_scale`` (float32), ``skipped_steps`` (int32, since the start) and
-        ``step_skipped`` (int32, 1 if the last update was) and ``consecutive_skips`` (int32, for an
-        alarm: training stands still). With ``report``:
-        ``low_precision_share`` (float32), the share of matmul and convolution FLOPs in 16 bits.
+        With ``opt_state``: ``loss_scale`` (float32), ``skipped_steps`` (int32, since the start),
+        ``step_skipped`` (int32, 1 if the last update was skipped) and ``consecutive_skips`` (int32,
+        for an alarm if training makes no progress). With ``report``: ``low_precision_share``
+        (float32), the share of matmul and convolution FLOPs in 16 bits.
 
     Raises:
         TypeError: Both are None, ``report`` is no report, or ``prefix`` is no string.

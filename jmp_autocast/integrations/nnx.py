@@ -33,15 +33,15 @@ def autocast(
 ) -> Any:
     """Runs a float32 function of Flax NNX modules in mixed precision.
 
-    `jmp_autocast.autocast` for functions that take NNX modules (or any other NNX object: `Rngs`,
-    `Optimizer`, metrics, variables), wherever they are in the arguments, or that are a module or a
-    method of one. What the call changes is in the caller's objects afterwards, as with `nnx.jit`:
-    batch statistics, RNG counters, caches, new variables and submodules, static attributes. State
-    keeps its dtype whatever ``output_dtype`` says. Works inside and outside of the transformations
-    of JAX and NNX. A module that the function only closes over can be read, not changed, and so
-    can an argument that belongs to an outer trace.
+    This is `jmp_autocast.autocast` for functions that take NNX modules (or any other NNX object:
+    `Rngs`, `Optimizer`, metrics, variables) at any place in the arguments, and for modules and
+    their methods. The changes that a call makes are in the caller's objects afterwards, as with
+    `nnx.jit`: batch statistics, RNG counters, caches, new variables and submodules, static
+    attributes. State keeps its dtype whatever ``output_dtype`` says. It works inside and outside
+    the transformations of JAX and NNX. The function can read, but not change, a module that it only
+    closes over, or an argument that belongs to an outer trace.
 
-    NNX leaves no names in a program. Here each call of a module puts its attribute path, relative
+    NNX puts no names into a program. Here each call of a module puts its attribute path, relative
     to the calling module, and then its class on the name stack: in a ``Net`` with blocks in
     ``self.layers`` the scopes of a norm are ``Net/layers/0/Block/norm/LayerNorm``, and
     ``policy.with_scopes`` finds it by attribute (``"*/layers/0"``, ``"*/norm"``) and by class

@@ -20,9 +20,9 @@ def scaled_value_and_grad(
 ) -> Callable[..., Any]:
     """Like ``nnx.value_and_grad``, with gradients of the loss times a scale.
 
-    `jmp_autocast.scaled_value_and_grad` for functions of NNX modules: parameters alone are
-    differentiated, and what the call changes (batch statistics, RNG counters) is in the modules
-    afterwards.
+    This is `jmp_autocast.scaled_value_and_grad` for functions of NNX modules: only parameters are
+    differentiated, and the changes that the call makes (batch statistics, RNG counters) are in the
+    modules afterwards.
 
     Args:
         fn: A function of modules that returns a floating scalar, or a pair of one and auxiliary
@@ -54,11 +54,11 @@ def scaled_value_and_grad(
 
 
 def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-    """Makes a training step with loss scaling, which leaves the whole model alone when skipped.
+    """Makes a training step with loss scaling, which leaves the whole model unchanged if skipped.
 
-    Scales the loss, differentiates, updates. Where a gradient is not finite, the optimizer skips
-    the step; the statistics of BatchNorm and other variables that the call has changed get their
-    old values back as well. RNG counters move on: the next step draws other numbers.
+    The step scales the loss, differentiates, and updates. If a gradient is not finite, the
+    optimizer skips the step; BatchNorm statistics and other variables that the call has changed get
+    their old values back as well. RNG counters advance: the next step draws other numbers.
 
     Args:
         fn: As in `scaled_value_and_grad`; its first argument is the model.

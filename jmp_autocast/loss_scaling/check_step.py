@@ -21,11 +21,11 @@ _QUARTER, _TOLERANCE = 0.25, 0.5
 def check_step(step: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Raises if the result of a training step depends on the loss scale: something is forgotten.
 
-    Gradients of a loss that nobody scaled are divided by the scale nevertheless: they are 65,536
-    times too small. Adam hides that, SGD stops learning, and nothing is wrong with any type or
-    shape. The same goes for a clip that stands around the wrapper instead of inside, and for
-    ``optax.MultiSteps`` there. All of them make the step depend on the scale, so this runs it with
-    the scale and with a quarter of it, and compares what it changes. Call it once, before training.
+    If you forget to scale the loss, its gradients are divided by the scale all the same: they are
+    65,536 times too small. Adam hides that, SGD stops learning, and every type and shape is right.
+    A clip or ``optax.MultiSteps`` around the wrapper instead of inside it is a similar mistake. All
+    of them make the step depend on the scale, so this function runs the step with the scale and
+    with a quarter of it, and compares the changes. Call it once, before training.
 
     Args:
         step: A training step, jitted or not: a function without side effects that takes the
@@ -35,8 +35,8 @@ def check_step(step: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         **kwargs: Keyword arguments of the call.
 
     Raises:
-        ValueError: What the step changes depends on the scale, it changes nothing, each step is
-            skipped, or arguments or results hold no loss scale, or several.
+        ValueError: The changes that the step makes depend on the scale, it changes nothing, each
+            step is skipped, or the arguments or results hold no loss scale, or several.
 
     Example:
         >>> import jax
@@ -83,8 +83,8 @@ def check_step(step: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     _, quarter = run(_QUARTER * scale)
     if not any((full[path] != before[path]).any() for path in full):
         raise ValueError(
-            "The training step changes nothing: all its gradients are zero. Those of a loss that "
-            "nobody scaled vanish in float16: take scaled_value_and_grad(loss)(opt_state, ...)."
+            "The training step changes nothing: all its gradients are zero. Without a scale "
+            "they vanish in float16: use scaled_value_and_grad(loss)(opt_state, ...)."
         )
     found = [
         f"{path} changes {ratio:.2g} times as much"
@@ -96,7 +96,7 @@ def check_step(step: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
             "The training step depends on the loss scale: at a quarter of it "
             f"{', '.join(found[:4])}{', ...' if found[4:] else ''}. The gradients must be "
             "those of the scaled loss, by scaled_value_and_grad(loss)(opt_state, ...), and "
-            "clipping, optax.MultiSteps and the like stand inside of the wrapper: "
+            "clipping, optax.MultiSteps and the like must be inside the wrapper: "
             "dynamic_loss_scaling(optax.chain(clip, optimizer))."
         )
 

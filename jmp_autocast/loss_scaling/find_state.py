@@ -87,7 +87,7 @@ def skipped_steps(opt_state: Any) -> jax.Array:
 
 
 def consecutive_skips(opt_state: Any) -> jax.Array:
-    """Returns how many steps were skipped in a row up to now: training stands still as long.
+    """Returns how many steps were skipped in a row up to now, during which nothing was trained.
 
     Args:
         opt_state: As in `loss_scale`.

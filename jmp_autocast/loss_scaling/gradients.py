@@ -161,10 +161,10 @@ def finite_value_and_grad(
 ) -> Callable[..., FiniteGradients]:
     """Scales, differentiates, unscales, checks and adapts the scale in one call.
 
-    It is for training loops that hold the scale themselves, with no optimizer or with several.
-    Where ``finite`` is False, the loop must leave parameters and optimizer state as they are:
-    `select_on_finite` does that. Losses that share a scale take the same one, and
-    ``scale.adjust(finite, other_finite)`` adapts it once for the iteration.
+    It is for training loops that hold the scale themselves, with no optimizer or with several. If
+    ``finite`` is False, the loop must leave parameters and optimizer state as they are:
+    `select_on_finite` does that. If several losses share a scale, pass the same scale to each, and
+    call ``scale.adjust(finite, other_finite)`` once in each iteration.
 
     Args:
         fn: As in `scaled_value_and_grad`.
@@ -222,7 +222,7 @@ def _explain_model(error: TypeError, args: tuple[Any, ...]) -> None:
                 raise TypeError(
                     f"scaled_value_and_grad differentiates arrays, and {type(node).__name__} holds "
                     f"more: {error} Write jmp_autocast.integrations.{_INTEGRATIONS[library]}"
-                    ".scaled_value_and_grad, which differentiates its parameters alone."
+                    ".scaled_value_and_grad, which differentiates only its parameters."
                 ) from error
 
 

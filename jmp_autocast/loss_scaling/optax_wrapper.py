@@ -53,20 +53,20 @@ def dynamic_loss_scaling(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer for gradients of a scaled loss, with a scale that adapts.
 
-    ``update`` divides the gradients by the scale in float32. Where all of them are finite,
-    ``inner`` runs on them. Where one is not, the step is skipped: the updates are -0.0 (so that
-    even a parameter of -0.0 keeps its bits), the state of ``inner`` keeps its bits, and the scale
-    backs off. `LossScale.adjust` says how the scale moves.
+    ``update`` divides the gradients by the scale in float32. If all of them are finite, ``inner``
+    runs on them. If one is not, the step is skipped: the updates are -0.0 (so that even a parameter
+    of -0.0 keeps its bits), the state of ``inner`` keeps its bits, and the scale backs off.
+    `LossScale.adjust` says how the scale changes.
 
-    A transformation inside ``inner`` sees true gradients, so ``optax.clip_by_global_norm`` belongs
-    there. A transformation chained before the wrapper sees scaled gradients; the check covers its
-    results.
+    A transformation inside ``inner`` sees unscaled gradients, so ``optax.clip_by_global_norm``
+    belongs there. A transformation chained before the wrapper sees scaled gradients; the check
+    covers its results.
 
-    ``optax.MultiSteps`` belongs inside as well: it then adds up true gradients, and a bad
-    micro-batch is left out. Around the wrapper, its accumulator would keep a NaN for ever (optax
+    ``optax.MultiSteps`` belongs inside as well: it then adds up unscaled gradients, and a bad
+    micro-batch is left out. Around the wrapper, its accumulator would keep a NaN forever (optax
     0.2.8 resets it by multiplying it with zero). Gradients that the program itself adds up before
     one ``update`` share a scale, and one bad gradient drops their sum. ``optax.apply_if_finite``
-    belongs inside too: around the wrapper it hides bad steps from the scale.
+    also belongs inside: around the wrapper it hides bad steps from the scale.
 
     ``init`` reads the arguments; from then on they are part of the state. Arguments given as JAX
     arrays are read again by each ``update``, as ``optax.inject_hyperparams`` needs.
@@ -82,12 +82,13 @@ def dynamic_loss_scaling(
         max_scale: As in `LossScale.dynamic`.
         axis_name: Mapped axis or axes (``shard_map``, ``pmap``) over which one bad shard skips the
             step everywhere. Under ``jit`` with sharded arrays none is needed.
-        on_stuck: ``"warn"`` or ``"raise"``: what the host does when ``stuck_after`` steps in a row
-            were skipped, and each time that as many more were. The compiled step then holds a
+        on_stuck: ``"warn"`` or ``"raise"``: what the host does after ``stuck_after`` skipped steps
+            in a row, and again after each further ``stuck_after``. The compiled step then holds a
             callback, in a branch that other steps do not enter; an error is raised where the
-            results of the step are waited for. ``"ignore"`` puts nothing into the step;
-            `jmp_autocast.loss_scaling.check_progress` looks from outside.
-        stuck_after: A number of steps. At the default bounds the scale takes 24 to its lowest.
+            program waits for the results of the step. ``"ignore"`` puts nothing into the step;
+            `jmp_autocast.loss_scaling.check_progress` checks from outside.
+        stuck_after: A number of steps. With the default bounds the largest scale reaches the lowest
+            after 24.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with a `LossScalingState`.
@@ -141,7 +142,7 @@ def static_loss_scaling(
     on_stuck: OnStuck = "ignore",
     stuck_after: int = STUCK_AFTER,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer for gradients of a scaled loss, with a scale that never moves.
+    """Wraps an optimizer for gradients of a scaled loss, with a scale that never changes.
 
     Otherwise it does what `dynamic_loss_scaling` does; it skips bad steps too.
 

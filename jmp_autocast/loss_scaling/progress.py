@@ -24,10 +24,11 @@ STUCK_AFTER = 50
 def check_progress(
     opt_state: Any, *, on_stuck: OnStuck = "warn", stuck_after: int = STUCK_AFTER
 ) -> None:
-    """Warns, or raises, if the last steps were all skipped.
+    """Warns, or raises an error, if the last steps were all skipped.
 
-    For a training loop, between steps, such as where it writes its metrics: it waits for the
-    device. ``dynamic_loss_scaling(..., on_stuck="warn")`` looks inside the compiled step instead.
+    Call it in a training loop between steps, for example where the loop writes its metrics: it
+    waits for the device. ``dynamic_loss_scaling(..., on_stuck="warn")`` checks inside the compiled
+    step instead.
 
     Args:
         opt_state: An optimizer state that holds a `LossScale`, or a `LossScale`.

@@ -18,9 +18,9 @@ _COUNTS = ("good_steps", "consecutive_skips", "skipped_steps", "growth_interval"
 
 
 class LossScale(NamedTuple):
-    """A loss scale and everything that decides how it moves.
+    """A loss scale and everything that decides how it changes.
 
-    `LossScale.dynamic` makes a scale that adapts, `LossScale.static` one that never moves. A
+    `LossScale.dynamic` makes a scale that adapts, `LossScale.static` one that never changes. A
     training loop that holds the scale itself carries a `LossScale`; with an optax optimizer,
     `dynamic_loss_scaling` holds it in the optimizer's state.
 
@@ -112,7 +112,7 @@ class LossScale(NamedTuple):
 
     @staticmethod
     def static(scale: ArrayLike) -> LossScale:
-        """Makes a loss scale that never moves, with the methods of one that does.
+        """Makes a loss scale that never changes, with the methods of one that does.
 
         Args:
             scale: The scale; a normal, finite float32 number above 0.
@@ -154,8 +154,8 @@ class LossScale(NamedTuple):
                 must be the same: one bad shard makes it False on all.
 
         Returns:
-            The gradients, 16-bit and 8-bit leaves as float32, and a bool scalar. It is False too
-            where the scale itself is unusable: NaN, infinite, zero or subnormal.
+            The gradients, 16-bit and 8-bit leaves as float32, and a bool scalar. It is also False
+            if the scale itself is unusable: NaN, infinite, zero or subnormal.
 
         Example:
             >>> import jax.numpy as jnp
@@ -167,7 +167,7 @@ class LossScale(NamedTuple):
         return unscale_and_check(_with_array_fields(self).scale, grads, axis_name)
 
     def adjust(self, finite: ArrayLike, *others: ArrayLike) -> LossScale:
-        """Moves the scale after a step, as PyTorch's ``GradScaler.update`` does.
+        """Adapts the scale after a step, as PyTorch's ``GradScaler.update`` does.
 
         After a finite step the count of good steps goes up by one; when it reaches
         ``growth_interval``, the scale grows and the count restarts. After a skipped step the scale
@@ -177,9 +177,9 @@ class LossScale(NamedTuple):
         ``growth_interval`` that was lowered below the count still makes the scale grow; a scale
         that is NaN, zero or infinite comes back into that range.
 
-        Several losses and optimizers may share a scale: call this once in an iteration, with the
-        answers of all of them, as PyTorch's ``update`` is called once. Each optimizer makes its
-        own step, or skips it; one bad answer makes the scale back off.
+        Several losses and optimizers may share a scale: call this method once in an iteration, with
+        the results of all of them, as PyTorch's ``update`` is called once. Each optimizer makes its
+        own step, or skips it; one bad result makes the scale back off.
 
         Args:
             finite: bool scalar: whether the gradients of the step were finite.

@@ -45,18 +45,19 @@ def compressed_moments(
     min_size: int = 4096,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer so that its moments take 1 or 2 bytes an element, and not 4.
+    """Wraps an optimizer so that its moments take 1 or 2 bytes per element instead of 4.
 
-    Each ``update`` widens the state, runs ``inner`` in float32 and rounds the new state, so that
-    its mean is exact. Rounding to the nearest would stop a second moment: with a decay of 0.999 it
-    moves by a thousandth a step, and half of the distance between bfloat16 numbers is two.
+    Each ``update`` widens the state, runs ``inner`` in float32 and rounds the new state at random,
+    so that its mean is exact. Rounding to the nearest would stop a second moment: with a decay of
+    0.999 it changes by a thousandth in each step, and half of the distance between bfloat16 numbers
+    is two thousandths.
 
-    With 16 bits arrays are bfloat16. With 8 bits each block along the last axis has a float32
+    With 16 bits, arrays are bfloat16. With 8 bits, each block along the last axis has a float32
     scale, and codes of square roots: `blocks` has the details. The noise of 8 bits adds up over as
-    many steps as a moment remembers: a decay of the second moment of 0.95 or 0.99 bears it better
-    than 0.999.
+    many steps as a moment remembers: a second moment tolerates it better with a decay of 0.95 or
+    0.99 than with 0.999.
 
-    Wrap the optimizer itself, inside of `master_weights`, ``optax.MultiSteps`` and
+    Wrap the optimizer itself, inside `master_weights`, ``optax.MultiSteps`` and
     `jmp_autocast.dynamic_loss_scaling`: all large float32 arrays of its state are rounded.
 
     Args:
@@ -70,8 +71,8 @@ def compressed_moments(
         An ``optax.GradientTransformationExtraArgs`` with a `CompressedMomentsState`.
 
     Raises:
-        TypeError: ``inner`` is no gradient transformation, or another argument is no integer. At
-            ``update``: the state is another's.
+        TypeError: ``inner`` is not a gradient transformation, or another argument is not an
+            integer. At ``update``: the state is that of another transformation.
         ValueError: ``bits`` is neither 8 nor 16, or a size is below 1. At ``init``: ``inner`` keeps
             weights in 16 bits.
 

@@ -82,16 +82,16 @@ class StochasticRoundingState(NamedTuple):
 def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer so that 16-bit weights train as float32 weights do.
 
-    The float32 weights are in the optimizer state, 4 bytes a weight; the program reads 16-bit
-    copies. A weight of 1 in bfloat16 has its next neighbor 0.0078 away, and updates of less than
-    half of that have no effect; here they add up. With float32 gradients (`as_float32`) the run is
-    that of float32 weights, to the bit, as far as XLA fuses multiplications and additions of the
-    optimizer alike in both programs. `storing.difference` names the exception of weights that fall
-    to 2**-16 of themselves in one step.
+    The float32 weights are in the optimizer state, 4 bytes per weight; the program reads 16-bit
+    copies. In bfloat16 the next number above 1 is 0.0078 away, and an update of less than half of
+    that has no effect; here such updates add up. With float32 gradients (`as_float32`) the run
+    equals that of float32 weights, bit for bit as long as XLA fuses multiplications and additions
+    of the optimizer alike in both programs. `storing.difference` describes the exception: weights
+    that shrink to 2**-16 of their value in one step.
 
     Weights that are stored in float32 are left to ``inner``. A 16-bit gradient is widened first.
-    The transformation comes last in a chain: what changes its updates changes the stored weights
-    alone. ``optax.MultiSteps``, clipping and weight decay belong inside, where they see float32;
+    The transformation comes last in a chain: a transformation after it would change only the stored
+    weights. ``optax.MultiSteps``, clipping and weight decay belong inside, where they see float32;
     `jmp_autocast.dynamic_loss_scaling` belongs around it.
 
     Args:
@@ -102,7 +102,8 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
         weights are float32, which ``optax.apply_updates`` takes.
 
     Raises:
-        TypeError: ``inner`` is no gradient transformation. At ``update``: the state is another's.
+        TypeError: ``inner`` is not a gradient transformation. At ``update``: the state is that of
+            another transformation.
         ValueError: At ``update``: there are no parameters, or the state was made for others.
 
     Example:
@@ -135,9 +136,9 @@ def _master(params: Any, master: Any) -> Any:
 
 
 def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer so that 16-bit weights train, with 2 more bytes a weight.
+    """Wraps an optimizer so that 16-bit weights train, with 2 more bytes per weight.
 
-    What a weight loses when it is rounded is kept, in bfloat16, and added to it before the next
+    The rounding error of a weight is kept in bfloat16, and added to the weight before the next
     step. Both together are within 2**-17 of the exact sum, 2**-20 with float16 weights: an update
     below that share of its weight may have no effect. Everything else is as in `master_weights`.
 
@@ -195,7 +196,7 @@ def _compensated(params: Any, compensation: Any) -> Any:
 def stochastic_rounding(
     inner: optax.GradientTransformation, *, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer so that 16-bit weights train, with no more bytes a weight.
+    """Wraps an optimizer so that 16-bit weights train, without more bytes per weight.
 
     The sum of weight and update becomes one of the two nearest 16-bit numbers, the nearer one with
     the higher probability, so that its mean is the sum itself. An update of a hundredth of the

@@ -14,10 +14,10 @@ from .weights import WIDE_READERS, KahanState, MasterWeightsState, missing
 def as_float32(params: Any) -> Any:
     """Returns parameters with their 16-bit leaves as float32, for float32 gradients of them.
 
-    A gradient has the dtype of what it is taken of, and that of a bfloat16 weight is rounded to 8
-    bits. Take it of the widened weights, and it is the float32 accumulator of the matmul:
-    ``jax.grad(autocast(loss))(as_float32(params), batch)``. Under ``jit`` no float32 copy of a
-    weight is made that `autocast` reads in 16 bits alone: XLA removes the cast and its return.
+    A gradient has the dtype of the array that it is taken by, and the gradient of a bfloat16 weight
+    is rounded to 8 bits. The gradient of the widened weights is the float32 accumulator of the
+    matmul: ``jax.grad(autocast(loss))(as_float32(params), batch)``. Under ``jit``, a weight that
+    `autocast` reads only in 16 bits gets no float32 copy: XLA removes the cast and its return.
 
     Args:
         params: A pytree of arrays. Leaves that are neither float16 nor bfloat16 are returned as

@@ -21,9 +21,9 @@ class CastPolicy(enum.Enum):
     """What happens to the float operands of an equation.
 
     The first five members are those of PyTorch's autocast (``ATen/autocast_mode.h``); ``KEEP`` is
-    ours. Only values that the program declares as float32, or in the compute dtype, are ever
-    cast: float64, complex, float8, the other half dtype, integers, bools and keys pass through.
-    Where the compute dtype is float32, read float64 for float32 here and below.
+    ours. Only values that the program declares as float32, or in the compute dtype, are ever cast:
+    float64, complex, float8, the other 16-bit dtype, integers, bools and keys pass through. Where
+    the compute dtype is float32, read float64 for float32 here and below.
 
     Attributes:
         LOWER_PRECISION_FP: Operands are cast to the compute dtype.
@@ -36,7 +36,7 @@ class CastPolicy(enum.Enum):
             adder as a jaxpr of a fixed dtype, is emitted with operands and adder in float32; any
             other operation runs as under ``FP32``.
         PROMOTE: Operands are cast to the widest dtype among the operands that vote.
-        KEEP: Operands are handed over in the dtypes that the program declared.
+        KEEP: Operands keep the dtypes that the program declares.
 
     Example:
         >>> from jmp_autocast import CastPolicy
@@ -69,8 +69,8 @@ class Decision:
             returns bfloat16. A function that is emitted must return it.
         emit: A function that is called in place of the equation. It takes the equation's operands
             as arrays, and returns its result, or a tuple of its results, in the shapes of the
-            equation's. It is traced where the equation stood, so that JAX differentiates,
-            batches and shards what it does; nothing in it is cast by autocast.
+            equation's. It is traced in place of the equation, so that JAX differentiates, batches
+            and shards what it does; nothing in it is cast by autocast.
         operand_dtype: The dtype in which ``emit`` gets the float operands, None for the dtypes that
             the program declares.
         name: What reports call ``emit``, None for the function's own name.
@@ -78,7 +78,7 @@ class Decision:
             `Policy.with_precision`, which it beats; None for that.
 
     Raises:
-        TypeError: ``policy`` is no ``CastPolicy``, or ``emit`` is no function.
+        TypeError: ``policy`` is not a ``CastPolicy``, or ``emit`` is not a function.
         ValueError: A dtype is not one of those allowed; or ``policy`` and ``emit`` are both given,
             or neither is.
 

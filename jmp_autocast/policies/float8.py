@@ -61,7 +61,7 @@ class Float8:
             gradients, and ``gradient="e4m3"`` is usual.
 
     Raises:
-        ValueError: An option is none of its words, or a size is not positive.
+        ValueError: An option has an invalid value, or a size is not positive.
         TypeError: A size is no integer, ``skip`` no sequence of words, or ``emulate`` no bool.
 
     Example:
@@ -151,8 +151,8 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
     """
     if value is not None and wide != FLOAT32:
         raise ValueError(
-            f"matmul must be None where the compute dtype is float32, got {value!r}: whoever "
-            "needs float64 in a program cannot multiply in 8 bits."
+            f"matmul must be None if the compute dtype is float32, got {value!r}: a program that "
+            "needs float64 cannot multiply in 8 bits."
         )
     if value is None or isinstance(value, Float8):
         return value
@@ -161,7 +161,7 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
     if isinstance(value, str):
         raise ValueError(
             f"matmul must be 'float8', a Float8 or None, got {value!r}."
-            f"{did_you_mean(value, (FLOAT8,))} Scales of rows are Float8(scaling='row'), and MXFP8 "
+            f"{did_you_mean(value, (FLOAT8,))} Scales per row are Float8(scaling='row'), and MXFP8 "
             "is Float8(scaling='mx')."
         )
     fix = "Pass matmul='float8', or Float8(...) with options."
@@ -186,7 +186,7 @@ def as_scope_dtype(value: Any, argument: str, wide: np.dtype) -> Any:
     if isinstance(value, str) and value == FLOAT8 and wide == FLOAT32:
         return FLOAT8
     if find_dtype(value) in FLOAT8_DTYPES:
-        raise ValueError(f"{argument} must name the recipe, 'float8', and no format of it.")
+        raise ValueError(f"{argument} must be the recipe 'float8', not one of its formats.")
     return as_float_dtype(value, argument, domain(wide) | {FLOAT64})
 
 

@@ -38,15 +38,16 @@ class Policy:
         output_dtype: The dtype of the function's float32 or 16-bit outputs, None for the dtype
             that the function declares.
         level: How much is lowered, from the most careful to the leanest; see `with_level`.
-        dot_output: ``"consumer"``: a matmul or convolution read in float32 alone returns its
-            float32 accumulator, and the gradient of a leaf that it reads is one. ``"compute"``:
-            results are rounded, and the gradients of leaves that matmuls read are accumulators.
+        dot_output: ``"consumer"``: a matmul or convolution that is read only in float32 returns its
+            float32 accumulator, and the gradient of a leaf that it reads is an accumulator, too.
+            ``"compute"``: results are rounded, and the gradients of leaves that matmuls read are
+            accumulators.
         rules: Pairs of primitive name and rule; build it with `with_rules`.
         scopes: Pairs of scope pattern and dtype; build it with `with_scopes`.
         scoped_rules: Triples of pattern, primitive name and rule; build it with `with_rules`.
-        weight_gradients: The dtype in which a matmul hands out the gradient of a weight, and in
-            which devices add it up under data parallelism. ``"float32"``: its accumulator.
-            ``"compute"``: rounded to the compute dtype, for half the bytes between devices.
+        weight_gradients: The dtype in which a matmul returns the gradient of a weight, and in which
+            devices add it up under data parallelism. ``"float32"``: its accumulator. ``"compute"``:
+            rounded to the compute dtype, for half the bytes between devices.
         precisions: Pairs of scope pattern and precision; build it with `with_precision`.
         matmul: ``"float8"`` or a `Float8`: products of weights run in 8 bits; None: none do.
 
@@ -106,12 +107,13 @@ class Policy:
         """Returns a policy that lowers more, or less, of the program.
 
         Args:
-            level: ``"tensor_cores"``: only matmuls and convolutions run in the compute dtype, and
-                what moves their results; all else is float32. ``"o1"``, the default: operations
-                without a fixed dtype follow their operands, and a float32 input of the program
-                counts as one, which is PyTorch's rule and keeps a residual stream in float32.
-                ``"compute"``: inputs of the program do not count, so that a residual stream runs
-                in the compute dtype, as in a model whose author passed ``dtype=`` to each layer.
+            level: ``"tensor_cores"``: only matmuls, convolutions and data movement of their results
+                run in the compute dtype; everything else is float32. ``"o1"``, the default:
+                operations without a fixed dtype follow their operands, and a float32 input of the
+                program counts as one, which is PyTorch's rule and keeps a residual stream in
+                float32. ``"compute"``: inputs of the program do not count, so that a residual
+                stream runs in the compute dtype, as in a model whose author passed ``dtype=`` to
+                each layer.
 
         Returns:
             The new policy.
@@ -176,15 +178,15 @@ class Policy:
         equation, joined by ``/``. Flax linen and Haiku put module paths there, for example
         ``Transformer/layer_0/LayerNorm_0``. A match covers everything inside the scope. The
         innermost matching scope wins; ``with full_precision():`` in the code counts as one. ``"*"``
-        covers the whole program, with what stands in no scope. A pattern that matches nothing
+        covers the whole program, including equations in no scope. A pattern that matches nothing
         makes `autocast` warn.
 
         Args:
             scopes: From a pattern to ``"float32"`` (nothing is lowered), to a compute dtype, to
                 ``"float8"``: products of weights run in 8 bits, the last one too; or to
                 ``"float64"``, with ``jax_enable_x64``: everything in the scope runs in float64, and
-                who reads its results elsewhere gets them in the dtypes that the program declares.
-                With a compute dtype of float32, ``"float64"`` says that nothing is lowered.
+                equations outside read its results in the dtypes that the program declares. With a
+                compute dtype of float32, ``"float64"`` says that nothing is lowered.
 
         Returns:
             The new policy; later patterns win over earlier ones at the same depth.
@@ -207,9 +209,9 @@ class Policy:
     def with_precision(self, precision: Any, *, scope: str = "*") -> Policy:
         """Returns a policy that says how float32 products are computed.
 
-        GPUs may multiply float32 in TF32, and TPUs multiply it in bfloat16. What is said holds for
-        all matmuls and convolutions that stay float32, by rule or by scope, and for which the
-        program asks for no precision itself.
+        GPUs may multiply float32 in TF32, and TPUs multiply it in bfloat16. The precision applies
+        to all matmuls and convolutions that stay float32, by rule or by scope, and for which the
+        program itself asks for no precision.
 
         Args:
             precision: A ``lax.Precision`` or ``lax.DotAlgorithmPreset`` with float32 operands, or
@@ -242,8 +244,8 @@ class Policy:
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the policy to a TOML file that a person can read and change.
 
-        The file is replaced as a whole: a failure leaves what was there. Registrations of
-        `register_policy` are no part of a policy, and are not saved.
+        The file is replaced as a whole: after a failure the old file is still there. Registrations
+        of `register_policy` are not part of a policy, and are not saved.
 
         Args:
             path: The file.
@@ -272,7 +274,7 @@ class Policy:
     def load(cls, path: str | pathlib.Path) -> Self:
         r"""Reads a policy from a TOML file, as `save` writes it.
 
-        ``version`` and ``compute_dtype`` must be there; what else is left out is as in
+        ``version`` and ``compute_dtype`` are required; other keys default to those of
         ``Policy(compute_dtype)``. Nothing in the file is run, imported or registered, and the
         primitives that it names need not exist.
 
@@ -323,7 +325,7 @@ class Policy:
 
     @property
     def data_abstains(self) -> bool:
-        """Whether full-size inputs of the program have no say in the dtype of what they enter.
+        """Whether full-size inputs of the program have no vote in the dtype of their readers.
 
         Example:
             >>> from jmp_autocast import BF16

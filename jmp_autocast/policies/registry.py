@@ -19,8 +19,8 @@ _registered: dict[str, tuple[int, Rule]] = {}
 def register_policy(primitive: Any, policy_or_rule: Rule | str, priority: int = 10) -> None:
     """Registers the cast policy of a primitive, for every program traced from now on.
 
-    For packages that bring primitives of their own; for one program use `Policy.with_rules`. A
-    function that was jitted before the call keeps the casts that it was traced with.
+    Use it in packages that define primitives; for one program use `Policy.with_rules`. A function
+    that was jitted before the call keeps the casts that it was traced with.
 
     Args:
         primitive: The primitive object or its name.
@@ -33,7 +33,7 @@ def register_policy(primitive: Any, policy_or_rule: Rule | str, priority: int = 
         TypeError: ``primitive`` is neither a primitive nor a string, or the rule is neither a
             policy nor callable.
         ValueError: The policy name is unknown, or a structural primitive gets a policy (``scan``,
-            ``cond`` and the like have none; their bodies do). A rule function it may get.
+            ``cond`` and the like have none; their bodies do). It may get a rule function.
 
     Example:
         >>> from jmp_autocast import CastPolicy, register_policy
@@ -125,7 +125,7 @@ def check_obeyed(primitive: str, policy: CastPolicy) -> None:
             f"Primitive {primitive!r} holds a program that was traced for the dtypes of its "
             f"operands, and cannot run on others: {policy.name} cannot be obeyed. Give the rule to "
             "the function that calls it, and let it return Decision(emit=function, "
-            "operand_dtype=eqn.compute_dtype), which traces that function anew; or cast where the "
+            "operand_dtype=eqn.compute_dtype), which traces that function again; or cast where the "
             "program calls it."
         )
 

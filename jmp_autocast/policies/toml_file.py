@@ -76,8 +76,8 @@ def write_policy(policy: Policy, path: str | pathlib.Path) -> None:
     content = policy_text(policy).encode()
     if target.exists() and not target.is_file():
         raise ValueError(
-            f"Cannot save a policy to {str(path)!r}, which is no regular file. Pass the path of a "
-            "file, such as 'policy.toml'."
+            f"Cannot save a policy to {str(path)!r}, which is not a regular file. Pass the path of "
+            "a file, such as 'policy.toml'."
         )
     temporary = target.with_name(f".policy-{uuid.uuid4().hex}.tmp")
     try:
@@ -150,7 +150,7 @@ def _rule_line(primitive: str, rule: Rule) -> str:
     raise TypeError(
         f"Cannot save the policy: the rule for primitive {primitive!r} is a function, "
         f"{rule_name(rule)} of module {getattr(rule, '__module__', None)!r}, and a policy file "
-        "holds data alone. Give the primitive a policy's name instead, such as 'FP32', or leave "
+        "holds only data. Give the primitive a policy's name instead, such as 'FP32', or leave "
         f"the rule out and call register_policy({primitive!r}, ...) in the code that loads the "
         "file."
     )
@@ -174,7 +174,7 @@ def _quoted(text: str) -> str:
     if half := _SURROGATE.search(text):
         raise ValueError(
             f"Cannot save the policy: {text!r} holds {half[0]!r}, half of a surrogate pair, "
-            "which no TOML file can hold. Take it out of the name or pattern."
+            "which no TOML file can hold. Remove it from the name or pattern."
         )
     return f'"{"".join(map(_escaped, text))}"'
 

@@ -19,7 +19,7 @@ ROWS = [
         "a rule function in a file",
         lambda w: w.policy.with_rules({"exp": lambda eqn: CastPolicy.KEEP}).save("policy.toml"),
         TypeError,
-        "rule for primitive 'exp' | <lambda> | holds data alone | a policy's name instead",
+        "rule for primitive 'exp' | <lambda> | holds only data | a policy's name instead",
     ),
     _file(
         "an open file to save to",
@@ -33,7 +33,7 @@ ROWS = [
         ValueError,
         "save a policy",
         PROJECT.parent.name,
-        "is no regular file",
+        "is not a regular file",
         "Pass the path of a file",
     ),
     _file(

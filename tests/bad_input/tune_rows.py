@@ -165,7 +165,7 @@ ROWS = [
         "a log that is none",
         lambda w: tune(loss, BATCHES, tolerance=0.1, log=__file__, progress=False),
         LogError,
-        "log | tune_rows.py | no log of tune | Pass the path",
+        "log | tune_rows.py | not a log of tune | Pass the path",
     ),
     Row(
         "tune",

@@ -78,7 +78,7 @@ def test_a_policy_beside_itself():
 
 def test_other_programs_are_refused():
     report = explain(model, W, X, policy=BF16)
-    with pytest.raises(ValueError, match="are different ones"):
+    with pytest.raises(ValueError, match="are different programs"):
         report.difference(explain(jnp.tanh, X))
     with pytest.raises(TypeError, match=r"Report\.difference takes a Report"):
         report.difference("bfloat16")

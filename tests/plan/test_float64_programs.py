@@ -184,7 +184,7 @@ def test_a_mark_for_16_bits_is_refused():
 def test_a_rule_for_16_bits_is_refused():
     decide = lambda eqn: Decision(policy=CastPolicy.FP32, output_dtype="bfloat16")
     with pytest.raises(
-        ValueError, match=r"'exp' decided output_dtype=bfloat16, .* casts float64 or float32 alone"
+        ValueError, match=r"'exp' decided output_dtype=bfloat16, .* casts only float64 or float32"
     ):
         single(jnp.exp, SINGLE.with_rules({"exp": decide}))(X)
     wide = lambda eqn: Decision(policy=CastPolicy.FP32, output_dtype="float64")

@@ -48,7 +48,7 @@ def unwritable():
         policy = BF16.with_rules({"tanh": rule}, scope="*/head")
         yield pytest.param(policy, TypeError, parts, id=f"{what} in a scope")
     for what, fields in SURROGATES.items():
-        parts = ["a\\ud", "surrogate pair", "Take it out"]
+        parts = ["a\\ud", "surrogate pair", "Remove it"]
         yield pytest.param(Policy(**fields), ValueError, parts, id=f"a surrogate in {what}")
 
 
@@ -79,7 +79,7 @@ def test_a_failure_leaves_what_was_there(step, path, monkeypatch):
 
 
 def test_a_folder_is_not_replaced(tmp_path):
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         BF16.save(tmp_path)
     assert os.listdir(tmp_path) == []
 
@@ -94,7 +94,7 @@ def test_a_link_stays_a_link(path):
 
 def test_a_device_or_pipe_is_not_replaced(path):
     os.mkfifo(path)
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         BF16.save(path)
     assert path.is_fifo()
 

@@ -17,7 +17,14 @@ from tests.support.page_runner import run_page
 from .follow_guides import GUIDES, exported, follow
 
 LANGUAGES = {"python", "text", "bash", "toml", "py"}
-DIRECTIVES = {"{picture}", "{include}", "{literalinclude}", "{toctree}", "{eval-rst}"}
+DIRECTIVES = {
+    "{fold-tables}",
+    "{picture}",
+    "{include}",
+    "{literalinclude}",
+    "{toctree}",
+    "{eval-rst}",
+}
 NOT_INSTALLED = {"torch", "mpx"}
 
 PAGES = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in markdown_pages()}

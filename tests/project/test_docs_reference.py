@@ -76,7 +76,7 @@ def test_every_group_has_its_page(group):
     text = (ROOT / "docs" / "reference" / f"{group}.md").read_text(encoding="utf-8")
     assert f".. public-names:: {group}\n" in text
     index = (ROOT / "docs" / "reference" / "index.md").read_text(encoding="utf-8")
-    assert f".. name-table:: {group}\n" in index
+    assert f".. name-list:: {group}\n" in index
     assert f"\n{group}\n" in index
 
 

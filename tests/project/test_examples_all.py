@@ -114,7 +114,7 @@ def test_float8_trains_as_bfloat16_does(tmp_path, capsys):
 WRONG = {
     "train_digits": {
         "--dtype float64": "invalid choice: 'float64'",
-        "--epochs 0": "--epochs must be at least 1",
+        "--steps 0": "argument --steps: must be at least 1",
     },
     "explain_transformer": {
         "--dtype float64": "invalid choice: 'float64'",

@@ -100,10 +100,10 @@ def log(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(tolerance=0.1), "its tolerance is 0.01, and here it is 0.1"),
+        (dict(tolerance=0.1), "its tolerance is 0.01, but here it is 0.1"),
         (dict(policy=BF16), "its policy is"),
         (dict(batches=[(X,), (X,)]), "its batches is"),
-        (dict(fn=in_cond), 'its function is "in_scan", and here it is "in_cond"'),
+        (dict(fn=in_cond), 'its function is "in_scan", but here it is "in_cond"'),
         (dict(accept=lambda mixed: True, tolerance=None), "its tolerance is 0.01"),
     ],
     ids=["tolerance", "policy", "batches", "function", "accept"],
@@ -136,7 +136,7 @@ def test_a_line_that_is_no_trial(log, line):
     first, *rest = log.read_text("utf-8").splitlines(keepends=True)
     content = "".join([first, f"{line}\n", *rest])
     log.write_text(content, "utf-8")
-    with pytest.raises(ValueError, match=r"log=.*line 2 is no trial of tune. Delete the line"):
+    with pytest.raises(ValueError, match=r"log=.*line 2 is not a trial of tune. Delete the line"):
         tune(in_scan, [(X,)], tolerance=0.01, log=log, progress=False)
     assert log.read_text("utf-8") == content
 
@@ -145,7 +145,7 @@ def test_a_line_that_is_no_trial(log, line):
 def test_a_file_that_is_no_log_is_left_as_it_is(tmp_path, content):
     path = tmp_path / "policy.toml"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"is no log of tune, and is left as it is"):
+    with pytest.raises(ValueError, match=r"is not a log of tune, and stays unchanged"):
         tune(in_scan, [(X,)], tolerance=0.01, log=path, progress=False)
     assert path.read_bytes() == content
 

@@ -24,15 +24,15 @@ from .risks import Program, Risk, risks_of
 def audit(
     fn: Callable[..., Any], *args: Any, ignore: Sequence[str] = (), **kwargs: Any
 ) -> AuditReport:
-    """Lists what is risky in a program whose author wrote 16 bits by hand, and nothing else.
+    """Lists the risky operations of a program whose author wrote 16 bits by hand.
 
-    Sums of more than 16 terms, exponentials and logarithms, powers and norms, positions and their
-    angles, masks beyond the range, the choice of experts, loops that add up, updates of weights and
-    the loss. Not listed is what 16 bits are for: products, which add up in float32, activations,
-    biases, and what is cast to float32 before it. Nothing is computed: ``jax.ShapeDtypeStruct`` may
-    stand for any array.
+    These are sums of more than 16 terms, exponentials and logarithms, powers and norms, positions
+    and their angles, masks beyond the range, the choice of experts, loops that add up, updates of
+    weights, and the loss. It does not list operations that 16 bits are good for: products, which
+    add up in float32, activations, biases, and operations whose operands are cast to float32 first.
+    It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array.
 
-    The line is that of `autocast`, whose policy says what loses too much in 16 bits. Regions that
+    `audit` and `autocast` agree on what loses too much in 16 bits: the policy says so. Regions that
     `autocast`, `full_precision` or `compute_precision` governs have a precision that somebody
     chose, and are left out. To look at the backward pass, audit the gradient.
 

@@ -35,18 +35,17 @@ Mode = Literal["raise", "collect", "overflow"]
 
 
 def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[..., Any]:
-    """Counts infinities, NaNs and what a float16 could not hold, equation by equation.
+    """Counts infinities, NaNs and values that float16 cannot hold, equation by equation.
 
     The function runs as it is, with or without `autocast`; what is inside loops, branches, calls
     and checkpoints is counted as well. To check the backward pass, check the gradient:
-    ``check_numerics(jax.grad(autocast(loss)))``. An infinity that the program writes down, as in a
-    mask, is no fault; what is reported is the equation that makes a NaN from operands without one,
-    or an infinity from finite operands.
+    ``check_numerics(jax.grad(autocast(loss)))``. An infinity that the program itself contains, as
+    in a mask, is not a fault. A fault is an equation that makes a NaN from operands without one, or
+    an infinity from finite operands.
 
-    It runs compiled, also within ``jit``, and takes a multiple of the function's own time, in
-    compilation above all: it is a tool to find a fault with, not to train with. It is traced and
-    compiled once per signature, as ``jit`` does. The modes are those of Paddle's
-    ``TensorCheckerConfig``.
+    The check runs compiled, also inside ``jit``, and takes several times as long as the function,
+    above all to compile: use it to find a fault, not to train. It is traced and compiled once per
+    signature, as with ``jit``. The modes are those of Paddle's ``TensorCheckerConfig``.
 
     Args:
         fn: The function.

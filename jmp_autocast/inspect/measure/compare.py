@@ -54,14 +54,14 @@ def compare(
     """Runs a function in float32 and in mixed precision, and finds where the error arises.
 
     Both programs run in one compiled function, equation by equation, so that each value has its
-    counterpart. The error that an equation *introduces* is what it makes of the float32 program's
-    operands, rounded to the dtypes that it reads; the rest of its error is carried on from before.
-    A branch and the number of a ``while`` loop's iterations are the float32 program's.
+    counterpart. The error that an equation *introduces* is its error on the operands of the float32
+    program, rounded to the dtypes that it reads; the rest of its error comes from earlier
+    equations. The float32 program decides which branch runs, and how often a ``while`` iterates.
 
-    It compiles and runs a multiple of the function itself.
+    Compiling and running takes several times as long as for the function itself.
 
     Args:
-        fn: The function in float32, or what `autocast` made of it, whose options then hold.
+        fn: The function in float32, or an `autocast` wrapper, whose options then apply.
         *args: Its positional arguments.
         policy: As for `autocast`; None for the wrapper's own, or float16.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.

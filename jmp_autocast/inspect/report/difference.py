@@ -161,8 +161,8 @@ def difference_of(before: Report, after: Report, by: str) -> Difference:
     """
     if _program(before.rows) != _program(after.rows):
         raise ValueError(
-            f"{by} compares policies on one program, and {before.name} and {after.name} "
-            "are different ones. Explain the same function on arguments of the same shapes."
+            f"{by} compares policies on one program, but {before.name} and {after.name} "
+            "are different programs. Explain the same function on arguments of the same shapes."
         )
     pairs = zip(before.rows, after.rows, strict=True)
     changes = [Change(a, b) for a, b in pairs if (a.operands, a.results) != (b.operands, b.results)]

@@ -47,13 +47,13 @@ def explain(
 ) -> Report:
     """Reports in which dtypes `autocast` runs a function, and the reason of each.
 
-    Nothing is computed: ``jax.ShapeDtypeStruct`` may stand for any array, so that a model is
-    explained without its weights. To see the backward pass, explain the gradient:
+    It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array, so that you can
+    explain a model without its weights. To see the backward pass, explain the gradient:
     ``explain(jax.grad(loss), params, batch)``.
 
     Args:
-        fn: The function in float32, or what `autocast` made of it, whose options then hold. A
-            function that holds such a wrapper, as ``jax.jit(autocast(loss))``,
+        fn: The function in float32, or an `autocast` wrapper, whose options then apply. A function
+            that contains such a wrapper, as ``jax.jit(autocast(loss))``,
             ``jax.grad(autocast(loss))`` or a training step, is reported as it runs: casts are rows,
             and an equation of a backward pass has the reason of the one that it belongs to.
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``.

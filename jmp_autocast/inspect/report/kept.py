@@ -139,12 +139,12 @@ def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:
 def explain_kept(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> KeptReport:
     """Reports what a function keeps for its backward pass, and what is computed again instead.
 
-    Nothing is computed: ``jax.ShapeDtypeStruct`` may stand for any array. The counts are those of
-    jaxprs; XLA may merge equal arrays, and compute cheap ones again by itself.
+    It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array. The counts are
+    those of jaxprs; XLA may merge equal arrays, and compute cheap ones again by itself.
 
     Args:
-        fn: What `keep_less` or `autocast` made of a function, whose options then hold; any other
-            function as `keep_less` treats it by default. The loss, not its gradient.
+        fn: A `keep_less` or `autocast` wrapper, whose options then apply; any other function is
+            treated as `keep_less` treats it by default. Pass the loss, not its gradient.
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``.
         **kwargs: Its keyword arguments.
 

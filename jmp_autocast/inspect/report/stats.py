@@ -75,7 +75,7 @@ class OpCounts(list[OpCount]):
 def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
     """Counts the primitives of a function by dtype, as it is: with or without `autocast`.
 
-    Nothing is computed: ``jax.ShapeDtypeStruct`` may stand for any array.
+    It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array.
 
     Args:
         fn: The function, such as ``jax.grad(autocast(loss))``.

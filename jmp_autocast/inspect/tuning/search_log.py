@@ -71,8 +71,8 @@ class Log:
                 good = False
             if not good:
                 raise LogError(
-                    f"{self._name}: line {number} is no trial of tune. Delete the line to go on "
-                    "with the others, or pass another path."
+                    f"{self._name}: line {number} is not a trial of tune. Delete the line to "
+                    "continue with the others, or pass another path."
                 )
 
     def largest(self, measure: Callable[[], Sequence[float]]) -> list[float]:
@@ -107,8 +107,8 @@ class Log:
         # was torn there, and is begun anew.
         if not content.startswith(_START.encode()) and not _START.encode().startswith(content):
             raise LogError(
-                f"{self._name} is no log of tune, and is left as it is. Pass the path of a log, or "
-                "of a file that does not exist."
+                f"{self._name} is not a log of tune, and stays unchanged. Pass the path of a log, "
+                "or of a file that does not exist."
             )
         end = content.rfind(b"\n") + 1
         if end < len(content):
@@ -135,7 +135,7 @@ class Log:
             if theirs.get(key) != mine.get(key):
                 was, now = _first_difference(theirs.get(key), mine.get(key))
                 raise LogError(
-                    f"{self._name} is of another search: its {key} is {was}, and here it is {now}. "
+                    f"{self._name} is of another search: its {key} is {was}, but here it is {now}. "
                     "Pass another path, or delete the file."
                 )
 

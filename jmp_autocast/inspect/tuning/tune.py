@@ -80,31 +80,30 @@ def tune(
 ) -> Any:
     """Finds the smallest set of operations to keep in float32, and returns the policy that does.
 
-    What is kept is a primitive in a scope, also inside loops, branches and calls: the finer the
-    ``jax.named_scope`` names of a program, the less is kept that need not be. Flax Linen and Haiku
-    name their modules by themselves; without names a primitive is kept everywhere.
+    ``tune`` keeps a primitive in a scope, also inside loops, branches and calls: the finer the
+    ``jax.named_scope`` names of a program, the less it keeps unnecessarily. Flax Linen and Haiku
+    name their modules by themselves; without names a primitive is kept in the whole program.
 
-    The function is run once as it is, in float32. Then candidates are run: with nothing kept, with
-    everything, and by delta debugging with less and less, where operations with the largest values
-    are suspected first. With ``k`` operations to find among ``n``, that takes at most ``2 * k *
-    log2(n) + 10`` runs, each of which is compiled anew; the function is traced once for each kind
-    of batch, and anew for each run with ``accept``. The same call does the same runs.
+    ``tune`` runs the function once in float32. Then it runs candidates: with nothing kept, with
+    everything kept, and then with less and less, where it suspects operations with the largest
+    values first. To find ``k`` operations among ``n``, it takes at most ``2 * k * log2(n) + 10``
+    runs, and compiles each. It traces the function once for each kind of batch, and again for each
+    run with ``accept``. The same call does the same runs.
 
     Args:
         fn: The function in float32.
         batches: Tuples of arguments to run it on, with values that are typical of it.
         tolerance: The largest relative error (in the L2 norm, of the worst output array and batch)
-            against the float32 function. What is not finite there, but is here, is too much.
-        accept: Instead of a tolerance: a function of the function in mixed precision that says
-            whether it is good enough, for example after it has trained for some steps. The
-            ``policy`` of what it gets is the candidate.
+            against the float32 function. A value that is finite only in float32 fails.
+        accept: Instead of a tolerance: a function that gets the function in mixed precision, and
+            returns whether it is good enough, for example after some training steps. The ``policy``
+            of its argument is the candidate.
         policy: Where to start, as for `autocast`; None for float16.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
         level: As for `Policy.with_level`; None for the policy's.
         argnums: The arguments to differentiate ``fn``, a scalar function, by: the gradients count
             as outputs, and what overflows in the backward pass is found.
-        log: A file for what has been tried. A call with the log of one that was stopped goes on
-            where that was.
+        log: A file that records the trials. A call with the log of a stopped call continues it.
         progress: Whether to show a progress bar, and at the end what is kept and why. None for a
             progress bar in terminals if rich is installed, and False to print nothing.
         report: Return a `TuneReport` as well.
@@ -116,8 +115,8 @@ def tune(
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: Not exactly one of ``tolerance`` and ``accept`` is given, ``fn`` has been
-            wrapped by `autocast`, not even with everything in float32 is the result good enough,
-            or the log is another program's.
+            wrapped by `autocast`, the result is not good enough even with everything in float32, or
+            the log is that of another program.
         ImportError: ``progress`` is True, and rich is not installed.
 
     Example:
@@ -228,7 +227,7 @@ class _Search:
         if not exact[0]:
             raise ValueError(
                 f"tolerance={self.tolerance} compares float arrays, and {name_of(self.fn)} "
-                "returns none. Return what is to be compared, or pass accept."
+                "returns none. Return the arrays to compare, or pass accept."
             )
         return exact
 

@@ -89,7 +89,7 @@ def as_choice(residuals: Any, keep_scopes: Any = ()) -> ResidualChoice:
         )
     elif not 0 <= residuals <= 1:  # NaN fails the comparison
         raise ValueError(
-            f"residuals={residuals!r} is no share: it must be from 0 (as little as possible is "
+            f"residuals={residuals!r} is not a share: it must be from 0 (as little as possible is "
             "kept) to 1 (what the program keeps now)."
         )
     if isinstance(keep_scopes, str) or not isinstance(keep_scopes, Sequence):

@@ -27,8 +27,8 @@ def check_domain(decision: Decision, at: Place) -> None:
         dtype = getattr(decision, field)
         if dtype is not None and dtype not in allowed:
             raise ValueError(
-                f"The rule for primitive {at.name!r} decided {field}={dtype}, where the policy "
-                f"casts {listed(allowed)} alone. Return one of these."
+                f"The rule for primitive {at.name!r} decided {field}={dtype}, but the policy "
+                f"casts only {listed(allowed)}. Return one of these."
             )
 
 

@@ -29,7 +29,7 @@ def check_float64(policy: Policy) -> None:
     if policy.wide_dtype == FLOAT64 and not _is_there():
         raise ValueError(
             "compute_dtype=float32 is for programs in float64, and JAX makes no float64 arrays "
-            f"while jax_enable_x64 is off. {_ENABLE}. For a float32 program take bfloat16 or "
+            f"while jax_enable_x64 is off. {_ENABLE}. For a float32 program use bfloat16 or "
             "float16, or pass enabled=False to run it without casts."
         )
 

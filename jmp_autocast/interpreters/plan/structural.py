@@ -119,8 +119,8 @@ def _emission(policy: Policy, at: Place) -> EquationPlan | None:
         check_domain(decided, at)
         return emitted(at, decided)
     raise TypeError(
-        f"The rule for primitive {at.name!r} decided {decided}, and the primitive has no cast "
-        "policy: the equations inside it have. Return Decision(emit=function) to replace the "
+        f"The rule for primitive {at.name!r} decided {decided}, but the primitive has no cast "
+        "policy: only the equations inside it have. Return Decision(emit=function) to replace the "
         "equation, or None to leave it."
     )
 

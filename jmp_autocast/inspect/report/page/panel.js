@@ -61,7 +61,7 @@ class Panel {
       // The texts name a primitive as an example; here it is the row's own.
       const advice = withCode("p", otherwise.replace(/\{"\w+":/, `{"${row.primitive}":`));
       advice.className = "otherwise";
-      advice.prepend(element("span", { class: "quiet" }, "To have it otherwise: "));
+      advice.prepend(element("span", { class: "quiet" }, "To change it: "));
       box.append(advice);
     }
     return box;
