@@ -16,12 +16,14 @@ from tests.support.browser import (  # noqa: F401 - pytest finds them here
 )
 from tests.support.compiled_programs import keep_programs
 from tests.support.eager_operations import keep_compiled
+from tests.support.mlir_contexts import keep_contexts
 from tests.support.xla_flags import set_xla_flags
 
 set_xla_flags(devices=8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_check_tracer_leaks", True)
 keep_compiled()
+keep_contexts()
 compiled_programs = keep_programs()
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
