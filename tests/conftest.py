@@ -24,7 +24,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_check_tracer_leaks", True)
 keep_compiled()
 keep_contexts()
-compiled_programs = keep_programs()
+keep_programs()
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")
