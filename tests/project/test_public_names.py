@@ -45,6 +45,9 @@ IN_TESTS = {
     "jax.extend.core.primitives": "`call` and `closed_call`, which no public function emits",
     "jax.experimental": "a feature in progress that users meet is a case to test",
     "jax._src.dispatch": "where JAX makes an eager operation, which the suite keeps compiled",
+    "jax._src.compiler": "where JAX compiles a program, which the suite keeps",
+    "jax._src.cache_key": "what JAX finds a compiled program by",
+    "jax._src.interpreters.mlir": "where JAX makes contexts to lower in, which the suite keeps",
     ".str_short": "how JAX prints a type, in the texts that the corpus compares",
 }
 

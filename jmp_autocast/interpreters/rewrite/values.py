@@ -17,7 +17,7 @@ from ..plan.constant_range import ConstantRange
 from ..plan.data import EquationPlan, ValueState
 from ..primitives.cached_bind import cast
 from ..primitives.clamped_cast import clamped, clamped_array, is_clamped
-from ..primitives.float8_scale import CopyKey, ScaleOf, copies_of, in_8_bits
+from ..primitives.float8_scale import CopyKey, copies_of, in_8_bits
 from ..primitives.source_view import source_view
 
 
@@ -111,7 +111,7 @@ class Value:
                 elif in_8_bits(dtype):
                     self.copies |= self._quantized(dtype)
                 else:
-                    assert not isinstance(dtype, ScaleOf)
+                    assert isinstance(dtype, np.dtype)
                     self.copies[dtype] = self._cast(dtype)
         return self.copies[dtype]
 
