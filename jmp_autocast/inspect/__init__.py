@@ -4,7 +4,7 @@ from .auditing.audit import audit
 from .auditing.findings import AuditReport, Finding
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
-from .measure.comparison import ArrayError, Comparison, ComparisonRow
+from .measure.comparison import ArrayError, Comparison, ComparisonRow, GradientError
 from .measure.named_values import NamedError, ProgramComparison
 from .measure.numerics_report import NumericsReport, NumericsRow
 from .measure.scope_errors import ScopeError
@@ -27,6 +27,7 @@ __all__ = [
     "ComparisonRow",
     "Difference",
     "Finding",
+    "GradientError",
     "Island",
     "KeptArray",
     "KeptOperation",

@@ -1,6 +1,7 @@
 """`compare` finds the equation that makes an error, in the forward and in the backward pass."""
 
 import json
+import math
 
 import flax.linen as nn
 import hypothesis
@@ -244,3 +245,35 @@ def test_the_text_fits_100_columns():
     text = str(compare(f, {"w": W}, X, policy=BF16, argnums=0))
     assert max(map(len, text.splitlines())) <= 100
     assert "0/w" in text
+
+
+def attention_loss(params, x):
+    q, k, v = (x @ params[name] for name in "qkv")
+    scores = q @ (k + params["key bias"]).T / 4
+    return jnp.sum(jnp.square(jax.nn.softmax(scores) @ v))
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_does_not_lead():
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {n: jax.random.normal(k, (16, 16)) / 4 for n, k in zip("qkv", keys, strict=False)}
+    params["key bias"] = jnp.ones(16)  # softmax ignores what it adds
+    x = jax.random.normal(keys[3], (12, 16))
+    comparison = compare(attention_loss, params, x, policy=BF16, argnums=0)
+    bias = comparison.gradients["0/key bias"]
+    assert bias.error > 1 > 0.05 > bias.share
+    assert comparison.by_share()[0][0] != "0/key bias"
+    assert 1e-4 < comparison.gradient_error < 0.05
+    assert f"gradients by {comparison.gradient_error:.2g}" in comparison.summary
+
+    both = [jax.grad(f)(params, x) for f in (attention_loss, autocast(attention_loss, policy=BF16))]
+    whole = [np.concatenate([np.ravel(g) for g in jax.tree.leaves(each)]) for each in both]
+    expected = np.linalg.norm(whole[1] - whole[0]) / np.linalg.norm(whole[0])
+    np.testing.assert_allclose(comparison.gradient_error, expected, rtol=0.05)
+
+
+def test_the_error_of_all_gradients_is_0_for_zeros_and_infinite_for_what_overflows():
+    zeros = compare(lambda w: jnp.sum(0.0 * w), jnp.ones(2), policy=BF16, argnums=0)
+    assert zeros.gradient_error == 0
+    large = lambda w, x: jnp.sum(x @ w) * 1e5  # the cotangent of the product is beyond float16
+    lost = compare(large, jnp.eye(2), jnp.ones((2, 2)), policy=FP16, argnums=0)
+    assert math.isinf(lost.gradient_error)

@@ -11,7 +11,7 @@ from typing import Any
 from ..export import Exported, cut, saved, table
 from .comparison_page import page_of
 from .cotangents import Tap
-from .error_probe import COMPUTED, Distance, ErrorReading
+from .error_probe import COMPUTED, Distance, ErrorReading, Norms
 from .measured import MeasuredEquation, each_reading, fields_of
 from .scope_errors import ScopeError, by_scope
 
@@ -66,7 +66,7 @@ class ComparisonRow(MeasuredEquation):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArrayError:
-    """The error of an output or a gradient.
+    """The error of an output.
 
     Args:
         error: The relative error: the norm of the difference over the norm of the float32 value.
@@ -86,6 +86,32 @@ class ArrayError:
     cosine: float
     lost: int
     largest: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GradientError(ArrayError):
+    """The error of the gradient of one argument.
+
+    Args:
+        error: The relative error: the norm of the difference over the norm of the float32 gradient.
+        cosine: The cosine of the angle between the two.
+        lost: The number of elements that are infinite or NaN in the mixed program alone.
+        largest: The largest finite magnitude in the float32 program.
+        share: The norm of the difference over the norm of all float32 gradients together: what this
+            one adds to the error of the step. A gradient that is 0 but for rounding, as that of the
+            bias of a key in attention, has a large error and a small share.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, compare
+        >>> loss = lambda w: 100.0 * jnp.sum(w["a"] @ w["b"])
+        >>> w = {"a": jnp.full((2, 2), 0.1), "b": jnp.full((2, 2), 10.0)}
+        >>> gradients = compare(loss, w, policy=BF16, argnums=0).gradients
+        >>> gradients["0/a"].share < 1e-4 < gradients["0/b"].error
+        True
+    """
+
+    share: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +144,25 @@ class Comparison(Exported):
     rows: tuple[ComparisonRow, ...]
     outputs: Mapping[int, ArrayError]
     cotangents: tuple[ComparisonRow, ...]
-    gradients: Mapping[str, ArrayError]
+    gradients: Mapping[str, GradientError]
+
+    @property
+    def gradient_error(self) -> float:
+        """The relative error of all gradients together, as of one vector; 0 without ``argnums``.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, compare
+            >>> loss = lambda w, x: jnp.mean((x @ w) ** 2)
+            >>> w, x = jnp.ones((3, 2)) / 3, jnp.ones((4, 3))
+            >>> compare(loss, w, x, policy=BF16, argnums=0).gradient_error < 0.01
+            True
+        """
+        return math.hypot(*(each.share for each in self.gradients.values()))
 
     @property
     def summary(self) -> str:
-        """The comparison in one line.
+        """The comparison in one line: the worst output, and all gradients together.
 
         Example:
             >>> import jax.numpy as jnp
@@ -133,8 +173,7 @@ class Comparison(Exported):
         worst = max((each.error for each in self.outputs.values()), default=0.0)
         line = f"{self.name} in {self.compute_dtype}: outputs err by {worst:.2g}"
         if self.gradients:
-            gradient = max(each.error for each in self.gradients.values())
-            line += f", gradients by {gradient:.2g}"
+            line += f", gradients by {self.gradient_error:.2g}"
         lost = sum(1 for row in self.rows if row.introduced_lost)
         if lost:
             line += f"; {lost} equations overflow"
@@ -158,6 +197,19 @@ class Comparison(Exported):
             ['layer']
         """
         return by_scope(self.rows, self.cotangents, depth)
+
+    def by_share(self) -> list[tuple[str, GradientError]]:
+        """Returns the gradients with their paths, those first that add most to the error of all.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, compare
+            >>> loss = lambda w, x: jnp.mean((x @ w) ** 2)
+            >>> w, x = jnp.ones((3, 2)) / 3, jnp.ones((4, 3))
+            >>> [path for path, _ in compare(loss, w, x, policy=BF16, argnums=0).by_share()]
+            ['0']
+        """
+        return sorted(self.gradients.items(), key=lambda item: (-item[1].share, -item[1].error))
 
     def to_html(self, path: str | pathlib.Path | None = None) -> str:
         """Returns the comparison as an HTML page: the errors by scope, by equation, of gradients.
@@ -191,11 +243,28 @@ class Comparison(Exported):
         if self.gradients:
             lines += ["", "cotangents, by what is added to the error of those before", ""]
             lines += _table(self.cotangents)
-            columns = {"error": ">10.2g", "cosine": ">8.5f", "gradient": ""}
-            ordered = sorted(self.gradients.items(), key=lambda item: -item[1].error)
-            cells = lambda item: (item[1].error, item[1].cosine, item[0])  # noqa: E731
-            lines += ["", *table(columns, ordered, cells, _SHOWN)]
+            columns = {"of all": ">10.2g", "error": ">8.2g", "cosine": ">8.5f", "gradient": ""}
+            cells = lambda item: (item[1].share, item[1].error, item[1].cosine, item[0])  # noqa: E731
+            lines += ["", *table(columns, self.by_share(), cells, _SHOWN)]
         return "\n".join(lines)
+
+
+def gradient_errors(measured: Mapping[str, tuple[Distance, Norms]]) -> dict[str, GradientError]:
+    """Returns the errors of gradients, by the path of the argument.
+
+    Args:
+        measured: What was measured of each.
+    """
+    whole = math.hypot(*(norms.reference for _, norms in measured.values()))
+
+    def share(difference: float) -> float:
+        # Relative to zero any difference is infinite, and no difference is none.
+        return difference / whole if whole else math.inf if difference else 0.0
+
+    return {
+        path: GradientError(*distance, share=share(norms.difference))
+        for path, (distance, norms) in sorted(measured.items())
+    }
 
 
 def equation_rows(

@@ -45,12 +45,10 @@ def page_of(comparison: Comparison) -> str:
         ),
         (
             "Gradients",
-            [Column("argument"), error("error"), Column("cosine"), Column("lost")],
+            [Column("argument"), error("of all"), error("error"), Column("cosine"), Column("lost")],
             [
-                (path, each.error, f"{each.cosine:.5f}", each.lost)
-                for path, each in sorted(
-                    comparison.gradients.items(), key=lambda item: -item[1].error
-                )
+                (path, each.share, each.error, f"{each.cosine:.5f}", each.lost)
+                for path, each in comparison.by_share()
             ],
         ),
     ]

@@ -127,6 +127,31 @@ def distance(reference: Any, result: Any) -> Distance:
     return _distance(_sums(reference, result))
 
 
+class Norms(NamedTuple):
+    """Lengths of an array, over the elements that are finite in it and in its reference.
+
+    Args:
+        difference: The norm of the difference, infinite where an element became infinite or NaN.
+        reference: The norm of the reference.
+    """
+
+    difference: Any
+    reference: Any
+
+
+def norms(reference: Any, result: Any) -> Norms:
+    """Returns the norms of which `distance` gives the ratio.
+
+    Args:
+        reference: An array of floats or complex numbers.
+        result: An array of the same shape.
+    """
+    sums = _sums(reference, result)
+    scale = jnp.where(sums.largest > 0, sums.largest, 1.0)
+    difference = jnp.where(sums.lost > 0, jnp.inf, scale * jnp.sqrt(sums.difference))
+    return Norms(difference, scale * jnp.sqrt(sums.reference))
+
+
 def largest_difference(reference: Any, result: Any) -> Any:
     """Returns the largest difference between two elements of arrays of one shape.
 
