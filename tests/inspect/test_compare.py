@@ -277,3 +277,14 @@ def test_the_error_of_all_gradients_is_0_for_zeros_and_infinite_for_what_overflo
     large = lambda w, x: jnp.sum(x @ w) * 1e5  # the cotangent of the product is beyond float16
     lost = compare(large, jnp.eye(2), jnp.ones((2, 2)), policy=FP16, argnums=0)
     assert math.isinf(lost.gradient_error)
+
+
+@pytest.mark.parametrize("policy", [BF16, FP16])
+def test_the_mask_of_a_softmax_is_no_overflow(policy):
+    def attention(x):
+        scores = jnp.where(jnp.tri(8, dtype=bool), x @ x.T, jnp.finfo(jnp.float32).min)
+        return jax.nn.softmax(scores) @ x
+
+    comparison = compare(attention, jax.random.normal(jax.random.key(0), (8, 8)), policy=policy)
+    assert "overflow" not in comparison.summary
+    assert max(row.introduced for row in comparison.rows) < 0.01

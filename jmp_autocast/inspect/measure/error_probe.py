@@ -246,7 +246,13 @@ def _as_read(declared: Any, mixed: Any) -> Any:
     dtype = getattr(mixed, "dtype", None)
     if dtype is None or getattr(declared, "dtype", dtype) == dtype:
         return declared
-    return lax.convert_element_type(declared, dtype)
+    cast = lax.convert_element_type(declared, dtype)
+    if not (is_measurable(jax.typeof(declared)) and is_measurable(jax.typeof(mixed))):
+        return cast
+    # The mixed program masks with the largest finite number of 16 bits where the program has that
+    # of float32: what is finite there is not infinite to this equation.
+    clamped = jnp.isfinite(declared) & ~jnp.isfinite(cast) & jnp.isfinite(mixed)
+    return jnp.where(clamped, mixed, cast)
 
 
 def _code(x: Any) -> np.uint32:
