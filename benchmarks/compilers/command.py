@@ -57,7 +57,7 @@ def run_batches(chosen: argparse.Namespace) -> list[list[str]]:
     print("\n" + tables.as_text(cells), flush=True)
     if chosen.markdown:
         text = f"JAX {jax.__version__}, v5e at {chosen.level}:\n\n{tables.as_markdown(cells)}"
-        tables.write_between_markers(RESULTS, "compilers batches", text)
+        tables.write_between_markers(RESULTS, "batches that fit", text)
     return cells
 
 

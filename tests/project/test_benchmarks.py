@@ -180,7 +180,7 @@ def test_import_time(monkeypatch, capsys, limit, status):
     import import_time
 
     taken = {"import jax, optax": iter([9.0, 1.0, 2.0]), "import jmp_autocast": iter([9, 1.5, 1.2])}
-    monkeypatch.setattr(import_time, "seconds", lambda statement: next(taken[statement]))
+    monkeypatch.setattr(import_time, "seconds", lambda statement, _: next(taken[statement]))
     limit = [] if limit is None else ["--limit", limit]
     assert import_time.main(["--rounds", "2", *limit]) == status
     lines = capsys.readouterr().out.splitlines()

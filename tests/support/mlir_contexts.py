@@ -23,6 +23,8 @@ def keep_contexts() -> None:
     make, own = mlir.make_ir_context, _Own()
 
     def make_ir_context():
+        if mlir.ir.Context.current is not None:
+            return make()  # a program that is lowered while another one is stands in no other
         if own.context is None or own.programs == _LIMIT:
             own.context, own.programs = make(), 0
         own.programs += 1
