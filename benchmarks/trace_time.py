@@ -5,12 +5,14 @@
 Prints the trace and lower time of ``jit(grad(loss))`` for a 12-layer Flax transformer, plain and
 under autocast (the two in turn, best of several), what planning costs when one jitted layer is
 called 96 times, planning against tracing for 24 transformer blocks and for a chain of 2,000 and
-of 20,000 equations, and what planned residuals add to the tracing of 48 unrolled layers.
+of 20,000 equations, what planned residuals add to the tracing of 48 unrolled layers, and the ratios
+for two Keras models, which call hundreds of small functions.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -205,15 +207,70 @@ def measure_residuals(layers: int, repeats: int) -> None:
     print(f"residuals add {added:+.0%} to autocast, {alone:+.0%} to float32")
 
 
+def measure_keras(repeats: int) -> None:
+    """Prints the ratios for Keras models, forward and gradient, in seconds of the processor."""
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras
+
+    print(f"\nKeras models, trace and lower, best of {repeats}")
+    print(f"{'':30}{'float32 s':>12}{'autocast s':>12}{'ratio':>8}")
+    for name in ("ResNet50", "MobileNetV2"):
+        model = getattr(keras.applications, name)(weights=None, input_shape=(64, 64, 3), classes=10)
+        trainable, rest = (
+            [v.value for v in variables]
+            for variables in (model.trainable_variables, model.non_trainable_variables)
+        )
+        args = trainable, rest, jnp.ones((2, 64, 64, 3))
+        for training in (False, True):
+            make = keras_gradient if training else keras_forward
+            casts = {
+                "float32": lambda f: f,
+                "autocast": lambda f: autocast(f, policy=BF16, params=(0, 1)),
+            }
+            best = dict.fromkeys(casts, float("inf"))
+            for _ in range(repeats):
+                for label, cast in casts.items():
+                    program = jax.jit(make(model, cast))
+                    start = time.process_time()
+                    program.trace(*args).lower()
+                    best[label] = min(best[label], time.process_time() - start)
+            row = f"{name}, {'gradient' if training else 'forward'}"
+            plain, mixed = best.values()
+            print(f"{row:30}{plain:12.3f}{mixed:12.3f}{mixed / plain:8.2f}")
+
+
+def keras_forward(model: Any, cast: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the model in inference, a new function object at each call."""
+    return cast(lambda trainable, rest, x: model.stateless_call(trainable, rest, x)[0])
+
+
+def keras_gradient(model: Any, cast: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the gradient of a loss in training, with the new statistics."""
+
+    def loss(trainable: Any, rest: Any, x: jax.Array) -> Any:
+        shares, state = model.stateless_call(trainable, rest, x, training=True)
+        return -jnp.mean(jnp.log(shares + 1e-6)), state
+
+    return jax.grad(cast(loss), has_aux=True)
+
+
+PARTS: dict[str, Callable[[int], None]] = {
+    "transformer": measure_transformer,
+    "shared layer": lambda repeats: measure_shared_layer(96, repeats),
+    "planning": measure_planning,
+    "residuals": lambda repeats: measure_residuals(48, repeats),
+    "keras": measure_keras,
+}
+
+
 def main() -> None:
-    """Runs all measurements."""
+    """Runs the measurements."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=5, help="runs of which the best counts")
+    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=tuple(PARTS))
     args = parser.parse_args()
-    measure_transformer(args.repeats)
-    measure_shared_layer(96, args.repeats)
-    measure_planning(args.repeats)
-    measure_residuals(48, args.repeats)
+    for name in args.only:
+        PARTS[name](args.repeats)
 
 
 if __name__ == "__main__":
