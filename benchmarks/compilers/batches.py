@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .measure import Row, measure
+from .measure import measure
 from .programs import CASES, LOSSES, training_program
 from .targets import devices
 
@@ -50,7 +50,6 @@ def step_bytes(target: str, name: str, variant: str, batch: int) -> float:
     case = CASES[name]
     case = dataclasses.replace(case, inputs=(batch, *case.inputs[1:]))
     loss = LOSSES[variant](case, jnp.dtype(jnp.bfloat16))
-    row: Row
     row, _ = measure(training_program(case, loss, devices(target)[0]))
     if row.temporary is None:
         raise RuntimeError(f"{name}, {variant}, batch {batch}, for {target}: {row.note}")

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 from jmp_autocast import BF16, Float8, Policy, autocast
 from tests.support import float8_reference as reference
 from tests.support.jaxprs import casts, equations, find, trace
-from tests.support.numerics import normal, relative_error
+from tests.support.numerics import assert_second_derivatives_close, normal, relative_error
 
 RECIPE = Float8(minimum=16, skip=(), emulate=True)
 FP8 = Policy(jnp.bfloat16, matmul=RECIPE)
@@ -241,12 +241,7 @@ def test_second_derivatives(wgrad):
     w, x = A["w"] / 8, A["x"]
     low = loss(lambda w, x: float8(layer, wgrad=wgrad)(w, jnp.tanh(x)))
     full = loss(lambda w, x: layer(w, jnp.tanh(x)))
-    product = lambda fn: lambda w, x: jax.jvp(jax.grad(fn, (0, 1)), (w, x), (w, x))[1]
-    reverse = lambda fn: jax.grad(lambda w, x: jnp.sum(jax.grad(fn)(w, x) ** 2), (0, 1))
-    for derivative in (product, reverse):
-        found, exact = (jax.jit(derivative(fn))(w, x) for fn in (low, full))
-        for a, b in zip(found, exact, strict=True):
-            assert relative_error(a, b) < 0.15
+    assert_second_derivatives_close(low, full, w, x, limit=0.15)
 
 
 def test_a_linear_function():

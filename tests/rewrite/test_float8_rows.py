@@ -14,7 +14,7 @@ from jmp_autocast import Float8, Policy, autocast, compare, explain
 from jmp_autocast.quantized import quantize_params
 from tests.support import float8_reference as reference
 from tests.support.jaxprs import find, trace
-from tests.support.numerics import normal, relative_error
+from tests.support.numerics import assert_second_derivatives_close, normal, relative_error
 
 K, M, N = 64, 32, 48
 A = normal(0, x=(M, K), w=(K, N), g=(M, N), square=(K, K))
@@ -141,12 +141,7 @@ def test_second_derivatives(wgrad):
     w, x = A["w"] / 8, A["x"]
     program = lambda fn: loss(lambda w, x: fn(w * columns, jnp.tanh(x) * rows) / columns / rows)
     low, full = program(by_row(layer, wgrad=wgrad)), program(layer)
-    product = lambda fn: lambda w, x: jax.jvp(jax.grad(fn, (0, 1)), (w, x), (w, x))[1]
-    reverse = lambda fn: jax.grad(lambda w, x: jnp.sum(jax.grad(fn)(w, x) ** 2), (0, 1))
-    for derivative in (product, reverse):
-        found, exact = (jax.jit(derivative(fn))(w, x) for fn in (low, full))
-        for a, b in zip(found, exact, strict=True):
-            assert relative_error(a, b) < 0.15
+    assert_second_derivatives_close(low, full, w, x, limit=0.15)
 
 
 def test_vmap_is_a_loop():

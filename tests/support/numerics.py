@@ -1,5 +1,7 @@
 """Values of test programs: random trees, and how far an array is from its reference."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -13,3 +15,13 @@ def relative_error(found, expected):
     """The norm of the difference, as a part of the reference's norm."""
     found, expected = (np.asarray(x, np.float64) for x in (found, expected))
     return np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30)
+
+
+def assert_second_derivatives_close(found, exact, w, x, limit):
+    """Forward over reverse and reverse over reverse, by both arguments, of two scalar functions."""
+    product = lambda fn: lambda w, x: jax.jvp(jax.grad(fn, (0, 1)), (w, x), (w, x))[1]
+    reverse = lambda fn: jax.grad(lambda w, x: jnp.sum(jax.grad(fn)(w, x) ** 2), (0, 1))
+    for derivative in (product, reverse):
+        pair = [jax.jit(derivative(fn))(w, x) for fn in (found, exact)]
+        for a, b in zip(*pair, strict=True):
+            assert relative_error(a, b) < limit

@@ -19,7 +19,7 @@ from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
 from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows, gradient_errors
 from .cotangents import Tap, cotangents
-from .error_probe import ErrorProbe, distance, norms
+from .error_probe import ErrorProbe, distance, distance_and_norms
 from .evaluator import Evaluator
 from .materialize import materialized
 from .measured import is_measurable, measured_equations
@@ -136,9 +136,7 @@ def compare(
             # XLA would compute a cotangent again for each of the reductions over it.
             made = [distance(materialized(a), materialized(b)) for a, b in pairs]
             triples = zip(wrt, declared.gradients, mixed.gradients, strict=True)
-            gradients = {
-                planned.call.paths[i]: (distance(a, b), norms(a, b)) for i, a, b in triples
-            }
+            gradients = {planned.call.paths[i]: distance_and_norms(a, b) for i, a, b in triples}
         return evaluated.readings, outputs, made, gradients
 
     readings, *distances = jax.device_get(run(*planned.call.arrays))

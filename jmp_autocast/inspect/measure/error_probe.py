@@ -139,8 +139,8 @@ class Norms(NamedTuple):
     reference: Any
 
 
-def norms(reference: Any, result: Any) -> Norms:
-    """Returns the norms of which `distance` gives the ratio.
+def distance_and_norms(reference: Any, result: Any) -> tuple[Distance, Norms]:
+    """Returns how far an array is from its reference, and the norms whose ratio is the error.
 
     Args:
         reference: An array of floats or complex numbers.
@@ -149,7 +149,7 @@ def norms(reference: Any, result: Any) -> Norms:
     sums = _sums(reference, result)
     scale = jnp.where(sums.largest > 0, sums.largest, 1.0)
     difference = jnp.where(sums.lost > 0, jnp.inf, scale * jnp.sqrt(sums.difference))
-    return Norms(difference, scale * jnp.sqrt(sums.reference))
+    return _distance(sums), Norms(difference, scale * jnp.sqrt(sums.reference))
 
 
 def largest_difference(reference: Any, result: Any) -> Any:
