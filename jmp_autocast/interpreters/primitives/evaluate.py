@@ -41,9 +41,19 @@ def evaluate(
     body = body_of(jaxpr)
     env = dict(zip(body.constvars, consts, strict=True))
     env.update(zip(body.invars, args, strict=True))
+    # Outside `jit` a value is an array, and its memory is free after its last use, as in Python.
+    last_use = {v: i for i, eqn in enumerate(body.eqns) for v in _variables(eqn.invars)}
+    last_use.update(dict.fromkeys(_variables(body.outvars), len(body.eqns)))
     for i, eqn in enumerate(body.eqns):
         operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
         with context(eqn):
             results = step(i, eqn, operands)
-        env.update(zip(eqn.outvars, results, strict=True))
+        for v in _variables(eqn.invars):
+            if last_use[v] == i:
+                env.pop(v, None)
+        env.update((v, x) for v, x in zip(eqn.outvars, results, strict=True) if v in last_use)
     return [literal(v) if isinstance(v, Literal) else env[v] for v in body.outvars]
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [v for v in atoms if not isinstance(v, Literal)]
