@@ -288,3 +288,27 @@ def test_the_mask_of_a_softmax_is_no_overflow(policy):
     comparison = compare(attention, jax.random.normal(jax.random.key(0), (8, 8)), policy=policy)
     assert "overflow" not in comparison.summary
     assert max(row.introduced for row in comparison.rows) < 0.01
+
+
+def test_equal_layers_compile_nothing_more(jit_caches, caplog):
+    def stacked(layers):
+        def fn(params, x):
+            for _ in range(layers):
+                x = cancelled(jnp.tanh(x @ params["w"]))
+            return x
+
+        return fn
+
+    # Of shapes that no other test has, so that nothing is compiled yet.
+    w, x = jnp.eye(19) / 2, jnp.ones((17, 19))
+
+    def programs(layers):
+        caplog.clear()
+        with jax.log_compiles():
+            compare(stacked(layers), {"w": w}, x, policy=BF16)
+        return sum("Finished XLA compilation" in r.message for r in caplog.records)
+
+    assert programs(2) > 10
+    # Only what makes readings of all measurements at once, whose number is another: positions,
+    # errors, and three operations around them. Each layer used to add all of its own.
+    assert programs(6) <= 5

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...interpreters.compat import Tracer
+
 
 class EquationRun(NamedTuple):
     """One equation that has just run, in all programs.
@@ -153,14 +155,24 @@ class Recorder:
         count = len(block.measured)
         if not count:
             return
-        measured = jax.tree.map(lambda *xs: jnp.stack(xs), *block.measured)
+        measured = _stacked(block.measured)
         # First the flags that are made here: an equation may read what one before it has made.
         block.flags = self._probe.flags_made(measured)
         held = _held(block.reads, self._probe.flags) if self._probe.flags else None
         # Ticks put the runs of all equations in one order, also over the iterations of a loop: a
         # fault of an earlier iteration comes before one of an earlier equation.
         ticks = self.tick + jnp.arange(count, dtype=jnp.uint32)
-        self.take(self._probe.settle(measured, held, ticks), self.tick + jnp.uint32(count))
+        settle = jax.jit(self._probe.settle)
+        self.take(settle(measured, held, ticks), self.tick + jnp.uint32(count))
+
+
+def _stacked(measured: Sequence[Any]) -> Any:
+    """Returns what was measured of each equation as arrays with an element per equation."""
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(measured)):
+        return jax.tree.map(lambda *xs: jnp.stack(xs), *measured)
+    # Known numbers come from the device in one transfer. XLA would compile a program with an
+    # argument for each of them.
+    return jax.tree.map(lambda *xs: np.stack(xs), *jax.device_get(measured))
 
 
 def _held(equations: list[FlagRefs], flags: int) -> Any:

@@ -19,9 +19,8 @@ from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
 from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows, gradient_errors
 from .cotangents import Tap, cotangents
-from .error_probe import ErrorProbe, distance, distance_and_norms
+from .error_probe import Distance, ErrorProbe, Norms, distance, distance_and_norms
 from .evaluator import Evaluator
-from .materialize import materialized
 from .measured import is_measurable, measured_equations
 from .named_values import ProgramComparison, compare_programs
 from .programs import Program
@@ -53,12 +52,14 @@ def compare(
 ) -> Any:
     """Runs a function in float32 and in mixed precision, and finds where the error arises.
 
-    Both programs run in one compiled function, equation by equation, so that each value has its
-    counterpart. The error that an equation *introduces* is its error on the operands of the float32
-    program, rounded to the dtypes that it reads; the rest of its error comes from earlier
-    equations. The float32 program decides which branch runs, and how often a ``while`` iterates.
+    Both programs run side by side, equation by equation, so that each value has its counterpart.
+    The error that an equation *introduces* is its error on the operands of the float32 program,
+    rounded to the dtypes that it reads; the rest of its error comes from earlier equations. The
+    float32 program decides which branch runs, and how often a ``while`` iterates.
 
-    Compiling and running takes several times as long as for the function itself.
+    Each equation is compiled by itself, once for all that are like it, so that a model of many
+    equal layers takes hardly longer than one of few. Loops, branches and device maps are compiled
+    as a whole. So are the two backward passes, and all their cotangents are in memory together.
 
     Args:
         fn: The function in float32, or an `autocast` wrapper, whose options then apply.
@@ -116,30 +117,15 @@ def compare(
     wrt = differentiated(argnums, len(args), *of_call)
     if wrt:
         _check_scalar(planned, fn)
-    taps: list[Tap] = []
-
-    @jax.jit
-    def run(*arrays: Any) -> Any:
-        evaluated = Evaluator(ErrorProbe()).start(planned.closed, _programs(planned), arrays)
-        outputs = {
-            i: distance(*each)
-            for i, each in enumerate(evaluated.outputs)
-            if is_measurable(jax.typeof(each[0]))
-        }
-        made, gradients = [], {}
-        if wrt:
-            programs = _programs(planned, differentiated=True)
-            declared, mixed = (cotangents(planned.closed, p, arrays, wrt) for p in programs)
-            # Both programs have the same taps: rows are named by the float32 one's.
-            taps[:] = declared.taps
-            pairs = zip(declared.cotangents, mixed.cotangents, strict=True)
-            # XLA would compute a cotangent again for each of the reductions over it.
-            made = [distance(materialized(a), materialized(b)) for a, b in pairs]
-            triples = zip(wrt, declared.gradients, mixed.gradients, strict=True)
-            gradients = {planned.call.paths[i]: distance_and_norms(a, b) for i, a, b in triples}
-        return evaluated.readings, outputs, made, gradients
-
-    readings, *distances = jax.device_get(run(*planned.call.arrays))
+    arrays = _on_device(planned.call.arrays)
+    evaluated = Evaluator(ErrorProbe()).start(planned.closed, _programs(planned), arrays)
+    outputs = {
+        i: distance(*each)
+        for i, each in enumerate(evaluated.outputs)
+        if is_measurable(jax.typeof(each[0]))
+    }
+    taps, made, gradients = _derivatives(planned, arrays, wrt) if wrt else ([], [], {})
+    readings, *distances = jax.device_get((evaluated.readings, outputs, made, gradients))
     outputs, made, gradients = jax.tree.map(lambda x: x.item(), distances)
     return Comparison(
         name=name_of(fn),
@@ -151,10 +137,46 @@ def compare(
     )
 
 
+def _derivatives(
+    planned: PlannedCall, arrays: Sequence[Any], wrt: Sequence[int]
+) -> tuple[list[Tap], list[Distance], dict[str, tuple[Distance, Norms]]]:
+    """Returns the values that have a cotangent, how far it is off, and so for the gradients."""
+    programs = _programs(planned, differentiated=True)
+    taps: list[Tap] = []
+
+    # Compiled, unlike the forward pass, so that the gradients are those that training gets: XLA
+    # rounds less often than the program says. Float16 gradients of single equations were others.
+    @jax.jit
+    def run(*arrays: Any) -> Any:
+        both = [cotangents(planned.closed, program, arrays, wrt) for program in programs]
+        # Both programs have the same taps: rows are named by the float32 one's.
+        taps[:] = both[0].taps
+        return [(each.cotangents, each.gradients) for each in both]
+
+    declared, mixed = run(*arrays)
+    cotangent_pairs, gradient_pairs = (
+        list(zip(a, b, strict=True)) for a, b in zip(declared, mixed, strict=True)
+    )
+    paths = (planned.call.paths[i] for i in wrt)
+    return (
+        taps,
+        [distance(a, b) for a, b in cotangent_pairs],
+        {
+            path: distance_and_norms(a, b)
+            for path, (a, b) in zip(paths, gradient_pairs, strict=True)
+        },
+    )
+
+
 def _programs(planned: PlannedCall, differentiated: bool = False) -> tuple[Program, Program]:
     """Returns the float32 and the mixed program, for one trace: the rewriter keeps jaxprs of it."""
     rewriter = Rewriter(planned.planner.plan, planned.plan.wide)
     return Program(planned.plan), Program(planned.plan, rewriter, differentiated)
+
+
+def _on_device(arrays: Sequence[Any]) -> list[Any]:
+    # The rewriter takes a number that is no array for one that is known when it traces.
+    return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
 
 
 def _check_concrete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -104,7 +104,9 @@ class ErrorProbe(Probe):
         """Returns the readings of equations that have each run once."""
         sums, own, code = measured
         first = jnp.zeros_like(ticks)
-        return ErrorReading(*_distance(sums), _error(own), own.lost, first + 1, first, code)
+        error, cosine, lost, largest = _distance(sums)
+        introduced = _error(own), own.lost
+        return ErrorReading(error, cosine, lost, largest, *introduced, first + 1, first, code)
 
     def merge(self, first: ErrorReading, second: ErrorReading) -> ErrorReading:
         """Returns the readings of two runs of the same equations, ``first`` the earlier."""
@@ -147,9 +149,7 @@ def distance_and_norms(reference: Any, result: Any) -> tuple[Distance, Norms]:
         result: An array of the same shape.
     """
     sums = _sums(reference, result)
-    scale = jnp.where(sums.largest > 0, sums.largest, 1.0)
-    difference = jnp.where(sums.lost > 0, jnp.inf, scale * jnp.sqrt(sums.difference))
-    return _distance(sums), Norms(difference, scale * jnp.sqrt(sums.reference))
+    return _distance(sums), _norms(sums)
 
 
 def largest_difference(reference: Any, result: Any) -> Any:
@@ -203,6 +203,7 @@ def _sums(reference: Any, result: Any) -> _Sums:
     return _Sums(count, *(x.astype(jnp.float32) for x in (*sums, largest)))
 
 
+@jax.jit
 def _worst(one: _Sums, other: _Sums) -> _Sums:
     # Error and cosine of one result, so that they belong together. The largest is that of all.
     worse = _error(other) > _error(one)
@@ -210,6 +211,14 @@ def _worst(one: _Sums, other: _Sums) -> _Sums:
     return picked._replace(largest=jnp.maximum(one.largest, other.largest))
 
 
+@jax.jit
+def _norms(sums: _Sums) -> Norms:
+    scale = jnp.where(sums.largest > 0, sums.largest, 1.0)
+    difference = jnp.where(sums.lost > 0, jnp.inf, scale * jnp.sqrt(sums.difference))
+    return Norms(difference, scale * jnp.sqrt(sums.reference))
+
+
+@jax.jit
 def _distance(sums: _Sums) -> Distance:
     # The roots are multiplied, not the sums: a sum may be near the end of float32, 3e38, and the
     # product of two would be infinite.
@@ -246,11 +255,16 @@ def _as_read(declared: Any, mixed: Any) -> Any:
     dtype = getattr(mixed, "dtype", None)
     if dtype is None or getattr(declared, "dtype", dtype) == dtype:
         return declared
-    cast = lax.convert_element_type(declared, dtype)
     if not (is_measurable(jax.typeof(declared)) and is_measurable(jax.typeof(mixed))):
-        return cast
+        return lax.convert_element_type(declared, dtype)
+    return _cast_and_clamped(declared, mixed)
+
+
+@jax.jit
+def _cast_and_clamped(declared: Any, mixed: Any) -> Any:
     # The mixed program masks with the largest finite number of 16 bits where the program has that
     # of float32: what is finite there is not infinite to this equation.
+    cast = lax.convert_element_type(declared, mixed.dtype)
     clamped = jnp.isfinite(declared) & ~jnp.isfinite(cast) & jnp.isfinite(mixed)
     return jnp.where(clamped, mixed, cast)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ...interpreters.compat import device_varying, varying_axes
+from ...interpreters.compat import Tracer, device_varying, varying_axes
 from .measured import is_measurable
 
 
@@ -30,6 +30,7 @@ def materialized(x: Any) -> Any:
         # The barrier hides from the compiler that the condition is a constant.
         return lax.cond(lax.optimization_barrier(jnp.bool_(True)), lambda x: x, other, x)
 
-    if not is_measurable(jax.typeof(x)):
+    # An array that is no tracer has been computed.
+    if not isinstance(x, Tracer) or not is_measurable(jax.typeof(x)):
         return x
     return lax.platform_dependent(x, cpu=through_branch, default=lax.optimization_barrier)
