@@ -23,12 +23,15 @@ E5M2 = np.dtype(jnp.float8_e5m2)
 FLOAT8_DTYPES = frozenset((E4M3, E5M2))
 
 FLOAT8 = "float8"
-"""The name of the recipe: in strings, in files, and as the dtype of a scope."""
+"""The name of the default recipe: in strings, in files, and as the dtype of a scope."""
 
 Gradient = Literal["e5m2", "e4m3"]
 WeightGradient = Literal["float8", "compute"]
 Scaling = Literal["tensor", "row", "mx"]
 Skip = Literal["last"]
+
+
+RecipeName = Literal["float8", "float8_row", "mxfp8"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,11 +136,20 @@ class Float8:
         return E5M2 if self.gradient == "e5m2" else E4M3
 
 
+RECIPES: dict[str, Float8] = {
+    FLOAT8: Float8(),
+    "float8_row": Float8(scaling="row"),
+    "mxfp8": Float8(scaling="mx", gradient="e4m3"),
+}
+"""Recipes by name. With a scale for each 32 elements a cotangent needs no wider range than e4m3,
+which is what Transformer Engine's `MXFP8BlockScaling` has for it, too."""
+
+
 def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
     """Returns the recipe that ``Policy(matmul=...)`` means.
 
     Args:
-        value: A `Float8`, ``"float8"`` for ``Float8()``, or None.
+        value: A `Float8`, the name of one (`RECIPES`), or None.
         wide: The wide dtype of the policy.
 
     Raises:
@@ -146,8 +158,8 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
         TypeError: It is none of these.
 
     Example:
-        >>> as_recipe("float8").gradient
-        'e5m2'
+        >>> as_recipe("float8").gradient, as_recipe("mxfp8").scaling
+        ('e5m2', 'mx')
     """
     if value is not None and wide != FLOAT32:
         raise ValueError(
@@ -156,16 +168,11 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
         )
     if value is None or isinstance(value, Float8):
         return value
-    if value == FLOAT8:
-        return Float8()
     if isinstance(value, str):
-        raise ValueError(
-            f"matmul must be 'float8', a Float8 or None, got {value!r}."
-            f"{did_you_mean(value, (FLOAT8,))} Scales per row are Float8(scaling='row'), and MXFP8 "
-            "is Float8(scaling='mx')."
-        )
+        check_choice("matmul", value, tuple(RECIPES))
+        return RECIPES[value]
     fix = "Pass matmul='float8', or Float8(...) with options."
-    raise wrong_type("matmul must be 'float8', a Float8 or None", value, fix)
+    raise wrong_type("matmul must be a Float8, the name of a recipe or None", value, fix)
 
 
 def as_scope_dtype(value: Any, argument: str, wide: np.dtype) -> Any:
@@ -194,7 +201,7 @@ def recipe_of(table: Mapping[str, Any]) -> Float8:
     """Returns the recipe that a table of a policy file holds.
 
     Args:
-        table: Its name under ``"recipe"``, and options of `Float8`.
+        table: Its name under ``"recipe"``, and options of `Float8` in which it differs.
 
     Raises:
         ValueError: There is no such recipe, option or value.
@@ -207,12 +214,13 @@ def recipe_of(table: Mapping[str, Any]) -> Float8:
     options = dict(table)
     if "recipe" not in options:
         raise ValueError("has no recipe. Write a line [matmul], and below it recipe = 'float8'.")
-    check_choice("recipe", options.pop("recipe"), (FLOAT8,))
+    name = options.pop("recipe")
+    check_choice("recipe", name, tuple(RECIPES))
     known = [field.name for field in dataclasses.fields(Float8)]
-    for name in options:
-        if name not in known:
-            raise ValueError(f"unknown key {name!r}.{did_you_mean(name, known)}")
-    return Float8(**options)
+    for key in options:
+        if key not in known:
+            raise ValueError(f"unknown key {key!r}.{did_you_mean(key, known)}")
+    return dataclasses.replace(RECIPES[name], **options)
 
 
 def recipe_lines(recipe: Any) -> list[str]:

@@ -21,9 +21,9 @@ def parse_policy(text: str) -> Policy:
     Args:
         text: ``"params=float32,compute=bfloat16,output=float32"``, keys in any order and any of
             them left out but ``compute``; ``p``, ``c``, ``o`` are short forms, as in jmp;
-            ``level``, ``dot_output``, ``weight_gradients`` and ``matmul=float8`` may follow; or
-            one dtype, ``"bfloat16"``, which Keras calls ``"mixed_bfloat16"``. Dtypes have short
-            names: ``f32``, ``f16``, ``bf16``.
+            ``level``, ``dot_output``, ``weight_gradients`` and ``matmul``, such as
+            ``matmul=float8_row``, may follow; or one dtype, ``"bfloat16"``, which Keras calls
+            ``"mixed_bfloat16"``. Dtypes have short names: ``f32``, ``f16``, ``bf16``.
 
     Returns:
         The policy.

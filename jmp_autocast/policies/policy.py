@@ -17,7 +17,7 @@ from .choices import WORDS, DotOutput, Level, WeightGradients, check_choice
 from .containers import as_mapping, as_tuples
 from .dtypes import as_compute_dtype, as_float_dtype, domain, wide_dtype
 from .errors import did_you_mean
-from .float8 import Float8, as_recipe, as_scope_dtype
+from .float8 import Float8, RecipeName, as_recipe, as_scope_dtype
 from .patterns import check_pattern, match_depth
 from .precisions import as_precision
 from .registry import as_rule, known_primitives, primitive_name, registered_rule
@@ -49,7 +49,8 @@ class Policy:
             devices add it up under data parallelism. ``"float32"``: its accumulator. ``"compute"``:
             rounded to the compute dtype, for half the bytes between devices.
         precisions: Pairs of scope pattern and precision; build it with `with_precision`.
-        matmul: ``"float8"`` or a `Float8`: products of weights run in 8 bits; None: none do.
+        matmul: A `Float8`, or the name of one, ``"float8"``, ``"float8_row"`` or ``"mxfp8"``:
+            products of weights run in 8 bits; None: none do.
 
     Raises:
         ValueError: A dtype is not one of those allowed, or there is no such level or policy.
@@ -71,7 +72,7 @@ class Policy:
     scoped_rules: tuple[tuple[str, str, Rule], ...] = ()
     weight_gradients: WeightGradients = "float32"
     precisions: tuple[tuple[str, str], ...] = ()
-    matmul: Float8 | Literal["float8"] | None = None
+    matmul: Float8 | RecipeName | None = None
 
     def __post_init__(self) -> None:
         set_field = functools.partial(object.__setattr__, self)

@@ -1,5 +1,6 @@
 """The recipe of products in 8 bits: its words, its forms, its errors."""
 
+import dataclasses
 import pickle
 
 import jax.numpy as jnp
@@ -30,9 +31,27 @@ def test_the_forms_of_the_default_recipe():
     assert (BF16.matmul, may_use_float8(BF16)) == (None, False)
 
 
+NAMED = {
+    "float8": Float8(),
+    "float8_row": Float8(scaling="row"),
+    "mxfp8": Float8(scaling="mx", gradient="e4m3"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_recipe_has_a_name(name, tmp_path):
+    recipe = NAMED[name]
+    assert Policy("bfloat16", matmul=name).matmul == recipe
+    assert as_policy(f"compute=bf16,matmul={name}").matmul == recipe
+    path = tmp_path / "policy.toml"
+    lines = "version = 1", "compute_dtype = 'bfloat16'", "[matmul]"
+    path.write_text("\n".join([*lines, f"recipe = '{name}'", "minimum = 64"]))
+    assert Policy.load(path).matmul == dataclasses.replace(recipe, minimum=64)
+
+
 WRONG = {
     "a near word": (lambda: Policy("bfloat16", matmul="float"), ValueError, "mean 'float8'"),
-    "rows": (lambda: as_policy("compute=bf16,matmul=rows"), ValueError, "scaling='row'"),
+    "rows": (lambda: as_policy("compute=bf16,matmul=rows"), ValueError, "'float8_row', 'mxfp8'"),
     "a dtype": (lambda: Policy("bfloat16", matmul=jnp.float8_e4m3fn), TypeError, "matmul='float8'"),
     "a scope's format": (
         lambda: BF16.with_scopes({"*/mlp": "float8_e5m2"}),
@@ -60,7 +79,7 @@ def test_a_wrong_recipe(make, error, message):
 FILES = {
     "no table": ("matmul = 'float8'", TypeError, "matmul must be a table"),
     "no recipe": ("[matmul]\nwgrad = 'compute'", ValueError, "has no recipe"),
-    "a recipe": ("[matmul]\nrecipe = 'mxfloat8'", ValueError, "matmul: recipe .*'float8'"),
+    "a recipe": ("[matmul]\nrecipe = 'mxfloat8'", ValueError, "matmul: recipe .*'mxfp8'"),
     "a key": ("[matmul]\nrecipe = 'float8'\nscale = 'row'", ValueError, "mean 'scaling'"),
     "a word": ("[matmul]\nrecipe = 'float8'\nwgrad = 'comput'", ValueError, "mean 'compute'"),
 }
