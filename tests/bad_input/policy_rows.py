@@ -93,7 +93,10 @@ ROWS = [
         weight_gradients="bfloat16",
     ),
     _policy(
-        "matmul", ValueError, "matmul | 'float9' | 'float8', a Float8 or | mean", matmul="float9"
+        "matmul",
+        ValueError,
+        "matmul | 'float9' | 'float8', 'float8_row', 'mxfp8' | mean",
+        matmul="float9",
     ),
     Row(
         "Float8",
