@@ -41,14 +41,15 @@ def exported(text):
     return dict(word.split("=", 1) for word in words)
 
 
-def follow(page, python=sys.executable, path=str(ROOT)):
+def follow(page, python=sys.executable, path=str(ROOT), settings=None):
     """Runs a page in a process of its own; returns its exit status and what it says.
 
-    ``path`` is where the library is imported from; None: where it is installed.
+    ``path`` is where the library is imported from; None: where it is installed. ``settings`` are
+    environment variables that the page does not export.
     """
     text = (ROOT / page).read_text(encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name not in OURS}
-    environment |= exported(text) | ({"PYTHONPATH": path} if path else {})
+    environment |= exported(text) | ({"PYTHONPATH": path} if path else {}) | (settings or {})
     with tempfile.TemporaryDirectory() as folder:
         command = [python, "-m", "tests.project.follow_guides", "--here", folder, page]
         done = subprocess.run(

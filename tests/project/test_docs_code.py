@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.markdown_pages import ROOT, blocks, markdown_pages
 from tests.support.page_runner import run_page
+from tests.support.processes import environment_without_devices
 
 from .follow_guides import GUIDES, exported, follow
 
@@ -45,7 +46,8 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(name, tmp_path, monkey
 @pytest.mark.process
 @pytest.mark.parametrize("name", ALONE)
 def test_the_code_of_a_page_runs_in_a_process_of_its_own(name):
-    status, said = follow(name)
+    quick = environment_without_devices()["XLA_FLAGS"]  # as for the other pages
+    status, said = follow(name, settings={"XLA_FLAGS": quick})
     assert not status, said
 
 
