@@ -1,6 +1,7 @@
 """The transformer example: what loss scaling does for it, and that a kill costs it nothing."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -77,10 +78,15 @@ def test_gradients_below_the_smallest_float16_vanish_without_loss_scaling(exampl
 # --- kill and resume ------------------------------------------------------------------------
 
 
-def run_until_killed(arguments, step):
+def run_until_killed(arguments, step, compiled):
     """Runs the example and kills it when it says that it has done a step."""
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),  # each program is compiled once
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     process = subprocess.Popen(
         [sys.executable, EXAMPLES / "train_char_transformer.py", *arguments, "--log-every", "1"],
+        env=environment,
         stdout=subprocess.PIPE,
         bufsize=0,
         pipesize=4096,  # some 100 lines, so that it cannot run on to its end
@@ -105,11 +111,12 @@ def test_killed_and_resumed_run_ends_in_the_same_bits(example, tmp_path):
 
     killed = [*arguments, "--output", str(tmp_path / "b")]
     # The second checkpoint waits for the first to be complete.
-    assert run_until_killed([*killed, "--checkpoint-every", "7"], 15)[0] == 1
+    assert run_until_killed([*killed, "--checkpoint-every", "7"], 15, tmp_path / "c")[0] == 1
     # With one at each step, the kill comes while one is written.
-    again = run_until_killed([*killed, "--resume", "--checkpoint-every", "1"], 40)
+    often = [*killed, "--resume", "--checkpoint-every", "1"]
+    again = run_until_killed(often, 20, tmp_path / "c")
     assert (again[0] - 1) % 7 == 0
-    assert 7 < again[0] < 40
+    assert 7 < again[0] < 20
     assert example.main([*killed, "--resume"]) == whole
 
     results = [(tmp_path / run / "result.json").read_bytes() for run in "ab"]
