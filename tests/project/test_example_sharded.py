@@ -14,9 +14,11 @@ from jax.sharding import PartitionSpec as P
 from tests.support.examples import EXAMPLES, load
 from tests.support.processes import environment_without_devices, free_port
 
+# Each collective operation of two processes takes milliseconds: of large batches, few are the
+# validation text.
 DEVICES, STEPS, KILL_AFTER = 4, 12, 9
 OPTIONS = (
-    "--layers 1 --width 16 --heads 2 --context 16 --batch-size 32 --learning-rate 1e-2 "
+    "--layers 1 --width 16 --heads 2 --context 32 --batch-size 128 --learning-rate 1e-2 "
     f"--steps {STEPS} --growth-interval 2 --log-every 1 --checkpoint-every 4 --fsdp 2"
 ).split()
 LIMIT = 240  # seconds; a run takes some ten
