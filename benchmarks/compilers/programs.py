@@ -66,7 +66,13 @@ CASES = {
             (32, 224, 224, 3),
             1000,
         ),
-        Case("resnet", models.ResNet50, {}, (64, 224, 224, 3), 1000),
+        Case(
+            "resnet",
+            models.ResNet50,
+            {"stages": (3, 4, 6, 3), "width": 64},
+            (64, 224, 224, 3),
+            1000,
+        ),
         Case("lstm", Lstm, {"layers": 2, "width": 1024, "vocabulary": 32000}, (64, 256), 32000),
     )
 }

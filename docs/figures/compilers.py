@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from matplotlib.figure import Figure
-from results import sections, tables_in
+from results import ratio, sections, tables_in
 
 from .style import Style
 
@@ -36,16 +34,12 @@ def data() -> Found:
         (target,) = (name for word, name in _TARGETS.items() if f", {word}" in marker)
         table = tables_in(text)[0]
         rows = {
-            row: (_ratio(cells["traffic GB"]), _ratio(cells["temp MB"]))
+            row: (ratio(cells["traffic GB"]), ratio(cells["temp MB"]))
             for row, cells in table.items()
             if row in _VARIANTS
         }
         found[f"{_PROGRAMS[program]}, {target}"] = rows
     return found
-
-
-def _ratio(cell: str) -> float:
-    return float(re.findall(r"\((.*)\)", cell)[0])
 
 
 def draw(found: Found, style: Style) -> Figure:

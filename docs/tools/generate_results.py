@@ -1,4 +1,4 @@
-"""Writes docs/measured.md from benchmarks/RESULTS.md: the table of the landing page.
+"""Writes docs/measured.md from benchmarks/RESULTS.md: the table of the landing page and the README.
 
 python docs/tools/generate_results.py           # writes the page
 python docs/tools/generate_results.py --check   # exits with 1 if the page is out of date
@@ -14,63 +14,76 @@ PAGE = pathlib.Path(__file__).parents[1] / "measured.md"
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports this file
 
 from pages import run  # noqa: E402
-from results import handwritten, number, section, tables  # noqa: E402
+from results import handwritten, ratio, sections, tables, tables_in  # noqa: E402
 
 _HANDWRITTEN = "vs_handwritten full bfloat16 2-core CPU"
 _LOSS_SCALE = "loss_scale 100M parameters 2-core CPU JAX 0.10.2"
 
-# What stands in the columns: the table of RESULTS.md, its column, and the form of a number.
-_COLUMNS = {
-    "kept for the backward pass, MB": ("Memory", "residuals MB", "{:.1f}"),
-    "casts of activations": ("Casts", "activation casts", "{:.0f}"),
-    "error of kernel gradients": ("Relative error of gradients and loss", "kernels", "{:.1e}"),
+# The model's name in the tables of the compilers.
+_MODELS = {"GPT": "gpt_scan_remat", "ViT": "vit", "ResNet": "resnet", "LSTM": "lstm"}
+# What stands in the rows: the table of RESULTS.md and its column.
+_COMPILED = {
+    'bytes moved by a training step, TPU v5e compiler, level `"compute"`': "traffic GB",
+    "temporary bytes of that step": "temp MB",
 }
-_ROWS = {"float32": "float32", "by hand": "hand-written", "`autocast`": "ours o1"}
+_COUNTED = {
+    "bytes kept for the backward pass": ("Memory", "residuals MB"),
+    "error of kernel gradients, against float64": (
+        "Relative error of gradients and loss",
+        "kernels",
+    ),
+}
 _TEXT = """\
 <!-- Written by docs/tools/generate_results.py from benchmarks/RESULTS.md: edit that. -->
 
-|  |  | {columns} |
-|---|---|{rules}|
+bfloat16, as ratios to the same model with `dtype=` written into every layer by hand (below 1 is
+better than by hand):
+
+| | {models} |
+|---|{rules}|
 {rows}
 
-The gradient of four Flax models in bfloat16. *By hand*: `dtype=` is given to every layer.
-*`autocast`*: the float32 model under `autocast(loss, compute_dtype=jnp.bfloat16)`. Errors are
-relative, against float64.{setting}
+The first two rows are full AdamW steps as the TPU compiler builds them; no step has been timed on a
+device. The others are gradients of smaller models at the default level.
 
 One Adam step with {parameters} parameters, with a check of the gradients and a skip of bad steps,
 takes {ours} times as long as without; with Flax's `DynamicScale` {flax}, with jmp's
-`DynamicLossScale` {jmp} times. The machine, the method and all numbers:
+`DynamicLossScale` {jmp} times, on a 2-core CPU. The machines, the method and all numbers:
 [Benchmarks](benchmarks.md).
 """
 
 
+def rows() -> list[str]:
+    """Returns the rows of the table: ratios to hand-written mixed precision, by model."""
+    compiled = {}
+    for marker, text in sections("compilers "):
+        if ", v5e" in marker:
+            program = marker.removeprefix("compilers ").partition(":")[0]
+            compiled[program] = tables_in(text)[0]
+    found = {name.partition(":")[0]: each for name, each in handwritten(_HANDWRITTEN).items()}
+
+    lines = []
+    for label, column in _COMPILED.items():
+        each = [ratio(compiled[p]["ours compute"][column]) for p in _MODELS.values()]
+        lines.append((label, each))
+    for label, (table, column) in _COUNTED.items():
+        each = [ratio(found[model][table]["ours o1"][column]) for model in _MODELS]
+        lines.append((label, each))
+    return ["| " + " | ".join([label, *map("{:.2f}".format, each)]) + " |" for label, each in lines]
+
+
 def render() -> str:
     """Returns the text of the page."""
-    lines = []
-    for heading, found in handwritten(_HANDWRITTEN).items():
-        for name, row in _ROWS.items():
-            cells = [
-                form.format(number(found[table][row][column]))
-                for table, column, form in _COLUMNS.values()
-            ]
-            model = heading.partition(":")[0] if row == "float32" else ""
-            lines.append("| " + " | ".join([model, name, *cells]) + " |")
     (steps,) = tables(_LOSS_SCALE)
     return _TEXT.format(
-        columns=" | ".join(_COLUMNS),
-        rules="|".join(["---:"] * len(_COLUMNS)),
-        rows="\n".join(lines),
-        setting=_setting(),
+        models=" | ".join(_MODELS),
+        rules="|".join(["---"] * len(_MODELS)),
+        rows="\n".join(rows()),
         parameters=_LOSS_SCALE.split()[1],
         ours=steps["dynamic_loss_scaling"]["ratio"],
         flax=steps["flax DynamicScale"]["ratio"],
         jmp=steps["jmp DynamicLossScale"]["ratio"],
     )
-
-
-def _setting() -> str:
-    machine = section(_HANDWRITTEN).strip().partition(",")[0]
-    return f" Memory and casts are counted in the program; the errors are from a {machine}."
 
 
 def main(arguments: Sequence[str] | None = None, page: pathlib.Path = PAGE) -> int:

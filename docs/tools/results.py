@@ -59,6 +59,11 @@ def number(cell: str) -> float:
     return float(cell.split()[0])
 
 
+def ratio(cell: str) -> float:
+    """Returns the ratio of a cell such as ``141.916 (1.61)``."""
+    return float(re.findall(r"\((.*)\)", cell)[0])
+
+
 def _table(text: str) -> Table:
     header, _, *rows = ([c.strip() for c in r.strip("|").split("|")] for r in text.splitlines())
     return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}

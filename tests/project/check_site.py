@@ -35,9 +35,23 @@ def test_the_site_is_there_and_newer_than_its_sources():
     assert max(p.stat().st_mtime for p in sources) <= built, "build it again"
 
 
+_TABLES_AND_WHAT_IS_CUT = """() => {
+    const seen = (selector) =>
+        [...document.querySelectorAll(selector)].filter((element) => element.checkVisibility());
+    return [
+        seen("article table").map((table) => table.getBoundingClientRect().height),
+        seen("article .table-wrapper, article pre")
+            .filter((box) => box.scrollWidth > box.clientWidth + 1)
+            .map((box) => box.innerText),
+    ];
+}"""
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_has_no_error_and_does_not_scroll_sideways(name, visit):
     page = visit(SITE / name, WIDTHS[0])
+    tables, cut = page.evaluate(_TABLES_AND_WHAT_IS_CUT)
+    assert cut == []  # on a phone, tables and code scroll inside their boxes
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 800})
         page.evaluate("window.scrollTo(1000, 0)")
@@ -45,6 +59,7 @@ def test_a_page_has_no_error_and_does_not_scroll_sideways(name, visit):
         assert page.evaluate("document.documentElement.scrollWidth") == width
     if name not in GENERATED:
         assert page.locator("h1").count() == 1
+        assert sum(tables) <= 1800, "more than two screens of tables"
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])

@@ -54,6 +54,14 @@ def test_results_are_read_as_they_stand():
         results.section("nothing")
 
 
+@pytest.mark.usefixtures("docs_on_path")
+def test_the_readme_has_the_figures_of_the_results():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = importlib.import_module("generate_results").rows()
+    assert len(rows) == 4
+    assert set(rows) <= set(readme)
+
+
 PICTURES = {"flow", "colouring", "training", "memory", "compilers"}
 
 
