@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -78,6 +79,16 @@ def check_equal(what: str, found: set[str], expected: set[str]) -> None:
     print(f"{what}: {len(found)} files", flush=True)
 
 
+def check_description(metadata: str) -> None:
+    """Ends the program where the page of a package index would have a link that leads nowhere."""
+    description = metadata.partition("\n\n")[2]
+    readme = pathlib.Path("README.md").read_text(encoding="utf-8")
+    if description.partition("\n")[0] != readme.partition("\n")[0]:
+        sys.exit("the description of the wheel is not the README")
+    if found := re.findall(r"\]\((?!https?://|#)[^)]*\)|src(?:set)?=\S*", description):
+        sys.exit(f"the description of the wheel refers to files of the repository: {found}")
+
+
 def build(scratch: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     """Builds the sdist, the wheel from it and the wheel from the tree; checks what they hold."""
     tree = repository_files(scratch)
@@ -91,6 +102,8 @@ def build(scratch: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     expected = {name for name in tree if not name.startswith(NOT_IN_SDIST)}
     check_equal("sdist", sdist_files(sdist), expected | ADDED_TO_SDIST)
     packed = wheel_files(wheel)
+    (metadata,) = (text for name, text in packed.items() if name.endswith("/METADATA"))
+    check_description(metadata.decode("utf-8"))
     package = {name for name in packed if ".dist-info/" not in name}
     check_equal("wheel", package, {name for name in tree if name.startswith(f"{PACKAGE}/")})
     if packed != wheel_files(direct):
