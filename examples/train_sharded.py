@@ -60,7 +60,7 @@ AXES = ("data", "fsdp")
 
 
 def make_mesh(parts: int) -> Mesh:
-    """Returns a mesh of all devices of all processes, in which neighbours hold one copy."""
+    """Returns a mesh of all devices of all processes, in which neighbors hold one copy."""
     copies, rest = divmod(jax.device_count(), parts)
     if rest:
         sys.exit(f"--fsdp {parts} does not divide {jax.device_count()} devices.")

@@ -16,12 +16,12 @@ if __name__ == "__main__":
     _DOCS = pathlib.Path(__file__).parents[1]
     sys.path[:0] = [str(_DOCS / "tools"), str(_DOCS), str(_DOCS.parent)]
 
-from figures import colouring, compilers, dtypes, flow, memory, training
+from figures import coloring, compilers, dtypes, flow, memory, training
 from figures.style import FOLDER, MODES, save, styled
 
 PICTURES: dict[str, ModuleType] = {
     "flow": flow,
-    "colouring": colouring,
+    "coloring": coloring,
     "training": training,
     "memory": memory,
     "compilers": compilers,

@@ -37,7 +37,7 @@ _TEMPLATE = """\
 A block of plain JAX, written in float32: two norms, masked attention, and two dense layers with a
 GELU. This page shows what `explain(block, ..., policy=BF16)` says of each of its equations.
 
-```{picture} colouring
+```{picture} coloring
 :alt: The equations of the block in two lanes, float32 and bfloat16, with the casts between them.
 
 Each dot is an equation, in program order from left to right. A line leads from a value to its

@@ -141,14 +141,14 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def labelled(facts: Mapping[str, str | None]) -> list[str]:
+def labeled(facts: Mapping[str, str | None]) -> list[str]:
     """Returns a line for each fact, with its name in front; None leaves a fact out.
 
     Args:
         facts: Texts by name.
 
     Example:
-        >>> labelled({"FLOPs": "12 k", "unknown": None})
+        >>> labeled({"FLOPs": "12 k", "unknown": None})
         ['FLOPs       12 k']
     """
     return [cut(f"{name:12}{text}") for name, text in facts.items() if text is not None]

@@ -125,7 +125,7 @@ def policy_text(policy: Policy) -> str:
         for pattern, dtype in policy.scopes
     ]
     scoped_rules = []
-    # Neighbours of one pattern share a table, and no others do: of rules at one depth the last
+    # Neighbors of one pattern share a table, and no others do: of rules at one depth the last
     # wins, so that the order has to stay.
     for pattern, group in itertools.groupby(policy.scoped_rules, key=lambda each: each[0]):
         scoped_rules += ["\n[[scoped_rules]]\n", _line("pattern", pattern)]

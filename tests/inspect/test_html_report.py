@@ -125,14 +125,14 @@ def test_the_facts(show, reports):
 @pytest.mark.parametrize(
     ("width", "height", "scheme"), [(1360, 900, "light"), (1360, 900, "dark"), (400, 800, "light")]
 )
-def test_a_screenshot_has_the_size_of_the_window_and_many_colours(
+def test_a_screenshot_has_the_size_of_the_window_and_many_colors(
     show, reports, width, height, scheme
 ):
     page = show(reports["forward"], width=width, height=height, color_scheme=scheme)
     picture = page.screenshot()
     assert picture.startswith(b"\x89PNG")
     assert struct.unpack(">II", picture[16:24]) == (width, height)
-    assert len(picture) > 25_000  # a page of one colour has some 5,000 bytes
+    assert len(picture) > 25_000  # a page of one color has some 5,000 bytes
 
 
 # --- filters --------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_module_filters_the_table(show, reports):
     assert shown(page) == list(range(len(rows)))
 
 
-def test_modules_are_coloured_by_flops_or_bytes(show, reports):
+def test_modules_are_colored_by_flops_or_bytes(show, reports):
     page = show(reports["nothing low"])
     assert "16-bit" not in page.inner_text("#tree")
     page = show(reports["forward"])
@@ -358,7 +358,7 @@ def test_a_long_program_has_few_elements(show):
     assert page.locator(".row").count() < 100
 
 
-# --- colours --------------------------------------------------------------------------------
+# --- colors --------------------------------------------------------------------------------
 
 CONTRAST = """() => {
   const style = getComputedStyle(document.documentElement);
@@ -377,7 +377,7 @@ def test_texts_are_readable(show, reports, scheme):
     page = show(reports["forward"], color_scheme=scheme)
     pairs = [(text, back) for text in ("--text", "--quiet", "--link")
              for back in ("--page", "--card", "--hover", "--chosen")]  # fmt: skip
-    pairs += [("--on-colour", colour) for colour in ("--low", "--full", "--other", "--none")]
+    pairs += [("--on-color", color) for color in ("--low", "--full", "--other", "--none")]
     for text, back in pairs:
         ratio = page.evaluate(f"([a, b]) => ({CONTRAST})()(a, b)", [text, back])
         assert ratio >= 4.5, (text, back, ratio)

@@ -83,7 +83,7 @@ def test_inner_transformations_run_as_without_the_wrapper(name):
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_chained_neighbours(where):
+def test_chained_neighbors(where):
     """Before the wrapper they see scaled gradients, after it updates."""
     double = optax.scale(2.0)
     wrapped = dynamic_loss_scaling(optax.sgd(0.1))

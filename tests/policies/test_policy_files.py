@@ -206,7 +206,7 @@ def test_the_policy_runs_as_before(path):
 
 
 def test_what_tune_may_pin_is_a_file_of_its_size(path):
-    """The rules of neighbours with one pattern stand together."""
+    """The rules of neighbors with one pattern stand together."""
     policy = BF16
     for i in range(100):
         policy = policy.with_rules({"tanh": "FP32", "mul": "FP32"}, scope=f"block_{i}")

@@ -136,5 +136,5 @@ def test_every_public_name_has_an_entry(monkeypatch):
 
 def test_the_pictures_are_on_the_site():
     names = {p.name for p in pathlib.Path(SITE, "_images").glob("*.svg")}
-    pictures = ("flow", "colouring", "training", "memory", "compilers")
+    pictures = ("flow", "coloring", "training", "memory", "compilers")
     assert names == {f"{name}-{mode}.svg" for name in pictures for mode in ("light", "dark")}

@@ -62,7 +62,7 @@ def test_the_readme_has_the_figures_of_the_results():
     assert set(rows) <= set(readme)
 
 
-PICTURES = {"flow", "colouring", "training", "memory", "compilers"}
+PICTURES = {"flow", "coloring", "training", "memory", "compilers"}
 
 
 @pytest.mark.usefixtures("docs_on_path", "as_users_run_it")
@@ -119,9 +119,9 @@ def test_the_training_of_the_picture_shows_what_its_caption_says():
 
 
 @pytest.mark.usefixtures("docs_on_path")
-def test_the_colouring_draws_the_casts_that_explain_counts():
-    colouring = importlib.import_module("figures.colouring")
-    nodes = colouring.data()
+def test_the_coloring_draws_the_casts_that_explain_counts():
+    coloring = importlib.import_module("figures.coloring")
+    nodes = coloring.data()
     casts = {
         (source, low) for node in nodes for source, low in node.reads if low != nodes[source].low
     }

@@ -1,6 +1,6 @@
 """What PyTorch's GradScaler does to its scale, in plain Python.
 
-Written from the behaviour of ``torch.amp.GradScaler.update`` in PyTorch 2.13, whose kernel rounds
+Written from the behavior of ``torch.amp.GradScaler.update`` in PyTorch 2.13, whose kernel rounds
 to float32. It shares no code and no array library with the implementation under test.
 """
 

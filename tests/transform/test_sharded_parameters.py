@@ -29,7 +29,7 @@ def sharded():
 
 
 def gathered(compiled):
-    """(dtype, shape) of what each all-gather of an optimised program moves."""
+    """(dtype, shape) of what each all-gather of an optimized program moves."""
     return re.findall(r"= (\w+)\[([\d,]*)\]\S* all-gather\(", compiled.as_text())
 
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from ..export import Exported, counted, cut, labelled, table
+from ..export import Exported, counted, cut, labeled, table
 from ..measure.measured import user_names
 from .kinds import KINDS, unit_roundoff
 from .risks import Risk
@@ -113,7 +113,7 @@ class AuditReport(Exported):
     def __str__(self) -> str:
         """Returns the summary, and for each kind of risk what to write, a table, and the lines."""
         opaque = ", ".join(self.opaque)
-        lines = labelled({"not seen": f"the inside of {opaque}" if opaque else None})
+        lines = labeled({"not seen": f"the inside of {opaque}" if opaque else None})
         for kind, found in itertools.groupby(self.findings, key=lambda finding: finding.kind):
             lines += ["", *_section(kind, list(found))]
         if self.findings:
@@ -125,7 +125,7 @@ class AuditReport(Exported):
 def _section(kind: str, findings: Sequence[Finding]) -> list[str]:
     """Returns what a kind of risk is, what to write instead, and where it is."""
     says = KINDS[kind]
-    facts = labelled({"error": says.formula, "instead": says.fix})
+    facts = labeled({"error": says.formula, "instead": says.fix})
     columns = {"typical": ">10", "worst": ">8", "n": ">9", "places": ">6"}
     columns |= {"primitive": "20", "scope": ""}
     rows = table(columns, findings, _cells, _SHOWN)

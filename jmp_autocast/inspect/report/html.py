@@ -93,7 +93,7 @@ def data_of(report: Report) -> dict[str, Any]:
             [x if k in _OWN else numbers.setdefault(x, len(numbers)) for k, x in cells.items()]
         )
     columns = [*fields, *derived]
-    # The page colours floats, and does not know the names of all float dtypes.
+    # The page colors floats, and does not know the names of all float dtypes.
     names = {name for row in report.rows for name in (*row.operands, *row.results)}
     return {
         "name": report.name,

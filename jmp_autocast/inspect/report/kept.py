@@ -16,7 +16,7 @@ from ...interpreters.keep.choice import ResidualChoice
 from ...interpreters.keep.emit import Emitter
 from ...residuals import KeepLess, keep_less
 from ...transform import Autocast, PlannedCall
-from ..export import Exported, cut, labelled, scaled, table
+from ..export import Exported, cut, labeled, scaled, table
 from .residuals import Residuals, residuals_of
 
 # Half a screen of groups each; `arrays` and `islands` hold all.
@@ -102,7 +102,7 @@ class KeptReport(Exported):
             ['again       nothing is computed again']
         """
         if not self.arrays and not self.islands:
-            return labelled({"again": "nothing is computed again"})
+            return labeled({"again": "nothing is computed again"})
         kept: dict[Any, list[KeptArray]] = collections.defaultdict(list)
         for a in self.arrays:
             what = f"{a.dtype} {list(a.shape)}"

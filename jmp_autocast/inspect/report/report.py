@@ -8,7 +8,7 @@ import pathlib
 from typing import Any, ClassVar
 
 from ...policies.errors import wrong_type
-from ..export import Exported, cut, labelled, saved, scaled, table
+from ..export import Exported, cut, labeled, saved, scaled, table
 from .by_dtype import Share, by_dtype, guarded, item_size
 from .difference import Change, Difference, difference_of
 from .html import frame_of, page_of
@@ -189,7 +189,7 @@ class Report(Exported):
         guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
         auto = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
-        return labelled(
+        return labeled(
             {
                 "auto": auto,
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
@@ -243,7 +243,7 @@ class Report(Exported):
     def to_html(self, path: str | pathlib.Path | None = None) -> str:
         """Returns the report as an HTML page, to be opened in any browser.
 
-        It holds the totals, the modules of the program coloured by precision, FLOPs and bytes by
+        It holds the totals, the modules of the program colored by precision, FLOPs and bytes by
         dtype, and all rows, with search and filters; a row leads step by step to the cause of its
         dtypes. It is one file that asks nothing of a network, and shows names and source lines of
         the program as text alone.

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from ...policies import Policy
-from ..export import NOT_EXPORTED, Exported, counted, cut, labelled, scaled, table
+from ..export import NOT_EXPORTED, Exported, counted, cut, labeled, scaled, table
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class TuneReport(Exported):
         flops = f"of matmuls and convolutions in {self.policy.compute_dtype}: "
         flops += f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
         first = cut(f"{self.name}: {kept} in float32, {counted(self.runs, 'run')}")
-        lines = [first, *labelled({"error": error, "FLOPs": flops})]
+        lines = [first, *labeled({"error": error, "FLOPs": flops})]
         if self.kept:
             columns = {"largest": ">9.3g", "FLOPs": ">7", "why": "7", "operation": "20"}
             lines += ["", *table({**columns, "scope, source": ""}, self.kept, _cells)]

@@ -159,10 +159,10 @@ class Rewriter(KeepsValues):
             held,
             given,
             lambda literal: Scalar(literal_value(literal)),
-            lambda i, eqn, operands: self._labelled(eqn, plan.equations[i], operands),
+            lambda i, eqn, operands: self._labeled(eqn, plan.equations[i], operands),
         )
 
-    def _labelled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+    def _labeled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         with nullcontext() if self._label is None else jax.named_scope(self._label(plan)):
             results = self.emit_equation(eqn, plan, operands)
         self.closed_over.keep(eqn.outvars, results)

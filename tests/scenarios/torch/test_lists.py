@@ -116,7 +116,7 @@ def test_comparisons(compare, dtype):
     np.testing.assert_array_equal(out, compare(low, b))
 
 
-def test_nearest_neighbours():
+def test_nearest_neighbors():
     """Listed as float32 by PyTorch. A copy of elements: 16 bits on the way to a matmul."""
     (x,) = arrays((V,))
     fn = lambda a: jax.image.resize(through_a_dot(a), (8,), "nearest")

@@ -24,7 +24,7 @@ function differ(before, after) {
   return before.some((name, k) => name !== after[k]);
 }
 
-// How a dtype is coloured: 16 bits, float32, another float, or no float.
+// How a dtype is colored: 16 bits, float32, another float, or no float.
 function kindOf(dtype) {
   if (dtype === "float16" || dtype === "bfloat16") return "low";
   if (dtype === "float32") return "full";

@@ -1,4 +1,4 @@
-// The modules of the program, from the scopes of its rows, coloured by precision.
+// The modules of the program, from the scopes of its rows, colored by precision.
 
 const KINDS = ["low", "full", "other"];
 const OPEN_AT_FIRST = 24;
