@@ -2,6 +2,7 @@
 
 import html.parser
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,16 +94,40 @@ def test_errors_by_scope_in_the_text_and_on_the_page(tmp_path):
 
 
 def test_a_cotangent_that_cancels_does_not_hide_those_that_count():
-    """The maximum of a softmax has the cotangent 0: both programs have noise in its place."""
+    """A number added to all scores has the cotangent 0: both programs have noise in its place."""
 
     def loss(p, x):
         with jax.named_scope("attention"):
-            return jnp.mean(jax.nn.softmax(x @ p["w"]) @ p["w"] ** 2)
+            scores = x @ p["w"]
+            shifted = scores - jnp.tanh(jnp.mean(scores, axis=-1, keepdims=True))
+            return jnp.mean(jax.nn.softmax(shifted) @ p["w"] ** 2)
 
     comparison = compare(loss, P, X, policy=BF16, argnums=0)
     (attention,) = comparison.by_scope()
     assert max(row.error for row in comparison.cotangents) > 0.2
     assert attention.cotangent_error < 0.05
+
+
+def test_a_value_that_training_does_not_differentiate_has_no_cotangent():
+    """Equinox refuses operands that are differentiable where its function has no rule for them."""
+
+    @eqx.filter_custom_vjp
+    def scaled(y, by):
+        return y * by
+
+    scaled.def_fwd(lambda perturbed, y, by: (y * by, None))
+    scaled.def_bwd(lambda residuals, g, perturbed, y, by: g * by)
+
+    def loss(p, x):
+        hidden = jnp.tanh(jnp.sin(x) @ p["w"])
+        fixed = jax.lax.stop_gradient(hidden * 2.0)
+        return jnp.mean(scaled(hidden, jnp.exp(x)[:, :1]) * fixed)
+
+    comparison = compare(loss, P, X, policy=BF16, argnums=0)
+    differentiated = [row.primitive for row in comparison.cotangents]
+    assert {"sin", "exp", "stop_gradient"} & set(differentiated) == set()
+    assert "tanh" in differentiated
+    assert comparison.gradients["0/w"].error < 0.02
 
 
 AGAINST = {

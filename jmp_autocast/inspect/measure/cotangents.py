@@ -3,15 +3,21 @@
 A zero is added to each result, and the program is differentiated by the zeros: the gradient of a
 zero is the cotangent of its result. Calls are entered. Loops, branches and functions with a
 derivative rule of their own are not, and count as one equation each.
+
+A result that does not depend on the chosen arguments gets no zero. The backward pass of training
+makes no cotangent of it, and the zero would make it differentiable, which functions of Equinox
+refuse where they have no rule for an operand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from ...interpreters.compat import source_line
 from ...interpreters.primitives.structure import runs_again
@@ -49,16 +55,23 @@ class Cotangents(NamedTuple):
 
 
 class Tapper(SideBySide[tuple[str, ...]]):
-    """Runs a program with a zero added to each result that an equation makes.
+    """Runs a program with a zero added to results that its equations make.
 
     Args:
-        zeros: The zeros, one per tap; None to find the taps.
+        zeros: The zeros, by the position of the result among `taps`; None to find out which
+            results are differentiated.
+
+    Attributes:
+        taps: All results that could have a cotangent.
+        avals: Their avals.
+        differentiated: The positions of those that JAX differentiates.
     """
 
-    def __init__(self, zeros: Sequence[Any] | None = None) -> None:
+    def __init__(self, zeros: Mapping[int, Any] | None = None) -> None:
         self._zeros = zeros
         self.taps: list[Tap] = []
         self.avals: list[Any] = []
+        self.differentiated: set[int] = set()
 
     def outputs(self, closed: Any, program: Program, arrays: Sequence[Any]) -> list[Any]:
         """Runs a whole program, and returns its outputs.
@@ -94,15 +107,36 @@ class Tapper(SideBySide[tuple[str, ...]]):
             # An input or a constant that is only moved has no tap: with a zero added it would be a
             # computed value, and the gradients of its 16-bit copies would be added in 16 bits.
             if _has_cotangent(v.aval) and not program.is_source(i, k):
-                refs = frozenset((len(self.taps),))
+                at = len(self.taps)
+                refs = frozenset((at,))
                 self.taps.append(Tap(described(eqn, [v], path, (), True, line), sources))
                 self.avals.append(jax.typeof(x.array))
-                # The zero has the dtype of the value, and so has its gradient: the cotangent as it
-                # is.
-                if self._zeros is not None:
-                    x = Value(x.array + self._zeros[len(self.taps) - 1])
+                x = self._tapped(at, x)
             made.append(Values((x,), refs))
         return made
+
+    def _tapped(self, at: int, x: Value) -> Value:
+        if self._zeros is None:
+            return Value(_noticed(x.array, lambda: self.differentiated.add(at)))
+        # The zero has the dtype of the value, and so has its gradient: the cotangent as it is.
+        return Value(x.array + self._zeros[at]) if at in self._zeros else x
+
+
+def _noticed(x: Any, differentiated: Callable[[], None]) -> Any:
+    """Returns an array as it is, and makes a call where JAX differentiates it."""
+
+    @jax.custom_jvp
+    def same(x: Any) -> Any:
+        return x
+
+    @functools.partial(same.defjvp, symbolic_zeros=True)
+    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        (tangent,) = tangents
+        if not isinstance(tangent, SymbolicZero):
+            differentiated()
+        return primals[0], tangent
+
+    return same(x)
 
 
 def _path(site: Site[tuple[str, ...]]) -> tuple[str, ...]:
@@ -124,18 +158,28 @@ def cotangents(
         arrays: The arguments.
         wrt: The positions of the arguments whose gradients are asked for.
     """
-    finder = Tapper()
-    # Once without zeros, and without computing anything: nobody knows their number and shapes
-    # before.
-    jax.eval_shape(lambda *xs: finder.outputs(closed, program, xs), *arrays)
-    zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in finder.avals]
+    chosen = [arrays[i] for i in wrt]
 
-    def scalar(zeros: Sequence[Any], chosen: Sequence[Any]) -> Any:
+    def scalar(tapper: Tapper, chosen: Sequence[Any]) -> Any:
         given = list(arrays)
         for i, x in zip(wrt, chosen, strict=True):
             given[i] = x
-        return Tapper(zeros).outputs(closed, program, given)[0]
+        return tapper.outputs(closed, program, given)[0]
 
-    gradient: Callable[..., Any] = jax.grad(scalar, argnums=(0, 1))
-    made, gradients = gradient(zeros, [arrays[i] for i in wrt])
-    return Cotangents(finder.taps, made, gradients)
+    # Once without zeros, and without computing anything: nobody knows before which results JAX
+    # differentiates, nor their shapes.
+    finder = Tapper()
+    jax.eval_shape(jax.grad(functools.partial(scalar, finder)), chosen)
+    found = sorted(finder.differentiated)
+    zeros = {at: jnp.zeros(finder.avals[at].shape, finder.avals[at].dtype) for at in found}
+
+    gradient: Callable[..., Any] = jax.grad(
+        lambda zeros, chosen: scalar(Tapper(zeros), chosen), argnums=(0, 1)
+    )
+    made, gradients = gradient(zeros, chosen)
+    position = {at: k for k, at in enumerate(found)}
+    taps = [
+        tap._replace(sources=frozenset(position[at] for at in tap.sources if at in position))
+        for tap in (finder.taps[at] for at in found)
+    ]
+    return Cotangents(taps, [made[at] for at in found], gradients)
