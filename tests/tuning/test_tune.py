@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, tune
+from jmp_autocast.inspect.tuning.batches import worst
 from jmp_autocast.inspect.tuning.search import run_bound
 from jmp_autocast.inspect.tuning.tune import UnreachableError
 from tests.support.jaxprs import trace
@@ -365,3 +366,45 @@ def test_accept_out_of_reach():
 def test_a_program_that_nothing_is_lowered_in():
     with pytest.raises(UnreachableError, match="all 0 operations"):
         tune(lambda x: x + 1.0, [(X,)], accept=lambda mixed: False, progress=False)
+
+
+# --- arrays that float32 does not determine ---------------------------------------------------
+
+
+def attention(params, x):
+    """A number is added to all scores of a row: the softmax removes it, and its gradient is 0."""
+    scores = x @ params["w"] + params["b"] * jnp.ones((1, 2))
+    return jnp.mean(jax.nn.softmax(scores) ** 2)
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_keeps_nothing_in_float32():
+    rng = np.random.default_rng(0)
+    params = {
+        "w": rng.standard_normal((2, 2), np.float32),
+        "b": rng.standard_normal((64, 1), np.float32),
+    }
+    batches = [(params, rng.standard_normal((64, 2), np.float32))]
+    exact = jax.jit(jax.grad(attention))(*batches[0])
+    lowered = jax.jit(jax.grad(autocast(attention, policy=BF16)))(*batches[0])
+    size = np.linalg.norm
+    assert 0 < size(exact["b"]) < 1e-6 * size(exact["w"])
+    assert size(lowered["b"] - exact["b"]) > 0.05 * size(exact["b"])
+    policy, report = tuned(attention, batches, policy=BF16, argnums=0, tolerance=0.05)
+    assert (policy, report.undetermined) == (BF16, 1)
+    assert "left out    1 array, zero but for rounding in float32" in str(report)
+    assert report.error_before < 0.05
+
+
+def test_an_array_that_is_left_out_has_to_be_finite():
+    assert worst([0.02, 7.0], [False, True]) == 0.02
+    assert worst([0.02, math.inf], [False, True]) == math.inf
+
+
+def test_where_float32_determines_nothing_everything_is_compared():
+    def lost(x):
+        return jnp.sum(jnp.exp(x @ EYE) - jnp.exp(x * (1 + 2**-22)), keepdims=True)
+
+    policy, report = tuned(lost, [(X,)], policy=BF16, tolerance=0.05)
+    assert report.undetermined == 0
+    assert report.error_before > 0.05 >= report.error_after
+    assert policy != BF16

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ...arguments import flatten, is_array
 from ...backend import EVERY_ROUNDING
@@ -120,15 +122,46 @@ def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -
     return [[x for x in made if jnp.issubdtype(x.dtype, jnp.inexact)] for made in outputs]
 
 
+def nudged(batch: Batch) -> Batch:
+    """Returns a batch whose floats are moved by about a unit in the last place, up or down.
+
+    What a program returns for it differs by as much as float32 leaves open.
+    """
+    rng = np.random.default_rng(0)
+
+    def moved(x: Any) -> Any:
+        aval = jax.typeof(x)
+        if aval.dtype not in (jnp.float32, jnp.float64):
+            return x
+        eps = float(jnp.finfo(aval.dtype).eps)
+        if aval.weak_type:
+            return x * (1 + eps)  # an array would make it strongly typed: another program
+        return x * (1 + eps * rng.choice((-1, 1), aval.shape)).astype(aval.dtype)
+
+    return dataclasses.replace(batch, arrays=[moved(x) for x in batch.arrays])
+
+
 @jax.jit
-def error_of(exact: Sequence[Any], found: Sequence[Any]) -> Any:
-    """Returns the relative L2 error of the worst array, infinity for what is no longer finite.
+def errors_of(exact: Sequence[Any], found: Sequence[Any]) -> Any:
+    """Returns the relative L2 error of each array, infinity where one is no longer finite.
 
     Args:
         exact: The arrays of the float32 program. What is not finite there is left out.
         found: Those of the other program.
     """
+    # An empty array has no error.
     pairs = zip(exact, found, strict=True)
-    # The worst array, not the mean: a loss that is exact must not hide a gradient that is lost. An
-    # empty array has no error.
-    return jnp.stack([jnp.float32(0), *(distance(x, y).error for x, y in pairs if x.size)]).max()
+    return [distance(x, y).error if x.size else jnp.float32(0) for x, y in pairs]
+
+
+def worst(errors: Sequence[Any], undetermined: Sequence[bool]) -> float:
+    """Returns the error of the worst array.
+
+    Not the mean: a loss that is exact must not hide a gradient that is lost.
+
+    Args:
+        errors: Those of `errors_of`.
+        undetermined: Which arrays count only where they are no longer finite.
+    """
+    pairs = zip(map(float, errors), undetermined, strict=True)
+    return max((e for e, left_out in pairs if math.isinf(e) or not left_out), default=0.0)

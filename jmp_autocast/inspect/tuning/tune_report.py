@@ -54,6 +54,8 @@ class TuneReport(Exported):
         candidates: The number of operations that could have been kept.
         runs: How many candidates were tried, those in the log included.
         tolerance: The tolerance, None where a callable decided.
+        undetermined: The number of arrays that float32 itself does not determine to the tolerance,
+            which have only to be finite: 0 where a callable decided.
         error_before: The error of the policy that the search started from, None where a callable
             decided.
         error_after: The error of the policy that was found.
@@ -78,6 +80,7 @@ class TuneReport(Exported):
     candidates: int
     runs: int
     tolerance: float | None
+    undetermined: int
     error_before: float | None
     error_after: float | None
     share_before: float
@@ -93,7 +96,10 @@ class TuneReport(Exported):
         flops = f"of matmuls and convolutions in {self.policy.compute_dtype}: "
         flops += f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
         first = cut(f"{self.name}: {kept} in float32, {counted(self.runs, 'run')}")
-        lines = [first, *labeled({"error": error, "FLOPs": flops})]
+        left_out = None
+        if self.undetermined:
+            left_out = f"{counted(self.undetermined, 'array')}, zero but for rounding in float32"
+        lines = [first, *labeled({"error": error, "left out": left_out, "FLOPs": flops})]
         if self.kept:
             columns = {"largest": ">9.3g", "FLOPs": ">7", "why": "7", "operation": "20"}
             lines += ["", *table({**columns, "scope, source": ""}, self.kept, _cells)]
