@@ -113,7 +113,7 @@ def _rounded(
             y = _to_infinity(y, rng)
         elif bits < 8:  # bfloat16
             y = _to_subnormals(y, rng, 2.0**-132, 2.0**-126)
-        if bits == FULL_BITS:
+        if not narrow:  # neither dtype makes the largest float32 numbers infinite
             y = np.where(np.isfinite(y), y, full)
         return y.astype(x.dtype)
 

@@ -74,14 +74,18 @@ def literal_fact(value: Any) -> Fact:
 
 
 def lacks(known: float, dtypes: frozenset[str]) -> bool:
-    """True for a literal that no dtype holds: it becomes inf, 0, 1 or -1."""
+    """True for a literal that no dtype holds: it becomes inf, 0, 1 or -1.
+
+    Nothing becomes inf in bfloat16: the ends of float32's range are read as those of bfloat16's.
+    """
     return math.isfinite(known) and all(_changes(known, dtype) for dtype in dtypes)
 
 
 def _changes(known: float, dtype: str) -> bool:
     with np.errstate(over="ignore"):
         rounded = float(np.asarray(known).astype(jnp.dtype(dtype)))
-    return not math.isfinite(rounded) or (rounded in (0.0, 1.0, -1.0) and rounded != known)
+    too_large = not math.isfinite(rounded) and dtype != "bfloat16"
+    return too_large or (rounded in (0.0, 1.0, -1.0) and rounded != known)
 
 
 def guarded(eqn: Any, facts: Sequence[Fact], dtypes: frozenset[str]) -> bool:
