@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, tune
-from jmp_autocast.inspect.tuning.batches import worst
+from jmp_autocast.inspect.tuning.batches import distances, worst
 from jmp_autocast.inspect.tuning.search import run_bound
 from jmp_autocast.inspect.tuning.tune import UnreachableError
 from tests.support.jaxprs import trace
@@ -396,8 +396,22 @@ def test_a_gradient_that_is_zero_but_for_rounding_keeps_nothing_in_float32():
 
 
 def test_an_array_that_is_left_out_has_to_be_finite():
-    assert worst([0.02, 7.0], [False, True]) == 0.02
-    assert worst([0.02, math.inf], [False, True]) == math.inf
+    zero, small, big = (jnp.full(4, x, jnp.float32) for x in (0.0, 1.0, 1.02))
+    known, of_zero = distances([small, zero], [big, small])
+    assert worst([known, of_zero], [False, True]) == pytest.approx(0.02)
+    assert worst([known, of_zero], [False, False]) == math.inf
+    (lost,) = distances([zero], [small.at[0].set(jnp.nan)])
+    assert worst([known, lost], [False, True]) == math.inf
+
+
+def test_keys_and_integers_of_a_batch_stay():
+    def model(key, w, i):
+        noise = jax.random.normal(key, (2, 2))
+        return jnp.tanh((w + 0.0 * noise) @ EYE)[i], noise
+
+    batches = [(jax.random.key(0), X, np.int32(1))]
+    policy, report = tuned(model, batches, policy=BF16, tolerance=0.05)
+    assert (policy, report.undetermined) == (BF16, 0)
 
 
 def test_where_float32_determines_nothing_everything_is_compared():

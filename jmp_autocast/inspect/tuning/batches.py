@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from ...backend import EVERY_ROUNDING
 from ...policies.errors import wrong_type
 from ...transform import opened
 from ..argnums import differentiated
-from ..measure.error_probe import distance
+from ..measure.error_probe import Distance, distance
 from ..signature import Signature, split
 
 
@@ -142,26 +141,27 @@ def nudged(batch: Batch) -> Batch:
 
 
 @jax.jit
-def errors_of(exact: Sequence[Any], found: Sequence[Any]) -> Any:
-    """Returns the relative L2 error of each array, infinity where one is no longer finite.
+def distances(exact: Sequence[Any], found: Sequence[Any]) -> list[Distance]:
+    """Returns how far each array is from its reference.
 
     Args:
         exact: The arrays of the float32 program. What is not finite there is left out.
         found: Those of the other program.
     """
-    # An empty array has no error.
-    pairs = zip(exact, found, strict=True)
-    return [distance(x, y).error if x.size else jnp.float32(0) for x, y in pairs]
+    return [distance(x, y) for x, y in zip(exact, found, strict=True) if x.size]
 
 
-def worst(errors: Sequence[Any], undetermined: Sequence[bool]) -> float:
-    """Returns the error of the worst array.
+def worst(distances: Sequence[Distance], undetermined: Sequence[bool]) -> float:
+    """Returns the relative L2 error of the worst array, infinity for what is no longer finite.
 
     Not the mean: a loss that is exact must not hide a gradient that is lost.
 
     Args:
-        errors: Those of `errors_of`.
-        undetermined: Which arrays count only where they are no longer finite.
+        distances: Those of `distances`.
+        undetermined: Which arrays have only to be finite.
     """
-    pairs = zip(map(float, errors), undetermined, strict=True)
-    return max((e for e, left_out in pairs if math.isinf(e) or not left_out), default=0.0)
+    pairs = zip(distances, undetermined, strict=True)
+    # The error of an array whose reference is zero is infinite as well.
+    return max(
+        (float(d.error) for d, left_out in pairs if not left_out or float(d.lost) > 0), default=0.0
+    )

@@ -24,7 +24,7 @@ from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..report.by_dtype import contraction_flops
 from ..report.rows import Row
-from .batches import Batch, as_batches, different, errors_of, nudged, outputs_of, worst
+from .batches import Batch, as_batches, different, distances, nudged, outputs_of, worst
 from .candidates import candidates_of, keeping, rows_under
 from .checks import as_bool, check
 from .magnitudes import largest_of
@@ -221,7 +221,7 @@ class _Search:
         found = outputs_of(mixed, self.batches, self.argnums)
         exact, undetermined = self._exact, self._undetermined
         batches = zip(exact, found, undetermined, strict=True)
-        error = max(worst(errors_of(x, y), left_out) for x, y, left_out in batches)
+        error = max(worst(distances(x, y), left_out) for x, y, left_out in batches)
         assert self.tolerance is not None
         return Trial(kept, error <= self.tolerance, error)
 
@@ -240,12 +240,12 @@ class _Search:
         assert self.tolerance is not None
         again = self._float32[len(self.batches) :]
         found = [
-            [float(error) > self.tolerance for error in errors_of(x, y)]
+            [float(each.error) > self.tolerance for each in distances(x, y)]
             for x, y in zip(self._exact, again, strict=True)
         ]
         # Where float32 determines nothing, nothing is left out: a search that compares no array
         # would accept any policy.
-        return [[False] * len(each) if all(each) else each for each in found]
+        return [[False for _ in each] if all(each) else each for each in found]
 
     @functools.cached_property
     def _float32(self) -> list[list[Any]]:
