@@ -1,5 +1,6 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
+from ..interpreters.keep.account import CutValue
 from .auditing.audit import audit
 from .auditing.findings import AuditReport, Finding
 from .measure.check_numerics import check_numerics
@@ -11,7 +12,7 @@ from .measure.scope_errors import ScopeError
 from .report.by_dtype import Share
 from .report.difference import Change, Difference
 from .report.explain import explain
-from .report.kept import Island, KeptArray, KeptReport, explain_kept
+from .report.kept import CutJaxpr, Island, KeptArray, KeptReport, explain_kept
 from .report.report import Report, Totals
 from .report.roofline import Roofline
 from .report.rows import Row
@@ -25,6 +26,8 @@ __all__ = [
     "Change",
     "Comparison",
     "ComparisonRow",
+    "CutJaxpr",
+    "CutValue",
     "Difference",
     "Finding",
     "GradientError",

@@ -1,4 +1,4 @@
-"""One HTML page without scripts: tables, with a bar for each error.
+"""One HTML page without scripts: pictures, and tables with a bar for each error.
 
 Texts of a program reach the page escaped, and are shown as text alone.
 """
@@ -27,10 +27,25 @@ class Column(NamedTuple):
     is_error: bool = False
 
 
+class Figure(NamedTuple):
+    """A picture.
+
+    Args:
+        title: Its title.
+        markup: The picture as SVG, in which the texts of a program are escaped.
+        caption: What it shows.
+    """
+
+    title: str
+    markup: str
+    caption: str
+
+
 def static_page(
     title: str,
     summary: str,
     sections: Iterable[tuple[str, Sequence[Column], Sequence[Sequence[Any]]]],
+    figures: Iterable[Figure] = (),
 ) -> str:
     """Returns a page.
 
@@ -38,6 +53,7 @@ def static_page(
         title: Its title.
         summary: The line below.
         sections: A heading, columns and rows each; those without a row are left out.
+        figures: Pictures, which stand above the tables.
     """
     style = (resources.files(__package__ or "") / "static_page.css").read_text("utf-8")
     title = html.escape(title)
@@ -53,6 +69,7 @@ def static_page(
                 f'<link rel="icon" href="data:,"><title>{title}</title>',
                 f"<style>{style}</style></head>",
                 f"<body><h1>{title}</h1><p>{html.escape(summary)}</p>",
+                *map(_picture, figures),
                 *(_section(*each) for each in sections if each[2]),
                 "</body></html>",
                 "",
@@ -60,6 +77,13 @@ def static_page(
         )
         .encode("ascii", "xmlcharrefreplace")
         .decode()
+    )
+
+
+def _picture(figure: Figure) -> str:
+    return (
+        f"<section><h2>{html.escape(figure.title)}</h2><div>{figure.markup}</div>"
+        f"<p>{html.escape(figure.caption)}</p></section>"
     )
 
 

@@ -1,5 +1,6 @@
 """`explain_kept` and `explain`: what is kept and why, and what is computed again."""
 
+import collections
 import json
 
 import jax
@@ -81,3 +82,36 @@ def test_what_has_no_derivative():
     assert (report.nbytes, report.share) == (None, 1.0)
     assert report.summary == "loss: JAX cannot differentiate it"
     assert trace(keep_less(loss), WEIGHTS, X)
+
+
+def test_the_cut_value_by_value():
+    report = explain_kept(scanned, WEIGHTS, X)
+    (cut,) = report.cuts
+    assert cut.times == LAYERS
+    bytes_of = collections.Counter()
+    for value in cut.values:
+        bytes_of[value.fate] += value.nbytes * cut.times
+    assert bytes_of["kept"] == sum(array.nbytes for array in report.arrays)
+    assert bytes_of["computed again"] == sum(island.nbytes for island in report.islands)
+    fates = {(value.primitive, value.fate) for value in cut.values}
+    assert ("dot_general", "kept") in fates
+    assert ("tanh", "computed again") in fates
+    assert ("dot_general", "computed again") not in fates
+    assert json.loads(report.to_json())["cuts"][0]["values"][0]["fate"] == cut.values[0].fate
+
+
+def test_the_page_draws_each_value(tmp_path):
+    def hostile(weights, x):
+        with jax.named_scope("<script>alert(1)</script>"):
+            return scanned(weights, x)
+
+    report = explain_kept(hostile, WEIGHTS, X)
+    page = report.to_html(tmp_path / "kept.html")
+    assert page == (tmp_path / "kept.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    (cut,) = report.cuts
+    fates = collections.Counter(value.fate for value in cut.values)
+    found = [page.count(f'<g class="{name}">') for name in ("kept", "again", "unread")]
+    assert found == [fates["kept"], fates["computed again"], fates["not read"]]
+    assert all(found)
+    assert f"in each of {LAYERS} runs" in page

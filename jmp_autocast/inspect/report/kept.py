@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -11,12 +12,20 @@ from ... import arguments
 from ...arguments import check_function, name_of
 from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
-from ...interpreters.keep.account import Island, KeptArray, islands, kept_arrays
+from ...interpreters.keep.account import (
+    CutJaxpr,
+    Island,
+    KeptArray,
+    cut_jaxprs,
+    islands,
+    kept_arrays,
+)
 from ...interpreters.keep.choice import ResidualChoice
 from ...interpreters.keep.emit import Emitter
 from ...residuals import KeepLess, keep_less
 from ...transform import Autocast, PlannedCall
-from ..export import Exported, cut, labeled, scaled, table
+from ..export import Exported, cut, labeled, saved, scaled, table
+from .kept_page import page_of
 from .residuals import Residuals, residuals_of
 
 # Half a screen of groups each; `arrays` and `islands` hold all.
@@ -36,6 +45,7 @@ class KeptReport(Exported):
         arrays: The arrays that the planned jaxprs keep, the largest first. What is not planned, as
             with ``"auto"`` what stands in no loop, is in the totals alone.
         islands: What is computed again, in program order.
+        cuts: The planned jaxprs, value by value, that which keeps the most first.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -58,6 +68,7 @@ class KeptReport(Exported):
     nbytes: int | None
     arrays: tuple[KeptArray, ...]
     islands: tuple[Island, ...]
+    cuts: tuple[CutJaxpr, ...]
 
     @property
     def share(self) -> float:
@@ -87,6 +98,23 @@ class KeptReport(Exported):
         if self.residuals == "declared":
             return line
         return f"{line}, {scaled(self.declared_nbytes)}B without residuals={self.residuals!r}"
+
+    def to_html(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the report as an HTML page: pictures of the cuts, the arrays, the islands.
+
+        It is one file that asks nothing of a network and runs no script, and shows names and source
+        lines of the program as text alone.
+
+        Args:
+            path: A file to write it to as well.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast.inspect import explain_kept
+            >>> explain_kept(jnp.sin, jnp.ones(4)).to_html().splitlines()[0]
+            '<!doctype html>'
+        """
+        return saved(page_of(self), path)
 
     def __str__(self) -> str:
         """Returns the summary, the arrays and the islands, those that are alike together."""
@@ -204,4 +232,5 @@ def _report(name: str, closed: Any, call: arguments.Call, choice: ResidualChoice
         kept.nbytes,
         tuple(kept_arrays(emitter.planned)),
         tuple(islands(emitter.planned)),
+        tuple(cut_jaxprs(emitter.planned)),
     )

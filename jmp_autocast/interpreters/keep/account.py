@@ -81,6 +81,87 @@ class Island:
     contractions: int
 
 
+@dataclasses.dataclass(frozen=True)
+class CutValue:
+    """A value of a planned jaxpr, and what becomes of it between the two passes.
+
+    Args:
+        primitive: The primitive that makes it, ``""`` for an input of a loop's body.
+        dtype: Its dtype.
+        shape: Its shape, in one iteration of the loops around it.
+        nbytes: Its bytes, in one iteration.
+        fate: ``"kept"``, ``"computed again"``, or ``"not read"`` where no derivative needs it.
+        scope: The names of the scopes around it.
+        source: Its source line.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast.inspect import explain_kept
+        >>> def loss(params, x):
+        ...     layer = lambda x, w: (jax.nn.silu(x @ w), None)
+        ...     return jax.lax.scan(layer, x, params["w"])[0].sum()
+        >>> (cut,) = explain_kept(loss, {"w": jnp.ones((3, 8, 8))}, jnp.ones((4, 8))).cuts
+        >>> [(value.primitive, value.fate) for value in cut.values]
+        [('', 'kept'), ('dot_general', 'kept'), ('logistic', 'computed again'), ('mul', 'not read')]
+    """
+
+    primitive: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    fate: str
+    scope: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CutJaxpr:
+    """A planned jaxpr, value by value: where the cut goes through it.
+
+    Args:
+        scope: The names of the scopes around it.
+        times: How often it runs.
+        values: Its values in program order. What is in memory anyway, such as a weight, is left
+            out.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast.inspect import explain_kept
+        >>> def loss(params, x):
+        ...     return jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, params["w"])[0].sum()
+        >>> (cut,) = explain_kept(loss, {"w": jnp.ones((3, 8, 8))}, jnp.ones((4, 8))).cuts
+        >>> cut.times
+        3
+    """
+
+    scope: str
+    times: int
+    values: tuple[CutValue, ...]
+
+
+def cut_jaxprs(planned: Sequence[Planned]) -> list[CutJaxpr]:
+    """Returns the planned jaxprs, that which keeps the most first."""
+    by_size = sorted(planned, key=lambda each: -each.cut.nbytes * each.times)
+    return [CutJaxpr("/".join(p.scope), p.times, tuple(_cut_values(p))) for p in by_size]
+
+
+def _cut_values(planned: Planned) -> Iterator[CutValue]:
+    cut = planned.cut
+    for v in planned.graph.values:
+        if v.role is Role.FRESH and v.nbytes:
+            step = v.producer
+            again = "computed again" if v in cut.recomputed else "not read"
+            yield CutValue(
+                step.eqn.primitive.name if step else "",
+                str(v.aval.dtype),
+                tuple(v.aval.shape),
+                v.nbytes,
+                "kept" if v in cut.kept else again,
+                _path(planned, step),
+                source_line(step.eqn) if step else "",
+            )
+
+
 def kept_arrays(planned: Sequence[Planned]) -> list[KeptArray]:
     """Returns the arrays that are kept, the largest first."""
     found = [array for each in planned for array in _kept_arrays(each)]
