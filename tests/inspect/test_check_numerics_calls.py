@@ -281,3 +281,44 @@ def test_an_autocast_function_and_its_gradient():
         assert len(dots) >= 2
         expected = jax.jit(fn)(w, w)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=5e-3), found, expected)
+
+
+# --- equation by equation ---------------------------------------------------------------------
+
+
+def test_equal_layers_compile_nothing_more(jit_caches, caplog):
+    def stacked(layers):
+        def fn(w, x):
+            for _ in range(layers):
+                x = jnp.tanh(x @ w)
+            return x
+
+        return fn
+
+    # Of shapes that no other test has, so that nothing is compiled yet.
+    w, x = jnp.eye(23) / 2, jnp.ones((21, 23))
+
+    def programs(layers):
+        caplog.clear()
+        with jax.log_compiles():
+            check_numerics(stacked(layers))(w, x)
+        return sum("Finished XLA compilation" in r.message for r in caplog.records)
+
+    programs(2)
+    # Only what makes readings of all counts at once, whose number is another: as many programs for
+    # 12 layers as for 6.
+    assert programs(6) == programs(12) > 0
+
+
+def test_the_function_is_traced_once_for_equal_arguments():
+    traced = []
+
+    def fn(x):
+        traced.append(x.shape)
+        return jnp.log(x)
+
+    checked = check_numerics(fn, mode="collect")
+    for value in (1.0, 2.0, 0.0):
+        _, report = checked(jnp.full(3, value))
+    assert traced == [(3,)]
+    assert report.first.inf == 3
