@@ -20,11 +20,11 @@ from ...interpreters.compat import (
     mark_frames,
     set_weak_type,
 )
-from ...interpreters.primitives.structure import equations_in
 from ...policies.callables import has_hash
 from ...policies.errors import did_you_mean
 from ...transform import opened
 from ..signature import Signature, Traced, split
+from .devices import is_on_one_device
 from .evaluator import Evaluator
 from .measured import measured_equations
 from .numerics_probe import NumericsProbe
@@ -32,9 +32,6 @@ from .numerics_report import NumericsReport, bad_message
 from .programs import Program
 
 mark_frames(__file__)
-
-# What puts values on devices that the arguments need not be on.
-_SPREADING = frozenset(("shard_map", "sharding_constraint", "reshard", "device_put"))
 
 Mode = Literal["raise", "collect", "overflow"]
 
@@ -165,7 +162,7 @@ class _Checked:
         and its gradient 11 s, where the compilation of one program took 17 s and 63 s.
         """
         declared: _Declared = self._declared.trace(fn, signature, *arrays).out_info.static
-        if not _is_on_one_device(declared.closed, arrays):
+        if not is_on_one_device(declared.closed, arrays):
             return None
         given = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
         return self._run(declared.closed, declared.unflatten, given)
@@ -222,18 +219,6 @@ def _is_traced(arrays: Sequence[Any]) -> bool:
     """Whether computing on arrays becomes a part of an outer trace."""
     probe = jnp.zeros((), jnp.int32) + 1
     return any(isinstance(x, Tracer) for x in (probe, *arrays))
-
-
-def _is_on_one_device(closed: Any, arrays: Sequence[Any]) -> bool:
-    """Whether no equation needs several devices.
-
-    Many small programs of several devices are in flight at once, and XLA's CPU backend, which
-    simulates devices by threads, aborts where two wait for each other's.
-    """
-    devices = {device for x in arrays if isinstance(x, jax.Array) for device in x.devices()}
-    return len(devices) <= 1 and not any(
-        eqn.primitive.name in _SPREADING for eqn, _ in equations_in(closed)
-    )
 
 
 def _as_weak_as(x: Any, aval: Any) -> Any:

@@ -19,8 +19,9 @@ from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
 from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows, gradient_errors
 from .cotangents import Tap, cotangents
+from .devices import is_on_one_device
 from .error_probe import Distance, ErrorProbe, Norms, distance, distance_and_norms
-from .evaluator import Evaluator
+from .evaluator import Evaluated, Evaluator
 from .measured import is_measurable, measured_equations
 from .named_values import ProgramComparison, compare_programs
 from .programs import Program
@@ -118,7 +119,11 @@ def compare(
     if wrt:
         _check_scalar(planned, fn)
     arrays = _on_device(planned.call.arrays)
-    evaluated = Evaluator(ErrorProbe()).start(planned.closed, _programs(planned), arrays)
+    run: Callable[..., Evaluated] = lambda *arrays: Evaluator(ErrorProbe()).start(  # noqa: E731
+        planned.closed, _programs(planned), arrays
+    )
+    # Each kind of equation is compiled once, where one program would be compiled whole.
+    evaluated = (run if is_on_one_device(planned.closed, arrays) else jax.jit(run))(*arrays)
     outputs = {
         i: distance(*each)
         for i, each in enumerate(evaluated.outputs)
