@@ -302,7 +302,9 @@ def test_equal_layers_compile_nothing_more(jit_caches, caplog):
         caplog.clear()
         with jax.log_compiles():
             check_numerics(stacked(layers))(w, x)
-        return sum("Finished XLA compilation" in r.message for r in caplog.records)
+        compiled = [r.message for r in caplog.records if "Finished XLA compilation" in r.message]
+        assert not any("jit(_trace)" in message for message in compiled), "compiled as a whole"
+        return len(compiled)
 
     programs(2)
     # Only what makes readings of all counts at once, whose number is another: less than a program

@@ -391,7 +391,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_keeps_nothing_in_float32():
     assert size(lowered["b"] - exact["b"]) > 0.05 * size(exact["b"])
     policy, report = tuned(attention, batches, policy=BF16, argnums=0, tolerance=0.05)
     assert (policy, report.undetermined) == (BF16, 1)
-    assert "left out    1 array, zero but for rounding in float32" in str(report)
+    assert "left out    1 array, of which float32 knows too few digits" in str(report)
     assert report.error_before < 0.05
 
 

@@ -119,9 +119,10 @@ def compare(
     if wrt:
         _check_scalar(planned, fn)
     arrays = _on_device(planned.call.arrays)
-    run: Callable[..., Evaluated] = lambda *arrays: Evaluator(ErrorProbe()).start(  # noqa: E731
-        planned.closed, _programs(planned), arrays
-    )
+
+    def run(*arrays: Any) -> Evaluated:
+        return Evaluator(ErrorProbe()).start(planned.closed, _programs(planned), arrays)
+
     # Each kind of equation is compiled once, where one program would be compiled whole.
     evaluated = (run if is_on_one_device(planned.closed, arrays) else jax.jit(run))(*arrays)
     outputs = {

@@ -98,7 +98,9 @@ class TuneReport(Exported):
         first = cut(f"{self.name}: {kept} in float32, {counted(self.runs, 'run')}")
         left_out = None
         if self.undetermined:
-            left_out = f"{counted(self.undetermined, 'array')}, zero but for rounding in float32"
+            left_out = (
+                f"{counted(self.undetermined, 'array')}, of which float32 knows too few digits"
+            )
         lines = [first, *labeled({"error": error, "left out": left_out, "FLOPs": flops})]
         if self.kept:
             columns = {"largest": ">9.3g", "FLOPs": ">7", "why": "7", "operation": "20"}
