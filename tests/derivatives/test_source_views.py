@@ -124,6 +124,20 @@ def test_513_uses_unrolled(behind):
     np.testing.assert_allclose(grad, 2.0, rtol=1e-3)
 
 
+@pytest.mark.usefixtures("jit_caches")
+def test_513_uses_of_what_was_computed_in_16_bits():
+    def loss(p, xs):
+        encoding = p["w"] @ jnp.eye(2)
+        return unrolled(encoding, xs)
+
+    fn = autocast(loss, compute_dtype=jnp.bfloat16)
+    jaxpr = trace(jax.grad(fn), params(), rows("bfloat16"))
+    assert {v.aval.dtype.name for e in find(jaxpr, "source_view") for v in e.outvars} == {
+        "bfloat16"
+    }
+    np.testing.assert_allclose(run(jaxpr, params(), rows("bfloat16"))[0], 2.0, rtol=1e-3)
+
+
 def test_513_uses_where_autocast_sees_the_backward_pass():
     fn = autocast(jax.grad(loss_of(LOOPS["scan"])), compute_dtype=jnp.bfloat16)
     jaxpr = trace(fn, params(), rows("bfloat16"))

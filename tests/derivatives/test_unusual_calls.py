@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import jet, sparse
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jmp_autocast import autocast
+from jmp_autocast import autocast, keep_less
 from tests.support.jaxprs import assert_dots_run_in, find, trace
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
@@ -150,3 +150,13 @@ def test_a_loop_that_starts_from_a_number_is_no_reason_for_16_bits():
 
     (loop,) = find(trace(bf16(rnn, params=0), X, np.stack([X, X])), "scan")
     assert loop.params["jaxpr"].in_avals[-2].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("around", [autocast, keep_less])
+def test_the_gradient_by_a_number_is_weakly_typed_as_in_the_plain_program(around):
+    def loss(x):
+        return jax.scipy.special.gammaln(jnp.abs(x) + 1)
+
+    found, plain = (jax.make_jaxpr(jax.grad(f))(0.5).out_avals[0] for f in (around(loss), loss))
+    assert plain.weak_type
+    assert found.weak_type

@@ -239,8 +239,17 @@ def kept(case: Case) -> None:
     else:
         options = case.setting.options() | {"residuals": "recompute"}
         plain, again = case.cast, autocast(case.plain, **options)
-    plain, traced = (trace(derive(fn), primals) for fn in (plain, again))
-    _same_types(avals(plain), avals(traced), "types of gradients")
+    try:
+        plain, traced = (trace(derive(fn), primals) for fn in (plain, again))
+    except TypeError as error:
+        # A `checkpoint` that saves a complex value fails in JAX 0.10 to 0.12. Without the `jit`
+        # around it, the value is one that `everything_saveable` of the user saves.
+        if "reduce_precision does not accept dtype complex" not in str(error):
+            raise
+        raise Unsupported("JAX saves no complex value") from error
+    # Whether the gradient of a weakly typed number is one depends on which cotangent comes first.
+    strong = ([(*t[:2], False) for t in avals(x)] for x in (plain, traced))
+    _same_types(*strong, "types of gradients")
     compute = lambda: interpreted(traced, primals)
     case.close(Bound(plain.jaxpr, Precision(frozenset())), compute, (primals,), "kept")
 

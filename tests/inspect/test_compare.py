@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, autocast, compare, full_precision
+from jmp_autocast import BF16, FP16, Policy, autocast, compare, full_precision
 from jmp_autocast.inspect.measure.error_probe import COMPUTED, ErrorProbe, distance
 from tests.fuzz.program import jax_settings
 from tests.fuzz.strategies import cases, examples
 
 W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32) / 3
 X = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
+
+
+# By default a sum with 100 is in float32: this level rounds it.
+ROUGH = Policy("bfloat16", level="compute")
 
 
 def cancelled(y):
@@ -63,7 +67,7 @@ INSIDE = {"in_scan": ("scan",), "in_branch": ("cond",), "in_while": ("while",)}
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_cancellation_introduces_the_largest_error(name):
-    worst = compare(FUNCTIONS[name], {"w": W}, X, policy=BF16).rows[0]
+    worst = compare(FUNCTIONS[name], {"w": W}, X, policy=ROUGH).rows[0]
     assert (worst.primitive, worst.scope) == ("sub", "cancellation")
     assert worst.computed == "bfloat16"
     assert worst.inside == INSIDE.get(name, ())
@@ -73,7 +77,7 @@ def test_a_cancellation_introduces_the_largest_error(name):
 
 
 def test_what_comes_after_carries_the_error_and_does_not_introduce_it():
-    rows = compare(plain, {"w": W}, X, policy=BF16).rows
+    rows = compare(plain, {"w": W}, X, policy=ROUGH).rows
     square = next(row for row in rows if row.primitive == "integer_pow")
     assert square.error > 0.05 > 0.01 > square.introduced
 

@@ -77,7 +77,7 @@ def test_errors_by_scope_in_the_text_and_on_the_page(tmp_path):
     def loss(p, x):
         return -jnp.mean(head(p, x)[:, 0])
 
-    comparison = compare(loss, P, X, compute_dtype="bfloat16", argnums=0)
+    comparison = compare(loss, P, X, compute_dtype="bfloat16", level="compute", argnums=0)
     found = {each.scope: each for each in comparison.by_scope()}
     offset = found["<script>offset"]
     assert list(found)[:3] == ["body", "<script>offset", "logits/last"]

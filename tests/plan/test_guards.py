@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, autocast
+from jmp_autocast import BF16, FP16, Policy, autocast
 from jmp_autocast.interpreters import ReasonCode
 from jmp_autocast.interpreters.plan.constant_range import constant_range
 from jmp_autocast.interpreters.plan.value_facts import representable
@@ -57,8 +57,53 @@ def test_literals_that_a_dtype_cannot_hold(value, float16, bfloat16):
     for policy, fits in ((FP16, float16), (BF16, bfloat16)):
         dtype = np.dtype(policy.compute_dtype)
         assert representable(value, dtype) is fits
-        for fn in (lambda h: h + value, lambda h: jnp.where(MASK, h, value)):
+        for fn in (lambda h: h * value, lambda h: jnp.where(MASK, h, value)):
             assert plan_of(low(fn), X, policy=policy).outputs[0].dtype == (dtype if fits else FULL)
+
+
+FAR_LITERALS = {
+    "near": (lambda h: h + 4.0, LOW),
+    "hard_swish": (lambda h: jax.nn.hard_swish(h), LOW),
+    "sum": (lambda h: h + 5.0, FULL),
+    "difference": (lambda h: 1000.0 - h, FULL),
+    "array": (lambda h: jnp.full_like(h, 1000.0) + h, FULL),
+    "beyond float32": (lambda h: h - 2.0**24, LOW),
+    "factor": (lambda h: h * 1000.0, LOW),
+    "exact maximum": (lambda h: jnp.maximum(h, 1000.0), LOW),
+    "maximum": (lambda h: jnp.maximum(h, 10_000.0), FULL),
+    "choice": (lambda h: jnp.where(MASK, h, 10_000.0), FULL),
+    "mask": (lambda h: jnp.where(MASK, h, -10_000.0), LOW),
+    "clip against overflow": (lambda h: jnp.clip(h, -64_000.0, 64_000.0), LOW),
+}
+
+
+@pytest.mark.parametrize("name", FAR_LITERALS)
+def test_literals_that_take_the_digits_of_what_they_meet(name):
+    fn, expected = FAR_LITERALS[name]
+    assert plan_of(low(fn), X).outputs[0].dtype == expected
+    assert plan_of(low(fn), X, policy=Policy(jnp.bfloat16, level="compute")).outputs[0].dtype == LOW
+
+
+@pytest.mark.parametrize("policy", [BF16, FP16])
+def test_an_offset_that_is_taken_away_again_leaves_the_digits(policy):
+    w = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    fn = lambda w: jnp.sin((w @ w + 10_000.0) - 10_000.0)
+    low_fn = autocast(fn, policy=policy)
+    eps = 4 * float(jnp.finfo(policy.compute_dtype).eps)
+    assert np.abs(jax.jit(low_fn)(w) - jnp.sin(w @ w)).max() < eps + 1e-3  # float32 at 10,000
+    gradients = (jax.grad(lambda w, f=f: jnp.sum(f(w)))(w) for f in (low_fn, fn))
+    assert np.abs(np.subtract(*gradients)).max() < 4 * eps
+
+
+@pytest.mark.parametrize("divisor", [2e4, 1e-3])
+def test_a_divisor_in_float16_has_a_gradient(divisor):
+    """In float16 the inverse square in it would be 0, or infinite."""
+    x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    y = np.full(8, divisor, np.float32)
+    fn = lambda y, x: jnp.sum(((x @ x) / y) @ x)
+    exact = jax.grad(fn)(y, x)
+    found = jax.grad(autocast(fn, policy=FP16, params=0))(y, x)
+    assert np.abs(found - exact).max() < 0.002 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import abc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
+
 from ...interpreters.compat import consts_of, literal_value
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import bodies
@@ -78,6 +80,11 @@ class SideBySide(abc.ABC, Generic[Context]):
         def known(arrays: Iterable[Any]) -> list[Values]:
             return self.given((x,) * len(programs) for x in arrays)
 
+        def literal(atom: Any) -> Values:
+            value = literal_value(atom)
+            is_number = isinstance(value, bool | int | float | complex)
+            return known([np.asarray(value, atom.aval.dtype)[()] if is_number else value])[0]
+
         def step(i: int, eqn: Any, operands: list[Values]) -> list[Values]:
             site = Site(i, eqn, programs, context)
             if not self.enters(eqn):
@@ -94,7 +101,7 @@ class SideBySide(abc.ABC, Generic[Context]):
             jaxpr,
             _each(programs, Program.constants, known(consts_of(jaxpr))),
             _each(programs, Program.arguments, args),
-            lambda literal: known([literal_value(literal)])[0],
+            literal,
             step,
         )
         return _each(programs, Program.outputs, outputs)

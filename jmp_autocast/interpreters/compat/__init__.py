@@ -324,9 +324,9 @@ def literal_value(literal: Any) -> Any:
         or jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended)
     ):
         return value
-    is_python = aval.weak_type and isinstance(value, bool | int | float | complex)
-    if is_python and jax.dtypes.canonicalize_dtype(np.result_type(value)) == aval.dtype:
-        return value
+    number = np.asarray(value).item() if aval.weak_type else None
+    if number is not None and jax.dtypes.canonicalize_dtype(np.result_type(number)) == aval.dtype:
+        return number
     array = np.asarray(value, aval.dtype)
     # JAX takes no scalar of float0; before 0.10.2 such a literal reaches a broadcast_in_dim.
     return array if aval.dtype == jax.dtypes.float0 else array[()]

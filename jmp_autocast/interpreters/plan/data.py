@@ -95,8 +95,8 @@ class ValueState:
             those, of literals and of numbers within [-1, 1]: also where it is added.
         torch_dtype: The dtype in which PyTorch returns it, None for ``dtype``. Only a caller that
             asks for the computed dtypes gets it; readers in the program read ``dtype``.
-        read_often: Computed in float32, and read in 16 bits so often that the cotangents of the
-            reads are added up in float32.
+        read_often: Computed, and read in 16 bits so often that the cotangents of its reads are
+            added up in float32.
         is_weight: A parameter, or made of parameters alone, where the policy has products of
             weights in 8 bits.
         is_looked_up: Rows of a parameter that a gather has picked, since then only moved.

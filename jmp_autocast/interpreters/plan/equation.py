@@ -51,7 +51,7 @@ from .islands import in_island
 from .region import Place, Region
 from .symbolic_sizes import at_least, element_count
 from .value_facts import fold
-from .votes import freshness, is_harmless, literal_guard, starts_stream, voters
+from .votes import far_literal, freshness, is_harmless, literal_guard, starts_stream, voters
 
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
@@ -301,7 +301,7 @@ def _promote(policy: Policy, at: Place) -> EquationPlan:
         if want.demand is Demand.LOW and literal_guard(at.given, floats, compute_dtype) is None:
             return in_dtype(at, compute_dtype, _because(ReasonCode.CLEAR_NARROW, want))
     # Nobody asked, or it cannot follow: the widest voter decides, as in PyTorch and NumPy.
-    votes = voters(policy, at.eqn, at.given, floats)
+    votes = voters(policy, compute_dtype, at.eqn, at.given, floats)
     if not votes:
         # What a literal takes out of the range of 16 bits is computed: no cast may follow.
         reason = literal_guard(at.given, floats, compute_dtype)
@@ -323,6 +323,8 @@ def _promote(policy: Policy, at: Place) -> EquationPlan:
         cause = f"operand {by} is {target}, {what}"
         return in_dtype(at, target, Reason(ReasonCode.PROMOTE_FULL, cause, (by,)))
     reason = literal_guard(at.given, floats, target)
+    if reason is None and not policy.data_abstains:
+        reason = far_literal(at.name, at.given, floats, target)
     if reason is not None:
         return in_dtype(at, at.wide, reason)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"

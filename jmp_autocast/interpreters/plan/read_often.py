@@ -1,4 +1,4 @@
-"""Which computed float32 values are read in 16 bits so often that their gradient needs float32."""
+"""Which computed values are read in 16 bits so often that their gradient needs float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..compat import Literal
 from .data import EquationPlan, ValueState
-from .float_dtypes import is_in, is_narrower
+from .float_dtypes import is_narrower
 
 # Added up in bfloat16, seven cotangents lose no more than 7 / 2 units of 2**-9; 513 lost a third of
 # the gradient of a normalized weight.
@@ -27,8 +27,9 @@ def with_wide_gradients(
     """Returns plans in which values that are read often are read as sources are: through views.
 
     A normalized weight, or a merged one, is computed once and read in each step of an unrolled
-    loop. Each read is then a view of the one 16-bit copy, whose cotangent is widened before it is
-    added to the others. That costs no kept byte: a view holds nothing.
+    loop; so is an encoding, a product in 16 bits, by each step of a decoder. Each read is then a
+    view of the one 16-bit array, whose cotangent is widened before it is added to the others. That
+    costs no kept byte: a view holds nothing.
 
     Args:
         jaxpr: The open jaxpr.
@@ -38,14 +39,14 @@ def with_wide_gradients(
     """
     reads: Counter[Any] = Counter()
     for eqn, plan in zip(jaxpr.eqns, equations, strict=True):
-        if any(plan.operands):
+        if plan.operands:
             reads.update(
                 v
                 for v, dtype in zip(eqn.invars, plan.operands, strict=True)
-                if is_narrower(dtype, wide) and not isinstance(v, Literal)
+                if not isinstance(v, Literal) and is_narrower(dtype or states[v].dtype, wide)
             )
     most = {v for v, count in reads.items() if count > _MOST}
-    often = {v for v in most if _is_computed(states.get(v), wide)}
+    often = {v for v in most if _is_computed(states.get(v))}
     if not often:
         return list(equations)
     return [
@@ -54,8 +55,8 @@ def with_wide_gradients(
     ]
 
 
-def _is_computed(state: ValueState | None, wide: np.dtype) -> bool:
-    return state is not None and is_in(state.dtype, wide) and state.source is None
+def _is_computed(state: ValueState | None) -> bool:
+    return state is not None and state.source is None
 
 
 def _marked(plan: EquationPlan, often: Sequence[bool]) -> EquationPlan:

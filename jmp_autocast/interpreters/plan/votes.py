@@ -12,7 +12,7 @@ from ..primitives.reading import adds_up_cotangents
 from ..primitives.traits import having
 from .data import Reason, ReasonCode, Source, ValueState
 from .symbolic_sizes import at_least, element_count
-from .value_facts import representable
+from .value_facts import clamped, representable
 
 _CHOOSES = having("chooses")
 _CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: they return what they choose
@@ -21,11 +21,19 @@ _REPEATS = having("repeats")
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
+# A literal up to _NEAR costs what values of its size are rounded by anyway: layers add 3
+# (hard_swish), and at 10 the error was 2.5 to 4 times that of a float32 sum. Of a number of order
+# one float32 has no digit left beside 2**24. What clips above 2**15 is there against overflow.
+_NEAR, _BOUND, _BEYOND_FLOAT32 = 4.0, 2.0**15, 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 
 
 def voters(
-    policy: Policy, eqn: Any, given: Sequence[ValueState], floats: Sequence[int]
+    policy: Policy,
+    compute_dtype: np.dtype,
+    eqn: Any,
+    given: Sequence[ValueState],
+    floats: Sequence[int],
 ) -> list[int]:
     """Returns the operands whose dtypes decide the dtype of an operation that promotes.
 
@@ -34,7 +42,8 @@ def voters(
 
     * A factor costs what the result's own rounding costs. Data of the program votes as PyTorch's
       float32 tensors do, but only at the full size of the result: a norm's scale, or RoPE's table,
-      would raise a whole activation.
+      would raise a whole activation. A divisor in float16 votes where it may have a gradient: that
+      holds its inverse square, which is 0 from 4,096 on and infinite below 1/256.
     * A summand costs 2**-9 of itself, which is all of the result in ``position + offset`` or in
       ``weight - rate * gradient``. It needs a reason not to vote: `_summand_votes`.
     * A maximum is one of its operands, and a comparison an answer: data votes, and what is compared
@@ -42,6 +51,7 @@ def voters(
 
     Args:
         policy: Says whether sources vote at all.
+        compute_dtype: float16 or bfloat16, where the equation stands.
         eqn: The equation.
         given: What is known of each operand.
         floats: The positions of the float operands.
@@ -59,6 +69,8 @@ def voters(
         vote = _summand_votes
     elif computed and name in _CHOOSES:
         vote = _choice_votes
+    elif computed and name == "div" and compute_dtype == np.float16:
+        vote = _divisor_votes
     return [i for i in floats if given[i].source is None or vote(eqn, given, floats, i)]
 
 
@@ -71,6 +83,11 @@ def _factor_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], 
         as_large_as = [*eqn.outvars, *(eqn.invars[k] for k in floats)]
     own = element_count(eqn.invars[i])
     return all(at_least(own, element_count(v)) for v in as_large_as)
+
+
+def _divisor_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], i: int) -> bool:
+    has_gradient = given[i].known_value is None and given[i].source is not Source.CONST
+    return (i == 1 and has_gradient) or _factor_votes(eqn, given, floats, i)
 
 
 def _summand_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], i: int) -> bool:
@@ -166,6 +183,38 @@ def literal_guard(
             return Reason(ReasonCode.LITERAL, cause, (i,))
         if const_range is not None and compute_dtype in const_range.exceeds():
             cause = f"operand {i} exceeds the range of {compute_dtype.name}"
+            return Reason(ReasonCode.LITERAL, cause, (i,))
+    return None
+
+
+def far_literal(
+    primitive: str, given: Sequence[ValueState], floats: Sequence[int], compute_dtype: np.dtype
+) -> Reason | None:
+    """Returns which literal takes the digits of the 16-bit value that it meets, None if none does.
+
+    A sum is rounded to 2**-9 of the larger summand: in bfloat16 ``x + 1000`` is a multiple of 4,
+    and ``(x + 1000) - 1000`` has lost ``x``. A choice returns the literal: 10,000 is 9,984 in
+    bfloat16, and its difference to 10,000 is -16 and not 0.
+
+    Args:
+        primitive: The equation's primitive.
+        given: What is known of each operand.
+        floats: The positions of the float operands.
+        compute_dtype: float16 or bfloat16.
+    """
+    for i in floats:
+        value = given[i].known_value
+        if value is None or abs(value) <= _NEAR:
+            continue
+        if primitive in _SHIFTS:
+            takes = abs(value) < _BEYOND_FLOAT32
+        elif primitive in _CLIPS or (primitive == "select_n" and value > 0):  # below 0: a mask
+            is_inexact = float(clamped(value, compute_dtype)) != value
+            takes = is_inexact and abs(value) <= _BOUND
+        else:
+            takes = False
+        if takes:
+            cause = f"{value:g} takes digits of what it meets in {compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
 

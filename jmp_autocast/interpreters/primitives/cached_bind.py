@@ -34,7 +34,11 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
     Returns:
         What ``primitive.bind`` returns.
     """
-    if primitive.name not in _CACHED or not any(isinstance(x, Tracer) for x in operands):
+    if not any(isinstance(x, Tracer) for x in operands):
+        # JAX casts what is not traced with NumPy, which warns of the infinity that is meant.
+        with np.errstate(over="ignore"):
+            return bind(primitive, operands, params)
+    if primitive.name not in _CACHED:
         return bind(primitive, operands, params)
     # A scalar operand stays a literal in the jaxpr; as an argument of the inlined function it would
     # become an array constant.

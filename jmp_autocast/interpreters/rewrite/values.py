@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...policies import wide_dtype
+from ...policies import FLOAT32, wide_dtype
 from ..compat import Tracer
 from ..plan.constant_range import ConstantRange
 from ..plan.data import EquationPlan, ValueState
@@ -32,9 +32,13 @@ class Value:
         known: The value of every element, where it is known at trace time.
         const_range: The range of a constant's elements, None for anything else.
         scales: Along so many of its first dimensions its 8-bit copy has scales of its own.
+        wide: The dtype in which the cotangents of its reads meet, where it was computed in a
+            narrower one; None for its own.
     """
 
-    __slots__ = ("array", "const_range", "copies", "known", "made_of", "move", "scales", "source")
+    __slots__ = (
+        "array", "const_range", "copies", "known", "made_of", "move", "scales", "source", "wide",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,12 +48,14 @@ class Value:
         known: float | None = None,
         const_range: ConstantRange | None = None,
         scales: int = 0,
+        wide: np.dtype | None = None,
     ) -> None:
         self.array: Any = array
         self.known: float | None = known
         self.const_range: ConstantRange | None = const_range
         self.source: bool = source
         self.scales: int = scales
+        self.wide: np.dtype | None = wide
         self.move: Callable[[CopyKey], Any] | None = move
         # The operand of the equation that made it, where `Complement` may ask for it.
         self.made_of: Value | Scalar | None = None
@@ -65,12 +71,22 @@ class Value:
         """
         known, const_range = state.known_value, state.const_range
         scales = state.scales or 0
-        return cls(array, state.keeps_gradient, known=known, const_range=const_range, scales=scales)
+        is_narrow = state.read_often and array.dtype.itemsize < FLOAT32.itemsize
+        return cls(
+            array,
+            state.keeps_gradient,
+            known=known,
+            const_range=const_range,
+            scales=scales,
+            wide=FLOAT32 if is_narrow else None,
+        )
 
     def read(self, dtype: np.dtype | None) -> Any:
         """Returns the value in a dtype, None for the value as it is."""
         if dtype is None or self.array.dtype == dtype:
-            return self.array
+            if self.wide is None:
+                return self.array
+            return source_view(self.copy(self.wide), self.array)
         # What is computed needs no view: its cotangents meet in the dtype in which it was computed.
         # Nor does what is read wider than it is.
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
