@@ -91,10 +91,10 @@ def init(key: jax.Array, blocks: int, width: int) -> Params:
 
 
 def gate(u: jax.Array) -> jax.Array:
-    """A value between 0 and 1 from the energy of a signal: a float16 ends at 65504."""
+    """The magnitude of a signal from its energy: a float16 ends at 65504."""
     with jax.named_scope("gate"):
         energy = jnp.square(300.0 * u)
-        return energy / (energy + 30000.0)
+        return jnp.sqrt(energy + 1.0) / 300.0
 
 
 def make_loss(loud: int) -> Callable[[Params, jax.Array, jax.Array], jax.Array]:

@@ -20,6 +20,9 @@ E4M3 = np.dtype(jnp.float8_e4m3fn)
 E5M2 = np.dtype(jnp.float8_e5m2)
 """3 bits of precision up to 57,344: gradients, which have a wider range."""
 
+E2M1 = np.dtype(jnp.float4_e2m1fn)
+"""2 bits of precision up to 6: the values of NVFP4."""
+
 FLOAT8_DTYPES = frozenset((E4M3, E5M2))
 
 FLOAT8 = "float8"
@@ -27,11 +30,11 @@ FLOAT8 = "float8"
 
 Gradient = Literal["e5m2", "e4m3"]
 WeightGradient = Literal["float8", "compute"]
-Scaling = Literal["tensor", "row", "mx"]
+Scaling = Literal["tensor", "row", "mx", "nv"]
 Skip = Literal["last"]
 
 
-RecipeName = Literal["float8", "float8_row", "mxfp8"]
+RecipeName = Literal["float8", "float8_row", "mxfp8", "nvfp4"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,10 @@ class Float8:
             row alone. On a GPU that is one more kernel for each product. ``"mx"``: the microscaling
             format MXFP8 of the Open Compute Project, one for 32 elements along what a product sums
             over, for GPUs from B200 on. Weights and activations are quantized again for the
-            gradients, and ``gradient="e4m3"`` is usual.
+            gradients, and ``gradient="e4m3"`` is usual. ``"nv"``: NVIDIA's NVFP4, 4 bits with an
+            8-bit scale for 16 elements and one for the array, on the same GPUs. That is for
+            products of the forward pass: gradients are products in the compute dtype, of what was
+            not rounded, and ``gradient`` and ``wgrad`` mean nothing.
 
     Raises:
         ValueError: An option has an invalid value, or a size is not positive.
@@ -135,11 +141,34 @@ class Float8:
         """
         return E5M2 if self.gradient == "e5m2" else E4M3
 
+    @property
+    def value_dtype(self) -> np.dtype:
+        """The dtype of weights and activations in a product.
+
+        Example:
+            >>> from jmp_autocast import Float8
+            >>> Float8().value_dtype, Float8(scaling="nv").value_dtype
+            (dtype(float8_e4m3fn), dtype(float4_e2m1fn))
+        """
+        return E2M1 if self.scaling == "nv" else E4M3
+
+    @property
+    def lowers_gradients(self) -> bool:
+        """Whether gradients are products of narrow operands, too.
+
+        Example:
+            >>> from jmp_autocast import Float8
+            >>> Float8().lowers_gradients, Float8(scaling="nv").lowers_gradients
+            (True, False)
+        """
+        return self.scaling != "nv"
+
 
 RECIPES: dict[str, Float8] = {
     FLOAT8: Float8(),
     "float8_row": Float8(scaling="row"),
     "mxfp8": Float8(scaling="mx", gradient="e4m3"),
+    "nvfp4": Float8(scaling="nv"),
 }
 """Recipes by name. With a scale for each 32 elements a cotangent needs no wider range than e4m3,
 which is what Transformer Engine's `MXFP8BlockScaling` has for it, too."""

@@ -49,8 +49,8 @@ class Policy:
             devices add it up under data parallelism. ``"float32"``: its accumulator. ``"compute"``:
             rounded to the compute dtype, for half the bytes between devices.
         precisions: Pairs of scope pattern and precision; build it with `with_precision`.
-        matmul: A `Float8`, or the name of one, ``"float8"``, ``"float8_row"`` or ``"mxfp8"``:
-            products of weights run in 8 bits; None: none do.
+        matmul: A `Float8`, or the name of one, ``"float8"``, ``"float8_row"``, ``"mxfp8"`` or
+            ``"nvfp4"``: products of weights run in 8 bits, or 4; None: none do.
 
     Raises:
         ValueError: A dtype is not one of those allowed, or there is no such level or policy.

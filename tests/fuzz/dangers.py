@@ -66,7 +66,7 @@ POSITIONS = """
 """.split()
 WINDOWS = """
     lax.reduce_window(p+4.,0.,lax.add,(4,4),(1,1),'VALID') jnp.cumsum(p+1.,0) jnp.cumsum(p,1)@w
-    lax.reduce_window(jnp.tile(p+9.,(8,8)),0.,lax.add,(64,32),(8,8),'VALID')/2048
+    lax.reduce_window(jnp.tile(jnp.square(p),(8,8)),0.,lax.add,(64,32),(8,8),'VALID')/2048
     jnp.mean(jnp.tile(p+3.,(16,1)),0) jax.ops.segment_sum(p+1.,jnp.zeros(N,'int32'),2)
     jnp.convolve(p[:,0]+3.,jnp.ones(8)/8.,'valid')
     lax.reduce_window(p,-jnp.inf,lax.max,(2,2),(1,1),'SAME')
@@ -210,8 +210,8 @@ def _errors(
     leaf = [k < count for k in range(len(leaves))]
     exact = _results(jaxpr_as_fun(closed), leaves)
     found = _results(lambda *xs: cast(*jax.tree.unflatten(jax.tree.structure(args), xs)), leaves)
-    # A bias, a choice and a factor of parameters and constants are rounded as by hand: the planner's
-    # page says so. PyTorch rounds a bias inside of `linear`.
+    # A bias, a choice and a factor of parameters and constants are rounded as by hand: the page on
+    # the planner says so. PyTorch rounds a bias inside of `linear`.
     by_hand_alone = any(x in danger.text for x in ("params['v']", "params['g']", "CONSTANT"))
     rules = [Rounded(danger.dtype, leaves_vote=v) for v in (True, False)[by_hand_alone:]]
     run = lambda rule, *xs: rule.run(closed, xs, leaf)

@@ -35,6 +35,7 @@ NAMED = {
     "float8": Float8(),
     "float8_row": Float8(scaling="row"),
     "mxfp8": Float8(scaling="mx", gradient="e4m3"),
+    "nvfp4": Float8(scaling="nv"),
 }
 
 

@@ -71,8 +71,8 @@ def keeping(policy, pinned):
     return policy
 
 
-def cancelling(culprits, count=250):
-    """Eight equations in each of many scopes: adds and takes off what is large everywhere.
+def cancelling(culprits, count=200):
+    """Ten equations in each of many scopes: adds and takes off what is large everywhere.
 
     In bfloat16 that loses all of the value where it is not a sum of powers of two.
     """
@@ -82,8 +82,10 @@ def cancelling(culprits, count=250):
             with jax.named_scope(f"block_{i}"):
                 h = x @ EYE
                 shift = 3000.0 if i in culprits else 4096.0
-                h = h + (shift if i in culprits else 0.0)
-                h = h - (shift if i in culprits else 0.0)
+                # A row beside a product is rounded as a bias is.
+                row = jnp.array([3000.0, 3001.0] if i in culprits else [0.0, 0.0])
+                h = h + row
+                h = h - row
                 h = h * shift
                 h = jnp.abs(h)
                 h = h * (1.0 / shift)
@@ -97,12 +99,12 @@ def cancelling(culprits, count=250):
 @pytest.mark.parametrize(
     ("culprits", "count"),
     # The bound for more of them among 2,000 is in test_tune_search.py.
-    [({77}, 250), ({20, 38}, 40), ({3, 20, 38}, 40)],
-    ids=["1 in 2000", "2 in 320", "3 in 320"],
+    [({77}, 200), ({20, 38}, 40), ({3, 20, 38}, 40)],
+    ids=["1 in 2000", "2 in 400", "3 in 400"],
 )
 def test_planted_culprits_whose_values_are_like_all_others(culprits, count):
     model = cancelling(culprits, count)
-    assert equations(model) == 8 * count
+    assert equations(model) == 10 * count
     with jax.disable_jit():
         policy, report = tuned(model, [(X,)], tolerance=0.05, policy=BF16)
     assert pins(report) == [(f"block_{i}", "add") for i in sorted(culprits)]

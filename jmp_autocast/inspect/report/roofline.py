@@ -14,8 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from ...backend import Device, Rates, choose_for, has_float8_units, rates_of
-from ...policies import CONTRACTIONS, E4M3, FLOAT32
+from ...backend import (
+    Device,
+    Rates,
+    choose_for,
+    has_float8_units,
+    has_microscaling_units,
+    rates_of,
+)
+from ...policies import CONTRACTIONS, E2M1, E4M3, FLOAT32
 from .by_dtype import is_low, item_size
 from .rows import Row
 
@@ -95,6 +102,8 @@ def _speeds(rates: Rates, device: Device) -> dict[str, float]:
         speeds["bfloat16"] = rates.low
     if has_float8_units(device):
         speeds[E4M3.name] = 2 * rates.low  # as the vendors' tables say of all that have them
+    if has_microscaling_units(device):
+        speeds[E2M1.name] = 4 * rates.low
     return speeds
 
 

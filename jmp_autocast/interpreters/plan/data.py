@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import E4M3, Float8
+from ...policies import Float8
 from ..primitives.float8_scale import CopyKey
 from .constant_range import ConstantRange
 from .float_dtypes import is_narrower
@@ -352,7 +352,7 @@ class EquationPlan:
     def reads(self) -> tuple[np.dtype | None, ...]:
         """The dtype in which each operand takes part, None for what is no float."""
         if isinstance(self.action, Multiply8):
-            return (E4M3, E4M3)
+            return (self.action.recipe.value_dtype,) * 2
         pairs = zip(self.operands, self.given, strict=True)
         return tuple(dtype or state.dtype for dtype, state in pairs)
 

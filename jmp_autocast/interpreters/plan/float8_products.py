@@ -9,13 +9,18 @@ from typing import Any
 
 from ...policies import Float8
 from ..primitives.dot_dimensions import free
-from ..primitives.float8_scale import BLOCK
+from ..primitives.float8_scale import BLOCK, BLOCK4
 from ..primitives.reading import dot_dimensions
 from .data import EquationPlan, Multiply8, Reason, ReasonCode
 from .float8_units import refusal
 from .region import Place
 
-_SCALES = {"tensor": "", "row": ", scales by row", "mx": f", scales of {BLOCK} elements"}
+_SCALES = {
+    "tensor": "",
+    "row": ", scales by row",
+    "mx": f", scales of {BLOCK} elements",
+    "nv": f", 4 bits, scales of {BLOCK4} elements",
+}
 
 
 def in_8_bits_or_why_not(
@@ -73,16 +78,20 @@ def _size_in_the_way(at: Place, weight: int, recipe: Float8) -> str:
         # M, the number of tokens, is the batch's: a layer shall not change with it.
         if size < (1 if name == "M" else recipe.minimum):
             return f"{name}={size} is below the minimum, {recipe.minimum}"
-    return _block_in_the_way(numbers, shapes) if recipe.scaling == "mx" else ""
+    return _block_in_the_way(numbers, shapes, recipe)
 
 
-def _block_in_the_way(numbers: Any, shapes: Sequence[tuple[int, ...]]) -> str:
+def _block_in_the_way(numbers: Any, shapes: Sequence[tuple[int, ...]], recipe: Float8) -> str:
     """Returns which dimension has no whole blocks.
 
-    Each of the three is summed over in one of the three products of a training step.
+    Each of the three is summed over in one of the three products of a training step, of which the
+    first has blocks in NVFP4.
     """
-    last = [(0, numbers[0][0][-1]), *((i, free(numbers, len(shapes[i]), i)[-1]) for i in (0, 1))]
-    for i, d in last:
-        if shapes[i][d] % BLOCK:
-            return f"dimension {d} of operand {i}, {shapes[i][d]}, is no multiple of {BLOCK}"
+    block = {"mx": BLOCK, "nv": BLOCK4}.get(recipe.scaling, 1)
+    summed = [(0, numbers[0][0][-1])]
+    if recipe.lowers_gradients:
+        summed += [(i, free(numbers, len(shapes[i]), i)[-1]) for i in (0, 1)]
+    for i, d in summed:
+        if shapes[i][d] % block:
+            return f"dimension {d} of operand {i}, {shapes[i][d]}, is no multiple of {block}"
     return ""

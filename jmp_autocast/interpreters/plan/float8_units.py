@@ -8,6 +8,7 @@ from ...backend import default_device, has_float8_units, has_microscaling_units
 from ...policies import Float8, Policy, as_recipe, may_use_float8
 
 _EMULATE = "Float8(emulate=True) rounds to 8 bits on any backend, for studies."
+_IN_BLOCKS = {"mx": "MXFP8", "nv": "NVFP4"}
 
 
 def refusal(recipe: Float8) -> str:
@@ -21,8 +22,9 @@ def refusal(recipe: Float8) -> str:
         recipe: What is asked for.
     """
     device = default_device()
-    if recipe.scaling == "mx":
-        return "" if has_microscaling_units(device) else f"{device.kind} has no units for MXFP8"
+    if recipe.scaling in _IN_BLOCKS:
+        name = _IN_BLOCKS[recipe.scaling]
+        return "" if has_microscaling_units(device) else f"{device.kind} has no units for {name}"
     if device.platform != "gpu" or has_float8_units(device):
         return ""
     return f"{device.kind} has no float8 units"
@@ -49,6 +51,6 @@ def warn_without_units(policy: Policy) -> None:
     else:
         return
     fix = 'Leave matmul="float8" out of the policy here: bfloat16 is faster.'
-    if recipe.scaling == "mx" and has_float8_units(device):
+    if recipe.scaling in _IN_BLOCKS and has_float8_units(device):
         fix = 'Float8(scaling="row") has the finest scales that it has units for.'
     warnings.warn(f"{message}. {fix} {_EMULATE}", stacklevel=5)

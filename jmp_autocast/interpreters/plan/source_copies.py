@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import E4M3
 from ..compat import Literal
 from ..primitives.float8_scale import CopyKey, factor_keys, in_8_bits, moves_along
 from ..primitives.reading import dot_dimensions
@@ -73,8 +72,8 @@ def source_copies(
 def _factor_of(eqn: Any, action: Multiply8) -> list[tuple[Any, CopyKey]]:
     """Returns the weight of a product in 8 bits, and what it is read by: values and scale."""
     weight = eqn.invars[action.weight]
-    scaling, numbers = action.recipe.scaling, dot_dimensions(eqn)
-    keys = factor_keys(E4M3, scaling, numbers, weight.aval.ndim, action.weight)
+    recipe, rank = action.recipe, weight.aval.ndim
+    keys = factor_keys(recipe, dot_dimensions(eqn), rank, action.weight)
     return [(weight, key) for key in keys]
 
 

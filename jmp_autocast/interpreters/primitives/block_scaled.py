@@ -1,4 +1,4 @@
-"""Products of 8-bit arrays in which 32 elements along the contracted dimension share a scale."""
+"""Products of arrays in which 32, or 16, elements along the contracted dimension share a scale."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...policies import FLOAT32
+from ...policies import E2M1, FLOAT32
 from .dot_dimensions import DimensionNumbers, free
-from .float8_scale import unscaled
+from .float8_scale import split_scales, unscaled
 
 
 def block_scaled_dot(
@@ -24,7 +24,7 @@ def block_scaled_dot(
     widen: bool,
     emulate: bool,
 ) -> Any:
-    """Multiplies two arrays in a microscaling format.
+    """Multiplies two arrays in a microscaling format, or in NVFP4.
 
     Args:
         lhs: The values of the left factor, and their inverse scales, along the last dimension that
@@ -67,9 +67,16 @@ def _scaled_matmul(
         sizes = [math.prod(sizes) for sizes in shapes[i]][:2]
         arrays.append([x.transpose(order).reshape(*sizes, -1) for x in pair])
     (x, of_x), (w, of_w) = arrays
-    scales = [s.astype(jnp.float8_e8m0fnu) for s in (of_x, of_w)]
-    # 448 * 448 * K is beyond float16.
+    # What is summed may be beyond float16, 448 * 448 * K.
     preferred = FLOAT32 if out == np.float16 else out
-    product = jax.nn.scaled_matmul(x, w, *scales, preferred_element_type=preferred)
+    whole = None
+    if x.dtype == E2M1:
+        (of_x, whole_x), (of_w, whole_w) = map(split_scales, (of_x, of_w))
+        whole = lax.convert_element_type(whole_x * whole_w, preferred)
+    else:
+        of_x, of_w = (s.astype(jnp.float8_e8m0fnu) for s in (of_x, of_w))
+    product = jax.nn.scaled_matmul(x, w, of_x, of_w, preferred_element_type=preferred)
+    if whole is not None:
+        product = product * whole  # a power of two, which rounds nothing in bfloat16
     batch, left, right = shapes[0][0], shapes[0][1], shapes[1][1]
     return lax.convert_element_type(product.reshape(*batch, *left, *right), out)

@@ -144,10 +144,13 @@ def _by_tangent(
     i: int, tangent: Any, other: Factor, *, jaxpr: Any, recipe: Float8, **params: Any
 ) -> Any:
     """Returns the product of the tangent of factor ``i`` and the other factor."""
-    if i == params["weight"] and recipe.wgrad == "compute":
+    is_weight = i == params["weight"]
+    if not recipe.lowers_gradients or (is_weight and recipe.wgrad == "compute"):
         numbers = contraction_numbers(jaxpr)
         pair = (tangent, other.source) if i == 0 else (other.source, tangent)
-        return tangent_contraction(*pair, numbers, low=other.source.dtype, out=params["out"])
+        # The weight may be float32, the activation is in the compute dtype.
+        low = other.source.dtype if is_weight else tangent.dtype
+        return tangent_contraction(*pair, numbers, low=low, out=params["out"])
     numbers, ranks = contraction_numbers(jaxpr), _ranks(jaxpr)
     if other.values is None:
         other = Factor(other.source, *quantize(other.source, params["dtype"], params["where"]))
@@ -300,7 +303,7 @@ def _lowered(
     """
     numbers = contraction_numbers(jaxpr)
     factors = _factors(operands, raw)
-    if recipe.scaling == "mx":
+    if recipe.scaling in ("mx", "nv"):
         lhs, rhs = (
             (f.source, None) if i == raw else (f.values, f.inverse) for i, f in enumerate(factors)
         )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...policies import E4M3, FLOAT8_DTYPES, FLOAT32
+from ...policies import E2M1, E4M3, FLOAT8_DTYPES, FLOAT32, Float8
 from ..compat import inlined, with_dtype
 from .dot_dimensions import DimensionNumbers, uncontracted
 from .row_major import row_major
@@ -34,26 +34,37 @@ _SMALLEST = 2.0**-126
 BLOCK = 32
 """How many elements share a scale in the microscaling formats of the Open Compute Project."""
 
+BLOCK4 = 16
+"""How many elements share a scale in NVFP4."""
+
+_LARGEST4 = 6.0
+# The smallest number of e4m3: the scale of a block of zeros.
+_SMALLEST8 = 2.0**-9
+
 
 class Along(NamedTuple):
     """Where an 8-bit array has scales of their own.
 
     Args:
         keep: The dimensions along which it has.
-        block: The one of them along which `BLOCK` elements share one, None if there is none.
+        block: The one of them along which ``size`` elements share one, None if there is none.
+        size: The number of elements of a block.
     """
 
     keep: tuple[int, ...] = ()
     block: int | None = None
+    size: int = BLOCK
 
     def batched(self) -> Along:
         """Returns the same for an array with the dimension of a batch in front."""
         block = None if self.block is None else self.block + 1
-        return Along((0, *(d + 1 for d in self.keep)), block)
+        return Along((0, *(d + 1 for d in self.keep)), block, self.size)
 
 
 WHOLE = Along()
 """One scale."""
+
+_BLOCKS = {"mx": BLOCK, "nv": BLOCK4}
 
 
 def along(scaling: str, numbers: DimensionNumbers, rank: int, i: int) -> Along:
@@ -68,12 +79,12 @@ def along(scaling: str, numbers: DimensionNumbers, rank: int, i: int) -> Along:
     Example:
         >>> numbers = (((1,), (0,)), ((), ()))
         >>> along("row", numbers, 2, 1)
-        Along(keep=(1,), block=None)
+        Along(keep=(1,), block=None, size=32)
         >>> along("mx", numbers, 2, 1)
-        Along(keep=(0, 1), block=0)
+        Along(keep=(0, 1), block=0, size=32)
     """
-    if scaling == "mx":
-        return Along(tuple(range(rank)), numbers[0][i][-1])
+    if scaling in _BLOCKS:
+        return Along(tuple(range(rank)), numbers[0][i][-1], _BLOCKS[scaling])
     return Along(uncontracted(numbers, rank, i)) if scaling == "row" else WHOLE
 
 
@@ -119,22 +130,21 @@ def moves_along(key: CopyKey) -> bool:
 
 
 def factor_keys(
-    dtype: np.dtype, scaling: str, numbers: DimensionNumbers, rank: int, i: int
+    recipe: Float8, numbers: DimensionNumbers, rank: int, i: int
 ) -> tuple[CopyKey, CopyKey]:
     """Returns what the values and the inverse scale of one factor of a product are found by.
 
     Args:
-        dtype: The dtype of the values.
-        scaling: As for `along`.
+        recipe: How it is scaled.
         numbers: As for `along`.
         rank: As for `along`.
         i: As for `along`.
 
     Example:
-        >>> factor_keys(E4M3, "tensor", (((1,), (0,)), ((), ())), 2, 1)[0]
+        >>> factor_keys(Float8(), (((1,), (0,)), ((), ())), 2, 1)[0]
         dtype(float8_e4m3fn)
     """
-    where = along(scaling, numbers, rank, i)
+    where, dtype = along(recipe.scaling, numbers, rank, i), recipe.value_dtype
     values = dtype if where == WHOLE else Rows(dtype, where)
     return values, ScaleOf(values)
 
@@ -189,7 +199,8 @@ def quantize(x: Any, dtype: np.dtype, where: Along = WHOLE) -> tuple[Any, Any]:
 
     Args:
         x: A float32, float16 or bfloat16 array.
-        dtype: float8_e4m3fn or float8_e5m2.
+        dtype: float8_e4m3fn, float8_e5m2 or, with scales of blocks, float4_e2m1fn. The scales of
+            that are e4m3 numbers times one power of two.
         where: Where there are scales of their own: along a batch, or rows.
 
     Returns:
@@ -265,22 +276,56 @@ def _quantized(x: Any, dtype: np.dtype, where: Along) -> tuple[Any, Any]:
 
 
 def _scaled(x: Any, inverse: Any, dtype: np.dtype) -> Any:
+    if dtype == E2M1:
+        # No power of two: rounded to e4m3 a scale may be 6 % too small for the largest element.
+        quotient = lax.convert_element_type(x, FLOAT32) / spread(inverse, x.shape)
+        return lax.convert_element_type(lax.clamp(-_LARGEST4, quotient, _LARGEST4), dtype)
     scale = spread(1 / inverse, x.shape)
     return lax.convert_element_type(lax.convert_element_type(x, FLOAT32) * scale, dtype)
 
 
 def _inverse(x: Any, dtype: np.dtype, where: Along) -> Any:
-    keep, block = where
+    keep, block, size = where
     if block is not None:
-        x = x.reshape(*x.shape[:block], -1, BLOCK, *x.shape[block + 1 :])
+        x = x.reshape(*x.shape[:block], -1, size, *x.shape[block + 1 :])
         rest = tuple(d for d in range(x.ndim) if d != block + 1)
-        return lax.squeeze(_inverse(x, dtype, Along(rest)), (block + 1,))
-    reduced = tuple(d for d in range(x.ndim) if d not in keep)
-    largest = lax.convert_element_type(lax.reduce_max(lax.abs(x), reduced), FLOAT32)
-    if keep:
-        largest = lax.expand_dims(largest, reduced)
+        inverse = _inverse4 if dtype == E2M1 else functools.partial(_inverse, dtype=dtype)
+        return lax.squeeze(inverse(x, where=Along(rest)), (block + 1,))
+    largest = _largest(x, keep)
     bits = lax.bitcast_convert_type(largest, jnp.int32) + jnp.int32(_CARRY)
     power = lax.bitcast_convert_type(bits & jnp.int32(_EXPONENT), FLOAT32)
     inverse = lax.clamp(_SMALLEST, power * (1 / _TOP[dtype]), 1 / _SMALLEST)
     # NaN and not the infinity alone: rows without one would be finite, and wrong.
     return lax.select(lax.is_finite(largest), inverse, lax.full_like(inverse, jnp.nan))
+
+
+def _largest(x: Any, keep: tuple[int, ...]) -> Any:
+    reduced = tuple(d for d in range(x.ndim) if d not in keep)
+    largest = lax.convert_element_type(lax.reduce_max(lax.abs(x), reduced), FLOAT32)
+    return lax.expand_dims(largest, reduced) if keep else largest
+
+
+def _inverse4(x: Any, where: Along) -> Any:
+    """Returns the inverse scales of NVFP4: e4m3 numbers times one power of two."""
+    exact = _largest(x, where.keep) * (1 / _LARGEST4)
+    whole = _inverse(exact, E4M3, WHOLE)
+    # Behind a barrier: XLA for GPUs removes a cast to 8 bits that is followed by one back, and the
+    # product reads the rounded scale.
+    scale8 = lax.optimization_barrier(lax.convert_element_type(exact / whole, E4M3))
+    return lax.max(lax.convert_element_type(scale8, FLOAT32), _SMALLEST8) * whole
+
+
+def split_scales(inverse: Any) -> tuple[Any, Any]:
+    """Returns the inverse scales of NVFP4 as e4m3 numbers, and the power of two beside them.
+
+    Args:
+        inverse: As `quantize` returns it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> scales, whole = split_scales(jnp.array([0.875, 0.0625]))
+        >>> scales.tolist(), float(whole)
+        ([448.0, 32.0], 0.001953125)
+    """
+    whole = inverse_scale(inverse, E4M3)
+    return lax.convert_element_type(inverse / whole, E4M3), whole

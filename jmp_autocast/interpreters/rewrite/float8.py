@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...policies import E4M3
 from ..compat import bind
 from ..plan.data import EquationPlan, Multiply8
 from ..primitives.float8_dot import Factor, float8_dot
@@ -44,8 +43,8 @@ def multiplied_in_8_bits(eqn: Any, plan: EquationPlan, operands: list[Any]) -> A
         value.array if i == action.weight and action.of_sources else value.read(dtype)
         for i, (value, dtype) in enumerate(zip(operands, plan.operands, strict=True))
     ]
-    numbers, scaling = dot_dimensions(eqn), action.recipe.scaling
-    keys = [factor_keys(E4M3, scaling, numbers, v.array.ndim, i) for i, v in enumerate(operands)]
+    numbers = dot_dimensions(eqn)
+    keys = [factor_keys(action.recipe, numbers, v.array.ndim, i) for i, v in enumerate(operands)]
     lhs, rhs = (
         Factor(source, *map(value.copy, pair))
         for source, value, pair in zip(sources, operands, keys, strict=True)
