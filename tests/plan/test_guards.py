@@ -61,6 +61,7 @@ def test_literals_that_a_dtype_cannot_hold(value, float16, bfloat16):
             assert plan_of(low(fn), X, policy=policy).outputs[0].dtype == (dtype if fits else FULL)
 
 
+FAR = np.array([[10_001.0, 3.0, 5.0, 1e9]] * 4, np.float32)
 FAR_LITERALS = {
     "near": (lambda h: h + 4.0, LOW),
     "hard_swish": (lambda h: jax.nn.hard_swish(h), LOW),
@@ -73,6 +74,8 @@ FAR_LITERALS = {
     "maximum": (lambda h: jnp.maximum(h, 10_000.0), FULL),
     "choice": (lambda h: jnp.where(MASK, h, 10_000.0), FULL),
     "mask": (lambda h: jnp.where(MASK, h, -10_000.0), LOW),
+    "constants": (lambda h: jnp.where(MASK, h, FAR), FULL),
+    "masks": (lambda h: jnp.where(MASK, h, -FAR), LOW),
     "clip against overflow": (lambda h: jnp.clip(h, -64_000.0, 64_000.0), LOW),
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 from ...policies import Policy
 from ..primitives.reading import adds_up_cotangents
 from ..primitives.traits import having
+from .constant_range import BOUND, NEAR
 from .data import Reason, ReasonCode, Source, ValueState
 from .symbolic_sizes import at_least, element_count
 from .value_facts import clamped, representable
@@ -21,10 +22,8 @@ _REPEATS = having("repeats")
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
-# A literal up to _NEAR costs what values of its size are rounded by anyway: layers add 3
-# (hard_swish), and at 10 the error was 2.5 to 4 times that of a float32 sum. Of a number of order
-# one float32 has no digit left beside 2**24. What clips above 2**15 is there against overflow.
-_NEAR, _BOUND, _BEYOND_FLOAT32 = 4.0, 2.0**15, 2.0**24
+# Of a number of order one float32 has no digit left beside this.
+_BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 
 
@@ -202,19 +201,21 @@ def far_literal(
         floats: The positions of the float operands.
         compute_dtype: float16 or bfloat16.
     """
+    chooses = primitive in _CLIPS or primitive == "select_n"
     for i in floats:
-        value = given[i].known_value
-        if value is None or abs(value) <= _NEAR:
-            continue
-        if primitive in _SHIFTS:
-            takes = abs(value) < _BEYOND_FLOAT32
-        elif primitive in _CLIPS or (primitive == "select_n" and value > 0):  # below 0: a mask
-            is_inexact = float(clamped(value, compute_dtype)) != value
-            takes = is_inexact and abs(value) <= _BOUND
+        value, const_range = given[i].known_value, given[i].const_range
+        if value is None:
+            takes = chooses and const_range is not None and compute_dtype in const_range.rounds()
+        elif primitive in _SHIFTS:
+            takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
-            takes = False
+            # What is chosen below zero is a mask, what clips there a bound.
+            lowest = NEAR if primitive == "select_n" else -BOUND
+            is_inexact = float(clamped(value, compute_dtype)) != value
+            takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND
         if takes:
-            cause = f"{value:g} takes digits of what it meets in {compute_dtype.name}"
+            what = f"operand {i}" if value is None else f"{value:g}"
+            cause = f"{what} takes digits of what it meets in {compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
 
