@@ -309,14 +309,23 @@ def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> N
     if len(before) != len(now):
         return
     for old, new in zip(before, now, strict=True):
-        if not _same(old, new) and not jax.tree_util.all_leaves([old]):
+        if not _same(old, new, unreadable=True) and not jax.tree_util.all_leaves([old]):
             raise TypeError(_mutation_message(fn, type(new).__name__))
 
 
-def _same(one: Any, other: Any) -> bool:
-    """True for trees of one structure that hold the same objects."""
-    leaves, tree = jax.tree_util.tree_flatten(one)
-    others, other_tree = jax.tree_util.tree_flatten(other)
+def _same(one: Any, other: Any, unreadable: bool = False) -> bool:
+    """True for trees of one structure that hold the same objects.
+
+    Args:
+        one: A tree.
+        other: Another.
+        unreadable: What to say of nodes that cannot be read again, as a used `equinox.nn.State`.
+    """
+    try:
+        leaves, tree = jax.tree_util.tree_flatten(one)
+        others, other_tree = jax.tree_util.tree_flatten(other)
+    except Exception:  # the code of the node's class raises what it likes
+        return unreadable
     return tree == other_tree and all(a is b for a, b in zip(leaves, others, strict=True))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -119,8 +119,24 @@ def raw_value(leaf: Any) -> Any:
 
 
 def metadata(leaf: Any) -> Any:
-    """Returns the metadata of a variable: sharding names, hooks, whatever the user put there."""
-    return leaf.get_metadata() if isinstance(leaf, nnx.Variable) else None
+    """Returns the type of a variable and its metadata: sharding names, hooks, a user's own."""
+    return (type(leaf), leaf.get_metadata()) if isinstance(leaf, nnx.Variable) else None
+
+
+def with_metadata(value: Any, data: Any) -> Any:
+    """Returns what stands for a variable in a state: its value, and a mapping as a variable.
+
+    `nnx.from_flat_state` would take a mapping, as `nnx.capture` puts one into each module, for more
+    of the state.
+
+    Args:
+        value: What the variable holds.
+        data: What `metadata` returned.
+    """
+    if data is None or not isinstance(value, Mapping):
+        return value
+    kind, attributes = data
+    return kind.from_metadata(value, attributes)
 
 
 def write_again(variable: Any) -> None:

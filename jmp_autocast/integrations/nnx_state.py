@@ -22,6 +22,7 @@ from .flax_compat import (
     raw_value,
     split_nodes,
     update_context,
+    with_metadata,
 )
 from .nnx_checks import arrays_as_data, check_writable, is_object, static_tracers
 from .nnx_scopes import module_scopes
@@ -113,7 +114,8 @@ class Pure:
 
         What did not change is no output: a module of an outer trace can be read, not written.
         """
-        flat = [(path, values[name]) for path, name, _ in graph.state]
+        flat = [(path, with_metadata(values[name], data)) for path, name, data in graph.state]
+        contents = {name: jax.tree_util.tree_flatten(values[name]) for _, name, _ in graph.state}
         nodes, _ = merge_nodes(graph.graphdef, flat, inner=True)
         objects = iter(nodes)
         full = [next(objects) if name is None else values[name] for name in graph.leaves]
@@ -143,7 +145,9 @@ class Pure:
         changed: list[Any] = []
         for path, leaf in after:
             name, data = known.get(id(raw_value(leaf)), (None, None))
-            if name is not None and metadata(leaf) == data:
+            # `sow` writes into a container in its place.
+            is_same = name is not None and _is_same(raw_value(leaf), contents[name])
+            if is_same and metadata(leaf) == data:
                 state.append((path, name))
             else:
                 state.append((path, None))
@@ -205,13 +209,17 @@ def _finish(nodes: list[Any], graph: Graph, values: dict[str, Any], result: Any)
     """Writes the state into the caller's objects and returns the function's result."""
     out, changed, after = result
     new = iter(changed)
-    state = [(path, next(new) if name is None else values[name]) for path, name in after.state]
+    data = {name: data for _, name, data in graph.state}
+    state = [
+        (path, next(new) if name is None else with_metadata(values[name], data[name]))
+        for path, name in after.state
+    ]
     returned: Any = ()
     # Values alone are written one by one, because a module of an outer trace may be read. A merge
     # writes every object of the graph, and Flax raises for one of an outer trace.
     if is_unchanged(after.graphdef, graph.graphdef):
         pairs = zip(state, graph.state, strict=True)
-        moved = [item for item, (_, name, _) in pairs if item[1] is not values[name]]
+        moved = [item for item, (_, name, _) in pairs if raw_value(item[1]) is not values[name]]
         roots = (nodes, [])
         if moved:
             check_writable(roots, [path for path, _ in moved])
@@ -258,11 +266,29 @@ def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str,
     return fn, ((), {})
 
 
+def _is_same(value: Any, contents: tuple[list[Any], Any]) -> bool:
+    leaves, tree = jax.tree_util.tree_flatten(value)
+    before, structure = contents
+    return tree == structure and all(a is b for a, b in zip(leaves, before, strict=True))
+
+
+def _tree_of(x: Any) -> Any:
+    """Returns the state of an object, a tree also where the graph comes back to the object."""
+    if not is_object(x) or isinstance(x, nnx.Variable):
+        return x
+    state = nnx.state(x)
+    # What is called is a model.
+    return jax.tree_util.Partial(_open, state) if callable(x) else state
+
+
 def _param_predicate(
     fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Any, Any], bool]:
     """Returns the predicate of a leaf's path in (args, kwargs, bound) and of the leaf."""
-    found = set() if callable(params) else param_positions(fn, params, args, kwargs)
+    found: set[Any] = set()
+    if not callable(params):
+        trees, named = tuple(map(_tree_of, args)), {k: _tree_of(x) for k, x in kwargs.items()}
+        found = param_positions(fn, params, trees, named)
 
     def is_param(path: Any, leaf: Any) -> bool:
         root, *inside = path

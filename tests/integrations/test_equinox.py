@@ -188,3 +188,17 @@ def test_a_step_with_dynamic_loss_scaling():
     assert second < first
     assert {x.dtype.name for x in jax.tree.leaves(arrays)} == {"float32"}
     assert {dot[0] for dot in dot_dtypes(trace(step, arrays, opt_state))} == {"float16"}
+
+
+def test_a_state_that_is_used_up():
+    """Equinox refuses to take a used `State` apart, where autocast looks for lost changes."""
+    linear = eqx.nn.Linear(8, 8, key=KEY)
+    norm, state = eqx.nn.make_with_state(eqx.nn.SpectralNorm)(linear, "weight", key=KEY)
+    leaves, structure = jax.tree.flatten(state)
+    results = []
+    for around in (plain, bf16):
+        call = around(lambda norm, x, state: norm(x, state))
+        y, after = call(norm, X[0], jax.tree.unflatten(structure, leaves))
+        assert isinstance(after, eqx.nn.State)
+        results.append(y)
+    np.testing.assert_allclose(results[1], results[0], atol=TOLERANCE)

@@ -4,10 +4,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
 import jmp_autocast
+from jmp_autocast import explain, op_stats
 from jmp_autocast.arguments import AUTO
 from jmp_autocast.integrations.nnx import autocast
 from tests.support.jaxprs import assert_dots_run_in
@@ -101,3 +103,65 @@ def test_plain_autocast_takes_modules_that_do_not_change():
     trained.eval()
     norm = nnx.BatchNorm(4, use_running_average=True, rngs=nnx.Rngs(0))
     assert jax.eval_shape(plain(lambda m, x: m(x)), norm, X).dtype == "float32"
+
+
+class Circular(nnx.Module):
+    """A graph that comes back to itself: no tree."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.eye(4))
+        self.itself = nnx.data(self)
+
+    def __call__(self, x):
+        return x @ self.w
+
+
+@pytest.mark.parametrize("tool", [explain, op_stats])
+def test_a_module_that_holds_itself(tool):
+    model, x = Circular(), jnp.ones((2, 4))
+    call = autocast(lambda model, x: model(x))
+    np.testing.assert_array_equal(call(model, x), x)
+    gradients = nnx.grad(lambda model: jnp.sum(call(model, x)))(model)
+    assert jax.tree.leaves(gradients)[0].dtype == jnp.float32
+    assert "dot_general" in str(tool(lambda model, x: model(x), model, x))
+
+
+class Layers(nnx.Module):
+    """Layers in a scan, each of which calls a wrapped module."""
+
+    axes = nnx.StateAxes({(nnx.Param, nnx.RngState, nnx.Intermediate): 0, ...: None})
+
+    @nnx.split_rngs(splits=3, graph=True, graph_updates=True)
+    @nnx.vmap(in_axes=(axes, axes), graph=True, graph_updates=True)
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    @nnx.scan(in_axes=(axes, nnx.Carry), graph=True, graph_updates=True)
+    def __call__(self, x):
+        x = nnx.gelu(autocast(self.linear)(x))
+        self.sow(nnx.Intermediate, "hidden", x)
+        return x, None
+
+
+def test_a_variable_that_holds_a_dict():
+    """`nnx.capture` puts one into each module."""
+    (y, _), captured = nnx.capture(Layers(nnx.Rngs(0)), nnx.Intermediate)(jnp.ones((2, 4)))
+    assert captured["hidden"][0].shape == (3, *y.shape)
+    np.testing.assert_array_equal(captured["hidden"][0][-1], y)
+
+
+def test_what_a_wrapped_module_sows_is_captured():
+    class Sows(nnx.Module):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "h", x)
+            return 2 * x
+
+    class Outer(nnx.Module):
+        def __init__(self):
+            self.inner = Sows()
+
+        def __call__(self, x):
+            return autocast(self.inner)(x)
+
+    _, captured = nnx.capture(Outer(), nnx.Intermediate)(jnp.ones(3))
+    np.testing.assert_array_equal(captured["inner"]["h"][0], jnp.ones(3))

@@ -96,7 +96,8 @@ def compare(
         ...     with jax.named_scope("difference"):
         ...         y = x @ jnp.eye(4)
         ...         return ((y + 100.0) - 100.0) @ jnp.eye(4)
-        >>> comparison = compare(f, jnp.full((2, 4), 0.1), policy=BF16)
+        >>> policy = BF16.with_level("compute")  # by default such a sum is in float32
+        >>> comparison = compare(f, jnp.full((2, 4), 0.1), policy=policy)
         >>> worst = comparison.rows[0]
         >>> worst.primitive, worst.scope, worst.introduced > 0.5
         ('sub', 'difference', True)
