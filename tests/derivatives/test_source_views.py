@@ -138,6 +138,18 @@ def test_513_uses_of_what_was_computed_in_16_bits():
     np.testing.assert_allclose(run(jaxpr, params(), rows("bfloat16"))[0], 2.0, rtol=1e-3)
 
 
+def test_values_that_are_read_often_have_one_view_for_each_use():
+    def loss(w, x):
+        h = x @ w
+        return sum(jnp.sum(jnp.tanh(h) * (h @ w)) for _ in range(9))
+
+    once = autocast(loss, compute_dtype=jnp.bfloat16)
+    twice = autocast(once, compute_dtype=jnp.bfloat16)
+    args = params()["w"], jnp.ones((4, 2))
+    assert str(trace(twice, *args)) == str(trace(once, *args))
+    assert len(find(trace(once, *args), "source_view")) == 18
+
+
 def test_513_uses_where_autocast_sees_the_backward_pass():
     fn = autocast(jax.grad(loss_of(LOOPS["scan"])), compute_dtype=jnp.bfloat16)
     jaxpr = trace(fn, params(), rows("bfloat16"))

@@ -17,6 +17,9 @@ from .float_dtypes import is_narrower
 # the gradient of a normalized weight.
 _MOST = 7
 
+# What autocast has made of an earlier reading: its gradient goes to the source, not to the copy.
+_REWRITTEN = frozenset(("source_view", "accumulate"))
+
 
 def with_wide_gradients(
     jaxpr: Any,
@@ -39,7 +42,7 @@ def with_wide_gradients(
     """
     reads: Counter[Any] = Counter()
     for eqn, plan in zip(jaxpr.eqns, equations, strict=True):
-        if plan.operands:
+        if plan.operands and eqn.primitive.name not in _REWRITTEN:
             reads.update(
                 v
                 for v, dtype in zip(eqn.invars, plan.operands, strict=True)
