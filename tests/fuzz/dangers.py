@@ -210,9 +210,9 @@ def _errors(
     leaf = [k < count for k in range(len(leaves))]
     exact = _results(jaxpr_as_fun(closed), leaves)
     found = _results(lambda *xs: cast(*jax.tree.unflatten(jax.tree.structure(args), xs)), leaves)
-    # A bias, a choice and a factor of parameters and constants are rounded as by hand: the page on
-    # the planner says so. PyTorch rounds a bias inside of `linear`.
-    by_hand_alone = any(x in danger.text for x in ("params['v']", "params['g']", "CONSTANT"))
+    # A bias, or a choice, of parameters and constants is rounded as it is by hand: the planner's
+    # page says so. PyTorch rounds a bias inside of `linear`.
+    by_hand_alone = any(leaf in danger.text for leaf in ("params['v']", "CONSTANT"))
     rules = [Rounded(danger.dtype, leaves_vote=v) for v in (True, False)[by_hand_alone:]]
     run = lambda rule, *xs: rule.run(closed, xs, leaf)
     if gradients and danger.family not in ("rows", "windows"):
