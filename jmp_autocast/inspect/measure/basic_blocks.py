@@ -92,7 +92,8 @@ class Given:
     @functools.cached_property
     def flags(self) -> Any:
         """Its flags, as the one row of an array. Most arrays are never asked for them."""
-        return jnp.array([self._probe.flags_of(self._array)], bool)
+        flags = self._probe.flags_of(self._array)
+        return (jnp if _traced(flags) else np).array([flags], bool)
 
 
 class FlagRef(NamedTuple):
@@ -168,11 +169,15 @@ class Recorder:
 
 def _stacked(measured: Sequence[Any]) -> Any:
     """Returns what was measured of each equation as arrays with an element per equation."""
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves(measured)):
+    if _traced(measured):
         return jax.tree.map(lambda *xs: jnp.stack(xs), *measured)
     # Known numbers come from the device in one transfer. XLA would compile a program with an
     # argument for each of them.
     return jax.tree.map(lambda *xs: np.stack(xs), *jax.device_get(measured))
+
+
+def _traced(tree: Any) -> bool:
+    return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
 
 
 def _held(equations: list[FlagRefs], flags: int) -> Any:
@@ -183,10 +188,8 @@ def _held(equations: list[FlagRefs], flags: int) -> Any:
     place = {ref: k for k, ref in enumerate(ref for refs in read.values() for ref in refs)}
     edges = [(i, place[ref]) for i, reads in enumerate(equations) for ref in reads]
     if not edges:
-        return jnp.zeros((len(equations), flags), bool)
-    # One gather per block that is read, not one per operand. Then, for each equation, the "or" over
-    # its operands, as one scatter for all: flags are 0 or 1, and the largest of several is their
-    # "or".
+        return np.zeros((len(equations), flags), bool)
+    # One gather per block that is read, not one per operand.
     rows = [
         block.flags[np.array([ref.position for ref in refs])]
         if isinstance(block, BasicBlock)
@@ -194,8 +197,15 @@ def _held(equations: list[FlagRefs], flags: int) -> Any:
         for block, refs in read.items()
     ]
     readers, sources = np.array(edges).T
-    held = jnp.concatenate(rows)[sources].astype(jnp.int32)
-    return jax.ops.segment_max(held, readers, len(equations)) > 0
+    if not _traced(rows):
+        # What is known is put together here and now: XLA gets nothing to compile for it.
+        held = np.zeros((len(equations), flags), bool)
+        np.logical_or.at(held, readers, np.concatenate(rows)[sources])
+        return held
+    # For each equation the "or" over its operands, as one scatter for all: flags are 0 or 1, and
+    # the largest of several is their "or".
+    ones = jnp.concatenate(rows)[sources].astype(jnp.int32)
+    return jax.ops.segment_max(ones, readers, len(equations)) > 0
 
 
 def concatenated(parts: Sequence[Any]) -> Any:

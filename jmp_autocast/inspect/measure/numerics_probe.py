@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...interpreters.compat import Tracer
 from .basic_blocks import EquationRun, Probe
 from .measured import is_measurable
 
@@ -102,6 +103,10 @@ class NumericsProbe(Probe):
         """Returns whether an array holds a NaN, and whether an infinity."""
         if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
             return [False, False]
+        if isinstance(array, jax.Array) and not isinstance(array, Tracer):
+            # Counted as results are: XLA has compiled that already where a gradient is returned.
+            counts = jax.device_get(_counts(array, self._ranges))
+            return [counts.nan > 0, counts.inf > 0]
         # NumPy looks at its own arrays here and now: XLA gets nothing to compile for them.
         numpy = jnp if isinstance(array, jax.Array) else np
         # One reduction: it is NaN where an element is. A NaN excuses infinities as well, so that
@@ -111,7 +116,8 @@ class NumericsProbe(Probe):
 
     def flags_made(self, measured: Any) -> Any:
         """Returns whether there is a NaN, and whether an infinity, in what equations made."""
-        return jnp.stack([measured.nan, measured.inf], 1) > 0
+        numpy = np if isinstance(measured.nan, np.ndarray) else jnp
+        return numpy.stack([measured.nan, measured.inf], 1) > 0
 
     def settle(self, measured: Any, held: Any, ticks: Any) -> Reading:
         """Returns the readings of equations that have each run once."""
