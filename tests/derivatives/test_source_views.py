@@ -64,6 +64,14 @@ def while_loop(w, xs):
     return lax.while_loop(lambda carry: carry[0] < end, body, (jnp.int32(0), jnp.float32(0)))[1]
 
 
+def while_condition(w, xs):
+    """The condition reads the weight, too: a loop that ends when a product is large."""
+    low = lambda i: jnp.sum(use(w, xs[i])) < 1e6
+    body = lambda carry: (carry[0] + 1, carry[1] + use(w, xs[carry[0]]))
+    keep_on = lambda carry: (carry[0] < USES) & low(carry[0])
+    return lax.while_loop(keep_on, body, (jnp.int32(0), jnp.float32(0)))[1]
+
+
 def nested_scan(w, xs):
     inner = scan_with(use)
     outer = lambda total, block: (total + inner(w, block), None)
@@ -78,6 +86,7 @@ LOOPS = {
     "scan_of_remat": scan_with(jax.checkpoint(use)),
     "scan_of_cond": scan_with(lambda w, x: lax.cond(x[0, 0] > 0, use, lambda w, x: 0.0, w, x)),
 }
+WITH_WHILE = LOOPS | {"while": while_loop, "while_condition": while_condition}
 
 
 def loss_of(loop):
@@ -113,6 +122,23 @@ def test_513_uses_in_a_loop(loop, dtype):
     jaxpr = trace(grad, params(), rows(dtype))
     assert_dots_run_in(dtype, jaxpr)
     np.testing.assert_allclose(run(jaxpr, params(), rows(dtype))[0], 2.0, rtol=1e-3)
+
+
+# A matmul gives its weight a gradient in float32 by itself; other readers read a view.
+BESIDE_ACTIVATIONS = {
+    "factor": lambda w, x: jnp.sum((w[:1] * (x @ jnp.eye(2))) @ jnp.ones((2, 1))),
+    "maximum": lambda w, x: jnp.sum(jnp.maximum(w[:1], x @ -jnp.eye(2)) * x),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("use", BESIDE_ACTIVATIONS)
+def test_513_uses_beside_an_activation(use, dtype):
+    fn = autocast(loss_of(scan_with(BESIDE_ACTIVATIONS[use])), compute_dtype=dtype)
+    w = {"w": jnp.ones((2, 2))}
+    jaxpr = trace(jax.grad(fn), w, rows(dtype))
+    assert casts_of_shape(jaxpr, (2, 2), dtype)
+    np.testing.assert_allclose(run(jaxpr, w, rows(dtype))[0], [[2, 2], [0, 0]], rtol=1e-3)
 
 
 @pytest.mark.usefixtures("jit_caches")
@@ -160,9 +186,9 @@ def test_513_uses_where_autocast_sees_the_backward_pass():
     np.testing.assert_allclose(run(jaxpr, params(), rows("bfloat16"))[0], 2.0, rtol=1e-3)
 
 
-@pytest.mark.parametrize("loop", [LOOPS["scan"], while_loop], ids=["scan", "while"])
+@pytest.mark.parametrize("loop", ["scan", "while", "while_condition"])
 def test_513_uses_in_forward_mode(loop):
-    fn = autocast(loss_of(loop), compute_dtype=jnp.bfloat16)
+    fn = autocast(loss_of(WITH_WHILE[loop]), compute_dtype=jnp.bfloat16)
     jacobian = jax.jacfwd(fn)
     jaxpr = trace(jacobian, params(), rows("bfloat16"))
     assert_dots_run_in("bfloat16", jaxpr)
@@ -206,7 +232,7 @@ def casts_of_shape(jaxpr, shape, dtype="bfloat16"):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("loop", [*LOOPS.values(), while_loop], ids=[*LOOPS, "while"])
+@pytest.mark.parametrize("loop", WITH_WHILE.values(), ids=WITH_WHILE)
 def test_a_weight_is_cast_once_and_outside_of_loops(loop, dtype):
     w = {"w": jnp.ones((2, 5))}  # no other value has this shape
     jaxpr = trace(autocast(loss_of(loop), compute_dtype=dtype), w, rows(dtype))

@@ -233,6 +233,16 @@ def assert_close(found, expected, tolerance):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
 
 
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_what_an_inner_autocast_made_is_left_as_it_is(name):
+    """Also loops: what is computed in 16 bits before one is widened once, and not once more."""
+    once = autocast(compose(name), compute_dtype="bfloat16")
+    twice = autocast(once, compute_dtype="bfloat16")
+    for derivative in [lambda f: f, *derivatives(name)[:1]]:
+        found = (trace(derivative(fn), params(), inputs()) for fn in (twice, once))
+        assert len({str(jaxpr) for jaxpr in found}) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "dtype"),
     [({"compute_dtype": "float16"}, "float16"), ({"enabled": False}, "float32")],

@@ -44,6 +44,11 @@ def loop(h):
     return lax.scan(lambda c, _: (lax.logistic(c), c), h, None, length=2)
 
 
+def called_back(h):
+    jax.debug.callback(lambda difference: None, h - jnp.sin(h))
+    return h
+
+
 def running_sum(h):
     return lax.scan(lambda c, _: (c + h, None), h, None, length=2)
 
@@ -128,6 +133,7 @@ REASONS = {
     "coordinates": (positions(65_536), "dot_general", ReasonCode.COORD, FULL),
     "few_coordinates": (positions(256), "dot_general", ReasonCode.COORD, FULL),
     "feeder": (low(lambda h: jnp.exp(h - jnp.sin(h))), "sub", ReasonCode.FEEDER, FULL),
+    "callback": (low(called_back), "sub", ReasonCode.FEEDER, FULL),
     "low_carry": (low(loop), "scan", ReasonCode.STRUCTURAL, LOW),
     "carry_of_data": (loop, "scan", ReasonCode.CARRY, FULL),
     "accumulator": (low(running_sum), "scan", ReasonCode.CARRY_ACCUMULATOR, FULL),

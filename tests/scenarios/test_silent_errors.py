@@ -97,6 +97,11 @@ VALUES = {
         (ONE, jnp.full((1, 1), -2.5)),
         16,
     ),
+    "reciprocal_of_a_tail": (
+        lambda w, x: (1 + lax.erf(x @ w)) ** -1,
+        (ONE, jnp.full((1, 1), -2.5)),
+        16,
+    ),
     "reciprocal_of_a_complement": (
         lambda w, x: (1 - jax.nn.sigmoid(x @ w)) ** -1,
         (ONE, jnp.full((1, 1), 8.0)),

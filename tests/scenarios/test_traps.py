@@ -205,6 +205,9 @@ def test_a_recorded_element_type_is_no_request():
     assert dot_dtypes(trace(computed(jnp.matmul), X, X)) == [(LOW,) * 3]
     asked = lambda x: lax.dot(x.astype(LOW), x.astype(LOW), preferred_element_type=jnp.float32)
     assert dot_dtypes(trace(computed(asked), X)) == [(LOW, LOW, FULL)]
+    # Also where float32 is read in 16 bits: `exp` of 16 bits runs, and returns, in float32.
+    behind = lambda x: asked(jnp.exp(x.astype(LOW)))
+    assert dot_dtypes(trace(computed(behind), X)) == [(LOW, LOW, FULL)]
 
 
 @pytest.mark.parametrize("precision", ["highest", "BF16_BF16_F32_X3", "F32_F32_F32"])
