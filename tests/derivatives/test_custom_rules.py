@@ -303,6 +303,11 @@ def test_optimize_remat():
     f = jax.custom_vjp(lambda x, w: jnp.sin(x @ w))
     f.defvjp(_forward, _backward, optimize_remat=True)
     check(lambda cast: jax.grad(jax.checkpoint(cast(total(f)))), w(), x())
+    # Around the derivative, autocast meets the forward rule, and puts what it holds in its place.
+    check(lambda cast: cast(jax.value_and_grad(total(f))), w(), x())
+    derivative = jax.value_and_grad(total(f))
+    assert find(trace(derivative, w(), x()), "remat_opt")
+    assert not find(trace(autocast(derivative), w(), x()), "remat_opt")
 
 
 def test_rules_inside_rules():

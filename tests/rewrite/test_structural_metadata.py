@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 
 from jmp_autocast import autocast
-from jmp_autocast.interpreters.compat import source_line
+from jmp_autocast.interpreters.compat import name_stack, source_line
 from jmp_autocast.interpreters.primitives.cached_bind import bind_cached
 from tests.support.jaxprs import DOTS, casts, dot_dtypes, find, named, trace
 
@@ -224,6 +224,21 @@ def test_name_stacks_of_the_backward_pass():
     names = operation_names(jax.grad(autocast(scoped)), X)
     backward = [name for name in names if "transpose(" in name]
     assert any("outer_scope/inner_scope" in name for name in backward)
+
+
+def test_a_moved_copy_stands_where_the_weight_is_moved():
+    """It is made when it is first read, which may be in another layer."""
+
+    def tied(w, x):
+        with jax.named_scope("maker"):
+            w = w.T
+        with jax.named_scope("reader"):
+            return x @ w
+
+    jaxpr = trace(autocast(tied, params=0), X[:, :2], X[:3, :2])
+    moved = [e for e in find(jaxpr, "transpose") if e.outvars[0].aval.dtype == jnp.float16]
+    cast = [e for e in casts(jaxpr, "float32", "float16") if e.invars[0].aval.shape == (4, 2)]
+    assert [name_stack(e).split("/")[1:] for e in (*moved, *cast)] == [["maker"], ["maker"]]
 
 
 @pytest.mark.parametrize("derivative", [lambda f: f, jax.grad], ids=["f", "grad"])
