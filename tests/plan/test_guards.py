@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, Policy, autocast
-from jmp_autocast.interpreters import ReasonCode
+from jmp_autocast.interpreters import ReasonCode, Source
 from jmp_autocast.interpreters.plan.constant_range import constant_range
 from jmp_autocast.interpreters.plan.value_facts import representable
 from tests.support.jaxprs import find, trace
@@ -26,6 +26,7 @@ from tests.support.plans import (
 X = np.ones((4, 4), np.float32)
 MASK = np.ones((4, 4), bool)
 IDS = np.ones(4, np.int32)
+LITERAL = Source.LITERAL
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,22 @@ def test_literals_that_a_dtype_cannot_hold(value, float16, bfloat16):
         assert representable(value, dtype) is fits
         for fn in (lambda h: h * value, lambda h: jnp.where(MASK, h, value)):
             assert plan_of(low(fn), X, policy=policy).outputs[0].dtype == (dtype if fits else FULL)
+
+
+SMALL, LARGE = np.float32(1.25), np.float32(2.5)
+FOLDED = {name: (LARGE, SMALL) for name in ("add", "sub", "mul", "div", "max", "min")}
+FOLDED |= {name: (SMALL,) for name in ("neg", "abs", "sqrt", "rsqrt", "exp", "log")}
+
+
+@pytest.mark.parametrize("primitive", FOLDED)
+def test_what_is_computed_from_literals_is_one(primitive):
+    """Beside an activation, a scalar of which nothing is known would have a vote."""
+    function, operands = getattr(lax, primitive), FOLDED[primitive]
+    plan = plan_of(low(lambda h: lax.tanh(h) - function(*operands)), X)
+    literals = (p for _, p in all_equations(plan) if {s.source for s in p.given} == {LITERAL})
+    (state,) = next(literals).results
+    assert state.known_value == pytest.approx(float(function(*operands)), rel=1e-6)
+    assert plan.outputs[0].dtype == LOW
 
 
 FAR = np.array([[10_001.0, 3.0, 5.0, 1e9]] * 4, np.float32)
