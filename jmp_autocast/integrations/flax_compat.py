@@ -115,12 +115,22 @@ def raw_value(leaf: Any) -> Any:
 
     ``variable[...]`` would run the variable's ``on_get_value`` hooks.
     """
-    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+    is_variable = isinstance(leaf, nnx.Variable) and not is_hijax(leaf)
+    return leaf.get_raw_value() if is_variable else leaf
 
 
 def metadata(leaf: Any) -> Any:
     """Returns the type of a variable and its metadata: sharding names, hooks, a user's own."""
     return (type(leaf), leaf.get_metadata()) if isinstance(leaf, nnx.Variable) else None
+
+
+def is_hijax(x: Any) -> bool:
+    """True for a hijax variable, also for its tracer.
+
+    It calls itself a variable and is none: to JAX it is a value, with a type of its own, and its
+    reads and writes are equations of the program.
+    """
+    return isinstance(x, nnx.Variable) and not issubclass(type(x), nnx.Variable)
 
 
 def with_metadata(value: Any, data: Any) -> Any:

@@ -9,12 +9,31 @@ import jax
 from flax import nnx
 
 from ..interpreters.compat import Tracer
-from .flax_compat import Path, assign, objects_in, static_values, write_again
+from .flax_compat import Path, assign, is_hijax, objects_in, static_values, write_again
 
 
 def is_object(x: Any) -> bool:
     """True for NNX objects: modules, variables, `Rngs`, optimizers, metrics."""
-    return isinstance(x, nnx.Pytree | nnx.Variable)
+    return isinstance(x, nnx.Pytree | nnx.Variable) and not is_hijax(x)
+
+
+def check_no_hijax(name: str, leaves: Iterable[tuple[Path, Any]]) -> None:
+    """Raises for a hijax variable in an NNX object that is taken apart.
+
+    Put together again, the object would hold a copy of it: what the function writes would be lost,
+    and Flax 0.12.12 lets nobody write the original in a trace.
+
+    Args:
+        name: The function's name.
+        leaves: The variables of the objects, with their paths.
+    """
+    for path, leaf in leaves:
+        if is_hijax(leaf):
+            raise TypeError(
+                f"{name} gets an NNX object with the hijax variable {'/'.join(map(str, path[2:]))}"
+                ", which is a value of JAX itself. Use jmp_autocast.autocast, which takes such "
+                "objects as they are, or nnx.with_vars(model, hijax=False)."
+            )
 
 
 def check_writable(roots: Any, paths: Iterable[Path] | None = None) -> None:

@@ -16,15 +16,23 @@ from flax import errors, nnx
 
 from ..arguments import AUTO, Opened, name_of, param_positions
 from .flax_compat import (
+    is_hijax,
     is_unchanged,
     merge_nodes,
     metadata,
+    objects_in,
     raw_value,
     split_nodes,
     update_context,
     with_metadata,
 )
-from .nnx_checks import arrays_as_data, check_writable, is_object, static_tracers
+from .nnx_checks import (
+    arrays_as_data,
+    check_no_hijax,
+    check_writable,
+    is_object,
+    static_tracers,
+)
 from .nnx_scopes import module_scopes
 from .outputs import dtypes_of
 
@@ -175,6 +183,7 @@ def opened(
         roots = [(path, leaf) for path, leaf in found if is_object(leaf)]
         nodes = [leaf for _, leaf in roots]
         graphdef, before = split_nodes((nodes, []))
+        check_no_hijax(name_of(fn), before)
         wanted = _param_predicate(fn, params, args, kwargs)
         values: dict[str, Any] = {}
         is_param: dict[str, bool] = {}
@@ -231,9 +240,13 @@ def _finish(nodes: list[Any], graph: Graph, values: dict[str, Any], result: Any)
 
 
 def holds_objects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True for a call with NNX objects among its arguments, or in its function."""
+    """True for a call with NNX objects among its arguments, or in its function.
+
+    Objects of hijax variables are pytrees of values, and need not be taken apart.
+    """
     leaves = jax.tree_util.tree_leaves((args, kwargs, _open(fn)[1]), is_leaf=is_object)
-    return any(map(is_object, leaves))
+    objects = [x for x in leaves if is_object(x)]
+    return bool(objects) and not any(is_hijax(x) for _, x in objects_in(objects))
 
 
 def _name_of(path: Any, taken: Container[str]) -> str:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...interpreters.compat import Tracer
+from .meshes import on_mesh_of, on_this_mesh
 
 
 class EquationRun(NamedTuple):
@@ -92,7 +93,9 @@ class Given:
     @functools.cached_property
     def flags(self) -> Any:
         """Its flags, as the one row of an array. Most arrays are never asked for them."""
-        flags = self._probe.flags_of(self._array)
+        with on_mesh_of(self._array):
+            flags = self._probe.flags_of(self._array)
+        flags = on_this_mesh(flags)
         return (jnp if _traced(flags) else np).array([flags], bool)
 
 
@@ -153,6 +156,8 @@ class Recorder:
     def settle(self) -> None:
         """Ends a basic block: where a loop or a branch begins, and where the jaxpr ends."""
         block, self._block = self._block, BasicBlock()
+        # What was counted on another mesh goes on here.
+        self.tick = on_this_mesh(self.tick)
         count = len(block.measured)
         if not count:
             return
@@ -170,7 +175,7 @@ class Recorder:
 def _stacked(measured: Sequence[Any]) -> Any:
     """Returns what was measured of each equation as arrays with an element per equation."""
     if _traced(measured):
-        return jax.tree.map(lambda *xs: jnp.stack(xs), *measured)
+        return jax.tree.map(lambda *xs: jnp.stack(xs), *on_this_mesh(measured))
     # Known numbers come from the device in one transfer. XLA would compile a program with an
     # argument for each of them.
     return jax.tree.map(lambda *xs: np.stack(xs), *jax.device_get(measured))
@@ -204,10 +209,10 @@ def _held(equations: list[FlagRefs], flags: int) -> Any:
         return held
     # For each equation the "or" over its operands, as one scatter for all: flags are 0 or 1, and
     # the largest of several is their "or".
-    ones = jnp.concatenate(rows)[sources].astype(jnp.int32)
+    ones = jnp.concatenate(on_this_mesh(rows))[sources].astype(jnp.int32)
     return jax.ops.segment_max(ones, readers, len(equations)) > 0
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
     """Returns the readings of several groups of equations as one."""
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *on_this_mesh(parts))

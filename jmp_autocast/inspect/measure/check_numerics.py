@@ -24,7 +24,7 @@ from ...policies.callables import has_hash
 from ...policies.errors import did_you_mean
 from ...transform import opened
 from ..signature import Signature, Traced, split
-from .devices import is_on_one_device
+from .devices import is_on_one_device, on_device
 from .evaluator import Evaluator
 from .measured import measured_equations
 from .numerics_probe import NumericsProbe
@@ -164,7 +164,7 @@ class _Checked:
         declared: _Declared = self._declared.trace(fn, signature, *arrays).out_info.static
         if not is_on_one_device(declared.closed, arrays):
             return None
-        given = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
+        given = [on_device(x) for x in arrays]
         return self._run(declared.closed, declared.unflatten, given)
 
     def _declare(self, fn: Any, signature: Signature, *arrays: Any) -> Traced:

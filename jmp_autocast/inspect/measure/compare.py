@@ -19,7 +19,7 @@ from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
 from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows, gradient_errors
 from .cotangents import Tap, cotangents
-from .devices import is_on_one_device
+from .devices import is_on_one_device, on_device
 from .error_probe import Distance, ErrorProbe, Norms, distance, distance_and_norms
 from .evaluator import Evaluated, Evaluator
 from .measured import is_measurable, measured_equations
@@ -119,7 +119,7 @@ def compare(
     wrt = differentiated(argnums, len(args), *of_call)
     if wrt:
         _check_scalar(planned, fn)
-    arrays = _on_device(planned.call.arrays)
+    arrays = [on_device(x) for x in planned.call.arrays]
 
     def run(*arrays: Any) -> Evaluated:
         return Evaluator(ErrorProbe()).start(planned.closed, _programs(planned), arrays)
@@ -179,11 +179,6 @@ def _programs(planned: PlannedCall, differentiated: bool = False) -> tuple[Progr
     """Returns the float32 and the mixed program, for one trace: the rewriter keeps jaxprs of it."""
     rewriter = Rewriter(planned.planner.plan, planned.plan.wide)
     return Program(planned.plan), Program(planned.plan, rewriter, differentiated)
-
-
-def _on_device(arrays: Sequence[Any]) -> list[Any]:
-    # The rewriter takes a number that is no array for one that is known when it traces.
-    return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
 
 
 def _check_concrete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

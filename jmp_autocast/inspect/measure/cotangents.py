@@ -24,6 +24,7 @@ from ...interpreters.primitives.structure import runs_again
 from ...interpreters.rewrite.values import Value
 from ...policies import CALLS
 from .measured import MeasuredEquation, described, is_measurable, user_scopes
+from .meshes import on_this_mesh
 from .programs import Program
 from .side_by_side import SideBySide, Site, Values, refs_of
 
@@ -119,7 +120,7 @@ class Tapper(SideBySide[tuple[str, ...]]):
         if self._zeros is None:
             return Value(_noticed(x.array, lambda: self.differentiated.add(at)))
         # The zero has the dtype of the value, and so has its gradient: the cotangent as it is.
-        return Value(x.array + self._zeros[at]) if at in self._zeros else x
+        return Value(x.array + on_this_mesh(self._zeros[at])) if at in self._zeros else x
 
 
 def _noticed(x: Any, differentiated: Callable[[], None]) -> Any:

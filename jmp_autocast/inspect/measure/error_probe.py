@@ -14,6 +14,7 @@ from jax import lax
 from .basic_blocks import EquationRun, Probe
 from .materialize import materialized
 from .measured import is_measurable
+from .meshes import on_mesh_of
 
 # Names of the dtypes that a result may have in the mixed program, by the code that stands for them
 # in a reading, which has to be an array; "" is any other.
@@ -126,7 +127,8 @@ def distance(reference: Any, result: Any) -> Distance:
         reference: An array of floats or complex numbers.
         result: An array of the same shape.
     """
-    return _distance(_sums(reference, result))
+    with on_mesh_of(reference):
+        return _distance(_sums(reference, result))
 
 
 class Norms(NamedTuple):
@@ -148,8 +150,9 @@ def distance_and_norms(reference: Any, result: Any) -> tuple[Distance, Norms]:
         reference: An array of floats or complex numbers.
         result: An array of the same shape.
     """
-    sums = _sums(reference, result)
-    return _distance(sums), _norms(sums)
+    with on_mesh_of(reference):
+        sums = _sums(reference, result)
+        return _distance(sums), _norms(sums)
 
 
 def largest_difference(reference: Any, result: Any) -> Any:
@@ -255,9 +258,11 @@ def _as_read(declared: Any, mixed: Any) -> Any:
     dtype = getattr(mixed, "dtype", None)
     if dtype is None or getattr(declared, "dtype", dtype) == dtype:
         return declared
-    if not (is_measurable(jax.typeof(declared)) and is_measurable(jax.typeof(mixed))):
-        return lax.convert_element_type(declared, dtype)
-    return _cast_and_clamped(declared, mixed)
+    # An equation that brings an array to another mesh reads one of a mesh that is not its own.
+    with on_mesh_of(declared):
+        if not (is_measurable(jax.typeof(declared)) and is_measurable(jax.typeof(mixed))):
+            return lax.convert_element_type(declared, dtype)
+        return _cast_and_clamped(declared, mixed)
 
 
 @jax.jit

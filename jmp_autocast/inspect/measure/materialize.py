@@ -24,7 +24,8 @@ def materialized(x: Any) -> Any:
     """
 
     def other(x: Any) -> Any:
-        return device_varying(jnp.zeros(x.shape, x.dtype), varying_axes(x))
+        # Like the array also in its sharding, which is a part of its type on an explicit mesh.
+        return device_varying(jnp.zeros_like(x), varying_axes(x))
 
     def through_branch(x: Any) -> Any:
         # The barrier hides from the compiler that the condition is a constant.

@@ -130,7 +130,8 @@ def nudged(batch: Batch) -> Batch:
 
     def moved(x: Any) -> Any:
         aval = jax.typeof(x)
-        if aval.dtype not in (jnp.float32, jnp.float64):
+        # A value of another type than arrays, such as a hijax variable of Flax, has no dtype.
+        if getattr(aval, "dtype", None) not in (jnp.float32, jnp.float64):
             return x
         eps = float(jnp.finfo(aval.dtype).eps)
         if aval.weak_type:

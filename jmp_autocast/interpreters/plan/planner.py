@@ -175,7 +175,8 @@ class Planner:
         identity = (
             all(equation.unchanged for equation in equations)
             and not any(output_dtypes)
-            and all(is_in(s.dtype, None, v.aval.dtype) for v, s in given.items())
+            # What is no float may be no array either, and have no dtype.
+            and all(s.dtype is None or s.dtype == v.aval.dtype for v, s in given.items())
         )
         return Plan(
             body,
