@@ -28,6 +28,7 @@ from tests.support.plans import (
 X = np.ones((4, 4), np.float32)
 ROW = np.ones(4, np.float32)
 MASK = np.ones((4, 4), bool)
+DATA, PARAM = Source.DATA, Source.PARAM
 IDS = np.ones((4, 4), np.int32)
 
 
@@ -224,115 +225,6 @@ def test_a_reason_names_its_cause():
     for name, cause in causes.items():
         fn, primitive, *_ = REASONS[name]
         assert planned(plan_of(fn, X), primitive).reason.cause == cause
-
-
-# --- votes ----------------------------------------------------------------------------------
-
-DATA, PARAM = Source.DATA, Source.PARAM
-COLUMN = np.ones((4, 1), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("fn", "other", "leaf", "expected"),
-    [
-        (jnp.add, X, DATA, FULL),
-        (jnp.add, ROW, DATA, FULL),
-        (jnp.add, COLUMN, DATA, FULL),
-        (lambda h, x: h[:1] + x, COLUMN, DATA, FULL),
-        (jnp.add, np.float32(1), DATA, FULL),
-        (jnp.add, X, PARAM, FULL),
-        (jnp.add, ROW, PARAM, LOW),
-        (lambda h, x: h + x.T, X, DATA, FULL),
-        (lambda h, x: h + jnp.sin(x), X, DATA, FULL),
-        (lambda h, x: h + jnp.sin(x), X, PARAM, FULL),
-        (lambda h, x: h + jnp.exp(x), ROW, PARAM, FULL),
-        (lambda h, x: h + x.sum(0), X, PARAM, FULL),
-        (lambda h, x: h + x[np.array([3, 1, 0, 0])], X, PARAM, FULL),
-        (lambda h, x: h + jnp.broadcast_to(x, (4, 4)), ROW, PARAM, LOW),
-        (lambda h, x: h + jax.jit(jnp.sin)(x), X, PARAM, FULL),
-        (lambda h, x: h + lax.optimization_barrier(x), X, PARAM, FULL),
-        (lambda h, m: h + m.astype(jnp.float32), MASK, DATA, LOW),
-        (lambda h, m: h + m.astype(jnp.float32), IDS.astype(np.uint8), DATA, LOW),
-        (lambda h, m: h + m.astype(jnp.float32), IDS, DATA, FULL),
-        (lambda h, m: h + (m == 1).astype(jnp.float32), IDS, DATA, LOW),
-        (lambda h, m: h + m[0].astype(jnp.float32), IDS, DATA, FULL),
-        (lambda h, m: h + jnp.where(m, h, 0.0), MASK, DATA, LOW),
-        (lambda h, m: h + jnp.where(m, 1.0, 0.0), MASK, DATA, LOW),
-        (lambda h, x: h + X, X, DATA, LOW),
-        (lambda h, x: h + 300 * X, X, DATA, FULL),
-        (lambda h, x: h + 300 * ROW, X, DATA, LOW),
-        (lambda h, x: lax.tanh(h) + 300 * ROW, X, DATA, FULL),
-        (lambda h, x: h[0] + x, ROW, PARAM, LOW),
-        (lambda h, x: lax.tanh(h[0]) + x, ROW, PARAM, FULL),
-        (lambda h, x: x + h * x[:1, :1], X, PARAM, FULL),
-    ],
-    ids=[
-        "data_of_full_size",
-        "data_row",
-        "data_column",
-        "data_column_and_a_row",
-        "data_scalar",
-        "parameter_of_full_size",
-        "parameter_row",
-        "moved_data",
-        "made_of_data",
-        "made_of_a_parameter",
-        "computed_in_float32",
-        "reduced_in_float32",
-        "rows_of_an_embedding",
-        "broadcast_parameter",
-        "parameter_through_jit",
-        "parameter_behind_a_barrier",
-        "bools",
-        "bytes",
-        "integers",
-        "comparison",
-        "row_of_integers",
-        "select_with_a_literal",
-        "select_of_literals",
-        "constant",
-        "large_constant",
-        "row_of_constants_beside_a_product",
-        "row_of_constants_beside_an_activation",
-        "bias_of_one_example",
-        "parameter_beside_an_activation",
-        "low_rank_update",
-    ],
-)
-def test_votes(fn, other, leaf, expected):
-    plan = plan_of(low(fn), X, other, leaves=(DATA, leaf))
-    assert planned(plan, "add").results[0].dtype == expected
-
-
-WEAK = {
-    "where": lambda h, m: jnp.where(m, h, 0.0),
-    "where_first": lambda h, m: jnp.where(m, 0.0, h),
-    "through_jit": lambda h, m: jax.jit(lambda s, h: h * s)(2.0, h),
-    "twice_through_jit": lambda h, m: jax.jit(lambda s: jax.jit(jnp.multiply)(h, s))(2.0),
-    "through_convert": lambda h, m: h * lax.convert_element_type(2.0, jnp.float32),
-    "through_broadcast": lambda h, m: h * lax.broadcast(2.0, (4, 4)),
-    "full_like": lambda h, m: h + jnp.full_like(h, 3.0),
-    "maximum": lambda h, m: jnp.maximum(h, 0.0),
-    "clip": lambda h, m: jnp.clip(h, -1.0, 1.0),
-    "arithmetic": lambda h, m: h * (1 / jnp.sqrt(jnp.float32(64.0))),
-    "pad": lambda h, m: jnp.pad(h, 1),
-    "leaky_relu": lambda h, m: jax.nn.leaky_relu(h),
-    "gelu": lambda h, m: jax.nn.gelu(h),
-    "gelu_exact": lambda h, m: jax.nn.gelu(h, approximate=False),
-    "silu": lambda h, m: jax.nn.silu(h),
-    "where_under_jit": lambda h, m: jax.jit(lambda h: jnp.where(h > 0, h, 0.5))(h),
-    "where_of_literals": lambda h, m: jnp.where(m, 1.0, -2.0) * h,
-    "zeros": lambda h, m: h + jnp.zeros(()),
-    "number": lambda h, m: h * np.float32(0.7),
-    "bool": lambda h, m: h * (h > 0).astype(jnp.float32),
-    "dropout": lambda h, m: jnp.where(m, h / 0.5, jnp.zeros_like(h)),
-}
-
-
-@pytest.mark.parametrize("fn", WEAK.values(), ids=WEAK)
-def test_a_scalar_stays_weak(fn):
-    plan = plan_of(low(fn), X, MASK)
-    assert plan.outputs[0].dtype == LOW
 
 
 # --- whole plans ----------------------------------------------------------------------------

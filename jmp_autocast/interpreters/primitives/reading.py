@@ -163,7 +163,7 @@ def reduction_depth(eqn: Any) -> int:
     # What autocast itself emits for a contraction is counted as that contraction.
     eqn = contraction_in(eqn) or eqn
     # A value of another type than arrays, such as a hijax variable of Flax, has no shape.
-    shapes = [getattr(v.aval, "shape", ()) for v in eqn.invars]
+    shapes: list[tuple[int, ...]] = [getattr(v.aval, "shape", ()) for v in eqn.invars]
     name, params = eqn.primitive.name, eqn.params
     if name in ("dot_general", "ragged_dot_general"):
         (contracting, _), _ = dot_dimensions(eqn)
