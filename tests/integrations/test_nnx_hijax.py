@@ -66,6 +66,15 @@ def test_the_adapter_names_the_way():
         integration.autocast(loss, policy=BF16)(dense(), X)
 
 
+def test_a_call_inside_takes_what_a_variable_holds():
+    variable = nnx.Param(jnp.asarray(X), hijax=True)
+    square = jax.jit(lambda x: x[...].T @ x[...])
+    with pytest.raises(TypeError, match=r"a hijax variable .* variable\[\.\.\.\]"):
+        autocast(lambda x: square(x), policy=BF16)(variable)
+    found = autocast(lambda x: square(x[...]), policy=BF16)(variable)
+    np.testing.assert_allclose(found, X.T @ X, atol=2**-6 * 10)
+
+
 def test_the_tools_take_variables():
     layer = dense()
     assert explain(loss, layer, X, policy=BF16).totals.low_share == 1.0

@@ -62,6 +62,7 @@ from ..primitives.traits import having
 from .closures import KeepsValues
 from .emitted import emitted
 from .float8 import multiplied_in_8_bits, stored
+from .immutable import check_immutable
 from .moves import moved
 from .values import Scalar, Value, as_array, read
 
@@ -283,6 +284,7 @@ class Rewriter(KeepsValues):
                 with_dtype(v.aval, s.dtype) if s.dtype is not None else v.aval
                 for v, s in zip(plan.jaxpr.invars, plan.inputs, strict=True)
             ]
+            check_immutable(closed, avals)
             types = dict(enumerate(avals))
             types |= {(i, k): copy_aval(avals[i], k, plan.inputs[i].scales or 0) for i, k in copies}
             before, after = ([c for c in copies if (c[0] < at) is b] for b in (True, False))

@@ -1,0 +1,26 @@
+"""What a rewritten jaxpr cannot take: values that a trace may change, other than refs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..compat import function_name
+
+
+def check_immutable(closed: Any, avals: Sequence[Any]) -> None:
+    """Raises for an input that JAX lets a trace change, such as a hijax variable of Flax.
+
+    Its type alone does not say what it holds, so that no jaxpr can be traced for the type.
+
+    Args:
+        closed: The jaxpr inside an equation.
+        avals: The types of its inputs, as it would be traced for them.
+    """
+    for aval in avals:
+        if getattr(aval, "has_qdd", False):
+            raise TypeError(
+                f"autocast cannot rewrite {function_name(closed)}, which a jit, a loop or a branch "
+                "calls with a value that a trace may change, such as a hijax variable of Flax. "
+                "Pass what the variable holds, variable[...]."
+            )
