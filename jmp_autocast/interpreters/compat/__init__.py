@@ -14,13 +14,21 @@ import jax
 import jax.core
 import jax.extend.core as jex_core
 import numpy as np
-from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
-from jax.interpreters import ad, partial_eval
-from jax.ref import AbstractRef
+from jax.interpreters import partial_eval
 
-from . import registration
+from . import avals, registration
+from .avals import (
+    device_varying,
+    is_array_aval,
+    is_ref,
+    may_change,
+    set_weak_type,
+    varying_axes,
+    with_dtype,
+    zero_cotangent,
+)
 
 Literal = jex_core.Literal
 Var = jex_core.Var
@@ -65,6 +73,7 @@ __all__ = [
     "jaxpr_as_fun",
     "literal_value",
     "mark_frames",
+    "may_change",
     "name_entries",
     "name_scope",
     "name_stack",
@@ -90,6 +99,7 @@ def mark_frames(file: str) -> None:
 
 
 mark_frames(__file__)
+mark_frames(avals.__file__)
 mark_frames(registration.__file__)
 
 
@@ -296,21 +306,6 @@ def collective_axes(eqn: Any) -> tuple[Any, ...]:
 # --- values ---------------------------------------------------------------------------------
 
 
-def is_array_aval(aval: Any) -> bool:
-    """True for plain arrays; false for refs, tokens and other abstract values."""
-    return type(aval) is ShapedArray
-
-
-def is_ref(aval: Any) -> bool:
-    """True for the type of a mutable reference (``jax.new_ref``)."""
-    return isinstance(aval, AbstractRef)
-
-
-def with_dtype(aval: Any, dtype: Any) -> Any:
-    """Returns the abstract value with another dtype, its sharding and mesh axes kept."""
-    return aval.update(dtype=dtype, weak_type=False)
-
-
 def literal_value(literal: Any) -> Any:
     """Returns a literal's value in the dtype that the program declares.
 
@@ -341,37 +336,6 @@ def traced_variable(x: Any) -> Any:
     return atom if isinstance(atom, Var) else None
 
 
-def set_weak_type(x: Any, aval: Any) -> Any:
-    """Returns ``x`` in the dtype and weak type of ``aval``; the public cast drops weak types."""
-    return lax.convert_element_type_p.bind(
-        x, new_dtype=aval.dtype, weak_type=aval.weak_type, sharding=None
-    )
-
-
-def device_varying(tree: Any, axes: Any = None) -> Any:
-    """Returns arrays typed as different on each device of the ``shard_map`` around, if any.
-
-    What a loop carries must keep its type, and a count that starts as the same zero everywhere does
-    not stay so.
-
-    Args:
-        tree: The arrays.
-        axes: The mesh axes along which they differ, None for all manual ones.
-    """
-    axes = jax.sharding.get_abstract_mesh().manual_axes if axes is None else axes
-
-    def vary(x: Any) -> Any:
-        missing = tuple(a for a in axes if a not in varying_axes(x))
-        return lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(vary, tree) if axes else tree
-
-
-def varying_axes(x: Any) -> frozenset[str]:
-    """Returns the mesh axes along which an array in a ``shard_map`` differs."""
-    return jax.typeof(x).mat.varying
-
-
 # --- primitives -----------------------------------------------------------------------------
 
 
@@ -384,16 +348,3 @@ def primitives_with_lowering() -> frozenset[str]:
 
     tables = [private_mlir._lowerings, *private_mlir._platform_specific_lowerings.values()]
     return frozenset(primitive.name for table in tables for primitive in table)
-
-
-def zero_cotangent(aval: Any) -> Any:
-    """Returns a cotangent that is known to be zero, for a function that `jax.vjp` returned.
-
-    An array of zeros is not known to be: the user's rule would see an array where it asks for
-    symbolic zeros, and since JAX 0.12 a cotangent that is shared by a batch is an error. JAX 0.10.0
-    takes arrays alone.
-    """
-    if jax.__version_info__ >= (0, 10, 2):
-        return ad.Zero(aval.to_ct_aval())
-    inexact = jax.numpy.issubdtype(aval.dtype, np.inexact)
-    return np.zeros(aval.shape, aval.dtype if inexact else jax.dtypes.float0)

@@ -231,11 +231,6 @@ def _sparsified(module: Any, function: Any, env: Any, *values: Any, **params: An
     return module.eval_sparse(closed.jaxpr, closed.consts, values, env)
 
 
-def has_other_cotangent(aval: Any) -> bool:
-    """Returns whether the cotangent of a value has another type, as that of an unreduced one."""
-    return aval.to_ct_aval() != aval
-
-
 def transposed_by(jaxpr: Any, operands: Sequence[Any], cotangent: Any) -> Any:
     """Returns the cotangent of the one operand that is None, in which a closed jaxpr is linear.
 

@@ -20,12 +20,12 @@ from jax import lax
 
 from ...policies import FLOAT32
 from ..compat import Tracer, bind, inlined, jaxpr_as_fun, literal_value, with_dtype
+from ..compat.avals import has_other_cotangent
 from ..compat.registration import (
     add_tangents,
     at_front,
     batch_size,
     define_primitive,
-    has_other_cotangent,
     is_undefined_primal,
     is_zero,
     lowers_by_platform,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..compat import function_name
+from ..compat import function_name, may_change
 
 
 def check_immutable(closed: Any, avals: Sequence[Any]) -> None:
@@ -18,7 +18,7 @@ def check_immutable(closed: Any, avals: Sequence[Any]) -> None:
         avals: The types of its inputs, as it would be traced for them.
     """
     for aval in avals:
-        if getattr(aval, "has_qdd", False):
+        if may_change(aval):
             raise TypeError(
                 f"autocast cannot rewrite {function_name(closed)}, which a jit, a loop or a branch "
                 "calls with a value that a trace may change, such as a hijax variable of Flax. "

@@ -1,0 +1,85 @@
+"""Abstract values: what JAX's types of values say beside their public attributes, and its zeros."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+from jax import lax
+from jax.interpreters import ad
+from jax.ref import AbstractRef
+
+
+def is_array_aval(aval: Any) -> bool:
+    """True for plain arrays; false for refs, tokens and other abstract values."""
+    return type(aval) is jax.core.ShapedArray
+
+
+def is_ref(aval: Any) -> bool:
+    """True for the type of a mutable reference (``jax.new_ref``)."""
+    return isinstance(aval, AbstractRef)
+
+
+def may_change(aval: Any) -> bool:
+    """True for the type of a value whose contents a trace may change, other than a ref's.
+
+    Such a type does not say what the value holds (a "quasi-dynamic datum" of JAX does), so that no
+    jaxpr can be traced for the type alone. Flax's hijax variables are such values.
+    """
+    return bool(getattr(aval, "has_qdd", False))
+
+
+def with_dtype(aval: Any, dtype: Any) -> Any:
+    """Returns the abstract value with another dtype, its sharding and mesh axes kept."""
+    return aval.update(dtype=dtype, weak_type=False)
+
+
+def set_weak_type(x: Any, aval: Any) -> Any:
+    """Returns ``x`` in the dtype and weak type of ``aval``; the public cast drops weak types."""
+    return lax.convert_element_type_p.bind(
+        x, new_dtype=aval.dtype, weak_type=aval.weak_type, sharding=None
+    )
+
+
+def device_varying(tree: Any, axes: Any = None) -> Any:
+    """Returns arrays typed as different on each device of the ``shard_map`` around, if any.
+
+    What a loop carries must keep its type, and a count that starts as the same zero everywhere does
+    not stay so.
+
+    Args:
+        tree: The arrays.
+        axes: The mesh axes along which they differ, None for all manual ones.
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes if axes is None else axes
+
+    def vary(x: Any) -> Any:
+        missing = tuple(a for a in axes if a not in varying_axes(x))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(vary, tree) if axes else tree
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Returns the mesh axes along which an array in a ``shard_map`` differs."""
+    return jax.typeof(x).mat.varying
+
+
+def has_other_cotangent(aval: Any) -> bool:
+    """Returns whether the cotangent of a value has another type, as that of an unreduced one."""
+    return aval.to_ct_aval() != aval
+
+
+def zero_cotangent(aval: Any) -> Any:
+    """Returns a cotangent that is known to be zero, for a function that `jax.vjp` returned.
+
+    An array of zeros is not known to be: the user's rule would see an array where it asks for
+    symbolic zeros, and since JAX 0.12 a cotangent that is shared by a batch is an error. JAX 0.10.0
+    takes arrays alone.
+    """
+    if jax.__version_info__ >= (0, 10, 2):
+        return ad.Zero(aval.to_ct_aval())
+    inexact = jax.numpy.issubdtype(aval.dtype, np.inexact)
+    return np.zeros(aval.shape, aval.dtype if inexact else jax.dtypes.float0)
