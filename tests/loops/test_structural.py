@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jmp_autocast import autocast
 from jmp_autocast.interpreters.compat import bind
+from tests.corpus.jaxpr_text import jaxpr_text
 from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, find, trace
 
 DTYPES = ["bfloat16", "float16"]
@@ -240,7 +241,8 @@ def test_what_an_inner_autocast_made_is_left_as_it_is(name):
     twice = autocast(once, compute_dtype="bfloat16")
     for derivative in [lambda f: f, *derivatives(name)[:1]]:
         found = (trace(derivative(fn), params(), inputs()) for fn in (twice, once))
-        assert len({str(jaxpr) for jaxpr in found}) == 1
+        # JAX 0.10.0 prints a rule of a `custom_vmap` with its address.
+        assert len({jaxpr_text(jaxpr) for jaxpr in found}) == 1
 
 
 @pytest.mark.parametrize(
