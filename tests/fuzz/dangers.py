@@ -116,7 +116,7 @@ class Danger:
     dtype: str
 
     def function(self) -> Any:
-        namespace = {**NAMESPACE, "CONSTANT": self.constant, "N": N, "D": D}
+        namespace = {**NAMESPACE, "CONSTANT": jnp.asarray(self.constant), "N": N, "D": D}
         exec(compile(self.text, "<danger>", "exec"), namespace)
         return namespace["program"]
 

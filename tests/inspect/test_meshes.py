@@ -46,7 +46,17 @@ def loop_on_the_other_mesh(w, x):
     return jnp.mean(looped(x @ w) ** 2)
 
 
-PROGRAMS = [on_one_mesh, on_two_meshes, in_a_loop, loop_on_the_other_mesh]
+def on_each_shard(w, x):
+    """A function over devices: what each of them counts is put together outside."""
+
+    @functools.partial(jax.shard_map, in_specs=(P(), P("data", None)), out_specs=P())
+    def mapped(w, x):
+        return jax.lax.pmean(jnp.mean(jnp.tanh(x @ w) ** 2), "data")
+
+    return mapped(jax.reshard(w, P()), x)
+
+
+PROGRAMS = [on_one_mesh, on_two_meshes, in_a_loop, loop_on_the_other_mesh, on_each_shard]
 
 
 @pytest.fixture
@@ -70,6 +80,7 @@ def test_a_fault_on_the_other_mesh_is_found(arguments):
         check_numerics(lambda w, x: on_two_meshes(jnp.abs(w) * 1e4, jnp.abs(x)))(w, x)
 
 
+@pytest.mark.usefixtures("jit_caches")
 @pytest.mark.parametrize("fn", PROGRAMS)
 def test_compare_reaches_both_meshes(fn, arguments):
     comparison = compare(fn, *arguments, policy=BF16, argnums=0)

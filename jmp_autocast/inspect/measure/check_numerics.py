@@ -16,6 +16,7 @@ from ...interpreters.compat import (
     consts_of,
     fresh_make_jaxpr,
     is_array_aval,
+    is_ref,
     jaxpr_as_fun,
     mark_frames,
     set_weak_type,
@@ -119,8 +120,7 @@ class _Checked:
         self._mode = mode
         self._name = name_of(fn)
         self._declared = jax.jit(self._declare, static_argnums=(0, 1))
-        run = jax.jit(self._trace, static_argnums=(0, 1))
-        self._cached = self._not_differentiable(run)
+        self._cached = jax.jit(self._trace, static_argnums=(0, 1))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with opened(self._fn, args, kwargs) as call:
@@ -142,7 +142,7 @@ class _Checked:
             try:
                 if not _is_traced(arrays) and (found := self._one_by_one(fn, signature, arrays)):
                     return found
-                return self._cached(fn, signature, *arrays)
+                return self._cached(fn, signature, *self._undifferentiated(arrays))
             except _ClosesOverTracersError:
                 pass
         # For this call alone: nothing is left in a cache of JAX. Tracers that the function closes
@@ -153,7 +153,7 @@ class _Checked:
         closed = fresh_make_jaxpr(converted, *arrays, *hoisted)
         outputs = functools.partial(self._run, closed, call.unflatten)
         run = jax.jit(lambda *arrays: outputs(arrays[2:]), static_argnums=(0, 1))
-        return self._not_differentiable(run)(None, signature, *arrays, *hoisted)
+        return run(None, signature, *self._undifferentiated([*arrays, *hoisted]))
 
     def _one_by_one(self, fn: Any, signature: Signature, arrays: list[Any]) -> Traced | None:
         """Runs equation by equation; None for a program of several devices.
@@ -200,11 +200,17 @@ class _Checked:
         report = NumericsReport(self._name, self._mode, equations, evaluated.readings)
         return Traced((list(map(_as_weak_as, outputs, declared)), report), unflatten)
 
-    def _not_differentiable(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Custom derivative rules are gone from what is run, so nobody may differentiate it."""
-        function = jax.custom_jvp(run, nondiff_argnums=(0, 1))
+    def _undifferentiated(self, arrays: Sequence[Any]) -> list[Any]:
+        """Returns arrays that nobody may differentiate: custom derivative rules are not run.
 
-        @function.defjvp
+        Refs stay as they are: JAX has no rule for one in a function with a derivative rule.
+        """
+
+        @jax.custom_jvp
+        def same(*arrays: Any) -> Any:
+            return arrays
+
+        @same.defjvp
         def rule(*_: Any) -> Any:
             raise TypeError(
                 f"check_numerics({self._name}) is differentiated, and it checks a program as it "
@@ -212,7 +218,8 @@ class _Checked:
                 f"check_numerics(jax.grad({self._name}))."
             )
 
-        return function
+        others = iter(same(*(x for x in arrays if not is_ref(jax.typeof(x)))))
+        return [x if is_ref(jax.typeof(x)) else next(others) for x in arrays]
 
 
 def _is_traced(arrays: Sequence[Any]) -> bool:

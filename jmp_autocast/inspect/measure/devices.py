@@ -1,4 +1,4 @@
-"""Whether a program may run equation by equation, on one device, and on what it runs then."""
+"""Where values are: whether one device holds a program, and how a value elsewhere is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...interpreters.compat import is_array_aval
+from ...interpreters.compat import is_array_aval, is_on_host, summed_sharding
 from ...interpreters.primitives.structure import equations_in
 
 # What puts values on devices that the arguments need not be on.
@@ -29,6 +29,27 @@ def is_on_one_device(closed: Any, arrays: Sequence[Any]) -> bool:
     return len(devices) <= 1 and not any(
         eqn.primitive.name in _SPREADING for eqn, _ in equations_in(closed)
     )
+
+
+def is_whole_on_device(aval: Any) -> bool:
+    """Returns whether JAX has all operations for arrays of a type; see `readable`."""
+    return not is_on_host(aval) and summed_sharding(aval) is None
+
+
+def readable(x: Any) -> Any:
+    """Returns an array of floats in the memory of the devices, and with the plainest sharding.
+
+    A program may keep an array in the host's memory, or mark it as `reduced` or `unreduced` over
+    devices; JAX has few operations for these.
+
+    Args:
+        x: An array.
+    """
+    aval = jax.typeof(x)
+    if is_on_host(aval):
+        x = jax.device_put(x, jax.memory.Space.Device)
+    whole = summed_sharding(aval)
+    return x if whole is None else jax.reshard(x, whole)
 
 
 def on_device(x: Any) -> Any:

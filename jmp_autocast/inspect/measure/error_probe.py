@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from .basic_blocks import EquationRun, Probe
+from .devices import is_whole_on_device, readable
 from .materialize import materialized
 from .measured import is_measurable
 from .meshes import on_mesh_of
@@ -244,7 +245,9 @@ def _error(sums: _Sums) -> Any:
 def _wide(reference: Any, result: Any) -> tuple[Any, Any]:
     # Float64 arrays are summed in float64, so that errors of 1e-12 are seen.
     wide = jnp.float64 if jnp.finfo(reference.dtype).bits == 64 else jnp.float32
-    return _real(reference).astype(wide), _real(result).astype(wide)
+    pair = map(readable, (reference, result))
+    a, b = (_real(x).astype(wide) for x in pair)
+    return a, b
 
 
 def _real(x: Any) -> Any:
@@ -260,7 +263,8 @@ def _as_read(declared: Any, mixed: Any) -> Any:
         return declared
     # An equation that brings an array to another mesh reads one of a mesh that is not its own.
     with on_mesh_of(declared):
-        if not (is_measurable(jax.typeof(declared)) and is_measurable(jax.typeof(mixed))):
+        avals = jax.typeof(declared), jax.typeof(mixed)
+        if not all(is_measurable(aval) and is_whole_on_device(aval) for aval in avals):
             return lax.convert_element_type(declared, dtype)
         return _cast_and_clamped(declared, mixed)
 

@@ -26,6 +26,7 @@ from ...interpreters.primitives.structure import (
 from .basic_blocks import EquationRun, FlagRef, Given, Probe, Recorder, concatenated
 from .materialize import materialized
 from .measured import is_measurable, is_measured, measured_equations
+from .meshes import on_each_device
 from .side_by_side import Arrays, Programs, SideBySide, Site, Values, refs_of
 
 
@@ -176,19 +177,20 @@ class Evaluator(SideBySide[Recorder]):
             return found.outputs[0][0], found.readings, found.tick
 
         def step(state: Any) -> Any:
-            _, asked, (carry, done, tick) = state
+            before, asked, (carry, done, tick) = state
             found = self._measure(body.jaxpr, of_body, [*for_body, *carry], tick)
+            outputs = [_where(before, *pair) for pair in zip(found.outputs, carry, strict=True)]
             # The end of the loop is the float32 program's, as the branch of a `cond` is.
-            goes_on, again, tick = ask(found.outputs, found.tick)
+            goes_on, again, tick = ask(outputs, found.tick)
             done = merge(done, found.readings)
-            return goes_on, merge(asked, again), Evaluated(found.outputs, done, tick)
+            return goes_on, merge(asked, again), Evaluated(outputs, done, tick)
 
         # The predicate is asked once more than the body runs, so its readings are carried, too:
         # a predicate of `lax.while_loop` returns nothing but a bool.
         goes_on, asked, tick = ask(start, tick)
         asked, done, tick = device_varying((asked, self._nothing(body), tick))
         state = goes_on, asked, Evaluated(start, done, tick)
-        _, asked, last = lax.while_loop(lambda state: state[0], step, state)
+        _, asked, last = lax.while_loop(lambda state: jnp.any(state[0]), step, state)
         return last._replace(readings=concatenated([asked, last.readings]))
 
     def _shard_map(self, site: Site[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
@@ -213,12 +215,25 @@ class Evaluator(SideBySide[Recorder]):
         devices = range(math.prod(mesh.shape[a] for a in axes))
         # Merged outside of the map, in the order of the devices: the first run that made a fault is
         # then the same in each call.
-        each = [jax.tree.map(lambda x, k=k: x[k], found.readings) for k in devices]
+        readings = on_each_device(found.readings)
+        each = [jax.tree.map(lambda x, k=k: x[k], readings) for k in devices]
         return found._replace(readings=functools.reduce(self._probe.merge, each))
 
     def _nothing(self, body: Body) -> Any:
         """Returns the readings of a body that has not run."""
         return self._probe.nothing(sum(1 for _ in measured_equations(body.jaxpr)))
+
+
+def _where(goes_on: Any, new: Arrays, old: Arrays) -> Arrays:
+    """Returns what a loop carries on, per program.
+
+    A loop under `vmap` has a predicate for each element of the batch, which is the first dimension
+    of all that it carries. It runs until the last of them ends, and keeps what the others had.
+    """
+    if not jnp.ndim(goes_on):
+        return new
+    rows = [goes_on.reshape(goes_on.shape + (1,) * (x.ndim - goes_on.ndim)) for x in new]
+    return tuple(map(jnp.where, rows, new, old))
 
 
 def _on_all_devices(x: Any, axes: Sequence[Any]) -> Any:

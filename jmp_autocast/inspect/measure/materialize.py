@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...interpreters.compat import Tracer, device_varying, varying_axes
+from .devices import is_whole_on_device
 from .measured import is_measurable
 
 
@@ -32,6 +33,8 @@ def materialized(x: Any) -> Any:
         return lax.cond(lax.optimization_barrier(jnp.bool_(True)), lambda x: x, other, x)
 
     # An array that is no tracer has been computed.
-    if not isinstance(x, Tracer) or not is_measurable(jax.typeof(x)):
+    if not isinstance(x, Tracer) or not is_measurable(aval := jax.typeof(x)):
+        return x
+    if not is_whole_on_device(aval):
         return x
     return lax.platform_dependent(x, cpu=through_branch, default=lax.optimization_barrier)

@@ -9,7 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...interpreters.compat import body_of, is_array_aval, name_stack, scope_names, source_line
+from ...interpreters.compat import (
+    body_of,
+    is_array_aval,
+    is_unreduced,
+    name_stack,
+    scope_names,
+    source_line,
+)
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies, is_call
 from ...interpreters.primitives.traits import having
@@ -141,7 +148,11 @@ def is_measured(eqn: Any) -> bool:
 
 
 def is_measurable(aval: Any) -> bool:
-    """True for arrays of floats or complex numbers that hold an element."""
+    """True for arrays of floats or complex numbers that hold an element and are added up."""
     # An array without elements has no largest one, and nothing can go wrong in it. Integers do not
     # round, and are never infinite.
-    return is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact) and 0 not in aval.shape
+    if not is_array_aval(aval) or not jnp.issubdtype(aval.dtype, jnp.inexact) or 0 in aval.shape:
+        return False
+    # Parts on devices that are not yet added up stay so: XLA of JAX 0.10.2 adds up a gradient that
+    # a loop carries as such parts more than once where it is read in between (error 0.96).
+    return not is_unreduced(aval)

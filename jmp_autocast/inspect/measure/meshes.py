@@ -33,6 +33,20 @@ def on_this_mesh(tree: Any) -> Any:
     return jax.tree.map(moved, tree)
 
 
+def on_each_device(tree: Any) -> Any:
+    """Returns small arrays whole on each device of their own mesh, so that each may be sliced.
+
+    Args:
+        tree: A pytree of arrays.
+    """
+
+    def whole(x: Any) -> Any:
+        own = _mesh_of(x)
+        return x if own is None else jax.reshard(x, NamedSharding(own, PartitionSpec()))
+
+    return jax.tree.map(whole, tree)
+
+
 def on_mesh_of(x: Any) -> AbstractContextManager[Any]:
     """Returns the context in which operations on an array run on its own mesh."""
     own = _mesh_of(x)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...interpreters.compat import Tracer
+from ...interpreters.compat import Tracer, is_ref
 from .basic_blocks import EquationRun, Probe
+from .devices import readable
 from .measured import is_measurable
 
 # Rounding to float16: 65520 and above become infinite, 2**-25 and below become 0. The largest
@@ -100,7 +101,9 @@ class NumericsProbe(Probe):
         return functools.reduce(_sum, counts)
 
     def flags_of(self, array: Any) -> list[Any]:
-        """Returns whether an array holds a NaN, and whether an infinity."""
+        """Returns whether an array, or what a ref refers to, holds a NaN, and an infinity."""
+        if is_ref(jax.typeof(array)):
+            array = array[...]  # NumPy takes a ref for a sequence, which never ends in a trace
         if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
             return [False, False]
         if isinstance(array, jax.Array) and not isinstance(array, Tracer):
@@ -109,6 +112,7 @@ class NumericsProbe(Probe):
             return [counts.nan > 0, counts.inf > 0]
         # NumPy looks at its own arrays here and now: XLA gets nothing to compile for them.
         numpy = jnp if isinstance(array, jax.Array) else np
+        array = readable(array) if isinstance(array, jax.Array) else array
         # One reduction: it is NaN where an element is. A NaN excuses infinities as well, so that
         # nobody asks for those beside it.
         largest = numpy.max(numpy.abs(array), initial=0)
@@ -169,6 +173,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
     would count them as zeros. No comparison asks whether the bits are 0, because LLVM turns that
     into a comparison of floats; subtracting 1, which sends 0 to the largest integer, replaces it.
     """
+    x = readable(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([jnp.real(x), jnp.imag(x)])
     bits = _magnitude_bits(x)

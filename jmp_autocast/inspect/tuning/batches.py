@@ -15,6 +15,7 @@ from ...backend import EVERY_ROUNDING
 from ...policies.errors import wrong_type
 from ...transform import opened
 from ..argnums import differentiated
+from ..measure.devices import readable
 from ..measure.error_probe import Distance, distance
 from ..signature import Signature, split
 
@@ -136,7 +137,9 @@ def nudged(batch: Batch) -> Batch:
         eps = float(jnp.finfo(aval.dtype).eps)
         if aval.weak_type:
             return x * (1 + eps)  # an array would make it strongly typed: another program
-        return x * (1 + eps * rng.choice((-1, 1), aval.shape)).astype(aval.dtype)
+        near = (1 + eps * rng.choice((-1, 1), aval.shape)).astype(aval.dtype)
+        y = readable(x)
+        return x * near if y is x else jax.device_put(y * near, x.sharding)
 
     return dataclasses.replace(batch, arrays=[moved(x) for x in batch.arrays])
 

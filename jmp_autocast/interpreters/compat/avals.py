@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import ad
 from jax.ref import AbstractRef
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def is_array_aval(aval: Any) -> bool:
@@ -29,6 +30,30 @@ def may_change(aval: Any) -> bool:
     jaxpr can be traced for the type alone. Flax's hijax variables are such values.
     """
     return bool(getattr(aval, "has_qdd", False))
+
+
+def is_on_host(aval: Any) -> bool:
+    """True for the type of arrays in the memory of the host, as offloaded ones are."""
+    return aval.memory_space == jax.memory.Space.Host
+
+
+def is_unreduced(aval: Any) -> bool:
+    """True for the type of an array whose parts on devices are not yet added up."""
+    return bool(aval.sharding.spec.unreduced)
+
+
+def summed_sharding(aval: Any) -> Any:
+    """Returns the sharding of an array once it is added up over devices; None if it is whole.
+
+    What is `reduced` is whole on each device, and its cotangent will be `unreduced`.
+    """
+    spec = aval.sharding.spec
+    if not (spec.unreduced or spec.reduced):
+        return None
+    # JAX 0.10.0 has no `partitions`, and later releases refuse to iterate over such a spec.
+    partitions = getattr(spec, "partitions", None)
+    sizes = tuple(spec) if partitions is None else partitions
+    return NamedSharding(aval.sharding.mesh, PartitionSpec(*sizes))
 
 
 def with_dtype(aval: Any, dtype: Any) -> Any:

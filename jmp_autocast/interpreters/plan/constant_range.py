@@ -79,6 +79,7 @@ def _range_of(array: np.ndarray, wide: np.dtype) -> _Found:
     if not array.size:
         return _Found(frozenset(), True, False, frozenset())
     # Two passes over the array in NumPy, without a copy; most constants are never asked.
+    array = array.reshape(-1)  # a number of no dimension has no slices
     largest = max(abs(array.min()), abs(array.max()))
     if not np.isfinite(largest):
         finite = np.abs(array[np.isfinite(array)])
