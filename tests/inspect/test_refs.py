@@ -44,8 +44,9 @@ def test_a_ref_that_the_function_closes_over(mode):
         return ref[...] * 2
 
     result = MODES[mode](check_numerics(fn))()
-    np.testing.assert_array_equal(result, 2 * (X + [0, 1, 0]))
-    np.testing.assert_array_equal(ref[...], X + np.float32([0, 1, 0]))
+    expected = X + np.float32([0, 1, 0])
+    np.testing.assert_array_equal(result, 2 * expected)
+    np.testing.assert_array_equal(ref[...], expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
