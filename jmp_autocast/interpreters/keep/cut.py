@@ -155,7 +155,8 @@ class _Network:
                 (self.source, 2 * self.number[v], round(price * v.nbytes / self.unit) + 1)
                 for v in free
             ]
-        rows, columns, costs = np.array(edges).T
+        # A program that reads nothing, as one of numbers alone, has no edges.
+        rows, columns, costs = np.array(edges, np.int64).reshape(-1, 3).T
         shape = (self.sink + 1 + len(self.behind),) * 2
         capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # adds up equal edges
         capacity.data = np.minimum(capacity.data, _INFINITE).astype(np.int32)

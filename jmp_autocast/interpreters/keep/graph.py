@@ -213,6 +213,9 @@ def _kind(step: Step) -> Kind:
         return Kind.OPAQUE
     if "contracts" in words:
         return Kind.CONTRACTION
+    # `jax.checkpoint` gives what it saves to a `reduce_precision`, which takes no complex number.
+    if any(_is_complex(v.aval) for v in (*step.values, *eqn.outvars)):
+        return Kind.OPAQUE
     if "cheap" not in words:
         step.rule = _cheap_rule(eqn)
         if step.rule is None:
@@ -254,6 +257,11 @@ def _reads(step: Step) -> list[Value]:
     if "linear0" in words and not is_active[1]:
         return [x for x in operands[1:] if isinstance(x, Value)]
     return step.values
+
+
+def _is_complex(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)
 
 
 def _is_float(aval: Any) -> bool:
