@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from jax.export import is_symbolic_dim
+
 WIDTH = 100
 
 NOT_EXPORTED = {"exported": False}
@@ -64,7 +66,8 @@ def plain(value: Any, *, finite: bool = False) -> Any:
 
     Args:
         value: A dataclass, mapping, sequence, string or number.
-        finite: Write floats that JSON has no number for as strings: ``"inf"``, ``"nan"``.
+        finite: Write numbers that JSON does not know as strings: ``"inf"``, ``"nan"``, and ``"b"``
+            for a symbolic length.
     """
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
@@ -76,7 +79,9 @@ def plain(value: Any, *, finite: bool = False) -> Any:
         return {key: plain(x, finite=finite) for key, x in value.items()}
     if isinstance(value, list | tuple):
         return [plain(x, finite=finite) for x in value]
-    return str(value) if finite and isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float):
+        return str(value) if finite and not math.isfinite(value) else value
+    return str(value) if finite and is_symbolic_dim(value) else value
 
 
 def json_text(value: Any) -> str:

@@ -1,12 +1,14 @@
-"""Programs of which little can be planned: of complex values, and of numbers alone."""
+"""Complex values and numbers alone, of which little is planned; symbolic sizes, planned as any."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import autocast, keep_less
+from jmp_autocast import BF16, autocast, keep_less
+from jmp_autocast.inspect import explain_kept
 from tests.support.numerics import relative_error
 
 # A product of a complex and a real array is promoted.
@@ -59,3 +61,38 @@ def test_a_program_of_numbers_alone(residuals):
     mixed = autocast(lambda x: 3.0 * x**2, compute_dtype="bfloat16", residuals=residuals)
     assert jax.jit(mixed, static_argnums=0)(2.0) == 12
     assert keep_less(lambda: jnp.sin(1.0), residuals=residuals)() == jnp.sin(1.0)
+
+
+def of_blocks(w, x):
+    def block(x, _):
+        h = jax.nn.gelu((x - jnp.mean(x, -1, keepdims=True)) @ w)
+        return x + jax.nn.softmax(h @ h.T) @ h, None
+
+    grown = lax.scan(block, jnp.concatenate([x, jnp.exp(-x)]), None, length=3)[0]
+    return jnp.mean(jnp.tanh(grown @ w) ** 2)
+
+
+@pytest.mark.parametrize("level", ["o1", "compute"])
+@pytest.mark.parametrize("residuals", ["auto", "recompute", 0.5])
+def test_symbolic_sizes_are_planned_as_any(residuals, level):
+    mixed = autocast(of_blocks, policy=BF16.with_level(level), residuals=residuals)
+    symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 6"), jnp.float32)
+    found, concrete = (
+        explain_kept(mixed, W, x) for x in (symbolic, jax.ShapeDtypeStruct((128, 6), jnp.float32))
+    )
+    assert (found.nbytes, found.declared_nbytes) == (concrete.nbytes, concrete.declared_nbytes)
+    assert found.nbytes < found.declared_nbytes
+    assert found.islands == concrete.islands
+
+    exported = jax.export.export(jax.jit(jax.grad(mixed)))(W, symbolic)
+    assert relative_error(exported.call(W / 6, X), jax.grad(of_blocks)(W / 6, X)) < 2e-2
+
+
+def test_a_loop_of_a_symbolic_length_is_planned():
+    def loss(w, x):
+        return jnp.sum(lax.scan(lambda h, row: (jnp.tanh(h @ w + row), None), x[0], x)[0] ** 2)
+
+    symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 6"), jnp.float32)
+    gradient = jax.grad(keep_less(loss, residuals="recompute"))
+    exported = jax.export.export(jax.jit(gradient))(W, symbolic)
+    np.testing.assert_allclose(exported.call(W, X), jax.grad(loss)(W, X), rtol=1e-5)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from ...interpreters.compat import assumed_size
 from ...interpreters.plan.data import ReasonCode
 from ...interpreters.plan.guarded_products import is_guard
 from ...policies import CONTRACTIONS, E2M1, E4M3
@@ -64,7 +65,7 @@ def nbytes_by_dtype(row: Row) -> dict[str, int]:
     if not row.inner:
         shapes = (*row.operand_shapes, *row.result_shapes)
         for name, shape in zip((*row.operands, *row.results), shapes, strict=True):
-            nbytes[name] += row.times * math.prod(shape) * item_size(name)
+            nbytes[name] += row.times * math.prod(map(assumed_size, shape)) * item_size(name)
     return nbytes
 
 

@@ -56,7 +56,8 @@ def explain(
             that contains such a wrapper, as ``jax.jit(autocast(loss))``,
             ``jax.grad(autocast(loss))`` or a training step, is reported as it runs: casts are rows,
             and an equation of a backward pass has the reason of the one that it belongs to.
-        *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``.
+        *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``. A symbolic length of
+            `jax.export` counts as 128 in FLOPs and bytes, and the report says so.
         policy: As for `autocast`; None for the wrapper's own, or float16.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
         level: As for `Policy.with_level`; None for the policy's.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..export import plain
 from .by_dtype import dtype_of, is_float, nbytes_by_dtype
 from .reason_texts import explanations
-from .rows import Row
+from .rows import Row, note_on_sizes
 
 if TYPE_CHECKING:
     from .report import Report
@@ -50,13 +50,15 @@ def page_of(report: Report) -> str:
         report: The report.
     """
     template, style, script = _parts()
+    sizes = note_on_sizes(report.rows)
+    data = plain(data_of(report), finite=True)
     policy = _POLICY.format(script=_hash(script), style=_hash(style))
     parts = {
         "policy": html.escape(policy),
         "title": _ascii(html.escape(f"{report.name} in {report.compute_dtype}")),
-        "summary": _ascii(html.escape(report.summary)),
+        "summary": _ascii(html.escape("; ".join(filter(None, [report.summary, sizes])))),
         "style": style,
-        "data": json.dumps(data_of(report), separators=(",", ":")).translate(_ESCAPES),
+        "data": json.dumps(data, separators=(",", ":")).translate(_ESCAPES),
         "script": script,
     }
     # One pass: what is filled in is not searched for slots.

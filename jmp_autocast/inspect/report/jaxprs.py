@@ -1,4 +1,8 @@
-"""What jaxprs hold in numbers: bytes, floating point operations, casts."""
+"""What jaxprs hold in numbers: bytes, floating point operations, casts.
+
+`jax.export` may make a length symbolic. It counts as 128 then, so that a report has numbers to add
+up and to sort by, and says so.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ...interpreters.compat import assumed_size
 from ...interpreters.plan.symbolic_sizes import element_count
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.reading import flops
@@ -24,7 +29,7 @@ def is_arithmetic(eqn: Any) -> bool:
 
 def flops_of(eqn: Any) -> int:
     """Returns the estimated floating point operations of one run of an equation."""
-    return flops(eqn) if is_arithmetic(eqn) else 0
+    return assumed_size(flops(eqn)) if is_arithmetic(eqn) else 0
 
 
 def nbytes_of(atom: Any, dtype: str | None = None) -> int:
@@ -39,7 +44,7 @@ def nbytes_of(atom: Any, dtype: str | None = None) -> int:
         return 0
     # A random key has a dtype that NumPy does not know. It is never cast.
     item = declared if dtype in (None, str(declared)) else jnp.dtype(dtype)
-    return element_count(atom) * item.itemsize
+    return assumed_size(element_count(atom)) * item.itemsize
 
 
 @dataclasses.dataclass(frozen=True)

@@ -167,8 +167,9 @@ def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:
 def explain_kept(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> KeptReport:
     """Reports what a function keeps for its backward pass, and what is computed again instead.
 
-    It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array. The counts are
-    those of jaxprs; XLA may merge equal arrays, and compute cheap ones again by itself.
+    It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array. A symbolic
+    length counts as 128. The counts are those of jaxprs; XLA may merge equal arrays, and
+    compute cheap ones again by itself.
 
     Args:
         fn: A `keep_less` or `autocast` wrapper, whose options then apply; any other function is

@@ -16,7 +16,7 @@ from .jaxprs import Casts
 from .kept import KeptReport
 from .roofline import Roofline
 from .row_texts import reason_of, short_dtypes
-from .rows import Row
+from .rows import Row, note_on_sizes
 
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
@@ -195,6 +195,7 @@ class Report(Exported):
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
                 "matmuls and convolutions",
                 self.wide_dtype: f"{guards}: {reason_of(kept[0])}" if kept else None,
+                "sizes": note_on_sizes(self.rows) or None,
                 "roofline": self.roofline and self.roofline.says,
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",

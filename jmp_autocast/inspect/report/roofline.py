@@ -24,7 +24,7 @@ from ...backend import (
 )
 from ...policies import CONTRACTIONS, E2M1, E4M3, FLOAT32
 from .by_dtype import is_low, item_size
-from .rows import Row
+from .rows import Row, note_on_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def roofline_of(rows: Iterable[Row], device: Device, wide: np.dtype) -> Roofline
     """
     products = [row for row in rows if row.primitive in CONTRACTIONS]
     flops, nbytes = (sum(getattr(row, name) for row in products) for name in ("flops", "nbytes"))
-    if wide != FLOAT32 or not isinstance(flops, int) or not isinstance(nbytes, int):
+    if wide != FLOAT32 or note_on_sizes(products):
         return None
     intensity, rates = flops / nbytes if nbytes else 0.0, rates_of(device)
     if not products:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from jax.export import is_symbolic_dim
 
 from ...arguments import name_of
 from ...interpreters.compat import source_line
@@ -103,6 +106,13 @@ def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
     """
     pairs = zip(visits, causes_of(visits), strict=True)
     return [_row(visit, causes, policy) for visit, causes in pairs]
+
+
+def note_on_sizes(rows: Iterable[Row]) -> str:
+    """Returns what to say of FLOPs and bytes if a length in the rows is symbolic, else ""."""
+    shapes = (shape for row in rows for shape in (*row.operand_shapes, *row.result_shapes))
+    symbolic = any(map(is_symbolic_dim, itertools.chain.from_iterable(shapes)))
+    return "symbolic lengths count as 128" if symbolic else ""
 
 
 def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:

@@ -75,7 +75,8 @@ class OpCounts(list[OpCount]):
 def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
     """Counts the primitives of a function by dtype, as it is: with or without `autocast`.
 
-    It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array.
+    It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array. A symbolic
+    length of `jax.export` counts as 128.
 
     Args:
         fn: The function, such as ``jax.grad(autocast(loss))``.

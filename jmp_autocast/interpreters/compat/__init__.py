@@ -20,6 +20,7 @@ from jax.interpreters import partial_eval
 
 from . import avals, registration
 from .avals import (
+    assumed_size,
     device_varying,
     is_array_aval,
     is_on_host,
@@ -56,6 +57,7 @@ __all__ = [
     "SymbolicZero",
     "Tracer",
     "Var",
+    "assumed_size",
     "bind",
     "body_of",
     "call_with_operands",

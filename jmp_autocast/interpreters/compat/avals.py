@@ -8,6 +8,7 @@ import jax
 import jax.core
 import numpy as np
 from jax import lax
+from jax.export import is_symbolic_dim
 from jax.interpreters import ad
 from jax.ref import AbstractRef
 from jax.sharding import NamedSharding, PartitionSpec
@@ -54,6 +55,19 @@ def summed_sharding(aval: Any) -> Any:
     partitions = getattr(spec, "partitions", None)
     sizes = tuple(spec) if partitions is None else partitions
     return NamedSharding(aval.sharding.mesh, PartitionSpec(*sizes))
+
+
+def assumed_size(length: Any) -> int:
+    """Returns a length of a shape, and for a symbolic one its value where each variable is 128.
+
+    `jax.export` traces with symbolic lengths. Of sizes that are weighed against each other the
+    order of magnitude counts: that ``2*b`` is more than ``b``, and ``b*s`` more than either.
+    """
+    if not is_symbolic_dim(length):
+        return length
+    # In int64, in which no product of lengths overflows as it would in JAX's int32.
+    lengths: Any = dict.fromkeys(length._get_vars(), np.int64(128))
+    return int(length._evaluate(lengths))
 
 
 def with_dtype(aval: Any, dtype: Any) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ..compat import source_line
 from .cut import Cut, is_statistic
 from .emit import Planned
-from .graph import Graph, Kind, Role, Step, Value
+from .graph import Graph, Kind, Role, Step, Value, assumed_elements
 from .islands import Unit
 
 
@@ -222,14 +220,10 @@ def _island(unit: Unit, planned: Planned) -> Island:
         planned.times,
         tuple(step.eqn.primitive.name for step in again),
         planned.times * sum(v.nbytes for v in results),
-        planned.times * sum(_size(v.aval) for v in results),
+        planned.times * sum(assumed_elements(v.aval) for v in results),
         sum(step.kind is Kind.CONTRACTION for step in unit.steps),
     )
 
 
 def _path(planned: Planned, step: Step | None) -> str:
     return "/".join((*planned.scope, *(step.scope if step else ())))
-
-
-def _size(aval: Any) -> int:
-    return math.prod(getattr(aval, "shape", ()))

@@ -11,7 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..compat import Literal, Tracer, bind, body_of, consts_of, fresh_make_jaxpr, scope_names
+from ..compat import (
+    Literal,
+    Tracer,
+    assumed_size,
+    bind,
+    body_of,
+    consts_of,
+    fresh_make_jaxpr,
+    scope_names,
+)
 from ..primitives.structure import called, is_plain_call
 from ..primitives.traits import BACKWARD
 
@@ -67,7 +76,7 @@ class Value:
         dtype = getattr(self.aval, "dtype", None)
         if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
             return 0
-        return math.prod(self.aval.shape) * dtype.itemsize
+        return assumed_elements(self.aval) * dtype.itemsize
 
     @property
     def is_stored(self) -> bool:
@@ -139,6 +148,11 @@ class Graph:
     def values(self) -> list[Value]:
         """All values, each once."""
         return [*self.inputs, *self.consts, *(v for step in self.steps for v in step.results)]
+
+
+def assumed_elements(aval: Any) -> int:
+    """Returns the number of elements; a symbolic length of `jax.export` counts as if it was 128."""
+    return math.prod(map(assumed_size, getattr(aval, "shape", ())))
 
 
 def graph_of(
@@ -224,8 +238,8 @@ def _kind(step: Step) -> Kind:
         return Kind.CHEAP
     # The cast or transpose of a parameter is as large as it, and made once. What grows (a scale
     # that is broadcast to a whole batch, a mask made of an iota) is rather made where it is read.
-    made = sum(math.prod(v.aval.shape) for v in eqn.outvars)
-    given = sum(math.prod(v.aval.shape) for v in step.values)
+    made = sum(assumed_elements(v.aval) for v in eqn.outvars)
+    given = sum(assumed_elements(v.aval) for v in step.values)
     from_params = all(v.role is Role.PARAM for v in step.values)
     return Kind.LEAF if from_params and made <= given else Kind.FLOATING
 
