@@ -65,7 +65,7 @@ def nbytes_by_dtype(row: Row) -> dict[str, int]:
     if not row.inner:
         shapes = (*row.operand_shapes, *row.result_shapes)
         for name, shape in zip((*row.operands, *row.results), shapes, strict=True):
-            nbytes[name] += row.times * math.prod(map(assumed_size, shape)) * item_size(name)
+            nbytes[name] += row.times * assumed_size(math.prod(shape)) * item_size(name)
     return nbytes
 
 

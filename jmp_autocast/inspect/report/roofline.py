@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +57,7 @@ class Roofline:
     source: str
 
 
-def roofline_of(rows: Iterable[Row], device: Device, wide: np.dtype) -> Roofline | None:
+def roofline_of(rows: Sequence[Row], device: Device, wide: np.dtype) -> Roofline | None:
     """Returns the roofline of a program's products.
 
     Args:
@@ -66,12 +66,12 @@ def roofline_of(rows: Iterable[Row], device: Device, wide: np.dtype) -> Roofline
         wide: The wide dtype of the policy.
 
     Returns:
-        None for a program in float64, of which no rates are known here, and for one with products
-        of symbolic sizes.
+        None for a program in float64, of which no rates are known here, and for one with symbolic
+        sizes.
     """
     products = [row for row in rows if row.primitive in CONTRACTIONS]
     flops, nbytes = (sum(getattr(row, name) for row in products) for name in ("flops", "nbytes"))
-    if wide != FLOAT32 or note_on_sizes(products):
+    if wide != FLOAT32 or note_on_sizes(rows):
         return None
     intensity, rates = flops / nbytes if nbytes else 0.0, rates_of(device)
     if not products:

@@ -10,7 +10,7 @@ from typing import Any
 from jax.export import is_symbolic_dim
 
 from ...arguments import name_of
-from ...interpreters.compat import source_line
+from ...interpreters.compat import ASSUMED_LENGTH, source_line
 from ...interpreters.plan.walk import Visit
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies
@@ -112,7 +112,7 @@ def note_on_sizes(rows: Iterable[Row]) -> str:
     """Returns what to say of FLOPs and bytes if a length in the rows is symbolic, else ""."""
     shapes = (shape for row in rows for shape in (*row.operand_shapes, *row.result_shapes))
     symbolic = any(map(is_symbolic_dim, itertools.chain.from_iterable(shapes)))
-    return "symbolic lengths count as 128" if symbolic else ""
+    return f"symbolic lengths count as {ASSUMED_LENGTH}" if symbolic else ""
 
 
 def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:

@@ -20,6 +20,7 @@ from jax.interpreters import partial_eval
 
 from . import avals, registration
 from .avals import (
+    ASSUMED_LENGTH,
     assumed_size,
     device_varying,
     is_array_aval,
@@ -49,6 +50,7 @@ current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
 dce_jaxpr: Callable[..., Any] = partial_eval.dce_jaxpr
 
 __all__ = [
+    "ASSUMED_LENGTH",
     "TRACES_AND_JAXPRS",
     "InconclusiveDimensionOperation",
     "Literal",

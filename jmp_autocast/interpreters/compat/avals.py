@@ -57,8 +57,12 @@ def summed_sharding(aval: Any) -> Any:
     return NamedSharding(aval.sharding.mesh, PartitionSpec(*sizes))
 
 
+ASSUMED_LENGTH = 128
+"""What each variable of a symbolic length counts as."""
+
+
 def assumed_size(length: Any) -> int:
-    """Returns a length of a shape, and for a symbolic one its value where each variable is 128.
+    """Returns a length or a size, and for a symbolic one its value where each variable is 128.
 
     `jax.export` traces with symbolic lengths. Of sizes that are weighed against each other the
     order of magnitude counts: that ``2*b`` is more than ``b``, and ``b*s`` more than either.
@@ -66,7 +70,7 @@ def assumed_size(length: Any) -> int:
     if not is_symbolic_dim(length):
         return length
     # In int64, in which no product of lengths overflows as it would in JAX's int32.
-    lengths: Any = dict.fromkeys(length._get_vars(), np.int64(128))
+    lengths: Any = dict.fromkeys(length._get_vars(), np.int64(ASSUMED_LENGTH))
     return int(length._evaluate(lengths))
 
 

@@ -151,8 +151,8 @@ class Graph:
 
 
 def assumed_elements(aval: Any) -> int:
-    """Returns the number of elements; a symbolic length of `jax.export` counts as if it was 128."""
-    return math.prod(map(assumed_size, getattr(aval, "shape", ())))
+    """Returns the number of elements of an array; 1 for what has no shape."""
+    return assumed_size(math.prod(getattr(aval, "shape", ())))
 
 
 def graph_of(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..compat import (
+    assumed_size,
     body_of,
     call_with_operands,
     has_no_options,
@@ -39,7 +40,7 @@ class Body:
         fixed: How many inputs at the front are the same in each iteration; all that are no carries
             or slices.
         repeats: How often the jaxpr runs when the equation runs once. For a ``while``, which
-            nobody knows, 1.
+            nobody knows, 1; for a ``scan`` over a symbolic length what `assumed_size` gives.
         takes_copies_at: The position among its inputs where copies of the sources before it are
             put in. Those of slices, which come after it, are put in last.
     """
@@ -149,11 +150,6 @@ def isolates(eqn: Any) -> bool:
     return structure is not None and structure.isolates
 
 
-def iterations(eqn: Any) -> int:
-    """Returns how often what is inside an equation runs; for a ``while``, which no one knows, 1."""
-    return max((body.repeats for body in bodies(eqn)), default=1)
-
-
 def rebound(
     eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
 ) -> tuple[list[Any], dict[str, Any]]:
@@ -256,7 +252,7 @@ def _scan_bodies(eqn: Any) -> tuple[Body, ...]:
             tuple(range(len(eqn.outvars))),
             carries=tuple((consts + k, k) for k in range(count)),
             fixed=consts,
-            repeats=eqn.params["length"],
+            repeats=assumed_size(eqn.params["length"]),
             takes_copies_at=consts,
         ),
     )
