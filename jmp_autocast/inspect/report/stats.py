@@ -9,8 +9,8 @@ from typing import Any
 
 from ...arguments import check_function, flatten
 from ...interpreters.compat import fresh_make_jaxpr
+from ...interpreters.primitives.called_back import bodies_that_run, equations_that_run
 from ...interpreters.primitives.held_contraction import contraction_in
-from ...interpreters.primitives.structure import bodies, equations_in
 from ...transform import opened
 from ..export import scaled, table
 from .jaxprs import flops_of, nbytes_of
@@ -85,7 +85,8 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
 
     Returns:
         A list of counts per primitive and dtypes, the most FLOPs first, then the most bytes, which
-        prints as a table. How often a ``while`` runs is unknown: its inside counts once.
+        prints as a table. How often a ``while`` runs is unknown: its inside counts once, also that
+        of an iterative solver, such as ``jax.scipy.sparse.linalg.cg``.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -106,7 +107,7 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
         call = flatten(pure.fn, (), pure.args, pure.kwargs, abstract=True)
         closed = fresh_make_jaxpr(call.traceable, *call.arrays)
     sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for eqn, times in equations_in(closed):
+    for eqn, times in equations_that_run(closed):
         # A contraction that hands out its accumulator has the sources of its operands behind them,
         # for their gradients. It counts as the contraction that runs.
         ran = contraction_in(eqn) or eqn
@@ -114,8 +115,10 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
         names = [tuple(dict.fromkeys(str(getattr(v.aval, "dtype", None)) for v in e)) for e in ends]
         counted = sums[ran.primitive.name, *names]
         counted[0] += times
-        counted[1] += times * flops_of(eqn)
-        counted[2] += 0 if bodies(eqn) else times * sum(map(nbytes_of, [*ends[0], *ends[1]]))
+        # What has an inside counts there.
+        if not bodies_that_run(eqn):
+            counted[1] += times * flops_of(eqn)
+            counted[2] += times * sum(map(nbytes_of, [*ends[0], *ends[1]]))
     counts = [OpCount(*key, *counted) for key, counted in sums.items()]
     order = lambda c: (-c.flops, -c.nbytes, c.primitive, c.operands)  # noqa: E731
     return OpCounts(sorted(counts, key=order))

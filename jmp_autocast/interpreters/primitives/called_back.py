@@ -1,16 +1,18 @@
 """Functions that a primitive calls back: those of an iterative solver, and of its derivative.
 
-Reports and measurements do not look into them, and the planner leaves them as the program declares
-them. In an island, where everything has another dtype, they are traced for that dtype.
+The planner leaves them as the program declares them, so reports of a plan have no rows for what is
+inside, and measurements do not look into them. `op_stats` counts what is inside the one that runs.
+In an island, where everything has another dtype, they are traced for that dtype.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .structure import Body
+from ..compat import body_of
+from .structure import Body, bodies
 
 
 def functions_of(eqn: Any) -> tuple[Body, ...]:
@@ -55,3 +57,36 @@ def with_functions(eqn: Any, jaxprs: Sequence[Any]) -> dict[str, Any]:
     new, old = iter(jaxprs), eqn.params["jaxprs"]
     named = {name: next(new) for name in old._fields if getattr(old, name) is not None}
     return {**eqn.params, "jaxprs": old._replace(**named)}
+
+
+def bodies_that_run(eqn: Any) -> tuple[Body, ...]:
+    """Returns what runs inside an equation: its bodies, and of what it calls back the solver.
+
+    The other functions of a solver run only where its derivative makes a solver of them.
+
+    Args:
+        eqn: The equation.
+    """
+    solvers = [body for body in functions_of(eqn) if None not in body.results]
+    return (*bodies(eqn), *solvers)
+
+
+def equations_that_run(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """Yields each equation, also inside solvers, with how often it runs; those outside first.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+        times: How often it runs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> solve = jax.make_jaxpr(
+        ...     lambda b: jax.lax.custom_linear_solve(lambda x: 2 * x, b, lambda matvec, b: b / 2)
+        ... )(jnp.ones(3))
+        >>> [eqn.primitive.name for eqn, _ in equations_that_run(solve)]
+        ['custom_linear_solve', 'div']
+    """
+    for eqn in body_of(jaxpr).eqns:
+        yield eqn, times
+        for body in bodies_that_run(eqn):
+            yield from equations_that_run(body.jaxpr, times * body.repeats)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from jax import lax
 
 from ...policies.precisions import is_algorithm, precision_of
+from ..compat import assumed_size
 from .held_contraction import contraction_in
 from .traits import having
 
@@ -193,12 +195,40 @@ def summands(eqn: Any) -> int:
 def flops(eqn: Any) -> int:
     """Returns the floating point operations of one run of an equation.
 
-    An estimate: two for each product that is summed, one for each element that is reduced or made.
+    An estimate: two for each product that is summed, one for each element that is reduced or made,
+    and what the usual algorithm takes for a factorization.
     """
     eqn = contraction_in(eqn) or eqn
+    if (algorithm := _LINEAR_ALGEBRA.get(eqn.primitive.name)) is not None:
+        (*batch, rows, columns), right = (
+            [assumed_size(length) for length in v.aval.shape]
+            for v in (eqn.invars[0], eqn.invars[-1])
+        )
+        count = math.prod(right) // max(math.prod((*batch, rows)), 1)
+        each = algorithm(max(rows, columns), min(rows, columns), count)
+        return round(math.prod(batch) * each)
     results = sum(math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars)
     each = 2 if eqn.primitive.name in _CONTRACTIONS else 1
     return each * results * reduction_depth(eqn)
+
+
+def _tall(m: int, n: int, _: int) -> float:
+    return 2 * m * n**2 - 2 * n**3 / 3
+
+
+# Of a matrix of m rows and n columns, m >= n; r is the number of right-hand sides. Golub and Van
+# Loan, Matrix Computations, 4th edition, chapters 3 to 8; with the vectors, where there are any.
+_LINEAR_ALGEBRA: dict[str, Callable[[int, int, int], float]] = {
+    "triangular_solve": lambda m, n, r: n**2 * r,
+    "cholesky": lambda m, n, r: n**3 / 3,
+    "lu": lambda m, n, r: m * n**2 - n**3 / 3,
+    **dict.fromkeys(("qr", "geqrf", "geqp3", "householder_product"), _tall),
+    "hessenberg": lambda m, n, r: 10 * n**3 / 3,
+    "tridiagonal": lambda m, n, r: 4 * n**3 / 3,
+    "eigh": lambda m, n, r: 9 * n**3,
+    **dict.fromkeys(("eig", "schur"), lambda m, n, r: 25 * n**3),
+    "svd": lambda m, n, r: 6 * m * n**2 + 20 * n**3,
+}
 
 
 def exponent(eqn: Any) -> int | None:
