@@ -12,7 +12,7 @@ from ...interpreters.compat import bind
 from ...interpreters.plan.data import Complement, Move, ValueState
 from ...interpreters.primitives.complements import COMPLEMENTS
 from ...interpreters.primitives.structure import bodies
-from ...interpreters.rewrite.values import Scalar, Value
+from ...interpreters.rewrite.values import Maker, Scalar, Value
 
 
 class Program:
@@ -35,7 +35,7 @@ class Program:
         self._rewriter = rewriter
         self._differentiated = differentiated
         self._rewritten = plan if rewriter is not None else None
-        self._operand_of: dict[Any, Value | Scalar] = {}  # of what may be subtracted from 1
+        self._maker_of: dict[Any, Maker] = {}  # of what may be subtracted from 1
 
     def arguments(self, arrays: list[Any]) -> list[Any]:
         """Returns arguments of the jaxpr as the rewriter takes them."""
@@ -68,10 +68,10 @@ class Program:
         equation = self._plan.equations[i]
         values = list(map(_as_value, operands, equation.given))
         if eqn.primitive.name in COMPLEMENTS and not alone:
-            self._operand_of[eqn.outvars[0]] = values[0]
+            self._maker_of[eqn.outvars[0]] = Maker(eqn, equation, values)
         if isinstance(equation.action, Complement) and not alone:
             assert isinstance(values[1], Value)
-            values[1].made_of = self._operand_of[eqn.invars[1]]
+            values[1].made_by = self._maker_of[eqn.invars[1]]
         return self._rewriter.emit_equation(eqn, equation, values)
 
     def reads_operands(self, i: int) -> bool:

@@ -258,7 +258,8 @@ class Inside:
             where the scale (`ScaleOf`) has a pair of its own: it takes the copy as one more
             operand, so that the cast is outside the loop. A call inside the loop hands it on.
         unchanged: Neither the bodies nor the operands change.
-        inlined: The equations of the body replace the call, which returns rows of a table.
+        inlined: The equations of the body replace the call, which returns rows of a table, or
+            which elements are picked in, or behind.
     """
 
     plans: tuple[Plan, ...]
@@ -303,11 +304,18 @@ class Complement:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Pick:
+    """Single elements of a float32 value are picked before they are computed: see `picks`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
     """The equation makes float32 of what is stored in 8 bits: the 8-bit copy is there already."""
 
 
-_OfArrays = Keep | Bind | Cast | Contract | Multiply8 | Redispatch | Emit | Complement | CallBack
+_OfArrays = (
+    Keep | Bind | Cast | Contract | Multiply8 | Redispatch | Emit | Complement | CallBack | Pick
+)
 Action = _OfArrays | Move | Inside | Stored
 
 # Most equations of a program have one of these two actions: one object each.
@@ -328,6 +336,7 @@ class EquationPlan:
         casts: The dtype that each result is cast to afterwards, or None; empty when none is.
         demands: How each operand is read, where the dtypes of the results do not say it: by the
             bodies of a higher-order primitive, and by a cast of the program. Empty for others.
+        keeps_operands: Elements of the result may be picked, and computed from elements of these.
     """
 
     action: Action
@@ -337,6 +346,7 @@ class EquationPlan:
     reason: Reason
     casts: tuple[np.dtype | None, ...] = ()
     demands: tuple[Demand, ...] = ()
+    keeps_operands: bool = False
 
     @property
     def inner(self) -> tuple[Plan, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...policies import Policy
 from ..compat import Literal
+from ..primitives.picking import picks
 from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, ReasonCode, ValueState, Want
 from .float_dtypes import is_narrower
@@ -241,7 +242,7 @@ def _can_follow(
     # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
     # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
     saturates = name in _SATURATES and eqn.outvars[0] in guarded
-    return code is ReasonCode.PROMOTE_LOW and (name in _FEEDS or saturates)
+    return code is ReasonCode.PROMOTE_LOW and (name in _FEEDS or saturates or picks(eqn))
 
 
 def _adds_a_source(eqn: Any, plan: EquationPlan, states: Mapping[Any, ValueState]) -> bool:

@@ -15,6 +15,7 @@ from ...policies.registry import has_rule_functions
 from ..compat import Literal, body_of, consts_of, scope_names
 from ..primitives.called_back import functions_of
 from ..primitives.complements import COMPLEMENTS, subtracted_from_one
+from ..primitives.picking import picks
 from ..primitives.structure import has_rule
 from .called_back import plan_called_back
 from .complements import complement
@@ -26,6 +27,7 @@ from .float_dtypes import float_dtype, is_in
 from .guarded_products import is_guarded_product
 from .islands import leaving, outside, returned
 from .last_products import last_products
+from .picks import beside_pick, beside_picks
 from .reaching import Memo
 from .read_often import with_wide_gradients
 from .region import Place, Regions
@@ -67,6 +69,7 @@ class Planner:
         self.guards_products: bool = False
         self._has_rules = False
         self._last: frozenset[int] = frozenset()
+        self._beside_picks: frozenset[int] = frozenset()
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
         self._rule_functions = has_rule_functions([*policy.rules, *scoped])
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
@@ -100,6 +103,7 @@ class Planner:
         """
         if may_use_float8(self.policy):
             self._last = last_products(jaxpr)
+        self._beside_picks = beside_picks(jaxpr)
         plan = self.plan(jaxpr, inputs, wants)
         wants = [
             returned(want, state, v, self._wide)
@@ -212,8 +216,12 @@ class Planner:
                 ]
             )
             region = self._regions.at(path, scope_names(eqn))
-            place = Place(eqn, operands, region, requests.get(i, ()), id(eqn) in self._last)
+            is_last, wants = id(eqn) in self._last, requests.get(i, ())
+            is_at_pick = id(eqn) in self._beside_picks or picks(eqn)
+            place = Place(eqn, operands, region, wants, is_last, is_at_pick)
             plan = self._plan_equation(place)
+            if is_at_pick:
+                plan = beside_pick(place, plan)
             if self._streams is not None and region.compute_dtype is not None:
                 plan = self._streams.follow(body, eqn, plan, region.compute_dtype)
             if self._finds_torch_dtypes and region.compute_dtype is not None:

@@ -57,6 +57,7 @@ class Place:
         region: The precision of the scope that the equation is in.
         wants: What the readers of each result ask for; empty if no sweep said.
         is_last: It is a matrix product that no other one follows, where the policy asks.
+        is_at_pick: It picks single elements, or a value goes through it before it is picked from.
     """
 
     eqn: Any
@@ -64,6 +65,7 @@ class Place:
     region: Region
     wants: tuple[Want, ...] = ()
     is_last: bool = False
+    is_at_pick: bool = False
 
     @property
     def name(self) -> str:

@@ -168,11 +168,14 @@ def having(trait: str) -> frozenset[str]:
 
 # --- what a backward pass reads ----------------------------------------------------------------
 
-_BACKWARD_NAMES = frozenset("cheap reduces contracts linear bilinear linear0 flat".split())
+_BACKWARD_NAMES = frozenset(
+    "cheap elementwise reduces contracts linear bilinear linear0 flat".split()
+)
 
 # | word | meaning |
 # |---|---|
 # | cheap | it costs no more than reading its operands: a backward pass may compute it again |
+# | elementwise | an element of its result depends on that element of each operand alone |
 # | reduces | its result may be much smaller than its operand: cheap to keep, so it is kept then |
 # | contracts | never computed again; what it reads may be |
 # | linear | its derivative reads no float operand: that of a select, its predicate alone |
@@ -182,18 +185,20 @@ _BACKWARD_NAMES = frozenset("cheap reduces contracts linear bilinear linear0 fla
 #
 # A float operand is read by every derivative that no word excuses.
 _BACKWARD_ROWS: dict[str, str] = {
-    """add add_any sub neg convert_element_type reduce_precision reshape transpose broadcast_in_dim
-    broadcast_to squeeze slice concatenate stack split unstack tile pad copy copy_p rev select_n
-    real imag source_view cpu_barrier""": "cheap linear",
+    """add add_any sub neg convert_element_type reduce_precision copy copy_p select_n real imag
+    source_view cpu_barrier""": "cheap elementwise linear",
+    """reshape transpose broadcast_in_dim broadcast_to squeeze slice concatenate stack split unstack
+    tile pad rev""": "cheap linear",
     "reduce_sum": "cheap linear reduces",
-    "mul": "cheap bilinear",
-    "div": "cheap linear0",
+    "mul": "cheap elementwise bilinear",
+    "div": "cheap elementwise linear0",
     """exp exp2 expm1 log log1p log2 tanh logistic erf erfc erf_inv sqrt rsqrt cbrt square
     integer_pow pow abs max min clamp sin cos tan asin acos atan sinh cosh asinh acosh atanh atan2
-    rem one_minus_square""": "cheap",
+    rem one_minus_square""": "cheap elementwise",
     "reduce_max reduce_min": "cheap reduces",
     """eq ne lt le gt ge and or xor not shift_left shift_right_arithmetic shift_right_logical
-    population_count is_finite sign floor ceil round iota stop_gradient""": "cheap flat",
+    population_count is_finite sign floor ceil round stop_gradient""": "cheap elementwise flat",
+    "iota": "cheap flat",
     "argmax argmin reduce_and reduce_or": "cheap flat reduces",
     "dot_general conv_general_dilated ragged_dot_general accumulate": "contracts bilinear",
     # Not cheap, as their operands are large or lie on other devices; the derivative reads indices.

@@ -42,6 +42,7 @@ from ..plan.data import (
     Inside,
     Move,
     Multiply8,
+    Pick,
     Plan,
     Redispatch,
     Stored,
@@ -64,7 +65,8 @@ from .emitted import emitted
 from .float8 import multiplied_in_8_bits, stored
 from .immutable import check_immutable
 from .moves import moved
-from .values import Scalar, Value, as_array, read
+from .picks import picked
+from .values import Maker, Scalar, Value, as_array, read
 
 mark_frames(__file__)
 
@@ -183,7 +185,7 @@ class Rewriter(KeepsValues):
         # These return values with a copy, or the promise of one; the others return arrays.
         match plan.action:
             case Move():
-                return moved(eqn, plan, operands)
+                return _made_by(eqn, plan, operands, moved(eqn, plan, operands))
             case Stored():
                 return [stored(eqn, plan, operands)]
             case Inside(inlined=True):
@@ -195,9 +197,7 @@ class Rewriter(KeepsValues):
                 x if d is None else cast(x, d) for x, d in zip(results, plan.casts, strict=True)
             ]
         made = [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
-        if eqn.primitive.name in COMPLEMENTS:
-            made[0].made_of = operands[0]
-        return made
+        return _made_by(eqn, plan, operands, made)
 
     def _inlined(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Any]:
         """Emits the equations of a call in its place, and returns what it returns as values."""
@@ -232,6 +232,8 @@ class Rewriter(KeepsValues):
                 (x,), dtype = read(plan, operands), plan.results[0].dtype
                 target = cast_dtype(eqn) if dtype is None else dtype
                 return [x if x.dtype == target else cast(x, target)]
+            case Pick():
+                return [picked(self, eqn, plan, operands)]
             case Emit():
                 return emitted(eqn, plan, operands)
             case CallBack(functions):
@@ -346,12 +348,19 @@ def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     return out if eqn.primitive.multiple_results else [out]
 
 
+def _made_by(eqn: Any, plan: EquationPlan, operands: list[Any], made: list[Value]) -> list[Value]:
+    """Returns the results of an equation; they remember it where a later one may ask for it."""
+    if plan.keeps_operands or eqn.primitive.name in COMPLEMENTS:
+        made[0].made_by = Maker(eqn, plan, operands)
+    return made
+
+
 def _complement(action: Complement, value: Value) -> Any:
     """Returns 1 less what a function made, from that function's operand."""
-    if value.made_of is None:
+    if value.made_by is None:
         # Whoever measures this equation alone gives it the number to subtract.
         return lax.convert_element_type(1 - value.read(action.wide), action.dtype)
-    return COMPLEMENTS[action.function](value.made_of.read(action.dtype))
+    return COMPLEMENTS[action.function](value.made_by.operands[0].read(action.dtype))
 
 
 def _accumulated(eqn: Any, plan: EquationPlan, operands: list[Any], of_sources: bool) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,20 @@ from ..primitives.cached_bind import cast
 from ..primitives.clamped_cast import clamped, clamped_array, is_clamped
 from ..primitives.float8_scale import CopyKey, copies_of, in_8_bits
 from ..primitives.source_view import source_view
+
+
+class Maker(NamedTuple):
+    """The equation that made a value.
+
+    Attributes:
+        eqn: The equation.
+        plan: Its plan.
+        operands: Its operands, as `Value` or `Scalar`.
+    """
+
+    eqn: Any
+    plan: EquationPlan
+    operands: list[Any]
 
 
 class Value:
@@ -37,7 +51,7 @@ class Value:
     """
 
     __slots__ = (
-        "array", "const_range", "copies", "known", "made_of", "move", "scales", "source", "wide",
+        "array", "const_range", "copies", "known", "made_by", "move", "scales", "source", "wide",
     )  # fmt: skip
 
     def __init__(
@@ -57,8 +71,8 @@ class Value:
         self.scales: int = scales
         self.wide: np.dtype | None = wide
         self.move: Callable[[CopyKey], Any] | None = move
-        # The operand of the equation that made it, where `Complement` may ask for it.
-        self.made_of: Value | Scalar | None = None
+        # What made it, where `Complement` or `Pick` may ask for it.
+        self.made_by: Maker | None = None
         self.copies: dict[CopyKey, Any] = {}
 
     @classmethod
