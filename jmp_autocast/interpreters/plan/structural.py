@@ -334,7 +334,9 @@ def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
     return EquationPlan(action, at.given, (None,) * len(at.given), results, INSIDE)
 
 
-@plans("source_view", "cpu_barrier", "accumulate", "float8_dot", "tangent_carrier", "row_major")
+@plans(
+    *"source_view cpu_barrier accumulate float8_dot tangent_carrier row_major pick".split(),
+)
 def _ours(planner: PlansBodies, at: Place) -> EquationPlan:
     """What an inner autocast made is bound as it made it."""
     return keep(at, Reason(ReasonCode.KEEP, "made by autocast"))

@@ -96,7 +96,7 @@ _ROWS: dict[str, str] = {
     # planned by functions of their own, and what autocast itself makes
     "convert_element_type": "affine rounds",
     "optimization_barrier": "rounds same",
-    "source_view": "first",
+    "source_view pick": "first",
     "cpu_barrier": "same",
     "tangent_carrier": "zeros",
     "accumulate float8_dot dequantize row_major": "",
@@ -202,8 +202,8 @@ _BACKWARD_ROWS: dict[str, str] = {
     "argmax argmin reduce_and reduce_or": "cheap flat reduces",
     "dot_general conv_general_dilated ragged_dot_general accumulate": "contracts bilinear",
     # Not cheap, as their operands are large or lie on other devices; the derivative reads indices.
-    """gather dynamic_slice dynamic_update_slice scatter-add cumsum reduce_window_sum pvary psum
-    psum_invariant all_gather all_gather_invariant all_to_all ppermute reduce_scatter name
+    """gather pick dynamic_slice dynamic_update_slice scatter-add cumsum reduce_window_sum pvary
+    psum psum_invariant all_gather all_gather_invariant all_to_all ppermute reduce_scatter name
     sharding_constraint reshard""": "linear",
 }
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from ..compat import mark_frames
 from ..plan.data import EquationPlan
-from ..primitives.picking import picked_elements, with_all_dimensions
+from ..primitives.picking import picked_by_rows, picked_elements, with_all_dimensions
 from ..primitives.source_view import source_view
 from .values import Maker, Scalar, Value, read
 
@@ -41,14 +41,11 @@ def picked(emits: EmitsEquations, eqn: Any, plan: EquationPlan, operands: list[A
         The result, as an array.
     """
     arrays = read(plan, operands)
-    whole = picked_elements(eqn, *arrays)
-    value = operands[0]
     # Who names explicit mesh axes says where each result lies; XLA divides all others itself.
-    is_placed = any(any(v.aval.sharding.spec) for v in (eqn.invars[0], eqn.outvars[0]))
-    if is_placed or (value.array is arrays[0] and value.made_by is None):
-        return whole
-    found = _Picking(emits, eqn, arrays[1]).of(value)
-    return whole if found is None else source_view(whole, found.read(whole.dtype))
+    if any(any(v.aval.sharding.spec) for v in (eqn.invars[0], eqn.outvars[0])):
+        return picked_elements(eqn, *arrays)
+    found = _Picking(emits, eqn, arrays[1]).of(operands[0])
+    return source_view(picked_by_rows(eqn, *arrays), found.read(arrays[0].dtype))
 
 
 class _Picking:
