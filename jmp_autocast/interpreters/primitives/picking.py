@@ -39,14 +39,23 @@ def picks(eqn: Any) -> bool:
         >>> [picks(eqn) for eqn in eqns if eqn.primitive.name == "gather"]
         [True]
     """
-    if eqn.primitive.name != "gather" or eqn.params["dimension_numbers"].offset_dims:
+    if eqn.primitive.name != "gather":
         return False
     operand, result = eqn.invars[0].aval, eqn.outvars[0].aval
-    if not jnp.issubdtype(operand.dtype, jnp.floating):
+    # `jnp.take_along_axis` slices a dimension of length 1, as all of it.
+    is_single = all(operand.shape[d] == 1 for d in _sliced(eqn))
+    if not is_single or not jnp.issubdtype(operand.dtype, jnp.floating):
         return False
     lengths = (*operand.shape, *result.shape)
     # Of symbolic sizes nobody knows which is larger.
     return all(isinstance(n, int) for n in lengths) and 2 * result.size <= operand.size
+
+
+def _sliced(eqn: Any) -> list[int]:
+    """Returns the dimensions of the operand of a gather that no index goes along."""
+    numbers = eqn.params["dimension_numbers"]
+    indexed = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    return [d for d in range(eqn.invars[0].aval.ndim) if d not in indexed]
 
 
 def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:
@@ -69,7 +78,8 @@ def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:
     if any(own not in (1, length) for own, length in zip(array.shape, whole, strict=True)):
         return None
     # Along a dimension of length 1 there is one element for all indices.
-    kept = [d for d, length in enumerate(whole) if array.shape[d] == length]
+    sliced = _sliced(eqn)
+    kept = [d for d, n in enumerate(whole) if array.shape[d] == n and d not in sliced]
     place = {d: k for k, d in enumerate(kept)}
     array = lax.reshape(array, [whole[d] for d in kept])
     numbers = eqn.params["dimension_numbers"]
@@ -80,8 +90,9 @@ def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:
     if not columns:
         order = sorted(batch, key=lambda pair: pair[1])
         array = lax.transpose(array, [d for d, _ in order])
-        return lax.broadcast_in_dim(array, eqn.outvars[0].aval.shape, [k for _, k in order])
-    return lax.gather(
+        small = lax.broadcast_in_dim(array, indices.shape[:-1], [k for _, k in order])
+        return lax.reshape(small, eqn.outvars[0].aval.shape)
+    small = lax.gather(
         array,
         indices[..., jnp.array(columns)],
         lax.GatherDimensionNumbers(
@@ -95,6 +106,7 @@ def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:
         mode=eqn.params["mode"],
         fill_value=eqn.params["fill_value"],
     )
+    return lax.reshape(small, eqn.outvars[0].aval.shape)
 
 
 def with_all_dimensions(eqn: Any, array: Any) -> Any:
@@ -186,7 +198,8 @@ def picked_by_rows(eqn: Any, array: Any, indices: Any) -> Any:
     if len(numbers.start_index_map) != 1:
         return picked_elements(eqn, array, indices)
     (axis,) = numbers.start_index_map
-    others = tuple(d for d in range(len(shape)) if d != axis)
+    sliced = _sliced(eqn)
+    others = tuple(d for d in range(len(shape)) if d != axis and d not in sliced)
     row = tuple(1 if d == axis else length for d, length in enumerate(shape))
     # The indices of the rows are in the order of the rows, with or without a dimension for their
     # one index.

@@ -1,0 +1,199 @@
+"""Elements of float32 values that are picked of the 16 bits they are computed from."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, FP16, autocast, full_precision
+from jmp_autocast.interpreters.primitives.picking import pick
+from jmp_autocast.interpreters.primitives.structure import equations_in
+
+ROWS, LENGTH, VOCABULARY = 2, 6, 32
+keys = jax.random.split(jax.random.key(0), 4)
+W = jax.random.normal(keys[0], (8, VOCABULARY))
+B = jax.random.normal(keys[1], (VOCABULARY,))
+X = jax.random.normal(keys[2], (ROWS, LENGTH, 8))
+Y = jax.random.randint(keys[3], (ROWS, LENGTH), 0, VOCABULARY)
+
+
+def along_axis(logits, y):
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), y[..., None], -1)
+
+
+def of_softmax(logits, y):
+    return jnp.log(jnp.take_along_axis(jax.nn.softmax(logits), y[..., None], -1))
+
+
+def by_rows(logits, y):
+    flat, y = logits.reshape(-1, VOCABULARY), y.reshape(-1)
+    return jax.nn.log_softmax(flat)[jnp.arange(y.size), y]
+
+
+def vmapped(logits, y):
+    one = lambda logits, y: jax.nn.log_softmax(logits)[y]
+    return jax.vmap(jax.vmap(one))(logits, y)
+
+
+def first_axis(logits, y):
+    turned = jnp.moveaxis(jax.nn.log_softmax(logits), -1, 1)
+    return jnp.take_along_axis(turned, y[:, None], 1)
+
+
+def by_hand(logits, y):
+    top = lax.stop_gradient(logits.max(-1, keepdims=True))
+    normalizer = jnp.log(jnp.exp(logits - top).sum(-1)) + top[..., 0]
+    return jnp.take_along_axis(logits, y[..., None], -1)[..., 0] - normalizer
+
+
+def of_optax(logits, y):
+    return -optax.softmax_cross_entropy_with_integer_labels(logits, y)
+
+
+def several(logits, y):
+    both = jnp.stack([y, (y + 1) % VOCABULARY], -1)
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), both, -1)
+
+
+def soft_capped(logits, y):
+    return along_axis(5 * jnp.tanh(logits / 5), y)
+
+
+FORMS = [
+    along_axis, of_softmax, by_rows, vmapped, first_axis, by_hand, of_optax, several, soft_capped,
+]  # fmt: skip
+
+
+def loss(form, params, x, y):
+    return -jnp.mean(form(x @ params["w"] + params["b"], y))
+
+
+def by_hand_in(dtype, form, params, x, y):
+    logits = x.astype(dtype) @ params["w"].astype(dtype) + params["b"].astype(dtype)
+    return -jnp.mean(form(logits.astype(jnp.float32), y))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("policy", [BF16, BF16.with_level("compute"), FP16])
+def test_values_and_gradients_are_those_of_the_plain_program(form, policy):
+    plain = functools.partial(loss, form)
+    params = {"w": W, "b": B}
+    value, grads = jax.value_and_grad(autocast(plain, policy=policy))(params, X, Y)
+    expected, exact = jax.value_and_grad(plain)(params, X, Y)
+    _, hand = jax.value_and_grad(functools.partial(by_hand_in, policy.compute_dtype, form))(
+        params, X, Y
+    )
+    np.testing.assert_allclose(value, expected, rtol=2e-2)
+    for name in params:
+        error = jnp.linalg.norm(grads[name] - exact[name])
+        # By hand the cap is computed in float32 here, which autocast does in 16 bits.
+        most = 2 if form is soft_capped else 1.2
+        assert error <= most * jnp.linalg.norm(hand[name] - exact[name]) + 1e-6
+        assert grads[name].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("form", [along_axis, of_softmax, soft_capped])
+def test_the_value_is_computed_from_elements_of_the_16_bit_logits(form):
+    wrapped = autocast(functools.partial(loss, form), policy=BF16)
+    text = jax.jit(wrapped).lower({"w": W, "b": B}, X, Y).compile().as_text()
+    # XLA drops what is there for the gradient alone: no gather reads the float32 array.
+    assert not any(
+        " gather(" in line and f"f32[{ROWS},{LENGTH},{VOCABULARY}]" in line.split(" gather(")[1]
+        for line in text.splitlines()
+    )
+    assert jax.make_jaxpr(wrapped)({"w": W, "b": B}, X, Y).out_avals[0].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("form", [along_axis, by_hand, of_optax, first_axis])
+def test_no_gradient_is_scattered_where_a_row_has_one_label(form):
+    wrapped = autocast(functools.partial(loss, form), policy=BF16)
+    jaxpr = jax.make_jaxpr(jax.grad(wrapped))({"w": W, "b": B}, X, Y)
+    scatters = [e for e, _ in equations_in(jaxpr) if e.primitive.name == "scatter-add"]
+    assert not [e for e in scatters if e.outvars[0].aval.size >= ROWS * LENGTH * VOCABULARY]
+
+
+@pytest.mark.parametrize("form", [by_hand, of_optax])
+@pytest.mark.parametrize("level", ["o1", "compute"])
+def test_a_confident_label_keeps_its_gradient(form, level):
+    """p - 1 at p = 0.9990: 16-bit terms of softmax and label gave 0."""
+    w = jnp.eye(VOCABULARY) * 0.5
+    x = 20.5 * jax.nn.one_hot(jnp.array([[3]]), VOCABULARY)
+    y = jnp.array([[3]])
+    plain = lambda x, w, y: -jnp.mean(form(x @ w, y))
+    exact = jax.grad(plain)(x, w, y)
+    policy = BF16.with_level(level)
+    found = jax.grad(autocast(plain, policy=policy, params=1))(x, w, y)
+    label = exact[0, 0, 3]
+    assert -1e-2 < label < 0
+    np.testing.assert_allclose(found[0, 0, 3], label, rtol=1e-2)
+
+
+def test_what_is_out_of_range_is_nan_as_in_the_plain_program():
+    wrapped = autocast(functools.partial(along_axis), policy=BF16)
+    assert jnp.isnan(wrapped(X @ W, Y + VOCABULARY)).all()
+
+
+@pytest.mark.parametrize("wrap", ["scan", "checkpoint", "vmap", "hessian", "jvp"])
+def test_picks_under_transformations(wrap):
+    plain = lambda w, x, y: -jnp.mean(along_axis(x @ w, y))
+    if wrap == "scan":
+        inner = plain
+
+        def plain(w, x, y):
+            step = lambda total, xy: (total + inner(w, *xy), None)
+            return lax.scan(step, 0.0, (x[:, None], y[:, None]))[0]
+
+    elif wrap == "checkpoint":
+        plain = jax.checkpoint(plain)
+    mixed = autocast(plain, policy=BF16, params=0)
+    if wrap == "vmap":
+        run = lambda f: jax.vmap(jax.grad(f), (None, 0, 0))(W, X, Y)
+    elif wrap == "hessian":
+        run = lambda f: jax.hessian(lambda s: f(W * s, X, Y))(1.0)
+    elif wrap == "jvp":
+        run = lambda f: jax.jvp(lambda w: f(w, X, Y), (W,), (W,))[1]
+    else:
+        run = lambda f: jax.grad(f)(W, X, Y)
+    found, expected = run(mixed), run(plain)
+    assert jnp.linalg.norm(found - expected) <= 2e-2 * jnp.linalg.norm(expected)
+
+
+def test_nothing_changes_where_nothing_is_lowered():
+    def plain(x, y):
+        with full_precision():
+            return along_axis(x, y)
+
+    logits = X @ W
+    jaxpr = jax.make_jaxpr(autocast(plain, policy=BF16))(logits, Y)
+    assert "source_view" not in str(jaxpr)
+
+
+def test_rows_that_are_picked_for_a_matmul_stay_in_16_bits():
+    def plain(w, x, position):
+        hidden = jnp.tanh(x @ w)
+        chosen = jnp.take_along_axis(hidden, position, 1)
+        return chosen @ w.T
+
+    jaxpr = jax.make_jaxpr(autocast(plain, policy=BF16))(
+        W, X, jnp.zeros((ROWS, 1, VOCABULARY), int)
+    )
+    (gather,) = [e for e, _ in equations_in(jaxpr) if e.primitive.name == "gather"]
+    assert gather.outvars[0].aval.dtype == jnp.bfloat16
+
+
+def test_pick_is_linear_in_its_operand_alone():
+    x, index = jax.random.normal(keys[0], (3, 5)), jnp.array([[4], [0], [9]])
+    expected = jnp.array([[x[0, 4]], [x[1, 0]], [0]])
+    np.testing.assert_array_equal(pick(x, index, 1), expected)
+    out, tangent = jax.jvp(lambda x: pick(x, index, 1), (x,), (2 * x,))
+    np.testing.assert_array_equal(tangent, 2 * out)
+    (found,) = jax.linear_transpose(lambda x: pick(x, index, 1), x)(jnp.ones((3, 1)))
+    np.testing.assert_array_equal(found.sum(1), [1, 1, 0])
+    batched = jax.vmap(lambda x, i: pick(x, i, 0))(x, index)
+    np.testing.assert_array_equal(batched, expected)
+    shared = jax.vmap(lambda x: pick(x, jnp.array([1]), 0))(x)
+    np.testing.assert_array_equal(shared[:, 0], x[:, 1])
