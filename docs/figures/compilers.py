@@ -31,6 +31,8 @@ def data() -> Found:
     found: Found = {}
     for marker, text in sections("compilers "):
         program = marker.removeprefix("compilers ").partition(":")[0]
+        if program not in _PROGRAMS:
+            continue  # on many chips, which a table shows
         (target,) = (name for word, name in _TARGETS.items() if f", {word}" in marker)
         table = tables_in(text)[0]
         rows = {

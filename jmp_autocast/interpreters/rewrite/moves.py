@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ from jax import lax
 
 from ...policies import FLOAT_DTYPES
 from ..compat import current_name_stack, equation_context, mark_frames
-from ..plan.data import EquationPlan
+from ..plan.data import EquationPlan, Move
 from ..plan.float_dtypes import is_in
 from ..primitives.cached_bind import bind_cached, cast
+from ..primitives.equal_rows import as_first_rows
 from ..primitives.float8_scale import ScaleOf, in_8_bits, moves_along
 from ..primitives.reading import cast_dtype
 from ..primitives.traits import having
@@ -55,6 +57,7 @@ def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         # A part of an array, or a row, has a scale of its own: it is quantized after it was moved.
         return [unmoved.copy(dtype) for unmoved in parts]
 
+    narrow = _narrow(eqn, plan, operands, stack)
     parts = [Value(x, s.keeps_gradient) for x, s in zip(results, plan.results, strict=True)]
 
     def copy_of(k: int) -> Callable[[Any], Any]:
@@ -67,9 +70,38 @@ def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         return copy
 
     return [
-        Value(x, s.keeps_gradient, copy_of(k))
+        Value(x, s.keeps_gradient, copy_of(k), narrow=narrow and functools.partial(narrow, k))
         for k, (x, s) in enumerate(zip(results, plan.results, strict=True))
     ]
+
+
+def _narrow(
+    eqn: Any, plan: EquationPlan, operands: list[Any], stack: Any
+) -> Callable[[int, Any], Any] | None:
+    """Returns what makes the views of results whose gradient is rounded, None where none is."""
+    source, *rest = operands
+    by_sequence = isinstance(plan.action, Move) and plan.action.by_sequence
+    read = source.read if by_sequence else getattr(source, "narrow", None)
+    if read is None:
+        return None
+
+    made: dict[Any, Sequence[Any]] = {}
+
+    def make(dtype: Any) -> Sequence[Any]:
+        arrays = [value.array for value in rest]
+        x = read(dtype)
+        out = bind_cached(eqn.primitive, [x, *arrays], eqn.params)
+        if by_sequence:
+            return [as_first_rows(out, lax.squeeze(arrays[0], (arrays[0].ndim - 1,)))]
+        return out if eqn.primitive.multiple_results else [out]
+
+    def narrow(k: int, dtype: Any) -> Any:
+        if dtype not in made:
+            with equation_context(eqn, stack):
+                made[dtype] = make(dtype)
+        return made[dtype][k]
+
+    return narrow
 
 
 def _moved_copies(eqn: Any, operands: list[Any], dtype: Any) -> Sequence[Any]:

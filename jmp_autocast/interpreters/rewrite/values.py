@@ -48,10 +48,12 @@ class Value:
         scales: Along so many of its first dimensions its 8-bit copy has scales of its own.
         wide: The dtype in which the cotangents of its reads meet, where it was computed in a
             narrower one; None for its own.
+        narrow: Makes what its reads in 16 bits are views of; None for the value itself.
     """
 
     __slots__ = (
-        "array", "const_range", "copies", "known", "made_by", "move", "scales", "source", "wide",
+        "array", "const_range", "copies", "known", "made_by", "move", "narrow", "scales", "source",
+        "wide",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +65,7 @@ class Value:
         const_range: ConstantRange | None = None,
         scales: int = 0,
         wide: np.dtype | None = None,
+        narrow: Callable[[CopyKey], Any] | None = None,
     ) -> None:
         self.array: Any = array
         self.known: float | None = known
@@ -70,6 +73,7 @@ class Value:
         self.source: bool = source
         self.scales: int = scales
         self.wide: np.dtype | None = wide
+        self.narrow: Callable[[CopyKey], Any] | None = narrow
         self.move: Callable[[CopyKey], Any] | None = move
         # What made it, where `Complement` or `Pick` may ask for it.
         self.made_by: Maker | None = None
@@ -104,7 +108,11 @@ class Value:
         # What is computed needs no view: its cotangents meet in the dtype in which it was computed.
         # Nor does what is read wider than it is.
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
-        return source_view(self.array, low) if self.source and is_rounded else low
+        if not (self.source and is_rounded):
+            return low
+        if self.narrow is None or not isinstance(self.array, Tracer):
+            return source_view(self.array, low)
+        return source_view(self.narrow(dtype), low)
 
     def replicated(self, dtype: np.dtype | None, broadcast: Callable[[Any], Any]) -> Any:
         """Returns the value in a compute dtype and broadcast, with the derivative of the wide one.
