@@ -6,6 +6,7 @@ wide_params.py   float32 weights out of 16-bit ones and their optimizer state, a
 storing.py       what the three transformations of weights share
 rounding.py      float32 to 16 bits: to the nearest, and stochastically
 blocks.py        float32 to 8 bits, in blocks that share a scale
+draws.py         keys and random bits, such that a GPU updates one array after another
 """
 
 from .moments import Compressed, CompressedMomentsState, compressed_moments

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .draws import bits
+
 _EXPONENT = 0x7F800000  # the exponent bits of a float32
 _ONE_OVER = 254 << 23  # 2**k has exponent bits k + 127, and 1 / 2**k has 254 minus those
 # Below this a float32 cannot hold the distance between neighboring bfloat16 numbers as a normal
@@ -92,5 +94,5 @@ def goes_up(key: jax.Array, probability: jax.Array) -> jax.Array:
         >>> print(goes_up(jax.random.key(0), jnp.array([0.0, 1.0])))
         [0. 1.]
     """
-    draws = jax.random.bits(key, probability.shape, jnp.uint16)
+    draws = bits(jax.random.key_data(key), probability.shape)
     return (draws.astype(jnp.float32) < probability * 2.0**16).astype(jnp.float32)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .draws import as_key, split
 from .rounding import stochastically, to_nearest
 from .storing import Scheme, is_half, map_half, reached, storing
 
@@ -266,9 +267,8 @@ def first_key(seed: int) -> jax.Array:
 def split_key(data: jax.Array, tree: Any) -> tuple[jax.Array, Any]:
     """Returns the data of the next key, and a key for each leaf of a tree."""
     leaves, structure = jax.tree.flatten(tree)
-    key, own = jax.random.split(jax.random.wrap_key_data(data, impl="threefry2x32"))
-    keys = list(jax.random.split(own, len(leaves))) if leaves else []
-    return jax.random.key_data(key), structure.unflatten(keys)
+    key, own = jax.random.key_data(jax.random.split(as_key(data)))
+    return key, structure.unflatten([as_key(one) for one in split(own, len(leaves))])
 
 
 WIDE_READERS: dict[type[Any], Callable[[Any, Any], Any]] = {

@@ -15,7 +15,7 @@ LAW = {
     "guess_params": {"policies"},
     "pickling": set(),
     "loss_scaling": set(),
-    "optimizers": set(),
+    "optimizers": {"interpreters/compat"},
     "backend": set(),
     "interpreters/compat": set(),
     "interpreters/primitives": {"interpreters/compat", "policies"},

@@ -1,0 +1,77 @@
+"""Keys and random bits, drawn so that arrays share nothing on a GPU.
+
+XLA for GPUs merges kernels that read the same array, however small. `jax.random.bits` numbers the
+elements by a vector that all arrays of one width share, and `jax.random.split` gives one array of
+keys: one kernel then updates all matrices, and their gradients and new moments exist at once. Six
+matrices with 8-bit moments took 13.13 to 15.13 bytes per parameter on an H100, now 6.17 to 8.17. A
+number that all read merges nothing.
+
+Both functions are traced once for each count and shape: 444 draws took 0.5 s more, and outside of a
+jit each call traced its branches again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..interpreters.compat.hashing import threefry_bits
+
+_COUNTABLE = 2**32  # the elements of an array that one word numbers
+
+
+def as_key(data: jax.Array) -> jax.Array:
+    """Returns the key of ``uint32[2]``."""
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
+@functools.partial(jax.jit, static_argnums=1, inline=True)
+def split(key: jax.Array, count: int) -> list[jax.Array]:
+    """Returns the data of the keys that ``jax.random.split`` gives.
+
+    Args:
+        key: The data of a threefry key, ``uint32[2]``.
+        count: How many keys.
+    """
+    if not count:
+        return []
+
+    def at_once(key: jax.Array) -> list[jax.Array]:
+        keys = jax.random.split(as_key(key), count)
+        return list(jax.random.key_data(keys))
+
+    # Each from numbers alone. Slices of one array, behind a barrier, are a kernel each: 565 kernels
+    # and not 315 for a GPT in 148 arrays. On a TPU each operation on a number is one, 1,760 and not
+    # 380 for six matrices: it splits at once.
+    def one_by_one(key: jax.Array) -> list[jax.Array]:
+        own = as_key(key)
+        return [jax.random.key_data(jax.random.fold_in(own, n)) for n in range(count)]
+
+    return lax.platform_dependent(key, cuda=one_by_one, rocm=one_by_one, default=at_once)
+
+
+@functools.partial(jax.jit, static_argnums=1, inline=True)
+def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns what ``jax.random.bits`` draws as uint16.
+
+    Args:
+        key: The data of a threefry key, ``uint32[2]``.
+        shape: The shape of the array.
+    """
+
+    def by_jax(key: jax.Array) -> jax.Array:
+        return jax.random.bits(as_key(key), shape, jnp.uint16)
+
+    def by_number(key: jax.Array) -> jax.Array:
+        numbers = lax.iota(np.uint32, math.prod(shape)).reshape(shape)
+        return threefry_bits(key, numbers).astype(jnp.uint16)
+
+    symbolic = not all(isinstance(length, int) for length in shape)
+    if symbolic or math.prod(shape) >= _COUNTABLE:
+        return by_jax(key)
+    return lax.platform_dependent(key, cuda=by_number, rocm=by_number, default=by_jax)
