@@ -7,7 +7,7 @@ dtype than they return (`demands`); those are asked, and the forward sweep is ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...policies import Policy, Rule, may_use_float8
@@ -160,7 +160,7 @@ class Planner:
             if not more:
                 break
             requests.update(more)
-            equations, states = self._sweep(body, given, path, requests)
+            equations, states = self._sweep(body, given, path, requests, equations, more)
         equations = with_wide_gradients(body, equations, states, self._wide)
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
@@ -199,8 +199,14 @@ class Planner:
         given: Mapping[Any, ValueState],
         path: tuple[str, ...],
         requests: Mapping[int, tuple[Want, ...]],
+        before: Sequence[EquationPlan] = (),
+        more: Collection[int] = (),
     ) -> tuple[list[EquationPlan], dict[Any, ValueState]]:
-        """Plans the equations in program order, given what the readers of some ask for."""
+        """Plans the equations in program order, given what the readers of some ask for.
+
+        The plan of an equation follows from its operands and from what is asked of it: where
+        neither differs from the sweep before, the plan is that one.
+        """
         states, wide = dict(given), self._wide
         equations: list[EquationPlan] = []
         saturated: dict[Any, int] = {}  # the equations that make what may be subtracted from 1
@@ -211,21 +217,30 @@ class Planner:
                     for v in eqn.invars
                 ]
             )
-            region = self._regions.at(path, scope_names(eqn))
-            place = Place(eqn, operands, region, requests.get(i, ()), id(eqn) in self._last)
-            plan = self._plan_equation(place)
-            if self._streams is not None and region.compute_dtype is not None:
-                plan = self._streams.follow(body, eqn, plan, region.compute_dtype)
-            if self._finds_torch_dtypes and region.compute_dtype is not None:
-                _, origin = self.policy.rule_for(eqn.primitive.name, region.rules)
-                plan = with_torch_dtypes(origin, eqn, plan, region.compute_dtype, wide)
+            k = saturated.get(subtracted_from_one(eqn)) if saturated else None
+            if before and i not in more and k is None and before[i].given == operands:
+                plan = before[i]
+            else:
+                region = self._regions.at(path, scope_names(eqn))
+                place = Place(eqn, operands, region, requests.get(i, ()), id(eqn) in self._last)
+                plan = self._followed(body, place, self._plan_equation(place))
+                if k is not None:
+                    plan = complement(plan, body.eqns[k], equations[k], wide)
             if eqn.primitive.name in COMPLEMENTS:
                 saturated[eqn.outvars[0]] = i
-            elif saturated and (k := saturated.get(subtracted_from_one(eqn))) is not None:
-                plan = complement(plan, body.eqns[k], equations[k], wide)
             equations.append(plan)
             states.update(zip(eqn.outvars, plan.results, strict=True))
         return equations, states
+
+    def _followed(self, body: Any, at: Place, plan: EquationPlan) -> EquationPlan:
+        """Returns a plan with what follows from where its equation stands among the others."""
+        dtype = at.region.compute_dtype
+        if self._streams is not None and dtype is not None:
+            plan = self._streams.follow(body, at.eqn, plan, dtype)
+        if self._finds_torch_dtypes and dtype is not None:
+            _, origin = self.policy.rule_for(at.name, at.region.rules)
+            plan = with_torch_dtypes(origin, at.eqn, plan, dtype, self._wide)
+        return plan
 
     def _plan_equation(self, at: Place) -> EquationPlan:
         if (beyond := outside(at)) is not at:
