@@ -7,6 +7,7 @@ dtype than they return (`demands`); those are asked, and the forward sweep is ma
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from .equation import plan_equation
 from .float_dtypes import float_dtype, is_in
 from .guarded_products import is_guarded_product
 from .islands import leaving, outside, returned
+from .kinds import kind_of
 from .last_products import last_products
 from .reaching import Memo
 from .read_often import with_wide_gradients
@@ -60,6 +62,7 @@ class Planner:
         # At level "tensor_cores" float32 is what was asked for, not what a list says.
         self._finds_torch_dtypes = computed and policy.level != "tensor_cores"
         self._plans: dict[Any, tuple[Any, Plan]] = {}
+        self._kinds: dict[tuple[Any, ...], Plan] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
         self._reached: Memo = {}
         self._streams = RoundedStreams(self._reached, self._wide) if policy.data_abstains else None
@@ -134,8 +137,26 @@ class Planner:
         if planned is None:
             # The scopes are part of the question only as far as the policy looks at them:
             # `Regions`. The jaxpr is kept alive with its plan, or another could get its id.
-            planned = self._plans[key] = (jaxpr, self._plan(jaxpr, inputs, wants, path))
+            planned = self._plans[key] = (jaxpr, self._plan_of_kind(jaxpr, inputs, wants, path))
         return planned[1]
+
+    def _plan_of_kind(
+        self,
+        jaxpr: Any,
+        inputs: Sequence[ValueState],
+        wants: Sequence[Want],
+        path: tuple[str, ...],
+    ) -> Plan:
+        """Plans a jaxpr, unless one of its kind was planned; each has a plan of its own."""
+        # A rule function may look at the source line, and a last product is one equation.
+        kind = None if self._rule_functions or self._last else kind_of(jaxpr)
+        if kind is None:
+            return self._plan(jaxpr, inputs, wants, path)
+        key = (kind, tuple(inputs), tuple(wants), path)
+        twin = self._kinds.get(key)
+        if twin is None:
+            twin = self._kinds[key] = self._plan(jaxpr, inputs, wants, path)
+        return dataclasses.replace(twin, jaxpr=body_of(jaxpr))
 
     def _plan(
         self,
