@@ -77,6 +77,7 @@ __all__ = [
     "is_array_aval",
     "is_on_host",
     "is_ref",
+    "is_staged",
     "is_unreduced",
     "jax_function",
     "jaxpr_as_fun",
@@ -335,6 +336,11 @@ def literal_value(literal: Any) -> Any:
     array = np.asarray(value, aval.dtype)
     # JAX takes no scalar of float0; before 0.10.2 such a literal reaches a broadcast_in_dim.
     return array if aval.dtype == jax.dtypes.float0 else array[()]
+
+
+def is_staged(x: Any) -> bool:
+    """Returns whether a value belongs to a trace that only writes a jaxpr: of `jit` or a loop."""
+    return isinstance(x, partial_eval.DynamicJaxprTracer)
 
 
 def traced_variable(x: Any) -> Any:

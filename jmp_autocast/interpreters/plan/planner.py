@@ -7,7 +7,8 @@ dtype than they return (`demands`); those are asked, and the forward sweep is ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...policies import Policy, Rule, may_use_float8
@@ -26,6 +27,7 @@ from .equation import plan_equation
 from .float_dtypes import float_dtype, is_in
 from .guarded_products import is_guarded_product
 from .islands import leaving, outside, returned
+from .kinds import kind_of
 from .last_products import last_products
 from .picks import beside_pick, beside_picks
 from .reaching import Memo
@@ -62,6 +64,7 @@ class Planner:
         # At level "tensor_cores" float32 is what was asked for, not what a list says.
         self._finds_torch_dtypes = computed and policy.level != "tensor_cores"
         self._plans: dict[Any, tuple[Any, Plan]] = {}
+        self._kinds: dict[tuple[Any, ...], Plan] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
         self._reached: Memo = {}
         self._streams = RoundedStreams(self._reached, self._wide) if policy.data_abstains else None
@@ -138,8 +141,29 @@ class Planner:
         if planned is None:
             # The scopes are part of the question only as far as the policy looks at them:
             # `Regions`. The jaxpr is kept alive with its plan, or another could get its id.
-            planned = self._plans[key] = (jaxpr, self._plan(jaxpr, inputs, wants, path))
+            planned = self._plans[key] = (jaxpr, self._plan_of_kind(jaxpr, inputs, wants, path))
         return planned[1]
+
+    def _plan_of_kind(
+        self,
+        jaxpr: Any,
+        inputs: Sequence[ValueState],
+        wants: Sequence[Want],
+        path: tuple[str, ...],
+    ) -> Plan:
+        """Plans a jaxpr, unless one of its kind was planned; each has a plan of its own."""
+        # A rule function may look at the source line; a last product, and what stands before a
+        # pick, is one equation.
+        is_alone = self._rule_functions or self._last
+        is_alone = is_alone or not self._beside_picks.isdisjoint(map(id, body_of(jaxpr).eqns))
+        kind = None if is_alone else kind_of(jaxpr)
+        if kind is None:
+            return self._plan(jaxpr, inputs, wants, path)
+        key = (kind, tuple(inputs), tuple(wants), path)
+        twin = self._kinds.get(key)
+        if twin is None:
+            twin = self._kinds[key] = self._plan(jaxpr, inputs, wants, path)
+        return dataclasses.replace(twin, jaxpr=body_of(jaxpr))
 
     def _plan(
         self,
@@ -164,7 +188,7 @@ class Planner:
             if not more:
                 break
             requests.update(more)
-            equations, states = self._sweep(body, given, path, requests)
+            equations, states = self._sweep(body, given, path, requests, equations, more)
         equations = with_wide_gradients(body, equations, states, self._wide)
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
@@ -203,8 +227,14 @@ class Planner:
         given: Mapping[Any, ValueState],
         path: tuple[str, ...],
         requests: Mapping[int, tuple[Want, ...]],
+        before: Sequence[EquationPlan] = (),
+        more: Collection[int] = (),
     ) -> tuple[list[EquationPlan], dict[Any, ValueState]]:
-        """Plans the equations in program order, given what the readers of some ask for."""
+        """Plans the equations in program order, given what the readers of some ask for.
+
+        The plan of an equation follows from its operands and from what is asked of it: where
+        neither differs from the sweep before, the plan is that one.
+        """
         states, wide = dict(given), self._wide
         equations: list[EquationPlan] = []
         saturated: dict[Any, int] = {}  # the equations that make what may be subtracted from 1
@@ -215,25 +245,34 @@ class Planner:
                     for v in eqn.invars
                 ]
             )
-            region = self._regions.at(path, scope_names(eqn))
-            is_last, wants = id(eqn) in self._last, requests.get(i, ())
-            is_at_pick = id(eqn) in self._beside_picks or picks(eqn)
-            place = Place(eqn, operands, region, wants, is_last, is_at_pick)
-            plan = self._plan_equation(place)
-            if is_at_pick:
-                plan = beside_pick(place, plan)
-            if self._streams is not None and region.compute_dtype is not None:
-                plan = self._streams.follow(body, eqn, plan, region.compute_dtype)
-            if self._finds_torch_dtypes and region.compute_dtype is not None:
-                _, origin = self.policy.rule_for(eqn.primitive.name, region.rules)
-                plan = with_torch_dtypes(origin, eqn, plan, region.compute_dtype, wide)
+            k = saturated.get(subtracted_from_one(eqn)) if saturated else None
+            if before and i not in more and k is None and before[i].given == operands:
+                plan = before[i]
+            else:
+                region = self._regions.at(path, scope_names(eqn))
+                is_last, wants = id(eqn) in self._last, requests.get(i, ())
+                is_at_pick = id(eqn) in self._beside_picks or picks(eqn)
+                place = Place(eqn, operands, region, wants, is_last, is_at_pick)
+                plan = self._followed(body, place, self._plan_equation(place))
+                if k is not None:
+                    plan = complement(plan, body.eqns[k], equations[k], wide)
             if eqn.primitive.name in COMPLEMENTS:
                 saturated[eqn.outvars[0]] = i
-            elif saturated and (k := saturated.get(subtracted_from_one(eqn))) is not None:
-                plan = complement(plan, body.eqns[k], equations[k], wide)
             equations.append(plan)
             states.update(zip(eqn.outvars, plan.results, strict=True))
         return equations, states
+
+    def _followed(self, body: Any, at: Place, plan: EquationPlan) -> EquationPlan:
+        """Returns a plan with what follows from where its equation stands among the others."""
+        dtype = at.region.compute_dtype
+        if at.is_at_pick:
+            plan = beside_pick(at, plan)
+        if self._streams is not None and dtype is not None:
+            plan = self._streams.follow(body, at.eqn, plan, dtype)
+        if self._finds_torch_dtypes and dtype is not None:
+            _, origin = self.policy.rule_for(at.name, at.region.rules)
+            plan = with_torch_dtypes(origin, at.eqn, plan, dtype, self._wide)
+        return plan
 
     def _plan_equation(self, at: Place) -> EquationPlan:
         if (beyond := outside(at)) is not at:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from ...policies import FLOAT32
-from ..compat import Tracer, bind, inlined, jaxpr_as_fun, literal_value, with_dtype
+from ..compat import Tracer, bind, jaxpr_as_fun, literal_value, with_dtype
 from ..compat.avals import has_other_cotangent
 from ..compat.registration import (
     add_tangents,
@@ -33,7 +33,7 @@ from ..compat.registration import (
     transposed_by,
     zero_tangent,
 )
-from .cached_bind import bind_cached
+from .cached_bind import bind_cached, with_cached_derivative
 from .evaluate import evaluate
 from .held_contraction import contraction_aval, contraction_of, holds_contraction
 from .source_view import source_view
@@ -99,7 +99,7 @@ def accumulating_contraction(
     # In the jaxpr the result is declared in 16 bits, so that a transpose of it is again a
     # contraction of 16-bit operands; `out` says what is returned.
     items = tuple({**params, "preferred_element_type": low}.items())
-    return _inlined(primitive, items, out, sources)(*operands)
+    return _contraction(primitive, items, out, sources)(*operands)
 
 
 def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, out: Any) -> Any:
@@ -124,7 +124,7 @@ def _dot_in(dtype: np.dtype, dimension_numbers: Any) -> Callable[..., Any]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _inlined(
+def _contraction(
     primitive: Any, params: tuple[tuple[str, Any], ...], out: np.dtype, sources: tuple[int, ...]
 ) -> Callable[..., Any]:
     def contraction(*operands: Any) -> Any:
@@ -135,7 +135,7 @@ def _inlined(
         jaxpr = _trace(contraction, low, operands[: len(operands) - len(sources)])
         return accumulate_p.bind(*operands, jaxpr=jaxpr, low=low, out=out, sources=sources)
 
-    return inlined(call)
+    return with_cached_derivative(call)
 
 
 # --- the primitive --------------------------------------------------------------------------

@@ -4,6 +4,8 @@ Under ``grad`` JAX linearizes each primitive that is bound, by tracing its deriv
 functions are jitted and inlined: their linearization is cached, and a transformer has some hundred
 different ones among thousands. Equations bound one by one had no such cache and took twice as long
 to trace, so they are bound through an inlined jit as well. It leaves no trace in the jaxpr.
+
+Where nothing is differentiated the inlined jit is a detour: 18 microseconds a product, 8 without.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from ...policies import DEFAULT_RULES, CastPolicy
-from ..compat import Tracer, bind, inlined
+from ..compat import Tracer, bind, inlined, is_staged
 
 _CACHED = frozenset(n for n, rule in DEFAULT_RULES.items() if rule is not CastPolicy.KEEP)
 
@@ -38,7 +40,7 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
         # JAX casts what is not traced with NumPy, which warns of the infinity that is meant.
         with np.errstate(over="ignore"):
             return bind(primitive, operands, params)
-    if primitive.name not in _CACHED:
+    if primitive.name not in _CACHED or not any(map(_is_derived, operands)):
         return bind(primitive, operands, params)
     # A scalar operand stays a literal in the jaxpr; as an argument of the inlined function it would
     # become an array constant.
@@ -52,7 +54,22 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
 
 def cast(x: Any, dtype: np.dtype) -> Any:
     """Casts an array."""
-    return _inlined_cast(dtype)(x) if isinstance(x, Tracer) else lax.convert_element_type(x, dtype)
+    return _inlined_cast(dtype)(x) if _is_derived(x) else lax.convert_element_type(x, dtype)
+
+
+def with_cached_derivative(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of arrays that JAX differentiates once for all calls of equal types.
+
+    Args:
+        function: The function, made once for many calls.
+    """
+    inline = inlined(function)
+    return lambda *xs: (inline if any(map(_is_derived, xs)) else function)(*xs)
+
+
+def _is_derived(x: Any) -> bool:
+    """Whether JAX may be differentiating or mapping where a value is used."""
+    return isinstance(x, Tracer) and not is_staged(x)
 
 
 class _Scalar:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax import lax
 
-from ..compat import Tracer, inlined
+from ..compat import Tracer
 from ..compat.registration import (
     at_front,
     batch_size,
@@ -18,6 +18,7 @@ from ..compat.registration import (
     runs_elsewhere_as,
     zero_tangent,
 )
+from .cached_bind import with_cached_derivative
 from .cpu_barrier import cpu_barrier
 
 
@@ -54,7 +55,7 @@ source_view_p: Any = define_primitive(
 )
 lowers_to_operand(source_view_p, 1)
 runs_elsewhere_as(source_view_p, lambda full, low: lax.convert_element_type(full, low.dtype))
-_inlined_view = inlined(source_view_p.bind)
+_view = with_cached_derivative(source_view_p.bind)
 
 
 def source_view(full: Any, low: Any) -> Any:
@@ -81,4 +82,4 @@ def source_view(full: Any, low: Any) -> Any:
         >>> bool(abs(jax.grad(uses)(w) - 2.0) < 1e-2)
         True
     """
-    return _inlined_view(full, low) if isinstance(full, Tracer) else low
+    return _view(full, low) if isinstance(full, Tracer) else low

@@ -110,7 +110,9 @@ def _found(jaxpr: Any, clean: dict[int, Any], behind: list[tuple[Any, set[Any]]]
     found: set[Any] = set()
     for eqn in body_of(jaxpr).eqns:
         inside = [_found(body.jaxpr, clean, behind) for body in bodies(eqn)]
-        variables = _variables_behind(rules_of(eqn), clean).union(*inside)
+        rules = rules_of(eqn)
+        own = _variables_behind(rules, clean) if rules else set()
+        variables = own.union(*inside)
         if variables:
             behind.append((eqn, variables))
             found |= variables

@@ -17,10 +17,10 @@ from jax import lax
 from ..compat import (
     SymbolicZero,
     bind,
+    consts_of,
     fresh_make_jaxpr,
     is_array_aval,
     is_ref,
-    jaxpr_as_fun,
     mark_frames,
     with_dtype,
     zero_cotangent,
@@ -28,6 +28,7 @@ from ..compat import (
 from ..plan.data import EquationPlan, Want
 from ..plan.float_dtypes import float_dtype
 from ..primitives.structure import called
+from .immutable import check_immutable
 from .rewriter import Rewriter, rewrites
 from .values import as_array, read
 
@@ -35,7 +36,10 @@ mark_frames(__file__)
 
 
 def _primal(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable[..., Any]:
-    return jaxpr_as_fun(rewriter.jaxpr(plan.inner[0], called(eqn)))
+    """The rewritten function itself: JAX makes a jaxpr of it where it needs one."""
+    inner, closed = plan.inner[0], called(eqn)
+    check_immutable(closed, _declared_avals(eqn.invars))
+    return lambda *xs: rewriter.evaluate(inner, consts_of(closed), xs)
 
 
 def _original(eqn: Any) -> Callable[..., tuple[Any, ...]]:

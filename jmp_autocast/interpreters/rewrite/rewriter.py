@@ -19,12 +19,10 @@ import numpy as np
 from jax import lax
 
 from ..compat import (
-    Tracer,
     bind,
     body_of,
     consts_of,
     fresh_make_jaxpr,
-    inlined,
     jaxpr_as_fun,
     literal_value,
     mark_frames,
@@ -52,7 +50,7 @@ from ..plan.data import (
 from ..plan.float_dtypes import float_dtype
 from ..plan.region import AS_DECLARED
 from ..primitives.accumulate import accumulating_contraction
-from ..primitives.cached_bind import bind_cached, cast
+from ..primitives.cached_bind import bind_cached, cast, with_cached_derivative
 from ..primitives.called_back import functions_of, with_functions
 from ..primitives.complements import COMPLEMENTS
 from ..primitives.evaluate import evaluate
@@ -394,5 +392,4 @@ def _broadcast_to(shape: tuple[int, ...], sharding: Any) -> Callable[[Any], Any]
         dims = tuple(range(x.ndim)) if x.ndim == len(shape) else ()
         return lax.broadcast_in_dim(x, shape, dims, out_sharding=sharding)
 
-    inline = inlined(broadcast)
-    return lambda x: inline(x) if isinstance(x, Tracer) else broadcast(x)
+    return with_cached_derivative(broadcast)
