@@ -6,8 +6,9 @@ Reading order: `primitives/traits.py` and `structure.py` (what is known of primi
 """
 
 from .plan import loops, user_casts
-from .plan.data import EquationPlan, Plan, Reason, ReasonCode, Source, ValueState, Want
+from .plan.data import EquationPlan, Plan, Source, ValueState, Want
 from .plan.planner import Planner
+from .plan.reasons import Reason, ReasonCode
 from .rewrite import derivative_rules, structural
 from .rewrite.rewriter import Rewriter
 

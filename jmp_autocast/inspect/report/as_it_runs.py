@@ -14,16 +14,9 @@ from typing import Any
 import numpy as np
 
 from ...interpreters.compat import Literal, body_of, scope_names
-from ...interpreters.plan.data import (
-    KEEP,
-    EquationPlan,
-    Inside,
-    Plan,
-    Reason,
-    ReasonCode,
-    ValueState,
-)
+from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueState
 from ...interpreters.plan.float_dtypes import float_dtype
+from ...interpreters.plan.reasons import Reason, ReasonCode
 from ...interpreters.plan.walk import Visit
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import FLOAT32, FLOAT64, narrow_dtypes

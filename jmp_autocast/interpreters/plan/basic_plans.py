@@ -23,13 +23,12 @@ from .data import (
     EquationPlan,
     Keep,
     Move,
-    Reason,
-    ReasonCode,
     Redispatch,
     Source,
     ValueState,
 )
 from .float_dtypes import is_in, is_narrower
+from .reasons import Reason, ReasonCode
 from .region import Place
 from .symbolic_sizes import at_least, largest_index
 from .value_facts import coordinate_bound

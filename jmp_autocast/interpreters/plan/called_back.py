@@ -7,8 +7,9 @@ import dataclasses
 from ..compat import body_of
 from ..primitives.called_back import functions_of
 from .basic_plans import in_dtype, keep
-from .data import CallBack, EquationPlan, Reason, ReasonCode, Want
+from .data import CallBack, EquationPlan, Want
 from .equation import is_outside
+from .reasons import Reason, ReasonCode
 from .region import Place
 from .structural import PlansBodies, cast_states
 

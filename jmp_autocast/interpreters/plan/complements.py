@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .data import Bind, Complement, EquationPlan, Keep, Reason, ReasonCode
+from .data import Bind, Complement, EquationPlan, Keep
 from .float_dtypes import is_narrower
+from .reasons import Reason, ReasonCode
 
 _OF_OPERANDS = (ReasonCode.PROMOTE_LOW, ReasonCode.PROMOTE_FULL, ReasonCode.FEEDER)
 

@@ -16,10 +16,11 @@ from ...policies import Policy
 from ..compat import Literal
 from ..primitives.picking import picks
 from ..primitives.traits import having
-from .data import Contract, Demand, EquationPlan, ReasonCode, ValueState, Want
+from .data import Contract, Demand, EquationPlan, ValueState, Want
 from .float_dtypes import is_narrower
 from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
 from .reaching import SNAPPING, STEEP, Memo, reaching
+from .reasons import ReasonCode
 
 _CONTRACTS = having("contracts")
 _CLEARS = having("clears")

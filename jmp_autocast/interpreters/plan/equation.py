@@ -34,21 +34,11 @@ from .basic_plans import (
     summed_in_16_bits,
     without_floats,
 )
-from .data import (
-    BIND,
-    Contract,
-    Demand,
-    EquationPlan,
-    Keep,
-    Reason,
-    ReasonCode,
-    Source,
-    ValueState,
-    Want,
-)
+from .data import BIND, Contract, Demand, EquationPlan, Keep, Source, ValueState, Want
 from .equation_view import check_domain, view_of
 from .float8_products import in_8_bits_or_why_not
 from .islands import in_island
+from .reasons import Reason, ReasonCode
 from .region import Place, Region
 from .symbolic_sizes import at_least, element_count
 from .value_facts import fold

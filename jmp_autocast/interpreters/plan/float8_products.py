@@ -11,8 +11,9 @@ from ...policies import Float8
 from ..primitives.dot_dimensions import free
 from ..primitives.float8_scale import BLOCK, BLOCK4
 from ..primitives.reading import dot_dimensions
-from .data import EquationPlan, Multiply8, Reason, ReasonCode
+from .data import EquationPlan, Multiply8
 from .float8_units import refusal
+from .reasons import Reason, ReasonCode
 from .region import Place
 
 _SCALES = {

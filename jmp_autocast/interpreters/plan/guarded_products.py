@@ -11,7 +11,8 @@ import numpy as np
 from ..compat import source_line
 from ..primitives.reading import flops
 from ..primitives.traits import having
-from .data import EquationPlan, Plan, ReasonCode
+from .data import EquationPlan, Plan
+from .reasons import ReasonCode
 from .symbolic_sizes import at_least
 from .walk import Visit, walk_plan
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from ...policies import CastPolicy, Policy
 from .basic_plans import in_dtype, keep
-from .data import BIND, EquationPlan, Keep, Reason, ReasonCode, ValueState, Want
+from .data import BIND, EquationPlan, Keep, ValueState, Want
+from .reasons import Reason, ReasonCode
 from .region import Place
 
 

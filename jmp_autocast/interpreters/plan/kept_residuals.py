@@ -7,7 +7,8 @@ from typing import Any
 
 from ..compat import Literal
 from ..primitives.traits import having
-from .data import EquationPlan, ReasonCode, Source, ValueState
+from .data import EquationPlan, Source, ValueState
+from .reasons import ReasonCode
 from .symbolic_sizes import at_least, element_count
 
 _SUMS = having("sums")

@@ -11,19 +11,10 @@ from ...policies import Policy
 from ..compat import body_of
 from ..primitives.float8_scale import in_8_bits, moves_along
 from ..primitives.structure import Body, bodies
-from .data import (
-    Demand,
-    EquationPlan,
-    Inside,
-    Plan,
-    Reason,
-    ReasonCode,
-    Source,
-    ValueState,
-    Want,
-)
+from .data import Demand, EquationPlan, Inside, Plan, Source, ValueState, Want
 from .float_dtypes import is_in, is_narrower
 from .loop_carries import accumulating_carries, first_guess, residual_streams, settled
+from .reasons import Reason, ReasonCode
 from .region import Place
 from .structural import (
     INSIDE,

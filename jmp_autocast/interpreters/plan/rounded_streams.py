@@ -14,9 +14,10 @@ import numpy as np
 
 from ..primitives.traits import having
 from .basic_plans import rounded_once
-from .data import EquationPlan, Inside, Reason, ReasonCode, ValueState
+from .data import EquationPlan, Inside, ValueState
 from .float_dtypes import is_in, is_narrower
 from .reaching import SNAPPING, STEEP, Harm, Memo, reaching
+from .reasons import Reason, ReasonCode
 
 _SUMS = having("sums")
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")

@@ -24,22 +24,10 @@ from ..primitives.structure import (
     runs_again,
 )
 from .basic_plans import as_declared, emitted, keep
-from .data import (
-    BIND,
-    KEEP,
-    Demand,
-    EquationPlan,
-    Inside,
-    Plan,
-    Reason,
-    ReasonCode,
-    Source,
-    Stored,
-    ValueState,
-    Want,
-)
+from .data import BIND, KEEP, Demand, EquationPlan, Inside, Plan, Source, Stored, ValueState, Want
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_in
+from .reasons import Reason, ReasonCode
 from .region import Place
 
 

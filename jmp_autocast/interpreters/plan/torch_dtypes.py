@@ -23,7 +23,8 @@ from ...policies import (
 )
 from ..compat import jax_function
 from ..primitives.structure import called, is_call
-from .data import EquationPlan, ReasonCode, ValueState
+from .data import EquationPlan, ValueState
+from .reasons import ReasonCode
 
 # Float32 because the readers lose digits otherwise: PyTorch, which sees no readers, rounds these.
 _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD)

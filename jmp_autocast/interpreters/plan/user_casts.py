@@ -7,17 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..primitives.reading import cast_dtype
-from .data import (
-    KEEP,
-    Cast,
-    Demand,
-    EquationPlan,
-    Move,
-    Reason,
-    ReasonCode,
-    Source,
-    ValueState,
-)
+from .data import KEEP, Cast, Demand, EquationPlan, Move, Source, ValueState
+from .reasons import Reason, ReasonCode
 from .region import Place
 from .structural import PlansBodies, plans
 

@@ -11,7 +11,8 @@ from ...policies import Policy
 from ..primitives.reading import adds_up_cotangents
 from ..primitives.traits import having
 from .constant_range import BOUND, NEAR
-from .data import Reason, ReasonCode, Source, ValueState
+from .data import Source, ValueState
+from .reasons import Reason, ReasonCode
 from .symbolic_sizes import at_least, element_count
 from .value_facts import clamped, representable
 

@@ -1,0 +1,51 @@
+"""Why a value has its dtype: the codes that plans and reports give."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class ReasonCode(enum.Enum):
+    """Why a value has its dtype. The names are stable; reports and tests rely on them."""
+
+    SOURCE = "SOURCE"  # an input of the program, or data movement of one
+    LOWER_PRECISION = "LOWER_PRECISION"
+    FP32 = "FP32"
+    PROMOTE_LOW = "PROMOTE_LOW"  # all voting operands are low
+    PROMOTE_FULL = "PROMOTE_FULL"  # a voting operand is float32
+    KEEP = "KEEP"  # the policy keeps the declared dtypes
+    UNKNOWN = "UNKNOWN"  # no rule for the primitive: kept, and reported
+    DOMAIN = "DOMAIN"  # an operand of a dtype that autocast never touches here, such as float8
+    SCOPE = "SCOPE"  # a scope keeps the region in its declared dtypes
+    USER_CAST = "USER_CAST"  # the program casts
+    USER_PRECISION = "USER_PRECISION"  # precision=HIGHEST or a dot algorithm
+    LITERAL = "LITERAL"  # a literal or constant that the compute dtype cannot hold
+    COORD = "COORD"  # integer coordinates too large for the compute dtype
+    FEEDER = "FEEDER"  # every consumer runs in float32
+    CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is low and rounding commutes
+    LOG_GUARD = "LOG_GUARD"  # reaches a logarithm or a denominator
+    DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
+    FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
+    NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype where 8 bits were asked for
+    EMIT = "EMIT"  # a rule emits a function of its own in place of the equation
+    CARRY = "CARRY"  # a loop carry keeps its declared dtype
+    CARRY_ACCUMULATOR = "CARRY_ACCUMULATOR"
+    BRANCH_JOIN = "BRANCH_JOIN"  # the branches of a cond disagree
+    STRUCTURAL = "STRUCTURAL"  # decided inside
+    NO_FLOAT = "NO_FLOAT"  # nothing to decide
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason code and what caused it.
+
+    Args:
+        code: The code.
+        cause: The operand, consumer, scope or rule that caused it, in words.
+        operands: The positions of the operands among the causes.
+    """
+
+    code: ReasonCode
+    cause: str = ""
+    operands: tuple[int, ...] = ()
