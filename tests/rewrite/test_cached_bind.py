@@ -1,0 +1,51 @@
+"""Equations are bound through an inlined jit only where JAX differentiates or maps."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jmp_autocast import BF16, autocast
+from jmp_autocast.interpreters.primitives import cached_bind
+from tests.support.jaxprs import trace
+
+X = jnp.ones((4, 4))
+
+
+def fn(w, x):
+    return jnp.sum(jnp.tanh(x @ w) * 2.0)
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    """The primitives that were bound through an inlined jit."""
+    names = []
+    original = cached_bind._inlined_primitive
+
+    def noted(primitive, *rest):
+        names.append(primitive.name)
+        return original(primitive, *rest)
+
+    monkeypatch.setattr(cached_bind, "_inlined_primitive", noted)
+    return names
+
+
+def test_a_trace_that_only_writes_a_jaxpr_takes_no_detour(bound):
+    trace(autocast(fn, policy=BF16), X, X)
+    assert bound == []
+
+
+CASES = {"grad": (jax.grad, X), "vmap": (jax.vmap, X[None])}
+
+
+@pytest.mark.parametrize(("transform", "x"), CASES.values(), ids=CASES)
+def test_what_is_differentiated_or_mapped_is_bound_through_it(bound, transform, x):
+    trace(transform(autocast(fn, policy=BF16)), x, x)
+    assert {"tanh", "mul"} <= set(bound)
+
+
+def test_neither_way_leaves_a_call():
+    cast = autocast(fn, policy=BF16)
+    for program in (trace(cast, X, X), trace(jax.vmap(cast), X[None], X[None])):
+        names = [e.primitive.name for e in program.jaxpr.eqns]
+        assert {"accumulate", "tanh", "mul"} <= set(names)
+        assert "jit" not in names
