@@ -33,9 +33,34 @@ def dtypes_of(atoms):
     return tuple(str(getattr(v.aval, "dtype", None)) for v in atoms)
 
 
+def reached(jaxpr, skips):
+    """The ids of the equations that the results depend on, but for what `skips` leaves out."""
+    live, found = set(map(id, jaxpr.outvars)), set()
+    for eqn in reversed(jaxpr.eqns):
+        if any(id(v) in live for v in eqn.outvars):
+            found.add(id(eqn))
+            live.update(id(v) for v in eqn.invars if not skips(eqn, v))
+    return found
+
+
+def computed_for_picks(jaxpr):
+    """What is computed once more, for the elements that are picked alone."""
+    makers = {id(v): eqn.primitive.name for eqn in jaxpr.eqns for v in eqn.outvars}
+    picks = ("pick", "gather", "reshape")
+
+    def is_value_of_pick(eqn, v):
+        is_view = eqn.primitive.name == "source_view" and v is eqn.invars[1]
+        return is_view and makers.get(id(eqn.invars[0])) in picks
+
+    return reached(jaxpr, lambda eqn, v: False) - reached(jaxpr, is_value_of_pick)
+
+
 def emitted(jaxpr):
     """(primitive, operand dtypes, result dtypes) of the equations that compute."""
+    again = computed_for_picks(body_of(jaxpr))
     for eqn in body_of(jaxpr).eqns:
+        if id(eqn) in again:
+            continue
         if eqn.primitive.name == "accumulate":
             contraction = contraction_in(eqn)
             operands = dtypes_of(eqn.invars)[: len(contraction.invars)]

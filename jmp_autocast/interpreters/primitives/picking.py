@@ -94,7 +94,7 @@ def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:
         return lax.reshape(small, eqn.outvars[0].aval.shape)
     small = lax.gather(
         array,
-        indices[..., jnp.array(columns)],
+        _columns(indices, columns),
         lax.GatherDimensionNumbers(
             offset_dims=(),
             collapsed_slice_dims=tuple(place[d] for d in collapsed),
@@ -107,6 +107,13 @@ def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:
         fill_value=eqn.params["fill_value"],
     )
     return lax.reshape(small, eqn.outvars[0].aval.shape)
+
+
+def _columns(indices: Any, columns: Sequence[int]) -> Any:
+    if len(columns) == indices.shape[-1]:
+        return indices
+    taken = [lax.slice_in_dim(indices, k, k + 1, axis=-1) for k in columns]
+    return lax.concatenate(taken, indices.ndim - 1)
 
 
 def with_all_dimensions(eqn: Any, array: Any) -> Any:
