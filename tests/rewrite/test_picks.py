@@ -197,3 +197,18 @@ def test_pick_is_linear_in_its_operand_alone():
     np.testing.assert_array_equal(batched, expected)
     shared = jax.vmap(lambda x: pick(x, jnp.array([1]), 0))(x)
     np.testing.assert_array_equal(shared[:, 0], x[:, 1])
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16, jnp.uint32])
+def test_narrow_labels_name_one_position_of_a_long_row(dtype):
+    x, index = jnp.arange(600.0)[None], jnp.array([[3]], dtype)
+    assert pick(x, index, 1) == 3
+    assert jax.grad(lambda x: pick(x, index, 1).sum())(x).sum() == 1
+
+    def clipped(x):
+        logits = jax.nn.log_softmax(x @ jnp.eye(600))
+        return jnp.take_along_axis(logits, index, 1, mode="clip")
+
+    found = jax.grad(lambda x: autocast(clipped, policy=BF16)(x).sum())(x / 600)
+    expected = jax.grad(lambda x: clipped(x).sum())(x / 600)
+    assert jnp.linalg.norm(found - expected) <= 1e-2 * jnp.linalg.norm(expected)

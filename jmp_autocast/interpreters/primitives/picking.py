@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..compat import varying_axes
@@ -131,6 +132,9 @@ def with_all_dimensions(eqn: Any, array: Any) -> Any:
 
 
 def _is_picked(index: Any, shape: Sequence[int], axis: int) -> Any:
+    # In 8 bits position 259 is 3, and would be the label 3, too.
+    if index.dtype.itemsize < 4:
+        index = lax.convert_element_type(index, np.int32)
     return lax.broadcasted_iota(index.dtype, shape, axis) == index
 
 
@@ -218,7 +222,6 @@ def picked_by_rows(eqn: Any, array: Any, indices: Any) -> Any:
         return picked_elements(eqn, array, indices)
     index = lax.reshape(indices, row)
     if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
-        index = lax.clamp(
-            jnp.zeros((), index.dtype), index, jnp.array(shape[axis] - 1, index.dtype)
-        )
+        last = min(shape[axis] - 1, jnp.iinfo(index.dtype).max)
+        index = lax.clamp(np.zeros((), index.dtype), index, np.array(last, index.dtype))
     return lax.reshape(pick(array, index, axis), eqn.outvars[0].aval.shape)
