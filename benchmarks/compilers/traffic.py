@@ -11,6 +11,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator
+from fractions import Fraction
+from typing import TypeAlias
 
 from .hlo import Computation, Instruction, Module
 from .loops import trip_count
@@ -38,12 +40,15 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# Each element of the result needs the same element of the operand, or one moved: a fusion that
-# slices the result reads a slice of the operand.
+# Each element of the result needs the same element of each operand, or one moved: a fusion that
+# slices the result reads slices of the operands.
 _ONE_TO_ONE = frozenset(
     """
     bitcast bitcast-convert convert copy reshape transpose negate abs exponential log tanh sqrt
     rsqrt logistic sign floor ceil cosine sine not is-finite reduce-precision real imag
+    exponential-minus-one log-plus-one cbrt erf tan round-nearest-even round-nearest-afz
+    add subtract multiply divide remainder maximum minimum power atan2 and or xor
+    shift-left shift-right-logical shift-right-arithmetic compare select clamp complex
     """.split()
 )
 
@@ -209,11 +214,20 @@ def _without_scratch(instruction: Instruction) -> int:
     return sum(shape.nbytes for shape in shapes)
 
 
+# Instructions that read a part of a value, each with the share of the value that it reads.
+_Parts: TypeAlias = dict[Instruction, Fraction]
+
+
+def _share(part: Instruction, whole: Instruction) -> Fraction:
+    return min(Fraction(part.elements, max(whole.elements, 1)), Fraction(1))
+
+
 class _FusionReader:
     """Reads how much of its operands a fusion reads, and what it writes."""
 
     def __init__(self, module: Module):
         self.module = module
+        self.parts: dict[Instruction, _Parts] = {}
 
     def moved(self, body: Computation, operands: list[Instruction]) -> int:
         """Returns the bytes that a fusion with this body moves."""
@@ -222,46 +236,59 @@ class _FusionReader:
         read = 0
         for inner in body.values():
             if inner.opcode == "parameter":
-                operand = operands[int(inner.inside)]
-                elements = max(inner.elements, 1)
-                needed = min(self._needed(inner, body, readers), elements)
-                read += operand.nbytes * needed // elements
+                nbytes = operands[int(inner.inside)].nbytes
+                read += int(nbytes * min(sum(self._parts(inner, body, readers).values()), 1))
         return read + self._written(root, body)
 
-    def _needed(
+    def _parts(
         self, value: Instruction, body: Computation, readers: dict[str, list[Instruction]]
-    ) -> int:
-        """Returns how many elements of a value the instructions after it need."""
-        needed = 0
-        for reader in readers[value.name]:
-            is_first = reader.operands[0] == value.name
-            if reader.opcode in ("dynamic-slice", "slice", "gather") and is_first:
-                needed += reader.elements
-            elif reader.opcode == "dynamic-update-slice" and is_first:
-                # In place it reads nothing of it; else all that it does not overwrite.
-                needed += 0 if _in_place(reader, body) else value.elements
-            elif reader.opcode == "scatter" and is_first:
-                in_place = _in_place(reader, body)
-                needed += body[reader.operands[2]].elements if in_place else value.elements
-            elif reader.opcode == "tuple":
-                needed += 0  # hands it out as it is: the result is the operand's buffer
-            elif reader.opcode in _ONE_TO_ONE and not reader.is_root:
-                needed += self._needed(reader, body, readers)
-            elif reader.opcode == "fusion":
-                needed += self._needed_inside(value, reader)
-            else:
-                return value.elements
-        return min(needed, value.elements)
+    ) -> _Parts:
+        """Returns which parts of a value the instructions after it need.
 
-    def _needed_inside(self, value: Instruction, fusion: Instruction) -> int:
+        One that needs all of it is a part of 1. Two ways to the same slice are one part.
+        """
+        if value not in self.parts:
+            found: _Parts = {}
+            for reader in readers[value.name]:
+                found.update(self._parts_for(reader, value, body, readers))
+            self.parts[value] = found
+        return self.parts[value]
+
+    def _parts_for(
+        self,
+        reader: Instruction,
+        value: Instruction,
+        body: Computation,
+        readers: dict[str, list[Instruction]],
+    ) -> _Parts:
+        is_first = reader.operands[0] == value.name
+        if reader.opcode in ("dynamic-slice", "slice", "gather") and is_first:
+            return {reader: _share(reader, value)}
+        if reader.opcode == "dynamic-update-slice" and is_first and _in_place(reader, body):
+            return {}  # else it reads all that it does not overwrite
+        if reader.opcode == "scatter" and is_first and _in_place(reader, body):
+            return {reader: _share(body[reader.operands[2]], value)}
+        if reader.opcode == "tuple" and _base(value, body).opcode == "parameter":
+            return {}  # hands it out as it is: the result is the operand's buffer
+        if reader.opcode == "fusion":
+            return self._parts_inside(value, reader)
+        if reader.opcode in _ONE_TO_ONE and not reader.is_root:
+            return self._parts(reader, body, readers)
+        if reader.opcode == "reduce" and is_first and not reader.is_root:
+            # A share of the sums needs that share of what is summed: of the splits of a matmul a
+            # gate of an LSTM sums its quarter.
+            return self._parts(reader, body, readers)
+        return {reader: Fraction(1)}
+
+    def _parts_inside(self, value: Instruction, fusion: Instruction) -> _Parts:
         inner_body = self.module.body(fusion, "calls")
         readers = _readers(inner_body)
         positions = [n for n, name in enumerate(fusion.operands) if name == value.name]
-        return sum(
-            self._needed(inner, inner_body, readers)
-            for inner in inner_body.values()
-            if inner.opcode == "parameter" and int(inner.inside) in positions
-        )
+        found: _Parts = {}
+        for inner in inner_body.values():
+            if inner.opcode == "parameter" and int(inner.inside) in positions:
+                found.update(self._parts(inner, inner_body, readers))
+        return found
 
     def _written(self, root: Instruction, body: Computation) -> int:
         """Returns the bytes that a fusion with this root writes."""
@@ -298,7 +325,11 @@ def _readers(body: Computation) -> dict[str, list[Instruction]]:
 
 def _in_place(update: Instruction, body: Computation) -> bool:
     """Says whether an update inside a fusion writes into the buffer of a parameter."""
-    base = body[update.operands[0]]
-    while base.opcode == "bitcast":
-        base = body[base.operands[0]]
-    return base.opcode == "parameter"
+    return _base(body[update.operands[0]], body).opcode == "parameter"
+
+
+def _base(value: Instruction, body: Computation) -> Instruction:
+    """Returns what lies under the bitcasts of a value."""
+    while value.opcode == "bitcast":
+        value = body[value.operands[0]]
+    return value

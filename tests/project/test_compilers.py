@@ -134,6 +134,36 @@ FUSED = """
   %blank = f32[12,1000]{1,0} broadcast(%nought), dimensions={}
   ROOT %put2 = f32[12,1000]{1,0} dynamic-update-slice(%blank, %u2, %k2, %k2)
 }
+%plus (l: f32[], r: f32[]) -> f32[] {
+  %l = f32[] parameter(0)
+  %r = f32[] parameter(1)
+  ROOT %sum = f32[] add(%l, %r)
+}
+%quarter (splits: f32[12,1000], near_row: f32[1,1000]) -> f32[250] {
+  %splits = f32[12,1000]{1,0} parameter(0)
+  %near_row = f32[1,1000]{1,0} parameter(1)
+  %nought2 = f32[] constant(0)
+  %summed = f32[1000]{0} reduce(%splits, %nought2), dimensions={0}, to_apply=%plus
+  %flat = f32[1000]{0} bitcast(%near_row)
+  %biased = f32[1000]{0} add(%summed, %flat)
+  %gate = f32[1000]{0} multiply(%biased, %flat)
+  %cut = f32[250]{0} slice(%gate), slice={[250:500]}
+  ROOT %last = f32[250]{0} tanh(%cut)
+}
+%halves (whole: f32[1,1000]) -> (f32[250], f32[250]) {
+  %whole = f32[1,1000]{1,0} parameter(0)
+  %doubled = f32[1000]{0} bitcast(%whole)
+  %first = f32[250]{0} slice(%doubled), slice={[0:250]}
+  %second = f32[250]{0} slice(%doubled), slice={[250:500]}
+  ROOT %both = (f32[250]{0}, f32[250]{0}) tuple(%first, %second)
+}
+%both_ways (all: f32[1,1000]) -> (f32[250], f32[1000]) {
+  %all = f32[1,1000]{1,0} parameter(0)
+  %line = f32[1000]{0} bitcast(%all)
+  %part = f32[250]{0} slice(%line), slice={[0:250]}
+  %rest = f32[1000]{0} tanh(%line)
+  ROOT %pair = (f32[250]{0}, f32[1000]{0}) tuple(%part, %rest)
+}
 """
 ARGUMENTS = (
     "%stack = f32[12,1000]{1,0} parameter(0)",
@@ -162,6 +192,19 @@ KERNELS = {
     "an update of zeros, which are written": (
         "f32[12,1000]{1,0} fusion(%row, %n), kind=kLoop, calls=%fresh",
         4000 + 4 + 48000,
+    ),
+    # A quarter of the splits, and of the row, which is added and multiplied.
+    "a slice of a sum of splits": (
+        "f32[250]{0} fusion(%stack, %row), kind=kLoop, calls=%quarter",
+        12000 + 1000 + 1000,
+    ),
+    "two slices": (
+        "(f32[250]{0}, f32[250]{0}) fusion(%row), kind=kLoop, calls=%halves",
+        2000 + 2000,
+    ),
+    "a slice and the whole": (
+        "(f32[250]{0}, f32[1000]{0}) fusion(%row), kind=kLoop, calls=%both_ways",
+        4000 + 5000,
     ),
     "dynamic-slice": ("f32[1,1000]{1,0} dynamic-slice(%stack, %n, %n)", 8000),
     "dynamic-update-slice": ("f32[12,1000]{1,0} dynamic-update-slice(%stack, %row, %n, %n)", 8000),
