@@ -322,7 +322,7 @@ def _promote(policy: Policy, at: Place) -> EquationPlan:
         return in_dtype(at, at.wide, reason)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
     low = Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes))
-    return in_dtype(at, target, low, freshness(at.name, at.given, floats))
+    return in_dtype(at, target, low, freshness(at.eqn, at.given, floats))
 
 
 def _common_dtype(at: Place, positions: Sequence[int]) -> np.dtype:

@@ -67,7 +67,9 @@ class Planner:
         self._kinds: dict[tuple[Any, ...], Plan] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
         self._reached: Memo = {}
-        self._streams = RoundedStreams(self._reached, self._wide) if policy.data_abstains else None
+        # At level "tensor_cores" nothing but contractions rounds.
+        streams = RoundedStreams(self._reached, policy)
+        self._streams = streams if policy.level != "tensor_cores" else None
         # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
         self.guards_products: bool = False
         self._has_rules = False

@@ -1,8 +1,8 @@
-"""Level "compute": a float32 sum of activations that were 16 bits before is rounded, and that once.
+"""A float32 sum of activations that were 16 bits before is rounded, and that once.
 
 A norm behind a convolution computes in float32 what has lost 2**-9 in the convolution. With
-``dtype=`` by hand it returns 16 bits, and so does the sum of a residual network, which its readers
-and the backward pass keep. Here the sum is computed in float32 and rounded once.
+``dtype=`` by hand, and in PyTorch, it returns 16 bits, and so does the sum of a residual network,
+which its readers and the backward pass keep. Here the sum is computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from ...policies import Policy
 from ..primitives.traits import having
 from .basic_plans import rounded_once
 from .data import EquationPlan, Inside, ValueState
 from .float_dtypes import is_in, is_narrower
 from .reaching import SNAPPING, STEEP, Harm, Memo, reaching
 from .reasons import Reason, ReasonCode
+from .votes import far_literal, literal_guard, voters
 
 _SUMS = having("sums")
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
@@ -29,11 +31,12 @@ class RoundedStreams:
 
     Args:
         reached: What is known of the jaxprs of the program; see `reaching`.
-        wide: The wide dtype of the policy.
+        policy: The policy.
     """
 
-    def __init__(self, reached: Memo, wide: np.dtype) -> None:
-        self._wide = wide
+    def __init__(self, reached: Memo, policy: Policy) -> None:
+        self._policy = policy
+        self._wide = policy.wide_dtype
         self._reached = reached
         # Equations that look alike share a plan, and keep sharing one.
         self._made: dict[tuple[int, bool], tuple[EquationPlan, EquationPlan]] = {}
@@ -53,12 +56,32 @@ class RoundedStreams:
         """
         if isinstance(plan.action, Inside) or not _was_rounded(eqn, plan, self._wide):
             return plan
+        if not (self._policy.data_abstains or self._promotes_computed(eqn, plan, dtype)):
+            return plan
         is_stream = _is_sum(eqn, plan) and self._is_read_low(jaxpr, eqn.outvars[0])
         key = (id(plan), is_stream)
         if key not in self._made:
             made = rounded_once(plan, dtype, _SUM) if is_stream else _marked(plan)
             self._made[key] = (plan, made)
         return self._made[key][1]
+
+    def _promotes_computed(self, eqn: Any, plan: EquationPlan, dtype: np.dtype) -> bool:
+        """Whether computed operands alone make an equation float32, as in PyTorch.
+
+        What PyTorch computes in float32 (an exponential), what a guard keeps there (``h + 10000``),
+        and what a position or another source is added to, has digits of its own. Cotangents add up
+        in float32. At level "compute" none of this counts, as with ``dtype=`` by hand.
+        """
+        if plan.reason.code is not ReasonCode.PROMOTE_FULL or eqn.primitive.name == "add_any":
+            return False
+        floats = [i for i, state in enumerate(plan.given) if state.dtype is not None]
+        votes = voters(self._policy, dtype, eqn, plan.given, floats)
+        if any(plan.given[i].source is not None for i in votes):
+            return False
+        name = eqn.primitive.name
+        return not (
+            literal_guard(plan.given, floats, dtype) or far_literal(name, plan.given, floats, dtype)
+        )
 
     def _is_read_low(self, jaxpr: Any, v: Any) -> bool:
         """Whether a value reaches a product, and nothing in which its rounding does harm."""
