@@ -31,7 +31,8 @@ class Row:
         wire: The bytes that a device sends.
         trace_seconds: For tracing and lowering, CPU seconds of this process.
         compile_seconds: Wall seconds.
-        note: What went wrong: out of memory, or loops of unknown length.
+        note: What went wrong: out of memory, a text that XLA cannot print, or loops of unknown
+            length.
     """
 
     temporary: float | None = None
@@ -80,9 +81,17 @@ def measure(program: Program) -> tuple[Row, str]:
     except jax.errors.JaxRuntimeError as error:
         return dataclasses.replace(_failed(str(error)), trace_seconds=traced), str(error)
     seconds = time.perf_counter() - start
-    text, memory = compiled.as_text(), compiled.memory_analysis()
+    memory = compiled.memory_analysis()
+    try:
+        text = compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        # jaxlib 0.10 cannot print what libtpu does asynchronously on a v6e and a v5p.
+        text = str(error)
+        found = Row(note=f"XLA cannot print it: {' '.join(text.split())[:80]}")
+    else:
+        found = read(text)
     row = dataclasses.replace(
-        read(text),
+        found,
         temporary=memory.temp_size_in_bytes,
         arguments=memory.argument_size_in_bytes,
         trace_seconds=traced,

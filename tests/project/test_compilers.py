@@ -5,6 +5,7 @@ import importlib.util
 import math
 import pathlib
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -520,6 +521,24 @@ def test_out_of_memory_says_what_was_asked_for(compilers):
     row = compilers.measure._failed(message)
     assert (row.temporary, row.note) == (16.53 * 2**30, "out of memory")
     assert compilers.measure._failed("INTERNAL: x\n y").note == "INTERNAL: x y"
+
+
+def test_without_a_text_the_memory_is_measured(compilers):
+    class Unprintable:
+        def trace(self):
+            return self
+
+        lower = compile = trace
+
+        def as_text(self):
+            raise jax.errors.JaxRuntimeError("INTERNAL: async-update should have 1 operand")
+
+        def memory_analysis(self):
+            return types.SimpleNamespace(temp_size_in_bytes=7, argument_size_in_bytes=5)
+
+    row, text = compilers.measure.measure(Unprintable())
+    assert (row.temporary, row.arguments, row.traffic) == (7, 5, None)
+    assert "async-update" in row.note and "async-update" in text
 
 
 def test_a_table_has_ratios_to_the_base(compilers):
