@@ -83,13 +83,14 @@ def find_requests(
             computed = {v for v in variables if _is_computed(states[v])}
             # At level "compute" a residual stream is 16 bits by intent, as with `dtype=` by hand.
             # One that is computed in float32 needs no rounding where all its readers are, too.
-            by_hand = policy.data_abstains and is_residual_sum(eqn, states)
-            stays = by_hand and not plan.casts
-            # A norm that reads the stream is no reason to keep all of the stream in float32, where
-            # PyTorch has 16 bits, too. Of 24 layers the gradients have 1.4 times the error then,
-            # and by hand 1.8 times.
-            raises = all(want.demand is not Demand.LOW for want in request)
-            stays |= raises and not adds and readers.is_stream(eqn.outvars[0])
+            if policy.data_abstains:
+                stays = is_residual_sum(eqn, states) and not plan.casts
+            else:
+                # A norm that reads a stream is no reason to keep all of it in float32, where it is
+                # 16 bits in PyTorch, too. Of 24 layers the gradients have 1.4 times the error then,
+                # and by hand 1.8 times.
+                raises = all(want.demand is not Demand.LOW for want in request)
+                stays = raises and not adds and readers.is_stream(eqn.outvars[0])
             # Raised, `sigmoid(a) * b` would keep both factors in float32 for the backward pass.
             if len(computed) > 1:
                 stays |= is_gated_summand(eqn, plan) and readers.only_sum(eqn.outvars[0])
