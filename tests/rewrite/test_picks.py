@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast, full_precision
-from jmp_autocast.interpreters.primitives.picking import pick
+from jmp_autocast.interpreters.primitives.picking import _compared, pick
 from jmp_autocast.interpreters.primitives.structure import equations_in
 
 ROWS, LENGTH, VOCABULARY = 2, 6, 32
@@ -212,3 +212,54 @@ def test_narrow_labels_name_one_position_of_a_long_row(dtype):
     found = jax.grad(lambda x: autocast(clipped, policy=BF16)(x).sum())(x / 600)
     expected = jax.grad(lambda x: clipped(x).sum())(x / 600)
     assert jnp.linalg.norm(found - expected) <= 1e-2 * jnp.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("index_dtype", [jnp.int8, jnp.uint8, jnp.int32, jnp.uint32])
+def test_a_tpu_picks_the_same_bits(dtype, index_dtype):
+    x = jax.random.normal(keys[0], (4, 300), dtype).at[:, 7].set(jnp.inf)
+    index = jnp.array([[3], [7], [127], [0]], index_dtype)
+    np.testing.assert_array_equal(_compared(x, index, axis=1), pick(x, index, 1))
+    outside = jnp.full((4, 1), 300, jnp.int32)
+    np.testing.assert_array_equal(_compared(x, outside, axis=1), jnp.zeros((4, 1), dtype))
+
+
+@pytest.mark.parametrize(
+    ("platforms", "gathers"), [(("tpu",), False), (("cpu",), True), (("cuda",), True)]
+)
+def test_a_tpu_compares_where_others_gather(platforms, gathers):
+    """So that XLA divides logits by rows where the vocabulary is split over devices, too."""
+    loss = autocast(lambda x, w: along_axis(x @ w, Y).sum(), policy=BF16)
+    traced = jax.jit(loss).trace(X, W)
+    assert ("gather" in traced.lower(lowering_platforms=platforms).as_text()) is gathers
+
+
+def test_several_platforms_are_exported():
+    loss = autocast(lambda x, w: along_axis(x @ w, Y).sum(), policy=BF16)
+    exported = jax.export.export(jax.jit(loss), platforms=("cpu", "tpu", "cuda"))(X, W)
+    np.testing.assert_array_equal(exported.call(X, W), jax.jit(loss)(X, W))
+
+
+@pytest.mark.parametrize(
+    ("mode", "outside"),
+    [
+        ("fill", False),
+        ("fill", True),
+        ("clip", False),
+        ("clip", True),
+        ("promise_in_bounds", False),
+    ],
+)
+def test_a_label_out_of_range_is_what_the_gather_says(mode, outside):
+    y = Y.at[0, 0].set(VOCABULARY + 3 if outside else 1)
+
+    def loss(x):
+        logp = jax.nn.log_softmax(x @ W)
+        return jnp.take_along_axis(logp, y[..., None], -1, mode=mode)[..., 0]
+
+    found, expected = autocast(loss, policy=BF16)(X), loss(X)
+    np.testing.assert_array_equal(jnp.isnan(found), jnp.isnan(expected))
+    assert bool(jnp.isnan(found[0, 0])) is (outside and mode == "fill")
+    np.testing.assert_allclose(found[1:], expected[1:], rtol=0.05, atol=0.05)
+    gradient = jax.grad(lambda x: autocast(loss, policy=BF16)(x)[1:].sum())(X)
+    assert bool(jnp.isfinite(gradient).all())

@@ -95,9 +95,9 @@ def lowers_to_function(primitive: Any, function: Callable[..., Any], platform: s
 
 
 def lowers_by_platform(
-    primitive: Any, default: Callable[..., Any], cpu: Callable[..., Any]
+    primitive: Any, default: Callable[..., Any], **by_platform: Callable[..., Any]
 ) -> None:
-    """Lowers a primitive to what one function of arrays emits on CPUs, and another elsewhere.
+    """Lowers a primitive to what a function of arrays emits, on some platforms another one.
 
     It is one rule for all platforms: JAX 0.10 to 0.12 cannot choose between several that are not
     cached, for `jax.export` to more platforms than one. And it is not cached, because a second
@@ -105,17 +105,15 @@ def lowers_by_platform(
     """
 
     def of_several(*operands: Any, **params: Any) -> Any:
-        return lax.platform_dependent(
-            *operands,
-            cpu=functools.partial(cpu, **params),
-            default=functools.partial(default, **params),
-        )
+        functions = {"default": default, **by_platform}
+        bound = {name: functools.partial(f, **params) for name, f in functions.items()}
+        return lax.platform_dependent(*operands, **bound)
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         platforms = set(ctx.module_context.platforms)
         if len(platforms) > 1:
             return mlir.lower_fun(of_several, multiple_results=False)(ctx, *operands, **params)
-        function = cpu if platforms == {"cpu"} else default
+        function = by_platform.get(*platforms, default)
         # Traced once for equal equations: that was half the time of lowering them.
         given = tuple(ctx.avals_in), tuple(params.items())
         return _emitted(ctx, _traced(function, *given, config.trace_context()), operands)

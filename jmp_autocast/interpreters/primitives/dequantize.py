@@ -137,4 +137,4 @@ dequantize_p: Any = define_primitive(
     jvp=_jvp,
     batch=_batch,
 )
-lowers_by_platform(dequantize_p, default=_float32, cpu=_float32)
+lowers_by_platform(dequantize_p, default=_float32)

@@ -30,7 +30,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
 tangent_carrier_p: Any = define_primitive(
     "tangent_carrier", value=jnp.zeros_like, aval=lambda x: x, jvp=_jvp, batch=_batch
 )
-lowers_by_platform(tangent_carrier_p, default=jnp.zeros_like, cpu=jnp.zeros_like)
+lowers_by_platform(tangent_carrier_p, default=jnp.zeros_like)
 
 
 def tangent_carrier(x: Any) -> Any:

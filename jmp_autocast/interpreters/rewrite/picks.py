@@ -87,5 +87,7 @@ class _Picking:
     def _gathered(self, array: Any) -> Value | None:
         if array.ndim == 0:
             return Value(array)
-        found = picked_elements(self._eqn, lax.stop_gradient(array), self._indices)
+        is_whole = array.shape == self._eqn.invars[0].aval.shape
+        pick = picked_by_rows if is_whole else picked_elements
+        found = pick(self._eqn, lax.stop_gradient(array), self._indices)
         return None if found is None else Value(found)
