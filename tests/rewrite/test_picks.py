@@ -219,9 +219,14 @@ def test_narrow_labels_name_one_position_of_a_long_row(dtype):
 def test_a_tpu_picks_the_same_bits(dtype, index_dtype):
     x = jax.random.normal(keys[0], (4, 300), dtype).at[:, 7].set(jnp.inf)
     index = jnp.array([[3], [7], [127], [0]], index_dtype)
-    np.testing.assert_array_equal(_compared(x, index, axis=1), pick(x, index, 1))
-    outside = jnp.full((4, 1), 300, jnp.int32)
-    np.testing.assert_array_equal(_compared(x, outside, axis=1), jnp.zeros((4, 1), dtype))
+    np.testing.assert_array_equal(_compared(x, index, axis=1, outside=0.0), pick(x, index, 1))
+    for fill in (0.0, np.nan, -2.0):
+        beside = jnp.array([[3], [300], [-1], [7]])
+        results = _compared(x, beside, axis=1, outside=fill), pick(x, beside, 1, fill)
+        # NumPy takes no NaN of bfloat16 for another one.
+        found, gathered = (np.asarray(result, np.float32) for result in results)
+        np.testing.assert_array_equal(found, gathered)
+        np.testing.assert_array_equal(found[1:3], np.full((2, 1), fill))
 
 
 @pytest.mark.parametrize(

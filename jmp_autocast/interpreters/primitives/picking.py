@@ -138,39 +138,71 @@ def _is_picked(index: Any, shape: Sequence[int], axis: int) -> Any:
     return lax.broadcasted_iota(index.dtype, shape, axis) == index
 
 
-def _gathered(x: Any, index: Any, *, axis: int) -> Any:
-    return jnp.take_along_axis(x, index, axis, mode="fill", fill_value=0)
+def _gathered(x: Any, index: Any, *, axis: int, outside: float) -> Any:
+    others = tuple(d for d in range(x.ndim) if d != axis)
+    return lax.gather(
+        x,
+        index[..., None],
+        lax.GatherDimensionNumbers(
+            offset_dims=(),
+            collapsed_slice_dims=(axis,),
+            start_index_map=(axis,),
+            operand_batching_dims=others,
+            start_indices_batching_dims=others,
+        ),
+        slice_sizes=(1,) * x.ndim,
+        mode=lax.GatherScatterMode.FILL_OR_DROP,
+        fill_value=outside,
+    )
 
 
-def _compared(x: Any, index: Any, *, axis: int) -> Any:
+def _compared(x: Any, index: Any, *, axis: int, outside: float) -> Any:
     # A TPU compares positions for a gather as well. Where the rows lie on 16 chips, and so does the
     # vocabulary, XLA divides what is compared by rows, as its gradient, and a gather by vocabulary:
     # it then exchanged 386 MB of the gradient (1.08 times the bytes on the wire).
+    if outside != 0:
+        is_inside = (index >= 0) & (index <= _last(index, x.shape[axis]))
+        x = jnp.where(is_inside, x, np.array(outside, x.dtype))
+        index = _clamped(index, x.shape[axis])
     return jnp.sum(x, axis, keepdims=True, where=_is_picked(index, x.shape, axis))
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, axis: int) -> tuple[Any, Any]:
+def _last(index: Any, length: int) -> np.ndarray:
+    return np.array(min(length - 1, jnp.iinfo(index.dtype).max), index.dtype)
+
+
+def _clamped(index: Any, length: int) -> Any:
+    return lax.clamp(np.zeros((), index.dtype), index, _last(index, length))
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, axis: int, outside: float
+) -> tuple[Any, Any]:
     (x, index), tangent = primals, tangents[0]
-    out = pick_p.bind(x, index, axis=axis)
-    return out, zero_tangent(out) if is_zero(tangent) else pick_p.bind(tangent, index, axis=axis)
+    out = pick_p.bind(x, index, axis=axis, outside=outside)
+    if is_zero(tangent):
+        return out, zero_tangent(out)
+    return out, pick_p.bind(tangent, index, axis=axis, outside=0.0)
 
 
-def _transpose(cotangent: Any, x: Any, index: Any, *, axis: int) -> list[Any]:
+def _transpose(cotangent: Any, x: Any, index: Any, *, axis: int, outside: float) -> list[Any]:
     if is_zero(cotangent) or not is_undefined_primal(x):
         return [None, None]
     is_picked = _is_picked(index, x.aval.shape, axis)
     return [jnp.where(is_picked, cotangent, jnp.zeros((), cotangent.dtype)), None]
 
 
-def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, axis: int) -> tuple[Any, int]:
+def _batch(
+    operands: Sequence[Any], dims: Sequence[int | None], *, axis: int, outside: float
+) -> tuple[Any, int]:
     size = batch_size(operands, dims)
     front = [at_front(x, d, size) for x, d in zip(operands, dims, strict=True)]
-    return pick_p.bind(*front, axis=axis + 1), 0
+    return pick_p.bind(*front, axis=axis + 1, outside=outside), 0
 
 
 pick_p: Any = define_primitive(
     "pick",
-    aval=lambda x, index, *, axis: x.update(shape=index.shape),
+    aval=lambda x, index, *, axis, outside: x.update(shape=index.shape),
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
@@ -179,7 +211,7 @@ lowers_by_platform(pick_p, default=_gathered, tpu=_compared)
 runs_elsewhere_as(pick_p, _gathered)
 
 
-def pick(x: Any, index: Any, axis: int) -> Any:
+def pick(x: Any, index: Any, axis: int, outside: float = 0.0) -> Any:
     """Picks one element of each row; its transpose compares positions, and scatters nothing.
 
     XLA's compiler for GPUs stores what a scatter makes: for the labels of 8 x 1024 tokens, 1.65 GB
@@ -187,9 +219,9 @@ def pick(x: Any, index: Any, axis: int) -> Any:
 
     Args:
         x: A float array of any shape.
-        index: Integers, of that shape but 1 along the axis. Where one is out of range, the result
-            is 0.
+        index: Integers, of that shape but 1 along the axis.
         axis: The axis along which a row lies.
+        outside: The result where an index is out of range. Nothing of it has a gradient.
 
     Returns:
         An array of the shape of ``index``.
@@ -200,7 +232,7 @@ def pick(x: Any, index: Any, axis: int) -> Any:
         >>> jax.grad(lambda x: pick(x, label, 1).sum())(jnp.ones((1, 3))).tolist()
         [[0.0, 0.0, 1.0]]
     """
-    return pick_p.bind(x, index, axis=axis)
+    return pick_p.bind(x, index, axis=axis, outside=outside)
 
 
 def picked_by_rows(eqn: Any, array: Any, indices: Any) -> Any:
@@ -227,12 +259,9 @@ def picked_by_rows(eqn: Any, array: Any, indices: Any) -> Any:
     if not is_single or numbers.start_indices_batching_dims not in orders or is_mapped:
         return picked_elements(eqn, array, indices)
     index, mode, fill = lax.reshape(indices, row), eqn.params["mode"], eqn.params["fill_value"]
-    last = np.array(min(shape[axis] - 1, jnp.iinfo(index.dtype).max), index.dtype)
-    zero = np.zeros((), index.dtype)
     if mode == lax.GatherScatterMode.CLIP:
-        index = lax.clamp(zero, index, last)
-    found = pick(array, index, axis)
-    if mode == lax.GatherScatterMode.FILL_OR_DROP:
-        is_inside = (index >= zero) & (index <= last)
-        found = jnp.where(is_inside, found, np.array(np.nan if fill is None else fill, found.dtype))
+        index = _clamped(index, shape[axis])
+    fills = mode == lax.GatherScatterMode.FILL_OR_DROP
+    outside = np.nan if fill is None else float(fill)
+    found = pick(array, index, axis, outside if fills else 0.0)
     return lax.reshape(found, eqn.outvars[0].aval.shape)
