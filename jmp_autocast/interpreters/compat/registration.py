@@ -110,10 +110,10 @@ def lowers_by_platform(
         return lax.platform_dependent(*operands, **bound)
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        platforms = set(ctx.module_context.platforms)
-        if len(platforms) > 1:
+        platform, *others = set(ctx.module_context.platforms)
+        if others:
             return mlir.lower_fun(of_several, multiple_results=False)(ctx, *operands, **params)
-        function = by_platform.get(*platforms, default)
+        function = by_platform.get(platform, default)
         # Traced once for equal equations: that was half the time of lowering them.
         given = tuple(ctx.avals_in), tuple(params.items())
         return _emitted(ctx, _traced(function, *given, config.trace_context()), operands)

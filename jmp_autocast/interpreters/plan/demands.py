@@ -70,7 +70,7 @@ def find_requests(
     readers = _Readers(jaxpr, wants, guarded, snapped, policy.wide_dtype)
     for i in range(len(equations) - 1, -1, -1):
         eqn, plan = jaxpr.eqns[i], equations[i]
-        request = None
+        request, adds = None, False
         if i not in already:
             request = readers.request(eqn, plan)
             # At level "compute" no source raises what it is added to, as with `dtype=` by hand.
