@@ -31,9 +31,10 @@ def data() -> Found:
     found: Found = {}
     for marker, text in sections("compilers "):
         program = marker.removeprefix("compilers ").partition(":")[0]
-        if program not in _PROGRAMS:
-            continue  # on many chips, which a table shows
-        (target,) = (name for word, name in _TARGETS.items() if f", {word}" in marker)
+        targets = [name for word, name in _TARGETS.items() if f", {word}" in marker]
+        if program not in _PROGRAMS or not targets:
+            continue  # on many or on other chips, which tables show
+        (target,) = targets
         table = tables_in(text)[0]
         rows = {
             row: (ratio(cells["traffic GB"]), ratio(cells["temp MB"]))
