@@ -146,3 +146,17 @@ def test_one_sum_behind_another_is_fused_and_not_rounded():
         return jnp.sum((x + x @ params["w"][0] + x @ params["w"][1]) ** 2)
 
     assert stream(fn) == [FULL, FULL]
+
+
+def test_slopes_of_a_solver_are_no_stream():
+    """They are read in float32 and added up, too, and nothing norms them."""
+
+    def step(params, y):
+        w, bias = params["w"][0, :12, :12], params["token"][0, 0, :12]
+        first = y @ w + bias
+        second = (y + 0.5 * first) @ w + bias
+        return y + 0.1 * (first + 2.0 * second)
+
+    plan = plan_of(step, PARAMS, PATCHES, policy=BF16, leaves=LEAVES)
+    sums = [p.results[0].dtype for eqn, p in all_equations(plan) if eqn.primitive.name == "add"]
+    assert sums == [FULL] * 5

@@ -15,7 +15,7 @@ import numpy as np
 from ...policies import Policy
 from ..compat import Literal
 from ..primitives.picking import picks
-from ..primitives.traits import having
+from ..primitives.traits import BACKWARD, having
 from .data import Contract, Demand, EquationPlan, ValueState, Want
 from .float_dtypes import is_narrower
 from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
@@ -28,6 +28,8 @@ _FEEDS = having("feeds")
 _MOVES = having("moves")
 _ROUNDS = having("rounds")
 _SATURATES = having("saturates")
+_REDUCES = frozenset(name for name, words in BACKWARD.items() if "reduces" in words)
+_BEGINS_NORM = _REDUCES | {"square", "integer_pow"}
 
 _OUTPUT = "the output"
 _SUMS = having("sums") | {_OUTPUT}
@@ -136,6 +138,7 @@ class _Readers:
         self._first: dict[Any, str] = {}  # the primitive that reads it first, in program order
         self._beyond_sums: set[Any] = set()  # what others than sums and the caller read
         self._summands: set[Any] = set()  # what a residual sum in 16 bits reads
+        self._normed: set[Any] = set()  # what is reduced, or squared, as a norm begins
         for v, want in zip(jaxpr.outvars, wants, strict=True):
             if isinstance(v, Literal):
                 continue
@@ -162,12 +165,12 @@ class _Readers:
         return v not in self._beyond_sums
 
     def is_stream(self, v: Any) -> bool:
-        """Returns whether a residual sum in 16 bits reads a value, and others than sums do.
+        """Returns whether a residual sum in 16 bits reads a value, and a norm does.
 
         One that becomes an integer, or reaches a logarithm or a denominator, is none.
         """
         harmed = v in self._snapped or v in self._guarded
-        return v in self._summands and v in self._beyond_sums and not harmed
+        return v in self._summands and v in self._normed and not harmed
 
     def of_inputs(self) -> tuple[Demand, ...]:
         """Returns how each input is read."""
@@ -206,6 +209,8 @@ class _Readers:
         for k, v in enumerate(eqn.invars):
             if not isinstance(v, Literal):
                 self._read(v, plan.demands[k] if plan.demands else demand, name)
+        if name in _BEGINS_NORM or (name == "mul" and eqn.invars[0] is eqn.invars[1]):
+            self._normed.update(v for v in eqn.invars if not isinstance(v, Literal))
 
     def add_stream(self, eqn: Any) -> None:
         """Adds that an equation is a residual sum in 16 bits, if its readers let it be."""
