@@ -268,3 +268,29 @@ def test_a_label_out_of_range_is_what_the_gather_says(mode, outside):
     np.testing.assert_allclose(found[1:], expected[1:], rtol=0.05, atol=0.05)
     gradient = jax.grad(lambda x: autocast(loss, policy=BF16)(x)[1:].sum())(X)
     assert bool(jnp.isfinite(gradient).all())
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("policy", [BF16, BF16.with_level("compute"), FP16])
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("log", [True, False])
+def test_a_certain_label_has_no_negative_loss(policy, cast, log):
+    """XLA leaves out the rounding of what is read in float32; of what is picked it cannot."""
+
+    def losses(w, x, y):
+        logits = x @ w
+        logits = logits.astype(jnp.bfloat16).astype(jnp.float32) if cast else logits
+        p = jax.nn.log_softmax(logits) if log else jnp.log(jax.nn.softmax(logits))
+        return -jnp.take_along_axis(p, y[:, None], -1)[:, 0]
+
+    w = 0.5 * jax.random.normal(keys[0], (256, 10))
+    x = jax.random.normal(keys[1], (64, 256))
+    y = jnp.argmax(x @ w, -1)
+    run = jax.jit(jax.value_and_grad(lambda *args: autocast(losses, policy=policy)(*args).sum()))
+    found = jax.jit(autocast(losses, policy=policy))(w, x, y)
+    exact = losses(w, x, y)
+    assert float(found.min()) > -1e-6  # -0.05 without
+    np.testing.assert_allclose(found, exact, atol=0.08)
+    total, gradient = run(w, x, y)
+    assert abs(float(total) - float(exact.sum())) < 0.05 * float(exact.sum())
+    assert bool(jnp.isfinite(gradient).all())

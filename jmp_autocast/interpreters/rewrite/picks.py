@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Protocol
 
 from jax import lax
@@ -81,8 +80,7 @@ class _Picking:
         picked = [self.of(operand) for operand in operands]
         if any(operand is None for operand in picked):
             return None
-        alone = dataclasses.replace(plan, keeps_operands=False)
-        return self._emits.emit_equation(eqn, alone, picked)[0]
+        return self._emits.emit_equation(eqn, plan, picked)[0]
 
     def _gathered(self, array: Any) -> Value | None:
         if array.ndim == 0:
