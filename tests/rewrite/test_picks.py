@@ -294,3 +294,12 @@ def test_a_certain_label_has_no_negative_loss(policy, cast, log):
     total, gradient = run(w, x, y)
     assert abs(float(total) - float(exact.sum())) < 0.05 * float(exact.sum())
     assert bool(jnp.isfinite(gradient).all())
+
+
+def test_logits_are_rounded_once():
+    loss = autocast(lambda x, w: along_axis(x @ w, Y).sum(), policy=BF16)
+    eqns = [e for e, _ in equations_in(jax.make_jaxpr(loss)(X, W))]
+    rounded = [e for e in eqns if e.primitive.name == "reduce_precision"]
+    assert [e.outvars[0].aval.shape for e in rounded if e.outvars[0].aval.size > Y.size] == [
+        (ROWS, LENGTH, VOCABULARY)
+    ]

@@ -166,12 +166,11 @@ class Value:
             dtype: What the value is read in.
         """
         own = self.array.dtype
-        if (
-            dtype is not None
-            and own.itemsize < dtype.itemsize
-            and jnp.issubdtype(own, jnp.floating)
-        ):
+        if dtype is None or dtype in self.rounded or not jnp.issubdtype(own, jnp.floating):
+            return
+        if own.itemsize < dtype.itemsize:
             self.copies[dtype] = rounded_as(own, self.copy(dtype))
+            self.rounded.add(dtype)
 
     def _quantized(self, key: CopyKey) -> dict[CopyKey, Any]:
         with self._where_made():
@@ -231,9 +230,9 @@ def read(plan: EquationPlan, operands: list[Any]) -> list[Any]:
 
 
 def rounded_as(dtype: np.dtype, wide: Any) -> Any:
-    """Returns a float32 array with no more digits than a 16-bit dtype has, and all of its range."""
+    """Returns a wide array with no more digits than a narrower dtype has, and all of its range."""
     # Cotangents pass here, too: with the five bits of float16's exponent the small ones became 0.
-    return lax.reduce_precision(wide, jnp.finfo(FLOAT32).nexp, jnp.finfo(dtype).nmant)
+    return lax.reduce_precision(wide, jnp.finfo(wide.dtype).nexp, jnp.finfo(dtype).nmant)
 
 
 def as_array(x: Any, aval: Any) -> Any:
