@@ -58,8 +58,11 @@ def computed_for_picks(jaxpr):
 def emitted(jaxpr):
     """(primitive, operand dtypes, result dtypes) of the equations that compute."""
     again = computed_for_picks(body_of(jaxpr))
+    casts = {v for e in body_of(jaxpr).eqns if e.primitive.name in ADDED for v in e.outvars}
     for eqn in body_of(jaxpr).eqns:
-        if id(eqn) in again:
+        # Beside a pick the rounding of a cast is an equation by itself.
+        is_of_cast = eqn.primitive.name == "reduce_precision" and eqn.invars[0] in casts
+        if id(eqn) in again or is_of_cast:
             continue
         if eqn.primitive.name == "accumulate":
             contraction = contraction_in(eqn)
