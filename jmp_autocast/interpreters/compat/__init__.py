@@ -34,6 +34,7 @@ from .avals import (
     with_dtype,
     zero_cotangent,
 )
+from .settings import trace_context
 
 Literal = jex_core.Literal
 Var = jex_core.Var
@@ -149,13 +150,6 @@ def fresh_make_jaxpr(fun: Callable, *avals: Any) -> Any:
         return fun(*args)
 
     return jax.make_jaxpr(fresh)(*avals)
-
-
-def trace_context() -> Any:
-    """Returns the settings and axis names that a trace depends on, as `jax.jit` compares them."""
-    from jax._src import config
-
-    return config.trace_context()
 
 
 def inner_jaxpr_key(params: dict[str, Any]) -> str:

@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax._src import config, dispatch
+from jax._src import dispatch
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching, mlir, partial_eval
+
+from .settings import trace_context
 
 add_tangents: Callable[[Any, Any], Any] = ad.add_tangents
 is_undefined_primal: Callable[[Any], bool] = ad.is_undefined_primal
@@ -116,7 +118,7 @@ def lowers_by_platform(
         function = by_platform.get(platform, default)
         # Traced once for equal equations: that was half the time of lowering them.
         given = tuple(ctx.avals_in), tuple(params.items())
-        return _emitted(ctx, _traced(function, *given, config.trace_context()), operands)
+        return _emitted(ctx, _traced(function, *given, trace_context()), operands)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
 

@@ -294,7 +294,8 @@ class EquationPlan:
         casts: The dtype that each result is cast to afterwards, or None; empty when none is.
         demands: How each operand is read, where the dtypes of the results do not say it: by the
             bodies of a higher-order primitive, and by a cast of the program. Empty for others.
-        keeps_operands: Elements of the result may be picked, and computed from elements of these.
+        keeps_operands: Elements of the result may be picked, and computed from elements of these:
+            so an operand that is widened keeps the rounding that it has.
     """
 
     action: Action

@@ -68,8 +68,8 @@ class Planner:
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
         self._reached: Memo = {}
         # At level "tensor_cores" nothing but contractions rounds.
-        streams = RoundedStreams(self._reached, policy)
-        self._streams = streams if policy.level != "tensor_cores" else None
+        rounds = policy.level != "tensor_cores"
+        self._streams = RoundedStreams(self._reached, policy) if rounds else None
         # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
         self.guards_products: bool = False
         self._has_rules = False

@@ -1,8 +1,9 @@
 """A float32 sum of activations that were 16 bits before is rounded, and that once.
 
 A norm behind a convolution computes in float32 what has lost 2**-9 in the convolution. With
-``dtype=`` by hand, and in PyTorch, it returns 16 bits, and so does the sum of a residual network,
-which its readers and the backward pass keep. Here the sum is computed in float32 and rounded once.
+``dtype=`` by hand, and as a batch norm of PyTorch, it returns 16 bits, and so does the sum of a
+residual network, which its readers and the backward pass keep. Here the sum is computed in float32
+and rounded once.
 """
 
 from __future__ import annotations
