@@ -6,7 +6,8 @@ Prints the time for tracing and lowering transformers of 12 and 48 layers, forwa
 plain and under autocast (in turn, best of several), what planning costs when one jitted layer is
 called 96 times, planning against tracing for 24 transformer blocks and for a chain of 2,000 and
 of 20,000 equations, what planned residuals add to the tracing of 48 unrolled layers, and the ratios
-for two Keras models, which call hundreds of small functions.
+for two Keras models, which call hundreds of small functions. With ``--only hf`` also those for BERT
+and GPT-2 of Hugging Face, whose last models in Flax are in ``transformers<5``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -279,12 +281,66 @@ def keras_gradient(model: Any, cast: Callable[..., Any]) -> Callable[..., Any]:
     return jax.grad(cast(loss), has_aux=True)
 
 
+def measure_hf(repeats: int) -> None:
+    """Prints the ratios for BERT and GPT-2 of Hugging Face, 12 small layers each.
+
+    Their T5 calls ``jnp.clip`` with an argument that JAX no longer has.
+    """
+    hf = importlib.import_module("transformers")
+    small = {"vocab_size": 1000, "hidden_size": 64, "num_attention_heads": 4}
+    ids = jnp.ones((2, 64), jnp.int32)
+    same, positions = jnp.ones_like(ids), jnp.broadcast_to(jnp.arange(64), ids.shape)
+    bert = hf.FlaxBertForSequenceClassification(
+        hf.BertConfig(num_hidden_layers=12, intermediate_size=128, **small), _do_init=False
+    )
+    gpt = hf.FlaxGPT2LMHeadModel(hf.GPT2Config(num_hidden_layers=12, **small), _do_init=False)
+    models = {
+        "BERT": (bert, (ids, same, jnp.zeros_like(ids), positions, jnp.ones((12, 4)))),
+        "GPT-2": (gpt, (ids, same, positions)),
+    }
+    print(f"\nHugging Face, seconds of the processor, best of {repeats}")
+    print(f"{'':46}{'trace s':>10}{'lower s':>10}{'ratio':>8}")
+    casts = {"float32": lambda f: f, "autocast bfloat16": lambda f: autocast(f, policy=BF16)}
+    for name, (model, inputs) in models.items():
+        params = jax.eval_shape(
+            lambda key, model=model: model.init_weights(key, ids.shape), jax.random.key(0)
+        )
+        for training in (False, True):
+            print_ratios(
+                f"{name}, {'gradient' if training else 'forward'}",
+                functools.partial(hf_gradient if training else hf_forward, model.module),
+                casts,
+                (params, *inputs),
+                repeats,
+            )
+
+
+def hf_forward(module: nn.Module, cast: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the logits of a model of Hugging Face, a new function object at each call."""
+
+    def logits(params: Any, *inputs: jax.Array) -> jax.Array:
+        return module.apply({"params": params}, *inputs).logits  # pyright: ignore
+
+    return cast(logits)
+
+
+def hf_gradient(module: nn.Module, cast: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the gradient of a loss of one class."""
+    logits = hf_forward(module, lambda f: f)
+
+    def loss(params: Any, *inputs: jax.Array) -> jax.Array:
+        return -jnp.mean(jax.nn.log_softmax(logits(params, *inputs))[..., 0])
+
+    return jax.grad(cast(loss))
+
+
 PARTS: dict[str, Callable[[int], None]] = {
     "transformer": measure_transformer,
     "shared layer": lambda repeats: measure_shared_layer(96, repeats),
     "planning": measure_planning,
     "residuals": lambda repeats: measure_residuals(48, repeats),
     "keras": measure_keras,
+    "hf": measure_hf,
 }
 
 
@@ -292,7 +348,7 @@ def main() -> None:
     """Runs the measurements."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=5, help="runs of which the best counts")
-    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=tuple(PARTS))
+    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=[*PARTS][:-1])
     args = parser.parse_args()
     for name in args.only:
         PARTS[name](args.repeats)
