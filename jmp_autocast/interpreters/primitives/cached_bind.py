@@ -40,7 +40,7 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
         # JAX casts what is not traced with NumPy, which warns of the infinity that is meant.
         with np.errstate(over="ignore"):
             return bind(primitive, operands, params)
-    if primitive.name not in _CACHED or not any(map(_is_derived, operands)):
+    if primitive.name not in _CACHED or not any(map(is_derived, operands)):
         return bind(primitive, operands, params)
     # A scalar operand stays a literal in the jaxpr; as an argument of the inlined function it would
     # become an array constant.
@@ -54,7 +54,7 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
 
 def cast(x: Any, dtype: np.dtype) -> Any:
     """Casts an array."""
-    return _inlined_cast(dtype)(x) if _is_derived(x) else lax.convert_element_type(x, dtype)
+    return _inlined_cast(dtype)(x) if is_derived(x) else lax.convert_element_type(x, dtype)
 
 
 def with_cached_derivative(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,10 +64,10 @@ def with_cached_derivative(function: Callable[..., Any]) -> Callable[..., Any]:
         function: The function, made once for many calls.
     """
     inline = inlined(function)
-    return lambda *xs: (inline if any(map(_is_derived, xs)) else function)(*xs)
+    return lambda *xs: (inline if any(map(is_derived, xs)) else function)(*xs)
 
 
-def _is_derived(x: Any) -> bool:
+def is_derived(x: Any) -> bool:
     """Whether JAX may be differentiating or mapping where a value is used."""
     return isinstance(x, Tracer) and not is_staged(x)
 

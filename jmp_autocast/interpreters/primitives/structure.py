@@ -9,7 +9,7 @@ To add a higher-order primitive, describe it here, and give it a rewriting rule 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from ..compat import (
@@ -23,6 +23,7 @@ from ..compat import (
     scan_with_more,
     shard_map_axes,
 )
+from ..compat.same_rules import rule_key
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,6 +143,12 @@ def rules_of(eqn: Any) -> tuple[Any, ...]:
     """Returns what an equation holds besides operands, where rules of the user's own are in it."""
     holds_rules = has_rule(eqn) or eqn.primitive.name == "custom_vmap_call"
     return tuple(eqn.params.values()) if holds_rules else ()
+
+
+def rule_of(eqn: Any) -> Hashable:
+    """Returns what equations that call one custom function have in common beside their jaxprs."""
+    params = {k: v for k, v in eqn.params.items() if k != inner_jaxpr_key(eqn.params)}
+    return eqn.primitive.name, *params, *map(rule_key, params.values())
 
 
 def isolates(eqn: Any) -> bool:

@@ -35,6 +35,8 @@ _LEAVES = (
     np.ndarray,
     np.generic,
     jax.Array,
+    # Behind each tree structure: the functions of every class that is a pytree, 100 objects.
+    type(jax.tree_util.default_registry),
     Plan,
     EquationPlan,
     *TRACES_AND_JAXPRS,

@@ -19,15 +19,18 @@ from ..compat import (
     bind,
     consts_of,
     fresh_make_jaxpr,
+    inlined,
     is_array_aval,
     is_ref,
     mark_frames,
+    trace_context,
     with_dtype,
     zero_cotangent,
 )
 from ..plan.data import EquationPlan, Want
 from ..plan.float_dtypes import float_dtype
-from ..primitives.structure import called
+from ..primitives.cached_bind import is_derived
+from ..primitives.structure import called, rule_of
 from .immutable import check_immutable
 from .rewriter import Rewriter, rewrites
 from .values import as_array, read
@@ -64,22 +67,54 @@ def _partial(function: Callable, fixed: Sequence[Any], positions: Sequence[int])
     return partial
 
 
+def _emitted(
+    rewriter: Rewriter,
+    eqn: Any,
+    plan: EquationPlan,
+    operands: list[Any],
+    rebuilt: Callable[[Rewriter, Any, EquationPlan], Callable],
+) -> list[Any]:
+    """Emits an equation with a rule.
+
+    Where JAX differentiates it, all equations of one rule and one plan call one inlined function,
+    which JAX differentiates once: a rule that is rebuilt takes 5 ms, and MobileNetV2 calls
+    ``jax.nn.relu6`` 35 times.
+    """
+    xs, inner = read(plan, operands), plan.inner[0]
+    # Effects have an order, and JAX inlines no function of a ref.
+    is_alone = bool(eqn.effects) or any(is_ref(v.aval) for v in eqn.invars)
+    is_alone = is_alone or rewriter.looks_at(eqn) or not inner.equations
+    is_shared = not is_alone and any(map(is_derived, xs))
+    is_original = plan.unchanged and not rewriter.looks_at(eqn)
+    if is_original and not is_shared:
+        return list(_original(eqn)(*xs))
+    # Plans of jaxprs of one kind share their equations.
+    of_plan = id(inner.equations), inner.inputs, inner.outputs, inner.output_dtypes
+    key = (id(inner), eqn.primitive.name) if is_alone else (of_plan, rule_of(eqn))
+    if key not in rewriter.memo:
+        rewriter.memo[key] = _original(eqn) if is_original else rebuilt(rewriter, eqn, plan)
+    function = rewriter.memo[key]
+    if is_shared:
+        if (inlined_key := (key, "inlined")) not in rewriter.memo:
+            rewriter.memo[inlined_key] = inlined(function)
+        function = rewriter.memo[inlined_key]
+    return list(function(*xs))
+
+
 def _cast(x: Any, dtype: Any) -> Any:
     return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
 
 
 @rewrites("custom_jvp_call")
 def _custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
-    # One function per plan: JAX caches derivatives by the function's identity.
-    if (key := (id(plan.inner[0]), "custom_jvp")) not in rewriter.memo:
-        rewriter.memo[key] = _rebuilt_custom_jvp(rewriter, eqn, plan)
-    return list(rewriter.memo[key](*read(plan, operands)))
+    return _emitted(rewriter, eqn, plan, operands, _rebuilt_custom_jvp)
 
 
 def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
     primal = _primal(rewriter, eqn, plan)
     inner, original = plan.inner[0], _original(eqn)
     avals = _declared_avals(eqn.invars)
+    traced: dict[Any, Any] = {}
 
     @jax.custom_jvp
     def function(*xs: Any) -> tuple[Any, ...]:
@@ -99,10 +134,11 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
 
         # The original primitive is differentiated in declared dtypes, as if autocast were not
         # there. The jaxpr that comes out holds the user's rule, and is planned like any other.
-        closed = fresh_make_jaxpr(original_jvp, avals, [avals[i] for i in moving])
+        if (key := (tuple(moving), trace_context())) not in traced:
+            traced[key] = fresh_make_jaxpr(original_jvp, avals, [avals[i] for i in moving])
         dtypes = [Want(dtype=s.dtype) for s in inner.outputs]
         args = [*primals, *(tangents[i] for i in moving)]
-        flat = rewriter.run(closed, args, [*dtypes, *dtypes], inner)
+        flat = rewriter.run(traced[key], args, [*dtypes, *dtypes], inner)
         return tuple(flat[: len(dtypes)]), tuple(flat[len(dtypes) :])
 
     function.defjvp(rule, symbolic_zeros=True)
@@ -121,9 +157,7 @@ jax.tree_util.register_pytree_node(_Static, lambda s: ((), s.value), lambda aux,
 
 @rewrites("custom_vjp_call")
 def _custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
-    if (key := (id(plan.inner[0]), "custom_vjp")) not in rewriter.memo:
-        rewriter.memo[key] = _rebuilt_custom_vjp(rewriter, eqn, plan)
-    return list(rewriter.memo[key](*read(plan, operands)))
+    return _emitted(rewriter, eqn, plan, operands, _rebuilt_custom_vjp)
 
 
 def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:

@@ -240,8 +240,8 @@ class Rewriter(KeepsValues):
                 return bind(eqn.primitive, read(plan, operands), with_functions(eqn, jaxprs))
             case Inside(unchanged=False):
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
-            case Inside() if self._looked_at(eqn):
-                # Nothing in it changes, but its derivative rule does.
+            case Inside() if has_rule(eqn) or self.looks_at(eqn):
+                # Nothing in it changes, but its derivative rule may.
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
             case _:
                 return _bound(eqn, plan, operands)
@@ -261,7 +261,8 @@ class Rewriter(KeepsValues):
             inner.append(self._plan(held.jaxpr, states, wants, AS_DECLARED))
         return dataclasses.replace(plan, action=Inside(tuple(inner), unchanged=True))
 
-    def _looked_at(self, eqn: Any) -> bool:
+    def looks_at(self, eqn: Any) -> bool:
+        """Returns whether a rule of an equation is looked into, where nothing in it changes too."""
         reported = self._planned is not None and has_rule(eqn)
         return reported or self.closed_over.by(eqn)
 

@@ -1,0 +1,78 @@
+"""Which custom functions have one derivative rule: JAX wraps the rule anew at each call.
+
+A ResNet calls ``jax.nn.relu`` 49 times, and its jaxpr has 49 rules. Behind all of them is one
+function of JAX's library. What is not known here counts as itself alone, so that a new JAX makes
+rules differ, and never makes them the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+from jax._src.linear_util import DebugInfo, EqualStore, Store
+from jax.extend.linear_util import WrappedFun
+
+_JAX = jax.__file__.removesuffix("__init__.py")
+
+# Equal ones are the same to a rule.
+_DATA = (
+    type(None), str, bytes, type, CodeType, np.dtype, jax.core.ShapedArray, jax.tree_util.PyTreeDef,
+)  # fmt: skip
+
+# Of one call, and no part of what it computes: names for messages, where it was, and what became of
+# its results.
+_OF_THE_CALL = (DebugInfo, Store, EqualStore, jax.core.Trace)
+
+
+class _Itself:
+    """An object as a key: equal to itself alone, and alive as long as the key."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.of is other.of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+
+def rule_key(rule: Any) -> Hashable:
+    """Returns what wrappers of one function have in common, as a key.
+
+    Args:
+        rule: A parameter of an equation, before the rule was called.
+    """
+    kind = type(rule)
+    if isinstance(rule, _DATA):
+        return kind, rule
+    if kind in (bool, int, float, complex):
+        # To Python 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+        return kind, repr(rule)
+    if kind is object or isinstance(rule, _OF_THE_CALL):
+        return kind
+    if isinstance(rule, WrappedFun):
+        return kind, *map(rule_key, (rule.f, rule.transforms, rule.params))
+    if kind in (tuple, list):
+        return kind, *map(rule_key, rule)
+    if kind is dict and not rule:
+        return kind
+    if isinstance(rule, FunctionType) and rule.__code__.co_filename.startswith(_JAX):
+        # A function of the user's own is itself: what it closes over may change between its calls.
+        cells = map(_content, rule.__closure__ or ())
+        return rule.__code__, *map(rule_key, (*cells, rule.__defaults__, rule.__kwdefaults__))
+    return _Itself(rule)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was assigned yet
+        return cell
