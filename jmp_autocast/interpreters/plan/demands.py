@@ -78,11 +78,13 @@ def find_requests(
             # At level "compute" no source raises what it is added to, as with `dtype=` by hand.
             adds = eqn.primitive.name in _SUMS and not policy.data_abstains
             adds = adds and _adds_a_source(eqn, plan, states)
-            if request is None and adds:
+            # The digits that a difference loses are those of its logarithm, whoever else reads it:
+            # `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 without this.
+            loses = eqn.primitive.name == "sub" and eqn.outvars[0] in guarded
+            if request is None and (adds or loses):
                 request = readers.mixed_request(eqn)
         if request is not None:
-            variables = [v for v in eqn.invars if not isinstance(v, Literal)]
-            computed = {v for v in variables if _is_computed(states[v])}
+            computed = {v for v in _variables(eqn) if _is_computed(states[v])}
             # At level "compute" a residual stream is 16 bits by intent, as with `dtype=` by hand.
             # One that is computed in float32 needs no rounding where all its readers are, too.
             if policy.data_abstains:
@@ -95,6 +97,9 @@ def find_requests(
             # Raised, `sigmoid(a) * b` would keep both factors in float32 for the backward pass.
             if len(computed) > 1:
                 stays |= is_gated_summand(eqn, plan) and readers.only_sum(eqn.outvars[0])
+                # A determinant adds up products to take others from them: the digits cancel. In
+                # float16, products of three numbers up to 324 made 8 of 8 determinants NaN or inf.
+                stays = stays and not readers.is_cancelled(eqn.outvars[0])
             # For the index alone, beside 16-bit readers, no two activations are kept in float32.
             if readers.only_snapped(eqn.outvars[0]):
                 cheap = plan.inner or eqn.primitive.name in _FEEDS
@@ -138,6 +143,8 @@ class _Readers:
         self._beyond_sums: set[Any] = set()  # what others than sums and the caller read
         self._summands: set[Any] = set()  # what a residual sum in 16 bits reads
         self._normed: set[Any] = set()  # what is reduced, or squared, as a norm begins
+        self._cancelled: set[Any] = set()  # terms of a sum from which products are subtracted
+        self._products = {e.outvars[0] for e in jaxpr.eqns if e.primitive.name == "mul"}
         for v, want in zip(jaxpr.outvars, wants, strict=True):
             if isinstance(v, Literal):
                 continue
@@ -162,6 +169,10 @@ class _Readers:
     def only_sum(self, v: Any) -> bool:
         """Returns whether only sums, or the caller, read a value."""
         return v not in self._beyond_sums
+
+    def is_cancelled(self, v: Any) -> bool:
+        """Returns whether a value is a term of a sum from which a product is subtracted."""
+        return v in self._cancelled
 
     def is_stream(self, v: Any) -> bool:
         """Returns whether a residual sum in 16 bits reads a value, and a norm does.
@@ -208,12 +219,15 @@ class _Readers:
         for k, v in enumerate(eqn.invars):
             if not isinstance(v, Literal):
                 self._read(v, plan.demands[k] if plan.demands else demand, name)
+        takes_product = name == "sub" and not self._products.isdisjoint(_variables(eqn))
+        if takes_product or (name in _SUMS and eqn.outvars[0] in self._cancelled):
+            self._cancelled.update(_variables(eqn))
         if name in _BEGINS_NORM or (name == "mul" and eqn.invars[0] is eqn.invars[1]):
-            self._normed.update(v for v in eqn.invars if not isinstance(v, Literal))
+            self._normed.update(_variables(eqn))
 
     def add_stream(self, eqn: Any) -> None:
         """Adds that an equation is a residual sum in 16 bits, if its readers let it be."""
-        self._summands.update(v for v in eqn.invars if not isinstance(v, Literal))
+        self._summands.update(_variables(eqn))
 
     def _demand(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None) -> Demand:
         """Returns in which dtype an equation reads its operands."""
@@ -289,6 +303,10 @@ def _adds_a_source(eqn: Any, plan: EquationPlan, states: Mapping[Any, ValueState
         return False
     found = [states[v] for v in eqn.invars if not isinstance(v, Literal)]
     return any(s.source and s.known_value is None and not s.may_be_rounded for s in found)
+
+
+def _variables(eqn: Any) -> list[Any]:
+    return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 
 def _is_computed(state: ValueState) -> bool:
