@@ -114,9 +114,7 @@ def close(found, expected, tolerance):
 def test_the_rule_is_rewritten(fn):
     found = jax.make_jaxpr(lambda w, x: grad(CAST(fn), w, x))(w(), x())
     assert [a.dtype for a in found.out_avals] == [jnp.float32]
-    # A rule of a function in which nothing is lowered computes in the declared dtypes.
-    if fn is not only_the_rule:
-        assert_dots_run_in("bfloat16", found.jaxpr)
+    assert_dots_run_in("bfloat16", found.jaxpr)
     close(grad(CAST(fn), w(), x()), grad(fn, w(), x()), 3e-2)
 
 

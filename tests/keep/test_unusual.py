@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad
 
 from jmp_autocast import BF16, autocast, keep_less
 from jmp_autocast.inspect import explain_kept
@@ -96,3 +98,18 @@ def test_a_loop_of_a_symbolic_length_is_planned():
     gradient = jax.grad(keep_less(loss, residuals="recompute"))
     exported = jax.export.export(jax.jit(gradient))(W, symbolic)
     np.testing.assert_allclose(exported.call(W, X), jax.grad(loss)(W, X), rtol=1e-5)
+
+
+def test_what_marks_a_program_stays():
+    # K-FAC finds the losses of a program by primitives whose results nobody reads.
+    tag = Primitive("tag")
+    tag.def_abstract_eval(lambda x: x)
+    ad.deflinear2(tag, lambda cotangent, _: [cotangent])
+
+    def loss(w, x):
+        y = jnp.tanh(x @ w)
+        tag.bind(y)
+        return jnp.mean(y**2)
+
+    fn = keep_less(loss, residuals="recompute")
+    assert "tag" in [e.primitive.name for e in jax.make_jaxpr(fn)(W, X).jaxpr.eqns]

@@ -303,3 +303,31 @@ def test_logits_are_rounded_once():
     assert [e.outvars[0].aval.shape for e in rounded if e.outvars[0].aval.size > Y.size] == [
         (ROWS, LENGTH, VOCABULARY)
     ]
+
+
+@jax.custom_jvp
+def picks_in_its_rule(x):
+    return jnp.sin(x)[jnp.arange(ROWS), Y[:, 0]]
+
+
+@picks_in_its_rule.defjvp
+def _picks_in_its_rule_jvp(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return picks_in_its_rule(x), (jnp.cos(x) * t)[jnp.arange(ROWS), Y[:, 0]]
+
+
+def test_a_rule_that_picks_elements_of_a_tangent():
+    # An implicit solver does so. The elements are linear in the tangent, and are transposed.
+    x = X[:, 0, :] @ W
+    loss = lambda x: jnp.sum(picks_in_its_rule(x) ** 2)
+    for transform in (lambda f: f, jax.checkpoint, jax.jit):
+        found = jax.grad(transform(autocast(loss, policy=BF16)))(x)
+        np.testing.assert_allclose(found, jax.grad(loss)(x), rtol=1e-6)
+
+
+def test_a_linear_program_that_picks_is_transposed():
+    x = X[:, 0, :] @ W
+    linear = lambda x: (x / 3.0)[jnp.arange(ROWS), Y[:, 0]]
+    cotangent = jnp.arange(1.0, 1.0 + ROWS)
+    (found,) = jax.linear_transpose(autocast(linear, policy=BF16), x)(cotangent)
+    np.testing.assert_array_equal(found, jax.linear_transpose(linear, x)(cotangent)[0])

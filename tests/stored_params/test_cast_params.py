@@ -189,3 +189,13 @@ def test_the_check_finds_a_leaf_that_is_read_in_float32(monkeypatch):
 def test_wrong_use_says_what_to_do(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+def test_a_program_that_returns_a_key_is_checked():
+    def fn(params, key, x):
+        key, own = jax.random.split(key)
+        return x @ params["w"] + jax.random.normal(own, (4,)), key
+
+    params = {"w": jnp.ones((8, 4)) / 3}
+    small = cast_params(fn, params, jax.random.key(0), X, policy=BF16, check=True)
+    assert small["w"].dtype == jnp.bfloat16

@@ -134,7 +134,9 @@ def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
             needed.update(unit.inputs)
         else:
             (step,) = unit.steps
-            if needed.isdisjoint(step.results) and not step.eqn.effects:
+            # What a library marks a program with has no reader: K-FAC looks for its losses so.
+            stays = bool(step.eqn.effects) or step.kind is Kind.OPAQUE
+            if needed.isdisjoint(step.results) and not stays:
                 continue
             needed.update(step.values)
         found.append(unit)

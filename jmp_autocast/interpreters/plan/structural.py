@@ -13,14 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...policies import FLOAT32, CastPolicy, Decision, Policy, may_use_float8
-from ..compat import is_ref
+from ..compat import is_ref, jax_function
 from ..primitives.float8_scale import CopyKey, ScaleOf, in_8_bits
 from ..primitives.structure import (
     STRUCTURES,
     Body,
     bodies,
+    called,
     has_rule,
     is_plain_call,
+    rules_of,
     runs_again,
 )
 from .basic_plans import as_declared, emitted, keep
@@ -176,7 +178,7 @@ def _around(
     copies: Sequence[tuple[int, CopyKey]] = (),
 ) -> EquationPlan:
     """Returns the plan of an equation whose operands and results are those of its one body."""
-    unchanged = inner.identity and not any(operands)
+    unchanged = inner.identity and not any(operands) and not _may_lower_in_rule(at)
     is_open = at.is_at_pick or any(s.is_looked_up for s in inner.outputs)
     return EquationPlan(
         Inside((inner,), tuple(copies), unchanged, is_open and is_plain_call(at.eqn)),
@@ -186,6 +188,16 @@ def _around(
         INSIDE,
         demands=inner.demands,
     )
+
+
+def _may_lower_in_rule(at: Place) -> bool:
+    """Returns whether a rule of the user's own may have products where its function has none.
+
+    The forward pass is a kernel, or a product of 8-bit integers, and the backward pass is written
+    in JAX. The rules of JAX's own functions have no product but those of linear algebra.
+    """
+    lowers = at.region.compute_dtype is not None and bool(rules_of(at.eqn))
+    return lowers and not jax_function(called(at.eqn))
 
 
 def _calls(has_rule: bool) -> list[str]:

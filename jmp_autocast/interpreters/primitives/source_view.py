@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from ..compat import Tracer
@@ -83,3 +84,15 @@ def source_view(full: Any, low: Any) -> Any:
         True
     """
     return _view(full, low) if isinstance(full, Tracer) else low
+
+
+def detached(x: Any) -> Any:
+    """Returns an array without its derivative, in a program that is linear in it as well.
+
+    It is a view of a constant. `lax.stop_gradient` has no transpose, which JAX asks for where a
+    derivative rule of the user's own reads a tangent.
+
+    Args:
+        x: An array.
+    """
+    return source_view_p.bind(np.float32(0), x) if isinstance(x, Tracer) else x

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from jax import lax
-
 from ..compat import mark_frames
 from ..plan.data import EquationPlan
 from ..primitives.picking import picked_by_rows, picked_elements, with_all_dimensions
-from ..primitives.source_view import source_view
+from ..primitives.source_view import detached, source_view
 from .values import Maker, Scalar, Value, read
 
 mark_frames(__file__)
@@ -87,5 +85,5 @@ class _Picking:
             return Value(array)
         is_whole = array.shape == self._eqn.invars[0].aval.shape
         pick = picked_by_rows if is_whole else picked_elements
-        found = pick(self._eqn, lax.stop_gradient(array), self._indices)
+        found = pick(self._eqn, detached(array), self._indices)
         return None if found is None else Value(found)

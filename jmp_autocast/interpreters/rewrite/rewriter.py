@@ -306,8 +306,9 @@ class Rewriter(KeepsValues):
             closed: The rule's jaxpr, traced in declared dtypes.
             args: Its arguments, in the dtypes they have.
             wants: What is asked of each output.
-            of: The plan of the function that the rule belongs to. Where nothing changes in the
-                function, nothing changes in its rule.
+            of: The plan of the function that the rule belongs to, whose scope is the rule's. The
+                function may have nothing to lower where its rule has: a product of 8-bit integers,
+                or a kernel, whose backward pass is written in JAX.
         """
         closed = self.closed_over.live(closed)
         variables = body_of(closed).invars
@@ -319,12 +320,9 @@ class Rewriter(KeepsValues):
         plan = self._plan(closed, states, wants, of.path)
         if self._planned is not None:
             self._planned(plan)
-        # A rule of a function in which nothing is lowered computes in the dtypes that it declares.
-        if not of.identity:
-            return self.program(plan, closed, args)
-        if not self.closed_over.look(closed):
+        if plan.identity and not self.closed_over.look(closed):
             return jaxpr_as_fun(closed)(*args)
-        return self.program(self._plan(closed, states, wants, AS_DECLARED), closed, args)
+        return self.program(plan, closed, args)
 
 
 # --- one function per action ----------------------------------------------------------------
