@@ -156,7 +156,9 @@ def custom_jvp(g: Generator) -> Draw:
         f"{name} = jax.custom_jvp({body.name})",
         f"{name}.defjvp(lambda p, t: ({name}(*p), (t[0] * 0.5).astype({name}(*p).dtype)))",
     )
-    return Draw(f"{name}({x})", 1, (body,), before)
+    call = f"{name}({x})"
+    # A second call has the same rule, of which JAX makes a new object.
+    return Draw(f"{name}({call})" if g.chance(0.4) else call, 1, (body,), before)
 
 
 @operation("control", 1)
@@ -172,7 +174,8 @@ def custom_vjp(g: Generator) -> Draw:
         f"{name} = jax.custom_vjp({body.name})",
         f"{name}.defvjp(lambda x, y: ({body.name}(x, y), {save}), lambda r, c: {back})",
     )
-    return Draw(f"{name}({x}, {y})", 1, (body,), before)
+    call = f"{name}({x}, {y})"
+    return Draw(f"{name}({call}, {y})" if g.chance(0.4) else call, 1, (body,), before)
 
 
 @operation("control", 1.5)
@@ -269,7 +272,9 @@ def custom_batching(g: Generator) -> Draw:
         f"{name} = jax.custom_batching.custom_vmap({body.name})",
         f"{name}.def_vmap(lambda n, b, x: (jax.vmap({body.name})(x), True))",
     )
-    return Draw(f"{name}({x})", 1, (body,), before)
+    call = f"{name}({x})"
+    # A second call has the same rule, of which JAX makes a new object.
+    return Draw(f"{name}({call})" if g.chance(0.4) else call, 1, (body,), before)
 
 
 @operation("library")

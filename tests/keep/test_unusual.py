@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad
 
 from jmp_autocast import BF16, autocast, keep_less
 from jmp_autocast.inspect import explain_kept
+from jmp_autocast.interpreters.compat.registration import define_primitive
 from tests.support.numerics import relative_error
 
 # A product of a complex and a real array is promoted.
@@ -102,9 +101,7 @@ def test_a_loop_of_a_symbolic_length_is_planned():
 
 def test_what_marks_a_program_stays():
     # K-FAC finds the losses of a program by primitives whose results nobody reads.
-    tag = Primitive("tag")
-    tag.def_abstract_eval(lambda x: x)
-    ad.deflinear2(tag, lambda cotangent, _: [cotangent])
+    tag = define_primitive("tag", aval=lambda x: x)
 
     def loss(w, x):
         y = jnp.tanh(x @ w)
