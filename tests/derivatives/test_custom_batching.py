@@ -76,3 +76,17 @@ def test_batched_twice():
     """Outside the rule, which was batched once, comes JAX's own batching of what it did."""
     twice = lambda f: jax.vmap(jax.vmap(f, (0, None)), (None, 0))
     check(lambda cast: twice(cast(sin_dot)), (X, W), "float16")
+
+
+def test_a_product_that_the_rule_alone_has():
+    @jax.custom_batching.custom_vmap
+    def product(x, w):
+        return jnp.sum(jnp.expand_dims(x, 1) * w, axis=0)
+
+    @product.def_vmap
+    def rule(size, batched, x, w):
+        return x @ w, True
+
+    rows, matrix = X.reshape(X.shape[0], -1), W.reshape(-1, W.shape[-1])
+    rows = jnp.resize(rows, (8, matrix.shape[0]))
+    check(lambda cast: jax.vmap(cast(product), (0, None)), (rows, matrix), "bfloat16")
