@@ -171,5 +171,7 @@ def test_rules_of_two_library_functions_differ():
 
 
 def test_static_arguments_are_part_of_a_rule():
-    rules = rules_in(lambda x: [scaled(x, s) for s in (1, True, 1.0, 0.0, -0.0, "a", None)])
+    # Some are equal to Python; some are equal and change; two sentinels are not even equal.
+    values = (1, True, 1.0, 0.0, -0.0, "a", None, {}, {}, object(), object(), [], [], ())
+    rules = rules_in(lambda x: [scaled(x, v) for v in values])
     assert len({*rules}) == len(rules)

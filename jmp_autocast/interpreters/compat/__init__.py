@@ -162,9 +162,14 @@ def inner_jaxpr_key(params: dict[str, Any]) -> str:
 
 
 def jax_function(jaxpr: Any) -> str:
-    """Returns the name of the function of JAX itself that a jaxpr traces, "" for any other."""
+    """Returns the name of the function of JAX itself that a jaxpr traces, "" for any other.
+
+    What is in ``jax.experimental`` counts as the user's own: kernels with rules written in JAX.
+    """
     info, folder = body_of(jaxpr).debug_info, jax.__file__.removesuffix("__init__.py")
-    return info.func_name if (info.func_filename or "").startswith(folder) else ""
+    path = info.func_filename or ""
+    is_own = path.startswith(folder) and not path.startswith(f"{folder}experimental")
+    return info.func_name if is_own else ""
 
 
 def function_name(jaxpr: Any) -> str:

@@ -19,14 +19,17 @@ from jax.extend.linear_util import WrappedFun
 
 _JAX = jax.__file__.removesuffix("__init__.py")
 
+_AVAL: Any = jax.core.ShapedArray
+
 # Equal ones are the same to a rule.
-_DATA = (
-    type(None), str, bytes, type, CodeType, np.dtype, jax.core.ShapedArray, jax.tree_util.PyTreeDef,
-)  # fmt: skip
+_DATA = type(None), str, bytes, type, CodeType, np.dtype, _AVAL, jax.tree_util.PyTreeDef
 
 # Of one call, and no part of what it computes: names for messages, where it was, and what became of
 # its results.
 _OF_THE_CALL = (DebugInfo, Store, EqualStore, jax.core.Trace)
+
+# The variables of the wrapper in which JAX remembers what a rule has returned.
+_OF_A_MEMO = frozenset(("cells", "sentinel"))
 
 
 class _Itself:
@@ -48,7 +51,7 @@ def rule_key(rule: Any) -> Hashable:
     """Returns what wrappers of one function have in common, as a key.
 
     Args:
-        rule: A parameter of an equation, before the rule was called.
+        rule: A parameter of an equation.
     """
     kind = type(rule)
     if isinstance(rule, _DATA):
@@ -56,17 +59,16 @@ def rule_key(rule: Any) -> Hashable:
     if kind in (bool, int, float, complex):
         # To Python 1, 1.0 and True are equal, and so are 0.0 and -0.0.
         return kind, repr(rule)
-    if kind is object or isinstance(rule, _OF_THE_CALL):
+    if isinstance(rule, _OF_THE_CALL):
         return kind
     if isinstance(rule, WrappedFun):
         return kind, *map(rule_key, (rule.f, rule.transforms, rule.params))
-    if kind in (tuple, list):
+    if kind is tuple or (rule and kind is list and all(isinstance(x, _AVAL) for x in rule)):
         return kind, *map(rule_key, rule)
-    if kind is dict and not rule:
-        return kind
     if isinstance(rule, FunctionType) and rule.__code__.co_filename.startswith(_JAX):
         # A function of the user's own is itself: what it closes over may change between its calls.
-        cells = map(_content, rule.__closure__ or ())
+        named = zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True)
+        cells = [_content(cell) for name, cell in named if name not in _OF_A_MEMO]
         return rule.__code__, *map(rule_key, (*cells, rule.__defaults__, rule.__kwdefaults__))
     return _Itself(rule)
 
