@@ -65,7 +65,8 @@ CALLS = frozenset(
     custom_vjp_call_jaxpr custom_vmap_call shard_map
     """.split()
 )
-EQUALITIES = frozenset("eq ne lt le gt ge max min".split())
+COMPARISONS = frozenset("eq ne lt le gt ge".split())
+EQUALITIES = COMPARISONS | {"max", "min"}
 FLOATS = ("float32", "float16", "bfloat16")
 FULL_BITS = 21
 
@@ -229,11 +230,12 @@ class Evaluation:
             return self._apply(eqn, xs), (promised,)
         exact = kept or promised.full or promised.coordinates
         low = self.precision.may_be_low(name) and not exact
-        if low and name != "convert_element_type":
+        # On one grid, values that are close are equal: also float32 ones that were 16 bits before.
+        is_on_grid = name in EQUALITIES if low else name in COMPARISONS and not exact
+        equal = self.rng.random() if is_on_grid and self.rng.random() < 0.5 else None
+        if (low and name != "convert_element_type") or equal is not None:
             share = self.narrow_factors if name in CONTRACTIONS else self.narrow
             pairs = zip(eqn.invars, xs, strict=True)
-            # On one grid, values that are close are equal.
-            equal = self.rng.random() if name in EQUALITIES and self.rng.random() < 0.5 else None
             seen = {id(v): self.noisy(x, True, share, equal) for v, x in pairs}
             xs = [seen[id(v)] for v in eqn.invars]
         return [self.noisy(x, low, self.narrow) for x in self._apply(eqn, xs)], (promised,)
