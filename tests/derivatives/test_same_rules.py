@@ -9,7 +9,7 @@ import pytest
 
 from jmp_autocast import BF16, autocast
 from jmp_autocast.interpreters.compat.same_rules import rule_key
-from jmp_autocast.interpreters.primitives.structure import rule_of
+from jmp_autocast.interpreters.primitives.structure import called, has_rule, rule_of
 from tests.support.jaxprs import trace
 
 X = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
@@ -78,6 +78,16 @@ def test_more_calls_run_a_rule_no_more_often(transform, kind, place):
         runs.append(len(calls))
     # The first call and the last one read and return other dtypes.
     assert runs[0] == runs[1] <= 3
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_equal_calls_of_a_forward_pass_hold_one_jaxpr(kind, place):
+    eqns = trace(autocast(chain(kind(2.0), place, 6), policy=BF16), X).jaxpr.eqns
+    held = [called(e) for e in eqns if has_rule(e)]
+    assert len(held) == 6
+    # The first call and the last one read and return other dtypes.
+    assert len(set(map(id, held))) <= 3
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
