@@ -5,9 +5,8 @@ Each adapter says which version changed what. Supported: JAX 0.10 to the newest 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -53,6 +52,7 @@ dce_jaxpr: Callable[..., Any] = partial_eval.dce_jaxpr
 __all__ = [
     "ASSUMED_LENGTH",
     "TRACES_AND_JAXPRS",
+    "EquationContext",
     "InconclusiveDimensionOperation",
     "Literal",
     "Primitive",
@@ -69,7 +69,6 @@ __all__ = [
     "current_name_stack",
     "dce_jaxpr",
     "device_varying",
-    "equation_context",
     "fresh_make_jaxpr",
     "function_name",
     "has_no_options",
@@ -198,21 +197,33 @@ def inlined(function: Callable) -> Callable:
     return jax.jit(function, inline=True if enum is None else enum.JAX_EARLY)
 
 
-@contextlib.contextmanager
-def equation_context(eqn: Any, stack: Any = None) -> Iterator[None]:
+class EquationContext:
     """Errors, profiles and HLO metadata of what is bound inside point at the user's equation.
+
+    A class, because a generator takes as long as the two contexts that it would hold together, and
+    each equation is bound in one.
 
     Args:
         eqn: The equation.
         stack: The whole name stack; None for the current one with the equation's own appended.
     """
-    if stack is None:
-        stack = current_name_stack() + eqn.source_info.name_stack
-    with (
-        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
-        eqn.ctx.manager,
-    ):
-        yield
+
+    __slots__ = ("_settings", "_user")
+
+    def __init__(self, eqn: Any, stack: Any = None) -> None:
+        info = eqn.source_info
+        if stack is None:
+            stack = current_name_stack() + info.name_stack
+        self._user = source_info_util.user_context(info.traceback, name_stack=stack)
+        self._settings = eqn.ctx.manager
+
+    def __enter__(self) -> None:
+        self._user.__enter__()
+        self._settings.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._settings.__exit__(*raised)
+        self._user.__exit__(*raised)
 
 
 def scope_names(eqn: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from ..compat import Literal, body_of, equation_context
+from ..compat import EquationContext, Literal, body_of
 
 V = TypeVar("V")
 
@@ -21,7 +21,7 @@ def evaluate(
     args: Sequence[V],
     literal: Callable[[Any], V],
     step: Callable[[int, Any, list[V]], Sequence[V]],
-    context: Callable[[Any], AbstractContextManager[Any]] = equation_context,
+    context: Callable[[Any], AbstractContextManager[Any]] = EquationContext,
 ) -> list[V]:
     """Runs a jaxpr, one step per equation, in program order.
 
@@ -41,19 +41,24 @@ def evaluate(
     body = body_of(jaxpr)
     env = dict(zip(body.constvars, consts, strict=True))
     env.update(zip(body.invars, args, strict=True))
+    last_use = _last_uses(body)
     # Outside `jit` a value is an array, and its memory is free after its last use, as in Python.
-    last_use = {v: i for i, eqn in enumerate(body.eqns) for v in _variables(eqn.invars)}
-    last_use.update(dict.fromkeys(_variables(body.outvars), len(body.eqns)))
+    unused: list[list[Any]] = [[] for _ in range(len(body.eqns) + 1)]
+    for v, i in last_use.items():
+        unused[i].append(v)
     for i, eqn in enumerate(body.eqns):
         operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
         with context(eqn):
             results = step(i, eqn, operands)
-        for v in _variables(eqn.invars):
-            if last_use[v] == i:
-                env.pop(v, None)
-        env.update((v, x) for v, x in zip(eqn.outvars, results, strict=True) if v in last_use)
+        for v in unused[i]:
+            del env[v]
+        for v, x in zip(eqn.outvars, results, strict=True):
+            if v in last_use:
+                env[v] = x
     return [literal(v) if isinstance(v, Literal) else env[v] for v in body.outvars]
 
 
-def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [v for v in atoms if not isinstance(v, Literal)]
+def _last_uses(jaxpr: Any) -> dict[Any, int]:
+    """Returns the index of the last equation that reads each variable, their number for outputs."""
+    reads = (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)
+    return {v: i for i, atoms in enumerate(reads) for v in atoms if not isinstance(v, Literal)}

@@ -9,7 +9,7 @@ from typing import Any
 from jax import lax
 
 from ...policies import FLOAT_DTYPES
-from ..compat import current_name_stack, equation_context, mark_frames
+from ..compat import EquationContext, current_name_stack, mark_frames
 from ..plan.data import EquationPlan, Move
 from ..plan.float_dtypes import is_in
 from ..primitives.cached_bind import bind_cached, cast
@@ -63,7 +63,7 @@ def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
     def copy_of(k: int) -> Callable[[Any], Any]:
         def copy(dtype: Any) -> Any:
             if dtype not in made:
-                with equation_context(eqn, stack):
+                with EquationContext(eqn, stack):
                     made[dtype] = copies_in(dtype)
             return made[dtype][k]
 
@@ -97,7 +97,7 @@ def _narrow(
 
     def narrow(k: int, dtype: Any) -> Any:
         if dtype not in made:
-            with equation_context(eqn, stack):
+            with EquationContext(eqn, stack):
                 made[dtype] = make(dtype)
         return made[dtype][k]
 

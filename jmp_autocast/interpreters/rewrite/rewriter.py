@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -164,8 +163,11 @@ class Rewriter(KeepsValues):
         )
 
     def _labeled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
-        with nullcontext() if self._label is None else jax.named_scope(self._label(plan)):
+        if self._label is None:
             results = self.emit_equation(eqn, plan, operands)
+        else:
+            with jax.named_scope(self._label(plan)):
+                results = self.emit_equation(eqn, plan, operands)
         self.closed_over.keep(eqn.outvars, results)
         return results
 

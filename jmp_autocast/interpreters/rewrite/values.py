@@ -145,7 +145,8 @@ class Value:
             return self.array
         if dtype not in self.copies:
             # From 0.12 JAX casts what is not traced with NumPy, which warns of an infinity.
-            with np.errstate(over="ignore"):
+            is_traced = isinstance(self.array, Tracer)
+            with contextlib.nullcontext() if is_traced else np.errstate(over="ignore"):
                 if self.move:
                     self.copies[dtype] = self.move(dtype)
                 elif in_8_bits(dtype):
