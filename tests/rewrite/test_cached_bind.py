@@ -1,10 +1,14 @@
 """Equations are bound through an inlined jit only where JAX differentiates or maps."""
 
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
 
 from jmp_autocast import BF16, autocast
+from jmp_autocast.interpreters.compat import inlined_equation
 from jmp_autocast.interpreters.primitives import cached_bind
 from tests.support.jaxprs import trace
 
@@ -19,13 +23,13 @@ def fn(w, x):
 def bound(monkeypatch):
     """The primitives that were bound through an inlined jit."""
     names = []
-    original = cached_bind._inlined_primitive
+    original = cached_bind._bound_primitive
 
     def noted(primitive, *rest):
         names.append(primitive.name)
         return original(primitive, *rest)
 
-    monkeypatch.setattr(cached_bind, "_inlined_primitive", noted)
+    monkeypatch.setattr(cached_bind, "_bound_primitive", noted)
     return names
 
 
@@ -49,3 +53,36 @@ def test_neither_way_leaves_a_call():
         names = [e.primitive.name for e in program.jaxpr.eqns]
         assert {"accumulate", "tanh", "mul"} <= set(names)
         assert "jit" not in names
+
+
+FUNCTIONS = {
+    "one result": lambda x, y: x * y,
+    "several results": lambda x, y: [x + y, lax.sin(x)],
+    "a result that is an operand": lambda x, y: [x * y, x],
+    "nothing but an operand": lambda x, y: y,
+    "a constant": lambda x, y: x + jnp.arange(4.0),
+    "one result twice": lambda x, y: [x * y] * 2,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_the_equation_of_a_call_does_what_the_call_does(function):
+    inline = inlined_equation(function, [X.aval, X.aval])
+    x, y = jnp.arange(16.0).reshape(4, 4), X * 3.0
+    chex.assert_trees_all_equal(inline(x, y), function(x, y))
+    program = trace(lambda x, y: inline(x, y), x, y)
+    assert "jit" not in [e.primitive.name for e in program.jaxpr.eqns]
+    for transform in (mapped, lambda f: lambda *xs: jax.jvp(f, xs, xs)):
+        chex.assert_trees_all_close(transform(inline)(x, y), transform(function)(x, y))
+
+
+def mapped(function):
+    return lambda *xs: jax.vmap(function)(*(jnp.stack([x, 2 * x]) for x in xs))
+
+
+def test_an_array_of_numpy_beside_a_tracer_is_bound():
+    def angles(x):
+        return cached_bind.bind_cached(lax.atan2_p, [x, np.full((4, 4), 2.0, np.float32)], {})
+
+    slopes = jax.grad(lambda x: jnp.sum(angles(x)))(X)
+    chex.assert_trees_all_close(slopes, jax.grad(lambda x: jnp.sum(lax.atan2(x, 2 * X)))(X))

@@ -73,6 +73,7 @@ __all__ = [
     "function_name",
     "has_no_options",
     "inlined",
+    "inlined_equation",
     "inner_jaxpr_key",
     "is_array_aval",
     "is_on_host",
@@ -189,12 +190,33 @@ def bind(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any
 
 
 def inlined(function: Callable) -> Callable:
-    """Returns a jitted function whose calls leave no equation of their own in a jaxpr.
+    """Returns a jitted function whose calls leave no equation of their own in a jaxpr."""
+    return jax.jit(function, inline=_INLINE)
 
-    JAX 0.11 made ``inline`` an enum, in which True means inlining at lowering time.
+
+# JAX 0.11 made ``inline`` an enum, in which True means inlining at lowering time.
+_INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
+
+
+def inlined_equation(function: Callable, avals: Sequence[Any]) -> Callable[..., Any]:
+    """Returns `inlined` for operands of these types alone, without what a call looks at each time.
+
+    Args:
+        function: From arrays to an array, or to a list of them.
+        avals: The types of its operands. The settings under which JAX traces it here have to be
+            those of each call.
     """
-    enum: Any = getattr(jax, "Inline", None)
-    return jax.jit(function, inline=True if enum is None else enum.JAX_EARLY)
+    closed, shape = jax.make_jaxpr(jax.jit(function), return_shape=True)(*avals)
+    body = body_of(closed)
+    eqn = body.eqns[0] if len(body.eqns) == 1 else None
+    # A result that is an operand is none of the equation's.
+    is_whole = eqn is not None and eqn.invars == body.invars and eqn.outvars == body.outvars
+    if eqn is None or not is_whole or "inline" not in eqn.params:
+        return inlined(function)
+    primitive, params = eqn.primitive, {**eqn.params, "inline": _INLINE}
+    if isinstance(shape, list | tuple):
+        return lambda *xs: primitive.bind(*xs, **params)
+    return lambda *xs: primitive.bind(*xs, **params)[0]
 
 
 class EquationContext:
