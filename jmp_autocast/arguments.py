@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .call_forms import LINE, check_no_class
+from .call_forms import check_no_class
 from .guess_params import guessed_params
 from .interpreters import Planner
 from .interpreters.compat import mark_frames
@@ -53,11 +53,7 @@ _LAZY = {
 }
 
 
-def check_function(
-    fn: Any,
-    by: str = "autocast",
-    fix: str = f"Pass options by keyword: {LINE}, or @autocast(compute_dtype=...) above it.",
-) -> None:
+def check_function(fn: Any, by: str, fix: str) -> None:
     """Raises TypeError for what is not callable, a class, or what computes after it has returned.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,7 +13,6 @@ from typing import Any, TypeVar
 from . import arguments
 from .call_forms import LINE
 from .interpreters.compat import mark_frames
-from .pickling import by_name_or_made
 from .policies.callables import has_hash
 
 mark_frames(__file__)
@@ -64,7 +64,16 @@ class Wrapper(abc.ABC):
         return hash(self._key())
 
     def __reduce__(self) -> Any:
-        return by_name_or_made(self, wrapper_of, self._fn, self._options, type(self))
+        # A decorated function goes by its name, as functions do: the wrapper took that name, so
+        # that pickle would not accept it for the function inside. `__main__` is another module in
+        # the process that reads the pickle; what is defined there goes by value, which cloudpickle
+        # can do.
+        name = getattr(self, "__qualname__", None)
+        found: Any = sys.modules.get(self.__module__)
+        if name is not None and self.__module__ != "__main__":
+            for attribute in name.split("."):
+                found = getattr(found, attribute, None)
+        return name if found is self else (wrapper_of, (self._fn, self._options, type(self)))
 
     @property
     def __signature__(self) -> inspect.Signature:

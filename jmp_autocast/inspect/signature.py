@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from ..arguments import is_array
+from ..policies.callables import has_hash
 
 
 @jax.tree_util.register_dataclass
@@ -52,11 +53,7 @@ class Signature:
     @property
     def is_constant(self) -> bool:
         """False if a leaf has no hash: it may have changed, and would still equal itself."""
-        try:
-            hash((self.tree, self.key))
-        except TypeError:
-            return False
-        return True
+        return has_hash((self.tree, self.key))
 
     def __hash__(self) -> int:
         # Without the leaves and the tree itself: either may hold something without a hash.

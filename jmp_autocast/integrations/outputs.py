@@ -49,9 +49,7 @@ def cast_leaves(tree: Any, dtypes: Sequence[Any], policy: Policy) -> Any:
 
 def cast_outputs(out: Any, options: Options) -> Any:
     """Casts results to an output dtype; ``"same"`` and ``"computed"`` leave them as they are."""
-    wanted, policy = options.output_dtype, options.policy
-    if isinstance(wanted, OutputDtypes):
-        return cast_leaves(out, wanted.of_leaves(out), policy)
-    if isinstance(wanted, str):
-        return out
-    return cast_leaves(out, [wanted] * len(dtypes_of(out)), policy)
+    wanted = options.output_dtype
+    one_each = [wanted] * len(dtypes_of(out))
+    dtypes = wanted.of_leaves(out) if isinstance(wanted, OutputDtypes) else one_each
+    return cast_leaves(out, dtypes, options.policy)  # a word is no dtype, and casts nothing

@@ -11,12 +11,10 @@ Level = Literal["tensor_cores", "o1", "compute"]
 DotOutput = Literal["compute", "consumer"]
 WeightGradients = Literal["float32", "compute"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-DOT_OUTPUTS: tuple[DotOutput, ...] = get_args(DotOutput)
-WEIGHT_GRADIENTS: tuple[WeightGradients, ...] = get_args(WeightGradients)
 WORDS: dict[str, tuple[str, ...]] = {
     "level": LEVELS,
-    "dot_output": DOT_OUTPUTS,
-    "weight_gradients": WEIGHT_GRADIENTS,
+    "dot_output": get_args(DotOutput),
+    "weight_gradients": get_args(WeightGradients),
 }
 """The options of a policy that are words, by their names."""
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from .choices import WORDS
 from .dtypes import COMPUTE_DTYPES, as_compute_dtype, as_dtype, find_dtype, wide_dtype
 from .errors import did_you_mean, wrong_type
 from .policy import Policy
 
 _SHORT_KEYS = {"p": "params", "c": "compute", "o": "output"}
 _KERAS_PREFIX = "mixed_"
-_KEYS = ("params", "compute", "output", "level", "dot_output", "weight_gradients", "matmul")
+_KEYS = ("params", "compute", "output", *WORDS, "matmul")
 
 
 def parse_policy(text: str) -> Policy:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .cast_policy import CastPolicy, Rule, rule_name
-from .choices import DOT_OUTPUTS, LEVELS, WEIGHT_GRADIENTS, check_choice
+from .choices import WORDS, check_choice
 from .dtypes import COMPUTE_DTYPES, FLOAT_DTYPES, SHORT_NAMES, widest_first
 from .errors import did_you_mean, wrong_type
 from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
@@ -36,7 +36,7 @@ VERSION = 1
 _COMPUTE = tuple(dtype.name for dtype in COMPUTE_DTYPES)
 _FLOATS = tuple(dtype.name for dtype in widest_first(FLOAT_DTYPES))
 _SCOPE_DTYPES = (*_FLOATS, FLOAT8)
-_OPTIONS = ("compute_dtype", "output_dtype", "level", "dot_output", "weight_gradients")
+_OPTIONS = ("compute_dtype", "output_dtype", *WORDS)
 _POLICIES = tuple(policy.name for policy in CastPolicy)
 
 _HEADER = """\
@@ -339,9 +339,7 @@ def _dtype(value: Any, where: str, allowed: Sequence[str] = _FLOATS) -> str:
 _READERS: dict[str, _Reader] = {
     "compute_dtype": functools.partial(_dtype, allowed=_COMPUTE),
     "output_dtype": _dtype,
-    "level": functools.partial(_choice, allowed=LEVELS),
-    "dot_output": functools.partial(_choice, allowed=DOT_OUTPUTS),
-    "weight_gradients": functools.partial(_choice, allowed=WEIGHT_GRADIENTS),
+    **{name: functools.partial(_choice, allowed=words) for name, words in WORDS.items()},
     "matmul": _recipe,
     "rules": _rules,
     "scopes": _scopes,

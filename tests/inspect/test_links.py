@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, Policy, explain, full_precision
+from jmp_autocast import BF16, Policy, autocast, explain, full_precision
 from tests.fuzz.program import jax_settings
 from tests.fuzz.strategies import cases, examples
 
@@ -104,6 +104,16 @@ def test_across_the_boundaries_of_a_while_loop():
     assert find(rows, "dot_general").operand_rows == (loop.index, None)
     assert made_by(rows, find(rows, "cos")) == "while"
     assert causes(rows, loop) == ["exp", "sin"]
+
+
+def test_the_predicate_of_a_while_loop_that_runs_reads_what_the_loop_carries():
+    def f(w):
+        return lax.while_loop(lambda h: jnp.sum(h) < 3, lambda h: jnp.sin(h @ w), w)
+
+    for rows in (report_of(f, W), explain(jax.jit(autocast(f, policy=BF16)), W).rows):
+        total = find(rows, "reduce_sum")
+        assert total.operand_rows == (find(rows, "while").index,)
+        assert total.operand_sources == ("",)
 
 
 def test_across_the_boundaries_of_a_cond():

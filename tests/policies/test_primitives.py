@@ -15,12 +15,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 # In a process of its own: other tests register primitives, and import more of JAX than others.
 LIST_PRIMITIVES = """
 import contextlib, importlib, jax
-from jmp_autocast.interpreters.compat import primitives_with_lowering
+from jax._src.interpreters import mlir
 for name in ("multihost_utils", "sparse", "rnn", "fused", "shard_alike", "buffer_callback",
              "compute_on", "overlap", "scheduling_groups", "xla_metadata", "pallas"):
     with contextlib.suppress(ImportError):  # some are not in every version
         importlib.import_module(f"jax.experimental.{name}")
-print(*sorted(primitives_with_lowering()))
+tables = [mlir._lowerings, *mlir._platform_specific_lowerings.values()]
+print(*sorted({primitive.name for table in tables for primitive in table}))
 """
 
 

@@ -22,7 +22,7 @@ from ...interpreters.compat import (
     set_weak_type,
 )
 from ...policies.callables import has_hash
-from ...policies.errors import did_you_mean
+from ...policies.choices import check_choice
 from ...transform import opened
 from ..signature import Signature, Traced, split
 from .devices import is_on_one_device, on_device
@@ -84,11 +84,7 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
         True
     """
     check_function(fn, "check_numerics", "Pass the function itself; what comes back is called.")
-    if mode not in get_args(Mode):
-        modes = ", ".join(map(repr, get_args(Mode)))
-        raise ValueError(
-            f"mode must be one of {modes}, got {mode!r}.{did_you_mean(str(mode), get_args(Mode))}"
-        )
+    check_choice("mode", mode, get_args(Mode))
     # One object per function: it holds the traces, and they go when it goes.
     checked = _Checked(fn, mode)
     # A function, not the object: a class may use it as a method.

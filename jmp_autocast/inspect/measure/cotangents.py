@@ -20,13 +20,14 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from ...interpreters.compat import source_line
+from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.structure import runs_again
 from ...interpreters.rewrite.values import Value
 from ...policies import CALLS
-from .measured import MeasuredEquation, described, is_measurable, user_scopes
+from .measured import MeasuredEquation, described, is_measurable
 from .meshes import on_this_mesh
 from .programs import Program
-from .side_by_side import SideBySide, Site, Values, refs_of
+from .side_by_side import ByScope, Site, Values, path_of, refs_of
 
 
 class Tap(NamedTuple):
@@ -55,7 +56,7 @@ class Cotangents(NamedTuple):
     gradients: list[Any]
 
 
-class Tapper(SideBySide[tuple[str, ...]]):
+class Tapper(ByScope):
     """Runs a program with a zero added to results that its equations make.
 
     Args:
@@ -93,16 +94,12 @@ class Tapper(SideBySide[tuple[str, ...]]):
         """
         return eqn.primitive.name in CALLS and not runs_again(eqn)
 
-    def inside(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
-        """Runs what a call holds, within the scopes around the call."""
-        return super().inside(site._replace(context=_path(site)), operands)
-
     def emit(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
         """Runs one equation, and taps what it makes."""
         i, eqn, (program,), _ = site
         sources = refs_of(operands)
         results = program.emit(i, eqn, [value.arrays[0] for value in operands])
-        path, line, made = _path(site), source_line(eqn), []
+        path, line, made = path_of(site), source_line(eqn), []
         for k, (x, v) in enumerate(zip(results, eqn.outvars, strict=True)):
             refs = sources
             # An input or a constant that is only moved has no tap: with a zero added it would be a
@@ -140,10 +137,6 @@ def _noticed(x: Any, differentiated: Callable[[], None]) -> Any:
     return same(x)
 
 
-def _path(site: Site[tuple[str, ...]]) -> tuple[str, ...]:
-    return (*site.context, *user_scopes(site.eqn))
-
-
 def _has_cotangent(aval: Any) -> bool:
     return is_measurable(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
 
@@ -162,10 +155,8 @@ def cotangents(
     chosen = [arrays[i] for i in wrt]
 
     def scalar(tapper: Tapper, chosen: Sequence[Any]) -> Any:
-        given = list(arrays)
-        for i, x in zip(wrt, chosen, strict=True):
-            given[i] = x
-        return tapper.outputs(closed, program, given)[0]
+        outputs = of_positions(lambda *xs: tapper.outputs(closed, program, xs), arrays, wrt)
+        return outputs(*chosen)[0]
 
     # Once without zeros, and without computing anything: nobody knows before which results JAX
     # differentiates, nor their shapes.

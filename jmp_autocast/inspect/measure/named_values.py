@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -21,9 +21,9 @@ from ...transform import opened
 from ..export import Exported, cut, table
 from .comparison import ArrayError
 from .error_probe import distance, largest_difference
-from .measured import is_measurable, user_scopes
+from .measured import is_measurable
 from .programs import Program
-from .side_by_side import SideBySide, Site, Values
+from .side_by_side import ByScope, Site, Values, path_of
 
 _SHOWN = 40
 _OUTPUT = "output "
@@ -121,40 +121,26 @@ class ProgramComparison(Exported):
         return "\n".join(lines)
 
 
-class _Path(NamedTuple):
-    """Where the walk is.
-
-    Args:
-        scopes: The scopes around a jaxpr.
-        found: The named values so far.
-    """
-
-    scopes: tuple[str, ...]
-    found: dict[str, Any]
-
-
-class _Namer(SideBySide[_Path]):
+class _Namer(ByScope):
     """Runs a program, and keeps the values that have a name."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
 
     def enters(self, eqn: Any) -> bool:
         return is_call(eqn)
 
-    def inside(self, site: Site[_Path], operands: list[Values]) -> list[Values]:
-        scopes = (*site.context.scopes, *user_scopes(site.eqn))
-        context = site.context._replace(scopes=scopes)
-        return super().inside(site._replace(context=context), operands)
-
-    def emit(self, site: Site[_Path], operands: list[Values]) -> list[Values]:
-        i, eqn, (program,), (scopes, found) = site
+    def emit(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
+        i, eqn, (program,), _ = site
         results = program.emit(i, eqn, [value.arrays[0] for value in operands])
         made = [x.array for x in results if is_measurable(jax.typeof(x.array))]
         if made:
-            path = (*scopes, *user_scopes(eqn))
+            path = path_of(site)
             for depth in range(1, len(path) + 1):
                 # The last one stays: it is what the module returns.
-                found["/".join(path[:depth])] = made[0]
+                self.found["/".join(path[:depth])] = made[0]
             if name := checkpoint_name_in(eqn):
-                found[name] = made[0]
+                self.found[name] = made[0]
         return [Values((x.array,)) for x in results]
 
 
@@ -169,13 +155,12 @@ def _traced(
 
 def _values_of(closed: Any, arrays: Sequence[Any]) -> dict[str, Any]:
     """Returns the values of a program by their names, its outputs among them."""
-    found: dict[str, Any] = {}
     walk = _Namer()
-    outputs = walk.run(closed, [Program()], walk.given((x,) for x in arrays), _Path((), found))
+    outputs = walk.run(closed, [Program()], walk.given((x,) for x in arrays), ())
     for i, value in enumerate(outputs):
         if is_measurable(jax.typeof(value.arrays[0])):
-            found[f"{_OUTPUT}{i}"] = value.arrays[0]
-    return found
+            walk.found[f"{_OUTPUT}{i}"] = value.arrays[0]
+    return walk.found
 
 
 def compare_programs(

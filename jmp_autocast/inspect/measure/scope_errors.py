@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -57,29 +56,25 @@ def by_scope(
         cotangents: A row per cotangent.
         depth: How many names of a scope count; None for all.
     """
-    found: dict[str, ScopeError] = {}
+    groups: dict[str, tuple[list[ComparisonRow], list[ComparisonRow]]] = {}
     # A scope stands where its first equation does, so that a model reads from its input on.
     for row in sorted(rows, key=lambda row: row.index):
-        scope = _outer(row.scope, depth)
-        old = found.setdefault(scope, ScopeError(scope))
-        found[scope] = dataclasses.replace(
-            old,
-            equations=old.equations + 1,
-            introduced=max(old.introduced, row.introduced),
-            error=max(old.error, row.error),
-            lost=old.lost + row.introduced_lost,
-        )
-    made: dict[str, list[ComparisonRow]] = defaultdict(list)
+        groups.setdefault(_outer(row.scope, depth), ([], []))[0].append(row)
     for row in cotangents:
-        made[_outer(row.scope, depth)].append(row)
-    for scope, group in made.items():
-        found[scope] = dataclasses.replace(
-            found.get(scope, ScopeError(scope)),
-            cotangents=len(group),
-            cotangent_error=_weighted(group),
-            cotangent_lost=sum(row.introduced_lost for row in group),
+        groups.setdefault(_outer(row.scope, depth), ([], []))[1].append(row)
+    return tuple(
+        ScopeError(
+            scope,
+            len(made),
+            max((row.introduced for row in made), default=0.0),
+            max((row.error for row in made), default=0.0),
+            sum(row.introduced_lost for row in made),
+            len(taken),
+            _weighted(taken),
+            sum(row.introduced_lost for row in taken),
         )
-    return tuple(found.values())
+        for scope, (made, taken) in groups.items()
+    )
 
 
 def _weighted(group: Sequence[ComparisonRow]) -> float:

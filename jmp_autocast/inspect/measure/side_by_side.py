@@ -15,6 +15,7 @@ import numpy as np
 from ...interpreters.compat import consts_of, literal_value
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import bodies
+from .measured import user_scopes
 from .programs import Program
 
 Programs: TypeAlias = Sequence[Program]
@@ -124,6 +125,19 @@ class SideBySide(abc.ABC, Generic[Context]):
     def given(self, arrays: Iterable[Arrays]) -> list[Values]:
         """Returns values that no equation of this jaxpr made."""
         return [Values(each) for each in arrays]
+
+
+class ByScope(SideBySide[tuple[str, ...]]):
+    """A walk whose context is the scopes of the user's own around a jaxpr."""
+
+    def inside(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
+        """Runs what a call holds, within the scopes around the call."""
+        return super().inside(site._replace(context=path_of(site)), operands)
+
+
+def path_of(site: Site[tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns the scopes of the user's own around an equation."""
+    return (*site.context, *user_scopes(site.eqn))
 
 
 def _each(

@@ -52,11 +52,9 @@ def declared_plan(jaxpr: Any, inputs: Sequence[ValueState], wide: np.dtype) -> P
         given = tuple(map(known, eqn.invars))
         plans = []
         for held in bodies(eqn):
-            carried = {i for i, _ in held.carries}
-            operands = (given[k] for k in held.operands)
-            variables = body_of(held.jaxpr).invars
-            pairs = enumerate(zip(variables, operands, strict=True))
-            entering = [state(v) if i in carried else x for i, (v, x) in pairs]
+            carried, variables = held.carried, body_of(held.jaxpr).invars
+            pairs = enumerate(zip(variables, held.operands, strict=True))
+            entering = [state(v) if i in carried else given[k] for i, (v, k) in pairs]
             plans.append(declared_plan(held.jaxpr, entering, wide))
         equations.append(
             EquationPlan(

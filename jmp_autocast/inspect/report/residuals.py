@@ -14,7 +14,7 @@ import numpy as np
 
 from ...interpreters.compat import Literal, body_of, dce_jaxpr, fresh_make_jaxpr, name_stack
 from ...interpreters.plan.float_dtypes import is_in
-from ...interpreters.primitives.evaluate import evaluate
+from ...interpreters.primitives.evaluate import evaluate, of_positions
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...interpreters.primitives.traits import having
 from ...policies import FLOAT32
@@ -75,12 +75,10 @@ def residuals_of(
         return Residuals()
 
     def kept(*arrays: Any) -> Any:
-        def of_wanted(*chosen: Any) -> list[Any]:
-            given = list(arrays)
-            for i, x in zip(wanted, chosen, strict=True):
-                given[i] = x
+        def floats_of(*given: Any) -> list[Any]:
             return [x for x in program(*given) if jnp.issubdtype(x.dtype, jnp.floating)]
 
+        of_wanted = of_positions(floats_of, arrays, wanted)
         outputs, pullback = jax.vjp(of_wanted, *(arrays[i] for i in wanted))
         # A program without a backward pass raises here: `jax.vjp` alone only linearizes it.
         pullback(outputs)

@@ -41,7 +41,7 @@ class Row:
         rule: The rule of the primitive: the name of its cast policy or, where a function of the
             equation chooses that, the function's; ``""`` where the inside of the primitive is
             planned.
-        reason: The code of the reason for these dtypes; `jmp_autocast.interpreters.plan.Code`
+        reason: The code of the reason for these dtypes; `jmp_autocast.interpreters.ReasonCode`
             lists them.
         cause: The operand, consumer, scope or rule behind the reason, ``""`` where the code says
             it all.

@@ -9,8 +9,9 @@ from typing import Any
 
 from ...arguments import check_function, flatten
 from ...interpreters.compat import fresh_make_jaxpr
-from ...interpreters.primitives.called_back import bodies_that_run, equations_that_run
+from ...interpreters.primitives.called_back import bodies_that_run
 from ...interpreters.primitives.held_contraction import contraction_in
+from ...interpreters.primitives.structure import equations_in
 from ...transform import opened
 from ..export import scaled, table
 from .jaxprs import flops_of, nbytes_of
@@ -107,7 +108,7 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
         call = flatten(pure.fn, (), pure.args, pure.kwargs, abstract=True)
         closed = fresh_make_jaxpr(call.traceable, *call.arrays)
     sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for eqn, times in equations_that_run(closed):
+    for eqn, times in equations_in(closed, inside=bodies_that_run):
         # A contraction that hands out its accumulator has the sources of its operands behind them,
         # for their gradients. It counts as the contraction that runs.
         ran = contraction_in(eqn) or eqn

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...arguments import flatten, is_array
 from ...backend import EVERY_ROUNDING
+from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import wrong_type
 from ...transform import opened
 from ..argnums import differentiated
@@ -93,10 +94,7 @@ def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:
             wrt = differentiated(argnums, len(args), call.paths, call.arrays, pure.untrained)
 
             def loss(chosen: list[Any]) -> tuple[Any, list[Any]]:
-                given = list(call.arrays)
-                for i, x in zip(wrt, chosen, strict=True):
-                    given[i] = x
-                outputs = call.traceable(*given)
+                outputs = of_positions(call.traceable, call.arrays, wrt)(*chosen)
                 return outputs[0], outputs
 
             chosen = [call.arrays[i] for i in wrt]

@@ -6,7 +6,7 @@ Each adapter says which version changed what. Supported: JAX 0.10 to the newest 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -37,7 +37,6 @@ from .settings import trace_context
 
 Literal = jex_core.Literal
 Var = jex_core.Var
-Primitive = jex_core.Primitive
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
 _TRACES: tuple[Any, ...] = (jax.core.Trace, jax.core.AbstractValue)
@@ -55,7 +54,6 @@ __all__ = [
     "EquationContext",
     "InconclusiveDimensionOperation",
     "Literal",
-    "Primitive",
     "ShapedArray",
     "SymbolicZero",
     "Tracer",
@@ -89,7 +87,6 @@ __all__ = [
     "name_scope",
     "name_stack",
     "open_jaxpr",
-    "primitives_with_lowering",
     "scan_split",
     "scan_with_more",
     "scope_names",
@@ -99,6 +96,7 @@ __all__ = [
     "summed_sharding",
     "trace_context",
     "traced_variable",
+    "variables_in",
     "varying_axes",
     "with_dtype",
     "zero_cotangent",
@@ -124,6 +122,11 @@ def body_of(jaxpr: Any) -> Any:
     JAX 0.11 merged ``ClosedJaxpr`` into ``Jaxpr``: ``.jaxpr`` returns the object itself since.
     """
     return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def variables_in(atoms: Iterable[Any]) -> list[Any]:
+    """Returns the variables among variables and literals."""
+    return [v for v in atoms if not isinstance(v, Literal)]
 
 
 def consts_of(jaxpr: Any) -> Sequence[Any]:
@@ -382,17 +385,3 @@ def traced_variable(x: Any) -> Any:
     """
     atom = x.val if isinstance(x, partial_eval.DynamicJaxprTracer) else None
     return atom if isinstance(atom, Var) else None
-
-
-# --- primitives -----------------------------------------------------------------------------
-
-
-def primitives_with_lowering() -> frozenset[str]:
-    """Returns the names of the primitives that the installed JAX can lower.
-
-    Read from its lowering tables, which are not public.
-    """
-    from jax._src.interpreters import mlir as private_mlir
-
-    tables = [private_mlir._lowerings, *private_mlir._platform_specific_lowerings.values()]
-    return frozenset(primitive.name for table in tables for primitive in table)

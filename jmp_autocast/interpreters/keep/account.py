@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..compat import source_line
 from .cut import Cut, is_statistic
@@ -147,17 +148,9 @@ def _cut_values(planned: Planned) -> Iterator[CutValue]:
     cut = planned.cut
     for v in planned.graph.values:
         if v.role is Role.FRESH and v.nbytes:
-            step = v.producer
             again = "computed again" if v in cut.recomputed else "not read"
-            yield CutValue(
-                step.eqn.primitive.name if step else "",
-                str(v.aval.dtype),
-                tuple(v.aval.shape),
-                v.nbytes,
-                "kept" if v in cut.kept else again,
-                _path(planned, step),
-                source_line(step.eqn) if step else "",
-            )
+            fate = "kept" if v in cut.kept else again
+            yield CutValue(**_array(v, planned), nbytes=v.nbytes, fate=fate)
 
 
 def kept_arrays(planned: Sequence[Planned]) -> list[KeptArray]:
@@ -180,18 +173,25 @@ def _kept_arrays(planned: Planned) -> Iterator[KeptArray]:
             readers.setdefault(v, {})[step.eqn.primitive.name] = None
     for v in planned.graph.values:
         if v in planned.cut.kept and v.role is Role.FRESH and v.nbytes:
-            step = v.producer
             yield KeptArray(
-                str(v.aval.dtype),
-                tuple(v.aval.shape),
-                planned.times,
-                v.nbytes * planned.times,
-                step.eqn.primitive.name if step else "",
-                _path(planned, step),
-                source_line(step.eqn) if step else "",
-                tuple(readers.get(v, ())),
-                _reason(v, planned.graph, planned.cut),
+                **_array(v, planned),
+                times=planned.times,
+                nbytes=v.nbytes * planned.times,
+                readers=tuple(readers.get(v, ())),
+                reason=_reason(v, planned.graph, planned.cut),
             )
+
+
+def _array(v: Value, planned: Planned) -> dict[str, Any]:
+    """Returns what reports say of each array: its type, and where it is made."""
+    step = v.producer
+    return {
+        "dtype": str(v.aval.dtype),
+        "shape": tuple(v.aval.shape),
+        "primitive": step.eqn.primitive.name if step else "",
+        "scope": _path(planned, step),
+        "source": source_line(step.eqn) if step else "",
+    }
 
 
 def _reason(v: Value, graph: Graph, cut: Cut) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -146,7 +145,7 @@ class _Network:
         """Returns the minimum cut where a byte made again costs as much as ``price`` bytes kept."""
         # Here, so that programs without a plan of residuals do not wait for the import of scipy.
         from scipy.sparse import csr_matrix
-        from scipy.sparse.csgraph import maximum_flow
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
         edges = list(self.edges)
         if price:
@@ -161,7 +160,11 @@ class _Network:
         capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # adds up equal edges
         capacity.data = np.minimum(capacity.data, _INFINITE).astype(np.int32)
         flow = maximum_flow(capacity, self.source, self.sink).flow
-        needed = _leading_to(self.sink, (capacity - flow).tocsc())
+        # The nodes from which the sink is reached along edges that are not full. Of equal cuts that
+        # is the one nearest to the readers, in which least is made again.
+        residual = (capacity - flow).T.tocsr()
+        residual.eliminate_zeros()
+        needed = set(breadth_first_order(residual, self.sink, return_predecessors=False).tolist())
         kept = [v for v, i in self.number.items() if 2 * i + 1 in needed and 2 * i not in needed]
         again = [v for v, i in self.number.items() if 2 * i in needed]
         behind = {v for v, i in self.behind.items() if i in needed}
@@ -172,23 +175,6 @@ class _Network:
             frozenset(self.wanted),
             frozenset(self.fixed | behind),
         )
-
-
-def _leading_to(sink: int, residual: Any) -> set[int]:
-    """Returns the nodes from which the sink is reached.
-
-    Of equal cuts that is the one nearest to the readers, in which least is made again.
-    """
-    pointers, indices, data = residual.indptr, residual.indices, residual.data
-    found, todo = {sink}, [sink]
-    while todo:
-        node = todo.pop()
-        span = slice(pointers[node], pointers[node + 1])
-        for other in indices[span][data[span] > 0].tolist():
-            if other not in found:
-                found.add(other)
-                todo.append(other)
-    return found
 
 
 def _fixed(graph: Graph, strict: bool) -> set[Value]:

@@ -12,6 +12,7 @@ import collections
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ...policies.callables import has_hash
 from ..compat import Literal, body_of, consts_of, name_entries, source_line
 from ..primitives.structure import called
 from .graph import Step
@@ -137,9 +138,7 @@ def _key(x: Any) -> Hashable:
         return type(x), tuple(map(_key, x))
     if hasattr(x, "dtype") and hasattr(x, "tobytes"):
         return str(x.dtype), x.shape, x.tobytes()
-    try:
-        hash(x)
-    except TypeError:
+    if not has_hash(x):
         return id(x)
     # 0 is equal to -0.0 and to False.
     return type(x), x, str(x) if isinstance(x, float) else ""

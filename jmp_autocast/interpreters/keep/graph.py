@@ -21,6 +21,7 @@ from ..compat import (
     fresh_make_jaxpr,
     scope_names,
 )
+from ..primitives.evaluate import of_positions
 from ..primitives.structure import called, is_plain_call
 from ..primitives.traits import BACKWARD
 
@@ -297,12 +298,7 @@ def _cheap_rule(eqn: Any) -> Any:
     moving = [i for i, aval in enumerate(avals) if _is_float(aval)]
 
     def derivative(xs: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        def function(*floats: Any) -> Any:
-            full = list(xs)
-            for i, x in zip(moving, floats, strict=True):
-                full[i] = x
-            return bind(eqn.primitive, full, eqn.params)
-
+        function = of_positions(lambda *ys: bind(eqn.primitive, ys, eqn.params), xs, moving)
         return jax.jvp(function, [xs[i] for i in moving], tangents)
 
     try:

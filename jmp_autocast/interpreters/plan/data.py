@@ -82,6 +82,11 @@ class ValueState:
         return hash((self.dtype, self.known_value, self.freshness))
 
     @property
+    def is_computed(self) -> bool:
+        """Whether it is a float that an equation computes."""
+        return self.dtype is not None and self.source is None
+
+    @property
     def keeps_gradient(self) -> bool:
         """Whether 16-bit reads of it are views, which add its gradient up in float32.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...policies import Policy
-from ..compat import Literal
+from ..compat import Literal, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import BACKWARD, having
 from .data import Contract, Demand, EquationPlan, ValueState, Want
@@ -84,7 +84,7 @@ def find_requests(
             if request is None and (adds or loses):
                 request = readers.mixed_request(eqn)
         if request is not None:
-            computed = {v for v in _variables(eqn) if _is_computed(states[v])}
+            computed = {v for v in variables_in(eqn.invars) if states[v].is_computed}
             # At level "compute" a residual stream is 16 bits by intent, as with `dtype=` by hand.
             # One that is computed in float32 needs no rounding where all its readers are, too.
             if policy.data_abstains:
@@ -219,15 +219,15 @@ class _Readers:
         for k, v in enumerate(eqn.invars):
             if not isinstance(v, Literal):
                 self._read(v, plan.demands[k] if plan.demands else demand, name)
-        takes_product = name == "sub" and not self._products.isdisjoint(_variables(eqn))
+        takes_product = name == "sub" and not self._products.isdisjoint(variables_in(eqn.invars))
         if takes_product or (name in _SUMS and eqn.outvars[0] in self._cancelled):
-            self._cancelled.update(_variables(eqn))
+            self._cancelled.update(variables_in(eqn.invars))
         if name in _BEGINS_NORM or (name == "mul" and eqn.invars[0] is eqn.invars[1]):
-            self._normed.update(_variables(eqn))
+            self._normed.update(variables_in(eqn.invars))
 
     def add_stream(self, eqn: Any) -> None:
         """Adds that an equation is a residual sum in 16 bits, if its readers let it be."""
-        self._summands.update(_variables(eqn))
+        self._summands.update(variables_in(eqn.invars))
 
     def _demand(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None) -> Demand:
         """Returns in which dtype an equation reads its operands."""
@@ -301,13 +301,5 @@ def _adds_a_source(eqn: Any, plan: EquationPlan, states: Mapping[Any, ValueState
     """
     if plan.reason.code is not ReasonCode.PROMOTE_LOW or plan.results[0].freshness == 2:
         return False
-    found = [states[v] for v in eqn.invars if not isinstance(v, Literal)]
+    found = [states[v] for v in variables_in(eqn.invars)]
     return any(s.source and s.known_value is None and not s.may_be_rounded for s in found)
-
-
-def _variables(eqn: Any) -> list[Any]:
-    return [v for v in eqn.invars if not isinstance(v, Literal)]
-
-
-def _is_computed(state: ValueState) -> bool:
-    return state.dtype is not None and state.source is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..compat import Literal
+from ..compat import variables_in
 from ..primitives.traits import having
 from .data import EquationPlan, Source, ValueState
 from .reasons import ReasonCode
@@ -30,7 +30,7 @@ def is_residual_sum(eqn: Any, states: Mapping[Any, ValueState]) -> bool:
     # A bias is smaller than the sum, and a parameter of full size (a learned position) is no
     # stream.
     shape = eqn.outvars[0].aval.shape
-    summands = [v for v in eqn.invars if not isinstance(v, Literal) and v.aval.shape == shape]
+    summands = [v for v in variables_in(eqn.invars) if v.aval.shape == shape]
     sources = [states[v].source for v in summands]
     return len(sources) > 1 and all(source in (None, Source.DATA) for source in sources)
 
@@ -38,5 +38,4 @@ def is_residual_sum(eqn: Any, states: Mapping[Any, ValueState]) -> bool:
 def shrinks(eqn: Any) -> bool:
     """Returns whether an operand has more elements than the results together."""
     results = sum(map(element_count, eqn.outvars))
-    variables = [v for v in eqn.invars if not isinstance(v, Literal)]
-    return not all(at_least(results, element_count(v)) for v in variables)
+    return not all(at_least(results, element_count(v)) for v in variables_in(eqn.invars))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...policies.callables import has_hash
 from ..compat import Literal, body_of, consts_of, scope_names
 
 # The key of a jaxpr costs time for each equation; what is longer is traced once, or jitted.
@@ -34,11 +35,8 @@ def kind_of(jaxpr: Any) -> Hashable:
         parts.append((*eqn.params, *eqn.params.values(), *[v.aval for v in eqn.outvars]))
         numbers.update((v, len(numbers) + k) for k, v in enumerate(eqn.outvars))
     kind = (*parts, *_atoms(body.outvars, numbers))
-    try:
-        hash(kind)
-    except TypeError:  # a parameter without a hash, or a literal that is an array
-        return None
-    return kind
+    # A parameter may have no hash, and a literal that is an array has none.
+    return kind if has_hash(kind) else None
 
 
 def _atoms(atoms: Any, numbers: dict[Any, int]) -> list[Hashable]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ..compat import Literal, body_of, name_stack
+from ..compat import body_of, name_stack, variables_in
 from ..primitives.reading import free_dimensions
 from ..primitives.structure import Body, bodies
 
@@ -41,24 +42,23 @@ def _visit(
     Returns:
         Whether a product follows each input.
     """
-    live = {v for v, is_live in zip(jaxpr.outvars, outputs, strict=True) if is_live and _is_var(v)}
+    live = set(variables_in(itertools.compress(jaxpr.outvars, outputs)))
     for eqn in reversed(jaxpr.eqns):
         is_live = any(v in live for v in eqn.outvars)
         if _is_product(eqn):
             products.add(id(eqn))
             if is_live:
                 followed.add(id(eqn))
-            live.update(filter(_is_var, eqn.invars))
+            live.update(variables_in(eqn.invars))
         elif held := bodies(eqn):
             if "transpose(" in name_stack(eqn):
                 continue
             for body in held:
                 inside = _around(body, [v in live for v in eqn.outvars], products, followed)
                 operands = [eqn.invars[i] for i in body.operands]
-                pairs = zip(operands, inside, strict=True)
-                live.update(v for v, is_live in pairs if is_live and _is_var(v))
+                live.update(variables_in(itertools.compress(operands, inside)))
         elif is_live:
-            live.update(filter(_is_var, eqn.invars))
+            live.update(variables_in(eqn.invars))
     return [v in live for v in jaxpr.invars]
 
 
@@ -82,7 +82,3 @@ def _is_product(eqn: Any) -> bool:
     if "transpose(" in name_stack(eqn):
         return False
     return free_dimensions(eqn) not in (None, (0, 0))
-
-
-def _is_var(atom: Any) -> bool:
-    return not isinstance(atom, Literal)

@@ -72,7 +72,8 @@ class Planner:
         self._streams = RoundedStreams(self._reached, policy) if rounds else None
         # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
         self.guards_products: bool = False
-        self._has_rules = False
+        # Whether a function with a derivative or batching rule of the user's own was planned.
+        self.has_rules: bool = False
         self._last: frozenset[int] = frozenset()
         self._beside_picks: frozenset[int] = frozenset()
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
@@ -85,11 +86,6 @@ class Planner:
     def scopes(self) -> list[tuple[str, ...]]:
         """The scopes of what was planned, as far as the policy looks at them."""
         return self._regions.scopes
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether a function with a derivative or batching rule of the user's own was planned."""
-        return self._has_rules
 
     def plan_program(self, jaxpr: Any, inputs: Sequence[ValueState], wants: Sequence[Want]) -> Plan:
         """Plans a whole program: its caller gets each output in the dtype it is returned in.
@@ -138,21 +134,16 @@ class Planner:
         """
         # JAX gives the layers of a model one jaxpr when their types agree; so do we with its plan,
         # as long as what is known of the inputs, and asked of the outputs, agrees too.
-        key = (id(jaxpr), tuple(inputs), tuple(wants), path)
+        question = tuple(inputs), tuple(wants), path
+        key = (id(jaxpr), *question)
         planned = self._plans.get(key)
         if planned is None:
             # The scopes are part of the question only as far as the policy looks at them:
             # `Regions`. The jaxpr is kept alive with its plan, or another could get its id.
-            planned = self._plans[key] = (jaxpr, self._plan_of_kind(jaxpr, inputs, wants, path))
+            planned = self._plans[key] = (jaxpr, self._plan_of_kind(jaxpr, *question))
         return planned[1]
 
-    def _plan_of_kind(
-        self,
-        jaxpr: Any,
-        inputs: Sequence[ValueState],
-        wants: Sequence[Want],
-        path: tuple[str, ...],
-    ) -> Plan:
+    def _plan_of_kind(self, jaxpr: Any, *question: Any) -> Plan:
         """Plans a jaxpr, unless one of its kind was planned; each has a plan of its own."""
         # A rule function may look at the source line; a last product, and what stands before a
         # pick, is one equation.
@@ -160,11 +151,11 @@ class Planner:
         is_alone = is_alone or not self._beside_picks.isdisjoint(map(id, body_of(jaxpr).eqns))
         kind = None if is_alone else kind_of(jaxpr)
         if kind is None:
-            return self._plan(jaxpr, inputs, wants, path)
-        key = (kind, tuple(inputs), tuple(wants), path)
+            return self._plan(jaxpr, *question)
+        key = (kind, *question)
         twin = self._kinds.get(key)
         if twin is None:
-            twin = self._kinds[key] = self._plan(jaxpr, inputs, wants, path)
+            twin = self._kinds[key] = self._plan(jaxpr, *question)
         return dataclasses.replace(twin, jaxpr=body_of(jaxpr))
 
     def _plan(
@@ -283,7 +274,7 @@ class Planner:
         if at.region.island is not None and functions_of(at.eqn):
             rule = plan_called_back
         if rule is not None:
-            self._has_rules |= has_rule(at.eqn)
+            self.has_rules |= has_rule(at.eqn)
             return plan_structural(rule, self, at)
         # A rule function may look at the source line, and a range costs a pass over its array.
         has_range = any([state.const_range is not None for state in at.given])

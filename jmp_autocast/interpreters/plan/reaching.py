@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ..compat import Literal, body_of
+from ..compat import body_of, variables_in
 from ..primitives.complements import subtracted_from_one
 from ..primitives.reading import casts_to_integer, exponent
 from ..primitives.structure import STRUCTURES, bodies
@@ -66,7 +66,7 @@ def reaching(harm: Harm, jaxpr: Any, outputs: frozenset[int], memo: Memo) -> fro
     if (key := (harm, id(jaxpr), outputs)) in memo:
         return memo[key]
     # From the last equation to the first, so that each variable is complete when it is looked at.
-    reached_by = {v for k in outputs if not isinstance(v := jaxpr.outvars[k], Literal)}
+    reached_by = set(variables_in([jaxpr.outvars[k] for k in outputs]))
     for eqn in reversed(jaxpr.eqns):
         name = eqn.primitive.name
         found = list(harm.operands(eqn)) if name in harm.primitives else []
@@ -85,6 +85,6 @@ def reaching(harm: Harm, jaxpr: Any, outputs: frozenset[int], memo: Memo) -> fro
             pairs = zip(body.operands, inner.invars, strict=True)
             found += [eqn.invars[i] for i, v in pairs if v in within]
         if found:
-            reached_by.update([v for v in found if not isinstance(v, Literal)])
+            reached_by.update(variables_in(found))
     memo[key] = frozenset(reached_by)
     return memo[key]

@@ -48,18 +48,13 @@ def with_wide_gradients(
                 for v, dtype in zip(eqn.invars, plan.operands, strict=True)
                 if not isinstance(v, Literal) and is_narrower(dtype or states[v].dtype, wide)
             )
-    most = {v for v, count in reads.items() if count > _MOST}
-    often = {v for v in most if _is_computed(states.get(v))}
+    often = {v for v, count in reads.items() if count > _MOST and states[v].source is None}
     if not often:
         return list(equations)
     return [
         _marked(plan, [v in often for v in eqn.outvars])
         for eqn, plan in zip(jaxpr.eqns, equations, strict=True)
     ]
-
-
-def _is_computed(state: ValueState | None) -> bool:
-    return state is not None and state.source is None
 
 
 def _marked(plan: EquationPlan, often: Sequence[bool]) -> EquationPlan:

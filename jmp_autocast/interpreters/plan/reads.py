@@ -11,7 +11,7 @@ import numpy as np
 from ...policies import narrow_dtypes
 from ..compat import Literal
 from ..primitives.reading import cast_dtype
-from ..primitives.structure import Body, bodies, isolates
+from ..primitives.structure import bodies, isolates
 from ..primitives.traits import having
 from .data import Bind, EquationPlan, Keep, Move, Multiply8, Plan
 
@@ -171,7 +171,7 @@ def _by_operand(
     dtypes: list[set[Read]] = [{d or as_it_is} if d or not held else set() for d in plan.operands]
     for body, inner in zip(held, plan.inner, strict=True):
         reads, outputs = _reads(inner, known)
-        carried = _carried(body)
+        carried = body.carried
         for i, k in enumerate(body.operands):
             if plan.operands[k] is not None:
                 continue
@@ -194,10 +194,3 @@ def _outside(read: Read, is_slice: bool, is_shard: bool) -> Read:
     if not isinstance(read, Quantized) or read.scales is None:
         return read
     return Quantized(None if is_shard else read.scales + is_slice)
-
-
-def _carried(body: Body) -> set[int]:
-    """Returns the inputs of a body that differ in each iteration, and are no slices."""
-    if body.carries or None not in body.results:
-        return {i for i, _ in body.carries}
-    return set(range(body.fixed, len(body.operands)))  # of the predicate of a loop

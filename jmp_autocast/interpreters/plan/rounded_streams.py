@@ -16,7 +16,7 @@ import numpy as np
 from ...policies import Policy
 from ..primitives.traits import having
 from .basic_plans import rounded_once
-from .data import EquationPlan, Inside, ValueState
+from .data import EquationPlan, Inside
 from .float_dtypes import is_in, is_narrower
 from .reaching import SNAPPING, STEEP, Harm, Memo, reaching
 from .reasons import Reason, ReasonCode
@@ -102,7 +102,7 @@ def _was_rounded(eqn: Any, plan: EquationPlan, wide: np.dtype) -> bool:
     found = [
         s.was_rounded or is_narrower(s.dtype, wide)
         for v, s in pairs
-        if _is_computed(s) and v.aval.shape == shape
+        if s.is_computed and v.aval.shape == shape
     ]
     return bool(found) and all(found)
 
@@ -113,11 +113,7 @@ def _is_sum(eqn: Any, plan: EquationPlan) -> bool:
         return False
     shape = eqn.outvars[0].aval.shape
     pairs = zip(eqn.invars, plan.given, strict=True)
-    return all(_is_computed(s) and v.aval.shape == shape for v, s in pairs)
-
-
-def _is_computed(state: ValueState) -> bool:
-    return state.dtype is not None and state.source is None
+    return all(s.is_computed and v.aval.shape == shape for v, s in pairs)
 
 
 def _marked(plan: EquationPlan) -> EquationPlan:

@@ -58,7 +58,7 @@ def with_torch_dtypes(
 def _is_free(state: ValueState, variable: Any, wide: np.dtype) -> bool:
     """A value that is computed, and not in 16 bits because the program declares it so."""
     declared_low = state.dtype != wide and variable.aval.dtype == state.dtype
-    return state.dtype is not None and state.source is None and not declared_low
+    return state.is_computed and not declared_low
 
 
 def _torch_dtype(

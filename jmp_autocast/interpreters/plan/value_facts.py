@@ -54,7 +54,7 @@ def literal_state(literal: Any, wide: np.dtype) -> ValueState:
     return ValueState(dtype, Source.CONST if dtype else None)
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def representable(value: float, dtype: np.dtype) -> bool:
     """Returns whether a literal means the same in ``dtype``: it does not become inf, 0, 1 or -1.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ..compat import Literal, scope_names
@@ -67,26 +67,20 @@ def walk_with_outputs(
         inputs: As for `walk_plan`.
     """
     visits: list[Visit] = []
-    outputs: list[Origin] = []
     origins = [None] * len(plan.jaxpr.invars) if inputs is None else inputs
-
-    def walk() -> Iterator[Visit]:
-        outputs.extend((yield from _walk(plan, origins, visits, plan.path, 0, 1)))
-
-    for visit in walk():
-        visits.append(visit)
+    outputs = _walk(plan, origins, visits, plan.path, 0, 1)
     return visits, outputs
 
 
 def _walk(
     plan: Plan,
     inputs: Sequence[Origin],
-    visits: Sequence[Visit],
+    visits: list[Visit],
     scope: tuple[str, ...],
     depth: int,
     times: int,
-) -> Generator[Visit, None, list[Origin]]:
-    """Yields the visits of a jaxpr, and returns where its outputs come from."""
+) -> list[Origin]:
+    """Adds the visits of a jaxpr, and returns where its outputs come from."""
     jaxpr = plan.jaxpr
     env: dict[Any, Origin] = dict.fromkeys(jaxpr.constvars)
     env.update(zip(jaxpr.invars, inputs, strict=True))
@@ -98,7 +92,7 @@ def _walk(
         index, path = len(visits), scope + scope_names(eqn)
         given = tuple(map(origin_of, eqn.invars))
         visit = Visit(index, eqn, equation, path, depth, times, given)
-        yield visit
+        visits.append(visit)
         results: list[Origin] = [index] * len(eqn.outvars)
         made: list[list[Origin]] = []
         held = list(bodies(eqn)) if equation.inner else []
@@ -107,7 +101,7 @@ def _walk(
             # call.
             entering = _entering(body, given, index)
             more = times * body.repeats
-            made.append((yield from _walk(inner, entering, visits, path, depth + 1, more)))
+            made.append(_walk(inner, entering, visits, path, depth + 1, more))
         if made:
             visit.returned = _returned(held, made, len(eqn.outvars))
             visit.inner = len(visits) - index - 1
@@ -125,9 +119,7 @@ def _walk(
 
 def _entering(body: Body, given: Sequence[Origin], index: int) -> list[Origin]:
     """Returns where the inputs of a body come from; the loop itself makes what it carries."""
-    carried = {i for i, _ in body.carries}
-    if not carried and None in body.results:  # the predicate of a loop reads the carries
-        carried = set(range(body.fixed, len(body.operands)))
+    carried = body.carried
     return [index if i in carried else given[k] for i, k in enumerate(body.operands)]
 
 

@@ -8,10 +8,9 @@ In an island, where everything has another dtype, they are traced for that dtype
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ..compat import body_of
 from .structure import Body, bodies
 
 
@@ -69,24 +68,3 @@ def bodies_that_run(eqn: Any) -> tuple[Body, ...]:
     """
     solvers = [body for body in functions_of(eqn) if None not in body.results]
     return (*bodies(eqn), *solvers)
-
-
-def equations_that_run(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yields each equation, also inside solvers, with how often it runs; those outside first.
-
-    Args:
-        jaxpr: An open or closed jaxpr.
-        times: How often it runs.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> solve = jax.make_jaxpr(
-        ...     lambda b: jax.lax.custom_linear_solve(lambda x: 2 * x, b, lambda matvec, b: b / 2)
-        ... )(jnp.ones(3))
-        >>> [eqn.primitive.name for eqn, _ in equations_that_run(solve)]
-        ['custom_linear_solve', 'div']
-    """
-    for eqn in body_of(jaxpr).eqns:
-        yield eqn, times
-        for body in bodies_that_run(eqn):
-            yield from equations_that_run(body.jaxpr, times * body.repeats)

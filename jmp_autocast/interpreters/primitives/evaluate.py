@@ -62,3 +62,23 @@ def _last_uses(jaxpr: Any) -> dict[Any, int]:
     """Returns the index of the last equation that reads each variable, their number for outputs."""
     reads = (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)
     return {v: i for i, atoms in enumerate(reads) for v in atoms if not isinstance(v, Literal)}
+
+
+def of_positions(
+    function: Callable[..., Any], given: Sequence[Any], positions: Sequence[int]
+) -> Callable[..., Any]:
+    """Returns a function of some of the arguments of another one; the others are as given.
+
+    Args:
+        function: Takes all arguments.
+        given: All arguments.
+        positions: Those that the function takes which is returned.
+    """
+
+    def of_some(*xs: Any) -> Any:
+        full = list(given)
+        for i, x in zip(positions, xs, strict=True):
+            full[i] = x
+        return function(*full)
+
+    return of_some

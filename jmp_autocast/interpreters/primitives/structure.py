@@ -9,7 +9,7 @@ To add a higher-order primitive, describe it here, and give it a rewriting rule 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..compat import (
@@ -53,6 +53,13 @@ class Body:
     fixed: int = 0
     repeats: int = 1
     takes_copies_at: int = 0
+
+    @property
+    def carried(self) -> frozenset[int]:
+        """The inputs that differ in each iteration, and are no slices."""
+        if self.carries or None not in self.results:
+            return frozenset(i for i, _ in self.carries)
+        return frozenset(range(self.fixed, len(self.operands)))  # of the predicate of a loop
 
 
 class Copy(NamedTuple):
@@ -344,7 +351,9 @@ def shard_map_options(eqn: Any) -> dict[str, Any]:
 # --- walking --------------------------------------------------------------------------------
 
 
-def equations_in(jaxpr: Any, times: int = 1) -> Any:
+def equations_in(
+    jaxpr: Any, times: int = 1, inside: Callable[[Any], tuple[Body, ...]] = bodies
+) -> Iterator[tuple[Any, int]]:
     """Yields each equation of a jaxpr and of those inside it, and how often it runs.
 
     How often a ``while`` runs is unknown: its inside counts once.
@@ -352,8 +361,9 @@ def equations_in(jaxpr: Any, times: int = 1) -> Any:
     Args:
         jaxpr: An open or closed jaxpr.
         times: How often it runs.
+        inside: What is inside an equation.
     """
     for eqn in body_of(jaxpr).eqns:
         yield eqn, times
-        for body in bodies(eqn):
-            yield from equations_in(body.jaxpr, times * body.repeats)
+        for body in inside(eqn):
+            yield from equations_in(body.jaxpr, times * body.repeats, inside)

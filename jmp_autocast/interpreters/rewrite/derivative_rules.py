@@ -30,6 +30,7 @@ from ..compat import (
 )
 from ..plan.data import EquationPlan, Want
 from ..plan.float_dtypes import float_dtype
+from ..primitives.evaluate import of_positions
 from ..primitives.structure import called, rule_of
 from .immutable import check_immutable
 from .rewriter import Rewriter, rewrites
@@ -42,7 +43,11 @@ def _primal(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable[..., A
     """The rewritten function itself: JAX makes a jaxpr of it where it needs one."""
     inner, closed = plan.inner[0], called(eqn)
     check_immutable(closed, _declared_avals(eqn.invars))
-    return lambda *xs: rewriter.evaluate(inner, consts_of(closed), xs)
+
+    def function(*xs: Any) -> tuple[Any, ...]:
+        return tuple(rewriter.evaluate(inner, consts_of(closed), xs))
+
+    return function
 
 
 def _original(eqn: Any) -> Callable[..., tuple[Any, ...]]:
@@ -55,25 +60,8 @@ def _declared_avals(variables: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _partial(function: Callable, fixed: Sequence[Any], positions: Sequence[int]) -> Callable:
-    """The function of the operands at ``positions``; the others keep their symbolic zeros."""
-
-    def partial(*xs: Any) -> Any:
-        full = list(fixed)
-        for i, x in zip(positions, xs, strict=True):
-            full[i] = x
-        return function(*full)
-
-    return partial
-
-
-def _emitted(
-    rewriter: Rewriter,
-    eqn: Any,
-    plan: EquationPlan,
-    operands: list[Any],
-    rebuilt: Callable[[Rewriter, Any, EquationPlan], Callable],
-) -> list[Any]:
+@rewrites("custom_jvp_call", "custom_vjp_call")
+def _emitted(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Any]:
     """Emits an equation with a rule.
 
     All equations of one rule and one plan call one inlined function, which JAX traces, and
@@ -92,7 +80,7 @@ def _emitted(
     of_plan = id(inner.equations), inner.inputs, inner.outputs, inner.output_dtypes
     key = (id(inner), eqn.primitive.name) if is_alone else (of_plan, rule_of(eqn))
     if key not in rewriter.memo:
-        rewriter.memo[key] = _original(eqn) if is_original else rebuilt(rewriter, eqn, plan)
+        rewriter.memo[key] = _original(eqn) if is_original else _rebuilt(rewriter, eqn, plan)
     function = rewriter.memo[key]
     if is_shared:
         if (inlined_key := (key, "inlined")) not in rewriter.memo:
@@ -101,24 +89,20 @@ def _emitted(
     return list(function(*xs))
 
 
+def _rebuilt(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
+    is_jvp = eqn.primitive.name == "custom_jvp_call"
+    return (_rebuilt_custom_jvp if is_jvp else _rebuilt_custom_vjp)(rewriter, eqn, plan)
+
+
 def _cast(x: Any, dtype: Any) -> Any:
     return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
 
 
-@rewrites("custom_jvp_call")
-def _custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
-    return _emitted(rewriter, eqn, plan, operands, _rebuilt_custom_jvp)
-
-
 def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
-    primal = _primal(rewriter, eqn, plan)
+    function = jax.custom_jvp(_primal(rewriter, eqn, plan))
     inner, original = plan.inner[0], _original(eqn)
     avals = _declared_avals(eqn.invars)
     traced: dict[Any, Any] = {}
-
-    @jax.custom_jvp
-    def function(*xs: Any) -> tuple[Any, ...]:
-        return tuple(primal(*xs))
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         # A tangent that is a symbolic zero stays one: a rule with `symbolic_zeros` tells it from
@@ -130,7 +114,7 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         ]
 
         def original_jvp(xs: Sequence[Any], ts: Sequence[Any]) -> Any:
-            return jax.jvp(_partial(original, xs, moving), [xs[i] for i in moving], ts)
+            return jax.jvp(of_positions(original, xs, moving), [xs[i] for i in moving], ts)
 
         # The original primitive is differentiated in declared dtypes, as if autocast were not
         # there. The jaxpr that comes out holds the user's rule, and is planned like any other.
@@ -155,20 +139,11 @@ class _Static:
 jax.tree_util.register_pytree_node(_Static, lambda s: ((), s.value), lambda aux, _: _Static(aux))
 
 
-@rewrites("custom_vjp_call")
-def _custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
-    return _emitted(rewriter, eqn, plan, operands, _rebuilt_custom_vjp)
-
-
 def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
-    primal = _primal(rewriter, eqn, plan)
+    function = jax.custom_vjp(_primal(rewriter, eqn, plan))
     inner, original = plan.inner[0], _original(eqn)
     avals, out_avals = _declared_avals(eqn.invars), _declared_avals(eqn.outvars)
     inexact = [k for k, a in enumerate(out_avals) if jnp.issubdtype(a.dtype, jnp.inexact)]
-
-    @jax.custom_vjp
-    def function(*xs: Any) -> tuple[Any, ...]:
-        return tuple(primal(*xs))
 
     def forward(*perturbed: Any) -> tuple[Any, Any]:
         xs = [as_array(p.value, a) for p, a in zip(perturbed, avals, strict=True)]
@@ -181,7 +156,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
         box: dict[str, Any] = {}
 
         def original_forward(*ys: Any) -> Any:
-            out, vjp = jax.vjp(_partial(original, ys, moving), *(ys[i] for i in moving))
+            out, vjp = jax.vjp(of_positions(original, ys, moving), *(ys[i] for i in moving))
             residuals, box["tree"] = jax.tree_util.tree_flatten(vjp)
             box["avals"] = [jax.typeof(r) for r in residuals]
             # A ref cannot be returned by a trace. It is one of the operands: a rule that takes
@@ -239,13 +214,9 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
 
 @rewrites("custom_vmap_call")
 def _custom_vmap(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
-    primal = _primal(rewriter, eqn, plan)
+    function = jax.custom_batching.custom_vmap(_primal(rewriter, eqn, plan))
     inner, original = plan.inner[0], _original(eqn)
     avals = _declared_avals(eqn.invars)
-
-    @jax.custom_batching.custom_vmap
-    def function(*xs: Any) -> tuple[Any, ...]:
-        return tuple(primal(*xs))
 
     @function.def_vmap
     def rule(size: int, batched: Sequence[bool], *xs: Any) -> tuple[Any, Any]:

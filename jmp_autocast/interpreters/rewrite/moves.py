@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from jax import lax
@@ -43,7 +43,6 @@ def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
     else:
         results = bind_cached(eqn.primitive, arrays, eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
-    made: dict[Any, Sequence[Any]] = {}
     # The copy is made when it is first read, in the scopes of the reader.
     stack = current_name_stack()
 
@@ -60,19 +59,24 @@ def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
     narrow = _narrow(eqn, plan, operands, stack)
     parts = [Value(x, s.keeps_gradient) for x, s in zip(results, plan.results, strict=True)]
 
-    def copy_of(k: int) -> Callable[[Any], Any]:
-        def copy(dtype: Any) -> Any:
-            if dtype not in made:
-                with EquationContext(eqn, stack):
-                    made[dtype] = copies_in(dtype)
-            return made[dtype][k]
-
-        return copy
-
+    copy = _once(eqn, stack, copies_in)
     return [
-        Value(x, s.keeps_gradient, copy_of(k), narrow=narrow and functools.partial(narrow, k))
+        Value(x, s.keeps_gradient, partial(copy, k), narrow=narrow and partial(narrow, k))
         for k, (x, s) in enumerate(zip(results, plan.results, strict=True))
     ]
+
+
+def _once(eqn: Any, stack: Any, make: Callable[[Any], Sequence[Any]]) -> Callable[[int, Any], Any]:
+    """Returns the function that gives a result in a dtype; all results are made together, once."""
+    made: dict[Any, Sequence[Any]] = {}
+
+    def result(k: int, dtype: Any) -> Any:
+        if dtype not in made:
+            with EquationContext(eqn, stack):
+                made[dtype] = make(dtype)
+        return made[dtype][k]
+
+    return result
 
 
 def _narrow(
@@ -85,8 +89,6 @@ def _narrow(
     if read is None:
         return None
 
-    made: dict[Any, Sequence[Any]] = {}
-
     def make(dtype: Any) -> Sequence[Any]:
         arrays = [value.array for value in rest]
         x = read(dtype)
@@ -95,13 +97,7 @@ def _narrow(
             return [as_first_rows(out, lax.squeeze(arrays[0], (arrays[0].ndim - 1,)))]
         return out if eqn.primitive.multiple_results else [out]
 
-    def narrow(k: int, dtype: Any) -> Any:
-        if dtype not in made:
-            with EquationContext(eqn, stack):
-                made[dtype] = make(dtype)
-        return made[dtype][k]
-
-    return narrow
+    return _once(eqn, stack, make)
 
 
 def _moved_copies(eqn: Any, operands: list[Any], dtype: Any) -> Sequence[Any]:
