@@ -29,6 +29,7 @@ from .guarded_products import is_guarded_product
 from .islands import leaving, outside, returned
 from .kinds import kind_of
 from .last_products import last_products
+from .number_factors import as_numbers, with_numbers_cast
 from .picks import beside_pick, beside_picks
 from .reaching import Memo
 from .read_often import with_wide_gradients
@@ -270,6 +271,8 @@ class Planner:
     def _plan_equation(self, at: Place) -> EquationPlan:
         if (beyond := outside(at)) is not at:
             return leaving(self._plan_equation(beyond), at.given)
+        if (cast := with_numbers_cast(at)) is not at:
+            return as_numbers(at, self._plan_equation(cast), plan_equation(self.policy, at))
         rule = planning_rule(at.name)
         if at.region.island is not None and functions_of(at.eqn):
             rule = plan_called_back

@@ -11,6 +11,7 @@ from .data import KEEP, Cast, Demand, EquationPlan, Move, Source, ValueState
 from .reasons import Reason, ReasonCode
 from .region import Place
 from .structural import PlansBodies, plans
+from .value_facts import number_state
 
 
 @plans("convert_element_type")
@@ -32,7 +33,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     if source is None:
         assert target is not None
         action = Move() if _is_exact(var) else KEEP
-        result = _of_number(var, target, state, at.wide)
+        result = number_state(var.aval.dtype, target, state, at.wide)
         return EquationPlan(action, given, (None,), (result,), cast)
     # The value may run in another dtype than the one that the cast was written for.
     as_declared = state.dtype == source
@@ -58,21 +59,6 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     lowers = at.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None
     return EquationPlan(action, given, (operand,), (result,), cast, demands=(demand,))
-
-
-def _of_number(var: Any, target: np.dtype, state: ValueState, wide: np.dtype) -> ValueState:
-    """A cast of a bool or integer to float: a source, with the bound of its integers."""
-    dtype = np.dtype(var.aval.dtype) if isinstance(var.aval.dtype, np.dtype) else None
-    if dtype is None or dtype.kind not in "biu":
-        return ValueState(target, narrowed_by_user=target != wide)
-    if state.known_value is not None:
-        return ValueState(target, Source.LITERAL, state.known_value)
-    if dtype.itemsize == 1:
-        return ValueState(
-            target, Source.CONST, may_be_rounded=True
-        )  # up to 256, in every float dtype
-    bound = np.inf if state.integer_bound is None else state.integer_bound
-    return ValueState(target, Source.DATA, integer_bound=bound)
 
 
 def _is_exact(var: Any) -> bool:

@@ -54,6 +54,27 @@ def literal_state(literal: Any, wide: np.dtype) -> ValueState:
     return ValueState(dtype, Source.CONST if dtype else None)
 
 
+def number_state(dtype: Any, target: np.dtype, state: ValueState, wide: np.dtype) -> ValueState:
+    """Returns what is known of a number that is cast to a float: a source, with its bound.
+
+    Args:
+        dtype: The dtype of the number: a bool's, an integer's, or another one.
+        target: The float dtype.
+        state: What is known of the number.
+        wide: The wide dtype of the policy.
+    """
+    kind = dtype.kind if isinstance(dtype, np.dtype) else ""
+    if kind not in tuple("biu"):
+        return ValueState(target, narrowed_by_user=target != wide)
+    if state.known_value is not None:
+        return ValueState(target, Source.LITERAL, state.known_value)
+    if dtype.itemsize == 1:
+        # Up to 256, in every float dtype.
+        return ValueState(target, Source.CONST, may_be_rounded=True)
+    bound = np.inf if state.integer_bound is None else state.integer_bound
+    return ValueState(target, Source.DATA, integer_bound=bound)
+
+
 @functools.lru_cache(4096)
 def representable(value: float, dtype: np.dtype) -> bool:
     """Returns whether a literal means the same in ``dtype``: it does not become inf, 0, 1 or -1.

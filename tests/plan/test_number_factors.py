@@ -1,0 +1,102 @@
+"""Products of floats and numbers in one equation: planned as if the number were cast."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmp_autocast import BF16, FP16, Float8, Policy, autocast, explain, full_precision
+from tests.support.jaxprs import trace
+
+W = jax.random.normal(jax.random.key(0), (64, 48))
+ROWS = jax.random.randint(jax.random.key(1), (16, 64), 0, 2)
+
+
+@pytest.fixture(autouse=True)
+def implicit_promotion():
+    """The tests promote strictly, and such a product is promoted by JAX."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def product(w, x):
+    return x @ w
+
+
+def row_of(fn, *args, policy=BF16):
+    (row,) = [r for r in explain(fn, *args, policy=policy).rows if r.primitive == "dot_general"]
+    return row
+
+
+def test_jax_traces_one_equation():
+    (eqn,) = trace(product, W, ROWS.astype(jnp.int8)).jaxpr.eqns
+    assert [v.aval.dtype.name for v in eqn.invars] == ["int8", "float32"]
+
+
+@pytest.mark.parametrize("policy", [BF16, FP16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("level", ["tensor_cores", "o1", "compute"])
+@pytest.mark.parametrize("dtype", [bool, jnp.int8, jnp.uint8, jnp.int16, jnp.int32])
+def test_a_number_is_multiplied_in_16_bits(dtype, level, policy):
+    x, dtypes = ROWS.astype(dtype), (policy.compute_dtype.name,) * 2
+    row = row_of(product, W, x, policy=policy.with_level(level))
+    assert (row.operands, row.reason) == (dtypes, "LOWER_PRECISION")
+    found = autocast(product, policy=policy.with_level(level))(W, x)
+    assert found.dtype == jnp.float32
+    chex.assert_trees_all_close(found, product(W, x), rtol=2e-2, atol=0.1)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_gradient_is_the_accumulator(swapped):
+    # 257 ones: no sum in bfloat16 is 257.
+    x = jnp.ones((257, 4), bool)
+    loss = lambda w: jnp.sum((w.T @ x.T if swapped else x @ w) * 1.0)
+    found = jax.grad(autocast(loss, policy=BF16))(jnp.ones((4, 3)))
+    chex.assert_trees_all_equal(found, jnp.full((4, 3), 257.0))
+
+
+def test_under_vmap_and_jvp():
+    cast = autocast(product, policy=BF16)
+    batch = jnp.stack([ROWS, 1 - ROWS]).astype(jnp.int8)
+    mapped = jax.vmap(cast, in_axes=(None, 0))(W, batch)
+    chex.assert_trees_all_close(mapped, jnp.stack([cast(W, x) for x in batch]))
+    x = ROWS.astype(jnp.int8)
+    _, tangent = jax.jvp(lambda w: cast(w, x), (W,), (W,))
+    chex.assert_trees_all_close(tangent, cast(W, x), rtol=2e-2, atol=0.1)
+
+
+def test_positions_stay_float32_and_the_user_is_told():
+    x, w = jnp.arange(3 * 4096).reshape(4096, 3), jax.random.normal(jax.random.key(0), (3, 64))
+    with pytest.warns(UserWarning, match="holds integers up to inf"):
+        found = autocast(product, policy=BF16)(w, x)
+    chex.assert_trees_all_close(found, product(w, x))
+    assert row_of(product, w, x).reason == "COORD"
+
+
+def test_where_nothing_is_lowered_nothing_changes():
+    def fn(w, x):
+        with full_precision():
+            return x @ w
+
+    x = ROWS.astype(jnp.int8)
+    (eqn,) = trace(autocast(fn, policy=BF16), W, x).jaxpr.eqns
+    assert [v.aval.dtype.name for v in eqn.invars] == ["int8", "float32"]
+
+
+def test_products_of_numbers_alone_are_not_touched():
+    x = ROWS.astype(jnp.int8)
+    fn = lambda x: jnp.matmul(x, x.T, preferred_element_type=jnp.float32)
+    eqn = trace(autocast(fn, policy=BF16), x).jaxpr.eqns[-1]
+    assert [v.aval.dtype.name for v in (*eqn.invars, *eqn.outvars)] == ["int8", "int8", "float32"]
+
+
+def test_with_weights_in_8_bits_the_product_is_in_16():
+    policy = Policy(jnp.bfloat16, matmul=Float8(emulate=True, skip=()))
+    assert row_of(product, W, ROWS.astype(jnp.int8), policy=policy).operands == ("bfloat16",) * 2
+
+
+def test_in_a_program_in_float64():
+    with jax.enable_x64(True):
+        w = np.asarray(W, np.float64)
+        row = row_of(product, w, np.asarray(ROWS, np.int8), policy=Policy(jnp.float32))
+    assert row.operands == ("float32", "float32")
