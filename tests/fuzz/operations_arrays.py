@@ -53,6 +53,8 @@ DOTS = """
     jnp.convolve({x}.ravel(),{y}.ravel()) {x}@{y}+{x}[...,:1] jax.nn.relu({x}@{y}) {x}*2@{y}
     jax.nn.softmax({x}@{y}) jnp.sum({x}@{y},-1) jnp.exp(-jnp.square({x}@{y}))
     jnp.matmul({x},{y},preferred_element_type=jnp.bfloat16)
+    lax.dot_general({x}>0,{y},(((1,),(1,)),((),())),preferred_element_type=jnp.float32)
+    lax.dot_general({x},({y}*9).astype(jnp.int8),(((1,),(1,)),((),())),None,jnp.float32)
 """.split()
 # `{s}` is symmetric and positive definite.
 LINALG = """

@@ -23,6 +23,7 @@ GUARDED = """
     jnp.heaviside({x},0.5) jnp.deg2rad({x}) 1-{x} 0.5*{x}+0.25 jax.scipy.special.erfc({x})
     lax.reduce_precision({x},8,10) jnp.cosh({x}) jax.nn.softplus({x}) jnp.log(jax.nn.sigmoid({x}))
     -jnp.log(1-jnp.tanh({x})**2+1e-6) jnp.log(1e-8+{x}**2) jnp.log1p(-jax.nn.sigmoid({x}))
+    {x}*jnp.subtract(1.,.25)
 """.split()
 
 BINARY = """

@@ -211,6 +211,12 @@ def test_casts_in_a_loop_count_each_time():
     assert (casts.down, casts.up, casts.up_nbytes) == (7, 7, 7 * 6 * 32)
 
 
+def test_the_summary_of_a_lowered_program_without_products_in_16_bits():
+    fn = lambda x: jnp.sum(jnp.matmul(x, x, precision="highest"))
+    summary = explain(jax.grad(autocast(fn, policy=BF16)), np.ones((4, 4), np.float32)).summary
+    assert "0.0 % of matmul and convolution FLOPs in less than float32" in summary
+
+
 def test_the_text_fits_100_columns_and_leads_with_the_summary():
     report = explain(jax.grad(attention), {"w": W}, X, policy=BF16)
     lines = str(report).splitlines()

@@ -90,6 +90,13 @@ def test_products_of_numbers_alone_are_not_touched():
     assert [v.aval.dtype.name for v in (*eqn.invars, *eqn.outvars)] == ["int8", "int8", "float32"]
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
+def test_a_result_that_is_no_float_keeps_its_dtype(dtype):
+    x = ROWS.astype(dtype)
+    cast = autocast(lambda w: jnp.matmul(x, w, preferred_element_type=jnp.int32), policy=BF16)
+    assert jax.eval_shape(cast, W).dtype == cast(W).dtype == jnp.int32
+
+
 def test_with_weights_in_8_bits_the_product_is_in_16():
     policy = Policy(jnp.bfloat16, matmul=Float8(emulate=True, skip=()))
     assert row_of(product, W, ROWS.astype(jnp.int8), policy=policy).operands == ("bfloat16",) * 2

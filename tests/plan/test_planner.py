@@ -83,6 +83,12 @@ REASONS = {
     "folded": (lambda x: x * lax.sqrt(np.float32(2)), "sqrt", ReasonCode.SOURCE, FULL),
     "exp": (low(jnp.exp), "exp", ReasonCode.FP32, FULL),
     "sum": (low(jnp.sum), "reduce_sum", ReasonCode.FP32, FULL),
+    "literals_alone": (
+        low(lambda h: lax.logistic(h) * lax.sub(1.0, 0.25)),
+        "sub",
+        ReasonCode.SOURCE,
+        FULL,
+    ),
     "negative_power": (low(lambda h: lax.integer_pow(h, -2)), "integer_pow", ReasonCode.FP32, FULL),
     "positive_power": (low(lambda h: h**3), "integer_pow", ReasonCode.PROMOTE_LOW, LOW),
     "reciprocal": (low(lambda h: 1 / h), "div", ReasonCode.FP32, FULL),
@@ -115,8 +121,14 @@ REASONS = {
     "integers": (
         lambda x: lax.dot(x.astype(jnp.int32), x, preferred_element_type=jnp.float32),
         "dot_general",
+        ReasonCode.LOWER_PRECISION,
+        LOW,
+    ),
+    "integer_result": (
+        low(lambda h: lax.dot(h, h, preferred_element_type=jnp.int32)),
+        "dot_general",
         ReasonCode.DOMAIN,
-        FULL,
+        None,
     ),
     "highest": (
         lambda x: jnp.dot(x, x, precision="highest"),

@@ -167,7 +167,9 @@ class Report(Exported):
         if kept := guarded(self.rows):
             part = totals.guarded_contraction_flops / max(totals.contraction_flops, 1)
             more = f"{kept[0].reason} keeps {100 * part:.1f} % in {self.wide_dtype}"
-        dtypes = self.compute_dtype
+        # Of a program that was lowered before, the rows say to what; to nothing, if to none.
+        is_none = self.compute_dtype == self.wide_dtype
+        dtypes = f"less than {self.wide_dtype}" if is_none else self.compute_dtype
         if totals.float8_contraction_flops:
             dtypes += f", of them {100 * totals.float8_share:.1f} % in float8"
         return cut(f"{self.name}: {share} in {dtypes}; {more}")

@@ -193,6 +193,8 @@ def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
         return keep(at, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
     if floats[:2] != [0, 1]:
         return keep(at, Reason(ReasonCode.DOMAIN, "an operand is no float"))
+    if at.declared(at.eqn.outvars[0]) is None:
+        return keep(at, Reason(ReasonCode.DOMAIN, "the result has another dtype"))
     if guarded and _is_product_of_elements(at):
         return _promote(policy, at)
     for i in floats[:2] if guarded else ():

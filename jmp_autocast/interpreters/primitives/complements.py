@@ -25,7 +25,7 @@ COMPLEMENTS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 
 
 def subtracted_from_one(eqn: Any) -> Any:
-    """Returns the variable ``x`` of an equation ``1 - x``, None for another equation.
+    """Returns the variable ``x`` of an equation ``1 - x``, None for any other equation.
 
     Example:
         >>> import jax
@@ -36,4 +36,5 @@ def subtracted_from_one(eqn: Any) -> Any:
     if eqn.primitive.name != "sub":
         return None
     first, second = eqn.invars
-    return second if isinstance(first, Literal) and first.val == 1 else None
+    is_complement = isinstance(first, Literal) and first.val == 1
+    return second if is_complement and not isinstance(second, Literal) else None
