@@ -58,6 +58,7 @@ class ValueState:
         is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
         was_rounded: In float32, and made element by element of what was 16 bits: `rounded_streams`.
         scales: If it is stored in 8 bits, along how many first dimensions with scales of their own.
+        accumulates: A carry of a loop, which adds up what each iteration rounds.
     """
 
     dtype: np.dtype | None
@@ -76,6 +77,7 @@ class ValueState:
     is_looked_up: bool = False
     was_rounded: bool = False
     scales: int | None = None
+    accumulates: bool = False
 
     def __hash__(self) -> int:
         # Three fields tell most states apart, in a third of the time: each operand is hashed.
@@ -124,7 +126,7 @@ class Want:
     Args:
         dtype: The dtype it must be returned in, None for any.
         demand: FULL or LOW if all readers read it so, and it should be made so.
-        guarded: It reaches a logarithm or a denominator.
+        guarded: It reaches a logarithm or a denominator, or its distance to 1 counts.
         reader: The primitive that reads it first, for the reason's text. Two wants that differ in
             the reader alone are equal, so that a jaxpr is planned once for both.
     """

@@ -19,7 +19,7 @@ from ..primitives.traits import BACKWARD, having
 from .data import Contract, Demand, EquationPlan, ValueState, Want
 from .float_dtypes import is_narrower
 from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
-from .reaching import SNAPPING, STEEP, Memo, reaching
+from .reaching import COMPLEMENTS, DECAYS, POLES, SNAPPING, Memo, own_factors, reaching
 from .reasons import ReasonCode
 
 _CONTRACTS = having("contracts")
@@ -67,9 +67,13 @@ def find_requests(
     requests = {}
     # A body does not see what is done with its outputs; its caller says which of them are guarded.
     asked = frozenset(k for k, want in enumerate(wants) if want.guarded)
-    guarded = reaching(STEEP, jaxpr, asked, reached)
+    factors = own_factors(jaxpr, reached)
+    carries = frozenset([v for v in jaxpr.invars if states[v].accumulates])
+    poles = reaching(POLES, jaxpr, asked, reached)
+    lost = poles | factors | reaching(DECAYS, jaxpr, frozenset(), reached, carries)
+    guarded = lost | reaching(COMPLEMENTS, jaxpr, frozenset(), reached)
     snapped = reaching(SNAPPING, jaxpr, frozenset(), reached)
-    readers = _Readers(jaxpr, wants, guarded, snapped, policy.wide_dtype)
+    readers = _Readers(jaxpr, wants, guarded, snapped, factors, policy.wide_dtype)
     for i in range(len(equations) - 1, -1, -1):
         eqn, plan = jaxpr.eqns[i], equations[i]
         request, adds = None, False
@@ -79,8 +83,11 @@ def find_requests(
             adds = eqn.primitive.name in _SUMS and not policy.data_abstains
             adds = adds and _adds_a_source(eqn, plan, states)
             # The digits that a difference loses are those of its logarithm, whoever else reads it:
-            # `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 without this.
-            loses = eqn.primitive.name == "sub" and eqn.outvars[0] in guarded
+            # `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 without this. So
+            # are those of a tanh whose `log(1 - y * y)` a loss reads, and the next layer `y`: the
+            # loss was 22 % off in bfloat16.
+            loses = eqn.primitive.name == "sub" and eqn.outvars[0] in poles
+            loses |= eqn.primitive.name in _SATURATES and eqn.outvars[0] in lost
             if request is None and (adds or loses):
                 request = readers.mixed_request(eqn)
         if request is not None:
@@ -120,8 +127,10 @@ class _Readers:
     Args:
         jaxpr: The open jaxpr.
         wants: What is asked of each output.
-        guarded: The variables that reach a logarithm or a denominator.
+        guarded: The variables that reach a logarithm or a denominator, or whose distance to 1
+            counts.
         snapped: The variables that become integers: float32, whoever else reads them.
+        factors: The variables whose elements are multiplied with each other: float32 as well.
         wide: The wide dtype of the policy: float32, or float64 where this speaks of float32.
     """
 
@@ -131,9 +140,11 @@ class _Readers:
         wants: Sequence[Want],
         guarded: frozenset[Any],
         snapped: frozenset[Any],
+        factors: frozenset[Any],
         wide: np.dtype,
     ) -> None:
         self._wide = wide
+        self._factors = factors
         self._inputs = jaxpr.invars
         self._guarded = guarded
         self._snapped = snapped
@@ -197,6 +208,8 @@ class _Readers:
         demand = self._demands.get(v)
         if v in self._snapped and is_narrower(state.dtype, self._wide):
             return Want(demand=Demand.FULL, reader="what rounds it to an integer")
+        if v in self._factors and is_narrower(state.dtype, self._wide):
+            return Want(demand=Demand.FULL, guarded=True, reader="a product of its elements")
         if demand not in (Demand.LOW, Demand.FULL) or demand is Demand.of(state.dtype, self._wide):
             return _NO_WISH
         return Want(demand=demand, guarded=v in self._guarded, reader=self._first[v])

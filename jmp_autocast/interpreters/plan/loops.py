@@ -67,14 +67,15 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     widened = _widened(given[:start], at.wide)
     fixed = loop_invariants(_as_parameters(given[:start], widened, at.wide))
     xs, ys = _slices(given[end:]), at.wants[len(initial) :]
+    accumulating = _accumulating(planner.policy, at, body)
 
     def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Want]) -> Plan:
-        inputs = [*fixed, *map(ValueState, carries), *xs]
+        inputs = [*fixed, *_carried(carries, accumulating), *xs]
         return planner.plan(body.jaxpr, inputs, [*returned, *ys], at.region.names)
 
     # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair
     # is settled before anything else is read from the plan.
-    carries, reason = _carries(planner.policy, at, body, plan_body)
+    carries, reason = _carries(planner.policy, at, body, accumulating, plan_body)
     returned = [Want(d) for d in carries]
     inner = plan_body(carries, returned)
     # A slice of data is cast with its siblings, before the loop; one of a stacked parameter inside,
@@ -114,22 +115,36 @@ def _slices(states: Sequence[ValueState]) -> list[ValueState]:
     ]
 
 
+def _carried(dtypes: Sequence[np.dtype | None], accumulating: frozenset[int]) -> list[ValueState]:
+    """Returns what is known of the carries of a loop, inside of it."""
+    return [ValueState(dtype, accumulates=k in accumulating) for k, dtype in enumerate(dtypes)]
+
+
+def _accumulating(policy: Policy, at: Place, body: Body) -> frozenset[int]:
+    """Returns the carries of a scan that add up over its iterations."""
+    jaxpr, count = body_of(body.jaxpr), len(body.carries)
+    found = accumulating_carries(jaxpr, body.fixed, count)
+    if policy.data_abstains:
+        # At level "compute" a residual stream is 16 bits by intent, also in a scan over layers: a
+        # TPU moved 1.12 times the bytes of the hand-written model while it was float32 there.
+        parameters = frozenset(i for i, s in enumerate(at.given) if s.source is Source.PARAM)
+        found -= residual_streams(jaxpr, body.fixed, count, parameters)
+    return found
+
+
 def _carries(
-    policy: Policy, at: Place, body: Body, plan_body: Callable[..., Plan]
+    policy: Policy,
+    at: Place,
+    body: Body,
+    accumulating: frozenset[int],
+    plan_body: Callable[..., Plan],
 ) -> tuple[list[np.dtype | None], Reason]:
     """Returns the dtype of each carry of a scan, and why those that are float32 are."""
     start, count = body.fixed, len(body.carries)
     initial = at.given[start : start + count]
     variables = body_of(body.jaxpr).invars[start : start + count]
     declared = list(map(at.kept, variables))
-    accumulating = accumulating_carries(body_of(body.jaxpr), start, count)
-    abstains = policy.data_abstains
-    if abstains:
-        # At level "compute" a residual stream is 16 bits by intent, also in a scan over layers: a
-        # TPU moved 1.12 times the bytes of the hand-written model while it was float32 there.
-        parameters = frozenset(i for i, s in enumerate(at.given) if s.source is Source.PARAM)
-        accumulating -= residual_streams(body_of(body.jaxpr), start, count, parameters)
-    guess = first_guess(declared, initial, accumulating, at.region, abstains)
+    guess = first_guess(declared, initial, accumulating, at.region, policy.data_abstains)
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
         # A carry that is on trial may come back in any dtype; one that is declared has to keep it.
@@ -170,7 +185,8 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
     for body in held:
         jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]
         inputs = loop_invariants([given[i] for i in constants])
-        inputs += [ValueState(at.kept(v)) for v in jaxpr.invars[body.fixed :]]
+        accumulating = accumulating_carries(jaxpr, body.fixed, len(body.carries))
+        inputs += _carried(list(map(at.kept, jaxpr.invars[body.fixed :])), accumulating)
         returned = [
             Want() if r is None else Want(dtype=at.kept(v))
             for v, r in zip(jaxpr.outvars, body.results, strict=True)

@@ -24,7 +24,7 @@ class ReasonCode(enum.Enum):
     COORD = "COORD"  # integer coordinates too large for the compute dtype
     FEEDER = "FEEDER"  # every consumer runs in float32
     CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is low and rounding commutes
-    LOG_GUARD = "LOG_GUARD"  # reaches a logarithm or a denominator
+    LOG_GUARD = "LOG_GUARD"  # its distance to 1, or its logarithm, counts
     DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
     FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
     NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype where 8 bits were asked for

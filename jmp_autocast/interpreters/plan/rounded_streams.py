@@ -18,13 +18,13 @@ from ..primitives.traits import having
 from .basic_plans import rounded_once
 from .data import EquationPlan, Inside
 from .float_dtypes import is_in, is_narrower
-from .reaching import SNAPPING, STEEP, Harm, Memo, reaching
+from .reaching import COMPLEMENTS, POLES, SNAPPING, Harm, Memo, reaching
 from .reasons import Reason, ReasonCode
 from .votes import far_literal, literal_guard, voters
 
 _SUMS = having("sums")
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
-_MULTIPLIED = Harm(having("contracts"), lambda eqn: eqn.invars[:2])
+_MULTIPLIED = Harm(having("contracts"), lambda eqn, carries: eqn.invars[:2])
 
 
 class RoundedStreams:
@@ -88,7 +88,7 @@ class RoundedStreams:
         """Whether a value reaches a product, and nothing in which its rounding does harm."""
         multiplied, *harmed = (
             reaching(harm, jaxpr, frozenset(), self._reached)
-            for harm in (_MULTIPLIED, SNAPPING, STEEP)
+            for harm in (_MULTIPLIED, SNAPPING, POLES, COMPLEMENTS)
         )
         return v in multiplied and not any(v in found for found in harmed)
 

@@ -74,6 +74,11 @@ def casts_to_integer(eqn: Any) -> bool:
     return eqn.invars[0].aval.dtype.kind not in "biu"
 
 
+def takes_every_other(eqn: Any) -> bool:
+    """Returns whether an equation takes elements of an array that are no neighbours: `x[::2]`."""
+    return eqn.primitive.name == "slice" and max(eqn.params["strides"] or (1,)) > 1
+
+
 def adds_up_cotangents(eqn: Any) -> bool:
     """Returns whether the transpose of an equation that repeats elements adds up many cotangents.
 
