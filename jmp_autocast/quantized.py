@@ -17,7 +17,7 @@ from .interpreters.primitives.dequantize import QuantizedArray
 from .interpreters.primitives.float8_scale import ScaleOf, copies_of
 from .policies import E4M3, FLOAT32, as_recipe, may_use_float8
 from .policies.callables import name_of
-from .stored_params import delete_when_done, reads_of_leaves, wrapper_of_program
+from .stored_params import delete_when_done, each_once, reads_of_leaves, wrapper_of_program
 
 __all__ = ["QuantizedArray", "quantize_params"]
 
@@ -95,12 +95,7 @@ def quantize_params(
         )
     leaves, structure = jax.tree.flatten(params)
     reads = reads_of_leaves(wrapper, leaves, (params, *args), kwargs)
-    stored = [
-        _stored(x, read.scales, donate)
-        if isinstance(read, Quantized) and read.scales is not None
-        else x
-        for x, read in zip(leaves, reads, strict=True)
-    ]
+    stored = each_once(leaves, [functools.partial(_stored, read=r, donate=donate) for r in reads])
     if all(x is y for x, y in zip(leaves, stored, strict=True)):
         warnings.warn(
             f"quantize_params stored no parameter of {name_of(fn)} in 8 bits: no product in 8 bits "
@@ -110,8 +105,14 @@ def quantize_params(
     return structure.unflatten(stored)
 
 
-def _stored(leaf: Any, scales: int, donate: bool) -> QuantizedArray:
-    """Returns a leaf in 8 bits, with scales of their own along its first dimensions."""
+def _stored(leaf: Any, read: Any, donate: bool) -> Any:
+    """Returns a leaf in 8 bits, with scales of their own along its first dimensions.
+
+    What is read in another way is returned as it is.
+    """
+    if not isinstance(read, Quantized) or read.scales is None:
+        return leaf
+    scales = read.scales
     sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
     of_scale = sharding
     if isinstance(sharding, NamedSharding):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -85,8 +86,8 @@ def cast_params(
     dtypes = [d if isinstance(d, np.dtype) and d in narrow else None for d in reads]
     if check:
         _check_bits(wrapper, structure, leaves, dtypes, args, kwargs)
-    cast = [_cast(x, dtype, donate) for x, dtype in zip(leaves, dtypes, strict=True)]
-    return structure.unflatten(cast)
+    casts = [functools.partial(_cast, dtype=dtype, donate=donate) for dtype in dtypes]
+    return structure.unflatten(each_once(leaves, casts))
 
 
 def wrapper_of_program(fn: Any, policy: Any, by: str) -> Autocast:
@@ -124,19 +125,30 @@ def reads_of_leaves(
     Returns:
         None for a leaf that is read in several ways, in none, or that is not float32.
     """
-    plan = wrapper.planned(*args, **kwargs).plan
-    reads = iter(zip(plan.inputs, read_dtypes(plan), strict=True))
-    found: list[Read | None] = []
-    for leaf in leaves:
-        only = None
-        # The inputs of the program are the arrays among all leaves, those of the first argument
-        # first.
-        if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-            state, of_leaf = next(reads)
-            if is_in(state.dtype, plan.wide) and len(of_leaf) == 1:
-                (only,) = of_leaf
-        found.append(only)
-    return found
+    planned = wrapper.planned(*args, **kwargs)
+    # By identity: a wrapper of NNX modules has its inputs in another order than their leaves, and a
+    # variable that stands twice once. What stands twice is read in both ways.
+    reads: dict[int, set[Read | None]] = {}
+    inputs = zip(planned.call.arrays, planned.plan.inputs, read_dtypes(planned.plan), strict=True)
+    for array, state, found in inputs:
+        is_wide = is_in(state.dtype, planned.plan.wide)
+        reads.setdefault(id(array), set()).update(found if is_wide else (None,))
+    ways = [reads.get(id(leaf), set()) for leaf in leaves]
+    return [next(iter(found)) if len(found) == 1 else None for found in ways]
+
+
+def each_once(leaves: list[Any], stored: list[Callable[[Any], Any]]) -> list[Any]:
+    """Returns what is stored for each leaf, the same object for an array that stands twice.
+
+    Args:
+        leaves: The leaves.
+        stored: For each of them the function that makes what is stored of it.
+    """
+    made: dict[int, Any] = {}
+    for leaf, store in zip(leaves, stored, strict=True):
+        if id(leaf) not in made:
+            made[id(leaf)] = store(leaf)
+    return [made[id(leaf)] for leaf in leaves]
 
 
 def _cast(leaf: Any, dtype: np.dtype | None, donate: bool) -> Any:

@@ -7,10 +7,13 @@ element, where codes at equal distances end at 1/255.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from .rounding import goes_up
 
@@ -49,6 +52,15 @@ def quantized(key: jax.Array, x: jax.Array, block: int) -> Compressed:
         x: float32 array of one dimension or more.
         block: The length of a block along the last axis, at most.
     """
+    spec = _explicit_spec(x)
+    if spec is None:
+        return _quantized(key, x, block)
+    specs: tuple[Any, Any] = spec, PartitionSpec(*spec[:-1], None)
+    function = functools.partial(_quantized, block=block)
+    return _on_automatic_axes(x, function, Compressed(*specs))(key, x)
+
+
+def _quantized(key: jax.Array, x: jax.Array, block: int) -> Compressed:
     blocks = _in_blocks(x, -(-x.shape[-1] // block))
     largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
     unsigned = jnp.min(blocks, axis=-1, keepdims=True) >= 0
@@ -67,6 +79,13 @@ def quantized(key: jax.Array, x: jax.Array, block: int) -> Compressed:
 
 def dequantized(compressed: Compressed) -> jax.Array:
     """Returns the float32 array that 8-bit codes stand for."""
+    spec = _explicit_spec(compressed.values)
+    if spec is None:
+        return _dequantized(compressed)
+    return _on_automatic_axes(compressed.values, _dequantized, spec)(compressed)
+
+
+def _dequantized(compressed: Compressed) -> jax.Array:
     values, scales = compressed
     assert scales is not None
     scales = scales[..., None]
@@ -74,6 +93,25 @@ def dequantized(compressed: Compressed) -> jax.Array:
     unsigned = scales < 0
     distance = jnp.where(unsigned, code / 255.0, (code - 128.0) / 127.0)
     return _joined(distance * jnp.abs(distance) * jnp.abs(scales), values.shape)
+
+
+def _explicit_spec(x: jax.Array) -> PartitionSpec | None:
+    """Returns how an array lies on explicit mesh axes, None where its last axis is on none.
+
+    Blocks cut the last axis, and JAX asks how the pieces lie. Nobody but XLA has to know.
+    """
+    spec = jax.typeof(x).sharding.spec
+    return spec if spec and spec[-1] is not None else None
+
+
+def _on_automatic_axes(like: jax.Array, function: Callable[..., Any], specs: Any) -> Any:
+    """Returns a function whose inside XLA divides among devices, with results that lie as said."""
+
+    def of(*arrays: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(jax.typeof(like).sharding.mesh):
+            return jax.sharding.auto_axes(function, out_sharding=specs)(*arrays)
+
+    return jax.jit(of)
 
 
 def _in_blocks(x: jax.Array, count: int) -> jax.Array:

@@ -6,9 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from .storing import as_wide, is_half, map_half
-from .weights import WIDE_READERS, KahanState, MasterWeightsState, missing
+from .weights import (
+    WIDE_READERS,
+    KahanState,
+    MasterWeightsState,
+    StochasticRoundingState,
+    missing,
+)
 
 
 def as_float32(params: Any) -> Any:
@@ -71,7 +78,13 @@ def float32_params(opt_state: Any, params: Any) -> Any:
             "there must be one, of master_weights(...), kahan_summation(...) or "
             "stochastic_rounding(...)."
         )
-    return WIDE_READERS[type(states[0])](params, states[0][0])
+    (state,) = states
+    own = _own(params, state)
+    found = WIDE_READERS[type(state)](own, state[0])
+    # What the state has no digits of is as it is stored.
+    leaves, structure = jax.tree.flatten(params)
+    pairs = zip(leaves, structure.flatten_up_to(found), strict=True)
+    return structure.unflatten([as_wide(p) if _is_masked(w) else w for p, w in pairs])
 
 
 def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
@@ -108,9 +121,11 @@ def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
     def begin(state: Any) -> Any:
         if isinstance(state, MasterWeightsState):
             # A copy: a step that donates its state must not take the caller's weights with it.
-            return state._replace(master_params=map_half(lambda _, w: jnp.array(w), params, wide))
+            copies = map_half(lambda _, w: jnp.array(w), _own(params, state), _own(wide, state))
+            return state._replace(master_params=copies)
         if isinstance(state, KahanState):
-            return state._replace(compensation=map_half(missing, params, wide))
+            own = map_half(missing, _own(params, state), _own(wide, state))
+            return state._replace(compensation=own)
         return state
 
     return jax.tree.map(begin, opt_state, is_leaf=_is_state)
@@ -118,6 +133,22 @@ def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
 
 def _is_state(node: Any) -> bool:
     return isinstance(node, tuple(WIDE_READERS))
+
+
+def _own(params: Any, state: Any) -> Any:
+    """Returns the parameters that a state was made for; the others are masked, as they are in it.
+
+    ``optax.masked`` and ``optax.multi_transform`` hand an optimizer a part of the parameters.
+    """
+    if isinstance(state, StochasticRoundingState):
+        return params
+    leaves, structure = jax.tree.flatten(params)
+    pairs = zip(leaves, structure.flatten_up_to(state[0]), strict=True)
+    return structure.unflatten([held if _is_masked(held) else p for p, held in pairs])
+
+
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
 
 
 def _check_wide(params: Any, wide: Any) -> None:

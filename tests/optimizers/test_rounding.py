@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jmp_autocast.optimizers.blocks import dequantized, quantized
 from jmp_autocast.optimizers.rounding import stochastically, to_nearest
@@ -75,3 +76,19 @@ def test_eight_bits_hold_an_array(shape, kind):
         mean = jax.vmap(lambda key: coded(key, x)[1])(jax.random.split(jax.random.key(1), 512))
         # Draws of 512, each of a distance of at most 2 / 127: 4 standard errors.
         np.testing.assert_allclose(mean.mean(0), x, atol=np.abs(x).max() / 127 / 5, rtol=0)
+
+
+@pytest.mark.parametrize("spec", [P("d"), P(None, "d"), P(("d",), None)])
+@pytest.mark.parametrize("length", [128, 96])
+def test_blocks_of_arrays_on_explicit_axes_lie_as_the_arrays(spec, length):
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    x = jax.random.normal(jax.random.key(0), (16, length))
+    split = jax.device_put(x, NamedSharding(mesh, spec))
+    compress = jax.jit(lambda x: quantized(jax.random.key(1), x, 64))
+    found = compress(split)
+    for one, other in zip(found, compress(x), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert found.values.sharding.is_equivalent_to(split.sharding, 2)
+    wide = jax.jit(dequantized)(found)
+    assert wide.sharding.is_equivalent_to(split.sharding, 2)
+    np.testing.assert_array_equal(wide, jax.jit(dequantized)(compress(x)))

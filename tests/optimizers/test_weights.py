@@ -282,3 +282,29 @@ def test_wrong_use_says_what_to_do(name):
     call, message = BAD[name]
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(
+    "part",
+    {
+        "multi_transform": lambda tx: optax.multi_transform(
+            {"trained": tx, "frozen": optax.set_to_zero()},
+            {"up": "trained", "scale": "frozen", "down": "trained"},
+        ),
+        "masked": lambda tx: optax.masked(tx, {"up": True, "scale": False, "down": True}),
+    }.values(),
+    ids=["multi_transform", "masked"],
+)
+def test_a_part_of_the_parameters_has_wide_weights(part, name):
+    wide = {"up": jnp.linspace(-1, 1, 512), "scale": jnp.linspace(0, 1, 3), "down": jnp.ones(2) / 3}
+    small = jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide)
+    tx = part(SCHEMES[name](optax.sgd(0.1)))
+    state = start_from(tx.init(small), small, wide)
+    found = float32_params(state, small)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(found)} == {"float32"}
+    exact = dict(wide, scale=as_float32(small["scale"]))
+    limit = 2.0**-8 if name == "stochastic" else 2.0**-16
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=limit), found, exact)
+    updates, _ = tx.update(jax.tree.map(jnp.ones_like, wide), state, small)
+    assert jax.tree.structure(updates) == jax.tree.structure(small)

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jmp_autocast.stored_params
 from jmp_autocast import BF16, CastPolicy, Policy, autocast, cast_params
+from jmp_autocast.integrations.nnx import autocast as nnx_autocast
 from jmp_autocast.optimizers import as_float32
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
@@ -156,6 +157,46 @@ def test_linen_variables_nnx_state_and_traced_parameters():
     # In a jitted function parameters have no values: it is the plan that says what is cast.
     inside = jax.jit(lambda state: cast_params(run, state, X, policy=Policy("float16")))(state)
     jax.tree.map(np.testing.assert_array_equal, inside, stored)
+
+
+class Deep(nnx.Module):
+    """Twelve layers, of which the tenth comes before the second by name, and a tied pair."""
+
+    def __init__(self, rngs):
+        layers = [nnx.Linear, nnx.LayerNorm] * 6
+        self.layers = nnx.List(
+            [kind(*(8,) * (2 if kind is nnx.Linear else 1), rngs=rngs) for kind in layers]
+        )
+        self.layers[2].kernel = self.layers[0].kernel
+        self.scale = nnx.Param(jnp.float32(1 / 3))
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x * jnp.exp(self.scale[...])
+
+
+def test_a_wrapper_of_modules_casts_the_leaves_that_the_plain_one_casts():
+    module, call = Deep(nnx.Rngs(0)), lambda module, x: module(x)
+    wrappers = autocast(call, policy=BF16), nnx_autocast(call, policy=BF16)
+    expected, found = (
+        [x.dtype.name for x in jax.tree.leaves(cast_params(wrapper, module, X, check=True))]
+        for wrapper in wrappers
+    )
+    assert found == expected
+    assert {"float32", "bfloat16"} == set(found)
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_an_array_that_stands_twice_is_stored_once(donate):
+    both = lambda p, x: x @ p["a"] @ p["b"].T
+    one = lambda p, x: (x @ p["a"], jnp.exp(p["b"]))
+    for fn, dtype in ((both, "bfloat16"), (one, "float32")):
+        shared = jnp.asarray(matrix(0, 8, 8))
+        small = cast_params(fn, {"a": shared, "b": shared}, X, policy=BF16, donate=donate)
+        assert small["a"] is small["b"]
+        assert small["a"].dtype.name == dtype
+        assert not small["a"].is_deleted()
 
 
 def test_gradients_of_stored_parameters_are_those_of_the_program():
