@@ -17,7 +17,7 @@ from .interpreters.primitives.dequantize import QuantizedArray
 from .interpreters.primitives.float8_scale import ScaleOf, copies_of
 from .policies import E4M3, FLOAT32, as_recipe, may_use_float8
 from .policies.callables import name_of
-from .stored_params import delete_when_done, each_once, reads_of_leaves, wrapper_of_program
+from .stored_params import each_once, reads_of_leaves, wrapper_of_program
 
 __all__ = ["QuantizedArray", "quantize_params"]
 
@@ -94,8 +94,8 @@ def quantize_params(
             'with scaling="tensor", or keep the parameters in float32.'
         )
     leaves, structure = jax.tree.flatten(params)
-    reads = reads_of_leaves(wrapper, leaves, (params, *args), kwargs)
-    stored = each_once(leaves, [functools.partial(_stored, read=r, donate=donate) for r in reads])
+    reads = reads_of_leaves(wrapper, params, args, kwargs)
+    stored = each_once(leaves, reads, _stored, donate)
     if all(x is y for x, y in zip(leaves, stored, strict=True)):
         warnings.warn(
             f"quantize_params stored no parameter of {name_of(fn)} in 8 bits: no product in 8 bits "
@@ -105,7 +105,7 @@ def quantize_params(
     return structure.unflatten(stored)
 
 
-def _stored(leaf: Any, read: Any, donate: bool) -> Any:
+def _stored(leaf: Any, read: Any) -> Any:
     """Returns a leaf in 8 bits, with scales of their own along its first dimensions.
 
     What is read in another way is returned as it is.
@@ -121,10 +121,7 @@ def _stored(leaf: Any, read: Any, donate: bool) -> Any:
         values = leaf.update(dtype=E4M3)
         shape = leaf.shape[:scales]
         return QuantizedArray(values, jax.ShapeDtypeStruct(shape, FLOAT32, sharding=of_scale))
-    small = _quantized(scales, sharding, of_scale)(leaf)
-    if donate:
-        delete_when_done(leaf, small)
-    return small
+    return _quantized(scales, sharding, of_scale)(leaf)
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -81,13 +81,12 @@ def cast_params(
     check_function(fn, "cast_params", "Pass the function itself, then the parameters.")
     wrapper = wrapper_of_program(fn, policy, "cast_params")
     leaves, structure = jax.tree.flatten(params)
-    reads = reads_of_leaves(wrapper, leaves, (params, *args), kwargs)
+    reads = reads_of_leaves(wrapper, params, args, kwargs)
     narrow = narrow_dtypes(wrapper.policy.wide_dtype)
     dtypes = [d if isinstance(d, np.dtype) and d in narrow else None for d in reads]
     if check:
         _check_bits(wrapper, structure, leaves, dtypes, args, kwargs)
-    casts = [functools.partial(_cast, dtype=dtype, donate=donate) for dtype in dtypes]
-    return structure.unflatten(each_once(leaves, casts))
+    return structure.unflatten(each_once(leaves, dtypes, _cast, donate))
 
 
 def wrapper_of_program(fn: Any, policy: Any, by: str) -> Autocast:
@@ -111,67 +110,84 @@ def wrapper_of_program(fn: Any, policy: Any, by: str) -> Autocast:
     return fn
 
 
-def reads_of_leaves(
-    wrapper: Autocast, leaves: list[Any], args: Any, kwargs: Any
-) -> list[Read | None]:
+def reads_of_leaves(wrapper: Autocast, params: Any, args: Any, kwargs: Any) -> list[Read | None]:
     """Returns the one way in which a program reads each float32 leaf of its first argument.
 
     Args:
         wrapper: The program.
-        leaves: The leaves.
-        args: All positional arguments.
-        kwargs: The keyword arguments.
+        params: Its first argument.
+        args: Its other positional arguments.
+        kwargs: Its keyword arguments.
 
     Returns:
         None for a leaf that is read in several ways, in none, or that is not float32.
     """
-    planned = wrapper.planned(*args, **kwargs)
-    # By identity: a wrapper of NNX modules has its inputs in another order than their leaves, and a
-    # variable that stands twice once. What stands twice is read in both ways.
-    reads: dict[int, set[Read | None]] = {}
-    inputs = zip(planned.call.arrays, planned.plan.inputs, read_dtypes(planned.plan), strict=True)
-    for array, state, found in inputs:
-        is_wide = is_in(state.dtype, planned.plan.wide)
-        reads.setdefault(id(array), set()).update(found if is_wide else (None,))
-    ways = [reads.get(id(leaf), set()) for leaf in leaves]
-    return [next(iter(found)) if len(found) == 1 else None for found in ways]
+    leaves, structure = jax.tree.flatten(params)
+    if not wrapper.inputs_are_leaves:
+        # Its inputs have another order than the leaves, and what stands twice is one of them: they
+        # are found by identity, which the types of arrays get here.
+        leaves = [x.update() if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
+        params = structure.unflatten(leaves)
+    planned = wrapper.planned(params, *args, **kwargs)
+    plan, arrays = planned.plan, planned.call.arrays
+    ways = [
+        reads if is_in(state.dtype, plan.wide) else {None}
+        for state, reads in zip(plan.inputs, read_dtypes(plan), strict=True)
+    ]
+    places = [i for i, x in enumerate(leaves) if is_array(x) or _is_abstract(x)]
+    if wrapper.inputs_are_leaves:
+        # The arrays among all leaves are the inputs, those of the first argument first.
+        pairs = list(zip(places, ways, strict=False))
+    else:
+        pairs = [(i, ways[k]) for i in places for k, x in enumerate(arrays) if x is leaves[i]]
+    found: dict[int, set[Read | None]] = {}
+    for i, reads in pairs:
+        found.setdefault(i, set()).update(reads)
+    several = (found.get(i, set()) for i in range(len(leaves)))
+    return [next(iter(reads)) if len(reads) == 1 else None for reads in several]
 
 
-def each_once(leaves: list[Any], stored: list[Callable[[Any], Any]]) -> list[Any]:
-    """Returns what is stored for each leaf, the same object for an array that stands twice.
+def _is_abstract(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def each_once(
+    leaves: list[Any], reads: list[Any], store: Callable[[Any, Any], Any], donate: bool
+) -> list[Any]:
+    """Returns what is stored for each leaf, one object for an array that stands twice.
 
     Args:
         leaves: The leaves.
-        stored: For each of them the function that makes what is stored of it.
+        reads: How each of them is read.
+        store: From a leaf and how it is read to what is stored.
+        donate: Each array is deleted as soon as what is stored in its place is computed, unless a
+            leaf is stored as it is.
     """
-    made: dict[int, Any] = {}
-    for leaf, store in zip(leaves, stored, strict=True):
-        if id(leaf) not in made:
-            made[id(leaf)] = store(leaf)
-    return [made[id(leaf)] for leaf in leaves]
+    made: dict[Any, Any] = {}
+    left, kept = collections.Counter(map(id, leaves)), set()
+    for leaf, read in zip(leaves, reads, strict=True):
+        if (id(leaf), read) not in made:
+            made[id(leaf), read] = store(leaf, read)
+        small = made[id(leaf), read]
+        left[id(leaf)] -= 1
+        if small is leaf:
+            kept.add(id(leaf))
+        elif donate and not left[id(leaf)] and id(leaf) not in kept:
+            _delete_when_done(leaf, small)
+    return [made[id(leaf), read] for leaf, read in zip(leaves, reads, strict=True)]
 
 
-def _cast(leaf: Any, dtype: np.dtype | None, donate: bool) -> Any:
-    if dtype is None:
-        return leaf
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf.update(dtype=dtype)
-    small = leaf.astype(dtype)
-    if donate:
-        delete_when_done(leaf, small)
-    return small
-
-
-def delete_when_done(leaf: Any, small: Any) -> None:
-    """Deletes an array as soon as what is stored in its place is computed.
-
-    Args:
-        leaf: The array; anything else stays.
-        small: A pytree.
-    """
+def _delete_when_done(leaf: Any, small: Any) -> None:
+    """Deletes an array as soon as what is stored in its place is computed."""
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
         jax.block_until_ready(small)
         leaf.delete()
+
+
+def _cast(leaf: Any, dtype: np.dtype | None) -> Any:
+    if dtype is None:
+        return leaf
+    return leaf.update(dtype=dtype) if _is_abstract(leaf) else leaf.astype(dtype)
 
 
 def _check_bits(

@@ -151,6 +151,7 @@ class Autocast(Wrapper, NoContext):
     """A function in mixed precision: what `autocast` returns."""
 
     is_whole = True  # the scopes that its policy names are in it, or misspelled
+    inputs_are_leaves = True  # the inputs of a plan are the arrays of the arguments, in their order
     _options: Options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

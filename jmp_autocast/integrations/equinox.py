@@ -81,5 +81,8 @@ def apply_gradients(
         >>> print(after.layers[1].bias - net.layers[1].bias)
         [-0.5]
     """
-    updates, opt_state = tx.update(grads, opt_state, eqx.filter(model, eqx.is_inexact_array))
-    return eqx.apply_updates(model, updates), opt_state
+    params, rest = eqx.partition(model, eqx.is_inexact_array)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    # Unlike `eqx.apply_updates`, which adds, optax keeps the dtype of 16-bit weights: the updates
+    # of a loss scale, and of weights that are stored in 16 bits, are float32.
+    return eqx.combine(optax.apply_updates(params, updates), rest), opt_state

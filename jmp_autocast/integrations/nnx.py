@@ -104,6 +104,8 @@ def autocast(
 class NNXAutocast(Autocast):
     """A function of NNX modules in mixed precision: what `autocast` returns."""
 
+    inputs_are_leaves = False  # they are variables, by their paths
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
         # Without casts there is nothing to rewrite, so that modules may change as they always do.

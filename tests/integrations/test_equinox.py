@@ -10,6 +10,11 @@ import optax
 import pytest
 
 from jmp_autocast import autocast, dynamic_loss_scaling, scaled_value_and_grad
+from jmp_autocast.integrations.equinox import (
+    apply_gradients,
+    scaled_value_and_grad as scaled_gradients,
+)
+from jmp_autocast.optimizers import as_float32, master_weights
 from tests.support.jaxprs import dot_dtypes, trace
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
@@ -188,6 +193,20 @@ def test_a_step_with_dynamic_loss_scaling():
     assert second < first
     assert {x.dtype.name for x in jax.tree.leaves(arrays)} == {"float32"}
     assert {dot[0] for dot in dot_dtypes(trace(step, arrays, opt_state))} == {"float16"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_step_keeps_the_dtype_of_stored_weights(dtype):
+    tx = dynamic_loss_scaling(master_weights(optax.sgd(0.1)))
+    model = jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, mlp())
+    wide_loss = autocast(lambda model, x: loss(as_float32(model), x))
+    opt_state = tx.init(eqx.filter(model, eqx.is_inexact_array))
+    with jax.numpy_dtype_promotion("standard"):  # optax adds a float32 update to a 16-bit weight
+        for _ in range(2):
+            _, grads = scaled_gradients(wide_loss)(opt_state, model, X)
+            model, opt_state = apply_gradients(tx, grads, opt_state, model)
+    arrays = jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array))
+    assert {x.dtype.name for x in arrays} == {dtype}
 
 
 def test_a_state_that_is_used_up():

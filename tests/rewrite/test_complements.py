@@ -51,7 +51,8 @@ def test_what_is_left_of_one_keeps_its_digits(name, dtype):
         lambda x: jnp.sum((out := fn(W, x)) * jnp.abs(out))
     )
     jaxpr = trace(low, W, X)
-    assert not find(jaxpr, "sub")
+    # A gate whose logarithm is read is float32 itself.
+    assert bool(find(jaxpr, "sub")) == (name == "read_in_float32")
     for ours, theirs in zip(
         jax.jit(value_and_gradient(low))(X), jax.jit(value_and_gradient(fn))(X), strict=True
     ):

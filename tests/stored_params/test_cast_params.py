@@ -187,16 +187,33 @@ def test_a_wrapper_of_modules_casts_the_leaves_that_the_plain_one_casts():
     assert {"float32", "bfloat16"} == set(found)
 
 
+def twice_alike(p, x):
+    return x @ p["a"] @ p["b"].T
+
+
+def twice_unlike(p, x):
+    return x @ p["a"], jnp.exp(p["b"])
+
+
 @pytest.mark.parametrize("donate", [False, True])
-def test_an_array_that_stands_twice_is_stored_once(donate):
-    both = lambda p, x: x @ p["a"] @ p["b"].T
-    one = lambda p, x: (x @ p["a"], jnp.exp(p["b"]))
-    for fn, dtype in ((both, "bfloat16"), (one, "float32")):
-        shared = jnp.asarray(matrix(0, 8, 8))
-        small = cast_params(fn, {"a": shared, "b": shared}, X, policy=BF16, donate=donate)
-        assert small["a"] is small["b"]
-        assert small["a"].dtype.name == dtype
-        assert not small["a"].is_deleted()
+@pytest.mark.parametrize("fn", [twice_alike, twice_unlike])
+def test_an_array_that_stands_twice(fn, donate):
+    shared = jnp.asarray(matrix(0, 8, 8))
+    small = cast_params(fn, {"a": shared, "b": shared}, X, policy=BF16, donate=donate)
+    alike = fn is twice_alike
+    assert [x.dtype.name for x in small.values()] == [
+        "bfloat16",
+        "bfloat16" if alike else "float32",
+    ]
+    assert (small["a"] is small["b"]) == alike
+    assert not any(x.is_deleted() for x in small.values())
+    assert shared.is_deleted() == (donate and alike)
+
+
+def test_one_type_of_two_parameters_is_no_tie():
+    spec = jax.ShapeDtypeStruct((8, 8), np.float32)
+    small = cast_params(twice_unlike, {"a": spec, "b": spec}, X, policy=BF16)
+    assert [x.dtype.name for x in small.values()] == ["bfloat16", "float32"]
 
 
 def test_gradients_of_stored_parameters_are_those_of_the_program():

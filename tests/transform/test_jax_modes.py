@@ -107,3 +107,13 @@ def test_the_program_does_not_depend_on_the_promotion_mode(mode):
         found = str(trace(jax.grad(autocast(masked_attention, params=0)), W, W))
     with contextlib.nullcontext():
         assert found == str(trace(jax.grad(autocast(masked_attention, params=0)), W, W))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_without_jit(dtype):
+    fn = lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w.T)
+    cast = autocast(fn, compute_dtype=dtype)
+    expected = jax.grad(cast)(W, W)
+    with jax.disable_jit():
+        found = jax.grad(cast)(W, W)
+    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=1e-2)

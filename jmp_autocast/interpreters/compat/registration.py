@@ -76,7 +76,12 @@ def _compiled(primitive: Any) -> Callable[..., Any]:
     def compiled(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
         return jax.jit(functools.partial(primitive.bind, **dict(params)))
 
-    return lambda *operands, **params: compiled(tuple(params.items()))(*operands)
+    def run(*operands: Any, **params: Any) -> Any:
+        # Without `jit` JAX would call the function itself, which binds the primitive again.
+        with jax.disable_jit(False):
+            return compiled(tuple(params.items()))(*operands)
+
+    return run
 
 
 def acts_on_each_element(primitive: Any) -> None:
