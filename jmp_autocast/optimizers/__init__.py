@@ -9,7 +9,7 @@ blocks.py        float32 to 8 bits, in blocks that share a scale
 draws.py         keys and random bits, such that a GPU updates one array after another
 """
 
-from .moments import Compressed, CompressedMomentsState, compressed_moments
+from .moments import CompressedMomentsState, compressed_moments
 from .weights import (
     KahanState,
     MasterWeightsState,
@@ -21,7 +21,6 @@ from .weights import (
 from .wide_params import as_float32, float32_params, start_from
 
 __all__ = [
-    "Compressed",
     "CompressedMomentsState",
     "KahanState",
     "MasterWeightsState",

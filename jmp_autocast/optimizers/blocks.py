@@ -19,25 +19,16 @@ from .rounding import goes_up
 
 
 class Compressed(NamedTuple):
-    """An array of an optimizer state in few bits.
+    """An array in few bits.
 
     Attributes:
-        values: The array in bfloat16, or its codes as uint8, in the array's own shape, so that its
-            sharding fits.
+        values: Its codes as uint8, in the array's own shape, so that its sharding fits.
         scales: The largest magnitude of each block along the last axis, float32, negative where
-            all elements of the block are at least 0; None for bfloat16.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> import optax
-        >>> from jmp_autocast.optimizers import compressed_moments
-        >>> state = compressed_moments(optax.adam(1e-3)).init(jnp.ones((64, 128)))
-        >>> jax.tree.map(lambda x: x.shape, state.inner_state[0].mu)
-        Compressed(values=(64, 128), scales=(64, 2))
+            all elements of the block are at least 0.
     """
 
     values: jax.Array
-    scales: jax.Array | None
+    scales: jax.Array
 
 
 def quantized(key: jax.Array, x: jax.Array, block: int) -> Compressed:
@@ -87,7 +78,6 @@ def dequantized(compressed: Compressed) -> jax.Array:
 
 def _dequantized(compressed: Compressed) -> jax.Array:
     values, scales = compressed
-    assert scales is not None
     scales = scales[..., None]
     code = _in_blocks(values.astype(jnp.float32), scales.shape[-2])
     unsigned = scales < 0

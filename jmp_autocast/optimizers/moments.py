@@ -21,20 +21,25 @@ class CompressedMomentsState(NamedTuple):
 
     Attributes:
         key: The PRNG key of the next step: the data of a threefry key, ``uint32[2]``.
-        inner_state: The state of the inner transformation, its large float32 arrays as
-            `Compressed`.
+        inner_state: The state of the inner transformation. Its large float32 arrays are bfloat16,
+            or codes: uint8, in the array's own shape, so that its sharding fits.
+        scales: In the structure of ``inner_state``: for codes the largest magnitude of each block
+            along the last axis, float32, negative where all elements of the block are at least 0.
+            A zero for other arrays, in bfloat16 for those that are stored so.
 
     Example:
         >>> import jax.numpy as jnp
         >>> import optax
         >>> from jmp_autocast.optimizers import compressed_moments
         >>> state = compressed_moments(optax.adam(1e-3)).init(jnp.ones((64, 128)))
-        >>> state.inner_state[0].nu.values.dtype
-        dtype('uint8')
+        >>> codes, scales = state.inner_state[0].nu, state.scales[0].nu
+        >>> codes.shape, codes.dtype, scales.shape
+        ((64, 128), dtype('uint8'), (64, 2))
     """
 
     key: jax.Array
     inner_state: optax.OptState
+    scales: Any
 
 
 def compressed_moments(
@@ -93,22 +98,33 @@ def compressed_moments(
     check_seed("compressed_moments", seed)
     inner = optax.with_extra_args_support(inner)
 
-    def compress(key: jax.Array, state: Any) -> CompressedMomentsState:
+    def scales_of(x: Any) -> jax.Array:
+        if getattr(x, "dtype", None) != jnp.float32 or x.ndim == 0 or x.size < min_size:
+            return jnp.zeros(())
+        return jnp.zeros((), _BFLOAT16) if bits == 16 else jnp.zeros(1)
+
+    def compress(key: jax.Array, state: Any, before: Any) -> CompressedMomentsState:
         key, keys = split_key(key, state)
 
-        def of(own: jax.Array, x: Any) -> Any:
-            if getattr(x, "dtype", None) != jnp.float32 or x.ndim == 0 or x.size < min_size:
-                return x
-            if bits == 16:
-                return Compressed(stochastically(own, x, _BFLOAT16).astype(_BFLOAT16), None)
-            return quantized(own, x, block_size)
+        def of(own: jax.Array, x: Any, scales: jax.Array) -> Compressed:
+            if scales.ndim:
+                return quantized(own, x, block_size)
+            if scales.dtype == _BFLOAT16:
+                x = stochastically(own, x, _BFLOAT16).astype(_BFLOAT16)
+            # As it was, so that a step which donates the state writes it in its own place.
+            return Compressed(x, scales)
 
-        return CompressedMomentsState(key, jax.tree.map(of, keys, state))
+        # Two trees of arrays: a variable of Flax NNX takes an array, and no pair of them.
+        leaves, structure = jax.tree.flatten(state)
+        columns = structure.flatten_up_to(keys), leaves, structure.flatten_up_to(before)
+        made = [of(*row) for row in zip(*columns, strict=True)]
+        values, scales = ([getattr(x, name) for x in made] for name in Compressed._fields)
+        return CompressedMomentsState(key, structure.unflatten(values), structure.unflatten(scales))
 
     def init(params: optax.Params) -> CompressedMomentsState:
         state = inner.init(params)
         _check_order(state)
-        return compress(first_key(seed), state)
+        return compress(first_key(seed), state, jax.tree.map(scales_of, state))
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
@@ -118,21 +134,17 @@ def compressed_moments(
                 "The state that compressed_moments updates must be a CompressedMomentsState, from "
                 f"its init or its last update; got {type(state).__name__}."
             )
-        wide = jax.tree.map(_wide, state.inner_state, is_leaf=_is_compressed)
+        wide = jax.tree.map(_wide, state.inner_state, state.scales)
         updates, new = inner.update(updates, wide, params, **extra_args)
-        return updates, compress(state.key, new)
+        return updates, compress(state.key, new, state.scales)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _is_compressed(node: Any) -> bool:
-    return isinstance(node, Compressed)
-
-
-def _wide(node: Any) -> Any:
-    if not _is_compressed(node):
-        return node
-    return node.values.astype(jnp.float32) if node.scales is None else dequantized(node)
+def _wide(values: Any, scales: jax.Array) -> Any:
+    if scales.ndim:
+        return dequantized(Compressed(values, scales))
+    return values.astype(jnp.float32) if scales.dtype == _BFLOAT16 else values
 
 
 def _check_sizes(**sizes: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from flax import serialization
+from flax import nnx, serialization
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jmp_autocast import (
@@ -308,3 +308,19 @@ def test_a_part_of_the_parameters_has_wide_weights(part, name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=limit), found, exact)
     updates, _ = tx.update(jax.tree.map(jnp.ones_like, wide), state, small)
     assert jax.tree.structure(updates) == jax.tree.structure(small)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_moments_of_an_nnx_optimizer_are_those_of_a_plain_tree(bits):
+    tx = compressed_moments(optax.adam(1e-2), bits=bits)
+    model = nnx.Linear(64, 128, rngs=nnx.Rngs(0))
+    params, optimizer = nnx.as_pure(nnx.state(model)), nnx.Optimizer(model, tx, wrt=nnx.Param)
+    state = tx.init(params)
+    for k in range(3):
+        grads = jax.tree.map(lambda x, k=k: jnp.sin(9 * x + k), nnx.state(model))
+        updates, state = tx.update(nnx.as_pure(grads), state, params)
+        params = optax.apply_updates(params, updates)
+        optimizer.update(model, grads)
+    jax.tree.map(np.testing.assert_array_equal, nnx.as_pure(nnx.state(model)), params)
+    dtypes = [x.dtype for x in jax.tree.leaves(optimizer.opt_state)]
+    assert dtypes.count(jnp.uint8 if bits == 8 else jnp.bfloat16) == (2 if bits == 8 else 4)
