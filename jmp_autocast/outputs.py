@@ -7,12 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .interpreters import Want
 from .interpreters.compat import is_array_aval, set_weak_type
 from .interpreters.plan.float_dtypes import float_dtype
 from .policies import Policy, domain, listed
 from .policies.dtypes import find_dtype
+
+_NUMBERS = bool, int, float, complex, np.generic, np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +118,17 @@ def want_of(aval: Any, output_dtype: Any, wide: Any) -> Want:
 
 
 def as_traced(x: Any, aval: Any, output_dtype: Any) -> Any:
-    """Gives an output the weak type that the function's own has, where no dtype was asked for."""
+    """Returns an output as the function's own is: a JAX array, of its weak type.
+
+    Args:
+        x: The output of the rewritten program.
+        aval: The type of the function's own.
+        output_dtype: ``"same"``, ``"computed"`` or the dtype that was asked for.
+    """
+    # `jnp.zeros(())` and `jnp.asarray(1.0)` are literals of a jaxpr, which are numbers of NumPy and
+    # of Python, and have no `at` or `devices`, or no dtype. JAX has no array of float0.
+    if isinstance(x, _NUMBERS) and getattr(x, "dtype", None) != jax.dtypes.float0:
+        x = jnp.asarray(x)
     # An equation that is bound again may lose the weak type of its result, and a caller that adds
     # a Python number to a float16 output would get another dtype than before.
     found = jax.typeof(x)

@@ -56,7 +56,7 @@ def summarize(console: Console, outcomes: list[Outcome], seconds: float) -> None
     console.print("statements:", ", ".join(f"{n} {c}" for n, c in families.most_common()))
     allowed = [a for o in outcomes for a in o.allowed if a < float("inf")]
     total = sum(len(o.allowed) for o in outcomes)
-    if allowed:
+    if len(allowed) > 1:
         low, middle, high = statistics.quantiles(allowed, n=4)
         console.print(
             f"allowed error, relative to a result's largest element: quartiles {low:.2g}, "

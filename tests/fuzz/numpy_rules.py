@@ -146,6 +146,11 @@ def _cumulative(function: Rule) -> Rule:
     return rule
 
 
+def _reshape(eqn: Any, x: np.ndarray, *_: Any) -> np.ndarray:
+    order = eqn.params["dimensions"]
+    return (x if order is None else np.transpose(x, order)).reshape(eqn.params["new_sizes"])
+
+
 def _broadcast(eqn: Any, x: Any, *_: Any) -> Any:
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     full = [1] * len(shape)
@@ -276,7 +281,7 @@ RULES: dict[str, Rule] = {
     "cummax": _cumulative(np.maximum.accumulate),
     "cummin": _cumulative(np.minimum.accumulate),
     "broadcast_in_dim": _broadcast,
-    "reshape": lambda eqn, x, *_: x.reshape(eqn.params["new_sizes"]),
+    "reshape": _reshape,
     "squeeze": lambda eqn, x: np.squeeze(x, tuple(eqn.params["dimensions"])),
     "transpose": lambda eqn, x: np.transpose(x, eqn.params["permutation"]),
     "rev": lambda eqn, x: np.flip(x, eqn.params["dimensions"]),

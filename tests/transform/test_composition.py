@@ -11,7 +11,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
-from jmp_autocast import autocast
+from jmp_autocast import autocast, keep_less
 from jmp_autocast.interpreters.primitives.reading import reduction_depth
 from tests.support.jaxprs import assert_dots_run_in, find, trace
 
@@ -344,9 +344,39 @@ def test_weak_types_of_what_autocast_leaves_alone(x64, x, f):
         assert trace(autocast(f), x).out_avals == trace(f, x).out_avals
 
 
+@pytest.mark.parametrize("in_loop", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
-def test_gradient_of_a_weak_scalar_is_weak(order):
-    f = lambda t: jnp.sum(t * inputs() @ params()["w"])
+def test_gradient_of_a_weak_scalar_is_weak(order, in_loop):
+    def f(t):
+        once = lambda total, _: (total, jnp.ones((4, 4)) @ jnp.diag(jnp.ones(4) * t))
+        return jnp.sum(lax.scan(once, 0.0, None, length=2)[1] if in_loop else once(0.0, None)[1])
+
     found = jax.eval_shape(ORDERS[order](autocast, jax.grad, f), 0.5)
     assert found == jax.eval_shape(jax.grad(f), 0.5)
     assert found.weak_type
+
+
+LITERALS = {
+    "float": lambda: jnp.zeros(()),
+    "weak": lambda: jnp.asarray(1.0),
+    "integer": lambda: jnp.int32(3),
+    "bool": lambda: jnp.asarray(True),
+    "moved": lambda: lax.stop_gradient(jnp.zeros(())),
+}
+
+
+@pytest.mark.parametrize("around", [autocast, keep_less, jax.jit])
+@pytest.mark.parametrize("transform", [autocast, keep_less])
+@pytest.mark.parametrize("literal", LITERALS.values(), ids=LITERALS)
+def test_an_array_that_is_a_literal_of_the_jaxpr_is_returned_as_an_array(
+    literal, transform, around
+):
+    """`jnp.asarray(1.0)` came out as a Python float, which has no dtype."""
+    found = around(lambda x: (transform(lambda x: (x @ x, literal()))(x)[1], x))(jnp.ones((4, 4)))
+    assert isinstance(found[0], jax.Array)
+    assert jax.typeof(found[0]) == jax.typeof(literal())
+    inside = []
+    jax.grad(lambda x: inside.append(transform(lambda x: literal())(x)) or jnp.sum(x))(1.0)
+    assert isinstance(inside[0], jax.Array)
+    assert transform(lambda x: (x, 1.0))(jnp.ones(2))[1] == 1.0
+    assert isinstance(transform(lambda x: (x, 1.0))(jnp.ones(2))[1], float)

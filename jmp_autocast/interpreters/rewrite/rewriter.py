@@ -282,9 +282,12 @@ class Rewriter(KeepsValues):
         key = (id(plan), tuple(copies))
         if key not in self.memo:
             # Traced for the dtypes of the plan, not for those that the program declares. The mesh
-            # axes and shardings of the declared types stay.
+            # axes and shardings of the declared types stay, and where the dtype does, its weakness:
+            # JAX 0.10 gives the gradient of a scan's operand the type that the body declares.
             avals = [
-                with_dtype(v.aval, s.dtype) if s.dtype is not None else v.aval
+                v.aval
+                if s.dtype is None or s.dtype == v.aval.dtype
+                else with_dtype(v.aval, s.dtype)
                 for v, s in zip(plan.jaxpr.invars, plan.inputs, strict=True)
             ]
             check_immutable(closed, avals)
