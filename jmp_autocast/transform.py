@@ -117,7 +117,9 @@ def autocast(
 
     Returns:
         The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options
-        give equal wrappers, so a second ``jit(autocast(fn))`` does not trace again.
+        give equal wrappers, so a second ``jit(autocast(fn))`` does not trace again. The wrapper of
+        a module that is a pytree is a pytree, with the module as ``__wrapped__``, so that a model
+        may hold it.
 
     Raises:
         TypeError: ``fn`` is not callable, ``enabled`` is a traced value, or an option has the

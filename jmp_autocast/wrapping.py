@@ -7,8 +7,10 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
+
+import jax
 
 from . import arguments
 from .call_forms import LINE
@@ -37,6 +39,9 @@ class Wrapper(abc.ABC):
     def __init__(self, fn: Callable[..., Any], options: Any) -> None:
         arguments.check_function(fn, self._by, self._fix)
         arguments.check_params_in_range(fn, options.params)
+        self._wrap(fn, options)
+
+    def _wrap(self, fn: Any, options: Any) -> None:
         # Without the function's `__dict__`, in which its wrappers are: it would hold itself.
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
@@ -73,7 +78,12 @@ class Wrapper(abc.ABC):
         if name is not None and self.__module__ != "__main__":
             for attribute in name.split("."):
                 found = getattr(found, attribute, None)
-        return name if found is self else (wrapper_of, (self._fn, self._options, type(self)))
+        return name if found is self else (wrapper_of, (self._fn, self._options, self._kind()))
+
+    @classmethod
+    def _kind(cls) -> type[Wrapper]:
+        """Returns the kind of wrapper that this class is one of."""
+        return cls
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -91,9 +101,10 @@ def wrapper_of(fn: Callable[..., Any], options: Any, kind: type[W]) -> W:
         options: The options.
         kind: The class of the wrapper.
     """
-    wrapper = kind(fn, options)
     if not inspect.isfunction(fn):
-        return wrapper
+        is_tree = callable(fn) and not jax.tree_util.all_leaves([fn])
+        return (_pytrees_of(kind) if is_tree else kind)(fn, options)
+    wrapper = kind(fn, options)
     # `functools.wraps` copies the `__dict__`: the wrappers in it then belong to another function.
     owner, wrappers = fn.__dict__.get(_WRAPPERS, (None, {}))
     if owner is not fn:
@@ -102,3 +113,31 @@ def wrapper_of(fn: Callable[..., Any], options: Any, kind: type[W]) -> W:
 
 
 _WRAPPERS = "__jmp_autocast_wrappers__"
+
+
+@functools.cache
+def _pytrees_of(kind: Any) -> Any:
+    """Returns the class of wrappers of modules that are pytrees: a pytree as well.
+
+    As part of another module, such a wrapper would hide its parameters from whoever takes them
+    from a tree, and nothing would train them.
+    """
+
+    class Tree(kind):
+        @classmethod
+        def _kind(cls) -> type[Wrapper]:
+            return kind
+
+    Tree.__name__, Tree.__qualname__ = kind.__name__, kind.__qualname__
+
+    def unflatten(options: Any, children: Iterable[Any]) -> Any:
+        # JAX also puts placeholders where the module was, which are not callable.
+        wrapper = Tree.__new__(Tree)
+        wrapper._wrap(*children, options)
+        return wrapper
+
+    path = jax.tree_util.GetAttrKey("__wrapped__")
+    jax.tree_util.register_pytree_with_keys(
+        Tree, lambda wrapper: (((path, wrapper._fn),), wrapper._options), unflatten
+    )
+    return Tree
