@@ -151,3 +151,9 @@ def test_the_slope_of_a_tanh_in_a_gradient_raises_nothing():
     loss = lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w.T)
     report = explain(jax.grad(loss), W, X, policy=BF16)
     assert [r.results for r in report.rows if r.primitive == "tanh"] == [("bfloat16",)]
+
+
+def test_a_product_of_two_numbers_has_no_factors():
+    """Beside a strided slice it ended in a ValueError."""
+    program = lambda x: x[::2] * lax.mul(2.0, 3.0) + x[1::2]
+    np.testing.assert_array_equal(autocast(program)(X[0]), jax.jit(program)(X[0]))
