@@ -62,7 +62,7 @@ IDENTITIES = frozenset(
 CALLS = frozenset(
     """
     jit pjit closed_call core_call remat2 checkpoint remat custom_jvp_call custom_vjp_call
-    custom_vjp_call_jaxpr custom_vmap_call shard_map
+    custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr shard_map
     """.split()
 )
 COMPARISONS = frozenset("eq ne lt le gt ge".split())

@@ -17,7 +17,7 @@ from jmp_autocast import Policy, autocast, keep_less
 from tests.corpus.jaxpr_text import jaxpr_text
 from tests.support.jaxprs import find
 
-from .comparison import Bound, Unsupported, as_numbers, compile_quickly, interpreted
+from .comparison import Bound, Unsupported, as_numbers, compile_quickly, interpreted, run_as_traced
 from .error_model import Precision
 from .program import Program, jax_settings
 
@@ -134,7 +134,7 @@ def compiled(case: Case) -> None:
         with _where_plain_compiles(case):
             return compile_quickly(case.traced())(*case.args)
 
-    plain = lambda: compile_quickly(case.plain_traced())(*case.args)
+    plain = lambda: run_as_traced(case.plain_traced(), case.args)
     _close_as_xla(case, compute, plain, "compiled")
 
 
