@@ -103,7 +103,7 @@ def wrapper_of(fn: Callable[..., Any], options: Any, kind: type[W]) -> W:
     """
     if not inspect.isfunction(fn):
         is_tree = callable(fn) and not jax.tree_util.all_leaves([fn])
-        return (_pytrees_of(kind) if is_tree else kind)(fn, options)
+        return (pytrees_of(kind) if is_tree else kind)(fn, options)
     wrapper = kind(fn, options)
     # `functools.wraps` copies the `__dict__`: the wrappers in it then belong to another function.
     owner, wrappers = fn.__dict__.get(_WRAPPERS, (None, {}))
@@ -116,11 +116,14 @@ _WRAPPERS = "__jmp_autocast_wrappers__"
 
 
 @functools.cache
-def _pytrees_of(kind: Any) -> Any:
+def pytrees_of(kind: Any) -> Any:
     """Returns the class of wrappers of modules that are pytrees: a pytree as well.
 
     As part of another module, such a wrapper would hide its parameters from whoever takes them
     from a tree, and nothing would train them.
+
+    Args:
+        kind: The class of wrappers of functions.
     """
 
     class Tree(kind):

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
+from flax import nnx
+
 from ..arguments import Opened
 from ..call_forms import Decorator, check_form
 from ..outputs import per_output
@@ -20,7 +22,7 @@ from ..transform import (
     autocast_options,
     run_call,
 )
-from ..wrapping import wrapper_of
+from ..wrapping import pytrees_of, wrapper_of
 from .nnx_state import holds_objects, opened
 from .nnx_training import scaled_value_and_grad, train_step
 from .outputs import cast_leaves, without_output_dtype
@@ -142,3 +144,6 @@ class NNXAutocast(Autocast):
 
 
 STATEFUL_KINDS.append(NNXAutocast)
+
+# A model may hold a wrapped layer as it holds the layer, without `nnx.data`.
+nnx.register_data_type(pytrees_of(NNXAutocast))

@@ -106,10 +106,25 @@ def test_the_wrapper_of_a_function_stays_a_leaf():
     assert jax.tree.leaves(bf16(jnp.tanh)) == [bf16(jnp.tanh)]
 
 
-@pytest.mark.parametrize("wrap", [bf16, integration.autocast])
-def test_a_wrapped_layer_of_nnx_is_data(wrap):
+def test_nnx_asks_whether_a_wrapped_layer_is_data():
     with pytest.raises(ValueError, match=r"nnx\.data"):
-        NnxNet(wrap)
-    net = NnxNet(lambda layer: nnx.data(wrap(layer)))
+        NnxNet(bf16)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: nnx.data(bf16(x)), integration.autocast])
+def test_a_wrapped_layer_of_nnx_is_trained(wrap):
+    net = NnxNet(wrap)
     gradients = nnx.grad(lambda net, x: jnp.mean(net(x) ** 2))(net, X)
     assert len(jax.tree.leaves(gradients)) == 4
+    optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+    before = nnx.to_pure_dict(nnx.state(net))
+    optimizer.update(net, gradients)
+    after = nnx.to_pure_dict(nnx.state(net))
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), before, after)))
+
+
+def test_the_statistics_of_a_wrapped_layer_of_nnx_change():
+    norm = integration.autocast(nnx.BatchNorm(4, rngs=nnx.Rngs(0)))
+    net = nnx.Sequential(norm, nnx.Linear(4, 2, rngs=nnx.Rngs(1)))
+    nnx.jit(lambda net, x: net(x))(net, X)
+    np.testing.assert_allclose(norm.__wrapped__.mean[...], 0.01 * X.mean(0), rtol=1e-5)
