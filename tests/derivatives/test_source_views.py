@@ -169,11 +169,27 @@ def test_values_that_are_read_often_have_one_view_for_each_use():
         h = x @ w
         return sum(jnp.sum(jnp.tanh(h) * (h @ w)) for _ in range(9))
 
+    assert_equal_twice(loss, views=18)
+
+
+@pytest.mark.parametrize("where", ["returned", "summed"])
+def test_a_float32_reading_is_one_of_the_eight(where):
+    """An outer `autocast` saw the cast, counted eight uses, and made views of its own."""
+
+    def program(w, x):
+        h = x @ w
+        uses = [h @ w for _ in range(7)]
+        return (uses, h) if where == "returned" else (uses, jnp.sum(h), jnp.sum(h**2))
+
+    assert_equal_twice(program, views=7)
+
+
+def assert_equal_twice(loss, views):
     once = autocast(loss, compute_dtype=jnp.bfloat16)
     twice = autocast(once, compute_dtype=jnp.bfloat16)
     args = params()["w"], jnp.ones((4, 2))
     assert str(trace(twice, *args)) == str(trace(once, *args))
-    assert len(find(trace(once, *args), "source_view")) == 18
+    assert len(find(trace(once, *args), "source_view")) == views
 
 
 def test_513_uses_where_autocast_sees_the_backward_pass():

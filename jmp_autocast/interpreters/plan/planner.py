@@ -183,7 +183,7 @@ class Planner:
                 break
             requests.update(more)
             equations, states = self._sweep(body, given, path, requests, equations, more)
-        equations = with_wide_gradients(body, equations, states, self._wide)
+        equations = with_wide_gradients(body, equations, states, wants, self._wide)
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
             state = literal_state(v, self._wide) if isinstance(v, Literal) else states[v]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..compat import Literal
-from .data import EquationPlan, ValueState
+from .data import EquationPlan, ValueState, Want
 from .float_dtypes import is_narrower
 
 # Added up in bfloat16, seven cotangents lose no more than 7 / 2 units of 2**-9; 513 lost a third of
@@ -25,6 +25,7 @@ def with_wide_gradients(
     jaxpr: Any,
     equations: Sequence[EquationPlan],
     states: Mapping[Any, ValueState],
+    wants: Sequence[Want],
     wide: np.dtype,
 ) -> list[EquationPlan]:
     """Returns plans in which values that are read often are read as sources are: through views.
@@ -38,16 +39,28 @@ def with_wide_gradients(
         jaxpr: The open jaxpr.
         equations: The plan of each equation.
         states: What is known of each value.
+        wants: What is asked of each output.
         wide: The wide dtype of the policy.
     """
     reads: Counter[Any] = Counter()
+    widened: set[Any] = set()
+
+    def read(v: Any, dtype: np.dtype | None) -> None:
+        if isinstance(v, Literal):
+            return
+        if is_narrower(dtype or states[v].dtype, wide):
+            reads[v] += 1
+        elif is_narrower(states[v].dtype, wide):
+            widened.add(v)
+
     for eqn, plan in zip(jaxpr.eqns, equations, strict=True):
         if plan.operands and eqn.primitive.name not in _REWRITTEN:
-            reads.update(
-                v
-                for v, dtype in zip(eqn.invars, plan.operands, strict=True)
-                if not isinstance(v, Literal) and is_narrower(dtype or states[v].dtype, wide)
-            )
+            for v, dtype in zip(eqn.invars, plan.operands, strict=True):
+                read(v, dtype)
+    for v, want in zip(jaxpr.outvars, wants, strict=True):
+        read(v, want.dtype)
+    # All that read a value in float32 share one cast, which has one cotangent.
+    reads.update(widened)
     often = {v for v, count in reads.items() if count > _MOST and states[v].source is None}
     if not often:
         return list(equations)
