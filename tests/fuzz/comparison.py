@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jmp_autocast.interpreters.compat import jaxpr_as_fun
+
 from .error_model import Evaluation, Precision
 
 # More samples allow more: most results are close enough to the first ones.
@@ -29,8 +31,8 @@ def compile_quickly(traced: Any) -> Callable[..., Any]:
 
 def run_as_traced(traced: Any, args: Any) -> list[Any]:
     """What XLA makes of a traced function if it folds no constants, which it does exactly."""
-    consts, leaves = traced.jaxpr.consts, jax.tree.leaves(args)
-    program = jax.jit(lambda consts, xs: jax.core.eval_jaxpr(traced.jaxpr.jaxpr, consts, *xs))
+    consts, leaves = list(traced.jaxpr.consts), jax.tree.leaves(args)
+    program = jax.jit(lambda consts, xs: jaxpr_as_fun(traced.jaxpr.replace(consts=consts))(*xs))
     return compile_quickly(program.trace(consts, leaves))(consts, leaves)
 
 
