@@ -24,7 +24,7 @@ mark_frames(__file__)
 _WHOLE = having("whole")
 
 
-def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+def moved(eqn: Any, plan: EquationPlan, operands: Sequence[Any]) -> list[Value]:
     """Moves the elements of a source: its 16-bit copy, if asked for, moves the operand's copy.
 
     Args:
@@ -35,16 +35,39 @@ def moved(eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
     Returns:
         Its results.
     """
-    arrays = [value.array for value in operands]
-    dtype = plan.results[0].dtype
-    # The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for.
-    if not is_in(cast_dtype(eqn), None, dtype):
-        results = arrays  # a change of weak type, of a value that is in another dtype
-    else:
+    results = arrays = [value.array for value in operands]
+    # If not, it is a change of weak type, of a value that is in another dtype.
+    if is_move(eqn, plan):
         results = bind_cached(eqn.primitive, arrays, eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
-    # The copy is made when it is first read, in the scopes of the reader.
-    stack = current_name_stack()
+    return as_moved(eqn, plan, operands, results, current_name_stack())
+
+
+def is_move(eqn: Any, plan: EquationPlan) -> bool:
+    """Returns whether an equation makes a new array in the dtype that it was planned in.
+
+    The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for.
+
+    Args:
+        eqn: The equation.
+        plan: Its plan.
+    """
+    return is_in(cast_dtype(eqn), None, plan.results[0].dtype)
+
+
+def as_moved(
+    eqn: Any, plan: EquationPlan, operands: Sequence[Any], results: Sequence[Any], stack: Any
+) -> list[Value]:
+    """Returns the results of an equation that moves elements, with the promise of their copies.
+
+    Args:
+        eqn: The equation.
+        plan: Its plan.
+        operands: Its operands.
+        results: Its results as arrays.
+        stack: The name stack that it stands in. A copy is made when it is first read, in the scopes
+            of the reader.
+    """
 
     def copies_in(dtype: Any) -> Sequence[Any]:
         if not in_8_bits(dtype):
@@ -80,7 +103,7 @@ def _once(eqn: Any, stack: Any, make: Callable[[Any], Sequence[Any]]) -> Callabl
 
 
 def _narrow(
-    eqn: Any, plan: EquationPlan, operands: list[Any], stack: Any
+    eqn: Any, plan: EquationPlan, operands: Sequence[Any], stack: Any
 ) -> Callable[[int, Any], Any] | None:
     """Returns what makes the views of results whose gradient is rounded, None where none is."""
     source, *rest = operands
@@ -100,7 +123,7 @@ def _narrow(
     return _once(eqn, stack, make)
 
 
-def _moved_copies(eqn: Any, operands: list[Any], dtype: Any) -> Sequence[Any]:
+def _moved_copies(eqn: Any, operands: Sequence[Any], dtype: Any) -> Sequence[Any]:
     if eqn.primitive.name == "convert_element_type":
         # A number cast to float32 is cast to 16 bits directly.
         value = operands[0]

@@ -7,7 +7,6 @@ One equation after the other is bound in the ambient trace, so that `grad`, `vma
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -49,25 +48,23 @@ from ..plan.data import (
 from ..plan.float_dtypes import float_dtype
 from ..plan.region import AS_DECLARED
 from ..primitives.accumulate import accumulating_contraction
-from ..primitives.cached_bind import bind_cached, cast, with_cached_derivative
+from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
 from ..primitives.complements import COMPLEMENTS
 from ..primitives.evaluate import evaluate
 from ..primitives.float8_scale import copy_aval
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, has_rule
-from ..primitives.traits import having
 from .closures import KeepsValues
 from .emitted import emitted
 from .float8 import multiplied_in_8_bits, stored
 from .immutable import check_immutable
 from .moves import moved
 from .picks import picked
-from .values import Maker, Scalar, Value, as_array, read
+from .unchanged import written_again
+from .values import REPEATS, Maker, Scalar, Value, as_array, read, replication
 
 mark_frames(__file__)
-
-_REPEATS = having("repeats")
 
 RewritingRule = Callable[["Rewriter", Any, EquationPlan, list[Any]], Sequence[Any]]
 
@@ -160,7 +157,14 @@ class Rewriter(KeepsValues):
             given,
             lambda literal: Scalar(literal_value(literal)),
             lambda i, eqn, operands: self._labeled(eqn, plan.equations[i], operands),
+            known=lambda i, eqn, operands: self._written(eqn, plan.equations[i], operands),
         )
+
+    def _written(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value] | None:
+        results = None if self._label else written_again(eqn, plan, operands)
+        if results is not None:
+            self.closed_over.keep(eqn.outvars, results)
+        return results
 
     def _labeled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         if self._label is None:
@@ -341,8 +345,8 @@ def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
     # transpose that adds up in 16 bits.
     for i in action.replicates:
-        arrays[i] = operands[i].replicated(plan.operands[i], _replication(eqn, arrays))
-    if action.replicates and eqn.primitive.name in _REPEATS:
+        arrays[i] = operands[i].replicated(plan.operands[i], replication(eqn, arrays))
+    if action.replicates and eqn.primitive.name in REPEATS:
         return arrays[:1]
     params = {**eqn.params, **action.params} if action.params else eqn.params
     # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
@@ -377,23 +381,3 @@ def _accumulated(eqn: Any, plan: EquationPlan, operands: list[Any], of_sources: 
         out=plan.results[0].dtype,
         full=(factors[0][1], factors[1][1]),
     )
-
-
-def _replication(eqn: Any, arrays: Sequence[Any]) -> Callable[[Any], Any]:
-    """Returns the function that brings an operand to the size of the result."""
-    if eqn.primitive.name in _REPEATS:
-        return lambda x: bind_cached(eqn.primitive, [x, *arrays[1:]], eqn.params)
-    aval = eqn.outvars[0].aval
-    # The spec of an aval names explicit mesh axes only; without one, JAX decides.
-    return _broadcast_to(aval.shape, aval.sharding if any(aval.sharding.spec) else None)
-
-
-@functools.lru_cache(maxsize=4096)
-def _broadcast_to(shape: tuple[int, ...], sharding: Any) -> Callable[[Any], Any]:
-    """Broadcasts by a function of its own per shape, whose derivative JAX caches: `cached_bind`."""
-
-    def broadcast(x: Any) -> Any:
-        dims = tuple(range(x.ndim)) if x.ndim == len(shape) else ()
-        return lax.broadcast_in_dim(x, shape, dims, out_sharding=sharding)
-
-    return with_cached_derivative(broadcast)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +16,13 @@ from ...policies import FLOAT32, wide_dtype
 from ..compat import Tracer
 from ..plan.constant_range import ConstantRange
 from ..plan.data import EquationPlan, ValueState
-from ..primitives.cached_bind import cast
+from ..primitives.cached_bind import bind_cached, cast, with_cached_derivative
 from ..primitives.clamped_cast import clamped, clamped_array, is_clamped
 from ..primitives.float8_scale import CopyKey, copies_of, in_8_bits
 from ..primitives.source_view import source_view
+from ..primitives.traits import having
+
+REPEATS = having("repeats")
 
 
 class Maker(NamedTuple):
@@ -242,3 +246,28 @@ def as_array(x: Any, aval: Any) -> Any:
     JAX takes Python numbers for primals, tangents and cotangents, and hands them on: ``vjp(1.0)``.
     """
     return np.asarray(x, aval.dtype) if isinstance(x, bool | int | float | complex) else x
+
+
+def replication(eqn: Any, arrays: Sequence[Any]) -> Callable[[Any], Any]:
+    """Returns the function that brings an operand to the size of the result.
+
+    Args:
+        eqn: The equation.
+        arrays: Its operands.
+    """
+    if eqn.primitive.name in REPEATS:
+        return lambda x: bind_cached(eqn.primitive, [x, *arrays[1:]], eqn.params)
+    aval = eqn.outvars[0].aval
+    # The spec of an aval names explicit mesh axes only; without one, JAX decides.
+    return _broadcast_to(aval.shape, aval.sharding if any(aval.sharding.spec) else None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _broadcast_to(shape: tuple[int, ...], sharding: Any) -> Callable[[Any], Any]:
+    """Broadcasts by a function of its own per shape, whose derivative JAX caches: `cached_bind`."""
+
+    def broadcast(x: Any) -> Any:
+        dims = tuple(range(x.ndim)) if x.ndim == len(shape) else ()
+        return lax.broadcast_in_dim(x, shape, dims, out_sharding=sharding)
+
+    return with_cached_derivative(broadcast)

@@ -1,0 +1,55 @@
+"""An equation that does not change, written into the jaxpr that JAX is tracing as it is.
+
+Its primitive need not be bound: the equation says the types of its results, its settings and its
+source line. That takes a quarter of the time, for three quarters of the equations of a GPT-2: casts
+stand around its products. Rewriting it took 37 ms, and takes 27.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+from jax._src import core
+from jax._src.interpreters import partial_eval
+from jax.extend import source_info_util
+
+
+def staged_as_it_is(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
+    """Returns the results of an equation that was added to the jaxpr of the current trace.
+
+    What rules JAX has about writing such an equation (folding, forwarding) has been decided when it
+    was traced: they look at the types of its operands, and would decide so again.
+
+    Args:
+        eqn: The equation, of a primitive that takes values and holds no function.
+        operands: Its operands; what stands where the equation reads a literal is not looked at.
+
+    Returns:
+        The results; None where it has to be bound: where JAX does something else than write a
+        jaxpr, where an operand has another type than in the equation, or none is traced.
+    """
+    trace = core.trace_ctx.trace
+    if type(trace) is not partial_eval.DynamicJaxprTrace or eqn.effects:
+        return None
+    info = eqn.source_info
+    info = info.replace(name_stack=source_info_util.current_name_stack() + info.name_stack)
+    tracers, is_traced = [], False
+    for atom, x in zip(eqn.invars, operands, strict=True):
+        if isinstance(atom, jex_core.Literal):
+            tracers.append(trace.new_const(atom.val, info, atom.aval))
+            continue
+        if not isinstance(x, jax.Array):
+            return None
+        tracer = trace.to_jaxpr_tracer(x, info)
+        if tracer.aval != atom.aval:
+            return None
+        is_traced = is_traced or isinstance(x, core.Tracer)
+        tracers.append(tracer)
+    # What is known may be computed at once, if the user has asked JAX for that.
+    if not is_traced:
+        return None
+    avals = [v.aval for v in eqn.outvars]
+    return trace.emit_eqn(tracers, avals, eqn.primitive, eqn.params, eqn.effects, info, eqn.ctx)

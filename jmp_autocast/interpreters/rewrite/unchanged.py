@@ -1,0 +1,44 @@
+"""Equations in which nothing changes: most of a program, between its matmuls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...policies import DEFAULT_RULES
+from ..compat import current_name_stack
+from ..compat.staging import staged_as_it_is
+from ..plan.data import EquationPlan, Keep, Move
+from ..primitives.complements import COMPLEMENTS
+from .moves import as_moved, is_move
+from .values import Scalar, Value
+
+# Primitives of values; what makes one of these may be asked for later.
+_OF_VALUES = frozenset(DEFAULT_RULES).difference(COMPLEMENTS)
+
+
+def written_again(
+    eqn: Any, plan: EquationPlan, operands: Sequence[Value | Scalar]
+) -> list[Value] | None:
+    """Returns the results of an equation that is written as it is, None where it is bound.
+
+    Args:
+        eqn: The equation.
+        plan: Its plan.
+        operands: Its operands.
+    """
+    is_moved = isinstance(plan.action, Move)
+    if not (is_moved or isinstance(plan.action, Keep)) or plan.casts or plan.keeps_operands:
+        return None
+    if eqn.primitive.name not in _OF_VALUES or (is_moved and not is_move(eqn, plan)):
+        return None
+    # A value that is read often is read through a view.
+    if any([isinstance(x, Value) and x.wide is not None for x in operands]):
+        return None
+    results = staged_as_it_is(eqn, [x.array for x in operands])
+    if results is None:
+        return None
+    if is_moved:
+        stack = current_name_stack() + eqn.source_info.name_stack
+        return as_moved(eqn, plan, operands, results, stack)
+    return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
