@@ -29,7 +29,8 @@ def staged_as_it_is(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
 
     Returns:
         The results; None where it has to be bound: where JAX does something else than write a
-        jaxpr, where an operand has another type than in the equation, or none is traced.
+        jaxpr, where an operand has another type than in the equation or belongs to another trace,
+        or none is traced, and where the primitive has to be lowered before XLA sees it.
     """
     trace = core.trace_ctx.trace
     if type(trace) is not partial_eval.DynamicJaxprTrace or eqn.effects:
@@ -41,15 +42,18 @@ def staged_as_it_is(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
         if isinstance(atom, jex_core.Literal):
             tracers.append(trace.new_const(atom.val, info, atom.aval))
             continue
-        if not isinstance(x, jax.Array):
+        is_tracer = isinstance(x, core.Tracer)
+        # A tracer of another trace may be one that has escaped, for which binding has an error.
+        if not isinstance(x, jax.Array) or (is_tracer and x._trace is not trace):
             return None
         tracer = trace.to_jaxpr_tracer(x, info)
         if tracer.aval != atom.aval:
             return None
-        is_traced = is_traced or isinstance(x, core.Tracer)
+        is_traced = is_traced or is_tracer
         tracers.append(tracer)
-    # What is known may be computed at once, if the user has asked JAX for that.
-    if not is_traced:
+    # What is known may be computed at once, if the user has asked JAX for that. A jaxpr with a
+    # primitive that JAX lowers in a pass of its own, such as `Nonzero` from 0.12 on, says so.
+    if not is_traced or eqn.primitive.is_high(*[t.aval for t in tracers], **eqn.params):
         return None
     avals = [v.aval for v in eqn.outvars]
     return trace.emit_eqn(tracers, avals, eqn.primitive, eqn.params, eqn.effects, info, eqn.ctx)
