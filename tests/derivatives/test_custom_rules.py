@@ -257,6 +257,47 @@ def test_integer_arguments_of_a_custom_jvp():
     check(lambda cast: jax.grad(cast(loss)), w(), x(), np.array([2, 0]))
 
 
+@jax.custom_jvp
+def tripled_jvp(x, scale):
+    return jnp.sin(x) * scale
+
+
+@tripled_jvp.defjvp
+def _(primals, tangents):
+    (x, scale), (tx, _) = primals, tangents
+    return tripled_jvp(x, scale), 3 * jnp.cos(x) * scale * tx
+
+
+@jax.custom_vjp
+def tripled_vjp(x, scale):
+    return jnp.sin(x) * scale
+
+
+tripled_vjp.defvjp(
+    lambda x, scale: (jnp.sin(x) * scale, (x, scale)),
+    lambda kept, c: (3 * c * jnp.cos(kept[0]) * kept[1], jnp.zeros_like(kept[1])),
+)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
+@pytest.mark.parametrize("function", [tripled_jvp, tripled_vjp])
+def test_operands_in_dtypes_that_are_never_cast_have_gradients(function, dtype):
+    """They were zero."""
+    with jax.enable_x64(True):
+        x, scale = np.arange(1, 5).astype(dtype), np.asarray(2, dtype)
+
+        def loss(x, w):
+            total = jnp.sum(jnp.real(function(function(x, scale), scale)))
+            return total.astype(np.float32) + jnp.sum(w @ w)
+
+        fn = autocast(loss, compute_dtype=jnp.bfloat16)
+        found, expected = (jax.jit(jax.grad(f)).trace(x, w()) for f in (fn, loss))
+        assert found.out_info == expected.out_info
+        assert_dots_run_in("bfloat16", trace(fn, x, w()))
+        found, expected = (f.lower().compile()(x, w()) for f in (found, expected))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_scalar_integers_of_a_custom_jvp():
     """Their tangents are literals, of a dtype that is no array's."""
 

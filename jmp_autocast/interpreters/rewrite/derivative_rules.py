@@ -29,7 +29,6 @@ from ..compat import (
     zero_cotangent,
 )
 from ..plan.data import EquationPlan, Want
-from ..plan.float_dtypes import float_dtype
 from ..primitives.evaluate import of_positions
 from ..primitives.structure import called, rule_of
 from .immutable import check_immutable
@@ -58,6 +57,11 @@ def _declared_avals(variables: Sequence[Any]) -> list[Any]:
     return [
         with_dtype(v.aval, v.aval.dtype) if is_array_aval(v.aval) else v.aval for v in variables
     ]
+
+
+def _has_tangent(aval: Any) -> bool:
+    """Whether a value has tangents: also one in a dtype that is never cast, float64 or complex."""
+    return is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 @rewrites("custom_jvp_call", "custom_vjp_call")
@@ -106,12 +110,9 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         # A tangent that is a symbolic zero stays one: a rule with `symbolic_zeros` tells it from
-        # zeros, and an operand outside autocast's dtypes has a tangent that we do not touch.
-        moving = [
-            i
-            for i, t in enumerate(tangents)
-            if type(t) is not SymbolicZero and float_dtype(avals[i], inner.wide) is not None
-        ]
+        # zeros.
+        pairs = enumerate(zip(tangents, avals, strict=True))
+        moving = [i for i, (t, a) in pairs if type(t) is not SymbolicZero and _has_tangent(a)]
 
         def original_jvp(xs: Sequence[Any], ts: Sequence[Any]) -> Any:
             return jax.jvp(of_positions(original, xs, moving), [xs[i] for i in moving], ts)
@@ -147,11 +148,8 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
 
     def forward(*perturbed: Any) -> tuple[Any, Any]:
         xs = [as_array(p.value, a) for p, a in zip(perturbed, avals, strict=True)]
-        moving = tuple(
-            i
-            for i, p in enumerate(perturbed)
-            if p.perturbed and float_dtype(avals[i], inner.wide) is not None
-        )
+        pairs = enumerate(zip(perturbed, avals, strict=True))
+        moving = tuple(i for i, (p, a) in pairs if p.perturbed and _has_tangent(a))
         # `jax.vjp` is a pytree of residuals around a function; the pytree's structure is static.
         box: dict[str, Any] = {}
 
