@@ -98,6 +98,7 @@ __all__ = [
     "traced_variable",
     "variables_in",
     "varying_axes",
+    "whole_name_stack",
     "with_dtype",
     "zero_cotangent",
 ]
@@ -238,7 +239,7 @@ class EquationContext:
     def __init__(self, eqn: Any, stack: Any = None) -> None:
         info = eqn.source_info
         if stack is None:
-            stack = current_name_stack() + info.name_stack
+            stack = whole_name_stack(eqn)
         self._user = source_info_util.user_context(info.traceback, name_stack=stack)
         self._settings = eqn.ctx.manager
 
@@ -263,6 +264,11 @@ def scope_names(eqn: Any) -> tuple[str, ...]:
 def name_stack(eqn: Any) -> str:
     """Returns all of an equation's name stack as text, scopes and transformations."""
     return str(eqn.source_info.name_stack)
+
+
+def whole_name_stack(eqn: Any) -> Any:
+    """Returns the name stack that an equation stands in: the current one, and its own in that."""
+    return current_name_stack() + eqn.source_info.name_stack
 
 
 def name_entries(eqns: Sequence[Any]) -> tuple[Any, ...]:

@@ -14,7 +14,8 @@ import jax
 import jax.extend.core as jex_core
 from jax._src import core
 from jax._src.interpreters import partial_eval
-from jax.extend import source_info_util
+
+from . import whole_name_stack
 
 
 def staged_as_it_is(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
@@ -35,8 +36,7 @@ def staged_as_it_is(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
     trace = core.trace_ctx.trace
     if type(trace) is not partial_eval.DynamicJaxprTrace or eqn.effects:
         return None
-    info = eqn.source_info
-    info = info.replace(name_stack=source_info_util.current_name_stack() + info.name_stack)
+    info = eqn.source_info.replace(name_stack=whole_name_stack(eqn))
     tracers, is_traced = [], False
     for atom, x in zip(eqn.invars, operands, strict=True):
         if isinstance(atom, jex_core.Literal):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...policies import DEFAULT_RULES
-from ..compat import current_name_stack
+from ..compat import whole_name_stack
 from ..compat.staging import staged_as_it_is
 from ..plan.data import EquationPlan, Keep, Move
 from ..primitives.complements import COMPLEMENTS
@@ -39,6 +39,5 @@ def written_again(
     if results is None:
         return None
     if is_moved:
-        stack = current_name_stack() + eqn.source_info.name_stack
-        return as_moved(eqn, plan, operands, results, stack)
+        return as_moved(eqn, plan, operands, results, whole_name_stack(eqn))
     return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
