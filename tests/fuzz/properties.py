@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -260,7 +261,13 @@ def kept(case: Case) -> None:
 def idempotent(case: Case) -> None:
     """`autocast` of `autocast` is one."""
     twice = trace(autocast(case.cast, **case.setting.options()), *case.args)
-    _same_text(case.traced(), twice, "idempotent")
+    once = case.traced()
+    # Who shares a jaxpr with whom is no part of a program: a rule of an inner `autocast` is a
+    # function of its own to the outer one.
+    _same_text(once, twice, "idempotent", jaxpr_text)
+    names = [set(re.findall(r"\bname=(\S+)", str(t.jaxpr))) for t in (once, twice)]
+    if names[0] != names[1]:
+        raise Broken(f"idempotent: functions named {names[0]}, then {names[1]}")
 
 
 def deterministic(case: Case) -> None:
@@ -274,10 +281,13 @@ def deterministic(case: Case) -> None:
             raise Broken(f"deterministic: output {i} is {a}, then {b}")
 
 
-def _same_text(first: Any, second: Any, what: str) -> None:
-    # Who shares a jaxpr with whom is no part of a program: a rule of an inner `autocast` is a
-    # function of its own to the outer one.
-    if (a := jaxpr_text(first)) != (b := jaxpr_text(second)):
+def _same_text(
+    first: Any,
+    second: Any,
+    what: str,
+    text: Callable[[Any], str] = lambda traced: str(traced.jaxpr),
+) -> None:
+    if (a := text(first)) != (b := text(second)):
         raise Broken(f"{what}: jaxprs differ\n{a}\n--- and ---\n{b}")
     same = len(first.jaxpr.consts) == len(second.jaxpr.consts) and all(
         np.array_equal(as_numbers(x), as_numbers(y), equal_nan=as_numbers(x).dtype.kind in "fc")

@@ -136,8 +136,9 @@ def own_factors(jaxpr: Any, memo: Memo) -> frozenset[Any]:
     if (key := ("own factors", id(jaxpr))) not in memo:
         origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
         products = [e.invars for e in jaxpr.eqns if e.primitive.name == "mul"] if origins else []
-        found = ([origins.get(v) for v in variables_in(factors)] for factors in products)
-        memo[key] = frozenset(of[0] for of in found if len(of) == 2 and of[0] is of[1] is not None)
+        pairs = [variables_in(factors) for factors in products]
+        found = ((origins.get(v), origins.get(w)) for v, w in (p for p in pairs if len(p) == 2))
+        memo[key] = frozenset(v for v, w in found if v is not None and v is w)
     return memo[key]
 
 

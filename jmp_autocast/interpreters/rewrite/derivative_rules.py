@@ -144,7 +144,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
     function = jax.custom_vjp(_primal(rewriter, eqn, plan))
     inner, original = plan.inner[0], _original(eqn)
     avals, out_avals = _declared_avals(eqn.invars), _declared_avals(eqn.outvars)
-    inexact = [k for k, a in enumerate(out_avals) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    inexact = [k for k, a in enumerate(out_avals) if _has_tangent(a)]
 
     def forward(*perturbed: Any) -> tuple[Any, Any]:
         xs = [as_array(p.value, a) for p, a in zip(perturbed, avals, strict=True)]

@@ -157,7 +157,7 @@ class Rewriter(KeepsValues):
             given,
             lambda literal: Scalar(literal_value(literal)),
             lambda i, eqn, operands: self._labeled(eqn, plan.equations[i], operands),
-            known=lambda i, eqn, operands: self._written(eqn, plan.equations[i], operands),
+            shortcut=lambda i, eqn, operands: self._written(eqn, plan.equations[i], operands),
         )
 
     def _written(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value] | None:
