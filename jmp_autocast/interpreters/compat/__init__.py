@@ -252,12 +252,17 @@ class EquationContext:
         self._user.__exit__(*raised)
 
 
+def scope_stack(eqn: Any) -> Any:
+    """Returns the name stack of an equation, one object for neighbors in one scope."""
+    return eqn.source_info.name_stack
+
+
 def scope_names(eqn: Any) -> tuple[str, ...]:
     """Returns the ``jax.named_scope`` names around an equation, relative to its jaxpr.
 
     The stack also holds the names of transformations (``jvp``, ``transpose``), left out here.
     """
-    stack = eqn.source_info.name_stack.stack
+    stack = scope_stack(eqn).stack
     return tuple([s.name for s in stack if type(s).__name__ == "Scope"]) if stack else ()
 
 

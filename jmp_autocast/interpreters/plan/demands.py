@@ -74,20 +74,20 @@ def find_requests(
     guarded = lost | reaching(COMPLEMENTS, jaxpr, frozenset(), reached)
     snapped = reaching(SNAPPING, jaxpr, frozenset(), reached)
     readers = _Readers(jaxpr, wants, guarded, snapped, factors, policy.wide_dtype)
-    for i in range(len(equations) - 1, -1, -1):
-        eqn, plan = jaxpr.eqns[i], equations[i]
-        request, adds = None, False
+    pairs = zip(jaxpr.eqns, equations, strict=True)
+    for i, (eqn, plan) in reversed(list(enumerate(pairs))):
+        request, adds, name = None, False, eqn.primitive.name
         if i not in already:
             request = readers.request(eqn, plan)
             # At level "compute" no source raises what it is added to, as with `dtype=` by hand.
-            adds = eqn.primitive.name in _SUMS and not policy.data_abstains
+            adds = name in _SUMS and not policy.data_abstains
             adds = adds and _adds_a_source(eqn, plan, states)
             # The digits that a difference loses are those of its logarithm, whoever else reads it:
             # `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 without this. So
             # are those of a tanh whose `log(1 - y * y)` a loss reads, and the next layer `y`: the
             # loss was 22 % off in bfloat16.
-            loses = eqn.primitive.name == "sub" and eqn.outvars[0] in poles
-            loses |= eqn.primitive.name in _SATURATES and eqn.outvars[0] in lost
+            loses = name == "sub" and eqn.outvars[0] in poles
+            loses |= name in _SATURATES and eqn.outvars[0] in lost
             if request is None and (adds or loses):
                 request = readers.mixed_request(eqn)
         if request is not None:
@@ -109,7 +109,7 @@ def find_requests(
                 stays = stays and not readers.is_cancelled(eqn.outvars[0])
             # For the index alone, beside 16-bit readers, no two activations are kept in float32.
             if readers.only_snapped(eqn.outvars[0]):
-                cheap = plan.inner or eqn.primitive.name in _FEEDS
+                cheap = plan.inner or name in _FEEDS
                 stays |= len(computed) > 1 or not cheap
             if not stays and _can_follow(policy, eqn, plan, request, guarded, len(computed)):
                 requests[i] = request

@@ -56,7 +56,7 @@ def outside(at: Place) -> Place:
         ValueState(at.declared(v)) if _is_wider(state, at.wide) else state
         for v, state in zip(at.eqn.invars, at.given, strict=True)
     )
-    return dataclasses.replace(at, given=given)
+    return at._replace(given=given)
 
 
 def _is_wider(state: ValueState, wide: np.dtype) -> bool:

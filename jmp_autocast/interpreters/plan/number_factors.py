@@ -39,7 +39,7 @@ def with_numbers_cast(at: Place) -> Place:
     ]
     # Numbers have no scale: their products are not in 8 bits.
     region = dataclasses.replace(at.region, float8=None)
-    return dataclasses.replace(at, given=(*given, *at.given[2:]), region=region)
+    return at._replace(given=(*given, *at.given[2:]), region=region)
 
 
 def _is_number(dtype: Any) -> bool:

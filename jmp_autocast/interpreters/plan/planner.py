@@ -13,7 +13,7 @@ from typing import Any
 
 from ...policies import Policy, Rule, may_use_float8
 from ...policies.registry import has_rule_functions
-from ..compat import Literal, body_of, consts_of, scope_names
+from ..compat import Literal, body_of, consts_of, variables_in
 from ..primitives.called_back import functions_of
 from ..primitives.complements import COMPLEMENTS, subtracted_from_one
 from ..primitives.picking import picks
@@ -182,7 +182,7 @@ class Planner:
             if not more:
                 break
             requests.update(more)
-            equations, states = self._sweep(body, given, path, requests, equations, more)
+            equations, states = self._sweep(body, states, path, requests, equations, more)
         equations = with_wide_gradients(body, equations, states, wants, self._wide)
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
@@ -218,7 +218,7 @@ class Planner:
     def _sweep(
         self,
         body: Any,
-        given: Mapping[Any, ValueState],
+        known: Mapping[Any, ValueState],
         path: tuple[str, ...],
         requests: Mapping[int, tuple[Want, ...]],
         before: Sequence[EquationPlan] = (),
@@ -229,31 +229,33 @@ class Planner:
         The plan of an equation follows from its operands and from what is asked of it: where
         neither differs from the sweep before, the plan is that one.
         """
-        states, wide = dict(given), self._wide
+        states, wide = dict(known), self._wide
         equations: list[EquationPlan] = []
         saturated: dict[Any, int] = {}  # the equations that make what may be subtracted from 1
+        changed: set[Any] = set()  # of which something else was known in the sweep before
         for i, eqn in enumerate(body.eqns):
-            operands = tuple(
-                [
+            k = saturated.get(subtracted_from_one(eqn)) if saturated else None
+            is_new = not before or i in more or k is not None
+            if is_new or (changed and not changed.isdisjoint(variables_in(eqn.invars))):
+                operands = [
                     literal_state(v, wide) if isinstance(v, Literal) else states[v]
                     for v in eqn.invars
                 ]
-            )
-            k = saturated.get(subtracted_from_one(eqn)) if saturated else None
-            if before and i not in more and k is None and before[i].given == operands:
-                plan = before[i]
-            else:
-                region = self._regions.at(path, scope_names(eqn))
+                region = self._regions.at(path, eqn)
                 is_last, wants = id(eqn) in self._last, requests.get(i, ())
                 is_at_pick = id(eqn) in self._beside_picks or picks(eqn)
-                place = Place(eqn, operands, region, wants, is_last, is_at_pick)
+                place = Place(eqn, tuple(operands), region, wants, is_last, is_at_pick)
                 plan = self._followed(body, place, self._plan_equation(place))
                 if k is not None:
                     plan = complement(plan, body.eqns[k], equations[k], wide)
+                if before and plan.results != before[i].results:
+                    changed.update(eqn.outvars)
+                states.update(zip(eqn.outvars, plan.results, strict=True))
+            else:
+                plan = before[i]
             if eqn.primitive.name in COMPLEMENTS:
                 saturated[eqn.outvars[0]] = i
             equations.append(plan)
-            states.update(zip(eqn.outvars, plan.results, strict=True))
         return equations, states
 
     def _followed(self, body: Any, at: Place, plan: EquationPlan) -> EquationPlan:
@@ -330,7 +332,7 @@ class Planner:
                 for inner in plan.inner:
                     found.update(dict.fromkeys(inner.unknown))
             if (name := eqn.primitive.name) in suspects:
-                rules = self._regions.at(path, scope_names(eqn)).rules
+                rules = self._regions.at(path, eqn).rules
                 if self._is_unknown(name, rules):
                     found.setdefault(name)
         return tuple(found)

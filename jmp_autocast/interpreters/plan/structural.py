@@ -84,7 +84,7 @@ def plan_structural(rule: PlanningRule, planner: PlansBodies, at: Place) -> Equa
     if emission is not None:
         return emission
     wants = at.wants or (Want(),) * len(at.eqn.outvars)
-    return rule(planner, dataclasses.replace(at, wants=wants))
+    return rule(planner, at._replace(wants=wants))
 
 
 def _emission(policy: Policy, at: Place) -> EquationPlan | None:
@@ -226,7 +226,7 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
     """
     (body,), path = bodies(at.eqn), at.region.names
     # The rule's own products are not in 8 bits, so that those of the function are not, either.
-    at = dataclasses.replace(at, given=no_weights(at.given))
+    at = at._replace(given=no_weights(at.given))
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
     # The user's rule is a stranger: it keeps what it is given for the backward pass. A float32
     # weight would be kept beside its 16-bit copy.

@@ -22,6 +22,7 @@ from jax import lax
 
 from ...policies import DEFAULT_RULES, CastPolicy
 from ..compat import Tracer, bind, inlined, inlined_equation, is_staged, trace_context
+from ..compat.staging import converted
 
 _CACHED = frozenset(n for n, rule in DEFAULT_RULES.items() if rule is not CastPolicy.KEEP)
 
@@ -57,9 +58,9 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
 
 def cast(x: Any, dtype: np.dtype) -> Any:
     """Casts an array."""
-    if not is_derived(x):
-        return lax.convert_element_type(x, dtype)
-    return _call_inlined(_cast_to(dtype), [x])
+    if is_derived(x):
+        return _call_inlined(_cast_to(dtype), [x])
+    return converted(x, dtype)
 
 
 def with_cached_derivative(function: Callable[..., Any]) -> Callable[..., Any]:
