@@ -19,6 +19,7 @@ import importlib
 import os
 import time
 from collections.abc import Callable
+from statistics import mean
 from typing import Any
 from unittest import mock
 
@@ -79,10 +80,24 @@ def trace_and_lower(function: Callable[..., Any], *args: Any) -> tuple[float, fl
     return middle - start, time.process_time() - middle
 
 
+# How many functions call the one that traces. CPython takes memory for frames by the piece, so that
+# what a loop calls at the end of one takes a new piece each time: plain tracing takes up to twice
+# as long at one depth as at another, and after some 100 frames all repeats itself.
+DEPTHS = range(0, 110, 10)
+
+
+def at_depth(depth: int, call: Callable[[], Any]) -> Any:
+    """Returns what a function returns that stands deeper by so many frames."""
+    return call() if depth == 0 else at_depth(depth - 1, call)
+
+
 def print_header(programs: str, repeats: int) -> None:
     """Prints what the columns of `print_ratios` are."""
-    print(f"{programs}, seconds of the processor, best of {repeats}")
-    print(f"{'':46}{'trace s':>10}{'lower s':>10}{'ratio':>8}")
+    print(f"{programs}, seconds of the processor: means over {len(DEPTHS)} depths of the stack, at")
+    print(
+        f"each of which the best of {repeats} counts; the last column has those at the best depth"
+    )
+    print(f"{'':46}{'trace s':>10}{'lower s':>10}{'ratio':>8}{'at best':>8}")
 
 
 def print_ratios(
@@ -95,16 +110,23 @@ def print_ratios(
         make: Returns it, a new function object, from what casts its model.
         casts: What casts the model; the first one is what others are compared with.
         args: The arguments of the program.
-        repeats: How many runs of which the best counts.
+        repeats: How many runs at each depth of the stack, of which the best counts.
     """
-    best = dict.fromkeys(casts, (float("inf"), float("inf")))
-    for _ in range(repeats):
-        for label, cast in casts.items():
-            best[label] = min(best[label], trace_and_lower(make(cast), *args), key=sum)
-    base = sum(next(iter(best.values())))
-    for label, (trace, lower) in best.items():
-        ratio = (trace + lower) / base
-        print(f"{name:26}{label:20}{trace:10.3f}{lower:10.3f}{ratio:8.2f}")
+    trace_and_lower(make(next(iter(casts.values()))), *args)  # what is imported first, and cached
+    times: dict[str, list[tuple[float, float]]] = {label: [] for label in casts}
+    for depth in DEPTHS:
+        best = dict.fromkeys(casts, (float("inf"), float("inf")))
+        for _ in range(repeats):
+            for label, cast in casts.items():
+                timed = at_depth(depth, lambda cast=cast: trace_and_lower(make(cast), *args))
+                best[label] = min(best[label], timed, key=sum)
+        for label, pair in best.items():
+            times[label].append(pair)
+    base, base_at_best = (of(map(sum, next(iter(times.values())))) for of in (mean, min))
+    for label, pairs in times.items():
+        trace, lower = map(mean, zip(*pairs, strict=True))
+        ratio, at_best = (trace + lower) / base, min(map(sum, pairs)) / base_at_best
+        print(f"{name:26}{label:20}{trace:10.3f}{lower:10.3f}{ratio:8.2f}{at_best:8.2f}")
 
 
 def measure_transformer(repeats: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 from . import arguments
+from .frame_memory import with_frame_memory
 from .interpreters.compat import body_of, fresh_make_jaxpr, jaxpr_as_fun, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals, as_choice
 from .interpreters.keep.emit import Emitter, has_loop
@@ -118,6 +119,7 @@ class KeepLess(Wrapper):
     _fix = "Pass options by keyword: @keep_less(residuals=...)."
     _options: KeepOptions
 
+    @with_frame_memory
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
         if self.choice.is_off:

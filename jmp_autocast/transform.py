@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from . import arguments
 from .backend import Choice
 from .call_forms import Decorator, NoContext, check_form
+from .frame_memory import with_frame_memory
 from .interpreters import Planner, Rewriter
 from .interpreters.compat import body_of, fresh_make_jaxpr, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals
@@ -341,6 +342,7 @@ def plan_call(
     return PlannedCall(call, closed, planner, plan, options.residuals, wanted, choice)
 
 
+@with_frame_memory
 def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool) -> Any:
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)

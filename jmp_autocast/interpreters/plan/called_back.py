@@ -7,11 +7,12 @@ import dataclasses
 from ..compat import body_of
 from ..primitives.called_back import functions_of
 from .basic_plans import in_dtype, keep
+from .call_operands import cast_states
 from .data import CallBack, EquationPlan, Want
 from .equation import is_outside
 from .reasons import Reason, ReasonCode
 from .region import Place
-from .structural import PlansBodies, cast_states
+from .structural import PlansBodies
 
 
 def plan_called_back(planner: PlansBodies, at: Place) -> EquationPlan:
@@ -27,7 +28,7 @@ def plan_called_back(planner: PlansBodies, at: Place) -> EquationPlan:
         return keep(at, Reason(ReasonCode.KEEP, f"no {dtype} form of {at.name}"))
     plan = in_dtype(at, dtype, Reason(ReasonCode.SCOPE, at.region.cause))
     # The solution has the dtype of the right-hand side, and all functions take arrays like these.
-    given = cast_states(at.given, plan.operands)
+    given = cast_states(at.given, plan.operands, at.wide)
     plans = tuple(
         planner.plan(
             body.jaxpr,

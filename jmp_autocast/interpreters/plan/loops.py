@@ -11,6 +11,7 @@ from ...policies import Policy
 from ..compat import body_of
 from ..primitives.float8_scale import in_8_bits, moves_along
 from ..primitives.structure import Body, bodies
+from .call_operands import cast_states, read_low
 from .data import Demand, EquationPlan, Inside, Plan, Source, ValueState, Want
 from .float_dtypes import is_in, is_narrower
 from .loop_carries import accumulating_carries, first_guess, residual_streams, settled
@@ -19,12 +20,10 @@ from .region import Place
 from .structural import (
     INSIDE,
     PlansBodies,
-    cast_states,
     computed_states,
     full_if_float,
     loop_invariants,
     plans,
-    read_low,
 )
 
 
@@ -83,7 +82,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     operands = [*widened, *(None,) * (len(given) - start)]
     operands[end:] = read_low(inner, at, (None, Source.DATA))[end:]
     if any(operands[end:]):
-        xs = cast_states(xs, operands[end:])
+        xs = cast_states(xs, operands[end:], at.wide)
         inner = plan_body(carries, returned)
     # The initial value is cast before the loop to the dtype that goes round in it.
     operands[start:end] = [

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...policies import FLOAT32, CastPolicy, Decision, Policy, may_use_float8
 from ..compat import is_ref, jax_function
-from ..primitives.float8_scale import CopyKey, ScaleOf, in_8_bits
+from ..primitives.float8_scale import CopyKey
 from ..primitives.structure import (
     STRUCTURES,
     Body,
@@ -23,9 +23,9 @@ from ..primitives.structure import (
     has_rule,
     is_plain_call,
     rules_of,
-    runs_again,
 )
 from .basic_plans import as_declared, emitted, keep
+from .call_operands import cast_states, invariant_copies, read_full, read_low
 from .data import BIND, KEEP, Demand, EquationPlan, Inside, Plan, Source, Stored, ValueState, Want
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_in
@@ -115,59 +115,6 @@ def _emission(policy: Policy, at: Place) -> EquationPlan | None:
     )
 
 
-# --- what goes into a body ------------------------------------------------------------------
-
-
-def read_low(
-    inner: Plan, at: Place, sources: Sequence[Source | None] = (None,)
-) -> list[np.dtype | None]:
-    """Returns the casts of float32 operands, of given kinds, that a body reads in 16 bits alone.
-
-    Before a call, a cast is shared with other readers, and what the call keeps for the backward
-    pass is half as large. Before a loop, it is done once.
-
-    Args:
-        inner: The plan of the body, whose inputs are the operands.
-        at: The equation.
-        sources: The kinds of the operands that may be cast; None is a computed value.
-    """
-
-    # A known value is cast at trace time, and a source reads through a view of its own.
-    def is_cast(state: ValueState, demand: Demand) -> bool:
-        may_be = state.source in sources and state.known_value is None
-        return may_be and demand is Demand.LOW and is_in(state.dtype, at.wide)
-
-    pairs = zip(at.given, inner.demands, strict=True)
-    return [at.region.compute_dtype if is_cast(*pair) else None for pair in pairs]
-
-
-def cast_states(
-    given: Sequence[ValueState], operands: Sequence[np.dtype | None]
-) -> list[ValueState]:
-    """Returns what is known of operands after they are cast."""
-    pairs = zip(given, operands, strict=True)
-    return [s if d is None else ValueState(d, freshness=s.freshness) for s, d in pairs]
-
-
-def invariant_copies(at: Place, inner: Plan, body: Body) -> list[tuple[int, CopyKey]]:
-    """Returns the copies of sources that a call takes from outside.
-
-    Those in 16 bits inside a loop alone. Elsewhere the cast stays inside: a copy handed to
-    ``jax.checkpoint`` would be kept for the backward pass. So would one in 8 bits: for a scanned
-    MLP the temporaries on an H100 were 1.18 times those of bfloat16, and with 2,048 tokens 1.56
-    times. Its scale is kept instead, so that the weight is searched for its largest element once.
-    """
-
-    def is_handed_in(state: ValueState, key: CopyKey) -> bool:
-        if state.loop_invariant or not in_8_bits(key):
-            return state.loop_invariant
-        is_kept = runs_again(at.eqn) and state.scales is None
-        return isinstance(key, ScaleOf) or not is_kept
-
-    pairs = [(body.operands[i], d) for i, d in inner.source_copies]
-    return [(i, d) for i, d in pairs if is_handed_in(at.given[i], d)]
-
-
 # --- calls ----------------------------------------------------------------------------------
 
 
@@ -212,8 +159,9 @@ def _call(planner: PlansBodies, at: Place) -> EquationPlan:
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
     # Planned as if nothing were cast, to learn what the body reads; then with what it reads.
     operands = read_low(inner, at)
+    operands = [low or full for low, full in zip(operands, read_full(inner, at), strict=True)]
     if any(operands):
-        inner = planner.plan(body.jaxpr, cast_states(at.given, operands), at.wants, path)
+        inner = planner.plan(body.jaxpr, cast_states(at.given, operands, at.wide), at.wants, path)
     return _around(at, inner, operands, invariant_copies(at, inner, body))
 
 
@@ -237,7 +185,7 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
         for i, state in enumerate(at.given)
     ]
     if any(operands):
-        inner = planner.plan(body.jaxpr, cast_states(at.given, operands), at.wants, path)
+        inner = planner.plan(body.jaxpr, cast_states(at.given, operands, at.wide), at.wants, path)
     return _around(at, inner, operands)
 
 

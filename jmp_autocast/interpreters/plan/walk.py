@@ -99,7 +99,7 @@ def _walk(
         for inner, body in zip(equation.inner, held, strict=True):
             # A body that is planned once and called 96 times is visited 96 times: rows are per
             # call.
-            entering = _entering(body, given, index)
+            entering = _entering(body, equation, given, index)
             more = times * body.repeats
             made.append(_walk(inner, entering, visits, path, depth + 1, more))
         if made:
@@ -117,10 +117,13 @@ def _walk(
     return [origin_of(v) for v in jaxpr.outvars]
 
 
-def _entering(body: Body, given: Sequence[Origin], index: int) -> list[Origin]:
-    """Returns where the inputs of a body come from; the loop itself makes what it carries."""
-    carried = body.carried
-    return [index if i in carried else given[k] for i, k in enumerate(body.operands)]
+def _entering(
+    body: Body, equation: EquationPlan, given: Sequence[Origin], index: int
+) -> list[Origin]:
+    """Returns where the inputs of a body come from; the equation makes what it carries or casts."""
+    made = {i for i, k in enumerate(body.operands) if equation.operands[k] is not None}
+    made = made.union(body.carried)
+    return [index if i in made else given[k] for i, k in enumerate(body.operands)]
 
 
 def _returned(

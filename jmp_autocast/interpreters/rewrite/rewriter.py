@@ -267,6 +267,11 @@ class Rewriter(KeepsValues):
             inner.append(self._plan(held.jaxpr, states, wants, AS_DECLARED))
         return dataclasses.replace(plan, action=Inside(tuple(inner), unchanged=True))
 
+    @property
+    def is_labeled(self) -> bool:
+        """Whether what is emitted says why, also where nothing changes."""
+        return self._label is not None
+
     def looks_at(self, eqn: Any) -> bool:
         """Returns whether a rule of an equation is looked into, where nothing in it changes too."""
         reported = self._planned is not None and has_rule(eqn)

@@ -19,6 +19,7 @@ from ..primitives.structure import (
     Copy,
     bodies,
     rebound,
+    runs_again,
     shard_map_options,
 )
 from .rewriter import Rewriter, rewrites
@@ -45,8 +46,12 @@ def rebind_bodies(
     # Copies are made before the equation, in its scopes: once for all iterations of a loop.
     held = bodies(eqn)
     wanted = [_copies_for(body, plan) for body in held]
+    is_entered = rewriter.looks_at(eqn) or rewriter.is_labeled or runs_again(eqn)
     jaxprs = [
-        rewriter.jaxpr(inner, body.jaxpr, pairs, at=body.takes_copies_at)
+        # One in which nothing changes stays the one that JAX has in its caches.
+        body.jaxpr
+        if inner.identity and not (pairs or is_entered)
+        else rewriter.jaxpr(inner, body.jaxpr, pairs, at=body.takes_copies_at)
         for inner, body, pairs in zip(plan.inner, held, wanted, strict=True)
     ]
     copies = [
