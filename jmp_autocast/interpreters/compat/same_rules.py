@@ -47,11 +47,12 @@ class _Itself:
         return id(self.of)
 
 
-def rule_key(rule: Any) -> Hashable:
+def rule_key(rule: Any, own: list[Any] | None = None) -> Hashable:
     """Returns what wrappers of one function have in common, as a key.
 
     Args:
         rule: A parameter of an equation.
+        own: Gets the objects that are not known here, as functions of the user's own are.
     """
     kind = type(rule)
     if isinstance(rule, _DATA):
@@ -62,14 +63,18 @@ def rule_key(rule: Any) -> Hashable:
     if isinstance(rule, _OF_THE_CALL):
         return kind
     if isinstance(rule, WrappedFun):
-        return kind, *map(rule_key, (rule.f, rule.transforms, rule.params))
+        parts = rule.f, rule.transforms, rule.params
+        return kind, *[rule_key(part, own) for part in parts]
     if kind is tuple or (rule and kind is list and all(isinstance(x, _AVAL) for x in rule)):
-        return kind, *map(rule_key, rule)
+        return kind, *[rule_key(part, own) for part in rule]
     if isinstance(rule, FunctionType) and rule.__code__.co_filename.startswith(_JAX):
         # A function of the user's own is itself: what it closes over may change between its calls.
         named = zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True)
         cells = [_content(cell) for name, cell in named if name not in _OF_A_MEMO]
-        return rule.__code__, *map(rule_key, (*cells, rule.__defaults__, rule.__kwdefaults__))
+        parts = *cells, rule.__defaults__, rule.__kwdefaults__
+        return rule.__code__, *[rule_key(part, own) for part in parts]
+    if own is not None:
+        own.append(rule)
     return _Itself(rule)
 
 

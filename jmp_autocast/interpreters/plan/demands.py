@@ -199,8 +199,8 @@ class _Readers:
 
     def request(self, eqn: Any, plan: EquationPlan) -> tuple[Want, ...] | None:
         """Returns what to ask of an equation's results, None if they are as their readers want."""
-        asked = tuple(map(self._wish, eqn.outvars, plan.results))
-        return None if all([want is _NO_WISH for want in asked]) else asked
+        asked = [self._wish(v, state) for v, state in zip(eqn.outvars, plan.results, strict=True)]
+        return None if all([want is _NO_WISH for want in asked]) else tuple(asked)
 
     def _wish(self, v: Any, state: ValueState) -> Want:
         if state.dtype is None or state.source is not None:
@@ -228,10 +228,10 @@ class _Readers:
     def add(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None = None) -> None:
         """Adds how an equation reads its operands, if it follows the request."""
         name = eqn.primitive.name
-        demand = self._demand(eqn, plan, request)
-        for k, v in enumerate(eqn.invars):
+        demands = plan.demands or (self._demand(eqn, plan, request),) * len(eqn.invars)
+        for v, demand in zip(eqn.invars, demands, strict=True):
             if not isinstance(v, Literal):
-                self._read(v, plan.demands[k] if plan.demands else demand, name)
+                self._read(v, demand, name)
         takes_product = name == "sub" and not self._products.isdisjoint(variables_in(eqn.invars))
         if takes_product or (name in _SUMS and eqn.outvars[0] in self._cancelled):
             self._cancelled.update(variables_in(eqn.invars))

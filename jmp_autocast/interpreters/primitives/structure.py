@@ -152,10 +152,15 @@ def rules_of(eqn: Any) -> tuple[Any, ...]:
     return tuple(eqn.params.values()) if holds_rules else ()
 
 
-def rule_of(eqn: Any) -> Hashable:
-    """Returns what equations that call one custom function have in common beside their jaxprs."""
+def rule_of(eqn: Any, own: list[Any] | None = None) -> Hashable:
+    """Returns what equations that call one custom function have in common beside their jaxprs.
+
+    Args:
+        eqn: The equation of a function with a derivative rule.
+        own: Gets what in it is not known to be of JAX's library.
+    """
     params = {k: v for k, v in eqn.params.items() if k != inner_jaxpr_key(eqn.params)}
-    return eqn.primitive.name, *params, *map(rule_key, params.values())
+    return eqn.primitive.name, *params, *[rule_key(rule, own) for rule in params.values()]
 
 
 def isolates(eqn: Any) -> bool:

@@ -30,7 +30,7 @@ from ..compat import (
 )
 from ..plan.data import EquationPlan, Want
 from ..primitives.evaluate import of_positions
-from ..primitives.structure import called, rule_of
+from ..primitives.structure import called
 from .immutable import check_immutable
 from .rewriter import Rewriter, rewrites
 from .values import as_array, read
@@ -82,7 +82,8 @@ def _emitted(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[An
         return list(_original(eqn)(*xs))
     # Plans of jaxprs of one kind share their equations.
     of_plan = id(inner.equations), inner.inputs, inner.outputs, inner.output_dtypes
-    key = (id(inner), eqn.primitive.name) if is_alone else (of_plan, rule_of(eqn))
+    rule = None if is_alone else rewriter.closed_over.rule_of(eqn)
+    key = (id(inner), eqn.primitive.name) if is_alone else (of_plan, rule)
     if key not in rewriter.memo:
         rewriter.memo[key] = _original(eqn) if is_original else _rebuilt(rewriter, eqn, plan)
     function = rewriter.memo[key]
