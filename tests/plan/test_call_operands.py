@@ -15,12 +15,13 @@ ROWS, WIDTH = 256, 64
 
 
 def bf16(*shape):
-    """Numbers that bfloat16 holds, so that products of them are all that is rounded."""
+    """Numbers that bfloat16 holds, and float16."""
     drawn = RNG.normal(size=shape).astype(np.float32)
     return jnp.asarray(drawn).astype(jnp.bfloat16).astype(jnp.float32)
 
 
-X, W = bf16(ROWS, WIDTH), bf16(WIDTH, WIDTH) / 8
+# The product is exact: what is rounded is its cotangent.
+X, W = bf16(ROWS, WIDTH), jnp.eye(WIDTH)
 
 
 def normalized(x, w, t, variance=jnp.var):
@@ -29,16 +30,30 @@ def normalized(x, w, t, variance=jnp.var):
     return jnp.sum(t * (h - jnp.mean(h, 0)) * scale)
 
 
-# Each rounded by itself they made errors of 2.4 % and 0.34 %. What is left in float16 is what the
-# rounding of the product changes in the norm.
-@pytest.mark.parametrize(("policy", "most"), [(BF16, 3e-3), (FP16, 2.5e-3)], ids=["bf16", "f16"])
+@pytest.mark.parametrize("policy", [BF16, FP16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("level", ["o1", "compute", "tensor_cores"])
-def test_cotangents_of_a_batch_norm_are_added_in_float32(policy, most, level):
+def test_cotangents_of_a_batch_norm_are_added_in_float32(policy, level):
     # The cotangent of a norm is orthogonal to what it reads: those of its readers nearly cancel.
-    t = X @ W + 0.1 * bf16(ROWS, WIDTH)
+    t = X + 0.1 * bf16(ROWS, WIDTH)
     exact = jax.grad(normalized, 1)(X, W, t)
     found = jax.jit(jax.grad(autocast(normalized, policy=policy.with_level(level)), 1))(X, W, t)
-    assert float(jnp.linalg.norm(found - exact) / jnp.linalg.norm(exact)) < most
+    # Their sum is rounded once: 0.17 % in bfloat16. Each by itself: 2.4 %.
+    error = float(jnp.linalg.norm(found - exact) / jnp.linalg.norm(exact))
+    assert error < 0.5 * float(jnp.finfo(policy.compute_dtype).eps)
+
+
+def test_cotangents_of_a_unit_vector_are_added_in_float32():
+    """That of `z / norm(z)` is orthogonal to `z`, as with pairs of images and texts."""
+
+    def cosine(x, w, t):
+        z = x @ w
+        return jnp.sum(t * z / jnp.linalg.norm(z, axis=-1, keepdims=True))
+
+    t = X + 0.1 * bf16(ROWS, WIDTH)
+    exact = jax.grad(cosine, 1)(X, W, t)
+    found = jax.jit(jax.grad(autocast(cosine, policy=BF16), 1))(X, W, t)
+    # Rounded once: 0.17 %. Each by itself: 2.4 %.
+    assert float(jnp.linalg.norm(found - exact) / jnp.linalg.norm(exact)) < 3e-3
 
 
 def variances(jaxpr):

@@ -13,8 +13,8 @@ from .float_dtypes import is_in, is_narrower
 from .reasons import ReasonCode
 from .region import Place
 
-# What is in float32 for a reader, or for a number, is said where that stands.
-_ASKED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD, ReasonCode.LITERAL, ReasonCode.COORD)
+# What a number, or a logarithm, keeps in float32 is said where that stands.
+_GUARDS = (ReasonCode.LOG_GUARD, ReasonCode.LITERAL, ReasonCode.COORD)
 
 
 def read_low(
@@ -53,10 +53,11 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
         at: The equation.
     """
     # What is computed again is kept in 16 bits, and what is picked from 16 bits is read there. A
-    # mask of 16-bit scores stays 16 bits, whoever reads it.
-    stays = runs_again(at.eqn) or at.is_at_pick
+    # mask of 16-bit scores stays 16 bits, whoever reads it, and a call that its readers have raised
+    # names them.
+    stays = runs_again(at.eqn) or at.is_at_pick or any(want.demand for want in at.wants)
     stays = stays or any(is_narrower(state.dtype, at.wide) for state in inner.outputs)
-    if stays or any(equation.reason.code in _ASKED for equation in inner.equations):
+    if stays or any(equation.reason.code in _GUARDS for equation in inner.equations):
         return [None] * len(at.given)
 
     def is_cast(state: ValueState, demand: Demand) -> bool:
