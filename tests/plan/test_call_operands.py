@@ -80,6 +80,15 @@ def test_what_is_computed_again_is_kept_in_16_bits():
     assert eqn.invars[0].aval.dtype == jnp.bfloat16
 
 
+def test_what_goes_to_another_device_goes_there_in_16_bits():
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    moved = jax.jit(lambda x: jnp.var(x, 0), in_shardings=there)
+    again = functools.partial(normalized, variance=lambda x, _: moved(x))
+    ours = jax.make_jaxpr(autocast(again, policy=BF16))(X, W, jnp.ones((ROWS, WIDTH)))
+    (eqn,) = [e for e in find(ours, "jit") if e.params["name"] == "<lambda>"]
+    assert eqn.invars[0].aval.dtype == jnp.bfloat16
+
+
 def test_masked_scores_stay_in_16_bits():
     """`jnp.where` is a call, too: it returns what it is given, and a softmax reads that."""
 

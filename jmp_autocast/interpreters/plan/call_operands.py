@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..primitives.float8_scale import CopyKey, ScaleOf, in_8_bits
-from ..primitives.structure import Body, runs_again
+from ..primitives.structure import Body, is_plain_call, runs_again
 from .data import Demand, Plan, Source, ValueState
 from .float_dtypes import is_in, is_narrower
 from .reasons import ReasonCode
@@ -52,10 +52,10 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
         inner: The plan of the body, whose inputs are the operands.
         at: The equation.
     """
-    # What is computed again is kept in 16 bits, and what is picked from 16 bits is read there. A
-    # mask of 16-bit scores stays 16 bits, whoever reads it, and a call that its readers have raised
-    # names them.
-    stays = runs_again(at.eqn) or at.is_at_pick or any(want.demand for want in at.wants)
+    # What is computed again is kept in 16 bits, and what goes to other devices or to the host goes
+    # there so; what is picked from 16 bits is read there. A mask of 16-bit scores stays 16 bits,
+    # whoever reads it, and a call that its readers have raised names them.
+    stays = not is_plain_call(at.eqn) or at.is_at_pick or any(want.demand for want in at.wants)
     stays = stays or any(is_narrower(state.dtype, at.wide) for state in inner.outputs)
     if stays or any(equation.reason.code in _GUARDS for equation in inner.equations):
         return [None] * len(at.given)
