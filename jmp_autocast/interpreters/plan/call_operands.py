@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..primitives.float8_scale import CopyKey, ScaleOf, in_8_bits
-from ..primitives.structure import Body, is_plain_call, runs_again
+from ..primitives.structure import Body, has_rule, is_plain_call, runs_again
 from .data import Demand, Plan, Source, ValueState
 from .float_dtypes import is_in, is_narrower
 from .reasons import ReasonCode
@@ -55,7 +55,11 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
     # What is computed again is kept in 16 bits, and what goes to other devices or to the host goes
     # there so; what is picked from 16 bits is read there. A mask of 16-bit scores stays 16 bits,
     # whoever reads it, and a call that its readers have raised names them.
-    stays = not is_plain_call(at.eqn) or at.is_at_pick or any(want.demand for want in at.wants)
+    # The rule of a `custom_vjp` keeps what it is given.
+    unites = any(want.unites for want in at.wants)
+    may_be = is_plain_call(at.eqn) or at.name == "custom_jvp_call" or (unites and has_rule(at.eqn))
+    stays = not may_be or at.is_at_pick
+    stays = stays or (not unites and any(want.demand for want in at.wants))
     stays = stays or any(is_narrower(state.dtype, at.wide) for state in inner.outputs)
     if stays or any(equation.reason.code in _GUARDS for equation in inner.equations):
         return [None] * len(at.given)
@@ -69,7 +73,10 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
 
 
 def cast_states(
-    given: Sequence[ValueState], operands: Sequence[np.dtype | None], wide: np.dtype
+    given: Sequence[ValueState],
+    operands: Sequence[np.dtype | None],
+    wide: np.dtype,
+    finds_torch_dtypes: bool = False,
 ) -> list[ValueState]:
     """Returns what is known of operands after they are cast.
 
@@ -77,13 +84,17 @@ def cast_states(
         given: What is known of them before.
         operands: The dtype that each is cast to, None for none.
         wide: The wide dtype of the policy.
+        finds_torch_dtypes: What PyTorch would not have cast remembers its dtype.
     """
 
     def after(state: ValueState, dtype: np.dtype | None) -> ValueState:
         if dtype is None:
             return state
         was_rounded = dtype == wide and is_narrower(state.dtype, wide)
-        return ValueState(dtype, freshness=state.freshness, was_rounded=was_rounded)
+        own = state.torch_dtype or state.dtype if finds_torch_dtypes and was_rounded else None
+        return ValueState(
+            dtype, freshness=state.freshness, was_rounded=was_rounded, torch_dtype=own
+        )
 
     return list(map(after, given, operands))
 

@@ -127,6 +127,7 @@ class Want:
         dtype: The dtype it must be returned in, None for any.
         demand: FULL or LOW if all readers read it so, and it should be made so.
         guarded: It reaches a logarithm or a denominator, or its distance to 1 counts.
+        unites: Others read what it is made of in float32, too: all read one cast, `united_reads`.
         reader: The primitive that reads it first, for the reason's text. Two wants that differ in
             the reader alone are equal, so that a jaxpr is planned once for both.
     """
@@ -134,6 +135,7 @@ class Want:
     dtype: np.dtype | None = None
     demand: Demand = Demand.NONE
     guarded: bool = False
+    unites: bool = False
     reader: str = dataclasses.field(default="", compare=False)
 
 

@@ -21,6 +21,7 @@ from .float_dtypes import is_narrower
 from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
 from .reaching import COMPLEMENTS, DECAYS, POLES, SNAPPING, Memo, own_factors, reaching
 from .reasons import ReasonCode
+from .united_reads import find_united
 
 _CONTRACTS = having("contracts")
 _CLEARS = having("clears")
@@ -118,6 +119,8 @@ def find_requests(
         was_low = plan.reason.code in (ReasonCode.PROMOTE_LOW, ReasonCode.FEEDER)
         if was_low and is_residual_sum(eqn, states):
             readers.add_stream(eqn)
+    asked = {**already, **requests}
+    requests |= find_united(jaxpr, equations, states, wants, asked, readers, policy.wide_dtype)
     return requests, readers.of_inputs()
 
 
@@ -150,6 +153,7 @@ class _Readers:
         self._snapped = snapped
         self._first_full: dict[Any, str] = {}  # the primitive that reads it first in float32
         self._demands: dict[Any, Demand] = {}
+        self._counts: dict[Any, int] = {}  # how many read it in float32
         self._first: dict[Any, str] = {}  # the primitive that reads it first, in program order
         self._beyond_sums: set[Any] = set()  # what others than sums and the caller read
         self._summands: set[Any] = set()  # what a residual sum in 16 bits reads
@@ -174,8 +178,21 @@ class _Readers:
         self._first[v] = reader
         if demand is Demand.FULL:
             self._first_full[v] = reader
+            self._counts[v] = self._counts.get(v, 0) + (reader != _OUTPUT)
         if reader not in _SUMS:
             self._beyond_sums.add(v)
+
+    def is_full(self, v: Any) -> bool:
+        """Returns whether all that read a value read it in float32, or move it for such readers."""
+        return self._demands.get(v) is Demand.FULL
+
+    def count_full(self, v: Any) -> int:
+        """Returns how many equations do, the caller not counted."""
+        return self._counts.get(v, 0)
+
+    def first(self, v: Any) -> str:
+        """Returns the primitive that reads a value first."""
+        return self._first[v]
 
     def only_sum(self, v: Any) -> bool:
         """Returns whether only sums, or the caller, read a value."""

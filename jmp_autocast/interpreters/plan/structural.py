@@ -37,6 +37,7 @@ class PlansBodies(Protocol):
     """What a planning rule needs of the planner: the policy, and plans of other jaxprs."""
 
     policy: Policy
+    finds_torch_dtypes: bool
 
     def plan(
         self,
@@ -152,6 +153,12 @@ def _calls(has_rule: bool) -> list[str]:
     return [name for name, it in calls if it.has_rule is has_rule]
 
 
+def _after_casts(
+    planner: PlansBodies, at: Place, operands: Sequence[np.dtype | None]
+) -> list[ValueState]:
+    return cast_states(at.given, operands, at.wide, planner.finds_torch_dtypes)
+
+
 @plans(*_calls(has_rule=False))
 def _call(planner: PlansBodies, at: Place) -> EquationPlan:
     """A call is planned as if its body stood there, and what it reads low is cast before it."""
@@ -161,7 +168,7 @@ def _call(planner: PlansBodies, at: Place) -> EquationPlan:
     operands = read_low(inner, at)
     operands = [low or full for low, full in zip(operands, read_full(inner, at), strict=True)]
     if any(operands):
-        inner = planner.plan(body.jaxpr, cast_states(at.given, operands, at.wide), at.wants, path)
+        inner = planner.plan(body.jaxpr, _after_casts(planner, at, operands), at.wants, path)
     return _around(at, inner, operands, invariant_copies(at, inner, body))
 
 
@@ -184,8 +191,9 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
         low.get(i) if inner.demands[i] is Demand.LOW and state.source else computed[i]
         for i, state in enumerate(at.given)
     ]
+    operands = [low or full for low, full in zip(operands, read_full(inner, at), strict=True)]
     if any(operands):
-        inner = planner.plan(body.jaxpr, cast_states(at.given, operands, at.wide), at.wants, path)
+        inner = planner.plan(body.jaxpr, _after_casts(planner, at, operands), at.wants, path)
     return _around(at, inner, operands)
 
 

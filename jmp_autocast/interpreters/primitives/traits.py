@@ -27,6 +27,7 @@ decision is made, in `interpreters/plan`.
 | first | its values are those of operand 0; the others are indices, padding, a copy of it |
 | whole | each element of operand 0 is in the result: both have one largest element |
 | same | it makes no value that its operands do not hold |
+| fuses | XLA computes it inside what reads it: its result is not stored for that |
 | zeros | all elements of its result are zero; it has the derivative of its operand |
 | contracts | it multiplies and sums: what tensor cores are for |
 """
@@ -42,7 +43,7 @@ import numpy as np
 _NAMES = frozenset(
     """
     moves affine rounds clears feeds sums shifts chooses snaps replicates repeats damps saturates
-    log0 div1 redispatch first same whole zeros contracts
+    log0 div1 redispatch first same whole fuses zeros contracts
     """.split()
 )
 
@@ -58,18 +59,18 @@ _ROWS: dict[str, str] = {
     "rem": "feeds chooses replicates",
     "atan2": "feeds replicates",
     "square integer_pow": "feeds",
-    "neg": "affine rounds clears",
-    "abs": "rounds clears",
+    "neg": "affine rounds clears fuses",
+    "abs": "rounds clears fuses",
     "sign": "rounds",
-    "max min": "affine rounds clears chooses replicates",
-    "clamp": "rounds clears chooses replicates",
+    "max min": "affine rounds clears chooses replicates fuses",
+    "clamp": "rounds clears chooses replicates fuses",
     "eq ne lt le gt ge": "chooses",
     "floor ceil round": "snaps",
     # Their transposes count ties in the dtype of the operand: 16 bits count to 256 or 2,048.
     "reduce_max reduce_min": "rounds feeds",
     "reduce_window_max reduce_window_min": "rounds clears repeats",
     "cummax cummin sort": "rounds",
-    "select_n": "affine rounds clears",
+    "select_n": "affine rounds clears fuses",
     "pad": "affine rounds clears first",
     "concatenate stack": "affine rounds",
     "dynamic_update_slice": "rounds",
@@ -82,12 +83,12 @@ _ROWS: dict[str, str] = {
     "dot_general conv_general_dilated ragged_dot_general": "contracts",
     "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max": "redispatch",
     # movement of elements; what replicates them adds up their cotangents in its transpose
-    "broadcast_in_dim": f"{_MOVING} repeats same",
+    "broadcast_in_dim": f"{_MOVING} repeats same fuses",
     "broadcast_to tile": _MOVING,
     "gather": f"{_MOVING} repeats first",
     "dynamic_slice": f"{_MOVING} clears first",
-    "copy copy_p reshape rev squeeze transpose": f"{_MOVING} clears same whole",
-    "slice split pvary": f"{_MOVING} clears same",
+    "copy copy_p reshape rev squeeze transpose": f"{_MOVING} clears same whole fuses",
+    "slice split pvary": f"{_MOVING} clears same fuses",
     "stop_gradient name sharding_constraint": f"{_MOVING} clears whole",
     """unstack device_put with_memory_space_constraint reshard relayout layout_constraint
     pbroadcast pbroadcast_dynamic reduced_vary_cast
