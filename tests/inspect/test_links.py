@@ -209,6 +209,13 @@ def test_a_reader_inside_a_call_is_named():
     assert causes(rows, sub) == ["exp"]
 
 
+def test_what_a_call_has_cast_comes_from_the_call():
+    rows = report_of(lambda w, x: jnp.linalg.norm(x @ w))
+    call, mul = find(rows, "jit"), find(rows, "mul")
+    assert (call.operands, mul.reason) == (("float32",), "PROMOTE_FULL")
+    assert mul.cause_rows == mul.operand_rows[:1] == (call.index,)
+
+
 def test_an_accumulator_points_at_its_consumer():
     policy = Policy(jnp.bfloat16, dot_output="consumer")
     rows = report_of(lambda w, x: jnp.exp(x @ w), policy=policy)

@@ -38,7 +38,8 @@ def test_only_the_size_of_the_frame_differs():
     before = add.__code__
     assert with_frame_memory(add) is add
     assert add(1) == 6
-    assert add.__code__.co_stacksize > before.co_stacksize
+    # CPython rounds up to a power of two: what is left of 1 MB holds 1,000 frames of 400 bytes.
+    assert 400_000 < 8 * add.__code__.co_stacksize < 600_000
     assert add.__code__.replace(co_stacksize=before.co_stacksize) == before
 
 

@@ -34,7 +34,12 @@ from .region import Place
 
 
 class PlansBodies(Protocol):
-    """What a planning rule needs of the planner: the policy, and plans of other jaxprs."""
+    """What a planning rule needs of the planner.
+
+    Attributes:
+        policy: The policy of the program.
+        finds_torch_dtypes: The caller asks for the dtypes in which PyTorch would return.
+    """
 
     policy: Policy
     finds_torch_dtypes: bool

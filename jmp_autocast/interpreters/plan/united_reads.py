@@ -65,8 +65,8 @@ def find_united(
         For the index of an equation, what is asked of each of its results.
     """
     found: dict[int, tuple[Want, ...]] = {}
-    # Who else reads an input is known outside.
-    shared: set[Any] = set(jaxpr.invars) if any([want.unites for want in wants]) else set()
+    # Who else reads an input is known outside. What reads a result that is raised follows it.
+    shared = frozenset(jaxpr.invars if any([want.unites for want in wants]) else ())
     for i, (eqn, plan) in enumerate(zip(jaxpr.eqns, equations, strict=True)):
         if not _may_stand_behind_a_cast(eqn, plan):
             continue
@@ -85,7 +85,6 @@ def find_united(
         if is_shared:
             want = Want(demand=Demand.FULL, unites=True, reader=reads.first(eqn.outvars[0]))
             found[i] = (want,) * len(eqn.outvars)
-            shared.update(eqn.outvars)
     return found
 
 
