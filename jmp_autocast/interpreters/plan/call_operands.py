@@ -52,13 +52,12 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
         inner: The plan of the body, whose inputs are the operands.
         at: The equation.
     """
-    # What is computed again is kept in 16 bits, and what goes to other devices or to the host goes
-    # there so; what is picked from 16 bits is read there. A mask of 16-bit scores stays 16 bits,
-    # whoever reads it, and a call that its readers have raised names them.
-    # The rule of a `custom_vjp` keeps what it is given.
+    # What is computed again is kept in 16 bits, as by the rule of a `custom_vjp`, and what goes to
+    # other devices or to the host goes there so; what is picked from 16 bits is read there.
     unites = any(want.unites for want in at.wants)
     may_be = is_plain_call(at.eqn) or at.name == "custom_jvp_call" or (unites and has_rule(at.eqn))
     stays = not may_be or at.is_at_pick
+    # A call that its readers have raised names them, and a mask of 16-bit scores stays 16 bits.
     stays = stays or (not unites and any(want.demand for want in at.wants))
     stays = stays or any(is_narrower(state.dtype, at.wide) for state in inner.outputs)
     if stays or any(equation.reason.code in _GUARDS for equation in inner.equations):

@@ -158,10 +158,22 @@ def _calls(has_rule: bool) -> list[str]:
     return [name for name, it in calls if it.has_rule is has_rule]
 
 
-def _after_casts(
-    planner: PlansBodies, at: Place, operands: Sequence[np.dtype | None]
-) -> list[ValueState]:
-    return cast_states(at.given, operands, at.wide, planner.finds_torch_dtypes)
+def _with_casts(
+    planner: PlansBodies, at: Place, inner: Plan, operands: Sequence[np.dtype | None]
+) -> tuple[Plan, list[np.dtype | None]]:
+    """Returns the plan of the body with what it reads, and all casts that are made before a call.
+
+    Args:
+        planner: Plans the body.
+        at: The call.
+        inner: The plan of its body as if nothing were cast, which says what the body reads.
+        operands: The casts to 16 bits.
+    """
+    casts = [low or full for low, full in zip(operands, read_full(inner, at), strict=True)]
+    if any(casts):
+        given = cast_states(at.given, casts, at.wide, planner.finds_torch_dtypes)
+        inner = planner.plan(called(at.eqn), given, at.wants, at.region.names)
+    return inner, casts
 
 
 @plans(*_calls(has_rule=False))
@@ -169,11 +181,7 @@ def _call(planner: PlansBodies, at: Place) -> EquationPlan:
     """A call is planned as if its body stood there, and what it reads low is cast before it."""
     (body,), path = bodies(at.eqn), at.region.names
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
-    # Planned as if nothing were cast, to learn what the body reads; then with what it reads.
-    operands = read_low(inner, at)
-    operands = [low or full for low, full in zip(operands, read_full(inner, at), strict=True)]
-    if any(operands):
-        inner = planner.plan(body.jaxpr, _after_casts(planner, at, operands), at.wants, path)
+    inner, operands = _with_casts(planner, at, inner, read_low(inner, at))
     return _around(at, inner, operands, invariant_copies(at, inner, body))
 
 
@@ -196,9 +204,7 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
         low.get(i) if inner.demands[i] is Demand.LOW and state.source else computed[i]
         for i, state in enumerate(at.given)
     ]
-    operands = [low or full for low, full in zip(operands, read_full(inner, at), strict=True)]
-    if any(operands):
-        inner = planner.plan(body.jaxpr, _after_casts(planner, at, operands), at.wants, path)
+    inner, operands = _with_casts(planner, at, inner, operands)
     return _around(at, inner, operands)
 
 
