@@ -235,8 +235,10 @@ def follow(rows, row):
 
 
 def made_for(row, index):
-    """The dtypes of what a row makes for the row of an index, which may be inside it."""
-    return row.results + row.operands * (row.index < index <= row.index + row.inner)
+    """The dtypes of what a row makes for the row of an index: a call may cast for what is in it."""
+    is_inside = row.index < index <= row.index + row.inner
+    is_call = row.primitive not in ("scan", "while", "cond")
+    return row.results + row.operands * (is_inside and is_call)
 
 
 @examples(60)
