@@ -3,6 +3,7 @@
 #
 #     benchmarks/on_gpu.sh              # within 9 minutes; results in $OUT, or benchmarks/gpu_results
 #     benchmarks/on_gpu.sh --try        # tiny sizes, on whatever JAX finds: does the script work?
+#     PARTS="GPT" benchmarks/on_gpu.sh  # some parts alone: GPT, ResNet, LSTM, loss_scale
 #
 # It needs a Python with JAX for the GPU, Flax and optax, and takes PyTorch and jmp where they are.
 # It fetches nothing and installs nothing. Parts run in the order of their worth. Each has a limit,
@@ -73,12 +74,18 @@ compare() {
         --models "$model" --seeds 1 --steps 20 --variants "$@"
 }
 
-# Rounds of a few milliseconds each; the compilation of five variants takes most of the time.
-part loss_scale 90 "$python" benchmarks/loss_scale.py --parameters "$parameters" --rounds 60
-# The GPT comes with PyTorch's autocast, eager and compiled, on the same model.
-compare GPT 240 hand-written "ours o1" "ours compute"
-compare ResNet 120 hand-written "ours o1"
-compare LSTM 90 hand-written "ours compute"
+for name in ${PARTS:-GPT ResNet LSTM loss_scale}; do
+    case $name in
+        # The GPT comes with PyTorch's autocast, eager and compiled, on the same model.
+        GPT) compare GPT 330 float32 hand-written "ours o1" "ours compute" ;;
+        ResNet) compare ResNet 150 float32 hand-written "ours o1" ;;
+        LSTM) compare LSTM 120 float32 hand-written "ours o1" "ours compute" ;;
+        # Rounds of a few milliseconds each; compiling five variants takes most of the time.
+        loss_scale) part loss_scale 90 "$python" benchmarks/loss_scale.py \
+            --parameters "$parameters" --rounds 60 ;;
+        *) echo "no such part: $name" >&2; exit 2 ;;
+    esac
+done
 
 rm -rf "$out/.cache"
 printf '\n=== done after %s s; results in %s\n' "$((SECONDS - started))" "$out"

@@ -102,6 +102,9 @@ def measure_case(chosen: argparse.Namespace, case: Case) -> dict[str, Measuremen
         result = measure(case, variant, dtype, examples, exact, chosen.steps)
         if jax.default_backend() == "gpu":
             result = dataclasses.replace(result, peak=peak_bytes(chosen, case, variant))
+            # A run that ends early has said what it measured.
+            step, peak = 1e3 * result.seconds["step"], result.peak / 1e6
+            print(f"{case.name} {variant.name}: {step:.2f} ms, {peak:.0f} MB", file=sys.stderr)
         found[variant.name] = result
     return found
 
