@@ -40,6 +40,21 @@ def tests_newest(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", *session.posargs)
 
 
+@nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])
+def any_cpu(session: nox.Session) -> None:
+    """The tests and doctests, compiled for older CPUs and for this one: half an hour on 2 cores.
+
+    XLA adds up in another order on each kind of CPU, and a page that prints what stands near a
+    threshold prints something else there.
+    """
+    session.install("-e", ".[dev]")
+    for kind in ("SSE4_2", "AVX2", "AVX512", None):
+        env = {"XLA_FLAGS": f"--xla_cpu_max_isa={kind}"} if kind else {}
+        session.run("python", "-m", "pytest", *session.posargs, env=env)
+        command = ("python", "-m", "pytest", "-n", "0", "--doctest-modules", "jmp_autocast")
+        session.run(*command, env=env)
+
+
 @nox.session(python=NEWER_PYTHONS[-1])
 def coverage(session: nox.Session) -> None:
     """The tests with the line and branch coverage of the package: 95 % and 90 % at least."""
