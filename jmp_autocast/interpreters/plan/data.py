@@ -76,6 +76,7 @@ class ValueState:
     is_weight: bool = False
     is_looked_up: bool = False
     was_rounded: bool = False
+    was_scaled: bool = False
     scales: int | None = None
     accumulates: bool = False
 
@@ -126,7 +127,8 @@ class Want:
     Args:
         dtype: The dtype it must be returned in, None for any.
         demand: FULL or LOW if all readers read it so, and it should be made so.
-        guarded: It reaches a logarithm or a denominator, or its distance to 1 counts.
+        needs: What it is needed for outside, as `needs.Need`.
+        stream: Outside, a residual sum in 16 bits reads it, and a norm.
         unites: Others read what it is made of in float32, too: all read one cast, `united_reads`.
         reader: The primitive that reads it first, for the reason's text. Two wants that differ in
             the reader alone are equal, so that a jaxpr is planned once for both.
@@ -134,7 +136,8 @@ class Want:
 
     dtype: np.dtype | None = None
     demand: Demand = Demand.NONE
-    guarded: bool = False
+    needs: int = 0
+    stream: bool = False
     unites: bool = False
     reader: str = dataclasses.field(default="", compare=False)
 
@@ -373,3 +376,4 @@ class Plan:
     identity: bool
     path: tuple[str, ...]
     wide: np.dtype
+    streams: tuple[int, ...] = ()

@@ -15,11 +15,12 @@ import numpy as np
 from ...policies import Policy
 from ..compat import Literal, variables_in
 from ..primitives.picking import picks
+from ..primitives.structure import is_call
 from ..primitives.traits import BACKWARD, having
 from .data import Contract, Demand, EquationPlan, ValueState, Want
 from .float_dtypes import is_narrower
 from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
-from .reaching import COMPLEMENTS, DECAYS, POLES, SNAPPING, Memo, own_factors, reaching
+from .needs import FACTORED, GUARDED, LOST, NOTHING, Need, Needs
 from .reasons import ReasonCode
 from .united_reads import find_united
 
@@ -46,8 +47,8 @@ def find_requests(
     wants: Sequence[Want],
     already: Mapping[int, tuple[Want, ...]],
     policy: Policy,
-    reached: Memo,
-) -> tuple[dict[int, tuple[Want, ...]], tuple[Demand, ...]]:
+    needs: Needs,
+) -> tuple[dict[int, tuple[Want, ...]], tuple[Demand, ...], tuple[int, ...]]:
     """Finds the equations that should run in the dtype in which all their readers read.
 
     Args:
@@ -59,22 +60,14 @@ def find_requests(
         policy: Where the program's inputs have no vote, a sum of two values stays in 16 bits, or
             the last norm of a network would raise the whole residual stream before it. It also
             says whether a contraction may hand out its accumulator.
-        reached: What earlier calls found of the jaxprs of the program; see `reaching`.
+        needs: What each value is needed for.
 
     Returns:
         For the index of an equation, what is asked of each of its results; and how the equations,
         if they follow, read each input of the jaxpr.
     """
     requests = {}
-    # A body does not see what is done with its outputs; its caller says which of them are guarded.
-    asked = frozenset(k for k, want in enumerate(wants) if want.guarded)
-    factors = own_factors(jaxpr, reached)
-    carries = frozenset([v for v in jaxpr.invars if states[v].accumulates])
-    poles = reaching(POLES, jaxpr, asked, reached)
-    lost = poles | factors | reaching(DECAYS, jaxpr, frozenset(), reached, carries)
-    guarded = lost | reaching(COMPLEMENTS, jaxpr, frozenset(), reached)
-    snapped = reaching(SNAPPING, jaxpr, frozenset(), reached)
-    readers = _Readers(jaxpr, wants, guarded, snapped, factors, policy.wide_dtype)
+    readers = _Readers(jaxpr, wants, needs, policy.wide_dtype)
     pairs = zip(jaxpr.eqns, equations, strict=True)
     for i, (eqn, plan) in reversed(list(enumerate(pairs))):
         request, adds, name = None, False, eqn.primitive.name
@@ -87,8 +80,8 @@ def find_requests(
             # `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 without this. So
             # are those of a tanh whose `log(1 - y * y)` a loss reads, and the next layer `y`: the
             # loss was 22 % off in bfloat16.
-            loses = name == "sub" and eqn.outvars[0] in poles
-            loses |= name in _SATURATES and eqn.outvars[0] in lost
+            loses = name == "sub" and bool(needs.get(eqn.outvars[0], NOTHING) & Need.POLE)
+            loses |= name in _SATURATES and bool(needs.get(eqn.outvars[0], NOTHING) & LOST)
             if request is None and (adds or loses):
                 request = readers.mixed_request(eqn)
         if request is not None:
@@ -112,7 +105,7 @@ def find_requests(
             if readers.only_snapped(eqn.outvars[0]):
                 cheap = plan.inner or name in _FEEDS
                 stays |= len(computed) > 1 or not cheap
-            if not stays and _can_follow(policy, eqn, plan, request, guarded, len(computed)):
+            if not stays and _can_follow(policy, eqn, plan, request, needs, len(computed)):
                 requests[i] = request
         readers.add(eqn, plan, requests.get(i))
         # Also where its own readers raise it, as a last norm does: its summands stay.
@@ -121,7 +114,7 @@ def find_requests(
             readers.add_stream(eqn)
     asked = {**already, **requests}
     requests |= find_united(jaxpr, equations, states, wants, asked, readers, policy.wide_dtype)
-    return requests, readers.of_inputs()
+    return requests, readers.of_inputs(), readers.streams()
 
 
 class _Readers:
@@ -130,10 +123,7 @@ class _Readers:
     Args:
         jaxpr: The open jaxpr.
         wants: What is asked of each output.
-        guarded: The variables that reach a logarithm or a denominator, or whose distance to 1
-            counts.
-        snapped: The variables that become integers: float32, whoever else reads them.
-        factors: The variables whose elements are multiplied with each other: float32 as well.
+        needs: What each value is needed for.
         wide: The wide dtype of the policy: float32, or float64 where this speaks of float32.
     """
 
@@ -141,16 +131,12 @@ class _Readers:
         self,
         jaxpr: Any,
         wants: Sequence[Want],
-        guarded: frozenset[Any],
-        snapped: frozenset[Any],
-        factors: frozenset[Any],
+        needs: Needs,
         wide: np.dtype,
     ) -> None:
         self._wide = wide
-        self._factors = factors
+        self._needs = needs
         self._inputs = jaxpr.invars
-        self._guarded = guarded
-        self._snapped = snapped
         self._first_full: dict[Any, str] = {}  # the primitive that reads it first in float32
         self._demands: dict[Any, Demand] = {}
         self._counts: dict[Any, int] = {}  # how many read it in float32
@@ -158,11 +144,12 @@ class _Readers:
         self._beyond_sums: set[Any] = set()  # what others than sums and the caller read
         self._summands: set[Any] = set()  # what a residual sum in 16 bits reads
         self._normed: set[Any] = set()  # what is reduced, or squared, as a norm begins
-        self._cancelled: set[Any] = set()  # terms of a sum from which products are subtracted
-        self._products = {e.outvars[0] for e in jaxpr.eqns if e.primitive.name == "mul"}
         for v, want in zip(jaxpr.outvars, wants, strict=True):
             if isinstance(v, Literal):
                 continue
+            if want.stream:
+                self._summands.add(v)
+                self._normed.add(v)
             if want.dtype is not None:
                 self._read(v, Demand.of(want.dtype, wide), _OUTPUT)
             elif want.demand:
@@ -200,19 +187,26 @@ class _Readers:
 
     def is_cancelled(self, v: Any) -> bool:
         """Returns whether a value is a term of a sum from which a product is subtracted."""
-        return v in self._cancelled
+        return bool(self._need(v) & Need.CANCELS)
 
     def is_stream(self, v: Any) -> bool:
         """Returns whether a residual sum in 16 bits reads a value, and a norm does.
 
         One that becomes an integer, or reaches a logarithm or a denominator, is none.
         """
-        harmed = v in self._snapped or v in self._guarded
+        harmed = self._need(v) & (GUARDED | Need.SNAP)
         return v in self._summands and v in self._normed and not harmed
+
+    def _need(self, v: Any) -> Need:
+        return self._needs.get(v, NOTHING)
 
     def of_inputs(self) -> tuple[Demand, ...]:
         """Returns how each input is read."""
         return tuple(self._demands.get(v, Demand.NONE) for v in self._inputs)
+
+    def streams(self) -> tuple[int, ...]:
+        """Returns which inputs residual sums in 16 bits, and norms, read."""
+        return tuple((v in self._summands) + 2 * (v in self._normed) for v in self._inputs)
 
     def request(self, eqn: Any, plan: EquationPlan) -> tuple[Want, ...] | None:
         """Returns what to ask of an equation's results, None if they are as their readers want."""
@@ -223,13 +217,14 @@ class _Readers:
         if state.dtype is None or state.source is not None:
             return _NO_WISH
         demand = self._demands.get(v)
-        if v in self._snapped and is_narrower(state.dtype, self._wide):
-            return Want(demand=Demand.FULL, reader="what rounds it to an integer")
-        if v in self._factors and is_narrower(state.dtype, self._wide):
-            return Want(demand=Demand.FULL, guarded=True, reader="a product of its elements")
+        need = self._need(v)
+        if need & Need.SNAP and is_narrower(state.dtype, self._wide):
+            return Want(demand=Demand.FULL, needs=need, reader="what rounds it to an integer")
+        if need & FACTORED and is_narrower(state.dtype, self._wide):
+            return Want(demand=Demand.FULL, needs=need, reader="a product of its elements")
         if demand not in (Demand.LOW, Demand.FULL) or demand is Demand.of(state.dtype, self._wide):
             return _NO_WISH
-        return Want(demand=demand, guarded=v in self._guarded, reader=self._first[v])
+        return Want(demand=demand, needs=need, stream=self.is_stream(v), reader=self._first[v])
 
     def mixed_request(self, eqn: Any) -> tuple[Want, ...] | None:
         """Returns the request for a float32 result of which not all readers are float32."""
@@ -240,7 +235,7 @@ class _Readers:
 
     def only_snapped(self, v: Any) -> bool:
         """Returns whether a value is asked for in float32 only because it becomes an integer."""
-        return v in self._snapped and self._demands.get(v) is not Demand.FULL
+        return bool(self._need(v) & Need.SNAP) and self._demands.get(v) is not Demand.FULL
 
     def add(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None = None) -> None:
         """Adds how an equation reads its operands, if it follows the request."""
@@ -249,11 +244,13 @@ class _Readers:
         for v, demand in zip(eqn.invars, demands, strict=True):
             if not isinstance(v, Literal):
                 self._read(v, demand, name)
-        takes_product = name == "sub" and not self._products.isdisjoint(variables_in(eqn.invars))
-        if takes_product or (name in _SUMS and eqn.outvars[0] in self._cancelled):
-            self._cancelled.update(variables_in(eqn.invars))
         if name in _BEGINS_NORM or (name == "mul" and eqn.invars[0] is eqn.invars[1]):
             self._normed.update(variables_in(eqn.invars))
+        if plan.inner and is_call(eqn):
+            for v, bits in zip(eqn.invars, plan.inner[0].streams, strict=True):
+                if not isinstance(v, Literal):
+                    self._summands.update([v] if bits & 1 else ())
+                    self._normed.update([v] if bits & 2 else ())
 
     def add_stream(self, eqn: Any) -> None:
         """Adds that an equation is a residual sum in 16 bits, if its readers let it be."""
@@ -288,7 +285,7 @@ def _can_follow(
     eqn: Any,
     plan: EquationPlan,
     request: tuple[Want, ...],
-    guarded: frozenset[Any],
+    needs: Needs,
     computed: int,
 ) -> bool:
     """Returns whether an equation may run in the dtype that its readers ask for.
@@ -298,7 +295,7 @@ def _can_follow(
         eqn: The equation.
         plan: Its plan so far.
         request: What is asked of each result.
-        guarded: The variables that reach a logarithm or a denominator.
+        needs: What each value is needed for.
         computed: The number of operands that are computed.
     """
     # A call decides inside what it can follow, equation by equation.
@@ -314,7 +311,7 @@ def _can_follow(
         return policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION
     # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
     # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
-    saturates = name in _SATURATES and eqn.outvars[0] in guarded
+    saturates = name in _SATURATES and bool(needs.get(eqn.outvars[0], NOTHING) & GUARDED)
     return code is ReasonCode.PROMOTE_LOW and (name in _FEEDS or saturates or picks(eqn))
 
 

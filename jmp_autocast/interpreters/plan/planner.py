@@ -17,7 +17,7 @@ from ..compat import Literal, body_of, consts_of, variables_in
 from ..primitives.called_back import functions_of
 from ..primitives.complements import COMPLEMENTS, subtracted_from_one
 from ..primitives.picking import picks
-from ..primitives.structure import has_rule
+from ..primitives.structure import STRUCTURES, has_rule
 from .called_back import plan_called_back
 from .complements import complement
 from .constant_range import constant_range
@@ -29,9 +29,9 @@ from .guarded_products import is_guarded_product
 from .islands import leaving, outside, returned
 from .kinds import kind_of
 from .last_products import last_products
+from .needs import NOTHING, Memo, Need, needs_of
 from .number_factors import as_numbers, with_numbers_cast
 from .picks import beside_pick, beside_picks
-from .reaching import Memo
 from .read_often import with_wide_gradients
 from .region import Place, Regions
 from .rounded_streams import RoundedStreams
@@ -70,7 +70,7 @@ class Planner:
         self._reached: Memo = {}
         # At level "tensor_cores" nothing but contractions rounds.
         rounds = policy.level != "tensor_cores"
-        self._streams = RoundedStreams(self._reached, policy) if rounds else None
+        self._streams = RoundedStreams(policy) if rounds else None
         # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
         self.guards_products: bool = False
         # Whether a function with a derivative or batching rule of the user's own was planned.
@@ -171,19 +171,21 @@ class Planner:
         given = dict(zip(body.constvars, consts, strict=True))
         given.update(zip(body.invars, inputs, strict=True))
         requests: dict[int, tuple[Want, ...]] = {}
+        carries = frozenset([v for v in body.invars if given[v].accumulates])
+        needs = needs_of(body, [Need(want.needs) for want in wants], self._reached, carries)
         # Without requests at first: most programs need one sweep.
-        equations, states = self._sweep(body, given, path, requests)
+        equations, states = self._sweep(body, given, path, requests, needs)
         # This ends: a sweep asks only equations that were not asked before (calls once more:
         # `united_reads`), so that there are at most twice as many sweeps as equations. Of 4,669
         # plans of 900 random programs 15 took three.
         while True:
-            more, demands = find_requests(
-                body, equations, states, wants, requests, self.policy, self._reached
+            more, demands, streams = find_requests(
+                body, equations, states, wants, requests, self.policy, needs
             )
             if not more:
                 break
             requests.update(more)
-            equations, states = self._sweep(body, states, path, requests, equations, more)
+            equations, states = self._sweep(body, states, path, requests, needs, equations, more)
         equations = with_wide_gradients(body, equations, states, wants, self._wide)
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
@@ -214,6 +216,7 @@ class Planner:
             identity,
             path,
             self._wide,
+            streams,
         )
 
     def _sweep(
@@ -222,6 +225,7 @@ class Planner:
         known: Mapping[Any, ValueState],
         path: tuple[str, ...],
         requests: Mapping[int, tuple[Want, ...]],
+        needs: Mapping[Any, Need],
         before: Sequence[EquationPlan] = (),
         more: Collection[int] = (),
     ) -> tuple[list[EquationPlan], dict[Any, ValueState]]:
@@ -244,9 +248,15 @@ class Planner:
                 ]
                 region = self._regions.at(path, eqn)
                 is_last, wants = id(eqn) in self._last, requests.get(i, ())
+                if eqn.primitive.name in STRUCTURES:
+                    wants = wants or (Want(),) * len(eqn.outvars)
+                    wants = tuple(
+                        dataclasses.replace(want, needs=int(needs.get(v, NOTHING)))
+                        for want, v in zip(wants, eqn.outvars, strict=True)
+                    )
                 is_at_pick = id(eqn) in self._beside_picks or picks(eqn)
                 place = Place(eqn, tuple(operands), region, wants, is_last, is_at_pick)
-                plan = self._followed(body, place, self._plan_equation(place))
+                plan = self._followed(place, self._plan_equation(place), needs)
                 if k is not None:
                     plan = complement(plan, body.eqns[k], equations[k], wide)
                 if before and plan.results != before[i].results:
@@ -259,13 +269,13 @@ class Planner:
             equations.append(plan)
         return equations, states
 
-    def _followed(self, body: Any, at: Place, plan: EquationPlan) -> EquationPlan:
+    def _followed(self, at: Place, plan: EquationPlan, needs: Mapping[Any, Need]) -> EquationPlan:
         """Returns a plan with what follows from where its equation stands among the others."""
         dtype = at.region.compute_dtype
         if at.is_at_pick:
             plan = beside_pick(at, plan)
         if self._streams is not None and dtype is not None:
-            plan = self._streams.follow(body, at.eqn, plan, dtype)
+            plan = self._streams.follow(needs, at.eqn, plan, dtype)
         if self.finds_torch_dtypes and dtype is not None:
             _, origin = self.policy.rule_for(at.name, at.region.rules)
             plan = with_torch_dtypes(origin, at.eqn, plan, dtype, self._wide)

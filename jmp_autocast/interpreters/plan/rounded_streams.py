@@ -14,38 +14,33 @@ from typing import Any
 import numpy as np
 
 from ...policies import Policy
-from ..compat import variables_in
 from ..primitives.traits import having
 from .basic_plans import rounded_once
 from .data import EquationPlan, Inside, Source
 from .float_dtypes import is_in, is_narrower
-from .reaching import COMPLEMENTS, POLES, SNAPPING, Harm, Memo, reaching
+from .needs import NOTHING, Need, Needs
 from .reasons import Reason, ReasonCode
 from .votes import far_literal, literal_guard, voters
 
 _SUMS = having("sums")
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
-_MULTIPLIED = Harm(having("contracts"), lambda eqn, carries: eqn.invars[:2])
+_HARM = Need.SNAP | Need.POLE | Need.NEAR_1
 
 
 class RoundedStreams:
     """Marks what was rounded before, and rounds sums of it: one instance per trace.
 
     Args:
-        reached: What is known of the jaxprs of the program; see `reaching`.
         policy: The policy.
     """
 
-    def __init__(self, reached: Memo, policy: Policy) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._wide = policy.wide_dtype
-        self._reached = reached
         # Equations that look alike share a plan, and keep sharing one.
         self._made: dict[tuple[int, bool], tuple[EquationPlan, EquationPlan]] = {}
-        # What was multiplied last with a number or a parameter.
-        self._scaled: set[Any] = set()
 
-    def follow(self, jaxpr: Any, eqn: Any, plan: EquationPlan, dtype: np.dtype) -> EquationPlan:
+    def follow(self, needs: Needs, eqn: Any, plan: EquationPlan, dtype: np.dtype) -> EquationPlan:
         """Returns the plan of an equation, rounded if it is a stream, or marked as rounded before.
 
         A sum is a stream if a product reads it, directly or through cheap operations. One that only
@@ -53,22 +48,20 @@ class RoundedStreams:
         logarithm or a denominator.
 
         Args:
-            jaxpr: The open jaxpr that the equation is in.
+            needs: What each value of the jaxpr is needed for.
             eqn: The equation.
             plan: Its plan so far.
             dtype: The compute dtype where it stands.
         """
         if isinstance(plan.action, Inside) or not _was_rounded(eqn, plan, self._wide):
             return plan
-        if _scales(eqn, plan):
-            self._scaled.update(eqn.outvars)
         if not (self._policy.data_abstains or self._promotes_computed(eqn, plan, dtype)):
             return plan
-        is_stream = _is_sum(eqn, plan) and self._is_read_low(jaxpr, eqn.outvars[0])
-        is_stream = is_stream and not self._adds_a_little(eqn)
+        is_stream = _is_sum(eqn, plan) and _is_read_low(needs, eqn.outvars[0])
+        is_stream = is_stream and not self._adds_a_little(plan)
         key = (id(plan), is_stream)
         if key not in self._made:
-            made = rounded_once(plan, dtype, _SUM) if is_stream else _marked(plan)
+            made = rounded_once(plan, dtype, _SUM) if is_stream else _marked(eqn, plan)
             self._made[key] = (plan, made)
         return self._made[key][1]
 
@@ -90,7 +83,7 @@ class RoundedStreams:
             literal_guard(plan.given, floats, dtype) or far_literal(name, plan.given, floats, dtype)
         )
 
-    def _adds_a_little(self, eqn: Any) -> bool:
+    def _adds_a_little(self, plan: EquationPlan) -> bool:
         """Whether a summand was scaled last, and may be much smaller than the sum.
 
         So are the steps of an integrator and the branches of LayerScale. Rounded, 24 sums of
@@ -99,15 +92,13 @@ class RoundedStreams:
         """
         if self._policy.data_abstains:
             return False
-        return not self._scaled.isdisjoint(variables_in(eqn.invars))
+        return any(state.was_scaled for state in plan.given)
 
-    def _is_read_low(self, jaxpr: Any, v: Any) -> bool:
-        """Whether a value reaches a product, and nothing in which its rounding does harm."""
-        multiplied, *harmed = (
-            reaching(harm, jaxpr, frozenset(), self._reached)
-            for harm in (_MULTIPLIED, SNAPPING, POLES, COMPLEMENTS)
-        )
-        return v in multiplied and not any(v in found for found in harmed)
+
+def _is_read_low(needs: Needs, v: Any) -> bool:
+    """Whether a value reaches a product, and nothing in which its rounding does harm."""
+    need = needs.get(v, NOTHING)
+    return bool(need & Need.PRODUCT) and not need & _HARM
 
 
 def _was_rounded(eqn: Any, plan: EquationPlan, wide: np.dtype) -> bool:
@@ -141,6 +132,7 @@ def _scales(eqn: Any, plan: EquationPlan) -> bool:
     return len(sources) == 1 and sources[0] is not Source.DATA
 
 
-def _marked(plan: EquationPlan) -> EquationPlan:
+def _marked(eqn: Any, plan: EquationPlan) -> EquationPlan:
     (state,) = plan.results
-    return dataclasses.replace(plan, results=(dataclasses.replace(state, was_rounded=True),))
+    state = dataclasses.replace(state, was_rounded=True, was_scaled=_scales(eqn, plan))
+    return dataclasses.replace(plan, results=(state,))
