@@ -92,7 +92,11 @@ def cast_states(
         was_rounded = dtype == wide and is_narrower(state.dtype, wide)
         own = state.torch_dtype or state.dtype if finds_torch_dtypes and was_rounded else None
         return ValueState(
-            dtype, freshness=state.freshness, was_rounded=was_rounded, torch_dtype=own
+            dtype,
+            freshness=state.freshness,
+            was_rounded=was_rounded,
+            torch_dtype=own,
+            marks=state.marks,
         )
 
     return list(map(after, given, operands))

@@ -18,6 +18,7 @@ from ...policies import Float8
 from ..primitives.float8_scale import CopyKey
 from .constant_range import ConstantRange
 from .float_dtypes import is_narrower
+from .marks import NONE, Marks
 from .reasons import Reason
 
 
@@ -58,7 +59,7 @@ class ValueState:
         is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
         was_rounded: In float32, and made element by element of what was 16 bits: `rounded_streams`.
         scales: If it is stored in 8 bits, along how many first dimensions with scales of their own.
-        accumulates: A carry of a loop, which adds up what each iteration rounds.
+        marks: How it is made, whatever its dtype: of an input of a jaxpr alone.
     """
 
     dtype: np.dtype | None
@@ -76,9 +77,8 @@ class ValueState:
     is_weight: bool = False
     is_looked_up: bool = False
     was_rounded: bool = False
-    was_scaled: bool = False
     scales: int | None = None
-    accumulates: bool = False
+    marks: Marks = NONE
 
     def __hash__(self) -> int:
         # Three fields tell most states apart, in a third of the time: each operand is hashed.
@@ -128,7 +128,6 @@ class Want:
         dtype: The dtype it must be returned in, None for any.
         demand: FULL or LOW if all readers read it so, and it should be made so.
         needs: What it is needed for outside, as `needs.Need`.
-        stream: Outside, a residual sum in 16 bits reads it, and a norm.
         unites: Others read what it is made of in float32, too: all read one cast, `united_reads`.
         reader: The primitive that reads it first, for the reason's text. Two wants that differ in
             the reader alone are equal, so that a jaxpr is planned once for both.
@@ -137,7 +136,6 @@ class Want:
     dtype: np.dtype | None = None
     demand: Demand = Demand.NONE
     needs: int = 0
-    stream: bool = False
     unites: bool = False
     reader: str = dataclasses.field(default="", compare=False)
 
@@ -376,4 +374,3 @@ class Plan:
     identity: bool
     path: tuple[str, ...]
     wide: np.dtype
-    streams: tuple[int, ...] = ()

@@ -15,12 +15,12 @@ import numpy as np
 from ...policies import Policy
 from ..compat import Literal, variables_in
 from ..primitives.picking import picks
-from ..primitives.structure import is_call
-from ..primitives.traits import BACKWARD, having
+from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, ValueState, Want
 from .float_dtypes import is_narrower
 from .kept_residuals import is_gated_summand, is_residual_sum, shrinks
-from .needs import FACTORED, GUARDED, LOST, NOTHING, Need, Needs
+from .marks import AllMarks, is_convolved_sum
+from .needs import GUARDED, HARMED, LOST, NOTHING, Need, Needs
 from .reasons import ReasonCode
 from .united_reads import find_united
 
@@ -30,8 +30,6 @@ _FEEDS = having("feeds")
 _MOVES = having("moves")
 _ROUNDS = having("rounds")
 _SATURATES = having("saturates")
-_REDUCES = frozenset(name for name, words in BACKWARD.items() if "reduces" in words)
-_BEGINS_NORM = _REDUCES | {"square", "integer_pow"}
 
 _OUTPUT = "the output"
 _SUMS = having("sums") | {_OUTPUT}
@@ -48,7 +46,8 @@ def find_requests(
     already: Mapping[int, tuple[Want, ...]],
     policy: Policy,
     needs: Needs,
-) -> tuple[dict[int, tuple[Want, ...]], tuple[Demand, ...], tuple[int, ...]]:
+    marks: AllMarks,
+) -> tuple[dict[int, tuple[Want, ...]], tuple[Demand, ...]]:
     """Finds the equations that should run in the dtype in which all their readers read.
 
     Args:
@@ -61,6 +60,7 @@ def find_requests(
             the last norm of a network would raise the whole residual stream before it. It also
             says whether a contraction may hand out its accumulator.
         needs: What each value is needed for.
+        marks: How each value is made.
 
     Returns:
         For the index of an equation, what is asked of each of its results; and how the equations,
@@ -91,10 +91,11 @@ def find_requests(
             if policy.data_abstains:
                 stays = is_residual_sum(eqn, states) and not plan.casts
             else:
-                # A norm that reads a stream of products is no reason to keep all of it in float32.
-                # Of 24 layers the gradients have 1.4 times the error then, and by hand 1.8 times.
+                # A norm that reads the stream of a convolutional network is no reason to keep it in
+                # float32.
                 raises = all(want.demand is not Demand.LOW for want in request)
-                stays = raises and not adds and readers.is_stream(eqn.outvars[0])
+                stays = raises and is_convolved_sum(eqn, marks)
+                stays = stays and not needs.get(eqn.outvars[0], NOTHING) & HARMED
             # Raised, `sigmoid(a) * b` would keep both factors in float32 for the backward pass.
             if len(computed) > 1:
                 stays |= is_gated_summand(eqn, plan) and readers.only_sum(eqn.outvars[0])
@@ -108,13 +109,9 @@ def find_requests(
             if not stays and _can_follow(policy, eqn, plan, request, needs, len(computed)):
                 requests[i] = request
         readers.add(eqn, plan, requests.get(i))
-        # Also where its own readers raise it, as a last norm does: its summands stay.
-        was_low = plan.reason.code in (ReasonCode.PROMOTE_LOW, ReasonCode.FEEDER)
-        if was_low and is_residual_sum(eqn, states):
-            readers.add_stream(eqn)
     asked = {**already, **requests}
     requests |= find_united(jaxpr, equations, states, wants, asked, readers, policy.wide_dtype)
-    return requests, readers.of_inputs(), readers.streams()
+    return requests, readers.of_inputs()
 
 
 class _Readers:
@@ -141,15 +138,9 @@ class _Readers:
         self._demands: dict[Any, Demand] = {}
         self._counts: dict[Any, int] = {}  # how many read it in float32
         self._first: dict[Any, str] = {}  # the primitive that reads it first, in program order
-        self._beyond_sums: set[Any] = set()  # what others than sums and the caller read
-        self._summands: set[Any] = set()  # what a residual sum in 16 bits reads
-        self._normed: set[Any] = set()  # what is reduced, or squared, as a norm begins
         for v, want in zip(jaxpr.outvars, wants, strict=True):
             if isinstance(v, Literal):
                 continue
-            if want.stream:
-                self._summands.add(v)
-                self._normed.add(v)
             if want.dtype is not None:
                 self._read(v, Demand.of(want.dtype, wide), _OUTPUT)
             elif want.demand:
@@ -166,8 +157,6 @@ class _Readers:
         if demand is Demand.FULL:
             self._first_full[v] = reader
             self._counts[v] = self._counts.get(v, 0) + (reader != _OUTPUT)
-        if reader not in _SUMS:
-            self._beyond_sums.add(v)
 
     def is_full(self, v: Any) -> bool:
         """Returns whether all that read a value read it in float32, or move it for such readers."""
@@ -183,19 +172,11 @@ class _Readers:
 
     def only_sum(self, v: Any) -> bool:
         """Returns whether only sums, or the caller, read a value."""
-        return v not in self._beyond_sums
+        return not self._need(v) & Need.BEYOND_SUMS
 
     def is_cancelled(self, v: Any) -> bool:
         """Returns whether a value is a term of a sum from which a product is subtracted."""
         return bool(self._need(v) & Need.CANCELS)
-
-    def is_stream(self, v: Any) -> bool:
-        """Returns whether a residual sum in 16 bits reads a value, and a norm does.
-
-        One that becomes an integer, or reaches a logarithm or a denominator, is none.
-        """
-        harmed = self._need(v) & (GUARDED | Need.SNAP)
-        return v in self._summands and v in self._normed and not harmed
 
     def _need(self, v: Any) -> Need:
         return self._needs.get(v, NOTHING)
@@ -203,10 +184,6 @@ class _Readers:
     def of_inputs(self) -> tuple[Demand, ...]:
         """Returns how each input is read."""
         return tuple(self._demands.get(v, Demand.NONE) for v in self._inputs)
-
-    def streams(self) -> tuple[int, ...]:
-        """Returns which inputs residual sums in 16 bits, and norms, read."""
-        return tuple((v in self._summands) + 2 * (v in self._normed) for v in self._inputs)
 
     def request(self, eqn: Any, plan: EquationPlan) -> tuple[Want, ...] | None:
         """Returns what to ask of an equation's results, None if they are as their readers want."""
@@ -220,11 +197,11 @@ class _Readers:
         need = self._need(v)
         if need & Need.SNAP and is_narrower(state.dtype, self._wide):
             return Want(demand=Demand.FULL, needs=need, reader="what rounds it to an integer")
-        if need & FACTORED and is_narrower(state.dtype, self._wide):
+        if need & Need.NEIGHBOR and is_narrower(state.dtype, self._wide):
             return Want(demand=Demand.FULL, needs=need, reader="a product of its elements")
         if demand not in (Demand.LOW, Demand.FULL) or demand is Demand.of(state.dtype, self._wide):
             return _NO_WISH
-        return Want(demand=demand, needs=need, stream=self.is_stream(v), reader=self._first[v])
+        return Want(demand=demand, needs=need, reader=self._first[v])
 
     def mixed_request(self, eqn: Any) -> tuple[Want, ...] | None:
         """Returns the request for a float32 result of which not all readers are float32."""
@@ -244,17 +221,6 @@ class _Readers:
         for v, demand in zip(eqn.invars, demands, strict=True):
             if not isinstance(v, Literal):
                 self._read(v, demand, name)
-        if name in _BEGINS_NORM or (name == "mul" and eqn.invars[0] is eqn.invars[1]):
-            self._normed.update(variables_in(eqn.invars))
-        if plan.inner and is_call(eqn):
-            for v, bits in zip(eqn.invars, plan.inner[0].streams, strict=True):
-                if not isinstance(v, Literal):
-                    self._summands.update([v] if bits & 1 else ())
-                    self._normed.update([v] if bits & 2 else ())
-
-    def add_stream(self, eqn: Any) -> None:
-        """Adds that an equation is a residual sum in 16 bits, if its readers let it be."""
-        self._summands.update(variables_in(eqn.invars))
 
     def _demand(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None) -> Demand:
         """Returns in which dtype an equation reads its operands."""

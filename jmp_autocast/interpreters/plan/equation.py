@@ -56,6 +56,7 @@ _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
 _KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
 _ASKED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
+_ACCUMULATES = Reason(ReasonCode.ACCUMULATOR, "added to, or multiplied, again and again")
 _ROWS = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
 _TENSOR_CORES = Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'")
 _PLAIN = {policy: Decision(policy=policy) for policy in CastPolicy}
@@ -287,6 +288,8 @@ def _promote(policy: Policy, at: Place) -> EquationPlan:
     """Returns the plan in the widest dtype among the operands that vote."""
     compute_dtype, floats = at.region.compute_dtype, at.floats
     assert compute_dtype is not None
+    if at.accumulates and not policy.data_abstains:
+        return in_dtype(at, at.wide, _ACCUMULATES)
     # The readers come first: a value that all of them read in another dtype would be cast for each,
     # and what the cast loses in 16 bits is lost to a reader that has the digits to use it.
     for want in at.wants:

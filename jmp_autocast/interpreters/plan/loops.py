@@ -14,9 +14,11 @@ from ..primitives.structure import Body, bodies
 from .call_operands import cast_states, read_low
 from .data import Demand, EquationPlan, Inside, Plan, Source, ValueState, Want
 from .float_dtypes import is_in, is_narrower
-from .loop_carries import accumulating_carries, first_guess, residual_streams, settled
+from .loop_carries import first_guess, settled
+from .marks import NONE, SUMMED
 from .reasons import Reason, ReasonCode
 from .region import Place
+from .returning_carries import accumulating_carries, residual_streams
 from .structural import (
     INSIDE,
     PlansBodies,
@@ -116,7 +118,8 @@ def _slices(states: Sequence[ValueState]) -> list[ValueState]:
 
 def _carried(dtypes: Sequence[np.dtype | None], accumulating: frozenset[int]) -> list[ValueState]:
     """Returns what is known of the carries of a loop, inside of it."""
-    return [ValueState(dtype, accumulates=k in accumulating) for k, dtype in enumerate(dtypes)]
+    marks = [SUMMED if k in accumulating else NONE for k in range(len(dtypes))]
+    return [ValueState(dtype, marks=m) for dtype, m in zip(dtypes, marks, strict=True)]
 
 
 def _accumulating(policy: Policy, at: Place, body: Body) -> frozenset[int]:

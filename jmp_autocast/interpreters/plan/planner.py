@@ -29,7 +29,8 @@ from .guarded_products import is_guarded_product
 from .islands import leaving, outside, returned
 from .kinds import kind_of
 from .last_products import last_products
-from .needs import NOTHING, Memo, Need, needs_of
+from .marks import AllMarks, Memo, accumulates, marks_of, of
+from .needs import NOTHING, Need, Needs, needs_of
 from .number_factors import as_numbers, with_numbers_cast
 from .picks import beside_pick, beside_picks
 from .read_often import with_wide_gradients
@@ -171,21 +172,24 @@ class Planner:
         given = dict(zip(body.constvars, consts, strict=True))
         given.update(zip(body.invars, inputs, strict=True))
         requests: dict[int, tuple[Want, ...]] = {}
-        carries = frozenset([v for v in body.invars if given[v].accumulates])
-        needs = needs_of(body, [Need(want.needs) for want in wants], self._reached, carries)
+        made = [state.marks for state in inputs]
+        marks = marks_of(body, made, self._reached)
+        needs = needs_of(body, [Need(want.needs) for want in wants], self._reached, made)
         # Without requests at first: most programs need one sweep.
-        equations, states = self._sweep(body, given, path, requests, needs)
+        equations, states = self._sweep(body, given, path, requests, needs, marks)
         # This ends: a sweep asks only equations that were not asked before (calls once more:
         # `united_reads`), so that there are at most twice as many sweeps as equations. Of 4,669
         # plans of 900 random programs 15 took three.
         while True:
-            more, demands, streams = find_requests(
-                body, equations, states, wants, requests, self.policy, needs
+            more, demands = find_requests(
+                body, equations, states, wants, requests, self.policy, needs, marks
             )
             if not more:
                 break
             requests.update(more)
-            equations, states = self._sweep(body, states, path, requests, needs, equations, more)
+            equations, states = self._sweep(
+                body, states, path, requests, needs, marks, equations, more
+            )
         equations = with_wide_gradients(body, equations, states, wants, self._wide)
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
@@ -216,7 +220,6 @@ class Planner:
             identity,
             path,
             self._wide,
-            streams,
         )
 
     def _sweep(
@@ -225,7 +228,8 @@ class Planner:
         known: Mapping[Any, ValueState],
         path: tuple[str, ...],
         requests: Mapping[int, tuple[Want, ...]],
-        needs: Mapping[Any, Need],
+        needs: Needs,
+        marks: AllMarks,
         before: Sequence[EquationPlan] = (),
         more: Collection[int] = (),
     ) -> tuple[list[EquationPlan], dict[Any, ValueState]]:
@@ -248,15 +252,25 @@ class Planner:
                 ]
                 region = self._regions.at(path, eqn)
                 is_last, wants = id(eqn) in self._last, requests.get(i, ())
+                accumulating = False
                 if eqn.primitive.name in STRUCTURES:
+                    operands = [
+                        dataclasses.replace(state, marks=m) if m != state.marks else state
+                        for state, m in zip(operands, of(marks, eqn.invars), strict=True)
+                    ]
                     wants = wants or (Want(),) * len(eqn.outvars)
                     wants = tuple(
                         dataclasses.replace(want, needs=int(needs.get(v, NOTHING)))
                         for want, v in zip(wants, eqn.outvars, strict=True)
                     )
+                else:
+                    need = needs.get(eqn.outvars[0], NOTHING) if eqn.outvars else NOTHING
+                    accumulating = accumulates(eqn, marks, bool(need & Need.ADDED))
                 is_at_pick = id(eqn) in self._beside_picks or picks(eqn)
-                place = Place(eqn, tuple(operands), region, wants, is_last, is_at_pick)
-                plan = self._followed(place, self._plan_equation(place), needs)
+                place = Place(
+                    eqn, tuple(operands), region, wants, is_last, is_at_pick, accumulating
+                )
+                plan = self._followed(place, self._plan_equation(place), needs, marks)
                 if k is not None:
                     plan = complement(plan, body.eqns[k], equations[k], wide)
                 if before and plan.results != before[i].results:
@@ -269,13 +283,15 @@ class Planner:
             equations.append(plan)
         return equations, states
 
-    def _followed(self, at: Place, plan: EquationPlan, needs: Mapping[Any, Need]) -> EquationPlan:
+    def _followed(
+        self, at: Place, plan: EquationPlan, needs: Needs, marks: AllMarks
+    ) -> EquationPlan:
         """Returns a plan with what follows from where its equation stands among the others."""
         dtype = at.region.compute_dtype
         if at.is_at_pick:
             plan = beside_pick(at, plan)
         if self._streams is not None and dtype is not None:
-            plan = self._streams.follow(needs, at.eqn, plan, dtype)
+            plan = self._streams.follow(needs, marks, at.eqn, plan, dtype)
         if self.finds_torch_dtypes and dtype is not None:
             _, origin = self.policy.rule_for(at.name, at.region.rules)
             plan = with_torch_dtypes(origin, at.eqn, plan, dtype, self._wide)
@@ -315,6 +331,7 @@ class Planner:
             region.float8,
             region.island,
             at.is_last,
+            at.accumulates,
             *at.given,
             *[v.aval for v in eqn.invars],
             *eqn.params,

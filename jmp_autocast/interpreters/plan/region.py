@@ -58,6 +58,7 @@ class Place(NamedTuple):
         wants: What the readers of each result ask for; empty if no sweep said.
         is_last: It is a matrix product that no other one follows, where the policy asks.
         is_at_pick: It picks single elements, or a value goes through it before it is picked from.
+        accumulates: It computes an accumulator: `marks`.
     """
 
     eqn: Any
@@ -66,6 +67,7 @@ class Place(NamedTuple):
     wants: tuple[Want, ...] = ()
     is_last: bool = False
     is_at_pick: bool = False
+    accumulates: bool = False
 
     @property
     def name(self) -> str:
