@@ -6,6 +6,9 @@ The types of what the tools return are in `jmp_autocast.inspect`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .autocast import autocast
+from .cast_params import cast_params
+from .keep_less import keep_less
 from .loss_scaling import (
     LossScale,
     dynamic_loss_scaling,
@@ -28,10 +31,7 @@ from .policies import (
     Policy,
     register_policy,
 )
-from .residuals import keep_less
 from .scopes import compute_precision, full_precision
-from .stored_params import cast_params
-from .transform import autocast
 
 if TYPE_CHECKING:
     from . import inspect as inspect

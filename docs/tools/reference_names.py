@@ -19,7 +19,7 @@ import jmp_autocast.integrations
 
 _CLAIMS = {
     "policies": "policies",
-    "quantized": "quantized",
+    "quantized": "quantize_params",
     "loss_scaling": "loss_scaling",
     "optimizers": "optimizers",
     "inspection": "inspect",

@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
-from ..arguments import name_of
+from ..autocast import Autocast, autocast
+from ..call.arguments import name_of
 from ..inspect import audit, check_numerics, explain, op_stats, tune
 from ..inspect.export import json_text, saved
 from ..inspect.tuning.search_log import LogError
 from ..inspect.tuning.tune import UnreachableError
-from ..transform import Autocast, autocast
 from .targets import UsageError, arguments_of, batches_of, function_of, load, written
 
 

@@ -9,9 +9,9 @@ import pathlib
 from typing import Any, TypeAlias
 
 from ..inspect.auditing.kinds import KINDS
+from ..keep_less import Residuals, as_choice
 from ..policies.choices import LEVELS
 from ..policies.dtypes import COMPUTE_DTYPES
-from ..residuals import Residuals, as_choice
 
 _EXAMPLES = """\
 examples:

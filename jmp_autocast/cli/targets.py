@@ -8,11 +8,11 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..arguments import name_of
+from ..autocast import Autocast
+from ..call.arguments import name_of
 from ..inspect.tuning.batches import as_batches
 from ..policies import Policy
 from ..policies.errors import did_you_mean
-from ..transform import Autocast
 
 
 class UsageError(Exception):

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from ..arguments import is_array
+from ..call.arguments import is_array
 from ..policies.callables import has_hash
 
 

@@ -12,9 +12,9 @@ from typing import Any, TypeVar, Unpack, overload
 
 import flax.linen as nn
 
-from ..call_forms import Decorator, check_form
+from ..autocast import Options, Part, PartOptions, autocast_options
+from ..call.forms import Decorator, check_form
 from ..policies.errors import wrong_type
-from ..transform import Options, Part, PartOptions, autocast_options
 from .flax_compat import lifted, packed
 from .outputs import cast_leaves, cast_outputs, dtypes_of, without_output_dtype
 

@@ -11,10 +11,7 @@ from typing import Any, Unpack
 
 from flax import nnx
 
-from ..arguments import Opened
-from ..call_forms import Decorator, check_form
-from ..outputs import per_output
-from ..transform import (
+from ..autocast import (
     STATEFUL_KINDS,
     Autocast,
     GivenOptions,
@@ -22,7 +19,10 @@ from ..transform import (
     autocast_options,
     run_call,
 )
-from ..wrapping import pytrees_of, wrapper_of
+from ..call.arguments import Opened
+from ..call.forms import Decorator, check_form
+from ..call.outputs import per_output
+from ..call.wrapping import pytrees_of, wrapper_of
 from .nnx_state import holds_objects, opened
 from .nnx_training import scaled_value_and_grad, train_step
 from .outputs import cast_leaves, without_output_dtype

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import errors, nnx
 
-from ..arguments import AUTO, Opened, name_of, param_positions
+from ..call.arguments import AUTO, Opened, name_of, param_positions
 from .flax_compat import (
     is_hijax,
     is_unchanged,

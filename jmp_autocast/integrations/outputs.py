@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from ..outputs import OutputDtypes
+from ..autocast import Options
+from ..call.outputs import OutputDtypes
 from ..policies import Policy, domain
-from ..transform import Options
 
 
 def without_output_dtype(options: Options) -> Options:

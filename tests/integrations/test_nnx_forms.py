@@ -10,7 +10,7 @@ from flax import nnx
 
 import jmp_autocast
 from jmp_autocast import explain, op_stats
-from jmp_autocast.arguments import AUTO
+from jmp_autocast.call.arguments import AUTO
 from jmp_autocast.integrations.nnx import autocast
 from tests.support.jaxprs import assert_dots_run_in
 from tests.support.nnx_models import X, bf16, jaxpr_of, loss_fn, new_net, tower

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 from jmp_autocast import Float8, Policy, autocast, compare, explain
-from jmp_autocast.quantized import quantize_params
+from jmp_autocast.quantize_params import quantize_params
 from tests.support import float8_reference as reference
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import assert_second_derivatives_close, normal, relative_error

@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-import jmp_autocast.stored_params
 from jmp_autocast import BF16, CastPolicy, Policy, autocast, cast_params
 from jmp_autocast.integrations.nnx import autocast as nnx_autocast
 from jmp_autocast.optimizers import as_float32
@@ -227,7 +226,7 @@ def test_gradients_of_stored_parameters_are_those_of_the_program():
 def test_the_check_finds_a_leaf_that_is_read_in_float32(monkeypatch):
     fn, params, _ = PROGRAMS["returned"]
     wrong = lambda plan: [{np.dtype(jnp.bfloat16)} for _ in plan.inputs]
-    monkeypatch.setattr(jmp_autocast.stored_params, "read_dtypes", wrong)
+    monkeypatch.setitem(cast_params.__globals__, "read_dtypes", wrong)
     with pytest.raises(AssertionError, match="other bits in its outputs"):
         cast_params(fn, params, X, policy=BF16, check=True)
 

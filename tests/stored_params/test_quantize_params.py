@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jmp_autocast import BF16, Float8, Policy, autocast, cast_params, explain
-from jmp_autocast.quantized import QuantizedArray, quantize_params
+from jmp_autocast.quantize_params import QuantizedArray, quantize_params
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import normal
 

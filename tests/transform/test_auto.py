@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import jmp_autocast.options
+import jmp_autocast.call.options
 from jmp_autocast import BF16, FP16, autocast, compute_precision, explain
 from jmp_autocast.backend import Device, choose_for, default_device
 from tests.support.jaxprs import dot_dtypes
@@ -31,7 +31,7 @@ def test_the_hardware_decides(device, dtype, reason, monkeypatch):
     choice = choose_for(Device(*device))
     assert choice.dtype == (None if dtype is None else jnp.dtype(dtype))
     assert reason in choice.reason
-    monkeypatch.setattr(jmp_autocast.options, "default_device", lambda: Device(*device))
+    monkeypatch.setattr(jmp_autocast.call.options, "default_device", lambda: Device(*device))
     # Asked when it is traced, whatever dtype the policy names.
     fn = autocast(jnp.matmul, compute_dtype="auto", policy=FP16)
     report = explain(fn, X, X)

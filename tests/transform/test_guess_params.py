@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jmp_autocast import BF16, FP16, CastPolicy, Policy, autocast, compute_precision
-from jmp_autocast.guess_params import guessed_params
+from jmp_autocast.call.guess_params import guessed_params
 
 X = np.ones((4, 4), np.float32)
 LAYER, LETTERS, PLAIN = {"dense": {"kernel": X, "bias": X}}, {"w": X, "b": X}, {"mean": X, "top": X}

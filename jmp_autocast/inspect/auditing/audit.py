@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ...arguments import check_function, name_of
+from ...autocast import PlannedCall, kind_of
+from ...call.arguments import check_function, name_of
+from ...call.options import autocast_options
+from ...call.wrapping import wrapper_of
 from ...interpreters.compat import body_of
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.walk import walk_with_outputs
 from ...interpreters.primitives.structure import equations_in
-from ...options import autocast_options
 from ...policies import FLOAT32, narrow_dtypes
 from ...policies.errors import did_you_mean
 from ...policies.tables import TRACED_FOR_DTYPES
-from ...transform import PlannedCall, kind_of
-from ...wrapping import wrapper_of
 from .findings import AuditReport, findings_of
 from .kinds import KINDS
 from .risks import Program, Risk, risks_of

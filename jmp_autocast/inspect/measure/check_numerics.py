@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from ...arguments import Call, check_function, flatten, name_of
+from ...autocast import opened
+from ...call.arguments import Call, check_function, flatten, name_of
 from ...interpreters.compat import (
     Tracer,
     body_of,
@@ -23,7 +24,6 @@ from ...interpreters.compat import (
 )
 from ...policies.callables import has_hash
 from ...policies.choices import check_choice
-from ...transform import opened
 from ..signature import Signature, Traced, split
 from .devices import is_on_one_device, on_device
 from .evaluator import Evaluator

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from ...arguments import name_of
+from ...autocast import PlannedCall
+from ...call.arguments import name_of
+from ...call.options import tool_options
 from ...interpreters import Rewriter
 from ...interpreters.compat import body_of
-from ...options import tool_options
 from ...policies.choices import Level
-from ...transform import PlannedCall
 from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
 from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows, gradient_errors

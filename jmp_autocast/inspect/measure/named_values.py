@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 
-from ...arguments import check_function, flatten, name_of
+from ...autocast import opened
+from ...call.arguments import check_function, flatten, name_of
 from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.primitives.reading import checkpoint_name_in
 from ...interpreters.primitives.structure import is_call
-from ...transform import opened
 from ..export import Exported, cut, table
 from .comparison import ArrayError
 from .error_probe import distance, largest_difference

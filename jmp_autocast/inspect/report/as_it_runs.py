@@ -1,7 +1,7 @@
 """Programs that hold `autocast` themselves: what runs is what was traced.
 
 While such a program is traced for a report, each equation carries the reason of its plan as a mark
-on the name stack (`transform.ANNOTATED`). Marks survive every transformation of JAX, so that an
+on the name stack (`autocast.ANNOTATED`). Marks survive every transformation of JAX, so that an
 equation of a backward pass still names the reason of the one that it was transposed from.
 """
 

@@ -8,18 +8,18 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
-from ...arguments import check_function, name_of
+from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
 from ...backend import default_device
+from ...call.arguments import check_function, name_of
+from ...call.options import Options, autocast_options, tool_options
+from ...call.wrapping import wrapper_of
 from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.plan.walk import walk_plan
 from ...interpreters.primitives.float8_scale import in_8_bits
-from ...options import Options, autocast_options, tool_options
 from ...policies import E4M3, FLOAT32, Policy
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
-from ...transform import ANNOTATED, Autocast, PlannedCall, kind_of
-from ...wrapping import wrapper_of
 from .as_it_runs import (
     declared_plan,
     holds_autocast,

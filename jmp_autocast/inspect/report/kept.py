@@ -8,8 +8,9 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from ... import arguments
-from ...arguments import check_function, name_of
+from ...autocast import Autocast, PlannedCall
+from ...call import arguments
+from ...call.arguments import check_function, name_of
 from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.keep.account import (
@@ -22,8 +23,7 @@ from ...interpreters.keep.account import (
 )
 from ...interpreters.keep.choice import ResidualChoice
 from ...interpreters.keep.emit import Emitter
-from ...residuals import KeepLess, keep_less
-from ...transform import Autocast, PlannedCall
+from ...keep_less import KeepLess, keep_less
 from ..export import Exported, cut, labeled, saved, scaled, table
 from .kept_page import page_of
 from .residuals import Residuals, residuals_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.export import is_symbolic_dim
 
-from ...arguments import name_of
+from ...call.arguments import name_of
 from ...interpreters.compat import ASSUMED_LENGTH, source_line
 from ...interpreters.plan.walk import Visit
 from ...interpreters.primitives.held_contraction import contraction_in

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from ...arguments import check_function, flatten
+from ...autocast import opened
+from ...call.arguments import check_function, flatten
 from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.primitives.called_back import bodies_that_run
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import equations_in
-from ...transform import opened
 from ..export import scaled, table
 from .jaxprs import flops_of, nbytes_of
 

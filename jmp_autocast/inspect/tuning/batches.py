@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...arguments import flatten, is_array
+from ...autocast import opened
 from ...backend import EVERY_ROUNDING
+from ...call.arguments import flatten, is_array
 from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import wrong_type
-from ...transform import opened
 from ..argnums import differentiated
 from ..measure.devices import readable
 from ..measure.error_probe import Distance, distance

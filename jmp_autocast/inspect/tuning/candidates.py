@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...autocast import Autocast
+from ...call.options import autocast_options
 from ...interpreters import Plan, Planner, Want
 from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.plan.walk import walk_plan
-from ...options import autocast_options
 from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy, narrow_dtypes
-from ...transform import Autocast
 from ..report.explain import looked_at
 from ..report.rows import Row, rows_of
 from .batches import Batch, arrays_of

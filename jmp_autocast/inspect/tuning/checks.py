@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...arguments import check_function
+from ...autocast import Autocast
+from ...call.arguments import check_function
 from ...policies.errors import wrong_type
-from ...transform import Autocast
 from ..argnums import positions_of
 
 

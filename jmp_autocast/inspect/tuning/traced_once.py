@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from ...arguments import flatten
+from ...autocast import Autocast, kind_of
+from ...call.arguments import flatten
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, mark_frames, trace_context
-from ...transform import Autocast, kind_of
 from ..signature import split
 
 mark_frames(__file__)

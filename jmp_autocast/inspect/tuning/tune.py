@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ...arguments import name_of
+from ...autocast import Autocast, Part, kind_of
+from ...call.arguments import name_of
+from ...call.options import autocast_options, tool_options
+from ...call.wrapping import wrapper_of
 from ...interpreters.compat import mark_frames
-from ...options import autocast_options, tool_options
 from ...policies import FP16, CastPolicy, Policy
 from ...policies.choices import Level
-from ...transform import Autocast, Part, kind_of
-from ...wrapping import wrapper_of
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..report.by_dtype import contraction_flops

@@ -38,7 +38,7 @@ class QuantizedArray:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jmp_autocast.quantized import QuantizedArray
+        >>> from jmp_autocast.quantize_params import QuantizedArray
         >>> array = QuantizedArray(jnp.ones((2, 4), jnp.float8_e4m3fn), jnp.float32(0.5))
         >>> array.shape, array.nbytes, array.dequantized()[0].tolist()
         ((2, 4), 12, [0.5, 0.5, 0.5, 0.5])
@@ -53,7 +53,7 @@ class QuantizedArray:
 
         Example:
             >>> import jax.numpy as jnp
-            >>> from jmp_autocast.quantized import QuantizedArray
+            >>> from jmp_autocast.quantize_params import QuantizedArray
             >>> QuantizedArray(jnp.ones((2, 4), jnp.float8_e4m3fn), jnp.float32(0.5)).shape
             (2, 4)
         """
@@ -65,7 +65,7 @@ class QuantizedArray:
 
         Example:
             >>> import jax.numpy as jnp
-            >>> from jmp_autocast.quantized import QuantizedArray
+            >>> from jmp_autocast.quantize_params import QuantizedArray
             >>> QuantizedArray(jnp.ones((2, 4), jnp.float8_e4m3fn), jnp.ones(2)).nbytes
             16
         """
@@ -76,7 +76,7 @@ class QuantizedArray:
 
         Example:
             >>> import jax.numpy as jnp
-            >>> from jmp_autocast.quantized import QuantizedArray
+            >>> from jmp_autocast.quantize_params import QuantizedArray
             >>> values = jnp.ones((2, 2), jnp.float8_e4m3fn)
             >>> QuantizedArray(values, jnp.array([1.0, 2.0])).dequantized().tolist()
             [[1.0, 1.0], [2.0, 2.0]]

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import jax
 
+from ..interpreters.compat import mark_frames
+from ..policies.callables import has_hash
 from . import arguments
-from .call_forms import LINE
-from .interpreters.compat import mark_frames
-from .policies.callables import has_hash
+from .forms import LINE
 
 mark_frames(__file__)
 

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .arguments import check_function, is_array
+from .autocast import Autocast, autocast
 from .backend import EVERY_ROUNDING
+from .call.arguments import check_function, is_array
 from .interpreters.compat import Tracer
 from .interpreters.plan.float_dtypes import is_in
 from .interpreters.plan.reads import Read, read_dtypes
 from .policies import narrow_dtypes
 from .policies.callables import name_of
-from .transform import Autocast, autocast
 
 
 def cast_params(

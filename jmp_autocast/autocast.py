@@ -12,9 +12,12 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 import jax
 from jax.typing import DTypeLike
 
-from . import arguments
 from .backend import Choice
-from .call_forms import Decorator, NoContext, check_form
+from .call import arguments
+from .call.forms import Decorator, NoContext, check_form
+from .call.options import OnUnknown, Options, autocast_options
+from .call.outputs import as_traced, per_output, want_of
+from .call.wrapping import Wrapper, wrapper_of
 from .frame_memory import with_frame_memory
 from .interpreters import Planner, Rewriter
 from .interpreters.compat import body_of, fresh_make_jaxpr, mark_frames
@@ -25,12 +28,9 @@ from .interpreters.plan.float64 import check_float64, warn_without_float64
 from .interpreters.plan.guarded_products import guarded_products
 from .interpreters.plan.value_facts import input_states
 from .interpreters.primitives.dequantize import dequantized
-from .options import OnUnknown, Options, autocast_options
-from .outputs import as_traced, per_output, want_of
+from .keep_less import keep, may_plan
 from .policies import Policy
-from .residuals import keep, may_plan
 from .scopes import BECAUSE, GOVERNED, mark
-from .wrapping import Wrapper, wrapper_of
 
 mark_frames(__file__)
 

@@ -7,15 +7,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
-from . import arguments
+from .call import arguments
+from .call.outputs import as_traced
+from .call.wrapping import Wrapper, wrapper_of
 from .frame_memory import with_frame_memory
 from .interpreters.compat import body_of, fresh_make_jaxpr, jaxpr_as_fun, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals, as_choice
 from .interpreters.keep.emit import Emitter, has_loop
 from .interpreters.plan.data import Source
-from .outputs import as_traced
 from .policies.callables import name_of
-from .wrapping import Wrapper, wrapper_of
 
 mark_frames(__file__)
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .policies.callables import name_of, signature_of
+from ..policies.callables import name_of, signature_of
 
 # The last word of a name says what it is: `model_inputs` are inputs, `target_params` parameters.
 _PARAM_WORDS = frozenset(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from ..backend import Choice, choose_for, default_device
+from ..interpreters.compat import Tracer, mark_frames
+from ..interpreters.keep.choice import ResidualChoice, as_choice
+from ..policies import FLOAT32, Policy, as_policy
+from ..policies.choices import Level
+from ..policies.dtypes import as_compute_dtype, find_dtype
 from . import arguments
-from .backend import Choice, choose_for, default_device
-from .interpreters.compat import Tracer, mark_frames
-from .interpreters.keep.choice import ResidualChoice, as_choice
 from .outputs import check_output_dtype
-from .policies import FLOAT32, Policy, as_policy
-from .policies.choices import Level
-from .policies.dtypes import as_compute_dtype, find_dtype
 
 mark_frames(__file__)
 

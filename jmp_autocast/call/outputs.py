@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .interpreters import Want
-from .interpreters.compat import is_array_aval, set_weak_type
-from .interpreters.plan.float_dtypes import float_dtype
-from .policies import Policy, domain, listed
-from .policies.dtypes import find_dtype
+from ..interpreters import Want
+from ..interpreters.compat import is_array_aval, set_weak_type
+from ..interpreters.plan.float_dtypes import float_dtype
+from ..policies import Policy, domain, listed
+from ..policies.dtypes import find_dtype
 
 _NUMBERS = bool, int, float, complex, np.generic, np.ndarray
 

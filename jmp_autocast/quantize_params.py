@@ -10,14 +10,14 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .arguments import check_function
+from .call.arguments import check_function
+from .cast_params import each_once, reads_of_leaves, wrapper_of_program
 from .interpreters.compat import Tracer
 from .interpreters.plan.reads import Quantized
 from .interpreters.primitives.dequantize import QuantizedArray
 from .interpreters.primitives.float8_scale import ScaleOf, copies_of
 from .policies import E4M3, FLOAT32, as_recipe, may_use_float8
 from .policies.callables import name_of
-from .stored_params import each_once, reads_of_leaves, wrapper_of_program
 
 __all__ = ["QuantizedArray", "quantize_params"]
 
@@ -65,7 +65,7 @@ def quantize_params(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import Float8, Policy, autocast
-        >>> from jmp_autocast.quantized import quantize_params
+        >>> from jmp_autocast.quantize_params import quantize_params
         >>> recipe = Float8(minimum=16, skip=(), emulate=True)
         >>> apply = autocast(
         ...     lambda params, x: x @ params["w"] + params["b"],

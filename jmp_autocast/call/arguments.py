@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .call_forms import check_no_class
+from ..interpreters import Planner
+from ..interpreters.compat import mark_frames
+from ..interpreters.plan.data import Plan, Source
+from ..interpreters.primitives.dequantize import QuantizedArray, arrays_of, is_quantized, next_of
+from ..policies.callables import check_rule_like, is_function, name_of, signature_of
+from ..policies.errors import did_you_mean, wrong_type
+from ..policies.patterns import unmatched_patterns
+from ..scopes import read_mark
+from .forms import check_no_class
 from .guess_params import guessed_params
-from .interpreters import Planner
-from .interpreters.compat import mark_frames
-from .interpreters.plan.data import Plan, Source
-from .interpreters.primitives.dequantize import QuantizedArray, arrays_of, is_quantized, next_of
-from .policies.callables import check_rule_like, is_function, name_of, signature_of
-from .policies.errors import did_you_mean, wrong_type
-from .policies.patterns import unmatched_patterns
-from .scopes import read_mark
 
 mark_frames(__file__)
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from .policies.errors import did_you_mean
+from ..policies.errors import did_you_mean
 
 LINE = "fn = autocast(fn, compute_dtype=jnp.bfloat16)"
 OPTIONS = (

@@ -1,0 +1,1 @@
+"""A call of a wrapper: checked, flattened, its options and outputs, and the wrapper itself."""
