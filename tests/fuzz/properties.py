@@ -21,6 +21,7 @@ from tests.support.jaxprs import find
 from .comparison import Bound, Unsupported, as_numbers, compile_quickly, interpreted, run_as_traced
 from .error_model import Precision
 from .program import Program, jax_settings
+from .segments import WRAPPERS, computed_in, difference, draw_segment, inline
 
 LOW = ("float16", "bfloat16")
 
@@ -383,6 +384,65 @@ def leaks(case: Case) -> None:
         trace(case.cast, *case.args)
 
 
+def _flat_program(case: Case) -> tuple[Any, list[Any], list[bool]]:
+    """The plain program, or one with its gradient: a jaxpr, its arguments, which are parameters."""
+    leaves = jax.tree.leaves(case.args)
+    count = 0 if case.setting.params == "none" else len(jax.tree.leaves(case.args[0]))
+    is_param = [k < count for k in range(len(leaves))]
+    if case.rng.random() < 0.3:
+        loss_of, primals = _loss(case)
+        if not _has_while(case):
+            at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, np.floating)]
+            with _of_plain("gradient"):
+                closed = jax.make_jaxpr(jax.value_and_grad(loss_of(case.plain)))(primals)
+            return closed, primals, [is_param[i] for i in at]
+    return case.plain_traced().jaxpr, leaves, is_param
+
+
+def _as_parameters(fn: Callable[..., Any], is_param: list[bool]) -> Callable[..., Any]:
+    """A function of the arguments that are parameters, and of the others."""
+
+    def of_both(params: list[Any], data: list[Any]) -> Any:
+        both = iter(params), iter(data)
+        return fn(*(next(both[0] if param else both[1]) for param in is_param))
+
+    return of_both
+
+
+def calls(case: Case) -> None:
+    """A segment in a call, a checkpoint, a custom rule or a loop of one step changes nothing.
+
+    Neither a dtype nor, evaluated op by op, a bit of the result. Casts at the border and what moves
+    elements may stand outside.
+    """
+    closed, leaves, is_param = _flat_program(case)
+    segment = draw_segment(closed, case.rng)
+    if segment is None:
+        raise Unsupported("no segment to call")
+    options = {**case.setting.options(), "params": (0,)}
+    args = [[x for x, p in zip(leaves, is_param, strict=True) if p is param] for param in (True, False)]
+
+    def traced(wrap: Any, cast: Callable[..., Any] = lambda f: f) -> Any:
+        fn = segment.program(segment.call(wrap))
+        return trace(cast(_as_parameters(fn, is_param)), *args)
+
+    name = list(WRAPPERS)[int(case.rng.integers(len(WRAPPERS)))]
+    cast = lambda fn: autocast(fn, **options)
+    with _of_plain("calls"):
+        plain = [traced(wrap) for wrap in (inline, WRAPPERS[name])]
+    if avals(plain[0]) != avals(plain[1]):
+        raise Unsupported("other weak types")
+    programs = [traced(wrap, cast) for wrap in (inline, WRAPPERS[name])]
+    where = f"equations {segment.start} to {segment.stop - 1} in {name}"
+    if text := difference(*(computed_in(t.jaxpr) for t in programs)):
+        raise Broken(f"calls: other dtypes with {where}\n{text}")
+    with np.errstate(all="ignore"):
+        first, second = (interpreted(t, args) for t in programs)
+    for i, (a, b) in enumerate(zip(map(as_numbers, first), map(as_numbers, second), strict=True)):
+        if not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"):
+            raise Broken(f"calls: other bits with {where}: output {i} is {a.ravel()[:4]}, then {b.ravel()[:4]}")
+
+
 PROPERTIES: dict[str, Callable[[Case], None]] = {
     "types": types,
     "values": values,
@@ -396,6 +456,7 @@ PROPERTIES: dict[str, Callable[[Case], None]] = {
     "leaks": leaks,
     "deterministic": deterministic,
     "without_jit": without_jit,
+    "calls": calls,
 }
 
 # How many of the programs each is checked on: what compiles or traces a lot is rarer.
@@ -412,6 +473,7 @@ SHARES = {
     "leaks": 0.05,
     "deterministic": 0.05,
     "without_jit": 0.03,
+    "calls": 0.3,
 }
 
 
