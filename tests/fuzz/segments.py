@@ -147,7 +147,9 @@ _CALLS = frozenset(
     """.split()
 )
 # Casts stand at a border, and so may what moves elements.
-_LEFT_OUT = MOVEMENT | frozenset("source_view tangent_carrier cpu_barrier row_major".split())
+NO_COMPUTATION = _CALLS | MOVEMENT | frozenset(
+    "source_view tangent_carrier cpu_barrier row_major stack unstack".split()
+)
 _PRODUCTS = CONTRACTIONS | {"accumulate"}
 
 Line = tuple[str, tuple[str, ...], tuple[str, ...]]
@@ -167,7 +169,7 @@ def _lines(jaxpr: Any) -> Iterator[Line]:
         elif name in _PRODUCTS:
             # Whether gradients of its operands are accumulated depends on what they are made of.
             yield "product", _dtypes(eqn.invars[:2]), _dtypes(eqn.outvars)
-        elif name not in _LEFT_OUT:
+        elif name not in NO_COMPUTATION:
             yield name, _dtypes(eqn.invars), _dtypes(eqn.outvars)
 
 
