@@ -1,7 +1,7 @@
 """A program with one segment of it in a call, and what a rewritten program computes in which dtype.
 
 A segment is a run of equations. Inline, in a `jit`, in a checkpoint, in a function whose rule is
-JAX's own or in a loop of one step it is the same program, and `autocast` has to make the same of it.
+JAX's own or in a loop of one step it is the same program: `autocast` has to make the same of it.
 """
 
 from __future__ import annotations
@@ -147,8 +147,12 @@ _CALLS = frozenset(
     """.split()
 )
 # Casts stand at a border, and so may what moves elements.
-NO_COMPUTATION = _CALLS | MOVEMENT | frozenset(
-    "source_view tangent_carrier cpu_barrier row_major stack unstack".split()
+NO_COMPUTATION = (
+    _CALLS
+    | MOVEMENT
+    | frozenset(
+        "source_view tangent_carrier cpu_barrier row_major stack unstack reduce_precision".split()
+    )
 )
 _PRODUCTS = CONTRACTIONS | {"accumulate"}
 

@@ -39,7 +39,7 @@ BOUND = 0.02
 ONE_ROUNDING = 2.0**-8
 """What a chain of factors may lose of its result: as much as rounding that alone to bfloat16."""
 LUCK = 1.25
-"""Rounded results of one exactness differ by so much: what is as exact as the better simple rule."""
+"""By so much results differ that are as exact as one another."""
 
 
 def norm(h: Any) -> Any:
@@ -71,9 +71,9 @@ SUMS: dict[str, Layer] = {
     "leaky": lambda p, h, c, g: h + g * (field(p, h) - h),
     "leaky, mixed": lambda p, h, c, g: (1 - g) * h + g * field(p, h),
     "plain": lambda p, h, c, g: h + jnp.tanh(norm(h) @ p["w"]) @ p["small"],
-    "plain, two sums": lambda p, h, c, g: (
-        lambda m: m + jnp.tanh(norm(m) @ p["w"]) @ p["small"]
-    )(h + field(p, norm(h)) @ p["small"]),
+    "plain, two sums": lambda p, h, c, g: (lambda m: m + jnp.tanh(norm(m) @ p["w"]) @ p["small"])(
+        h + field(p, norm(h)) @ p["small"]
+    ),
     "plain, parallel": lambda p, h, c, g: (
         h + (jnp.tanh(norm(h) @ p["w"]) @ p["small"] + (norm(h) @ p["small"]))
     ),
@@ -309,8 +309,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--wrong", action="store_true", help="print only what is marked")
     options = vars(parser.parse_args(argv))
     only_wrong, forms = options.pop("wrong"), options.pop("forms")
-    print(f"{'chain':20} {'factor':>6} {'n':>3} {'begun by':8}{'dtype':9}"
-          + "".join(f"{form[-9:]:>11}" for form in forms) + f"{'PyTorch':>10}{'by hand':>10}")  # fmt: skip
+    columns = "".join(f"{form[-9:]:>11}" for form in forms)
+    print(f"{'chain':20} factor   n begun by dtype   {columns}   PyTorch   by hand")
     marks: collections.Counter[str] = collections.Counter()
     for chain in chains(**options):
         found = row(chain, forms)
