@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import re
@@ -21,6 +22,7 @@ from tests.support.jaxprs import find
 from .comparison import Bound, Unsupported, as_numbers, compile_quickly, interpreted, run_as_traced
 from .error_model import Precision
 from .program import Program, jax_settings
+from .segments import WRAPPERS, computed_in, difference, draw_segment, inline
 
 LOW = ("float16", "bfloat16")
 
@@ -383,6 +385,129 @@ def leaks(case: Case) -> None:
         trace(case.cast, *case.args)
 
 
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """A program of a case as a jaxpr: the plain one, or one with its gradient.
+
+    Args:
+        closed: The jaxpr.
+        leaves: Its arguments.
+        is_param: Which of them are parameters.
+        options: Of `autocast`, but for ``params``.
+    """
+
+    closed: Any
+    leaves: list[Any]
+    is_param: list[bool]
+    options: dict[str, Any]
+
+    def arguments(self) -> tuple[list[Any], list[Any]]:
+        """The parameters, and the data."""
+        pairs = list(zip(self.leaves, self.is_param, strict=True))
+        return [x for x, param in pairs if param], [x for x, param in pairs if not param]
+
+    def of_arguments(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of parameters and data, of one of the leaves."""
+
+        def of_both(params: list[Any], data: list[Any]) -> Any:
+            both = {True: iter(params), False: iter(data)}
+            return fn(*(next(both[param]) for param in self.is_param))
+
+        return of_both
+
+    def plain(self, fn: Callable[..., Any]) -> Any:
+        return trace(self.of_arguments(fn), *self.arguments())
+
+    def cast(self, fn: Callable[..., Any]) -> Any:
+        cast = autocast(self.of_arguments(fn), **{**self.options, "params": (0,)})
+        return trace(cast, *self.arguments())
+
+    def swapped(self) -> Flat:
+        """What were parameters are data, and the other way round."""
+        return dataclasses.replace(self, is_param=[not param for param in self.is_param])
+
+
+def _flat(case: Case) -> Flat:
+    leaves = jax.tree.leaves(case.args)
+    count = 0 if case.setting.params == "none" else len(jax.tree.leaves(case.args[0]))
+    is_param = [k < count for k in range(len(leaves))]
+    closed = case.plain_traced().jaxpr
+    floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, np.floating)]
+    if floats and case.rng.random() < 0.3 and not _has_while(case):
+        loss_of, leaves = _loss(case)
+        with _of_plain("gradient"):
+            closed = jax.make_jaxpr(jax.value_and_grad(loss_of(case.plain)))(leaves)
+        is_param = [is_param[i] for i in floats]
+    return Flat(closed, leaves, is_param, case.setting.options())
+
+
+def calls(case: Case) -> None:
+    """A segment in a call, a checkpoint, a custom rule or a loop of one step changes nothing.
+
+    Neither a dtype nor, evaluated op by op, a bit of the result. Casts at the border and what moves
+    elements may stand outside.
+    """
+    flat = _flat(case)
+    segment = draw_segment(flat.closed, case.rng)
+    if segment is None:
+        raise Unsupported("no segment to call")
+    name = list(WRAPPERS)[int(case.rng.integers(len(WRAPPERS)))]
+    forms = [segment.program(segment.call(wrap)) for wrap in (inline, WRAPPERS[name])]
+    with _of_plain("calls"):
+        plain = [avals(flat.plain(fn)) for fn in forms]
+    if plain[0] != plain[1]:
+        raise Unsupported("other weak types")
+    programs = [flat.cast(fn) for fn in forms]
+    where = f"equations {segment.start} to {segment.stop - 1} in {name}"
+    if text := difference(*(computed_in(t.jaxpr) for t in programs)):
+        raise Broken(f"calls: other dtypes with {where}\n{text}")
+    _same_bits(*(interpreted(t, flat.arguments()) for t in programs), f"calls, {where}")
+
+
+def _same_bits(first: list[Any], second: list[Any], what: str) -> None:
+    pairs = zip(map(as_numbers, first), map(as_numbers, second), strict=True)
+    for i, (a, b) in enumerate(pairs):
+        if not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"):
+            raise Broken(f"{what}: output {i} is {a.ravel()[:4]}, then {b.ravel()[:4]}")
+
+
+def history(case: Case) -> None:
+    """Two programs have equal plans together, apart, in the other order and in threads.
+
+    They share a function, which they call with parameters and data exchanged.
+    """
+    flat = _flat(case)
+    segment = draw_segment(flat.closed, case.rng)
+    if segment is None:
+        raise Unsupported("no segment to call")
+    fn = segment.program(segment.call(jax.jit))
+    pair = flat, flat.swapped()
+    apart = [part.cast(fn) for part in pair]
+    expected = sum(
+        (collections.Counter(computed_in(t.jaxpr)) for t in apart), collections.Counter()
+    )
+    for parts in (pair, pair[::-1]):
+        count = len(flat.leaves)
+        both = dataclasses.replace(
+            flat,
+            leaves=[x for part in parts for x in part.leaves],
+            is_param=[param for part in parts for param in part.is_param],
+        )
+        together = both.cast(lambda *xs: [*fn(*xs[:count]), *fn(*xs[count:])])
+        if (found := collections.Counter(computed_in(together.jaxpr))) != expected:
+            raise Broken(f"history: apart {expected - found}, together {found - expected}")
+    texts = [jaxpr_text(t.jaxpr) for t in apart]
+
+    def in_thread(part: Flat) -> str:
+        with jax_settings(case.program.x64):
+            return jaxpr_text(part.cast(fn).jaxpr)
+
+    with concurrent.futures.ThreadPoolExecutor(len(pair)) as pool:
+        for text, found in zip(texts, pool.map(in_thread, pair), strict=True):
+            if text != found:
+                raise Broken(f"history: in threads\n{text}\n--- and ---\n{found}")
+
+
 PROPERTIES: dict[str, Callable[[Case], None]] = {
     "types": types,
     "values": values,
@@ -396,6 +521,8 @@ PROPERTIES: dict[str, Callable[[Case], None]] = {
     "leaks": leaks,
     "deterministic": deterministic,
     "without_jit": without_jit,
+    "calls": calls,
+    "history": history,
 }
 
 # How many of the programs each is checked on: what compiles or traces a lot is rarer.
@@ -412,6 +539,8 @@ SHARES = {
     "leaks": 0.05,
     "deterministic": 0.05,
     "without_jit": 0.03,
+    "calls": 0.3,
+    "history": 0.1,
 }
 
 

@@ -14,6 +14,7 @@ from jmp_autocast import BF16, CastPolicy, Policy, autocast, register_policy
 from jmp_autocast.interpreters.compat import Tracer
 from jmp_autocast.interpreters.plan import basic_plans, votes
 from jmp_autocast.interpreters.plan.planner import Planner
+from tests.support.jaxprs import inner_jaxprs, trace
 
 from . import campaign, operations_probes, properties
 from .__main__ import main
@@ -35,6 +36,8 @@ SHARES = {
     "leaks": 0.02,
     "deterministic": 0.03,
     "without_jit": 0.02,
+    "calls": 0.1,
+    "history": 0.02,
 }
 
 
@@ -97,6 +100,22 @@ def wrong_again(fn, **options):
     return (around(twice_for_half) if "residuals" in options else autocast)(fn, **options)
 
 
+def wrong_of_calls(fn, **options):
+    """Rewrites no program that holds a call, a checkpoint or a loop."""
+
+    def broken(*args):
+        held = [eqn for eqn in trace(fn, *args).jaxpr.eqns if any(inner_jaxprs(eqn))]
+        return (fn if held else autocast(fn, **options))(*args)
+
+    return broken
+
+
+def wrong_every_third_time(fn, **options):
+    """Remembers how often it was asked."""
+    level = "compute" if next(turns) % 3 == 2 else "tensor_cores"
+    return autocast(fn, **{**options, "policy": BF16.with_level(level)})
+
+
 kept = []
 turns = itertools.count()
 BROKEN = {
@@ -112,6 +131,8 @@ BROKEN = {
     "leaks": around(lambda args, x: kept.append(x) or x),
     "deterministic": around(lambda args, x: x + 1e-9 * next(turns)),
     "without_jit": around(lambda args, x: x if isinstance(x, Tracer) else x * 1.1),
+    "calls": wrong_of_calls,
+    "history": wrong_every_third_time,
 }
 
 

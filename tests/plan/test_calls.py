@@ -1,0 +1,177 @@
+"""A part of a program in a call, a checkpoint, a custom rule or a loop of one step changes nothing.
+
+The property `calls` of the fuzzer, on the smallest programs that it has found. Each takes ``call``,
+which wraps a part, and parameters and data.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmp_autocast import BF16, FP16, autocast
+from tests.fuzz.comparison import as_numbers, interpreted
+from tests.fuzz.segments import WRAPPERS, computed_in, difference, inline
+from tests.support.numerics import normal
+
+PARAMS = normal(0, w=(8, 8), v=(8, 8), s=(8,), b=(8,))
+X = normal(1, x=(4, 8))["x"]
+POLICIES = {"bfloat16": BF16, "float16": FP16, "compute": BF16.with_level("compute")}
+
+
+def centered(a):
+    return a - jnp.mean(a, -1, keepdims=True)
+
+
+def sum_of_norms(call, p, x):
+    part = call(lambda a, b: (centered(a) + centered(b),))
+    return part(x @ p["w"], x @ p["w"])[0] @ p["v"]
+
+
+def complement(call, p, x):
+    h = x @ p["w"]
+    (a,) = call(lambda h: (jax.nn.sigmoid(h),))(h)
+    return (1 - a) * h @ p["v"]
+
+
+def complement_inside(call, p, x):
+    a = jax.nn.sigmoid(x @ p["w"])
+    (rest,) = call(lambda a: (1 - a,))(a)
+    return a * rest
+
+
+def logarithm(call, p, x):
+    (a,) = call(lambda h: (jax.nn.sigmoid(h),))(x @ p["w"])
+    return jnp.log(1 - a).sum()
+
+
+def snapped(call, p, x):
+    part = call(lambda h: (h + 0.5,))
+    return jnp.floor(part(x @ p["w"])[0]), part(x @ p["w"])[0] @ p["v"]
+
+
+def bias(call, p, x):
+    return call(lambda h, b: (h + b,))(x @ p["w"], p["b"])[0] @ p["v"]
+
+
+def far(call, p, x):
+    return call(lambda h: (h + 1000.0,))(x @ p["w"])[0] @ p["v"]
+
+
+def picked(call, p, x):
+    part = call(lambda z: (z - jax.nn.logsumexp(z, -1, keepdims=True),))
+    return jnp.take_along_axis(part(x @ p["w"])[0], np.arange(4)[:, None], -1).sum()
+
+
+def decay(call, p, x):
+    (d,) = call(lambda h: (jax.nn.sigmoid(h),))(x @ p["w"])
+    step = lambda c, _: (c * d + x, None)
+    return jax.lax.scan(step, jnp.zeros_like(x), None, length=16)[0] @ p["v"]
+
+
+def residual(call, p, x):
+    layer = call(lambda h, w: (h + jax.nn.relu(centered(h) @ w),))
+    h = x @ p["w"]
+    for _ in range(3):
+        (h,) = layer(h, p["v"])
+    return jnp.mean(centered(h) @ p["v"])
+
+
+def gate(call, p, x):
+    return call(lambda h, t: (h * t,))(x @ p["w"], x)[0] @ p["v"]
+
+
+def angles(call, p, x):
+    (a,) = call(lambda t: (jnp.einsum("t,d->td", t, jnp.arange(8.0)),))(jnp.arange(4.0))
+    return jnp.sin(a) @ p["w"]
+
+
+def determinant(call, p, x):
+    a = x @ p["w"]
+    (part,) = call(lambda a: (a[..., 0] * a[..., 1] + a[..., 2] * a[..., 3],))(a)
+    return jnp.log(jnp.abs(part - a[..., 0] * a[..., 3]))
+
+
+def softmax(call, p, x):
+    s = x @ p["w"]
+    return jnp.exp(call(lambda a, b: (a - b,))(s, jnp.max(s, -1, keepdims=True))[0])
+
+
+def logistic_loss(call, p, x):
+    z = x @ p["w"]
+    (relu,) = call(lambda z: (jnp.maximum(z, 0),))(z)
+    return (relu - z * x + jnp.log1p(jnp.exp(-jnp.abs(z)))).mean()
+
+
+def two_readers(call, p, x):
+    """In a call, one reader of an operand asks for float32 and another does not care."""
+    part = call(lambda h: (h < 0.5, jnp.sum(jnp.exp(h))))
+    return part(x @ p["w"])
+
+
+def two_readers_and_product(call, p, x):
+    part = call(lambda h: (jnp.maximum(h, 0) @ p["v"], jnp.exp(h).sum()))
+    return part(x @ p["w"])
+
+
+def split_for_two(call, p, x):
+    """A moved value is read by a product and by a sum in float32."""
+    (d,) = call(lambda a, b: (a * b,))(x, x)
+    first, second = jnp.split(d, 2, axis=-1)
+    return second + first @ p["w"][:4, :4]
+
+
+def moved_through(call, p, x):
+    """What comes back moved is read in float32, and by something else."""
+    c = x @ p["w"]
+    wide, rows = call(lambda c: (jnp.broadcast_to(c, (2, 4, 8)), c[::-1]))(c)
+    return jnp.exp(wide), rows @ p["v"]
+
+
+def cotangents(call, p, x):
+    """The sum of cotangents, in a loop's body and outside of it."""
+    a = x @ p["w"]
+    (mixed,) = call(lambda a, x: (-jnp.where(a > 0, a, 0.0) + jnp.where(a > 0, 0.0, a),))(a, x)
+    return (mixed + x).T @ x
+
+
+PROGRAMS = [
+    sum_of_norms,
+    complement,
+    complement_inside,
+    logarithm,
+    snapped,
+    bias,
+    far,
+    picked,
+    decay,
+    residual,
+    gate,
+    angles,
+    determinant,
+    softmax,
+    logistic_loss,
+    two_readers,
+    two_readers_and_product,
+    split_for_two,
+    moved_through,
+    cotangents,
+]
+
+
+def rewritten(program, call, policy):
+    cast = autocast(lambda p, x: program(call, p, x), policy=policy, params=(0,))
+    return jax.jit(cast).trace(PARAMS, X)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_call_changes_nothing(program, policy, jit_caches):
+    plain = rewritten(program, inline, POLICIES[policy])
+    values = [as_numbers(x) for x in interpreted(plain, (PARAMS, X))]
+    for name, wrap in WRAPPERS.items():
+        called = rewritten(program, wrap, POLICIES[policy])
+        text = difference(computed_in(plain.jaxpr), computed_in(called.jaxpr))
+        assert not text, f"{name}\n{text}"
+        for value, x in zip(values, interpreted(called, (PARAMS, X)), strict=True):
+            np.testing.assert_array_equal(as_numbers(x), value, name)

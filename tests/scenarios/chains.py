@@ -1,0 +1,327 @@
+"""Chains of sums and of factors: how much of what the layers of a deep model do is left in 16 bits.
+
+``python -m tests.scenarios.chains`` prints, for each chain, the error of `autocast` at the default
+level in each form, and the errors of PyTorch's dtype rules and of casts by hand.
+
+The error is that of what the chain does to the value that it begins with: ``h[n] - h[0]`` of a sum,
+``h[n]`` of a product, relative to float32. ``h[0]`` has an exact 16-bit value, so that rounding it
+costs nothing. Programs are evaluated as their jaxprs say, with no digits that XLA would keep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jmp_autocast import Policy, autocast
+from tests.fuzz.by_hand import Rounded
+from tests.fuzz.comparison import as_numbers, interpreted
+from tests.fuzz.program import jax_settings
+
+WIDTH, ROWS, VOCABULARY = 32, 16, 24
+FACTORS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+DEPTHS = (8, 24, 96)
+DTYPES = ("bfloat16", "float16")
+
+BOUND = 0.02
+"""What a chain of sums may lose of what its branches add."""
+ONE_ROUNDING = 2.0**-8
+"""What a chain of factors may lose of its result: as much as rounding that alone to bfloat16."""
+LUCK = 1.25
+"""By so much results differ that are as exact as one another."""
+
+
+def norm(h: Any) -> Any:
+    mean = jnp.mean(h, -1, keepdims=True)
+    square = jnp.mean(h * h, -1, keepdims=True)
+    return (h - mean) * lax.rsqrt(jnp.maximum(square - mean * mean, 0) + 1e-5)
+
+
+def branch(p: Any, h: Any) -> Any:
+    """A perceptron behind a norm, as in a transformer."""
+    return jnp.tanh(norm(h) @ p["w"]) @ p["v"]
+
+
+def field(p: Any, h: Any) -> Any:
+    """The right hand side of an ordinary differential equation."""
+    return jnp.tanh(h @ p["w"]) @ p["v"]
+
+
+# Each makes the next value of parameters of the layer, the value, a condition and the factor. The
+# factor of the first ones is an array of the layer's parameters, so that no dtype depends on it.
+Layer = Callable[[Any, Any, Any, float], Any]
+SUMS: dict[str, Layer] = {
+    "LayerScale": lambda p, h, c, g: h + p["scale"] * branch(p, h),
+    "ReZero": lambda p, h, c, g: h + p["alpha"] * field(p, h),
+    "adaLN-zero": lambda p, h, c, g: h + (c @ p["gate"]) * branch(p, h),
+    "adaLN-zero, shared": lambda p, h, c, g: h + c[:, :1] * branch(p, h),
+    "Euler": lambda p, h, c, g: h + g * field(p, h),
+    "Euler, divided": lambda p, h, c, g: h + field(p, h) / (1 / g),
+    "leaky": lambda p, h, c, g: h + g * (field(p, h) - h),
+    "leaky, mixed": lambda p, h, c, g: (1 - g) * h + g * field(p, h),
+    "plain": lambda p, h, c, g: h + jnp.tanh(norm(h) @ p["w"]) @ p["small"],
+    "plain, two sums": lambda p, h, c, g: (lambda m: m + jnp.tanh(norm(m) @ p["w"]) @ p["small"])(
+        h + field(p, norm(h)) @ p["small"]
+    ),
+    "plain, parallel": lambda p, h, c, g: (
+        h + (jnp.tanh(norm(h) @ p["w"]) @ p["small"] + (norm(h) @ p["small"]))
+    ),
+}
+FACTOR_CHAINS: dict[str, Layer] = {
+    "gates near 1": lambda p, h, c, g: h * jax.nn.sigmoid(h @ p["w"] - jnp.log(p["alpha"])),
+    "complements": lambda p, h, c, g: h * (1 - p["alpha"] * jax.nn.sigmoid(h @ p["w"])),
+    "gates of the input": lambda p, h, c, g: h * jax.nn.sigmoid(c @ p["w"] - jnp.log(p["alpha"])),
+    "decays": lambda p, h, c, g: h * jnp.exp(-p["alpha"] * jax.nn.softplus(h @ p["w"])),
+    "decays of the input": lambda p, h, c, g: (
+        h * jnp.exp(-p["alpha"] * jax.nn.softplus(c @ p["w"]))
+    ),
+    "products": lambda p, h, c, g: h * (1 + p["scale"] * field(p, h)),
+    "highway": lambda p, h, c, g: (lambda t: t * field(p, h) + (1 - t) * h)(
+        p["alpha"] * jax.nn.sigmoid(h @ p["w"])
+    ),
+}
+LAYERS = SUMS | FACTOR_CHAINS
+LITERAL = frozenset(name for name in LAYERS if name.startswith(("Euler", "leaky")))
+"""Chains whose factor stands in the program's text."""
+BEGINNINGS = ("product", "table", "input")
+FORMS = ("written out", "scanned", "in jit", "in checkpoints")
+
+
+def _exact(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Numbers that both 16-bit dtypes hold."""
+    return (rng.integers(1, 17, shape) * rng.choice((-1, 1), shape) / 8).astype(np.float32)
+
+
+def arguments(depth: int, factor: float) -> tuple[dict[str, Any], Any, Any, Any]:
+    """Parameters, the input, the ids of rows of a table, and a condition."""
+    rng = np.random.default_rng(depth)
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    w, v = normal(depth, WIDTH, WIDTH) / WIDTH**0.5, normal(depth, WIDTH, WIDTH) / WIDTH**0.5
+    scale = factor * (1 + 0.1 * normal(depth, WIDTH))
+    gate = factor * normal(depth, WIDTH, WIDTH) / WIDTH**0.5
+    layers = {"w": w, "v": v, "small": factor * v, "scale": scale, "gate": gate,
+              "alpha": np.full(depth, factor, np.float32)}  # fmt: skip
+    # A signed permutation: the product of an exact input is exact.
+    embed = np.eye(WIDTH, dtype=np.float32)[rng.permutation(WIDTH)] * rng.choice((-1, 1), WIDTH)
+    params = {"embed": embed.astype(np.float32), "table": _exact(rng, VOCABULARY, WIDTH)}
+    condition = normal(ROWS, WIDTH)
+    condition[:, 0] = factor * (1 + 0.1 * condition[:, 0])
+    ids = rng.integers(0, VOCABULARY, ROWS).astype(np.int32)
+    return params | {"layers": layers}, _exact(rng, ROWS, WIDTH), ids, condition
+
+
+def begin(beginning: str, params: Any, x: Any, ids: Any) -> Any:
+    if beginning == "product":
+        return x @ params["embed"]
+    return params["table"][ids] if beginning == "table" else x
+
+
+def program(name: str, depth: int, form: str, beginning: str, factor: float) -> Callable[..., Any]:
+    """A model of equal layers, whose result is what the chain ends in."""
+    layer = lambda p, h, c: LAYERS[name](p, h, c, factor)
+    wrap = {"in jit": jax.jit, "in checkpoints": jax.checkpoint}.get(form, lambda f: f)
+    called = wrap(layer)
+
+    def model(params: Any, x: Any, ids: Any, c: Any) -> Any:
+        h = begin(beginning, params, x, ids)
+        if form == "scanned":
+            return lax.scan(lambda h, p: (called(p, h, c), None), h, params["layers"])[0]
+        for p in params["layers"]:
+            h = called(p, h, c)
+        return h
+
+    return model
+
+
+def unstacked(params: Any) -> Any:
+    """The parameters of each layer as arrays of their own, as in a model that is written out."""
+    depth = len(params["layers"]["w"])
+    rows = [{k: v[i] for k, v in params["layers"].items()} for i in range(depth)]
+    return {**params, "layers": rows}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """One chain, and the dtype that it is run in.
+
+    Args:
+        name: The kind of its layers.
+        factor: What the branches are scaled by, or how far the factors are from 1.
+        depth: How many layers.
+        beginning: What the first value is made of.
+        dtype: The compute dtype.
+        level: The level of the policy.
+    """
+
+    name: str
+    factor: float
+    depth: int
+    beginning: str
+    dtype: str
+    level: str = "o1"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.factor:g}, {self.depth} layers, {self.beginning}, {self.dtype}"
+
+    def found(self, form: str) -> float:
+        """The error of `autocast`."""
+        policy = Policy(self.dtype, level=self.level)
+        text = self.factor if self.name in LITERAL else 1.0
+        return self._error(
+            interpreted(
+                _cast(self.name, self.depth, form, self.beginning, text, policy),
+                _arguments(self.depth, self.factor, form),
+            )
+        )
+
+    def by_rule(self, leaves_vote: bool) -> float:
+        """The error of PyTorch's dtype rules, or of casts by hand."""
+        args = _arguments(self.depth, self.factor, "written out")
+        closed = _plain(self.name, self.depth, self.beginning, self._text())
+        leaves = jax.tree.leaves(args)
+        leaf = [k < len(jax.tree.leaves(args[0])) for k in range(len(leaves))]
+        run = lambda *xs: Rounded(self.dtype, leaves_vote).run(closed, xs, leaf)
+        return self._error(interpreted(jax.jit(run).trace(*leaves), leaves))
+
+    def _text(self) -> float:
+        return self.factor if self.name in LITERAL else 1.0
+
+    def _error(self, results: Sequence[Any]) -> float:
+        exact = _exactly(self.name, self.depth, self.beginning, self._text(), self.factor)
+        first = 0.0
+        if self.name in SUMS:
+            params, x, ids, _ = arguments(self.depth, self.factor)
+            first = np.asarray(begin(self.beginning, params, x, ids), np.float64)
+        added = exact - first
+        away = as_numbers(results[0]).astype(np.float64) - exact
+        return float(np.linalg.norm(away) / np.linalg.norm(added))
+
+
+@functools.lru_cache(maxsize=64)
+def _arguments(depth: int, factor: float, form: str) -> Any:
+    params, *data = arguments(depth, factor)
+    return (params if form == "scanned" else unstacked(params), *data)
+
+
+@functools.lru_cache(maxsize=64)
+def _plain(name: str, depth: int, beginning: str, text: float) -> Any:
+    fn = program(name, depth, "written out", beginning, text)
+    return jax.jit(fn).trace(*_arguments(depth, 1.0, "written out")).jaxpr
+
+
+@functools.lru_cache(maxsize=256)
+def _exactly(name: str, depth: int, beginning: str, text: float, factor: float) -> Any:
+    """The result in float64, of the float32 program."""
+    with jax.enable_x64(True):
+        wide = jax.tree.map(
+            lambda a: a.astype(np.float64) if a.dtype.kind == "f" else a,
+            _arguments(depth, factor, "scanned"),
+        )
+        fn = program(name, depth, "scanned", beginning, text)
+        return np.asarray(interpreted(jax.jit(fn).trace(*wide), wide)[0])
+
+
+@functools.lru_cache(maxsize=64)
+def _cast(name: str, depth: int, form: str, beginning: str, text: float, policy: Policy) -> Any:
+    fn = program(name, depth, form, beginning, text)
+    cast = autocast(fn, policy=policy, params=(0,))
+    return jax.jit(cast).trace(*_arguments(depth, 1.0, form))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The errors of one chain in each form."""
+
+    chain: Chain
+    errors: dict[str, float]
+    torch: float
+    by_hand: float
+
+    @property
+    def bound(self) -> float:
+        return BOUND if self.chain.name in SUMS else ONE_ROUNDING
+
+    @property
+    def allowed(self) -> float:
+        """The bound, or as exact as the better of the simple rules."""
+        return max(self.bound, LUCK * min(self.torch, self.by_hand))
+
+    @property
+    def wrong(self) -> list[str]:
+        return [form for form, error in self.errors.items() if not error <= self.allowed]
+
+    def mark(self, error: float) -> str:
+        """``!``: less exact than allowed; ``?``: no less exact than the simple rules alone."""
+        return "!" if not error <= self.allowed else "?" if error > self.bound else " "
+
+    def text(self) -> str:
+        c = self.chain
+        errors = " ".join(f"{e:9.2g}{self.mark(e)}" for e in self.errors.values())
+        return (
+            f"{c.name:20} {c.factor:6g} {c.depth:3} {c.beginning:8}{c.dtype:9}"
+            f"{errors}{self.torch:10.2g} {self.by_hand:9.2g}"
+        )
+
+
+def row(chain: Chain, forms: Sequence[str] = FORMS) -> Row:
+    with jax_settings(False), np.errstate(all="ignore"):
+        errors = {form: chain.found(form) for form in forms}
+        return Row(chain, errors, chain.by_rule(True), chain.by_rule(False))
+
+
+def chains(
+    names: Sequence[str] = tuple(LAYERS),
+    factors: Sequence[float] = FACTORS,
+    depths: Sequence[int] = DEPTHS,
+    beginnings: Sequence[str] = BEGINNINGS,
+    dtypes: Sequence[str] = DTYPES,
+    level: str = "o1",
+) -> Iterator[Chain]:
+    # The factor last: where it is a parameter, one trace serves all.
+    for name, depth, beginning, dtype, factor in itertools.product(
+        names, depths, beginnings, dtypes, factors
+    ):
+        # A factor is near 1: 1 itself takes a value to zero.
+        if name in SUMS or factor < 1:
+            yield Chain(name, factor, depth, beginning, dtype, level)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m tests.scenarios.chains", description=__doc__)
+    parser.add_argument("--names", nargs="*", default=list(LAYERS))
+    parser.add_argument("--factors", nargs="*", type=float, default=list(FACTORS))
+    parser.add_argument("--depths", nargs="*", type=int, default=list(DEPTHS))
+    parser.add_argument("--beginnings", nargs="*", default=list(BEGINNINGS))
+    parser.add_argument("--dtypes", nargs="*", default=list(DTYPES))
+    parser.add_argument("--forms", nargs="*", default=list(FORMS))
+    parser.add_argument("--level", default="o1")
+    parser.add_argument("--wrong", action="store_true", help="print only what is marked")
+    options = vars(parser.parse_args(argv))
+    only_wrong, forms = options.pop("wrong"), options.pop("forms")
+    columns = "".join(f"{form[-9:]:>11}" for form in forms)
+    print(f"{'chain':20} factor   n begun by dtype   {columns}   PyTorch   by hand")
+    marks: collections.Counter[str] = collections.Counter()
+    for chain in chains(**options):
+        found = row(chain, forms)
+        worst = found.mark(max(found.errors.values()))
+        marks[worst] += 1
+        if worst != " " or not only_wrong:
+            print(found.text(), flush=True)
+    print(f"{sum(marks.values())} chains: {marks['!']} less exact than allowed (!), {marks['?']} "
+          f"above the bound and as exact as the better of the two rules (?)")  # fmt: skip
+    return int(marks["!"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
