@@ -1,4 +1,4 @@
-"""Sums of activations that were 16 bits before are computed in float32 and rounded once."""
+"""The stream of a convolutional network is 16 bits, as PyTorch and hand-written code have it."""
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,18 @@ def norm(x):
     return (x - mean) * jax.lax.rsqrt(jnp.maximum(square - mean * mean, 0) + 1e-5)
 
 
-def residual(params, x):
+def convolved(x, w):
+    """A convolution with a window of one element: the product of two matrices."""
+    dimensions = ("NWC", "WIO", "NWC")
+    y = lax.conv_general_dilated(x[:, None], w[None], (1,), "VALID", dimension_numbers=dimensions)
+    return y[:, 0]
+
+
+def residual(params, x, product=convolved):
     """Two blocks and a head behind a mean, as in a ResNet."""
-    x = jax.nn.relu(norm(x @ params["first"]))
+    x = jax.nn.relu(norm(product(x, params["first"])))
     for name in ("second", "first"):
-        x = jax.nn.relu(x + norm(x @ params[name]))
+        x = jax.nn.relu(x + norm(product(x, params[name])))
     return jnp.mean(x.reshape(64, 4, 16), 1) @ params["head"]
 
 
@@ -36,7 +43,7 @@ def by_hand(params, x, dtype=jnp.bfloat16):
         return a.astype(dtype)
 
     def layer(x, name):
-        return cast(norm((cast(x) @ cast(params[name])).astype(jnp.float32)))
+        return cast(norm(convolved(cast(x), cast(params[name])).astype(jnp.float32)))
 
     x = jax.nn.relu(layer(x, "first"))
     for name in ("second", "first"):
@@ -61,6 +68,13 @@ def test_a_residual_network_keeps_16_bits_as_by_hand(policy):
     full = (FULL, FULL, FULL)
     # The last sum is read by a mean alone.
     assert sums(residual, policy, PARAMS, X, leaves=leaves) == [(FULL, FULL, LOW), full]
+
+
+def test_without_convolutions_it_is_an_accumulator():
+    def dense(params, x):
+        return residual(params, x, jnp.matmul)
+
+    assert sums(dense, BF16, PARAMS, X, leaves=(Source.PARAM,) * 3) == [(FULL, FULL, FULL)] * 2
 
 
 def test_with_low_products_alone_nothing_else_is_rounded():
@@ -91,7 +105,7 @@ def kept(fn):
     """The bytes that a backward pass keeps in the size of activations."""
     jaxpr = trace(lambda *args: jax.vjp(fn, *args)[1], PARAMS, X)
     arrays = {v: v.aval for v in jaxpr.jaxpr.outvars if getattr(v, "aval", None) is not None}
-    return sum(a.size * a.dtype.itemsize for a in arrays.values() if a.shape == X.shape)
+    return sum(a.size * a.dtype.itemsize for a in arrays.values() if a.size == X.size)
 
 
 @pytest.mark.parametrize("policy", [BF16, COMPUTE])
@@ -180,7 +194,7 @@ def test_cotangents_add_up_in_float32():
 
     plan = plan_of(jax.grad(loss), PARAMS["first"], X, policy=BF16, leaves=(Source.PARAM,))
     added = [p for eqn, p in all_equations(plan) if eqn.primitive.name == "add_any"]
-    assert [p.results[0].dtype for p in added if set(p.reads) == {FULL}] == [FULL]
+    assert {p.results[0].dtype for p in added if p.results[0].dtype is not None} == {FULL}
 
 
 def test_a_call_is_followed():

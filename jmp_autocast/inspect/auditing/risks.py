@@ -16,8 +16,8 @@ import numpy as np
 from ...interpreters.compat import Literal, body_of, jax_function, name_stack, source_line
 from ...interpreters.plan.data import Source, ValueState
 from ...interpreters.plan.float_dtypes import float_dtype
-from ...interpreters.plan.returning_carries import accumulating_carries, residual_streams
 from ...interpreters.plan.reasons import ReasonCode
+from ...interpreters.plan.returning_carries import accumulating_carries, residual_streams
 from ...interpreters.plan.walk import Origin, Visit
 from ...interpreters.primitives.reading import cast_dtype, summands
 from ...interpreters.primitives.structure import bodies, called, is_call

@@ -28,6 +28,7 @@ from .returning_carries import accumulating_carries
 
 _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
+_MOVES = having("moves")
 _CONVOLVES = "conv_general_dilated"
 _MOST_FACTORS = 3
 
@@ -40,8 +41,9 @@ class Marks(NamedTuple):
         factors: So many factors of its size made it, counted up to three.
         multiplied: A product made it, and nothing since.
         convolved: A convolution made it, since then only operations element by element.
-        scaled: What made it last, of those, was a factor: it may be small beside others.
+        scaled: The last of those was a factor that is given: it may be small beside others.
         spread: Smaller values are repeated in it: a bias.
+        given: An input or a constant of the program, or elements of one.
     """
 
     summed: bool = False
@@ -50,6 +52,7 @@ class Marks(NamedTuple):
     convolved: bool = False
     scaled: bool = False
     spread: bool = False
+    given: bool = False
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
@@ -61,11 +64,13 @@ class Marks(NamedTuple):
             all([m.convolved for m in several]),
             any([m.scaled for m in several]),
             all([m.spread for m in several]),
+            all([m.given for m in several]),
         )
 
 
 NONE = Marks()
 SUMMED = Marks(summed=True)
+GIVEN = Marks(given=True)
 
 Memo: TypeAlias = dict[Any, Any]
 AllMarks: TypeAlias = Mapping[Any, Marks]
@@ -82,7 +87,8 @@ def marks_of(jaxpr: Any, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     key = "marks", id(jaxpr), tuple(inputs)
     if key in memo:
         return memo[key]
-    marks = {v: m for v, m in zip(jaxpr.invars, inputs, strict=True) if m is not NONE}
+    marks = {v: m for v, m in zip(jaxpr.invars, inputs, strict=True) if m != NONE}
+    marks.update(dict.fromkeys(jaxpr.constvars, GIVEN))
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in STRUCTURES:
             found = _of_structure(eqn, marks, memo)
@@ -155,22 +161,25 @@ def _of_result(eqn: Any, marks: AllMarks) -> Marks:
     given = of(marks, eqn.invars)
     if name == "broadcast_in_dim":
         (v, m), result = (eqn.invars[0], given[0]), eqn.outvars[0]
-        return m if v.aval.shape == result.aval.shape else Marks(spread=True)
+        return m if v.aval.shape == result.aval.shape else Marks(spread=True, given=m.given)
+    if name in _MOVES or name == "convert_element_type":
+        return given[0]
     is_mul = name == "mul"
     if not (is_mul or name in _SUMS or any([m is not NONE for m in given])):
         return NONE
     if len(eqn.outvars) != 1 or name in _OPAQUE:
         return NONE
-    large = of(marks, full_size(eqn, marks))
-    has_small = len(large) < len(given)
+    large_ones = full_size(eqn, marks)
+    large = of(marks, large_ones)
+    small = [v for v in eqn.invars if not any([v is w for w in large_ones])]
     passes = name in _CHEAP
     factors = max([m.factors for m in given])
     if is_mul and len(large) == 2:
         factors = min(_MOST_FACTORS, _factors(eqn, marks))
     scaled = any([m.scaled for m in large])
-    if has_small and name in ("mul", "div"):
-        scaled = True
-    elif has_small and name in ("add", "sub"):
+    if small and name in ("mul", "div"):
+        scaled = any([isinstance(v, Literal) or marks.get(v, NONE).given for v in small])
+    elif small and name in ("add", "sub"):
         scaled = False
     return Marks(
         summed=bool(adds(eqn, marks)) or (passes and any([m.summed for m in given])),

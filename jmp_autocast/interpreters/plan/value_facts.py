@@ -14,6 +14,7 @@ from ..primitives.clamped_cast import clamped
 from ..primitives.traits import FOLDS, having
 from .data import Source, ValueState
 from .float_dtypes import float_dtype
+from .marks import GIVEN
 
 _AFFINE = having("affine")
 
@@ -30,7 +31,7 @@ def input_states(
     """
     has_weights, wide = may_use_float8(policy), policy.wide_dtype
     return [
-        ValueState(dtype, source, is_weight=has_weights and source is Source.PARAM)
+        ValueState(dtype, source, is_weight=has_weights and source is Source.PARAM, marks=GIVEN)
         if (dtype := float_dtype(v.aval, wide)) is not None
         else ValueState(None)
         for v, source in zip(variables, sources, strict=True)
