@@ -10,11 +10,7 @@ from ..primitives.float8_scale import CopyKey, ScaleOf, in_8_bits
 from ..primitives.structure import Body, has_rule, is_plain_call, runs_again
 from .data import Demand, Plan, Source, ValueState
 from .float_dtypes import is_in, is_narrower
-from .reasons import ReasonCode
 from .region import Place
-
-# What a number, or a logarithm, keeps in float32 is said where that stands.
-_GUARDS = (ReasonCode.LOG_GUARD, ReasonCode.LITERAL, ReasonCode.COORD)
 
 
 def read_low(
@@ -41,30 +37,23 @@ def read_low(
 
 
 def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
-    """Returns the casts of 16-bit operands that a call reads in float32 alone.
+    """Returns the casts of 16-bit operands that a call, and others, read in float32 alone.
 
-    Before the call, a cast is shared with other readers, whose cotangents are added up in float32:
-    a batch norm subtracts the mean of what `jnp.var` reads, and the two cotangents nearly cancel.
-    Rounded before they were added, the gradient of the layer before was 2.5 % off in bfloat16, and
-    is 0.17 %. The call itself stays as it is, often one of JAX's own that is traced once.
+    Before the call, the cast is shared with the other readers, whose cotangents are added up in
+    float32: a batch norm subtracts the mean of what `jnp.var` reads, and the two cotangents nearly
+    cancel. Rounded before they were added, the gradient of the layer before was 2.5 % off in
+    bfloat16, and is 0.17 %.
 
     Args:
         inner: The plan of the body, whose inputs are the operands.
         at: The equation.
     """
-    # What is computed again is kept in 16 bits, as by the rule of a `custom_vjp`, and what goes to
-    # other devices or to the host goes there so; what is picked from 16 bits is read there.
-    unites = any(want.unites for want in at.wants)
-    may_be = is_plain_call(at.eqn) or at.name == "custom_jvp_call" or (unites and has_rule(at.eqn))
-    stays = not may_be or at.is_at_pick
-    # A call that its readers have raised names them, and a mask of 16-bit scores stays 16 bits.
-    stays = stays or (not unites and any(want.demand for want in at.wants))
-    stays = stays or any(is_narrower(state.dtype, at.wide) for state in inner.outputs)
-    if stays or any(equation.reason.code in _GUARDS for equation in inner.equations):
+    # What is computed again is kept in 16 bits; what goes to other devices or to the host goes so.
+    if not (is_plain_call(at.eqn) or has_rule(at.eqn)) or at.is_at_pick:
         return [None] * len(at.given)
 
     def is_cast(state: ValueState, demand: Demand) -> bool:
-        may_be = state.is_computed and state.known_value is None
+        may_be = state.is_computed and state.known_value is None and state.is_widened
         return may_be and demand is Demand.FULL and is_narrower(state.dtype, at.wide)
 
     pairs = zip(at.given, inner.demands, strict=True)

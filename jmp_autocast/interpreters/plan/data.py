@@ -60,6 +60,7 @@ class ValueState:
         was_rounded: In float32, and made element by element of what was 16 bits: `rounded_streams`.
         scales: If it is stored in 8 bits, along how many first dimensions with scales of their own.
         marks: How it is made, whatever its dtype: of an input of a jaxpr alone.
+        is_widened: Others outside the jaxpr read it in float32: likewise.
     """
 
     dtype: np.dtype | None
@@ -79,6 +80,7 @@ class ValueState:
     was_rounded: bool = False
     scales: int | None = None
     marks: Marks = NONE
+    is_widened: bool = False
 
     def __hash__(self) -> int:
         # Three fields tell most states apart, in a third of the time: each operand is hashed.
@@ -126,18 +128,20 @@ class Want:
 
     Args:
         dtype: The dtype it must be returned in, None for any.
-        demand: FULL or LOW if all readers read it so, and it should be made so.
+        demand: How its readers read it; NONE where that is not known yet.
         needs: What it is needed for outside, as `needs.Need`.
-        unites: Others read what it is made of in float32, too: all read one cast, `united_reads`.
+        fulls: How many readers outside read it in float32, counted up to two.
         reader: The primitive that reads it first, for the reason's text. Two wants that differ in
-            the reader alone are equal, so that a jaxpr is planned once for both.
+            the readers' names alone are equal, so that a jaxpr is planned once for both.
+        first_full: The primitive that reads it first in float32.
     """
 
     dtype: np.dtype | None = None
     demand: Demand = Demand.NONE
     needs: int = 0
-    unites: bool = False
+    fulls: int = 0
     reader: str = dataclasses.field(default="", compare=False)
+    first_full: str = dataclasses.field(default="", compare=False)
 
 
 # --- actions: what is emitted in place of an equation ---------------------------------------
@@ -355,6 +359,7 @@ class Plan:
         outputs: What is known of each output, after ``output_dtypes``.
         output_dtypes: The dtype that each output is cast to on return, None for "as it is".
         demands: How the equations read each input.
+        fulls: How many of them read it in float32, counted up to two.
         source_copies: Pairs (input, dtype) of sources that are read in few bits, as in `Inside`.
         unknown: Names of primitives without a rule, here and inside, in order of appearance.
         identity: Rewriting would give the jaxpr back unchanged.
@@ -369,6 +374,7 @@ class Plan:
     outputs: tuple[ValueState, ...]
     output_dtypes: tuple[np.dtype | None, ...]
     demands: tuple[Demand, ...]
+    fulls: tuple[int, ...]
     source_copies: tuple[tuple[int, CopyKey], ...]
     unknown: tuple[str, ...]
     identity: bool

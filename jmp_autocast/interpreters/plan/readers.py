@@ -1,0 +1,125 @@
+"""How each value of a jaxpr is read: one record per value, filled from the last equation on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..compat import Literal
+from ..primitives.structure import bodies
+from ..primitives.traits import having
+from .data import Demand, EquationPlan, Want
+from .reasons import ReasonCode
+
+_CONTRACTS = having("contracts")
+_ROUNDS = having("rounds")
+_LOW_CONTRACTION = (ReasonCode.LOWER_PRECISION, ReasonCode.DOT_OUT)
+OUTPUT = "the output"
+
+
+@dataclasses.dataclass(slots=True)
+class Reads:
+    """How a value is read.
+
+    Args:
+        demand: In which dtypes.
+        fulls: How many equations read it in float32, or move it for those that do.
+        first: The primitive that reads it first, in program order.
+        first_full: The one that reads it first in float32.
+    """
+
+    demand: Demand = Demand.NONE
+    fulls: int = 0
+    first: str = ""
+    first_full: str = ""
+
+    def as_want(self, needs: int) -> Want:
+        """Returns what these readers say to the equation that makes the value."""
+        return Want(None, self.demand, needs, min(self.fulls, 2), self.first, self.first_full)
+
+
+NOBODY = Reads()
+
+
+class Readers:
+    """How the equations seen so far read each value, from the last to the first.
+
+    Args:
+        jaxpr: The open jaxpr.
+        wants: What is asked of each output.
+        wide: The wide dtype of the policy: float32, or float64 where this speaks of float32.
+    """
+
+    def __init__(self, jaxpr: Any, wants: Sequence[Want], wide: np.dtype) -> None:
+        self._wide = wide
+        self._inputs = jaxpr.invars
+        self._reads: dict[Any, Reads] = {}
+        for v, want in zip(jaxpr.outvars, wants, strict=True):
+            if isinstance(v, Literal):
+                continue
+            if want.dtype is not None:
+                self._read(v, Demand.of(want.dtype, wide), OUTPUT)
+            elif want.demand:
+                self._read(v, want.demand, want.reader, want.first_full, want.fulls)
+            else:
+                # Whoever reads it outside is not known yet: no reason to change it.
+                self._read(v, Demand.LOW | Demand.FULL, "")
+
+    def _read(
+        self, v: Any, demand: Demand, reader: str, first_full: str = "", fulls: int | None = None
+    ) -> None:
+        reads = self._reads.setdefault(v, Reads())
+        reads.demand |= demand
+        reads.first = reader
+        if demand is Demand.FULL:
+            first_full = reader
+            fulls = (reader != OUTPUT) if fulls is None else fulls
+        reads.first_full = first_full or reads.first_full
+        reads.fulls += fulls or 0
+
+    def of(self, v: Any) -> Reads:
+        """Returns how a value is read."""
+        return self._reads.get(v, NOBODY)
+
+    def of_inputs(self) -> tuple[tuple[Demand, ...], tuple[int, ...]]:
+        """Returns how each input is read, and by how many in float32, counted up to two."""
+        found = [self.of(v) for v in self._inputs]
+        return tuple([r.demand for r in found]), tuple([min(r.fulls, 2) for r in found])
+
+    def add(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None = None) -> None:
+        """Adds how an equation reads its operands, if it follows the request."""
+        name = eqn.primitive.name
+        demands = plan.demands or (self._demand(eqn, plan, request),) * len(eqn.invars)
+        fulls: dict[int, int] = {}
+        for body, inner in zip(bodies(eqn), plan.inner, strict=True) if plan.inner else ():
+            for i, count in zip(body.operands, inner.fulls, strict=True):
+                fulls[i] = fulls.get(i, 0) + count
+        for i, (v, demand) in enumerate(zip(eqn.invars, demands, strict=True)):
+            if not isinstance(v, Literal):
+                self._read(v, demand, name, fulls=fulls.get(i))
+
+    def _demand(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None) -> Demand:
+        """Returns in which dtype an equation reads its operands."""
+        name, code = eqn.primitive.name, plan.reason.code
+        # A contraction reads 16 bits also where it returns its float32 accumulator.
+        if name in _CONTRACTS and code in _LOW_CONTRACTION:
+            return Demand.LOW
+        # It will run in the dtype that is asked of it, and read its operands in that dtype.
+        if request is not None:
+            return next(want.demand for want in request if want.demand)
+        if all([state.dtype is None for state in plan.results]):
+            # A comparison or an index: exact enough in either dtype.
+            kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
+            return Demand.FULL if kept else Demand.NONE
+        if Demand.of(plan.results[0].dtype, self._wide) is Demand.FULL:
+            return Demand.FULL
+        if name not in _ROUNDS:
+            return Demand.LOW
+        # Rounding commutes with it, so a reader behind it is as good as a direct one.
+        through = Demand.NONE
+        for out in eqn.outvars:
+            through |= self.of(out).demand
+        return through or Demand.LOW

@@ -1,0 +1,339 @@
+"""What the readers of a value ask of its maker: a sweep from the last equation to the first.
+
+Example: ``exp(x - max(x))`` in float32 reads a difference. The difference of two 16-bit values
+would be computed in 16 bits, and its error multiplies the result of ``exp``; so the difference is
+asked for in float32, which costs a cast that XLA fuses.
+
+An equation is asked once, by the first of `ASKS` that asks, unless one of `REFUSES` refuses. A call
+is told how each result is read, and decides inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...policies import Policy
+from ..compat import Literal, variables_in
+from ..primitives.picking import picks
+from ..primitives.traits import having
+from .data import Contract, Demand, EquationPlan, Source, ValueState, Want
+from .float_dtypes import is_narrower
+from .marks import AllMarks, is_convolved_sum
+from .needs import GUARDED, HARMED, LOST, NOTHING, Need, Needs
+from .readers import Readers, Reads
+from .reasons import ReasonCode
+from .symbolic_sizes import at_least, element_count
+
+_CLEARS = having("clears")
+_FEEDS = having("feeds")
+_FUSES = having("fuses")
+_MOVES = having("moves")
+_SATURATES = having("saturates")
+_SUMS = having("sums")
+_NO_WISH = Want()
+
+
+class Maker(NamedTuple):
+    """An equation that may be asked.
+
+    Args:
+        eqn: The equation, which has no jaxpr inside.
+        plan: Its plan so far.
+        reads: How its first result is read.
+        need: What that is needed for.
+        computed: How many of its operands are computed.
+        policy: The policy of the program.
+        states: What is known of each value.
+        marks: How each value is made.
+    """
+
+    eqn: Any
+    plan: EquationPlan
+    reads: Reads
+    need: Need
+    computed: int
+    policy: Policy
+    states: Mapping[Any, ValueState]
+    marks: AllMarks
+
+    @property
+    def name(self) -> str:
+        """The name of its primitive."""
+        return self.eqn.primitive.name
+
+    @property
+    def is_low(self) -> bool:
+        """Whether its result is narrower than the wide dtype."""
+        return is_narrower(self.plan.results[0].dtype, self.policy.wide_dtype)
+
+    def asks(self, demand: Demand, reader: str) -> Want:
+        """Returns what is asked of it."""
+        return Want(None, demand, int(self.need), 0, reader)
+
+
+# --- who asks, in this order ----------------------------------------------------------------
+
+
+def _becomes_whole(at: Maker) -> Want | None:
+    if at.need & Need.SNAP and at.is_low:
+        return at.asks(Demand.FULL, "what rounds it to an integer")
+    return None
+
+
+def _is_neighbor(at: Maker) -> Want | None:
+    if at.need & Need.NEIGHBOR and at.is_low:
+        return at.asks(Demand.FULL, "a product of its elements")
+    return None
+
+
+def _is_near_1(at: Maker) -> Want | None:
+    # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1.
+    if at.need & Need.NEAR_1 and at.name in _SATURATES and at.is_low:
+        return at.asks(Demand.FULL, "its difference from 1")
+    return None
+
+
+def _all_readers(at: Maker) -> Want | None:
+    demand, wide = at.reads.demand, at.policy.wide_dtype
+    differs = demand is not Demand.of(at.plan.results[0].dtype, wide)
+    if demand in (Demand.LOW, Demand.FULL) and differs:
+        return at.asks(demand, at.reads.first)
+    return None
+
+
+def _one_full_reader(at: Maker) -> Want | None:
+    """What loses digits for one of its readers is computed in float32 once, and cast for others.
+
+    `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 where the difference is
+    rounded. So is a tanh whose ``log(1 - y * y)`` a loss reads, and the next layer ``y``: the loss
+    was 22 % off in bfloat16. A sum with a source may be larger than what it is added to.
+    """
+    loses = at.name == "sub" and bool(at.need & Need.POLE)
+    loses |= at.name in _SATURATES and bool(at.need & LOST)
+    # At level "compute" no source raises what it is added to, as with `dtype=` by hand.
+    loses |= at.name in _SUMS and not at.policy.data_abstains and _adds_a_source(at)
+    if loses and at.reads.first_full and at.reads.demand is not Demand.FULL:
+        return at.asks(Demand.FULL, at.reads.first_full)
+    return None
+
+
+def _adds_a_source(at: Maker) -> bool:
+    """Whether a sum adds a source in 16 bits that is no bias of a contraction."""
+    plan = at.plan
+    if plan.reason.code is not ReasonCode.PROMOTE_LOW or plan.results[0].freshness == 2:
+        return False
+    found = [at.states[v] for v in variables_in(at.eqn.invars)]
+    return any(s.source and s.known_value is None and not s.may_be_rounded for s in found)
+
+
+ASKS: tuple[Callable[[Maker], Want | None], ...] = (
+    _becomes_whole,
+    _is_neighbor,
+    _is_near_1,
+    _all_readers,
+    _one_full_reader,
+)
+
+
+# --- what refuses: a float32 array would be stored, or nothing is gained ---------------------
+
+
+def _is_stream(at: Maker, want: Want) -> bool:
+    """At level "compute" a residual stream is 16 bits by intent, as with ``dtype=`` by hand.
+
+    So is that of a convolutional network at every level, unless its rounding does harm: a norm that
+    reads it is no reason to store it in float32.
+    """
+    if at.policy.data_abstains:
+        # One that is computed in float32 needs no rounding where all its readers are, too.
+        return _is_residual_sum(at) and not at.plan.casts and not at.need & Need.CANCELS
+    harmed = at.need & (HARMED | Need.CANCELS)
+    return want.demand is Demand.FULL and is_convolved_sum(at.eqn, at.marks) and not harmed
+
+
+def _is_residual_sum(at: Maker) -> bool:
+    """Whether it adds values of its own size that no parameter is among."""
+    if at.name not in _SUMS:
+        return False
+    # A bias is smaller than the sum, and a parameter of full size (a learned position) is no
+    # stream.
+    shape = at.eqn.outvars[0].aval.shape
+    summands = [v for v in variables_in(at.eqn.invars) if v.aval.shape == shape]
+    sources = [at.states[v].source for v in summands]
+    return len(sources) > 1 and all(source in (None, Source.DATA) for source in sources)
+
+
+def _is_gated_summand(at: Maker, want: Want) -> bool:
+    """Raised, ``sigmoid(a) * b`` would keep both factors in float32 for the backward pass.
+
+    Not where others are taken from it: a determinant adds up products, and their digits cancel. In
+    float16, products of three numbers up to 324 made 8 of 8 determinants NaN or infinite.
+    """
+    is_gated = at.name == "mul" and at.plan.reason.code is ReasonCode.PROMOTE_LOW
+    only_sums = not at.need & Need.BEYOND_SUMS
+    return at.computed > 1 and is_gated and only_sums and not at.need & Need.CANCELS
+
+
+def _is_only_an_index(at: Maker, want: Want) -> bool:
+    """For the index alone, beside 16-bit readers, no two activations are kept in float32."""
+    if not at.need & Need.SNAP or at.reads.demand is Demand.FULL:
+        return False
+    return at.computed > 1 or at.name not in _FEEDS
+
+
+def _cannot_follow(at: Maker, want: Want) -> bool:
+    code = at.plan.reason.code
+    if want.demand is Demand.LOW:
+        # Of two computed operands each would need a cast, where the result needs one; a row of a
+        # buffer is smaller than the buffer.
+        clears = at.name in _CLEARS and not (at.name in _MOVES and _shrinks(at.eqn))
+        return not (code is ReasonCode.PROMOTE_FULL and clears and at.computed == 1)
+    if isinstance(at.plan.action, Contract):
+        return not (at.policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION)
+    # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
+    # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
+    saturates = at.name in _SATURATES and at.need & GUARDED
+    is_cheap = at.name in _FEEDS or saturates or picks(at.eqn)
+    return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
+
+
+def _shrinks(eqn: Any) -> bool:
+    """Whether an operand has more elements than the results together."""
+    results = sum(map(element_count, eqn.outvars))
+    return not all(at_least(results, element_count(v)) for v in variables_in(eqn.invars))
+
+
+REFUSES: tuple[Callable[[Maker, Want], bool], ...] = (
+    _is_stream,
+    _is_gated_summand,
+    _is_only_an_index,
+    _cannot_follow,
+)
+
+
+# --- the sweep ------------------------------------------------------------------------------
+
+Requests = Mapping[int, tuple[Want, ...]]
+
+
+class Found(NamedTuple):
+    """What a sweep found.
+
+    Args:
+        requests: For the index of an equation, what is asked of each of its results.
+        shared: For the index of an equation that holds jaxprs, the operands that others read in
+            float32, too.
+        demands: How the equations, if they follow, read each input of the jaxpr.
+        fulls: How many of them read it in float32, counted up to two.
+    """
+
+    requests: dict[int, tuple[Want, ...]]
+    shared: dict[int, frozenset[int]]
+    demands: tuple[Demand, ...]
+    fulls: tuple[int, ...]
+
+
+def find_requests(
+    jaxpr: Any,
+    equations: Sequence[EquationPlan],
+    states: Mapping[Any, ValueState],
+    wants: Sequence[Want],
+    already: Requests,
+    replanned: Callable[[int, tuple[Want, ...]], EquationPlan | None],
+    policy: Policy,
+    needs: Needs,
+    marks: AllMarks,
+) -> Found:
+    """Finds the equations that should run in the dtype in which their readers read.
+
+    Args:
+        jaxpr: The open jaxpr.
+        equations: The plan of each equation.
+        states: What is known of each value.
+        wants: What is asked of each output.
+        already: What earlier sweeps found: no equation is asked twice.
+        replanned: From the index of a call, and what is asked of its results, to its plan; None
+            where it was planned for that.
+        policy: The policy of the program.
+        needs: What each value is needed for.
+        marks: How each value is made.
+    """
+    requests: dict[int, tuple[Want, ...]] = {}
+    readers = Readers(jaxpr, wants, policy.wide_dtype)
+    for i in reversed(range(len(equations))):
+        eqn, plan = jaxpr.eqns[i], equations[i]
+        request = None
+        if plan.inner:
+            asked = tuple(
+                [
+                    _NO_WISH
+                    if state.dtype is None or state.source is not None
+                    else readers.of(v).as_want(int(needs.get(v, NOTHING)))
+                    for v, state in zip(eqn.outvars, plan.results, strict=True)
+                ]
+            )
+            if (other := replanned(i, asked)) is not None:
+                requests[i], plan = asked, other
+        elif i not in already and len(plan.results) == 1:
+            state = plan.results[0]
+            if state.dtype is not None and state.source is None:
+                v = eqn.outvars[0]
+                computed = {v for v in variables_in(eqn.invars) if states[v].is_computed}
+                need = needs.get(v, NOTHING)
+                at = Maker(eqn, plan, readers.of(v), need, len(computed), policy, states, marks)
+                want = next((w for ask in ASKS if (w := ask(at)) is not None), None)
+                if want is not None and not any([refuses(at, want) for refuses in REFUSES]):
+                    requests[i] = request = (want,)
+        readers.add(eqn, plan, request)
+    shared = _find_shared(jaxpr, equations, states, {**already, **requests}, readers, policy)
+    requests |= shared[0]
+    return Found(requests, shared[1], *readers.of_inputs())
+
+
+# --- one cast for all float32 readers of a 16-bit value ------------------------------------------
+
+
+def _find_shared(
+    jaxpr: Any,
+    equations: Sequence[EquationPlan],
+    states: Mapping[Any, ValueState],
+    asked: Requests,
+    readers: Readers,
+    policy: Policy,
+) -> tuple[dict[int, tuple[Want, ...]], dict[int, frozenset[int]]]:
+    """Finds what stands between one cast of a 16-bit value and its float32 readers.
+
+    Rounding commutes with ``neg``, ``max`` or a transpose: where float32 is read behind one, the
+    cast may stand before it or behind it. Behind it, the cotangent is rounded by itself, before it
+    is added to those of the other readers. In ``max(z, 0) - z * y + log1p(exp(-abs(z)))`` three of
+    them nearly cancel where a model is right: their sum is its error, ``sigmoid(z) - y``. In
+    bfloat16 the gradient was 16 % off for labels that are 0.01 off, and 4 % for a contrastive loss,
+    which reads logits and their transpose. By hand, and in PyTorch, logits are cast once, before
+    the loss. What has one float32 reader stays: masked scores, or an activation before a norm,
+    which the backward pass would keep in float32.
+    """
+    wide = policy.wide_dtype
+    found: dict[int, tuple[Want, ...]] = {}
+    shared: dict[int, frozenset[int]] = {}
+
+    def is_shared(v: Any) -> bool:
+        if isinstance(v, Literal) or not states[v].is_computed:
+            return False
+        is_low = is_narrower(states[v].dtype, wide)
+        return is_low and (states[v].is_widened or readers.of(v).fulls > 1)
+
+    for i, (eqn, plan) in enumerate(zip(jaxpr.eqns, equations, strict=True)):
+        if plan.inner:
+            # Others read it in float32: whether the call does, is decided inside.
+            if some := frozenset(k for k, v in enumerate(eqn.invars) if is_shared(v)):
+                shared[i] = some
+            continue
+        if eqn.primitive.name not in _FUSES or plan.reason.code is not ReasonCode.PROMOTE_LOW:
+            continue
+        reads = readers.of(eqn.outvars[0])
+        is_moved = reads.demand is Demand.FULL and reads.fulls > 0
+        is_low = is_narrower(plan.results[0].dtype, wide)
+        if i not in asked and is_moved and is_low and any(map(is_shared, eqn.invars)):
+            found[i] = (Want(None, Demand.FULL, 0, 0, reads.first),)
+    return found, shared
