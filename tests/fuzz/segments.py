@@ -174,7 +174,10 @@ def _lines(jaxpr: Any) -> Iterator[Line]:
             # Whether gradients of its operands are accumulated depends on what they are made of.
             yield "product", _dtypes(eqn.invars[:2]), _dtypes(eqn.outvars)
         elif name not in NO_COMPUTATION:
-            yield name, _dtypes(eqn.invars), _dtypes(eqn.outvars)
+            results = _dtypes(eqn.outvars)
+            # A comparison of 16-bit numbers says the same of their casts.
+            compares = not any("float" in dtype for dtype in results)
+            yield name, () if compares else _dtypes(eqn.invars), results
 
 
 def _dtypes(atoms: Any) -> tuple[str, ...]:

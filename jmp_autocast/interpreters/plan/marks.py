@@ -25,6 +25,7 @@ from ..compat import Literal, body_of
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import having
 from .returning_carries import accumulating_carries
+from .symbolic_sizes import at_least, element_count
 
 _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
@@ -159,9 +160,10 @@ def _of_result(eqn: Any, marks: AllMarks) -> Marks:
     if name == _CONVOLVES:
         return Marks(convolved=True)
     given = of(marks, eqn.invars)
-    if name == "broadcast_in_dim":
-        (v, m), result = (eqn.invars[0], given[0]), eqn.outvars[0]
-        return m if v.aval.shape == result.aval.shape else Marks(spread=True, given=m.given)
+    if name == "broadcast_in_dim" and not at_least(
+        element_count(eqn.invars[0]), element_count(eqn.outvars[0])
+    ):
+        return Marks(spread=True, given=given[0].given)
     if name in _MOVES or name == "convert_element_type":
         return given[0]
     is_mul = name == "mul"
