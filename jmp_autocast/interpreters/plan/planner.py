@@ -18,6 +18,7 @@ from ..primitives.called_back import functions_of
 from ..primitives.complements import COMPLEMENTS, subtracted_from_one
 from ..primitives.picking import picks
 from ..primitives.structure import STRUCTURES, has_rule
+from ..regions import Regions
 from .called_back import plan_called_back
 from .complements import complement
 from .constant_range import constant_range
@@ -34,7 +35,7 @@ from .needs import NOTHING, Need, Needs, needs_of
 from .number_factors import as_numbers, with_numbers_cast
 from .picks import beside_pick, beside_picks
 from .read_often import with_wide_gradients
-from .region import Place, Regions
+from .region import Place
 from .rounded_streams import RoundedStreams
 from .source_copies import source_copies
 from .structural import plan_structural, planning_rule

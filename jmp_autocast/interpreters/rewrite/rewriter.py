@@ -46,7 +46,6 @@ from ..plan.data import (
     Want,
 )
 from ..plan.float_dtypes import float_dtype
-from ..plan.region import AS_DECLARED
 from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
@@ -55,6 +54,7 @@ from ..primitives.evaluate import evaluate
 from ..primitives.float8_scale import copy_aval
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, has_rule
+from ..regions import AS_DECLARED
 from .closures import KeepsValues
 from .emitted import emitted
 from .float8 import multiplied_in_8_bits, stored
