@@ -53,10 +53,10 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
         at: The equation.
     """
     # What is computed again is kept in 16 bits, as by the rule of a `custom_vjp`, and what goes to
-    # other devices or to the host goes there so; what is picked from 16 bits is read there.
+    # other devices or to the host goes there so.
     unites = any(want.unites for want in at.wants)
     may_be = is_plain_call(at.eqn) or at.name == "custom_jvp_call" or (unites and has_rule(at.eqn))
-    stays = not may_be or at.is_at_pick
+    stays = not may_be
     # A call that its readers have raised names them, and a mask of 16-bit scores stays 16 bits.
     stays = stays or (not unites and any(want.demand for want in at.wants))
     stays = stays or any(is_narrower(state.dtype, at.wide) for state in inner.outputs)

@@ -13,14 +13,12 @@ from typing import Any
 
 from ...policies import Policy, Rule, may_use_float8
 from ...policies.registry import has_rule_functions
+from ..before import Preparation
 from ..compat import Literal, body_of, consts_of, variables_in
 from ..primitives.called_back import functions_of
-from ..primitives.complements import COMPLEMENTS, subtracted_from_one
-from ..primitives.picking import picks
 from ..primitives.structure import STRUCTURES, has_rule
 from ..regions import Regions
 from .called_back import plan_called_back
-from .complements import complement
 from .constant_range import constant_range
 from .data import EquationPlan, Inside, Plan, Source, ValueState, Want
 from .demands import find_requests
@@ -32,8 +30,6 @@ from .kinds import kind_of
 from .last_products import last_products
 from .marks import AllMarks, Memo, accumulates, marks_of, of
 from .needs import NOTHING, Need, Needs, needs_of
-from .number_factors import as_numbers, with_numbers_cast
-from .picks import beside_pick, beside_picks
 from .read_often import with_wide_gradients
 from .region import Place
 from .rounded_streams import RoundedStreams
@@ -78,12 +74,12 @@ class Planner:
         # Whether a function with a derivative or batching rule of the user's own was planned.
         self.has_rules: bool = False
         self._last: frozenset[int] = frozenset()
-        self._beside_picks: frozenset[int] = frozenset()
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
         self._rule_functions = has_rule_functions([*policy.rules, *scoped])
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
         looks_at_names = looks_at_names or policy.precisions
         self._regions = Regions(policy, not (looks_at_names or all_paths), lowers_nothing)
+        self.prepare = Preparation(policy, self._regions)
 
     @property
     def scopes(self) -> list[tuple[str, ...]]:
@@ -98,7 +94,7 @@ class Planner:
         outputs; its readers inside keep the dtypes that serve them.
 
         Args:
-            jaxpr: The closed jaxpr.
+            jaxpr: The closed jaxpr, prepared by `prepare`.
             inputs: What is known of each input.
             wants: What is asked of each output.
 
@@ -107,7 +103,6 @@ class Planner:
         """
         if may_use_float8(self.policy):
             self._last = last_products(jaxpr)
-        self._beside_picks = beside_picks(jaxpr)
         plan = self.plan(jaxpr, inputs, wants)
         wants = [
             returned(want, state, v, self._wide)
@@ -148,11 +143,8 @@ class Planner:
 
     def _plan_of_kind(self, jaxpr: Any, *question: Any) -> Plan:
         """Plans a jaxpr, unless one of its kind was planned; each has a plan of its own."""
-        # A rule function may look at the source line; a last product, and what stands before a
-        # pick, is one equation.
-        is_alone = self._rule_functions or self._last
-        is_alone = is_alone or not self._beside_picks.isdisjoint(map(id, body_of(jaxpr).eqns))
-        kind = None if is_alone else kind_of(jaxpr)
+        # A rule function may look at the source line; a last product is one equation.
+        kind = None if self._rule_functions or self._last else kind_of(jaxpr)
         if kind is None:
             return self._plan(jaxpr, *question)
         key = (kind, *question)
@@ -241,11 +233,9 @@ class Planner:
         """
         states, wide = dict(known), self._wide
         equations: list[EquationPlan] = []
-        saturated: dict[Any, int] = {}  # the equations that make what may be subtracted from 1
         changed: set[Any] = set()  # of which something else was known in the sweep before
         for i, eqn in enumerate(body.eqns):
-            k = saturated.get(subtracted_from_one(eqn)) if saturated else None
-            is_new = not before or i in more or k is not None
+            is_new = not before or i in more
             if is_new or (changed and not changed.isdisjoint(variables_in(eqn.invars))):
                 operands = [
                     literal_state(v, wide) if isinstance(v, Literal) else states[v]
@@ -267,20 +257,13 @@ class Planner:
                 else:
                     need = needs.get(eqn.outvars[0], NOTHING) if eqn.outvars else NOTHING
                     accumulating = accumulates(eqn, marks, bool(need & Need.ADDED))
-                is_at_pick = id(eqn) in self._beside_picks or picks(eqn)
-                place = Place(
-                    eqn, tuple(operands), region, wants, is_last, is_at_pick, accumulating
-                )
+                place = Place(eqn, tuple(operands), region, wants, is_last, accumulating)
                 plan = self._followed(place, self._plan_equation(place), needs, marks)
-                if k is not None:
-                    plan = complement(plan, body.eqns[k], equations[k], wide)
                 if before and plan.results != before[i].results:
                     changed.update(eqn.outvars)
                 states.update(zip(eqn.outvars, plan.results, strict=True))
             else:
                 plan = before[i]
-            if eqn.primitive.name in COMPLEMENTS:
-                saturated[eqn.outvars[0]] = i
             equations.append(plan)
         return equations, states
 
@@ -289,8 +272,6 @@ class Planner:
     ) -> EquationPlan:
         """Returns a plan with what follows from where its equation stands among the others."""
         dtype = at.region.compute_dtype
-        if at.is_at_pick:
-            plan = beside_pick(at, plan)
         if self._streams is not None and dtype is not None:
             plan = self._streams.follow(needs, marks, at.eqn, plan, dtype)
         if self.finds_torch_dtypes and dtype is not None:
@@ -301,8 +282,6 @@ class Planner:
     def _plan_equation(self, at: Place) -> EquationPlan:
         if (beyond := outside(at)) is not at:
             return leaving(self._plan_equation(beyond), at.given)
-        if (cast := with_numbers_cast(at)) is not at:
-            return as_numbers(at, self._plan_equation(cast), plan_equation(self.policy, at))
         rule = planning_rule(at.name)
         if at.region.island is not None and functions_of(at.eqn):
             rule = plan_called_back

@@ -20,7 +20,6 @@ class Place(NamedTuple):
         region: The precision of the scope that the equation is in.
         wants: What the readers of each result ask for; empty if no sweep said.
         is_last: It is a matrix product that no other one follows, where the policy asks.
-        is_at_pick: It picks single elements, or a value goes through it before it is picked from.
         accumulates: It computes an accumulator: `marks`.
     """
 
@@ -29,7 +28,6 @@ class Place(NamedTuple):
     region: Region
     wants: tuple[Want, ...] = ()
     is_last: bool = False
-    is_at_pick: bool = False
     accumulates: bool = False
 
     @property

@@ -132,7 +132,7 @@ def _around(
 ) -> EquationPlan:
     """Returns the plan of an equation whose operands and results are those of its one body."""
     unchanged = inner.identity and not any(operands) and not _may_lower_in_rule(at)
-    is_open = at.is_at_pick or any(s.is_looked_up for s in inner.outputs)
+    is_open = any(s.is_looked_up for s in inner.outputs)
     return EquationPlan(
         Inside((inner,), tuple(copies), unchanged, is_open and is_plain_call(at.eqn)),
         at.given,
