@@ -267,7 +267,8 @@ class PlannedCall:
 
     Args:
         call: The flattened arguments.
-        closed: The jaxpr of the function.
+        traced: The jaxpr of the function.
+        closed: The same, prepared for planning.
         planner: Plans the derivative rules that come into being later.
         plan: The plan of the jaxpr.
         residuals: How much is kept for the backward pass, and where.
@@ -277,6 +278,7 @@ class PlannedCall:
     """
 
     call: arguments.Call
+    traced: Any
     closed: Any
     planner: Planner
     plan: Plan
@@ -308,7 +310,7 @@ class PlannedCall:
         """
         with jax.named_scope(mark(GOVERNED)):
             label = _reason if ANNOTATED.value else None
-            rewriter = Rewriter(self.planner.plan, self.plan.wide, planned, label)
+            rewriter = Rewriter(self.planner, self.plan.wide, planned, label)
             return rewriter.program(self.plan, self.closed, arrays)
 
 
@@ -328,9 +330,10 @@ def plan_call(
     check_float64(policy)
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
     # Not from JAX's cache: the function may close over arrays that have changed since.
-    closed = fresh_make_jaxpr(call.traceable, *call.arrays)
+    traced = fresh_make_jaxpr(call.traceable, *call.arrays)
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
     planner = Planner(policy, options.output_dtype == "computed", lowers_nothing=lowers_nothing)
+    closed = planner.prepare(traced)
     body = body_of(closed)
     warn_without_units(policy)
     warn_without_float64(policy, closed, arguments.name_of(fn))
@@ -339,7 +342,7 @@ def plan_call(
     pairs = zip(body.outvars, wanted, strict=True)
     wants = [want_of(v.aval, dtype, policy.wide_dtype) for v, dtype in pairs]
     plan = planner.plan_program(closed, inputs, wants)
-    return PlannedCall(call, closed, planner, plan, options.residuals, wanted, choice)
+    return PlannedCall(call, traced, closed, planner, plan, options.residuals, wanted, choice)
 
 
 @with_frame_memory

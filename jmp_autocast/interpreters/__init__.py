@@ -1,4 +1,6 @@
-"""trace -> plan -> rewrite: the interpreters. `plan` decides dtypes, `rewrite` emits them.
+"""trace -> before -> plan -> rewrite: the interpreters.
+
+`before` prepares a jaxpr, `plan` decides dtypes, `rewrite` emits them.
 
 Reading order: `primitives/traits.py` and `structure.py` (what is known of primitives),
 `plan/data.py` (what a plan says), `plan/planner.py` and `plan/equation.py` (how it is made),

@@ -10,9 +10,9 @@ from jax.extend.core import Primitive
 from jmp_autocast import BF16, CastPolicy, autocast, full_precision
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan import constant_range, planner
-from jmp_autocast.interpreters.plan.requests import find_requests
 from jmp_autocast.interpreters.plan.kinds import kind_of
 from jmp_autocast.interpreters.plan.reasons import ReasonCode
+from jmp_autocast.interpreters.plan.requests import find_requests
 from tests.support.jaxprs import find, trace
 from tests.support.plans import FULL, LOW, LOWEST, all_equations, low, plan_of
 

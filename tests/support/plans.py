@@ -7,6 +7,7 @@ from jax import lax
 from jmp_autocast import BF16
 from jmp_autocast.interpreters import Planner, Source, ValueState, Want
 from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
+from jmp_autocast.interpreters.plan.marks import GIVEN
 
 from .jaxprs import trace
 
@@ -18,14 +19,15 @@ DENORMAL = 1e-41  # 0 in bfloat16
 
 def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
     """Plans ``fn``; ``leaves`` says what the first arguments are, the others are data."""
-    closed = trace(fn, *args)
+    planner = Planner(policy, computed=computed)
+    closed = planner.prepare(trace(fn, *args))
     avals = [v.aval for v in closed.jaxpr.invars]
     kinds = [*leaves, *(Source.DATA,) * (len(avals) - len(leaves))]
     dtypes = [float_dtype(aval, policy.wide_dtype) for aval in avals]
     pairs = zip(dtypes, kinds, strict=True)
-    inputs = [ValueState(dtype, leaf if dtype else None) for dtype, leaf in pairs]
+    inputs = [ValueState(dtype, leaf if dtype else None, marks=GIVEN) for dtype, leaf in pairs]
     wanted = [wanted or Want()] * len(closed.jaxpr.outvars)
-    return Planner(policy, computed=computed).plan_program(closed, inputs, wanted)
+    return planner.plan_program(closed, inputs, wanted)
 
 
 def all_equations(plan):

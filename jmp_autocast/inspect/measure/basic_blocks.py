@@ -29,14 +29,12 @@ class EquationRun(NamedTuple):
         operands: Its operands, per program.
         results: Its results, per program.
         again: Runs the equation once more in one program: takes the program's number and operands.
-        rounded: The last program reads its operands as they are: rounded, where they are 16 bits.
     """
 
     eqn: Any
     operands: list[list[Any]]
     results: list[list[Any]]
     again: Any
-    rounded: bool
 
 
 class Probe(abc.ABC):

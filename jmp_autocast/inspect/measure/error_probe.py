@@ -91,7 +91,7 @@ class ErrorProbe(Probe):
         declared, mixed = run.operands
         # On the float32 program's operands, rounded as they are read: what earlier equations did
         # wrong is not in them, so that the error of the result is this equation's own.
-        read = list(map(_as_read, declared, mixed)) if run.rounded else declared
+        read = list(map(_as_read, declared, mixed))
         alone = [materialized(x) for x in run.again(1, read)]
         measured = [
             (_sums(reference, result), _sums(reference, own), _code(result))

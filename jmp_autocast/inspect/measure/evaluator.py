@@ -111,11 +111,11 @@ class Evaluator(SideBySide[Recorder]):
         """Runs one equation, and measures it."""
         i, eqn, programs, recorder = site
 
-        def run(k: int, arrays: Sequence[Any], alone: bool = True) -> list[Any]:
-            return [value.array for value in programs[k].emit(i, eqn, arrays, alone)]
+        def run(k: int, arrays: Sequence[Any]) -> list[Any]:
+            return [value.array for value in programs[k].emit(i, eqn, arrays)]
 
         arrays = [[value.arrays[k] for value in operands] for k in range(len(programs))]
-        results = [run(k, each, alone=False) for k, each in enumerate(arrays)]
+        results = list(map(run, range(len(arrays)), arrays))
         refs = refs_of(operands)
         if is_measured(eqn):
             if self._probe.flags and (axes := collective_axes(eqn)):
@@ -124,8 +124,7 @@ class Evaluator(SideBySide[Recorder]):
             # program there is one, and to compile a branch per result cost more than it saved.
             if len(programs) > 1:
                 results = [[materialized(x) for x in each] for each in results]
-            rounded = programs[-1].reads_operands(i)
-            refs = recorder.add(EquationRun(eqn, arrays, results, run, rounded), refs)
+            refs = recorder.add(EquationRun(eqn, arrays, results, run), refs)
         return [Values(each, refs) for each in zip(*results, strict=True)]
 
     # --- what has a jaxpr inside that cannot be run in its place ------------------------------

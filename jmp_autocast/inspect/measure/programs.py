@@ -9,10 +9,9 @@ import numpy as np
 
 from ...interpreters import Plan, Rewriter
 from ...interpreters.compat import bind
-from ...interpreters.plan.data import Complement, Move, ValueState
-from ...interpreters.primitives.complements import COMPLEMENTS
+from ...interpreters.plan.data import Move, ValueState
 from ...interpreters.primitives.structure import bodies
-from ...interpreters.rewrite.values import Maker, Scalar, Value
+from ...interpreters.rewrite.values import Scalar, Value
 
 
 class Program:
@@ -35,7 +34,6 @@ class Program:
         self._rewriter = rewriter
         self._differentiated = differentiated
         self._rewritten = plan if rewriter is not None else None
-        self._maker_of: dict[Any, Maker] = {}  # of what may be subtracted from 1
 
     def arguments(self, arrays: list[Any]) -> list[Any]:
         """Returns arguments of the jaxpr as the rewriter takes them."""
@@ -50,14 +48,13 @@ class Program:
             return arrays
         return list(map(Value.of, arrays, states))
 
-    def emit(self, i: int, eqn: Any, operands: Sequence[Any], alone: bool = False) -> list[Value]:
+    def emit(self, i: int, eqn: Any, operands: Sequence[Any]) -> list[Value]:
         """Runs equation ``i``.
 
         Args:
             i: The position of the equation.
             eqn: The equation.
             operands: Its operands, as arrays, literals, `Value` or `Scalar`.
-            alone: The operands are others than those that this program made.
         """
         # What the rewriter emits for a Python number differs from what it emits for an array: the
         # number is cast at trace time.
@@ -67,16 +64,7 @@ class Program:
             return [Value(x) for x in (out if eqn.primitive.multiple_results else [out])]
         equation = self._plan.equations[i]
         values = list(map(_as_value, operands, equation.given))
-        if eqn.primitive.name in COMPLEMENTS and not alone:
-            self._maker_of[eqn.outvars[0]] = Maker(eqn, equation, values)
-        if isinstance(equation.action, Complement) and not alone:
-            assert isinstance(values[1], Value)
-            values[1].made_by = self._maker_of[eqn.invars[1]]
         return self._rewriter.emit_equation(eqn, equation, values)
-
-    def reads_operands(self, i: int) -> bool:
-        """False for what is computed from something else than the operands of equation ``i``."""
-        return self._plan is None or not isinstance(self._plan.equations[i].action, Complement)
 
     def is_source(self, i: int, k: int) -> bool:
         """True if result ``k`` of equation ``i`` is an input or a constant that was only moved."""

@@ -106,7 +106,7 @@ def explain(
 
 def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
-    plan = declared_plan(planned.closed, planned.plan.inputs, planned.plan.wide)
+    plan = declared_plan(planned.traced, planned.plan.inputs, planned.plan.wide)
     visits = walk_plan(plan, planned.call.paths)
     rows = with_reasons(rows_of(visits, policy), visits)
     # The policy is that of `explain`, and says nothing of the autocast that stands inside.

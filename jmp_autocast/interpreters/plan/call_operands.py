@@ -49,7 +49,7 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
         at: The equation.
     """
     # What is computed again is kept in 16 bits; what goes to other devices or to the host goes so.
-    if not (is_plain_call(at.eqn) or has_rule(at.eqn)) or at.is_at_pick:
+    if not (is_plain_call(at.eqn) or has_rule(at.eqn)):
         return [None] * len(at.given)
 
     def is_cast(state: ValueState, demand: Demand) -> bool:

@@ -230,8 +230,7 @@ class Inside:
             where the scale (`ScaleOf`) has a pair of its own: it takes the copy as one more
             operand, so that the cast is outside the loop. A call inside the loop hands it on.
         unchanged: Neither the bodies nor the operands change.
-        inlined: The equations of the body replace the call, which returns rows of a table, or
-            which elements are picked in, or behind.
+        inlined: The equations of the body replace the call, which returns rows of a table.
     """
 
     plans: tuple[Plan, ...]
@@ -261,33 +260,11 @@ class Emit:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Complement:
-    """``1 - f(x)`` is computed from ``x``, by a function that keeps its digits in 16 bits.
-
-    Args:
-        function: The primitive ``f``, which made the second operand.
-        dtype: The dtype in which ``x`` is read.
-        wide: The wide dtype of the policy.
-    """
-
-    function: str
-    dtype: np.dtype
-    wide: np.dtype
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pick:
-    """Single elements of a float32 value are picked before they are computed: see `picks`."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
     """The equation makes float32 of what is stored in 8 bits: the 8-bit copy is there already."""
 
 
-_OfArrays = (
-    Keep | Bind | Cast | Contract | Multiply8 | Redispatch | Emit | Complement | CallBack | Pick
-)
+_OfArrays = Keep | Bind | Cast | Contract | Multiply8 | Redispatch | Emit | CallBack
 Action = _OfArrays | Move | Inside | Stored
 
 # Most equations of a program have one of these two actions: one object each.
@@ -308,8 +285,6 @@ class EquationPlan:
         casts: The dtype that each result is cast to afterwards, or None; empty when none is.
         demands: How each operand is read, where the dtypes of the results do not say it: by the
             bodies of a higher-order primitive, and by a cast of the program. Empty for others.
-        keeps_operands: Elements of the result may be picked, and computed from elements of these:
-            so an operand that is widened keeps the rounding that it has.
     """
 
     action: Action
@@ -319,7 +294,6 @@ class EquationPlan:
     reason: Reason
     casts: tuple[np.dtype | None, ...] = ()
     demands: tuple[Demand, ...] = ()
-    keeps_operands: bool = False
 
     @property
     def inner(self) -> tuple[Plan, ...]:

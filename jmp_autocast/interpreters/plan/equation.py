@@ -23,6 +23,7 @@ from ...policies.registry import check_obeyed
 from ..compat import is_array_aval
 from ..primitives import reading
 from ..primitives.traits import having
+from ..regions import Region
 from .basic_plans import (
     cast_results,
     emitted,
@@ -39,7 +40,7 @@ from .equation_view import check_domain, view_of
 from .float8_products import in_8_bits_or_why_not
 from .islands import in_island
 from .reasons import Reason, ReasonCode
-from .region import Place, Region
+from .region import Place
 from .symbolic_sizes import at_least, element_count
 from .value_facts import fold
 from .votes import far_literal, freshness, is_harmless, literal_guard, starts_stream, voters

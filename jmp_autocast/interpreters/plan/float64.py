@@ -5,19 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import jax
-import numpy as np
-
-from ...policies import FLOAT32, FLOAT64, Policy
+from ...policies import FLOAT64, Policy
 from ..compat import body_of
+from ..compat.settings import ENABLE_FLOAT64, has_float64
 from ..primitives.structure import equations_in
 from .float_dtypes import is_in
-
-_ENABLE = 'Call jax.config.update("jax_enable_x64", True) before the first array is made'
-
-
-def _is_there() -> bool:
-    return jax.dtypes.canonicalize_dtype(FLOAT64) == FLOAT64
 
 
 def check_float64(policy: Policy) -> None:
@@ -26,10 +18,10 @@ def check_float64(policy: Policy) -> None:
     Args:
         policy: The policy of a program that is traced now.
     """
-    if policy.wide_dtype == FLOAT64 and not _is_there():
+    if policy.wide_dtype == FLOAT64 and not has_float64():
         raise ValueError(
             "compute_dtype=float32 is for programs in float64, and JAX makes no float64 arrays "
-            f"while jax_enable_x64 is off. {_ENABLE}. For a float32 program use bfloat16 or "
+            f"while jax_enable_x64 is off. {ENABLE_FLOAT64}. For a float32 program use bfloat16 or "
             "float16, or pass enabled=False to run it without casts."
         )
 
@@ -53,28 +45,3 @@ def warn_without_float64(policy: Policy, jaxpr: Any, name: str) -> None:
             "a float32 program take bfloat16 or float16, or pass enabled=False.",
             stacklevel=5,
         )
-
-
-def check_island(dtype: np.dtype, cause: str, compute_dtype: np.dtype) -> np.dtype:
-    """Returns the dtype of an island, a region that is wider than the program.
-
-    Args:
-        dtype: What its scope asks for.
-        cause: The scope, for messages.
-        compute_dtype: The compute dtype of the policy.
-
-    Raises:
-        ValueError: JAX has no float64 now; or the dtype is no wider than the program.
-    """
-    # A pattern was checked with the policy that it belongs to; a mark in the code knew of none.
-    if dtype != FLOAT64:
-        raise ValueError(
-            f"{cause} asks for {dtype} in a program with compute_dtype={compute_dtype}, which is "
-            f"cast between {FLOAT64} and {FLOAT32}. Write one of these two."
-        )
-    if not _is_there():
-        raise ValueError(
-            f"{cause} asks for float64, and JAX makes no float64 arrays while jax_enable_x64 is "
-            f"off. {_ENABLE}, or leave the scope out."
-        )
-    return dtype

@@ -53,6 +53,9 @@ def _obstacle(at: Place, weights: list[int], recipe: Float8) -> str:
         return f"no 8-bit product for {at.name}"
     if len(weights) != 1:
         return "both operands are parameters" if weights else "no operand is a parameter"
+    other = at.given[1 - weights[0]]
+    if other.may_be_rounded or other.integer_bound is not None:
+        return f"operand {1 - weights[0]} holds whole numbers, which have no scale"
     if at.given[weights[0]].scales:
         return "the weight is stored with a scale for each layer of a stack, and read as a whole"
     # The spec of an aval names explicit mesh axes only.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..regions import Region
 from .data import Source, ValueState
 from .float_dtypes import is_in
-from .region import Region
 from .votes import literal_guard
 
 

@@ -22,10 +22,10 @@ from .returning_carries import accumulating_carries, residual_streams
 from .structural import (
     INSIDE,
     PlansBodies,
-    computed_states,
     full_if_float,
     loop_invariants,
     plans,
+    stacked_states,
 )
 
 
@@ -102,7 +102,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         Inside((inner,), copies, inner.identity and not any(operands)),
         given,
         tuple(operands),
-        (*map(ValueState, carries), *computed_states(inner.outputs[len(carries) :])),
+        (*map(ValueState, carries), *stacked_states(inner.outputs[len(carries) :])),
         reason,
         demands=(*inner.demands[:start], *of_carries, *inner.demands[end:]),
     )

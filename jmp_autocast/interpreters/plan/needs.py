@@ -12,8 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..compat import Literal, body_of, variables_in
-from ..primitives.complements import subtracted_from_one
-from ..primitives.reading import casts_to_integer, exponent, takes_every_other
+from ..primitives.reading import (
+    casts_to_integer,
+    exponent,
+    subtracted_from_one,
+    takes_every_other,
+)
 from ..primitives.structure import STRUCTURES, bodies
 from ..primitives.traits import having
 from .marks import AllMarks, Memo, accumulated_in, adds, inputs_of, marks_of, of

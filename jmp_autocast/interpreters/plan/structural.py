@@ -132,7 +132,7 @@ def _around(
 ) -> EquationPlan:
     """Returns the plan of an equation whose operands and results are those of its one body."""
     unchanged = inner.identity and not any(operands) and not _may_lower_in_rule(at)
-    is_open = at.is_at_pick or any(s.is_looked_up for s in inner.outputs)
+    is_open = any(s.is_looked_up for s in inner.outputs)
     return EquationPlan(
         Inside((inner,), tuple(copies), unchanged, is_open and is_plain_call(at.eqn)),
         at.given,
@@ -318,14 +318,19 @@ def _stored_in_8_bits(planner: PlansBodies, at: Place) -> EquationPlan:
     return EquationPlan(Stored(), at.given, (None, None), (state,), INSIDE)
 
 
-def computed_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
-    """Returns what is known of results that are new values, whatever was returned inside."""
+def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
+    """Returns what is known of results that stack what each iteration returns.
+
+    Sources that are stacked are one; how each slice was stored or made is another matter.
+    """
     return tuple(
         ValueState(
             s.dtype,
+            s.source,
             known_value=s.known_value,
             integer_bound=s.integer_bound,
             freshness=s.freshness,
+            may_be_rounded=s.may_be_rounded,
         )
         for s in states
     )

@@ -25,6 +25,9 @@ from ..compat.registration import (
     zero_tangent,
 )
 from .cached_bind import bind_cached
+from .traits import BACKWARD
+
+_ELEMENTWISE = frozenset(name for name, words in BACKWARD.items() if "elementwise" in words)
 
 
 def picks(eqn: Any) -> bool:
@@ -57,6 +60,16 @@ def _sliced(eqn: Any) -> list[int]:
     numbers = eqn.params["dimension_numbers"]
     indexed = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     return [d for d in range(eqn.invars[0].aval.ndim) if d not in indexed]
+
+
+def is_elementwise(eqn: Any) -> bool:
+    """Returns whether each element of a result is made of those at its place, or in its row."""
+    return passes_picks(eqn) or eqn.primitive.name == "broadcast_in_dim"
+
+
+def passes_picks(eqn: Any) -> bool:
+    """Returns whether a picked element is that of the operands of the same shape."""
+    return eqn.primitive.name in _ELEMENTWISE
 
 
 def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ...policies.precisions import is_algorithm, precision_of
-from ..compat import assumed_size
+from ..compat import Literal, assumed_size
 from .held_contraction import contraction_in
 from .traits import having
 
@@ -262,3 +262,19 @@ def exponent(eqn: Any) -> int | None:
 def checkpoint_name_in(eqn: Any) -> str:
     """Returns the name that ``jax.ad_checkpoint.checkpoint_name`` gives a value, "" for others."""
     return str(eqn.params["name"]) if eqn.primitive.name == "name" else ""
+
+
+def subtracted_from_one(eqn: Any) -> Any:
+    """Returns the variable ``x`` of an equation ``1 - x``, None for any other equation.
+
+    Example:
+        >>> import jax
+        >>> (eqn,) = jax.make_jaxpr(lambda x: 1 - x)(0.5).jaxpr.eqns
+        >>> subtracted_from_one(eqn) is eqn.invars[1]
+        True
+    """
+    if eqn.primitive.name != "sub":
+        return None
+    first, second = eqn.invars
+    is_complement = isinstance(first, Literal) and first.val == 1
+    return second if is_complement and not isinstance(second, Literal) else None

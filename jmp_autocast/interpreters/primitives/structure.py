@@ -186,6 +186,16 @@ def rebound(
     return rebind(eqn, operands, jaxprs, copies)
 
 
+def with_bodies(eqn: Any, jaxprs: Sequence[Any]) -> Any:
+    """Returns an equation that holds other jaxprs, of the same types, in place of its bodies."""
+    structure = STRUCTURES[eqn.primitive.name]
+    if structure.rebind is None:
+        (jaxpr,) = jaxprs
+        return eqn.replace(params={**eqn.params, _key(eqn): jaxpr})
+    _, params = structure.rebind(eqn, eqn.invars, jaxprs, [()] * len(jaxprs))
+    return eqn.replace(params=params)
+
+
 # --- calls ----------------------------------------------------------------------------------
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..compat import (
     bind,
@@ -31,14 +30,12 @@ from ..plan.data import (
     Bind,
     CallBack,
     Cast,
-    Complement,
     Contract,
     Emit,
     EquationPlan,
     Inside,
     Move,
     Multiply8,
-    Pick,
     Plan,
     Redispatch,
     Stored,
@@ -46,23 +43,22 @@ from ..plan.data import (
     Want,
 )
 from ..plan.float_dtypes import float_dtype
-from ..plan.region import AS_DECLARED
 from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
-from ..primitives.complements import COMPLEMENTS
 from ..primitives.evaluate import evaluate
 from ..primitives.float8_scale import copy_aval
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, has_rule
+from ..regions import AS_DECLARED
 from .closures import KeepsValues
 from .emitted import emitted
 from .float8 import multiplied_in_8_bits, stored
 from .immutable import check_immutable
 from .moves import moved
-from .picks import picked
+from .picked_first import picked_first
 from .unchanged import written_again
-from .values import REPEATS, Maker, Scalar, Value, as_array, read, replication
+from .values import REPEATS, Scalar, Value, as_array, read, replication
 
 mark_frames(__file__)
 
@@ -86,12 +82,24 @@ def rewrites(*names: str) -> Callable[[RewritingRule], RewritingRule]:
     return register
 
 
+class Plans(Protocol):
+    """What the rewriter needs of the planner.
+
+    Attributes:
+        prepare: Prepares a jaxpr, under its enclosing scopes; see `Preparation`.
+        plan: Plans a prepared jaxpr; see `Planner.plan`.
+    """
+
+    prepare: Callable[..., Any]
+    plan: Callable[..., Plan]
+
+
 class Rewriter(KeepsValues):
     """Emits planned jaxprs: one instance per trace.
 
     Args:
-        plan: Plans a jaxpr; used for the derivative rules of custom functions, which come into
-            being only when JAX differentiates the rewritten program.
+        planner: Plans the derivative rules of custom functions, which come into being only when JAX
+            differentiates the rewritten program.
         wide: The wide dtype of the policy.
         planned: Is called with each such plan before it is emitted; None where nobody looks.
         label: Returns the scope name that what is emitted for a plan stands in; None for none.
@@ -99,14 +107,14 @@ class Rewriter(KeepsValues):
 
     def __init__(
         self,
-        plan: Callable[..., Plan],
+        planner: Plans,
         wide: np.dtype,
         planned: Callable[[Plan], None] | None = None,
         label: Callable[[EquationPlan], str] | None = None,
     ) -> None:
         super().__init__()
         self._label = label
-        self._plan = plan
+        self._planner = planner
         self._wide = wide
         self._planned = planned
         register_elsewhere()
@@ -149,6 +157,10 @@ class Rewriter(KeepsValues):
         return [value.read(dtype) for value, dtype in zip(outputs, plan.output_dtypes, strict=True)]
 
     def _evaluate(self, plan: Plan, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+        # A plan lives as long as this: another does not get its id.
+        if (key := ("picked first", id(plan))) not in self.memo:
+            self.memo[key] = picked_first(plan)
+        plan = self.memo[key]
         held = list(map(Value.of, consts, plan.consts))
         self.closed_over.keep((*plan.jaxpr.constvars, *plan.jaxpr.invars), (*held, *given))
         return evaluate(
@@ -189,7 +201,7 @@ class Rewriter(KeepsValues):
         # These return values with a copy, or the promise of one; the others return arrays.
         match plan.action:
             case Move():
-                return _made_by(eqn, plan, operands, moved(eqn, plan, operands))
+                return moved(eqn, plan, operands)
             case Stored():
                 return [stored(eqn, plan, operands)]
             case Inside(inlined=True):
@@ -200,8 +212,7 @@ class Rewriter(KeepsValues):
             results = [
                 x if d is None else cast(x, d) for x, d in zip(results, plan.casts, strict=True)
             ]
-        made = [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
-        return _made_by(eqn, plan, operands, made)
+        return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
 
     def _inlined(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Any]:
         """Emits the equations of a call in its place, and returns what it returns as values."""
@@ -228,16 +239,12 @@ class Rewriter(KeepsValues):
                 return [_accumulated(eqn, plan, operands, of_sources)]
             case Multiply8():
                 return [multiplied_in_8_bits(eqn, plan, operands)]
-            case Complement():
-                return [_complement(plan.action, operands[1])]
             case Redispatch():
                 return [redispatched(eqn, *read(plan, operands))]
             case Cast():
                 (x,), dtype = read(plan, operands), plan.results[0].dtype
                 target = cast_dtype(eqn) if dtype is None else dtype
                 return [x if x.dtype == target else cast(x, target)]
-            case Pick():
-                return [picked(self, eqn, plan, operands)]
             case Emit():
                 return emitted(eqn, plan, operands)
             case CallBack(functions):
@@ -264,7 +271,7 @@ class Rewriter(KeepsValues):
             body = body_of(held.jaxpr)
             states = [ValueState(float_dtype(v.aval, self._wide)) for v in body.invars]
             wants = [Want()] * len(body.outvars)
-            inner.append(self._plan(held.jaxpr, states, wants, AS_DECLARED))
+            inner.append(self._planner.plan(held.jaxpr, states, wants, AS_DECLARED))
         return dataclasses.replace(plan, action=Inside(tuple(inner), unchanged=True))
 
     @property
@@ -324,14 +331,14 @@ class Rewriter(KeepsValues):
                 function may have nothing to lower where its rule has: a product of 8-bit integers,
                 or a kernel, whose backward pass is written in JAX.
         """
-        closed = self.closed_over.live(closed)
+        closed = self._planner.prepare(self.closed_over.live(closed), of.path)
         variables = body_of(closed).invars
         args = [as_array(x, v.aval) for x, v in zip(args, variables, strict=True)]
         states = [
             ValueState(None if float_dtype(v.aval, of.wide) is None else x.dtype)
             for v, x in zip(variables, args, strict=True)
         ]
-        plan = self._plan(closed, states, wants, of.path)
+        plan = self._planner.plan(closed, states, wants, of.path)
         if self._planned is not None:
             self._planned(plan)
         if plan.identity and not self.closed_over.look(closed):
@@ -357,21 +364,6 @@ def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
     out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
     return out if eqn.primitive.multiple_results else [out]
-
-
-def _made_by(eqn: Any, plan: EquationPlan, operands: list[Any], made: list[Value]) -> list[Value]:
-    """Returns the results of an equation; they remember it where a later one may ask for it."""
-    if plan.keeps_operands or eqn.primitive.name in COMPLEMENTS:
-        made[0].made_by = Maker(eqn, plan, operands)
-    return made
-
-
-def _complement(action: Complement, value: Value) -> Any:
-    """Returns 1 less what a function made, from that function's operand."""
-    if value.made_by is None:
-        # Whoever measures this equation alone gives it the number to subtract.
-        return lax.convert_element_type(1 - value.read(action.wide), action.dtype)
-    return COMPLEMENTS[action.function](value.made_by.operands[0].read(action.dtype))
 
 
 def _accumulated(eqn: Any, plan: EquationPlan, operands: list[Any], of_sources: bool) -> Any:

@@ -9,12 +9,10 @@ from ...policies import DEFAULT_RULES
 from ..compat import whole_name_stack
 from ..compat.staging import staged_as_it_is
 from ..plan.data import EquationPlan, Keep, Move
-from ..primitives.complements import COMPLEMENTS
 from .moves import as_moved, is_move
 from .values import Scalar, Value
 
-# Primitives of values; what makes one of these may be asked for later.
-_OF_VALUES = frozenset(DEFAULT_RULES).difference(COMPLEMENTS)
+_OF_VALUES = frozenset(DEFAULT_RULES)
 
 
 def written_again(
@@ -28,7 +26,7 @@ def written_again(
         operands: Its operands.
     """
     is_moved = isinstance(plan.action, Move)
-    if not (is_moved or isinstance(plan.action, Keep)) or plan.casts or plan.keeps_operands:
+    if not (is_moved or isinstance(plan.action, Keep)) or plan.casts:
         return None
     if eqn.primitive.name not in _OF_VALUES or (is_moved and not is_move(eqn, plan)):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,20 +25,6 @@ from ..primitives.traits import having
 REPEATS = having("repeats")
 
 
-class Maker(NamedTuple):
-    """The equation that made a value.
-
-    Attributes:
-        eqn: The equation.
-        plan: Its plan.
-        operands: Its operands, as `Value` or `Scalar`.
-    """
-
-    eqn: Any
-    plan: EquationPlan
-    operands: list[Any]
-
-
 class Value:
     """A value of the running program, and the casts of it that were asked for.
 
@@ -56,8 +42,7 @@ class Value:
     """
 
     __slots__ = (
-        "array", "const_range", "copies", "known", "made_by", "move", "narrow", "rounded", "scales",
-        "source", "wide",
+        "array", "const_range", "copies", "known", "move", "narrow", "scales", "source", "wide",
     )  # fmt: skip
 
     def __init__(
@@ -79,11 +64,7 @@ class Value:
         self.wide: np.dtype | None = wide
         self.narrow: Callable[[CopyKey], Any] | None = narrow
         self.move: Callable[[CopyKey], Any] | None = move
-        # What made it, where `Complement` or `Pick` may ask for it.
-        self.made_by: Maker | None = None
         self.copies: dict[CopyKey, Any] = {}
-        # The dtypes of the copies whose rounding XLA keeps.
-        self.rounded: set[np.dtype] = set()
 
     @classmethod
     def of(cls, array: Any, state: ValueState) -> Value:
@@ -160,23 +141,6 @@ class Value:
                     self.copies[dtype] = self._cast(dtype)
         return self.copies[dtype]
 
-    def keep_rounding(self, dtype: np.dtype | None) -> None:
-        """Makes the copy in a wider dtype one that XLA cannot replace by what was rounded.
-
-        XLA leaves out a rounding that is followed by a cast back. Where elements of the 16-bit
-        array are picked, and the whole of it is read in float32, the two would then differ: the
-        loss of a label that is certain was -0.05 on a CPU.
-
-        Args:
-            dtype: What the value is read in.
-        """
-        own = self.array.dtype
-        if dtype is None or dtype in self.rounded or not jnp.issubdtype(own, jnp.floating):
-            return
-        if own.itemsize < dtype.itemsize:
-            self.copies[dtype] = rounded_as(own, self.copy(dtype))
-            self.rounded.add(dtype)
-
     def _quantized(self, key: CopyKey) -> dict[CopyKey, Any]:
         with self._where_made():
             return copies_of(self.array, key, self.copies, self.scales)
@@ -227,17 +191,7 @@ class Scalar:
 
 def read(plan: EquationPlan, operands: list[Any]) -> list[Any]:
     """Returns the operands of an equation in the dtypes that its plan says."""
-    if plan.keeps_operands:
-        for value, dtype in zip(operands, plan.operands, strict=True):
-            if isinstance(value, Value):
-                value.keep_rounding(dtype)
     return [value.read(dtype) for value, dtype in zip(operands, plan.operands, strict=True)]
-
-
-def rounded_as(dtype: np.dtype, wide: Any) -> Any:
-    """Returns a wide array with no more digits than a narrower dtype has, and all of its range."""
-    # Cotangents pass here, too: with the five bits of float16's exponent the small ones became 0.
-    return lax.reduce_precision(wide, jnp.finfo(wide.dtype).nexp, jnp.finfo(dtype).nmant)
 
 
 def as_array(x: Any, aval: Any) -> Any:

@@ -1,0 +1,136 @@
+"""Calls between a value and the elements that are picked of it are replaced by what they hold.
+
+A cross entropy reads one log-probability a row. The picked element of ``logits - max - log(sum)``
+is that of ``logits``, less the maximum and the logarithm of its row: so it is picked first and
+computed then. A TPU stores the operand of a gather: 1.65 GB of float32 log-probabilities for
+8 x 1024 tokens of a vocabulary of 50,257, half of what the step of a GPT of two layers takes.
+
+Here the equations come into one jaxpr. Which of them are in float32, and so which elements are
+picked first, the plan says: `rewrite/picked_first.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from ...policies import Policy
+from ..compat import Literal, body_of, consts_of
+from ..compat.rebuilding import is_dropped, standing_in, variable, with_equations
+from ..primitives.picking import is_elementwise, passes_picks, picks
+from ..primitives.structure import bodies, is_plain_call
+from .place import RegionOf, has_function, is_lowered
+
+
+def calls_at_picks(jaxpr: Any, policy: Policy, region_of: RegionOf) -> Any:
+    """Returns a jaxpr in which no call stands between picked elements and what they are made of.
+
+    Args:
+        jaxpr: An open or closed jaxpr; those in it are prepared.
+        policy: The policy of the program.
+        region_of: Returns the region of an equation.
+    """
+
+    def may_inline(eqn: Any) -> bool:
+        region = region_of(eqn)
+        # A rule of the user's may replace the call as a whole.
+        return is_lowered(region) and not has_function(policy, region, eqn.primitive.name)
+
+    def is_picked_from(eqn: Any) -> bool:
+        return picks(eqn) and is_lowered(region_of(eqn))
+
+    while True:
+        body = body_of(jaxpr)
+        calls = {k: eqn for k, eqn in enumerate(body.eqns) if _is_open(eqn)}
+        picked = [eqn.invars[0] for eqn in body.eqns if is_picked_from(eqn)]
+        if not calls:
+            return jaxpr
+        through = _picked_through(calls)
+        behind = _values_behind(body, picked)
+        made_in = {k for k, eqn in calls.items() if _makes_elementwise(eqn, behind)}
+        found = {k for k in through | made_in if may_inline(calls[k])}
+        if not found:
+            return jaxpr
+        jaxpr = _inlined(jaxpr, found)
+
+
+def _is_open(eqn: Any) -> bool:
+    """Whether the equations of a call can stand in its place."""
+    return is_plain_call(eqn) and not eqn.effects and not consts_of(bodies(eqn)[0].jaxpr)
+
+
+def _called(eqn: Any) -> Any:
+    return body_of(bodies(eqn)[0].jaxpr)
+
+
+def _picked_through(calls: dict[int, Any]) -> set[int]:
+    """Returns the calls in which elements are picked of what is made outside.
+
+    What is picked outside of the call has to be there, and its gradient with it.
+    """
+    reached: dict[int, bool] = {}
+    found = set()
+    for k, eqn in calls.items():
+        inner = _called(eqn)
+        if id(inner) not in reached:
+            behind = _values_behind(inner, [e.invars[0] for e in inner.eqns if picks(e)])
+            reached[id(inner)] = not behind.isdisjoint(inner.invars)
+        if reached[id(inner)]:
+            found.add(k)
+    return found
+
+
+def _values_behind(jaxpr: Any, picked: Iterable[Any]) -> set[Any]:
+    """Returns picked values, and those that they are made of element by element."""
+    behind = {v for v in picked if not isinstance(v, Literal)}
+    for eqn in reversed(jaxpr.eqns) if behind else ():
+        if passes_picks(eqn) and eqn.outvars[0] in behind:
+            shape = eqn.outvars[0].aval.shape
+            operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+            behind.update(v for v in operands if v.aval.shape == shape)
+    return behind
+
+
+def _makes_elementwise(eqn: Any, behind: Collection[Any]) -> bool:
+    """Whether a call makes one of some values element by element."""
+    inner = _called(eqn)
+    pairs = zip(eqn.outvars, inner.outvars, strict=True)
+    made = {v for out, v in pairs if out in behind and not isinstance(v, Literal)}
+    if not made:
+        return False
+    makers = [e for e in inner.eqns if not made.isdisjoint(e.outvars)]
+    return any(is_elementwise(e) or (_is_open(e) and _makes_elementwise(e, made)) for e in makers)
+
+
+def _inlined(jaxpr: Any, calls: Collection[int]) -> Any:
+    """Returns a jaxpr in which the equations of some calls replace them."""
+    body = body_of(jaxpr)
+    made = {v for eqn in body.eqns for v in eqn.outvars}
+    names: dict[Any, Any] = {}
+    eqns: list[Any] = []
+    for k, eqn in enumerate(body.eqns):
+        operands = _read(names, eqn.invars)
+        if k not in calls:
+            is_same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
+            eqns.append(eqn if is_same else eqn.replace(invars=operands))
+            continue
+        inner = _called(eqn)
+        inside = dict(zip(inner.invars, operands, strict=True))
+        # A rule of the user's may close over the variables, so they stay what they are: those of
+        # the call, and those in it where they stand here once.
+        for out, v in zip(eqn.outvars, inner.outvars, strict=True):
+            if not isinstance(v, Literal) and v not in inside and not is_dropped(out):
+                inside[v] = out
+        for e in inner.eqns:
+            for v in e.outvars:
+                if v not in inside:
+                    inside[v] = variable(v.aval) if v in made else v
+                    made.add(v)
+            results = [inside[v] for v in e.outvars]
+            eqns.append(standing_in(eqn, e, _read(inside, e.invars), results))
+        names.update(zip(eqn.outvars, _read(inside, inner.outvars), strict=True))
+    return with_equations(jaxpr, eqns, _read(names, body.outvars))
+
+
+def _read(names: dict[Any, Any], atoms: Sequence[Any]) -> list[Any]:
+    return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]

@@ -1,0 +1,70 @@
+"""Products of floats and of numbers that are none get a cast: masks, one-hot rows, counts.
+
+``jnp.matmul`` traces a product of int8 and float32 as one equation, without a cast. JAX computes it
+in float32, where matrix units multiply 16 bits. With the cast it is a product like any other, as
+``one_hot(ids, n, dtype=jnp.int8).astype(jnp.float32) @ w`` writes it, of the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from ...policies import Policy, domain
+from ..compat import body_of, with_dtype
+from ..compat.rebuilding import equation_like, variable, with_equations
+from ..primitives.traits import having
+from .place import RegionOf, has_function, is_lowered
+
+_CONTRACTS = having("contracts")
+
+
+def numbers_cast(jaxpr: Any, policy: Policy, region_of: RegionOf) -> Any:
+    """Returns a jaxpr in which each product of a float and a number is one of two floats.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+        policy: The policy of the program.
+        region_of: Returns the region of an equation.
+    """
+    casts: dict[Any, Any] = {}
+    eqns: list[Any] = []
+    for eqn in body_of(jaxpr).eqns:
+        i = _number(eqn, policy) if eqn.primitive.name in _CONTRACTS else None
+        if i is not None and _may_change(eqn, policy, region_of):
+            number, dtype = eqn.invars[i], eqn.outvars[0].aval.dtype
+            if (number, dtype) not in casts:
+                casts[number, dtype] = variable(with_dtype(number.aval, dtype))
+                params = {"new_dtype": dtype, "weak_type": False, "sharding": None}
+                eqns.append(
+                    equation_like(
+                        eqn, lax.convert_element_type_p, [number], casts[number, dtype], params
+                    )
+                )
+            operands = list(eqn.invars)
+            operands[i] = casts[number, dtype]
+            eqn = eqn.replace(invars=operands)
+        eqns.append(eqn)
+    return with_equations(jaxpr, eqns)
+
+
+def _number(eqn: Any, policy: Policy) -> int | None:
+    """Returns which factor is a number, where the other is a float and the result is as that."""
+    dtypes = [v.aval.dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
+    for i in (0, 1):
+        of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]
+        if _is_number(of_number) and of_float == result and result in domain(policy.wide_dtype):
+            return i
+    return None
+
+
+def _is_number(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and dtype.kind in "biu"
+
+
+def _may_change(eqn: Any, policy: Policy, region_of: RegionOf) -> bool:
+    region = region_of(eqn)
+    # A kernel of the user's may be made for the numbers as they are.
+    return is_lowered(region) and not has_function(policy, region, eqn.primitive.name)

@@ -1,0 +1,72 @@
+"""Jaxprs with other equations, made without a trace: what stays is the object that it was."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex_core
+
+from . import body_of, mark_frames
+
+mark_frames(__file__)
+
+
+def variable(aval: Any) -> Any:
+    """Returns a new variable of a type."""
+    return jex_core.Var(aval)
+
+
+def is_dropped(variable: Any) -> bool:
+    """Returns whether nobody reads what an equation writes to a variable."""
+    return isinstance(variable, jex_core.DropVar)
+
+
+def with_equations(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any] | None = None) -> Any:
+    """Returns a jaxpr with other equations, and itself where they are its own.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+        eqns: The equations, which read its inputs and constants.
+        outvars: What it returns; None for what it returned.
+    """
+    body = body_of(jaxpr)
+    outvars = body.outvars if outvars is None else outvars
+    if _are_same(eqns, body.eqns) and _are_same(outvars, body.outvars):
+        return jaxpr
+    changed = body.replace(eqns=list(eqns), outvars=list(outvars))
+    return changed if body is jaxpr else jaxpr.replace(jaxpr=changed)
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def equation_like(
+    eqn: Any, primitive: Any, operands: Sequence[Any], result: Any, params: dict[str, Any]
+) -> Any:
+    """Returns an equation of another primitive in the scopes and at the source line of one.
+
+    Args:
+        eqn: An equation without effects.
+        primitive: The primitive, which has one result.
+        operands: Its operands: variables or literals.
+        result: The variable of its result.
+        params: Its parameters.
+    """
+    return eqn.replace(primitive=primitive, invars=list(operands), outvars=[result], params=params)
+
+
+def standing_in(call: Any, eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+    """Returns an equation of a call's jaxpr, in the place of the call.
+
+    Args:
+        call: The equation of the call.
+        eqn: An equation of the jaxpr that it calls.
+        operands: The operands of that where the call stands.
+        results: The variables of its results.
+    """
+    info = eqn.source_info
+    info = info.replace(name_stack=call.source_info.name_stack + info.name_stack)
+    return eqn.replace(invars=list(operands), outvars=list(results), source_info=info)

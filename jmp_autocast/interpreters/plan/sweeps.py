@@ -1,0 +1,194 @@
+"""Forward and backward over one jaxpr, until no reader asks for more.
+
+Forward, each equation gets the dtypes that its policy and its operands say. Backward, the readers
+of each value say in which dtype they read it (`requests`); what is asked is planned again. A call
+is planned again in the backward sweep itself, as soon as it is known how its results are read, so
+that it asks its operands for what its body would ask inline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ...policies import Policy
+from ..compat import Literal, variables_in
+from ..primitives.structure import STRUCTURES
+from ..regions import Region
+from .data import Demand, EquationPlan, ValueState, Want
+from .marks import AllMarks, Memo, accumulates, marks_of, of
+from .needs import NOTHING, Need, Needs, needs_of
+from .region import Place
+from .requests import find_requests
+from .value_facts import literal_state
+
+# How often a call is asked. Inline, its equations may be asked in as many sweeps.
+_MOST = 4
+
+
+class PlansEquations(Protocol):
+    """What the sweeps need of the planner.
+
+    Attributes:
+        policy: The policy of the program.
+        memo: What is known of its jaxprs, whatever their dtypes.
+    """
+
+    policy: Policy
+    memo: Memo
+
+    def region_at(self, path: tuple[str, ...], eqn: Any) -> Region:
+        """Returns the precision in force where an equation stands."""
+        ...
+
+    def is_last(self, eqn: Any) -> bool:
+        """Returns whether an equation is a product that no other one follows."""
+        ...
+
+    def plan_at(self, place: Place, needs: Needs, marks: AllMarks) -> EquationPlan:
+        """Plans an equation where it stands."""
+        ...
+
+
+class Swept(NamedTuple):
+    """What the sweeps found: see `Plan`."""
+
+    equations: list[EquationPlan]
+    states: Mapping[Any, ValueState]
+    demands: tuple[Demand, ...]
+    fulls: tuple[int, ...]
+
+
+class Sweeps:
+    """The sweeps over one jaxpr.
+
+    Args:
+        jaxpr: The open jaxpr.
+        path: The enclosing scopes.
+        given: What is known of each constant and input.
+        wants: What is asked of each output.
+        planner: Plans the equations.
+    """
+
+    def __init__(
+        self,
+        jaxpr: Any,
+        path: tuple[str, ...],
+        given: Mapping[Any, ValueState],
+        wants: Sequence[Want],
+        planner: PlansEquations,
+    ) -> None:
+        self._jaxpr, self._path, self._wants, self._planner = jaxpr, path, wants, planner
+        made = [given[v].marks for v in jaxpr.invars]
+        needed = [Need(want.needs) for want in wants]
+        self._marks = marks_of(jaxpr, made, planner.memo)
+        self._needs = needs_of(jaxpr, needed, planner.memo, made)
+        self._states = dict(given)
+        self._places: list[Place] = []  # each equation as it was planned last
+        self._equations: list[EquationPlan] = []
+        self._results: list[tuple[ValueState, ...]] = []  # of the last forward sweep
+        self._requests: dict[int, tuple[Want, ...]] = {}
+        self._told: dict[int, list[tuple[Want, ...]]] = {}  # what a call was asked each time
+        self._shared: dict[int, frozenset[int]] = {}  # operands of it that others widen
+        self._moved: set[int] = set()  # calls with other results than in the last forward sweep
+
+    def run(self) -> Swept:
+        """Returns what is planned when nobody asks for more.
+
+        This ends: a sweep asks only equations that were not asked before, and each call four times
+        at most. Of 4,669 plans of 900 random programs 15 took three sweeps.
+        """
+        # Without requests at first: most programs need one sweep.
+        self._forward()
+        while True:
+            found = find_requests(
+                self._jaxpr,
+                self._equations,
+                self._states,
+                self._wants,
+                self._requests,
+                self._replanned,
+                self._planner.policy,
+                self._needs,
+                self._marks,
+            )
+            for i, shared in found.shared.items():
+                if shared != self._shared.get(i):
+                    self._shared[i] = shared
+                    self._moved.add(i)
+            more = self._moved | found.requests.keys()
+            if not more:
+                return Swept(self._equations, self._states, found.demands, found.fulls)
+            self._requests.update(found.requests)
+            self._moved = set()
+            self._forward(more)
+
+    def _forward(self, more: Collection[int] = ()) -> None:
+        """Plans the equations in program order, given what the readers of some ask for.
+
+        The plan of an equation follows from its operands and from what is asked of it: where
+        neither differs from the sweep before, the plan is that one.
+        """
+        is_first, equations = not self._places, []
+        changed: set[Any] = set()  # of which something else was known in the sweep before
+        for i, eqn in enumerate(self._jaxpr.eqns):
+            is_new = is_first or i in more
+            if not is_new and (not changed or changed.isdisjoint(variables_in(eqn.invars))):
+                equations.append(self._equations[i])
+                continue
+            place = self._place(i, eqn)
+            plan = self._planner.plan_at(place, self._needs, self._marks)
+            if is_first:
+                self._places.append(place)
+            else:
+                self._places[i] = place
+                if plan.results != self._results[i]:
+                    changed.update(eqn.outvars)
+            self._states.update(zip(eqn.outvars, plan.results, strict=True))
+            equations.append(plan)
+        self._equations = equations
+        self._results = [plan.results for plan in equations]
+
+    def _place(self, i: int, eqn: Any) -> Place:
+        """Returns an equation where it stands, with all that is known of its operands."""
+        planner, wide = self._planner, self._planner.policy.wide_dtype
+        operands = [
+            literal_state(v, wide) if isinstance(v, Literal) else self._states[v]
+            for v in eqn.invars
+        ]
+        wants, accumulating = self._requests.get(i, ()), False
+        if eqn.primitive.name in STRUCTURES:
+            shared = self._shared.get(i, ())
+            marked = zip(operands, of(self._marks, eqn.invars), strict=True)
+            operands = [
+                dataclasses.replace(state, marks=m, is_widened=state.is_widened or k in shared)
+                if m != state.marks or k in shared
+                else state
+                for k, (state, m) in enumerate(marked)
+            ]
+            # What readers need is known before it is known how they read.
+            wants = wants or tuple([Want(needs=self._needs.get(v, 0)) for v in eqn.outvars])
+        elif eqn.outvars:
+            need = self._needs.get(eqn.outvars[0], NOTHING)
+            accumulating = accumulates(eqn, self._marks, bool(need & Need.ADDED))
+        region = planner.region_at(self._path, eqn)
+        return Place(eqn, tuple(operands), region, wants, planner.is_last(eqn), accumulating)
+
+    def _replanned(self, i: int, asked: tuple[Want, ...]) -> EquationPlan | None:
+        """Plans a call anew, for what is asked of its results.
+
+        Returns:
+            The plan; None where the call was planned for these readers, or was asked too often.
+        """
+        told = self._told.setdefault(i, [])
+        if len(told) >= _MOST or (told and told[-1] == asked):
+            return None
+        told.append(asked)
+        self._requests[i] = asked
+        self._places[i] = self._places[i]._replace(wants=asked)
+        plan = self._planner.plan_at(self._places[i], self._needs, self._marks)
+        if plan.results != self._results[i]:
+            self._moved.add(i)
+        self._equations[i] = plan
+        return plan

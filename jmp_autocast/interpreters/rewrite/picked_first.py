@@ -1,0 +1,211 @@
+"""Elements that are picked of a float32 value: picked first, and computed then.
+
+They are computed by the equations that compute the value, in the dtypes that the plan gives them:
+from the last one back to what is in 16 bits, of which they are picked. The result has the value of
+that, and the derivative of picking from the float32 value. So the cotangent meets in float32 those
+of the other readers: in a softmax the label's logit has the gradient ``p - 1``, which two 16-bit
+terms do not give: at p = 0.999 bfloat16 makes it 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..compat import Literal, mark_frames
+from ..compat.rebuilding import equation_like, variable, with_equations
+from ..plan.data import BIND, Bind, Cast, Emit, EquationPlan, Keep, Move, Plan, ValueState
+from ..plan.float_dtypes import is_narrower
+from ..plan.reasons import ReasonCode
+from ..primitives.picking import (
+    is_elementwise,
+    passes_picks,
+    picked_by_rows,
+    picked_elements,
+    picks,
+    with_all_dimensions,
+)
+from ..primitives.source_view import detached, source_view
+
+mark_frames(__file__)
+
+_Planned: TypeAlias = tuple[Any, EquationPlan]
+
+
+def picked_first(plan: Plan) -> Plan:
+    """Returns a plan in which single elements of float32 values are computed of picked ones.
+
+    Args:
+        plan: The plan of a jaxpr; returned as it is where nothing is picked.
+    """
+    places = {k for k, eqn in enumerate(plan.jaxpr.eqns) if picks(eqn) and _is_lowered(plan, k)}
+    return _Picking(plan, places).planned() if places else plan
+
+
+def _is_lowered(plan: Plan, k: int) -> bool:
+    """Whether an equation picks of a float32 value, and something is lowered where it stands."""
+    eqn, of = plan.jaxpr.eqns[k], plan.equations[k]
+    is_bound = isinstance(of.action, Keep | Bind) and of.reason.code is not ReasonCode.SCOPE
+    # Who names explicit mesh axes says where each result lies; XLA divides all others itself.
+    is_sharded = any(any(v.aval.sharding.spec) for v in (eqn.invars[0], eqn.outvars[0]))
+    return is_bound and not is_sharded and _is_wide(of, plan.wide)
+
+
+def _is_wide(plan: EquationPlan, wide: np.dtype) -> bool:
+    """Whether an equation is computed in float32 element by element."""
+    if not isinstance(plan.action, Keep | Bind | Cast | Move) or plan.casts:
+        return False
+    replicates = isinstance(plan.action, Bind) and plan.action.replicates
+    return not replicates and plan.results[0].dtype == wide
+
+
+class _Picking:
+    """The equations of a plan, with those that compute picked elements among them.
+
+    Args:
+        plan: The plan.
+        places: The positions of the equations that pick.
+    """
+
+    def __init__(self, plan: Plan, places: Collection[int]) -> None:
+        self._plan = plan
+        self._wide = plan.wide
+        self._states = dict(zip(plan.jaxpr.invars, plan.inputs, strict=True))
+        self._states.update(zip(plan.jaxpr.constvars, plan.consts, strict=True))
+        self._makers: dict[Any, _Planned] = {}
+        self._made: list[_Planned] = []
+        # What is picked in 16 bits, and what its readers in float32 read in its place.
+        self._narrow: set[Any] = set()
+        self._rounded: dict[Any, Any] = {}
+        for k, (eqn, of) in enumerate(zip(plan.jaxpr.eqns, plan.equations, strict=True)):
+            self._states.update(zip(eqn.outvars, of.results, strict=True))
+            if is_elementwise(eqn) and _is_wide(of, plan.wide):
+                self._makers[eqn.outvars[0]] = eqn, of
+            if k in places:
+                self._pick(eqn, of)
+            else:
+                self._made.append((eqn, of))
+
+    def planned(self) -> Plan:
+        """Returns the plan with all equations."""
+        made, self._made = self._made, []
+        read = {v for eqn, of in made for v in _read_in(self._wide, eqn, of)}
+        self._narrow &= read
+        inputs = (*self._plan.jaxpr.constvars, *self._plan.jaxpr.invars)
+        self._round(inputs, *made[0])
+        for eqn, of in made:
+            self._made.append(self._of_rounded(eqn, of))
+            self._round(eqn.outvars, eqn, of)
+        eqns, equations = zip(*self._made, strict=True)
+        jaxpr = with_equations(self._plan.jaxpr, eqns)
+        return dataclasses.replace(self._plan, jaxpr=jaxpr, equations=equations)
+
+    # --- elements -------------------------------------------------------------------------------
+
+    def _pick(self, eqn: Any, of: EquationPlan) -> None:
+        """Adds the equations in place of one that picks."""
+        element = self._element(eqn, of, eqn.invars[0], {})
+
+        def picked(array: Any, indices: Any, element: Any) -> Any:
+            return source_view(picked_by_rows(eqn, array, indices), element)
+
+        given, reads = (*of.given, self._states[element]), (*of.operands, self._wide)
+        of = dataclasses.replace(of, action=Emit(picked, "picks"), given=given, operands=reads)
+        self._made.append((eqn.replace(invars=[*eqn.invars, element]), of))
+
+    def _element(self, pick: Any, of: EquationPlan, v: Any, found: dict[Any, Any]) -> Any:
+        """Returns the variable or literal of the elements that are picked of a value."""
+        if isinstance(v, Literal) or v.aval.ndim == 0:
+            return v
+        if v not in found:
+            eqn, plan = self._makers.get(v, (None, of))
+            if eqn is not None and passes_picks(eqn):
+                operands = [self._element(pick, of, operand, found) for operand in eqn.invars]
+                found[v] = self._variable(pick, v, plan.results[0])
+                self._made.append((eqn.replace(invars=operands, outvars=[found[v]]), plan))
+            elif eqn is not None and not isinstance(eqn.invars[0], Literal):
+                found[v] = self._picked(pick, of, eqn.invars[0], plan.operands[0], eqn)
+            else:
+                found[v] = self._picked(pick, of, v)
+        return found[v]
+
+    def _picked(
+        self,
+        pick: Any,
+        of: EquationPlan,
+        v: Any,
+        dtype: np.dtype | None = None,
+        broadcast: Any = None,
+    ) -> Any:
+        """Returns the variable of what is picked of a value, or of one that is broadcast first."""
+
+        def picked(array: Any, indices: Any) -> Any:
+            array = detached(array)
+            if broadcast is None:
+                return picked_by_rows(pick, array, indices)
+            return picked_elements(pick, with_all_dimensions(broadcast, array), indices)
+
+        given = self._states[v], of.given[1]
+        state = ValueState(dtype or given[0].dtype)
+        made = self._variable(pick, v, state)
+        plan = EquationPlan(Emit(picked, "picks"), given, (dtype, None), (state,), of.reason)
+        self._made.append((pick.replace(invars=[v, pick.invars[1]], outvars=[made]), plan))
+        self._narrow |= {v, made} if is_narrower(state.dtype, self._wide) else set()
+        return made
+
+    def _variable(self, pick: Any, like: Any, state: ValueState) -> Any:
+        aval = pick.outvars[0].aval.update(dtype=like.aval.dtype, weak_type=like.aval.weak_type)
+        made = variable(aval)
+        self._states[made] = state
+        return made
+
+    # --- roundings that XLA keeps ---------------------------------------------------------------
+
+    def _round(self, variables: Sequence[Any], eqn: Any, of: EquationPlan) -> None:
+        """Adds the float32 copies of values in 16 bits of which elements are picked.
+
+        XLA leaves out a rounding that is followed by a cast back. Where elements of the 16-bit
+        array are picked, and the whole of it is read in float32, the two would then differ: the
+        loss of a label that is certain was -0.05 on a CPU.
+
+        Args:
+            variables: The values, which are there now.
+            eqn: An equation in whose scopes they are read.
+            of: Its plan.
+        """
+        for v in self._narrow.intersection(variables):
+            state, wide = self._states[v], ValueState(self._wide)
+            # Cotangents pass here, too: with the five bits of float16's exponent the small ones
+            # became 0.
+            bits = {
+                "exponent_bits": jnp.finfo(self._wide).nexp,
+                "mantissa_bits": jnp.finfo(state.dtype).nmant,
+            }
+            self._rounded[v] = variable(v.aval.update(dtype=self._wide))
+            rounding = equation_like(eqn, lax.reduce_precision_p, [v], self._rounded[v], bits)
+            plan = EquationPlan(BIND, (state,), (self._wide,), (wide,), of.reason)
+            self._made.append((rounding, plan))
+
+    def _of_rounded(self, eqn: Any, of: EquationPlan) -> _Planned:
+        """Returns an equation that reads rounded values in float32."""
+        read = _read_in(self._wide, eqn, of)
+        if self._rounded.keys().isdisjoint(read):
+            return eqn, of
+        given, operands, invars = list(of.given), list(of.operands), list(eqn.invars)
+        for i, v in enumerate(eqn.invars):
+            if of.operands[i] == self._wide and v in self._rounded:
+                invars[i], operands[i] = self._rounded[v], None
+                given[i] = ValueState(self._wide)
+        of = dataclasses.replace(of, given=tuple(given), operands=tuple(operands))
+        return eqn.replace(invars=invars), of
+
+
+def _read_in(dtype: np.dtype, eqn: Any, of: EquationPlan) -> list[Any]:
+    """Returns the variables that an equation reads in another dtype than they have."""
+    pairs = zip(eqn.invars, of.operands, strict=True)
+    return [v for v, asked in pairs if asked == dtype and not isinstance(v, Literal)]
