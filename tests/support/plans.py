@@ -25,7 +25,8 @@ def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
     pairs = zip(dtypes, kinds, strict=True)
     inputs = [ValueState(dtype, leaf if dtype else None) for dtype, leaf in pairs]
     wanted = [wanted or Want()] * len(closed.jaxpr.outvars)
-    return Planner(policy, computed=computed).plan_program(closed, inputs, wanted)
+    planner = Planner(policy, computed=computed)
+    return planner.plan_program(planner.prepare(closed), inputs, wanted)
 
 
 def all_equations(plan):
