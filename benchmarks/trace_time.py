@@ -210,7 +210,7 @@ def trace_and_plan(
         for i, v in enumerate(closed.jaxpr.invars)
     ]
     wanted = [Want(float_dtype(v.aval, wide)) for v in closed.jaxpr.outvars]
-    planner.plan(closed, inputs, wanted)
+    planner.plan(planner.prepare(closed), inputs, wanted)
     return middle - start, time.perf_counter() - middle
 
 

@@ -47,7 +47,7 @@ def calls_at_picks(jaxpr: Any, policy: Policy, region_of: RegionOf) -> Any:
             return jaxpr
         through = _picked_through(calls)
         behind = _values_behind(body, picked)
-        made_in = {k for k, eqn in calls.items() if _makes_elementwise(eqn, behind)}
+        made_in = {k for k, eqn in calls.items() if behind and _makes_elementwise(eqn, behind)}
         found = {k for k in through | made_in if may_inline(calls[k])}
         if not found:
             return jaxpr

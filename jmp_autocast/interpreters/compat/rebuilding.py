@@ -32,10 +32,10 @@ def with_equations(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any] | Non
         outvars: What it returns; None for what it returned.
     """
     body = body_of(jaxpr)
-    outvars = body.outvars if outvars is None else outvars
-    if _are_same(eqns, body.eqns) and _are_same(outvars, body.outvars):
+    returned: Sequence[Any] = body.outvars if outvars is None else outvars
+    if _are_same(eqns, body.eqns) and _are_same(returned, body.outvars):
         return jaxpr
-    changed = body.replace(eqns=list(eqns), outvars=list(outvars))
+    changed = body.replace(eqns=list(eqns), outvars=list(returned))
     return changed if body is jaxpr else jaxpr.replace(jaxpr=changed)
 
 
