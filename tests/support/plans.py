@@ -6,6 +6,7 @@ from jax import lax
 
 from jmp_autocast import BF16
 from jmp_autocast.interpreters import Planner, Source, ValueState, Want
+from jmp_autocast.interpreters.after.computed_outputs import computed_wants
 from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 
 from .jaxprs import trace
@@ -25,7 +26,11 @@ def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
     pairs = zip(dtypes, kinds, strict=True)
     inputs = [ValueState(dtype, leaf if dtype else None) for dtype, leaf in pairs]
     wanted = [wanted or Want()] * len(closed.jaxpr.outvars)
-    return Planner(policy, computed=computed).plan_program(closed, inputs, wanted)
+    planner = Planner(policy)
+    plan = planner.plan_program(closed, inputs, wanted)
+    if computed:
+        plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wanted))
+    return plan
 
 
 def all_equations(plan):

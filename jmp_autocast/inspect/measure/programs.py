@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...interpreters import Plan, Rewriter
+from ...interpreters.after.views import read_often
 from ...interpreters.compat import bind
 from ...interpreters.plan.data import Complement, Move, ValueState
 from ...interpreters.primitives.complements import COMPLEMENTS
@@ -35,6 +36,7 @@ class Program:
         self._rewriter = rewriter
         self._differentiated = differentiated
         self._rewritten = plan if rewriter is not None else None
+        self._often = read_often(plan) if plan is not None else frozenset()
         self._maker_of: dict[Any, Maker] = {}  # of what may be subtracted from 1
 
     def arguments(self, arrays: list[Any]) -> list[Any]:
@@ -72,7 +74,11 @@ class Program:
         if isinstance(equation.action, Complement) and not alone:
             assert isinstance(values[1], Value)
             values[1].made_by = self._maker_of[eqn.invars[1]]
-        return self._rewriter.emit_equation(eqn, equation, values)
+        results = self._rewriter.emit_equation(eqn, equation, values)
+        for v, value in zip(eqn.outvars, results, strict=True):
+            if v in self._often:
+                value.is_read_often()
+        return results
 
     def reads_operands(self, i: int) -> bool:
         """False for what is computed from something else than the operands of equation ``i``."""
@@ -84,7 +90,8 @@ class Program:
             return False
         equation = self._plan.equations[i]
         # What moves a parameter is one still, and its gradient is added up in float32.
-        return isinstance(equation.action, Move) or equation.results[k].keeps_gradient
+        is_source = isinstance(equation.action, Move) or equation.results[k].keeps_gradient
+        return is_source or self._plan.jaxpr.eqns[i].outvars[k] in self._often
 
     def enter(self, i: int, operands: Sequence[Any]) -> list[Any]:
         """Returns the operands of equation ``i`` in the dtypes that its inside reads."""

@@ -7,7 +7,7 @@ One equation after the other is bound in the ambient trace, so that `grad`, `vma
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..after.copies import Copies
+from ..after.views import read_often
 from ..compat import (
     bind,
     body_of,
@@ -111,6 +113,7 @@ class Rewriter(KeepsValues):
         self._planned = planned
         register_elsewhere()
         self.memo: dict[Any, Any] = {}
+        self.known_copies: dict[int, Copies] = {}
 
     def program(self, plan: Plan, closed: Any, args: Sequence[Any]) -> list[Any]:
         """Runs a planned program: `evaluate`, where rules may close over any of its values.
@@ -151,29 +154,40 @@ class Rewriter(KeepsValues):
     def _evaluate(self, plan: Plan, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
         held = list(map(Value.of, consts, plan.consts))
         self.closed_over.keep((*plan.jaxpr.constvars, *plan.jaxpr.invars), (*held, *given))
+        often = read_often(plan)
         return evaluate(
             plan.jaxpr,
             held,
             given,
             lambda literal: Scalar(literal_value(literal)),
-            lambda i, eqn, operands: self._labeled(eqn, plan.equations[i], operands),
-            shortcut=lambda i, eqn, operands: self._written(eqn, plan.equations[i], operands),
+            lambda i, eqn, operands: self._labeled(eqn, plan.equations[i], operands, often),
+            shortcut=lambda i, eqn, operands: self._written(
+                eqn, plan.equations[i], operands, often
+            ),
         )
 
-    def _written(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value] | None:
-        results = None if self._label else written_again(eqn, plan, operands)
-        if results is not None:
-            self.closed_over.keep(eqn.outvars, results)
+    def _made(self, eqn: Any, results: list[Value], often: Set[Any]) -> list[Value]:
+        self.closed_over.keep(eqn.outvars, results)
+        for v, value in zip(eqn.outvars, results, strict=True) if often else ():
+            if v in often:
+                value.is_read_often()
         return results
 
-    def _labeled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+    def _written(
+        self, eqn: Any, plan: EquationPlan, operands: list[Any], often: Set[Any]
+    ) -> list[Value] | None:
+        results = None if self._label else written_again(eqn, plan, operands)
+        return results and self._made(eqn, results, often)
+
+    def _labeled(
+        self, eqn: Any, plan: EquationPlan, operands: list[Any], often: Set[Any]
+    ) -> list[Value]:
         if self._label is None:
             results = self.emit_equation(eqn, plan, operands)
         else:
             with jax.named_scope(self._label(plan)):
                 results = self.emit_equation(eqn, plan, operands)
-        self.closed_over.keep(eqn.outvars, results)
-        return results
+        return self._made(eqn, results, often)
 
     def emit_equation(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         """Binds one planned equation in the ambient trace.
