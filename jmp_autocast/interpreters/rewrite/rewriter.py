@@ -7,7 +7,8 @@ One equation after the other is bound in the ambient trace, so that `grad`, `vma
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -155,39 +156,34 @@ class Rewriter(KeepsValues):
         held = list(map(Value.of, consts, plan.consts))
         self.closed_over.keep((*plan.jaxpr.constvars, *plan.jaxpr.invars), (*held, *given))
         often = read_often(plan)
+
+        def made_by(emit: Callable[..., Any]) -> Callable[..., Any]:
+            def step(i: int, eqn: Any, operands: list[Any]) -> Any:
+                results = emit(eqn, plan.equations[i], operands)
+                if results is not None:
+                    self.closed_over.keep(eqn.outvars, results)
+                    for v, value in zip(eqn.outvars, results, strict=True) if often else ():
+                        if v in often:
+                            value.is_read_often()
+                return results
+
+            return step
+
         return evaluate(
             plan.jaxpr,
             held,
             given,
             lambda literal: Scalar(literal_value(literal)),
-            lambda i, eqn, operands: self._labeled(eqn, plan.equations[i], operands, often),
-            shortcut=lambda i, eqn, operands: self._written(
-                eqn, plan.equations[i], operands, often
-            ),
+            made_by(self._labeled),
+            shortcut=made_by(self._written),
         )
 
-    def _made(self, eqn: Any, results: list[Value], often: Set[Any]) -> list[Value]:
-        self.closed_over.keep(eqn.outvars, results)
-        for v, value in zip(eqn.outvars, results, strict=True) if often else ():
-            if v in often:
-                value.is_read_often()
-        return results
+    def _written(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value] | None:
+        return None if self._label else written_again(eqn, plan, operands)
 
-    def _written(
-        self, eqn: Any, plan: EquationPlan, operands: list[Any], often: Set[Any]
-    ) -> list[Value] | None:
-        results = None if self._label else written_again(eqn, plan, operands)
-        return results and self._made(eqn, results, often)
-
-    def _labeled(
-        self, eqn: Any, plan: EquationPlan, operands: list[Any], often: Set[Any]
-    ) -> list[Value]:
-        if self._label is None:
-            results = self.emit_equation(eqn, plan, operands)
-        else:
-            with jax.named_scope(self._label(plan)):
-                results = self.emit_equation(eqn, plan, operands)
-        return self._made(eqn, results, often)
+    def _labeled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+        with jax.named_scope(self._label(plan)) if self._label else nullcontext():
+            return self.emit_equation(eqn, plan, operands)
 
     def emit_equation(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         """Binds one planned equation in the ambient trace.
