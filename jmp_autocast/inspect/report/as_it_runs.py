@@ -82,7 +82,7 @@ def with_reasons(
 
 
 def _with_reason(row: Row, visit: Visit, sources: Mapping[str, ValueState]) -> Row:
-    known = [path and sources[path].source for path in row.operand_inputs]
+    known = [sources[path].source if path else None for path in row.operand_inputs]
     row = dataclasses.replace(row, operand_sources=tuple(s.value if s else "" for s in known))
     marks = [mark for name in visit.scope if (mark := read_mark(name)) is not None]
     scope = "/".join(name for name in visit.scope if not _is_ours(name))
