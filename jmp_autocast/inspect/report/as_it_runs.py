@@ -62,6 +62,7 @@ def declared_plan(jaxpr: Any, wide: np.dtype) -> Plan:
         outputs=states(body.outvars),
         output_dtypes=(None,) * len(body.outvars),
         demands=(),
+        fulls=(),
         identity=True,
         path=(),
         wide=wide,
