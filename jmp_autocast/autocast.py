@@ -20,12 +20,13 @@ from .call.outputs import as_traced, per_output, want_of
 from .call.wrapping import Wrapper, wrapper_of
 from .frame_memory import with_frame_memory
 from .interpreters import Planner, Rewriter
+from .interpreters.after.computed_outputs import computed_wants
+from .interpreters.after.guarded_products import guarded_products
 from .interpreters.compat import body_of, fresh_make_jaxpr, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals
 from .interpreters.plan.data import EquationPlan, Plan
 from .interpreters.plan.float8_units import warn_without_units
 from .interpreters.plan.float64 import check_float64, warn_without_float64
-from .interpreters.plan.guarded_products import guarded_products
 from .interpreters.plan.value_facts import input_states
 from .interpreters.primitives.dequantize import dequantized
 from .keep_less import keep, may_plan
@@ -332,7 +333,7 @@ def plan_call(
     # Not from JAX's cache: the function may close over arrays that have changed since.
     traced = fresh_make_jaxpr(call.traceable, *call.arrays)
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
-    planner = Planner(policy, options.output_dtype == "computed", lowers_nothing=lowers_nothing)
+    planner = Planner(policy, lowers_nothing=lowers_nothing)
     closed = planner.prepare(traced)
     body = body_of(closed)
     warn_without_units(policy)
@@ -342,6 +343,9 @@ def plan_call(
     pairs = zip(body.outvars, wanted, strict=True)
     wants = [want_of(v.aval, dtype, policy.wide_dtype) for v, dtype in pairs]
     plan = planner.plan_program(closed, inputs, wants)
+    if options.output_dtype == "computed":
+        # Its readers inside keep the dtypes that serve them.
+        plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
     return PlannedCall(call, traced, closed, planner, plan, options.residuals, wanted, choice)
 
 
@@ -356,9 +360,11 @@ def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, w
     # rewriter goes into calls with a rule of their own even if nothing in them changes.
     report = None
     if options.on_unknown != "keep":
-        report = functools.partial(arguments.report_unknown, on_unknown=options.on_unknown, fn=fn)
+        report = functools.partial(
+            arguments.report_unknown, planned.planner, on_unknown=options.on_unknown, fn=fn
+        )
         report(planned.plan)
-    if planned.planner.guards_products and (kept := guarded_products(planned.plan)):
+    if kept := guarded_products(planned.plan):
         message = kept.message(arguments.name_of(fn), options.policy.compute_dtype)
         warnings.warn(message, stacklevel=3)
     outputs = planned.rewritten(*call.arrays, planned=report)

@@ -13,9 +13,9 @@ import numpy as np
 from .autocast import Autocast, autocast
 from .backend import EVERY_ROUNDING
 from .call.arguments import check_function, is_array
+from .interpreters.after.stored_reads import Read, read_dtypes
 from .interpreters.compat import Tracer
 from .interpreters.plan.float_dtypes import is_in
-from .interpreters.plan.reads import Read, read_dtypes
 from .policies import narrow_dtypes
 from .policies.callables import name_of
 

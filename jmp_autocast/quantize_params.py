@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .call.arguments import check_function
 from .cast_params import each_once, reads_of_leaves, wrapper_of_program
+from .interpreters.after.stored_reads import Quantized
 from .interpreters.compat import Tracer
-from .interpreters.plan.reads import Quantized
 from .interpreters.primitives.dequantize import QuantizedArray
 from .interpreters.primitives.float8_scale import ScaleOf, copies_of
 from .policies import E4M3, FLOAT32, as_recipe, may_use_float8

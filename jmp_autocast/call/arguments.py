@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..interpreters import Planner
+from ..interpreters.after.unknown import unknown_primitives
 from ..interpreters.compat import mark_frames
 from ..interpreters.plan.data import Plan, Source
 from ..interpreters.primitives.dequantize import QuantizedArray, arrays_of, is_quantized, next_of
@@ -349,18 +350,20 @@ def _mutation_message(fn: Any, module: str) -> str:
     )
 
 
-def report_unknown(plan: Plan, on_unknown: str, fn: Any) -> None:
+def report_unknown(planner: Planner, plan: Plan, on_unknown: str, fn: Any) -> None:
     """Warns or raises about primitives without a rule, as the user asked.
 
     Args:
+        planner: What planned the program.
         plan: The plan of the program, or of a derivative rule in it.
         on_unknown: ``"warn"`` or ``"error"``.
         fn: The function, for the message.
     """
-    if not plan.unknown:
+    unknown = unknown_primitives(planner, plan)
+    if not unknown:
         return
     message = (
-        f"{name_of(fn)} holds primitives without a cast policy: {', '.join(plan.unknown)}. Their "
+        f"{name_of(fn)} holds primitives without a cast policy: {', '.join(unknown)}. Their "
         "operands keep their declared dtypes. Give them one with jmp_autocast.register_policy or "
         "Policy.with_rules."
     )

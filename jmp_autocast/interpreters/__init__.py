@@ -2,6 +2,8 @@
 
 `before` prepares a jaxpr, `plan` decides dtypes, `rewrite` emits them.
 
+`after` answers what is asked of a finished plan, by the rewriter and by reports.
+
 Reading order: `primitives/traits.py` and `structure.py` (what is known of primitives),
 `plan/data.py` (what a plan says), `plan/planner.py` and `plan/equation.py` (how it is made),
 `rewrite/rewriter.py` (how it is carried out).

@@ -366,13 +366,18 @@ def test_what_is_declared_16_bit_stays():
     assert_close(found, jax.grad(total(f))(weight, x()))
 
 
-def test_residuals_are_16_bit():
-    """x and w are kept as the one copy that the forward pass has made of each."""
+@pytest.mark.parametrize("inside", [lambda f: f, jax.jit, jax.checkpoint], ids=["", "jit", "remat"])
+def test_residuals_are_16_bit(inside):
+    """x and w are kept as the one copy that the forward pass has made of each.
+
+    That holds as well where the function of the rule calls another one.
+    """
+    f = jax.custom_vjp(inside(sin_dot_vjp.fun))
+    f.defvjp(_forward, _backward)
     pull = lambda f: jax.eval_shape(lambda x, w: jax.vjp(f, x, w)[1], x(), w())
     dtypes = lambda f: sorted(leaf.dtype.name for leaf in jax.tree.leaves(pull(f)))
-    assert dtypes(sin_dot_vjp) == ["float32"] * 3
-    half = autocast(sin_dot_vjp, compute_dtype=jnp.bfloat16)
-    assert dtypes(half) == ["bfloat16"] * 3
+    assert dtypes(f) == ["float32"] * 3
+    assert dtypes(autocast(f, compute_dtype=jnp.bfloat16)) == ["bfloat16"] * 3
 
 
 @rules

@@ -203,6 +203,21 @@ def test_totals():
     assert (casts.down, casts.down_nbytes, casts.up) == (2, 6 * (64 + 32), 1)
 
 
+CALLS = {
+    "inline": lambda f: f,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "cond": lambda f: lambda *xs: lax.cond(xs[-1][0, 0] > 0, f, f, *xs),
+}
+
+
+@pytest.mark.parametrize("wrap", CALLS.values(), ids=CALLS)
+def test_copies_of_parameters_that_are_made_in_calls_count(wrap):
+    f = wrap(lambda params, x: jnp.tanh(x @ params["a"]) @ params["a"].T + params["b"])
+    totals = explain(f, {"a": W, "b": W[0]}, X, policy=BF16).totals
+    assert (totals.parameters, totals.cast_parameters) == (2, 2)
+
+
 def test_casts_in_a_loop_count_each_time():
     def f(x):
         return lax.scan(lambda c, _: (c.astype(jnp.float16).astype(jnp.float32), None), x, None, 7)

@@ -6,6 +6,7 @@ from jax import lax
 
 from jmp_autocast import BF16
 from jmp_autocast.interpreters import Planner, Source, ValueState, Want
+from jmp_autocast.interpreters.after.computed_outputs import computed_wants
 from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 from jmp_autocast.interpreters.plan.marks import GIVEN
 
@@ -19,7 +20,7 @@ DENORMAL = 1e-41  # 0 in bfloat16
 
 def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
     """Plans ``fn``; ``leaves`` says what the first arguments are, the others are data."""
-    planner = Planner(policy, computed=computed)
+    planner = Planner(policy)
     closed = planner.prepare(trace(fn, *args))
     avals = [v.aval for v in closed.jaxpr.invars]
     kinds = [*leaves, *(Source.DATA,) * (len(avals) - len(leaves))]
@@ -27,7 +28,10 @@ def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
     pairs = zip(dtypes, kinds, strict=True)
     inputs = [ValueState(dtype, leaf if dtype else None, marks=GIVEN) for dtype, leaf in pairs]
     wanted = [wanted or Want()] * len(closed.jaxpr.outvars)
-    return planner.plan_program(closed, inputs, wanted)
+    plan = planner.plan_program(closed, inputs, wanted)
+    if computed:
+        plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wanted))
+    return plan
 
 
 def all_equations(plan):

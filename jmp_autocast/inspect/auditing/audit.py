@@ -9,9 +9,9 @@ from ...autocast import PlannedCall, kind_of
 from ...call.arguments import check_function, name_of
 from ...call.options import autocast_options
 from ...call.wrapping import wrapper_of
+from ...interpreters.after.walk import walk_with_outputs
 from ...interpreters.compat import body_of
 from ...interpreters.plan.float_dtypes import float_dtype
-from ...interpreters.plan.walk import walk_with_outputs
 from ...interpreters.primitives.structure import equations_in
 from ...policies import FLOAT32, narrow_dtypes
 from ...policies.errors import did_you_mean

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...interpreters.after.walk import Origin, Visit, behind
 from ...interpreters.compat import Literal, body_of, jax_function, name_stack, source_line
 from ...interpreters.plan.data import Source, ValueState
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import ReasonCode
 from ...interpreters.plan.returning_carries import accumulating_carries, residual_streams
-from ...interpreters.plan.walk import Origin, Visit
 from ...interpreters.primitives.reading import cast_dtype, summands
 from ...interpreters.primitives.structure import bodies, called, is_call
 from ...interpreters.primitives.traits import RISKS, having
@@ -28,6 +28,7 @@ from .kinds import largest_integer
 
 _ARITHMETIC = having("affine") & having("feeds")
 _MOVES = having("moves")
+_CASTS = frozenset(("convert_element_type",))
 _SHIFTS = having("shifts")
 
 # Of so few terms a sum loses no more than the same number of operations in a row, 4 u typically.
@@ -76,18 +77,9 @@ class Program:
         """Whether a variable or literal is declared in the dtype."""
         return float_dtype(atom.aval, FLOAT32) == self.dtype
 
-    def maker(self, origin: Origin, names: frozenset[str]) -> Origin:
-        """Returns where a value comes from before casts, and before what else is named."""
-        while isinstance(origin, int):
-            visit = self.visits[origin]
-            if cast_dtype(visit.eqn) is None and visit.eqn.primitive.name not in names:
-                break
-            origin = visit.origins[0]
-        return origin
-
     def is_parameter(self, origin: Origin) -> bool:
         """Whether a value is an input that holds parameters, cast or moved."""
-        path = self.maker(origin, _MOVES)
+        path = behind(self.visits, origin, _CASTS | _MOVES)
         return isinstance(path, str) and self.sources[path].source is Source.PARAM
 
 
@@ -250,7 +242,7 @@ def _of_outputs(program: Program) -> Iterator[Risk]:
     for i, (origin, result) in enumerate(zip(program.outputs, program.results, strict=True)):
         if not program.is_low(result) or not isinstance(origin, int):
             continue
-        made = program.maker(origin, frozenset())
+        made = behind(program.visits, origin, _CASTS)
         if i == 0 and result.aval.shape == ():
             yield Risk("loss", program.visits[origin])
         elif isinstance(made, int) and _updates(program, program.visits[made], result):
@@ -270,7 +262,7 @@ def _updates(program: Program, visit: Visit, result: Any) -> bool:
 
 def _scaled(program: Program, origin: Origin) -> Origin:
     """Returns where a value comes from, before it is scaled by a number, as an average is."""
-    made = program.maker(origin, frozenset())
+    made = behind(program.visits, origin, _CASTS)
     if not isinstance(made, int):
         return made
     visit = program.visits[made]

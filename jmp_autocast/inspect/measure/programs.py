@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...interpreters import Plan, Rewriter
+from ...interpreters.after.views import read_often
 from ...interpreters.compat import bind
 from ...interpreters.plan.data import Move, ValueState
 from ...interpreters.primitives.structure import bodies
@@ -34,6 +35,7 @@ class Program:
         self._rewriter = rewriter
         self._differentiated = differentiated
         self._rewritten = plan if rewriter is not None else None
+        self._often = read_often(plan) if plan is not None else frozenset()
 
     def arguments(self, arrays: list[Any]) -> list[Any]:
         """Returns arguments of the jaxpr as the rewriter takes them."""
@@ -64,7 +66,11 @@ class Program:
             return [Value(x) for x in (out if eqn.primitive.multiple_results else [out])]
         equation = self._plan.equations[i]
         values = list(map(_as_value, operands, equation.given))
-        return self._rewriter.emit_equation(eqn, equation, values)
+        results = self._rewriter.emit_equation(eqn, equation, values)
+        for v, value in zip(eqn.outvars, results, strict=True):
+            if v in self._often:
+                value.is_read_often()
+        return results
 
     def is_source(self, i: int, k: int) -> bool:
         """True if result ``k`` of equation ``i`` is an input or a constant that was only moved."""
@@ -72,7 +78,8 @@ class Program:
             return False
         equation = self._plan.equations[i]
         # What moves a parameter is one still, and its gradient is added up in float32.
-        return isinstance(equation.action, Move) or equation.results[k].keeps_gradient
+        is_source = isinstance(equation.action, Move) or equation.results[k].keeps_gradient
+        return is_source or self._plan.jaxpr.eqns[i].outvars[k] in self._often
 
     def enter(self, i: int, operands: Sequence[Any]) -> list[Any]:
         """Returns the operands of equation ``i`` in the dtypes that its inside reads."""

@@ -8,16 +8,16 @@ equation of a backward pass still names the reason of the one that it was transp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...interpreters.compat import Literal, body_of, scope_names
+from ...interpreters.after.walk import Visit
+from ...interpreters.compat import body_of, scope_names
 from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueState
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
-from ...interpreters.plan.walk import Visit
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import FLOAT32, FLOAT64, narrow_dtypes
 from ...scopes import BECAUSE, GOVERNED, read_mark
@@ -36,63 +36,55 @@ def holds_autocast(jaxpr: Any) -> bool:
     return any(read_mark(name) == GOVERNED for eqn in equations for name in scope_names(eqn))
 
 
-def declared_plan(jaxpr: Any, inputs: Sequence[ValueState], wide: np.dtype) -> Plan:
+def declared_plan(jaxpr: Any, wide: np.dtype) -> Plan:
     """Returns the plan that runs a jaxpr as it is, down to what its loops and calls hold.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        inputs: What is known of its inputs.
         wide: The wide dtype of the policy.
     """
+
+    def states(atoms: Sequence[Any]) -> tuple[ValueState, ...]:
+        return tuple(ValueState(float_dtype(v.aval, wide)) for v in atoms)
+
     body, equations = body_of(jaxpr), []
-    state = lambda v: ValueState(float_dtype(v.aval, wide))  # noqa: E731
-    env: dict[Any, ValueState] = dict(zip(body.invars, inputs, strict=True))
-    known = lambda v: state(v) if isinstance(v, Literal) else env.get(v, state(v))  # noqa: E731
     for eqn in body.eqns:
-        given = tuple(map(known, eqn.invars))
-        plans = []
-        for held in bodies(eqn):
-            carried, variables = held.carried, body_of(held.jaxpr).invars
-            pairs = enumerate(zip(variables, held.operands, strict=True))
-            entering = [state(v) if i in carried else given[k] for i, (v, k) in pairs]
-            plans.append(declared_plan(held.jaxpr, entering, wide))
-        equations.append(
-            EquationPlan(
-                action=Inside(tuple(plans), unchanged=True) if plans else KEEP,
-                given=given,
-                operands=(None,) * len(given),
-                results=tuple(map(state, eqn.outvars)),
-                reason=Reason(ReasonCode.STRUCTURAL if plans else ReasonCode.SCOPE),
-            )
-        )
-    outputs = tuple(map(known, body.outvars))
+        plans = tuple(declared_plan(held.jaxpr, wide) for held in bodies(eqn))
+        action = Inside(plans, unchanged=True) if plans else KEEP
+        reason = Reason(ReasonCode.STRUCTURAL if plans else ReasonCode.SCOPE)
+        casts, results = (None,) * len(eqn.invars), states(eqn.outvars)
+        equations.append(EquationPlan(action, states(eqn.invars), casts, results, reason))
     return Plan(
         jaxpr=body,
-        consts=tuple(map(state, body.constvars)),
-        inputs=tuple(inputs),
+        consts=states(body.constvars),
+        inputs=states(body.invars),
         equations=tuple(equations),
-        outputs=outputs,
-        output_dtypes=(None,) * len(outputs),
+        outputs=states(body.outvars),
+        output_dtypes=(None,) * len(body.outvars),
         demands=(),
-        source_copies=(),
-        unknown=(),
+        fulls=(),
         identity=True,
         path=(),
         wide=wide,
     )
 
 
-def with_reasons(rows: Iterable[Row], visits: Sequence[Visit]) -> tuple[Row, ...]:
+def with_reasons(
+    rows: Iterable[Row], visits: Sequence[Visit], sources: Mapping[str, ValueState]
+) -> tuple[Row, ...]:
     """Returns the rows with the reasons of the plans that their equations were emitted for.
 
     Args:
         rows: The rows of the traced program.
         visits: The visit of each row.
+        sources: What is known of each input, by its path.
     """
-    return tuple(map(_with_reason, rows, visits))
+    return tuple(_with_reason(*pair, sources) for pair in zip(rows, visits, strict=True))
 
 
-def _with_reason(row: Row, visit: Visit) -> Row:
+def _with_reason(row: Row, visit: Visit, sources: Mapping[str, ValueState]) -> Row:
+    known = [sources[path].source if path else None for path in row.operand_inputs]
+    row = dataclasses.replace(row, operand_sources=tuple(s.value if s else "" for s in known))
     marks = [mark for name in visit.scope if (mark := read_mark(name)) is not None]
     scope = "/".join(name for name in visit.scope if not _is_ours(name))
     because = [mark.removeprefix(BECAUSE) for mark in marks if mark.startswith(BECAUSE)]

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from ...interpreters.after.guarded_products import is_guard
 from ...interpreters.compat import assumed_size
-from ...interpreters.plan.guarded_products import is_guard
 from ...interpreters.plan.reasons import ReasonCode
 from ...policies import CONTRACTIONS, E2M1, E4M3
 from .rows import Row

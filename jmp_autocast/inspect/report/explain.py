@@ -14,10 +14,11 @@ from ...call.arguments import check_function, name_of
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
 from ...interpreters import Source
+from ...interpreters.after.stored_reads import Quantized, read_dtypes
+from ...interpreters.after.unknown import unknown_primitives
+from ...interpreters.after.walk import walk_plan
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
-from ...interpreters.plan.walk import walk_plan
-from ...interpreters.primitives.float8_scale import in_8_bits
-from ...policies import E4M3, FLOAT32, Policy
+from ...policies import FLOAT32, Policy, narrow_dtypes
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
 from .as_it_runs import (
@@ -106,14 +107,17 @@ def explain(
 
 def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
-    plan = declared_plan(planned.traced, planned.plan.inputs, planned.plan.wide)
+    plan = declared_plan(planned.traced, planned.plan.wide)
     visits = walk_plan(plan, planned.call.paths)
-    rows = with_reasons(rows_of(visits, policy), visits)
+    inputs = planned.plan.inputs
+    sources = dict(zip(planned.call.paths, inputs, strict=True))
+    rows = with_reasons(rows_of(visits, policy), visits, sources)
     # The policy is that of `explain`, and says nothing of the autocast that stands inside.
     wide = wide_of(rows)
-    planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, wide=wide))
+    planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, wide=wide, inputs=inputs))
     copies = sum(is_parameter_copy(row, wide) for row in rows)
-    totals = dataclasses.replace(_totals(planned, rows, ()), cast_parameters=copies)
+    totals = _totals(planned, rows, ())
+    totals = dataclasses.replace(totals, cast_parameters=copies, unknown=())
     roofline = roofline_of(rows, default_device(), wide)
     dtype = low_dtypes(rows, wide)
     return Report(name, dtype, rows, totals, roofline=roofline, wide_dtype=wide.name)
@@ -155,6 +159,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
     plan = planned.plan
     flops, low_flops, float8_flops = contraction_flops(rows, plan.wide)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
+    reads, narrow = read_dtypes(plan), narrow_dtypes(plan.wide)
     shapes = planned.call.shapes
     # Casts are counted in the program that runs: one cast serves all readers of a value, and a plan
     # asks for one per reader.
@@ -173,12 +178,12 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
         float8_contraction_flops=float8_flops,
         casts=count_casts(rewritten, plan.wide),
         parameters=len(params),
-        cast_parameters=sum(i in params for i, d in plan.source_copies if not in_8_bits(d)),
-        quantized_parameters=sum(i in params for i, d in plan.source_copies if d == E4M3),
+        cast_parameters=sum(len(reads[i].intersection(narrow)) for i in params),
+        quantized_parameters=sum(Quantized(0) in reads[i] for i in params),
         residual_nbytes=residuals.nbytes,
         float32_residual_nbytes=residuals.float32_nbytes,
         residual_error=residuals.error,
-        unknown=plan.unknown,
+        unknown=unknown_primitives(planned.planner, plan),
         unmatched_scopes=unmatched,
         loops_of_unknown_length=sum(row.primitive == "while" for row in rows),
     )

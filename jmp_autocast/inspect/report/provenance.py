@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...interpreters import ReasonCode
-from ...interpreters.plan.walk import Origin, Visit
+from ...interpreters.after.walk import Origin, Visit
 from ...interpreters.primitives.structure import bodies
 
 # These reasons are about who reads the result. All others are about what the equation reads.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...interpreters.after.provenance import entering, follow, leaving
 from ...interpreters.compat import Literal, body_of, dce_jaxpr, fresh_make_jaxpr, name_stack
 from ...interpreters.plan.float_dtypes import is_in
-from ...interpreters.primitives.evaluate import evaluate, of_positions
+from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...interpreters.primitives.traits import having
 from ...policies import FLOAT32
@@ -115,13 +115,16 @@ def _is_view(eqn: Any) -> bool:
 
 def _kinds(jaxpr: Any, inputs: Sequence[_Kind]) -> list[_Kind]:
     """Returns the kind of each output of a jaxpr."""
-    consts = [_Kind.CONST] * len(jaxpr.constvars)
 
     def step(i: int, eqn: Any, given: list[_Kind]) -> list[_Kind]:
-        return _of_inside(eqn, given) or [_of_equation(eqn, given)] * len(eqn.outvars)
+        held, count = bodies(eqn), len(eqn.outvars)
+        if len(held) != 1:
+            return [_of_equation(eqn, given)] * count
+        (body,) = held
+        made = _kinds(body.jaxpr, entering(body, given, _Kind.OTHER))
+        return leaving(body, made, _Kind.OTHER, count)
 
-    # Nothing is bound, so that no step needs the context of its equation.
-    return evaluate(jaxpr, consts, inputs, lambda _: _Kind.CONST, step, lambda _: nullcontext())
+    return follow(jaxpr, inputs, _Kind.CONST, step)
 
 
 def _of_equation(eqn: Any, given: Sequence[_Kind]) -> _Kind:
@@ -132,15 +135,3 @@ def _of_equation(eqn: Any, given: Sequence[_Kind]) -> _Kind:
     arrays = given[:1] if eqn.primitive.name in _FIRST else given
     moved = eqn.primitive.name in _MOVES and _Kind.OTHER not in arrays
     return _Kind.PARAM if moved else _Kind.OTHER
-
-
-def _of_inside(eqn: Any, given: Sequence[_Kind]) -> list[_Kind] | None:
-    """Returns the kinds of the results of an equation that shares them with one jaxpr inside it."""
-    held = bodies(eqn)
-    if len(held) != 1:
-        return None
-    (body,) = held
-    carried = {i for i, _ in body.carries}  # an iteration takes what the one before it computed
-    entering = [_Kind.OTHER if i in carried else given[k] for i, k in enumerate(body.operands)]
-    made = dict(zip(body.results, _kinds(body_of(body.jaxpr), entering), strict=True))
-    return [made.get(k, _Kind.OTHER) for k in range(len(eqn.outvars))]

@@ -10,8 +10,8 @@ from typing import Any
 from jax.export import is_symbolic_dim
 
 from ...call.arguments import name_of
+from ...interpreters.after.walk import Visit
 from ...interpreters.compat import ASSUMED_LENGTH, source_line
-from ...interpreters.plan.walk import Visit
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies
 from ...policies import STRUCTURAL, CastPolicy, Policy

@@ -13,8 +13,8 @@ import numpy as np
 from ...autocast import Autocast
 from ...call.options import autocast_options
 from ...interpreters import Plan, Planner, Want
+from ...interpreters.after.walk import walk_plan
 from ...interpreters.compat import fresh_make_jaxpr
-from ...interpreters.plan.walk import walk_plan
 from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy, narrow_dtypes
 from ..report.explain import looked_at
 from ..report.rows import Row, rows_of

@@ -1,4 +1,4 @@
-"""What goes into a body: casts that are made before a call, and copies that a loop takes."""
+"""What goes into a body: casts that are made before a call or a loop."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..primitives.float8_scale import CopyKey, ScaleOf, in_8_bits
-from ..primitives.structure import Body, has_rule, is_plain_call, runs_again
+from ..primitives.structure import has_rule, is_plain_call
 from .data import Demand, Plan, Source, ValueState
 from .float_dtypes import is_in, is_narrower
 from .region import Place
@@ -64,7 +63,6 @@ def cast_states(
     given: Sequence[ValueState],
     operands: Sequence[np.dtype | None],
     wide: np.dtype,
-    finds_torch_dtypes: bool = False,
 ) -> list[ValueState]:
     """Returns what is known of operands after they are cast.
 
@@ -72,39 +70,14 @@ def cast_states(
         given: What is known of them before.
         operands: The dtype that each is cast to, None for none.
         wide: The wide dtype of the policy.
-        finds_torch_dtypes: What PyTorch would not have cast remembers its dtype.
     """
 
     def after(state: ValueState, dtype: np.dtype | None) -> ValueState:
         if dtype is None:
             return state
         was_rounded = dtype == wide and is_narrower(state.dtype, wide)
-        own = state.torch_dtype or state.dtype if finds_torch_dtypes and was_rounded else None
         return ValueState(
-            dtype,
-            freshness=state.freshness,
-            was_rounded=was_rounded,
-            torch_dtype=own,
-            marks=state.marks,
+            dtype, freshness=state.freshness, was_rounded=was_rounded, marks=state.marks
         )
 
     return list(map(after, given, operands))
-
-
-def invariant_copies(at: Place, inner: Plan, body: Body) -> list[tuple[int, CopyKey]]:
-    """Returns the copies of sources that a call takes from outside.
-
-    Those in 16 bits inside a loop alone. Elsewhere the cast stays inside: a copy handed to
-    ``jax.checkpoint`` would be kept for the backward pass. So would one in 8 bits: for a scanned
-    MLP the temporaries on an H100 were 1.18 times those of bfloat16, and with 2,048 tokens 1.56
-    times. Its scale is kept instead, so that the weight is searched for its largest element once.
-    """
-
-    def is_handed_in(state: ValueState, key: CopyKey) -> bool:
-        if state.loop_invariant or not in_8_bits(key):
-            return state.loop_invariant
-        is_kept = runs_again(at.eqn) and state.scales is None
-        return isinstance(key, ScaleOf) or not is_kept
-
-    pairs = [(body.operands[i], d) for i, d in inner.source_copies]
-    return [(i, d) for i, d in pairs if is_handed_in(at.given[i], d)]

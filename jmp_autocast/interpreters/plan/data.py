@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ...policies import Float8
-from ..primitives.float8_scale import CopyKey
 from .constant_range import ConstantRange
 from .float_dtypes import is_narrower
 from .marks import NONE, Marks
@@ -50,10 +49,6 @@ class ValueState:
         is_repeated: A source that was repeated along a dimension, such as a bias of Haiku.
         may_be_rounded: A source of bools or bytes, which every float dtype holds, or of elements of
             those, of literals and of numbers within [-1, 1]: also where it is added.
-        torch_dtype: The dtype in which PyTorch returns it, None for ``dtype``. Only a caller that
-            asks for the computed dtypes gets it; readers in the program read ``dtype``.
-        read_often: Computed, and read in 16 bits so often that the cotangents of its reads are
-            added up in float32.
         is_weight: A parameter, or made of parameters alone, where the policy has products of
             weights in 8 bits.
         is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
@@ -73,8 +68,6 @@ class ValueState:
     freshness: int = 0
     is_repeated: bool = False
     may_be_rounded: bool = False
-    torch_dtype: np.dtype | None = None
-    read_often: bool = False
     is_weight: bool = False
     is_looked_up: bool = False
     was_rounded: bool = False
@@ -97,9 +90,7 @@ class ValueState:
 
         A literal, or a value that is known, has no gradient.
         """
-        if self.source is None:
-            return self.read_often
-        return self.source is not Source.LITERAL and self.known_value is None
+        return self.source not in (None, Source.LITERAL) and self.known_value is None
 
 
 class Demand(enum.Flag):
@@ -226,15 +217,11 @@ class Inside:
 
     Args:
         plans: A plan per body, in the order of `structure.bodies`.
-        source_copies: Pairs (operand, dtype) of sources that a body reads in 16 bits, or in 8 bits,
-            where the scale (`ScaleOf`) has a pair of its own: it takes the copy as one more
-            operand, so that the cast is outside the loop. A call inside the loop hands it on.
         unchanged: Neither the bodies nor the operands change.
         inlined: The equations of the body replace the call, which returns rows of a table.
     """
 
     plans: tuple[Plan, ...]
-    source_copies: tuple[tuple[int, CopyKey], ...] = ()
     unchanged: bool = False
     inlined: bool = False
 
@@ -301,11 +288,6 @@ class EquationPlan:
         return self.action.plans if isinstance(self.action, Inside) else ()
 
     @property
-    def source_copies(self) -> tuple[tuple[int, CopyKey], ...]:
-        """The copies of sources that the bodies take as further operands."""
-        return self.action.source_copies if isinstance(self.action, Inside) else ()
-
-    @property
     def reads(self) -> tuple[np.dtype | None, ...]:
         """The dtype in which each operand takes part, None for what is no float."""
         if isinstance(self.action, Multiply8):
@@ -334,8 +316,6 @@ class Plan:
         output_dtypes: The dtype that each output is cast to on return, None for "as it is".
         demands: How the equations read each input.
         fulls: How many of them read it in float32, counted up to two.
-        source_copies: Pairs (input, dtype) of sources that are read in few bits, as in `Inside`.
-        unknown: Names of primitives without a rule, here and inside, in order of appearance.
         identity: Rewriting would give the jaxpr back unchanged.
         path: The enclosing scopes, as far as the policy looks at them.
         wide: The wide dtype of the policy.
@@ -349,8 +329,6 @@ class Plan:
     output_dtypes: tuple[np.dtype | None, ...]
     demands: tuple[Demand, ...]
     fulls: tuple[int, ...]
-    source_copies: tuple[tuple[int, CopyKey], ...]
-    unknown: tuple[str, ...]
     identity: bool
     path: tuple[str, ...]
     wide: np.dtype

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...policies import Policy
 from ..compat import body_of
-from ..primitives.float8_scale import in_8_bits, moves_along
 from ..primitives.structure import Body, bodies
 from .call_operands import cast_states, read_low
 from .data import Demand, EquationPlan, Inside, Plan, Source, ValueState, Want
@@ -91,15 +90,9 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         d if s.dtype is not None and s.dtype != d else None
         for s, d in zip(initial, carries, strict=True)
     ]
-    # What is stored in 8 bits is handed in as it is stored, also in slices.
-    copies = tuple(
-        (i, d)
-        for i, d in inner.source_copies
-        if i < start or (given[i].scales and in_8_bits(d) and moves_along(d))
-    )
     of_carries = [Demand.of(d, at.wide) for d in carries]
     return EquationPlan(
-        Inside((inner,), copies, inner.identity and not any(operands)),
+        Inside((inner,), inner.identity and not any(operands)),
         given,
         tuple(operands),
         (*map(ValueState, carries), *stacked_states(inner.outputs[len(carries) :])),
@@ -183,7 +176,7 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
     """
     # No trial here: with an unknown number of steps there is no telling how an error adds up.
     held, given = bodies(at.eqn), at.given
-    inner, demands, copies = [], full_if_float(at), []
+    inner, demands = [], full_if_float(at)
     for body in held:
         jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]
         inputs = loop_invariants([given[i] for i in constants])
@@ -197,14 +190,13 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
         inner.append(plan)
         for i, demand in zip(constants, plan.demands[: body.fixed], strict=True):
             demands[i] = demand
-        copies += [(constants[i], d) for i, d in plan.source_copies if i < body.fixed]
     start = sum(body.fixed for body in held)
     pairs = list(zip(map(at.kept, at.eqn.invars), given, strict=True))[start:]
     restored = [None if dtype == state.dtype else dtype for dtype, state in pairs]
     unchanged = all(plan.identity for plan in inner) and not any(restored)
     kept = tuple(i for i in range(start, len(given)) if at.declared(at.eqn.invars[i]))
     return EquationPlan(
-        Inside(tuple(inner), tuple(copies), unchanged),
+        Inside(tuple(inner), unchanged),
         given,
         (*(None,) * start, *restored),
         tuple(ValueState(at.kept(v)) for v in at.eqn.outvars),

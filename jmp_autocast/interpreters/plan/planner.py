@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ...policies import Policy, Rule, may_use_float8
+from ...policies import Policy, may_use_float8
 from ...policies.registry import has_rule_functions
 from ..before import Preparation
 from ..compat import Literal, body_of, consts_of
@@ -18,22 +18,18 @@ from ..primitives.structure import has_rule
 from ..regions import Region, Regions
 from .called_back import plan_called_back
 from .constant_range import constant_range
-from .data import EquationPlan, Inside, Plan, Source, ValueState, Want
+from .data import EquationPlan, Plan, Source, ValueState, Want
 from .equation import plan_equation
 from .float_dtypes import float_dtype, is_in
-from .guarded_products import is_guarded_product
 from .islands import leaving, outside, returned
 from .kinds import kind_of
 from .last_products import last_products
 from .marks import AllMarks, Memo
 from .needs import Needs
-from .read_often import with_wide_gradients
 from .region import Place
 from .rounded_streams import RoundedStreams
-from .source_copies import source_copies
 from .structural import plan_structural, planning_rule
 from .sweeps import Sweeps
-from .torch_dtypes import with_torch_dtypes
 from .value_facts import literal_state
 
 
@@ -42,7 +38,6 @@ class Planner:
 
     Args:
         policy: The policy of the program.
-        computed: The caller asks for the computed dtypes.
         all_paths: Each plan knows its full path of scopes, also where the policy looks at none.
             A layer that stands at 96 paths is then planned 96 times.
         lowers_nothing: Why nothing is lowered but in scopes that name a 16-bit dtype, ``""`` where
@@ -52,14 +47,11 @@ class Planner:
     def __init__(
         self,
         policy: Policy,
-        computed: bool = False,
         all_paths: bool = False,
         lowers_nothing: str = "",
     ) -> None:
         self.policy = policy
         self._wide = policy.wide_dtype
-        # At level "tensor_cores" float32 is what was asked for, not what a list says.
-        self.finds_torch_dtypes: bool = computed and policy.level != "tensor_cores"
         self._plans: dict[Any, tuple[Any, Plan]] = {}
         self._kinds: dict[tuple[Any, ...], Plan] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
@@ -67,8 +59,6 @@ class Planner:
         # At level "tensor_cores" nothing but contractions rounds.
         rounds = policy.level != "tensor_cores"
         self._streams = RoundedStreams(policy) if rounds else None
-        # Whether a guard kept a matmul in float32 in any plan, also in one that was not used.
-        self.guards_products: bool = False
         # Whether a function with a derivative or batching rule of the user's own was planned.
         self.has_rules: bool = False
         self._last: frozenset[int] = frozenset()
@@ -76,20 +66,16 @@ class Planner:
         self._rule_functions = has_rule_functions([*policy.rules, *scoped])
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
         looks_at_names = looks_at_names or policy.precisions
-        self._regions = Regions(policy, not (looks_at_names or all_paths), lowers_nothing)
-        self.prepare = Preparation(policy, self._regions)
+        self.regions: Regions = Regions(policy, not (looks_at_names or all_paths), lowers_nothing)
+        self.prepare = Preparation(policy, self.regions)
 
     @property
     def scopes(self) -> list[tuple[str, ...]]:
         """The scopes of what was planned, as far as the policy looks at them."""
-        return self._regions.scopes
+        return self.regions.scopes
 
     def plan_program(self, jaxpr: Any, inputs: Sequence[ValueState], wants: Sequence[Want]) -> Plan:
         """Plans a whole program: its caller gets each output in the dtype it is returned in.
-
-        Where the caller asks for the computed dtypes, what PyTorch would return follows from the
-        plan (`torch_dtypes`). The program is then planned again, with that as what is asked of the
-        outputs; its readers inside keep the dtypes that serve them.
 
         Args:
             jaxpr: The closed jaxpr, prepared by `prepare`.
@@ -104,8 +90,6 @@ class Planner:
         plan = self.plan(jaxpr, inputs, wants)
         wants = [
             returned(want, state, v, self._wide)
-            if state.torch_dtype is None
-            else Want(dtype=state.torch_dtype)
             for want, state, v in zip(wants, plan.outputs, body_of(jaxpr).outvars, strict=True)
         ]
         return self.plan(jaxpr, inputs, wants)
@@ -164,7 +148,6 @@ class Planner:
         given.update(zip(body.invars, inputs, strict=True))
         swept = Sweeps(body, path, given, wants, self).run()
         equations, states = swept.equations, swept.states
-        equations = with_wide_gradients(body, equations, states, wants, self._wide)
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
             state = literal_state(v, self._wide) if isinstance(v, Literal) else states[v]
@@ -172,7 +155,6 @@ class Planner:
             cast = None if unchanged else want.dtype
             output_dtypes.append(cast)
             outputs.append(ValueState(cast) if cast is not None else state)
-        self.guards_products |= any(map(is_guarded_product, body.eqns, equations))
         # A body in which nothing changes keeps its own jaxpr, so that JAX finds its caches by
         # identity.
         identity = (
@@ -190,8 +172,6 @@ class Planner:
             tuple(output_dtypes),
             swept.demands,
             swept.fulls,
-            source_copies(body, equations, given, self._wide),
-            self._unknown(body, equations, path),
             identity,
             path,
             self._wide,
@@ -199,7 +179,7 @@ class Planner:
 
     def region_at(self, path: tuple[str, ...], eqn: Any) -> Region:
         """Returns the precision in force where an equation stands."""
-        return self._regions.at(path, eqn)
+        return self.regions.at(path, eqn)
 
     def is_last(self, eqn: Any) -> bool:
         """Returns whether an equation is a product that no other one follows."""
@@ -216,9 +196,6 @@ class Planner:
         plan, dtype = self._plan_equation(place), place.region.compute_dtype
         if self._streams is not None and dtype is not None:
             plan = self._streams.follow(needs, marks, place.eqn, plan, dtype)
-        if self.finds_torch_dtypes and dtype is not None:
-            _, origin = self.policy.rule_for(place.name, place.region.rules)
-            plan = with_torch_dtypes(origin, place.eqn, plan, dtype, self._wide)
         return plan
 
     def _plan_equation(self, at: Place) -> EquationPlan:
@@ -268,27 +245,6 @@ class Planner:
             # shared.
             plan = self._equations[signature] = plan_equation(self.policy, at)
         return plan
-
-    def _unknown(
-        self, body: Any, equations: Sequence[EquationPlan], path: tuple[str, ...]
-    ) -> tuple[str, ...]:
-        """Returns the primitives that no rule covers, here and inside, in order of appearance."""
-        found: dict[str, None] = {}
-        # A rule of a scope may cover one that no rule of the whole program does, not the reverse.
-        names = {eqn.primitive.name for eqn in body.eqns}
-        suspects = {n for n in names if planning_rule(n) is None and self._is_unknown(n)}
-        for eqn, plan in zip(body.eqns, equations, strict=True):
-            if isinstance(plan.action, Inside):
-                for inner in plan.inner:
-                    found.update(dict.fromkeys(inner.unknown))
-            if (name := eqn.primitive.name) in suspects:
-                rules = self._regions.at(path, eqn).rules
-                if self._is_unknown(name, rules):
-                    found.setdefault(name)
-        return tuple(found)
-
-    def _is_unknown(self, name: str, rules: Sequence[tuple[str, Rule]] = ()) -> bool:
-        return self.policy.rule_for(name, rules)[1] == "unknown"
 
     def _const_state(self, var: Any, value: Any) -> ValueState:
         dtype = float_dtype(var.aval, self._wide)

@@ -14,7 +14,6 @@ import numpy as np
 
 from ...policies import FLOAT32, CastPolicy, Decision, Policy, may_use_float8
 from ..compat import is_ref, jax_function
-from ..primitives.float8_scale import CopyKey
 from ..primitives.structure import (
     STRUCTURES,
     Body,
@@ -25,7 +24,7 @@ from ..primitives.structure import (
     rules_of,
 )
 from .basic_plans import as_declared, emitted, keep
-from .call_operands import cast_states, invariant_copies, read_full, read_low
+from .call_operands import cast_states, read_full, read_low
 from .data import BIND, KEEP, Demand, EquationPlan, Inside, Plan, Source, Stored, ValueState, Want
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_in
@@ -38,11 +37,9 @@ class PlansBodies(Protocol):
 
     Attributes:
         policy: The policy of the program.
-        finds_torch_dtypes: The caller asks for the dtypes in which PyTorch would return.
     """
 
     policy: Policy
-    finds_torch_dtypes: bool
 
     def plan(
         self,
@@ -124,17 +121,12 @@ def _emission(policy: Policy, at: Place) -> EquationPlan | None:
 # --- calls ----------------------------------------------------------------------------------
 
 
-def _around(
-    at: Place,
-    inner: Plan,
-    operands: Sequence[np.dtype | None],
-    copies: Sequence[tuple[int, CopyKey]] = (),
-) -> EquationPlan:
+def _around(at: Place, inner: Plan, operands: Sequence[np.dtype | None]) -> EquationPlan:
     """Returns the plan of an equation whose operands and results are those of its one body."""
     unchanged = inner.identity and not any(operands) and not _may_lower_in_rule(at)
     is_open = any(s.is_looked_up for s in inner.outputs)
     return EquationPlan(
-        Inside((inner,), tuple(copies), unchanged, is_open and is_plain_call(at.eqn)),
+        Inside((inner,), unchanged, is_open and is_plain_call(at.eqn)),
         at.given,
         tuple(operands),
         inner.outputs,
@@ -171,7 +163,7 @@ def _with_casts(
     """
     casts = [low or full for low, full in zip(operands, read_full(inner, at), strict=True)]
     if any(casts):
-        given = cast_states(at.given, casts, at.wide, planner.finds_torch_dtypes)
+        given = cast_states(at.given, casts, at.wide)
         inner = planner.plan(called(at.eqn), given, at.wants, at.region.names)
     return inner, casts
 
@@ -182,7 +174,7 @@ def _call(planner: PlansBodies, at: Place) -> EquationPlan:
     (body,), path = bodies(at.eqn), at.region.names
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
     inner, operands = _with_casts(planner, at, inner, read_low(inner, at))
-    return _around(at, inner, operands, invariant_copies(at, inner, body))
+    return _around(at, inner, operands)
 
 
 @plans(*_calls(has_rule=True))
@@ -198,13 +190,7 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
     # The user's rule is a stranger: it keeps what it is given for the backward pass. A float32
     # weight would be kept beside its 16-bit copy.
-    low = {i: d for i, d in inner.source_copies if isinstance(d, np.dtype)}
-    computed = read_low(inner, at)
-    operands = [
-        low.get(i) if inner.demands[i] is Demand.LOW and state.source else computed[i]
-        for i, state in enumerate(at.given)
-    ]
-    inner, operands = _with_casts(planner, at, inner, operands)
+    inner, operands = _with_casts(planner, at, inner, read_low(inner, at, (None, *Source)))
     return _around(at, inner, operands)
 
 
@@ -261,17 +247,15 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     # What steers (the index of a branch, a flag) is read by the equation itself, as declared.
     inside = {i for body in held for i in body.operands}
     demands = [Demand.NONE if i in inside else d for i, d in enumerate(full_if_float(at))]
-    copies: dict[tuple[int, CopyKey], None] = {}
     for plan, body in zip(inner, held, strict=True):
         for i, demand in zip(body.operands, plan.demands, strict=True):
             demands[i] |= demand
-        copies.update(dict.fromkeys(invariant_copies(at, plan, body)))
     declared = as_declared(at.eqn.invars, given)
     operands = tuple(None if i in inside else d for i, d in enumerate(declared))
     unchanged = all(plan.identity for plan in inner) and not any(operands)
     made = [_dtypes_of(k, inner, held) or [at.declared(v)] for k, v in enumerate(at.eqn.outvars)]
     results = tuple(ValueState(dtypes[0]) for dtypes in made)
-    action = Inside(tuple(inner), tuple(copies), unchanged)
+    action = Inside(tuple(inner), unchanged)
     return EquationPlan(action, given, operands, results, reason, demands=tuple(demands))
 
 

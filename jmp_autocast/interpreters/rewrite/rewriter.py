@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..after.copies import Copies
+from ..after.views import read_often
 from ..compat import (
     bind,
     body_of,
@@ -119,6 +122,7 @@ class Rewriter(KeepsValues):
         self._planned = planned
         register_elsewhere()
         self.memo: dict[Any, Any] = {}
+        self.known_copies: dict[int, Copies] = {}
 
     def program(self, plan: Plan, closed: Any, args: Sequence[Any]) -> list[Any]:
         """Runs a planned program: `evaluate`, where rules may close over any of its values.
@@ -163,29 +167,35 @@ class Rewriter(KeepsValues):
         plan = self.memo[key]
         held = list(map(Value.of, consts, plan.consts))
         self.closed_over.keep((*plan.jaxpr.constvars, *plan.jaxpr.invars), (*held, *given))
+        often = read_often(plan)
+
+        def made_by(emit: Callable[..., Any]) -> Callable[..., Any]:
+            def step(i: int, eqn: Any, operands: list[Any]) -> Any:
+                results = emit(eqn, plan.equations[i], operands)
+                if results is not None:
+                    self.closed_over.keep(eqn.outvars, results)
+                    for v, value in zip(eqn.outvars, results, strict=True) if often else ():
+                        if v in often:
+                            value.is_read_often()
+                return results
+
+            return step
+
         return evaluate(
             plan.jaxpr,
             held,
             given,
             lambda literal: Scalar(literal_value(literal)),
-            lambda i, eqn, operands: self._labeled(eqn, plan.equations[i], operands),
-            shortcut=lambda i, eqn, operands: self._written(eqn, plan.equations[i], operands),
+            made_by(self._labeled),
+            shortcut=made_by(self._written),
         )
 
     def _written(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value] | None:
-        results = None if self._label else written_again(eqn, plan, operands)
-        if results is not None:
-            self.closed_over.keep(eqn.outvars, results)
-        return results
+        return None if self._label else written_again(eqn, plan, operands)
 
     def _labeled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
-        if self._label is None:
-            results = self.emit_equation(eqn, plan, operands)
-        else:
-            with jax.named_scope(self._label(plan)):
-                results = self.emit_equation(eqn, plan, operands)
-        self.closed_over.keep(eqn.outvars, results)
-        return results
+        with jax.named_scope(self._label(plan)) if self._label else nullcontext():
+            return self.emit_equation(eqn, plan, operands)
 
     def emit_equation(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         """Binds one planned equation in the ambient trace.

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from ..after.copies import Copies, handed_in
 from ..compat import bind, consts_of, mark_frames
 from ..plan.data import EquationPlan
 from ..primitives.structure import (
@@ -45,7 +46,8 @@ def rebind_bodies(
     """
     # Copies are made before the equation, in its scopes: once for all iterations of a loop.
     held = bodies(eqn)
-    wanted = [_copies_for(body, plan) for body in held]
+    copied = handed_in(eqn, plan, rewriter.known_copies)
+    wanted = [_copies_for(body, copied) for body in held]
     is_entered = rewriter.looks_at(eqn) or rewriter.is_labeled or runs_again(eqn)
     jaxprs = [
         # One in which nothing changes stays the one that JAX has in its caches.
@@ -63,14 +65,14 @@ def rebind_bodies(
     return results if eqn.primitive.multiple_results else [results]
 
 
-def _copies_for(body: Body, plan: EquationPlan) -> list[tuple[int, Any]]:
+def _copies_for(body: Body, copied: Copies) -> list[tuple[int, Any]]:
     """Returns pairs (input, dtype): the copies that a body takes as further inputs.
 
     Bodies that share their operands (branches) all take the same ones; the bodies of a ``while``
     take those of their own constants.
     """
     own = body.operands
-    return [(own.index(i), dtype) for i, dtype in plan.source_copies if i in own]
+    return [(own.index(i), dtype) for i, dtype in copied if i in own]
 
 
 @rewrites("remat_opt")

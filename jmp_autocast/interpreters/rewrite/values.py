@@ -76,15 +76,13 @@ class Value:
         """
         known, const_range = state.known_value, state.const_range
         scales = state.scales or 0
-        is_narrow = state.read_often and array.dtype.itemsize < FLOAT32.itemsize
-        return cls(
-            array,
-            state.keeps_gradient,
-            known=known,
-            const_range=const_range,
-            scales=scales,
-            wide=FLOAT32 if is_narrow else None,
-        )
+        return cls(array, state.keeps_gradient, known=known, const_range=const_range, scales=scales)
+
+    def is_read_often(self) -> None:
+        """Makes the reads in 16 bits of what was computed views, as those of a source are."""
+        self.source = True
+        if self.array.dtype.itemsize < FLOAT32.itemsize:
+            self.wide = FLOAT32
 
     def read(self, dtype: np.dtype | None) -> Any:
         """Returns the value in a dtype, None for the value as it is."""

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..compat import source_line
+from ..plan.data import EquationPlan, Plan
+from ..plan.reasons import ReasonCode
+from ..plan.symbolic_sizes import at_least
 from ..primitives.reading import flops
 from ..primitives.traits import having
-from .data import EquationPlan, Plan
-from .reasons import ReasonCode
-from .symbolic_sizes import at_least
 from .walk import Visit, walk_plan
 
 _CONTRACTS = having("contracts")
@@ -28,7 +28,7 @@ def is_guard(code: ReasonCode) -> bool:
     return code is ReasonCode.COORD or code is ReasonCode.LITERAL
 
 
-def is_guarded_product(eqn: Any, plan: EquationPlan) -> bool:
+def _is_guarded_product(eqn: Any, plan: EquationPlan) -> bool:
     """Returns whether a guard keeps a matmul or convolution in float32."""
     return eqn.primitive.name in _CONTRACTS and is_guard(plan.reason.code)
 
@@ -80,13 +80,25 @@ def guarded_products(plan: Plan) -> GuardedProducts | None:
         None where they are less than 1 % of the matmul and convolution FLOPs, or less than a
         million in one call, or where their number is symbolic.
     """
+    if not _has_one(plan, set()):
+        return None  # without a walk, which goes into each call of one function
     visits = [v for v in walk_plan(plan) if v.eqn.primitive.name in _CONTRACTS]
-    found = [v for v in visits if is_guarded_product(v.eqn, v.plan)]
+    found = [v for v in visits if _is_guarded_product(v.eqn, v.plan)]
     kept, total = _flops(found), _flops(visits)
     if not at_least(kept, _LEAST_FLOPS) or not at_least(kept, _LEAST_SHARE * total):
         return None
     largest = max(found, key=lambda v: _flops([v]))
     return GuardedProducts(kept, kept / total, largest, plan.wide)
+
+
+def _has_one(plan: Plan, seen: set[int]) -> bool:
+    seen.add(id(plan))
+    pairs = zip(plan.jaxpr.eqns, plan.equations, strict=True)
+    return any(
+        _is_guarded_product(eqn, equation)
+        or any(id(inner) not in seen and _has_one(inner, seen) for inner in equation.inner)
+        for eqn, equation in pairs
+    )
 
 
 def _flops(visits: Sequence[Visit]) -> int:

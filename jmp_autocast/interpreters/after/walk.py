@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, TypeAlias
 
-from ..compat import Literal, scope_names
-from ..primitives.structure import Body, bodies
-from .data import EquationPlan, Plan
+from ..compat import scope_names
+from ..plan.data import EquationPlan, Plan
+from ..primitives.structure import bodies
+from .provenance import entering, follow, leaving
 
 Origin: TypeAlias = int | str | None
 """Where a value comes from: the index of the visit that made it, or the path of an input of the
@@ -72,6 +73,19 @@ def walk_with_outputs(
     return visits, outputs
 
 
+def behind(visits: Sequence[Visit], origin: Origin, names: Set[str]) -> Origin:
+    """Returns where a value comes from before equations that hand on their first operand.
+
+    Args:
+        visits: What `walk_plan` returns.
+        origin: Where the value comes from.
+        names: The primitives of such equations.
+    """
+    while isinstance(origin, int) and visits[origin].eqn.primitive.name in names:
+        origin = visits[origin].origins[0]
+    return origin
+
+
 def _walk(
     plan: Plan,
     inputs: Sequence[Origin],
@@ -81,58 +95,29 @@ def _walk(
     times: int,
 ) -> list[Origin]:
     """Adds the visits of a jaxpr, and returns where its outputs come from."""
-    jaxpr = plan.jaxpr
-    env: dict[Any, Origin] = dict.fromkeys(jaxpr.constvars)
-    env.update(zip(jaxpr.invars, inputs, strict=True))
 
-    def origin_of(atom: Any) -> Origin:
-        return None if isinstance(atom, Literal) else env[atom]
-
-    for eqn, equation in zip(jaxpr.eqns, plan.equations, strict=True):
-        index, path = len(visits), scope + scope_names(eqn)
-        given = tuple(map(origin_of, eqn.invars))
-        visit = Visit(index, eqn, equation, path, depth, times, given)
+    def step(i: int, eqn: Any, given: list[Origin]) -> list[Origin]:
+        index, path, equation = len(visits), scope + scope_names(eqn), plan.equations[i]
+        visit = Visit(index, eqn, equation, path, depth, times, tuple(given))
         visits.append(visit)
-        results: list[Origin] = [index] * len(eqn.outvars)
-        made: list[list[Origin]] = []
-        held = list(bodies(eqn)) if equation.inner else []
+        held = bodies(eqn) if equation.inner else ()
+        returned: list[list[Origin]] = [[] for _ in eqn.outvars]
+        outputs: list[Origin] = []
         for inner, body in zip(equation.inner, held, strict=True):
             # A body that is planned once and called 96 times is visited 96 times: rows are per
             # call.
-            entering = _entering(body, equation, given, index)
+            given_inside = entering(body, given, index, equation.operands)
             more = times * body.repeats
-            made.append(_walk(inner, entering, visits, path, depth + 1, more))
-        if made:
-            visit.returned = _returned(held, made, len(eqn.outvars))
+            outputs = _walk(inner, given_inside, visits, path, depth + 1, more)
+            for result, origin in zip(body.results, outputs, strict=True):
+                if result is not None:
+                    returned[result].append(origin)
+            pairs = zip(outputs, inner.output_dtypes, strict=True)
+            outputs = [origin if cast is None else None for origin, cast in pairs]
+        if held:
+            visit.returned = tuple(map(tuple, returned))
             visit.inner = len(visits) - index - 1
-        if len(made) == len(held) == 1:
-            carried = {output for _, output in held[0].carries}
-            pairs = zip(made[0], equation.inner[0].output_dtypes, strict=True)
-            for k, (origin, cast) in enumerate(pairs):
-                result = held[0].results[k]
-                # The equation itself makes what it carries or casts, and what is a constant.
-                if k not in carried and result is not None and cast is None and origin is not None:
-                    results[result] = origin
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [origin_of(v) for v in jaxpr.outvars]
+        results: list[Origin] = [index] * len(eqn.outvars)
+        return leaving(held[0], outputs, index, len(results)) if len(held) == 1 else results
 
-
-def _entering(
-    body: Body, equation: EquationPlan, given: Sequence[Origin], index: int
-) -> list[Origin]:
-    """Returns where the inputs of a body come from; the equation makes what it carries or casts."""
-    made = {i for i, k in enumerate(body.operands) if equation.operands[k] is not None}
-    made = made.union(body.carried)
-    return [index if i in made else given[k] for i, k in enumerate(body.operands)]
-
-
-def _returned(
-    held: Sequence[Body], made: Sequence[list[Origin]], count: int
-) -> tuple[tuple[Origin, ...], ...]:
-    """Returns, for each result of an equation, where each body that makes it has it from."""
-    returned: list[list[Origin]] = [[] for _ in range(count)]
-    for body, origins in zip(held, made, strict=True):
-        for result, origin in zip(body.results, origins, strict=True):
-            if result is not None:
-                returned[result].append(origin)
-    return tuple(map(tuple, returned))
+    return follow(plan.jaxpr, inputs, None, step)

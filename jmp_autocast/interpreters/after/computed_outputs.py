@@ -1,0 +1,147 @@
+"""The dtypes in which PyTorch would return what a program computes.
+
+Precision and type part ways in two places. What PyTorch does not list it computes in float32 and
+rounds to the dtype of the operands (an ELU, a variance, an arc tangent); rounding here as well
+would cost the readers digits. What it lists as float32 may stay in 16 bits where that loses
+nothing to its readers (a power before a matmul). So such a value keeps the dtype that serves its
+readers; in which other one a caller gets it who asks for the computed dtypes is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ...policies import (
+    FUNCTIONS_RETURNING_FLOAT32,
+    FUNCTIONS_RETURNING_OPERAND_DTYPE,
+    RETURNS_FLOAT32,
+    RETURNS_OPERAND_DTYPE,
+)
+from ..compat import jax_function
+from ..plan.data import EquationPlan, Plan, ValueState, Want
+from ..plan.float_dtypes import is_narrower
+from ..plan.planner import Planner
+from ..plan.reasons import ReasonCode
+from ..primitives.reading import cast_dtype
+from ..primitives.structure import called, is_call
+from .provenance import follow
+
+_Other: TypeAlias = np.dtype | None
+
+# Float32 because the readers lose digits otherwise: PyTorch, which sees no readers, rounds these.
+_RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD)
+
+
+def computed_wants(planner: Planner, plan: Plan, wants: Sequence[Want]) -> list[Want]:
+    """Returns what to ask of the outputs of a program to get each as PyTorch would return it.
+
+    Args:
+        planner: What planned the program.
+        plan: The plan of the program.
+        wants: What was asked of each output.
+    """
+    # At level "tensor_cores" float32 is what was asked for, not what a list says.
+    if planner.policy.level == "tensor_cores":
+        return list(wants)
+    dtypes = _follow(planner, plan, [None] * len(plan.inputs))
+    return [w if d is None else Want(dtype=d) for w, d in zip(wants, dtypes, strict=True)]
+
+
+def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Other]:
+    """Returns the dtype of each output of a jaxpr in PyTorch, None for that of the plan."""
+
+    def step(i: int, eqn: Any, given: list[_Other]) -> Sequence[_Other]:
+        equation, results = plan.equations[i], [None] * len(eqn.outvars)
+        if equation.inner and is_call(eqn):
+            (inner,) = equation.inner
+            entering = _cast(equation, given, plan.wide)
+            pairs = zip(_follow(planner, inner, entering), inner.output_dtypes, strict=True)
+            results = [other if cast is None else None for other, cast in pairs]
+        elif _hands_on(eqn):
+            results = given
+        region = planner.regions.at(plan.path, eqn)
+        if region.compute_dtype is None:
+            return results
+        _, origin = planner.policy.rule_for(eqn.primitive.name, region.rules)
+        dtype = _torch_dtype(origin, eqn, equation, given, region.compute_dtype, plan.wide)
+        if dtype is None:
+            return results
+        return [
+            other if not _is_free(state, v, plan.wide) else None if dtype == state.dtype else dtype
+            for other, state, v in zip(results, equation.results, eqn.outvars, strict=True)
+        ]
+
+    return follow(plan.jaxpr, inputs, None, step)
+
+
+def _cast(plan: EquationPlan, given: Sequence[_Other], wide: np.dtype) -> list[_Other]:
+    """Returns the dtypes of the operands of a call: PyTorch does not widen them before it."""
+
+    def inside(other: _Other, state: ValueState, cast: _Other) -> _Other:
+        if cast is None:
+            return other
+        return (other or state.dtype) if cast == wide and is_narrower(state.dtype, wide) else None
+
+    return list(map(inside, given, plan.given, plan.operands))
+
+
+def _hands_on(eqn: Any) -> bool:
+    """Whether an equation returns its operands: a barrier, and a cast that changes no dtype."""
+    if eqn.primitive.name == "optimization_barrier":
+        return len(eqn.invars) == len(eqn.outvars)  # JAX 0.12 returns no refs
+    return cast_dtype(eqn) is not None and cast_dtype(eqn) == eqn.invars[0].aval.dtype
+
+
+def _is_free(state: ValueState, variable: Any, wide: np.dtype) -> bool:
+    """A value that is computed, and not in 16 bits because the program declares it so."""
+    declared_low = state.dtype != wide and variable.aval.dtype == state.dtype
+    return state.is_computed and not declared_low
+
+
+def _torch_dtype(
+    origin: str,
+    eqn: Any,
+    plan: EquationPlan,
+    given: Sequence[_Other],
+    compute_dtype: np.dtype,
+    wide: np.dtype,
+) -> _Other:
+    """Returns the dtype in which PyTorch returns what an equation computes, None if in its own.
+
+    Args:
+        origin: Where the rule of the primitive is from, as `Policy.rule_for` says.
+        eqn: The equation.
+        plan: Its plan.
+        given: The dtype of each operand in PyTorch, None for that of the plan.
+        compute_dtype: The compute dtype where the equation stands.
+        wide: The wide dtype of the policy, which stands for PyTorch's float32.
+    """
+    name, code = eqn.primitive.name, plan.reason.code
+    # JAX's own functions are known by the name of the function that they trace.
+    if is_call(eqn):
+        function = jax_function(called(eqn))
+        if function in FUNCTIONS_RETURNING_FLOAT32:
+            return wide
+        follows = function in FUNCTIONS_RETURNING_OPERAND_DTYPE
+    elif origin != "default":
+        return None
+    elif name in RETURNS_FLOAT32:
+        return wide
+    elif code in _RAISED:
+        return compute_dtype
+    else:
+        follows = name in RETURNS_OPERAND_DTYPE or code is ReasonCode.PROMOTE_FULL
+    return compute_dtype if follows and _all_low(eqn, plan.given, given, compute_dtype) else None
+
+
+def _all_low(
+    eqn: Any, states: Sequence[ValueState], given: Sequence[_Other], compute_dtype: np.dtype
+) -> bool:
+    """Whether PyTorch would have all operands in 16 bits; arrays outvote scalars there."""
+    # A Python scalar has no dtype to vote with in PyTorch, and a 0-d array yields to any array.
+    voters = [i for i, s in enumerate(states) if s.dtype is not None and s.known_value is None]
+    voters = [i for i in voters if eqn.invars[i].aval.ndim] or voters
+    return bool(voters) and all(compute_dtype in (states[i].dtype, given[i]) for i in voters)

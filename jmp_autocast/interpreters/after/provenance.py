@@ -1,0 +1,91 @@
+"""Where values come from: what is known of the inputs of a jaxpr, followed through its equations.
+
+What is followed differs: the visit that made a value, the input whose elements it holds, whether it
+is made of parameters alone. How it goes into bodies and comes out of them does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+from ..compat import body_of
+from ..primitives.evaluate import evaluate
+from ..primitives.structure import Body
+
+V = TypeVar("V")
+
+
+class Root(NamedTuple):
+    """An input of a program that a value is, or holds elements of.
+
+    Args:
+        input: The position of the input.
+        scales: Along how many of its first dimensions the value is a slice of it; None where it has
+            other elements than a whole input, or slice.
+        is_moved: The value's dimensions are not those of the input, or slice.
+    """
+
+    input: int
+    scales: int | None = 0
+    is_moved: bool = False
+
+    def sliced(self) -> Root:
+        """Returns what one iteration of a loop takes of the value."""
+        scales = None if self.is_moved or self.scales is None else self.scales + 1
+        return self._replace(scales=scales)
+
+    def moved(self, is_all: bool) -> Root:
+        """Returns what is made of the elements of the value, of all of them or of some."""
+        return Root(self.input, self.scales if is_all else None, True)
+
+
+def follow(
+    jaxpr: Any,
+    inputs: Sequence[V],
+    constant: V,
+    step: Callable[[int, Any, list[V]], Sequence[V]],
+) -> list[V]:
+    """Returns where each output of a jaxpr comes from.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+        inputs: Where each of its inputs comes from.
+        constant: Where its constants and literals come from.
+        step: Takes the index of an equation, the equation and where each operand comes from;
+            returns where each result does.
+    """
+    consts = [constant] * len(body_of(jaxpr).constvars)
+    # Nothing is bound, so that no step needs the context of its equation.
+    return evaluate(jaxpr, consts, inputs, lambda _: constant, step, lambda _: nullcontext())
+
+
+def entering(body: Body, given: Sequence[V], made: V, casts: Sequence[Any] = ()) -> list[V]:
+    """Returns where each input of a body comes from.
+
+    Args:
+        body: One of the bodies that an equation holds.
+        given: Where each operand of the equation comes from.
+        made: Stands for the equation, which makes what it carries, and what it casts.
+        casts: The dtype that each operand is cast to, or None.
+    """
+    cast = {k for k, dtype in enumerate(casts) if dtype is not None}
+    inputs = enumerate(body.operands)
+    return [made if i in body.carried or k in cast else given[k] for i, k in inputs]
+
+
+def leaving(body: Body, outputs: Sequence[V | None], made: V, count: int) -> list[V]:
+    """Returns where each result of an equation with one body comes from.
+
+    Args:
+        body: Its body.
+        outputs: Where each output of the body comes from, None for what the equation makes.
+        made: Stands for the equation, which also makes what it carries.
+        count: The number of its results.
+    """
+    found, carried = [made] * count, {output for _, output in body.carries}
+    for k, (result, output) in enumerate(zip(body.results, outputs, strict=True)):
+        if result is not None and output is not None and k not in carried:
+            found[result] = output
+    return found

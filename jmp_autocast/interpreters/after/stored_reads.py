@@ -1,0 +1,143 @@
+"""In which dtypes a planned program reads each of its inputs, to the last comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ...policies import narrow_dtypes
+from ..plan.data import Bind, EquationPlan, Keep, Move, Multiply8, Plan
+from ..primitives.reading import cast_dtype
+from ..primitives.structure import bodies, isolates
+from ..primitives.traits import having
+from .provenance import Root, entering, follow, leaving
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """A product reads a weight in 8 bits.
+
+    Args:
+        scales: Along how many of the weight's first dimensions there are scales of their own, one
+            for each iteration of a loop. None where the product reads a part of the weight, or a
+            shard: no scale of the weight is that of what is read.
+    """
+
+    scales: int | None = 0
+
+
+Read: TypeAlias = np.dtype | Quantized
+"""How an equation reads an operand."""
+
+
+Roots = frozenset[Root]
+
+_NONE: Roots = frozenset()
+_ELEMENTS = (having("affine") & having("rounds")) - {"convert_element_type"}
+_WHOLE = having("whole")
+
+
+def read_dtypes(plan: Plan) -> list[set[Read]]:
+    """Returns the dtypes in which a program reads each input of the wide dtype, where it moves it.
+
+    ``demands`` asks what would serve the readers, and a comparison does well in either dtype. This
+    asks what happens: an input that is read in bfloat16 alone may be rounded to that before.
+
+    Args:
+        plan: The plan of the program.
+
+    Returns:
+        For each input, the dtypes, and `Quantized` for a product in 8 bits; empty where nothing
+        reads it.
+    """
+    reads: list[set[Read]] = [set() for _ in plan.inputs]
+    for roots in _follow(plan, [frozenset((Root(i),)) for i in range(len(reads))], reads):
+        _read(roots, plan.wide, reads)
+    return reads
+
+
+def _follow(plan: Plan, inputs: Sequence[Roots], reads: list[set[Read]]) -> list[Roots]:
+    """Adds how a jaxpr reads the inputs of the program, and returns which its outputs are."""
+
+    def step(i: int, eqn: Any, given: list[Roots]) -> Sequence[Roots]:
+        equation, count = plan.equations[i], len(eqn.outvars)
+        results = [_NONE] * count
+        if not any(given):
+            return results
+        if _hands_on(eqn, equation, given):
+            is_all = isinstance(equation.action, Move) and eqn.primitive.name in _WHOLE
+            results = [_moved(given, is_all)] * count
+        elif equation.inner:
+            results = _inside(plan.wide, eqn, equation, given, reads)
+        else:
+            for k, roots in enumerate(given):
+                _read(roots, _way(plan.wide, eqn, equation, k), reads)
+        return _cast(results, equation.casts or [None] * count, reads)
+
+    return _cast(follow(plan.jaxpr, inputs, _NONE, step), plan.output_dtypes, reads)
+
+
+def _moved(given: Sequence[Roots], is_all: bool) -> Roots:
+    return frozenset(root.moved(is_all) for roots in given for root in roots)
+
+
+def _read(roots: Roots, dtype: np.dtype | None, reads: list[set[Read]]) -> None:
+    """Adds that a value is read in a dtype, None for 8 bits."""
+    for root in roots:
+        reads[root.input].add(Quantized(root.scales) if dtype is None else dtype)
+
+
+def _cast(
+    values: Sequence[Roots], casts: Sequence[np.dtype | None], reads: list[set[Read]]
+) -> list[Roots]:
+    """Adds the casts of some values to the reads, and returns what the values are behind them."""
+    for roots, dtype in zip(values, casts, strict=True):
+        if dtype is not None:
+            _read(roots, dtype, reads)
+    return [_NONE if dtype else roots for roots, dtype in zip(values, casts, strict=True)]
+
+
+def _hands_on(eqn: Any, plan: EquationPlan, given: Sequence[Roots]) -> bool:
+    """Whether each element of the results is one of the operands, as wide as it is.
+
+    Of rounded operands the result is then the rounded result: nothing has been read yet. A sort
+    commutes with rounding too, but carries other operands along.
+    """
+    if isinstance(plan.action, Move):
+        return True
+    as_it_is = all(d is None for d, roots in zip(plan.operands, given, strict=True) if roots)
+    return as_it_is and eqn.primitive.name in _ELEMENTS and isinstance(plan.action, Bind | Keep)
+
+
+def _way(wide: np.dtype, eqn: Any, plan: EquationPlan, k: int) -> np.dtype | None:
+    """Returns the dtype in which an equation reads an operand, None for 8 bits."""
+    if isinstance(plan.action, Multiply8):
+        # An activation is quantized as it is, too, but is stored nowhere.
+        return None if k == plan.action.weight else wide
+    # As it is: in the wide dtype, but where the program rounds it itself.
+    target = cast_dtype(eqn)
+    return plan.operands[k] or (target if target in narrow_dtypes(wide) else wide)
+
+
+def _inside(
+    wide: np.dtype, eqn: Any, plan: EquationPlan, given: list[Roots], reads: list[set[Read]]
+) -> list[Roots]:
+    """Adds how the bodies of an equation read the inputs, and returns which its results are."""
+    given = _cast(given, plan.operands, reads)
+    results = [_NONE] * len(eqn.outvars)
+    for body, inner in zip(bodies(eqn), plan.inner, strict=True):
+        for i in body.carried:
+            # What a loop carries is another value in the next iteration.
+            _read(given[body.operands[i]], wide, reads)
+        inside = entering(body, given, _NONE)
+        for i in range(body.takes_copies_at, len(inside)):
+            inside[i] = frozenset(root.sliced() for root in inside[i])
+        if isolates(eqn):  # no scale of a whole is that of a shard
+            inside = [_moved([roots], False) for roots in inside]
+        outputs = _follow(inner, inside, reads)
+        for k, roots in enumerate(leaving(body, outputs, _NONE, len(results))):
+            results[k] |= _moved([roots], False)
+    return results
