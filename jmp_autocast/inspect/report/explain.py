@@ -31,10 +31,11 @@ from .as_it_runs import (
 from .by_dtype import contraction_flops, guarded
 from .jaxprs import count_casts
 from .kept import kept_of
-from .report import Report, Totals
+from .report import Report
 from .residuals import Residuals, is_gradient, residuals_of
 from .roofline import roofline_of
 from .rows import Row, rows_of
+from .totals import Totals
 
 
 def explain(
