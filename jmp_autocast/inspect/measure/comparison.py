@@ -130,7 +130,15 @@ class Comparison(Exported):
             >>> page.splitlines()[0]
             '<!doctype html>'
         """
-        return saved(page_of(self), path)
+        page = page_of(
+            f"{self.name} in {self.compute_dtype}",
+            self.summary,
+            self.by_scope(),
+            self.rows,
+            self.cotangents,
+            self.by_share(),
+        )
+        return saved(page, path)
 
     def __str__(self) -> str:
         """Returns the summary, the scopes and equations with the largest errors, and gradients."""

@@ -114,7 +114,8 @@ class KeptReport(Exported):
             >>> explain_kept(jnp.sin, jnp.ones(4)).to_html().splitlines()[0]
             '<!doctype html>'
         """
-        return saved(page_of(self), path)
+        page = page_of(self.name, self.summary, self.arrays, self.islands, self.cuts)
+        return saved(page, path)
 
     def __str__(self) -> str:
         """Returns the summary, the arrays and the islands, those that are alike together."""

@@ -170,11 +170,14 @@ class Report(Exported):
             >>> page.splitlines()[0]
             '<!doctype html>'
         """
-        return saved(page_of(self), path)
+        return saved(self._page(), path)
 
     def _repr_html_(self) -> str:
         """Returns the page in a frame, for notebooks."""
-        return frame_of(self)
+        return frame_of(self.summary, self._page())
+
+    def _page(self) -> str:
+        return page_of(self.name, self.compute_dtype, self.summary, self.rows, self.totals)
 
     def by_dtype(self) -> dict[str, Share]:
         """Returns the FLOPs and bytes of each dtype, the most bytes first.
