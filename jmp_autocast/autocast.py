@@ -29,7 +29,7 @@ from .interpreters.plan.float8_units import warn_without_units
 from .interpreters.plan.float64 import check_float64, warn_without_float64
 from .interpreters.plan.value_facts import input_states
 from .interpreters.primitives.dequantize import dequantized
-from .keep_less import keep, may_plan
+from .keep_less import may_plan, run_planned
 from .policies import Policy
 from .scopes import BECAUSE, GOVERNED, mark
 
@@ -300,7 +300,7 @@ class PlannedCall:
         # Without a loop there is nothing to plan, and the program is not traced once more for it.
         if not may_plan(self.closed, self.residuals):
             return declared(*arrays)
-        return keep(fresh_make_jaxpr(declared, *arrays), self.call, self.residuals, arrays)
+        return run_planned(fresh_make_jaxpr(declared, *arrays), self.call, self.residuals, arrays)
 
     def declared(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program as `rewritten`, and keeps what it keeps by itself.

@@ -125,7 +125,7 @@ class KeepLess(Wrapper):
         if self.choice.is_off:
             return self._fn(*args, **kwargs)
         call, closed = self.traced(args, kwargs)
-        outputs = keep(closed, call, self.choice, call.arrays)
+        outputs = run_planned(closed, call, self.choice, call.arrays)
         avals = [v.aval for v in body_of(closed).outvars]
         return call.unflatten(
             [as_traced(x, a, "same") for x, a in zip(outputs, avals, strict=True)]
@@ -162,7 +162,7 @@ def may_plan(closed: Any, choice: ResidualChoice) -> bool:
     return not choice.is_off and (not choice.loops_only or has_loop(closed))
 
 
-def keep(
+def run_planned(
     closed: Any, call: arguments.Call, choice: ResidualChoice, arrays: Sequence[Any]
 ) -> list[Any]:
     """Runs a program with planned residuals.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from .actions import ACTIONS
-from .options import parser
+from .parser import parser
 from .targets import UsageError
 
 # As `grep` and `diff` do: 1 is an answer, 2 is a wrong use.

@@ -16,7 +16,7 @@ from ..autocast import Options, Part, PartOptions, autocast_options
 from ..call.forms import Decorator, check_form
 from ..policies.errors import wrong_type
 from .flax_compat import lifted, packed
-from .outputs import cast_leaves, cast_outputs, dtypes_of, without_output_dtype
+from .results import cast_leaves, cast_outputs, dtypes_of, without_output_dtype
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 

@@ -25,7 +25,7 @@ from ..call.outputs import per_output
 from ..call.wrapping import pytrees_of, wrapper_of
 from .nnx_state import holds_objects, opened
 from .nnx_training import scaled_value_and_grad, train_step
-from .outputs import cast_leaves, without_output_dtype
+from .results import cast_leaves, without_output_dtype
 
 __all__ = ["autocast", "scaled_value_and_grad", "train_step"]
 

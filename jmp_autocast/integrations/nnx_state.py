@@ -34,13 +34,13 @@ from .nnx_checks import (
     static_tracers,
 )
 from .nnx_scopes import module_scopes
-from .outputs import dtypes_of
+from .results import dtypes_of
 
 _NODE = object()  # stands for an NNX object in a result
 _ARGS, _KWARGS, _BOUND = range(3)  # the parts of a call: args, kwargs, what `fn` brings
 
 
-class Graph:
+class ModuleGraph:
     """All that is static in a call: the NNX objects without their arrays, and where they stand.
 
     Two calls with equal graphs share a trace. It holds no array, since JAX keeps it with the trace.
@@ -70,7 +70,7 @@ class Graph:
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Graph) and self._key() == other._key()
+        return isinstance(other, ModuleGraph) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash((*self._key()[1:],))
@@ -117,7 +117,7 @@ class Pure:
     def __name__(self) -> str:
         return self.name
 
-    def __call__(self, graph: Graph, /, **values: Any) -> tuple[list[Any], list[Any], After]:
+    def __call__(self, graph: ModuleGraph, /, **values: Any) -> tuple[list[Any], list[Any], After]:
         """Returns the function's outputs, the state that it changed, and what is static in both.
 
         What did not change is no output: a module of an outer trace can be read, not written.
@@ -202,7 +202,7 @@ def opened(
             # Batch statistics and counters are variables, too, and `nnx.grad` skips them.
             if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
                 untrained.append(name)
-        graph = Graph(tree, leaves, graphdef, state)
+        graph = ModuleGraph(tree, leaves, graphdef, state)
         yield Opened(
             fn=Pure(inner, name_of(fn)),
             args=(graph,),
@@ -214,7 +214,7 @@ def opened(
         )
 
 
-def _finish(nodes: list[Any], graph: Graph, values: dict[str, Any], result: Any) -> Any:
+def _finish(nodes: list[Any], graph: ModuleGraph, values: dict[str, Any], result: Any) -> Any:
     """Writes the state into the caller's objects and returns the function's result."""
     out, changed, after = result
     new = iter(changed)

@@ -269,7 +269,7 @@ class Policy:
             >>> [line for line in lines if "dtype =" in line]
             ['compute_dtype = "bfloat16"', 'dtype = "float32"']
         """
-        write_policy(self, path)
+        write_policy(vars(self), path)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Self:

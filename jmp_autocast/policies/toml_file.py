@@ -16,7 +16,7 @@ import shutil
 import tomllib
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from .cast_policy import CastPolicy, Rule, rule_name
 from .choices import WORDS, check_choice
@@ -26,9 +26,6 @@ from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
 from .precisions import PRECISIONS
 from .registry import structural_message
 from .tables import STRUCTURAL
-
-if TYPE_CHECKING:
-    from .policy import Policy
 
 VERSION = 1
 """Raised when a file gets a meaning that an older reader would miss."""
@@ -60,11 +57,11 @@ _PRECISIONS = """
 _HEADINGS = (_MATMUL, _RULES, _SCOPES, _SCOPED_RULES, _PRECISIONS)
 
 
-def write_policy(policy: Policy, path: str | pathlib.Path) -> None:
+def write_policy(arguments: Mapping[str, Any], path: str | pathlib.Path) -> None:
     """Writes a policy to a file, whole or not at all.
 
     Args:
-        policy: The policy.
+        arguments: The arguments of `Policy`, as its fields hold them.
         path: The file; one that exists is replaced.
 
     Raises:
@@ -73,7 +70,7 @@ def write_policy(policy: Policy, path: str | pathlib.Path) -> None:
     """
     # A symbolic link stays one, and leads to the new file.
     target = pathlib.Path(os.path.realpath(_as_path(path, "save")))
-    content = policy_text(policy).encode()
+    content = policy_text(arguments).encode()
     if target.exists() and not target.is_file():
         raise ValueError(
             f"Cannot save a policy to {str(path)!r}, which is not a regular file. Pass the path of "
@@ -92,8 +89,11 @@ def write_policy(policy: Policy, path: str | pathlib.Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def policy_text(policy: Policy) -> str:
+def policy_text(arguments: Mapping[str, Any]) -> str:
     r"""Returns the text of a policy's file.
+
+    Args:
+        arguments: As for `write_policy`.
 
     Raises:
         TypeError: A rule is a function.
@@ -101,7 +101,7 @@ def policy_text(policy: Policy) -> str:
 
     Example:
         >>> from jmp_autocast import BF16
-        >>> print(policy_text(BF16.with_scopes({"*/ln\t": "float32"})))
+        >>> print(policy_text(vars(BF16.with_scopes({"*/ln\t": "float32"}))))
         # A policy of jmp_autocast: how a program is cast. Policy.load(path) reads this file.
         # It is data: nothing in it is run or imported.
         version = 1
@@ -116,27 +116,27 @@ def policy_text(policy: Policy) -> str:
         pattern = "*/ln\t"
         dtype = "float32"
     """
-    options = {name: getattr(policy, name) for name in _OPTIONS}
-    rules = [_rule_line(primitive, rule) for primitive, rule in policy.rules]
+    options = {name: arguments[name] for name in _OPTIONS}
+    rules = [_rule_line(primitive, rule) for primitive, rule in arguments["rules"]]
     scopes = [
         "\n[[scopes]]\n"
         + _line("pattern", pattern)
         + _line("dtype", getattr(dtype, "name", FLOAT8))
-        for pattern, dtype in policy.scopes
+        for pattern, dtype in arguments["scopes"]
     ]
     scoped_rules = []
     # Neighbors of one pattern share a table, and no others do: of rules at one depth the last
     # wins, so that the order has to stay.
-    for pattern, group in itertools.groupby(policy.scoped_rules, key=lambda each: each[0]):
+    for pattern, group in itertools.groupby(arguments["scoped_rules"], key=lambda each: each[0]):
         scoped_rules += ["\n[[scoped_rules]]\n", _line("pattern", pattern)]
         scoped_rules += ["[scoped_rules.rules]\n", *(_rule_line(*each[1:]) for each in group)]
     precisions = [
         "\n[[precisions]]\n" + _line("pattern", pattern) + _line("precision", word)
-        for pattern, word in policy.precisions
+        for pattern, word in arguments["precisions"]
     ]
     lines = [_HEADER, f"version = {VERSION}\n"]
     lines += [_line(name, str(value)) for name, value in options.items() if value is not None]
-    recipe = recipe_lines(policy.matmul)
+    recipe = recipe_lines(arguments["matmul"])
     bodies = recipe, rules, scopes, scoped_rules, precisions
     for heading, body in zip(_HEADINGS, bodies, strict=True):
         if body:

@@ -1,4 +1,4 @@
-"""Equal islands are one function, whose trace and derivative JAX keeps."""
+"""Equal segments are one function, whose trace and derivative JAX keeps."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def layers(layer, count=LAYERS):
     return f
 
 
-def islands(f):
+def segments(f):
     return find(trace(keep_less(f, residuals="recompute"), WEIGHTS, X), "remat2", "checkpoint")
 
 
@@ -45,13 +45,13 @@ def rectified(x, w):
 @pytest.mark.parametrize("layer", [squashed, rectified])
 @pytest.mark.parametrize("make", [lambda f: f, lambda f: autocast(f, policy=BF16)])
 def test_more_layers_are_no_more_functions(layer, make):
-    few, many = (islands(make(layers(layer, count))) for count in (3, 5))
+    few, many = (segments(make(layers(layer, count))) for count in (3, 5))
     assert len(many) == len(few) + 2
     assert len(jaxprs(many)) == len(jaxprs(few)) <= 4
 
 
 def moved(x, function=jnp.exp, dtype=jnp.float32, shift=0.0):
-    """One line: only what is computed can tell the islands apart."""
+    """One line: only what is computed can tell the segments apart."""
     return jnp.sin(function(x.astype(dtype)) + shift).astype(jnp.float32)
 
 
@@ -65,20 +65,20 @@ def test_what_differs_is_a_function_of_its_own(other):
                 x = moved(x @ weights["q"][0], **each)
             return x.sum()
 
-        return len(jaxprs(islands(f)))
+        return len(jaxprs(segments(f)))
 
-    # The last island has no product that reads it.
+    # The last segment has no product that reads it.
     assert (found({}, {}, {}, {}), found({}, {}, other, {})) == (2, 3)
 
 
 def test_steps_keep_the_names_of_their_layers():
-    """The product that reads an island is of the next layer; the first island has no sum in it."""
+    """The product that reads a segment is of the next layer; the first segment has no sum in it."""
 
     def layer(x, w):
         with jax.named_scope("squash"):
             return x + jnp.tanh(jnp.exp(x @ w["q"]))
 
-    found = islands(layers(layer, 5))
+    found = segments(layers(layer, 5))
     tanh = [(name_stack(eqn), e) for eqn in found for e in find(eqn.params["jaxpr"], "tanh")]
     names = ["/".join(filter(None, (around, name_stack(e)))) for around, e in tanh]
     assert names == [f"layer_{i}/squash" for i in range(5)]

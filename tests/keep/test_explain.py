@@ -12,7 +12,7 @@ from jmp_autocast.inspect import explain_kept
 from tests.support.jaxprs import trace
 
 from .programs import LAYERS, ROWS, WEIGHTS, X, scanned, small
-from .test_islands import kept_nbytes
+from .test_segments import kept_nbytes
 
 pytestmark = pytest.mark.usefixtures("jit_caches")
 

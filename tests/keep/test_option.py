@@ -9,7 +9,7 @@ from tests.support.jaxprs import trace
 from tests.support.numerics import relative_error
 
 from .programs import WEIGHTS, X, scanned, small, unrolled
-from .test_islands import kept_nbytes
+from .test_segments import kept_nbytes
 
 pytestmark = pytest.mark.usefixtures("jit_caches")
 

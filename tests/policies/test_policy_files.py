@@ -130,7 +130,9 @@ def test_hostile_strings_are_saved(text, path):
 
 
 def test_what_is_shown_as_it_is_and_what_is_escaped():
-    text = policy_text(Policy(scopes=(("\u4e2d \"\\'\t\r\n\x1b\u202e\U000e0001", "float32"),)))
+    text = policy_text(
+        vars(Policy(scopes=(("\u4e2d \"\\'\t\r\n\x1b\u202e\U000e0001", "float32"),)))
+    )
     assert '\npattern = "\u4e2d \\"\\\\\'\\t\\r\\n\\u001B\\u202E\\U000E0001"\n' in text
 
 
@@ -169,7 +171,7 @@ def test_what_is_saved_is_loaded(policy):
 
 @functools.cache
 def text_of_full():
-    return policy_text(FULL).encode()
+    return policy_text(vars(FULL)).encode()
 
 
 @st.composite

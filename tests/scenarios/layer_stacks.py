@@ -25,7 +25,7 @@ from jax import lax
 
 from benchmarks.comparison import models
 from jmp_autocast import Policy, explain
-from jmp_autocast.inspect.report.residuals import residuals_of
+from jmp_autocast.inspect.report.kept_bytes import kept_bytes
 from tests.fuzz.segments import NO_COMPUTATION
 
 WIDTH, BATCH, TIME, VOCABULARY = 16, 2, 8, 12
@@ -285,7 +285,7 @@ def kept(block: str, wrapper: str, level: str | None, layers: int = 6) -> Kept:
             return Kept(report.totals.residual_nbytes, tuple(r.results[0] for r in sums))
         leaves, tree = jax.tree.flatten((params, images))
         run = lambda *xs: [loss(*jax.tree.unflatten(tree, xs))]
-        found = residuals_of(run, leaves, list(range(len(leaves) - 1)), np.dtype("float32"))
+        found = kept_bytes(run, leaves, list(range(len(leaves) - 1)), np.dtype("float32"))
         return Kept(found.nbytes, ())
     finally:
         models.Block = original

@@ -17,7 +17,8 @@ from ...interpreters.compat import body_of
 from ...policies.choices import Level
 from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
-from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows, gradient_errors
+from .comparison import Comparison
+from .comparison_rows import ArrayError, cotangent_rows, equation_rows, gradient_errors
 from .cotangents import Tap, cotangents
 from .devices import is_on_one_device, on_device
 from .error_probe import Distance, ErrorProbe, Norms, distance, distance_and_norms

@@ -19,7 +19,7 @@ from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.primitives.reading import checkpoint_name_in
 from ...interpreters.primitives.structure import is_call
 from ..export import Exported, cut, table
-from .comparison import ArrayError
+from .comparison_rows import ArrayError
 from .error_probe import distance, largest_difference
 from .measured import is_measurable
 from .programs import Program

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .comparison import ComparisonRow
+from .comparison_rows import ComparisonRow
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ..export import WIDTH, Exported, counted, cut, saved, scaled, table
 from ..static_page import Column, static_page
+from .by_dtype import by_dtype
 from .row_texts import reason_of, short_dtypes
 from .rows import Row
-
-if TYPE_CHECKING:
-    from .report import Report
+from .totals import Totals
 
 # A screen of changes. A program of 48 layers may have thousands.
 _SHOWN = 40
@@ -148,7 +147,21 @@ def _cells(change: Change) -> list[Any]:
     return [before.primitive, *dtypes, before.scope, reason_of(after)]
 
 
-def difference_of(before: Report, after: Report, by: str) -> Difference:
+class Side(NamedTuple):
+    """What is compared of a report.
+
+    Args:
+        name: The function's name.
+        rows: The equations of the program.
+        totals: Their sums.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    totals: Totals
+
+
+def difference_of(before: Side, after: Side, by: str) -> Difference:
     """Returns two reports side by side.
 
     Args:
@@ -169,8 +182,8 @@ def difference_of(before: Report, after: Report, by: str) -> Difference:
     return Difference(before.name, len(before.rows), _totals(before, after), tuple(changes))
 
 
-def _totals(before: Report, after: Report) -> dict[str, tuple[int | None, int | None]]:
-    shares = before.by_dtype(), after.by_dtype()
+def _totals(before: Side, after: Side) -> dict[str, tuple[int | None, int | None]]:
+    shares = by_dtype(before.rows), by_dtype(after.rows)
     names = list(dict.fromkeys([*shares[0], *shares[1]]))
     found: dict[str, tuple[int | None, int | None]] = {}
     for field, title in (("flops", "FLOPs"), ("nbytes", "bytes")):

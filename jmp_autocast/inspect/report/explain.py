@@ -32,10 +32,11 @@ from .as_it_runs import (
 from .by_dtype import contraction_flops, guarded
 from .jaxprs import count_casts
 from .kept import kept_of
-from .report import Report, Totals
-from .residuals import Residuals, is_gradient, residuals_of
+from .kept_bytes import KeptBytes, is_gradient, kept_bytes
+from .report import Report
 from .roofline import roofline_of
 from .rows import Row, rows_of
+from .totals import Totals
 
 
 def explain(
@@ -164,11 +165,11 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
     # Casts are counted in the program that runs: one cast serves all readers of a value, and a plan
     # asks for one per reader.
     rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)
-    residuals = Residuals()
+    residuals = KeptBytes()
     # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
     # count what nobody keeps.
     if not is_gradient(planned.closed):
-        residuals = residuals_of(jaxpr_as_fun(rewritten), shapes, params, plan.wide)
+        residuals = kept_bytes(jaxpr_as_fun(rewritten), shapes, params, plan.wide)
     return Totals(
         equations=len(rows),
         flops=sum(row.flops for row in rows),

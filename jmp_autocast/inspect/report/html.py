@@ -13,16 +13,15 @@ import hashlib
 import html
 import json
 import re
+from collections.abc import Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..export import plain
 from .by_dtype import dtype_of, is_float, nbytes_by_dtype
 from .reason_texts import explanations
 from .rows import Row, note_on_sizes
-
-if TYPE_CHECKING:
-    from .report import Report
+from .totals import Totals
 
 _SCRIPTS = ("rows.js", "text.js", "chart.js", "tree.js", "table.js", "panel.js", "report.js")
 
@@ -43,20 +42,27 @@ _OWN = frozenset("depth inner times flops nbytes declared_nbytes operand_rows ca
 FRAME_HEIGHT = 760
 
 
-def page_of(report: Report) -> str:
+def page_of(
+    name: str, compute_dtype: str, summary: str, rows: Sequence[Row], totals: Totals
+) -> str:
     """Returns the page of a report.
 
     Args:
-        report: The report.
+        name: The function's name.
+        compute_dtype: The policy's compute dtype.
+        summary: The report in one line.
+        rows: The equations of the program.
+        totals: Their sums.
     """
     template, style, script = _parts()
-    sizes = note_on_sizes(report.rows)
-    data = plain(data_of(report), finite=True)
+    sizes = note_on_sizes(rows)
+    about = {"name": name, "summary": summary, "compute_dtype": compute_dtype}
+    data = plain(about | {"totals": plain(totals)} | _columns_of(rows), finite=True)
     policy = _POLICY.format(script=_hash(script), style=_hash(style))
     parts = {
         "policy": html.escape(policy),
-        "title": _ascii(html.escape(f"{report.name} in {report.compute_dtype}")),
-        "summary": _ascii(html.escape("; ".join(filter(None, [report.summary, sizes])))),
+        "title": _ascii(html.escape(f"{name} in {compute_dtype}")),
+        "summary": _ascii(html.escape("; ".join(filter(None, [summary, sizes])))),
         "style": style,
         "data": json.dumps(data, separators=(",", ":")).translate(_ESCAPES),
         "script": script,
@@ -65,48 +71,41 @@ def page_of(report: Report) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], template)
 
 
-def frame_of(report: Report) -> str:
-    """Returns a frame that holds the page: it shares no style, script or storage with a notebook.
+def frame_of(summary: str, page: str) -> str:
+    """Returns a frame that holds a page: it shares no style, script or storage with a notebook.
 
     Args:
-        report: The report.
+        summary: What it shows, in one line.
+        page: The page.
     """
     return (
-        f'<iframe title="{_ascii(html.escape(report.summary))}" sandbox="allow-scripts" '
+        f'<iframe title="{_ascii(html.escape(summary))}" sandbox="allow-scripts" '
         f'style="width:100%;height:{FRAME_HEIGHT}px;border:0" '
-        f'srcdoc="{html.escape(page_of(report))}"></iframe>'
+        f'srcdoc="{html.escape(page)}"></iframe>'
     )
 
 
-def data_of(report: Report) -> dict[str, Any]:
-    """Returns what the page shows: rows as lists, in which numbers stand for repeated values.
-
-    Args:
-        report: The report.
-    """
+def _columns_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """What the page shows: rows as lists, in which numbers stand for repeated values."""
     numbers: dict[Any, int] = {}  # from a value to its position in the list of the page
     fields = [f.name for f in dataclasses.fields(Row) if f.name != "index"]
     derived = {"dtype": dtype_of, "nbytes_by_dtype": lambda row: (*nbytes_by_dtype(row).items(),)}
-    rows = []
-    for row in report.rows:
+    lists = []
+    for row in rows:
         cells = {name: getattr(row, name) for name in fields}
         cells |= {name: of_row(row) for name, of_row in derived.items()}
-        rows.append(
+        lists.append(
             [x if k in _OWN else numbers.setdefault(x, len(numbers)) for k, x in cells.items()]
         )
     columns = [*fields, *derived]
     # The page colors floats, and does not know the names of all float dtypes.
-    names = {name for row in report.rows for name in (*row.operands, *row.results)}
+    names = {name for row in rows for name in (*row.operands, *row.results)}
     return {
-        "name": report.name,
-        "summary": report.summary,
-        "compute_dtype": report.compute_dtype,
-        "totals": plain(report.totals),
         "floats": sorted(filter(is_float, names)),
         "explanations": {code.value: text for code, text in explanations().items()},
         "columns": columns,
         "shared": [name for name in columns if name not in _OWN],
-        "rows": rows,
+        "rows": lists,
         "values": list(numbers),
     }
 

@@ -25,8 +25,8 @@ from ...interpreters.keep.choice import ResidualChoice
 from ...interpreters.keep.emit import Emitter
 from ...keep_less import KeepLess, keep_less
 from ..export import Exported, cut, labeled, saved, scaled, table
+from .kept_bytes import KeptBytes, kept_bytes
 from .kept_page import page_of
-from .residuals import Residuals, residuals_of
 
 # Half a screen of groups each; `arrays` and `islands` hold all.
 _SHOWN = 16
@@ -114,7 +114,8 @@ class KeptReport(Exported):
             >>> explain_kept(jnp.sin, jnp.ones(4)).to_html().splitlines()[0]
             '<!doctype html>'
         """
-        return saved(page_of(self), path)
+        page = page_of(self.name, self.summary, self.arrays, self.islands, self.cuts)
+        return saved(page, path)
 
     def __str__(self) -> str:
         """Returns the summary, the arrays and the islands, those that are alike together."""
@@ -219,8 +220,8 @@ def _report(name: str, closed: Any, call: arguments.Call, choice: ResidualChoice
     shapes, is_param = call.shapes, [source is Source.PARAM for source in call.sources]
     emitter = Emitter(choice)
 
-    def counted(program: Callable[..., Any]) -> Residuals:
-        return residuals_of(program, shapes, [i for i, param in enumerate(is_param) if param])
+    def counted(program: Callable[..., Any]) -> KeptBytes:
+        return kept_bytes(program, shapes, [i for i, param in enumerate(is_param) if param])
 
     declared = kept = counted(jaxpr_as_fun(closed))
     if not choice.is_off:

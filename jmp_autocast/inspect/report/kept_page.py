@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ...interpreters.keep.account import CutJaxpr, CutValue
+from ...interpreters.keep.account import CutJaxpr, CutValue, Island, KeptArray
 from ..export import counted, scaled
 from ..static_page import Column, Figure, static_page
-
-if TYPE_CHECKING:
-    from .kept import KeptReport
 
 # Pixels: the distance between two bars, the height of the largest, and room for names below them.
 _STEP, _HEIGHT, _NAMES = 14, 90, 150
@@ -20,11 +17,21 @@ _UNREAD = "not read"
 _CLASSES = {"kept": "kept", "computed again": "again", _UNREAD: "unread"}
 
 
-def page_of(report: KeptReport) -> str:
+def page_of(
+    name: str,
+    summary: str,
+    kept: Sequence[KeptArray],
+    islands: Sequence[Island],
+    cuts: Sequence[CutJaxpr],
+) -> str:
     """Returns the page of a report.
 
     Args:
-        report: The report.
+        name: The function's name.
+        summary: The report in one line.
+        kept: The arrays that are kept, the largest first.
+        islands: What is computed again.
+        cuts: The planned jaxprs, value by value.
     """
     columns = "bytes", "dtype", "shape", "times", "made by", "read by", "because", "scope", "source"
     arrays = [
@@ -39,21 +46,21 @@ def page_of(report: KeptReport) -> str:
             a.scope,
             a.source,
         )
-        for a in report.arrays
+        for a in kept
     ]
-    islands = [
+    again = [
         (scaled(i.nbytes), scaled(i.flops), i.times, ", ".join(i.recomputed), i.scope)
-        for i in report.islands
+        for i in islands
     ]
     of_islands = "bytes", "FLOPs", "times", "computed again", "scope"
     return static_page(
-        f"What {report.name} keeps",
-        report.summary,
+        f"What {name} keeps",
+        summary,
         [
             ("Arrays that are kept, the largest first", list(map(Column, columns)), arrays),
-            ("Computed again, in program order", list(map(Column, of_islands)), islands),
+            ("Computed again, in program order", list(map(Column, of_islands)), again),
         ],
-        [_figure(each) for each in report.cuts[:_FIGURES] if each.values],
+        [_figure(each) for each in cuts[:_FIGURES] if each.values],
     )
 
 

@@ -5,112 +5,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
-from typing import Any, ClassVar
+from typing import Any
 
 from ...policies.errors import wrong_type
 from ..export import Exported, cut, labeled, saved, scaled, table
 from .by_dtype import Share, by_dtype, guarded, item_size
-from .difference import Change, Difference, difference_of
+from .difference import Change, Difference, Side, difference_of
 from .html import frame_of, page_of
-from .jaxprs import Casts
 from .kept import KeptReport
 from .roofline import Roofline
 from .row_texts import reason_of, short_dtypes
 from .rows import Row, note_on_sizes
+from .totals import Totals
 
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
-
-
-@dataclasses.dataclass(frozen=True)
-class Totals:
-    """Sums over the rows of a report, with loops multiplied by their length.
-
-    Args:
-        equations: The number of equations in the program's text.
-        flops: Estimated floating point operations.
-        contraction_flops: Those of matmuls and convolutions.
-        low_contraction_flops: Those of matmuls and convolutions with 16-bit or 8-bit operands.
-        guarded_contraction_flops: Those of matmuls and convolutions that a guard (``COORD``,
-            ``LITERAL``) keeps in float32, although nobody asked for it.
-        float8_contraction_flops: Those of matmuls with 8-bit operands.
-        casts: The casts of the program that runs; those that the program itself writes count too.
-        parameters: The number of parameter arrays.
-        cast_parameters: The number of 16-bit copies of parameters that are made.
-        quantized_parameters: The number of 8-bit copies of whole parameters that are made.
-        residual_nbytes: The bytes of activations that `jax.vjp` of the program that runs keeps for
-            its backward pass, with respect to the parameters, or to all float inputs where there
-            are none. Each array counts once; inputs, moved or cast parameters and constants do
-            not, 8-bit copies of parameters do. The number is the jaxpr's: XLA may merge equal
-            arrays and compute cheap ones again. None for a program that holds a backward pass
-            itself, and for one that JAX cannot differentiate.
-        float32_residual_nbytes: The bytes of those in float32.
-        residual_error: What JAX said of a program that it cannot differentiate, else ``""``.
-        unknown: Names of primitives without a rule: their operands keep the declared dtypes.
-        unmatched_scopes: Scope patterns of the policy that no equation stands in.
-        loops_of_unknown_length: The number of ``while`` loops, whose inside counts once.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain
-        >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-        >>> totals = explain(lambda params, x: x @ params["w"], {"w": x}, x, policy=BF16).totals
-        >>> totals.parameters, totals.cast_parameters, totals.casts.down, totals.casts.up
-        (1, 1, 2, 1)
-    """
-
-    _computed: ClassVar[tuple[str, ...]] = ("low_share", "float8_share")
-
-    equations: int
-    flops: int
-    contraction_flops: int
-    low_contraction_flops: int
-    guarded_contraction_flops: int
-    float8_contraction_flops: int
-    casts: Casts
-    parameters: int
-    cast_parameters: int
-    quantized_parameters: int
-    residual_nbytes: int | None
-    float32_residual_nbytes: int | None
-    residual_error: str
-    unknown: tuple[str, ...]
-    unmatched_scopes: tuple[str, ...]
-    loops_of_unknown_length: int
-
-    @property
-    def float8_share(self) -> float:
-        """The share of matmul and convolution FLOPs on 8-bit operands; 0 if there are none.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import Float8, Policy, explain
-            >>> policy = Policy(jnp.bfloat16, matmul=Float8(minimum=16, emulate=True))
-            >>> def model(params, x):
-            ...     return x @ params["hidden"] @ params["head"]
-            >>> params = {"hidden": jnp.ones((16, 16)), "head": jnp.ones((16, 16))}
-            >>> explain(model, params, jnp.ones((16, 16)), policy=policy).totals.float8_share
-            0.5
-        """
-        flops = self.contraction_flops
-        return self.float8_contraction_flops / flops if flops else 0.0
-
-    @property
-    def low_share(self) -> float:
-        """The share of matmul and convolution FLOPs on 16-bit or 8-bit operands; 1 of none.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain, full_precision
-            >>> def half_and_half(x):
-            ...     with full_precision():
-            ...         y = x @ x
-            ...     return y @ x
-            >>> explain(half_and_half, jnp.ones((4, 4)), policy=BF16).totals.low_share
-            0.5
-        """
-        flops = self.contraction_flops
-        return self.low_contraction_flops / flops if flops else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,11 +170,14 @@ class Report(Exported):
             >>> page.splitlines()[0]
             '<!doctype html>'
         """
-        return saved(page_of(self), path)
+        return saved(self._page(), path)
 
     def _repr_html_(self) -> str:
         """Returns the page in a frame, for notebooks."""
-        return frame_of(self)
+        return frame_of(self.summary, self._page())
+
+    def _page(self) -> str:
+        return page_of(self.name, self.compute_dtype, self.summary, self.rows, self.totals)
 
     def by_dtype(self) -> dict[str, Share]:
         """Returns the FLOPs and bytes of each dtype, the most bytes first.
@@ -346,4 +258,5 @@ class Report(Exported):
         if not isinstance(other, Report):
             fix = "Make one with explain(fn, *args, policy=other_policy)."
             raise wrong_type(f"Report.{by} takes a Report", other, fix)
-        return difference_of(self, other, f"Report.{by}")
+        before, after = (Side(each.name, each.rows, each.totals) for each in (self, other))
+        return difference_of(before, after, f"Report.{by}")

@@ -28,7 +28,7 @@ from .batches import Batch, as_batches, different, distances, nudged, outputs_of
 from .candidates import candidates_of, keeping, rows_under
 from .checks import as_bool, check
 from .magnitudes import largest_of
-from .progress import Show, shown_progress
+from .progress_bar import Show, shown_progress
 from .search import find_culprits, run_bound
 from .search_log import Log, Trial
 from .traced_once import own, traced_once

@@ -1,10 +1,10 @@
 """Which values a program keeps for its backward pass: planned by a minimum cut, any jaxpr.
 
-choice.py   what the user asks for
-graph.py    a jaxpr as values and steps, and which of them a derivative reads
-cut.py      which values are kept, and which are computed again
-islands.py  which steps become one `jax.checkpoint`, and in which order all is emitted
-equal.py    which islands are one function
-emit.py     the program, with its islands
-account.py  what was planned, for reports
+choice.py    what the user asks for
+graph.py     a jaxpr as values and steps, and which of them a derivative reads
+cut.py       which values are kept, and which are computed again
+segments.py  which steps become one `jax.checkpoint`, and in which order all is emitted
+equal.py     which segments are one function
+emit.py      the program, with its segments
+account.py   what was planned, for reports
 """

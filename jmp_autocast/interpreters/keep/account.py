@@ -1,4 +1,4 @@
-"""What was planned, for reports: each array that is kept and why, each island and what it saves."""
+"""What was planned, for reports: each kept array and why, each segment and what it saves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from ..compat import source_line
 from .cut import Cut, is_statistic
 from .emit import Planned
-from .graph import Graph, Kind, Role, Step, Value, assumed_elements
-from .islands import Unit
+from .graph import Graph, Role, Step, StepKind, Value, assumed_elements
+from .segments import Unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class KeptArray:
 
 @dataclasses.dataclass(frozen=True)
 class Island:
-    """Steps that become one `jax.checkpoint`.
+    """A segment: steps that become one `jax.checkpoint`.
 
     Args:
         scope: The names of the scopes around its first step.
@@ -160,8 +160,8 @@ def kept_arrays(planned: Sequence[Planned]) -> list[KeptArray]:
 
 
 def islands(planned: Sequence[Planned]) -> list[Island]:
-    """Returns the islands in which something is made again, in program order."""
-    found = [_island(unit, each) for each in planned for unit in each.units if unit.is_island]
+    """Returns the segments in which something is made again, in program order."""
+    found = [_island(unit, each) for each in planned for unit in each.units if unit.is_segment]
     return [island for island in found if island.recomputed]
 
 
@@ -198,15 +198,15 @@ def _reason(v: Value, graph: Graph, cut: Cut) -> str:
     step = v.producer
     if step is None:
         return "it enters the body of a loop"
-    if step.kind is Kind.CONTRACTION:
+    if step.kind is StepKind.CONTRACTION:
         return "a contraction is never done again"
-    if step.kind is Kind.OPAQUE:
+    if step.kind is StepKind.OPAQUE:
         return f"{step.eqn.primitive.name} is never done again"
     if is_statistic(step):
         return "a small statistic"
     if v in cut.fixed:
         return "read again behind a contraction"
-    opaque = [s for s in graph.steps if s.kind is Kind.OPAQUE and v in s.reads]
+    opaque = [s for s in graph.steps if s.kind is StepKind.OPAQUE and v in s.reads]
     if opaque:
         return f"{opaque[0].eqn.primitive.name} keeps what it reads"
     return "fewer bytes than what it is made of"
@@ -221,7 +221,7 @@ def _island(unit: Unit, planned: Planned) -> Island:
         tuple(step.eqn.primitive.name for step in again),
         planned.times * sum(v.nbytes for v in results),
         planned.times * sum(assumed_elements(v.aval) for v in results),
-        sum(step.kind is Kind.CONTRACTION for step in unit.steps),
+        sum(step.kind is StepKind.CONTRACTION for step in unit.steps),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .graph import Graph, Kind, Role, Step, Value
+from .graph import Graph, Role, Step, StepKind, Value
 
 # scipy's flow is of 32-bit integers: all bytes together are scaled to fit.
 _INFINITE = 2**28
@@ -109,7 +109,7 @@ class _Network:
         self.unit = max(1.0, sum(v.nbytes for v in self.values) / _TOTAL)
         self.wanted = {v: None for step in graph.steps for v in step.reads}
         # What an opaque step reads JAX keeps as it is, and so it does in a scope left alone.
-        self.forced = {v: None for s in graph.steps if s.kind is Kind.OPAQUE for v in s.reads}
+        self.forced = {v: None for s in graph.steps if s.kind is StepKind.OPAQUE for v in s.reads}
         self.fixed = _fixed(graph, strict)
         self.edges = self._edges(graph.steps)
 
@@ -182,7 +182,11 @@ def _fixed(graph: Graph, strict: bool) -> set[Value]:
     fixed = set()
     for v in graph.values:
         step = v.producer
-        if step is None or step.kind not in (Kind.CHEAP, Kind.FLOATING) or is_statistic(step):
+        if (
+            step is None
+            or step.kind not in (StepKind.CHEAP, StepKind.FLOATING)
+            or is_statistic(step)
+        ):
             fixed.add(v)
     for step in graph.steps:
         # Even if it is not strict, a derivative behind a contraction keeps what it reads.

@@ -1,4 +1,4 @@
-"""A program whose islands are checkpoints: emitted in the ambient trace, equation by equation."""
+"""A program whose segments are checkpoints: emitted in the ambient trace, equation by equation."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from ..primitives.traits import BACKWARD
 from .choice import ResidualChoice
 from .cut import Cut, cut_of
 from .equal import alike
-from .graph import Graph, Kind, Role, Step, Value, graph_of
-from .islands import Unit, units_of
+from .graph import Graph, Role, Step, StepKind, Value, graph_of
+from .segments import Unit, units_of
 
 mark_frames(__file__)
 
-# In the jaxpr only: what has this name is kept by the island that it stands in.
+# In the jaxpr only: what has this name is kept by the segment that it stands in.
 SAVED = "jmp_autocast_kept"
 
-# A policy of JAX is compared by identity where a checkpoint is cached: one object for all islands.
+# A policy of JAX is compared by identity where a checkpoint is cached: one object for all segments.
 _POLICY = jax.checkpoint_policies.save_only_these_names(SAVED)
 
 
@@ -66,7 +66,7 @@ class Planned(NamedTuple):
     times: int
 
 
-class Place(NamedTuple):
+class Site(NamedTuple):
     """Where a jaxpr stands.
 
     Args:
@@ -103,17 +103,17 @@ class Emitter:
             The outputs: what the program computes without a plan.
         """
         roles = [Role.PARAM if param else Role.STORED for param in is_param]
-        return [x.array for x in self._run(closed, args, roles, Place())]
+        return [x.array for x in self._run(closed, args, roles, Site())]
 
     def _run(
-        self, closed: Any, args: Sequence[Any], roles: Sequence[Role], place: Place
+        self, closed: Any, args: Sequence[Any], roles: Sequence[Role], site: Site
     ) -> list[_Atom]:
-        if place.in_loop or not self.choice.loops_only:
-            return [_Atom(x, Role.FRESH) for x in self._run_planned(closed, args, roles, place)]
+        if site.in_loop or not self.choice.loops_only:
+            return [_Atom(x, Role.FRESH) for x in self._run_planned(closed, args, roles, site)]
 
         def step(i: int, eqn: Any, operands: list[_Atom]) -> list[_Atom]:
             given = [x.role for x in operands]
-            results = self._bind(eqn, [x.array for x in operands], given, place)
+            results = self._bind(eqn, [x.array for x in operands], given, site)
             is_cheap = "cheap" in BACKWARD.get(eqn.primitive.name, ())
             from_params = is_cheap and all(role is Role.PARAM for role in given)
             return [_Atom(x, Role.PARAM if from_params else Role.FRESH) for x in results]
@@ -129,11 +129,11 @@ class Emitter:
     # --- one equation ---------------------------------------------------------------------------
 
     def _bind(
-        self, eqn: Any, arrays: list[Any], roles: Sequence[Role], place: Place
+        self, eqn: Any, arrays: list[Any], roles: Sequence[Role], site: Site
     ) -> Sequence[Any]:
         """Binds an equation; the loops in it are planned."""
-        if _is_entered(eqn) and (place.in_loop or holds_loop(eqn) or not self.choice.loops_only):
-            inner = Place((*place.scope, *scope_names(eqn)), place.times, place.in_loop)
+        if _is_entered(eqn) and (site.in_loop or holds_loop(eqn) or not self.choice.loops_only):
+            inner = Site((*site.scope, *scope_names(eqn)), site.times, site.in_loop)
             if eqn.primitive.name == "shard_map":
                 return self._shard_map(eqn, arrays, roles, inner)
             jaxprs = [self._body(eqn, body, roles, inner) for body in bodies(eqn)]
@@ -143,11 +143,11 @@ class Emitter:
         bound = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, eqn.params)
         return _results(eqn, bound)
 
-    def _body(self, eqn: Any, body: Body, roles: Sequence[Role], place: Place) -> Any:
-        """Returns the jaxpr of a body, with its islands."""
+    def _body(self, eqn: Any, body: Body, roles: Sequence[Role], site: Site) -> Any:
+        """Returns the jaxpr of a body, with its segments."""
         given = [roles[i] for i in body.operands]
         if eqn.primitive.name == "scan":
-            place = Place(place.scope, place.times * body.repeats, in_loop=True)
+            site = Site(site.scope, site.times * body.repeats, in_loop=True)
             for i, role in enumerate(given):
                 if role is not Role.PARAM:
                     given[i] = Role.STORED if i < body.fixed else Role.FRESH
@@ -155,52 +155,52 @@ class Emitter:
                 given[i] = Role.FRESH
 
         def run(*xs: Any) -> list[Any]:
-            return [x.array for x in self._run(body.jaxpr, xs, given, place)]
+            return [x.array for x in self._run(body.jaxpr, xs, given, site)]
 
         return fresh_make_jaxpr(run, *(v.aval for v in body_of(body.jaxpr).invars))
 
     def _shard_map(
-        self, eqn: Any, arrays: list[Any], roles: Sequence[Role], place: Place
+        self, eqn: Any, arrays: list[Any], roles: Sequence[Role], site: Site
     ) -> Sequence[Any]:
         """The public function sets up the mesh axes for the trace of the body."""
         (body,) = bodies(eqn)
 
         def mapped(*xs: Any) -> tuple[Any, ...]:
-            return tuple(x.array for x in self._run(body.jaxpr, xs, roles, place))
+            return tuple(x.array for x in self._run(body.jaxpr, xs, roles, site))
 
         return list(jax.shard_map(mapped, **shard_map_options(eqn))(*arrays))
 
     # --- a planned jaxpr ------------------------------------------------------------------------
 
     def _run_planned(
-        self, closed: Any, args: Sequence[Any], roles: Sequence[Role], place: Place
+        self, closed: Any, args: Sequence[Any], roles: Sequence[Role], site: Site
     ) -> list[Any]:
-        graph = graph_of(closed, roles, lambda scope: self.choice.excludes((*place.scope, *scope)))
+        graph = graph_of(closed, roles, lambda scope: self.choice.excludes((*site.scope, *scope)))
         cut = cut_of(graph, self.choice.share)
         units = units_of(graph, cut)
-        self.planned.append(Planned(graph, cut, units, place.scope, place.times))
+        self.planned.append(Planned(graph, cut, units, site.scope, site.times))
         env = dict(zip(graph.inputs, args, strict=True))
         env.update((v, v.const) for v in graph.consts)
-        functions = dict(self._functions(units, place))
+        functions = dict(self._functions(units, site))
         for unit in units:
-            if unit.is_island:
+            if unit.is_segment:
                 function, names = functions[unit]
                 with name_scope(names):
                     results = function(*(env[v] for v in unit.inputs))
                 env.update(zip(unit.outputs, results, strict=True))
             else:
-                self._emit(unit.steps[0], env, place)
+                self._emit(unit.steps[0], env, site)
         return [_read(x, env) for x in graph.outputs]
 
     def _emit(
-        self, step: Step, env: dict[Value, Any], place: Place, names: Sequence[Any] | None = None
+        self, step: Step, env: dict[Value, Any], site: Site, names: Sequence[Any] | None = None
     ) -> None:
         """Binds a step.
 
         Args:
             step: The step.
             env: The arrays so far, to which its results are added.
-            place: Where the planned jaxpr stands.
+            site: Where the planned jaxpr stands.
             names: What its names are instead of its own.
         """
         roles = [_role(x) if isinstance(x, Value) else Role.PARAM for x in step.operands]
@@ -211,39 +211,39 @@ class Emitter:
             contexts.enter_context(name_scope(names or ()))
             arrays = [_read(x, env) for x in step.operands]
             scopes = (name for eqn in step.around for name in scope_names(eqn))
-            called_at = place._replace(scope=(*place.scope, *scopes))
+            called_at = site._replace(scope=(*site.scope, *scopes))
             results = self._bind(step.eqn, arrays, roles, called_at)
         env.update(zip(step.results, results, strict=True))
 
     def _functions(
-        self, units: Sequence[Unit], place: Place
+        self, units: Sequence[Unit], site: Site
     ) -> Iterator[tuple[Unit, tuple[Callable[..., Any], tuple[Any, ...]]]]:
-        """Yields each island with its function and the names around it."""
+        """Yields each segment with its function and the names around it."""
         for group in alike(units):
             # Without `prevent_cse`, which puts barriers around it: the loops of a forward and of a
             # backward pass are two computations, which XLA cannot merge anyway.
-            island = self._island(group.units[0], group.within, place)
-            function = jax.checkpoint(island, policy=_POLICY, prevent_cse=False)
+            segment = self._segment(group.units[0], group.within, site)
+            function = jax.checkpoint(segment, policy=_POLICY, prevent_cse=False)
             for unit, names in zip(group.units, group.around, strict=True):
                 yield unit, (function, names)
 
-    def _island(
-        self, unit: Unit, names: Sequence[Sequence[Any]], place: Place
+    def _segment(
+        self, unit: Unit, names: Sequence[Sequence[Any]], site: Site
     ) -> Callable[..., list[Any]]:
-        def island(*xs: Any) -> list[Any]:
+        def segment(*xs: Any) -> list[Any]:
             own = dict(zip(unit.inputs, xs, strict=True))
             for step, step_names in zip(unit.steps, names, strict=True):
-                self._emit(step, own, place, step_names)
+                self._emit(step, own, site, step_names)
                 for v in unit.saved.intersection(step.results):
                     own[v] = checkpoint_name(own[v], SAVED)
             return [own[v] for v in unit.outputs]
 
-        return island
+        return segment
 
 
 def _role(v: Value) -> Role:
     """Returns what a value is to the equation that reads it, if that holds a loop."""
-    if v.producer is not None and v.producer.kind is not Kind.LEAF:
+    if v.producer is not None and v.producer.kind is not StepKind.LEAF:
         return Role.FRESH
     return v.role
 

@@ -1,9 +1,9 @@
-"""Which islands are equal: one function stands for all of them.
+"""Which segments are equal: one function stands for all of them.
 
-The layers of an unrolled model have the same islands. JAX keeps the trace of a function, its
+The layers of an unrolled model have the same segments. JAX keeps the trace of a function, its
 derivative and the transpose of that by the function, so one function makes them once, and not once
 for each layer. Of a GPT with 48 layers, `"recompute"` took 1.9 times the time for tracing with a
-function for each island, and takes 1.05 to 1.3 times with this (CPU seconds, JAX 0.10.2).
+function for each segment, and takes 1.05 to 1.3 times with this (CPU seconds, JAX 0.10.2).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ...policies.callables import has_hash
 from ..compat import Literal, body_of, consts_of, name_entries, source_line
 from ..primitives.structure import called
 from .graph import Step
-from .islands import Unit
+from .segments import Unit
 
 
 class Alike(NamedTuple):
-    """Islands that one function stands for.
+    """Segments that one function stands for.
 
     Args:
-        units: The islands. They compute the same of their inputs, in the same order.
+        units: The segments. They compute the same of their inputs, in the same order.
         around: For each of them, the name stack in which the function is called.
         within: For each step, its name stack in the function.
     """
@@ -34,15 +34,15 @@ class Alike(NamedTuple):
 
 
 def alike(units: Iterable[Unit]) -> Iterator[Alike]:
-    """Groups the islands among units, and says which names their steps have.
+    """Groups the segments among units, and says which names their steps have.
 
     Args:
         units: The units of one jaxpr.
     """
     groups: dict[Hashable, list[Unit]] = {}
     for unit in units:
-        if unit.is_island:
-            groups.setdefault(_key_of_island(unit), []).append(unit)
+        if unit.is_segment:
+            groups.setdefault(_key_of_segment(unit), []).append(unit)
     for group in groups.values():
         yield Alike(group, *_names(group))
 
@@ -51,10 +51,10 @@ def alike(units: Iterable[Unit]) -> Iterator[Alike]:
 
 
 def _names(units: Sequence[Unit]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Returns the name stacks around equal islands, and those of the steps in them.
+    """Returns the name stacks around equal segments, and those of the steps in them.
 
-    The names by which the islands differ, as those of their layers do, stand around them. Of an
-    island with steps of two layers it is the layer that has more of them; those of the other have
+    The names by which the segments differ, as those of their layers do, stand around them. Of a
+    segment with steps of two layers it is the layer that has more of them; those of the other have
     no name in it.
     """
     stacks = [[name_entries((*s.around, s.eqn)) for s in unit.steps] for unit in units]
@@ -95,8 +95,8 @@ class _Numbers:
         return self.numbers.setdefault(atom, len(self.numbers))
 
 
-def _key_of_island(unit: Unit) -> Hashable:
-    """Returns what is equal for islands that compute the same, from the same lines of a program."""
+def _key_of_segment(unit: Unit) -> Hashable:
+    """Returns what is equal for segments that compute the same, from the same source lines."""
     numbers = _Numbers(unit.inputs)
     return (
         tuple(v.aval for v in unit.inputs),

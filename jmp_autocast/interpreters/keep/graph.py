@@ -39,7 +39,7 @@ class Role(enum.Enum):
     """Keeping it takes memory: a carry of a loop."""
 
 
-class Kind(enum.Enum):
+class StepKind(enum.Enum):
     """What becomes of a step."""
 
     LEAF = "leaf"
@@ -84,7 +84,7 @@ class Value:
         """Whether it is in memory anyway, or is made of what is by cheap steps."""
         if self.producer is None:
             return self.role is not Role.FRESH
-        return self.producer.kind in (Kind.LEAF, Kind.FLOATING)
+        return self.producer.kind in (StepKind.LEAF, StepKind.FLOATING)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -108,7 +108,7 @@ class Step:
     around: tuple[Any, ...]
     operands: list[Any]
     index: int
-    kind: Kind = Kind.OPAQUE
+    kind: StepKind = StepKind.OPAQUE
     reads: list[Value] = dataclasses.field(default_factory=list)
     level: int = 0
     results: list[Value] = dataclasses.field(default_factory=list)
@@ -217,37 +217,37 @@ def _classify(step: Step, excludes: Callable[[tuple[str, ...]], bool]) -> None:
     """Sets the kind and the level of a step, and what its derivative reads."""
     step.level = max((v.level for v in step.values), default=0)
     step.kind = _kind(step)
-    if step.kind is not Kind.LEAF and excludes(step.scope):
-        step.kind = Kind.OPAQUE
+    if step.kind is not StepKind.LEAF and excludes(step.scope):
+        step.kind = StepKind.OPAQUE
     step.reads = _reads(step)
 
 
-def _kind(step: Step) -> Kind:
+def _kind(step: Step) -> StepKind:
     eqn, words = step.eqn, step.words
     if eqn.effects:
-        return Kind.OPAQUE
+        return StepKind.OPAQUE
     if "contracts" in words:
-        return Kind.CONTRACTION
+        return StepKind.CONTRACTION
     # `jax.checkpoint` gives what it saves to a `reduce_precision`, which takes no complex number.
     if any(_is_complex(v.aval) for v in (*step.values, *eqn.outvars)):
-        return Kind.OPAQUE
+        return StepKind.OPAQUE
     if "cheap" not in words:
         step.rule = _cheap_rule(eqn)
         if step.rule is None:
-            return Kind.OPAQUE
+            return StepKind.OPAQUE
     if not all(v.is_stored for v in step.values):
-        return Kind.CHEAP
+        return StepKind.CHEAP
     # The cast or transpose of a parameter is as large as it, and made once. What grows (a scale
     # that is broadcast to a whole batch, a mask made of an iota) is rather made where it is read.
     made = sum(assumed_elements(v.aval) for v in eqn.outvars)
     given = sum(assumed_elements(v.aval) for v in step.values)
     from_params = all(v.role is Role.PARAM for v in step.values)
-    return Kind.LEAF if from_params and made <= given else Kind.FLOATING
+    return StepKind.LEAF if from_params and made <= given else StepKind.FLOATING
 
 
 def _results(step: Step) -> list[Value]:
-    raised = step.kind in (Kind.CONTRACTION, Kind.OPAQUE)
-    role = Role.PARAM if step.kind is Kind.LEAF else Role.FRESH
+    raised = step.kind in (StepKind.CONTRACTION, StepKind.OPAQUE)
+    role = Role.PARAM if step.kind is StepKind.LEAF else Role.FRESH
     moving = any(v.active for v in step.values) and "flat" not in step.words
     return [
         Value(v.aval, role, step, moving and _is_float(v.aval), step.level + raised)

@@ -1,7 +1,7 @@
 """Which steps become one `jax.checkpoint`, and in which order everything is emitted.
 
-An island is a connected piece of cheap steps between contractions, with the contractions that read
-what it makes again: so that the result of a GELU itself is not kept. A contraction in an island is
+A segment is a connected piece of cheap steps between contractions, with the contractions that read
+what it makes again: so that the result of a GELU itself is not kept. A contraction in a segment is
 never done twice, because nothing in a backward pass reads its result there.
 """
 
@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from .cut import Cut
-from .graph import Graph, Kind, Step, Value
+from .graph import Graph, Step, StepKind, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,18 +19,18 @@ class Unit:
     """Steps that are emitted together.
 
     Args:
-        steps: The steps, in program order; those of an island may be in other units, too.
+        steps: The steps, in program order; those of a segment may be in other units, too.
         inputs: What they read of the others' results.
-        outputs: What others read of their results. Those of an island alone.
-        saved: Results in an island that are kept.
-        is_island: They become one `jax.checkpoint`.
+        outputs: What others read of their results. Those of a segment alone.
+        saved: Results in a segment that are kept.
+        is_segment: They become one `jax.checkpoint`.
     """
 
     steps: tuple[Step, ...]
     inputs: tuple[Value, ...] = ()
     outputs: tuple[Value, ...] = ()
     saved: frozenset[Value] = frozenset()
-    is_island: bool = False
+    is_segment: bool = False
 
 
 def units_of(graph: Graph, cut: Cut) -> list[Unit]:
@@ -44,30 +44,30 @@ def units_of(graph: Graph, cut: Cut) -> list[Unit]:
     # raise the level. So the connected pieces of a level need nothing of each other, and level by
     # level is an order in which everything finds its operands.
     groups = _connected([step for step in graph.steps if _may_join(step, cut)])
-    islands = [group for group in groups if _gains(group, cut)]
-    inside = {step for group in islands for step in group}
+    segments = [group for group in groups if _gains(group, cut)]
+    inside = {step for group in segments for step in group}
     units: list[tuple[tuple[int, int, int], Unit]] = []
-    for group in islands:
-        units.append(((group[0].level, 1, group[0].index), _island(group, cut)))
+    for group in segments:
+        units.append(((group[0].level, 1, group[0].index), _segment(group, cut)))
     for step in graph.steps:
         if step not in inside:
             # Leaves first, as all may read them, and what raises the level last.
-            first = {Kind.LEAF: -1, Kind.FLOATING: -1, Kind.CHEAP: 1}.get(step.kind, 2)
+            first = {StepKind.LEAF: -1, StepKind.FLOATING: -1, StepKind.CHEAP: 1}.get(step.kind, 2)
             level = -1 if first == -1 else step.level
             units.append(((level, first, step.index), Unit((step,))))
     return _used([unit for _, unit in sorted(units, key=lambda pair: pair[0])], graph)
 
 
 def _may_join(step: Step, cut: Cut) -> bool:
-    if step.kind is Kind.CONTRACTION:
+    if step.kind is StepKind.CONTRACTION:
         return not cut.recomputed.isdisjoint(step.reads)
-    return step.kind is Kind.CHEAP
+    return step.kind is StepKind.CHEAP
 
 
 def _gains(group: Sequence[Step], cut: Cut) -> bool:
-    """Returns whether a piece keeps less as an island than JAX keeps of its steps."""
+    """Returns whether a piece keeps less as a segment than JAX keeps of its steps."""
     # Of a step that is no product JAX keeps what it makes of the operand, and not the operand: a
-    # square keeps 2 x, an exponential its result. So a piece with such a step is an island also
+    # square keeps 2 x, an exponential its result. So a piece with such a step is a segment also
     # where the cut makes nothing of it again (GPT scan on a TPU: 8 % fewer temporary bytes).
     return any(
         not cut.recomputed.isdisjoint(step.reads)
@@ -96,13 +96,13 @@ def _connected(steps: Iterable[Step]) -> list[list[Step]]:
     return list(groups.values())
 
 
-def _island(group: Sequence[Step], cut: Cut) -> Unit:
-    # What is made of stored values is made in the island, so that the backward pass has it there.
+def _segment(group: Sequence[Step], cut: Cut) -> Unit:
+    # What is made of stored values is made in the segment, so that the backward pass has it there.
     steps = set(group)
     todo = [v.producer for step in group for v in step.values]
     while todo:
         step = todo.pop()
-        if step is None or step.kind is not Kind.FLOATING or step in steps:
+        if step is None or step.kind is not StepKind.FLOATING or step in steps:
             continue
         if not cut.kept.isdisjoint(step.results):
             continue
@@ -117,16 +117,16 @@ def _island(group: Sequence[Step], cut: Cut) -> Unit:
         tuple(v for step in group for v in step.results),
         # What a contraction makes has a name of its own nowhere: it is read on the next level.
         frozenset(v for v in made & cut.kept if v.level == group[0].level),
-        is_island=True,
+        is_segment=True,
     )
 
 
 def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
-    """Leaves out what nobody reads: outputs of islands, and steps that islands have made theirs."""
+    """Leaves out what nobody reads: outputs of segments, and steps that segments have taken."""
     needed = {v for v in graph.outputs if isinstance(v, Value)}
     found: list[Unit] = []
     for unit in reversed(units):
-        if unit.is_island:
+        if unit.is_segment:
             outputs = tuple(v for v in unit.outputs if v in needed)
             if not outputs:
                 continue
@@ -135,7 +135,7 @@ def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
         else:
             (step,) = unit.steps
             # What a library marks a program with has no reader: K-FAC looks for its losses so.
-            stays = bool(step.eqn.effects) or step.kind is Kind.OPAQUE
+            stays = bool(step.eqn.effects) or step.kind is StepKind.OPAQUE
             if needed.isdisjoint(step.results) and not stays:
                 continue
             needed.update(step.values)

@@ -34,7 +34,7 @@ class _Kind(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Residuals:
+class KeptBytes:
     """The bytes of activations that the backward pass keeps.
 
     Args:
@@ -48,12 +48,12 @@ class Residuals:
     error: str = ""
 
 
-def residuals_of(
+def kept_bytes(
     program: Callable[..., Sequence[Any]],
     shapes: Sequence[Any],
     params: Sequence[int],
     wide: np.dtype = FLOAT32,
-) -> Residuals:
+) -> KeptBytes:
     """Returns what `jax.vjp` of a program keeps.
 
     The derivative is that of all float outputs with respect to the parameters, or to all float
@@ -72,7 +72,7 @@ def residuals_of(
     wanted = [i for i in params if i in floats] or floats
     # A program without float inputs has no derivative, and keeps nothing.
     if not wanted:
-        return Residuals()
+        return KeptBytes()
 
     def kept(*arrays: Any) -> Any:
         def floats_of(*given: Any) -> list[Any]:
@@ -87,7 +87,7 @@ def residuals_of(
     try:
         jaxpr = body_of(fresh_make_jaxpr(kept, *shapes))
     except Exception as error:  # JAX, or a rule of the user's own, may refuse in any way
-        return Residuals(error=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return KeptBytes(error=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
     # `jax.vjp` also computes the outputs. What they alone need is not kept.
     jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     inputs = [_Kind.PARAM if i in params else _Kind.OTHER for i in range(len(shapes))]
@@ -97,7 +97,7 @@ def residuals_of(
     arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
     full = sum(nbytes_of(v) for v in arrays if is_in(getattr(v.aval, "dtype", None), wide))
-    return Residuals(sum(map(nbytes_of, arrays)), full)
+    return KeptBytes(sum(map(nbytes_of, arrays)), full)
 
 
 def is_gradient(jaxpr: Any) -> bool:

@@ -7,7 +7,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jmp_autocast import keep_less
-from jmp_autocast.inspect.report.residuals import residuals_of
+from jmp_autocast.inspect.report.kept_bytes import kept_bytes
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.keep.choice import as_choice
 from jmp_autocast.interpreters.keep.emit import Emitter
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("jit_caches")
 def kept_nbytes(f):
     leaves, tree = jax.tree.flatten((WEIGHTS, X))
     params = range(len(leaves) - 1)
-    found = residuals_of(lambda *xs: [f(*jax.tree.unflatten(tree, xs))], leaves, params)
+    found = kept_bytes(lambda *xs: [f(*jax.tree.unflatten(tree, xs))], leaves, params)
     assert not found.error
     return found.nbytes
 
@@ -123,14 +123,14 @@ NEVER = {
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_never_in_an_island(name):
+def test_never_in_an_segment(name):
     def layer(x, w):
         return jnp.exp(NEVER[name](jnp.exp(x @ w["q"])))
 
     found = trace(keep_less(lambda w, x: scanned(w, x, layer)), WEIGHTS, X)
-    islands = find(found, "remat2", "checkpoint")
-    assert islands
-    inside = [eqn for island in islands for eqn in find(island.params["jaxpr"], name)]
+    segments = find(found, "remat2", "checkpoint")
+    assert segments
+    inside = [eqn for segment in segments for eqn in find(segment.params["jaxpr"], name)]
     if name == "name":
         inside = [eqn for eqn in inside if eqn.params["name"] == "mine"]
     if name == "dot_general":
@@ -151,8 +151,8 @@ def test_a_cheap_rule_of_jax_is_computed_again():
         return jax.nn.relu(jnp.exp(x @ w["q"]))
 
     found = trace(keep_less(lambda w, x: scanned(w, x, layer)), WEIGHTS, X)
-    islands = find(found, "remat2", "checkpoint")
-    assert [eqn for island in islands for eqn in find(island.params["jaxpr"], "custom_jvp_call")]
+    segments = find(found, "remat2", "checkpoint")
+    assert [eqn for segment in segments for eqn in find(segment.params["jaxpr"], "custom_jvp_call")]
 
 
 @pytest.mark.parametrize(
@@ -180,11 +180,11 @@ def test_excluded_scopes():
             x = jnp.exp(jnp.sin(x @ w["q"]))
         return x
 
-    def islands(**options):
+    def count(**options):
         f = keep_less(lambda w, x: scanned(w, x, layer), **options)
         return len(find(trace(f, WEIGHTS, X), "remat2", "checkpoint"))
 
-    assert (islands(), islands(keep_scopes=("*head",)), islands(keep_scopes=("tail",))) == (1, 0, 1)
+    assert (count(), count(keep_scopes=("*head",)), count(keep_scopes=("tail",))) == (1, 0, 1)
 
 
 def test_values_that_a_policy_names_are_kept():
