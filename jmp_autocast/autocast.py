@@ -18,6 +18,8 @@ from .call.forms import Decorator, NoContext, check_form
 from .call.options import OnUnknown, Options, autocast_options
 from .call.outputs import as_traced, per_output, want_of
 from .call.wrapping import Wrapper, wrapper_of
+from .float8.dequantize import dequantized
+from .float8.units import warn_without_units
 from .frame_memory import with_frame_memory
 from .interpreters import Planner, Rewriter
 from .interpreters.after.computed_outputs import computed_wants
@@ -25,10 +27,8 @@ from .interpreters.after.guarded_products import guarded_products
 from .interpreters.compat import body_of, fresh_make_jaxpr, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals
 from .interpreters.plan.data import EquationPlan, Plan
-from .interpreters.plan.float8_units import warn_without_units
 from .interpreters.plan.float64 import check_float64, warn_without_float64
 from .interpreters.plan.value_facts import input_states
-from .interpreters.primitives.dequantize import dequantized
 from .keep_less import may_plan, run_planned
 from .policies import Policy
 from .scopes import BECAUSE, GOVERNED, mark

@@ -12,10 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .call.arguments import check_function
 from .cast_params import each_once, reads_of_leaves, wrapper_of_program
-from .interpreters.after.stored_reads import Quantized
+from .float8.dequantize import QuantizedArray
+from .float8.scale import ScaleOf, Values, Weight
+from .interpreters.after.stored_reads import Copied
 from .interpreters.compat import Tracer
-from .interpreters.primitives.dequantize import QuantizedArray
-from .interpreters.primitives.float8_scale import ScaleOf, copies_of
 from .policies import E4M3, FLOAT32, as_recipe, may_use_float8
 from .policies.callables import name_of
 
@@ -110,9 +110,9 @@ def _stored(leaf: Any, read: Any) -> Any:
 
     What is read in another way is returned as it is.
     """
-    if not isinstance(read, Quantized) or read.scales is None:
+    if not isinstance(read, Copied) or read.slices is None:
         return leaf
-    scales = read.scales
+    scales = read.slices
     sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
     of_scale = sharding
     if isinstance(sharding, NamedSharding):
@@ -126,9 +126,11 @@ def _stored(leaf: Any, read: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _quantized(scales: int, *shardings: Any) -> Callable[[Any], QuantizedArray]:
+    key = Values(E4M3)
+
     def quantized(x: Any) -> QuantizedArray:
-        copies = copies_of(x, E4M3, {}, scales)
-        return QuantizedArray(copies[E4M3], copies[ScaleOf(E4M3)])
+        copies = key.copies(x, {}, Weight(scales))
+        return QuantizedArray(copies[key], copies[ScaleOf(key)])
 
     # As one program, which makes no float32 array on the way.
     return jax.jit(quantized, out_shardings=QuantizedArray(*shardings))

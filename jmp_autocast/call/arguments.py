@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..float8.dequantize import QuantizedArray, arrays_of, is_quantized, next_of
 from ..interpreters import Planner
 from ..interpreters.after.unknown import unknown_primitives
 from ..interpreters.compat import mark_frames
 from ..interpreters.plan.data import Plan, Source
-from ..interpreters.primitives.dequantize import QuantizedArray, arrays_of, is_quantized, next_of
 from ..policies.callables import check_rule_like, is_function, name_of, signature_of
 from ..policies.errors import did_you_mean, wrong_type
 from ..policies.patterns import unmatched_patterns

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 
-from ..policies import FLOAT32, FLOAT64, Float8, Policy, Rule, as_recipe, narrow_dtypes
+from ..policies import FLOAT32, FLOAT64, Policy, Rule, narrow_dtypes
 from ..policies.precisions import precision_in
 from ..scopes import BECAUSE, FULL, GOVERNED, mark, read_mark
 from .compat import scope_names, scope_stack
@@ -17,6 +18,10 @@ from .compat.settings import ENABLE_FLOAT64, has_float64
 
 AS_DECLARED = (mark(GOVERNED),)
 """The path of a jaxpr in which nothing is lowered, whatever the policy says."""
+
+PlansProduct: TypeAlias = Callable[..., Any]
+"""From a product (`Place`), its plan in the compute dtype, and whether the gradients of sources are
+float32, to the plan that another room makes of it: `plan/products.py`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class Region:
         names: The enclosing scopes, as far as the policy looks at them.
         rules: The rules that the scopes add, as pairs of primitive and rule.
         precision: The precision of float32 products, None for that of each equation.
-        float8: The recipe of products of weights in 8 bits, None where there are none.
+        product: Plans products that run otherwise than in the compute dtype; None for none.
         island: The dtype that all equations run in, one step above the wide one; else None.
     """
 
@@ -42,7 +47,7 @@ class Region:
     names: tuple[str, ...]
     rules: tuple[tuple[str, Rule], ...] = ()
     precision: str | None = None
-    float8: Float8 | None = None
+    product: PlansProduct | None = None
     island: np.dtype | None = None
 
 
@@ -54,15 +59,22 @@ class Regions:
         marks_only: No pattern or rule of the policy looks at names: only marks matter, and a layer
             that stands at 96 paths is planned once.
         lowers_nothing: Why nothing is lowered where no scope names a dtype, else ``""``.
+        product: From what the policy says of a scope to `Region.product`; None for none.
     """
 
-    def __init__(self, policy: Policy, marks_only: bool, lowers_nothing: str = "") -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        marks_only: bool,
+        lowers_nothing: str = "",
+        product: Callable[[str], PlansProduct | None] | None = None,
+    ) -> None:
         self._policy = policy
+        self._product = product or (lambda _: None)
         self._lowers_nothing = lowers_nothing
         self._marks_only = marks_only
         self._compute_dtype = np.dtype(policy.compute_dtype)
         self._wide = policy.wide_dtype
-        self._recipe = as_recipe(policy.matmul)
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
         # Of the equation asked for last: four of five stand where the one before stands.
         self._last: tuple[Any, tuple[str, ...], Region] | None = None
@@ -119,14 +131,13 @@ class Regions:
         if not hits and self._lowers_nothing:
             return region(None, False, self._lowers_nothing, names, rules)
         if not hits:
-            return region(self._compute_dtype, False, "", names, rules, float8=self._recipe)
+            return region(self._compute_dtype, False, "", names, rules, product=self._product(""))
         # Of scopes at one depth a mark in the code wins, then the latest pattern. `max` returns the
         # first of equals, so the hits are reversed.
         _, _, dtype, cause = max(reversed(hits), key=lambda hit: hit[:2])
         if isinstance(dtype, str):
-            # Asked for by name, a last product runs in 8 bits, too.
-            recipe = dataclasses.replace(self._recipe or Float8(), skip=())
-            return region(self._compute_dtype, False, cause, names, rules, float8=recipe)
+            product = self._product(dtype)
+            return region(self._compute_dtype, False, cause, names, rules, product=product)
         if dtype in narrow_dtypes(self._wide):
             return region(dtype, False, cause, names, rules)
         island = None if dtype == self._wide else _check_island(dtype, cause, self._compute_dtype)

@@ -14,7 +14,7 @@ from ...call.arguments import check_function, name_of
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
 from ...interpreters import Source
-from ...interpreters.after.stored_reads import Quantized, read_dtypes
+from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.unknown import unknown_primitives
 from ...interpreters.after.walk import walk_plan
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
@@ -180,7 +180,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
         casts=count_casts(rewritten, plan.wide),
         parameters=len(params),
         cast_parameters=sum(len(reads[i].intersection(narrow)) for i in params),
-        quantized_parameters=sum(Quantized(0) in reads[i] for i in params),
+        quantized_parameters=sum(Copied(0) in reads[i] for i in params),
         residual_nbytes=residuals.nbytes,
         float32_residual_nbytes=residuals.float32_nbytes,
         residual_error=residuals.error,

@@ -7,10 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..plan.data import EquationPlan, Inside, Move, Multiply8, Plan, ValueState
+from ..plan.copies import CopyKey
+from ..plan.data import EquationPlan, Inside, Move, Plan, ValueState
 from ..plan.float_dtypes import is_narrower
-from ..primitives.float8_scale import CopyKey, ScaleOf, factor_keys, in_8_bits, moves_along
-from ..primitives.reading import dot_dimensions
 from ..primitives.structure import Body, bodies, has_rule, isolates, runs_again
 from ..primitives.traits import having
 from .provenance import Root, follow
@@ -46,24 +45,22 @@ def _is_handed_in(eqn: Any, body: Body, i: int, state: ValueState, key: CopyKey)
     """Returns whether a body takes a copy of its input from outside.
 
     A call takes those in 16 bits inside a loop alone. Elsewhere the cast stays inside: a copy
-    handed to ``jax.checkpoint`` would be kept for the backward pass. So would one in 8 bits: for a
-    scanned MLP the temporaries on an H100 were 1.18 times those of bfloat16, and with 2,048 tokens
-    1.56 times. Its scale is kept instead, so that the weight is searched for its largest element
-    once.
+    handed to ``jax.checkpoint`` would be kept for the backward pass. Of its own copies a room says
+    it.
     """
     if eqn.primitive.name in _LOOPS:
-        # What is stored in 8 bits is handed in as it is stored, also in slices.
-        return i < body.fixed or bool(state.scales and in_8_bits(key) and moves_along(key))
-    if state.loop_invariant or not in_8_bits(key):
+        # What is stored in another form is handed in as it is stored, also in slices.
+        return i < body.fixed or (state.tag is not None and state.tag.gives(key))
+    if state.loop_invariant or isinstance(key, np.dtype):
         return state.loop_invariant
-    return isinstance(key, ScaleOf) or not (runs_again(eqn) and state.scales is None)
+    return key.enters(state.tag, runs_again(eqn))
 
 
 def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
-    """Returns pairs (input, key) of the sources that a jaxpr reads in a 16-bit dtype or 8 bits.
+    """Returns pairs (input, key) of the sources that a jaxpr reads in a 16-bit dtype or encoded.
 
-    A read of moved elements counts as a read of the input that they come from. In 8 bits it does
-    where all elements are moved, as a part has a scale of its own, and where there is one scale.
+    A read of moved elements counts as a read of the input that they come from. Encoded it does
+    where all elements are moved, and the encoding moves with them.
 
     Args:
         plan: The plan of the jaxpr.
@@ -89,23 +86,19 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
 
 def _reads(eqn: Any, plan: EquationPlan, known: dict[int, Copies]) -> Iterator[tuple[int, CopyKey]]:
     """Yields pairs (operand, key): what an equation, or what it holds, reads its operands in."""
-    weight = None
-    if isinstance(plan.action, Multiply8):
-        weight = plan.action.weight
-        rank = eqn.invars[weight].aval.ndim
-        for key in factor_keys(plan.action.recipe, dot_dimensions(eqn), rank, weight):
-            yield weight, key
+    yield from plan.copies
+    by_copy = [k for k, _ in plan.copies]
     for k, dtype in enumerate(plan.operands):
-        if dtype is not None and k != weight:
+        if dtype is not None and k not in by_copy:
             yield k, dtype
     yield from handed_in(eqn, plan, known)
 
 
 def _is_copy(root: Root, key: CopyKey, wide: np.dtype) -> bool:
     """Returns whether what is read of a value is a copy of its input in few bits, maybe moved."""
-    if in_8_bits(key):
-        return root.scales is not None and not (root.is_moved and not moves_along(key))
-    return isinstance(key, np.dtype) and is_narrower(key, wide)
+    if isinstance(key, np.dtype):
+        return is_narrower(key, wide)
+    return root.slices is not None and not (root.is_moved and key.when_moved == "anew")
 
 
 def _moved(eqn: Any, plan: EquationPlan, given: Sequence[Root | None]) -> Sequence[Root | None]:
@@ -113,8 +106,8 @@ def _moved(eqn: Any, plan: EquationPlan, given: Sequence[Root | None]) -> Sequen
     if isinstance(plan.action, Move):
         # The first operand that comes from an input: the others are indices or padding values.
         first = next((root for root in given if root is not None), None)
-        # Along which dimensions of the moved array a stack would have its scales, nobody asks.
-        is_all = eqn.primitive.name in _WHOLE and not plan.given[0].scales
+        tag = plan.given[0].tag
+        is_all = eqn.primitive.name in _WHOLE and not (tag and tag.in_slices)
         return [first and first.moved(is_all and given[0] is not None)] * len(eqn.outvars)
     if isinstance(plan.action, Inside) and plan.action.inlined:
         (inner,) = plan.inner

@@ -22,23 +22,23 @@ class Root(NamedTuple):
 
     Args:
         input: The position of the input.
-        scales: Along how many of its first dimensions the value is a slice of it; None where it has
+        slices: Along how many of its first dimensions the value is a slice of it; None where it has
             other elements than a whole input, or slice.
         is_moved: The value's dimensions are not those of the input, or slice.
     """
 
     input: int
-    scales: int | None = 0
+    slices: int | None = 0
     is_moved: bool = False
 
     def sliced(self) -> Root:
         """Returns what one iteration of a loop takes of the value."""
-        scales = None if self.is_moved or self.scales is None else self.scales + 1
-        return self._replace(scales=scales)
+        slices = None if self.is_moved or self.slices is None else self.slices + 1
+        return self._replace(slices=slices)
 
     def moved(self, is_all: bool) -> Root:
         """Returns what is made of the elements of the value, of all of them or of some."""
-        return Root(self.input, self.scales if is_all else None, True)
+        return Root(self.input, self.slices if is_all else None, True)
 
 
 def follow(

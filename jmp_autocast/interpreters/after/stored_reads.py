@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...policies import narrow_dtypes
-from ..plan.data import Bind, EquationPlan, Keep, Move, Multiply8, Plan
+from ..plan.data import Bind, EquationPlan, Keep, Move, Plan
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import bodies, isolates
 from ..primitives.traits import having
@@ -17,19 +17,19 @@ from .provenance import Root, entering, follow, leaving
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantized:
-    """A product reads a weight in 8 bits.
+class Copied:
+    """An equation reads a source by an encoding of it, not in a dtype.
 
     Args:
-        scales: Along how many of the weight's first dimensions there are scales of their own, one
-            for each iteration of a loop. None where the product reads a part of the weight, or a
-            shard: no scale of the weight is that of what is read.
+        slices: Along how many of the source's first dimensions each slice is encoded by itself, one
+            for each iteration of a loop. None where the equation reads a part of the source, or a
+            shard: no encoding of the source is that of what is read.
     """
 
-    scales: int | None = 0
+    slices: int | None = 0
 
 
-Read: TypeAlias = np.dtype | Quantized
+Read: TypeAlias = np.dtype | Copied
 """How an equation reads an operand."""
 
 
@@ -50,8 +50,7 @@ def read_dtypes(plan: Plan) -> list[set[Read]]:
         plan: The plan of the program.
 
     Returns:
-        For each input, the dtypes, and `Quantized` for a product in 8 bits; empty where nothing
-        reads it.
+        For each input, the dtypes, and `Copied` for an encoding; empty where nothing reads it.
     """
     reads: list[set[Read]] = [set() for _ in plan.inputs]
     for roots in _follow(plan, [frozenset((Root(i),)) for i in range(len(reads))], reads):
@@ -85,9 +84,9 @@ def _moved(given: Sequence[Roots], is_all: bool) -> Roots:
 
 
 def _read(roots: Roots, dtype: np.dtype | None, reads: list[set[Read]]) -> None:
-    """Adds that a value is read in a dtype, None for 8 bits."""
+    """Adds that a value is read in a dtype, None for an encoding."""
     for root in roots:
-        reads[root.input].add(Quantized(root.scales) if dtype is None else dtype)
+        reads[root.input].add(Copied(root.slices) if dtype is None else dtype)
 
 
 def _cast(
@@ -113,10 +112,10 @@ def _hands_on(eqn: Any, plan: EquationPlan, given: Sequence[Roots]) -> bool:
 
 
 def _way(wide: np.dtype, eqn: Any, plan: EquationPlan, k: int) -> np.dtype | None:
-    """Returns the dtype in which an equation reads an operand, None for 8 bits."""
-    if isinstance(plan.action, Multiply8):
-        # An activation is quantized as it is, too, but is stored nowhere.
-        return None if k == plan.action.weight else wide
+    """Returns the dtype in which an equation reads an operand, None for an encoding."""
+    if plan.copies:
+        # An activation is encoded as it is, too, but is stored nowhere.
+        return None if any(k == i for i, _ in plan.copies) else wide
     # As it is: in the wide dtype, but where the program rounds it itself.
     target = cast_dtype(eqn)
     return plan.operands[k] or (target if target in narrow_dtypes(wide) else wide)
@@ -135,7 +134,7 @@ def _inside(
         inside = entering(body, given, _NONE)
         for i in range(body.takes_copies_at, len(inside)):
             inside[i] = frozenset(root.sliced() for root in inside[i])
-        if isolates(eqn):  # no scale of a whole is that of a shard
+        if isolates(eqn):  # no encoding of a whole is that of a shard
             inside = [_moved([roots], False) for roots in inside]
         outputs = _follow(inner, inside, reads)
         for k, roots in enumerate(leaving(body, outputs, _NONE, len(results))):

@@ -223,10 +223,8 @@ def move_source(at: Place, i: int, rounds_gradients: bool) -> EquationPlan:
         state,
         source=source,
         is_repeated=repeated,
-        is_weight=state.is_weight and not is_lookup,
+        tag=None if is_lookup or state.tag is None else state.tag.moved(at.name in _WHOLE),
         is_looked_up=state.is_looked_up or is_lookup,
-        # Which of the moved elements share a scale is known where all of them do.
-        scales=0 if state.scales == 0 and at.name in _WHOLE else None,
     )
     results = tuple(moved if at.declared(v) else _NOTHING for v in at.eqn.outvars)
     reason = Reason(ReasonCode.SOURCE, f"data movement of a {state.source.value} source", (i,))

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import Float8
 from .constant_range import ConstantRange
+from .copies import CopyKey, Tag
 from .float_dtypes import is_narrower
 from .marks import NONE, Marks
 from .reasons import Reason
@@ -49,11 +49,9 @@ class ValueState:
         is_repeated: A source that was repeated along a dimension, such as a bias of Haiku.
         may_be_rounded: A source of bools or bytes, which every float dtype holds, or of elements of
             those, of literals and of numbers within [-1, 1]: also where it is added.
-        is_weight: A parameter, or made of parameters alone, where the policy has products of
-            weights in 8 bits.
+        tag: What another room knows of a parameter, or of what is made of parameters alone.
         is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
         was_rounded: In float32, and made element by element of what was 16 bits: `rounded_streams`.
-        scales: If it is stored in 8 bits, along how many first dimensions with scales of their own.
         marks: How it is made, whatever its dtype: of an input of a jaxpr alone.
         is_widened: Others outside the jaxpr read it in float32: likewise.
     """
@@ -68,10 +66,9 @@ class ValueState:
     freshness: int = 0
     is_repeated: bool = False
     may_be_rounded: bool = False
-    is_weight: bool = False
+    tag: Tag | None = None
     is_looked_up: bool = False
     was_rounded: bool = False
-    scales: int | None = None
     marks: Marks = NONE
     is_widened: bool = False
 
@@ -189,24 +186,6 @@ class Contract:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Multiply8:
-    """A product of a weight and an activation, both quantized to 8 bits.
-
-    The operands of the plan are those of the derivative: the weight as it is, and the activation
-    in the compute dtype.
-
-    Args:
-        recipe: How the operands and derivatives are quantized.
-        weight: The position of the weight, 0 or 1.
-        of_sources: False where the gradient of the weight is rounded to the compute dtype.
-    """
-
-    recipe: Float8
-    weight: int
-    of_sources: bool = True
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Redispatch:
     """The equation carries a computation of a fixed dtype, and is emitted anew."""
 
@@ -235,23 +214,35 @@ class CallBack:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Emit:
-    """A function that a rule gave is called in place of the equation.
+    """A function of a rule, or of another room, is called in place of the equation.
 
     Args:
-        function: From the operands to the result, or a tuple of results.
+        function: From the operands, and the copies, to the result, or a tuple of results.
         name: What reports call it.
+        copies: Pairs (operand, key) of the copies of operands that it takes.
+        as_they_are: Operands that it takes uncast: it reads their copies.
+        reads: The dtypes in which operands take part; empty where the plan's operands say it.
     """
 
     function: Callable[..., Any]
     name: str
+    copies: tuple[tuple[int, CopyKey], ...] = ()
+    as_they_are: tuple[int, ...] = ()
+    reads: tuple[np.dtype, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
-    """The equation makes float32 of what is stored in 8 bits: the 8-bit copy is there already."""
+    """The equation makes an array of what is stored: copies of the array.
+
+    Args:
+        keys: What each operand is found by, as a copy of the result.
+    """
+
+    keys: tuple[CopyKey, ...]
 
 
-_OfArrays = Keep | Bind | Cast | Contract | Multiply8 | Redispatch | Emit | CallBack
+_OfArrays = Keep | Bind | Cast | Contract | Redispatch | Emit | CallBack
 Action = _OfArrays | Move | Inside | Stored
 
 # Most equations of a program have one of these two actions: one object each.
@@ -288,10 +279,17 @@ class EquationPlan:
         return self.action.plans if isinstance(self.action, Inside) else ()
 
     @property
+    def copies(self) -> tuple[tuple[int, CopyKey], ...]:
+        """Pairs (operand, key) of the copies by which tagged operands are read."""
+        if not isinstance(self.action, Emit):
+            return ()
+        return tuple([(i, k) for i, k in self.action.copies if self.given[i].tag is not None])
+
+    @property
     def reads(self) -> tuple[np.dtype | None, ...]:
         """The dtype in which each operand takes part, None for what is no float."""
-        if isinstance(self.action, Multiply8):
-            return (self.action.recipe.value_dtype,) * 2
+        if isinstance(self.action, Emit) and self.action.reads:
+            return self.action.reads
         pairs = zip(self.operands, self.given, strict=True)
         return tuple(dtype or state.dtype for dtype, state in pairs)
 

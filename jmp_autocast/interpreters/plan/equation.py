@@ -37,7 +37,6 @@ from .basic_plans import (
 )
 from .data import BIND, Contract, Demand, EquationPlan, Keep, Source, ValueState, Want
 from .equation_view import check_domain, view_of
-from .float8_products import in_8_bits_or_why_not
 from .islands import in_island
 from .reasons import Reason, ReasonCode
 from .region import Place
@@ -112,8 +111,9 @@ def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
     elif decision.policy is CastPolicy.LOWER_PRECISION_FP:
         low = _lower(policy, at, guarded=origin != "rules")
         plan = _accumulating(policy, at, low)
-        if at.region.float8 is not None and name in _CONTRACTS and _is_rounded(low):
-            plan = in_8_bits_or_why_not(at, plan, at.region.float8, _contract(policy).of_sources)
+        if at.region.product is not None and name in _CONTRACTS and _is_rounded(low):
+            plan = cast_results(plan, decision)
+            return at.region.product(at, plan, _contract(policy).of_sources)
     elif decision.policy is CastPolicy.FP32_APPEND_DTYPE and name in _CONTRACTS:
         plan = _with_float32_result(policy, _lower(policy, at, guarded=True), _ASKED)
     elif decision.policy in FULL_POLICIES:
@@ -349,15 +349,15 @@ def _of_sources(at: Place, floats: Sequence[int]) -> EquationPlan:
     plan = in_dtype(at, _common_dtype(at, floats), reason)
     # One of small numbers is a small number: `where(mask, 1.0, 0.0)`.
     harmless = at.name in _SELECTS and all(is_harmless(at.given[i]) for i in floats)
-    # A weight that is scaled, or made of several, is one.
-    is_weight = source is Source.PARAM and any(at.given[i].is_weight for i in floats)
+    tags = [s.tag for s in at.given if s.tag is not None and source is Source.PARAM]
+    tag = tags[0].moved(is_whole=False) if tags else None
     results = tuple(
         ValueState(
             s.dtype,
             source,
             integer_bound=s.integer_bound,
             may_be_rounded=harmless,
-            is_weight=is_weight,
+            tag=tag,
         )
         if s.dtype is not None
         else s

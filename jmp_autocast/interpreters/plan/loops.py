@@ -103,10 +103,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
 
 def _slices(states: Sequence[ValueState]) -> list[ValueState]:
     """Returns what is known of the slices of what is scanned."""
-    return [
-        s if s.scales is None else dataclasses.replace(s, scales=s.scales - 1 if s.scales else None)
-        for s in states
-    ]
+    return [s if s.tag is None else dataclasses.replace(s, tag=s.tag.sliced()) for s in states]
 
 
 def _carried(dtypes: Sequence[np.dtype | None], accumulating: frozenset[int]) -> list[ValueState]:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ...policies import Policy, may_use_float8
+from ...policies import CONTRACTIONS, Policy
 from ...policies.registry import has_rule_functions
 from ..before import Preparation
 from ..compat import Literal, body_of, consts_of
@@ -23,9 +23,9 @@ from .equation import plan_equation
 from .float_dtypes import float_dtype, is_in
 from .islands import leaving, outside, returned
 from .kinds import kind_of
-from .last_products import last_products
 from .marks import AllMarks, Memo
 from .needs import Needs
+from .products import products_of
 from .region import Place
 from .rounded_streams import RoundedStreams
 from .structural import plan_structural, planning_rule
@@ -61,12 +61,14 @@ class Planner:
         self._streams = RoundedStreams(policy) if rounds else None
         # Whether a function with a derivative or batching rule of the user's own was planned.
         self.has_rules: bool = False
-        self._last: frozenset[int] = frozenset()
+        self._products = products_of(policy)
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
         self._rule_functions = has_rule_functions([*policy.rules, *scoped])
         looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
         looks_at_names = looks_at_names or policy.precisions
-        self.regions: Regions = Regions(policy, not (looks_at_names or all_paths), lowers_nothing)
+        product = self._products.in_scope if self._products else None
+        marks_only = not (looks_at_names or all_paths)
+        self.regions: Regions = Regions(policy, marks_only, lowers_nothing, product)
         self.prepare = Preparation(policy, self.regions)
 
     @property
@@ -85,8 +87,8 @@ class Planner:
         Returns:
             The plan.
         """
-        if may_use_float8(self.policy):
-            self._last = last_products(jaxpr)
+        if self._products is not None:
+            self._products.look_at(jaxpr)
         plan = self.plan(jaxpr, inputs, wants)
         wants = [
             returned(want, state, v, self._wide)
@@ -125,8 +127,8 @@ class Planner:
 
     def _plan_of_kind(self, jaxpr: Any, *question: Any) -> Plan:
         """Plans a jaxpr, unless one of its kind was planned; each has a plan of its own."""
-        # A rule function may look at the source line; a last product is one equation.
-        kind = None if self._rule_functions or self._last else kind_of(jaxpr)
+        # A rule function may look at the source line, another room at one equation.
+        kind = None if self._rule_functions or self._products else kind_of(jaxpr)
         if kind is None:
             return self._plan(jaxpr, *question)
         key = (kind, *question)
@@ -181,10 +183,6 @@ class Planner:
         """Returns the precision in force where an equation stands."""
         return self.regions.at(path, eqn)
 
-    def is_last(self, eqn: Any) -> bool:
-        """Returns whether an equation is a product that no other one follows."""
-        return id(eqn) in self._last
-
     def plan_at(self, place: Place, needs: Needs, marks: AllMarks) -> EquationPlan:
         """Plans an equation where it stands, with what follows from where it stands.
 
@@ -209,7 +207,8 @@ class Planner:
             return plan_structural(rule, self, at)
         # A rule function may look at the source line, and a range costs a pass over its array.
         has_range = any([state.const_range is not None for state in at.given])
-        if at.wants or self._rule_functions or has_range:
+        is_alone = self._rule_functions or (at.region.product and at.name in CONTRACTIONS)
+        if at.wants or is_alone or has_range:
             return plan_equation(self.policy, at)
         return self._shared_plan(at)
 
@@ -227,9 +226,7 @@ class Planner:
             region.cause,
             region.rules,
             region.precision,
-            region.float8,
             region.island,
-            at.is_last,
             at.accumulates,
             *at.given,
             *[v.aval for v in eqn.invars],

@@ -19,7 +19,6 @@ class Place(NamedTuple):
         given: What is known of each operand.
         region: The precision of the scope that the equation is in.
         wants: What the readers of each result ask for; empty if no sweep said.
-        is_last: It is a matrix product that no other one follows, where the policy asks.
         accumulates: It computes an accumulator: `marks`.
     """
 
@@ -27,7 +26,6 @@ class Place(NamedTuple):
     given: tuple[ValueState, ...]
     region: Region
     wants: tuple[Want, ...] = ()
-    is_last: bool = False
     accumulates: bool = False
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...policies import FLOAT32, CastPolicy, Decision, Policy, may_use_float8
+from ...policies import CastPolicy, Decision, Policy
 from ..compat import is_ref, jax_function
 from ..primitives.structure import (
     STRUCTURES,
@@ -25,7 +25,7 @@ from ..primitives.structure import (
 )
 from .basic_plans import as_declared, emitted, keep
 from .call_operands import cast_states, read_full, read_low
-from .data import BIND, KEEP, Demand, EquationPlan, Inside, Plan, Source, Stored, ValueState, Want
+from .data import BIND, KEEP, Demand, EquationPlan, Inside, Plan, ValueState, Want
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_in
 from .reasons import Reason, ReasonCode
@@ -185,8 +185,8 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
     keeps for the backward pass, the copy that everyone else reads.
     """
     (body,), path = bodies(at.eqn), at.region.names
-    # The rule's own products are not in 8 bits, so that those of the function are not, either.
-    at = at._replace(given=no_weights(at.given))
+    # The rule's own products are in the compute dtype, so that those of the function are, too.
+    at = at._replace(given=untagged(at.given))
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
     # The user's rule is a stranger: it keeps what it is given for the backward pass. A float32
     # weight would be kept beside its 16-bit copy.
@@ -198,14 +198,14 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
 def _isolated_call(planner: PlansBodies, at: Place) -> EquationPlan:
     """Operands go in as they are: a ``shard_map``'s body, and a batching rule, see no copies."""
     (body,) = bodies(at.eqn)
-    given = no_weights(at.given) if has_rule(at.eqn) else at.given
+    given = untagged(at.given) if has_rule(at.eqn) else at.given
     inner = planner.plan(body.jaxpr, given, at.wants, at.region.names)
     return _around(at, inner, [None] * len(at.given))
 
 
-def no_weights(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
-    """Returns what is known of operands where no product runs in 8 bits."""
-    return tuple(dataclasses.replace(s, is_weight=False) if s.is_weight else s for s in states)
+def untagged(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
+    """Returns what is known of operands where another room has no say."""
+    return tuple(dataclasses.replace(s, tag=None) if s.tag is not None else s for s in states)
 
 
 # --- branches, and what has no rule of its own ----------------------------------------------
@@ -285,21 +285,10 @@ def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
     return EquationPlan(action, at.given, (None,) * len(at.given), results, INSIDE)
 
 
-@plans(
-    *"source_view cpu_barrier accumulate float8_dot tangent_carrier row_major pick".split(),
-)
-def _ours(planner: PlansBodies, at: Place) -> EquationPlan:
+@plans("source_view", "cpu_barrier", "accumulate", "pick")
+def as_made(planner: PlansBodies, at: Place) -> EquationPlan:
     """What an inner autocast made is bound as it made it."""
     return keep(at, Reason(ReasonCode.KEEP, "made by autocast"))
-
-
-@plans("dequantize")
-def _stored_in_8_bits(planner: PlansBodies, at: Place) -> EquationPlan:
-    """What is stored in 8 bits is a parameter, whoever passed it."""
-    scales = at.eqn.invars[1].aval.ndim
-    is_weight = may_use_float8(planner.policy)
-    state = ValueState(FLOAT32, Source.PARAM, is_weight=is_weight, scales=scales)
-    return EquationPlan(Stored(), at.given, (None, None), (state,), INSIDE)
 
 
 def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:

@@ -42,10 +42,6 @@ class PlansEquations(Protocol):
         """Returns the precision in force where an equation stands."""
         ...
 
-    def is_last(self, eqn: Any) -> bool:
-        """Returns whether an equation is a product that no other one follows."""
-        ...
-
     def plan_at(self, place: Place, needs: Needs, marks: AllMarks) -> EquationPlan:
         """Plans an equation where it stands."""
         ...
@@ -173,7 +169,7 @@ class Sweeps:
             need = self._needs.get(eqn.outvars[0], NOTHING)
             accumulating = accumulates(eqn, self._marks, bool(need & Need.ADDED))
         region = planner.region_at(self._path, eqn)
-        return Place(eqn, tuple(operands), region, wants, planner.is_last(eqn), accumulating)
+        return Place(eqn, tuple(operands), region, wants, accumulating)
 
     def _replanned(self, i: int, asked: tuple[Want, ...]) -> EquationPlan | None:
         """Plans a call anew, for what is asked of its results.

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import Policy, may_use_float8
+from ...policies import Policy
 from ..primitives.clamped_cast import clamped
 from ..primitives.traits import FOLDS, having
 from .data import Source, ValueState
 from .float_dtypes import float_dtype
 from .marks import GIVEN
+from .products import products_of
 
 _AFFINE = having("affine")
 
@@ -29,9 +30,10 @@ def input_states(
         sources: Which of them are parameters.
         policy: The policy of the program.
     """
-    has_weights, wide = may_use_float8(policy), policy.wide_dtype
+    products, wide = products_of(policy), policy.wide_dtype
+    tag = None if products is None else products.tag
     return [
-        ValueState(dtype, source, is_weight=has_weights and source is Source.PARAM, marks=GIVEN)
+        ValueState(dtype, source, tag=tag if source is Source.PARAM else None, marks=GIVEN)
         if (dtype := float_dtype(v.aval, wide)) is not None
         else ValueState(None)
         for v, source in zip(variables, sources, strict=True)

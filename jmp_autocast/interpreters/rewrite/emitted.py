@@ -1,7 +1,8 @@
-"""Functions that a policy's rule emits in place of an equation."""
+"""Functions that a policy's rule, or another room, emits in place of an equation."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ mark_frames(__file__)
 
 
 def emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
-    """Calls a rule's function in place of an equation, and checks what it returned.
+    """Calls a function in place of an equation, and checks what it returned.
 
     Args:
         eqn: The equation.
@@ -29,12 +30,17 @@ def emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         TypeError: The function returned another number of arrays, other shapes or dtypes.
     """
     assert isinstance(plan.action, Emit)
+    action, dtypes = plan.action, list(plan.operands)
+    for i in action.as_they_are:
+        dtypes[i] = None
+    read_so = dataclasses.replace(plan, operands=tuple(dtypes))
     arrays = [
         jnp.asarray(x, v.aval.dtype) if isinstance(value, Scalar) and x.dtype is None else x
-        for x, value, v in zip(read(plan, operands), operands, eqn.invars, strict=True)
+        for x, value, v in zip(read(read_so, operands), operands, eqn.invars, strict=True)
     ]
+    copies = [operands[i].copy(key) for i, key in action.copies]
     # In the ambient trace, so that JAX differentiates, maps and shards what the function does.
-    out = plan.action.function(*arrays)
+    out = action.function(*arrays, *copies)
     results = list(out) if isinstance(out, tuple | list) else [out]
     expected = [
         with_dtype(v.aval, state.dtype) if state.dtype is not None else v.aval
@@ -43,7 +49,7 @@ def emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     found = [(jnp.shape(x), jnp.result_type(x)) for x in results]
     if found != [(aval.shape, aval.dtype) for aval in expected]:
         raise TypeError(
-            f"{plan.action.name}, which a rule emits in place of {eqn.primitive.name}, must "
+            f"{action.name}, which a rule emits in place of {eqn.primitive.name}, must "
             f"return {_described((a.shape, a.dtype) for a in expected)}, got {_described(found)}. "
             "Cast its result, or tell the dtype by Decision(output_dtype=...)."
         )

@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from ...policies import FLOAT_DTYPES
 from ..compat import EquationContext, current_name_stack, mark_frames
+from ..plan.copies import CopyKey
 from ..plan.data import EquationPlan, Move
 from ..plan.float_dtypes import is_in
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.equal_rows import as_first_rows
-from ..primitives.float8_scale import ScaleOf, in_8_bits, moves_along
 from ..primitives.reading import cast_dtype
 from ..primitives.traits import having
 from .values import Value
@@ -69,20 +70,22 @@ def as_moved(
             of the reader.
     """
 
-    def copies_in(dtype: Any) -> Sequence[Any]:
-        if not in_8_bits(dtype):
-            return _moved_copies(eqn, operands, dtype)
-        is_whole = eqn.primitive.name in _WHOLE and not plan.given[0].scales
-        if is_whole and moves_along(dtype):
-            scale = isinstance(dtype, ScaleOf)
-            return [operands[0].copy(dtype)] if scale else _moved_copies(eqn, operands, dtype)
-        # A part of an array, or a row, has a scale of its own: it is quantized after it was moved.
-        return [unmoved.copy(dtype) for unmoved in parts]
+    def copies_by(key: CopyKey) -> Sequence[Any]:
+        if isinstance(key, np.dtype):
+            return _moved_copies(eqn, operands, key)
+        tag = plan.given[0].tag
+        is_whole = eqn.primitive.name in _WHOLE and not (tag and tag.in_slices)
+        # A part of an array is encoded after it was moved.
+        if not is_whole or key.when_moved == "anew":
+            return [part.copy(key) for part in parts]
+        moves = key.when_moved == "moves"
+        return _moved_copies(eqn, operands, key) if moves else [operands[0].copy(key)]
 
     narrow = _narrow(eqn, plan, operands, stack)
-    parts = [Value(x, s.keeps_gradient) for x, s in zip(results, plan.results, strict=True)]
+    pairs = zip(results, plan.results, strict=True)
+    parts = [Value(x, s.keeps_gradient, tag=s.tag) for x, s in pairs]
 
-    copy = _once(eqn, stack, copies_in)
+    copy = _once(eqn, stack, copies_by)
     return [
         Value(x, s.keeps_gradient, partial(copy, k), narrow=narrow and partial(narrow, k))
         for k, (x, s) in enumerate(zip(results, plan.results, strict=True))

@@ -29,6 +29,7 @@ from ..compat import (
     with_dtype,
 )
 from ..compat.registration import register_elsewhere
+from ..plan.copies import CopyKey, copy_aval
 from ..plan.data import (
     Bind,
     CallBack,
@@ -38,7 +39,6 @@ from ..plan.data import (
     EquationPlan,
     Inside,
     Move,
-    Multiply8,
     Plan,
     Redispatch,
     Stored,
@@ -50,13 +50,11 @@ from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
 from ..primitives.evaluate import evaluate
-from ..primitives.float8_scale import copy_aval
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, has_rule
 from ..regions import AS_DECLARED
 from .closures import KeepsValues
 from .emitted import emitted
-from .float8 import multiplied_in_8_bits, stored
 from .immutable import check_immutable
 from .moves import moved
 from .picked_first import picked_first
@@ -148,7 +146,7 @@ class Rewriter(KeepsValues):
             plan: The plan.
             consts: The jaxpr's constants.
             args: Its arguments, in the dtypes that the plan's inputs say.
-            copies: Copies of arguments that were made outside, by (argument, dtype).
+            copies: Copies of arguments that were made outside, by (argument, key).
 
         Returns:
             The outputs, in the dtypes that the plan's outputs say.
@@ -212,8 +210,8 @@ class Rewriter(KeepsValues):
         match plan.action:
             case Move():
                 return moved(eqn, plan, operands)
-            case Stored():
-                return [stored(eqn, plan, operands)]
+            case Stored(keys):
+                return [_stored(eqn, plan, operands, keys)]
             case Inside(inlined=True):
                 return self._inlined(eqn, plan, operands)
             case _:
@@ -247,8 +245,6 @@ class Rewriter(KeepsValues):
         match plan.action:
             case Contract(of_sources):
                 return [_accumulated(eqn, plan, operands, of_sources)]
-            case Multiply8():
-                return [multiplied_in_8_bits(eqn, plan, operands)]
             case Redispatch():
                 return [redispatched(eqn, *read(plan, operands))]
             case Cast():
@@ -302,7 +298,7 @@ class Rewriter(KeepsValues):
         Args:
             plan: The plan.
             closed: The jaxpr it was made for.
-            copies: Pairs (input, dtype): the copies that come as further arguments.
+            copies: Pairs (input, key): the copies that come as further arguments.
             at: The number of arguments before them. Copies of later arguments, slices, come last.
         """
         key = (id(plan), tuple(copies))
@@ -318,7 +314,7 @@ class Rewriter(KeepsValues):
             ]
             check_immutable(closed, avals)
             types = dict(enumerate(avals))
-            types |= {(i, k): copy_aval(avals[i], k, plan.inputs[i].scales or 0) for i, k in copies}
+            types |= {(i, k): copy_aval(avals[i], k, plan.inputs[i].tag) for i, k in copies}
             before, after = ([c for c in copies if (c[0] < at) is b] for b in (True, False))
             order = [*range(at), *before, *range(at, len(avals)), *after]
 
@@ -357,6 +353,14 @@ class Rewriter(KeepsValues):
 
 
 # --- one function per action ----------------------------------------------------------------
+
+
+def _stored(eqn: Any, plan: EquationPlan, operands: list[Any], keys: Sequence[CopyKey]) -> Value:
+    """Returns the array that an equation makes of what is stored, with that as its copies."""
+    arrays = [value.array for value in operands]
+    made = Value.of(bind(eqn.primitive, arrays, eqn.params), plan.results[0])
+    made.copies |= dict(zip(keys, arrays, strict=True))
+    return made
 
 
 def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:

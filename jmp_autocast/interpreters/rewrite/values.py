@@ -15,10 +15,10 @@ from jax import lax
 from ...policies import FLOAT32, wide_dtype
 from ..compat import Tracer
 from ..plan.constant_range import ConstantRange
+from ..plan.copies import CopyKey, Tag
 from ..plan.data import EquationPlan, ValueState
 from ..primitives.cached_bind import bind_cached, cast, with_cached_derivative
 from ..primitives.clamped_cast import clamped, clamped_array, is_clamped
-from ..primitives.float8_scale import CopyKey, copies_of, in_8_bits
 from ..primitives.source_view import source_view
 from ..primitives.traits import having
 
@@ -32,17 +32,17 @@ class Value:
         array: The value in the dtype that it was computed in.
         source: Its 16-bit reads are views, which keep its gradient in float32. A source that is no
             tracer has no gradient, and its casts are done at trace time.
-        move: Makes a copy by moving the operand's; None to cast or quantize the value itself.
+        move: Makes a copy by moving the operand's; None to cast or encode the value itself.
         known: The value of every element, where it is known at trace time.
         const_range: The range of a constant's elements, None for anything else.
-        scales: Along so many of its first dimensions its 8-bit copy has scales of its own.
+        tag: What another room knows of it.
         wide: The dtype in which the cotangents of its reads meet, where it was computed in a
             narrower one; None for its own.
         narrow: Makes what its reads in 16 bits are views of; None for the value itself.
     """
 
     __slots__ = (
-        "array", "const_range", "copies", "known", "move", "narrow", "scales", "source", "wide",
+        "array", "const_range", "copies", "known", "move", "narrow", "source", "tag", "wide",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +52,7 @@ class Value:
         move: Callable[[CopyKey], Any] | None = None,
         known: float | None = None,
         const_range: ConstantRange | None = None,
-        scales: int = 0,
+        tag: Tag | None = None,
         wide: np.dtype | None = None,
         narrow: Callable[[CopyKey], Any] | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class Value:
         self.known: float | None = known
         self.const_range: ConstantRange | None = const_range
         self.source: bool = source
-        self.scales: int = scales
+        self.tag: Tag | None = tag
         self.wide: np.dtype | None = wide
         self.narrow: Callable[[CopyKey], Any] | None = narrow
         self.move: Callable[[CopyKey], Any] | None = move
@@ -75,8 +75,8 @@ class Value:
             state: What is known of it.
         """
         known, const_range = state.known_value, state.const_range
-        scales = state.scales or 0
-        return cls(array, state.keeps_gradient, known=known, const_range=const_range, scales=scales)
+        source = state.keeps_gradient
+        return cls(array, source, known=known, const_range=const_range, tag=state.tag)
 
     def is_read_often(self) -> None:
         """Makes the reads in 16 bits of what was computed views, as those of a source are."""
@@ -122,26 +122,22 @@ class Value:
             return self.read(dtype), None
         return self.copy(dtype), self.array
 
-    def copy(self, dtype: CopyKey) -> Any:
-        """Returns the one cast of the value to ``dtype``; for a source, without its gradient."""
-        if self.array.dtype == dtype:
+    def copy(self, key: CopyKey) -> Any:
+        """Returns the one copy of the value by a key; for a source, without its gradient."""
+        if self.array.dtype == key:
             return self.array
-        if dtype not in self.copies:
+        if key not in self.copies:
             # From 0.12 JAX casts what is not traced with NumPy, which warns of an infinity.
             is_traced = isinstance(self.array, Tracer)
             with contextlib.nullcontext() if is_traced else np.errstate(over="ignore"):
                 if self.move:
-                    self.copies[dtype] = self.move(dtype)
-                elif in_8_bits(dtype):
-                    self.copies |= self._quantized(dtype)
+                    self.copies[key] = self.move(key)
+                elif isinstance(key, np.dtype):
+                    self.copies[key] = self._cast(key)
                 else:
-                    assert isinstance(dtype, np.dtype)
-                    self.copies[dtype] = self._cast(dtype)
-        return self.copies[dtype]
-
-    def _quantized(self, key: CopyKey) -> dict[CopyKey, Any]:
-        with self._where_made():
-            return copies_of(self.array, key, self.copies, self.scales)
+                    with self._where_made():
+                        self.copies |= key.copies(self.array, self.copies, self.tag)
+        return self.copies[key]
 
     def _where_made(self) -> contextlib.AbstractContextManager[Any]:
         """Where the copies are made: of a source that is no tracer, while the program is traced."""

@@ -11,14 +11,14 @@ from typing import Any
 import jax
 from jax import lax
 
-from ...policies import FLOAT32
-from ..compat import with_dtype
-from ..compat.registration import (
+from ..interpreters.compat import with_dtype
+from ..interpreters.compat.registration import (
     at_front,
     batch_size,
     define_primitive,
     lowers_by_platform,
 )
+from ..policies import FLOAT32
 
 
 @functools.partial(

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..compat.registration import (
+from ..interpreters.compat.registration import (
     define_primitive,
     is_zero,
     lowers_by_platform,

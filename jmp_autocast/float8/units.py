@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 
-from ...backend import default_device, has_float8_units, has_microscaling_units
-from ...policies import Float8, Policy, as_recipe, may_use_float8
+from ..backend import default_device, has_float8_units, has_microscaling_units
+from ..policies import Float8, Policy, as_recipe, may_use_float8
 
 _EMULATE = "Float8(emulate=True) rounds to 8 bits on any backend, for studies."
 _IN_BLOCKS = {"mx": "MXFP8", "nv": "NVFP4"}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compat import inlined
-from ..compat.registration import acts_on_each_element, define_primitive, lowers_to_row_major
+from ..interpreters.compat import inlined
+from ..interpreters.compat.registration import (
+    acts_on_each_element,
+    define_primitive,
+    lowers_to_row_major,
+)
 
 row_major_p: Any = define_primitive("row_major", value=lambda x: x, aval=lambda x: x)
 acts_on_each_element(row_major_p)

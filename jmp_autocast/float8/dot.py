@@ -21,9 +21,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from ...policies import E4M3, FLOAT32, Float8
-from ..compat import with_dtype
-from ..compat.registration import (
+from ..interpreters.compat import with_dtype
+from ..interpreters.compat.registration import (
     add_tangents,
     at_front,
     batch_size,
@@ -34,11 +33,17 @@ from ..compat.registration import (
     lowers_with_devices,
     zero_tangent,
 )
-from .accumulate import tangent_contraction
+from ..interpreters.primitives.accumulate import tangent_contraction
+from ..interpreters.primitives.held_contraction import (
+    contraction_aval,
+    contraction_of,
+    holds_contraction,
+)
+from ..interpreters.primitives.reading import dot_dimensions
+from ..policies import E4M3, FLOAT32, Float8
 from .block_scaled import block_scaled_dot
-from .dot_dimensions import batched, kept, met, transposed
-from .float8_scale import WHOLE, Along, along, quantize, unscaled
-from .held_contraction import contraction_aval, contraction_of, holds_contraction
+from .dimensions import batched, kept, met, transposed
+from .scale import WHOLE, Along, along, quantize, unscaled
 from .tangent_carrier import tangent_carrier
 
 
@@ -86,7 +91,7 @@ def float8_dot(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import Float8
-        >>> from jmp_autocast.interpreters.primitives.float8_scale import quantize
+        >>> from jmp_autocast.float8.scale import quantize
         >>> x, w = jnp.full((2, 4), 3.0), jnp.full((4, 2), 0.5)
         >>> def f(x, w):
         ...     x, w = (Factor(a, *quantize(a, jnp.dtype("float8_e4m3fn"))) for a in (x, w))
@@ -265,7 +270,7 @@ def _mapped(factor: Factor, dims: Factor, rank: int, size: int) -> tuple[Factor,
 
 def contraction_numbers(jaxpr: Any) -> Any:
     """Returns the dimension numbers of the one ``dot_general`` of a jaxpr."""
-    return contraction_of(jaxpr).params["dimension_numbers"]
+    return dot_dimensions(contraction_of(jaxpr))
 
 
 def _ranks(jaxpr: Any) -> list[int]:

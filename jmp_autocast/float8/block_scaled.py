@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...policies import E2M1, FLOAT32
-from .dot_dimensions import DimensionNumbers, free
-from .float8_scale import split_scales, unscaled
+from ..policies import E2M1, FLOAT32
+from .dimensions import DimensionNumbers, free
+from .scale import split_scales, unscaled
 
 
 def block_scaled_dot(

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ..compat import body_of, name_stack, variables_in
-from ..primitives.reading import free_dimensions
-from ..primitives.structure import Body, bodies
+from ..interpreters.compat import body_of, name_stack, variables_in
+from ..interpreters.primitives.reading import free_dimensions
+from ..interpreters.primitives.structure import Body, bodies
 
 
 def last_products(jaxpr: Any) -> frozenset[int]:

@@ -1,0 +1,196 @@
+"""Which matrix products run in 8 bits, why the others do not, and what is emitted for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..interpreters.plan.data import Emit, EquationPlan, Source, Stored, ValueState
+from ..interpreters.plan.products import plans_products
+from ..interpreters.plan.reasons import Reason, ReasonCode
+from ..interpreters.plan.region import Place
+from ..interpreters.plan.structural import INSIDE, PlansBodies, as_made, plans
+from ..interpreters.primitives.reading import dot_dimensions
+from ..interpreters.regions import PlansProduct
+from ..policies import FLOAT32, Float8, Policy, as_recipe, may_use_float8
+from .dimensions import DimensionNumbers, free
+from .dot import Factor, float8_dot
+from .last_products import last_products
+from .scale import BLOCK, BLOCK4, ScaleOf, Values, Weight, factor_keys
+from .units import refusal
+
+_SCALES = {
+    "tensor": "",
+    "row": ", scales by row",
+    "mx": f", scales of {BLOCK} elements",
+    "nv": f", 4 bits, scales of {BLOCK4} elements",
+}
+
+
+class Products:
+    """Plans the products of one program in 8 bits.
+
+    Args:
+        policy: The policy of the program.
+    """
+
+    tag = Weight()
+
+    def __init__(self, policy: Policy) -> None:
+        self._recipe = as_recipe(policy.matmul)
+        self._last: frozenset[int] = frozenset()
+
+    def look_at(self, jaxpr: Any) -> None:
+        """Finds the last products of the program."""
+        self._last = last_products(jaxpr)
+
+    def in_scope(self, name: str) -> PlansProduct | None:
+        """Returns what plans the products of a scope, None where they are in the compute dtype."""
+        if not name:
+            return self._recipe and functools.partial(self._planned, self._recipe)
+        # Asked for by name, a last product runs in 8 bits, too.
+        recipe = dataclasses.replace(self._recipe or Float8(), skip=())
+        return functools.partial(self._planned, recipe)
+
+    def _planned(
+        self, recipe: Float8, at: Place, plan: EquationPlan, of_sources: bool
+    ) -> EquationPlan:
+        """Returns the plan of a contraction in 8 bits, or the given one with what is in the way.
+
+        Args:
+            recipe: The recipe that is in force where it stands.
+            at: The equation, which the plan lowers.
+            plan: Its plan in the compute dtype.
+            of_sources: Whether the gradient of the weight is the accumulator.
+        """
+        weights = [i for i in (0, 1) if isinstance(at.given[i].tag, Weight)]
+        cause = _obstacle(at, weights, recipe, id(at.eqn) in self._last)
+        if cause:
+            return dataclasses.replace(plan, reason=Reason(ReasonCode.NOT_FLOAT8, cause))
+        (weight,), numbers = weights, dot_dimensions(at.eqn)
+        cause = f"operand {weight} is a weight{_SCALES[recipe.scaling]}"
+        out = plan.results[0].dtype
+        assert out is not None
+        ranks = [v.aval.ndim for v in at.eqn.invars]
+        action = Emit(
+            Multiply(recipe, numbers, weight, out),
+            "float8_dot",
+            tuple((i, k) for i in (0, 1) for k in factor_keys(recipe, numbers, ranks[i], i)),
+            # Derivatives are with respect to the weight in float32, and to the activation in the
+            # compute dtype.
+            as_they_are=(weight,) if of_sources else (),
+            reads=(recipe.value_dtype,) * 2,
+        )
+        reason = Reason(ReasonCode.FLOAT8, cause, (weight,))
+        return dataclasses.replace(plan, action=action, reason=reason)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Multiply:
+    """Multiplies two operands in 8 bits: `float8_dot` of them and of their copies.
+
+    The copies are of the values as they were computed: rounding a float32 activation to 16 bits
+    first would round it twice.
+
+    Args:
+        recipe: How the operands and derivatives are quantized.
+        numbers: The dimension numbers of the product.
+        weight: The position of the weight.
+        out: The dtype of the result.
+    """
+
+    recipe: Float8
+    numbers: DimensionNumbers
+    weight: int
+    out: np.dtype
+
+    def __call__(self, lhs: Any, rhs: Any, *copies: Any) -> Any:
+        """Returns the product; ``copies`` are values and scale of the left and the right factor."""
+        return float8_dot(
+            Factor(lhs, *copies[:2]),
+            Factor(rhs, *copies[2:]),
+            self.numbers,
+            recipe=self.recipe,
+            weight=self.weight,
+            out=self.out,
+        )
+
+
+@plans_products
+def _products(policy: Policy) -> Products | None:
+    return Products(policy) if may_use_float8(policy) else None
+
+
+plans("float8_dot", "tangent_carrier", "row_major")(as_made)
+
+
+@plans("dequantize")
+def _stored(planner: PlansBodies, at: Place) -> EquationPlan:
+    """What is stored in 8 bits is a parameter, whoever passed it."""
+    values, scale = (v.aval for v in at.eqn.invars)
+    tag = Weight(scale.ndim) if may_use_float8(planner.policy) else None
+    state, key = ValueState(FLOAT32, Source.PARAM, tag=tag), Values(np.dtype(values.dtype))
+    action = Stored((key, ScaleOf(key)))
+    return EquationPlan(action, at.given, (None, None), (state,), INSIDE)
+
+
+def _obstacle(at: Place, weights: list[int], recipe: Float8, is_last: bool) -> str:
+    """Returns what keeps a contraction in the compute dtype, "" where nothing does."""
+    if not recipe.emulate and (cause := refusal(recipe)):
+        return cause
+    if at.name != "dot_general":
+        return f"no 8-bit product for {at.name}"
+    if len(weights) != 1:
+        return "both operands are parameters" if weights else "no operand is a parameter"
+    other = at.given[1 - weights[0]]
+    if other.may_be_rounded or other.integer_bound is not None:
+        return f"operand {1 - weights[0]} holds whole numbers, which have no scale"
+    tag = at.given[weights[0]].tag
+    if tag is not None and tag.in_slices:
+        return "the weight is stored with a scale for each layer of a stack, and read as a whole"
+    # The spec of an aval names explicit mesh axes only.
+    if any(any(v.aval.sharding.spec) for v in at.eqn.invars):
+        return "an operand is sharded along explicit mesh axes"
+    if is_last and "last" in recipe.skip:
+        return "no other matrix product follows"
+    return _size_in_the_way(at, weights[0], recipe)
+
+
+def _size_in_the_way(at: Place, weight: int, recipe: Float8) -> str:
+    numbers = dot_dimensions(at.eqn)
+    shapes = [v.aval.shape for v in at.eqn.invars]
+    of_free: list[Any] = [
+        math.prod(shapes[i][d] for d in free(numbers, len(shapes[i]), i)) for i in (0, 1)
+    ]
+    contracted: Any = math.prod(shapes[0][d] for d in numbers[0][0])
+    sizes = {"M": of_free[1 - weight], "N": of_free[weight], "K": contracted}
+    for name, size in sizes.items():
+        if not isinstance(size, int):  # `jax.export` may make it symbolic
+            return f"{name} is the symbolic size {size}"
+        if size % recipe.multiple:
+            return f"{name}={size} is no multiple of {recipe.multiple}"
+        # M, the number of tokens, is the batch's: a layer shall not change with it.
+        if size < (1 if name == "M" else recipe.minimum):
+            return f"{name}={size} is below the minimum, {recipe.minimum}"
+    return _block_in_the_way(numbers, shapes, recipe)
+
+
+def _block_in_the_way(numbers: Any, shapes: Sequence[tuple[int, ...]], recipe: Float8) -> str:
+    """Returns which dimension has no whole blocks.
+
+    Each of the three is summed over in one of the three products of a training step, of which the
+    first has blocks in NVFP4.
+    """
+    block = {"mx": BLOCK, "nv": BLOCK4}.get(recipe.scaling, 1)
+    summed = [(0, numbers[0][0][-1])]
+    if recipe.lowers_gradients:
+        summed += [(i, free(numbers, len(shapes[i]), i)[-1]) for i in (0, 1)]
+    for i, d in summed:
+        if shapes[i][d] % block:
+            return f"dimension {d} of operand {i}, {shapes[i][d]}, is no multiple of {block}"
+    return ""
