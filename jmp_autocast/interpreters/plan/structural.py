@@ -25,7 +25,7 @@ from ..primitives.structure import (
 )
 from .basic_plans import as_declared, emitted, keep
 from .call_operands import cast_states, read_full, read_low
-from .data import BIND, KEEP, Demand, EquationPlan, Inside, Plan, ValueState, Want
+from .data import BIND, KEEP, Demand, EquationPlan, Inside, Plan, Source, ValueState, Want
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_in
 from .reasons import Reason, ReasonCode

@@ -9,7 +9,7 @@ from jax import lax
 
 from jmp_autocast import Float8, Policy, autocast, explain
 from jmp_autocast.backend import Device
-from jmp_autocast.interpreters.plan import float8_units
+from jmp_autocast.float8 import units
 from tests.support import float8_reference as reference
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import normal, relative_error
@@ -116,9 +116,7 @@ def test_sizes_without_whole_blocks_stay_in_the_compute_dtype():
 
 
 def test_what_a_gpu_gets_and_which_do_not(monkeypatch):
-    device = lambda *args: monkeypatch.setattr(
-        float8_units, "default_device", lambda: Device(*args)
-    )
+    device = lambda *args: monkeypatch.setattr(units, "default_device", lambda: Device(*args))
     low = mx(layer, emulate=False)
     device("gpu", "NVIDIA B200", "10.0")
     # What JAX partitions by a rule of its own, `scaled_matmul`, holds tracers in a cycle.

@@ -10,7 +10,7 @@ from jax import lax
 
 from jmp_autocast import Float8, Policy, autocast, explain
 from jmp_autocast.backend import Device
-from jmp_autocast.interpreters.plan import float8_units
+from jmp_autocast.float8 import units
 from tests.support.float8_reference import bfloat16, scale_of
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import normal, relative_error
@@ -127,9 +127,7 @@ def test_float16_and_sizes_without_whole_blocks():
 
 
 def test_what_a_gpu_gets_and_which_do_not(monkeypatch):
-    device = lambda *args: monkeypatch.setattr(
-        float8_units, "default_device", lambda: Device(*args)
-    )
+    device = lambda *args: monkeypatch.setattr(units, "default_device", lambda: Device(*args))
     low = nv(layer, emulate=False)
     device("gpu", "NVIDIA B200", "10.0")
     with jax.check_tracer_leaks(False):

@@ -23,7 +23,7 @@ from jmp_autocast import (
     op_stats,
 )
 from jmp_autocast.backend import Device
-from jmp_autocast.interpreters.plan import float8_units
+from jmp_autocast.float8 import units
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import normal
 
@@ -168,7 +168,7 @@ DEVICES = {
 def test_backends_without_units(name, monkeypatch):
     platform, kind, capability, message = DEVICES[name]
     device = Device(platform, kind, capability)
-    monkeypatch.setattr(float8_units, "default_device", lambda: device)
+    monkeypatch.setattr(units, "default_device", lambda: device)
     fn, policy = lambda p, x: x @ p["w"], recipe(emulate=False)
     if message is None:
         assert reasons(fn, policy) == [YES]
