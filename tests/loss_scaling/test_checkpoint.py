@@ -148,18 +148,6 @@ def test_resumed_run_is_the_uninterrupted_one(name, tmp_path):
     assert run.traces == 1
 
 
-def test_restored_arrays_update_outside_jit(tmp_path):
-    tx = dynamic(optax.sgd(0.1, momentum=0.9))
-    params = {"w": np.ones(3, np.float32)}
-    _, state = tx.update({"w": np.float32([1, np.inf, 2])}, tx.init(params), params)
-    assert skipped_steps(state) == 1
-    grads = {"w": np.float32([1, 2, 3])}
-    expected = tx.update(grads, state, params)
-    for through in THROUGH:
-        restored = through(state, tx.init(params), tmp_path / through.__name__)
-        assert_same_bits(tx.update(grads, restored, params), expected)
-
-
 def test_linen_train_state(tmp_path):
     class State(train_state.TrainState):
         batch_stats: dict
