@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax.sharding import PartitionSpec as P
 
 from tests.support.examples import EXAMPLES, load
 from tests.support.processes import environment_without_devices, free_port
@@ -139,21 +138,3 @@ def test_a_killed_process_ends_the_other_and_resuming_changes_nothing(outputs, s
     assert resumed.keys() == whole.keys()
     for path, array in resumed.items():
         assert array.tobytes() == whole[path].tobytes(), path
-
-
-def test_what_is_split(example):
-    mesh = example.make_mesh(4)
-    assert dict(mesh.shape) == {"data": 2, "fsdp": 4}
-    for shape, spec in {
-        (): P(),
-        (64,): P(),
-        (8, 16): P(None, "fsdp"),
-        (16, 8): P("fsdp"),
-        (99, 8): P(None, "fsdp"),
-        (3, 5): P(),
-    }.items():
-        assert example.sharding_of(np.zeros(shape), mesh).spec == spec
-    windows = np.arange(8 * 3).reshape(8, 3)
-    batch = example.place(windows, mesh)
-    np.testing.assert_array_equal(batch, windows)
-    assert {shard.data.shape for shard in batch.addressable_shards} == {(1, 3)}
