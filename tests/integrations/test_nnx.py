@@ -24,53 +24,11 @@ from tests.support.nnx_models import (
 
 # --- state ----------------------------------------------------------------------------------
 
-# How a call gets at the module; all change its state alike.
-CALLS = {
-    "argument": lambda cast, net: cast(lambda m, x: m(x))(net, X),
-    "keyword": lambda cast, net: cast(lambda *, x, m: m(x))(m=net, x=X),
-    "in a dict": lambda cast, net: cast(lambda d: d["net"](d["x"]))({"net": net, "x": X}),
-    "module": lambda cast, net: cast(net)(X),
-    "method": lambda cast, net: cast(net.__call__)(X),
-    "partial": lambda cast, net: cast(functools.partial(lambda m, x: m(x), net))(X),
-    "partial keyword": lambda cast, net: cast(functools.partial(lambda x, m: m(x), m=net))(X),
-    "twice": lambda cast, net: cast(lambda head, a, b, x: a(x))(net.head, net, net, X),
-    "jit": lambda cast, net: cast(nnx.jit(lambda m, x: m(x)))(net, X),
-    "remat": lambda cast, net: cast(nnx.remat(lambda m, x: m(x)))(net, X),
-    "cond": lambda cast, net: cast(
-        lambda m, x: nnx.cond(x[0, 0] < 9, lambda m, x: m(x), lambda m, x: x[:, :3], m, x)
-    )(net, X),
-    "nested": lambda cast, net: cast(lambda m, x: cast(m)(x))(net, X),
-}
-
 
 @functools.cache
 def after_one_call():
     net = new_net()
     return net, nnx.jit(lambda m, x: m(x))(net, X)
-
-
-def assert_called_once(net, out):
-    want, expected = after_one_call()
-    assert (out.dtype, out.shape) == (expected.dtype, expected.shape)
-    np.testing.assert_allclose(out, expected, atol=4 * HALF["bfloat16"])  # one dropout mask
-    assert_same_state(net, want, HALF["bfloat16"])
-    assert net.calls[...] == 1
-    assert net.dropout.rngs.count[...] == 1
-    assert (net.norm.mean[...] != 0).all()
-    assert net.tied is net.head
-
-
-@functools.cache
-def called():
-    """The nets and outputs of all calls, compiled together."""
-    nets = {name: new_net() for name in CALLS}
-    return nets, nnx.jit(lambda n: {k: fn(bf16, n[k]) for k, fn in CALLS.items()})(nets)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_state_changes_as_without_autocast(name):
-    nets, outputs = called()
-    assert_called_once(nets[name], outputs[name])
 
 
 def train_step(net, optimizer, x, cast):
