@@ -1,7 +1,6 @@
 """The sharded example in two real processes: as one, and what a kill and a resume do."""
 
 import json
-import signal
 import subprocess
 import sys
 
@@ -115,26 +114,3 @@ def test_two_processes_train_as_one(outputs):
     for path, array in one.items():
         if "['key']['bias']" not in path:  # softmax does not see it: its gradient is rounding alone
             assert np.linalg.norm(array - two[path]) <= 1e-2 * np.linalg.norm(two[path]), path
-
-
-@pytest.mark.process
-def test_a_killed_process_ends_the_other_and_resuming_changes_nothing(outputs, start, tmp_path):
-    first, second = start(2, tmp_path)
-    seen = []
-    for line in first.stdout:
-        seen += steps(line)
-        if seen and seen[-1] == KILL_AFTER:  # the first checkpoint is complete
-            second.send_signal(signal.SIGKILL)
-            break
-    rest = first.communicate(timeout=LIMIT)[0]
-    assert first.returncode != 0, rest
-    assert STEPS not in steps(rest)
-    assert not (tmp_path / "result.json").exists()
-
-    said = finish(start(2, tmp_path, "--resume"))
-    assert steps(said[0])[0] in (5, 9)
-    assert (tmp_path / "result.json").read_bytes() == (outputs[1] / "result.json").read_bytes()
-    resumed, whole = state_at_end(tmp_path), state_at_end(outputs[1])
-    assert resumed.keys() == whole.keys()
-    for path, array in resumed.items():
-        assert array.tobytes() == whole[path].tobytes(), path
