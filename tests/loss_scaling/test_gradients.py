@@ -187,19 +187,6 @@ def test_allow_int():
         assert (bool(step.finite), step.grads["w"].tolist()) == (True, [3.0, 3.0])
 
 
-LOSSES = [
-    (lambda w: w, "it has shape (2,) and dtype float32"),
-    (lambda w: jnp.sum(w, keepdims=True), "it has shape (1,) and dtype float32"),
-    (lambda w: jnp.argmax(w), "it has shape () and dtype int32"),
-    (lambda w: jnp.all(w > 0), "it has shape () and dtype bool"),
-    (lambda w: jnp.sum(w).astype(jnp.complex64), "it has shape () and dtype complex64"),
-    (lambda w: 3, "it has shape () and dtype int32"),
-    (lambda w: (jnp.sum(w), w), "it is a tuple"),
-    (lambda w: {"loss": jnp.sum(w)}, "it is a dict"),
-    (lambda w: None, "it is a NoneType"),
-]
-
-
 def test_vmap_over_examples_and_over_scales():
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     fn = scaled_value_and_grad(lambda w: jnp.sum(w**2))
