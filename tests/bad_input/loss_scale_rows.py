@@ -182,7 +182,9 @@ ROWS = [
         )
         for what, fn, value in (
             ("a vector", lambda p: p["w"][0], r"shape \(2,\)"),
+            ("a vector of one", lambda p: p["w"][0, :1], r"shape \(1,\)"),
             ("an int", lambda p: jnp.int32(1), "dtype int32"),
+            ("a complex number", lambda p: p["w"][0, 0].astype("complex64"), "complex64"),
             ("nothing", lambda p: None, "NoneType"),
             ("a string", lambda p: "loss", "is a str"),
             ("a generator", lambda p: (yield p), "is a generator"),

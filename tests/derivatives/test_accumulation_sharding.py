@@ -6,12 +6,11 @@ import re
 import jax
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jmp_autocast.interpreters.compat import jaxpr_as_fun
 from tests.support.contractions import TABLE, TRANSFORMS, accumulating, arguments, dot, quadratic
-from tests.support.jaxprs import assert_dots_run_in, find, trace
+from tests.support.jaxprs import assert_dots_run_in, trace
 
 DTYPES = ["bfloat16", "float16"]
 
@@ -70,35 +69,6 @@ def test_one_contraction_on_several_meshes():
                     assert a.sharding.is_equivalent_to(c.sharding, a.ndim)
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["grad_outside", "grad_inside"])
-def test_shard_map(inside):
-    """Data parallel: the gradients of the shards are added in float32."""
-    row, spec, _ = SHARDED["dense"]
-    args = arguments(row)
-
-    def program(f):
-        loss = lambda x, w: lax.psum(quadratic(f)(x, w), "data")
-        body = jax.grad(loss, 1) if inside else loss
-        mapped = jax.shard_map(
-            body,
-            mesh=mesh(AxisType.Auto),
-            in_specs=(spec, P()),
-            out_specs=P(),
-            axis_names={"data"},
-        )
-        return jax.jit(mapped if inside else jax.grad(mapped, 1))
-
-    # JAX itself leaks a tracer when it differentiates psum in a shard_map.
-    with jax.check_tracer_leaks(False):
-        ours = program(accumulating(row[2], "bfloat16"))
-        jaxpr = trace(ours, *args)
-        assert_dots_run_in("bfloat16", jaxpr)
-        sums = find(jaxpr, "psum", "psum_invariant")
-        assert {e.outvars[0].aval.dtype.name for e in sums} == {"float32"}
-        assert (16, 8) in {e.outvars[0].aval.shape for e in sums}
-        np.testing.assert_array_equal(ours(*args), program(row[2])(*args))
-
-
 # --- lowering --------------------------------------------------------------------------------
 
 OPERATION = re.compile(r"(?:dot_general|convolution|ragged_dot)\b.*:\s*\((.*)\) -> (\S+)")
@@ -123,15 +93,3 @@ def test_on_a_gpu_contractions_read_16_bits_and_write_float32(name, dtype):
     assert sorted(on_gpu) == sorted([(short, short, "f32")] * 2 + [(short, short, short)])
     on_cpu = element_types(traced.lower(lowering_platforms=("cpu",)).as_text())
     assert sorted(on_cpu) == sorted([("f32", "f32", "f32")] * 2 + [(short, short, short)])
-
-
-def test_export_for_two_platforms():
-    row = TABLE["dense"]
-    args = arguments(row)
-    gradient = lambda f: jax.jit(jax.grad(quadratic(f), (0, 1)))
-    exported = jax.export.export(
-        gradient(accumulating(row[2], "bfloat16")), platforms=("cpu", "cuda")
-    )(*args)
-    restored = jax.export.deserialize(exported.serialize())
-    for a, b in zip(restored.call(*args), gradient(row[2])(*args), strict=True):
-        np.testing.assert_array_equal(a, b)

@@ -150,18 +150,6 @@ def test_forward_mode(push):
     check(lambda cast: lambda w, x: push(cast(total(sin_dot_jvp)), (w, x), directions), w(), x())
 
 
-def test_forward_over_reverse():
-    check(
-        lambda cast: (
-            lambda w, x: jax.jvp(
-                lambda w: jax.grad(cast(total(sin_dot_jvp)))(w, x), (w,), (jnp.cos(w),)
-            )
-        ),
-        w(),
-        x(),
-    )
-
-
 @rules
 def test_the_rule_sees_declared_dtypes(rule):
     """User code may look at dtypes; what it sees is the float32 program."""
@@ -318,19 +306,6 @@ def test_scalar_integers_of_a_custom_jvp():
     check(lambda cast: jax.value_and_grad(cast(loss), has_aux=True), w(), x())
 
 
-def test_trees_in_and_out():
-    @jax.custom_vjp
-    def f(params, x):
-        return {"y": jnp.sin(x @ params["w"] + params["b"]), "none": None}
-
-    def backward(pull, g):
-        return jax.tree.map(lambda v: 3 * v, pull(g))
-
-    f.defvjp(lambda params, x: jax.vjp(f.fun, params, x), backward)
-    params = {"w": w(), "b": jnp.ones(4)}
-    check(lambda cast: jax.grad(cast(lambda p, x: jnp.mean(f(p, x)["y"] ** 2))), params, x())
-
-
 def test_custom_gradient():
     @jax.custom_gradient
     def f(x, w):
@@ -378,15 +353,3 @@ def test_residuals_are_16_bit(inside):
     dtypes = lambda f: sorted(leaf.dtype.name for leaf in jax.tree.leaves(pull(f)))
     assert dtypes(f) == ["float32"] * 3
     assert dtypes(autocast(f, compute_dtype=jnp.bfloat16)) == ["bfloat16"] * 3
-
-
-@rules
-def test_the_rule_is_traced_once_per_derivative(rule):
-    """The same custom function with the same dtypes, called many times, is rebuilt once."""
-    calls = []
-    inner = jax.jit(lambda x, w: rule(x, w) if not calls.append(0) else None)
-    loss = lambda w, x: jnp.mean(inner(inner(inner(inner(x, w), w), w), w) ** 2)
-    with jax.check_tracer_leaks(False):  # which switches JAX's own cache of traces off
-        jaxpr = trace(autocast(loss), w(), x())
-    assert len(calls) == 1
-    assert len(find(jaxpr, "custom_jvp_call", "custom_vjp_call")) == 4

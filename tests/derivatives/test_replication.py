@@ -101,20 +101,3 @@ def test_an_expanded_dimension_is_no_broadcast():
     w = np.ones((4, 4), np.float32)
     jaxpr = trace(low, w, w)
     assert len(find(jaxpr, "broadcast_in_dim")) == len(find(trace(fn, w, w), "broadcast_in_dim"))
-
-
-def test_gradients_of_a_bias_and_an_embedding_in_a_classifier():
-    """Here weights and cotangents round too: four products in a row, a bfloat16 ulp for each."""
-
-    def loss(params, ids, labels):
-        h = jnp.tanh(params["table"][ids] @ params["w"] + params["bias"])
-        logits = jax.nn.log_softmax(h @ params["out"])
-        return -jnp.mean(jnp.take_along_axis(logits, labels[:, None], axis=1))
-
-    tree = normal(1, table=(16, 8), w=(8, 8), bias=(8,), out=(8, 4))
-    ids = exact_inputs()["ids"]
-    labels = (ids + (np.arange(ROWS) % 3 == 0)) % 4
-    found = jax.jit(jax.grad(autocast(loss, compute_dtype=jnp.bfloat16)))(tree, ids, labels)
-    expected = jax.jit(jax.grad(loss))(tree, ids, labels)
-    for name in tree:
-        assert relative_error(found[name], expected[name]) < 4 * 2**-8, name

@@ -311,20 +311,6 @@ def test_stop_gradient_on_one_use_of_two(stopped_first):
     np.testing.assert_array_equal(jax.jit(jax.grad(fn))(params(), x)["w"], 2.0)
 
 
-def test_stacked_parameters():
-    def loss(params, x):
-        layer = lambda h, p: (jnp.tanh(h @ p["w"] + p["b"]), None)
-        return jnp.sum(lax.scan(layer, x, params)[0] ** 2)
-
-    tree, x = normal(3, w=(3, 4, 4), b=(3, 4)), np.ones((2, 4), np.float32)
-    jaxpr = trace(jax.grad(autocast(loss, compute_dtype=jnp.bfloat16)), tree, x)
-    assert_dots_run_in("bfloat16", jaxpr)
-    expected = jax.jit(jax.grad(loss))(tree, x)
-    for found, name in zip(run(jaxpr, tree, x), ("b", "w"), strict=True):
-        assert found.dtype == jnp.float32
-        assert relative_error(found, expected[name]) < 2e-2
-
-
 def quadratic(params, x):
     """Its derivatives are exact in 16 bits: the inputs are small integers."""
     h = x @ params["w"]
@@ -354,15 +340,6 @@ def test_composition(transform):
     for a, b in zip(run(jaxpr, p, x), expected, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
-
-
-def test_linear_transpose():
-    linear = autocast(lambda p, x: x @ p["w"], compute_dtype=jnp.bfloat16)
-    x = np.arange(4, dtype=np.float32).reshape(2, 2)
-    transposed = jax.linear_transpose(lambda p: linear(p, x), params())
-    (found,) = transposed(np.ones((2, 2), np.float32))
-    assert found["w"].dtype == jnp.float32
-    np.testing.assert_array_equal(found["w"], [[2, 2], [4, 4]])
 
 
 PLATFORMS = {"cpu": 1, "cuda": 0, "cpu cuda": 1}

@@ -3,7 +3,6 @@
 import json
 import math
 
-import flax.linen as nn
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -168,19 +167,6 @@ def test_both_programs_have_the_same_cotangents(fn):
     made = [row.primitive for row in compare(fn, W, X, policy=BF16).rows]
     assert sorted(row.primitive for row in comparison.cotangents) == sorted(made)
     assert all(row.error < 0.1 for row in comparison.cotangents)
-
-
-def test_scopes_are_the_modules_of_flax():
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.Dense(8, name="first")(x)
-            return nn.Dense(8, name="second")(x * 1e3 - x * 999)
-
-    net = Net()
-    params = jax.jit(net.init)(jax.random.key(0), X)
-    comparison = compare(net.apply, params, X, policy=BF16)
-    assert {"Net/first", "Net/second"} <= {row.scope for row in comparison.rows}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.complex64])

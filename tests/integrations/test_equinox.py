@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jmp_autocast import autocast, dynamic_loss_scaling, scaled_value_and_grad
+from jmp_autocast import autocast, dynamic_loss_scaling
 from jmp_autocast.integrations.equinox import (
     apply_gradients,
     scaled_value_and_grad as scaled_gradients,
@@ -170,29 +170,6 @@ def test_state_of_a_batch_norm():
     assert_close(new, want_new)
     assert_close(grads.dense, want_grads.dense)
     assert not eqx.tree_equal(new, state)
-
-
-def test_a_step_with_dynamic_loss_scaling():
-    """The parameters are what `eqx.partition` takes out of the model."""
-    arrays, static = eqx.partition(mlp(), eqx.is_inexact_array)
-    tx = dynamic_loss_scaling(optax.sgd(0.1))
-
-    @autocast
-    def scaled(arrays, x):
-        return loss(eqx.combine(arrays, static), x)
-
-    @jax.jit
-    def step(arrays, opt_state):
-        value, grads = scaled_value_and_grad(scaled)(opt_state, arrays, X)
-        updates, opt_state = tx.update(grads, opt_state, arrays)
-        return eqx.apply_updates(arrays, updates), opt_state, value
-
-    opt_state = tx.init(arrays)
-    arrays, opt_state, first = step(arrays, opt_state)
-    _, opt_state, second = step(arrays, opt_state)
-    assert second < first
-    assert {x.dtype.name for x in jax.tree.leaves(arrays)} == {"float32"}
-    assert {dot[0] for dot in dot_dtypes(trace(step, arrays, opt_state))} == {"float16"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -43,13 +43,6 @@ def test_there_and_back(name):
     assert [aval.dtype.name for aval in jaxpr.out_avals] == [output]
 
 
-def test_it_casts_by_hand():
-    policy = to_jmp("params=float32,compute=bfloat16,output=float32")
-    w, x = policy.cast_to_compute((X, X))
-    assert w.dtype == x.dtype == jnp.bfloat16
-    assert policy.cast_to_output(x @ w).dtype == "float32"
-
-
 LOST = {
     "level": BF16.with_level("compute"),
     "dot_output": Policy("bfloat16", dot_output="consumer"),

@@ -6,19 +6,14 @@ import os
 os.environ["KERAS_BACKEND"] = "jax"  # before Keras is imported
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
-import optax
 import pytest
 
 from jmp_autocast import (
     BF16,
     autocast,
-    dynamic_loss_scaling,
     explain,
-    loss_scale,
-    scaled_value_and_grad,
 )
 from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, trace
 
@@ -200,30 +195,3 @@ def test_a_saved_model_is_the_plain_one(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded.predict(X, verbose=0), want, rtol=1e-6)
-
-
-# --- loss scaling of this library -----------------------------------------------------------
-
-
-def test_a_step_with_dynamic_loss_scaling():
-    model = classifier()
-    loss = make_loss(model.stateless_call)
-    tx = dynamic_loss_scaling(optax.sgd(0.1))
-    trainable, fixed = state_of(model)
-
-    def step(trainable, fixed, opt_state):
-        grad = scaled_value_and_grad(autocast(loss), has_aux=True)
-        (value, fixed), grads = grad(opt_state, trainable, fixed, X, Y)
-        updates, opt_state = tx.update(grads, opt_state, trainable)
-        return optax.apply_updates(trainable, updates), fixed, opt_state, value
-
-    opt_state, losses = tx.init(trainable), []
-    step = jax.jit(step)
-    for _ in range(5):
-        trainable, fixed, opt_state, value = step(trainable, fixed, opt_state)
-        losses.append(float(value))
-    assert losses[-1] < losses[0]
-    assert loss_scale(opt_state) == 2.0**16
-    for variable, value in zip(model.trainable_variables, trainable, strict=True):
-        variable.assign(value)
-    assert jnp.isfinite(model.predict(X, verbose=0)).all()

@@ -82,13 +82,6 @@ def test_apply_with_its_options(name):
     assert_close(got, want)
 
 
-def test_apply_of_another_method():
-    params = jax.jit(functools.partial(Encoder().init, method="embed"))(KEY, ROWS)
-    for method in ("embed", Encoder.embed):
-        apply = functools.partial(whole(Encoder().apply), method=method)
-        assert dot_dtypes(trace(apply, params, ROWS)) == [LOW]
-
-
 def test_initialization_and_bound_modules():
     want = jax.eval_shape(Encoder().init, KEYS, ROWS)
     assert jax.eval_shape(whole(Encoder().init), KEYS, ROWS) == want
@@ -312,20 +305,6 @@ def test_scan(model):
     assert_close(grad(model), grad(plain))
 
 
-def test_vmap():
-    def model(dense):
-        lifted = nn.vmap(
-            dense, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None,
-            axis_size=2,
-        )  # fmt: skip
-        return lifted(4, name="heads")
-
-    variables = jax.jit(model(nn.Dense).init)(KEY, ROWS)
-    assert dot_dtypes(trace(model(part(nn.Dense)).apply, variables, ROWS)) == [LOW]
-    got, want = (jax.jit(model(d).apply)(variables, ROWS) for d in (part(nn.Dense), nn.Dense))
-    assert_close(got, want)
-
-
 class Head(nn.Module):
     """A matmul's result is returned, and kept in a variable."""
 
@@ -348,13 +327,6 @@ def test_the_output_dtype_is_not_that_of_the_variables(output_dtype, expected):
     )
     assert out.dtype == expected
     assert state == collections
-
-
-def test_the_policy_may_say_the_output_dtype():
-    model = linen.autocast(Head, policy="compute=bfloat16,output=bfloat16")()
-    out, collections = jax.eval_shape(model.init_with_output, KEY, ROWS)
-    assert out.dtype == "bfloat16"
-    assert {x.dtype.name for x in jax.tree.leaves(collections)} == {"float32"}
 
 
 def test_other_methods_of_a_class():
@@ -428,26 +400,3 @@ def test_a_wrapped_class_keeps_its_name():
     assert wrapped.__module__ == Encoder.__module__
     assert issubclass(wrapped, Encoder)
     assert part(functools.partial(nn.Dense, 4)).func.__name__ == "Dense"
-
-
-WRONG = {
-    "a module": (lambda: part(nn.Dense(3)), TypeError, r"takes a module class.*Dense\("),
-    "an array": (lambda: part(ROWS), TypeError, "(?s)takes a module class.*ndarray"),
-    "a dtype": (
-        lambda: linen.autocast(nn.Dense, compute_dtype="int8"),
-        ValueError,
-        "compute_dtype must be float16 or bfloat16, or float32 .*, got int8",
-    ),
-    "an option of a decorator": (
-        lambda: linen.autocast(on_unknown="ignore"),
-        ValueError,
-        "on_unknown must be",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_uses_fail_at_once(name):
-    call, error, message = WRONG[name]
-    with pytest.raises(error, match=message):
-        call()

@@ -10,36 +10,11 @@ from flax import nnx
 
 import jmp_autocast
 from jmp_autocast import explain, op_stats
-from jmp_autocast.call.arguments import AUTO
 from jmp_autocast.integrations.nnx import autocast
 from tests.support.jaxprs import assert_dots_run_in
 from tests.support.nnx_models import X, bf16, jaxpr_of, loss_fn, new_net, tower
 
 # --- parameters -----------------------------------------------------------------------------
-
-
-def add_all(net, x, more):
-    """A low matmul times full-size values; those that are no parameters make it float32."""
-    return x @ x * net.kernel[...] * more["b"]
-
-
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        (AUTO, "float32"),  # "b" is data
-        (None, "float32"),
-        (0, "float32"),
-        ((0, 2), "bfloat16"),
-        ((0, -1), "bfloat16"),
-        (lambda path: path in ("0/kernel", "2/b"), "bfloat16"),
-        (lambda path: path == "2/b", "float32"),
-    ],
-    ids=["default", "none", "one", "both", "negative", "paths", "path"],
-)
-def test_params_take_no_part_in_the_choice_of_dtypes(params, expected):
-    net, x = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((4, 4))
-    fn = bf16(add_all, output_dtype="computed", params=params)
-    assert jax.eval_shape(fn, net, x, {"b": x}).dtype == expected
 
 
 def test_param_variables_are_parameters_by_default():
@@ -82,14 +57,6 @@ def test_decorates_methods_and_functions():
     assert Model.__call__.__doc__ == "Says what it does."
     assert_dots_run_in("bfloat16", jaxpr_of(lambda m, x: m(x), model, X))
     assert_dots_run_in("float16", jaxpr_of(autocast(lambda m, x: m.dense(x)), model, X))
-
-
-def test_disabled_runs_the_function_itself():
-    net = new_net()
-    jaxpr = jaxpr_of(bf16(loss_fn, enabled=False), net, X)
-    assert_dots_run_in("float32", jaxpr)
-    nnx.jit(lambda net: bf16(net, enabled=False)(X))(net)
-    assert net.calls[...] == 1
 
 
 def test_plain_autocast_takes_modules_that_do_not_change():

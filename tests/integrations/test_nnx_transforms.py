@@ -1,121 +1,126 @@
-"""Transformations of Flax NNX around and inside of its `autocast`; `test_nnx.py` has more."""
+"""How a call gets at a module of Flax NNX, and NNX's transformations around and inside of it.
+
+In each, state, results and gradients are as without `autocast`.
+"""
 
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jmp_autocast.integrations.nnx import autocast
 from tests.support.jaxprs import dot_dtypes
-from tests.support.nnx_models import HALF, assert_same_state, jaxpr_of
+from tests.support.nnx_models import (
+    HALF,
+    Net,
+    X,
+    assert_same_state,
+    bf16,
+    jaxpr_of,
+    loss_fn,
+    new_net,
+)
 
-X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 XS = np.stack([X, 2 * X, -X])
-
-bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
 
 
 def plain(fn):
     return fn
 
 
-class Block(nnx.Module):
-    """Parameters, statistics, a stream of keys and a count."""
-
-    def __init__(self, rngs):
-        self.dense = nnx.Linear(8, 8, rngs=rngs)
-        self.norm = nnx.BatchNorm(8, momentum=0.5, rngs=rngs)
-        self.dropout = nnx.Dropout(0.25, rngs=rngs)
-        self.calls = nnx.Variable(jnp.array(0))
-
-    def __call__(self, x):
-        self.calls[...] += 1
-        return self.dropout(self.norm(jnp.tanh(self.dense(x))))
+def with_aux(net, x):
+    return loss_fn(net, x), net.calls[...]
 
 
-def loss(block, x):
-    return jnp.mean(block(x) ** 2)
+def scanned(cast, net, xs):
+    step = lambda net, x: (net, cast(loss_fn)(net, x))
+    return nnx.scan(step, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(net, xs)[1]
 
 
-def with_aux(block, x):
-    out = block(x)
-    return jnp.mean(out**2), out
+def in_fori(cast, net):
+    body = lambda _, carry: (carry[0], carry[1] + cast(loss_fn)(*carry))
+    return nnx.fori_loop(0, 2, body, (net, X))[1]
 
 
-def scan_steps(cast):
-    def step(block, x):
-        return block, cast(loss)(block, x)
-
-    return nnx.scan(step, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+def branched(cast, net, x):
+    return nnx.cond(x[0, 0] < 9, cast(lambda m, x: m(x)), lambda m, x: x[:, :3], net, x)
 
 
-def scan_inside(block, xs):
-    def step(block, x):
-        return block, loss(block, x)
-
-    return nnx.scan(step, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(block, xs)[1]
+def of_kernels(cast):
+    argnums = nnx.DiffState(0, nnx.PathContains("kernel"))
+    return nnx.grad(cast(loss_fn), argnums=argnums)
 
 
-def fori(cast):
-    def body(_, carry):
-        block, x = carry
-        return block, cast(block)(x)
-
-    return lambda block: nnx.fori_loop(0, 2, body, (block, X))[1]
+def switched(cast, net):
+    branches = [cast(lambda m, x: m(x)), cast(lambda m, x: m(2 * x))]
+    return nnx.switch(1, branches, net, X)
 
 
-def switch(cast):
-    branches = [cast(lambda b, x: b(x)), cast(lambda b, x: b(2 * x))]
-    return lambda block: nnx.switch(1, branches, block, X)
-
-
-# Each is what a cast function does with a block.
-PROGRAMS = {
-    "value_and_grad": lambda cast: lambda b: nnx.value_and_grad(cast(loss))(b, X),
-    "value_and_grad with aux": lambda cast: (
-        lambda b: nnx.value_and_grad(cast(with_aux), has_aux=True)(b, X)
+# Each calls the module once.
+CALLS = {
+    "argument": lambda cast, net: cast(lambda m, x: m(x))(net, X),
+    "keyword": lambda cast, net: cast(lambda *, x, m: m(x))(m=net, x=X),
+    "in a dict": lambda cast, net: cast(lambda d: d["net"](d["x"]))({"net": net, "x": X}),
+    "module": lambda cast, net: cast(net)(X),
+    "method": lambda cast, net: cast(net.__call__)(X),
+    "partial": lambda cast, net: cast(functools.partial(lambda m, x: m(x), net))(X),
+    "partial keyword": lambda cast, net: cast(functools.partial(lambda x, m: m(x), m=net))(X),
+    "twice": lambda cast, net: cast(lambda head, a, b, x: a(x))(net.head, net, net, X),
+    "nested": lambda cast, net: cast(lambda m, x: cast(m)(x))(net, X),
+    "autocast of jit": lambda cast, net: cast(nnx.jit(lambda m, x: m(x)))(net, X),
+    "autocast of remat": lambda cast, net: cast(nnx.remat(lambda m, x: m(x)))(net, X),
+    "autocast of cond": lambda cast, net: cast(functools.partial(branched, plain))(net, X),
+    "cond": lambda cast, net: branched(cast, net, X),
+    "switch": switched,
+    "value_and_grad": lambda cast, net: nnx.value_and_grad(cast(loss_fn))(net, X),
+    "value_and_grad with aux": lambda cast, net: nnx.value_and_grad(cast(with_aux), has_aux=True)(
+        net, X
     ),
-    "autocast of value_and_grad": lambda cast: lambda b: cast(nnx.value_and_grad(loss))(b, X),
-    "grad of some variables": lambda cast: (
-        lambda b: nnx.grad(cast(loss), argnums=nnx.DiffState(0, nnx.PathContains("kernel")))(b, X)
+    "autocast of value_and_grad": lambda cast, net: cast(nnx.value_and_grad(loss_fn))(net, X),
+    "grad of some variables": lambda cast, net: of_kernels(cast)(net, X),
+    "jit around value_and_grad": lambda cast, net: nnx.jit(nnx.value_and_grad(cast(loss_fn)))(
+        net, X
     ),
-    "jit around value_and_grad": lambda cast: (
-        lambda b: nnx.jit(nnx.value_and_grad(cast(loss)))(b, X)
-    ),
-    "autocast of jit": lambda cast: lambda b: cast(nnx.jit(loss))(b, X),
-    "remat": lambda cast: lambda b: nnx.grad(nnx.remat(cast(loss)))(b, X),
-    "scan": lambda cast: lambda b: scan_steps(cast)(b, XS)[1],
-    "autocast of scan": lambda cast: lambda b: cast(scan_inside)(b, XS),
-    "fori_loop": fori,
-    "switch": switch,
-    "cond": lambda cast: lambda b: nnx.cond(True, cast(loss), lambda b, x: 0.0 * loss(b, x), b, X),
+    "remat": lambda cast, net: nnx.grad(nnx.remat(cast(loss_fn)))(net, X),
 }
+LOOPS = {
+    "scan": lambda cast, net: scanned(cast, net, XS),
+    "autocast of scan": lambda cast, net: cast(functools.partial(scanned, plain))(net, XS),
+    "fori_loop": in_fori,
+}
+PROGRAMS = CALLS | LOOPS
 
 
 @functools.cache
 def results():
-    """What each program returns and leaves in its block, in 16 bits and in float32."""
-    programs = {(n, c): p(c) for n, p in PROGRAMS.items() for c in (bf16, plain)}
-    blocks = [Block(nnx.Rngs(0)) for _ in programs]
-    run = nnx.jit(lambda blocks: [p(b) for p, b in zip(programs.values(), blocks, strict=True)])
-    return dict(zip(programs, zip(run(blocks), blocks, strict=True), strict=True))
+    """What each program returns and leaves in its module, in 16 bits and in float32."""
+    programs = {(n, c): functools.partial(p, c) for n, p in PROGRAMS.items() for c in (bf16, plain)}
+    nets = [new_net() for _ in programs]
+    run = nnx.jit(lambda nets: [p(net) for p, net in zip(programs.values(), nets, strict=True)])
+    return dict(zip(programs, zip(run(nets), nets, strict=True), strict=True))
 
 
-@pytest.mark.usefixtures("jit_caches")
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_transformations(name):
-    dots = {dot[0] for dot in dot_dtypes(jaxpr_of(PROGRAMS[name](bf16), Block(nnx.Rngs(0))))}
-    assert dots == ({"bfloat16", "float32"} if name == "cond" else {"bfloat16"})
-    (got, block), (want, exact) = results()[name, bf16], results()[name, plain]
+def assert_close(got, want):
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert (g.dtype, g.shape) == (w.dtype, w.shape)
         assert np.linalg.norm(g - w) <= 3 * HALF["bfloat16"] * (np.linalg.norm(w) + 0.03)
-    assert block.calls[...] == exact.calls[...] > 0
-    assert_same_state(block, exact, 3 * HALF["bfloat16"])
+
+
+@pytest.mark.usefixtures("jit_caches")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_state_and_results_are_as_without_autocast(name):
+    dots = dot_dtypes(jaxpr_of(functools.partial(PROGRAMS[name], bf16), new_net()))
+    assert {dot[0] for dot in dots} == {"bfloat16"}
+    (got, net), (want, exact) = results()[name, bf16], results()[name, plain]
+    assert_close(got, want)  # with one dropout mask
+    assert_same_state(net, exact, (1 if name in CALLS else 3) * HALF["bfloat16"])
+    assert (
+        net.calls[...] == net.dropout.rngs.count[...] == (1 if name in CALLS else exact.calls[...])
+    )
+    assert (net.norm.mean[...] != 0).all()
+    assert net.tied is net.head
 
 
 @pytest.mark.usefixtures("jit_caches")
@@ -123,15 +128,13 @@ def test_vmap_over_models():
     @nnx.split_rngs(splits=3)
     @nnx.vmap
     def make(rngs):
-        return Block(rngs)
+        return Net(rngs)
 
     def run(cast):
-        blocks = make(nnx.Rngs(0))
-        out = nnx.jit(nnx.vmap(cast(lambda b, x: b(x)), in_axes=(0, 0)))(blocks, XS)
-        return blocks, out
+        nets = make(nnx.Rngs(0))
+        return nets, nnx.jit(nnx.vmap(cast(lambda m, x: m(x)), in_axes=(0, 0)))(nets, XS)
 
     (got, out), (want, expected) = run(bf16), run(plain)
-    assert out.dtype == "float32"
-    np.testing.assert_allclose(out, expected, atol=8 * HALF["bfloat16"])
+    assert_close(out, expected)
     assert_same_state(got, want, 3 * HALF["bfloat16"])
     assert (got.calls[...] == 1).all()

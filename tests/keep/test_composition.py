@@ -83,20 +83,3 @@ def test_transforms(name):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name, residuals):
     check(jax.value_and_grad, PROGRAMS[name], keep_less(PROGRAMS[name], residuals=residuals))
-
-
-def test_a_step_with_donated_parameters():
-    def step(w, x):
-        return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(keep_less(small))(w, x))
-
-    donated = jax.jit(step, donate_argnums=0)(jax.tree.map(jnp.array, WEIGHTS), X)
-    for a, b in zip(jax.tree.leaves(donated), jax.tree.leaves(step(WEIGHTS, X)), strict=True):
-        assert relative_error(a, b) < 1e-6
-
-
-def test_without_jit():
-    found, expected = (
-        jax.grad(f)(WEIGHTS, X) for f in (keep_less(small, residuals="recompute"), small)
-    )
-    for name, g in expected.items():
-        assert relative_error(found[name], g) < 1e-6

@@ -1,4 +1,8 @@
-"""The wrapper among optax's other transformations: what it hands on, and what it holds back."""
+"""The wrapper among optax's other transformations: what it hands on, and what it holds back.
+
+PyTorch's tests of GradScaler train with clipping, penalties, accumulation, several optimizers and
+fused ones; here each is an inner transformation, or a program of its own.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +12,17 @@ import pytest
 from optax import contrib
 
 from jmp_autocast import (
+    LossScale,
     dynamic_loss_scaling,
     loss_scale,
     scaled_value_and_grad,
+    select_on_finite,
     skipped_steps,
     static_loss_scaling,
     step_skipped,
 )
 from tests.support.loss_scale_runs import (
     assert_trees_close,
-    assert_trees_equal,
     batches,
     control_run,
     last,
@@ -209,14 +214,6 @@ def test_hyperparameters_injected_into_the_factory():
     assert int(optax.tree.get(state.inner_state.inner_state, "count")) == 5
 
 
-def test_a_schedule_injected_into_the_factory():
-    factory = optax.inject_hyperparams(dynamic_loss_scaling, static_args=("inner", "axis_name"))
-    tx = factory(optax.sgd(0.1), growth_interval=1, growth_factor=lambda step: 2.0 + step)
-    _, state = scaled_run(tx, model_params(), batches(4))
-    factors = state.inner_state.loss_scale.scale / 2.0**16
-    assert factors.tolist() == [2, 6, 24, 120]
-
-
 def test_apply_if_finite_around_the_wrapper_hides_the_bad_step_from_the_scale():
     """It lets only its run of consecutive errors through; parameters are safe in both places."""
     data = batches(6, bad=[1, 2, 3])
@@ -305,12 +302,32 @@ def test_16_bit_parameters_keep_the_dtypes_of_the_state():
     assert int(skipped_steps(last(state))) == 1
 
 
-def test_nested_wrappers_multiply():
-    """Two scales, one inside the other: the inner one sees what the outer one has unscaled."""
-    tx = static_loss_scaling(static_loss_scaling(optax.sgd(1.0), 4.0), 8.0)
-    params = np.ones(2, np.float32)
-    updates, state = jax.jit(lambda g: tx.update(g, tx.init(params), params))(
-        np.full(2, 32, np.float32)
-    )
-    assert updates.tolist() == [-1.0, -1.0]
-    assert_trees_equal(float(loss_scale(state.inner_state)), 4.0)
+def test_one_scale_for_two_optimizers_counts_an_iteration_once():
+    """As PyTorch's GradScaler trains a GAN: each optimizer skips alone."""
+    inners = [optax.sgd(0.1), optax.adam(0.1)]
+    data = [batches(3), batches(3, bad=[1], seed=2)]
+
+    def body(carry, xs):
+        scale, models = carry
+        finites, after = [], []
+        for inner, (params, state), x in zip(inners, models, xs, strict=True):
+            _, grads = scaled_value_and_grad(model_loss)(scale, params, x)
+            grads, finite = scale.unscale(grads)
+            updates, new_state = inner.update(grads, state, params)
+            new = optax.apply_updates(params, updates), new_state
+            after.append(select_on_finite(finite, new, (params, state)))
+            finites.append(finite)
+        return (scale.adjust(*finites), after), jnp.stack(finites)
+
+    @jax.jit
+    def run(*models):
+        start = [(p, inner.init(p)) for inner, p in zip(inners, models, strict=True)]
+        return jax.lax.scan(body, (LossScale.dynamic(128.0, growth_interval=1), start), data)
+
+    (scale, models), finites = run(model_params(0), model_params(1))
+    assert np.asarray(finites).tolist() == [[True, True], [True, False], [True, True]]
+    assert float(scale.scale) == 128.0 * 2 * 0.5 * 2
+    assert int(scale.skipped_steps) == 1
+    first = last(control_run(inners[0], model_params(0), data[0]))
+    second = last(control_run(inners[1], model_params(1), data[1][[0, 2]]))
+    assert_trees_close(models, [first, second], rtol=1e-4, atol=1e-5)

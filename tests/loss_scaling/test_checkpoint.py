@@ -3,7 +3,6 @@
 import itertools
 import pickle
 
-import flax.linen as nn
 import flax.serialization
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
-from flax.training import train_state
 
 from jmp_autocast import (
     autocast,
@@ -146,57 +144,6 @@ def test_resumed_run_is_the_uninterrupted_one(name, tmp_path):
         for resumed, expected in zip(run.states(restored, done), states[done:], strict=True):
             assert_same_bits(resumed, expected)
     assert run.traces == 1
-
-
-def test_restored_arrays_update_outside_jit(tmp_path):
-    tx = dynamic(optax.sgd(0.1, momentum=0.9))
-    params = {"w": np.ones(3, np.float32)}
-    _, state = tx.update({"w": np.float32([1, np.inf, 2])}, tx.init(params), params)
-    assert skipped_steps(state) == 1
-    grads = {"w": np.float32([1, 2, 3])}
-    expected = tx.update(grads, state, params)
-    for through in THROUGH:
-        restored = through(state, tx.init(params), tmp_path / through.__name__)
-        assert_same_bits(tx.update(grads, restored, params), expected)
-
-
-def test_linen_train_state(tmp_path):
-    class State(train_state.TrainState):
-        batch_stats: dict
-
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(1)(nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x)))
-
-    model, x = Model(), jnp.arange(12.0).reshape(4, 3)
-
-    @jax.jit
-    def step(state, x):
-        def loss(params):
-            variables = {"params": params, "batch_stats": state.batch_stats}
-            out, changed = state.apply_fn(variables, x, mutable=["batch_stats"])
-            return jnp.mean(jnp.square(out - 1)), changed["batch_stats"]
-
-        fast = autocast(loss, compute_dtype=jnp.float16)
-        (_, stats), grads = scaled_value_and_grad(fast, has_aux=True)(state, state.params)
-        return state.apply_gradients(grads=grads).replace(batch_stats=stats)
-
-    start = State.create(
-        apply_fn=model.apply,
-        tx=dynamic(optax.adam(1e-2)),
-        **jax.jit(model.init)(jax.random.key(0), x),
-    )
-    states = [start]
-    for _ in range(6):
-        states.append(step(states[-1], x))
-    assert loss_scale(states[3]) != loss_scale(start)
-    for through in (through_orbax, through_flax, through_state_dict):
-        resumed = through(states[3], start, tmp_path / through.__name__)
-        assert loss_scale(resumed) == loss_scale(states[3])
-        for expected in states[4:]:
-            resumed = step(resumed, x)
-            assert_same_bits(resumed, expected)
 
 
 def test_nnx_optimizer(tmp_path):

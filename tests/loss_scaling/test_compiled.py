@@ -108,21 +108,6 @@ def test_vmap_over_a_batch_of_states_skips_each_on_its_own():
             np.testing.assert_allclose(many[n], one, rtol=1e-5, atol=1e-6)
 
 
-def test_a_skip_under_vmap_keeps_every_bit():
-    params = np.array([[-0.0, 1.0], [2.0, -0.0]], np.float32)
-
-    @jax.jit
-    @jax.vmap
-    def step(params, grads):
-        updates, state = TX.update(grads, TX.init(params), params)
-        return optax.apply_updates(params, updates), state
-
-    after, state = step(params, np.array([[np.nan, 0], [0, np.inf]], np.float32))
-    assert np.asarray(after).tobytes() == params.tobytes()
-    for leaf in jax.tree.leaves(state.inner_state):
-        assert (np.asarray(leaf) == 0).all()
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64", "float64"])
 def test_strict_promotion(kind, dtype):

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import re
 
 import jax
 import jax.numpy as jnp
@@ -71,12 +70,6 @@ def test_the_forms_of_value_and_grad(argnums, has_aux, kwargs):
     assert_same((step.value, step.grads), (value, grads))
     assert step.finite
     assert int(step.loss_scale.good_steps) == 1
-
-
-def test_outside_jit():
-    value, grads = scaled_value_and_grad(with_aux, (0, 1), has_aux=True)(SCALE, A, {"b": B})
-    plain, expected = jax.value_and_grad(with_aux, (0, 1), has_aux=True)(A, {"b": B})
-    assert_same((value, grads), (plain, times(expected, SCALE)))
 
 
 @pytest.mark.parametrize("form", ["python", "numpy", "jax", "opt_state", "scale_state"])
@@ -192,54 +185,6 @@ def test_allow_int():
         step = finite_value_and_grad(fn, allow_int=True)(LossScale.static(8.0), params)
         assert step.grads["n"].dtype == jax.dtypes.float0
         assert (bool(step.finite), step.grads["w"].tolist()) == (True, [3.0, 3.0])
-
-
-LOSSES = [
-    (lambda w: w, "it has shape (2,) and dtype float32"),
-    (lambda w: jnp.sum(w, keepdims=True), "it has shape (1,) and dtype float32"),
-    (lambda w: jnp.argmax(w), "it has shape () and dtype int32"),
-    (lambda w: jnp.all(w > 0), "it has shape () and dtype bool"),
-    (lambda w: jnp.sum(w).astype(jnp.complex64), "it has shape () and dtype complex64"),
-    (lambda w: 3, "it has shape () and dtype int32"),
-    (lambda w: (jnp.sum(w), w), "it is a tuple"),
-    (lambda w: {"loss": jnp.sum(w)}, "it is a dict"),
-    (lambda w: None, "it is a NoneType"),
-]
-
-
-@pytest.mark.parametrize(("loss", "found"), LOSSES, ids=[found for _, found in LOSSES])
-@pytest.mark.parametrize("has_aux", [False, True])
-def test_what_is_no_loss(loss, found, has_aux):
-    fn = (lambda w: (loss(w), None)) if has_aux else loss
-    expected = (
-        f"The loss that <lambda> returns must be a floating array of shape (); {found}. Where "
-        "<lambda> also returns auxiliary data, return a pair and pass has_aux=True."
-    )
-    for gradient, scale in (
-        (scaled_value_and_grad, 8.0),
-        (finite_value_and_grad, LossScale.static(8.0)),
-    ):
-        with pytest.raises(TypeError, match="^" + re.escape(expected)):
-            gradient(fn, has_aux=has_aux)(scale, A)
-
-
-@pytest.mark.parametrize(
-    ("loss", "found"),
-    [
-        (lambda w: jnp.sum(w), "an array"),
-        (lambda w: w, "an array"),
-        (lambda w: (jnp.sum(w), 1, 2), "a tuple"),
-        (lambda w: {"loss": 1, "aux": 2}, "a dict"),
-    ],
-    ids=["loss", "pair of rows", "triple", "dict"],
-)
-def test_has_aux_takes_a_pair(loss, found):
-    expected = (
-        "With has_aux=True, <lambda> must return a pair of the loss and auxiliary data; it "
-        f"returns {found}."
-    )
-    with pytest.raises(TypeError, match="^" + re.escape(expected)):
-        scaled_value_and_grad(loss, has_aux=True)(8.0, A)
 
 
 def test_vmap_over_examples_and_over_scales():

@@ -18,7 +18,6 @@ from jmp_autocast import (
     scaled_value_and_grad,
     select_on_finite,
     skipped_steps,
-    static_loss_scaling,
     step_skipped,
 )
 from tests.support.loss_scale_runs import skipping_by
@@ -110,8 +109,7 @@ def place_all(mesh, weight_specs, tx):
 
 def shard_map_replicas(axis_name, check_vma, *, named=True):
     """Whole weights everywhere; local gradients, one of them bad, are summed."""
-    tx, mesh = optimizer(axis_name if named else None), grid(axis_name)
-    weights, state, state_specs = place_all(mesh, WHOLE, tx)
+    tx = optimizer(axis_name if named else None)
 
     def step(weights, state, x, bad):
         local = weights
@@ -122,21 +120,12 @@ def shard_map_replicas(axis_name, check_vma, *, named=True):
         updates, state = tx.update(lax.psum(grads, axis_name), state, weights)
         return optax.apply_updates(weights, updates), state
 
-    specs = (WHOLE, state_specs)
-    step = jax.shard_map(
-        step,
-        mesh=mesh,
-        in_specs=(*specs, P(axis_name), P()),
-        out_specs=specs,
-        check_vma=check_vma,
-    )
-    return weights, state, jax.jit(step)
+    return shard_mapped(step, tx, WHOLE, axis_name, check_vma)
 
 
 def shard_map_slices(axis_name, check_vma):
     """Each device updates its own slice, and one alone sees the bad gradient."""
-    tx, mesh, slices = optimizer(axis_name), grid(axis_name), sliced(axis_name)
-    weights, state, state_specs = place_all(mesh, slices, tx)
+    tx = optimizer(axis_name)
 
     def gathered_loss(local, x):
         gather = functools.partial(lax.all_gather, axis_name=axis_name, tiled=True)
@@ -147,14 +136,15 @@ def shard_map_slices(axis_name, check_vma):
         bad &= lax.axis_index(axis_name) == 5
         return train_step(weights, state, x, bad, tx, gathered_loss)
 
-    specs = (slices, state_specs)
-    step = jax.shard_map(
-        step,
-        mesh=mesh,
-        in_specs=(*specs, P(axis_name), P()),
-        out_specs=specs,
-        check_vma=check_vma,
-    )
+    return shard_mapped(step, tx, sliced(axis_name), axis_name, check_vma)
+
+
+def shard_mapped(step, tx, weight_specs, axis_name, check_vma):
+    mesh = grid(axis_name)
+    weights, state, state_specs = place_all(mesh, weight_specs, tx)
+    specs = (weight_specs, state_specs)
+    ins = (*specs, P(axis_name), P())
+    step = jax.shard_map(step, mesh=mesh, in_specs=ins, out_specs=specs, check_vma=check_vma)
     return weights, state, jax.jit(step)
 
 
@@ -360,42 +350,3 @@ def test_sums_over_shards_that_overflow_do_not_decide(scale, bad):
     for unscale in (lambda g: state.unscale(g)[1], named):
         finite = jax.jit(unscale)(jax.device_put(grads, NamedSharding(mesh, P("data"))))
         assert values(finite) == {bad is None}
-
-
-def test_a_static_scale_skips_everywhere():
-    tx = static_loss_scaling(optax.sgd(1.0), 8.0, axis_name="data")
-
-    def local(grads):
-        updates, state = tx.update(grads, tx.init(grads))
-        return updates, step_skipped(state)[None], loss_scale(state)[None]
-
-    grads = jnp.arange(8.0).at[0].set(-jnp.inf)
-    step = jax.shard_map(local, mesh=grid("data"), in_specs=P("data"), out_specs=P("data"))
-    updates, skipped, scale = jax.jit(step)(grads)
-    np.testing.assert_array_equal(np.signbit(updates) & (updates == 0), True)
-    assert (skipped.all(), scale.tolist()) == (True, [8.0] * 8)
-
-
-def test_one_program_serves_good_and_bad_steps():
-    """PyTorch's ``test_graph_grad_scaling``, on a batch of which each device holds a part."""
-    tx = dynamic_loss_scaling(optax.sgd(1.0), init_scale=4.0, growth_interval=1000)
-    traces = []
-
-    @jax.jit
-    def step(w, state, x):
-        traces.append(None)
-        half = lambda w, x: jnp.max(w.astype(jnp.float16) * x)
-        _, grads = scaled_value_and_grad(half)(state, w, x)
-        updates, state = tx.update(grads, state, w)
-        return optax.apply_updates(w, updates), state
-
-    mesh = grid("data")
-    w, state = jax.device_put((jnp.float32(1), tx.init(jnp.float32(1))), NamedSharding(mesh, P()))
-    found = []
-    for largest in (5, 20000, 5, 40000):
-        x = np.linspace(0, largest, DEVICES).astype(np.float16)
-        w, state = step(w, state, jax.device_put(x, NamedSharding(mesh, P("data"))))
-        w = jnp.abs(w)
-        found.append((int(state.loss_scale.good_steps), float(loss_scale(state))))
-    assert found == [(1, 4.0), (0, 2.0), (1, 2.0), (0, 1.0)]
-    assert len(traces) == 1

@@ -9,13 +9,10 @@ import optax
 import pytest
 
 from jmp_autocast import (
-    LossScale,
     autocast,
     dynamic_loss_scaling,
-    finite_value_and_grad,
     loss_scale,
     scaled_value_and_grad,
-    select_on_finite,
     static_loss_scaling,
 )
 from jmp_autocast.loss_scaling import check_progress, check_step, consecutive_skips
@@ -133,35 +130,6 @@ def test_nobody_pays_for_a_report_that_was_not_asked_for():
     jaxpr = jax.make_jaxpr(tx.update)(W, tx.init(W))
     assert not jaxpr.effects
     assert not find(jaxpr, "debug_callback")
-
-
-def test_one_scale_for_two_optimizers_counts_an_iteration_once():
-    """A GAN, as PyTorch's GradScaler trains it: each optimizer skips alone."""
-    tx, scale = optax.sgd(0.1), LossScale.dynamic(growth_interval=2)
-    gradient = finite_value_and_grad(loss)
-
-    @jax.jit
-    def iteration(scale, both, xs):
-        finite, after = [], []
-        for (params, state), x in zip(both, xs, strict=True):
-            _, is_finite, _, grads = gradient(scale, params, x)
-            updates, new = tx.update(grads, state, params)
-            new = optax.apply_updates(params, updates), new
-            after.append(select_on_finite(is_finite, new, (params, state)))
-            finite.append(is_finite)
-        return scale.adjust(*finite), after
-
-    both = [(jnp.array(W), tx.init(W))] * 2
-    scales, moved = [], []
-    for xs in ([X, X], [X, X], [X, X * np.inf], [X, X]):
-        before, (scale, both) = both, iteration(scale, both, xs)
-        scales.append(float(scale.scale))
-        moved.append(
-            [bool((new[0] != old[0]).any()) for new, old in zip(both, before, strict=True)]
-        )
-    assert scales == [2.0**16, 2.0**17, 2.0**16, 2.0**16]
-    assert moved == [[True, True], [True, True], [True, False], [True, True]]
-    assert (int(scale.good_steps), int(scale.skipped_steps)) == (1, 1)
 
 
 @pytest.mark.parametrize("inner", [optax.sgd(0.1), optax.adamw(0.1, weight_decay=0.5)])

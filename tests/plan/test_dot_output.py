@@ -136,13 +136,3 @@ def test_reason_and_cause():
     equation = planned(plan_of(lambda w, x: jnp.exp(x @ w), W, X, policy=CONSUMER), "dot_general")
     assert (equation.reason.code, equation.reason.cause) == (ReasonCode.DOT_OUT, "read by exp")
     assert equation.action == Contract()
-
-
-def test_twice_is_once():
-    fn = autocast(lambda w, x: jnp.exp(x @ w), policy=CONSUMER)
-    assert str(trace(autocast(fn, policy=CONSUMER), W, X)) == str(trace(fn, W, X))
-
-
-def test_error():
-    with pytest.raises(ValueError, match="dot_output must be one of 'compute', 'consumer'"):
-        Policy(jnp.bfloat16, dot_output="float32")

@@ -130,13 +130,6 @@ def test_a_gate_keeps_its_operands_in_16_bits():
     assert dtype_of_product(lambda product, state: jnp.exp(product) + product) == jnp.float32
 
 
-def test_string_form():
-    fn = autocast(block, policy="compute=bfloat16,level=compute")
-    assert str(trace(fn, W, X)) == str(
-        trace(autocast(block, policy=BF16.with_level("compute")), W, X)
-    )
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

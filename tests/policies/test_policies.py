@@ -121,13 +121,6 @@ def test_the_policy_names_the_output_dtype():
     assert autocast(jnp.matmul, policy=policy, output_dtype="float32")(X, X).dtype == jnp.float32
 
 
-def test_a_policy_and_an_equal_compute_dtype():
-    with_both = autocast(jnp.sin, policy=BF16, compute_dtype="bfloat16")
-    assert (
-        with_both == autocast(jnp.sin, policy=BF16) == autocast(jnp.sin, compute_dtype="bfloat16")
-    )
-
-
 # --- the six members ------------------------------------------------------------------------
 
 

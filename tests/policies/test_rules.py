@@ -113,34 +113,6 @@ def test_a_decision_with_an_output_dtype():
     assert dtypes(jaxpr.jaxpr.outvars) == (FULL,)
 
 
-def test_a_convolution_below_100_input_elements_is_promote():
-    def small_convolution_promotes(eqn):
-        small = np.prod(eqn.operand_shapes[0]) < 100
-        return CastPolicy.PROMOTE if small else CastPolicy.LOWER_PRECISION_FP
-
-    policy = BF16.with_rules({"conv_general_dilated": small_convolution_promotes})
-    kernel = of(3, 3, 3, 2)
-    for side, dtype in ((5, FULL), (6, LOW)):
-        jaxpr = rewritten(conv, of(1, side, side, 3), kernel, policy=policy)
-        assert dot_dtypes(jaxpr) == [(dtype,) * 3]
-
-
-def test_a_rule_function_by_scope():
-    def head_stays_full(eqn):
-        in_head = eqn.scope.startswith("head")
-        return CastPolicy.FP32 if in_head else CastPolicy.LOWER_PRECISION_FP
-
-    def model(x):
-        layer = jax.jit(lambda x: x @ x)  # one jaxpr in two scopes
-        with jax.named_scope("body"):
-            x = layer(x)
-        with jax.named_scope("head"):
-            return layer(x)
-
-    jaxpr = rewritten(model, X, policy=BF16.with_rules({"dot_general": head_stays_full}))
-    assert dot_dtypes(jaxpr) == [(LOW,) * 3, (FULL,) * 3]
-
-
 def test_a_rule_that_is_a_builtin_without_signature():
     """Its arguments cannot be counted beforehand; it is asked like any other rule."""
     rule = functools.partial(max, CastPolicy.FP32, key=lambda x: isinstance(x, CastPolicy))

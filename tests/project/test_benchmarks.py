@@ -64,17 +64,6 @@ def test_comparison_of_a_tiny_gpt(vs_handwritten, capsys, tmp_path, monkeypatch)
     assert "residuals MB" not in results.read_text()
 
 
-def test_float64_reference_is_the_float32_model(vs_handwritten):
-    from comparison.cases import SIZES, plain_loss
-
-    case = next(case for case in SIZES["tiny"] if case.name == "LSTM")
-    ((params, batch),) = examples = case.examples(1)
-    ((value, grads),) = vs_handwritten.references(case, examples)
-    assert all(g.dtype == np.float64 for g in jax.tree.leaves(grads))
-    loss, _ = plain_loss(case.build())(params, batch)
-    assert abs(float(loss) - value) < 1e-6 * value
-
-
 def test_casts_are_told_apart(vs_handwritten):
     from comparison.counts import casts_and_dots, low_share, mixed
 
@@ -154,40 +143,6 @@ def test_residuals_folded_to_the_smaller_side(vs_handwritten):
     assert found.folded == 8 * 2
 
 
-def test_mixed_dots_are_seen(vs_handwritten):
-    from comparison.counts import casts_and_dots, low_share, mixed
-
-    def dot(w, x):
-        return jax.lax.dot(x.astype(jnp.bfloat16), w, preferred_element_type=jnp.float32)
-
-    _, dots = casts_and_dots(jax.make_jaxpr(dot)(jnp.ones((4, 4)), jnp.ones((2, 4))), 1, 0)
-    assert (mixed(dots), low_share(dots)) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [(["--models", "VGG"], "invalid choice: 'VGG'"), (["--tiny", "--large"], "not allowed with")],
-)
-def test_wrong_options(vs_handwritten, capsys, wrong, message):
-    with pytest.raises(SystemExit):
-        vs_handwritten.options(wrong)
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("limit", "status"), [(None, 0), ("1.3", 0), ("1.19", 1)])
-def test_import_time(monkeypatch, capsys, limit, status):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import import_time
-
-    taken = {"import jax, optax": iter([9.0, 1.0, 2.0]), "import jmp_autocast": iter([9, 1.5, 1.2])}
-    monkeypatch.setattr(import_time, "seconds", lambda statement, _: next(taken[statement]))
-    limit = [] if limit is None else ["--limit", limit]
-    assert import_time.main(["--rounds", "2", *limit]) == status
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("min 1.000 s, median 1.500 s")
-    assert lines[-1].endswith("min 1.20, median 0.90")
-
-
 @pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("level", ["o1", "compute"])
 @pytest.mark.parametrize("name", ["GPT", "ViT", "ResNet", "LSTM"])
@@ -199,25 +154,6 @@ def test_explain_says_in_which_dtypes_the_models_run(vs_handwritten, name, level
     wrapper = autocast(plain_loss(case.build()), policy=BF16.with_level(level))
     report = assert_rows_are_what_runs(wrapper, params, batch)
     assert report.totals.low_share == 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("as_users_run_it")
-def test_the_benchmark_of_stored_weights(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import stored_weights
-
-    sizes = "--seeds 1 --steps 10 --batch 2 --context 8 --width 16 --layers 1".split()
-    found = stored_weights.main([*sizes, "--recipes", "master weights"])
-    assert list(found) == ["float32 weights", "master weights"]
-    full, master = found.values()
-    np.testing.assert_array_equal(full.losses, master.losses)
-    assert full.losses.shape == (1, 10)
-    assert (round(full.nbytes), round(master.nbytes)) == (12, 13)
-    # Not the bits: XLA may fuse a multiplication and an addition in one of the two programs.
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    jax.tree.map(close, master.weights, full.weights)
-    assert "have the bits of float32 weights" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -260,9 +196,3 @@ def test_a_paired_difference_and_its_standard_error(training):
     assert found.error == pytest.approx(np.std([0.5, 1.5, 2], ddof=1) / 3**0.5)
     assert str(found).endswith(" *")
     assert not str(difference(outcome(1, 3), outcome(2, 1))).endswith("*")
-
-
-def test_a_standard_error_needs_two_seeds(training, capsys):
-    with pytest.raises(SystemExit):
-        training.command_line.options(["--seeds", "1"])
-    assert "at least 2" in capsys.readouterr().err

@@ -1,15 +1,12 @@
 """`benchmarks/compilers` reads optimized programs as they are: small ones whose answer is known."""
 
 import collections
-import importlib.util
 import math
 import pathlib
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
@@ -70,16 +67,6 @@ def test_a_line_with_everything(compilers):
     assert root.called("calls") == "inner.2"
     assert root.attribute("custom_call_target") == '"x"'
     assert root.attribute("body") is None
-
-
-def test_an_unknown_dtype_does_not_count_as_nothing(compilers):
-    with pytest.raises(KeyError):
-        _ = compilers.hlo.Shape("f12", (2,)).nbytes
-
-
-def test_a_text_that_is_no_module(compilers):
-    with pytest.raises(ValueError, match="no ENTRY computation"):
-        compilers.hlo.parse("RESOURCE_EXHAUSTED: Ran out of memory")
 
 
 # Traffic.
@@ -469,88 +456,6 @@ def test_a_sharded_program_of_this_machine(compilers):
 
 
 # Programs and commands.
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-def test_the_small_models_run_in_every_variant(compilers):
-    from compilers import programs
-
-    case = programs.with_sizes(programs.QUICK_CASES, layers=1)["gpt_nnx"]
-    params, batch = programs.shapes_of(case)
-    for make in programs.LOSSES.values():
-        value, state = jax.eval_shape(make(case, jnp.dtype("bfloat16")), params, batch)
-        assert (value.shape, value.dtype, state) == ((), jnp.float32, {})
-
-
-@pytest.mark.parametrize("shape", [(8192, 2048), (2048, 8192), (2048,), (50304, 2048)])
-def test_a_parameter_is_split_as_the_mesh_says(compilers, shape):
-    from compilers.sharding import spec
-
-    P = jax.sharding.PartitionSpec
-    key = jax.tree_util.DictKey
-    kernel, stacked = (key("kernel"),), (key("stack"), key("kernel"))
-    expected = {
-        (8192, 2048): P("tensor", "fsdp"),
-        (2048, 8192): P("fsdp", "tensor"),
-        (2048,): P(None),
-        (50304, 2048): P("tensor", "fsdp"),
-    }[shape]
-    assert spec(kernel, shape, (4, 4)) == expected
-    assert spec(stacked, (24, *shape), (4, 4)) == P(None, *expected)
-    assert spec((key("embedding"),), (50304, 2048), (16, 1)) == P("fsdp", None)
-
-
-@pytest.mark.parametrize(
-    ("command", "extra"),
-    [(["tpu"], "bench-tpu"), (["gpu"], "bench-gpu"), (["sharded"], "bench-tpu")],
-    ids=str,
-)
-def test_without_a_compiler_a_command_says_how_to_get_it(
-    compilers, monkeypatch, capsys, command, extra
-):
-    from compilers import command_line
-
-    monkeypatch.setattr(command_line, "prepare_environment", lambda: None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert command_line.main(command) == 2
-    assert f'pip install "jmp-autocast[{extra}]"' in capsys.readouterr().out
-
-
-def test_out_of_memory_says_what_was_asked_for(compilers):
-    message = "RESOURCE_EXHAUSTED: ... HLO temporaries (16.53G) exceeds available HBM (15.75G)"
-    row = compilers.measure._failed(message)
-    assert (row.temporary, row.note) == (16.53 * 2**30, "out of memory")
-    assert compilers.measure._failed("INTERNAL: x\n y").note == "INTERNAL: x y"
-
-
-def test_without_a_text_the_memory_is_measured(compilers):
-    class Unprintable:
-        def trace(self):
-            return self
-
-        lower = compile = trace
-
-        def as_text(self):
-            raise jax.errors.JaxRuntimeError("INTERNAL: async-update should have 1 operand")
-
-        def memory_analysis(self):
-            return types.SimpleNamespace(temp_size_in_bytes=7, argument_size_in_bytes=5)
-
-    row, text = compilers.measure.measure(Unprintable())
-    assert (row.temporary, row.arguments, row.traffic) == (7, 5, None)
-    assert "async-update" in row.note
-    assert "async-update" in text
-
-
-def test_a_table_has_ratios_to_the_base(compilers):
-    from compilers import report
-    from compilers.measure import Row
-
-    rows = {"a": Row(traffic=2 * 10**9, temporary=5e6), "b": Row(traffic=10**9, note="late")}
-    cells = report.table(rows, lambda name: "b")
-    assert cells[0] == ["", "temp MB", "traffic GB", "note"]
-    assert cells[1:] == [["a", "5.000", "2.000 (2.00)", ""], ["b", "", "1.000 (1.00)", "late"]]
-    assert np.shape(report.kinds(rows)) == (1, 4)
 
 
 def test_the_largest_batch_is_where_the_memory_ends(compilers):

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from jmp_autocast import autocast, scaled_value_and_grad
 from tests.support.examples import EXAMPLES, load
 
 TINY = "--layers 1 --width 32 --heads 2 --context 32 --batch-size 16 --learning-rate 1e-2".split()
@@ -53,26 +52,6 @@ def test_float16_learns_as_float32_and_without_loss_scaling_worse(example, tmp_p
     picture = (tmp_path / "half" / "curve.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert json.loads((tmp_path / "half" / "result.json").read_text())["losses"] == half.losses
-
-
-def test_gradients_below_the_smallest_float16_vanish_without_loss_scaling(example):
-    text = example.load_text()
-    model = example.Gpt(text.vocabulary, layers=1, width=32, heads=2)
-    windows = example.batch_at(text.train, 16, 32, seed=0, step=0)
-    params = jax.jit(model.init)(jax.random.key(0), windows[:, :-1])["params"]
-
-    def gradient(dtype, scale):
-        loss = example.make_loss(model, weight=5e-7)
-        loss = autocast(loss, compute_dtype=dtype, enabled=dtype != "float32")
-        grads = jax.jit(scaled_value_and_grad(loss, has_aux=True))(scale, params, windows)
-        kernel = grads[1]["Block_0"]["Dense_0"]["kernel"]
-        return np.asarray(kernel, np.float64) / scale
-
-    exact = gradient("float32", 1.0)
-    assert 0 < np.max(np.abs(exact)) < 2.0**-24  # 6e-8, the smallest number in float16
-    assert not gradient("float16", 1.0).any()
-    scaled = gradient("float16", 2.0**16)
-    assert np.linalg.norm(scaled - exact) < 0.01 * np.linalg.norm(exact)
 
 
 # --- kill and resume ------------------------------------------------------------------------
@@ -143,30 +122,3 @@ def test_resume_before_the_first_checkpoint_and_after_the_last(example, tmp_path
         example.main([a for a in arguments if a != "--resume"])
     with pytest.raises(SystemExit, match="other options"):
         example.main([*arguments, "--seed", "1"])
-
-
-# --- data and options -----------------------------------------------------------------------
-
-
-def test_batches_depend_on_seed_and_step_alone(example):
-    text = example.load_text()
-    assert len(text.train) > 400_000
-    assert len(text.validation) == pytest.approx(len(text.train) / 9, rel=1e-4)
-    assert 50 < text.vocabulary == max(text.train.max(), text.validation.max()) + 1
-
-    def batch(seed, step):
-        return example.batch_at(text.train, 4, 16, seed, step)
-
-    assert batch(0, 3).shape == (4, 17)
-    np.testing.assert_array_equal(batch(0, 3), batch(0, 3))
-    others = [batch(0, 4), batch(1, 3), batch(3, 0)]
-    assert not any(np.array_equal(batch(0, 3), other) for other in others)
-    # Every position of the text can be the last of a window, and none is beyond.
-    ends = {int(example.batch_at(np.arange(6), 1, 4, 0, step)[0, -1]) for step in range(20)}
-    assert ends == {4, 5}
-
-
-def test_validation_sees_each_character_once(example):
-    batches = example.batches_in_order(np.arange(100), 4, 8)
-    assert [b.shape for b in batches] == [(4, 9)] * 3
-    np.testing.assert_array_equal(np.concatenate(batches)[:, 1:].ravel(), np.arange(1, 97))

@@ -1,7 +1,6 @@
 """The sharded example in two real processes: as one, and what a kill and a resume do."""
 
 import json
-import signal
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax.sharding import PartitionSpec as P
 
 from tests.support.examples import EXAMPLES, load
 from tests.support.processes import environment_without_devices, free_port
@@ -116,44 +114,3 @@ def test_two_processes_train_as_one(outputs):
     for path, array in one.items():
         if "['key']['bias']" not in path:  # softmax does not see it: its gradient is rounding alone
             assert np.linalg.norm(array - two[path]) <= 1e-2 * np.linalg.norm(two[path]), path
-
-
-@pytest.mark.process
-def test_a_killed_process_ends_the_other_and_resuming_changes_nothing(outputs, start, tmp_path):
-    first, second = start(2, tmp_path)
-    seen = []
-    for line in first.stdout:
-        seen += steps(line)
-        if seen and seen[-1] == KILL_AFTER:  # the first checkpoint is complete
-            second.send_signal(signal.SIGKILL)
-            break
-    rest = first.communicate(timeout=LIMIT)[0]
-    assert first.returncode != 0, rest
-    assert STEPS not in steps(rest)
-    assert not (tmp_path / "result.json").exists()
-
-    said = finish(start(2, tmp_path, "--resume"))
-    assert steps(said[0])[0] in (5, 9)
-    assert (tmp_path / "result.json").read_bytes() == (outputs[1] / "result.json").read_bytes()
-    resumed, whole = state_at_end(tmp_path), state_at_end(outputs[1])
-    assert resumed.keys() == whole.keys()
-    for path, array in resumed.items():
-        assert array.tobytes() == whole[path].tobytes(), path
-
-
-def test_what_is_split(example):
-    mesh = example.make_mesh(4)
-    assert dict(mesh.shape) == {"data": 2, "fsdp": 4}
-    for shape, spec in {
-        (): P(),
-        (64,): P(),
-        (8, 16): P(None, "fsdp"),
-        (16, 8): P("fsdp"),
-        (99, 8): P(None, "fsdp"),
-        (3, 5): P(),
-    }.items():
-        assert example.sharding_of(np.zeros(shape), mesh).spec == spec
-    windows = np.arange(8 * 3).reshape(8, 3)
-    batch = example.place(windows, mesh)
-    np.testing.assert_array_equal(batch, windows)
-    assert {shard.data.shape for shard in batch.addressable_shards} == {(1, 3)}

@@ -111,53 +111,6 @@ def test_float8_trains_as_bfloat16_does(tmp_path, capsys):
     assert "- float32" in capsys.readouterr().out
 
 
-WRONG = {
-    "train_digits": {
-        "--dtype float64": "invalid choice: 'float64'",
-        "--steps 0": "argument --steps: must be at least 1",
-    },
-    "explain_transformer": {
-        "--dtype float64": "invalid choice: 'float64'",
-        "--layers 0": "argument --layers: must be at least 1",
-        "--width 30 --heads 4": "--width must be a multiple of --heads",
-    },
-    "tune_policy": {
-        "--steps 0": "argument --steps: must be at least 1",
-        "--blocks 2": "--loud must be the number of a block",
-        "--tolerance nan": "--tolerance must be a positive number",
-    },
-    "train_char_transformer": {
-        "--dtype float64": "invalid choice: 'float64'",
-        "--steps 0": "--steps must be at least 1",
-        "--width 30 --heads 4": "--width must be a multiple of --heads",
-        "--resume": "--resume needs the --output",
-    },
-    "train_sharded": {
-        "--fsdp -1": "--fsdp must be at least 0",
-        "--process-id 1": "--process-id must be less than --num-processes",
-        "--num-processes 2 --output run": "several processes need a --coordinator",
-        "--num-processes 2 --coordinator localhost:1": "and a shared --output",
-        "--fsdp 3": "--fsdp 3 does not divide 8 devices",
-        "--batch-size 12": "--batch-size must be a multiple of the number of devices, 8",
-    },
-}
-for _name in SMALL:
-    WRONG[_name] = {
-        "--dtype float64": "invalid choice: 'float64'",
-        "--steps 0": "argument --steps: must be at least 1",
-        "--steps many": "argument --steps: invalid",
-    }
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_options_are_refused(name, capsys):
-    example = load(name)
-    for wrong, message in WRONG[name].items():
-        with pytest.raises(SystemExit) as stop:
-            example.main(wrong.split())
-        assert message in f"{capsys.readouterr().err} {stop.value.code}"
-
-
 def test_an_exported_model_computes_the_same_elsewhere(tmp_path, capsys):
     results = load("export_classifier").main(["--epochs", "1", "--output", str(tmp_path)])
     assert [result.dtype for result in results] == ["float32", "bfloat16", "float16"]

@@ -85,31 +85,6 @@ def test_parameters_survive(fn, primitives, derivative):
             assert before.params[name] == after.params[name], name
 
 
-def test_name_and_donation_of_an_inner_jit():
-    (eqn,) = find(trace(autocast(donating), X), "jit")
-    assert eqn.params["name"] == "dense"
-    assert eqn.params["donated_invars"] == (True,)
-    assert (
-        find(trace(autocast(a_name_of_its_own), X), "jit")[0].params["name"] == "a_name_of_its_own"
-    )
-
-
-def test_donation_by_an_outer_jit():
-    x = jnp.asarray(X)
-    out = jax.jit(autocast(lambda x: x + 1), donate_argnums=0)(x)
-    assert x.is_deleted()
-    np.testing.assert_array_equal(out, X + 1)
-
-
-def test_an_inner_jit_used_twice_is_rewritten_once():
-    layer = jax.jit(dense)
-    fn = autocast(lambda x: layer(layer(layer(layer(x)))))
-    with jax.check_tracer_leaks(False):  # which switches JAX's own cache of traces off
-        calls = find(trace(fn, X), "jit")
-    # The first call reads an argument, and the last one's result is cast on return.
-    assert calls[1].params["jaxpr"] is calls[2].params["jaxpr"]
-
-
 def blocks(policy):
     @functools.partial(jax.checkpoint, policy=policy)
     def block(x):

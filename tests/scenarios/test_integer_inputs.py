@@ -59,25 +59,6 @@ def bert(w, x, mask):
     return jnp.tanh(pooled @ w["o"])
 
 
-def bart(w, x, mask):
-    """A decoder: causal and padding masks as integers, positions counted from the mask."""
-    causal = jnp.tril(jnp.ones((T, T), jnp.int32))
-    both = causal[None] * mask[:, None, :]
-    positions = jnp.cumsum(mask, axis=1) * mask
-    x = x + jnp.take(w["up"], positions, axis=0)
-    return layers(w, x, jnp.where(both[:, None] > 0, 0.0, -1e9))
-
-
-def t5(w, x, mask):
-    """Buckets of relative positions index a table; padding is multiplied away."""
-    away = jnp.arange(T)[None] - jnp.arange(T)[:, None]
-    near = jnp.abs(away)
-    far = 8 + (jnp.log(jnp.maximum(near, 1) / 8.0) * 4).astype(jnp.int32)
-    buckets = jnp.where(near < 8, near, jnp.minimum(far, 15)) + (away > 0) * 16
-    bias = jnp.transpose(w["down"][buckets, :H], (2, 0, 1))[None]
-    return layers(w, x, bias + (1 - mask[:, None, None, :]) * -1e9, mask[..., None])
-
-
 def big_bird(w, x, mask):
     """Products of block masks multiply the scores and the attention itself."""
     blocks = mask.reshape(B, T // 16, 16)
@@ -98,20 +79,6 @@ def gptq(w, x, packed):
 
 def whole_weights(w, x, q):
     return (x @ (q.astype(jnp.float32) * w["up"])) @ w["down"]
-
-
-def graph(w, x, edges):
-    adjacency = edges.astype(jnp.float32)
-    degree = adjacency.sum(-1, keepdims=True)
-    for _ in range(2):
-        x = jax.nn.relu((adjacency @ x) / jnp.maximum(degree, 1) @ w["up"])
-    return x
-
-
-def one_hot(w, x, ids):
-    table = jax.nn.one_hot(ids, D) @ w["q"]
-    labels = jax.nn.one_hot(ids, D, dtype=jnp.int32)
-    return jnp.sum(jax.nn.log_softmax((x + table) @ w["o"]) * labels)
 
 
 def rwkv7(w, x, mask):
@@ -135,18 +102,6 @@ def rwkv7(w, x, mask):
     return jnp.moveaxis(out, 0, 1).reshape(x.shape) @ w["o"]
 
 
-def griffin(w, x, segments):
-    """A gated linear recurrence that starts again where a segment's position is 0."""
-    reset = (segments == 0).astype(jnp.int32)[..., None]
-    gate = -8.0 * jax.nn.softplus(w["down"][0]) * jax.nn.sigmoid(x @ w["q"])
-    a = jnp.exp(gate) * (1 - reset)
-    scale = jnp.where(reset == 1, 1, jnp.sqrt(1 - jnp.exp(2 * gate)))
-    y = (x @ w["up"]) * jax.nn.sigmoid(x @ w["k"]) * scale
-    join = lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1])
-    h = lax.associative_scan(join, (a, y), axis=1)[1]
-    return (jax.nn.gelu(x @ w["v"]) * h) @ w["o"]
-
-
 def hamiltonian(w, x, labels):
     """Leapfrog steps on the posterior of a network with integer labels."""
     y = labels[:, 0]
@@ -162,20 +117,6 @@ def hamiltonian(w, x, labels):
         momentum = jax.tree.map(lambda p, g: p - 0.05 * g, momentum, jax.grad(energy)(w))
         w = jax.tree.map(lambda v, p: v + 0.1 * p, w, momentum)
     return energy(w)
-
-
-def controlled(w, x, times):
-    """A neural CDE: slopes of a path over an integer time grid drive a vector field."""
-    ts = times.astype(jnp.float32)[0]
-    slopes = (x[:, 1:] - x[:, :-1]) / (ts[1:] - ts[:-1])[:, None]
-
-    def step(z, row):
-        slope, dt = row
-        field = jnp.tanh(jax.nn.relu(z @ w["up"]) @ w["down"])
-        return z + dt * field * (slope @ w["q"]), None
-
-    rows = jnp.moveaxis(slopes, 1, 0), ts[1:] - ts[:-1]
-    return lax.scan(step, x[:, 0] @ w["k"], rows)[0] @ w["o"]
 
 
 def stochastic(w, x, times):
@@ -201,32 +142,15 @@ def rigid_bodies(w, x, types):
     return torque @ w["o"]
 
 
-def equivariant(w, x, species):
-    """Spherical harmonics of edges times one-hot species, through a tensor product."""
-    one = jax.nn.one_hot(species, 8, dtype=jnp.int32)
-    vectors = x[..., :3]
-    unit = vectors / jnp.sqrt(jnp.sum(vectors**2, -1, keepdims=True) + 1e-6)
-    harmonics = jnp.concatenate([jnp.ones_like(unit[..., :1]), unit, unit * unit], -1)
-    mixed = jnp.einsum("bts,bth,shd->btd", one, harmonics, w["up"][:56].reshape(8, 7, D))
-    return jax.nn.silu(mixed @ w["q"]) @ w["o"]
-
-
 PROGRAMS = {
     "bert": (bert, BATCH),
-    "bart": (bart, BATCH),
-    "t5": (t5, BATCH),
     "big_bird": (big_bird, BATCH),
     "gptq": (gptq, (BATCH[0], i32(D, D // 8))),
     "int32_weights": (whole_weights, (BATCH[0], i32(D, D))),
-    "graph": (graph, (f32(T, D), i32(T, T))),
-    "one_hot": (one_hot, BATCH),
     "rwkv7": (rwkv7, BATCH),
-    "griffin": (griffin, BATCH),
     "hamiltonian": (hamiltonian, BATCH),
-    "neural_cde": (controlled, BATCH),
     "neural_sde": (stochastic, BATCH),
     "rigid_bodies": (rigid_bodies, BATCH),
-    "equivariant": (equivariant, BATCH),
 }
 
 

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
-from jmp_autocast import Policy, autocast, explain, full_precision, op_stats
+from jmp_autocast import Policy, autocast, explain, op_stats
 
 SINGLE = Policy("float32")
 LEVELS = ["tensor_cores", "o1", "compute"]
@@ -75,55 +74,6 @@ def test_a_gaussian_process():
     assert explain(mixed, *args).totals.low_share > 0.99
     # A kernel of condition 5e7 is not positive definite in float32.
     assert not error(jax.jit(log_likelihood)(*in_float32(args)), exact) < 1e-3
-
-
-# --- a system of equations, by conjugate gradients with refinement ------------------------------
-
-
-def conjugate_gradients(matrix, right, steps):
-    def step(state, _):
-        x, residual, direction, norm = state
-        along = matrix @ direction
-        rate = norm / jnp.dot(direction, along)
-        residual = residual - rate * along
-        new = jnp.dot(residual, residual)
-        state = x + rate * direction, residual, residual + new / norm * direction, new
-        return state, None
-
-    start = jnp.zeros_like(right), right, right, jnp.dot(right, right)
-    return lax.scan(step, start, None, length=steps)[0][0]
-
-
-def refined(matrix, right, rounds=6, steps=20):
-    """Solves for what is left, again and again; what is left is computed in float64."""
-
-    def correct(x, _):
-        with full_precision():
-            residual = right - matrix @ x
-        return x + conjugate_gradients(matrix, residual, steps), jnp.linalg.norm(residual)
-
-    return lax.scan(correct, jnp.zeros_like(right), None, length=rounds)
-
-
-def system():
-    rng = np.random.default_rng(0)
-    basis, _ = np.linalg.qr(rng.standard_normal((96, 96)))
-    matrix = (basis * np.geomspace(1, 30, 96)) @ basis.T
-    solution = rng.standard_normal(96)
-    return (matrix + matrix.T) / 2, solution, matrix @ solution
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_conjugate_gradients_with_refinement(level):
-    matrix, solution, right = system()
-    mixed = autocast(refined, policy=SINGLE.with_level(level), params=None)
-    x, norms = jax.jit(mixed)(matrix, right)
-    assert error(x, solution) < 1e-13
-    assert error(jax.jit(refined)(matrix, right)[0], solution) < 1e-13
-    assert norms[1] < 1e-3 * norms[0]
-    assert share_of_products(mixed, matrix, right) > 0.9
-    # In float32 the residual is that of float32.
-    assert error(jax.jit(refined)(*in_float32((matrix, right)))[0], solution) > 1e-8
 
 
 # --- molecular dynamics -------------------------------------------------------------------------

@@ -8,14 +8,11 @@ from jax import lax
 from jmp_autocast import Policy, autocast
 from jmp_autocast.interpreters.compat import Literal
 
-from .jaxprs import DOTS, equations, find
+from .jaxprs import DOTS, find
 
 DTYPES = ["bfloat16", "float16"]
 LEVELS = ["tensor_cores", "o1", "compute"]
 COMBINATIONS = [*(("bfloat16", level) for level in LEVELS), ("float16", "o1")]
-
-# Primitives that hold others, or that cast: they compute nothing themselves.
-_NO_WORK = frozenset("jit custom_jvp_call custom_vjp_call convert_element_type source_view".split())
 
 
 def cast(fn, dtype="bfloat16", level="o1", **options):
@@ -33,15 +30,6 @@ def conv(x, kernel):
 
 
 X, KERNEL = of(1, 4, 6, 6), of(4, 4, 3, 3, seed=1) / 6
-
-
-def works(jaxpr):
-    """(primitive, dtype of its first result) of each equation that computes, in order."""
-    return [
-        (eqn.primitive.name, eqn.outvars[0].aval.dtype.name)
-        for eqn in equations(jaxpr)
-        if eqn.primitive.name not in _NO_WORK
-    ]
 
 
 def result_dtypes(jaxpr, *names):

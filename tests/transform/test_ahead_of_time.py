@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from jmp_autocast import autocast
-from jmp_autocast.interpreters.compat import jaxpr_as_fun
 from tests.support.jaxprs import assert_dots_run_in, find
 
 DTYPES = ["float16", "bfloat16"]
@@ -93,14 +92,3 @@ def test_static_arguments(static):
     assert_dots_run_in("float16", traced.jaxpr)
     assert traced.out_info == jax.ShapeDtypeStruct((4, 4), jnp.float32)
     assert len(find(traced.jaxpr, "dot_general")) == 3
-
-
-def test_make_jaxpr_gives_the_program_that_runs():
-    params, x = arguments()
-    fn = autocast(lambda params, x, sign: loss(params, sign * x))
-    make = jax.make_jaxpr(fn, static_argnums=2, return_shape=True)
-    closed, shape = make(params, jax.ShapeDtypeStruct(x.shape, x.dtype), -1)
-    assert shape == jax.eval_shape(lambda p, x: loss(p, x), params, x)
-    assert_dots_run_in("float16", closed)
-    (value,) = jaxpr_as_fun(closed)(*jax.tree.leaves((params, x)))
-    np.testing.assert_array_equal(value, fn(params, x, -1))

@@ -256,14 +256,6 @@ def test_values(name, order, dtype):
     assert_close(found, reference_values(name), LOOSER.get(name, 1) * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_eval_shape(order):
-    eval_shape = lambda f: lambda *args: jax.eval_shape(f, *args)
-    expected = jax.eval_shape(layer, params(), inputs())
-    found = ORDERS[order](autocast, eval_shape, layer)(params(), inputs())
-    assert found == expected
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ORDERS)
 def test_linear_transpose(order, dtype):
@@ -300,15 +292,6 @@ def test_autocast_of_an_exported_program():
     assert_dots_run_in("bfloat16", found.jaxpr)
     value = compiled(found)(params(), inputs())
     assert_close(value, jax.jit(program)(params(), inputs()), TOLERANCE["bfloat16"])
-
-
-def test_export_with_a_symbolic_batch_size():
-    fn = jax.jit(autocast(loss, compute_dtype=jnp.bfloat16))
-    (batch,) = jax.export.symbolic_shape("batch")
-    shapes = jax.ShapeDtypeStruct((batch, 4), jnp.float32)
-    exported = jax.export.export(fn)(params(), shapes)
-    value = jax.jit(exported.call)(params(), inputs())
-    assert_close(value, jax.jit(loss)(params(), inputs()), TOLERANCE["bfloat16"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

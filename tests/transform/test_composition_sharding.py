@@ -61,12 +61,6 @@ def test_jit_with_named_shardings(dtype):
     leaves_close(values, step(loss)(weights, x))
 
 
-def test_propagated_shardings_are_those_of_the_plain_program():
-    weights, x = arguments(mesh(AxisType.Auto))
-    found = jax.jit(autocast(forward, compute_dtype=jnp.bfloat16))(weights, x)
-    assert found.sharding.is_equivalent_to(jax.jit(forward)(weights, x).sharding, found.ndim)
-
-
 def test_autocast_of_a_jit_with_shardings():
     weights, x = arguments(mesh(AxisType.Auto))
     inner = jax.jit(
@@ -162,8 +156,6 @@ def collective(f, **options):
     here = mesh(AxisType.Auto)
     return lambda w, x: jax.shard_map(f, mesh=here, in_specs=specs, **options)(w, x)
 
-
-SWAPPED = [(0, 1), (1, 0), (2, 3), (3, 2)]
 
 COLLECTIVES = {
     "psum": lambda y: lax.psum(y, "model"),

@@ -81,28 +81,6 @@ def test_callbacks_in_structures_see_declared_dtypes(structure, kind):
     assert set(cast.dtypes) == {"float32"}
 
 
-def test_prints_come_in_order_with_declared_dtypes(capsys):
-    """Small integers, which are the same in any dtype."""
-
-    def fn(x):
-        def body(h, row):
-            h = h + row @ jnp.eye(4)
-            jax.debug.print("row {} sum {}", row[0], jnp.sum(h), ordered=True)
-            return h, None
-
-        total, _ = lax.scan(body, jnp.zeros(4), x)
-        jax.debug.print("total {total}", total=total, ordered=True)
-        return total
-
-    x, printed = np.arange(12, dtype=np.float32).reshape(3, 4), []
-    for program in (fn, half(fn)):
-        jax.block_until_ready(jax.jit(program)(x))
-        jax.effects_barrier()
-        printed.append(capsys.readouterr().out.splitlines())
-    assert printed[0] == printed[1]
-    assert len(printed[0]) == 4
-
-
 # --- Pallas ---------------------------------------------------------------------------------
 
 

@@ -4,8 +4,6 @@ The whole suite runs under strict promotion; `jax_enable_x64` in a fresh process
 `test_arrays_over_processes.py`, by its context manager in `test_properties.py`.
 """
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,21 +97,3 @@ def test_strict_promotion_refuses_what_it_refuses_without_autocast(name):
         expected = jax.eval_shape(MIXED[name], W)
         for dtype in DTYPES:
             assert jax.eval_shape(autocast(MIXED[name], compute_dtype=dtype), W) == expected
-
-
-@pytest.mark.parametrize("mode", ["strict", "standard"])
-def test_the_program_does_not_depend_on_the_promotion_mode(mode):
-    with jax.numpy_dtype_promotion(mode):
-        found = str(trace(jax.grad(autocast(masked_attention, params=0)), W, W))
-    with contextlib.nullcontext():
-        assert found == str(trace(jax.grad(autocast(masked_attention, params=0)), W, W))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_without_jit(dtype):
-    fn = lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w.T)
-    cast = autocast(fn, compute_dtype=dtype)
-    expected = jax.grad(cast)(W, W)
-    with jax.disable_jit():
-        found = jax.grad(cast)(W, W)
-    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=1e-2)

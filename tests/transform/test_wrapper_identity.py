@@ -82,12 +82,3 @@ def test_methods():
     for fn in (layer.apply, functools.partial(Layer.apply, layer), Layer.square, layer.square):
         assert_dots_run_in("float16", trace(fn, X))
     assert decorated.__doc__ == "Says what it does."
-
-
-def test_static_arguments_by_name():
-    """`jax.jit` reads their positions off the signature."""
-    fn = jax.jit(
-        autocast(lambda x, power: jnp.linalg.matrix_power(x, power)), static_argnames="power"
-    )
-    for found in (fn(X, 2), fn(X, power=2)):
-        np.testing.assert_array_equal(found, X @ X)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jmp_autocast import BF16, Policy, tune
+from jmp_autocast import BF16, tune
 from jmp_autocast.inspect import TuneReport
 from tests.support import tune_worker
 from tests.support.tune_programs import (
@@ -19,7 +19,6 @@ from tests.support.tune_programs import (
     in_scan,
     pins,
     tuned,
-    with_odd_names,
 )
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -46,12 +45,6 @@ def test_the_report(tmp_path, capsys):
     assert data["error_before"] == "inf"
     assert data["kept"][0]["primitive"] == "square"
     assert data["kept"][0]["largest"] == pytest.approx(72900)
-
-
-def test_a_policy_is_saved_and_loaded(tmp_path):
-    policy, _ = tuned(with_odd_names, [(X,)], tolerance=0.01)
-    policy.save(tmp_path / "policy.toml")
-    assert Policy.load(tmp_path / "policy.toml") == policy
 
 
 def test_a_search_leaves_nothing_with_the_function():

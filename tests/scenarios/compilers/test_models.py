@@ -1,6 +1,5 @@
 """The gradients of four models: no sum in 16 bits, no product of two dtypes (63, 68, 69)."""
 
-import pathlib
 import sys
 
 import jax
@@ -8,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 from jmp_autocast.interpreters.compat import Literal, scan_split
+from tests.corpus.sources import benchmark_models
 from tests.support.compiler_programs import COMBINATIONS, cast, mixed_dots, of, result_dtypes
 from tests.support.jaxprs import assert_dots_run_in, find, inner_jaxprs, open_jaxpr, trace
 
 in_combinations = pytest.mark.parametrize(("dtype", "level"), COMBINATIONS)
 
-BENCHMARKS = pathlib.Path(__file__).parents[3] / "benchmarks"
 MODELS = ["GPT", "ViT", "ResNet", "LSTM"]
 
 
@@ -21,21 +20,10 @@ MODELS = ["GPT", "ViT", "ResNet", "LSTM"]
 def losses():
     """For each model its loss, and the shapes of its parameters and of a batch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        from comparison.cases import SIZES, plain_loss
-
-        yield {case.name: (plain_loss(case.build()), *shapes(case)) for case in SIZES["tiny"]}
+        patch.setattr(sys, "path", [*sys.path])  # to which the source appends
+        yield {program.name: program.build() for program in benchmark_models()}
         for name in [n for n in sys.modules if n.split(".")[0] == "comparison"]:
             del sys.modules[name]
-
-
-def shapes(case):
-    is_text = len(case.inputs) == 2
-    inputs = jax.ShapeDtypeStruct(case.inputs, jnp.int32 if is_text else jnp.float32)
-    labels = jax.ShapeDtypeStruct(case.inputs if is_text else case.inputs[:1], jnp.int32)
-    state = dict(jax.eval_shape(case.build().init, jax.random.key(0), inputs))
-    params = state.pop("params")
-    return params, {"inputs": inputs, "labels": labels, "state": state}
 
 
 @pytest.fixture
@@ -51,7 +39,7 @@ def no_low_sums():
 @in_combinations
 @pytest.mark.parametrize("model", MODELS)
 def test_the_gradient_of_a_model(losses, model, dtype, level):
-    loss, params, batch = losses[model]
+    loss, (params, batch) = losses[model]
     jaxpr = trace(jax.grad(cast(loss, dtype, level), has_aux=True), params, batch)
     assert_dots_run_in(dtype, jaxpr)
     assert not mixed_dots(jaxpr)
@@ -67,7 +55,7 @@ def test_the_gradient_of_a_model(losses, model, dtype, level):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_gradient_inside(losses, model):
     """82: autocast around the gradient sees the backward pass."""
-    loss, params, batch = losses[model]
+    loss, (params, batch) = losses[model]
     low = cast(jax.grad(loss, has_aux=True), params=0)
     jaxpr = trace(low, params, batch)
     assert_dots_run_in("bfloat16", jaxpr)

@@ -9,8 +9,14 @@ Those that have no counterpart in a function transform:
 22. ``test_cache_disabled``: the memo of casts cannot be switched off; it lives in one trace.
 6. ``test_autocast_banned`` is among the scenarios of compilers (67); 15 to 17 are in `bad_input`.
 10. ``test_autocast_rnn`` on CUDA is ``test_rnn``.
-24 to 27. Uses with and without gradients, and 29, 513 uses of a weight with gradient 2.0, are in
-    ``derivatives/test_source_views.py``; 31 is in ``derivatives/test_custom_rules.py``.
+21. One cast for forward and backward pass, 24 to 27, uses with and without gradients, and 29, 513
+    uses of a weight with gradient 2.0, are in ``derivatives/test_source_views.py``.
+31. Custom functions are in ``derivatives/test_custom_rules.py``, 32, those that declare float32, in
+    ``policies/test_scopes.py``, and 33, registered operations, in ``policies/test_rules.py``.
+34. What a checkpoint computes again is a property of the fuzzer.
+
+What PyTorch says of single operations (1 to 7, 12, 13) is in `conformance`; of graph rewriting (36
+to 66) nesting and the gradients of compiled regions are here, and the rest is in `transform`.
 """
 
 import gc
@@ -20,15 +26,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax import nn
 
 from jmp_autocast import (
-    CastPolicy,
+    BF16,
     autocast,
     compute_precision,
     full_precision,
-    register_policy,
 )
 from tests.support.jaxprs import (
     assert_dots_run_in,
@@ -39,7 +43,7 @@ from tests.support.jaxprs import (
     through_a_dot,
     trace,
 )
-from tests.support.torch_ops import DTYPES, computed, normal
+from tests.support.torch_ops import DTYPES, arrays, cast, computed, normal, result_dtype
 
 
 def casts_of_arguments(jaxpr, dtype):
@@ -67,12 +71,6 @@ def test_two_spellings_agree(dtype):
     assert len({str(trace(f, normal(2, 2))) for f in spellings}) == 1
 
 
-def test_default_dtype():
-    """test_autocast_fast_dtype (check 9)."""
-    assert_dots_run_in("float16", trace(autocast(jnp.matmul), normal(2, 2), normal(2, 2)))
-    assert autocast(jnp.matmul) == autocast(jnp.matmul, compute_dtype=jnp.float16)
-
-
 def test_an_exception_leaves_nothing_behind():
     """_run_autocast_outofplace's flag checks (18), and #195488 for a compiled region (67)."""
     x, plain = normal(2, 2), lambda x: x @ x
@@ -88,17 +86,62 @@ def test_an_exception_leaves_nothing_behind():
         assert_dots_run_in("float16", trace(autocast(plain), x))
 
 
-def test_recursion():
-    """A decorated function that calls itself; in PyTorch autocast stays on afterwards (20)."""
+BF16_DOT, F16, F32 = (("bfloat16",) * 3, ("float16",) * 3, ("float32",) * 3)
+A, B = (normal(3, 3, seed=k) for k in range(2))
 
-    @autocast(compute_dtype="bfloat16")
-    def power(x, n):
-        return x if n == 0 else x @ power(x, n - 1)
 
-    x = normal(2, 2)
-    jaxpr = trace(lambda x: power(x, 3), x)  # a Python int is static
-    assert dot_dtypes(jaxpr) == [("bfloat16",) * 3] * 3
-    assert dot_dtypes(trace(lambda x: x @ x, x)) == [("float32",) * 3]
+def off(fn):
+    return autocast(fn, enabled=False)
+
+
+def product(a, b):
+    return a @ b
+
+
+# --- control flow and nesting -----------------------------------------------------------------
+
+
+def test_nesting():
+    """test_nested_autocast, implicitly_nested_autocast, reused_autocast(_expr) (45)."""
+    half = autocast(product, compute_dtype="float16")
+
+    def fn(a, b):
+        x = half(a, b)  # on
+        x = off(lambda x: half(x @ b, b) @ a)(x)  # off, on, off
+        with full_precision():
+            x = half(x @ a, b)  # off, on
+        with compute_precision("float16"):
+            x = off(product)(x @ b, a)  # on, off
+        return half(x @ b, a)  # on, and the same transform once more
+
+    want = [F16, F32, F16, F32, F32, F16, F16, F32, BF16_DOT, F16]
+    assert dot_dtypes(trace(autocast(fn, compute_dtype="bfloat16"), A, B)) == want
+    want = [F32 if dtypes == BF16_DOT else dtypes for dtypes in want]
+    want[6] = F32  # outside autocast a scope does nothing
+    assert dot_dtypes(trace(fn, A, B)) == want
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_compiled_regions(dtype):
+    """backward_pass_autocast, #153044, #179804 (66): differentiating and compiling commute, also
+    around a float32 region with a loss scale, whose own cotangents are too large for float16."""
+
+    def loss(p, x):
+        x = x @ p["w"]
+        with full_precision():
+            return jnp.sum(jnp.tanh(x @ p["w"]) ** 2 / 64.0) * (16384.0 * 64.0)
+
+    ac = autocast(loss, compute_dtype=dtype)
+    p = {"w": A}
+    orders = [jax.grad(ac), jax.jit(jax.grad(ac)), jax.grad(jax.jit(ac))]
+    first, *rest = [dot_dtypes(trace(f, p, B)) for f in orders]
+    assert set(first) == {(dtype,) * 3, F32}
+    assert all(dtypes == first for dtypes in rest)
+    grads, *others = [jax.jit(f)(p, B)["w"] for f in orders]
+    for other in others:
+        np.testing.assert_array_equal(other, grads)
+    want = jax.grad(loss)(p, B)["w"]
+    np.testing.assert_allclose(grads, want, atol=0.02 * float(jnp.abs(want).max()))
 
 
 # --- one cast per parameter -------------------------------------------------------------------
@@ -113,16 +156,6 @@ custom_linear.defvjp(
     lambda x, w: (x @ w, (x, w)),
     lambda residuals, g: (g @ residuals[1].T, residuals[0].T @ g),
 )
-
-
-def test_a_weight_is_cast_once_in_forward_and_custom_backward():
-    """test_cast_cache_is_global (check 21)."""
-    loss = lambda p, x: jnp.sum(custom_linear(x, p["w"]) ** 2)
-    p, x = {"w": normal(4, 3)}, normal(2, 4, seed=1)
-    jaxpr = trace(jax.grad(autocast(loss, compute_dtype="bfloat16"), argnums=(0, 1)), p, x)
-    assert_dots_run_in("bfloat16", jaxpr)
-    sizes = [eqn.invars[0].aval.size for eqn in casts(jaxpr, "float32", "bfloat16")]
-    assert sizes.count(p["w"].size) == 1
 
 
 def test_nothing_accumulates_over_calls():
@@ -143,10 +176,6 @@ def test_nothing_accumulates_over_calls():
     weights.clear()
     gc.collect()
     assert reference() is None
-
-
-def layer(w, x):
-    return jnp.tanh(x @ w)
 
 
 @pytest.mark.parametrize("inner", [compute_precision("float16"), None], ids=["scope", "autocast"])
@@ -176,112 +205,63 @@ def test_one_parameter_in_regions_of_both_dtypes(inner):
     np.testing.assert_allclose(grads, want, atol=0.02 * float(jnp.abs(want).max()))
 
 
-def test_an_updated_parameter_is_cast_again():
-    """After an in-place update PyTorch's cache gives the old cast; here a new value is new (30)."""
+# --- beyond the dtype of one op, whose rows are in `conformance` -------------------------------
 
-    def fn(p, x):
-        y = x @ p["w"]
-        return y @ (p["w"] + 1.0)
+V = (4,)
+INDEX = np.array([1, 3])
 
-    p, x = {"w": jnp.eye(2)}, jnp.ones((1, 2))
-    jaxpr = trace(computed(fn), p, x)
-    assert len(casts(jaxpr, "float32", "bfloat16")) == 3  # x, w and w + 1
-    np.testing.assert_array_equal(np.asarray(computed(fn)(p, x), np.float32), [[3.0, 3.0]])
+# PyTorch casts a fresh copy for `pow(x, 2)` and `square`; here they are float32 where their result
+# is (a sum, a norm, a mean) or where they are returned, and an activation squared on its way to a
+# matmul stays low.
+SQUARES = {
+    "square": (jnp.square, "float32"),
+    "pow_2": (lambda a: a**2, "float32"),
+    "mul": (lambda a: a * a, "bfloat16"),
+}
 
 
-# --- custom functions and checkpoint ----------------------------------------------------------
+@pytest.mark.parametrize(("square", "returned"), SQUARES.values(), ids=SQUARES)
+def test_a_square_is_float32_where_it_is_summed(square, returned):
+    for read, expected in (
+        (jnp.sum, "float32"),
+        (through_a_dot, "bfloat16"),
+        (lambda a: a, returned),
+    ):
+        fn = lambda a, read=read: read(square(through_a_dot(a)))
+        (eqn,) = find(trace(computed(fn), *arrays((V,))), "square", "integer_pow", "mul")
+        assert eqn.outvars[0].aval.dtype == expected
+    (x,) = cast(arrays((V,)), "bfloat16")
+    assert result_dtype(computed(square), x) == "bfloat16"  # declared so
 
 
-def test_a_function_that_declares_float32():
-    """test_autocast_custom_cast_inputs (check 32): low inputs arrive in float32, nothing inside is
-    rewritten, and the cotangent of a low input is low."""
-
-    @jax.custom_vjp
-    def declared(x, rest):
+def full_precision_of(fn):
+    def in_scope(a):
         with full_precision():
-            return x @ rest["w"]
+            return fn(a)
 
-    def backward(residuals, g):
-        x, rest = residuals
-        with full_precision():
-            return g @ rest["w"].T, {"w": x.T @ g}
-
-    declared.defvjp(lambda x, rest: (declared(x, rest), (x, rest)), backward)
-    x, w = normal(3, 3), normal(3, 3, seed=1)
-    fn = computed(lambda x, w: declared(through_a_dot(x), {"w": through_a_dot(w)}))
-    inner = lambda jaxpr: [d for d in dot_dtypes(jaxpr) if d != ("bfloat16",) * 3]
-    assert inner(trace(fn, x, w)) == [("float32",) * 3]
-    pull = lambda x, w: jax.vjp(fn, x, w)[1](jnp.ones((3, 3)))
-    assert inner(trace(pull, x, w)) == [("float32",) * 3] * 3
-    assert fn(x, w).dtype == jnp.float32
-    plain = trace(declared, x, {"w": w})
-    assert dot_dtypes(plain) == [("float32",) * 3]
+    return in_scope
 
 
-def new_primitive(name):
-    """A primitive ``scale(x, y) = x * y`` of another package."""
-    primitive = Primitive(name)
-    primitive.def_impl(lambda x, y: x * y)
-    primitive.def_abstract_eval(lambda x, y: x)
-    mlir.register_lowering(primitive, mlir.lower_fun(lambda x, y: x * y, multiple_results=False))
-    return primitive
+def test_rounded_on_return_by_default_rules_alone():
+    """A rule of the user's, and the most careful level, say float32 themselves."""
+    (x,) = arrays((V,))
+    fn = lambda a: jnp.arctan(through_a_dot(a))
+    for policy in (BF16.with_rules({"atan": "FP32"}), BF16.with_level("tensor_cores")):
+        assert result_dtype(autocast(fn, policy=policy, output_dtype="computed"), x) == "float32"
+    scoped = lambda a: full_precision_of(jnp.arctan)(through_a_dot(a))
+    assert result_dtype(computed(scoped), x) == "float32"
+    own = lambda elu: lambda a: elu(through_a_dot(a))
+    elu = jax.jit(lambda a: jnp.where(a > 0, a, jnp.expm1(a)))
+    assert result_dtype(computed(own(elu)), x) == "float32"
+    assert result_dtype(computed(own(nn.elu)), x) == "bfloat16"
 
 
-@pytest.mark.parametrize("low", [False, True], ids=["full_operands", "low_operands"])
-@pytest.mark.parametrize(
-    ("policy", "dtype"),
-    [
-        (CastPolicy.FP32, "float32"),
-        (CastPolicy.LOWER_PRECISION_FP, "bfloat16"),
-        (CastPolicy.KEEP, "float32"),
-        (CastPolicy.PROMOTE, None),
-        (None, "float32"),
-    ],
-    ids=["fp32", "low", "keep", "promote", "unregistered"],
-)
-def test_a_registered_operation(policy, dtype, low):
-    """test_custom_op / register_autocast, also of a dict of arrays, #181127 (check 33)."""
-    primitive = new_primitive(f"scale_{policy}_{low}")
-    if policy is not None:
-        register_policy(primitive, policy)
-    enter = through_a_dot if low else lambda x: x
-    fn = computed(lambda d: primitive.bind(enter(d["x"]), enter(d["y"])), params=None)
-    d = {"x": normal(4), "y": normal(4, seed=1)}
-    (eqn,) = find(trace(fn, d), primitive.name)
-    want = dtype or ("bfloat16" if low else "float32")
-    assert {v.aval.dtype.name for v in (*eqn.invars, *eqn.outvars)} == {want}
-    np.testing.assert_allclose(np.asarray(fn(d), np.float32), d["x"] * d["y"], atol=0.05)
-
-
-@pytest.mark.parametrize(
-    ("every_layer", "dtype"), [(False, "bfloat16"), (True, "float16")], ids=["whole", "layers"]
-)
-def test_checkpoint(every_layer, dtype):
-    """test_autocast_checkpointing (check 34): the recomputation is the forward pass."""
-    weights = [normal(3, 3, seed=k) for k in range(3)]
-
-    def sequential(wrap):
-        def fn(weights, x):
-            for w in weights:
-                x = wrap(layer)(w, x)
-            return jnp.sum(x)
-
-        return fn if every_layer else lambda weights, x: wrap(fn)(weights, x)
-
-    x = normal(2, 3, seed=9)
-    ours = jax.grad(autocast(sequential(jax.checkpoint), compute_dtype=dtype))
-    plain = jax.grad(autocast(sequential(lambda f: f), compute_dtype=dtype))
-    jaxpr = trace(ours, weights, x)
-    assert_dots_run_in(dtype, jaxpr)
-    uncast = trace(jax.grad(sequential(jax.checkpoint)), weights, x)
-    assert (
-        len(dot_dtypes(jaxpr))
-        == len(dot_dtypes(uncast))
-        > len(dot_dtypes(trace(plain, weights, x)))
-    )
-    # XLA may leave out the rounding between two fused operations, but not across a barrier.
-    exact = {"xla_allow_excess_precision": False}
-    found, expected = (jax.jit(f).lower(weights, x).compile(exact) for f in (ours, plain))
-    for a, b in zip(found(weights, x), expected(weights, x), strict=True):
-        assert a.dtype == jnp.float32
-        np.testing.assert_array_equal(a, b)
+def test_index_put_backward_of_computed_values():
+    """Check 13 on float32 arguments whose values a dot computed: both ways in bfloat16."""
+    put = lambda a, b: through_a_dot(a).at[INDEX].set(through_a_dot(b))
+    fn = computed(put, "bfloat16")
+    pull = lambda a, b: jax.vjp(fn, a, b)[1](jnp.ones((4,), jnp.bfloat16))
+    jaxpr = trace(pull, *arrays((V, (2,))))
+    assert [v.aval.dtype for v in jaxpr.jaxpr.outvars] == [jnp.float32] * 2
+    moved = [v.aval.dtype for eqn in find(jaxpr, "scatter", "gather") for v in eqn.outvars]
+    assert {dtype.name for dtype in moved if jnp.issubdtype(dtype, jnp.floating)} == {"bfloat16"}
