@@ -493,7 +493,7 @@ def history(case: Case) -> None:
             leaves=[x for part in parts for x in part.leaves],
             is_param=[param for part in parts for param in part.is_param],
         )
-        together = both.cast(lambda *xs: [*fn(*xs[:count]), *fn(*xs[count:])])
+        together = both.cast(lambda *xs, n=count: [*fn(*xs[:n]), *fn(*xs[n:])])
         if (found := collections.Counter(computed_in(together.jaxpr))) != expected:
             raise Broken(f"history: apart {expected - found}, together {found - expected}")
     texts = [jaxpr_text(t.jaxpr) for t in apart]
