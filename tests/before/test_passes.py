@@ -161,4 +161,3 @@ def test_explain_names_the_line_of_what_was_put_in():
     (row,) = [r for r in explain(count, X, W, policy=BF16).rows if r.reason == "USER_CAST"]
     assert row.scope == "count"
     assert __file__.split("/")[-1] in row.source
-
