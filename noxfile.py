@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import time
 import tomllib
@@ -96,6 +97,18 @@ def docs(session: nox.Session) -> None:
         session.run("python", str(generator), "--check")
     session.run("python", "-m", "sphinx", "-W", "-b", "html", "docs", "docs/_build/html")
     session.run("python", "-m", "pytest", "tests/project/check_site.py", *session.posargs)
+
+
+@nox.session(python=OLDEST_PYTHON)
+def dtypes(session: nox.Session) -> None:
+    """Which programs of the corpus change their dtypes against the committed recording, and why.
+
+    ``nox -s dtypes -- COMMIT`` compares with that of a commit, and with two commits runs nothing.
+    """
+    about = json.loads(pathlib.Path("tests/corpus/recording/about.json").read_text("utf-8"))
+    pinned = [f"{name}=={version}" for name, version in about.items() if name != "python"]
+    session.install("-e", ".[dev]", *pinned)
+    session.run("python", "-m", "tests.corpus", "dtypes", *session.posargs)
 
 
 @nox.session(python=NEWER_PYTHONS[-1])

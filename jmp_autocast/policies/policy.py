@@ -245,8 +245,9 @@ class Policy:
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the policy to a TOML file that a person can read and change.
 
-        The file is replaced as a whole: after a failure the old file is still there. Registrations
-        of `register_policy` are not part of a policy, and are not saved.
+        The file is replaced as a whole: after a failure the old file is still there. It names the
+        version of the rules that the policy was made with. Registrations of `register_policy` are
+        not part of a policy, and are not saved.
 
         Args:
             path: The file.
@@ -277,7 +278,8 @@ class Policy:
 
         ``version`` and ``compute_dtype`` are required; other keys default to those of
         ``Policy(compute_dtype)``. Nothing in the file is run, imported or registered, and the
-        primitives that it names need not exist.
+        primitives that it names need not exist. A file that was saved under other rules than those
+        of this package warns: some equations may have other dtypes now.
 
         Args:
             path: The file.

@@ -13,6 +13,12 @@ from types import MappingProxyType
 from .cast_policy import CastPolicy, Rule
 from .equation_view import EquationView
 
+RULES_VERSION = "0.1"
+"""Of all that decides a dtype, these tables and the planner. CHANGELOG.md says what each changed.
+
+Raised with the first change after a release, where `nox -s dtypes` prints a program.
+"""
+
 
 def dot_rule(eqn: EquationView) -> CastPolicy:
     """Matrix products are low; inner products of vectors promote, also of a batch of vectors.

@@ -15,6 +15,7 @@ import re
 import shutil
 import tomllib
 import uuid
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -25,7 +26,7 @@ from .errors import did_you_mean, wrong_type
 from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
 from .precisions import PRECISIONS
 from .registry import structural_message
-from .tables import STRUCTURAL
+from .tables import RULES_VERSION, STRUCTURAL
 
 VERSION = 1
 """Raised when a file gets a meaning that an older reader would miss."""
@@ -105,6 +106,7 @@ def policy_text(arguments: Mapping[str, Any]) -> str:
         # A policy of jmp_autocast: how a program is cast. Policy.load(path) reads this file.
         # It is data: nothing in it is run or imported.
         version = 1
+        rules_version = "0.1"
         compute_dtype = "bfloat16"
         level = "o1"
         dot_output = "compute"
@@ -134,7 +136,7 @@ def policy_text(arguments: Mapping[str, Any]) -> str:
         "\n[[precisions]]\n" + _line("pattern", pattern) + _line("precision", word)
         for pattern, word in arguments["precisions"]
     ]
-    lines = [_HEADER, f"version = {VERSION}\n"]
+    lines = [_HEADER, f"version = {VERSION}\n", _line("rules_version", RULES_VERSION)]
     lines += [_line(name, str(value)) for name, value in options.items() if value is not None]
     recipe = recipe_lines(arguments["matmul"])
     bodies = recipe, rules, scopes, scoped_rules, precisions
@@ -219,11 +221,14 @@ def read_policy(path: str | pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{start} is not valid TOML: {_clipped(str(error))}. {how}") from None
     # First: a newer file may have keys that are unknown here.
     _check_version(table, start)
-    _check_keys(table, ("version", *_READERS), start)
+    _check_keys(table, ("version", "rules_version", *_READERS), start)
     if "compute_dtype" not in table:
         raise ValueError(f"{start} has no compute_dtype. Add: compute_dtype = 'bfloat16'")
     del table["version"]
-    return _fields(table, _READERS, f"{start}: ")
+    made_with = table.pop("rules_version", RULES_VERSION)
+    fields = _fields(table, _READERS, f"{start}: ")
+    _warn_of_other_rules(made_with, start)
+    return fields
 
 
 def _check_version(table: Mapping[str, Any], start: str) -> None:
@@ -238,6 +243,23 @@ def _check_version(table: Mapping[str, Any], start: str) -> None:
         )
     if version < 1:
         raise ValueError(f"{start} has version {_number(version)}, and the first one is 1. {fix}")
+
+
+def _warn_of_other_rules(made_with: Any, start: str) -> None:
+    """Warns of a policy that was saved under other rules.
+
+    A file without the line asks for the rules that there are: it was written by hand.
+    """
+    fix = f"Write: rules_version = '{RULES_VERSION}'"
+    _check_type(made_with, str, f"{start}: rules_version", "a string", fix)
+    if made_with != RULES_VERSION:
+        warnings.warn(
+            f"{start} was saved under rules {_clipped(made_with)!r}, and this jmp_autocast has "
+            f"rules {RULES_VERSION!r}: some equations may have other dtypes. CHANGELOG.md lists "
+            "them under 'Dtypes', and `explain` shows those of your program. Then save the policy "
+            f"again. {fix}",
+            stacklevel=4,
+        )
 
 
 # From a value of a file, and the place in the file for messages, to what the value means.

@@ -12,6 +12,9 @@ While working: ``--quick`` records some programs of every source in about a minu
 PATTERN`` those whose ``source: name`` matches, ``--limit N`` the first N of each source. Compare
 such a recording with a whole one by ``compare --common``.
 
+``python -m tests.corpus dtypes`` compares with the committed recording (see `contract`), which
+holds the sections ``plan ...`` alone.
+
 After a renaming, ``compare DIR_A DIR_B --rename leaf_view=source_view --rename LEAF=SOURCE``
 replaces whole words of the old texts first.
 

@@ -1,8 +1,9 @@
-"""``python -m tests.corpus record DIR`` and ``python -m tests.corpus compare DIR_A DIR_B``."""
+"""``python -m tests.corpus record DIR``, ``compare DIR_A DIR_B`` and ``dtypes``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import sys
 
@@ -29,6 +30,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     record.add_argument("--quick", action="store_true", help="a few programs of every source")
     record.add_argument("--every-setting", action="store_true",
                         help="all levels in both dtypes, also of long tables")  # fmt: skip
+    record.add_argument("--plans", action="store_true",
+                        help="only in which dtypes programs compute, and why")  # fmt: skip
     compare = commands.add_parser("compare", help="print what differs between two folders")
     compare.add_argument("old", type=pathlib.Path)
     compare.add_argument("new", type=pathlib.Path)
@@ -37,14 +40,41 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     compare.add_argument("--only", default="", help="a pattern of 'source: name: section'")
     compare.add_argument("--common", action="store_true",
                          help="what only one folder has is no difference")  # fmt: skip
+    compare.add_argument("--dtypes", action="store_true", help="another reason is no difference")
     compare.add_argument("--lines", type=int, default=14, help="lines of each difference")
     compare.add_argument("--programs", type=int, default=20, help="differing programs to print")
+    dtypes = commands.add_parser("dtypes", help="print which programs change their dtypes, and why")
+    dtypes.add_argument("old", nargs="?", help="a commit; the recording of this tree if none")
+    dtypes.add_argument(
+        "new", nargs="?", help="a later one; what the code of this tree does if none"
+    )
+    dtypes.add_argument("--record", action="store_true", help="write the committed recording anew")
+    dtypes.add_argument("--programs", type=int, default=20, help="differing programs to print")
     return parser.parse_args(arguments)
+
+
+def with_fixed_hashes() -> None:
+    """Starts this command again if the order of sets is random.
+
+    numpyro's lower bound of the evidence is traced in the order of a set of names.
+    """
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        command = [sys.executable, "-m", "tests.corpus", *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | {"PYTHONHASHSEED": "0"})
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = vars(parsed(arguments))
-    if options.pop("command") == "record":
+    command = options.pop("command")
+    if command == "dtypes":
+        prepare()
+        from .contract import changed, record_anew
+
+        if options.pop("record"):
+            record_anew()
+            return 0
+        return int(changed(**options) > 0)
+    if command == "record":
         prepare()
         from .record import Choice, record
 
@@ -57,4 +87,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    with_fixed_hashes()
     sys.exit(main())

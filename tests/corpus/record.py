@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import importlib.metadata
 import json
 import pathlib
 import platform
@@ -20,6 +21,8 @@ from .sources import SOURCES
 
 ABOUT = "about.json"
 SUFFIX = ".jsonl.gz"
+PACKAGES = "jaxlib numpy flax equinox dm-haiku optax numpyro diffrax".split()
+"""What programs of the corpus come from, or are traced with: another version has others."""
 
 QUICK = 6
 """How many programs of each source a quick recording has."""
@@ -34,12 +37,14 @@ class Choice:
         limit: At most so many of each source.
         quick: A few of each source, spread over it, in few settings.
         every_setting: All levels in both dtypes, also of the programs of long tables.
+        plans: Of each only in which dtypes it computes, and why.
     """
 
     only: str = ""
     limit: int | None = None
     quick: bool = False
     every_setting: bool = False
+    plans: bool = False
 
     def of_source(self, source: str) -> list[Program]:
         programs = list(SOURCES[source]())
@@ -55,13 +60,14 @@ class Choice:
     def sections(self, program: Program) -> dict[str, str]:
         settings = ALL if self.every_setting else program.settings
         settings = tuple(s for s in settings if not self.quick or s in FEW)
-        return sections(program, settings)
+        return sections(program, settings, self.plans)
 
 
 def record(folder: pathlib.Path, choice: Choice) -> None:
     """Writes the sections of all chosen programs, and says what each source takes of CPU time."""
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"jax": jax.__version__, "python": platform.python_version()}
+    about = {"python": platform.python_version(), "jax": jax.__version__}
+    about |= {name: version for name in PACKAGES if (version := installed(name))}
     (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
     for source in SOURCES:
         start = time.process_time()
@@ -71,6 +77,14 @@ def record(folder: pathlib.Path, choice: Choice) -> None:
         # One source is recorded as it is where the others are not.
         jax.clear_caches()
         print(summary(source, recorded, time.process_time() - start), flush=True)
+
+
+def installed(package: str) -> str:
+    """The version of a package; empty if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def summary(source: str, recorded: dict[str, dict[str, str]], seconds: float) -> str:

@@ -63,14 +63,24 @@ TOTAL_FIELDS = (
 CAST_FIELDS = (("down",), ("down_nbytes", "down_size"), ("up",), ("up_nbytes", "up_size"))
 
 
-def sections(program: Program, settings: tuple[Setting, ...]) -> dict[str, str]:
-    """Returns the text of each section of a program, for the given settings."""
+def sections(
+    program: Program, settings: tuple[Setting, ...], plans: bool = False
+) -> dict[str, str]:
+    """Returns the text of each section of a program.
+
+    Args:
+        program: The program.
+        settings: The levels and compute dtypes.
+        plans: Only what says in which dtypes it computes: the sections ``plan ...``.
+    """
     with jax.numpy_dtype_promotion("standard"), warnings.catch_warnings(), program.context():
         warnings.simplefilter("ignore")
-        return dict(_sections(program, settings))
+        return dict(_sections(program, settings, plans))
 
 
-def _sections(program: Program, settings: tuple[Setting, ...]) -> Iterator[tuple[str, str]]:
+def _sections(
+    program: Program, settings: tuple[Setting, ...], plans: bool
+) -> Iterator[tuple[str, str]]:
     try:
         fn, args = program.build()
     except Exception as error:  # a program may be refused in any way: that is recorded, too
@@ -86,14 +96,16 @@ def _sections(program: Program, settings: tuple[Setting, ...]) -> Iterator[tuple
         return run
 
     for setting in settings:
+        if program.around is unchanged:  # explain does not see what is around
+            explained = autocast(fn, policy=program.policy(setting), **program.options)
+            yield from _explained(str(setting), explained, args, plans)
+        if plans:
+            continue
         low = cast(setting)
         yield f"forward {setting}", _traced(arguments.flat(low), arguments)
         if arguments.derived:
             gradient = arguments.derivative(low, program.forward_mode)
             yield f"gradient {setting}", _traced(gradient, arguments)
-        if program.around is unchanged:  # explain does not see what is around
-            explained = autocast(fn, policy=program.policy(setting), **program.options)
-            yield from _explained(str(setting), explained, args)
         if setting.level == "o1":
             computed = arguments.flat(cast(setting, output_dtype="computed"))
             yield f"computed {setting.dtype}", _traced(computed, arguments)
@@ -101,8 +113,9 @@ def _sections(program: Program, settings: tuple[Setting, ...]) -> Iterator[tuple
         policy = program.policy(OUTSIDE)
         gradient = arguments.derivative(program.around(fn), program.forward_mode, squared=True)
         outside = autocast(gradient, policy=policy)
-        yield "of gradient", _traced(outside, arguments)
-        yield from _explained("of gradient", outside, arguments.arrays())
+        if not plans:
+            yield "of gradient", _traced(outside, arguments)
+        yield from _explained("of gradient", outside, arguments.arrays(), plans)
 
 
 def _traced(fn: Callable[..., Any], arguments: Arguments) -> str:
@@ -111,12 +124,13 @@ def _traced(fn: Callable[..., Any], arguments: Arguments) -> str:
     return _or_error(lambda: jaxpr_text(jax.make_jaxpr(fresh)(*arguments.arrays())))
 
 
-def _explained(title: str, wrapper: Any, args: Any) -> Iterator[tuple[str, str]]:
+def _explained(title: str, wrapper: Any, args: Any, plans: bool) -> Iterator[tuple[str, str]]:
     found: list[str] = []
 
     def explained() -> str:
         report = explain(wrapper, *args)
-        found.append(_links_text(report))
+        if not plans:
+            found.append(_links_text(report))
         return "\n".join(map(_plan_line, report.rows))
 
     yield f"plan {title}", _or_error(explained)

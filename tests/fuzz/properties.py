@@ -22,7 +22,7 @@ from tests.support.jaxprs import find
 from .comparison import Bound, Unsupported, as_numbers, compile_quickly, interpreted, run_as_traced
 from .error_model import Precision
 from .program import Program, jax_settings
-from .segments import WRAPPERS, computed_in, difference, draw_segment, inline
+from .segments import WRAPPERS, computed_in, difference, draw_segment, inline, without_dead
 
 LOW = ("float16", "bfloat16")
 
@@ -438,7 +438,7 @@ def _flat(case: Case) -> Flat:
         with _of_plain("gradient"):
             closed = jax.make_jaxpr(jax.value_and_grad(loss_of(case.plain)))(leaves)
         is_param = [is_param[i] for i in floats]
-    return Flat(closed, leaves, is_param, case.setting.options())
+    return Flat(without_dead(closed), leaves, is_param, case.setting.options())
 
 
 def calls(case: Case) -> None:
@@ -493,7 +493,7 @@ def history(case: Case) -> None:
             leaves=[x for part in parts for x in part.leaves],
             is_param=[param for part in parts for param in part.is_param],
         )
-        together = both.cast(lambda *xs: [*fn(*xs[:count]), *fn(*xs[count:])])
+        together = both.cast(lambda *xs, n=count: [*fn(*xs[:n]), *fn(*xs[n:])])
         if (found := collections.Counter(computed_in(together.jaxpr))) != expected:
             raise Broken(f"history: apart {expected - found}, together {found - expected}")
     texts = [jaxpr_text(t.jaxpr) for t in apart]

@@ -126,6 +126,19 @@ def _run(eqns: Any, env: dict[Any, Any], outputs: Any) -> list[Any]:
     return [read(v) for v in outputs]
 
 
+def without_dead(closed: Any) -> Any:
+    """A jaxpr without the equations that no output needs: nobody sees in which dtypes they are."""
+    body = body_of(closed)
+    needed = {v for v in body.outvars if not isinstance(v, Literal)}
+    kept = []
+    for eqn in reversed(body.eqns):
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    live = body.replace(eqns=kept[::-1])
+    return live if body is closed else closed.replace(jaxpr=live)
+
+
 def draw_segment(closed: Any, rng: np.random.Generator) -> Segment | None:
     """A random segment; None if none was found that may stand in a call."""
     count = len(body_of(closed).eqns)

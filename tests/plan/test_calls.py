@@ -135,6 +135,28 @@ def cotangents(call, p, x):
     return (mixed + x).T @ x
 
 
+def gated_cotangents(call, p, x):
+    """Two cotangents of a gate meet in a call."""
+    d = x @ p["w"]
+    a = jax.nn.sigmoid(d)
+    (both,) = call(lambda m, n: (m + n,))(x * d * (a * (1 - a)), (a - 1) * x)
+    return both.T @ x
+
+
+def narrowed_data(call, p, x):
+    """What a product reads is data that a part has bounded."""
+    (d,) = call(lambda a: (jnp.minimum(a, X[::-1]),))(x)
+    return jax.nn.relu(d) @ p["w"]
+
+
+def windows(call, p, x):
+    """A maximum of a product, beside a part that derives it."""
+    y = x @ p["w"]
+    largest = lambda y: -jax.lax.reduce_window(-y, jnp.inf, jax.lax.min, (2, 2), (1, 1), "SAME")
+    (a,) = call(lambda y: (largest(y) * (1 + 0.5 * jnp.cos(x)),))(y)
+    return a.sum(), y @ p["v"]
+
+
 PROGRAMS = [
     sum_of_norms,
     complement,
@@ -156,6 +178,9 @@ PROGRAMS = [
     split_for_two,
     moved_through,
     cotangents,
+    gated_cotangents,
+    narrowed_data,
+    windows,
 ]
 
 

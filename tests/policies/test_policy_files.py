@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from jmp_autocast import BF16, FP16, CastPolicy, Policy
 from jmp_autocast.policies import STRUCTURAL, registry
 from jmp_autocast.policies.precisions import PRECISIONS
-from jmp_autocast.policies.tables import TRACED_FOR_DTYPES
+from jmp_autocast.policies.tables import RULES_VERSION, TRACED_FOR_DTYPES
 from jmp_autocast.policies.toml_file import policy_text
 from tests.support.wrong_policy_files import HEAD, WRONG
 
@@ -29,6 +29,7 @@ FULL_TEXT = """\
 # A policy of jmp_autocast: how a program is cast. Policy.load(path) reads this file.
 # It is data: nothing in it is run or imported.
 version = 1
+rules_version = "0.1"
 compute_dtype = "bfloat16"
 output_dtype = "float32"
 level = "compute"
@@ -107,6 +108,7 @@ def test_a_policy_of_defaults_is_short(path):
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
     assert lines == [
         "version = 1",
+        f'rules_version = "{RULES_VERSION}"',
         'compute_dtype = "float16"',
         'level = "o1"',
         'dot_output = "compute"',
@@ -284,6 +286,17 @@ def test_a_wrong_file(content, error, parts, path, monkeypatch):
     assert len(message) < 600
     assert not {name for name in set(sys.modules) - before if not name.startswith("encodings")}
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_other_rules_warn(path):
+    BF16.save(path)
+    text = path.read_text("utf-8")
+    path.write_text(text.replace(f'"{RULES_VERSION}"', '"0.0"'), "utf-8")
+    with pytest.warns(UserWarning, match=r"under rules '0\.0'.*CHANGELOG\.md.*'Dtypes'") as caught:
+        assert Policy.load(path) == BF16
+    assert [w.filename for w in caught] == [__file__]
+    path.write_text(HEAD, "utf-8")  # by hand: under the rules that there are
+    assert Policy.load(path) == BF16
 
 
 def test_loading_registers_nothing(path):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import jmp_autocast
+from jmp_autocast.policies.tables import RULES_VERSION
 
 ROOT = pathlib.Path(__file__).parents[2]
 GITHUB = ROOT / ".github"
@@ -98,3 +99,8 @@ def test_conduct_and_security_name_no_address_that_nobody_reads():
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "Report a vulnerability" in text.replace("\n", " ").replace("  ", " ")
         assert not re.search(r"\S@\S+\.\S", text)
+
+
+def test_the_changelog_lists_the_rules():
+    """What a policy that was saved under other rules warns of."""
+    assert f"| {RULES_VERSION} |" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

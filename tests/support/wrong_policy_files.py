@@ -5,7 +5,7 @@ COMPUTE = "must be one of 'float16', 'bfloat16', 'float32', got"
 FLOATS = "must be one of 'float64', 'float32', 'float16', 'bfloat16', "
 A_STRING = "must be a string, one of"
 KEYS = (
-    "The keys are version, compute_dtype, output_dtype, level, dot_output, "
+    "The keys are version, rules_version, compute_dtype, output_dtype, level, dot_output, "
     "weight_gradients, matmul, rules, scopes, scoped_rules"
 )
 NEST = 10_000
@@ -35,6 +35,11 @@ WRONG = {
     "version as a float": ("version = 1.0", TypeError, ["version", "1.0 of type float"]),
     "version as a bool": ("version = true", TypeError, ["version", "True of type bool"]),
     "version as a table": ("[version]", TypeError, ["version", "a table"]),
+    "rules as a float": (
+        HEAD + "rules_version = 0.1",
+        TypeError,
+        ["rules_version must be a string", "0.1 of type float", "Write: rules_version = '"],
+    ),
     "a huge version": (
         f"version = 0x{BIG}",
         ValueError,
