@@ -33,6 +33,7 @@ _Other: TypeAlias = np.dtype | None
 
 # Float32 because the readers lose digits otherwise: PyTorch, which sees no readers, rounds these.
 _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD)
+_OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 
 
 def computed_wants(planner: Planner, plan: Plan, wants: Sequence[Want]) -> list[Want]:
@@ -133,7 +134,7 @@ def _torch_dtype(
     elif code in _RAISED:
         return compute_dtype
     else:
-        follows = name in RETURNS_OPERAND_DTYPE or code is ReasonCode.PROMOTE_FULL
+        follows = name in RETURNS_OPERAND_DTYPE or code in _OF_OPERANDS
     return compute_dtype if follows and _all_low(eqn, plan.given, given, compute_dtype) else None
 
 

@@ -119,7 +119,8 @@ def adds(eqn: Any, marks: AllMarks) -> list[Any]:
     """Returns the operands of a sum that belongs to chains, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
-    summands = full_size(eqn, marks)
+    # What is given votes by itself; beside a bias of one example there is no second sum.
+    summands = [v for v in full_size(eqn, marks) if not marks.get(v, NONE).given]
     return summands if len(summands) == 2 and not is_convolved(of(marks, summands)) else []
 
 
