@@ -95,12 +95,6 @@ def lowers_to_operand(primitive: Any, position: int) -> None:
     mlir.register_lowering(primitive, lambda ctx, *operands: [operands[position]])
 
 
-def lowers_to_function(primitive: Any, function: Callable[..., Any], platform: str) -> None:
-    """Lowers a primitive on one platform to what a function of arrays emits."""
-    rule = mlir.lower_fun(function, multiple_results=False)
-    mlir.register_lowering(primitive, rule, platform=platform)
-
-
 def lowers_by_platform(
     primitive: Any, default: Callable[..., Any], **by_platform: Callable[..., Any]
 ) -> None:

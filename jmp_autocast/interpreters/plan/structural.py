@@ -285,7 +285,7 @@ def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
     return EquationPlan(action, at.given, (None,) * len(at.given), results, INSIDE)
 
 
-@plans("source_view", "cpu_barrier", "accumulate", "pick")
+@plans("source_view", "accumulate", "pick")
 def as_made(planner: PlansBodies, at: Place) -> EquationPlan:
     """What an inner autocast made is bound as it made it."""
     return keep(at, Reason(ReasonCode.KEEP, "made by autocast"))
