@@ -1,6 +1,5 @@
 """Parameters are cast once, and their gradients still accumulate in float32."""
 
-
 import jax
 import jax.export
 import jax.numpy as jnp
