@@ -39,8 +39,6 @@ Literal = jex_core.Literal
 Var = jex_core.Var
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
-_TRACES: tuple[Any, ...] = (jax.core.Trace, jax.core.AbstractValue)
-TRACES_AND_JAXPRS: tuple[Any, ...] = (*_TRACES, jex_core.Jaxpr, jex_core.ClosedJaxpr)
 jaxpr_as_fun: Callable[[Any], Callable[..., Any]] = jex_core.jaxpr_as_fun
 # JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
@@ -50,7 +48,6 @@ dce_jaxpr: Callable[..., Any] = partial_eval.dce_jaxpr
 
 __all__ = [
     "ASSUMED_LENGTH",
-    "TRACES_AND_JAXPRS",
     "EquationContext",
     "InconclusiveDimensionOperation",
     "Literal",
