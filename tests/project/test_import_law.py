@@ -88,6 +88,7 @@ UPPER = {
         "autocast",
         "cast_params",
         "inspect",
+        "interpreters",
         "keep_less",
         "loss_scaling",
         "policies",

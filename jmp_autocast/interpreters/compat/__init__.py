@@ -39,6 +39,7 @@ Literal = jex_core.Literal
 Var = jex_core.Var
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
+JAXPRS: tuple[Any, ...] = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
 jaxpr_as_fun: Callable[[Any], Callable[..., Any]] = jex_core.jaxpr_as_fun
 # JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
@@ -48,6 +49,7 @@ dce_jaxpr: Callable[..., Any] = partial_eval.dce_jaxpr
 
 __all__ = [
     "ASSUMED_LENGTH",
+    "JAXPRS",
     "EquationContext",
     "InconclusiveDimensionOperation",
     "Literal",

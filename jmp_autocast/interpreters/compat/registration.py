@@ -7,7 +7,6 @@ is told of them. The same in all supported versions.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,9 +89,38 @@ def acts_on_each_element(primitive: Any) -> None:
     batching.defvectorized(primitive)
 
 
+_stands_for: dict[Any, dict[str, Callable[..., Any]]] = {}
+
+
+def stands_for(
+    primitive: Any, default: Callable[..., Any], **by_platform: Callable[..., Any]
+) -> None:
+    """Says which operations of JAX a primitive stands for, on some platforms others.
+
+    Args:
+        primitive: The primitive.
+        default: A function of arrays that takes the parameters by keyword.
+        **by_platform: Another one by the name of a platform.
+    """
+    _stands_for[primitive] = {"default": default, **by_platform}
+
+
+def plain_function(eqn: Any, platform: str) -> Callable[..., Any] | None:
+    """Returns the function of arrays that an equation stands for, None if its primitive is JAX's.
+
+    Args:
+        eqn: The equation.
+        platform: A platform, as `jax.default_backend` names it.
+    """
+    if (functions := _stands_for.get(eqn.primitive)) is None:
+        return None
+    return functools.partial(functions.get(platform, functions["default"]), **eqn.params)
+
+
 def lowers_to_operand(primitive: Any, position: int) -> None:
     """Lowers a primitive to nothing: its result is one of its operands."""
     mlir.register_lowering(primitive, lambda ctx, *operands: [operands[position]])
+    stands_for(primitive, lambda *operands: operands[position])
 
 
 def lowers_by_platform(
@@ -120,6 +148,7 @@ def lowers_by_platform(
         return _emitted(ctx, _traced(function, *given, trace_context()), operands)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
+    stands_for(primitive, default, **by_platform)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -179,6 +208,7 @@ def lowers_to_row_major(primitive: Any) -> None:
         return pinned(ctx, operand)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
+    stands_for(primitive, lambda x: x)
 
 
 def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:
@@ -220,46 +250,6 @@ def at_front(x: Any, dim: int | None, size: int) -> Any:
 def batch_size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
     """Returns the number of elements of the batch that the operands of an equation hold."""
     return next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-
-
-# --- interpreters beside JAX's own ------------------------------------------------------------
-
-_elsewhere: dict[Any, Callable[..., Any]] = {}
-
-
-def runs_elsewhere_as(primitive: Any, function: Callable[..., Any]) -> None:
-    """Tells interpreters that know no primitive of ours which function of arrays to run instead.
-
-    Args:
-        primitive: The primitive.
-        function: Takes the operands and, by keyword, the parameters of an equation.
-    """
-    _elsewhere[primitive] = function
-
-
-def register_elsewhere() -> None:
-    """Registers what `runs_elsewhere_as` was told with the interpreters that are imported.
-
-    `jax.experimental.jet` and `jax.experimental.sparse` hold a table of rules each, and raise for
-    what is not in it. Nobody who does not use them pays for their import.
-    """
-    if (jet := sys.modules.get("jax.experimental.jet")) is not None:
-        for primitive, function in _elsewhere.items():
-            jet.jet_rules.setdefault(primitive, functools.partial(_jet, jet, function))
-    if (sparse := sys.modules.get("jax.experimental.sparse.transform")) is not None:
-        for primitive, function in _elsewhere.items():
-            rule = functools.partial(_sparsified, sparse, function)
-            sparse.sparse_rules_bcoo.setdefault(primitive, rule)
-
-
-def _jet(module: Any, function: Any, primals: Any, series: Any, **params: Any) -> Any:
-    return module.jet(functools.partial(function, **params), primals, series)
-
-
-def _sparsified(module: Any, function: Any, env: Any, *values: Any, **params: Any) -> Any:
-    avals = module.spvalues_to_avals(env, values)
-    closed = jax.make_jaxpr(functools.partial(function, **params))(*avals)
-    return module.eval_sparse(closed.jaxpr, closed.consts, values, env)
 
 
 def transposed_by(jaxpr: Any, operands: Sequence[Any], cotangent: Any) -> Any:

@@ -16,7 +16,6 @@ from ..compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_to_operand,
-    runs_elsewhere_as,
     zero_tangent,
 )
 from .cached_bind import with_cached_derivative
@@ -54,7 +53,6 @@ source_view_p: Any = define_primitive(
     batch=_batch,
 )
 lowers_to_operand(source_view_p, 1)
-runs_elsewhere_as(source_view_p, lambda full, low: lax.convert_element_type(full, low.dtype))
 _view = with_cached_derivative(source_view_p.bind)
 
 
