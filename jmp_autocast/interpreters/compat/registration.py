@@ -12,11 +12,10 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax._src import dispatch
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import Primitive, Var
-from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.interpreters import ad, batching, mlir
 
+from .private_names import private
 from .settings import trace_context
 
 add_tangents: Callable[[Any, Any], Any] = ad.add_tangents
@@ -186,7 +185,9 @@ def lowers_with_devices(primitive: Any) -> None:
     `jax.nn.scaled_matmul` is partitioned by a rule of JAX's own, which asks for them, and JAX looks
     for it in jaxprs, not in what our lowerings emit.
     """
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    known = private("jax._src.dispatch.prim_requires_devices_during_lowering")
+    if known is not None:
+        known.add(primitive)
 
 
 def lowers_to_row_major(primitive: Any) -> None:
@@ -201,9 +202,12 @@ def lowers_to_row_major(primitive: Any) -> None:
         # A `shard_map` has a context without a number of devices.
         is_alone = getattr(module.axis_context, "num_devices", None) == 1
         is_cuda = tuple(module.platforms) == ("cuda",)
-        if not (is_alone and is_cuda) or module.lowering_parameters.for_export:
+        layouts = private("jax.experimental.layout.Layout")
+        with_layout_constraint = private("jax.experimental.layout.with_layout_constraint")
+        is_known = layouts is not None and with_layout_constraint is not None
+        if not (is_known and is_alone and is_cuda) or module.lowering_parameters.for_export:
             return [operand]
-        layout = Layout(major_to_minor=tuple(range(ctx.avals_in[0].ndim)))
+        layout = layouts(major_to_minor=tuple(range(ctx.avals_in[0].ndim)))
         pinned = mlir.lower_fun(lambda x: with_layout_constraint(x, layout), False)
         return pinned(ctx, operand)
 
@@ -233,7 +237,9 @@ def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:
             return eqn, None, [False], [False], []
         return eqn, eqn, [False], [True], residuals
 
-    partial_eval.partial_eval_jaxpr_custom_rules[primitive] = rule
+    rules = private("jax.interpreters.partial_eval.partial_eval_jaxpr_custom_rules")
+    if rules is not None:
+        rules[primitive] = rule
 
 
 def at_front(x: Any, dim: int | None, size: int) -> Any:
@@ -257,10 +263,14 @@ def transposed_by(jaxpr: Any, operands: Sequence[Any], cotangent: Any) -> Any:
 
     Unlike `jax.linear_transpose` it takes the cotangent of a result whose type is not its own.
     """
-    from jax._src.interpreters import ad as private_ad
-
+    backward_pass = private("jax._src.interpreters.ad.backward_pass")
+    if backward_pass is None:
+        raise NotImplementedError(
+            "This release of JAX has no transpose of a product whose result is unreduced. Reshard "
+            "the result of the product before it is differentiated."
+        )
     avals = [v.aval for v in jaxpr.jaxpr.invars]
     pairs = zip(operands, avals, strict=True)
     primals = [ad.UndefinedPrimal(a.to_ct_aval()) if x is None else x for x, a in pairs]
-    found = private_ad.backward_pass(jaxpr.jaxpr, True, jaxpr.consts, primals, [cotangent])
+    found = backward_pass(jaxpr.jaxpr, True, jaxpr.consts, primals, [cotangent])
     return ad.instantiate_zeros(found[[x is None for x in operands].index(True)])

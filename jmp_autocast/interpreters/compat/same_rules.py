@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.core
 import numpy as np
-from jax.extend.linear_util import WrappedFun
+
+from .private_names import private
 
 _JAX = jax.__file__.removesuffix("__init__.py")
 
@@ -63,7 +64,7 @@ def rule_key(rule: Any, own: list[Any]) -> Hashable:
         return kind
     if kind is tuple or (kind is list and rule and all(isinstance(x, _AVAL) for x in rule)):
         return kind, *[rule_key(part, own) for part in rule]
-    if isinstance(rule, WrappedFun):
+    if isinstance(rule, private("jax.extend.linear_util.WrappedFun") or ()):
         return kind, rule_key((rule.f, rule.transforms, rule.params), own)
     if isinstance(rule, FunctionType) and rule.__code__.co_filename.startswith(_JAX):
         # A function of the user's own is itself: what it closes over may change between its calls.
