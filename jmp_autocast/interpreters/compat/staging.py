@@ -55,7 +55,7 @@ def _staged(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
             continue
         is_tracer = isinstance(x, Tracer)
         # A tracer of another trace may be one that has escaped, for which binding has an error.
-        if not isinstance(x, jax.Array) or (is_tracer and x._trace is not trace):
+        if not isinstance(x, jax.Array) or (is_tracer and getattr(x, "_trace", None) is not trace):
             return None
         tracer = trace.to_jaxpr_tracer(x, info)
         if tracer.aval != atom.aval:

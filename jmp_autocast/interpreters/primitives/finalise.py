@@ -8,14 +8,21 @@ operations of JAX, as which XLA gets it in any case.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from ..compat import EquationContext, Literal, body_of, fresh_make_jaxpr, open_jaxpr, variables_in
+from ..compat import (
+    JAXPRS,
+    EquationContext,
+    Literal,
+    body_of,
+    fresh_make_jaxpr,
+    open_jaxpr,
+    variables_in,
+)
 from ..compat.registration import plain_function
-from .structure import with_jaxprs
 
 
 def finalise(jaxpr: Any, *, platform: str | None = None) -> Any:
@@ -70,7 +77,7 @@ class _Finaliser:
         for eqn in body.eqns:
             operands = _read(eqn.invars, atoms)
             if (function := plain_function(eqn, self._platform)) is None:
-                params = with_jaxprs(eqn.params, self.jaxpr)
+                params = _with_jaxprs(eqn.params, self.jaxpr)
                 is_same = params is eqn.params and atoms.keys().isdisjoint(variables_in(eqn.invars))
                 eqns.append(eqn if is_same else eqn.replace(invars=operands, params=params))
                 continue
@@ -91,3 +98,27 @@ class _Finaliser:
 
 def _read(variables: Sequence[Any], atoms: dict[Any, Any]) -> list[Any]:
     return [v if isinstance(v, Literal) else atoms.get(v, v) for v in variables]
+
+
+def _with_jaxprs(params: Any, new: Callable[[Any], Any]) -> Any:
+    """Returns parameters of an equation with other jaxprs, also of a primitive unknown here.
+
+    Args:
+        params: The parameters, or one of them.
+        new: From a jaxpr, open or closed, to one with inputs and outputs of the same types.
+
+    Returns:
+        The parameters; the given object, where all jaxprs in it stay.
+    """
+    if isinstance(params, JAXPRS):
+        return new(params)
+    if isinstance(params, dict):
+        values = {name: _with_jaxprs(x, new) for name, x in params.items()}
+        return values if any(values[name] is not x for name, x in params.items()) else params
+    if isinstance(params, tuple | list):
+        items = [_with_jaxprs(x, new) for x in params]
+        if all(map(operator.is_, items, params)):
+            return params
+        make: Any = getattr(params, "_make", type(params))  # a named tuple takes items one by one
+        return make(items)
+    return params

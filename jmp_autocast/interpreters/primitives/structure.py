@@ -9,12 +9,10 @@ To add a higher-order primitive, describe it here, and give it a rewriting rule 
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..compat import (
-    JAXPRS,
     assumed_size,
     body_of,
     call_with_operands,
@@ -164,29 +162,6 @@ def rule_of(eqn: Any) -> tuple[Hashable, list[Any]]:
     """
     params, own = {k: v for k, v in eqn.params.items() if k != _key(eqn)}, []
     return (eqn.primitive.name, *params, *[rule_key(rule, own) for rule in params.values()]), own
-
-
-def with_jaxprs(params: Any, new: Callable[[Any], Any]) -> Any:
-    """Returns parameters of an equation with other jaxprs, also of a primitive unknown here.
-
-    Args:
-        params: The parameters, or one of them.
-        new: From a jaxpr, open or closed, to one with inputs and outputs of the same types.
-
-    Returns:
-        The parameters; the given object, where all jaxprs in it stay.
-    """
-    if isinstance(params, JAXPRS):
-        return new(params)
-    if isinstance(params, dict):
-        values = {name: with_jaxprs(x, new) for name, x in params.items()}
-        return values if any(values[name] is not x for name, x in params.items()) else params
-    if isinstance(params, tuple | list):
-        items = [with_jaxprs(x, new) for x in params]
-        if all(map(operator.is_, items, params)):
-            return params
-        return type(params)._make(items) if hasattr(params, "_make") else type(params)(items)
-    return params
 
 
 def isolates(eqn: Any) -> bool:
