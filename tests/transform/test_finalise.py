@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import jet, sparse
 from jax.sharding import AxisType, PartitionSpec as P
 
-from jmp_autocast import BF16, Float8, Policy, autocast, finalise
+from jmp_autocast import BF16, Float8, Policy, autocast, finalise, float8
 from jmp_autocast.interpreters import primitives
 from jmp_autocast.interpreters.compat import (
     JAXPRS,
@@ -34,10 +34,10 @@ LABELS = np.arange(32) % 16
 
 def own_primitives():
     """Each primitive that a module of the package defines."""
-    modules = pkgutil.iter_modules(primitives.__path__, f"{primitives.__name__}.")
     return {
         primitive.name
-        for module in modules
+        for room in (primitives, float8)
+        for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")
         for name, primitive in vars(importlib.import_module(module.name)).items()
         if name.endswith("_p") and not hasattr(lax, name)
     }
