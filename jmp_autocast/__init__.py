@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .autocast import autocast
 from .cast_params import cast_params
+from .interpreters.primitives.finalise import finalise
 from .keep_less import keep_less
 from .loss_scaling import (
     LossScale,
@@ -56,6 +57,7 @@ __all__ = [
     "compute_precision",
     "dynamic_loss_scaling",
     "explain",
+    "finalise",
     "finite_value_and_grad",
     "full_precision",
     "keep_less",

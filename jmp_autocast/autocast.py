@@ -20,7 +20,6 @@ from .call.outputs import as_traced, per_output, want_of
 from .call.wrapping import Wrapper, wrapper_of
 from .float8.dequantize import dequantized
 from .float8.units import warn_without_units
-from .frame_memory import with_frame_memory
 from .interpreters import Planner, Rewriter
 from .interpreters.after.computed_outputs import computed_wants
 from .interpreters.after.guarded_products import guarded_products
@@ -349,7 +348,6 @@ def plan_call(
     return PlannedCall(call, traced, closed, planner, plan, options.residuals, wanted, choice)
 
 
-@with_frame_memory
 def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool) -> Any:
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, overload
 from .call import arguments
 from .call.outputs import as_traced
 from .call.wrapping import Wrapper, wrapper_of
-from .frame_memory import with_frame_memory
 from .interpreters.compat import body_of, fresh_make_jaxpr, jaxpr_as_fun, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals, as_choice
 from .interpreters.keep.emit import Emitter, has_loop
@@ -119,7 +118,6 @@ class KeepLess(Wrapper):
     _fix = "Pass options by keyword: @keep_less(residuals=...)."
     _options: KeepOptions
 
-    @with_frame_memory
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
         if self.choice.is_off:

@@ -45,9 +45,9 @@ class Policy:
         rules: Pairs of primitive name and rule; build it with `with_rules`.
         scopes: Pairs of scope pattern and dtype; build it with `with_scopes`.
         scoped_rules: Triples of pattern, primitive name and rule; build it with `with_rules`.
-        weight_gradients: The dtype in which a matmul returns the gradient of a weight, a sequence
-            those of rows and positions, and devices add them up. ``"float32"``: its accumulator.
-            ``"compute"``: rounded to the compute dtype, for half the bytes between devices.
+        weight_gradients: The dtype in which a matmul returns the gradient of a weight, and in which
+            devices add it up under data parallelism. ``"float32"``: its accumulator. ``"compute"``:
+            rounded to the compute dtype, for half the bytes between devices.
         precisions: Pairs of scope pattern and precision; build it with `with_precision`.
         matmul: A `Float8`, or the name of one, ``"float8"``, ``"float8_row"``, ``"mxfp8"`` or
             ``"nvfp4"``: products of weights run in 8 bits, or 4; None: none do.

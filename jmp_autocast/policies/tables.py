@@ -134,7 +134,7 @@ CALLS = frozenset(
 # No cast policy says what happens to them: each has a planning rule in `interpreters/plan`.
 STRUCTURAL = CALLS | frozenset(
     """
-    convert_element_type optimization_barrier source_view cpu_barrier accumulate
+    convert_element_type optimization_barrier source_view accumulate
     float8_dot tangent_carrier dequantize row_major pick
     scan while cond shard_map custom_jvp_call custom_vjp_call custom_vmap_call
     """.split()

@@ -7,6 +7,7 @@ The rules here are wrong on purpose, by a factor of three, so that one that was 
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,14 +38,14 @@ def fixed_point(w, x):
 
     @jax.custom_vjp
     def solve(x):
-        return lax.fori_loop(0, 20, lambda _, y: step(y, x), x)
+        return lax.fori_loop(0, 20, lambda _, y: step(w, y, x), x)
 
-    def step(y, x):
+    def step(w, y, x):
         return jnp.tanh(y @ w) / 2 + x
 
     def backward(saved, g):
         y, x = saved
-        pull = jax.vjp(lambda y: step(y, x), y)[1]
+        pull = jax.vjp(lambda y: step(w, y, x), y)[1]
         return (3 * lax.fori_loop(0, 20, lambda _, v: g + pull(v)[0], g),)
 
     solve.defvjp(lambda x: (y := solve(x), (y, x)), backward)
@@ -164,6 +165,88 @@ def custom_root(w, x):
         lax.custom_root(residual, x, solve, lambda f, y: jnp.linalg.solve(jax.jacobian(f)(y), y))
         ** 2
     )
+
+
+def scaled_by(backward):
+    """A function whose rule is a product by what ``backward`` makes of the weight."""
+
+    def fn(w, x):
+        @jax.custom_vjp
+        def double(x):
+            return 2 * x
+
+        double.defvjp(lambda x: (double(x), None), backward(jnp.tanh(w @ w)))
+        return jnp.sum(double(x @ w) ** 2)
+
+    return fn
+
+
+class Model(NamedTuple):
+    weight: Any
+
+    def backward(self, _, g):
+        return (3 * (g @ self.weight),)
+
+
+def kept_in_a_list(w):
+    kept = {"layers": [{"w": w}]}
+    return lambda _, g: (3 * (g @ kept["layers"][0]["w"]),)
+
+
+def decorated(w):
+    backward = lambda _, g: (3 * (g @ w),)
+    return functools.wraps(backward)(lambda *args: backward(*args))
+
+
+def default(w):
+    return lambda _, g, w=w: (3 * (g @ w),)
+
+
+def keyword_default(w):
+    return lambda _, g, *, w=w: (3 * (g @ w),)
+
+
+def beside_what_has_no_order(w):
+    names = {1: "one", "two": 2}
+    return lambda _, g: (names[1] and 3 * (g @ w),)
+
+
+FORMS = {
+    "partial": lambda w: functools.partial(lambda w, _, g: (3 * (g @ w),), w),
+    "method": lambda w: Model(w).backward,
+    **{f.__name__: f for f in (kept_in_a_list, decorated, default, keyword_default)},
+    beside_what_has_no_order.__name__: beside_what_has_no_order,
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_what_a_rule_holds_itself(form):
+    fn = scaled_by(form)
+    close(grad(CAST(fn), w(), x()), grad(fn, w(), x()), 3e-2)
+
+
+class Solver:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def backward(self, _, g):
+        return (3 * (g @ self.weight),)
+
+
+def behind_a_function(w):
+    product = lambda g: g @ w
+    return lambda _, g: (3 * product(g),)
+
+
+DEEPER = {"function": behind_a_function, "object": lambda w: Solver(w).backward}
+
+
+@pytest.mark.parametrize("form", DEEPER.values(), ids=DEEPER)
+def test_what_lies_deeper_fails_as_under_jit(form):
+    with pytest.raises((TypeError, jax.errors.UnexpectedTracerError), match="Tracer"):
+        grad(CAST(scaled_by(form)), w(), x())
+    with pytest.raises((TypeError, jax.errors.UnexpectedTracerError), match="Tracer"):
+        grad(jax.jit(scaled_by(form)), w(), x())
 
 
 def test_a_root_of_jax_whose_function_closes_over_values():

@@ -134,7 +134,7 @@ def test_static_arguments_that_python_calls_equal_are_not_the_same():
     loss = autocast(total, policy=BF16)
     slopes = [g[0, 0] / jnp.sum(W[0]) for g in jax.jit(jax.grad(loss))([X] * 4)]
     chex.assert_trees_all_close(slopes, [jnp.float32(s) for s in (1, 2, 2, 0.5)], rtol=1e-2)
-    assert rule_key(0.0) != rule_key(-0.0)
+    assert rule_key(0.0, []) != rule_key(-0.0, [])
 
 
 @pytest.mark.usefixtures("jit_caches")
@@ -166,7 +166,7 @@ def custom_jvp_of(settings):
 
 
 def rules_in(fn):
-    return [rule_of(e) for e in trace(fn, X).jaxpr.eqns if e.primitive.name == "custom_jvp_call"]
+    return [rule_of(e)[0] for e in trace(fn, X).jaxpr.eqns if e.primitive.name == "custom_jvp_call"]
 
 
 @pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.relu6], ids=["relu", "relu6"])
@@ -176,10 +176,7 @@ def test_calls_of_a_library_function_have_one_rule(function):
 
 
 def own_of(function):
-    own = []
-    for eqn in filter(has_rule, trace(function, X).jaxpr.eqns):
-        rule_of(eqn, own)
-    return own
+    return [x for eqn in filter(has_rule, trace(function, X).jaxpr.eqns) for x in rule_of(eqn)[1]]
 
 
 def test_calls_of_a_library_function_hold_the_same_objects():

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import jet, sparse
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jmp_autocast import autocast, keep_less
@@ -103,26 +102,6 @@ def test_the_gradient_of_an_unreduced_product():
         expected = jax.jit(jax.grad(loss, (0, 1)))(a, b)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=0.03)
-
-
-def dense(w, x):
-    return jnp.tanh(x @ w["w"] + w["b"])
-
-
-def test_jet():
-    """Taylor series go through our own primitives as through the operations they stand for."""
-    w = {"w": X, "b": X[0]}
-    fn = bf16(functools.partial(dense, w))
-    found = jet.jet(fn, (X,), ((X, jnp.zeros_like(X)),))
-    expected = jet.jet(functools.partial(dense, w), (X,), ((X, jnp.zeros_like(X)),))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.1), found, expected)
-
-
-def test_sparsify():
-    w = {"w": X, "b": X[0]}
-    m = sparse.BCOO.fromdense(jnp.eye(4))
-    found = sparse.sparsify(bf16(lambda x, w: x @ w["w"], params=1))(m, w)
-    np.testing.assert_allclose(found, X, atol=0.01)
 
 
 def test_errors_name_the_users_function_and_argument():

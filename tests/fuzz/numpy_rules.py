@@ -241,7 +241,7 @@ RULES: dict[str, Rule] = {
             "gt": np.greater, "ge": np.greater_equal, "square": np.square, "real": np.real,
             "imag": np.imag, "conj": np.conj, "complex": lambda x, y: x + 1j * y,
             "copy": np.asarray, "copy_p": np.asarray, "stop_gradient": np.asarray,
-            "pvary": np.asarray, "cpu_barrier": np.asarray, "source_view": lambda full, low: low,
+            "pvary": np.asarray, "source_view": lambda full, low: low,
         }.items()
     },
     **{

@@ -164,7 +164,7 @@ NO_COMPUTATION = (
     _CALLS
     | MOVEMENT
     | frozenset(
-        "source_view tangent_carrier cpu_barrier row_major stack unstack reduce_precision".split()
+        "source_view tangent_carrier row_major stack unstack reduce_precision".split()
     )
 )
 _PRODUCTS = CONTRACTIONS | {"accumulate"}

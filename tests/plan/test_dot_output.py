@@ -98,6 +98,28 @@ def test_weight_gradients_that_are_rounded_before_devices_add_them(dot_output):
     assert float(jax.grad(autocast(uses, policy=policy, params=0))(w)[0, 0]) == 257.0
 
 
+def test_sums_are_float32_where_weight_gradients_are_rounded():
+    """Rows of a table, positions and biases: a row's 1,024 cotangents stop at 256 in bfloat16."""
+
+    def loss(params, tokens):
+        return jnp.sum(params["table"][tokens] + params["positions"] + params["bias"])
+
+    policy = Policy(jnp.bfloat16, level="compute", weight_gradients="compute")
+    params = {"table": np.ones((4, 2)), "positions": np.ones((256, 2)), "bias": np.ones(2)}
+    params = {name: np.float32(array) for name, array in params.items()}
+    gradient = jax.grad(autocast(loss, policy=policy, params=0))
+    tokens = np.zeros((4, 256), np.int32)
+    sums = [
+        e
+        for name in ("reduce_sum", "scatter-add")
+        for e in find(trace(gradient, params, tokens), name)
+    ]
+    assert {e.outvars[0].aval.dtype.name for e in sums} == {"float32"}
+    found = gradient(params, tokens)
+    assert float(found["table"][0, 0]) == float(found["bias"][0]) == 1024.0
+    assert float(found["positions"][0, 0]) == 4.0
+
+
 @pytest.mark.parametrize("policy", [BF16, CONSUMER], ids=["compute", "consumer"])
 @pytest.mark.parametrize("first", [False, True], ids=["weight_first", "literal_first"])
 def test_a_factor_that_is_a_literal(policy, first):

@@ -11,7 +11,6 @@ PACKAGE = pathlib.Path(__file__).parents[2] / "jmp_autocast"
 LAW = {
     "policies": set(),
     "scopes": {"policies"},
-    "frame_memory": set(),
     "loss_scaling": set(),
     "optimizers": {"interpreters/compat"},
     "backend": set(),
@@ -53,12 +52,11 @@ LAW = {
 UPPER = {
     "float8": {"backend", "interpreters", "policies"},
     "call": {"backend", "float8", "interpreters", "policies", "scopes"},
-    "keep_less": {"call", "frame_memory", "interpreters", "policies"},
+    "keep_less": {"call", "interpreters", "policies"},
     "autocast": {
         "backend",
         "call",
         "float8",
-        "frame_memory",
         "interpreters",
         "keep_less",
         "policies",
@@ -90,6 +88,7 @@ UPPER = {
         "autocast",
         "cast_params",
         "inspect",
+        "interpreters",
         "keep_less",
         "loss_scaling",
         "policies",

@@ -7,6 +7,7 @@ attributes that JAX's objects have without documenting them.
 import ast
 import importlib.util
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from jmp_autocast.interpreters import compat
+from jmp_autocast.interpreters.compat.private_names import PRIVATE
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMPAT = ROOT / "jmp_autocast" / "interpreters" / "compat"
@@ -174,7 +176,22 @@ def test_no_other_file_uses_a_name_that_is_not_public(folder):
 
 def test_compat_is_where_they_are():
     names = {name for _, name in not_public(COMPAT.joinpath("__init__.py").read_text("utf-8"))}
-    assert {"jax.extend.core", "jax.interpreters.partial_eval", ".name_stack"} <= names
+    assert {"jax.extend.core", "jax.core", ".name_stack"} <= names
+
+
+def test_private_names_stand_in_one_table():
+    """No module imports one: each is looked up by its name in the table, and may be gone."""
+    found, looked_up = [], set()
+    for path in sorted((ROOT / "jmp_autocast").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        used = (name for _, name in names_used(tree) if re.search(r"^jax\.(.*\.)?_", name))
+        found += [f"{path.relative_to(ROOT)} {name}" for name in used if "__" not in name]
+        if path.name != "private_names.py":
+            texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+            looked_up |= {text for text in texts if re.fullmatch(r"jax\.[\w.]+", str(text))}
+    assert not found, "\n".join(["put these into compat/private_names.py:", *found])
+    assert looked_up >= PRIVATE.keys()
+    assert not {name for name in looked_up if "._" in name} - PRIVATE.keys()
 
 
 def test_every_allowed_name_is_used():

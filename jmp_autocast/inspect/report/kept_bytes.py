@@ -12,7 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...interpreters.after.provenance import entering, follow, leaving
-from ...interpreters.compat import Literal, body_of, dce_jaxpr, fresh_make_jaxpr, name_stack
+from ...interpreters.compat import (
+    Literal,
+    body_of,
+    fresh_make_jaxpr,
+    name_stack,
+    without_dead_equations,
+)
 from ...interpreters.plan.float_dtypes import is_in
 from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.structure import bodies, equations_in
@@ -89,7 +95,7 @@ def kept_bytes(
     except Exception as error:  # JAX, or a rule of the user's own, may refuse in any way
         return KeptBytes(error=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
     # `jax.vjp` also computes the outputs. What they alone need is not kept.
-    jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    jaxpr = without_dead_equations(jaxpr)
     inputs = [_Kind.PARAM if i in params else _Kind.OTHER for i in range(len(shapes))]
     kept_arrays = zip(jaxpr.outvars, _kinds(jaxpr, inputs), strict=True)
     # A view of a source is its 16-bit copy: several views are one array.

@@ -15,7 +15,6 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
-from jax.interpreters import partial_eval
 
 from . import avals, registration
 from .avals import (
@@ -33,24 +32,24 @@ from .avals import (
     with_dtype,
     zero_cotangent,
 )
+from .private_names import private
+from .scans import scan_split, scan_with_more
 from .settings import trace_context
 
 Literal = jex_core.Literal
 Var = jex_core.Var
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
-_TRACES: tuple[Any, ...] = (jax.core.Trace, jax.core.AbstractValue)
-TRACES_AND_JAXPRS: tuple[Any, ...] = (*_TRACES, jex_core.Jaxpr, jex_core.ClosedJaxpr)
+JAXPRS: tuple[Any, ...] = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
 jaxpr_as_fun: Callable[[Any], Callable[..., Any]] = jex_core.jaxpr_as_fun
 # JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
 InconclusiveDimensionOperation = _errors.InconclusiveDimensionOperation
 current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
-dce_jaxpr: Callable[..., Any] = partial_eval.dce_jaxpr
 
 __all__ = [
     "ASSUMED_LENGTH",
-    "TRACES_AND_JAXPRS",
+    "JAXPRS",
     "EquationContext",
     "InconclusiveDimensionOperation",
     "Literal",
@@ -65,7 +64,6 @@ __all__ = [
     "collective_axes",
     "consts_of",
     "current_name_stack",
-    "dce_jaxpr",
     "device_varying",
     "fresh_make_jaxpr",
     "function_name",
@@ -100,6 +98,7 @@ __all__ = [
     "varying_axes",
     "whole_name_stack",
     "with_dtype",
+    "without_dead_equations",
     "zero_cotangent",
 ]
 
@@ -179,6 +178,14 @@ def jax_function(jaxpr: Any) -> str:
 def function_name(jaxpr: Any) -> str:
     """Returns the name of the function that a jaxpr traces."""
     return body_of(jaxpr).debug_info.func_name
+
+
+def without_dead_equations(jaxpr: Any) -> Any:
+    """Returns an open jaxpr without the equations that no output needs; all inputs stay."""
+    dce_jaxpr = private("jax.interpreters.partial_eval.dce_jaxpr")
+    if dce_jaxpr is None:
+        return jaxpr
+    return dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
 # --- equations ------------------------------------------------------------------------------
@@ -292,30 +299,6 @@ def source_line(eqn: Any) -> str:
     return source_info_util.summarize(eqn.source_info)
 
 
-def scan_split(params: dict[str, Any]) -> tuple[int, int]:
-    """Returns the numbers of constants and carries of a scan.
-
-    JAX 0.11 replaced ``num_consts`` and ``num_carry`` by the tree ``ft_in``.
-    """
-    if "ft_in" in params:
-        consts, carry, _ = (len(tree) for tree in params["ft_in"].unpack())
-        return consts, carry
-    return params["num_consts"], params["num_carry"]
-
-
-def scan_with_more(params: dict[str, Any], extra: int, scanned: int) -> dict[str, Any]:
-    """Returns a scan's parameters with more constants, and more arrays that it goes through."""
-    if not extra and not scanned:
-        return params
-    if "ft_in" not in params:
-        return dict(params, num_consts=params["num_consts"] + extra)
-    from jax._src import flattree  # pyright: ignore[reportAttributeAccessIssue]  # from 0.11
-
-    consts, carry, xs = params["ft_in"].unpack()
-    xs = flattree.nones(len(xs) + scanned) if scanned else xs
-    return dict(params, ft_in=flattree.pack((flattree.nones(len(consts) + extra), carry, xs)))
-
-
 def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[str, Any]:
     """Returns a call's parameters with more operands at the end.
 
@@ -384,9 +367,12 @@ def literal_value(literal: Any) -> Any:
     return array if aval.dtype == jax.dtypes.float0 else array[()]
 
 
+_STAGED = "jax.interpreters.partial_eval.DynamicJaxprTracer"
+
+
 def is_staged(x: Any) -> bool:
     """Returns whether a value belongs to a trace that only writes a jaxpr: of `jit` or a loop."""
-    return isinstance(x, partial_eval.DynamicJaxprTracer)
+    return isinstance(x, private(_STAGED) or ())
 
 
 def traced_variable(x: Any) -> Any:
@@ -394,5 +380,5 @@ def traced_variable(x: Any) -> Any:
 
     The tracer knows it after its trace is over, too.
     """
-    atom = x.val if isinstance(x, partial_eval.DynamicJaxprTracer) else None
+    atom = x.val if is_staged(x) else None
     return atom if isinstance(atom, Var) else None

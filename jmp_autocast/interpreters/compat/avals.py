@@ -126,8 +126,3 @@ def zero_cotangent(aval: Any) -> Any:
         return ad.Zero(aval.to_ct_aval())
     inexact = jax.numpy.issubdtype(aval.dtype, np.inexact)
     return np.zeros(aval.shape, aval.dtype if inexact else jax.dtypes.float0)
-
-
-def is_on_mesh_axes(aval: Any) -> bool:
-    """Returns whether the type of an array names mesh axes: explicit ones, or those of a map."""
-    return bool(aval.mat.varying) or any(aval.sharding.spec)

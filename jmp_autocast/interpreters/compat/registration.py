@@ -7,17 +7,15 @@ is told of them. The same in all supported versions.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
-from jax._src import dispatch
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import Primitive, Var
-from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.interpreters import ad, batching, mlir
 
+from .private_names import private
 from .settings import trace_context
 
 add_tangents: Callable[[Any, Any], Any] = ad.add_tangents
@@ -90,15 +88,38 @@ def acts_on_each_element(primitive: Any) -> None:
     batching.defvectorized(primitive)
 
 
+_stands_for: dict[Any, dict[str, Callable[..., Any]]] = {}
+
+
+def stands_for(
+    primitive: Any, default: Callable[..., Any], **by_platform: Callable[..., Any]
+) -> None:
+    """Says which operations of JAX a primitive stands for, on some platforms others.
+
+    Args:
+        primitive: The primitive.
+        default: A function of arrays that takes the parameters by keyword.
+        **by_platform: Another one by the name of a platform.
+    """
+    _stands_for[primitive] = {"default": default, **by_platform}
+
+
+def plain_function(eqn: Any, platform: str) -> Callable[..., Any] | None:
+    """Returns the function of arrays that an equation stands for, None if its primitive is JAX's.
+
+    Args:
+        eqn: The equation.
+        platform: A platform, as `jax.default_backend` names it.
+    """
+    if (functions := _stands_for.get(eqn.primitive)) is None:
+        return None
+    return functools.partial(functions.get(platform, functions["default"]), **eqn.params)
+
+
 def lowers_to_operand(primitive: Any, position: int) -> None:
     """Lowers a primitive to nothing: its result is one of its operands."""
     mlir.register_lowering(primitive, lambda ctx, *operands: [operands[position]])
-
-
-def lowers_to_function(primitive: Any, function: Callable[..., Any], platform: str) -> None:
-    """Lowers a primitive on one platform to what a function of arrays emits."""
-    rule = mlir.lower_fun(function, multiple_results=False)
-    mlir.register_lowering(primitive, rule, platform=platform)
+    stands_for(primitive, lambda *operands: operands[position])
 
 
 def lowers_by_platform(
@@ -126,6 +147,7 @@ def lowers_by_platform(
         return _emitted(ctx, _traced(function, *given, trace_context()), operands)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
+    stands_for(primitive, default, **by_platform)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -163,7 +185,9 @@ def lowers_with_devices(primitive: Any) -> None:
     `jax.nn.scaled_matmul` is partitioned by a rule of JAX's own, which asks for them, and JAX looks
     for it in jaxprs, not in what our lowerings emit.
     """
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    known = private("jax._src.dispatch.prim_requires_devices_during_lowering")
+    if known is not None:
+        known.add(primitive)
 
 
 def lowers_to_row_major(primitive: Any) -> None:
@@ -178,13 +202,18 @@ def lowers_to_row_major(primitive: Any) -> None:
         # A `shard_map` has a context without a number of devices.
         is_alone = getattr(module.axis_context, "num_devices", None) == 1
         is_cuda = tuple(module.platforms) == ("cuda",)
+        layouts = private("jax.experimental.layout.Layout")
+        with_layout_constraint = private("jax.experimental.layout.with_layout_constraint")
+        if layouts is None or with_layout_constraint is None:
+            return [operand]
         if not (is_alone and is_cuda) or module.lowering_parameters.for_export:
             return [operand]
-        layout = Layout(major_to_minor=tuple(range(ctx.avals_in[0].ndim)))
+        layout = layouts(major_to_minor=tuple(range(ctx.avals_in[0].ndim)))
         pinned = mlir.lower_fun(lambda x: with_layout_constraint(x, layout), False)
         return pinned(ctx, operand)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
+    stands_for(primitive, lambda x: x)
 
 
 def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:
@@ -209,7 +238,9 @@ def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:
             return eqn, None, [False], [False], []
         return eqn, eqn, [False], [True], residuals
 
-    partial_eval.partial_eval_jaxpr_custom_rules[primitive] = rule
+    rules = private("jax.interpreters.partial_eval.partial_eval_jaxpr_custom_rules")
+    if rules is not None:
+        rules[primitive] = rule
 
 
 def at_front(x: Any, dim: int | None, size: int) -> Any:
@@ -228,55 +259,19 @@ def batch_size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
     return next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
 
 
-# --- interpreters beside JAX's own ------------------------------------------------------------
-
-_elsewhere: dict[Any, Callable[..., Any]] = {}
-
-
-def runs_elsewhere_as(primitive: Any, function: Callable[..., Any]) -> None:
-    """Tells interpreters that know no primitive of ours which function of arrays to run instead.
-
-    Args:
-        primitive: The primitive.
-        function: Takes the operands and, by keyword, the parameters of an equation.
-    """
-    _elsewhere[primitive] = function
-
-
-def register_elsewhere() -> None:
-    """Registers what `runs_elsewhere_as` was told with the interpreters that are imported.
-
-    `jax.experimental.jet` and `jax.experimental.sparse` hold a table of rules each, and raise for
-    what is not in it. Nobody who does not use them pays for their import.
-    """
-    if (jet := sys.modules.get("jax.experimental.jet")) is not None:
-        for primitive, function in _elsewhere.items():
-            jet.jet_rules.setdefault(primitive, functools.partial(_jet, jet, function))
-    if (sparse := sys.modules.get("jax.experimental.sparse.transform")) is not None:
-        for primitive, function in _elsewhere.items():
-            rule = functools.partial(_sparsified, sparse, function)
-            sparse.sparse_rules_bcoo.setdefault(primitive, rule)
-
-
-def _jet(module: Any, function: Any, primals: Any, series: Any, **params: Any) -> Any:
-    return module.jet(functools.partial(function, **params), primals, series)
-
-
-def _sparsified(module: Any, function: Any, env: Any, *values: Any, **params: Any) -> Any:
-    avals = module.spvalues_to_avals(env, values)
-    closed = jax.make_jaxpr(functools.partial(function, **params))(*avals)
-    return module.eval_sparse(closed.jaxpr, closed.consts, values, env)
-
-
 def transposed_by(jaxpr: Any, operands: Sequence[Any], cotangent: Any) -> Any:
     """Returns the cotangent of the one operand that is None, in which a closed jaxpr is linear.
 
     Unlike `jax.linear_transpose` it takes the cotangent of a result whose type is not its own.
     """
-    from jax._src.interpreters import ad as private_ad
-
+    backward_pass = private("jax._src.interpreters.ad.backward_pass")
+    if backward_pass is None:
+        raise NotImplementedError(
+            "This release of JAX has no transpose of a product whose result is unreduced. Reshard "
+            "the result of the product before it is differentiated."
+        )
     avals = [v.aval for v in jaxpr.jaxpr.invars]
     pairs = zip(operands, avals, strict=True)
     primals = [ad.UndefinedPrimal(a.to_ct_aval()) if x is None else x for x, a in pairs]
-    found = private_ad.backward_pass(jaxpr.jaxpr, True, jaxpr.consts, primals, [cotangent])
+    found = backward_pass(jaxpr.jaxpr, True, jaxpr.consts, primals, [cotangent])
     return ad.instantiate_zeros(found[[x is None for x in operands].index(True)])

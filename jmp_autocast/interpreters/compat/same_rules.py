@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.core
 import numpy as np
-from jax._src.linear_util import DebugInfo, EqualStore, Store
-from jax.extend.linear_util import WrappedFun
+
+from .private_names import private
 
 _JAX = jax.__file__.removesuffix("__init__.py")
 
@@ -24,9 +24,9 @@ _AVAL: Any = jax.core.ShapedArray
 # Equal ones are the same to a rule.
 _DATA = type(None), str, bytes, type, CodeType, np.dtype, _AVAL, jax.tree_util.PyTreeDef
 
-# Of one call, and no part of what it computes: names for messages, where it was, and what became of
-# its results.
-_OF_THE_CALL = (DebugInfo, Store, EqualStore, jax.core.Trace)
+# Classes of JAX's of which a rule holds one for each call, and which are no part of what it
+# computes: names for messages, where it was, and what became of its results.
+_OF_THE_CALL = frozenset(("DebugInfo", "Store", "EqualStore", "DynamicJaxprTrace"))
 
 # The variables of the wrapper in which JAX remembers what a rule has returned.
 _OF_A_MEMO = frozenset(("cells", "sentinel"))
@@ -47,7 +47,7 @@ class _Itself:
         return id(self.of)
 
 
-def rule_key(rule: Any, own: list[Any] | None = None) -> Hashable:
+def rule_key(rule: Any, own: list[Any]) -> Hashable:
     """Returns what wrappers of one function have in common, as a key.
 
     Args:
@@ -60,22 +60,24 @@ def rule_key(rule: Any, own: list[Any] | None = None) -> Hashable:
     if kind in (bool, int, float, complex):
         # To Python 1, 1.0 and True are equal, and so are 0.0 and -0.0.
         return kind, repr(rule)
-    if isinstance(rule, _OF_THE_CALL):
+    if kind.__name__ in _OF_THE_CALL and kind.__module__.startswith("jax."):
         return kind
-    if isinstance(rule, WrappedFun):
-        parts = rule.f, rule.transforms, rule.params
-        return kind, *[rule_key(part, own) for part in parts]
-    if kind is tuple or (rule and kind is list and all(isinstance(x, _AVAL) for x in rule)):
+    if kind is tuple or (kind is list and rule and all(isinstance(x, _AVAL) for x in rule)):
         return kind, *[rule_key(part, own) for part in rule]
+    if isinstance(rule, private("jax.extend.linear_util.WrappedFun") or ()):
+        return kind, rule_key((rule.f, rule.transforms, rule.params), own)
     if isinstance(rule, FunctionType) and rule.__code__.co_filename.startswith(_JAX):
         # A function of the user's own is itself: what it closes over may change between its calls.
-        named = zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True)
-        cells = [_content(cell) for name, cell in named if name not in _OF_A_MEMO]
-        parts = *cells, rule.__defaults__, rule.__kwdefaults__
-        return rule.__code__, *[rule_key(part, own) for part in parts]
-    if own is not None:
-        own.append(rule)
+        cells = [x for name, x in cells_of(rule).items() if name not in _OF_A_MEMO]
+        return rule.__code__, rule_key((*cells, rule.__defaults__, rule.__kwdefaults__), own)
+    own.append(rule)
     return _Itself(rule)
+
+
+def cells_of(function: FunctionType) -> dict[str, Any]:
+    """Returns what a function closes over, by name; an empty cell as itself."""
+    named = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: _content(cell) for name, cell in named}
 
 
 def _content(cell: CellType) -> Any:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
 
 import jax
 import numpy as np
-from jax._src import config
+
+from .private_names import private
 
 
-def trace_context() -> Any:
-    """Returns the settings and axis names that a trace depends on, as `jax.jit` compares them."""
-    return config.trace_context()
+def trace_context() -> Hashable:
+    """Returns the settings and axis names that a trace depends on, as `jax.jit` compares them.
+
+    Without JAX's own answer it equals nothing: what is made under it is made anew.
+    """
+    context = private("jax._src.config.trace_context")
+    return object() if context is None else context()
 
 
 ENABLE_FLOAT64 = 'Call jax.config.update("jax_enable_x64", True) before the first array is made'

@@ -14,10 +14,11 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 from jax import lax
-from jax._src import core
-from jax._src.interpreters import partial_eval
 
-from . import whole_name_stack
+from . import Tracer, whole_name_stack
+from .private_names import private
+
+_WRITES_A_JAXPR = "jax._src.interpreters.partial_eval.DynamicJaxprTrace"
 
 
 def staged_as_it_is(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
@@ -33,10 +34,18 @@ def staged_as_it_is(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
     Returns:
         The results; None where it has to be bound: where JAX does something else than write a
         jaxpr, where an operand has another type than in the equation or belongs to another trace,
-        or none is traced, and where the primitive has to be lowered before XLA sees it.
+        or none is traced, where the primitive has to be lowered before XLA sees it, and where this
+        JAX writes jaxprs in a way that is not known here.
     """
-    trace = core.trace_ctx.trace
-    if type(trace) is not partial_eval.DynamicJaxprTrace or eqn.effects:
+    try:
+        return _staged(eqn, operands)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _staged(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
+    trace = private("jax._src.core.trace_ctx").trace
+    if type(trace) is not private(_WRITES_A_JAXPR) or eqn.effects:
         return None
     info = eqn.source_info.replace(name_stack=whole_name_stack(eqn))
     tracers, is_traced = [], False
@@ -44,9 +53,9 @@ def staged_as_it_is(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
         if isinstance(atom, jex_core.Literal):
             tracers.append(trace.new_const(atom.val, info, atom.aval))
             continue
-        is_tracer = isinstance(x, core.Tracer)
+        is_tracer = isinstance(x, Tracer)
         # A tracer of another trace may be one that has escaped, for which binding has an error.
-        if not isinstance(x, jax.Array) or (is_tracer and x._trace is not trace):
+        if not isinstance(x, jax.Array) or (is_tracer and getattr(x, "_trace", None) is not trace):
             return None
         tracer = trace.to_jaxpr_tracer(x, info)
         if tracer.aval != atom.aval:
@@ -65,7 +74,7 @@ def _may_be_high(primitive: Any) -> bool:
 
     A jaxpr says so. By default only what holds a jaxpr is lowered so.
     """
-    return getattr(primitive.is_high, "__func__", None) is not core.Primitive.is_high
+    return getattr(primitive.is_high, "__func__", None) is not jex_core.Primitive.is_high
 
 
 def converted(x: Any, dtype: np.dtype) -> Any:
@@ -75,7 +84,7 @@ def converted(x: Any, dtype: np.dtype) -> Any:
         x: The array.
         dtype: The dtype.
     """
-    if isinstance(x, core.Tracer) and x.dtype != dtype:
+    if isinstance(x, Tracer) and x.dtype != dtype:
         # What `lax.convert_element_type` comes to, which takes 5 microseconds to find that out.
         return lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=False, sharding=None)
     return lax.convert_element_type(x, dtype)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ...policies import DATA_MOVEMENT, FLOAT32, Decision, domain
-from ..compat.avals import is_on_mesh_axes
 from ..primitives import reading
 from ..primitives.traits import having
 from .data import (
@@ -30,7 +29,7 @@ from .data import (
 from .float_dtypes import is_in, is_narrower
 from .reasons import Reason, ReasonCode
 from .region import Place
-from .symbolic_sizes import at_least, largest_index
+from .symbolic_sizes import largest_index
 from .value_facts import coordinate_bound
 from .votes import is_replicated
 
@@ -204,14 +203,8 @@ def without_floats(at: Place) -> EquationPlan:
     return EquationPlan(KEEP, at.given, (None,) * len(at.given), results, _NO_FLOAT)
 
 
-def move_source(at: Place, i: int, rounds_gradients: bool) -> EquationPlan:
-    """Data movement of source ``i`` gives a source: it is cast, small, before it is moved.
-
-    Args:
-        at: The equation.
-        i: The position of the source.
-        rounds_gradients: The gradients of parameters are rounded before devices add them up.
-    """
+def move_source(at: Place, i: int) -> EquationPlan:
+    """Data movement of source ``i`` gives a source: it is cast, small, before it is moved."""
     state = at.given[i]
     assert state.source is not None
     # The elements are the same, so what is known of them (kind, value, bound, range) stays known.
@@ -228,49 +221,7 @@ def move_source(at: Place, i: int, rounds_gradients: bool) -> EquationPlan:
     )
     results = tuple(moved if at.declared(v) else _NOTHING for v in at.eqn.outvars)
     reason = Reason(ReasonCode.SOURCE, f"data movement of a {state.source.value} source", (i,))
-    action = Move(by_sequence=rounds_gradients and is_lookup and _is_by_sequence(at.eqn))
-    return EquationPlan(action, at.given, (None,) * len(at.given), results, reason)
-
-
-# A sum in bfloat16 stops growing at 256 times its first term. In `shard_map` the sum over devices
-# is an equation of the program, and along explicit mesh axes JAX gathers no rows.
-_MOST_SEQUENCES = 256
-
-
-def _is_by_sequence(eqn: Any) -> bool:
-    """Whether a gather picks rows for sequences, as many as may be added up in 16 bits."""
-    count = reading.sequences(eqn)
-    return count is not None and _may_be_summed(count, eqn.invars[1].aval, eqn.outvars[0].aval)
-
-
-def _may_be_summed(count: Any, *avals: Any) -> bool:
-    return at_least(_MOST_SEQUENCES, count) and not any(map(is_on_mesh_axes, avals))
-
-
-def summed_in_16_bits(at: Place, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan in which gradients of positions are added up over sequences in 16 bits.
-
-    A parameter that holds an element for each of a sequence's gets one cotangent from each
-    sequence. With a float32 sum of them the devices sent 1.001 times the bytes of the hand-written
-    GPT of 1.3e9 parameters on 256 chips, in 1.16 times its temporary bytes (the TPU compiler at
-    O0). What has one dimension, as a bias has, has no bytes to save.
-
-    Args:
-        at: The equation.
-        plan: Its plan so far.
-    """
-    if not isinstance(plan.action, Bind) or not plan.action.replicates:
-        return plan
-    replicates = tuple(i for i in plan.action.replicates if not _is_of_positions(at, i))
-    return dataclasses.replace(plan, action=dataclasses.replace(plan.action, replicates=replicates))
-
-
-def _is_of_positions(at: Place, i: int) -> bool:
-    aval, result = at.eqn.invars[i].aval, at.eqn.outvars[0].aval
-    if at.given[i].source is not Source.PARAM or result.ndim < 3:
-        return False
-    is_one = aval.ndim == result.ndim and aval.shape[1:] == result.shape[1:]
-    return is_one and _may_be_summed(result.shape[0], result)
+    return EquationPlan(Move(), at.given, (None,) * len(at.given), results, reason)
 
 
 def folded(at: Place, known: float) -> EquationPlan:

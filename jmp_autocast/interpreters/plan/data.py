@@ -160,11 +160,9 @@ class Move:
 
     Args:
         unchanged: The operands have their declared dtypes.
-        by_sequence: Rows whose gradient is rounded: `as_first_rows`.
     """
 
     unchanged: bool = True
-    by_sequence: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from .basic_plans import (
     in_precision,
     keep,
     move_source,
-    summed_in_16_bits,
     without_floats,
 )
 from .data import BIND, Contract, Demand, EquationPlan, Keep, Source, ValueState, Want
@@ -83,7 +82,7 @@ def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
     # A weight is moved in its own dtype and cast where it is read: whether anyone reads it in 16
     # bits is not known yet, and the 16-bit copy can be moved instead of it.
     if name in DATA_MOVEMENT and len(floats) == 1 and at.given[floats[0]].source is not None:
-        return move_source(at, floats[0], rounds_gradients=policy.weight_gradients == "compute")
+        return move_source(at, floats[0])
     if at.region.island is not None:
         return in_island(policy, at, not any(is_outside(v, at) for v in at.eqn.invars))
     if compute_dtype is None:
@@ -124,8 +123,6 @@ def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
             decision = Decision(policy=decision.policy, output_dtype=compute_dtype)
     else:
         plan = _promote(policy, at)
-    if policy.weight_gradients == "compute":
-        plan = summed_in_16_bits(at, plan)
     return in_precision(at, cast_results(plan, decision), decision.precision)
 
 

@@ -20,8 +20,8 @@ from ..primitives.structure import (
     bodies,
     called,
     has_rule,
+    holds_rules,
     is_plain_call,
-    rules_of,
 )
 from .basic_plans import as_declared, emitted, keep
 from .call_operands import cast_states, read_full, read_low
@@ -141,7 +141,7 @@ def _may_lower_in_rule(at: Place) -> bool:
     The forward pass is a kernel, or a product of 8-bit integers, and the backward pass is written
     in JAX. The rules of JAX's own functions have no product but those of linear algebra.
     """
-    lowers = at.region.compute_dtype is not None and bool(rules_of(at.eqn))
+    lowers = at.region.compute_dtype is not None and holds_rules(at.eqn)
     return lowers and not jax_function(called(at.eqn))
 
 
@@ -285,7 +285,7 @@ def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
     return EquationPlan(action, at.given, (None,) * len(at.given), results, INSIDE)
 
 
-@plans("source_view", "cpu_barrier", "accumulate", "pick")
+@plans("source_view", "accumulate", "pick")
 def as_made(planner: PlansBodies, at: Place) -> EquationPlan:
     """What an inner autocast made is bound as it made it."""
     return keep(at, Reason(ReasonCode.KEEP, "made by autocast"))

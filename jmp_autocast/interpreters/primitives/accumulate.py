@@ -29,7 +29,7 @@ from ..compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_by_platform,
-    runs_elsewhere_as,
+    stands_for,
     transposed_by,
     zero_tangent,
 )
@@ -271,11 +271,18 @@ def _traced(function: Callable[..., Any], avals: tuple[Any, ...], mesh: Any) -> 
 
 
 def _lowered(
-    *operands: Any, widen: bool, jaxpr: Any, low: np.dtype, out: np.dtype, sources: tuple[int, ...]
+    *operands: Any,
+    widen: bool,
+    jaxpr: Any,
+    low: np.dtype,
+    out: np.dtype,
+    sources: tuple[int, ...],
+    barrier: bool = False,
 ) -> Any:
     """Runs the jaxpr with the contraction's result, and all that follows it, in ``out``.
 
     With ``widen`` the contraction reads its operands in ``out``, too: the same products and sums.
+    With ``barrier`` XLA may not widen them before.
     """
     contraction = contraction_of(jaxpr)
 
@@ -284,9 +291,7 @@ def _lowered(
         if eqn is contraction:
             params = {**params, "preferred_element_type": out}
             if widen and out != low:
-                # Otherwise XLA widens them where they are made, and keeps that until the backward
-                # pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
-                xs = lax.optimization_barrier(xs)
+                xs = lax.optimization_barrier(xs) if barrier else xs
                 xs = [lax.convert_element_type(x, out) if x.dtype == low else x for x in xs]
         results = bind(eqn.primitive, xs, params)
         return results if eqn.primitive.multiple_results else [results]
@@ -304,10 +309,16 @@ accumulate_p: Any = define_primitive(
 )
 # XLA:CPU lacks the bfloat16 matmul with a float32 result in some layouts ("Unsupported element type
 # for DotThunk::Execute", JAX 0.10 to 0.12), and chooses the layouts itself: there it widens.
+# Without a barrier XLA does so where they are made, and keeps that until the backward pass: 1.14
+# times the temporary bytes of a ViT (JAX 0.12).
 lowers_by_platform(
+    accumulate_p,
+    default=functools.partial(_lowered, widen=False),
+    cpu=functools.partial(_lowered, widen=True, barrier=True),
+)
+stands_for(
     accumulate_p,
     default=functools.partial(_lowered, widen=False),
     cpu=functools.partial(_lowered, widen=True),
 )
 holds_contraction(accumulate_p)
-runs_elsewhere_as(accumulate_p, functools.partial(_lowered, widen=False))

@@ -21,7 +21,6 @@ from ..compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_by_platform,
-    runs_elsewhere_as,
     zero_tangent,
 )
 from .cached_bind import bind_cached
@@ -221,7 +220,6 @@ pick_p: Any = define_primitive(
     batch=_batch,
 )
 lowers_by_platform(pick_p, default=_gathered, tpu=_compared)
-runs_elsewhere_as(pick_p, _gathered)
 
 
 def pick(x: Any, index: Any, axis: int, outside: float = 0.0) -> Any:

@@ -103,24 +103,6 @@ def adds_up_cotangents(eqn: Any) -> bool:
     return not (params["unique_indices"] or is_single)
 
 
-def sequences(eqn: Any) -> Any:
-    """Returns for how many sequences a gather picks rows: an int, or a symbolic expression.
-
-    Args:
-        eqn: A ``gather``.
-
-    Returns:
-        The number; None where it picks other slices than rows by one index each, and where the
-        indices have one dimension.
-    """
-    numbers, shape = eqn.params["dimension_numbers"], eqn.invars[1].aval.shape
-    if len(shape) < 3 or shape[-2] == 1 or shape[-1] != 1 or numbers.operand_batching_dims:
-        return None
-    follow = numbers.offset_dims == tuple(range(len(shape) - 1, eqn.outvars[0].aval.ndim))
-    are_rows = follow and numbers.collapsed_slice_dims == numbers.start_index_map
-    return math.prod(shape[:-2]) if are_rows else None
-
-
 def iota_length(eqn: Any) -> Any:
     """Returns the length that an ``iota`` counts to; `jax.export` may make it symbolic."""
     return eqn.params["shape"][eqn.params["dimension"]]

@@ -16,11 +16,9 @@ from ..compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_to_operand,
-    runs_elsewhere_as,
     zero_tangent,
 )
 from .cached_bind import with_cached_derivative
-from .cpu_barrier import cpu_barrier
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -28,7 +26,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     tangent = tangents[0]
     if is_zero(tangent):
         return out, zero_tangent(out)
-    return out, cpu_barrier(lax.convert_element_type(tangent, out.dtype))
+    return out, lax.convert_element_type(tangent, out.dtype)
 
 
 def _transpose(cotangent: Any, full: Any, low: Any) -> list[Any]:
@@ -55,7 +53,6 @@ source_view_p: Any = define_primitive(
     batch=_batch,
 )
 lowers_to_operand(source_view_p, 1)
-runs_elsewhere_as(source_view_p, lambda full, low: lax.convert_element_type(full, low.dtype))
 _view = with_cached_derivative(source_view_p.bind)
 
 

@@ -146,21 +146,22 @@ def runs_again(eqn: Any) -> bool:
     return structure is not None and structure.runs_again
 
 
-def rules_of(eqn: Any) -> tuple[Any, ...]:
-    """Returns what an equation holds besides operands, where rules of the user's own are in it."""
-    holds_rules = has_rule(eqn) or eqn.primitive.name == "custom_vmap_call"
-    return tuple(eqn.params.values()) if holds_rules else ()
+def holds_rules(eqn: Any) -> bool:
+    """Returns whether an equation has a derivative or batching rule of the user's own."""
+    return has_rule(eqn) or eqn.primitive.name == "custom_vmap_call"
 
 
-def rule_of(eqn: Any, own: list[Any] | None = None) -> Hashable:
+def rule_of(eqn: Any) -> tuple[Hashable, list[Any]]:
     """Returns what equations that call one custom function have in common beside their jaxprs.
 
     Args:
-        eqn: The equation of a function with a derivative rule.
-        own: Gets what in it is not known to be of JAX's library.
+        eqn: The equation, which holds rules.
+
+    Returns:
+        It as a key, and what in it is not known to be of JAX's library: the user's own rules.
     """
-    params = {k: v for k, v in eqn.params.items() if k != inner_jaxpr_key(eqn.params)}
-    return eqn.primitive.name, *params, *[rule_key(rule, own) for rule in params.values()]
+    params, own = {k: v for k, v in eqn.params.items() if k != _key(eqn)}, []
+    return (eqn.primitive.name, *params, *[rule_key(rule, own) for rule in params.values()]), own
 
 
 def isolates(eqn: Any) -> bool:

@@ -98,7 +98,6 @@ _ROWS: dict[str, str] = {
     "convert_element_type": "affine rounds",
     "optimization_barrier": "rounds same",
     "source_view pick": "first",
-    "cpu_barrier": "same",
     "tangent_carrier": "zeros",
     "accumulate float8_dot dequantize row_major": "",
     # Considered: none of the traits holds.
@@ -187,7 +186,7 @@ _BACKWARD_NAMES = frozenset(
 # A float operand is read by every derivative that no word excuses.
 _BACKWARD_ROWS: dict[str, str] = {
     """add add_any sub neg convert_element_type reduce_precision copy copy_p select_n real imag
-    source_view cpu_barrier""": "cheap elementwise linear",
+    source_view""": "cheap elementwise linear",
     """reshape transpose broadcast_in_dim broadcast_to squeeze slice concatenate stack split unstack
     tile pad rev""": "cheap linear",
     "reduce_sum": "cheap linear reduces",

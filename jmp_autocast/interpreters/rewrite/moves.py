@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,9 @@ from jax import lax
 from ...policies import FLOAT_DTYPES
 from ..compat import EquationContext, current_name_stack, mark_frames
 from ..plan.copies import CopyKey
-from ..plan.data import EquationPlan, Move
+from ..plan.data import EquationPlan
 from ..plan.float_dtypes import is_in
 from ..primitives.cached_bind import bind_cached, cast
-from ..primitives.equal_rows import as_first_rows
 from ..primitives.reading import cast_dtype
 from ..primitives.traits import having
 from .values import Value
@@ -81,49 +80,20 @@ def as_moved(
         moves = key.when_moved == "moves"
         return _moved_copies(eqn, operands, key) if moves else [operands[0].copy(key)]
 
-    narrow = _narrow(eqn, plan, operands, stack)
     pairs = zip(results, plan.results, strict=True)
     parts = [Value(x, s.keeps_gradient, tag=s.tag) for x, s in pairs]
+    made: dict[CopyKey, Sequence[Any]] = {}
 
-    copy = _once(eqn, stack, copies_by)
+    def copy(k: int, key: CopyKey) -> Any:
+        if key not in made:
+            with EquationContext(eqn, stack):
+                made[key] = copies_by(key)
+        return made[key][k]
+
     return [
-        Value(x, s.keeps_gradient, partial(copy, k), narrow=narrow and partial(narrow, k))
+        Value(x, s.keeps_gradient, partial(copy, k))
         for k, (x, s) in enumerate(zip(results, plan.results, strict=True))
     ]
-
-
-def _once(eqn: Any, stack: Any, make: Callable[[Any], Sequence[Any]]) -> Callable[[int, Any], Any]:
-    """Returns the function that gives a result in a dtype; all results are made together, once."""
-    made: dict[Any, Sequence[Any]] = {}
-
-    def result(k: int, dtype: Any) -> Any:
-        if dtype not in made:
-            with EquationContext(eqn, stack):
-                made[dtype] = make(dtype)
-        return made[dtype][k]
-
-    return result
-
-
-def _narrow(
-    eqn: Any, plan: EquationPlan, operands: Sequence[Any], stack: Any
-) -> Callable[[int, Any], Any] | None:
-    """Returns what makes the views of results whose gradient is rounded, None where none is."""
-    source, *rest = operands
-    by_sequence = isinstance(plan.action, Move) and plan.action.by_sequence
-    read = source.read if by_sequence else getattr(source, "narrow", None)
-    if read is None:
-        return None
-
-    def make(dtype: Any) -> Sequence[Any]:
-        arrays = [value.array for value in rest]
-        x = read(dtype)
-        out = bind_cached(eqn.primitive, [x, *arrays], eqn.params)
-        if by_sequence:
-            return [as_first_rows(out, lax.squeeze(arrays[0], (arrays[0].ndim - 1,)))]
-        return out if eqn.primitive.multiple_results else [out]
-
-    return _once(eqn, stack, make)
 
 
 def _moved_copies(eqn: Any, operands: Sequence[Any], dtype: Any) -> Sequence[Any]:

@@ -28,7 +28,6 @@ from ..compat import (
     mark_frames,
     with_dtype,
 )
-from ..compat.registration import register_elsewhere
 from ..plan.copies import CopyKey, copy_aval
 from ..plan.data import (
     Bind,
@@ -118,7 +117,6 @@ class Rewriter(KeepsValues):
         self._planner = planner
         self._wide = wide
         self._planned = planned
-        register_elsewhere()
         self.memo: dict[Any, Any] = {}
         self.known_copies: dict[int, Copies] = {}
 

@@ -38,11 +38,10 @@ class Value:
         tag: What another room knows of it.
         wide: The dtype in which the cotangents of its reads meet, where it was computed in a
             narrower one; None for its own.
-        narrow: Makes what its reads in 16 bits are views of; None for the value itself.
     """
 
     __slots__ = (
-        "array", "const_range", "copies", "known", "move", "narrow", "source", "tag", "wide",
+        "array", "const_range", "copies", "known", "move", "source", "tag", "wide",
     )  # fmt: skip
 
     def __init__(
@@ -54,7 +53,6 @@ class Value:
         const_range: ConstantRange | None = None,
         tag: Tag | None = None,
         wide: np.dtype | None = None,
-        narrow: Callable[[CopyKey], Any] | None = None,
     ) -> None:
         self.array: Any = array
         self.known: float | None = known
@@ -62,7 +60,6 @@ class Value:
         self.source: bool = source
         self.tag: Tag | None = tag
         self.wide: np.dtype | None = wide
-        self.narrow: Callable[[CopyKey], Any] | None = narrow
         self.move: Callable[[CopyKey], Any] | None = move
         self.copies: dict[CopyKey, Any] = {}
 
@@ -93,11 +90,7 @@ class Value:
         # What is computed needs no view: its cotangents meet in the dtype in which it was computed.
         # Nor does what is read wider than it is.
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
-        if not (self.source and is_rounded):
-            return low
-        if self.narrow is None or not isinstance(self.array, Tracer):
-            return source_view(self.array, low)
-        return source_view(self.narrow(dtype), low)
+        return source_view(self.array, low) if self.source and is_rounded else low
 
     def replicated(self, dtype: np.dtype | None, broadcast: Callable[[Any], Any]) -> Any:
         """Returns the value in a compute dtype and broadcast, with the derivative of the wide one.

@@ -1,0 +1,54 @@
+"""JAX's private names, and others without which the package works: each may be gone.
+
+They are looked up where they are used. What the package cannot do without it takes from the modules
+that JAX has for those who extend it: ``jax.core``, ``jax.extend`` and, to register primitives,
+``jax.interpreters``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+PRIVATE: Mapping[str, str] = MappingProxyType(
+    {
+        "jax._src.config.trace_context": "nothing that depends on settings is found in a cache",
+        "jax._src.core.trace_ctx": "equations that do not change are bound, which takes longer",
+        "jax._src.interpreters.partial_eval.DynamicJaxprTrace": "the same",
+        "jax._src.dispatch.prim_requires_devices_during_lowering": (
+            "block-scaled products are not partitioned over GPUs"
+        ),
+        "jax._src.interpreters.ad.backward_pass": (
+            "gradients of products with an unreduced result are refused"
+        ),
+        "jax.interpreters.partial_eval.DynamicJaxprTracer": (
+            "equations are bound as where something is differentiated, and what rules close over "
+            "is not found"
+        ),
+        "jax.interpreters.partial_eval.dce_jaxpr": "`explain` counts what nothing reads as kept",
+        "jax.interpreters.partial_eval.partial_eval_jaxpr_custom_rules": (
+            "checkpoint policies compute our products again"
+        ),
+        "jax.extend.linear_util.WrappedFun": "calls of one function with a rule do not share it",
+        "jax.experimental.layout.Layout": "8-bit weights in a loop are transposed as a stack",
+        "jax.experimental.layout.with_layout_constraint": "the same",
+    }
+)
+"""Each name, and what is otherwise without it."""
+
+
+def private(name: str) -> Any:
+    """Returns what a name of `PRIVATE` stands for, None where JAX has it no longer."""
+    return _looked_up(name) if name in PRIVATE else None
+
+
+@functools.cache
+def _looked_up(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return None

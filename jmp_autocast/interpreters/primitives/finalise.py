@@ -1,0 +1,124 @@
+"""`finalise`: a jaxpr without the primitives of this package, for who knows JAX's alone.
+
+Our primitives say what JAX's cannot: that a gradient adds up in float32, that a matmul hands out
+its accumulator in both directions. Once nothing is differentiated or mapped any more, each is some
+operations of JAX, as which XLA gets it in any case.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ..compat import (
+    JAXPRS,
+    EquationContext,
+    Literal,
+    body_of,
+    fresh_make_jaxpr,
+    open_jaxpr,
+    variables_in,
+)
+from ..compat.registration import plain_function
+
+
+def finalise(jaxpr: Any, *, platform: str | None = None) -> Any:
+    """Returns a jaxpr in which all primitives are JAX's own, at any depth.
+
+    For exporters and interpreters that have a table of JAX's primitives, such as
+    `jax.experimental.jet` and `jax.experimental.sparse`. What JAX itself does with a program,
+    `jax.export` included, needs no such step.
+
+    Evaluated equation by equation, the jaxpr has the values of the given one, bit for bit. Call it
+    last: rules of ``custom_jvp`` and ``custom_vjp`` functions are Python, and stay as they are, and
+    the gradients of a jaxpr that was finalised add up in 16 bits, where those of the given one add
+    up in float32.
+
+    Args:
+        jaxpr: A jaxpr, closed or open, as `jax.make_jaxpr` returns it.
+        platform: The platform that it is for: ``"cpu"``, ``"gpu"`` or ``"tpu"``. On
+            CPUs XLA has no matmul of 16-bit operands with a float32 result in all layouts, so that
+            the operands are widened there. None for the default backend.
+
+    Returns:
+        The jaxpr, of the same inputs and outputs; the given one, if no primitive in it is ours.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import autocast, finalise
+        >>> loss = autocast(lambda w, x: jnp.sum(x @ w), compute_dtype=jnp.bfloat16)
+        >>> gradient = jax.make_jaxpr(jax.grad(loss))(jnp.ones((4, 2)), jnp.ones((3, 4)))
+        >>> names = lambda jaxpr: {eqn.primitive.name for eqn in jaxpr.eqns}
+        >>> "accumulate" in names(gradient), "accumulate" in names(finalise(gradient))
+        (True, False)
+    """
+    return _Finaliser(platform or jax.default_backend()).jaxpr(jaxpr)
+
+
+class _Finaliser:
+    """Makes each jaxpr once, so that equations that share one still do."""
+
+    def __init__(self, platform: str) -> None:
+        self._platform = platform
+        # The given one as well, so that no other gets its identity.
+        self._made: dict[int, tuple[Any, Any]] = {}
+
+    def jaxpr(self, jaxpr: Any) -> Any:
+        if id(jaxpr) not in self._made:
+            self._made[id(jaxpr)] = jaxpr, self._new(jaxpr)
+        return self._made[id(jaxpr)][1]
+
+    def _new(self, jaxpr: Any) -> Any:
+        body, eqns = body_of(jaxpr), []
+        atoms: dict[Any, Any] = {}  # what stands for the results of our equations
+        for eqn in body.eqns:
+            operands = _read(eqn.invars, atoms)
+            if (function := plain_function(eqn, self._platform)) is None:
+                params = _with_jaxprs(eqn.params, self.jaxpr)
+                is_same = params is eqn.params and atoms.keys().isdisjoint(variables_in(eqn.invars))
+                eqns.append(eqn if is_same else eqn.replace(invars=operands, params=params))
+                continue
+            with EquationContext(eqn):
+                traced = fresh_make_jaxpr(function, *(v.aval for v in eqn.invars))
+            plain = open_jaxpr(self.jaxpr(traced))
+            inside = dict(zip(plain.invars, operands, strict=True))
+            eqns += [
+                e.replace(invars=_read(e.invars, inside), source_info=eqn.source_info)
+                for e in plain.eqns
+            ]
+            atoms.update(zip(eqn.outvars, _read(plain.outvars, inside), strict=True))
+        if not atoms and all(map(operator.is_, eqns, body.eqns)):
+            return jaxpr
+        new = body.replace(eqns=eqns, outvars=_read(body.outvars, atoms))
+        return new if body is jaxpr else jaxpr.replace(jaxpr=new)
+
+
+def _read(variables: Sequence[Any], atoms: dict[Any, Any]) -> list[Any]:
+    return [v if isinstance(v, Literal) else atoms.get(v, v) for v in variables]
+
+
+def _with_jaxprs(params: Any, new: Callable[[Any], Any]) -> Any:
+    """Returns parameters of an equation with other jaxprs, also of a primitive unknown here.
+
+    Args:
+        params: The parameters, or one of them.
+        new: From a jaxpr, open or closed, to one with inputs and outputs of the same types.
+
+    Returns:
+        The parameters; the given object, where all jaxprs in it stay.
+    """
+    if isinstance(params, JAXPRS):
+        return new(params)
+    if isinstance(params, dict):
+        values = {name: _with_jaxprs(x, new) for name, x in params.items()}
+        return values if any(values[name] is not x for name, x in params.items()) else params
+    if isinstance(params, tuple | list):
+        items = [_with_jaxprs(x, new) for x in params]
+        if all(map(operator.is_, items, params)):
+            return params
+        make: Any = getattr(params, "_make", type(params))  # a named tuple takes items one by one
+        return make(items)
+    return params

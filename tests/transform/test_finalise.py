@@ -1,0 +1,257 @@
+"""`finalise`: the values of a program, in primitives that are JAX's own."""
+
+import functools
+import importlib
+import pkgutil
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import jet, sparse
+from jax.sharding import AxisType, PartitionSpec as P
+
+from jmp_autocast import BF16, Float8, Policy, autocast, finalise, float8
+from jmp_autocast.interpreters import primitives
+from jmp_autocast.interpreters.compat import (
+    JAXPRS,
+    body_of,
+    jaxpr_as_fun,
+    name_stack,
+    source_line,
+)
+from jmp_autocast.quantize_params import quantize_params
+from tests.corpus.program import ALL, Arguments
+from tests.corpus.sources import SOURCES
+from tests.support.numerics import normal
+
+PARAMS = normal(0, w=(16, 32), v=(32, 16), b=(32,))
+X = normal(1, x=(32, 16))["x"]
+LABELS = np.arange(32) % 16
+
+
+def own_primitives():
+    """Each primitive that a module of the package defines."""
+    return {
+        primitive.name
+        for room in (primitives, float8)
+        for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")
+        for name, primitive in vars(importlib.import_module(module.name)).items()
+        if name.endswith("_p") and not hasattr(lax, name)
+    }
+
+
+OWN = own_primitives()
+
+
+# What else than the accumulators of products these hold.
+HOLDS = {
+    "picked": ("pick", "source_view"),
+    "float8": ("float8_dot", "tangent_carrier", "row_major"),
+    "twice": ("float8_dot", "tangent_carrier"),
+}
+
+
+def held_in(value):
+    """The jaxprs in a parameter, wherever they are."""
+    if isinstance(value, JAXPRS):
+        yield value
+    elif isinstance(value, tuple | list):
+        for x in value:
+            yield from held_in(x)
+
+
+def names_in(jaxpr):
+    """The primitives of a jaxpr and of all that it holds."""
+    for eqn in body_of(jaxpr).eqns:
+        yield eqn.primitive.name
+        for inner in held_in(tuple(eqn.params.values())):
+            yield from names_in(inner)
+
+
+def loss(params, x):
+    h = jax.nn.relu(x @ params["w"] + params["b"])
+    logits = jax.checkpoint(lambda h: jnp.tanh(h) @ params["v"])(h)
+    return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(32), LABELS])
+
+
+def labels_of_log_softmax(params, x):
+    logits = jnp.tanh(x @ params["w"]) @ params["v"]
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), LABELS[:, None], 1))
+
+
+def in_a_loop(params, x):
+    step = lambda h, _: (jnp.tanh(h @ params["w"]) @ params["v"], None)
+    return jnp.sum(lax.cond(x[0, 0] > 0, lambda x: lax.scan(step, x, None, 2)[0], jnp.sin, x))
+
+
+def solved(params, x):
+    """JAX's solver holds jaxprs in a tuple of its own, which our description knows nothing of."""
+    half = autocast(lambda w, y: y + w.T @ (w @ y), policy=BF16)
+    solve = lambda f, b: b - f(b)
+    system = functools.partial(half, params["w"][:, :16] / 8)
+    return jnp.sum(lax.custom_linear_solve(system, x[0], solve, symmetric=True) ** 2)
+
+
+FP8 = Policy(jnp.bfloat16, matmul=Float8(minimum=16, skip=(), emulate=True))
+PROGRAMS = {
+    "forward": autocast(loss, policy=BF16),
+    "gradient": jax.grad(autocast(loss, policy=BF16)),
+    "picked": jax.grad(autocast(labels_of_log_softmax, policy=BF16.with_level("compute"))),
+    "float8": jax.grad(autocast(loss, policy=FP8)),
+    "twice": jax.grad(lambda p, x: jnp.sum(jax.grad(autocast(loss, policy=FP8))(p, x)["w"])),
+    "mapped": jax.vmap(jax.grad(autocast(loss, policy=BF16)), (None, 0)),
+    "solved": jax.grad(solved),
+}
+
+
+def results(fn, *args, holds=("accumulate",)):
+    """What a jaxpr and its finalised form return, evaluated equation by equation."""
+    closed = jax.make_jaxpr(fn)(*args)
+    final = finalise(closed)
+    assert {*holds} <= OWN & {*names_in(closed)}
+    assert not OWN & {*names_in(final)}
+    assert final.out_avals == closed.out_avals
+    return (jaxpr_as_fun(jaxpr)(*jax.tree.leaves(args)) for jaxpr in (final, closed))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_are_the_same_bit_for_bit(name):
+    x = jnp.stack([X, -X]) if name == "mapped" else X
+    found, expected = results(PROGRAMS[name], PARAMS, x, holds=HOLDS.get(name, ("accumulate",)))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_weights_in_8_bits():
+    half = autocast(loss, policy=FP8)
+    found, expected = results(
+        half, quantize_params(half, PARAMS, X), X, holds=("dequantize", "float8_dot")
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_loop_and_branches():
+    """XLA compiles each as a whole, and need not round as often."""
+    found, expected = results(jax.grad(autocast(in_a_loop, policy=BF16)), PARAMS, X)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.01 * np.max(np.abs(other)))
+
+
+def test_what_holds_nothing_of_ours_stays_the_object_that_it_is():
+    closed = jax.make_jaxpr(loss)(PARAMS, X)
+    assert finalise(closed) is closed
+    final = finalise(jax.make_jaxpr(PROGRAMS["gradient"])(PARAMS, X))
+    assert finalise(final) is final
+
+
+def test_equations_that_share_a_jaxpr_still_do():
+    layer = jax.jit(lambda h, w: jnp.tanh(h @ w))
+    chain = autocast(
+        lambda w, h: functools.reduce(lambda h, _: layer(h, w), range(9), h), policy=BF16
+    )
+    closed = jax.make_jaxpr(chain)(np.eye(16, dtype=np.float32), X)
+    before, after = (
+        [id(e.params["jaxpr"]) for e in jaxpr.eqns if e.primitive.name == "jit"]
+        for jaxpr in (closed, finalise(closed))
+    )
+    assert len(after) == 9
+    assert len({*after}) == len({*before}) <= 3
+
+
+def test_an_open_jaxpr_and_lines_and_scopes():
+    def scoped(params, x):
+        with jax.named_scope("head"):
+            return jnp.sum(x @ params["v"].T)
+
+    closed = jax.make_jaxpr(jax.grad(autocast(scoped, policy=BF16)))(PARAMS, X)
+    final = finalise(body_of(closed))
+    dots = [e for e in final.eqns if e.primitive.name == "dot_general"]
+    assert dots
+    assert all("head" in name_stack(e) and "scoped" in source_line(e) for e in dots)
+
+
+def test_platforms():
+    closed = jax.make_jaxpr(PROGRAMS["gradient"])(PARAMS, X)
+    dots = {
+        platform: {
+            e.invars[0].aval.dtype.name
+            for e in finalise(closed, platform=platform).eqns
+            if e.primitive.name == "dot_general" and e.outvars[0].aval.dtype == jnp.float32
+        }
+        for platform in ("cpu", "gpu", "tpu")
+    }
+    assert dots == {"cpu": {"float32"}, "gpu": {"bfloat16"}, "tpu": {"bfloat16"}}
+
+
+def test_a_shard_map():
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    half = jax.value_and_grad(autocast(lambda w, x: jnp.sum(jnp.sin(x @ w)), policy=BF16))
+    mapped = jax.shard_map(
+        lambda w, x: lax.psum(half(w, x), "data"),
+        mesh=mesh,
+        in_specs=(P(), P("data")),
+        out_specs=P(),
+    )
+    w = PARAMS["w"]
+    closed = jax.make_jaxpr(mapped)(w, X)
+    final = finalise(closed)
+    assert OWN & {*names_in(closed)}
+    assert not OWN & {*names_in(final)}
+    found, expected = (jax.jit(jaxpr_as_fun(j))(w, X) for j in (final, closed))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=0.1), found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_corpus_holds_no_other_primitive(source):
+    left = {program.name: left_in(program) for program in SOURCES[source]()}
+    jax.clear_caches()
+    assert not {name: names for name, names in left.items() if names}
+
+
+def left_in(program):
+    """Our primitives in the forward pass and the gradient of a program that was finalised."""
+    with jax.numpy_dtype_promotion("standard"), warnings.catch_warnings(), program.context():
+        warnings.simplefilter("ignore")
+        try:
+            fn, args = program.build()
+            arguments = Arguments(args, program.derive)
+            options = {"policy": program.policy(ALL[0]), **program.options}
+            low = program.around(program.cast(fn, **options))
+            functions = [arguments.flat(low)]
+            if arguments.derived:
+                functions.append(arguments.derivative(low, program.forward_mode))
+            jaxprs = [jax.make_jaxpr(f)(*arguments.arrays()) for f in functions]
+        except Exception:  # the corpus records what is refused, too
+            return set()
+        return {name for jaxpr in jaxprs for name in OWN & {*names_in(finalise(jaxpr))}}
+
+
+def finalised(fn, *args):
+    """A function of arrays for an interpreter that knows JAX's primitives alone."""
+    return jaxpr_as_fun(finalise(jax.make_jaxpr(fn)(*args)))
+
+
+def dense(w, x):
+    return jnp.tanh(x @ w["w"] + w["b"])
+
+
+W = {"w": np.eye(4, dtype=np.float32), "b": np.float32([1, 2, 3, 4])}
+SQUARE = np.arange(16, dtype=np.float32).reshape(4, 4) / 8
+
+
+def test_jet():
+    half = finalised(autocast(functools.partial(dense, W), policy=BF16), SQUARE)
+    series = ((SQUARE, jnp.zeros_like(SQUARE)),)
+    (value,), (terms,) = jet.jet(half, (SQUARE,), series)
+    expected = jet.jet(functools.partial(dense, W), (SQUARE,), series)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.1), (value, terms), expected)
+
+
+def test_sparsify():
+    half = autocast(lambda x, w: x @ w, policy=BF16, params=1)
+    fn = finalised(half, SQUARE, SQUARE)
+    (found,) = sparse.sparsify(fn)(sparse.BCOO.fromdense(jnp.eye(4)), SQUARE)
+    np.testing.assert_allclose(found, SQUARE, atol=0.01)
