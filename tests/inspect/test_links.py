@@ -11,7 +11,7 @@ from jax import lax
 
 from jmp_autocast import BF16, Policy, autocast, explain, full_precision
 from jmp_autocast.inspect.report.provenance import causes_of
-from jmp_autocast.interpreters.plan.walk import walk_plan
+from jmp_autocast.interpreters.after.walk import walk_plan
 from tests.corpus.sources import benchmark_models
 from tests.fuzz.program import jax_settings
 from tests.fuzz.strategies import cases, examples

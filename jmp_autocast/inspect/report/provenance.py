@@ -41,9 +41,9 @@ def causes_of(visits: Sequence[Visit]) -> list[tuple[int, ...]]:
     while not all(explained):
         before = sum(explained)
         for i, found in enumerate(causes):
-            if not explained[i] and visits[i].plan.reason.code not in _ABOUT_READERS:
-                if known := [k for k in found if explained[k]]:
-                    causes[i], explained[i] = tuple(dict.fromkeys([known[0], *found])), True
+            waits = not explained[i] and visits[i].plan.reason.code not in _ABOUT_READERS
+            if waits and (known := [k for k in found if explained[k]]):
+                causes[i], explained[i] = tuple(dict.fromkeys([known[0], *found])), True
         # The first explained row that a value reaches through rows that are not explained yet.
         reached: list[int | None] = [None] * len(visits)
         for i in reversed(range(len(visits))):
