@@ -60,15 +60,6 @@ def test_as_data(difference):
     assert data["changes"][0]["after"]["reason"] == "PROMOTE_FULL"
 
 
-def test_as_a_page(difference, tmp_path):
-    page = difference.to_html(tmp_path / "difference.html")
-    assert (tmp_path / "difference.html").read_text("utf-8") == page
-    assert "&lt;mlp&gt; &amp; co" in page
-    assert "<mlp>" not in page
-    assert "<script" not in page
-    assert "bytes kept for the backward pass" in page
-
-
 def test_a_policy_beside_itself():
     report = explain(model, W, X, policy=BF16)
     same = report.difference(report)

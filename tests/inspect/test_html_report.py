@@ -1,7 +1,6 @@
 """The HTML page of a report, in a real browser: it shows, filters, follows reasons, stays quiet."""
 
 import re
-import struct
 
 import jax
 import jax.numpy as jnp
@@ -80,19 +79,12 @@ def test_it_shows_every_program(show, reports, name):
     assert report.compute_dtype in page.inner_text("#facts")
     if report.totals.contraction_flops:
         assert f"{100 * report.totals.low_share:.1f} %" in page.inner_text("#facts")
-    assert page.locator("#chart svg[role=img]").count() == 1
-    assert page.locator("#tree [role=treeitem]").count() >= 1
+    assert page.locator("#tree .node").count() >= 1
     assert fits(page)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_flops_and_bytes_are_those_of_the_report(show, reports, name):
-    page = show(reports[name])
-    found = page.evaluate("shares(rows)")
-    shares = reports[name].by_dtype()
+    shares = report.by_dtype()
     expected = [{"dtype": d, "flops": s.flops, "nbytes": s.nbytes} for d, s in shares.items()]
-    assert found == expected
-    label = page.get_attribute("#chart svg", "aria-label")
+    assert page.evaluate("shares(rows)") == expected
+    label = page.get_attribute("#chart svg[role=img]", "aria-label")
     assert all(dtype in label for dtype in shares)
     assert page.locator("#legend tbody tr").count() == len(shares)
 
@@ -120,19 +112,6 @@ def test_the_facts(show, reports):
     assert f"{totals.residual_nbytes / 1000:.3g}"[:3] in facts
     assert "kept for the backward pass" in facts
     assert "kept for the backward pass" not in show(reports["gradient"]).inner_text("#facts")
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "scheme"), [(1360, 900, "light"), (1360, 900, "dark"), (400, 800, "light")]
-)
-def test_a_screenshot_has_the_size_of_the_window_and_many_colors(
-    show, reports, width, height, scheme
-):
-    page = show(reports["forward"], width=width, height=height, color_scheme=scheme)
-    picture = page.screenshot()
-    assert picture.startswith(b"\x89PNG")
-    assert struct.unpack(">II", picture[16:24]) == (width, height)
-    assert len(picture) > 25_000  # a page of one color has some 5,000 bytes
 
 
 # --- filters --------------------------------------------------------------------------------
@@ -184,13 +163,17 @@ def test_a_module_filters_the_table(show, reports):
     names = page.locator("#tree .node-name").all_inner_texts()
     assert names[0] == "transformer"
     assert {"layers", "attention", "mlp", "head"} <= set(names)
-    page.locator("#tree .node", has_text="attention").first.click()
+    page.locator("#tree .node-name", has_text="attention").press("Enter")
     inside = [row.index for row in rows if f"{row.scope}/".startswith("layers/attention/")]
     assert shown(page) == inside
     assert len(inside) > 5
+    assert page.evaluate("document.activeElement.textContent") == "attention"
     assert "layers / attention" in page.inner_text("#scope-chip")
     page.locator("#scope-chip button", has_text="layers").click()
     assert shown(page) == [row.index for row in rows if f"{row.scope}/".startswith("layers/")]
+    nodes = page.locator("#tree .node:visible").count()
+    page.locator("#tree summary", has_text="transformer").press("Enter")
+    assert page.locator("#tree .node:visible").count() == 1 < nodes
     page.click("#scope-chip [aria-label='Show all modules']")
     assert shown(page) == list(range(len(rows)))
 
@@ -204,36 +187,6 @@ def test_modules_are_colored_by_flops_or_bytes(show, reports):
     page.check("#weigh input[value=nbytes]", force=True)
     assert root.inner_text() != by_flops
     assert root.locator(".bar i.low").count() == root.locator(".bar i.full").count() == 1
-
-
-def test_modules_by_keyboard(show, reports):
-    page = show(reports["forward"])
-    page.focus("#tree")
-    active = lambda: page.locator("#tree .active .node-name").inner_text()
-    before = page.locator("#tree .node").count()
-    for key in ("End", "Home", "ArrowDown"):
-        page.keyboard.press(key)
-    assert active() == "layers"
-    page.keyboard.press("ArrowLeft")
-    assert page.locator("#tree .node").count() < before
-    page.keyboard.press("ArrowRight")
-    assert page.locator("#tree .node").count() == before
-    page.keyboard.press("ArrowRight")
-    assert active() != "layers"
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("Enter")
-    assert "layers" in page.inner_text("#scope-chip")
-
-
-def test_sorting(show, reports):
-    page = show(reports["forward"])
-    rows = reports["forward"].rows
-    page.click("#grid-head [data-key=flops]")
-    flops = [rows[index].flops for index in shown(page)]
-    assert flops == sorted(flops, reverse=True)
-    page.click("#grid-head [data-key=flops]")
-    assert rows[shown(page)[0]].flops == min(flops)
-    assert page.locator("[role=columnheader][aria-sort=ascending]").count() == 1
 
 
 # --- one row --------------------------------------------------------------------------------
@@ -352,7 +305,10 @@ def test_a_long_program_has_few_elements(show):
     assert count(page) == "6,000 equations"
     assert page.locator(".row").count() < 100
     page.evaluate("find('grid').scrollTop = 1e6")
-    page.wait_for_selector("#row-5999")
+    page.wait_for_selector("#row-150", state="attached")
+    page.focus("#grid")
+    page.keyboard.press("End")
+    assert page.is_visible("#row-5999")
     page.fill("#query", "sin layer_29")
     assert len(shown(page)) == 100
     assert page.locator(".row").count() < 100

@@ -1,5 +1,7 @@
 """The links between the rows of a report: who made an operand, and what a reason points at."""
 
+import functools
+
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,13 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, Policy, autocast, explain, full_precision
+from jmp_autocast.inspect.report.provenance import causes_of
+from jmp_autocast.interpreters.after.walk import walk_plan
+from tests.corpus.sources import benchmark_models
 from tests.fuzz.program import jax_settings
 from tests.fuzz.strategies import cases, examples
+from tests.third_party.program import Draw
+from tests.third_party.tables import PROGRAMS, QUICK
 
 W = np.ones((4, 4), np.float32)
 X = np.ones((2, 4), np.float32)
@@ -195,11 +202,9 @@ def test_a_reason_points_at_its_cause(code):
     assert causes(rows, row) == expected
 
 
-def test_a_reader_behind_a_call_is_named():
+def test_the_way_leads_out_of_a_call_to_a_reader_behind_it():
     rows = report_of(squared_inside)
-    mul = find(rows, "mul")
-    assert mul.reason == "FEEDER"
-    assert causes(rows, mul) == ["exp"]
+    assert [rows[i].primitive for i in follow(rows, find(rows, "mul"))] == ["mul", "jit", "exp"]
 
 
 def test_a_reader_inside_a_call_is_named():
@@ -227,11 +232,79 @@ def test_an_accumulator_points_at_its_consumer():
 
 
 def follow(rows, row):
-    """The steps to the cause; a loop's carry may lead back to the loop."""
+    """The rows from one to its cause, each the first that a reason points at."""
     way = [row.index]
-    while new := [cause for cause in rows[way[-1]].cause_rows if cause not in way]:
-        way.append(new[0])
+    while (causes := rows[way[-1]].cause_rows) and causes[0] not in way:
+        way.append(causes[0])
     return way
+
+
+def attention(w, x):
+    return jax.nn.softmax(x @ w @ (x @ w).T / jnp.sqrt(4.0)) @ (x @ w)
+
+
+def gpt_block(w, x):
+    def norm(h):
+        mean, var = jnp.mean(h, -1, keepdims=True), jnp.var(h, -1, keepdims=True)
+        return (h - mean) * lax.rsqrt(var + 1e-5)
+
+    h = x + attention(w, norm(x)) @ w
+    return h + jax.nn.gelu(norm(h) @ w) @ w
+
+
+FIRST_CAUSES = {
+    "softmax": (lambda w, x: jax.nn.softmax(x @ w), "exp"),
+    "log_softmax": (lambda w, x: jax.nn.log_softmax(x @ w), "exp"),
+    "logsumexp": (lambda w, x: jax.scipy.special.logsumexp(x @ w, axis=-1), "exp"),
+    "attention": (attention, "exp"),
+    "GPT block": (gpt_block, "exp"),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_CAUSES)
+def test_a_maximum_is_float32_for_what_is_behind_the_maximum(name):
+    """The maximum and what moves it to the exponential each have their dtype from the other."""
+    fn, cause = FIRST_CAUSES[name]
+    rows = report_of(fn)
+    (maximum,) = {follow(rows, row)[-1] for row in rows if row.primitive in ("reduce_max", "max")}
+    assert (rows[maximum].primitive, rows[maximum].reason) == (cause, "FP32")
+    for row in rows:
+        end = rows[follow(rows, row)[-1]]
+        assert not end.cause_rows
+        assert not end.cause.startswith("read by ")
+
+
+def gpt_of_benchmarks():
+    gpt = next(program for program in benchmark_models() if program.name.startswith("GPT"))
+    return gpt.build()
+
+
+# Differential equations and matrix functions are loops, and take long to trace.
+SOURCES = sorted({name.partition(":")[0] for name in QUICK} - {"diffrax", "linalg", "nnx"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["benchmarks", *SOURCES])
+def test_the_way_ends_in_every_program(source):
+    names = [name for name in QUICK if name.startswith(f"{source}: ")]
+    builds = [functools.partial(PROGRAMS[name].build, Draw(name)) for name in names]
+    for build in builds or [gpt_of_benchmarks]:
+        with jax.numpy_dtype_promotion("standard"), jax.check_tracer_leaks(False):
+            fn, args = build()
+            visits = walk_plan(autocast(fn, policy=BF16).planned(*args).plan)
+        loops = {visit.index for visit in visits if visit.eqn.primitive.name in ("scan", "while")}
+        causes = causes_of(visits)
+        for visit in visits:
+            way = [visit.index]
+            while (found := causes[way[-1]]) and found[0] not in way:
+                way.append(found[0])
+            assert not found or loops.intersection(way), (build, way)
+
+
+def test_a_carry_may_lead_back_to_its_loop():
+    rows = report_of(lambda w, x: lax.scan(lambda h, _: (h + jnp.exp(h), None), x, None, 3)[0])
+    scan, add = find(rows, "scan"), find(rows, "add")
+    assert follow(rows, scan)[-1] in (add.index, find(rows, "exp").index)
 
 
 def made_for(row, index):

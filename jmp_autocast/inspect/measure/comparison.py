@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..export import Exported, cut, saved, table
-from .comparison_page import page_of
+from ..export import cut, table
+from ..page.page import Columns, Page, Paged, Section, tables_page, texts
 from .comparison_rows import ArrayError, ComparisonRow, GradientError
 from .scope_errors import ScopeError, by_scope
 
 # Twenty rows fit on a screen. The comparison holds all.
 _SHOWN = 20
+# Equations beyond the worst 200 introduce nothing that a reader would look at; JSON has all.
+_ON_PAGE = 200
+
+_ERRORS: Columns = {"introduced": "error", "error": "error"}
+_OF_ROWS: Columns = {**texts("primitive", "dtype"), **_ERRORS, **texts("cosine", "scope", "source")}
+_OF_GRADIENTS: Columns = {
+    **{"argument": "text", "of all": "error", "error": "error", "cosine": "text", "lost": "count"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison(Exported):
+class Comparison(Paged):
     """What `jmp_autocast.compare` returns.
 
     Args:
@@ -114,31 +121,37 @@ class Comparison(Exported):
         """
         return sorted(self.gradients.items(), key=lambda item: (-item[1].share, -item[1].error))
 
-    def to_html(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the comparison as an HTML page: the errors by scope, by equation, of gradients.
-
-        It is one file that asks nothing of a network and runs no script, and shows names and source
-        lines of the program as text alone.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, compare
-            >>> page = compare(jnp.dot, jnp.ones((8, 8)), jnp.ones((8, 8)), policy=BF16).to_html()
-            >>> page.splitlines()[0]
-            '<!doctype html>'
-        """
-        page = page_of(
+    def _page(self) -> Page:
+        """Returns the page: the errors by scope, by equation, of cotangents, of gradients."""
+        of_scopes: Columns = {"scope": "text", **_ERRORS}
+        if self.gradients:
+            of_scopes["error of cotangents"] = "error"
+        scopes = [
+            (
+                each.scope or "(no scope)",
+                each.introduced,
+                each.error,
+                *([each.cotangent_error] if self.gradients else []),
+                each.lost + each.cotangent_lost,
+            )
+            for each in self.by_scope()
+        ]
+        gradients = [
+            (path, each.share, each.error, f"{each.cosine:.5f}", each.lost)
+            for path, each in self.by_share()
+        ]
+        by_error = "the largest introduced error first"
+        return tables_page(
+            "Comparison with float32",
             f"{self.name} in {self.compute_dtype}",
             self.summary,
-            self.by_scope(),
-            self.rows,
-            self.cotangents,
-            self.by_share(),
+            [
+                Section("By scope, in program order", {**of_scopes, "lost": "count"}, scopes),
+                Section(f"Equations, {by_error}", _OF_ROWS, _page_rows(self.rows)),
+                Section(f"Cotangents, {by_error}", _OF_ROWS, _page_rows(self.cotangents)),
+                Section("Gradients", _OF_GRADIENTS, gradients),
+            ],
         )
-        return saved(page, path)
 
     def __str__(self) -> str:
         """Returns the summary, the scopes and equations with the largest errors, and gradients."""
@@ -158,6 +171,21 @@ class Comparison(Exported):
             cells = lambda item: (item[1].share, item[1].error, item[1].cosine, item[0])  # noqa: E731
             lines += ["", *table(columns, self.by_share(), cells, _SHOWN)]
         return "\n".join(lines)
+
+
+def _page_rows(rows: Sequence[ComparisonRow]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            row.primitive,
+            row.computed or ", ".join(row.dtypes),
+            row.introduced,
+            row.error,
+            f"{row.cosine:.5f}",
+            row.scope,
+            row.source,
+        )
+        for row in rows[:_ON_PAGE]
+    ]
 
 
 def _scope_table(scopes: Sequence[ScopeError]) -> list[str]:

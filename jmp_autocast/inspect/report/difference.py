@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from ..export import WIDTH, Exported, counted, cut, saved, scaled, table
-from ..static_page import Column, static_page
+from ..export import WIDTH, counted, cut, scaled, table
+from ..page.page import Page, Paged, Section, tables_page, texts
 from .by_dtype import by_dtype
 from .row_texts import reason_of, short_dtypes
 from .rows import Row
@@ -49,7 +48,7 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference(Exported):
+class Difference(Paged):
     """What ``report.difference(other)`` returns.
 
     Args:
@@ -98,20 +97,17 @@ class Difference(Exported):
             lines += ["", *table(changed, self.changes, _cells, _SHOWN, "more in .changes")]
         return "\n".join([self.summary, "", *lines])
 
-    def to_html(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the two tables as an HTML page: one file, without scripts.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import explain
-            >>> report = explain(jnp.tanh, jnp.ones(4))
-            >>> report.difference(report).to_html().splitlines()[0]
-            '<!doctype html>'
-        """
-        names = "primitive", "before", "after", "scope", "because of, before", "after", "source"
+    def _page(self) -> Page:
+        """Returns the page: the two tables, with all changes."""
+        columns = (
+            "primitive",
+            "before",
+            "after",
+            "scope",
+            "because of, before",
+            "because of, after",
+            "source",
+        )
         rows = [
             (
                 change.before.primitive,
@@ -125,11 +121,15 @@ class Difference(Exported):
             for change in self.changes
         ]
         totals = [(name, *map(_number, pair)) for name, pair in self.totals.items()]
-        sections = [
-            ("What the program costs", list(map(Column, ("total", "before", "after"))), totals),
-            ("Equations whose dtypes differ", list(map(Column, names)), rows),
-        ]
-        return saved(static_page(f"{self.name} under two policies", self.summary, sections), path)
+        return tables_page(
+            "Two policies",
+            self.name,
+            self.summary,
+            [
+                Section("What the program costs", texts("total", "before", "after"), totals),
+                Section("Equations whose dtypes differ", texts(*columns), rows),
+            ],
+        )
 
 
 def _number(value: int | None) -> str:

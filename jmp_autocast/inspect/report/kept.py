@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.keep.account import (
     CutJaxpr,
+    CutValue,
     Island,
     KeptArray,
     cut_jaxprs,
@@ -24,16 +24,30 @@ from ...interpreters.keep.account import (
 from ...interpreters.keep.choice import ResidualChoice
 from ...interpreters.keep.emit import Emitter
 from ...keep_less import KeepLess, keep_less
-from ..export import Exported, cut, labeled, saved, scaled, table
+from ..export import counted, cut, labeled, scaled, table
+from ..page.page import Columns, Page, Paged, Picture, Section, tables_page, texts
 from .kept_bytes import KeptBytes, kept_bytes
-from .kept_page import page_of
 
 # Half a screen of groups each; `arrays` and `islands` hold all.
 _SHOWN = 16
 
+# More bars than a reader looks at; JSON has all.
+_BARS, _PICTURES = 400, 6
+_UNREAD = "not read"
+_KINDS = {"kept": "kept", "computed again": "again", _UNREAD: "unread"}
+
+_OF_ARRAYS: Columns = {
+    **{"bytes": "bytes", "dtype": "text", "shape": "text", "times": "count"},
+    **texts("made by", "read by", "because", "scope", "source"),
+}
+_OF_ISLANDS: Columns = {
+    **{"bytes": "bytes", "FLOPs": "number", "times": "count"},
+    **texts("computed again", "scope"),
+}
+
 
 @dataclasses.dataclass(frozen=True)
-class KeptReport(Exported):
+class KeptReport(Paged):
     """What `jmp_autocast.inspect.explain_kept` returns.
 
     Args:
@@ -99,23 +113,32 @@ class KeptReport(Exported):
             return line
         return f"{line}, {scaled(self.declared_nbytes)}B without residuals={self.residuals!r}"
 
-    def to_html(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the report as an HTML page: pictures of the cuts, the arrays, the islands.
-
-        It is one file that asks nothing of a network and runs no script, and shows names and source
-        lines of the program as text alone.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast.inspect import explain_kept
-            >>> explain_kept(jnp.sin, jnp.ones(4)).to_html().splitlines()[0]
-            '<!doctype html>'
-        """
-        page = page_of(self.name, self.summary, self.arrays, self.islands, self.cuts)
-        return saved(page, path)
+    def _page(self) -> Page:
+        """Returns the page: a picture of each cut, and tables of the arrays and the islands."""
+        arrays = [
+            (
+                a.nbytes,
+                a.dtype,
+                list(a.shape),
+                a.times,
+                a.primitive or "input",
+                ", ".join(a.readers),
+                a.reason,
+                a.scope,
+                a.source,
+            )
+            for a in self.arrays
+        ]
+        islands = [
+            (i.nbytes, i.flops, i.times, ", ".join(i.recomputed), i.scope) for i in self.islands
+        ]
+        sections = [
+            Section("Arrays that are kept, the largest first", _OF_ARRAYS, arrays),
+            Section("Computed again, in program order", _OF_ISLANDS, islands),
+        ]
+        pictures = [_picture(each) for each in self.cuts[:_PICTURES] if each.values]
+        about = "Kept for the backward pass"
+        return tables_page(about, self.name, self.summary, sections, pictures)
 
     def __str__(self) -> str:
         """Returns the summary, the arrays and the islands, those that are alike together."""
@@ -159,6 +182,29 @@ class KeptReport(Exported):
 
         more = "more; KeptReport.islands has all"
         return [*lines, "", *table(columns, by_size, cells, _SHOWN, more)]
+
+
+def _picture(jaxpr: CutJaxpr) -> Picture:
+    values = jaxpr.values[:_BARS]
+    largest = max((v.nbytes for v in values if v.fate != _UNREAD), default=1)
+    each = f", in each of {jaxpr.times} runs" if jaxpr.times > 1 else ""
+    left_out = len(jaxpr.values) - len(values)
+    caption = (
+        f"Each bar is a value, in program order, as high as its bytes (the highest: "
+        f"{scaled(largest)}B{each}). Filled: kept for the backward pass. Outlined: computed again "
+        "there. A line: no derivative reads it."
+        + (f" {counted(left_out, 'value')} more in JSON." if left_out else "")
+    )
+    title = f"The cut in {jaxpr.scope}" if jaxpr.scope else "The cut"
+    return Picture(title, caption, [_bar(value, largest) for value in values])
+
+
+def _bar(value: CutValue, largest: int) -> tuple[str, float, str, str]:
+    name = value.primitive or "input"
+    says = f"{name} {value.dtype}{list(value.shape)}, {scaled(value.nbytes)}B, {value.fate}"
+    says = "\n".join(filter(None, (says, value.scope, value.source)))
+    height = 0.0 if value.fate == _UNREAD else value.nbytes / largest
+    return name, height, _KINDS[value.fate], says
 
 
 def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:
@@ -220,13 +266,13 @@ def _report(name: str, closed: Any, call: arguments.Call, choice: ResidualChoice
     shapes, is_param = call.shapes, [source is Source.PARAM for source in call.sources]
     emitter = Emitter(choice)
 
-    def counted(program: Callable[..., Any]) -> KeptBytes:
+    def keeps(program: Callable[..., Any]) -> KeptBytes:
         return kept_bytes(program, shapes, [i for i, param in enumerate(is_param) if param])
 
-    declared = kept = counted(jaxpr_as_fun(closed))
+    declared = kept = keeps(jaxpr_as_fun(closed))
     if not choice.is_off:
         after = fresh_make_jaxpr(lambda *xs: emitter.run(closed, xs, is_param), *shapes)
-        kept = counted(jaxpr_as_fun(after))
+        kept = keeps(jaxpr_as_fun(after))
     return KeptReport(
         name,
         choice.residuals,

@@ -1,4 +1,11 @@
-"""Which rows the reason of a row points at."""
+"""Which rows the reason of a row points at: following the first of them ends in a cause.
+
+A reason names an operand, or a reader, and two rows may name each other: the maximum in a softmax
+is float32 since what moves it to an ``exp`` is float32, and that is float32 since the maximum is.
+Only one of the two came first. Planning goes forward, and what is promoted follows its operands;
+then it goes back, and what is asked follows its readers; then forward again. Rows are explained
+here in that order, each by a row that was explained before it.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +20,107 @@ from ...interpreters.primitives.structure import bodies
 _ABOUT_READERS = frozenset(
     (ReasonCode.FEEDER, ReasonCode.CLEAR_NARROW, ReasonCode.LOG_GUARD, ReasonCode.DOT_OUT)
 )
+_READ_BY = "read by "
 
 
 def causes_of(visits: Sequence[Visit]) -> list[tuple[int, ...]]:
     """Returns, for each visit of a plan, the visits behind the reason of its dtypes.
 
-    It takes linear time: programs have tens of thousands of equations.
+    Following the first of them ends in a visit that has none, or goes round the carry of a loop.
 
     Args:
         visits: What `walk_plan` returns.
     """
-    readers: list[list[int]] = [[] for _ in visits]
+    readers, around = _readers(visits), _around(visits)
+    causes = [_named(visit, visits, readers, around) for visit in visits]
+    asked = [_is_asked(visit) for visit in visits]
+    explained = [not found for found in causes]
+    ends = False
+    # Each round takes linear time, and there are as many as planning had sweeps: programs have tens
+    # of thousands of equations.
+    while not all(explained):
+        before = sum(explained)
+        for i, found in enumerate(causes):
+            waits = not explained[i] and visits[i].plan.reason.code not in _ABOUT_READERS
+            if waits and (known := [k for k in found if explained[k]]):
+                causes[i], explained[i] = tuple(dict.fromkeys([known[0], *found])), True
+        # The first explained row that a value reaches through rows that are not explained yet.
+        reached: list[int | None] = [None] * len(visits)
+        for i in reversed(range(len(visits))):
+            known = [k for r in readers[i] if (k := reached[r]) is not None]
+            if not explained[i] and asked[i] and (known or ends):
+                first = [k for k in causes[i] if k in known]
+                causes[i], explained[i] = (*first, *known)[:1], True
+            reached[i] = i if explained[i] else next(iter(known), None)
+        stuck = sum(explained) == before
+        if stuck and ends:
+            # What is left goes round the carry of a loop.
+            waiting = [i for i, done in enumerate(explained) if not done]
+            explained[next((i for i in waiting if _carried(visits[i].eqn)), waiting[-1])] = True
+        # What nobody reads for a reason of its own is returned, maybe behind what moves it.
+        ends = stuck and not ends
+    return causes
+
+
+def _is_asked(visit: Visit) -> bool:
+    """Whether the readers of a value decide: also where a call casts what its body reads."""
+    code = visit.plan.reason.code
+    casts = visit.plan.inner and any(dtype is not None for dtype in visit.plan.operands)
+    return code in _ABOUT_READERS or (code is ReasonCode.STRUCTURAL and bool(casts))
+
+
+def _readers(visits: Sequence[Visit]) -> list[list[int]]:
+    """Returns who reads what each visit makes, in its dtype, in the order of the program."""
+    readers: list[set[int]] = [set() for _ in visits]
     for visit in visits:
-        # Once per reader, which may read a value twice, as x * x does.
-        for made in set(visit.origins):
-            if isinstance(made, int):
-                readers[made].append(visit.index)
-    return [_causes(visit, visits, readers[visit.index]) for visit in visits]
+        carried = _carried(visit.eqn)
+        for i, (made, dtype) in enumerate(zip(visit.origins, visit.plan.reads, strict=True)):
+            # A call does not read what it hands in: what is inside does.
+            reads = not visit.inner or i in carried
+            if isinstance(made, int) and reads and dtype in _dtypes(visits[made]):
+                readers[made].add(visit.index)
+    for visit in visits:
+        # What a branch or a loop returns is read by the readers of its results.
+        for origins in visit.returned:
+            for made in origins:
+                if isinstance(made, int) and made > visit.index:
+                    readers[made].update(r for r in readers[visit.index] if r > made)
+    return list(map(sorted, readers))
 
 
-def _causes(visit: Visit, visits: Sequence[Visit], readers: list[int]) -> tuple[int, ...]:
+def _dtypes(visit: Visit) -> set[Any]:
+    handed_in = visit.plan.operands if visit.plan.inner else ()
+    return {state.dtype for state in visit.plan.results}.union(handed_in)
+
+
+def _around(visits: Sequence[Visit]) -> list[tuple[int, ...]]:
+    """Returns the calls and loops around each visit."""
+    found: list[tuple[int, ...]] = []
+    entered: list[int] = []
+    for visit in visits:
+        del entered[visit.depth :]
+        found.append(tuple(entered))
+        entered.append(visit.index)
+    return found
+
+
+def _named(
+    visit: Visit,
+    visits: Sequence[Visit],
+    readers: Sequence[Sequence[int]],
+    around: Sequence[Sequence[int]],
+) -> tuple[int, ...]:
+    """Returns the rows that a reason names."""
     reason = visit.plan.reason
     if reason.code in _ABOUT_READERS:
-        return _reader(reason.cause.removeprefix("read by "), visits, readers)
+        name = reason.cause.removeprefix(_READ_BY)
+        if name in (reason.cause, "the output"):
+            return ()
+        # It may name a call, of which a reader is inside. A body that is called twice has one plan,
+        # whose reason names the reader of the first call.
+        own = {r: [k for k in (r, *around[r]) if k > visit.index] for r in readers[visit.index]}
+        names = {r: {visits[k].eqn.primitive.name for k in found} for r, found in own.items()}
+        return tuple([r for r in own if name in names[r]] or own)
     origins: list[Origin] = [visit.origins[i] for i in reason.operands]
     if reason.code in (ReasonCode.CARRY, ReasonCode.CARRY_ACCUMULATOR):
         # A carry has two makers: it starts as an operand, and is returned by the body.
@@ -64,17 +149,3 @@ def _carried(eqn: Any) -> dict[int, int]:
         for i, output in body.carries
         if (result := body.results[output]) is not None
     }
-
-
-def _reader(name: str, visits: Sequence[Visit], readers: list[int]) -> tuple[int, ...]:
-    """Returns the first reader of that name, or the one in the call or loop of that name.
-
-    A body that is called twice has one plan, whose reason names the reader of the first call. Where
-    no reader has the name, the first reader stands for it.
-    """
-    if name == "the output" or not readers:
-        return ()
-    reader = next((r for r in readers if visits[r].eqn.primitive.name == name), readers[0])
-    inside = range(reader + 1, reader + 1 + visits[reader].inner)
-    within = (r for r in readers if r in inside and not visits[r].inner)
-    return (next(within, reader),)

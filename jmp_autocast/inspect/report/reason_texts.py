@@ -26,5 +26,5 @@ class Explanation(NamedTuple):
 @functools.cache
 def explanations() -> Mapping[ReasonCode, Explanation]:
     """Returns what each code says. The texts are no code: they stand beside those of the page."""
-    text = (resources.files(__package__ or "") / "page" / "reasons.toml").read_text("utf-8")
+    text = (resources.files(__package__ or "") / "reasons.toml").read_text("utf-8")
     return {ReasonCode(code): Explanation(**said) for code, said in tomllib.loads(text).items()}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import pathlib
 from typing import Any
 
 from ...policies.errors import wrong_type
-from ..export import Exported, cut, labeled, saved, scaled, table
+from ..export import cut, labeled, scaled, table
+from ..page.page import Page, Paged
 from .by_dtype import Share, by_dtype, guarded, item_size
 from .difference import Change, Difference, Side, difference_of
-from .html import frame_of, page_of
 from .kept import KeptReport
+from .page_rows import data_of
 from .roofline import Roofline
 from .row_texts import reason_of, short_dtypes
 from .rows import Row, note_on_sizes
@@ -23,7 +23,7 @@ _SHOWN = 30
 
 
 @dataclasses.dataclass(frozen=True)
-class Report(Exported):
+class Report(Paged):
     """What `jmp_autocast.explain` returns.
 
     Args:
@@ -152,32 +152,12 @@ class Report(Exported):
         more = "more groups; report.rows holds all rows"
         return table(columns, ordered, cells, _SHOWN, more)
 
-    def to_html(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the report as an HTML page, to be opened in any browser.
-
-        It holds the totals, the modules of the program colored by precision, FLOPs and bytes by
-        dtype, and all rows, with search and filters; a row leads step by step to the cause of its
-        dtypes. It is one file that asks nothing of a network, and shows names and source lines of
-        the program as text alone.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import jax, jax.numpy as jnp
-            >>> from jmp_autocast import explain
-            >>> page = explain(jnp.dot, jnp.ones((8, 8)), jnp.ones((8, 8))).to_html()
-            >>> page.splitlines()[0]
-            '<!doctype html>'
-        """
-        return saved(self._page(), path)
-
-    def _repr_html_(self) -> str:
-        """Returns the page in a frame, for notebooks."""
-        return frame_of(self.summary, self._page())
-
-    def _page(self) -> str:
-        return page_of(self.name, self.compute_dtype, self.summary, self.rows, self.totals)
+    def _page(self) -> Page:
+        """Returns the page: totals, modules, the chart and all rows; a row leads to its cause."""
+        sizes = note_on_sizes(self.rows)
+        summary = "; ".join(filter(None, [self.summary, sizes]))
+        data = {"compute_dtype": self.compute_dtype, "totals": self.totals, **data_of(self.rows)}
+        return Page("rows", "Precision report", self.name, summary, data)
 
     def by_dtype(self) -> dict[str, Share]:
         """Returns the FLOPs and bytes of each dtype, the most bytes first.

@@ -55,8 +55,10 @@ class Row:
         cause_operands: The positions of the operands that the reason points at.
         cause_rows: The indices of the rows that the reason points at: those that made the operands
             which decided, the reader that decided, what a carry starts as and is returned as, what
-            the branches or the inside of a call return. Empty where a rule, a scope, the program or
-            an input decided.
+            the branches or the inside of a call return. Empty where a rule, a scope, the program,
+            an input or an output decided. Following the first of them from row to row ends in such
+            a row, unless a loop's carry leads back: a reader that only moves the value on, and has
+            its dtype from it, is left out for the one behind it.
         flops: Estimated floating point operations, over all ``times``; 0 for data movement,
             casts, and what has an inside.
         nbytes: Bytes of operands and results in these dtypes, over all ``times``.

@@ -6,7 +6,13 @@ import dataclasses
 from typing import Any
 
 from ...policies import Policy
-from ..export import NOT_EXPORTED, Exported, counted, cut, labeled, scaled, table
+from ..export import NOT_EXPORTED, counted, cut, labeled, scaled, table
+from ..page.page import Columns, Page, Paged, Section, tables_page, texts
+
+_COLUMNS: Columns = {
+    **{"largest": "number", "FLOPs": "number"},
+    **texts("why", "operation", "scope", "source"),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class KeptOperation:
 
 
 @dataclasses.dataclass(frozen=True)
-class TuneReport(Exported):
+class TuneReport(Paged):
     """What `jmp_autocast.tune` has found, beside the policy.
 
     Args:
@@ -86,22 +92,49 @@ class TuneReport(Exported):
     share_before: float
     share_after: float
 
-    def __str__(self) -> str:
-        """Returns the result in a line, the cost, and a table of what is kept in float32."""
+    @property
+    def summary(self) -> str:
+        """The result in one line.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, tune
+            >>> batches = [(jnp.eye(4), jnp.ones((4, 4)))]
+            >>> options = dict(policy=BF16, tolerance=0.01, progress=False, report=True)
+            >>> tune(jnp.matmul, batches, **options)[1].summary
+            'matmul: 0 of 1 operation in float32, 1 run'
+        """
         kept = f"{len(self.kept)} of {counted(self.candidates, 'operation')}"
-        error = None
+        return cut(f"{self.name}: {kept} in float32, {counted(self.runs, 'run')}")
+
+    def _facts(self) -> dict[str, str | None]:
+        error = left_out = None
         if self.error_before is not None:
             error = f"{self.error_before:.3g} before, {self.error_after:.3g} now, "
             error += f"tolerance {self.tolerance:g}"
-        flops = f"of matmuls and convolutions in {self.policy.compute_dtype}: "
-        flops += f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
-        first = cut(f"{self.name}: {kept} in float32, {counted(self.runs, 'run')}")
-        left_out = None
         if self.undetermined:
             left_out = (
                 f"{counted(self.undetermined, 'array')}, of which float32 knows too few digits"
             )
-        lines = [first, *labeled({"error": error, "left out": left_out, "FLOPs": flops})]
+        flops = f"of matmuls and convolutions in {self.policy.compute_dtype}: "
+        flops += f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
+        return {"error": error, "left out": left_out, "FLOPs": flops}
+
+    def _page(self) -> Page:
+        rows = [
+            (x.largest, x.flops, x.why, x.primitive, x.scope or "(everywhere)", x.source)
+            for x in self.kept
+        ]
+        facts = [(name, text) for name, text in self._facts().items() if text is not None]
+        sections = [
+            Section("What the search found", texts("what", "found"), facts),
+            Section("Kept in float32, in program order", _COLUMNS, rows),
+        ]
+        return tables_page("Tuned policy", self.name, self.summary, sections)
+
+    def __str__(self) -> str:
+        """Returns the result in a line, the cost, and a table of what is kept in float32."""
+        lines = [self.summary, *labeled(self._facts())]
         if self.kept:
             columns = {"largest": ">9.3g", "FLOPs": ">7", "why": "7", "operation": "20"}
             lines += ["", *table({**columns, "scope, source": ""}, self.kept, _cells)]

@@ -82,7 +82,8 @@ class Panel {
       const name = k ? this.link(step.index) : element("strong", null, `#${step.index} ${step.primitive}`);
       const item = element("li", { "data-row": step.index }, mark, name, " ",
         element("span", { class: "code quiet" }, dtypesOf(step)),
-        element("p", null, element("code", null, step.reason), step.cause ? ` ${step.cause}` : ""));
+        element("p", null, element("code", null, step.reason), step.cause ? ` ${step.cause}` : "",
+          ...this.behind(step)));
       const next = steps[k + 1];
       const others = step.cause_rows.filter((index) => !next || index !== next.index);
       if (next && others.length) {
@@ -102,6 +103,13 @@ class Panel {
     }
     section.append(list);
     return section;
+  }
+
+  // The reader that a reason names may only move the value on: what decides is behind it.
+  behind(row) {
+    const [next] = row.cause_rows;
+    if (!isRead(row) || next === undefined || row.readers.includes(next)) return [];
+    return [", and behind it by ", this.link(next)];
   }
 
   values(row) {
@@ -183,11 +191,16 @@ function sourceNote(row, k) {
   return source && floats.has(row.operands[k]) ? [`from ${source} alone`] : [];
 }
 
+function isRead(row) {
+  return row.cause.startsWith("read by ");
+}
+
 function ending(row) {
-  if (row.cause_rows.length) return "a loop, whose carry leads back to a row above.";
+  if (row.cause_rows.length) return "a carry: what the loop returns leads back to a row above.";
   const inputs = row.cause_operands.filter((k) => row.operand_rows[k] === null);
   if (inputs.length) return inputs.map((k) => `operand ${k} is ${madeBy(row, k)}`).join("; ");
   if (row.cause === "read by the output") return "the program returns it.";
+  if (isRead(row)) return `${row.cause}, and what is made of it is returned.`;
   if (row.cause) return row.cause;
   if (row.rule && ["FP32", "LOWER_PRECISION", "KEEP"].includes(row.reason)) {
     return `the rule ${row.rule} of ${row.primitive}`;

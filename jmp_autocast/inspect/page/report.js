@@ -1,14 +1,27 @@
 // Puts the page together: filters decide which rows the table and the chart show.
 
-const find = (id) => document.getElementById(id);
 const NOTHING = { scope: "", dtype: "", primitive: "", reason: "", query: "", changed: false };
+
+const COLUMNS = [
+  { key: "index", title: "#", kind: "number" },
+  { key: "primitive", kind: "code", indent: (row) => row.depth },
+  { key: "dtypes", kind: "code", value: dtypesOf, text: dtypesCell },
+  { key: "reason", kind: "" },
+  { key: "scope", kind: "scope", text: (row) => row.scope || "\u2013" },
+  { key: "flops", title: "FLOPs", kind: "number", text: (row) => (row.flops ? number(row.flops) : "") },
+  { key: "nbytes", title: "bytes", kind: "number", text: (row) => number(row.nbytes, "B") },
+];
 
 let filters = { ...NOTHING, words: [] };
 let visited = []; // the rows opened one after the other, for the way back
 let chartFor = rows;
 
 const tree = new Tree(find("tree"), (scope) => applyFilters({ scope }));
-const table = new Table(find("grid"), (index) => openRow(index));
+const table = new Table(find("grid"), COLUMNS, rows, {
+  prefix: "row",
+  open: (row) => openRow(row.index),
+  look: (row) => kindOf(row.dtype),
+});
 const panel = new Panel(find("panel"), {
   open: (index) => openRow(index),
   close: closePanel,
@@ -81,6 +94,16 @@ function fillSelect(id, title, valueOf) {
 
 // --- the row that is open -----------------------------------------------------------------
 
+function dtypesOf(row) {
+  const ends = [dtypesText(row.operands), dtypesText(row.results)];
+  return ends.filter(Boolean).join(" \u2192 ");
+}
+
+function dtypesCell(row) {
+  const mark = element("span", { class: `swatch ${kindOf(row.dtype)}`, "aria-hidden": "true" });
+  return element("span", null, mark, dtypesOf(row));
+}
+
 function openRow(index) {
   if (visited.at(-1) !== index) visited.push(index);
   document.body.classList.add("with-panel");
@@ -112,7 +135,6 @@ function openAddressed() {
 
 function fillHead() {
   const totals = data.totals;
-  find("name").textContent = visible(data.name);
   const share = (100 * totals.low_share).toFixed(1);
   const has = totals.contraction_flops > 0;
   const meter = element("span", { class: "meter", "aria-hidden": "true" }, element("i", { class: "low" }));

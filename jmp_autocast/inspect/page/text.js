@@ -1,5 +1,8 @@
 // Elements and numbers as text. Texts of the program reach the page here, and only as text.
 
+const find = (id) => document.getElementById(id);
+const data = JSON.parse(find("data").textContent);
+
 const SHORT = { float32: "f32", float16: "f16", bfloat16: "bf16", float64: "f64" };
 
 // Characters that would hide, or reverse what follows them.
@@ -64,3 +67,6 @@ function typeText(dtype, shape) {
 function plural(count, word) {
   return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 }
+
+find("name").textContent = visible(data.name);
+find("summary").textContent = visible(data.summary);

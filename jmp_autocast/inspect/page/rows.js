@@ -1,7 +1,5 @@
 // The data of the page: rows, and what follows from them. A row refers to others by index.
 
-const data = JSON.parse(document.getElementById("data").textContent);
-
 const floats = new Set(data.floats);
 
 const rows = data.rows.map((list, index) => {
@@ -60,14 +58,13 @@ function isWithin(row, scope) {
   return scope === "" || row.scope === scope || row.scope.startsWith(`${scope}/`);
 }
 
-// The rows from one to the cause of its dtypes: the first that each reason points at.
+// The rows from one to the cause of its dtypes: the first that each reason points at. Only the carry
+// of a loop leads back to a row.
 function chainOf(row) {
   const steps = [row];
-  const seen = new Set([row.index]);
   for (;;) {
-    const next = steps.at(-1).cause_rows.find((index) => !seen.has(index));
-    if (next === undefined) return steps;
-    seen.add(next);
+    const [next] = steps.at(-1).cause_rows;
+    if (next === undefined || steps.includes(rows[next])) return steps;
     steps.push(rows[next]);
   }
 }

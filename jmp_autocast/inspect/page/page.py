@@ -1,0 +1,190 @@
+"""A report as an HTML page that needs nothing beside itself.
+
+The template, the style and the scripts are the other files of this folder. Texts of the program
+(scopes, names, source lines) reach the page in one block of JSON and are shown as text alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from ..export import Exported, plain, saved
+
+Columns: TypeAlias = dict[str, Literal["text", "number", "bytes", "count", "error"]]
+"""The titles of columns, each with what its cells are: scaled numbers and bytes, counts, relative
+errors, which have a bar."""
+
+# A page of rows has modules, a chart and a panel for each row; a page of tables has tables.
+_SCRIPTS = {
+    "rows": ("text.js", "rows.js", "chart.js", "tree.js", "table.js", "panel.js", "report.js"),
+    "tables": ("text.js", "chart.js", "table.js", "tables.js"),
+}
+
+# What the page may do: run and apply what is in it, by hash, and nothing else.
+_POLICY = (
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+# In JSON a letter may stand as its number: nothing in the block looks like a tag or a comment.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+# The height of the page in a notebook, in pixels: the chart and a screen of rows.
+_FRAME_HEIGHT = 760
+
+
+class Page(NamedTuple):
+    """What a page shows.
+
+    Args:
+        kind: What it is made of: ``"rows"`` or ``"tables"``.
+        about: What kind of report it is.
+        name: The name of the program.
+        summary: The report in one line.
+        data: The rest, as the scripts of its kind read it.
+    """
+
+    kind: str
+    about: str
+    name: str
+    summary: str
+    data: Mapping[str, Any]
+
+
+class Section(NamedTuple):
+    """A table of a page.
+
+    Args:
+        title: Its title.
+        columns: Its columns.
+        rows: The cells of each row.
+    """
+
+    title: str
+    columns: Columns
+    rows: Sequence[Sequence[Any]]
+
+
+class Picture(NamedTuple):
+    """Bars side by side.
+
+    Args:
+        title: Its title.
+        caption: What it shows.
+        bars: The name of each, which stands below it; how high it is, up to 1; how it is drawn
+            (``"kept"``, ``"again"`` or ``"unread"``); and what it stands for, in full.
+    """
+
+    title: str
+    caption: str
+    bars: Sequence[tuple[str, float, str, str]]
+
+
+def texts(*titles: str) -> Columns:
+    """Returns columns of text."""
+    return dict.fromkeys(titles, "text")
+
+
+def tables_page(
+    about: str,
+    name: str,
+    summary: str,
+    sections: Sequence[Section],
+    pictures: Sequence[Picture] = (),
+) -> Page:
+    """Returns a page of pictures and tables; tables without a row are left out."""
+    shown = [
+        {"title": title, "columns": list(columns.items()), "rows": rows}
+        for title, columns, rows in sections
+        if rows
+    ]
+    data = {"sections": shown, "pictures": [picture._asdict() for picture in pictures]}
+    return Page("tables", about, name, summary, data)
+
+
+class Paged(Exported):
+    """A report that has an HTML page."""
+
+    def _page(self) -> Page:
+        raise NotImplementedError
+
+    def to_html(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the report as an HTML page, to be opened in any browser.
+
+        Its tables can be sorted and searched. It is one file that asks nothing of a network, and
+        shows names and source lines of the program as text alone.
+
+        Args:
+            path: A file to write it to as well.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import explain
+            >>> page = explain(jnp.dot, jnp.ones((8, 8)), jnp.ones((8, 8))).to_html()
+            >>> page.splitlines()[0]
+            '<!doctype html>'
+        """
+        return saved(page_text(self._page()), path)
+
+    def _repr_html_(self) -> str:
+        """Returns the page in a frame, for notebooks.
+
+        It shares no style, script or storage with the notebook.
+        """
+        page = self._page()
+        return (
+            f'<iframe title="{_escaped(page.summary)}" sandbox="allow-scripts" '
+            f'style="width:100%;height:{_FRAME_HEIGHT}px;border:0" '
+            f'srcdoc="{html.escape(page_text(page))}"></iframe>'
+        )
+
+
+def page_text(page: Page) -> str:
+    """Returns the text of a page.
+
+    Args:
+        page: What it shows.
+    """
+    style, script = "\n" + _file("page.css"), _script(page.kind)
+    data = {"name": page.name, "summary": page.summary, **page.data}
+    parts = {
+        "policy": html.escape(_POLICY.format(script=_hash(script), style=_hash(style))),
+        "about": _escaped(page.about),
+        "title": _escaped(f"{page.name}: {page.about}"),
+        "summary": _escaped(page.summary),
+        "style": style,
+        "body": _file(f"{page.kind}.html"),
+        "data": json.dumps(plain(data, finite=True), separators=(",", ":")).translate(_ESCAPES),
+        "script": script,
+    }
+    # One pass: what is filled in is not searched for slots.
+    return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], _file("page.html"))
+
+
+@functools.cache
+def _file(name: str) -> str:
+    """A file of this folder; a line end of another kind would change a hash."""
+    return (resources.files(__package__ or "") / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _script(kind: str) -> str:
+    return "\n".join(["", '"use strict";', "", *map(_file, _SCRIPTS[kind])])
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _escaped(text: str) -> str:
+    """Any text, also half a pair of surrogates, which no file can hold."""
+    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()

@@ -1,0 +1,171 @@
+"""The five HTML pages, in a real browser: what each shows, in which windows, and sorted."""
+
+import functools
+import json
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmp_autocast import BF16, compare, explain, keep_less, tune
+from jmp_autocast.inspect import explain_kept
+from tests.support.report_pages import fits, page_opener  # noqa: F401 - the fixture `show`
+
+SCOPE = "<script>alert(1)</script>"
+W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32) / 3
+X = np.ones((4, 8), np.float32)
+PARAMS = {"w": W, "ws": np.stack([W] * 3)}
+
+
+def model(params, x):
+    def layer(h, w):
+        with jax.named_scope(SCOPE):
+            return h + jax.nn.gelu(jax.nn.softmax(h @ w)), None
+
+    h = jax.lax.scan(layer, x, params["ws"])[0]
+    with jax.named_scope(SCOPE):
+        return jnp.mean(jnp.square(100 * jnp.tanh(h @ params["w"])))
+
+
+def energy(w, x):
+    with jax.named_scope(SCOPE):
+        return jnp.sqrt(jnp.square(x @ w) + 1.0)
+
+
+def tuned():
+    batches = [(np.eye(8, dtype=np.float32), 500 * X)]
+    return tune(energy, batches, tolerance=0.01, progress=False, report=True)[1]
+
+
+def difference():
+    careful = explain(model, PARAMS, X, policy=BF16.with_level("tensor_cores"))
+    return explain(model, PARAMS, X, policy=BF16).difference(careful)
+
+
+# The report; the texts of its page; for each table a column that sorts it, and its rows.
+PAGES = {
+    "explain": (
+        lambda: explain(model, PARAMS, X, policy=BF16),
+        ["Precision report", "Modules", "casts"],
+        {"Equations": ("FLOPs", lambda report: len(report.rows))},
+    ),
+    "kept": (
+        lambda: explain_kept(keep_less(model), PARAMS, X),
+        ["Kept for the backward pass", "in each of 3 runs", "a contraction is never done again"],
+        {
+            "Arrays that are kept, the largest first": ("times", lambda r: len(r.arrays)),
+            "Computed again, in program order": ("FLOPs", lambda r: len(r.islands)),
+        },
+    ),
+    "compare": (
+        lambda: compare(model, PARAMS, X, policy=BF16, argnums=0),
+        ["Comparison with float32", "error of cotangents", "0/ws", "dot_general"],
+        {
+            "By scope, in program order": ("introduced", lambda r: len(r.by_scope())),
+            "Equations, the largest introduced error first": ("error", lambda r: len(r.rows)),
+            "Cotangents, the largest introduced error first": (
+                *("error", lambda r: len(r.cotangents)),
+            ),
+            "Gradients": ("of all", lambda r: len(r.gradients)),
+        },
+    ),
+    "difference": (
+        difference,
+        ["Two policies", "bytes kept for the backward pass", "level='tensor_cores'"],
+        {
+            "What the program costs": ("total", lambda r: len(r.totals)),
+            "Equations whose dtypes differ": ("primitive", lambda r: len(r.changes)),
+        },
+    ),
+    "tune": (
+        tuned,
+        ["Tuned policy", "of matmuls and convolutions in float16", "square"],
+        {
+            "What the search found": ("what", lambda _: 2),
+            "Kept in float32, in program order": ("largest", lambda r: len(r.kept)),
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return functools.cache(lambda name: PAGES[name][0]())
+
+
+@pytest.fixture(params=PAGES)
+def page_of(request, reports):
+    """A report, made once, with the texts and tables of its page."""
+    return reports(request.param), *PAGES[request.param][1:]
+
+
+def test_what_a_page_shows(show, page_of):
+    report, texts, tables = page_of
+    page = show(report, height=1500)
+    assert report.name in page.inner_text("h1")
+    assert report.summary in page.inner_text("#summary")
+    shown = page.inner_text("body")
+    assert SCOPE in shown
+    assert not [text for text in texts if text.lower() not in shown.lower()]
+    assert page.locator("script").count() == 2
+    assert page.locator("[role=grid]").count() == len(tables)
+    for title, (column, count) in tables.items():
+        card = page.locator(".card", has=page.get_by_role("heading", name=title, exact=True))
+        grid = card.locator("[role=grid]")
+        rows = count(report)
+        assert rows
+        assert f"{rows} " in card.locator(".card-head").last.inner_text()
+        assert int(grid.get_attribute("aria-rowcount")) == rows + 1
+        sort = grid.get_by_role("button", name=column, exact=True)
+        key = sort.get_attribute("data-key")
+        sort.click()
+        order = grid.locator(f"th.{key}").get_attribute("aria-sort")
+        assert order == ("ascending" if column in ("total", "primitive", "what") else "descending")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1360, 900), (390, 800)])
+def test_a_screenshot_fits_the_window_and_has_many_colors(show, page_of, width, height, scheme):
+    page = show(page_of[0], width=width, height=height, color_scheme=scheme)
+    picture = page.screenshot()
+    assert struct.unpack(">II", picture[16:24]) == (width, height)
+    assert len(picture) > 15_000  # a page of one color has some 5,000 bytes
+    assert fits(page)
+
+
+def test_the_data_of_a_page_are_those_of_the_report(page_of):
+    page = page_of[0].to_html()
+    block = page.partition('<script id="data" type="application/json">')[2].partition("<")[0]
+    assert json.loads(block)["summary"].startswith(page_of[0].summary)
+    assert block.isascii()
+    assert page_of[0]._repr_html_().count("<iframe") == 1
+
+
+def test_a_table_is_searched(show, reports):
+    comparison = reports("compare")
+    page = show(comparison)
+    card = page.locator(".card", has_text="Equations,").first
+    card.locator("input").fill("DOT_general bfloat16")
+    found = [r for r in comparison.rows if (r.primitive, r.computed) == ("dot_general", "bfloat16")]
+    assert card.locator(".row").count() == len(found) > 1
+    assert f"{len(found)} of {len(comparison.rows)} rows" in card.inner_text()
+
+
+def test_errors_have_bars(show, reports):
+    page = show(reports("compare"))
+    shares = page.evaluate(
+        "[...document.querySelectorAll('.row .cell.error')].map("
+        "(cell) => [cell.innerText, parseFloat(cell.style.getPropertyValue('--share'))])"
+    )
+    assert {share for text, share in shares if text == "0"} == {0}
+    assert all(0 < share <= 100 for text, share in shares if float(text) > 1e-7)
+
+
+def test_the_picture_draws_each_value(show, reports):
+    (cut,) = reports("kept").cuts
+    page = show(reports("kept"))
+    for kind, fate in {"kept": "kept", "again": "computed again", "unread": "not read"}.items():
+        expected = sum(value.fate == fate for value in cut.values)
+        assert page.locator(f".picture g.{kind}").count() == expected > 0
