@@ -13,7 +13,7 @@ is no chain. Nor is the stream of a convolutional network, where both summands c
 convolutions and none was scaled last: its traffic is its speed, and a batch norm gives each branch
 the size of the stream (PyTorch and ``dtype=`` by hand keep it in 16 bits, too).
 
-A product of many factors is a chain as well, from the fourth on: four roundings cost 2**-7.
+A product of many factors is a chain as well, from the third product on: two roundings cost 2**-8.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
 _MOVES = having("moves")
 _CONVOLVES = "conv_general_dilated"
-_MOST_FACTORS = 3
+MOST_FACTORS = 2
 
 
 class Marks(NamedTuple):
@@ -39,7 +39,7 @@ class Marks(NamedTuple):
 
     Args:
         summed: A sum of values of one size made it, since then only cheap operations.
-        factors: So many factors of its size made it, counted up to three.
+        factors: So many products of values of its size made it, counted up to two.
         multiplied: A product made it, and nothing since.
         convolved: A convolution made it, since then only operations element by element.
         scaled: The last of those was a factor that is given: it may be small beside others.
@@ -146,7 +146,7 @@ def accumulates(eqn: Any, marks: AllMarks, is_added: bool) -> bool:
         is_added: Its result is a summand of another sum.
     """
     if eqn.primitive.name == "mul":
-        return _factors(eqn, marks) > _MOST_FACTORS
+        return _factors(eqn, marks) > MOST_FACTORS
     summands = adds(eqn, marks)
     return bool(summands) and (is_added or any([m.summed for m in of(marks, summands)]))
 
@@ -178,7 +178,7 @@ def _of_result(eqn: Any, marks: AllMarks) -> Marks:
     passes = name in _CHEAP
     factors = max([m.factors for m in given])
     if is_mul and len(large) == 2:
-        factors = min(_MOST_FACTORS, _factors(eqn, marks))
+        factors = min(MOST_FACTORS, _factors(eqn, marks))
     scaled = any([m.scaled for m in large])
     if small and name in ("mul", "div"):
         scaled = any([isinstance(v, Literal) or marks.get(v, NONE).given for v in small])

@@ -20,7 +20,7 @@ from ..primitives.reading import (
 )
 from ..primitives.structure import STRUCTURES, bodies
 from ..primitives.traits import having
-from .marks import AllMarks, Memo, accumulated_in, adds, inputs_of, marks_of, of
+from .marks import MOST_FACTORS, AllMarks, Memo, accumulated_in, adds, inputs_of, marks_of, of
 
 
 class Need(enum.IntFlag):
@@ -79,7 +79,7 @@ def _factors(at: At) -> Sequence[Any]:
     is_added = bool(at.need & Need.ADDED)
 
     def is_factor_of(m: Any) -> bool:
-        return m.factors > 2 or (is_added and m.summed)
+        return m.factors >= MOST_FACTORS or (is_added and m.summed)
 
     ma, mb = of(at.marks, (a, b))
     found = [v for v, m in ((a, mb), (b, ma)) if is_factor_of(m)]

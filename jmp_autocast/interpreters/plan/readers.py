@@ -114,7 +114,9 @@ class Readers:
             # A comparison or an index: exact enough in either dtype.
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
             return Demand.FULL if kept else Demand.NONE
-        if Demand.of(plan.results[0].dtype, self._wide) is Demand.FULL:
+        # What is computed in float32 and rounded once reads float32.
+        is_full = Demand.of(plan.results[0].dtype, self._wide) is Demand.FULL
+        if is_full or any(plan.casts):
             return Demand.FULL
         if name not in _ROUNDS:
             return Demand.LOW
