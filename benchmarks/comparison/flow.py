@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jmp_autocast.interpreters.compat import Literal, dce_jaxpr, name_stack
+from jmp_autocast.interpreters.compat import Literal, name_stack, without_dead_equations
 from jmp_autocast.interpreters.primitives.structure import bodies
 from jmp_autocast.interpreters.primitives.traits import having
 
@@ -29,9 +29,7 @@ def open_jaxpr(jaxpr: Any) -> Any:
 
 def live(closed: Any) -> Any:
     """Returns the open jaxpr without the equations that nothing reads."""
-    jaxpr = open_jaxpr(closed)
-    used = [True] * len(jaxpr.outvars)
-    return dce_jaxpr(jaxpr, used, instantiate=True)[0]
+    return without_dead_equations(open_jaxpr(closed))
 
 
 class Held(NamedTuple):
