@@ -39,7 +39,7 @@ class Products:
         policy: The policy of the program.
     """
 
-    tag = Weight()
+    tag: Weight = Weight()
 
     def __init__(self, policy: Policy) -> None:
         self._recipe = as_recipe(policy.matmul)

@@ -163,9 +163,7 @@ _CALLS = frozenset(
 NO_COMPUTATION = (
     _CALLS
     | MOVEMENT
-    | frozenset(
-        "source_view tangent_carrier row_major stack unstack reduce_precision".split()
-    )
+    | frozenset("source_view tangent_carrier row_major stack unstack reduce_precision".split())
 )
 _PRODUCTS = CONTRACTIONS | {"accumulate"}
 

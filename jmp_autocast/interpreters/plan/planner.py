@@ -69,7 +69,7 @@ class Planner:
         product = self._products.in_scope if self._products else None
         marks_only = not (looks_at_names or all_paths)
         self.regions: Regions = Regions(policy, marks_only, lowers_nothing, product)
-        self.prepare = Preparation(policy, self.regions)
+        self.prepare: Preparation = Preparation(policy, self.regions)
 
     @property
     def scopes(self) -> list[tuple[str, ...]]:
