@@ -77,6 +77,24 @@ def test_without_convolutions_it_is_an_accumulator():
     assert sums(dense, BF16, PARAMS, X, leaves=(Source.PARAM,) * 3) == [(FULL, FULL, FULL)] * 2
 
 
+@pytest.mark.parametrize(("is_index", "dtype"), [(False, LOW), (True, FULL)])
+def test_a_norm_raises_no_stream_of_convolutions_and_an_index_does(is_index, dtype):
+    def fn(params, x):
+        x = convolved(x, params["first"])
+        x = x + convolved(x, params["second"])
+        return norm(x) @ params["head"], jnp.floor(x * 100) if is_index else 0
+
+    assert [found[2] for found in sums(fn, BF16, PARAMS, X, leaves=(Source.PARAM,) * 3)] == [dtype]
+
+
+def test_one_sum_of_matrix_products_is_rounded_at_level_compute_alone():
+    def one(params, x):
+        return (norm(x @ params["first"]) + norm(x @ params["second"])) @ params["head"]
+
+    for policy, dtype in ((BF16, FULL), (COMPUTE, LOW)):
+        assert sums(one, policy, PARAMS, X, leaves=(Source.PARAM,) * 3) == [(FULL, FULL, dtype)]
+
+
 def test_with_low_products_alone_nothing_else_is_rounded():
     policy = BF16.with_level("tensor_cores")
     found = sums(residual, policy, PARAMS, X, leaves=(Source.PARAM,) * 3)
