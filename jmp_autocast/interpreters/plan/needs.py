@@ -24,7 +24,19 @@ from .marks import MOST_FACTORS, AllMarks, Memo, accumulated_in, adds, inputs_of
 
 
 class Need(enum.IntFlag):
-    """What a value is read for."""
+    """What a value is read for.
+
+    Attributes:
+        POLE: A function that is infinite at some value, and multiplies an error near it.
+        NEAR_1: A difference from 1.
+        FACTOR: A product of many steps: of an accumulator, or of all elements.
+        SNAP: A cast to an integer, or `floor`, `ceil` and `round`.
+        PRODUCT: A matmul or a convolution.
+        CANCELS: A difference from a product, in which digits cancel.
+        ADDED: A sum of two values of its size: see `marks`.
+        NEIGHBOR: A product with elements beside it.
+        BEYOND_SUMS: Anything that is no sum.
+    """
 
     POLE = enum.auto()
     NEAR_1 = enum.auto()

@@ -76,18 +76,21 @@ class Maker(NamedTuple):
 
 
 def _becomes_whole(at: Maker) -> Want | None:
+    """What becomes an integer: half a unit in the last place would be a whole one."""
     if at.need & Need.SNAP and at.is_low:
         return at.asks(Demand.FULL, "what rounds it to an integer")
     return None
 
 
 def _is_neighbor(at: Maker) -> Want | None:
+    """What is multiplied with its own elements, as in an `associative_scan`."""
     if at.need & Need.NEIGHBOR and at.is_low:
         return at.asks(Demand.FULL, "a product of its elements")
     return None
 
 
 def _is_near_1(at: Maker) -> Want | None:
+    """A sigmoid, `tanh` or `erf` whose distance to 1 counts, however it is read."""
     # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1.
     if at.need & Need.NEAR_1 and at.name in _SATURATES and at.is_low:
         return at.asks(Demand.FULL, "its difference from 1")
@@ -95,6 +98,7 @@ def _is_near_1(at: Maker) -> Want | None:
 
 
 def _all_readers(at: Maker) -> Want | None:
+    """What all readers read in the other dtype: float32 costs nothing, and 16 bits move less."""
     demand, wide = at.reads.demand, at.policy.wide_dtype
     differs = demand is not Demand.of(at.plan.results[0].dtype, wide)
     if demand in (Demand.LOW, Demand.FULL) and differs:
@@ -183,6 +187,7 @@ def _is_only_an_index(at: Maker, want: Want) -> bool:
 
 
 def _cannot_follow(at: Maker, want: Want) -> bool:
+    """What a rule, a scope or the user made so, and what is not cheap: a cast costs less."""
     code = at.plan.reason.code
     if want.demand is Demand.LOW:
         # Of two computed operands each would need a cast, where the result needs one; a row of a

@@ -1,0 +1,75 @@
+"""Fills the tables of docs/concepts/planner.md that the planner's code decides.
+
+    python docs/tools/generate_planner.py           # writes the page
+    python docs/tools/generate_planner.py --check   # exits with 1 if the page is out of date
+
+What stands between ``<!-- NAME -->`` and ``<!-- end -->`` is written here; the rest by hand.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+from jmp_autocast.interpreters.plan.needs import ROWS, Need
+from jmp_autocast.interpreters.plan.requests import ASKS, REFUSES
+
+PAGE = pathlib.Path(__file__).parents[1] / "concepts" / "planner.md"
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports this file
+
+from pages import run  # noqa: E402
+
+_MEANING = re.compile(r"^ *([A-Z_0-9]+): (.+)\.$", re.MULTILINE)
+
+
+def needs() -> str:
+    """Returns the table of needs: one row for each row of the planner's."""
+    meanings = dict(_MEANING.findall(Need.__doc__ or ""))
+    lines = ["| need | what reads the value | asked by | without it |", "|---|---|---|---|"]
+    for row in ROWS:
+        name = row.need.name or ""
+        asked_by = ", ".join(f"`{p}`" for p in sorted(row.primitives))
+        lines.append(f"| `{name}` | {meanings[name]} | {asked_by} | {row.why} |")
+    return "\n".join(lines)
+
+
+def _listed(functions: Sequence[Callable[..., object]]) -> str:
+    firsts = [(inspect.getdoc(f) or "").partition("\n")[0] for f in functions]
+    return "\n".join(f"{i}. {text.replace('``', '`')}" for i, text in enumerate(firsts, 1))
+
+
+def asks() -> str:
+    """Returns who asks for another dtype, in the order in which they are asked."""
+    return _listed(ASKS)
+
+
+def refuses() -> str:
+    """Returns what refuses."""
+    return _listed(REFUSES)
+
+
+_SECTIONS = {"needs": needs, "asks": asks, "refuses": refuses}
+
+
+def render() -> str:
+    """Returns the text of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, section in _SECTIONS.items():
+        begin, end = f"<!-- {name} -->\n", "<!-- end -->"
+        before, found, rest = text.partition(begin)
+        if not found:
+            raise LookupError(f"{PAGE} has no line {begin.strip()}. Add it, and {end.strip()}.")
+        text = before + begin + section() + "\n" + end + rest.partition(end)[2]
+    return text
+
+
+def main(arguments: Sequence[str] | None = None, page: pathlib.Path = PAGE) -> int:
+    """Writes or checks the page; returns the exit status."""
+    return run(render, page, "generate_planner.py", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
