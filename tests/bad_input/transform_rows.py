@@ -16,6 +16,7 @@ from jmp_autocast import (
     autocast,
     cast_params,
     compute_precision,
+    finalise,
     keep_less,
 )
 from jmp_autocast.integrations import linen
@@ -187,6 +188,20 @@ ROWS = [
         keep_scopes=["head"],
     ),
     _option("one scope", TypeError, "'head' of", "a sequence", r"\('\*/head'", keep_scopes="head"),
+    Row(
+        "finalise",
+        "a function",
+        lambda w: finalise(jnp.sin),
+        TypeError,
+        "finalise | of type .* | takes a jaxpr | make_jaxpr",
+    ),
+    Row(
+        "finalise",
+        "an unknown platform",
+        lambda w: finalise(jax.make_jaxpr(jnp.sin)(1.0), platform="xpu"),
+        ValueError,
+        "platform | 'xpu' | must be 'cpu', 'gpu' or 'tpu' | Leave it out",
+    ),
     Row(
         "keep_less",
         "an array for the function",

@@ -78,7 +78,7 @@ def _dtypes(line: str) -> str:
 
 
 def _reason(line: str) -> str:
-    return line.split(" | ")[1] if " | " in line else line
+    return line.split("|")[1].strip() if "|" in line else line
 
 
 def changed_lines(old: str, new: str) -> Iterator[str]:

@@ -46,6 +46,10 @@ def finalise(jaxpr: Any, *, platform: str | None = None) -> Any:
     Returns:
         The jaxpr, of the same inputs and outputs; the given one, if no primitive in it is ours.
 
+    Raises:
+        TypeError: ``jaxpr`` is no jaxpr, such as a function.
+        ValueError: ``platform`` is another name.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import autocast, finalise
@@ -55,6 +59,16 @@ def finalise(jaxpr: Any, *, platform: str | None = None) -> Any:
         >>> "accumulate" in names(gradient), "accumulate" in names(finalise(gradient))
         (True, False)
     """
+    if not isinstance(jaxpr, JAXPRS):
+        raise TypeError(
+            f"finalise takes a jaxpr, not a value of type {type(jaxpr).__name__}. Trace the "
+            "function first: finalise(jax.make_jaxpr(fn)(*args))."
+        )
+    if platform not in (None, "cpu", "gpu", "tpu", "cuda", "rocm"):
+        raise ValueError(
+            f"platform={platform!r} must be 'cpu', 'gpu' or 'tpu'. Leave it out for the default "
+            "backend."
+        )
     return _Finaliser(platform or jax.default_backend()).jaxpr(jaxpr)
 
 
