@@ -155,7 +155,7 @@ def probe_case(sampler, seed):
 
 
 def plan_whatever_the_states(self, jaxpr, inputs, wanted, path=()):
-    key = (id(jaxpr), tuple(wanted), path)
+    key = (id(jaxpr), tuple(want.dtype for want in wanted), path)
     if key not in self._plans:
         self._plans[key] = (jaxpr, self._plan(jaxpr, inputs, wanted, path))
     return self._plans[key][1]

@@ -33,5 +33,5 @@ def test_a_scanned_layer_has_the_dtypes_of_the_middle_ones(stack, jit_caches):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("block", KEPT_BLOCKS)
-def test_a_checkpoint_and_a_call_change_nothing_that_a_vit_keeps(block, level, jit_caches):
+def test_a_checkpoint_and_a_call_change_nothing_that_a_vit_keeps(block, level, as_users_run_it):
     assert not wrongly_kept(block, level, layers=2)

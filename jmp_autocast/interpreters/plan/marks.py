@@ -152,6 +152,8 @@ def accumulates(eqn: Any, marks: AllMarks, is_added: bool) -> bool:
 
 
 def _factors(eqn: Any, marks: AllMarks) -> int:
+    if eqn.invars[0] is eqn.invars[1]:  # a square, as in a norm, is no chain
+        return 0
     found = of(marks, full_size(eqn, marks))
     return 1 + max([m.factors for m in found]) if len(found) == 2 else 0
 

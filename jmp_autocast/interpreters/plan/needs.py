@@ -88,6 +88,8 @@ def _factors(at: At) -> Sequence[Any]:
         return at.eqn.invars[:1]
     # The factor of an accumulator, which is added to or multiplied again.
     a, b = at.eqn.invars
+    if a is b:
+        return ()
     is_added = bool(at.need & Need.ADDED)
 
     def is_factor_of(m: Any) -> bool:
