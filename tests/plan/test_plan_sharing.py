@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, CastPolicy, autocast, full_precision
 from jmp_autocast.interpreters.compat import body_of
-from jmp_autocast.interpreters.plan import constant_range, planner
+from jmp_autocast.interpreters.plan import constant_range, planner, sweeps
 from jmp_autocast.interpreters.plan.kinds import kind_of
 from jmp_autocast.interpreters.plan.reasons import ReasonCode
 from jmp_autocast.interpreters.plan.requests import find_requests
@@ -169,7 +169,7 @@ def test_leaves_are_alike_whatever_array_they_are():
 def test_bodies_that_are_traced_anew_at_each_call_are_planned_once(monkeypatch):
     planned = []
     monkeypatch.setattr(
-        planner, "find_requests", lambda *args: planned.append(args) or find_requests(*args)
+        sweeps, "find_requests", lambda *args: planned.append(args) or find_requests(*args)
     )
 
     def relus(count):

@@ -30,6 +30,8 @@ _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves")
 _SATURATES = having("saturates")
+# The derivative of a tanh subtracts it from 1, and a slope needs no digits there.
+_GATES = _SATURATES - {"tanh"}
 _SUMS = having("sums")
 _NO_WISH = Want()
 
@@ -90,9 +92,9 @@ def _is_neighbor(at: Maker) -> Want | None:
 
 
 def _is_near_1(at: Maker) -> Want | None:
-    """A sigmoid, `tanh` or `erf` whose distance to 1 counts, however it is read."""
+    """A sigmoid or `erf` whose distance to 1 counts, however it is read."""
     # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1.
-    if at.need & Need.NEAR_1 and at.name in _SATURATES and at.is_low:
+    if at.need & Need.NEAR_1 and at.name in _GATES and at.is_low:
         return at.asks(Demand.FULL, "its difference from 1")
     return None
 
