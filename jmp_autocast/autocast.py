@@ -23,7 +23,7 @@ from .float8.units import warn_without_units
 from .interpreters import Planner, Rewriter
 from .interpreters.after.computed_outputs import computed_wants
 from .interpreters.after.guarded_products import guarded_products
-from .interpreters.compat import body_of, fresh_make_jaxpr, mark_frames
+from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals
 from .interpreters.plan.data import EquationPlan, Plan
 from .interpreters.plan.float64 import check_float64, warn_without_float64
@@ -279,7 +279,7 @@ class PlannedCall:
 
     call: arguments.Call
     traced: Any
-    closed: Any
+    closed: ClosedJaxpr
     planner: Planner
     plan: Plan
     residuals: ResidualChoice

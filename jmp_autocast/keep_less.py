@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from .call import arguments
 from .call.outputs import as_traced
 from .call.wrapping import Wrapper, wrapper_of
-from .interpreters.compat import body_of, fresh_make_jaxpr, jaxpr_as_fun, mark_frames
+from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, jaxpr_as_fun, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals, as_choice
 from .interpreters.keep.emit import Emitter, has_loop
 from .interpreters.plan.data import Source
@@ -150,7 +150,7 @@ class KeepLess(Wrapper):
         return f"keep_less({name_of(self._fn)}, residuals={self.choice.residuals!r})"
 
 
-def may_plan(closed: Any, choice: ResidualChoice) -> bool:
+def may_plan(closed: ClosedJaxpr, choice: ResidualChoice) -> bool:
     """Returns whether there may be something to plan in a program.
 
     Args:
@@ -161,7 +161,7 @@ def may_plan(closed: Any, choice: ResidualChoice) -> bool:
 
 
 def run_planned(
-    closed: Any, call: arguments.Call, choice: ResidualChoice, arrays: Sequence[Any]
+    closed: ClosedJaxpr, call: arguments.Call, choice: ResidualChoice, arrays: Sequence[Any]
 ) -> list[Any]:
     """Runs a program with planned residuals.
 

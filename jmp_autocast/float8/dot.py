@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ..interpreters.compat import with_dtype
+from ..interpreters.compat import ClosedJaxpr, with_dtype
 from ..interpreters.compat.registration import (
     add_tangents,
     at_front,
@@ -146,7 +146,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
 
 
 def _by_tangent(
-    i: int, tangent: Any, other: Factor, *, jaxpr: Any, recipe: Float8, **params: Any
+    i: int, tangent: Any, other: Factor, *, jaxpr: ClosedJaxpr, recipe: Float8, **params: Any
 ) -> Any:
     """Returns the product of the tangent of factor ``i`` and the other factor."""
     is_weight = i == params["weight"]
@@ -177,7 +177,7 @@ def _by_tangent(
 def _transpose(
     cotangent: Any,
     *operands: Any,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     recipe: Float8,
     weight: int | None,
     raw: int,
@@ -232,7 +232,7 @@ def _batch(
     operands: Sequence[Any],
     dims: Sequence[int | None],
     *,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     raw: int | None,
     where: Along,
     **params: Any,
@@ -268,12 +268,12 @@ def _mapped(factor: Factor, dims: Factor, rank: int, size: int) -> tuple[Factor,
     return Factor(source, at_front(factor.values, dims.values, size), inverse), True
 
 
-def contraction_numbers(jaxpr: Any) -> Any:
+def contraction_numbers(jaxpr: ClosedJaxpr) -> Any:
     """Returns the dimension numbers of the one ``dot_general`` of a jaxpr."""
     return dot_dimensions(contraction_of(jaxpr))
 
 
-def _ranks(jaxpr: Any) -> list[int]:
+def _ranks(jaxpr: ClosedJaxpr) -> list[int]:
     return [v.aval.ndim for v in contraction_of(jaxpr).invars]
 
 
@@ -293,7 +293,7 @@ def _traced(dimension_numbers: Any, avals: tuple[Any, ...], mesh: Any) -> Any:
 def _lowered(
     *operands: Any,
     widen: bool,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     recipe: Float8,
     out: np.dtype,
     split: bool,

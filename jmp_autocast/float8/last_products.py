@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
-from ..interpreters.compat import body_of, name_stack, variables_in
+from ..interpreters.compat import AnyJaxpr, JaxprEqn, body_of, name_stack, variables_in
 from ..interpreters.primitives.reading import free_dimensions
 from ..interpreters.primitives.structure import Body, bodies
 
 
-def last_products(jaxpr: Any) -> frozenset[int]:
+def last_products(jaxpr: AnyJaxpr) -> frozenset[int]:
     """Returns the ids of the equations that are matrix products which no other one follows.
 
     Products of a backward pass in the program do not count: a model's head is its last layer
@@ -29,7 +28,7 @@ def last_products(jaxpr: Any) -> frozenset[int]:
 
 
 def _visit(
-    jaxpr: Any, outputs: Sequence[bool], products: set[int], followed: set[int]
+    jaxpr: AnyJaxpr, outputs: Sequence[bool], products: set[int], followed: set[int]
 ) -> list[bool]:
     """Goes through a jaxpr from its end.
 
@@ -78,7 +77,7 @@ def _around(
             outputs[k] = True
 
 
-def _is_product(eqn: Any) -> bool:
+def _is_product(eqn: JaxprEqn) -> bool:
     if "transpose(" in name_stack(eqn):
         return False
     return free_dimensions(eqn) not in (None, (0, 0))

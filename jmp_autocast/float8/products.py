@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..interpreters.compat import AnyJaxpr
 from ..interpreters.plan.data import Emit, EquationPlan, Source, Stored, ValueState
 from ..interpreters.plan.products import plans_products
 from ..interpreters.plan.reasons import Reason, ReasonCode
@@ -45,7 +46,7 @@ class Products:
         self._recipe = as_recipe(policy.matmul)
         self._last: frozenset[int] = frozenset()
 
-    def look_at(self, jaxpr: Any) -> None:
+    def look_at(self, jaxpr: AnyJaxpr) -> None:
         """Finds the last products of the program."""
         self._last = last_products(jaxpr)
 

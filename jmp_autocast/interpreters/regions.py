@@ -13,7 +13,7 @@ import numpy as np
 from ..policies import FLOAT32, FLOAT64, Policy, Rule, narrow_dtypes
 from ..policies.precisions import precision_in
 from ..scopes import BECAUSE, FULL, GOVERNED, mark, read_mark
-from .compat import scope_names, scope_stack
+from .compat import JaxprEqn, scope_names, scope_stack
 from .compat.settings import ENABLE_FLOAT64, has_float64
 
 AS_DECLARED = (mark(GOVERNED),)
@@ -84,7 +84,7 @@ class Regions:
         """The scopes of all regions that were asked for."""
         return [path + names for path, names in self._found]
 
-    def at(self, path: tuple[str, ...], eqn: Any) -> Region:
+    def at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
         """Returns the precision where an equation stands: the innermost scope that has one decides.
 
         Args:

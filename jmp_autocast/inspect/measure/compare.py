@@ -13,7 +13,7 @@ from ...autocast import PlannedCall
 from ...call.arguments import name_of
 from ...call.options import tool_options
 from ...interpreters import Rewriter
-from ...interpreters.compat import body_of
+from ...interpreters.compat import aval_of, body_of
 from ...policies.choices import Level
 from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
@@ -193,7 +193,7 @@ def _check_concrete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def _check_scalar(planned: PlannedCall, fn: Any) -> None:
-    avals = [v.aval for v in body_of(planned.closed).outvars]
+    avals = [aval_of(v) for v in body_of(planned.closed).outvars]
     if avals and avals[0].shape == () and jnp.issubdtype(avals[0].dtype, jnp.floating):
         return
     raise TypeError(

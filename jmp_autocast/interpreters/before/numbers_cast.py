@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ...policies import Policy, domain
-from ..compat import body_of, with_dtype
+from ..compat import aval_of, body_of, with_dtype
 from ..compat.rebuilding import equation_like, variable, with_equations
 from ..primitives.traits import having
 from .place import RegionOf, has_function, is_lowered
@@ -34,7 +34,7 @@ def numbers_cast(jaxpr: Any, policy: Policy, region_of: RegionOf) -> Any:
     for eqn in body_of(jaxpr).eqns:
         i = _number(eqn, policy) if eqn.primitive.name in _CONTRACTS else None
         if i is not None and _may_change(eqn, policy, region_of):
-            number, dtype = eqn.invars[i], eqn.outvars[0].aval.dtype
+            number, dtype = eqn.invars[i], aval_of(eqn.outvars[0]).dtype
             if (number, dtype) not in casts:
                 casts[number, dtype] = variable(with_dtype(number.aval, dtype))
                 params = {"new_dtype": dtype, "weak_type": False, "sharding": None}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.core
@@ -20,6 +20,7 @@ from . import avals, registration
 from .avals import (
     ASSUMED_LENGTH,
     assumed_size,
+    aval_of,
     device_varying,
     is_array_aval,
     is_on_host,
@@ -36,8 +37,14 @@ from .private_names import private
 from .scans import scan_split, scan_with_more
 from .settings import trace_context
 
-Literal = jex_core.Literal
-Var = jex_core.Var
+Jaxpr: TypeAlias = jex_core.Jaxpr
+ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
+JaxprEqn: TypeAlias = jex_core.JaxprEqn
+Literal: TypeAlias = jex_core.Literal
+Var: TypeAlias = jex_core.Var
+Atom: TypeAlias = Var | Literal
+# JAX 0.11 made one class of the two.
+AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
 JAXPRS: tuple[Any, ...] = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
@@ -50,14 +57,20 @@ current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
 __all__ = [
     "ASSUMED_LENGTH",
     "JAXPRS",
+    "AnyJaxpr",
+    "Atom",
+    "ClosedJaxpr",
     "EquationContext",
     "InconclusiveDimensionOperation",
+    "Jaxpr",
+    "JaxprEqn",
     "Literal",
     "ShapedArray",
     "SymbolicZero",
     "Tracer",
     "Var",
     "assumed_size",
+    "aval_of",
     "bind",
     "body_of",
     "call_with_operands",
@@ -116,32 +129,33 @@ mark_frames(registration.__file__)
 # --- jaxprs ---------------------------------------------------------------------------------
 
 
-def body_of(jaxpr: Any) -> Any:
+def body_of(jaxpr: AnyJaxpr) -> Jaxpr:
     """Returns the open jaxpr of a closed one, and an open one as it is.
 
     JAX 0.11 merged ``ClosedJaxpr`` into ``Jaxpr``: ``.jaxpr`` returns the object itself since.
     """
-    return getattr(jaxpr, "jaxpr", jaxpr)
+    body: Any = getattr(jaxpr, "jaxpr", jaxpr)
+    return body
 
 
-def variables_in(atoms: Iterable[Any]) -> list[Any]:
+def variables_in(atoms: Iterable[Atom]) -> list[Var]:
     """Returns the variables among variables and literals."""
     return [v for v in atoms if not isinstance(v, Literal)]
 
 
-def consts_of(jaxpr: Any) -> Sequence[Any]:
+def consts_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
     """Returns the constants of a jaxpr; an open one had no such attribute before JAX 0.11."""
     return getattr(jaxpr, "consts", ())
 
 
-def open_jaxpr(closed: Any) -> Any:
+def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
     """Returns a jaxpr for a parameter that takes one without constants (remat, shard_map)."""
     if consts_of(closed):
         raise AssertionError("an open jaxpr must have no constants")
     return body_of(closed)
 
 
-def fresh_make_jaxpr(fun: Callable, *avals: Any) -> Any:
+def fresh_make_jaxpr(fun: Callable, *avals: Any) -> ClosedJaxpr:
     """`jax.make_jaxpr`, never from its cache.
 
     The cache would keep the values, or tracers, that the function closes over. Errors name the
@@ -164,7 +178,7 @@ def inner_jaxpr_key(params: dict[str, Any]) -> str:
     return next(key for key in ("jaxpr", "call_jaxpr", "fwd_jaxpr") if key in params)
 
 
-def jax_function(jaxpr: Any) -> str:
+def jax_function(jaxpr: AnyJaxpr) -> str:
     """Returns the name of the function of JAX itself that a jaxpr traces, "" for any other.
 
     What is in ``jax.experimental`` counts as the user's own: kernels with rules written in JAX.
@@ -175,12 +189,12 @@ def jax_function(jaxpr: Any) -> str:
     return info.func_name if is_own else ""
 
 
-def function_name(jaxpr: Any) -> str:
+def function_name(jaxpr: AnyJaxpr) -> str:
     """Returns the name of the function that a jaxpr traces."""
     return body_of(jaxpr).debug_info.func_name
 
 
-def without_dead_equations(jaxpr: Any) -> Any:
+def without_dead_equations(jaxpr: Jaxpr) -> Jaxpr:
     """Returns an open jaxpr without the equations that no output needs; all inputs stay."""
     dce_jaxpr = private("jax.interpreters.partial_eval.dce_jaxpr")
     if dce_jaxpr is None:
@@ -243,7 +257,7 @@ class EquationContext:
 
     __slots__ = ("_settings", "_user")
 
-    def __init__(self, eqn: Any, stack: Any = None) -> None:
+    def __init__(self, eqn: JaxprEqn, stack: Any = None) -> None:
         info = eqn.source_info
         if stack is None:
             stack = whole_name_stack(eqn)
@@ -259,12 +273,12 @@ class EquationContext:
         self._user.__exit__(*raised)
 
 
-def scope_stack(eqn: Any) -> Any:
+def scope_stack(eqn: JaxprEqn) -> Any:
     """Returns the name stack of an equation, one object for neighbors in one scope."""
     return eqn.source_info.name_stack
 
 
-def scope_names(eqn: Any) -> tuple[str, ...]:
+def scope_names(eqn: JaxprEqn) -> tuple[str, ...]:
     """Returns the ``jax.named_scope`` names around an equation, relative to its jaxpr.
 
     The stack also holds the names of transformations (``jvp``, ``transpose``), left out here.
@@ -273,17 +287,17 @@ def scope_names(eqn: Any) -> tuple[str, ...]:
     return tuple([s.name for s in stack if type(s).__name__ == "Scope"]) if stack else ()
 
 
-def name_stack(eqn: Any) -> str:
+def name_stack(eqn: JaxprEqn) -> str:
     """Returns all of an equation's name stack as text, scopes and transformations."""
     return str(eqn.source_info.name_stack)
 
 
-def whole_name_stack(eqn: Any) -> Any:
+def whole_name_stack(eqn: JaxprEqn) -> Any:
     """Returns the name stack that an equation stands in: the current one, and its own in that."""
     return current_name_stack() + eqn.source_info.name_stack
 
 
-def name_entries(eqns: Sequence[Any]) -> tuple[Any, ...]:
+def name_entries(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
     """Returns the entries of the name stacks of equations, of which each is in the next."""
     return tuple(entry for eqn in eqns for entry in eqn.source_info.name_stack.stack)
 
@@ -294,7 +308,7 @@ def name_scope(entries: Sequence[Any]) -> Any:
     return source_info_util.set_name_stack(current_name_stack() + stack)
 
 
-def source_line(eqn: Any) -> str:
+def source_line(eqn: JaxprEqn) -> str:
     """Returns the user's source line of an equation."""
     return source_info_util.summarize(eqn.source_info)
 
@@ -335,7 +349,7 @@ def shard_map_axes(params: dict[str, Any]) -> set[Any]:
     return set(params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"])
 
 
-def collective_axes(eqn: Any) -> tuple[Any, ...]:
+def collective_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     """Returns the named axes over which an equation communicates, () for any other equation."""
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     names = names if isinstance(names, tuple | list) else (names,)
@@ -346,13 +360,13 @@ def collective_axes(eqn: Any) -> tuple[Any, ...]:
 # --- values ---------------------------------------------------------------------------------
 
 
-def literal_value(literal: Any) -> Any:
+def literal_value(literal: Literal) -> Any:
     """Returns a literal's value in the dtype that the program declares.
 
     A Python scalar is kept where it means the same (a weakly typed literal of JAX's default
     dtype), so that an equation bound again is the equation that was traced.
     """
-    value, aval = literal.val, literal.aval
+    value, aval = literal.val, aval_of(literal)
     if (
         not is_array_aval(aval)
         or np.ndim(value)
@@ -375,7 +389,7 @@ def is_staged(x: Any) -> bool:
     return isinstance(x, private(_STAGED) or ())
 
 
-def traced_variable(x: Any) -> Any:
+def traced_variable(x: Any) -> Var | None:
     """Returns the variable of a jaxpr that a tracer stands for, None for anything else.
 
     The tracer knows it after its trace is over, too.

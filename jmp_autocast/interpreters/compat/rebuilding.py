@@ -7,23 +7,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.extend.core as jex_core
+from jax.extend.core import JaxprEqn, Var
 
-from . import body_of, mark_frames
+from . import AnyJaxpr, body_of, mark_frames
 
 mark_frames(__file__)
 
 
-def variable(aval: Any) -> Any:
+def variable(aval: Any) -> Var:
     """Returns a new variable of a type."""
     return jex_core.Var(aval)
 
 
-def is_dropped(variable: Any) -> bool:
+def is_dropped(variable: Var) -> bool:
     """Returns whether nobody reads what an equation writes to a variable."""
     return isinstance(variable, jex_core.DropVar)
 
 
-def with_equations(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any] | None = None) -> Any:
+def with_equations(
+    jaxpr: AnyJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Any] | None = None
+) -> Any:
     """Returns a jaxpr with other equations, and itself where they are its own.
 
     Args:
@@ -44,7 +47,7 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def equation_like(
-    eqn: Any, primitive: Any, operands: Sequence[Any], result: Any, params: dict[str, Any]
+    eqn: JaxprEqn, primitive: Any, operands: Sequence[Any], result: Any, params: dict[str, Any]
 ) -> Any:
     """Returns an equation of another primitive in the scopes and at the source line of one.
 
@@ -58,7 +61,9 @@ def equation_like(
     return eqn.replace(primitive=primitive, invars=list(operands), outvars=[result], params=params)
 
 
-def standing_in(call: Any, eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+def standing_in(
+    call: JaxprEqn, eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]
+) -> Any:
     """Returns an equation of a call's jaxpr, in the place of the call.
 
     Args:

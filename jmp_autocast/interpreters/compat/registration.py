@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import Primitive, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
 from .private_names import private
@@ -104,7 +104,7 @@ def stands_for(
     _stands_for[primitive] = {"default": default, **by_platform}
 
 
-def plain_function(eqn: Any, platform: str) -> Callable[..., Any] | None:
+def plain_function(eqn: JaxprEqn, platform: str) -> Callable[..., Any] | None:
     """Returns the function of arrays that an equation stands for, None if its primitive is JAX's.
 
     Args:
@@ -160,7 +160,7 @@ def _traced(
     return jax.make_jaxpr(functools.partial(function, **dict(params)))(*avals)
 
 
-def _emitted(ctx: Any, closed: Any, operands: Sequence[Any]) -> Sequence[Any]:
+def _emitted(ctx: Any, closed: ClosedJaxpr, operands: Sequence[Any]) -> Sequence[Any]:
     """Emits a jaxpr without effects in a lowering, under the names of the equation."""
     module = ctx.module_context
     if ctx.platforms is not None:
@@ -227,7 +227,7 @@ def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:
         stands_for: From an equation of the primitive to an equation of JAX.
     """
 
-    def rule(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
+    def rule(saveable: Any, unknown: Any, instantiated: Any, eqn: JaxprEqn) -> Any:
         pairs = zip(eqn.invars, instantiated, strict=True)
         residuals = [x for x, known in pairs if isinstance(x, Var) and not known]
         if any(unknown):
@@ -259,7 +259,7 @@ def batch_size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
     return next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
 
 
-def transposed_by(jaxpr: Any, operands: Sequence[Any], cotangent: Any) -> Any:
+def transposed_by(jaxpr: ClosedJaxpr, operands: Sequence[Any], cotangent: Any) -> Any:
     """Returns the cotangent of the one operand that is None, in which a closed jaxpr is linear.
 
     Unlike `jax.linear_transpose` it takes the cotangent of a result whose type is not its own.

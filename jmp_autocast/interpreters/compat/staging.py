@@ -14,6 +14,7 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from . import Tracer, whole_name_stack
 from .private_names import private
@@ -21,7 +22,7 @@ from .private_names import private
 _WRITES_A_JAXPR = "jax._src.interpreters.partial_eval.DynamicJaxprTrace"
 
 
-def staged_as_it_is(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
+def staged_as_it_is(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     """Returns the results of an equation that was added to the jaxpr of the current trace.
 
     What rules JAX has about writing such an equation (folding, forwarding) has been decided when it
@@ -43,7 +44,7 @@ def staged_as_it_is(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
         return None
 
 
-def _staged(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
+def _staged(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     trace = private("jax._src.core.trace_ctx").trace
     if type(trace) is not private(_WRITES_A_JAXPR) or eqn.effects:
         return None

@@ -10,7 +10,10 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from ..compat import (
+    AnyJaxpr,
+    Atom,
     EquationContext,
+    JaxprEqn,
     Literal,
     bind,
     body_of,
@@ -91,7 +94,7 @@ class Emitter:
         self.choice = choice
         self.planned: list[Planned] = []
 
-    def run(self, closed: Any, args: Sequence[Any], is_param: Sequence[bool]) -> list[Any]:
+    def run(self, closed: AnyJaxpr, args: Sequence[Any], is_param: Sequence[bool]) -> list[Any]:
         """Runs a program.
 
         Args:
@@ -106,12 +109,12 @@ class Emitter:
         return [x.array for x in self._run(closed, args, roles, Site())]
 
     def _run(
-        self, closed: Any, args: Sequence[Any], roles: Sequence[Role], site: Site
+        self, closed: AnyJaxpr, args: Sequence[Any], roles: Sequence[Role], site: Site
     ) -> list[_Atom]:
         if site.in_loop or not self.choice.loops_only:
             return [_Atom(x, Role.FRESH) for x in self._run_planned(closed, args, roles, site)]
 
-        def step(i: int, eqn: Any, operands: list[_Atom]) -> list[_Atom]:
+        def step(i: int, eqn: JaxprEqn, operands: list[_Atom]) -> list[_Atom]:
             given = [x.role for x in operands]
             results = self._bind(eqn, [x.array for x in operands], given, site)
             is_cheap = "cheap" in BACKWARD.get(eqn.primitive.name, ())
@@ -129,7 +132,7 @@ class Emitter:
     # --- one equation ---------------------------------------------------------------------------
 
     def _bind(
-        self, eqn: Any, arrays: list[Any], roles: Sequence[Role], site: Site
+        self, eqn: JaxprEqn, arrays: list[Any], roles: Sequence[Role], site: Site
     ) -> Sequence[Any]:
         """Binds an equation; the loops in it are planned."""
         if _is_entered(eqn) and (site.in_loop or holds_loop(eqn) or not self.choice.loops_only):
@@ -143,7 +146,7 @@ class Emitter:
         bound = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, eqn.params)
         return _results(eqn, bound)
 
-    def _body(self, eqn: Any, body: Body, roles: Sequence[Role], site: Site) -> Any:
+    def _body(self, eqn: JaxprEqn, body: Body, roles: Sequence[Role], site: Site) -> Any:
         """Returns the jaxpr of a body, with its segments."""
         given = [roles[i] for i in body.operands]
         if eqn.primitive.name == "scan":
@@ -160,7 +163,7 @@ class Emitter:
         return fresh_make_jaxpr(run, *(v.aval for v in body_of(body.jaxpr).invars))
 
     def _shard_map(
-        self, eqn: Any, arrays: list[Any], roles: Sequence[Role], site: Site
+        self, eqn: JaxprEqn, arrays: list[Any], roles: Sequence[Role], site: Site
     ) -> Sequence[Any]:
         """The public function sets up the mesh axes for the trace of the body."""
         (body,) = bodies(eqn)
@@ -173,7 +176,7 @@ class Emitter:
     # --- a planned jaxpr ------------------------------------------------------------------------
 
     def _run_planned(
-        self, closed: Any, args: Sequence[Any], roles: Sequence[Role], site: Site
+        self, closed: AnyJaxpr, args: Sequence[Any], roles: Sequence[Role], site: Site
     ) -> list[Any]:
         graph = graph_of(closed, roles, lambda scope: self.choice.excludes((*site.scope, *scope)))
         cut = cut_of(graph, self.choice.share)
@@ -248,15 +251,15 @@ def _role(v: Value) -> Role:
     return v.role
 
 
-def _read(atom: Any, env: dict[Value, Any]) -> Any:
+def _read(atom: Atom, env: dict[Any, Any]) -> Any:
     return literal_value(atom) if isinstance(atom, Literal) else env[atom]
 
 
-def _results(eqn: Any, bound: Any) -> Sequence[Any]:
+def _results(eqn: JaxprEqn, bound: Any) -> Sequence[Any]:
     return bound if eqn.primitive.multiple_results else [bound]
 
 
-def _is_entered(eqn: Any) -> bool:
+def _is_entered(eqn: JaxprEqn) -> bool:
     """Returns whether what an equation holds is planned.
 
     A user's own checkpoint says already what is kept, a ``while`` has no backward pass, and what
@@ -269,14 +272,14 @@ def _is_entered(eqn: Any) -> bool:
     return name == "shard_map" or (structure.rebind is not None and not structure.has_rule)
 
 
-def holds_loop(eqn: Any) -> bool:
+def holds_loop(eqn: JaxprEqn) -> bool:
     """Returns whether an equation is a loop that is planned, or holds one."""
     return _is_entered(eqn) and (
         eqn.primitive.name == "scan" or any(map(has_loop, (body.jaxpr for body in bodies(eqn))))
     )
 
 
-def has_loop(jaxpr: Any) -> bool:
+def has_loop(jaxpr: AnyJaxpr) -> bool:
     """Returns whether a jaxpr holds a loop that is planned.
 
     Args:

@@ -13,7 +13,15 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...policies.callables import has_hash
-from ..compat import Literal, body_of, consts_of, name_entries, source_line
+from ..compat import (
+    AnyJaxpr,
+    JaxprEqn,
+    Literal,
+    body_of,
+    consts_of,
+    name_entries,
+    source_line,
+)
 from ..primitives.structure import called
 from .graph import Step
 from .segments import Unit
@@ -121,11 +129,11 @@ def _key_of_rule(step: Step) -> Hashable:
     return step.eqn.primitive, function, _key_of_jaxpr(step.rule, function)
 
 
-def _key_of_equation(eqn: Any) -> Hashable:
+def _key_of_equation(eqn: JaxprEqn) -> Hashable:
     return eqn.primitive, tuple((name, _key(x)) for name, x in eqn.params.items())
 
 
-def _key_of_call(eqn: Any, itself: Hashable) -> Hashable:
+def _key_of_call(eqn: JaxprEqn, itself: Hashable) -> Hashable:
     is_itself = eqn.primitive.name == "custom_jvp_call" and _key(called(eqn)) == itself
     return eqn.primitive if is_itself else _key_of_equation(eqn)
 
@@ -144,7 +152,7 @@ def _key(x: Any) -> Hashable:
     return type(x), x, str(x) if isinstance(x, float) else ""
 
 
-def _key_of_jaxpr(jaxpr: Any, itself: Hashable = None) -> Hashable:
+def _key_of_jaxpr(jaxpr: AnyJaxpr, itself: Hashable = None) -> Hashable:
     """Returns what is equal for jaxprs that compute the same.
 
     Args:

@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from ..compat import (
+    AnyJaxpr,
+    Atom,
+    JaxprEqn,
     Literal,
     Tracer,
     assumed_size,
@@ -104,7 +107,7 @@ class Step:
         rule: For a function with a rule of its own that is cheap, the jaxpr of its derivative.
     """
 
-    eqn: Any
+    eqn: JaxprEqn
     around: tuple[Any, ...]
     operands: list[Any]
     index: int
@@ -157,7 +160,7 @@ def assumed_elements(aval: Any) -> int:
 
 
 def graph_of(
-    jaxpr: Any, roles: Sequence[Role], excludes: Callable[[tuple[str, ...]], bool]
+    jaxpr: AnyJaxpr, roles: Sequence[Role], excludes: Callable[[tuple[str, ...]], bool]
 ) -> Graph:
     """Returns the graph of a jaxpr.
 
@@ -178,7 +181,7 @@ def graph_of(
 
 def _flatten(
     graph: Graph,
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     inputs: Sequence[Any],
     around: tuple[Any, ...],
     excludes: Callable[[tuple[str, ...]], bool],
@@ -192,7 +195,7 @@ def _flatten(
         env[v] = Value(v.aval, Role.PARAM, active=active, const=const)
         graph.consts.append(env[v])
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> Any:
         return atom if isinstance(atom, Literal) else env[atom]
 
     # Effects keep their order: a step with effects is on no lower level than the one before it.
@@ -287,7 +290,7 @@ def _is_float(aval: Any) -> bool:
 # --- rules of their own ----------------------------------------------------------------------
 
 
-def _cheap_rule(eqn: Any) -> Any:
+def _cheap_rule(eqn: JaxprEqn) -> Any:
     """Returns the derivative of a ``custom_jvp`` function, if both hold cheap steps alone.
 
     So it is with JAX's own `jax.nn.relu`. Any other rule is the user's affair, and never run again.
@@ -308,7 +311,7 @@ def _cheap_rule(eqn: Any) -> Any:
     return jaxpr if _is_cheap(jaxpr) else None
 
 
-def _is_cheap(jaxpr: Any) -> bool:
+def _is_cheap(jaxpr: AnyJaxpr) -> bool:
     # A function with a rule of its own is run here, and not differentiated: it is in the function
     # whose rule was asked for, or in what that rule computes.
     return all(

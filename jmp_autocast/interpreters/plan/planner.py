@@ -12,7 +12,7 @@ from typing import Any
 from ...policies import CONTRACTIONS, Policy
 from ...policies.registry import has_rule_functions
 from ..before import Preparation
-from ..compat import Literal, body_of, consts_of
+from ..compat import Literal, aval_of, body_of, consts_of
 from ..primitives.called_back import functions_of
 from ..primitives.structure import has_rule
 from ..regions import Region, Regions
@@ -163,7 +163,7 @@ class Planner:
             all(equation.unchanged for equation in equations)
             and not any(output_dtypes)
             # What is no float may be no array either, and have no dtype.
-            and all(s.dtype is None or s.dtype == v.aval.dtype for v, s in given.items())
+            and all(s.dtype is None or s.dtype == aval_of(v).dtype for v, s in given.items())
         )
         return Plan(
             body,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...policies import Policy
-from ..compat import Literal, variables_in
+from ..compat import Literal, aval_of, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, Source, ValueState, Want
@@ -165,7 +165,7 @@ def _is_residual_sum(at: Maker) -> bool:
     # A bias is smaller than the sum, and a parameter of full size (a learned position) is no
     # stream.
     shape = at.eqn.outvars[0].aval.shape
-    summands = [v for v in variables_in(at.eqn.invars) if v.aval.shape == shape]
+    summands = [v for v in variables_in(at.eqn.invars) if aval_of(v).shape == shape]
     sources = [at.states[v].source for v in summands]
     return len(sources) > 1 and all(source in (None, Source.DATA) for source in sources)
 

@@ -19,7 +19,15 @@ import numpy as np
 from jax import lax
 
 from ...policies import FLOAT32
-from ..compat import Tracer, bind, jaxpr_as_fun, literal_value, with_dtype
+from ..compat import (
+    ClosedJaxpr,
+    JaxprEqn,
+    Tracer,
+    bind,
+    jaxpr_as_fun,
+    literal_value,
+    with_dtype,
+)
 from ..compat.avals import has_other_cotangent
 from ..compat.registration import (
     add_tangents,
@@ -190,7 +198,7 @@ def _jvp(
 def _transpose(
     cotangent: Any,
     *operands: Any,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
@@ -218,7 +226,7 @@ def _batch(
     operands: Sequence[Any],
     dims: Sequence[int | None],
     *,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
@@ -234,7 +242,7 @@ def _batch(
 
 
 @functools.lru_cache(maxsize=4096)
-def _transposed(jaxpr: Any, at: int) -> Callable[..., Any]:
+def _transposed(jaxpr: ClosedJaxpr, at: int) -> Callable[..., Any]:
     def transposed(cotangent: Any, other: Any, *rest: Any) -> Any:
         if has_other_cotangent(jaxpr.out_avals[0]):
             # The cotangent of an unreduced product is a reduced array. `jax.linear_transpose`
@@ -252,7 +260,7 @@ def _transposed(jaxpr: Any, at: int) -> Callable[..., Any]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _batched(jaxpr: Any, dims: tuple[int | None, ...]) -> Callable[..., Any]:
+def _batched(jaxpr: ClosedJaxpr, dims: tuple[int | None, ...]) -> Callable[..., Any]:
     return jax.vmap(jaxpr_as_fun(jaxpr), in_axes=dims)
 
 
@@ -273,7 +281,7 @@ def _traced(function: Callable[..., Any], avals: tuple[Any, ...], mesh: Any) -> 
 def _lowered(
     *operands: Any,
     widen: bool,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
@@ -286,7 +294,7 @@ def _lowered(
     """
     contraction = contraction_of(jaxpr)
 
-    def step(i: int, eqn: Any, xs: list[Any]) -> Sequence[Any]:
+    def step(i: int, eqn: JaxprEqn, xs: list[Any]) -> Sequence[Any]:
         params = eqn.params
         if eqn is contraction:
             params = {**params, "preferred_element_type": out}

@@ -11,10 +11,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from ..compat import Jaxpr, JaxprEqn
 from .structure import Body, bodies
 
 
-def functions_of(eqn: Any) -> tuple[Body, ...]:
+def functions_of(eqn: JaxprEqn) -> tuple[Body, ...]:
     """Returns the functions that an equation calls back; () for one that calls back none.
 
     Those of ``custom_linear_solve`` take constants of their own, and an array like the right-hand
@@ -46,7 +47,7 @@ def functions_of(eqn: Any) -> tuple[Body, ...]:
     return tuple(found)
 
 
-def with_functions(eqn: Any, jaxprs: Sequence[Any]) -> dict[str, Any]:
+def with_functions(eqn: JaxprEqn, jaxprs: Sequence[Jaxpr]) -> dict[str, Any]:
     """Returns the parameters that bind an equation with other functions.
 
     Args:
@@ -58,7 +59,7 @@ def with_functions(eqn: Any, jaxprs: Sequence[Any]) -> dict[str, Any]:
     return {**eqn.params, "jaxprs": old._replace(**named)}
 
 
-def bodies_that_run(eqn: Any) -> tuple[Body, ...]:
+def bodies_that_run(eqn: JaxprEqn) -> tuple[Body, ...]:
     """Returns what runs inside an equation: its bodies, and of what it calls back the solver.
 
     The other functions of a solver run only where its derivative makes a solver of them.

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from ..compat import EquationContext, Literal, body_of
+from ..compat import AnyJaxpr, EquationContext, Literal, body_of
 
 V = TypeVar("V")
 
 
 def evaluate(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     consts: Sequence[V],
     args: Sequence[V],
     literal: Callable[[Any], V],
@@ -63,7 +63,7 @@ def evaluate(
     return [literal(v) if isinstance(v, Literal) else env[v] for v in body.outvars]
 
 
-def _last_uses(jaxpr: Any) -> dict[Any, int]:
+def _last_uses(jaxpr: AnyJaxpr) -> dict[Any, int]:
     """Returns the index of the last equation that reads each variable, their number for outputs."""
     reads = (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)
     return {v: i for i, atoms in enumerate(reads) for v in atoms if not isinstance(v, Literal)}

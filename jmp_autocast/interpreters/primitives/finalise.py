@@ -15,6 +15,7 @@ import jax
 
 from ..compat import (
     JAXPRS,
+    AnyJaxpr,
     EquationContext,
     Literal,
     body_of,
@@ -25,7 +26,7 @@ from ..compat import (
 from ..compat.registration import plain_function
 
 
-def finalise(jaxpr: Any, *, platform: str | None = None) -> Any:
+def finalise(jaxpr: AnyJaxpr, *, platform: str | None = None) -> Any:
     """Returns a jaxpr in which all primitives are JAX's own, at any depth.
 
     For exporters and interpreters that have a table of JAX's primitives, such as
@@ -80,12 +81,12 @@ class _Finaliser:
         # The given one as well, so that no other gets its identity.
         self._made: dict[int, tuple[Any, Any]] = {}
 
-    def jaxpr(self, jaxpr: Any) -> Any:
+    def jaxpr(self, jaxpr: AnyJaxpr) -> Any:
         if id(jaxpr) not in self._made:
             self._made[id(jaxpr)] = jaxpr, self._new(jaxpr)
         return self._made[id(jaxpr)][1]
 
-    def _new(self, jaxpr: Any) -> Any:
+    def _new(self, jaxpr: AnyJaxpr) -> Any:
         body, eqns = body_of(jaxpr), []
         atoms: dict[Any, Any] = {}  # what stands for the results of our equations
         for eqn in body.eqns:

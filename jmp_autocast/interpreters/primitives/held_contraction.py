@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...policies import CONTRACTIONS
-from ..compat import body_of, with_dtype
+from ..compat import ClosedJaxpr, JaxprEqn, body_of, with_dtype
 from ..compat.registration import saved_as
 
 _HOLDERS: set[str] = set()
@@ -22,7 +22,7 @@ def holds_contraction(primitive: Any) -> None:
     saved_as(primitive, contraction_in)
 
 
-def contraction_in(eqn: Any) -> Any:
+def contraction_in(eqn: JaxprEqn) -> Any:
     """Returns the matmul or convolution of an equation that autocast emits for one.
 
     Args:
@@ -34,12 +34,12 @@ def contraction_in(eqn: Any) -> Any:
     return contraction_of(eqn.params["jaxpr"]) if eqn.primitive.name in _HOLDERS else None
 
 
-def contraction_of(jaxpr: Any) -> Any:
+def contraction_of(jaxpr: ClosedJaxpr) -> Any:
     """Returns the one contraction of a jaxpr."""
     (eqn,) = (e for e in body_of(jaxpr).eqns if e.primitive.name in CONTRACTIONS)
     return eqn
 
 
-def contraction_aval(*avals: Any, jaxpr: Any, out: np.dtype, **_: Any) -> Any:
+def contraction_aval(*avals: Any, jaxpr: ClosedJaxpr, out: np.dtype, **_: Any) -> Any:
     """Returns the abstract value of the result: that of the jaxpr, in dtype ``out``."""
     return with_dtype(jaxpr.out_avals[0], out)

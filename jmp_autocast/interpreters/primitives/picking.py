@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..compat import varying_axes
+from ..compat import JaxprEqn, aval_of, varying_axes
 from ..compat.registration import (
     at_front,
     batch_size,
@@ -29,7 +29,7 @@ from .traits import BACKWARD
 _ELEMENTWISE = frozenset(name for name, words in BACKWARD.items() if "elementwise" in words)
 
 
-def picks(eqn: Any) -> bool:
+def picks(eqn: JaxprEqn) -> bool:
     """Returns whether an equation picks single floats, at most half as many as there are.
 
     Args:
@@ -44,7 +44,7 @@ def picks(eqn: Any) -> bool:
     """
     if eqn.primitive.name != "gather":
         return False
-    operand, result = eqn.invars[0].aval, eqn.outvars[0].aval
+    operand, result = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
     # `jnp.take_along_axis` slices a dimension of length 1, as all of it.
     is_single = all(operand.shape[d] == 1 for d in _sliced(eqn))
     if not is_single or not jnp.issubdtype(operand.dtype, jnp.floating):
@@ -54,24 +54,24 @@ def picks(eqn: Any) -> bool:
     return all(isinstance(n, int) for n in lengths) and 2 * result.size <= operand.size
 
 
-def _sliced(eqn: Any) -> list[int]:
+def _sliced(eqn: JaxprEqn) -> list[int]:
     """Returns the dimensions of the operand of a gather that no index goes along."""
     numbers = eqn.params["dimension_numbers"]
     indexed = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    return [d for d in range(eqn.invars[0].aval.ndim) if d not in indexed]
+    return [d for d in range(aval_of(eqn.invars[0]).ndim) if d not in indexed]
 
 
-def is_elementwise(eqn: Any) -> bool:
+def is_elementwise(eqn: JaxprEqn) -> bool:
     """Returns whether each element of a result is made of those at its place, or in its row."""
     return passes_picks(eqn) or eqn.primitive.name == "broadcast_in_dim"
 
 
-def passes_picks(eqn: Any) -> bool:
+def passes_picks(eqn: JaxprEqn) -> bool:
     """Returns whether a picked element is that of the operands of the same shape."""
     return eqn.primitive.name in _ELEMENTWISE
 
 
-def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:
+def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
     """Picks what an array would give in the place of the operand of a gather.
 
     Args:
@@ -83,7 +83,7 @@ def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:
     Returns:
         An array of the shape of the result; None where the shapes do not fit.
     """
-    whole = eqn.invars[0].aval.shape
+    whole = aval_of(eqn.invars[0]).shape
     if array.shape == whole:
         return bind_cached(eqn.primitive, [array, indices], eqn.params)
     if len(array.shape) != len(whole):
@@ -104,7 +104,7 @@ def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:
         order = sorted(batch, key=lambda pair: pair[1])
         array = lax.transpose(array, [d for d, _ in order])
         small = lax.broadcast_in_dim(array, indices.shape[:-1], [k for _, k in order])
-        return lax.reshape(small, eqn.outvars[0].aval.shape)
+        return lax.reshape(small, aval_of(eqn.outvars[0]).shape)
     small = lax.gather(
         array,
         _columns(indices, columns),
@@ -119,7 +119,7 @@ def picked_elements(eqn: Any, array: Any, indices: Any) -> Any:
         mode=eqn.params["mode"],
         fill_value=eqn.params["fill_value"],
     )
-    return lax.reshape(small, eqn.outvars[0].aval.shape)
+    return lax.reshape(small, aval_of(eqn.outvars[0]).shape)
 
 
 def _columns(indices: Any, columns: Sequence[int]) -> Any:
@@ -129,7 +129,7 @@ def _columns(indices: Any, columns: Sequence[int]) -> Any:
     return lax.concatenate(taken, indices.ndim - 1)
 
 
-def with_all_dimensions(eqn: Any, array: Any) -> Any:
+def with_all_dimensions(eqn: JaxprEqn, array: Any) -> Any:
     """Returns the operand of a broadcast with the dimensions of its result, new ones of length 1.
 
     Args:
@@ -137,7 +137,7 @@ def with_all_dimensions(eqn: Any, array: Any) -> Any:
         array: Its operand.
     """
     lengths = dict(zip(eqn.params["broadcast_dimensions"], array.shape, strict=True))
-    return lax.reshape(array, [lengths.get(d, 1) for d in range(eqn.outvars[0].aval.ndim)])
+    return lax.reshape(array, [lengths.get(d, 1) for d in range(aval_of(eqn.outvars[0]).ndim)])
 
 
 # --- one element of each row --------------------------------------------------------------------
@@ -246,7 +246,7 @@ def pick(x: Any, index: Any, axis: int, outside: float = 0.0) -> Any:
     return pick_p.bind(x, index, axis=axis, outside=outside)
 
 
-def picked_by_rows(eqn: Any, array: Any, indices: Any) -> Any:
+def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
     """Returns what a gather picks; one element of each row by `pick`, for its transpose.
 
     Args:
@@ -275,4 +275,4 @@ def picked_by_rows(eqn: Any, array: Any, indices: Any) -> Any:
     fills = mode == lax.GatherScatterMode.FILL_OR_DROP
     outside = np.nan if fill is None else float(fill)
     found = pick(array, index, axis, outside if fills else 0.0)
-    return lax.reshape(found, eqn.outvars[0].aval.shape)
+    return lax.reshape(found, aval_of(eqn.outvars[0]).shape)

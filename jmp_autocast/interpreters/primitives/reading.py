@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ...policies.precisions import is_algorithm, precision_of
-from ..compat import Literal, assumed_size
+from ..compat import JaxprEqn, Literal, assumed_size, aval_of
 from .held_contraction import contraction_in
 from .traits import having
 
@@ -19,7 +19,7 @@ _CONTRACTIONS = having("contracts")
 _HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 
 
-def asked_precision(eqn: Any) -> Any:
+def asked_precision(eqn: JaxprEqn) -> Any:
     """Returns the ``precision`` with which a user asks for more than 16 bits, None if none does.
 
     ``HIGHEST`` does, and so does a dot algorithm, which names the dtypes that it multiplies in.
@@ -30,7 +30,7 @@ def asked_precision(eqn: Any) -> Any:
     return None if is_default and precision != _HIGHEST else precision
 
 
-def with_precision(eqn: Any, word: str) -> dict[str, Any] | None:
+def with_precision(eqn: JaxprEqn, word: str) -> dict[str, Any] | None:
     """Returns the parameter that makes a product of float32 operands run in a precision.
 
     Args:
@@ -50,7 +50,7 @@ def with_precision(eqn: Any, word: str) -> dict[str, Any] | None:
     return {"precision": precision} if eqn.primitive.name == "dot_general" else None
 
 
-def preferred_dtype(eqn: Any) -> np.dtype | None:
+def preferred_dtype(eqn: JaxprEqn) -> np.dtype | None:
     """Returns the ``preferred_element_type`` of an equation, None where it has none."""
     preferred = eqn.params.get("preferred_element_type")
     return None if preferred is None else np.dtype(preferred)
@@ -61,31 +61,35 @@ def with_preferred_dtype(dtype: np.dtype) -> dict[str, Any]:
     return {"preferred_element_type": dtype}
 
 
-def cast_dtype(eqn: Any) -> Any:
+def cast_dtype(eqn: JaxprEqn) -> Any:
     """Returns the dtype that a ``convert_element_type`` casts to, None for another equation."""
     return eqn.params.get("new_dtype")
 
 
-def casts_to_integer(eqn: Any) -> bool:
+def casts_to_integer(eqn: JaxprEqn) -> bool:
     """Returns whether an equation casts floats to integers."""
     target = cast_dtype(eqn)
     if not isinstance(target, np.dtype) or target.kind not in "iu":
         return False
-    return eqn.invars[0].aval.dtype.kind not in "biu"
+    return aval_of(eqn.invars[0]).dtype.kind not in "biu"
 
 
-def takes_every_other(eqn: Any) -> bool:
+def takes_every_other(eqn: JaxprEqn) -> bool:
     """Returns whether an equation takes elements of an array that are no neighbours: `x[::2]`."""
     return eqn.primitive.name == "slice" and max(eqn.params["strides"] or (1,)) > 1
 
 
-def adds_up_cotangents(eqn: Any) -> bool:
+def adds_up_cotangents(eqn: JaxprEqn) -> bool:
     """Returns whether the transpose of an equation that repeats elements adds up many cotangents.
 
     Args:
         eqn: A ``broadcast_in_dim``, a ``gather``, or a maximum or minimum of windows.
     """
-    params, operand, result = eqn.params, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    params, operand, result = (
+        eqn.params,
+        aval_of(eqn.invars[0]).shape,
+        aval_of(eqn.outvars[0]).shape,
+    )
     if "broadcast_dimensions" in params:
         kept = dict(zip(params["broadcast_dimensions"], operand, strict=True))
         return any(length != kept.get(k, 1) for k, length in enumerate(result))
@@ -98,17 +102,17 @@ def adds_up_cotangents(eqn: Any) -> bool:
     # Indices are known when the program runs: one row may be looked up 8,192 times. But a label's
     # logit is looked up once a row: there is one index for each of the dimensions of the batch.
     batch = params["dimension_numbers"].start_indices_batching_dims
-    lengths = eqn.invars[1].aval.shape[:-1]
+    lengths = aval_of(eqn.invars[1]).shape[:-1]
     is_single = all(length == 1 for d, length in enumerate(lengths) if d not in batch)
     return not (params["unique_indices"] or is_single)
 
 
-def iota_length(eqn: Any) -> Any:
+def iota_length(eqn: JaxprEqn) -> Any:
     """Returns the length that an ``iota`` counts to; `jax.export` may make it symbolic."""
     return eqn.params["shape"][eqn.params["dimension"]]
 
 
-def has_plain_update(eqn: Any) -> bool:
+def has_plain_update(eqn: JaxprEqn) -> bool:
     """Returns False for ``x.at[i].apply(fn)``: a scatter whose computation is the user's ``fn``."""
     update = eqn.params.get("update_jaxpr")
     return eqn.primitive.name != "scatter" or update is None or not update.eqns
@@ -125,7 +129,7 @@ _SCATTERS = {
 _SCATTER_OPTIONS = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
 
 
-def redispatched(eqn: Any, *operands: Any) -> Any:
+def redispatched(eqn: JaxprEqn, *operands: Any) -> Any:
     """Emits a scatter anew, for operands of another dtype.
 
     Its adder is a jaxpr among its parameters, of a fixed dtype: bound again, it would add numbers
@@ -135,13 +139,13 @@ def redispatched(eqn: Any, *operands: Any) -> Any:
     return _SCATTERS[eqn.primitive.name](*operands, **options)
 
 
-def dot_dimensions(eqn: Any) -> Any:
+def dot_dimensions(eqn: JaxprEqn) -> Any:
     """Returns the contracting and batch dimensions of a matmul, each for both operands."""
     numbers = eqn.params.get("dimension_numbers")
     return numbers or eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
 
 
-def free_dimensions(eqn: Any) -> tuple[int, int] | None:
+def free_dimensions(eqn: JaxprEqn) -> tuple[int, int] | None:
     """Returns how many dimensions of each operand of a matmul are neither summed nor of the batch.
 
     Returns:
@@ -151,13 +155,13 @@ def free_dimensions(eqn: Any) -> tuple[int, int] | None:
         return None
     contracting, batch = dot_dimensions(eqn)
     left, right = (
-        v.aval.ndim - len(c) - len(b)
+        aval_of(v).ndim - len(c) - len(b)
         for v, c, b in zip(eqn.invars[:2], contracting, batch, strict=True)
     )
     return left, right
 
 
-def reduction_depth(eqn: Any) -> int:
+def reduction_depth(eqn: JaxprEqn) -> int:
     """Returns the number of products or elements that are summed into one element of a result.
 
     Args:
@@ -185,7 +189,7 @@ def reduction_depth(eqn: Any) -> int:
     return 1
 
 
-def summands(eqn: Any) -> int:
+def summands(eqn: JaxprEqn) -> int:
     """Returns how many terms may be added up into one element of a result, at most.
 
     As `reduction_depth`, also for windows, and for scatters, of which all may hit one element.
@@ -193,11 +197,11 @@ def summands(eqn: Any) -> int:
     if "window_dimensions" in eqn.params:
         return math.prod(eqn.params["window_dimensions"])
     if eqn.primitive.name in _SCATTERS:
-        return math.prod(eqn.invars[1].aval.shape[:-1])
+        return math.prod(aval_of(eqn.invars[1]).shape[:-1])
     return reduction_depth(eqn)
 
 
-def flops(eqn: Any) -> int:
+def flops(eqn: JaxprEqn) -> int:
     """Returns the floating point operations of one run of an equation.
 
     An estimate: two for each product that is summed, one for each element that is reduced or made,
@@ -206,7 +210,7 @@ def flops(eqn: Any) -> int:
     eqn = contraction_in(eqn) or eqn
     if (algorithm := _LINEAR_ALGEBRA.get(eqn.primitive.name)) is not None:
         (*batch, rows, columns), right = (
-            [assumed_size(length) for length in v.aval.shape]
+            [assumed_size(length) for length in aval_of(v).shape]
             for v in (eqn.invars[0], eqn.invars[-1])
         )
         count = math.prod(right) // max(math.prod((*batch, rows)), 1)
@@ -236,17 +240,17 @@ _LINEAR_ALGEBRA: dict[str, Callable[[int, int, int], float]] = {
 }
 
 
-def exponent(eqn: Any) -> int | None:
+def exponent(eqn: JaxprEqn) -> int | None:
     """Returns the exponent of an ``integer_pow``, None for another equation."""
     return eqn.params["y"] if eqn.primitive.name == "integer_pow" else None
 
 
-def checkpoint_name_in(eqn: Any) -> str:
+def checkpoint_name_in(eqn: JaxprEqn) -> str:
     """Returns the name that ``jax.ad_checkpoint.checkpoint_name`` gives a value, "" for others."""
     return str(eqn.params["name"]) if eqn.primitive.name == "name" else ""
 
 
-def subtracted_from_one(eqn: Any) -> Any:
+def subtracted_from_one(eqn: JaxprEqn) -> Any:
     """Returns the variable ``x`` of an equation ``1 - x``, None for any other equation.
 
     Example:

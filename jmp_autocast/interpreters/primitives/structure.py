@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..compat import (
+    AnyJaxpr,
+    JaxprEqn,
     assumed_size,
     body_of,
     call_with_operands,
@@ -46,7 +48,7 @@ class Body:
             put in. Those of slices, which come after it, are put in last.
     """
 
-    jaxpr: Any
+    jaxpr: AnyJaxpr
     operands: tuple[int, ...]
     results: tuple[int | None, ...]
     carries: tuple[tuple[int, int], ...] = ()
@@ -106,7 +108,7 @@ STRUCTURES: dict[str, Structure] = {}
 """From the name of a higher-order primitive to its description."""
 
 
-def bodies(eqn: Any) -> tuple[Body, ...]:
+def bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
     """Returns what an equation holds, in the order of its plan; () for an ordinary equation.
 
     The scalar jaxprs of scatters and reductions do not count: they are data, like an enum.
@@ -122,36 +124,36 @@ def bodies(eqn: Any) -> tuple[Body, ...]:
     return structure.bodies(eqn) if structure is not None else ()
 
 
-def is_call(eqn: Any) -> bool:
+def is_call(eqn: JaxprEqn) -> bool:
     """Returns whether running an equation's one body on its operands gives its results."""
     structure = STRUCTURES.get(eqn.primitive.name)
     return structure is not None and structure.is_call
 
 
-def is_plain_call(eqn: Any) -> bool:
+def is_plain_call(eqn: JaxprEqn) -> bool:
     """Returns whether the equations that a call holds may as well stand in its place."""
     name = eqn.primitive.name
     return name in ("closed_call", "core_call") or (name == "jit" and has_no_options(eqn.params))
 
 
-def has_rule(eqn: Any) -> bool:
+def has_rule(eqn: JaxprEqn) -> bool:
     """Returns whether an equation has a derivative rule of the user's own."""
     structure = STRUCTURES.get(eqn.primitive.name)
     return structure is not None and structure.has_rule
 
 
-def runs_again(eqn: Any) -> bool:
+def runs_again(eqn: JaxprEqn) -> bool:
     """Returns whether an equation is a checkpoint: a backward pass runs what it holds again."""
     structure = STRUCTURES.get(eqn.primitive.name)
     return structure is not None and structure.runs_again
 
 
-def holds_rules(eqn: Any) -> bool:
+def holds_rules(eqn: JaxprEqn) -> bool:
     """Returns whether an equation has a derivative or batching rule of the user's own."""
     return has_rule(eqn) or eqn.primitive.name == "custom_vmap_call"
 
 
-def rule_of(eqn: Any) -> tuple[Hashable, list[Any]]:
+def rule_of(eqn: JaxprEqn) -> tuple[Hashable, list[Any]]:
     """Returns what equations that call one custom function have in common beside their jaxprs.
 
     Args:
@@ -164,14 +166,17 @@ def rule_of(eqn: Any) -> tuple[Hashable, list[Any]]:
     return (eqn.primitive.name, *params, *[rule_key(rule, own) for rule in params.values()]), own
 
 
-def isolates(eqn: Any) -> bool:
+def isolates(eqn: JaxprEqn) -> bool:
     """Returns whether no copy made outside is handed to the body of an equation."""
     structure = STRUCTURES.get(eqn.primitive.name)
     return structure is not None and structure.isolates
 
 
 def rebound(
-    eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    jaxprs: Sequence[AnyJaxpr],
+    copies: Sequence[Sequence[Copy]],
 ) -> tuple[list[Any], dict[str, Any]]:
     """Returns operands and parameters that bind an equation with other jaxprs.
 
@@ -187,7 +192,7 @@ def rebound(
     return rebind(eqn, operands, jaxprs, copies)
 
 
-def with_bodies(eqn: Any, jaxprs: Sequence[Any]) -> Any:
+def with_bodies(eqn: JaxprEqn, jaxprs: Sequence[AnyJaxpr]) -> Any:
     """Returns an equation that holds other jaxprs, of the same types, in place of its bodies."""
     structure = STRUCTURES[eqn.primitive.name]
     if structure.rebind is None:
@@ -200,17 +205,17 @@ def with_bodies(eqn: Any, jaxprs: Sequence[Any]) -> Any:
 # --- calls ----------------------------------------------------------------------------------
 
 
-def called(eqn: Any) -> Any:
+def called(eqn: JaxprEqn) -> Any:
     """Returns the jaxpr that a call holds."""
     return eqn.params[_key(eqn)]
 
 
-def _key(eqn: Any) -> str:
+def _key(eqn: JaxprEqn) -> str:
     is_vmap = eqn.primitive.name == "custom_vmap_call"
     return "call" if is_vmap else inner_jaxpr_key(eqn.params)
 
 
-def _call_bodies(eqn: Any) -> tuple[Body, ...]:
+def _call_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
     count = len(eqn.invars)
     return (
         Body(
@@ -220,7 +225,10 @@ def _call_bodies(eqn: Any) -> tuple[Body, ...]:
 
 
 def _rebind_call(
-    eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    jaxprs: Sequence[AnyJaxpr],
+    copies: Sequence[Sequence[Copy]],
 ) -> tuple[list[Any], dict[str, Any]]:
     (jaxpr,), (more,) = jaxprs, copies
     # The new operands are copies of others: they have the same shardings, and are not donated.
@@ -249,7 +257,7 @@ STRUCTURES["custom_vmap_call"] = Structure(_call_bodies, is_call=True, isolates=
 # --- branches -------------------------------------------------------------------------------
 
 
-def _cond_bodies(eqn: Any) -> tuple[Body, ...]:
+def _cond_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
     """Operand 0 is the index of the branch; all branches take the rest."""
     rest = tuple(range(1, len(eqn.invars)))
     results = tuple(range(len(eqn.outvars)))
@@ -259,7 +267,10 @@ def _cond_bodies(eqn: Any) -> tuple[Body, ...]:
 
 
 def _rebind_cond(
-    eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    jaxprs: Sequence[AnyJaxpr],
+    copies: Sequence[Sequence[Copy]],
 ) -> tuple[list[Any], dict[str, Any]]:
     # Unlike a loop, a cond has one list of operands for all its bodies.
     more = [copy.array for copy in copies[0]]  # all branches take the same operands
@@ -272,7 +283,7 @@ STRUCTURES["cond"] = Structure(_cond_bodies, _rebind_cond)
 # --- loops ----------------------------------------------------------------------------------
 
 
-def _scan_bodies(eqn: Any) -> tuple[Body, ...]:
+def _scan_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
     """Inputs: constants, carries, slices of what is scanned. Outputs: carries, slices to stack."""
     consts, count = scan_split(eqn.params)
     return (
@@ -289,7 +300,10 @@ def _scan_bodies(eqn: Any) -> tuple[Body, ...]:
 
 
 def _rebind_scan(
-    eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    jaxprs: Sequence[AnyJaxpr],
+    copies: Sequence[Sequence[Copy]],
 ) -> tuple[list[Any], dict[str, Any]]:
     consts, _ = scan_split(eqn.params)
     (jaxpr,), (more,) = jaxprs, copies
@@ -302,12 +316,12 @@ def _rebind_scan(
 STRUCTURES["scan"] = Structure(_scan_bodies, _rebind_scan)
 
 
-def scan_direction(eqn: Any) -> dict[str, Any]:
+def scan_direction(eqn: JaxprEqn) -> dict[str, Any]:
     """Returns the options with which `jax.lax.scan` runs as often, and from the same end."""
     return {"length": eqn.params["length"], "reverse": eqn.params["reverse"]}
 
 
-def _while_bodies(eqn: Any) -> tuple[Body, ...]:
+def _while_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
     """Operands: constants of the condition, constants of the body, carries."""
     conds, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     start = conds + consts
@@ -331,7 +345,10 @@ def _while_bodies(eqn: Any) -> tuple[Body, ...]:
 
 
 def _rebind_while(
-    eqn: Any, operands: Sequence[Any], jaxprs: Sequence[Any], copies: Sequence[Sequence[Copy]]
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    jaxprs: Sequence[AnyJaxpr],
+    copies: Sequence[Sequence[Copy]],
 ) -> tuple[list[Any], dict[str, Any]]:
     # Each body has its own constants at the front; the carries follow, and are shared.
     params, bound, first = dict(eqn.params), [], 0
@@ -352,7 +369,7 @@ STRUCTURES["while"] = Structure(_while_bodies, _rebind_while)
 STRUCTURES["shard_map"] = Structure(_call_bodies, isolates=True)
 
 
-def shard_map_options(eqn: Any) -> dict[str, Any]:
+def shard_map_options(eqn: JaxprEqn) -> dict[str, Any]:
     """Returns the options with which `jax.shard_map` maps over the same axes of the same mesh."""
     params = eqn.params
     return {
@@ -368,7 +385,7 @@ def shard_map_options(eqn: Any) -> dict[str, Any]:
 
 
 def equations_in(
-    jaxpr: Any, times: int = 1, inside: Callable[[Any], tuple[Body, ...]] = bodies
+    jaxpr: AnyJaxpr, times: int = 1, inside: Callable[[Any], tuple[Body, ...]] = bodies
 ) -> Iterator[tuple[Any, int]]:
     """Yields each equation of a jaxpr and of those inside it, and how often it runs.
 

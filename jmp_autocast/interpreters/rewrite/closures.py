@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from ..compat import body_of, consts_of, traced_variable
+from ..compat import AnyJaxpr, JaxprEqn, body_of, consts_of, traced_variable
 from ..compat.same_rules import cells_of
 from ..primitives.structure import bodies, holds_rules, rule_of
 from .values import Value
@@ -36,7 +36,7 @@ class ClosedOver:
         self._equations: dict[int, Any] = {}
         self._rules: dict[int, tuple[Any, Hashable]] = {}
 
-    def look(self, jaxpr: Any) -> bool:
+    def look(self, jaxpr: AnyJaxpr) -> bool:
         """Looks for rules in a jaxpr that close over values, and returns whether there are any.
 
         Args:
@@ -53,7 +53,7 @@ class ClosedOver:
         self._equations.update((id(eqn), eqn) for eqn in here)
         return bool(here)
 
-    def _found(self, jaxpr: Any, held: list[tuple[Any, set[Any]]]) -> set[Any]:
+    def _found(self, jaxpr: AnyJaxpr, held: list[tuple[Any, set[Any]]]) -> set[Any]:
         """Returns the variables that rules in a jaxpr hold, and lists those of each equation."""
         found: set[Any] = set()
         for eqn in body_of(jaxpr).eqns:
@@ -68,7 +68,7 @@ class ClosedOver:
                 found |= variables
         return found
 
-    def rule_of(self, eqn: Any) -> Hashable:
+    def rule_of(self, eqn: JaxprEqn) -> Hashable:
         """Returns what equations that call one custom function have in common beside their jaxprs.
 
         Args:
@@ -76,7 +76,7 @@ class ClosedOver:
         """
         return self._rules[id(eqn)][1] if id(eqn) in self._rules else rule_of(eqn)[0]
 
-    def by(self, eqn: Any) -> bool:
+    def by(self, eqn: JaxprEqn) -> bool:
         """Returns whether a rule of an equation, or of one inside it, closes over values."""
         return id(eqn) in self._equations
 
@@ -91,7 +91,7 @@ class ClosedOver:
             pairs = zip(variables, values, strict=True)
             self._values.update({v: value for v, value in pairs if v in self._variables})
 
-    def live(self, closed: Any) -> Any:
+    def live(self, closed: AnyJaxpr) -> Any:
         """Returns the jaxpr of a rule, with values in place of tracers of a trace that is over.
 
         Args:

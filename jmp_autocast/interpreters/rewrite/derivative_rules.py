@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..compat import (
+    JaxprEqn,
     SymbolicZero,
     Tracer,
     bind,
@@ -38,7 +39,7 @@ from .values import as_array, read
 mark_frames(__file__)
 
 
-def _primal(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable[..., Any]:
+def _primal(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable[..., Any]:
     """The rewritten function itself: JAX makes a jaxpr of it where it needs one."""
     inner, closed = plan.inner[0], called(eqn)
     check_immutable(closed, _declared_avals(eqn.invars))
@@ -49,7 +50,7 @@ def _primal(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable[..., A
     return function
 
 
-def _original(eqn: Any) -> Callable[..., tuple[Any, ...]]:
+def _original(eqn: JaxprEqn) -> Callable[..., tuple[Any, ...]]:
     return lambda *xs: tuple(bind(eqn.primitive, xs, eqn.params))
 
 
@@ -65,7 +66,9 @@ def _has_tangent(aval: Any) -> bool:
 
 
 @rewrites("custom_jvp_call", "custom_vjp_call")
-def _emitted(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Any]:
+def _emitted(
+    rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
+) -> list[Any]:
     """Emits an equation with a rule.
 
     All equations of one rule and one plan call one inlined function, which JAX traces, and
@@ -94,7 +97,7 @@ def _emitted(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[An
     return list(function(*xs))
 
 
-def _rebuilt(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
+def _rebuilt(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable:
     is_jvp = eqn.primitive.name == "custom_jvp_call"
     return (_rebuilt_custom_jvp if is_jvp else _rebuilt_custom_vjp)(rewriter, eqn, plan)
 
@@ -103,7 +106,7 @@ def _cast(x: Any, dtype: Any) -> Any:
     return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
 
 
-def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
+def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable:
     function = jax.custom_jvp(_primal(rewriter, eqn, plan))
     inner, original = plan.inner[0], _original(eqn)
     avals = _declared_avals(eqn.invars)
@@ -141,7 +144,7 @@ class _Static:
 jax.tree_util.register_pytree_node(_Static, lambda s: ((), s.value), lambda aux, _: _Static(aux))
 
 
-def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Callable:
+def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable:
     function = jax.custom_vjp(_primal(rewriter, eqn, plan))
     inner, original = plan.inner[0], _original(eqn)
     avals, out_avals = _declared_avals(eqn.invars), _declared_avals(eqn.outvars)
@@ -212,7 +215,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: Any, plan: EquationPlan) -> Cal
 
 
 @rewrites("custom_vmap_call")
-def _custom_vmap(rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Any:
+def _custom_vmap(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Any:
     function = jax.custom_batching.custom_vmap(_primal(rewriter, eqn, plan))
     inner, original = plan.inner[0], _original(eqn)
     avals = _declared_avals(eqn.invars)

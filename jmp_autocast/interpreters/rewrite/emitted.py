@@ -8,14 +8,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..compat import mark_frames, with_dtype
+from ..compat import JaxprEqn, aval_of, mark_frames, with_dtype
 from ..plan.data import Emit, EquationPlan
 from .values import Scalar, read
 
 mark_frames(__file__)
 
 
-def emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
+def emitted(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     """Calls a function in place of an equation, and checks what it returned.
 
     Args:
@@ -35,7 +35,7 @@ def emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         dtypes[i] = None
     read_so = dataclasses.replace(plan, operands=tuple(dtypes))
     arrays = [
-        jnp.asarray(x, v.aval.dtype) if isinstance(value, Scalar) and x.dtype is None else x
+        jnp.asarray(x, aval_of(v).dtype) if isinstance(value, Scalar) and x.dtype is None else x
         for x, value, v in zip(read(read_so, operands), operands, eqn.invars, strict=True)
     ]
     copies = [operands[i].copy(key) for i, key in action.copies]
@@ -43,7 +43,7 @@ def emitted(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     out = action.function(*arrays, *copies)
     results = list(out) if isinstance(out, tuple | list) else [out]
     expected = [
-        with_dtype(v.aval, state.dtype) if state.dtype is not None else v.aval
+        with_dtype(v.aval, state.dtype) if state.dtype is not None else aval_of(v)
         for v, state in zip(eqn.outvars, plan.results, strict=True)
     ]
     found = [(jnp.shape(x), jnp.result_type(x)) for x in results]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..compat import function_name, may_change
+from ..compat import AnyJaxpr, function_name, may_change
 
 
-def check_immutable(closed: Any, avals: Sequence[Any]) -> None:
+def check_immutable(closed: AnyJaxpr, avals: Sequence[Any]) -> None:
     """Raises for an input that JAX lets a trace change, such as a hijax variable of Flax.
 
     Its type alone does not say what it holds, so that no jaxpr can be traced for the type.

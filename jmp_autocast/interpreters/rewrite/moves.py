@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ...policies import FLOAT_DTYPES
-from ..compat import EquationContext, current_name_stack, mark_frames
+from ..compat import EquationContext, JaxprEqn, current_name_stack, mark_frames
 from ..plan.copies import CopyKey
 from ..plan.data import EquationPlan
 from ..plan.float_dtypes import is_in
@@ -24,7 +24,7 @@ mark_frames(__file__)
 _WHOLE = having("whole")
 
 
-def moved(eqn: Any, plan: EquationPlan, operands: Sequence[Any]) -> list[Value]:
+def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Value]:
     """Moves the elements of a source: its 16-bit copy, if asked for, moves the operand's copy.
 
     Args:
@@ -43,7 +43,7 @@ def moved(eqn: Any, plan: EquationPlan, operands: Sequence[Any]) -> list[Value]:
     return as_moved(eqn, plan, operands, results, current_name_stack())
 
 
-def is_move(eqn: Any, plan: EquationPlan) -> bool:
+def is_move(eqn: JaxprEqn, plan: EquationPlan) -> bool:
     """Returns whether an equation makes a new array in the dtype that it was planned in.
 
     The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for.
@@ -56,7 +56,7 @@ def is_move(eqn: Any, plan: EquationPlan) -> bool:
 
 
 def as_moved(
-    eqn: Any, plan: EquationPlan, operands: Sequence[Any], results: Sequence[Any], stack: Any
+    eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any], results: Sequence[Any], stack: Any
 ) -> list[Value]:
     """Returns the results of an equation that moves elements, with the promise of their copies.
 
@@ -96,7 +96,7 @@ def as_moved(
     ]
 
 
-def _moved_copies(eqn: Any, operands: Sequence[Any], dtype: Any) -> Sequence[Any]:
+def _moved_copies(eqn: JaxprEqn, operands: Sequence[Any], dtype: Any) -> Sequence[Any]:
     if eqn.primitive.name == "convert_element_type":
         # A number cast to float32 is cast to 16 bits directly.
         value = operands[0]

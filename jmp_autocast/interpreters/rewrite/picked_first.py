@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..compat import Literal, mark_frames
+from ..compat import JaxprEqn, Literal, mark_frames
 from ..compat.rebuilding import equation_like, variable, with_equations
 from ..plan.data import BIND, Bind, Cast, Emit, EquationPlan, Keep, Move, Plan, ValueState
 from ..plan.float_dtypes import is_narrower
@@ -107,7 +107,7 @@ class _Picking:
 
     # --- elements -------------------------------------------------------------------------------
 
-    def _pick(self, eqn: Any, of: EquationPlan) -> None:
+    def _pick(self, eqn: JaxprEqn, of: EquationPlan) -> None:
         """Adds the equations in place of one that picks."""
         element = self._element(eqn, of, eqn.invars[0], {})
 
@@ -166,7 +166,7 @@ class _Picking:
 
     # --- roundings that XLA keeps ---------------------------------------------------------------
 
-    def _round(self, variables: Sequence[Any], eqn: Any, of: EquationPlan) -> None:
+    def _round(self, variables: Sequence[Any], eqn: JaxprEqn, of: EquationPlan) -> None:
         """Adds the float32 copies of values in 16 bits of which elements are picked.
 
         XLA leaves out a rounding that is followed by a cast back. Where elements of the 16-bit
@@ -191,7 +191,7 @@ class _Picking:
             plan = EquationPlan(BIND, (state,), (self._wide,), (wide,), of.reason)
             self._made.append((rounding, plan))
 
-    def _of_rounded(self, eqn: Any, of: EquationPlan) -> _Planned:
+    def _of_rounded(self, eqn: JaxprEqn, of: EquationPlan) -> _Planned:
         """Returns an equation that reads rounded values in float32."""
         read = _read_in(self._wide, eqn, of)
         if self._rounded.keys().isdisjoint(read):
@@ -205,7 +205,7 @@ class _Picking:
         return eqn.replace(invars=invars), of
 
 
-def _read_in(dtype: np.dtype, eqn: Any, of: EquationPlan) -> list[Any]:
+def _read_in(dtype: np.dtype, eqn: JaxprEqn, of: EquationPlan) -> list[Any]:
     """Returns the variables that an equation reads in another dtype than they have."""
     pairs = zip(eqn.invars, of.operands, strict=True)
     return [v for v, asked in pairs if asked == dtype and not isinstance(v, Literal)]

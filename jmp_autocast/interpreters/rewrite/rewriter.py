@@ -19,6 +19,9 @@ import numpy as np
 from ..after.copies import Copies
 from ..after.views import read_often
 from ..compat import (
+    AnyJaxpr,
+    JaxprEqn,
+    aval_of,
     bind,
     body_of,
     consts_of,
@@ -120,7 +123,7 @@ class Rewriter(KeepsValues):
         self.memo: dict[Any, Any] = {}
         self.known_copies: dict[int, Copies] = {}
 
-    def program(self, plan: Plan, closed: Any, args: Sequence[Any]) -> list[Any]:
+    def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
         """Runs a planned program: `evaluate`, where rules may close over any of its values.
 
         Args:
@@ -166,7 +169,7 @@ class Rewriter(KeepsValues):
         often = read_often(plan)
 
         def made_by(emit: Callable[..., Any]) -> Callable[..., Any]:
-            def step(i: int, eqn: Any, operands: list[Any]) -> Any:
+            def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Any:
                 results = emit(eqn, plan.equations[i], operands)
                 if results is not None:
                     self.closed_over.keep(eqn.outvars, results)
@@ -186,14 +189,16 @@ class Rewriter(KeepsValues):
             shortcut=made_by(self._written),
         )
 
-    def _written(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value] | None:
+    def _written(
+        self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
+    ) -> list[Value] | None:
         return None if self._label else written_again(eqn, plan, operands)
 
-    def _labeled(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+    def _labeled(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         with jax.named_scope(self._label(plan)) if self._label else nullcontext():
             return self.emit_equation(eqn, plan, operands)
 
-    def emit_equation(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+    def emit_equation(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         """Binds one planned equation in the ambient trace.
 
         Args:
@@ -220,7 +225,7 @@ class Rewriter(KeepsValues):
             ]
         return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
 
-    def _inlined(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> list[Any]:
+    def _inlined(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Any]:
         """Emits the equations of a call in its place, and returns what it returns as values."""
         (inner,), (body,) = plan.inner, bodies(eqn)
         pairs = zip(operands, plan.operands, inner.inputs, strict=True)
@@ -230,13 +235,13 @@ class Rewriter(KeepsValues):
         return [
             x
             if d is None and isinstance(x, Value)
-            else Value.of(jnp.asarray(x.read(d), d or v.aval.dtype), state)
+            else Value.of(jnp.asarray(x.read(d), d or aval_of(v).dtype), state)
             for v, x, d, state in zip(
                 eqn.outvars, outputs, inner.output_dtypes, inner.outputs, strict=True
             )
         ]
 
-    def _emit(self, eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
+    def _emit(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Emits the action of a plan, and returns the results as arrays."""
         if self.closed_over.by(eqn):
             plan = self._entered(eqn, plan)
@@ -263,7 +268,7 @@ class Rewriter(KeepsValues):
             case _:
                 return _bound(eqn, plan, operands)
 
-    def _entered(self, eqn: Any, plan: EquationPlan) -> EquationPlan:
+    def _entered(self, eqn: JaxprEqn, plan: EquationPlan) -> EquationPlan:
         """Returns the plan of an equation with plans of its bodies.
 
         Where an inner `autocast` governs there are none: nothing in them changes but their rules.
@@ -283,13 +288,13 @@ class Rewriter(KeepsValues):
         """Whether what is emitted says why, also where nothing changes."""
         return self._label is not None
 
-    def looks_at(self, eqn: Any) -> bool:
+    def looks_at(self, eqn: JaxprEqn) -> bool:
         """Returns whether a rule of an equation is looked into, where nothing in it changes too."""
         reported = self._planned is not None and has_rule(eqn)
         return reported or self.closed_over.by(eqn)
 
     def jaxpr(
-        self, plan: Plan, closed: Any, copies: Sequence[tuple[int, Any]] = (), at: int = 0
+        self, plan: Plan, closed: AnyJaxpr, copies: Sequence[tuple[int, Any]] = (), at: int = 0
     ) -> Any:
         """Returns the rewritten jaxpr of a planned one, made once per plan.
 
@@ -306,7 +311,7 @@ class Rewriter(KeepsValues):
             # JAX 0.10 gives the gradient of a scan's operand the type that the body declares.
             avals = [
                 v.aval
-                if s.dtype is None or s.dtype == v.aval.dtype
+                if s.dtype is None or s.dtype == aval_of(v).dtype
                 else with_dtype(v.aval, s.dtype)
                 for v, s in zip(plan.jaxpr.invars, plan.inputs, strict=True)
             ]
@@ -324,7 +329,9 @@ class Rewriter(KeepsValues):
             self.memo[key] = fresh_make_jaxpr(body, *(types[k] for k in order))
         return self.memo[key]
 
-    def run(self, closed: Any, args: Sequence[Any], wants: Sequence[Any], of: Plan) -> list[Any]:
+    def run(
+        self, closed: AnyJaxpr, args: Sequence[Any], wants: Sequence[Any], of: Plan
+    ) -> list[Any]:
         """Plans and emits a rule of the user's own, which came into being while rewriting.
 
         Args:
@@ -353,7 +360,9 @@ class Rewriter(KeepsValues):
 # --- one function per action ----------------------------------------------------------------
 
 
-def _stored(eqn: Any, plan: EquationPlan, operands: list[Any], keys: Sequence[CopyKey]) -> Value:
+def _stored(
+    eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], keys: Sequence[CopyKey]
+) -> Value:
     """Returns the array that an equation makes of what is stored, with that as its copies."""
     arrays = [value.array for value in operands]
     made = Value.of(bind(eqn.primitive, arrays, eqn.params), plan.results[0])
@@ -361,7 +370,7 @@ def _stored(eqn: Any, plan: EquationPlan, operands: list[Any], keys: Sequence[Co
     return made
 
 
-def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
+def _bound(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     """Binds an equation's primitive; smaller operands are broadcast first if the plan says so."""
     # Kept, or kept inside: bound with the equation's own parameters.
     action = plan.action if isinstance(plan.action, Bind) else Bind()
@@ -378,7 +387,7 @@ def _bound(eqn: Any, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
     return out if eqn.primitive.multiple_results else [out]
 
 
-def _accumulated(eqn: Any, plan: EquationPlan, operands: list[Any], of_sources: bool) -> Any:
+def _accumulated(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], of_sources: bool) -> Any:
     if of_sources:
         factors = [value.factor(d) for value, d in zip(operands, plan.operands, strict=True)]
     else:

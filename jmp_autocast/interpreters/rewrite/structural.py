@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from ..after.copies import Copies, handed_in
-from ..compat import bind, consts_of, mark_frames
+from ..compat import JaxprEqn, bind, consts_of, mark_frames
 from ..plan.data import EquationPlan
 from ..primitives.structure import (
     STRUCTURES,
@@ -31,7 +31,7 @@ mark_frames(__file__)
 
 @rewrites(*(name for name, structure in STRUCTURES.items() if structure.rebind is not None))
 def rebind_bodies(
-    rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]
+    rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
 ) -> Sequence[Any]:
     """Binds an equation with its bodies rewritten, and with 16-bit copies made outside of them.
 
@@ -77,7 +77,7 @@ def _copies_for(body: Body, copied: Copies) -> list[tuple[int, Any]]:
 
 @rewrites("remat_opt")
 def _remat_opt(
-    rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]
+    rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
 ) -> Sequence[Any]:
     """The forward rule of a `custom_vjp` with `optimize_remat`, inlined.
 
@@ -91,7 +91,7 @@ def _remat_opt(
 
 @rewrites("shard_map")
 def _shard_map(
-    rewriter: Rewriter, eqn: Any, plan: EquationPlan, operands: list[Any]
+    rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
 ) -> Sequence[Any]:
     """The public function sets up the mesh axes for the trace of the body."""
     (body,) = bodies(eqn)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...policies import DEFAULT_RULES
-from ..compat import whole_name_stack
+from ..compat import JaxprEqn, whole_name_stack
 from ..compat.staging import staged_as_it_is
 from ..plan.data import EquationPlan, Keep, Move
 from .moves import as_moved, is_move
@@ -16,7 +15,7 @@ _OF_VALUES = frozenset(DEFAULT_RULES)
 
 
 def written_again(
-    eqn: Any, plan: EquationPlan, operands: Sequence[Value | Scalar]
+    eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Value | Scalar]
 ) -> list[Value] | None:
     """Returns the results of an equation that is written as it is, None where it is bound.
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ...policies import FLOAT32, wide_dtype
-from ..compat import Tracer
+from ..compat import JaxprEqn, Tracer, aval_of
 from ..plan.constant_range import ConstantRange
 from ..plan.copies import CopyKey, Tag
 from ..plan.data import EquationPlan, ValueState
@@ -189,7 +189,7 @@ def as_array(x: Any, aval: Any) -> Any:
     return np.asarray(x, aval.dtype) if isinstance(x, bool | int | float | complex) else x
 
 
-def replication(eqn: Any, arrays: Sequence[Any]) -> Callable[[Any], Any]:
+def replication(eqn: JaxprEqn, arrays: Sequence[Any]) -> Callable[[Any], Any]:
     """Returns the function that brings an operand to the size of the result.
 
     Args:
@@ -198,7 +198,7 @@ def replication(eqn: Any, arrays: Sequence[Any]) -> Callable[[Any], Any]:
     """
     if eqn.primitive.name in REPEATS:
         return lambda x: bind_cached(eqn.primitive, [x, *arrays[1:]], eqn.params)
-    aval = eqn.outvars[0].aval
+    aval = aval_of(eqn.outvars[0])
     # The spec of an aval names explicit mesh axes only; without one, JAX decides.
     return _broadcast_to(aval.shape, aval.sharding if any(aval.sharding.spec) else None)
 
