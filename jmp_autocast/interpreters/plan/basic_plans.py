@@ -60,15 +60,8 @@ def as_declared(
     )
 
 
-def in_dtype(at: Place, target: np.dtype, reason: Reason, freshness: int = 0) -> EquationPlan:
-    """Returns the plan in which all float operands are read in, and results are, ``target``.
-
-    Args:
-        at: The equation.
-        target: The dtype.
-        reason: Why it is that dtype.
-        freshness: How far the results are still those of a contraction: see `ValueState`.
-    """
+def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
+    """Returns the plan in which all float operands are read in, and results are, ``target``."""
     floats = at.floats
     operands: list[np.dtype | None] = [None] * len(at.given)
     for i in floats:
@@ -81,7 +74,7 @@ def in_dtype(at: Place, target: np.dtype, reason: Reason, freshness: int = 0) ->
     results = tuple(
         # With its own operands an equation has its own results: a float32 statistic of a 16-bit
         # attention kernel, or the user's preferred_element_type.
-        _computed(dtype if unchanged else target, bound, freshness)
+        _computed(dtype if unchanged else target, bound)
         if (dtype := at.declared(v)) is not None
         else _NOTHING
         for v in at.eqn.outvars
@@ -108,9 +101,9 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
 
 
 @functools.lru_cache(1024)
-def _computed(dtype: np.dtype, bound: float | None, freshness: int) -> ValueState:
+def _computed(dtype: np.dtype, bound: float | None) -> ValueState:
     """One object for equal states: a program of many equations has few."""
-    return ValueState(dtype, integer_bound=bound, freshness=freshness)
+    return ValueState(dtype, integer_bound=bound)
 
 
 def cast_results(plan: EquationPlan, decision: Decision) -> EquationPlan:
@@ -211,11 +204,9 @@ def move_source(at: Place, i: int) -> EquationPlan:
     # Rows looked up by data are activations: they vote when they are full size.
     is_lookup = at.name == "gather" and state.source is Source.PARAM
     source = Source.DATA if is_lookup else state.source
-    repeated = state.is_repeated or (at.name in _REPEATS and is_replicated(at.eqn, i))
     moved = dataclasses.replace(
         state,
         source=source,
-        is_repeated=repeated,
         tag=None if is_lookup or state.tag is None else state.tag.moved(at.name in _WHOLE),
         is_looked_up=state.is_looked_up or is_lookup,
     )

@@ -76,8 +76,6 @@ def cast_states(
         if dtype is None:
             return state
         was_rounded = dtype == wide and is_narrower(state.dtype, wide)
-        return ValueState(
-            dtype, freshness=state.freshness, was_rounded=was_rounded, marks=state.marks
-        )
+        return ValueState(dtype, was_rounded=was_rounded, marks=state.marks)
 
     return list(map(after, given, operands))

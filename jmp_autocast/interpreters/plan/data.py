@@ -44,9 +44,6 @@ class ValueState:
         const_range: The range of a constant's elements, None for anything else.
         loop_invariant: The same in each iteration of the loop around it: its cast belongs outside.
         narrowed_by_user: The program itself has cast it to 16 bits.
-        freshness: 2 for what a contraction computed in 16 bits, since then only moved or summed; 1
-            if it was also scaled; 0 for anything else. A bias added to it is about as large.
-        is_repeated: A source that was repeated along a dimension, such as a bias of Haiku.
         may_be_rounded: A source of bools or bytes, which every float dtype holds, or of elements of
             those, of literals and of numbers within [-1, 1]: also where it is added.
         tag: What another room knows of a parameter, or of what is made of parameters alone.
@@ -63,18 +60,12 @@ class ValueState:
     const_range: ConstantRange | None = None
     loop_invariant: bool = False
     narrowed_by_user: bool = False
-    freshness: int = 0
-    is_repeated: bool = False
     may_be_rounded: bool = False
     tag: Tag | None = None
     is_looked_up: bool = False
     was_rounded: bool = False
     marks: Marks = NONE
     is_widened: bool = False
-
-    def __hash__(self) -> int:
-        # Three fields tell most states apart, in a third of the time: each operand is hashed.
-        return hash((self.dtype, self.known_value, self.freshness))
 
     @property
     def is_computed(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from .basic_plans import (
     in_precision,
     keep,
     move_source,
+    rounded_once,
     without_floats,
 )
 from .data import BIND, Contract, Demand, EquationPlan, Keep, Source, ValueState, Want
@@ -39,9 +41,9 @@ from .equation_view import check_domain, view_of
 from .islands import in_island
 from .reasons import Reason, ReasonCode
 from .region import Place
-from .symbolic_sizes import at_least, element_count
+from .symbolic_sizes import at_least, is_as_large
 from .value_facts import fold
-from .votes import far_literal, freshness, is_harmless, literal_guard, starts_stream, voters
+from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
 
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
@@ -61,83 +63,140 @@ _TENSOR_CORES = Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'")
 _PLAIN = {policy: Decision(policy=policy) for policy in CastPolicy}
 
 
+Decides: TypeAlias = Callable[[Policy, Place], EquationPlan | None]
+"""One link of a chain: the plan of an equation, None where the next one decides."""
+
+
 def plan_equation(policy: Policy, at: Place) -> EquationPlan:
-    """Plans one equation whose primitive has a cast policy.
+    """Plans an ordinary equation: the first of `DECISIONS` that has a plan decides.
 
     Args:
         policy: The policy of the program.
-        at: The equation, and what is known and asked where it stands.
+        at: The equation where it stands.
 
     Returns:
         The plan of the equation.
     """
-    return in_precision(at, _plan_in_dtypes(policy, at), at.region.precision)
+    plan = _first(DECISIONS, policy, at)
+    return in_precision(at, plan, at.region.precision) if at.region.precision else plan
 
 
-def _plan_in_dtypes(policy: Policy, at: Place) -> EquationPlan:
-    """Returns the plan of an equation, with the precision of its product if a rule says one."""
-    name, floats, compute_dtype = at.name, at.floats, at.region.compute_dtype
-    if not floats:
-        return without_floats(at)
-    # A weight is moved in its own dtype and cast where it is read: whether anyone reads it in 16
-    # bits is not known yet, and the 16-bit copy can be moved instead of it.
-    if name in DATA_MOVEMENT and len(floats) == 1 and at.given[floats[0]].source is not None:
-        return move_source(at, floats[0])
+def _first(chain: Sequence[Decides], policy: Policy, at: Place) -> EquationPlan:
+    """Returns the plan of the first link that has one; the last link has always one."""
+    return next(plan for decides in chain if (plan := decides(policy, at)) is not None)
+
+
+# --- every equation -------------------------------------------------------------------------
+
+
+def _has_no_floats(policy: Policy, at: Place) -> EquationPlan | None:
+    """Integers and bools are never cast."""
+    return None if at.floats else without_floats(at)
+
+
+def _moves_a_source(policy: Policy, at: Place) -> EquationPlan | None:
+    """A parameter, an input or a literal is moved in its own dtype, and cast where it is read."""
+    # Whether anyone reads it in 16 bits is not known yet, and the 16-bit copy can be moved instead.
+    if at.name in DATA_MOVEMENT and len(at.floats) == 1:
+        i = at.floats[0]
+        return move_source(at, i) if at.given[i].source is not None else None
+    return None
+
+
+def _stands_in_scope(policy: Policy, at: Place) -> EquationPlan | None:
+    """A scope that names float32 or float64, ``full_precision()`` among them."""
     if at.region.island is not None:
         return in_island(policy, at, not any(is_outside(v, at) for v in at.eqn.invars))
-    if compute_dtype is None:
+    if at.region.compute_dtype is None:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
-    if policy.rule_for(name, at.region.rules)[1] == "unknown":
-        return keep(at, Reason(ReasonCode.UNKNOWN, name))
+    return None
+
+
+def _is_not_ours(policy: Policy, at: Place) -> EquationPlan | None:
+    """What is in another float dtype, or updates by a function of the user's, is kept."""
     # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of
-    # their own, and float16 in a bfloat16 program by somebody who knows its range: none of them is
-    # ours.
+    # their own, and float16 in a bfloat16 program by somebody who knows its range.
     if outside := tuple([i for i, v in enumerate(at.eqn.invars) if is_outside(v, at)]):
         return keep(at, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", outside))
-    if name in _REDISPATCHED and not reading.has_plain_update(at.eqn):
+    if at.name in _REDISPATCHED and not reading.has_plain_update(at.eqn):
         return keep(at, Reason(ReasonCode.KEEP, "the update computation is the user's"))
+    return None
+
+
+def _is_known(policy: Policy, at: Place) -> EquationPlan | None:
+    """What is computed of literals alone is a literal."""
     # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
     # float32 value that votes, and would raise the scores of every attention.
-    known = fold(name, at.given, at.wide) if len(floats) == len(at.given) else None
-    if known is not None and all(s.dtype == at.wide for s in at.given):
-        return folded(at, known)
-    # From here on the rule of the primitive decides; guards and demands are its own concern.
-    decision, origin = _decision(policy, at)
+    if any([state.known_value is None or state.dtype != at.wide for state in at.given]):
+        return None
+    known = fold(at.name, at.given, at.wide)
+    return None if known is None else folded(at, known)
+
+
+def _has_a_rule(policy: Policy, at: Place) -> EquationPlan | None:
+    """The rule of the primitive: ``with_rules``, a registered one, the default; else it is kept."""
+    rule, origin = policy.rule_for(at.name, at.region.rules)
+    if origin == "unknown":
+        return keep(at, Reason(ReasonCode.UNKNOWN, at.name))
+    decision = _PLAIN[rule] if isinstance(rule, CastPolicy) else _decided(rule, at)
     if decision.emit is not None:
         return emitted(at, decision)
-    if decision.policy is CastPolicy.KEEP:
-        plan = keep(at, _KEEP)
-    elif decision.policy is CastPolicy.LOWER_PRECISION_FP:
-        low = _lower(policy, at, guarded=origin != "rules")
-        plan = _accumulating(policy, at, low)
-        if at.region.product is not None and name in _CONTRACTS and _is_rounded(low):
-            plan = cast_results(plan, decision)
-            return at.region.product(at, plan, _contract(policy).of_sources)
-    elif decision.policy is CastPolicy.FP32_APPEND_DTYPE and name in _CONTRACTS:
-        plan = _with_float32_result(policy, _lower(policy, at, guarded=True), _ASKED)
-    elif decision.policy in FULL_POLICIES:
-        plan = in_dtype(at, at.wide, _FULL)
-        is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
-        if is_sum and at.given[floats[0]].narrowed_by_user:
-            # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
-            decision = Decision(policy=decision.policy, output_dtype=compute_dtype)
-    else:
-        plan = _promote(policy, at)
+    plan = _by_policy(policy, at, decision, guarded=origin != "rules")
+    if decision.output_dtype is None and decision.precision is None:
+        return plan
     return in_precision(at, cast_results(plan, decision), decision.precision)
 
 
-def _decision(policy: Policy, at: Place) -> tuple[Decision, str]:
-    """Returns what the rule of an equation decides, and where the rule is from."""
-    rule, origin = policy.rule_for(at.name, at.region.rules)
-    if isinstance(rule, CastPolicy):
-        return _PLAIN[rule], origin
+DECISIONS: tuple[Decides, ...] = (
+    _has_no_floats,
+    _moves_a_source,
+    _stands_in_scope,
+    _is_not_ours,
+    _is_known,
+    _has_a_rule,
+)
+
+
+def _decided(rule: Any, at: Place) -> Decision:
+    """Returns what a function of the user's decides."""
     assert at.region.compute_dtype is not None
     view = view_of(at.eqn, at.given, at.region.names, at.region.compute_dtype)
     decision = apply_rule(rule, view)
     check_domain(decision, at)
     if decision.policy is not None:
         check_obeyed(at.name, decision.policy)
-    return decision, origin
+    return decision
+
+
+def _by_policy(policy: Policy, at: Place, decision: Decision, guarded: bool) -> EquationPlan:
+    """Returns the plan that a cast policy says, before what else the rule decides.
+
+    Args:
+        policy: The policy of the program.
+        at: The equation.
+        decision: What the rule decided.
+        guarded: `GUARDS` may keep a product in float32; not so where the user's own rule lowers it.
+    """
+    contracts = at.name in _CONTRACTS
+    if decision.policy is CastPolicy.KEEP:
+        return keep(at, _KEEP)
+    if decision.policy is CastPolicy.LOWER_PRECISION_FP:
+        low = _lower(policy, at, guarded)
+        plan = _accumulating(policy, at, low)
+        if at.region.product is not None and contracts and _is_rounded(low):
+            plan = cast_results(plan, decision)
+            return at.region.product(at, plan, _contract(policy).of_sources)
+        return plan
+    if decision.policy is CastPolicy.FP32_APPEND_DTYPE and contracts:
+        return _with_float32_result(policy, _lower(policy, at, guarded=True), _ASKED)
+    if decision.policy in FULL_POLICIES:
+        plan = in_dtype(at, at.wide, _FULL)
+        is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
+        if is_sum and at.given[at.floats[0]].narrowed_by_user:
+            # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
+            return rounded_once(plan, at.compute_dtype, plan.reason)
+        return plan
+    return _first(PROMOTIONS, policy, at)
 
 
 def is_outside(v: Any, at: Place) -> bool:
@@ -169,72 +228,76 @@ def _because(code: ReasonCode, want: Want) -> Reason:
 
 
 def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
-    """Returns the plan in the compute dtype, unless the user or a value asks for float32.
-
-    Args:
-        policy: The policy of the program.
-        at: The equation.
-        guarded: A literal that the compute dtype cannot hold, or positions, keep the equation in
-            float32; not so where the user's own rule lowers it.
-    """
-    compute_dtype, floats = at.region.compute_dtype, at.floats
-    assert compute_dtype is not None
+    """Returns the plan in the compute dtype, unless the user or a guard asks for float32."""
     contracts = at.name in _CONTRACTS
-    # What exceeds bfloat16 (3.4e38, as float32) makes a product exceed float32: weights are not
-    # searched for it. float16 ends at 65,504.
-    if guarded and (compute_dtype == np.float16 or not contracts):
-        reason = literal_guard(at.given, floats, compute_dtype)
-        if reason is not None:
-            return in_dtype(at, at.wide, reason)
-    if not contracts:
-        return in_dtype(at, compute_dtype, _LOW)
-    if (precision := reading.asked_precision(at.eqn)) is not None:
-        return keep(at, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
-    if floats[:2] != [0, 1]:
-        return keep(at, Reason(ReasonCode.DOMAIN, "an operand is no float"))
-    if at.declared(at.eqn.outvars[0]) is None:
-        return keep(at, Reason(ReasonCode.DOMAIN, "the result has another dtype"))
-    if guarded and _is_product_of_elements(at):
-        return _promote(policy, at)
-    for i in floats[:2] if guarded else ():
-        # An angle is a position times a frequency. Even a position that bfloat16 holds exactly,
-        # 255, gives an angle that is rounded by half a radian.
-        if (bound := at.given[i].integer_bound) is not None and _holds_positions(at, bound):
-            reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-            return in_dtype(at, at.wide, reason)
+    if contracts and (plan := _asked(at)) is not None:
+        return plan
+    for guard in GUARDS if guarded else ():
+        if (plan := guard(policy, at)) is not None:
+            return plan
     # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; what is lost is
     # the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
-    plan = in_dtype(at, compute_dtype, _LOW, freshness=2)
+    plan = in_dtype(at, at.compute_dtype, _LOW)
     # jnp.matmul records the dtype of its operands: the wide one is a request only of others.
-    declared_low = all(at.eqn.invars[i].aval.dtype == compute_dtype for i in floats)
-    if reading.preferred_dtype(at.eqn) == at.wide and declared_low:
+    declared_low = all(at.eqn.invars[i].aval.dtype == at.compute_dtype for i in at.floats)
+    if contracts and declared_low and reading.preferred_dtype(at.eqn) == at.wide:
         results = tuple(ValueState(at.wide) for _ in plan.results)
         action = plan.action if isinstance(plan.action, Keep) else BIND
         return dataclasses.replace(plan, results=results, action=action)
     return plan
 
 
-def _is_product_of_elements(at: Place) -> bool:
-    """Whether a contraction sums nothing and makes more than it reads: `einsum("t,d->td")`.
+def _asked(at: Place) -> EquationPlan | None:
+    """Returns the plan of a product that the program says more of than its operands."""
+    if (precision := reading.asked_precision(at.eqn)) is not None:
+        return keep(at, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
+    if at.floats[:2] != [0, 1]:
+        return keep(at, Reason(ReasonCode.DOMAIN, "an operand is no float"))
+    if at.declared(at.eqn.outvars[0]) is None:
+        return keep(at, Reason(ReasonCode.DOMAIN, "the result has another dtype"))
+    return None
 
-    There is nothing for a matrix unit to add up, and the products are what a `mul` would make:
-    angles of positions, where rounding a position of 1,000 turns the angle by 2 radians.
-    """
-    result = element_count(at.eqn.outvars[0])
-    grows = not any(at_least(element_count(v), result) for v in at.eqn.invars[:2])
+
+def _exceeds_the_range(policy: Policy, at: Place) -> EquationPlan | None:
+    """A literal or a constant that the compute dtype turns into infinity, 0, 1 or -1."""
+    # What exceeds bfloat16 (3.4e38, as float32) makes a product exceed float32: weights are not
+    # searched for it. float16 ends at 65,504.
+    if at.name in _CONTRACTS and at.compute_dtype != np.float16:
+        return None
+    reason = literal_guard(at.given, at.floats, at.compute_dtype)
+    return None if reason is None else in_dtype(at, at.wide, reason)
+
+
+def _sums_nothing(policy: Policy, at: Place) -> EquationPlan | None:
+    """A contraction that sums nothing and makes more than it reads promotes, as a `mul` does."""
+    # `einsum("t,d->td")`: there is nothing for a matrix unit to add up, and the products may be
+    # angles of positions, where rounding a position of 1,000 turns the angle by 2 radians.
+    if at.name not in _CONTRACTS or any(
+        is_as_large(v, at.eqn.outvars[0]) for v in at.eqn.invars[:2]
+    ):
+        return None
     depth = reading.reduction_depth(at.eqn)
-    return grows and at_least(1, depth) and at_least(depth, 1)
+    sums_nothing = at_least(1, depth) and at_least(depth, 1)
+    return _first(PROMOTIONS, policy, at) if sums_nothing else None
 
 
-def _holds_positions(at: Place, bound: float) -> bool:
-    """Whether integers up to a bound, of which a contraction sums products, are positions.
+def _reads_positions(policy: Policy, at: Place) -> EquationPlan | None:
+    """A contraction of integers that count something: positions."""
+    # An angle is a position times a frequency. Even a position that bfloat16 holds exactly, 255,
+    # gives an angle that is rounded by half a radian. Those that are counted in the program are
+    # positions; integers from outside are where at most three are summed (x, y, z): more are a
+    # mask, one-hot rows, an adjacency or a weight.
+    for i in (0, 1) if at.name in _CONTRACTS else ():
+        bound = at.given[i].integer_bound
+        if bound is None:
+            continue
+        if at_least(3, reading.reduction_depth(at.eqn)) if bound == math.inf else bound > 1:
+            reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
+            return in_dtype(at, at.wide, reason)
+    return None
 
-    Those that are counted in the program are. Integers from outside are where at most three are
-    summed (x, y, z): more are a mask, one-hot rows, an adjacency or a weight.
-    """
-    if bound == math.inf:
-        return at_least(3, reading.reduction_depth(at.eqn))
-    return bound > 1
+
+GUARDS: tuple[Decides, ...] = (_exceeds_the_range, _sums_nothing, _reads_positions)
 
 
 def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan:
@@ -282,50 +345,53 @@ def _is_rounded(plan: EquationPlan) -> bool:
 # --- PROMOTE --------------------------------------------------------------------------------
 
 
-def _promote(policy: Policy, at: Place) -> EquationPlan:
-    """Returns the plan in the widest dtype among the operands that vote."""
-    compute_dtype, floats = at.region.compute_dtype, at.floats
-    assert compute_dtype is not None
-    if at.accumulates and not policy.data_abstains:
-        return in_dtype(at, at.wide, _ACCUMULATES)
-    # The readers come first: a value that all of them read in another dtype would be cast for each,
-    # and what the cast loses in 16 bits is lost to a reader that has the digits to use it.
+def _is_accumulator(policy: Policy, at: Place) -> EquationPlan | None:
+    """A value that is added to, or multiplied, again and again is float32 (not at "compute")."""
+    accumulates = at.accumulates and not policy.data_abstains
+    return in_dtype(at, at.wide, _ACCUMULATES) if accumulates else None
+
+
+def _readers_agree(policy: Policy, at: Place) -> EquationPlan | None:
+    """What the readers ask for: see below."""
+    # They come before the votes: a value that all of them read in another dtype would be cast for
+    # each, and what the cast loses in 16 bits is lost to a reader that has the digits to use it.
     for want in at.wants:
         if want.demand is Demand.FULL:
             code = ReasonCode.LOG_GUARD if at.name in _SATURATES else ReasonCode.FEEDER
             return in_dtype(at, at.wide, _because(code, want))
-        if want.demand is Demand.LOW and literal_guard(at.given, floats, compute_dtype) is None:
-            return in_dtype(at, compute_dtype, _because(ReasonCode.CLEAR_NARROW, want))
-    # Nobody asked, or it cannot follow: the widest voter decides, as in PyTorch and NumPy.
-    votes = voters(policy, compute_dtype, at.eqn, at.given, floats)
+        is_held = literal_guard(at.given, at.floats, at.compute_dtype) is None
+        if want.demand is Demand.LOW and is_held:
+            return in_dtype(at, at.compute_dtype, _because(ReasonCode.CLEAR_NARROW, want))
+    return None
+
+
+def _voters_decide(policy: Policy, at: Place) -> EquationPlan | None:
+    """The widest operand that votes, as in PyTorch and NumPy; what has no voter is a source."""
+    given, floats = at.given, at.floats
+    votes = voters(policy, at)
     if not votes:
-        # What a literal takes out of the range of 16 bits is computed: no cast may follow.
-        reason = literal_guard(at.given, floats, compute_dtype)
-        if reason is not None:
-            return in_dtype(at, at.wide, reason)
-        # With `dtype=` by hand a residual stream is 16 bits from the embedding on.
-        if policy.data_abstains and starts_stream(at.name, at.given, floats):
-            return in_dtype(at, compute_dtype, _ROWS)
-        return _of_sources(at, floats)
+        return _of_sources(policy, at)
     # A value that the program itself declares in 16 bits stays there, at every level.
     declared_full = any(at.eqn.invars[i].aval.dtype == at.wide for i in votes)
     if policy.level == "tensor_cores" and declared_full and at.name not in DATA_MOVEMENT:
         return in_dtype(at, at.wide, _TENSOR_CORES)
     target = _common_dtype(at, votes)
     if target == at.wide:
-        by = next((i for i in votes if at.given[i].dtype == at.wide), votes[0])
-        source = at.given[by].source
+        by = next((i for i in votes if given[i].dtype == at.wide), votes[0])
+        source = given[by].source
         what = "computed" if source is None else f"a {source.value} source"
         cause = f"operand {by} is {target}, {what}"
         return in_dtype(at, target, Reason(ReasonCode.PROMOTE_FULL, cause, (by,)))
-    reason = literal_guard(at.given, floats, target)
+    reason = literal_guard(given, floats, target)
     if reason is None and not policy.data_abstains:
-        reason = far_literal(at.name, at.given, floats, target)
+        reason = far_literal(at.name, given, floats, target)
     if reason is not None:
         return in_dtype(at, at.wide, reason)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
-    low = Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes))
-    return in_dtype(at, target, low, freshness(at.eqn, at.given, floats))
+    return in_dtype(at, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
+
+
+PROMOTIONS: tuple[Decides, ...] = (_is_accumulator, _readers_agree, _voters_decide)
 
 
 def _common_dtype(at: Place, positions: Sequence[int]) -> np.dtype:
@@ -336,28 +402,26 @@ def _common_dtype(at: Place, positions: Sequence[int]) -> np.dtype:
     return dtype
 
 
-def _of_sources(at: Place, floats: Sequence[int]) -> EquationPlan:
+def _of_sources(policy: Policy, at: Place) -> EquationPlan:
     """What is made of sources alone is a source: it waits in its own dtype for who uses it."""
+    floats, given = at.floats, at.given
+    # What a literal takes out of the range of 16 bits is computed: no cast may follow.
+    reason = literal_guard(given, floats, at.compute_dtype)
+    if reason is not None:
+        return in_dtype(at, at.wide, reason)
+    # With `dtype=` by hand a residual stream is 16 bits from the embedding on.
+    if policy.data_abstains and starts_stream(at.name, given, floats):
+        return in_dtype(at, at.compute_dtype, _ROWS)
     # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.
-    kinds = {at.given[i].source for i in floats}
+    kinds = {given[i].source for i in floats}
     order = (Source.DATA, Source.PARAM, Source.CONST)
     source = next((kind for kind in order if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
     plan = in_dtype(at, _common_dtype(at, floats), reason)
     # One of small numbers is a small number: `where(mask, 1.0, 0.0)`.
-    harmless = at.name in _SELECTS and all(is_harmless(at.given[i]) for i in floats)
-    tags = [s.tag for s in at.given if s.tag is not None and source is Source.PARAM]
+    harmless = at.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
+    tags = [s.tag for s in given if s.tag is not None and source is Source.PARAM]
     tag = tags[0].moved(is_whole=False) if tags else None
-    results = tuple(
-        ValueState(
-            s.dtype,
-            source,
-            integer_bound=s.integer_bound,
-            may_be_rounded=harmless,
-            tag=tag,
-        )
-        if s.dtype is not None
-        else s
-        for s in plan.results
-    )
+    made = functools.partial(dataclasses.replace, source=source, may_be_rounded=harmless, tag=tag)
+    results = tuple(s if s.dtype is None else made(s) for s in plan.results)
     return dataclasses.replace(plan, results=results)

@@ -25,12 +25,14 @@ from ..compat import Literal, body_of
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import having
 from .returning_carries import accumulating_carries
-from .symbolic_sizes import at_least, element_count
+from .symbolic_sizes import is_as_large
 
 _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
 _MOVES = having("moves")
-_CONVOLVES = "conv_general_dilated"
+_CONTRACTS = having("contracts")
+_DAMPS = having("damps")  # the result is no longer made element by element
+_KEEPS_FRESH = having("shifts") | {"neg", "select_n", "concatenate"}
 MOST_FACTORS = 2
 
 
@@ -45,6 +47,8 @@ class Marks(NamedTuple):
         scaled: The last of those was a factor that is given: it may be small beside others.
         spread: Smaller values are repeated in it: a bias.
         given: An input or a constant of the program, or elements of one.
+        fresh: 2 where a contraction made it, since then only moved or summed; 1 where it was scaled
+            as well. A bias that is added to it is about as large.
     """
 
     summed: bool = False
@@ -54,19 +58,13 @@ class Marks(NamedTuple):
     scaled: bool = False
     spread: bool = False
     given: bool = False
+    fresh: int = 0
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
-        """Returns what holds of one of several branches; of a convolution, what holds of all."""
-        return cls(
-            any([m.summed for m in several]),
-            max([m.factors for m in several]),
-            any([m.multiplied for m in several]),
-            all([m.convolved for m in several]),
-            any([m.scaled for m in several]),
-            all([m.spread for m in several]),
-            all([m.given for m in several]),
-        )
+        """Returns what holds of one of several branches, or of all where that says less."""
+        some, every = zip(*several, strict=True), (3, 5, 6, 7)
+        return cls(*[(min if i in every else max)(found) for i, found in enumerate(some)])
 
 
 NONE = Marks()
@@ -94,7 +92,7 @@ def marks_of(jaxpr: Any, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         if eqn.primitive.name in STRUCTURES:
             found = _of_structure(eqn, marks, memo)
         else:
-            found = [_of_result(eqn, marks)] * len(eqn.outvars)
+            found = [_of_result(eqn, of(marks, eqn.invars))] * len(eqn.outvars)
         marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
     memo[key] = marks
     return marks
@@ -105,23 +103,26 @@ def of(marks: AllMarks, atoms: Sequence[Any]) -> list[Marks]:
     return [NONE if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
 
 
-def full_size(eqn: Any, marks: AllMarks) -> list[Any]:
-    """Returns the operands that are as large as the result, and no smaller values repeated."""
+def full_size(eqn: Any, made: Sequence[Marks]) -> list[int]:
+    """Returns the operands that are as large as the result, and no smaller values repeated.
+
+    Args:
+        eqn: The equation.
+        made: The marks of its operands.
+    """
     shape = eqn.outvars[0].aval.shape
-    return [
-        v
-        for v in eqn.invars
-        if not isinstance(v, Literal) and v.aval.shape == shape and not marks.get(v, NONE).spread
-    ]
+    pairs = enumerate(zip(eqn.invars, made, strict=True))
+    is_literal = [isinstance(v, Literal) for v in eqn.invars]
+    return [i for i, (v, m) in pairs if not (is_literal[i] or m.spread) and v.aval.shape == shape]
 
 
-def adds(eqn: Any, marks: AllMarks) -> list[Any]:
+def adds(eqn: Any, made: Sequence[Marks]) -> list[int]:
     """Returns the operands of a sum that belongs to chains, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
     # What is given votes by itself; beside a bias of one example there is no second sum.
-    summands = [v for v in full_size(eqn, marks) if not marks.get(v, NONE).given]
-    return summands if len(summands) == 2 and not is_convolved(of(marks, summands)) else []
+    summands = [i for i in full_size(eqn, made) if not made[i].given]
+    return summands if len(summands) == 2 and not is_convolved([made[i] for i in summands]) else []
 
 
 def is_convolved(summands: Sequence[Marks]) -> bool:
@@ -129,75 +130,73 @@ def is_convolved(summands: Sequence[Marks]) -> bool:
     return bool(summands) and all(m.convolved and not m.scaled for m in summands)
 
 
-def is_convolved_sum(eqn: Any, marks: AllMarks) -> bool:
+def is_convolved_sum(eqn: Any, made: Sequence[Marks]) -> bool:
     """Returns whether an equation is a sum in the stream of a convolutional network."""
     if eqn.primitive.name not in _SUMS:
         return False
-    summands = full_size(eqn, marks)
-    return len(summands) == 2 and is_convolved(of(marks, summands))
+    summands = full_size(eqn, made)
+    return len(summands) == 2 and is_convolved([made[i] for i in summands])
 
 
-def accumulates(eqn: Any, marks: AllMarks, is_added: bool) -> bool:
+def accumulates(eqn: Any, made: Sequence[Marks], is_added: bool) -> bool:
     """Returns whether an equation computes an accumulator.
 
     Args:
         eqn: The equation.
-        marks: The marks of the variables of its jaxpr.
+        made: The marks of its operands.
         is_added: Its result is a summand of another sum.
     """
     if eqn.primitive.name == "mul":
-        return _factors(eqn, marks) > MOST_FACTORS
-    summands = adds(eqn, marks)
-    return bool(summands) and (is_added or any([m.summed for m in of(marks, summands)]))
+        return _factors(eqn, made) > MOST_FACTORS
+    summands = adds(eqn, made)
+    return bool(summands) and (is_added or any([made[i].summed for i in summands]))
 
 
-def _factors(eqn: Any, marks: AllMarks) -> int:
+def _factors(eqn: Any, made: Sequence[Marks]) -> int:
     if eqn.invars[0] is eqn.invars[1]:  # a square, as in a norm, is no chain
         return 0
-    found = of(marks, full_size(eqn, marks))
-    return 1 + max([m.factors for m in found]) if len(found) == 2 else 0
+    found = full_size(eqn, made)
+    return 1 + max([made[i].factors for i in found]) if len(found) == 2 else 0
 
 
-def _of_result(eqn: Any, marks: AllMarks) -> Marks:
+def _of_result(eqn: Any, made: Sequence[Marks]) -> Marks:
     name = eqn.primitive.name
-    if name == _CONVOLVES:
-        return Marks(convolved=True)
-    given = of(marks, eqn.invars)
-    if name == "broadcast_in_dim" and not at_least(
-        element_count(eqn.invars[0]), element_count(eqn.outvars[0])
-    ):
-        return Marks(spread=True, given=given[0].given)
+    if name in _CONTRACTS:
+        return Marks(convolved=name == "conv_general_dilated", fresh=2)
+    if name == "broadcast_in_dim" and not is_as_large(eqn.invars[0], eqn.outvars[0]):
+        return Marks(spread=True, given=made[0].given, fresh=made[0].fresh)
     if name in _MOVES or name == "convert_element_type":
-        return given[0]
+        return made[0]
     is_mul = name == "mul"
-    if not (is_mul or name in _SUMS or any([m is not NONE for m in given])):
+    if not (is_mul or name in _SUMS or any([m is not NONE for m in made])):
         return NONE
-    if len(eqn.outvars) != 1 or name in _OPAQUE:
+    if len(eqn.outvars) != 1 or name in _DAMPS:
         return NONE
-    large_ones = full_size(eqn, marks)
-    large = of(marks, large_ones)
-    small = [v for v in eqn.invars if not any([v is w for w in large_ones])]
+    at = full_size(eqn, made)
+    large = [made[i] for i in at]
+    small = [i for i in range(len(made)) if i not in at]
     passes = name in _CHEAP
-    factors = max([m.factors for m in given])
+    factors = max([m.factors for m in made])
     if is_mul and len(large) == 2:
-        factors = min(MOST_FACTORS, _factors(eqn, marks))
+        factors = min(MOST_FACTORS, _factors(eqn, made))
     scaled = any([m.scaled for m in large])
+    is_given = [isinstance(v, Literal) or m.given for v, m in zip(eqn.invars, made, strict=True)]
     if small and name in ("mul", "div"):
-        scaled = any([isinstance(v, Literal) or marks.get(v, NONE).given for v in small])
+        scaled = any([is_given[i] for i in small])
     elif small and name in ("add", "sub"):
         scaled = False
+    fresh = max([m.fresh for m in made]) if name in _KEEPS_FRESH else 0
+    if name in ("mul", "div") and any(is_given):
+        fresh = min(1, max([m.fresh for m in made]))
     return Marks(
-        summed=bool(adds(eqn, marks)) or (passes and any([m.summed for m in given])),
+        summed=bool(adds(eqn, made)) or (passes and any([m.summed for m in made])),
         factors=factors if passes else 0,
         multiplied=is_mul,
         convolved=bool(large) and all([m.convolved for m in large]),
         scaled=scaled,
-        spread=passes and bool(given) and all([m.spread for m in given]),
+        spread=passes and bool(made) and all([m.spread for m in made]),
+        fresh=fresh,
     )
-
-
-# Their results are no longer made element by element.
-_OPAQUE = having("contracts") | having("damps")
 
 
 def _of_structure(eqn: Any, marks: AllMarks, memo: Memo) -> list[Marks]:

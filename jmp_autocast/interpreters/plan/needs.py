@@ -20,7 +20,7 @@ from ..primitives.reading import (
 )
 from ..primitives.structure import STRUCTURES, bodies
 from ..primitives.traits import having
-from .marks import MOST_FACTORS, AllMarks, Memo, accumulated_in, adds, inputs_of, marks_of, of
+from .marks import MOST_FACTORS, Marks, Memo, accumulated_in, adds, inputs_of, marks_of, of
 
 
 class Need(enum.IntFlag):
@@ -63,16 +63,16 @@ _KEEPS_NEAR_1 = _MULTIPLIES_ALL | {"reduce_sum", "cumsum", "reduce_window_sum", 
 
 
 class At(NamedTuple):
-    """An equation, and what is known of its jaxpr when its row is asked.
+    """An equation, and what is known of it when its rows are asked.
 
     Args:
         eqn: The equation.
-        marks: The marks of all variables.
+        made: The marks of its operands.
         need: What its results are needed for.
     """
 
     eqn: Any
-    marks: AllMarks
+    made: Sequence[Marks]
     need: Need
 
 
@@ -95,14 +95,13 @@ def _factors(at: At) -> Sequence[Any]:
     def is_factor_of(m: Any) -> bool:
         return m.factors >= MOST_FACTORS or (is_added and m.summed)
 
-    ma, mb = of(at.marks, (a, b))
+    ma, mb = at.made
     found = [v for v, m in ((a, mb), (b, ma)) if is_factor_of(m)]
     return [v for v in found if not isinstance(v, Literal)]
 
 
 def _cancelled(at: At) -> Sequence[Any]:
-    found = of(at.marks, at.eqn.invars)
-    return at.eqn.invars if any([m.multiplied for m in found]) else ()
+    return at.eqn.invars if any([m.multiplied for m in at.made]) else ()
 
 
 class Row(NamedTuple):
@@ -172,7 +171,7 @@ ROWS = (
     Row(
         Need.ADDED,
         _SUMS | {"sub"},
-        lambda at: adds(at.eqn, at.marks),
+        lambda at: [at.eqn.invars[i] for i in adds(at.eqn, at.made)],
         _CHEAP,
         "of 24 branches of 1e-3 a stream in bfloat16 lost 83 %",
     ),
@@ -244,7 +243,7 @@ def needs_of(jaxpr: Any, outputs: Sequence[Need], memo: Memo, inputs: Sequence[A
         if name not in _SUMS:
             add(eqn.invars, Need.BEYOND_SUMS)
         for row in _ASKED.get(name, ()):
-            add(row.operands(At(eqn, marks, of_results)), row.need)
+            add(row.operands(At(eqn, of(marks, eqn.invars), of_results)), row.need)
     # `associative_scan` begins so: a product of neighbors. No equation says how many factors.
     for v in _own_factors(jaxpr):
         needs[v] = needs.get(v, NOTHING) | Need.NEIGHBOR

@@ -5,7 +5,6 @@ How the equations of one jaxpr are gone over is in `sweeps`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +21,10 @@ from .data import EquationPlan, Plan, Source, ValueState, Want
 from .equation import plan_equation
 from .float_dtypes import float_dtype, is_in
 from .islands import leaving, outside, returned
-from .kinds import kind_of
-from .marks import AllMarks, Memo
-from .needs import Needs
+from .marks import Memo
 from .products import products_of
 from .region import Place
-from .rounded_streams import RoundedStreams
+from .rounded_streams import rounded_stream
 from .structural import plan_structural, planning_rule
 from .sweeps import Sweeps
 from .value_facts import literal_state
@@ -53,12 +50,8 @@ class Planner:
         self.policy = policy
         self._wide = policy.wide_dtype
         self._plans: dict[Any, tuple[Any, Plan]] = {}
-        self._kinds: dict[tuple[Any, ...], Plan] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
         self.memo: Memo = {}
-        # At level "tensor_cores" nothing but contractions rounds.
-        rounds = policy.level != "tensor_cores"
-        self._streams = RoundedStreams(policy) if rounds else None
         # Whether a function with a derivative or batching rule of the user's own was planned.
         self.has_rules: bool = False
         self._products = products_of(policy)
@@ -122,20 +115,8 @@ class Planner:
         if planned is None:
             # The scopes are part of the question only as far as the policy looks at them:
             # `Regions`. The jaxpr is kept alive with its plan, or another could get its id.
-            planned = self._plans[key] = (jaxpr, self._plan_of_kind(jaxpr, *question))
+            planned = self._plans[key] = (jaxpr, self._plan(jaxpr, *question))
         return planned[1]
-
-    def _plan_of_kind(self, jaxpr: Any, *question: Any) -> Plan:
-        """Plans a jaxpr, unless one of its kind was planned; each has a plan of its own."""
-        # A rule function may look at the source line, another room at one equation.
-        kind = None if self._rule_functions or self._products else kind_of(jaxpr)
-        if kind is None:
-            return self._plan(jaxpr, *question)
-        key = (kind, *question)
-        twin = self._kinds.get(key)
-        if twin is None:
-            twin = self._kinds[key] = self._plan(jaxpr, *question)
-        return dataclasses.replace(twin, jaxpr=body_of(jaxpr))
 
     def _plan(
         self,
@@ -183,18 +164,9 @@ class Planner:
         """Returns the precision in force where an equation stands."""
         return self.regions.at(path, eqn)
 
-    def plan_at(self, place: Place, needs: Needs, marks: AllMarks) -> EquationPlan:
-        """Plans an equation where it stands, with what follows from where it stands.
-
-        Args:
-            place: The equation where it stands.
-            needs: What each value of its jaxpr is needed for.
-            marks: How each is made.
-        """
-        plan, dtype = self._plan_equation(place), place.region.compute_dtype
-        if self._streams is not None and dtype is not None:
-            plan = self._streams.follow(needs, marks, place.eqn, plan, dtype)
-        return plan
+    def plan_at(self, at: Place) -> EquationPlan:
+        """Plans an equation where it stands, with what follows from where it stands."""
+        return rounded_stream(self.policy, at, self._plan_equation(at))
 
     def _plan_equation(self, at: Place) -> EquationPlan:
         if (beyond := outside(at)) is not at:
@@ -229,6 +201,7 @@ class Planner:
             region.island,
             at.accumulates,
             *at.given,
+            *[(m.fresh, m.spread) for m in at.made],
             *[v.aval for v in eqn.invars],
             *eqn.params,
             *eqn.params.values(),

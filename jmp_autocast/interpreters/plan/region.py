@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from ..regions import Region
 from .data import ValueState, Want
 from .float_dtypes import float_dtype
+from .marks import Marks
+from .needs import NOTHING, Need
 
 
 class Place(NamedTuple):
@@ -19,6 +22,8 @@ class Place(NamedTuple):
         given: What is known of each operand.
         region: The precision of the scope that the equation is in.
         wants: What the readers of each result ask for; empty if no sweep said.
+        made: The marks of its operands.
+        need: What its first result is needed for.
         accumulates: It computes an accumulator: `marks`.
     """
 
@@ -26,12 +31,20 @@ class Place(NamedTuple):
     given: tuple[ValueState, ...]
     region: Region
     wants: tuple[Want, ...] = ()
+    made: Sequence[Marks] = ()
+    need: Need = NOTHING
     accumulates: bool = False
 
     @property
     def name(self) -> str:
         """The name of the equation's primitive."""
         return self.eqn.primitive.name
+
+    @property
+    def compute_dtype(self) -> np.dtype:
+        """The dtype of matmuls here, where anything is lowered."""
+        assert self.region.compute_dtype is not None
+        return self.region.compute_dtype
 
     @property
     def wide(self) -> np.dtype:

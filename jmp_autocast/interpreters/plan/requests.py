@@ -19,10 +19,11 @@ from ..primitives.picking import picks
 from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, Source, ValueState, Want
 from .float_dtypes import is_narrower
-from .marks import AllMarks, is_convolved_sum
+from .marks import is_convolved_sum
 from .needs import GUARDED, HARMED, LOST, NOTHING, Need, Needs
 from .readers import Readers, Reads
 from .reasons import ReasonCode
+from .region import Place
 from .symbolic_sizes import at_least, element_count
 
 _CLEARS = having("clears")
@@ -40,34 +41,37 @@ class Maker(NamedTuple):
     """An equation that may be asked.
 
     Args:
-        eqn: The equation, which has no jaxpr inside.
+        at: The equation where it stands; it has no jaxpr inside.
         plan: Its plan so far.
         reads: How its first result is read.
-        need: What that is needed for.
-        computed: How many of its operands are computed.
         policy: The policy of the program.
-        states: What is known of each value.
-        marks: How each value is made.
     """
 
-    eqn: Any
+    at: Place
     plan: EquationPlan
     reads: Reads
-    need: Need
-    computed: int
     policy: Policy
-    states: Mapping[Any, ValueState]
-    marks: AllMarks
 
     @property
     def name(self) -> str:
         """The name of its primitive."""
-        return self.eqn.primitive.name
+        return self.at.name
+
+    @property
+    def need(self) -> Need:
+        """What its first result is needed for."""
+        return self.at.need
+
+    @property
+    def computed(self) -> int:
+        """How many of its operands are computed, each counted once."""
+        pairs = zip(self.at.eqn.invars, self.at.given, strict=True)
+        return len({v for v, state in pairs if state.is_computed})
 
     @property
     def is_low(self) -> bool:
         """Whether its result is narrower than the wide dtype."""
-        return is_narrower(self.plan.results[0].dtype, self.policy.wide_dtype)
+        return is_narrower(self.plan.results[0].dtype, self.at.wide)
 
     def asks(self, demand: Demand, reader: str) -> Want:
         """Returns what is asked of it."""
@@ -77,60 +81,60 @@ class Maker(NamedTuple):
 # --- who asks, in this order ----------------------------------------------------------------
 
 
-def _becomes_whole(at: Maker) -> Want | None:
+def _becomes_whole(it: Maker) -> Want | None:
     """What becomes an integer: half a unit in the last place would be a whole one."""
-    if at.need & Need.SNAP and at.is_low:
-        return at.asks(Demand.FULL, "what rounds it to an integer")
+    if it.need & Need.SNAP and it.is_low:
+        return it.asks(Demand.FULL, "what rounds it to an integer")
     return None
 
 
-def _is_neighbor(at: Maker) -> Want | None:
+def _is_neighbor(it: Maker) -> Want | None:
     """What is multiplied with its own elements, as in an `associative_scan`."""
-    if at.need & Need.NEIGHBOR and at.is_low:
-        return at.asks(Demand.FULL, "a product of its elements")
+    if it.need & Need.NEIGHBOR and it.is_low:
+        return it.asks(Demand.FULL, "a product of its elements")
     return None
 
 
-def _is_near_1(at: Maker) -> Want | None:
+def _is_near_1(it: Maker) -> Want | None:
     """A sigmoid or `erf` whose distance to 1 counts, however it is read."""
     # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1.
-    if at.need & Need.NEAR_1 and at.name in _GATES and at.is_low:
-        return at.asks(Demand.FULL, "its difference from 1")
+    if it.need & Need.NEAR_1 and it.name in _GATES and it.is_low:
+        return it.asks(Demand.FULL, "its difference from 1")
     return None
 
 
-def _all_readers(at: Maker) -> Want | None:
+def _all_readers(it: Maker) -> Want | None:
     """What all readers read in the other dtype: float32 costs nothing, and 16 bits move less."""
-    demand, wide = at.reads.demand, at.policy.wide_dtype
-    differs = demand is not Demand.of(at.plan.results[0].dtype, wide)
+    demand, wide = it.reads.demand, it.at.wide
+    differs = demand is not Demand.of(it.plan.results[0].dtype, wide)
     if demand in (Demand.LOW, Demand.FULL) and differs:
-        return at.asks(demand, at.reads.first)
+        return it.asks(demand, it.reads.first)
     return None
 
 
-def _one_full_reader(at: Maker) -> Want | None:
+def _one_full_reader(it: Maker) -> Want | None:
     """What loses digits for one of its readers is computed in float32 once, and cast for others.
 
     `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 where the difference is
     rounded. So is a tanh whose ``log(1 - y * y)`` a loss reads, and the next layer ``y``: the loss
     was 22 % off in bfloat16. A sum with a source may be larger than what it is added to.
     """
-    loses = at.name == "sub" and bool(at.need & Need.POLE)
-    loses |= at.name in _SATURATES and bool(at.need & LOST)
+    loses = it.name == "sub" and bool(it.need & Need.POLE)
+    loses |= it.name in _SATURATES and bool(it.need & LOST)
     # At level "compute" no source raises what it is added to, as with `dtype=` by hand.
-    loses |= at.name in _SUMS and not at.policy.data_abstains and _adds_a_source(at)
-    if loses and at.reads.first_full and at.reads.demand is not Demand.FULL:
-        return at.asks(Demand.FULL, at.reads.first_full)
+    loses |= it.name in _SUMS and not it.policy.data_abstains and _adds_a_source(it)
+    if loses and it.reads.first_full and it.reads.demand is not Demand.FULL:
+        return it.asks(Demand.FULL, it.reads.first_full)
     return None
 
 
-def _adds_a_source(at: Maker) -> bool:
+def _adds_a_source(it: Maker) -> bool:
     """Whether a sum adds a source in 16 bits that is no bias of a contraction."""
-    plan = at.plan
-    if plan.reason.code is not ReasonCode.PROMOTE_LOW or plan.results[0].freshness == 2:
+    is_bias = max([m.fresh for m in it.at.made]) == 2
+    if it.plan.reason.code is not ReasonCode.PROMOTE_LOW or is_bias:
         return False
-    found = [at.states[v] for v in variables_in(at.eqn.invars)]
-    return any(s.source and s.known_value is None and not s.may_be_rounded for s in found)
+    found = [s for s in it.at.given if s.known_value is None]
+    return any(s.source and not s.may_be_rounded for s in found)
 
 
 ASKS: tuple[Callable[[Maker], Want | None], ...] = (
@@ -145,63 +149,63 @@ ASKS: tuple[Callable[[Maker], Want | None], ...] = (
 # --- what refuses: a float32 array would be stored, or nothing is gained ---------------------
 
 
-def _is_stream(at: Maker, want: Want) -> bool:
+def _is_stream(it: Maker, want: Want) -> bool:
     """At level "compute" a residual stream is 16 bits by intent, as with ``dtype=`` by hand.
 
     So is that of a convolutional network at every level, unless its rounding does harm: a norm that
     reads it is no reason to store it in float32.
     """
-    if at.policy.data_abstains:
+    if it.policy.data_abstains:
         # One that is computed in float32 needs no rounding where all its readers are, too.
-        return _is_residual_sum(at) and not at.plan.casts and not at.need & Need.CANCELS
-    harmed = at.need & (HARMED | Need.CANCELS)
-    return want.demand is Demand.FULL and is_convolved_sum(at.eqn, at.marks) and not harmed
+        return _is_residual_sum(it) and not it.plan.casts and not it.need & Need.CANCELS
+    harmed = it.need & (HARMED | Need.CANCELS)
+    return want.demand is Demand.FULL and is_convolved_sum(it.at.eqn, it.at.made) and not harmed
 
 
-def _is_residual_sum(at: Maker) -> bool:
+def _is_residual_sum(it: Maker) -> bool:
     """Whether it adds values of its own size that no parameter is among."""
-    if at.name not in _SUMS:
+    if it.name not in _SUMS:
         return False
     # A bias is smaller than the sum, and a parameter of full size (a learned position) is no
     # stream.
-    shape = at.eqn.outvars[0].aval.shape
-    summands = [v for v in variables_in(at.eqn.invars) if aval_of(v).shape == shape]
-    sources = [at.states[v].source for v in summands]
+    shape = it.at.eqn.outvars[0].aval.shape
+    pairs = zip(it.at.eqn.invars, it.at.given, strict=True)
+    sources = [s.source for v, s in pairs if v.aval.shape == shape]
     return len(sources) > 1 and all(source in (None, Source.DATA) for source in sources)
 
 
-def _is_gated_summand(at: Maker, want: Want) -> bool:
+def _is_gated_summand(it: Maker, want: Want) -> bool:
     """Raised, ``sigmoid(a) * b`` would keep both factors in float32 for the backward pass.
 
     Not where others are taken from it: a determinant adds up products, and their digits cancel. In
     float16, products of three numbers up to 324 made 8 of 8 determinants NaN or infinite.
     """
-    is_gated = at.name == "mul" and at.plan.reason.code is ReasonCode.PROMOTE_LOW
-    only_sums = not at.need & Need.BEYOND_SUMS
-    return at.computed > 1 and is_gated and only_sums and not at.need & Need.CANCELS
+    is_gated = it.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
+    only_sums = not it.need & Need.BEYOND_SUMS
+    return it.computed > 1 and is_gated and only_sums and not it.need & Need.CANCELS
 
 
-def _is_only_an_index(at: Maker, want: Want) -> bool:
+def _is_only_an_index(it: Maker, want: Want) -> bool:
     """For the index alone, beside 16-bit readers, no two activations are kept in float32."""
-    if not at.need & Need.SNAP or at.reads.demand is Demand.FULL:
+    if not it.need & Need.SNAP or it.reads.demand is Demand.FULL:
         return False
-    return at.computed > 1 or at.name not in _FEEDS
+    return it.computed > 1 or it.name not in _FEEDS
 
 
-def _cannot_follow(at: Maker, want: Want) -> bool:
+def _cannot_follow(it: Maker, want: Want) -> bool:
     """What a rule, a scope or the user made so, and what is not cheap: a cast costs less."""
-    code = at.plan.reason.code
+    code = it.plan.reason.code
     if want.demand is Demand.LOW:
         # Of two computed operands each would need a cast, where the result needs one; a row of a
         # buffer is smaller than the buffer.
-        clears = at.name in _CLEARS and not (at.name in _MOVES and _shrinks(at.eqn))
-        return not (code is ReasonCode.PROMOTE_FULL and clears and at.computed == 1)
-    if isinstance(at.plan.action, Contract):
-        return not (at.policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION)
+        clears = it.name in _CLEARS and not (it.name in _MOVES and _shrinks(it.at.eqn))
+        return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
+    if isinstance(it.plan.action, Contract):
+        return not (it.policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION)
     # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
     # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
-    saturates = at.name in _SATURATES and at.need & GUARDED
-    is_cheap = at.name in _FEEDS or saturates or picks(at.eqn)
+    saturates = it.name in _SATURATES and it.need & GUARDED
+    is_cheap = it.name in _FEEDS or saturates or picks(it.at.eqn)
     return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
 
 
@@ -243,6 +247,7 @@ class Found(NamedTuple):
 
 def find_requests(
     jaxpr: Any,
+    places: Sequence[Place],
     equations: Sequence[EquationPlan],
     states: Mapping[Any, ValueState],
     wants: Sequence[Want],
@@ -250,12 +255,12 @@ def find_requests(
     replanned: Callable[[int, tuple[Want, ...]], EquationPlan | None],
     policy: Policy,
     needs: Needs,
-    marks: AllMarks,
 ) -> Found:
     """Finds the equations that should run in the dtype in which their readers read.
 
     Args:
         jaxpr: The open jaxpr.
+        places: Each equation where it stands.
         equations: The plan of each equation.
         states: What is known of each value.
         wants: What is asked of each output.
@@ -264,7 +269,6 @@ def find_requests(
             where it was planned for that.
         policy: The policy of the program.
         needs: What each value is needed for.
-        marks: How each value is made.
     """
     requests: dict[int, tuple[Want, ...]] = {}
     readers = Readers(jaxpr, wants, policy.wide_dtype)
@@ -285,12 +289,9 @@ def find_requests(
         elif i not in already and len(plan.results) == 1:
             state = plan.results[0]
             if state.dtype is not None and state.source is None:
-                v = eqn.outvars[0]
-                computed = {v for v in variables_in(eqn.invars) if states[v].is_computed}
-                need = needs.get(v, NOTHING)
-                at = Maker(eqn, plan, readers.of(v), need, len(computed), policy, states, marks)
-                want = next((w for ask in ASKS if (w := ask(at)) is not None), None)
-                if want is not None and not any([refuses(at, want) for refuses in REFUSES]):
+                it = Maker(places[i], plan, readers.of(eqn.outvars[0]), policy)
+                want = next((w for ask in ASKS if (w := ask(it)) is not None), None)
+                if want is not None and not any([refuses(it, want) for refuses in REFUSES]):
                     requests[i] = request = (want,)
         readers.add(eqn, plan, request)
     shared = _find_shared(jaxpr, equations, states, {**already, **requests}, readers, policy)

@@ -302,7 +302,6 @@ def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
             s.source,
             known_value=s.known_value,
             integer_bound=s.integer_bound,
-            freshness=s.freshness,
             may_be_rounded=s.may_be_rounded,
         )
         for s in states

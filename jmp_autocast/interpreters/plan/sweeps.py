@@ -17,8 +17,8 @@ from ..compat import Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from ..regions import Region
 from .data import Demand, EquationPlan, ValueState, Want
-from .marks import AllMarks, Memo, accumulates, marks_of, of
-from .needs import NOTHING, Need, Needs, needs_of
+from .marks import Memo, accumulates, marks_of, of
+from .needs import NOTHING, Need, needs_of
 from .region import Place
 from .requests import find_requests
 from .value_facts import literal_state
@@ -42,7 +42,7 @@ class PlansEquations(Protocol):
         """Returns the precision in force where an equation stands."""
         ...
 
-    def plan_at(self, place: Place, needs: Needs, marks: AllMarks) -> EquationPlan:
+    def plan_at(self, at: Place) -> EquationPlan:
         """Plans an equation where it stands."""
         ...
 
@@ -100,6 +100,7 @@ class Sweeps:
         while True:
             found = find_requests(
                 self._jaxpr,
+                self._places,
                 self._equations,
                 self._states,
                 self._wants,
@@ -107,7 +108,6 @@ class Sweeps:
                 self._replanned,
                 self._planner.policy,
                 self._needs,
-                self._marks,
             )
             for i, shared in found.shared.items():
                 if shared != self._shared.get(i):
@@ -134,7 +134,7 @@ class Sweeps:
                 equations.append(self._equations[i])
                 continue
             place = self._place(i, eqn)
-            plan = self._planner.plan_at(place, self._needs, self._marks)
+            plan = self._planner.plan_at(place)
             if is_first:
                 self._places.append(place)
             else:
@@ -154,9 +154,10 @@ class Sweeps:
             for v in eqn.invars
         ]
         wants, accumulating = self._requests.get(i, ()), False
+        made, need = of(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
             shared = self._shared.get(i, ())
-            marked = zip(operands, of(self._marks, eqn.invars), strict=True)
+            marked = zip(operands, made, strict=True)
             operands = [
                 dataclasses.replace(state, marks=m, is_widened=state.is_widened or k in shared)
                 if m != state.marks or k in shared
@@ -167,9 +168,9 @@ class Sweeps:
             wants = wants or tuple([Want(needs=self._needs.get(v, 0)) for v in eqn.outvars])
         elif eqn.outvars:
             need = self._needs.get(eqn.outvars[0], NOTHING)
-            accumulating = accumulates(eqn, self._marks, bool(need & Need.ADDED))
+            accumulating = accumulates(eqn, made, bool(need & Need.ADDED))
         region = planner.region_at(self._path, eqn)
-        return Place(eqn, tuple(operands), region, wants, accumulating)
+        return Place(eqn, tuple(operands), region, wants, made, need, accumulating)
 
     def _replanned(self, i: int, asked: tuple[Want, ...]) -> EquationPlan | None:
         """Plans a call anew, for what is asked of its results.
@@ -183,7 +184,7 @@ class Sweeps:
         told.append(asked)
         self._requests[i] = asked
         self._places[i] = self._places[i]._replace(wants=asked)
-        plan = self._planner.plan_at(self._places[i], self._needs, self._marks)
+        plan = self._planner.plan_at(self._places[i])
         if plan.results != self._results[i]:
             self._moved.add(i)
         self._equations[i] = plan

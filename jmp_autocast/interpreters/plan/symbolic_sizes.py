@@ -34,6 +34,11 @@ def at_least(one: Any, other: Any) -> bool:
         return False
 
 
+def is_as_large(atom: Any, other: Any) -> bool:
+    """Returns whether a variable or literal has at least as many elements as another."""
+    return at_least(element_count(atom), element_count(other))
+
+
 def largest_index(length: Any) -> float:
     """Returns the largest index along a dimension, infinity where its length is symbolic.
 

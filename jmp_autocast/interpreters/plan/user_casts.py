@@ -51,8 +51,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
         result = ValueState(target, Source.LITERAL, state.known_value)
     else:
         bound = state.integer_bound
-        narrowed, fresh = target != at.wide, state.freshness
-        result = ValueState(target, integer_bound=bound, narrowed_by_user=narrowed, freshness=fresh)
+        result = ValueState(target, integer_bound=bound, narrowed_by_user=target != at.wide)
     # The cast asks for the dtype it casts to: what feeds a cast to float32 is raised rather than
     # rounded and widened again.
     demand = Demand.of(target, at.wide)

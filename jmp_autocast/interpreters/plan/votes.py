@@ -13,12 +13,12 @@ from ..primitives.traits import having
 from .constant_range import BOUND, NEAR
 from .data import Source, ValueState
 from .reasons import Reason, ReasonCode
-from .symbolic_sizes import at_least, element_count
+from .region import Place
+from .symbolic_sizes import is_as_large
 from .value_facts import clamped, representable
 
 _CHOOSES = having("chooses")
 _CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: they return what they choose
-_KEEPS_FRESH = having("moves") | {"neg", "select_n"}
 _REPEATS = having("repeats")
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
@@ -28,13 +28,7 @@ _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 
 
-def voters(
-    policy: Policy,
-    compute_dtype: np.dtype,
-    eqn: Any,
-    given: Sequence[ValueState],
-    floats: Sequence[int],
-) -> list[int]:
+def voters(policy: Policy, at: Place) -> list[int]:
     """Returns the operands whose dtypes decide the dtype of an operation that promotes.
 
     A computed value votes. Of the sources, those vote whose rounding may cost more than 2**-9 of
@@ -51,15 +45,12 @@ def voters(
 
     Args:
         policy: Says whether sources vote at all.
-        compute_dtype: float16 or bfloat16, where the equation stands.
-        eqn: The equation.
-        given: What is known of each operand.
-        floats: The positions of the float operands.
+        at: The equation.
 
     Returns:
         The positions of the operands that vote.
     """
-    name = eqn.primitive.name
+    name, floats, given = at.name, at.floats, at.given
     computed = [i for i in floats if given[i].source is None]
     if policy.data_abstains:
         return computed
@@ -69,54 +60,51 @@ def voters(
         vote = _summand_votes
     elif computed and name in _CHOOSES:
         vote = _choice_votes
-    elif computed and name == "div" and compute_dtype == np.float16:
+    elif computed and name == "div" and at.compute_dtype == np.float16:
         vote = _divisor_votes
-    return [i for i in floats if given[i].source is None or vote(eqn, given, floats, i)]
+    return [i for i in floats if given[i].source is None or vote(at, i)]
 
 
-def _factor_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], i: int) -> bool:
-    if given[i].source is not Source.DATA:
+def _factor_votes(at: Place, i: int) -> bool:
+    if at.given[i].source is not Source.DATA:
         return False
-    # Where nothing is broadcast (select_n, concatenate) all operands have the size of the result.
-    as_large_as: list[Any] = []
-    if eqn.primitive.name in _COMBINES:
-        as_large_as = [*eqn.outvars, *(eqn.invars[k] for k in floats)]
-    own = element_count(eqn.invars[i])
-    return all(at_least(own, element_count(v)) for v in as_large_as)
+    if at.name not in _COMBINES:
+        # Where nothing is broadcast (select_n, concatenate) all operands have the result's size.
+        return True
+    others = [*at.eqn.outvars, *(at.eqn.invars[k] for k in at.floats)]
+    return all(is_as_large(at.eqn.invars[i], v) for v in others)
 
 
-def _divisor_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], i: int) -> bool:
-    has_gradient = given[i].known_value is None and given[i].source is not Source.CONST
-    return (i == 1 and has_gradient) or _factor_votes(eqn, given, floats, i)
+def _divisor_votes(at: Place, i: int) -> bool:
+    has_gradient = at.given[i].known_value is None and at.given[i].source is not Source.CONST
+    return (i == 1 and has_gradient) or _factor_votes(at, i)
 
 
-def _summand_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], i: int) -> bool:
+def _summand_votes(at: Place, i: int) -> bool:
     """Whether a summand may be larger than the sum: any source, but for biases and small ones."""
-    state = given[i]
+    state = at.given[i]
     if is_harmless(state):
         return False
     # `pred - target`, `position + offset`: nothing says that it is as small as the other operand.
     if state.source is Source.DATA:
         return True
-    fresh = min((given[k].freshness for k in floats if given[k].source is None), default=0)
+    fresh = min((at.made[k].fresh for k in at.floats if at.given[k].source is None), default=0)
     # `x - mean` of the input of a program; beside a product the mean is one of such products.
-    if eqn.primitive.name not in _SUMS and fresh == 0:
+    if at.name not in _SUMS and fresh == 0:
         return True
-    if state.is_repeated or not at_least(
-        element_count(eqn.invars[i]), element_count(eqn.outvars[0])
-    ):
+    if at.made[i].spread or not is_as_large(at.eqn.invars[i], at.eqn.outvars[0]):
         # `h @ w + b`: a row of parameters, or one of constants beside a product.
         return state.source is not Source.PARAM and fresh == 0
     # `h @ w + b` for one example is one. `addmm` and `w + a @ b` are the same program: float32
     # costs one fused temporary there, and 16 bits would round the weight.
-    return eqn.outvars[0].aval.ndim != 1 or fresh < 2
+    return at.eqn.outvars[0].aval.ndim != 1 or fresh < 2
 
 
-def _choice_votes(eqn: Any, given: Sequence[ValueState], floats: Sequence[int], i: int) -> bool:
-    if is_harmless(given[i]):
+def _choice_votes(at: Place, i: int) -> bool:
+    if is_harmless(at.given[i]):
         return False
     # A clip at a parameter is as exact as the parameter; a comparison with it is not.
-    return given[i].source is Source.DATA or eqn.primitive.name not in _CLIPS
+    return at.given[i].source is Source.DATA or at.name not in _CLIPS
 
 
 def is_harmless(state: ValueState) -> bool:
@@ -126,44 +114,6 @@ def is_harmless(state: ValueState) -> bool:
     if state.integer_bound is not None:
         return state.integer_bound <= 1
     return state.const_range is not None and state.const_range.is_within_one()
-
-
-def freshness(eqn: Any, given: Sequence[ValueState], floats: Sequence[int]) -> int:
-    """Returns how far a 16-bit result of promotion is still a contraction's: see `ValueState`.
-
-    Args:
-        eqn: The equation.
-        given: What is known of each operand.
-        floats: The positions of the float operands.
-    """
-    primitive = eqn.primitive.name
-    computed = [given[i].freshness for i in floats if given[i].source is None]
-    sources = [given[i] for i in floats if given[i].source is not None]
-    if primitive in _SHIFTS:
-        return max(computed, default=0)
-    if primitive in ("mul", "div"):
-        is_scaled = len(computed) == 1 and sources[0].source is not Source.DATA
-        return min(1, *computed) if is_scaled else 0
-    if primitive in _KEEPS_FRESH and all(s.known_value is not None for s in sources):
-        return min(computed, default=0)
-    if primitive == "concatenate" and _joins_a_few(eqn, given, floats):
-        return min(computed, default=0)
-    return 0
-
-
-def _joins_a_few(eqn: Any, given: Sequence[ValueState], floats: Sequence[int]) -> bool:
-    """Whether a product is joined with fewer elements of parameters, which are rounded here.
-
-    The class token of a vision transformer, beside its patches. The learned positions that are
-    added next are a bias of the patches, and the token's row is 16 bits already: a float32 sum
-    would make the whole residual stream float32 (1.27 times the traffic of ViT-B/16 by hand on a
-    TPU v5e), for gradients whose error is 0.7 to 0.9 times that of the 16-bit stream.
-    """
-    sources = [i for i in floats if given[i].source is not None]
-    if any(given[i].source is not Source.PARAM for i in sources):
-        return False
-    joined = sum(element_count(eqn.invars[i]) for i in sources)
-    return at_least(element_count(eqn.outvars[0]), 2 * joined)
 
 
 def starts_stream(primitive: str, given: Sequence[ValueState], floats: Sequence[int]) -> bool:
