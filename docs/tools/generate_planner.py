@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
+from jmp_autocast.interpreters.plan.equation import DECISIONS, GUARDS, PROMOTIONS
 from jmp_autocast.interpreters.plan.needs import ROWS, Need
 from jmp_autocast.interpreters.plan.requests import ASKS, REFUSES
 
@@ -41,17 +42,14 @@ def _listed(functions: Sequence[Callable[..., object]]) -> str:
     return "\n".join(f"{i}. {text.replace('``', '`')}" for i, text in enumerate(firsts, 1))
 
 
-def asks() -> str:
-    """Returns who asks for another dtype, in the order in which they are asked."""
-    return _listed(ASKS)
-
-
-def refuses() -> str:
-    """Returns what refuses."""
-    return _listed(REFUSES)
-
-
-_SECTIONS = {"needs": needs, "asks": asks, "refuses": refuses}
+_SECTIONS: dict[str, Callable[[], str]] = {
+    "needs": needs,
+    "asks": lambda: _listed(ASKS),
+    "refuses": lambda: _listed(REFUSES),
+    "decisions": lambda: _listed(DECISIONS),
+    "guards": lambda: _listed(GUARDS),
+    "promotions": lambda: _listed(PROMOTIONS),
+}
 
 
 def render() -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...policies import Policy
-from ..compat import Literal, aval_of, variables_in
+from ..compat import Literal, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, Source, ValueState, Want
