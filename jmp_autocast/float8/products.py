@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..interpreters.compat import AnyJaxpr
-from ..interpreters.plan.data import Emit, EquationPlan, Source, Stored, ValueState
+from ..interpreters.compat import AnyJaxpr, aval_of
+from ..interpreters.plan.data import Emit, EquationPlan, Place, Source, Stored, ValueState
 from ..interpreters.plan.products import plans_products
 from ..interpreters.plan.reasons import Reason, ReasonCode
-from ..interpreters.plan.region import Place
 from ..interpreters.plan.structural import INSIDE, PlansBodies, as_made, plans
 from ..interpreters.primitives.reading import dot_dimensions
 from ..interpreters.regions import PlansProduct
@@ -77,7 +76,7 @@ class Products:
         cause = f"operand {weight} is a weight{_SCALES[recipe.scaling]}"
         out = plan.results[0].dtype
         assert out is not None
-        ranks = [v.aval.ndim for v in at.eqn.invars]
+        ranks = [aval_of(v).ndim for v in at.eqn.invars]
         action = Emit(
             Multiply(recipe, numbers, weight, out),
             "float8_dot",
@@ -133,7 +132,7 @@ plans("float8_dot", "tangent_carrier", "row_major")(as_made)
 @plans("dequantize")
 def _stored(planner: PlansBodies, at: Place) -> EquationPlan:
     """What is stored in 8 bits is a parameter, whoever passed it."""
-    values, scale = (v.aval for v in at.eqn.invars)
+    values, scale = map(aval_of, at.eqn.invars)
     tag = Weight(scale.ndim) if may_use_float8(planner.policy) else None
     state, key = ValueState(FLOAT32, Source.PARAM, tag=tag), Values(np.dtype(values.dtype))
     action = Stored((key, ScaleOf(key)))
@@ -155,7 +154,7 @@ def _obstacle(at: Place, weights: list[int], recipe: Float8, is_last: bool) -> s
     if tag is not None and tag.in_slices:
         return "the weight is stored with a scale for each layer of a stack, and read as a whole"
     # The spec of an aval names explicit mesh axes only.
-    if any(any(v.aval.sharding.spec) for v in at.eqn.invars):
+    if any(any(aval_of(v).sharding.spec) for v in at.eqn.invars):
         return "an operand is sharded along explicit mesh axes"
     if is_last and "last" in recipe.skip:
         return "no other matrix product follows"
@@ -164,7 +163,7 @@ def _obstacle(at: Place, weights: list[int], recipe: Float8, is_last: bool) -> s
 
 def _size_in_the_way(at: Place, weight: int, recipe: Float8) -> str:
     numbers = dot_dimensions(at.eqn)
-    shapes = [v.aval.shape for v in at.eqn.invars]
+    shapes = [aval_of(v).shape for v in at.eqn.invars]
     of_free: list[Any] = [
         math.prod(shapes[i][d] for d in free(numbers, len(shapes[i]), i)) for i in (0, 1)
     ]

@@ -73,6 +73,7 @@ class Regions:
         self._product = product or (lambda _: None)
         self._lowers_nothing = lowers_nothing
         self._marks_only = marks_only
+        self.has_islands: bool = False  # of those that were asked for
         self._compute_dtype = np.dtype(policy.compute_dtype)
         self._wide = policy.wide_dtype
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
@@ -141,6 +142,7 @@ class Regions:
         if dtype in narrow_dtypes(self._wide):
             return region(dtype, False, cause, names, rules)
         island = None if dtype == self._wide else _check_island(dtype, cause, self._compute_dtype)
+        self.has_islands |= island is not None
         return region(None, False, cause, names, rules, island=island)
 
 

@@ -10,7 +10,7 @@ readers; in which other one a caller gets it who asks for the computed dtypes is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ...policies import (
     RETURNS_FLOAT32,
     RETURNS_OPERAND_DTYPE,
 )
-from ..compat import jax_function
+from ..compat import Atom, JaxprEqn, aval_of, jax_function
 from ..plan.data import EquationPlan, Plan, ValueState, Want
 from ..plan.float_dtypes import is_narrower
 from ..plan.planner import Planner
@@ -54,7 +54,7 @@ def computed_wants(planner: Planner, plan: Plan, wants: Sequence[Want]) -> list[
 def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Other]:
     """Returns the dtype of each output of a jaxpr in PyTorch, None for that of the plan."""
 
-    def step(i: int, eqn: Any, given: list[_Other]) -> Sequence[_Other]:
+    def step(i: int, eqn: JaxprEqn, given: list[_Other]) -> Sequence[_Other]:
         equation, results = plan.equations[i], [None] * len(eqn.outvars)
         if equation.inner and is_call(eqn):
             (inner,) = equation.inner
@@ -89,22 +89,22 @@ def _cast(plan: EquationPlan, given: Sequence[_Other], wide: np.dtype) -> list[_
     return list(map(inside, given, plan.given, plan.operands))
 
 
-def _hands_on(eqn: Any) -> bool:
+def _hands_on(eqn: JaxprEqn) -> bool:
     """Whether an equation returns its operands: a barrier, and a cast that changes no dtype."""
     if eqn.primitive.name == "optimization_barrier":
         return len(eqn.invars) == len(eqn.outvars)  # JAX 0.12 returns no refs
-    return cast_dtype(eqn) is not None and cast_dtype(eqn) == eqn.invars[0].aval.dtype
+    return cast_dtype(eqn) is not None and cast_dtype(eqn) == aval_of(eqn.invars[0]).dtype
 
 
-def _is_free(state: ValueState, variable: Any, wide: np.dtype) -> bool:
+def _is_free(state: ValueState, variable: Atom, wide: np.dtype) -> bool:
     """A value that is computed, and not in 16 bits because the program declares it so."""
-    declared_low = state.dtype != wide and variable.aval.dtype == state.dtype
+    declared_low = state.dtype != wide and aval_of(variable).dtype == state.dtype
     return state.is_computed and not declared_low
 
 
 def _torch_dtype(
     origin: str,
-    eqn: Any,
+    eqn: JaxprEqn,
     plan: EquationPlan,
     given: Sequence[_Other],
     compute_dtype: np.dtype,
@@ -139,10 +139,10 @@ def _torch_dtype(
 
 
 def _all_low(
-    eqn: Any, states: Sequence[ValueState], given: Sequence[_Other], compute_dtype: np.dtype
+    eqn: JaxprEqn, states: Sequence[ValueState], given: Sequence[_Other], compute_dtype: np.dtype
 ) -> bool:
     """Whether PyTorch would have all operands in 16 bits; arrays outvote scalars there."""
     # A Python scalar has no dtype to vote with in PyTorch, and a 0-d array yields to any array.
     voters = [i for i, s in enumerate(states) if s.dtype is not None and s.known_value is None]
-    voters = [i for i in voters if eqn.invars[i].aval.ndim] or voters
+    voters = [i for i in voters if aval_of(eqn.invars[i]).ndim] or voters
     return bool(voters) and all(compute_dtype in (states[i].dtype, given[i]) for i in voters)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from ..compat import JaxprEqn
 from ..plan.copies import CopyKey
 from ..plan.data import EquationPlan, Inside, Move, Plan, ValueState
 from ..plan.float_dtypes import is_narrower
@@ -21,7 +22,7 @@ _WHOLE = having("whole")
 _LOOPS = frozenset(("scan", "while"))
 
 
-def handed_in(eqn: Any, plan: EquationPlan, known: dict[int, Copies]) -> Copies:
+def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Copies:
     """Returns pairs (operand, key) of the copies that the bodies of an equation take from outside.
 
     The cast is then outside of a loop. A call inside the loop hands the copy on.
@@ -41,7 +42,7 @@ def handed_in(eqn: Any, plan: EquationPlan, known: dict[int, Copies]) -> Copies:
     return tuple(found)
 
 
-def _is_handed_in(eqn: Any, body: Body, i: int, state: ValueState, key: CopyKey) -> bool:
+def _is_handed_in(eqn: JaxprEqn, body: Body, i: int, state: ValueState, key: CopyKey) -> bool:
     """Returns whether a body takes a copy of its input from outside.
 
     A call takes those in 16 bits inside a loop alone. Elsewhere the cast stays inside: a copy
@@ -70,7 +71,7 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
         return known[id(plan)]
     copies: dict[tuple[int, CopyKey], None] = {}
 
-    def step(i: int, eqn: Any, given: list[Root | None]) -> Sequence[Root | None]:
+    def step(i: int, eqn: JaxprEqn, given: list[Root | None]) -> Sequence[Root | None]:
         equation = plan.equations[i]
         for k, key in _reads(eqn, equation, known):
             root = given[k]
@@ -84,7 +85,9 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
     return known.setdefault(id(plan), tuple(copies))
 
 
-def _reads(eqn: Any, plan: EquationPlan, known: dict[int, Copies]) -> Iterator[tuple[int, CopyKey]]:
+def _reads(
+    eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]
+) -> Iterator[tuple[int, CopyKey]]:
     """Yields pairs (operand, key): what an equation, or what it holds, reads its operands in."""
     yield from plan.copies
     by_copy = [k for k, _ in plan.copies]
@@ -101,7 +104,9 @@ def _is_copy(root: Root, key: CopyKey, wide: np.dtype) -> bool:
     return root.slices is not None and not (root.is_moved and key.when_moved == "anew")
 
 
-def _moved(eqn: Any, plan: EquationPlan, given: Sequence[Root | None]) -> Sequence[Root | None]:
+def _moved(
+    eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Root | None]
+) -> Sequence[Root | None]:
     """Returns the inputs whose elements the results of an equation are."""
     if isinstance(plan.action, Move):
         # The first operand that comes from an input: the others are indices or padding values.

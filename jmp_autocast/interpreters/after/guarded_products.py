@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import source_line
+from ..compat import JaxprEqn, source_line
 from ..plan.data import EquationPlan, Plan
 from ..plan.reasons import ReasonCode
 from ..plan.symbolic_sizes import at_least
@@ -28,7 +28,7 @@ def is_guard(code: ReasonCode) -> bool:
     return code is ReasonCode.COORD or code is ReasonCode.LITERAL
 
 
-def _is_guarded_product(eqn: Any, plan: EquationPlan) -> bool:
+def _is_guarded_product(eqn: JaxprEqn, plan: EquationPlan) -> bool:
     """Returns whether a guard keeps a matmul or convolution in float32."""
     return eqn.primitive.name in _CONTRACTS and is_guard(plan.reason.code)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
-from ..compat import body_of
+from ..compat import AnyJaxpr, body_of
 from ..primitives.evaluate import evaluate
 from ..primitives.structure import Body
 
@@ -42,7 +42,7 @@ class Root(NamedTuple):
 
 
 def follow(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     inputs: Sequence[V],
     constant: V,
     step: Callable[[int, Any, list[V]], Sequence[V]],

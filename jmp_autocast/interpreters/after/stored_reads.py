@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from ...policies import narrow_dtypes
+from ..compat import JaxprEqn
 from ..plan.data import Bind, EquationPlan, Keep, Move, Plan
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import bodies, isolates
@@ -61,7 +62,7 @@ def read_dtypes(plan: Plan) -> list[set[Read]]:
 def _follow(plan: Plan, inputs: Sequence[Roots], reads: list[set[Read]]) -> list[Roots]:
     """Adds how a jaxpr reads the inputs of the program, and returns which its outputs are."""
 
-    def step(i: int, eqn: Any, given: list[Roots]) -> Sequence[Roots]:
+    def step(i: int, eqn: JaxprEqn, given: list[Roots]) -> Sequence[Roots]:
         equation, count = plan.equations[i], len(eqn.outvars)
         results = [_NONE] * count
         if not any(given):
@@ -99,7 +100,7 @@ def _cast(
     return [_NONE if dtype else roots for roots, dtype in zip(values, casts, strict=True)]
 
 
-def _hands_on(eqn: Any, plan: EquationPlan, given: Sequence[Roots]) -> bool:
+def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool:
     """Whether each element of the results is one of the operands, as wide as it is.
 
     Of rounded operands the result is then the rounded result: nothing has been read yet. A sort
@@ -111,7 +112,7 @@ def _hands_on(eqn: Any, plan: EquationPlan, given: Sequence[Roots]) -> bool:
     return as_it_is and eqn.primitive.name in _ELEMENTS and isinstance(plan.action, Bind | Keep)
 
 
-def _way(wide: np.dtype, eqn: Any, plan: EquationPlan, k: int) -> np.dtype | None:
+def _way(wide: np.dtype, eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
     """Returns the dtype in which an equation reads an operand, None for an encoding."""
     if plan.copies:
         # An activation is encoded as it is, too, but is stored nowhere.
@@ -122,7 +123,7 @@ def _way(wide: np.dtype, eqn: Any, plan: EquationPlan, k: int) -> np.dtype | Non
 
 
 def _inside(
-    wide: np.dtype, eqn: Any, plan: EquationPlan, given: list[Roots], reads: list[set[Read]]
+    wide: np.dtype, eqn: JaxprEqn, plan: EquationPlan, given: list[Roots], reads: list[set[Read]]
 ) -> list[Roots]:
     """Adds how the bodies of an equation read the inputs, and returns which its results are."""
     given = _cast(given, plan.operands, reads)

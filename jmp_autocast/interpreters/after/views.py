@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import Literal
+from ..compat import Atom, Literal
 from ..plan.data import Plan, ValueState
 from ..plan.float_dtypes import is_narrower
 
@@ -34,7 +34,7 @@ def read_often(plan: Plan) -> frozenset[Any]:
     widened: set[Any] = set()
     made: dict[Any, ValueState] = {}
 
-    def read(v: Any, dtype: np.dtype | None) -> None:
+    def read(v: Atom, dtype: np.dtype | None) -> None:
         # Neither inputs nor literals count, nor what moves a source.
         state = None if isinstance(v, Literal) else made.get(v)
         if state is None or state.source is not None:

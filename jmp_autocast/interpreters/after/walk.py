@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence, Set
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from ..compat import scope_names
+from ..compat import JaxprEqn, scope_names
 from ..plan.data import EquationPlan, Plan
 from ..primitives.structure import bodies
 from .provenance import entering, follow, leaving
@@ -34,7 +34,7 @@ class Visit:
     """
 
     index: int
-    eqn: Any
+    eqn: JaxprEqn
     plan: EquationPlan
     scope: tuple[str, ...]
     depth: int
@@ -96,7 +96,7 @@ def _walk(
 ) -> list[Origin]:
     """Adds the visits of a jaxpr, and returns where its outputs come from."""
 
-    def step(i: int, eqn: Any, given: list[Origin]) -> list[Origin]:
+    def step(i: int, eqn: JaxprEqn, given: list[Origin]) -> list[Origin]:
         index, path, equation = len(visits), scope + scope_names(eqn), plan.equations[i]
         visit = Visit(index, eqn, equation, path, depth, times, tuple(given))
         visits.append(visit)

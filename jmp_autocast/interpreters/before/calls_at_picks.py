@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ...policies import Policy
-from ..compat import Literal, body_of, consts_of
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, body_of, consts_of
 from ..compat.rebuilding import is_dropped, standing_in, variable, with_equations
 from ..primitives.picking import is_elementwise, passes_picks, picks
 from ..primitives.structure import bodies, is_plain_call
 from .place import RegionOf, has_function, is_lowered
 
 
-def calls_at_picks(jaxpr: Any, policy: Policy, region_of: RegionOf) -> Any:
+def calls_at_picks(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
     """Returns a jaxpr in which no call stands between picked elements and what they are made of.
 
     Args:
@@ -31,12 +31,12 @@ def calls_at_picks(jaxpr: Any, policy: Policy, region_of: RegionOf) -> Any:
         region_of: Returns the region of an equation.
     """
 
-    def may_inline(eqn: Any) -> bool:
+    def may_inline(eqn: JaxprEqn) -> bool:
         region = region_of(eqn)
         # A rule of the user's may replace the call as a whole.
         return is_lowered(region) and not has_function(policy, region, eqn.primitive.name)
 
-    def is_picked_from(eqn: Any) -> bool:
+    def is_picked_from(eqn: JaxprEqn) -> bool:
         return picks(eqn) and is_lowered(region_of(eqn))
 
     while True:
@@ -54,12 +54,12 @@ def calls_at_picks(jaxpr: Any, policy: Policy, region_of: RegionOf) -> Any:
         jaxpr = _inlined(jaxpr, found)
 
 
-def _is_open(eqn: Any) -> bool:
+def _is_open(eqn: JaxprEqn) -> bool:
     """Whether the equations of a call can stand in its place."""
     return is_plain_call(eqn) and not eqn.effects and not consts_of(bodies(eqn)[0].jaxpr)
 
 
-def _called(eqn: Any) -> Any:
+def _called(eqn: JaxprEqn) -> Any:
     return body_of(bodies(eqn)[0].jaxpr)
 
 
@@ -80,18 +80,18 @@ def _picked_through(calls: dict[int, Any]) -> set[int]:
     return found
 
 
-def _values_behind(jaxpr: Any, picked: Iterable[Any]) -> set[Any]:
+def _values_behind(jaxpr: AnyJaxpr, picked: Iterable[Any]) -> set[Any]:
     """Returns picked values, and those that they are made of element by element."""
     behind = {v for v in picked if not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns) if behind else ():
         if passes_picks(eqn) and eqn.outvars[0] in behind:
-            shape = eqn.outvars[0].aval.shape
+            shape = aval_of(eqn.outvars[0]).shape
             operands = [v for v in eqn.invars if not isinstance(v, Literal)]
-            behind.update(v for v in operands if v.aval.shape == shape)
+            behind.update(v for v in operands if aval_of(v).shape == shape)
     return behind
 
 
-def _makes_elementwise(eqn: Any, behind: Collection[Any]) -> bool:
+def _makes_elementwise(eqn: JaxprEqn, behind: Collection[Any]) -> bool:
     """Whether a call makes one of some values element by element."""
     inner = _called(eqn)
     pairs = zip(eqn.outvars, inner.outvars, strict=True)
@@ -102,7 +102,7 @@ def _makes_elementwise(eqn: Any, behind: Collection[Any]) -> bool:
     return any(is_elementwise(e) or (_is_open(e) and _makes_elementwise(e, made)) for e in makers)
 
 
-def _inlined(jaxpr: Any, calls: Collection[int]) -> Any:
+def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
     """Returns a jaxpr in which the equations of some calls replace them."""
     body = body_of(jaxpr)
     made = {v for eqn in body.eqns for v in eqn.outvars}
@@ -132,5 +132,5 @@ def _inlined(jaxpr: Any, calls: Collection[int]) -> Any:
     return with_equations(jaxpr, eqns, _read(names, body.outvars))
 
 
-def _read(names: dict[Any, Any], atoms: Sequence[Any]) -> list[Any]:
+def _read(names: dict[Any, Any], atoms: Sequence[Atom]) -> list[Any]:
     return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]

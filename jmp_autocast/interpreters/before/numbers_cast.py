@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ...policies import Policy, domain
-from ..compat import aval_of, body_of, with_dtype
+from ..compat import AnyJaxpr, JaxprEqn, aval_of, body_of, with_dtype
 from ..compat.rebuilding import equation_like, variable, with_equations
 from ..primitives.traits import having
 from .place import RegionOf, has_function, is_lowered
@@ -21,7 +21,7 @@ from .place import RegionOf, has_function, is_lowered
 _CONTRACTS = having("contracts")
 
 
-def numbers_cast(jaxpr: Any, policy: Policy, region_of: RegionOf) -> Any:
+def numbers_cast(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
     """Returns a jaxpr in which each product of a float and a number is one of two floats.
 
     Args:
@@ -50,9 +50,9 @@ def numbers_cast(jaxpr: Any, policy: Policy, region_of: RegionOf) -> Any:
     return with_equations(jaxpr, eqns)
 
 
-def _number(eqn: Any, policy: Policy) -> int | None:
+def _number(eqn: JaxprEqn, policy: Policy) -> int | None:
     """Returns which factor is a number, where the other is a float and the result is as that."""
-    dtypes = [v.aval.dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
+    dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
     for i in (0, 1):
         of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]
         if _is_number(of_number) and of_float == result and result in domain(policy.wide_dtype):
@@ -64,7 +64,7 @@ def _is_number(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and dtype.kind in "biu"
 
 
-def _may_change(eqn: Any, policy: Policy, region_of: RegionOf) -> bool:
+def _may_change(eqn: JaxprEqn, policy: Policy, region_of: RegionOf) -> bool:
     region = region_of(eqn)
     # A kernel of the user's may be made for the numbers as they are.
     return is_lowered(region) and not has_function(policy, region, eqn.primitive.name)

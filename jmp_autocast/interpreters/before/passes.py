@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from ...policies import Policy
-from ..compat import body_of
+from ..compat import AnyJaxpr, JaxprEqn, body_of
 from ..compat.rebuilding import with_equations
 from ..primitives.structure import bodies, with_bodies
 from ..regions import Regions
@@ -30,7 +30,7 @@ class Preparation:
         self._regions = regions
         self._prepared: dict[tuple[int, tuple[str, ...]], tuple[Any, Any]] = {}
 
-    def __call__(self, jaxpr: Any, path: tuple[str, ...] = ()) -> Any:
+    def __call__(self, jaxpr: AnyJaxpr, path: tuple[str, ...] = ()) -> Any:
         """Returns a jaxpr as it is planned, and itself where no pass changes it or one in it.
 
         A jaxpr that is called 96 times in equal scopes is prepared once, and stays one object.
@@ -45,7 +45,7 @@ class Preparation:
             self._prepared[key] = jaxpr, self._run(jaxpr, path)
         return self._prepared[key][1]
 
-    def _run(self, jaxpr: Any, path: tuple[str, ...]) -> Any:
+    def _run(self, jaxpr: AnyJaxpr, path: tuple[str, ...]) -> Any:
         region_of = functools.partial(self._regions.at, path)
         eqns = [self._with_bodies(eqn, region_of) for eqn in body_of(jaxpr).eqns]
         jaxpr = with_equations(jaxpr, eqns)
@@ -53,7 +53,7 @@ class Preparation:
             jaxpr = run(jaxpr, self._policy, region_of)
         return jaxpr
 
-    def _with_bodies(self, eqn: Any, region_of: RegionOf) -> Any:
+    def _with_bodies(self, eqn: JaxprEqn, region_of: RegionOf) -> Any:
         held = bodies(eqn)
         if not held or (region := region_of(eqn)).governed:
             return eqn

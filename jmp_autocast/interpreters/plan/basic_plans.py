@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ...policies import DATA_MOVEMENT, FLOAT32, Decision, domain
+from ..compat import Atom, aval_of
 from ..primitives import reading
 from ..primitives.traits import having
 from .data import (
@@ -22,13 +22,13 @@ from .data import (
     EquationPlan,
     Keep,
     Move,
+    Place,
     Redispatch,
     Source,
     ValueState,
 )
 from .float_dtypes import is_in, is_narrower
 from .reasons import Reason, ReasonCode
-from .region import Place
 from .symbolic_sizes import largest_index
 from .value_facts import coordinate_bound
 from .votes import is_replicated
@@ -51,11 +51,11 @@ def keep(at: Place, reason: Reason) -> EquationPlan:
 
 
 def as_declared(
-    variables: Sequence[Any], states: Sequence[ValueState]
+    variables: Sequence[Atom], states: Sequence[ValueState]
 ) -> tuple[np.dtype | None, ...]:
     """Returns the casts that bring values back to their declared dtypes."""
     return tuple(
-        None if s.dtype is None or s.dtype == v.aval.dtype else v.aval.dtype
+        None if s.dtype is None or s.dtype == aval_of(v).dtype else aval_of(v).dtype
         for v, s in zip(variables, states, strict=True)
     )
 
@@ -68,8 +68,9 @@ def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
         if at.given[i].dtype != target:
             operands[i] = target
     # A bound survives the cast: positions do not become fewer by being rounded.
-    bound = coordinate_bound(at.name, at.given, floats)
-    declared = all(at.eqn.invars[i].aval.dtype == target for i in floats)
+    bounds = any([state.integer_bound is not None for state in at.given])
+    bound = coordinate_bound(at.name, at.given, floats) if bounds else None
+    declared = all(aval_of(at.eqn.invars[i]).dtype == target for i in floats)
     unchanged = declared and not any(operands)
     results = tuple(
         # With its own operands an equation has its own results: a float32 statistic of a 16-bit
@@ -85,17 +86,17 @@ def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
 
 def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     """Returns how an equation is bound on operands of ``target``."""
-    if at.name in _REDISPATCHED and at.eqn.invars[0].aval.dtype != target:
+    if at.name in _REDISPATCHED and aval_of(at.eqn.invars[0]).dtype != target:
         return Redispatch()
     replicates = ()
     # The transpose of a broadcast adds up the cotangents of all copies of one element. In 16 bits
     # that sum stops growing at 256 times its first term, long before a batch of pixels ends: a row
     # gathered 8,192 times had a gradient of 4.0 for 81.92. What is known at trace time has no
     # gradient to lose.
-    if at.name in _REPLICATES and is_narrower(target, at.wide):
+    if at.name in _REPLICATES and is_narrower(target, at.region.wide):
         unknown = [i for i in floats if at.given[i].known_value is None]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
-    if reading.preferred_dtype(at.eqn) in domain(at.wide):
+    if at.name in _CONTRACTS and reading.preferred_dtype(at.eqn) in domain(at.region.wide):
         return Bind(reading.with_preferred_dtype(target), replicates)
     return Bind(replicates=replicates) if replicates else BIND
 
@@ -163,7 +164,7 @@ def emitted(at: Place, decision: Decision) -> EquationPlan:
     told, read = decision.output_dtype, decision.operand_dtype
     # The planner believes what it is told; the rewriter checks what the function returns.
     dtypes = [
-        None if s.dtype is None else np.dtype(v.aval.dtype if read is None else read)
+        None if s.dtype is None else np.dtype(aval_of(v).dtype if read is None else read)
         for v, s in zip(at.eqn.invars, at.given, strict=True)
     ]
     declared = list(map(at.declared, at.eqn.outvars))
@@ -173,7 +174,7 @@ def emitted(at: Place, decision: Decision) -> EquationPlan:
         tuple(None if d == s.dtype else d for d, s in zip(dtypes, at.given, strict=True)),
         tuple(ValueState(d and np.dtype(d if told is None else told)) for d in declared),
         Reason(ReasonCode.EMIT, decision.emitted_name),
-        demands=tuple([Demand.of(dtype, at.wide) for dtype in dtypes]),
+        demands=tuple([Demand.of(dtype, at.region.wide) for dtype in dtypes]),
     )
 
 

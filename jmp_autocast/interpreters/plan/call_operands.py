@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..primitives.structure import has_rule, is_plain_call
-from .data import Demand, Plan, Source, ValueState
+from .data import Demand, Place, Plan, Source, ValueState
 from .float_dtypes import is_in, is_narrower
-from .region import Place
 
 
 def read_low(
@@ -29,7 +28,7 @@ def read_low(
     # A known value is cast at trace time, and a source reads through a view of its own.
     def is_cast(state: ValueState, demand: Demand) -> bool:
         may_be = state.source in sources and state.known_value is None
-        return may_be and demand is Demand.LOW and is_in(state.dtype, at.wide)
+        return may_be and demand is Demand.LOW and is_in(state.dtype, at.region.wide)
 
     pairs = zip(at.given, inner.demands, strict=True)
     return [at.region.compute_dtype if is_cast(*pair) else None for pair in pairs]
@@ -53,10 +52,10 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
 
     def is_cast(state: ValueState, demand: Demand) -> bool:
         may_be = state.is_computed and state.known_value is None and state.is_widened
-        return may_be and demand is Demand.FULL and is_narrower(state.dtype, at.wide)
+        return may_be and demand is Demand.FULL and is_narrower(state.dtype, at.region.wide)
 
     pairs = zip(at.given, inner.demands, strict=True)
-    return [at.wide if is_cast(*pair) else None for pair in pairs]
+    return [at.region.wide if is_cast(*pair) else None for pair in pairs]
 
 
 def cast_states(

@@ -2,22 +2,26 @@
 
 No JAX tracing here and no policy: rewriting, `explain` and the tests read a plan, they never
 derive one. Reading order: `ValueState` (what is known of a value), `Want` (what its readers ask),
-the actions (what is emitted), `EquationPlan`, `Plan`.
+`Place` (an equation that is planned), the actions (what is emitted), `EquationPlan`, `Plan`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...policies import domain
+from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, is_array_aval
+from ..regions import Region
 from .constant_range import ConstantRange
 from .copies import CopyKey, Tag
-from .float_dtypes import is_narrower
+from .float_dtypes import float_dtype, is_narrower
 from .marks import NONE, Marks
+from .needs import Need
 from .reasons import Reason
 
 
@@ -121,6 +125,69 @@ class Want:
     fulls: int = 0
     reader: str = dataclasses.field(default="", compare=False)
     first_full: str = dataclasses.field(default="", compare=False)
+
+
+class Place(NamedTuple):
+    """An equation where it stands: what is known and asked there, and the precision in force.
+
+    Args:
+        eqn: The equation.
+        name: The name of its primitive.
+        given: What is known of each operand.
+        floats: The positions of the float operands.
+        region: The precision of the scope that the equation is in.
+        wants: What the readers of each result ask for; empty if no sweep said.
+        made: The marks of its operands.
+        need: What its first result is needed for.
+        accumulates: It computes an accumulator: `marks`.
+    """
+
+    eqn: JaxprEqn
+    name: str
+    given: tuple[ValueState, ...]
+    floats: Sequence[int]
+    region: Region
+    wants: tuple[Want, ...]
+    made: Sequence[Marks]
+    need: Need
+    accumulates: bool
+
+    @property
+    def compute_dtype(self) -> np.dtype:
+        """The dtype of matmuls here, where anything is lowered."""
+        assert self.region.compute_dtype is not None
+        return self.region.compute_dtype
+
+    @property
+    def foreign(self) -> tuple[int, ...]:
+        """The positions of the float and complex operands that autocast never touches."""
+        region = self.region
+        ours = (region.wide, region.compute_dtype)
+        if region.island is not None:
+            ours = (*domain(region.wide), region.island)
+        avals = [(i, aval_of(v)) for i, v in enumerate(self.eqn.invars)]
+        dtypes = [(i, aval.dtype) for i, aval in avals if is_array_aval(aval)]
+        return tuple(
+            [
+                i
+                for i, dtype in dtypes
+                if isinstance(dtype, np.dtype) and dtype.kind in "fcV" and dtype not in ours
+            ]
+        )
+
+    @property
+    def full(self) -> np.dtype:
+        """The dtype here of what is not lowered: the wide one, or that of the island."""
+        return self.region.island or self.region.wide
+
+    def declared(self, atom: Atom) -> np.dtype | None:
+        """Returns the dtype that the program declares for a value, None for what is no float."""
+        return float_dtype(atom.aval, self.region.wide)
+
+    def kept(self, atom: Atom) -> np.dtype | None:
+        """Returns the dtype of a value that is not lowered, None for what is no float."""
+        declared = self.declared(atom)
+        return declared and (self.region.island or declared)
 
 
 # --- actions: what is emitted in place of an equation ---------------------------------------
@@ -308,7 +375,7 @@ class Plan:
         wide: The wide dtype of the policy.
     """
 
-    jaxpr: Any
+    jaxpr: AnyJaxpr
     consts: tuple[ValueState, ...]
     inputs: tuple[ValueState, ...]
     equations: tuple[EquationPlan, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,13 +18,11 @@ from ...policies import (
     Decision,
     Policy,
     apply_rule,
-    domain,
 )
 from ...policies.registry import check_obeyed
-from ..compat import is_array_aval
+from ..compat import aval_of
 from ..primitives import reading
 from ..primitives.traits import having
-from ..regions import Region
 from .basic_plans import (
     cast_results,
     emitted,
@@ -36,11 +34,10 @@ from .basic_plans import (
     rounded_once,
     without_floats,
 )
-from .data import BIND, Contract, Demand, EquationPlan, Keep, Source, ValueState, Want
+from .data import BIND, Contract, Demand, EquationPlan, Keep, Place, Source, ValueState, Want
 from .equation_view import check_domain, view_of
 from .islands import in_island
 from .reasons import Reason, ReasonCode
-from .region import Place
 from .symbolic_sizes import at_least, is_as_large
 from .value_facts import fold
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
@@ -106,7 +103,7 @@ def _moves_a_source(policy: Policy, at: Place) -> EquationPlan | None:
 def _stands_in_scope(policy: Policy, at: Place) -> EquationPlan | None:
     """A scope that names float32 or float64, ``full_precision()`` among them."""
     if at.region.island is not None:
-        return in_island(policy, at, not any(is_outside(v, at) for v in at.eqn.invars))
+        return in_island(policy, at)
     if at.region.compute_dtype is None:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
     return None
@@ -116,8 +113,8 @@ def _is_not_ours(policy: Policy, at: Place) -> EquationPlan | None:
     """What is in another float dtype, or updates by a function of the user's, is kept."""
     # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of
     # their own, and float16 in a bfloat16 program by somebody who knows its range.
-    if outside := tuple([i for i, v in enumerate(at.eqn.invars) if is_outside(v, at)]):
-        return keep(at, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", outside))
+    if foreign := at.foreign:
+        return keep(at, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", foreign))
     if at.name in _REDISPATCHED and not reading.has_plain_update(at.eqn):
         return keep(at, Reason(ReasonCode.KEEP, "the update computation is the user's"))
     return None
@@ -127,9 +124,9 @@ def _is_known(policy: Policy, at: Place) -> EquationPlan | None:
     """What is computed of literals alone is a literal."""
     # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
     # float32 value that votes, and would raise the scores of every attention.
-    if any([state.known_value is None or state.dtype != at.wide for state in at.given]):
+    if any([state.known_value is None or state.dtype != at.region.wide for state in at.given]):
         return None
-    known = fold(at.name, at.given, at.wide)
+    known = fold(at.name, at.given, at.region.wide)
     return None if known is None else folded(at, known)
 
 
@@ -190,34 +187,13 @@ def _by_policy(policy: Policy, at: Place, decision: Decision, guarded: bool) -> 
     if decision.policy is CastPolicy.FP32_APPEND_DTYPE and contracts:
         return _with_float32_result(policy, _lower(policy, at, guarded=True), _ASKED)
     if decision.policy in FULL_POLICIES:
-        plan = in_dtype(at, at.wide, _FULL)
+        plan = in_dtype(at, at.region.wide, _FULL)
         is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
         if is_sum and at.given[at.floats[0]].narrowed_by_user:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
             return rounded_once(plan, at.compute_dtype, plan.reason)
         return plan
     return _first(PROMOTIONS, policy, at)
-
-
-def is_outside(v: Any, at: Place) -> bool:
-    """Returns whether a value is a float or complex array that autocast never touches.
-
-    Args:
-        v: The variable or literal.
-        at: The equation that reads it.
-    """
-    dtype = getattr(v.aval, "dtype", None)
-    if dtype is None or dtype in _ours(at.region) or not is_array_aval(v.aval):
-        return False
-    return np.dtype(dtype).kind in "fcV" if isinstance(dtype, np.dtype) else False
-
-
-def _ours(region: Region) -> Collection[np.dtype]:
-    """Returns the dtypes that autocast casts in a region."""
-    if region.island is not None:
-        return domain(region.wide) | {region.island}
-    assert region.compute_dtype is not None
-    return (region.wide, region.compute_dtype)
 
 
 def _because(code: ReasonCode, want: Want) -> Reason:
@@ -239,9 +215,9 @@ def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
     # the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
     plan = in_dtype(at, at.compute_dtype, _LOW)
     # jnp.matmul records the dtype of its operands: the wide one is a request only of others.
-    declared_low = all(at.eqn.invars[i].aval.dtype == at.compute_dtype for i in at.floats)
-    if contracts and declared_low and reading.preferred_dtype(at.eqn) == at.wide:
-        results = tuple(ValueState(at.wide) for _ in plan.results)
+    declared_low = all(aval_of(at.eqn.invars[i]).dtype == at.compute_dtype for i in at.floats)
+    if contracts and declared_low and reading.preferred_dtype(at.eqn) == at.region.wide:
+        results = tuple(ValueState(at.region.wide) for _ in plan.results)
         action = plan.action if isinstance(plan.action, Keep) else BIND
         return dataclasses.replace(plan, results=results, action=action)
     return plan
@@ -265,7 +241,7 @@ def _exceeds_the_range(policy: Policy, at: Place) -> EquationPlan | None:
     if at.name in _CONTRACTS and at.compute_dtype != np.float16:
         return None
     reason = literal_guard(at.given, at.floats, at.compute_dtype)
-    return None if reason is None else in_dtype(at, at.wide, reason)
+    return None if reason is None else in_dtype(at, at.region.wide, reason)
 
 
 def _sums_nothing(policy: Policy, at: Place) -> EquationPlan | None:
@@ -293,7 +269,7 @@ def _reads_positions(policy: Policy, at: Place) -> EquationPlan | None:
             continue
         if at_least(3, reading.reduction_depth(at.eqn)) if bound == math.inf else bound > 1:
             reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-            return in_dtype(at, at.wide, reason)
+            return in_dtype(at, at.region.wide, reason)
     return None
 
 
@@ -315,7 +291,7 @@ def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan
     action = _contract(policy)
     if policy.dot_output == "compute":
         of_source = action.of_sources and any(
-            s.source is not None and s.dtype == at.wide for s in at.given[:2]
+            s.source is not None and s.dtype == at.region.wide for s in at.given[:2]
         )
         accumulates = of_source and at.name != "conv_general_dilated"
         return dataclasses.replace(plan, action=action) if accumulates else plan
@@ -348,17 +324,17 @@ def _is_rounded(plan: EquationPlan) -> bool:
 def _is_accumulator(policy: Policy, at: Place) -> EquationPlan | None:
     """A value that is added to, or multiplied, again and again is float32 (not at "compute")."""
     accumulates = at.accumulates and not policy.data_abstains
-    return in_dtype(at, at.wide, _ACCUMULATES) if accumulates else None
+    return in_dtype(at, at.region.wide, _ACCUMULATES) if accumulates else None
 
 
 def _readers_agree(policy: Policy, at: Place) -> EquationPlan | None:
-    """What the readers ask for: see below."""
+    """What the readers ask for, unless something refuses."""
     # They come before the votes: a value that all of them read in another dtype would be cast for
     # each, and what the cast loses in 16 bits is lost to a reader that has the digits to use it.
     for want in at.wants:
         if want.demand is Demand.FULL:
             code = ReasonCode.LOG_GUARD if at.name in _SATURATES else ReasonCode.FEEDER
-            return in_dtype(at, at.wide, _because(code, want))
+            return in_dtype(at, at.region.wide, _because(code, want))
         is_held = literal_guard(at.given, at.floats, at.compute_dtype) is None
         if want.demand is Demand.LOW and is_held:
             return in_dtype(at, at.compute_dtype, _because(ReasonCode.CLEAR_NARROW, want))
@@ -372,12 +348,12 @@ def _voters_decide(policy: Policy, at: Place) -> EquationPlan | None:
     if not votes:
         return _of_sources(policy, at)
     # A value that the program itself declares in 16 bits stays there, at every level.
-    declared_full = any(at.eqn.invars[i].aval.dtype == at.wide for i in votes)
+    declared_full = any(aval_of(at.eqn.invars[i]).dtype == at.region.wide for i in votes)
     if policy.level == "tensor_cores" and declared_full and at.name not in DATA_MOVEMENT:
-        return in_dtype(at, at.wide, _TENSOR_CORES)
-    target = _common_dtype(at, votes)
-    if target == at.wide:
-        by = next((i for i in votes if given[i].dtype == at.wide), votes[0])
+        return in_dtype(at, at.region.wide, _TENSOR_CORES)
+    target = _joined([given[i].dtype for i in votes], at.region.wide)
+    if target == at.region.wide:
+        by = next((i for i in votes if given[i].dtype == at.region.wide), votes[0])
         source = given[by].source
         what = "computed" if source is None else f"a {source.value} source"
         cause = f"operand {by} is {target}, {what}"
@@ -386,7 +362,7 @@ def _voters_decide(policy: Policy, at: Place) -> EquationPlan | None:
     if reason is None and not policy.data_abstains:
         reason = far_literal(at.name, given, floats, target)
     if reason is not None:
-        return in_dtype(at, at.wide, reason)
+        return in_dtype(at, at.region.wide, reason)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
     return in_dtype(at, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
 
@@ -394,12 +370,9 @@ def _voters_decide(policy: Policy, at: Place) -> EquationPlan | None:
 PROMOTIONS: tuple[Decides, ...] = (_is_accumulator, _readers_agree, _voters_decide)
 
 
-def _common_dtype(at: Place, positions: Sequence[int]) -> np.dtype:
+def _joined(dtypes: Sequence[np.dtype | None], wide: np.dtype) -> np.dtype:
     """Returns the one dtype of some operands, the wide one where they differ."""
-    dtypes = {at.given[i].dtype for i in positions}
-    dtype = dtypes.pop() if len(dtypes) == 1 else at.wide
-    assert dtype is not None
-    return dtype
+    return next((d for d in dtypes if d is not None and len(set(dtypes)) == 1), wide)
 
 
 def _of_sources(policy: Policy, at: Place) -> EquationPlan:
@@ -408,7 +381,7 @@ def _of_sources(policy: Policy, at: Place) -> EquationPlan:
     # What a literal takes out of the range of 16 bits is computed: no cast may follow.
     reason = literal_guard(given, floats, at.compute_dtype)
     if reason is not None:
-        return in_dtype(at, at.wide, reason)
+        return in_dtype(at, at.region.wide, reason)
     # With `dtype=` by hand a residual stream is 16 bits from the embedding on.
     if policy.data_abstains and starts_stream(at.name, given, floats):
         return in_dtype(at, at.compute_dtype, _ROWS)
@@ -417,7 +390,7 @@ def _of_sources(policy: Policy, at: Place) -> EquationPlan:
     order = (Source.DATA, Source.PARAM, Source.CONST)
     source = next((kind for kind in order if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
-    plan = in_dtype(at, _common_dtype(at, floats), reason)
+    plan = in_dtype(at, _joined([given[i].dtype for i in floats], at.region.wide), reason)
     # One of small numbers is a small number: `where(mask, 1.0, 0.0)`.
     harmless = at.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
     tags = [s.tag for s in given if s.tag is not None and source is Source.PARAM]

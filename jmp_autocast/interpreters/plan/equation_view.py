@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from ...policies import Decision, EquationView, domain, listed
-from ..compat import function_name, source_line
+from ..compat import Atom, JaxprEqn, function_name, source_line
 from ..primitives.reading import exponent, flops, free_dimensions, reduction_depth
 from ..primitives.structure import called, is_call
-from .data import ValueState
-from .region import Place
+from .data import Place, ValueState
 
 
 def check_domain(decision: Decision, at: Place) -> None:
@@ -22,7 +21,7 @@ def check_domain(decision: Decision, at: Place) -> None:
         decision: What the rule decided.
         at: The equation.
     """
-    allowed = domain(at.wide)
+    allowed = domain(at.region.wide)
     for field in ("output_dtype", "operand_dtype"):
         dtype = getattr(decision, field)
         if dtype is not None and dtype not in allowed:
@@ -33,7 +32,7 @@ def check_domain(decision: Decision, at: Place) -> None:
 
 
 def view_of(
-    eqn: Any, given: Sequence[ValueState], scope: Sequence[str], compute_dtype: np.dtype
+    eqn: JaxprEqn, given: Sequence[ValueState], scope: Sequence[str], compute_dtype: np.dtype
 ) -> EquationView:
     """Returns what a rule function and a report see of an equation.
 
@@ -62,9 +61,9 @@ def view_of(
     )
 
 
-def _shapes(atoms: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+def _shapes(atoms: Sequence[Atom]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(getattr(v.aval, "shape", ())) for v in atoms)
 
 
-def _dtypes(atoms: Sequence[Any]) -> tuple[Any, ...]:
+def _dtypes(atoms: Sequence[Atom]) -> tuple[Any, ...]:
     return tuple(getattr(v.aval, "dtype", None) for v in atoms)

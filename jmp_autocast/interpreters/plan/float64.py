@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 from ...policies import FLOAT64, Policy
-from ..compat import body_of
+from ..compat import AnyJaxpr, body_of
 from ..compat.settings import ENABLE_FLOAT64, has_float64
 from ..primitives.structure import equations_in
 from .float_dtypes import is_in
@@ -26,7 +25,7 @@ def check_float64(policy: Policy) -> None:
         )
 
 
-def warn_without_float64(policy: Policy, jaxpr: Any, name: str) -> None:
+def warn_without_float64(policy: Policy, jaxpr: AnyJaxpr, name: str) -> None:
     """Warns where a policy of float64 programs meets a program that holds no float64.
 
     Args:

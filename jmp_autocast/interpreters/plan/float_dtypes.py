@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from ...policies import domain
 from ..compat import is_array_aval
 
 
+@functools.lru_cache(4096)
 def float_dtype(aval: Any, wide: np.dtype) -> np.dtype | None:
     """Returns the dtype of an array that autocast may cast, None for anything else.
 

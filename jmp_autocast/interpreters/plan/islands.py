@@ -1,40 +1,37 @@
 """Islands: scopes of a wider dtype than the program's, such as a Cholesky in float64.
 
 Inside an island values are float64; whoever reads one outside reads it in the dtype that the
-program declares. Nothing else of planning knows of islands.
+program declares. Functions that an equation in an island calls back, as a solver does, take and
+return the dtype of the island. Nothing else of planning knows of islands.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ...policies import CastPolicy, Policy
+from ..compat import Atom, aval_of, body_of
+from ..primitives.called_back import functions_of
 from .basic_plans import in_dtype, keep
-from .data import BIND, EquationPlan, Keep, ValueState, Want
+from .call_operands import cast_states
+from .data import BIND, CallBack, EquationPlan, Keep, Place, ValueState, Want
 from .reasons import Reason, ReasonCode
-from .region import Place
+from .structural import PlansBodies
 
 
-def in_island(policy: Policy, at: Place, is_ours: bool) -> EquationPlan:
-    """Returns the plan of an ordinary equation in an island: all of its floats are wide.
-
-    Args:
-        policy: The policy of the program.
-        at: The equation.
-        is_ours: Whether all of its floats are of dtypes that autocast casts.
-    """
+def in_island(policy: Policy, at: Place) -> EquationPlan:
+    """Returns the plan of an ordinary equation in an island: all of its floats are wide."""
     assert at.region.island is not None
     rule, _ = policy.rule_for(at.name, at.region.rules)
-    if rule is CastPolicy.KEEP or not is_ours:
+    if rule is CastPolicy.KEEP or at.foreign:
         return keep(at, Reason(ReasonCode.KEEP, f"no {at.region.island} form of {at.name}"))
     return in_dtype(at, at.region.island, Reason(ReasonCode.SCOPE, at.region.cause))
 
 
-def returned(want: Want, state: ValueState, variable: Any, wide: np.dtype) -> Want:
+def returned(want: Want, state: ValueState, variable: Atom, wide: np.dtype) -> Want:
     """Returns what is asked of an output of the program: what an island made is as declared.
 
     Args:
@@ -43,17 +40,17 @@ def returned(want: Want, state: ValueState, variable: Any, wide: np.dtype) -> Wa
         variable: The variable or literal that is returned.
         wide: The wide dtype of the policy.
     """
-    return Want(dtype=variable.aval.dtype) if _is_wider(state, wide) else want
+    return Want(dtype=aval_of(variable).dtype) if _is_wider(state, wide) else want
 
 
 def outside(at: Place) -> Place:
     """Returns an equation where it stands, with operands from islands in their declared dtypes."""
     if at.region.island is not None:
         return at
-    if not any([_is_wider(state, at.wide) for state in at.given]):
+    if not any([_is_wider(state, at.region.wide) for state in at.given]):
         return at
     given = tuple(
-        ValueState(at.declared(v)) if _is_wider(state, at.wide) else state
+        ValueState(at.declared(v)) if _is_wider(state, at.region.wide) else state
         for v, state in zip(at.eqn.invars, at.given, strict=True)
     )
     return at._replace(given=given)
@@ -76,3 +73,29 @@ def leaving(plan: EquationPlan, given: Sequence[ValueState]) -> EquationPlan:
     )
     action = BIND if isinstance(plan.action, Keep) else plan.action
     return dataclasses.replace(plan, operands=operands, action=action)
+
+
+def plan_called_back(planner: PlansBodies, at: Place) -> EquationPlan:
+    """Plans an equation in an island: its functions take and return the dtype of the island.
+
+    Args:
+        planner: Plans the functions.
+        at: The equation.
+    """
+    dtype = at.region.island
+    assert dtype is not None
+    if at.foreign:
+        return keep(at, Reason(ReasonCode.KEEP, f"no {dtype} form of {at.name}"))
+    plan = in_dtype(at, dtype, Reason(ReasonCode.SCOPE, at.region.cause))
+    # The solution has the dtype of the right-hand side, and all functions take arrays like these.
+    given = cast_states(at.given, plan.operands, at.region.wide)
+    plans = tuple(
+        planner.plan(
+            body.jaxpr,
+            [given[i] for i in body.operands],
+            [Want(dtype=at.declared(v) and dtype) for v in body_of(body.jaxpr).outvars],
+            at.region.names,
+        )
+        for body in functions_of(at.eqn)
+    )
+    return dataclasses.replace(plan, action=CallBack(plans))

@@ -11,12 +11,11 @@ from ...policies import Policy
 from ..compat import body_of
 from ..primitives.structure import Body, bodies
 from .call_operands import cast_states, read_low
-from .data import Demand, EquationPlan, Inside, Plan, Source, ValueState, Want
+from .data import Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .float_dtypes import is_in, is_narrower
 from .loop_carries import first_guess, settled
 from .marks import NONE, SUMMED
 from .reasons import Reason, ReasonCode
-from .region import Place
 from .returning_carries import accumulating_carries, residual_streams
 from .structural import (
     INSIDE,
@@ -64,8 +63,8 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     initial = given[start:end]
     # A 16-bit value from before the loop is widened once, so that its gradients of all steps meet
     # in float32; the steps read a view of the 16-bit copy that is there already.
-    widened = _widened(given[:start], at.wide)
-    fixed = loop_invariants(_as_parameters(given[:start], widened, at.wide))
+    widened = _widened(given[:start], at.region.wide)
+    fixed = loop_invariants(_as_parameters(given[:start], widened, at.region.wide))
     xs, ys = _slices(given[end:]), at.wants[len(initial) :]
     accumulating = _accumulating(planner.policy, at, body)
 
@@ -83,14 +82,14 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     operands = [*widened, *(None,) * (len(given) - start)]
     operands[end:] = read_low(inner, at, (None, Source.DATA))[end:]
     if any(operands[end:]):
-        xs = cast_states(xs, operands[end:], at.wide)
+        xs = cast_states(xs, operands[end:], at.region.wide)
         inner = plan_body(carries, returned)
     # The initial value is cast before the loop to the dtype that goes round in it.
     operands[start:end] = [
         d if s.dtype is not None and s.dtype != d else None
         for s, d in zip(initial, carries, strict=True)
     ]
-    of_carries = [Demand.of(d, at.wide) for d in carries]
+    of_carries = [Demand.of(d, at.region.wide) for d in carries]
     return EquationPlan(
         Inside((inner,), inner.identity and not any(operands)),
         given,
@@ -143,7 +142,7 @@ def _carries(
         free = [Want(None if d != e else d) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
-    carries = settled(guess, declared, initial, returned_by_body, at.wide)
+    carries = settled(guess, declared, initial, returned_by_body, at.region.wide)
     return carries, _carry_reason(carries, declared, accumulating, start)
 
 

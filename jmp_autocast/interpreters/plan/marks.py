@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ..compat import Literal, body_of
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, body_of
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import having
 from .returning_carries import accumulating_carries
@@ -75,7 +75,7 @@ Memo: TypeAlias = dict[Any, Any]
 AllMarks: TypeAlias = Mapping[Any, Marks]
 
 
-def marks_of(jaxpr: Any, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
+def marks_of(jaxpr: AnyJaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     """Returns the marks of each variable that has any.
 
     Args:
@@ -98,25 +98,27 @@ def marks_of(jaxpr: Any, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     return marks
 
 
-def of(marks: AllMarks, atoms: Sequence[Any]) -> list[Marks]:
+def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
     """Returns the marks of variables and literals."""
     return [NONE if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
 
 
-def full_size(eqn: Any, made: Sequence[Marks]) -> list[int]:
+def full_size(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
     """Returns the operands that are as large as the result, and no smaller values repeated.
 
     Args:
         eqn: The equation.
         made: The marks of its operands.
     """
-    shape = eqn.outvars[0].aval.shape
+    shape = aval_of(eqn.outvars[0]).shape
     pairs = enumerate(zip(eqn.invars, made, strict=True))
     is_literal = [isinstance(v, Literal) for v in eqn.invars]
-    return [i for i, (v, m) in pairs if not (is_literal[i] or m.spread) and v.aval.shape == shape]
+    return [
+        i for i, (v, m) in pairs if not (is_literal[i] or m.spread) and aval_of(v).shape == shape
+    ]
 
 
-def adds(eqn: Any, made: Sequence[Marks]) -> list[int]:
+def adds(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
     """Returns the operands of a sum that belongs to chains, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
@@ -130,7 +132,7 @@ def is_convolved(summands: Sequence[Marks]) -> bool:
     return bool(summands) and all(m.convolved and not m.scaled for m in summands)
 
 
-def is_convolved_sum(eqn: Any, made: Sequence[Marks]) -> bool:
+def is_convolved_sum(eqn: JaxprEqn, made: Sequence[Marks]) -> bool:
     """Returns whether an equation is a sum in the stream of a convolutional network."""
     if eqn.primitive.name not in _SUMS:
         return False
@@ -138,7 +140,7 @@ def is_convolved_sum(eqn: Any, made: Sequence[Marks]) -> bool:
     return len(summands) == 2 and is_convolved([made[i] for i in summands])
 
 
-def accumulates(eqn: Any, made: Sequence[Marks], is_added: bool) -> bool:
+def accumulates(eqn: JaxprEqn, made: Sequence[Marks], is_added: bool) -> bool:
     """Returns whether an equation computes an accumulator.
 
     Args:
@@ -152,14 +154,14 @@ def accumulates(eqn: Any, made: Sequence[Marks], is_added: bool) -> bool:
     return bool(summands) and (is_added or any([made[i].summed for i in summands]))
 
 
-def _factors(eqn: Any, made: Sequence[Marks]) -> int:
+def _factors(eqn: JaxprEqn, made: Sequence[Marks]) -> int:
     if eqn.invars[0] is eqn.invars[1]:  # a square, as in a norm, is no chain
         return 0
     found = full_size(eqn, made)
     return 1 + max([made[i].factors for i in found]) if len(found) == 2 else 0
 
 
-def _of_result(eqn: Any, made: Sequence[Marks]) -> Marks:
+def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     name = eqn.primitive.name
     if name in _CONTRACTS:
         return Marks(convolved=name == "conv_general_dilated", fresh=2)
@@ -199,7 +201,7 @@ def _of_result(eqn: Any, made: Sequence[Marks]) -> Marks:
     )
 
 
-def _of_structure(eqn: Any, marks: AllMarks, memo: Memo) -> list[Marks]:
+def _of_structure(eqn: JaxprEqn, marks: AllMarks, memo: Memo) -> list[Marks]:
     given = of(marks, eqn.invars)
     found: list[list[Marks]] = [[] for _ in eqn.outvars]
     for body in bodies(eqn):

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ..compat import Literal, body_of, variables_in
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, body_of, variables_in
 from ..primitives.reading import (
     casts_to_integer,
     exponent,
@@ -71,7 +71,7 @@ class At(NamedTuple):
         need: What its results are needed for.
     """
 
-    eqn: Any
+    eqn: JaxprEqn
     made: Sequence[Marks]
     need: Need
 
@@ -180,7 +180,7 @@ ROWS = (
 _SNAPS = having("snaps")
 
 
-def _becomes_whole(eqn: Any) -> bool:
+def _becomes_whole(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in _SNAPS or casts_to_integer(eqn)
 
 
@@ -195,7 +195,7 @@ for _row in ROWS:
 Needs: TypeAlias = Mapping[Any, Need]
 
 
-def needs_of(jaxpr: Any, outputs: Sequence[Need], memo: Memo, inputs: Sequence[Any]) -> Needs:
+def needs_of(jaxpr: AnyJaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence[Any]) -> Needs:
     """Returns what each variable of a jaxpr is needed for.
 
     Args:
@@ -210,7 +210,7 @@ def needs_of(jaxpr: Any, outputs: Sequence[Need], memo: Memo, inputs: Sequence[A
     marks = marks_of(jaxpr, inputs, memo)
     needs: dict[Any, Need] = {}
 
-    def add(atoms: Sequence[Any], need: Need) -> None:
+    def add(atoms: Sequence[Atom], need: Need) -> None:
         for v in variables_in(atoms):
             needs[v] = needs.get(v, NOTHING) | need
 
@@ -251,7 +251,7 @@ def needs_of(jaxpr: Any, outputs: Sequence[Need], memo: Memo, inputs: Sequence[A
     return needs
 
 
-def _own_factors(jaxpr: Any) -> list[Any]:
+def _own_factors(jaxpr: AnyJaxpr) -> list[Any]:
     """Returns the variables whose elements are multiplied with those beside them."""
     origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
     products = [e.invars for e in jaxpr.eqns if e.primitive.name == "mul"] if origins else []

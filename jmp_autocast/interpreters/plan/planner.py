@@ -11,19 +11,17 @@ from typing import Any
 from ...policies import CONTRACTIONS, Policy
 from ...policies.registry import has_rule_functions
 from ..before import Preparation
-from ..compat import Literal, aval_of, body_of, consts_of
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, body_of, consts_of
 from ..primitives.called_back import functions_of
 from ..primitives.structure import has_rule
 from ..regions import Region, Regions
-from .called_back import plan_called_back
 from .constant_range import constant_range
-from .data import EquationPlan, Plan, Source, ValueState, Want
+from .data import EquationPlan, Place, Plan, Source, ValueState, Want
 from .equation import plan_equation
 from .float_dtypes import float_dtype, is_in
-from .islands import leaving, outside, returned
+from .islands import leaving, outside, plan_called_back, returned
 from .marks import Memo
 from .products import products_of
-from .region import Place
 from .rounded_streams import rounded_stream
 from .structural import plan_structural, planning_rule
 from .sweeps import Sweeps
@@ -69,7 +67,9 @@ class Planner:
         """The scopes of what was planned, as far as the policy looks at them."""
         return self.regions.scopes
 
-    def plan_program(self, jaxpr: Any, inputs: Sequence[ValueState], wants: Sequence[Want]) -> Plan:
+    def plan_program(
+        self, jaxpr: AnyJaxpr, inputs: Sequence[ValueState], wants: Sequence[Want]
+    ) -> Plan:
         """Plans a whole program: its caller gets each output in the dtype it is returned in.
 
         Args:
@@ -91,7 +91,7 @@ class Planner:
 
     def plan(
         self,
-        jaxpr: Any,
+        jaxpr: AnyJaxpr,
         inputs: Sequence[ValueState],
         wants: Sequence[Want],
         path: tuple[str, ...] = (),
@@ -120,7 +120,7 @@ class Planner:
 
     def _plan(
         self,
-        jaxpr: Any,
+        jaxpr: AnyJaxpr,
         inputs: Sequence[ValueState],
         wants: Sequence[Want],
         path: tuple[str, ...],
@@ -160,7 +160,7 @@ class Planner:
             self._wide,
         )
 
-    def region_at(self, path: tuple[str, ...], eqn: Any) -> Region:
+    def region_at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
         """Returns the precision in force where an equation stands."""
         return self.regions.at(path, eqn)
 
@@ -169,7 +169,7 @@ class Planner:
         return rounded_stream(self.policy, at, self._plan_equation(at))
 
     def _plan_equation(self, at: Place) -> EquationPlan:
-        if (beyond := outside(at)) is not at:
+        if self.regions.has_islands and (beyond := outside(at)) is not at:
             return leaving(self._plan_equation(beyond), at.given)
         rule = planning_rule(at.name)
         if at.region.island is not None and functions_of(at.eqn):
@@ -216,7 +216,7 @@ class Planner:
             plan = self._equations[signature] = plan_equation(self.policy, at)
         return plan
 
-    def _const_state(self, var: Any, value: Any) -> ValueState:
+    def _const_state(self, var: Atom, value: Any) -> ValueState:
         dtype = float_dtype(var.aval, self._wide)
         if dtype is None:
             return ValueState(None)

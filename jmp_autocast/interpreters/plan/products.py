@@ -7,9 +7,10 @@ The room registers itself; nothing here, in `plan` or in `rewrite` imports it. W
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...policies import Policy
+from ..compat import AnyJaxpr
 from ..regions import PlansProduct
 from .copies import Tag
 
@@ -22,7 +23,7 @@ class Products(Protocol):
         """The tag of the program's parameters."""
         ...
 
-    def look_at(self, jaxpr: Any) -> None:
+    def look_at(self, jaxpr: AnyJaxpr) -> None:
         """Sees the program before it is planned; its jaxpr lives as long as this."""
         ...
 

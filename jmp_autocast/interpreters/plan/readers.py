@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import Literal
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal
 from ..primitives.structure import bodies
 from ..primitives.traits import having
 from .data import Demand, EquationPlan, Want
@@ -53,7 +53,7 @@ class Readers:
         wide: The wide dtype of the policy: float32, or float64 where this speaks of float32.
     """
 
-    def __init__(self, jaxpr: Any, wants: Sequence[Want], wide: np.dtype) -> None:
+    def __init__(self, jaxpr: AnyJaxpr, wants: Sequence[Want], wide: np.dtype) -> None:
         self._wide = wide
         self._inputs = jaxpr.invars
         self._reads: dict[Any, Reads] = {}
@@ -69,7 +69,7 @@ class Readers:
                 self._read(v, Demand.LOW | Demand.FULL, "")
 
     def _read(
-        self, v: Any, demand: Demand, reader: str, first_full: str = "", fulls: int | None = None
+        self, v: Atom, demand: Demand, reader: str, first_full: str = "", fulls: int | None = None
     ) -> None:
         reads = self._reads.setdefault(v, Reads())
         reads.demand |= demand
@@ -80,7 +80,7 @@ class Readers:
         reads.first_full = first_full or reads.first_full
         reads.fulls += fulls or 0
 
-    def of(self, v: Any) -> Reads:
+    def of(self, v: Atom) -> Reads:
         """Returns how a value is read."""
         return self._reads.get(v, NOBODY)
 
@@ -89,7 +89,9 @@ class Readers:
         found = [self.of(v) for v in self._inputs]
         return tuple([r.demand for r in found]), tuple([min(r.fulls, 2) for r in found])
 
-    def add(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None = None) -> None:
+    def add(
+        self, eqn: JaxprEqn, plan: EquationPlan, request: tuple[Want, ...] | None = None
+    ) -> None:
         """Adds how an equation reads its operands, if it follows the request."""
         name = eqn.primitive.name
         demands = plan.demands or (self._demand(eqn, plan, request),) * len(eqn.invars)
@@ -101,7 +103,9 @@ class Readers:
             if not isinstance(v, Literal):
                 self._read(v, demand, name, fulls=fulls.get(i))
 
-    def _demand(self, eqn: Any, plan: EquationPlan, request: tuple[Want, ...] | None) -> Demand:
+    def _demand(
+        self, eqn: JaxprEqn, plan: EquationPlan, request: tuple[Want, ...] | None
+    ) -> Demand:
         """Returns in which dtype an equation reads its operands."""
         name, code = eqn.primitive.name, plan.reason.code
         # A contraction reads 16 bits also where it returns its float32 accumulator.

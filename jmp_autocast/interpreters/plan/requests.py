@@ -14,16 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...policies import Policy
-from ..compat import Literal, variables_in
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import having
-from .data import Contract, Demand, EquationPlan, Source, ValueState, Want
+from .data import Contract, Demand, EquationPlan, Place, Source, ValueState, Want
 from .float_dtypes import is_narrower
 from .marks import is_convolved_sum
 from .needs import GUARDED, HARMED, LOST, NOTHING, Need, Needs
 from .readers import Readers, Reads
 from .reasons import ReasonCode
-from .region import Place
 from .symbolic_sizes import at_least, element_count
 
 _CLEARS = having("clears")
@@ -71,7 +70,7 @@ class Maker(NamedTuple):
     @property
     def is_low(self) -> bool:
         """Whether its result is narrower than the wide dtype."""
-        return is_narrower(self.plan.results[0].dtype, self.at.wide)
+        return is_narrower(self.plan.results[0].dtype, self.at.region.wide)
 
     def asks(self, demand: Demand, reader: str) -> Want:
         """Returns what is asked of it."""
@@ -105,7 +104,7 @@ def _is_near_1(it: Maker) -> Want | None:
 
 def _all_readers(it: Maker) -> Want | None:
     """What all readers read in the other dtype: float32 costs nothing, and 16 bits move less."""
-    demand, wide = it.reads.demand, it.at.wide
+    demand, wide = it.reads.demand, it.at.region.wide
     differs = demand is not Demand.of(it.plan.results[0].dtype, wide)
     if demand in (Demand.LOW, Demand.FULL) and differs:
         return it.asks(demand, it.reads.first)
@@ -168,9 +167,9 @@ def _is_residual_sum(it: Maker) -> bool:
         return False
     # A bias is smaller than the sum, and a parameter of full size (a learned position) is no
     # stream.
-    shape = it.at.eqn.outvars[0].aval.shape
+    shape = aval_of(it.at.eqn.outvars[0]).shape
     pairs = zip(it.at.eqn.invars, it.at.given, strict=True)
-    sources = [s.source for v, s in pairs if v.aval.shape == shape]
+    sources = [s.source for v, s in pairs if aval_of(v).shape == shape]
     return len(sources) > 1 and all(source in (None, Source.DATA) for source in sources)
 
 
@@ -209,7 +208,7 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
     return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
 
 
-def _shrinks(eqn: Any) -> bool:
+def _shrinks(eqn: JaxprEqn) -> bool:
     """Whether an operand has more elements than the results together."""
     results = sum(map(element_count, eqn.outvars))
     return not all(at_least(results, element_count(v)) for v in variables_in(eqn.invars))
@@ -246,7 +245,7 @@ class Found(NamedTuple):
 
 
 def find_requests(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     places: Sequence[Place],
     equations: Sequence[EquationPlan],
     states: Mapping[Any, ValueState],
@@ -303,7 +302,7 @@ def find_requests(
 
 
 def _find_shared(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     equations: Sequence[EquationPlan],
     states: Mapping[Any, ValueState],
     asked: Requests,
@@ -325,7 +324,7 @@ def _find_shared(
     found: dict[int, tuple[Want, ...]] = {}
     shared: dict[int, frozenset[int]] = {}
 
-    def is_shared(v: Any) -> bool:
+    def is_shared(v: Atom) -> bool:
         if isinstance(v, Literal) or not states[v].is_computed:
             return False
         is_low = is_narrower(states[v].dtype, wide)

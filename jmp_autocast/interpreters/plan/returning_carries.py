@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..compat import Literal, body_of
+from ..compat import AnyJaxpr, Atom, Literal, body_of
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
 
 _DAMPS = having("damps") | having("contracts")
 
 
-def accumulating_carries(body: Any, first: int, count: int) -> frozenset[int]:
+def accumulating_carries(body: AnyJaxpr, first: int, count: int) -> frozenset[int]:
     """Returns the carries that come back to themselves through sums, products and the like.
 
     A path through a matmul or a convolution does not count: it is a new value in each step. Nor
@@ -44,7 +44,7 @@ def accumulating_carries(body: Any, first: int, count: int) -> frozenset[int]:
 
 
 def residual_streams(
-    body: Any, first: int, count: int, parameters: frozenset[int]
+    body: AnyJaxpr, first: int, count: int, parameters: frozenset[int]
 ) -> frozenset[int]:
     """Returns the carries ``x`` that come back as ``x + f(x)`` with layers in ``f``.
 
@@ -73,7 +73,7 @@ class _Origins(NamedTuple):
         return cls(*(frozenset().union(*sets) for sets in zip(*several, strict=True)))
 
 
-def _origins(body: Any, parameters: frozenset[int]) -> list[_Origins]:
+def _origins(body: AnyJaxpr, parameters: frozenset[int]) -> list[_Origins]:
     """Returns, for each output, the inputs that reach it.
 
     Cheaply: with no matmul and no damping function between. Through a layer: with a matmul between,
@@ -81,7 +81,7 @@ def _origins(body: Any, parameters: frozenset[int]) -> list[_Origins]:
     """
     found = {v: _Origins(frozenset((i,))) for i, v in enumerate(body.invars)}
 
-    def of(atoms: Iterable[Any]) -> list[_Origins]:
+    def of(atoms: Iterable[Atom]) -> list[_Origins]:
         return [_Origins() if isinstance(v, Literal) else found.get(v, _Origins()) for v in atoms]
 
     for eqn in body.eqns:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 
 from ...policies import Policy
+from ..compat import aval_of
 from ..primitives.traits import having
 from .basic_plans import rounded_once
-from .data import EquationPlan, Inside
+from .data import EquationPlan, Inside, Place
 from .float_dtypes import is_in, is_narrower
 from .marks import is_convolved
 from .needs import Need
 from .reasons import Reason, ReasonCode
-from .region import Place
 from .votes import far_literal, literal_guard, voters
 
 _SUMS = having("sums")
@@ -72,14 +72,14 @@ def _promotes_computed(policy: Policy, at: Place, plan: EquationPlan) -> bool:
 
 def _was_rounded(at: Place, plan: EquationPlan) -> bool:
     """Whether the float32 result is made element by element of values that were 16 bits before."""
-    if len(plan.results) != 1 or not is_in(plan.results[0].dtype, at.wide):
+    if len(plan.results) != 1 or not is_in(plan.results[0].dtype, at.region.wide):
         return False
-    shape = at.eqn.outvars[0].aval.shape
+    shape = aval_of(at.eqn.outvars[0]).shape
     pairs = zip(at.eqn.invars, at.given, strict=True)
     found = [
-        s.was_rounded or is_narrower(s.dtype, at.wide)
+        s.was_rounded or is_narrower(s.dtype, at.region.wide)
         for v, s in pairs
-        if s.is_computed and v.aval.shape == shape
+        if s.is_computed and aval_of(v).shape == shape
     ]
     return bool(found) and all(found)
 
@@ -88,6 +88,6 @@ def _is_sum(at: Place, plan: EquationPlan) -> bool:
     """Whether an equation adds computed values of its own size, and nobody asked for float32."""
     if at.name not in _SUMS or plan.reason.code is not ReasonCode.PROMOTE_FULL:
         return False
-    shape = at.eqn.outvars[0].aval.shape
+    shape = aval_of(at.eqn.outvars[0]).shape
     pairs = zip(at.eqn.invars, at.given, strict=True)
-    return all(s.is_computed and v.aval.shape == shape for v, s in pairs)
+    return all(s.is_computed and aval_of(v).shape == shape for v, s in pairs)

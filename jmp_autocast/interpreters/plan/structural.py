@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from ...policies import CastPolicy, Decision, Policy
-from ..compat import is_ref, jax_function
+from ..compat import AnyJaxpr, is_ref, jax_function
 from ..primitives.structure import (
     STRUCTURES,
     Body,
@@ -25,11 +25,10 @@ from ..primitives.structure import (
 )
 from .basic_plans import as_declared, emitted, keep
 from .call_operands import cast_states, read_full, read_low
-from .data import BIND, KEEP, Demand, EquationPlan, Inside, Plan, Source, ValueState, Want
+from .data import BIND, KEEP, Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_in
 from .reasons import Reason, ReasonCode
-from .region import Place
 
 
 class PlansBodies(Protocol):
@@ -43,7 +42,7 @@ class PlansBodies(Protocol):
 
     def plan(
         self,
-        jaxpr: Any,
+        jaxpr: AnyJaxpr,
         inputs: Sequence[ValueState],
         wants: Sequence[Want],
         path: tuple[str, ...] = (),
@@ -163,7 +162,7 @@ def _with_casts(
     """
     casts = [low or full for low, full in zip(operands, read_full(inner, at), strict=True)]
     if any(casts):
-        given = cast_states(at.given, casts, at.wide)
+        given = cast_states(at.given, casts, at.region.wide)
         inner = planner.plan(called(at.eqn), given, at.wants, at.region.names)
     return inner, casts
 
@@ -267,7 +266,9 @@ def _dtypes_of(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[np.d
 
 def full_if_float(at: Place) -> list[Demand]:
     """Returns how an equation itself reads its operands: in their declared dtypes."""
-    return [Demand.FULL if is_in(at.declared(v), at.wide) else Demand.NONE for v in at.eqn.invars]
+    return [
+        Demand.FULL if is_in(at.declared(v), at.region.wide) else Demand.NONE for v in at.eqn.invars
+    ]
 
 
 # --- others without a cast policy -----------------------------------------------------------

@@ -13,13 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ...policies import Policy
-from ..compat import Literal, variables_in
+from ..compat import AnyJaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from ..regions import Region
-from .data import Demand, EquationPlan, ValueState, Want
+from .data import Demand, EquationPlan, Place, ValueState, Want
 from .marks import Memo, accumulates, marks_of, of
 from .needs import NOTHING, Need, needs_of
-from .region import Place
 from .requests import find_requests
 from .value_facts import literal_state
 
@@ -38,7 +37,7 @@ class PlansEquations(Protocol):
     policy: Policy
     memo: Memo
 
-    def region_at(self, path: tuple[str, ...], eqn: Any) -> Region:
+    def region_at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
         """Returns the precision in force where an equation stands."""
         ...
 
@@ -69,7 +68,7 @@ class Sweeps:
 
     def __init__(
         self,
-        jaxpr: Any,
+        jaxpr: AnyJaxpr,
         path: tuple[str, ...],
         given: Mapping[Any, ValueState],
         wants: Sequence[Want],
@@ -146,7 +145,7 @@ class Sweeps:
         self._equations = equations
         self._results = [plan.results for plan in equations]
 
-    def _place(self, i: int, eqn: Any) -> Place:
+    def _place(self, i: int, eqn: JaxprEqn) -> Place:
         """Returns an equation where it stands, with all that is known of its operands."""
         planner, wide = self._planner, self._planner.policy.wide_dtype
         operands = [
@@ -169,8 +168,9 @@ class Sweeps:
         elif eqn.outvars:
             need = self._needs.get(eqn.outvars[0], NOTHING)
             accumulating = accumulates(eqn, made, bool(need & Need.ADDED))
-        region = planner.region_at(self._path, eqn)
-        return Place(eqn, tuple(operands), region, wants, made, need, accumulating)
+        floats = [k for k, state in enumerate(operands) if state.dtype is not None]
+        region, name = planner.region_at(self._path, eqn), eqn.primitive.name
+        return Place(eqn, name, tuple(operands), floats, region, wants, made, need, accumulating)
 
     def _replanned(self, i: int, asked: tuple[Want, ...]) -> EquationPlan | None:
         """Plans a call anew, for what is asked of its results.

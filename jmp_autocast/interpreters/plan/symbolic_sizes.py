@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..compat import InconclusiveDimensionOperation
+from ..compat import Atom, InconclusiveDimensionOperation, aval_of
 
 
-def element_count(atom: Any) -> Any:
+def element_count(atom: Atom) -> Any:
     """Returns the number of elements of a variable or literal: an int, or a symbolic expression.
 
     Example:
@@ -16,7 +16,7 @@ def element_count(atom: Any) -> Any:
         >>> element_count(jax.make_jaxpr(lambda x: x)(jax.numpy.ones((2, 3))).jaxpr.invars[0])
         6
     """
-    return math.prod(atom.aval.shape)
+    return math.prod(aval_of(atom).shape)
 
 
 def at_least(one: Any, other: Any) -> bool:
@@ -34,9 +34,9 @@ def at_least(one: Any, other: Any) -> bool:
         return False
 
 
-def is_as_large(atom: Any, other: Any) -> bool:
+def is_as_large(atom: Atom, other: Any) -> bool:
     """Returns whether a variable or literal has at least as many elements as another."""
-    return at_least(element_count(atom), element_count(other))
+    return at_least(math.prod(aval_of(atom).shape), math.prod(aval_of(other).shape))
 
 
 def largest_index(length: Any) -> float:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ..compat import Atom, aval_of
 from ..primitives.reading import cast_dtype
-from .data import KEEP, Cast, Demand, EquationPlan, Move, Source, ValueState
+from .data import KEEP, Cast, Demand, EquationPlan, Move, Place, Source, ValueState
 from .reasons import Reason, ReasonCode
-from .region import Place
 from .structural import PlansBodies, plans
 from .value_facts import number_state
 
@@ -24,7 +22,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     given, eqn = at.given, at.eqn
     (state,), (var,) = given, eqn.invars
     source, target = at.declared(var), at.declared(eqn.outvars[0])
-    cast = Reason(ReasonCode.USER_CAST, f"{var.aval.dtype} to {cast_dtype(eqn)}")
+    cast = Reason(ReasonCode.USER_CAST, f"{aval_of(var).dtype} to {cast_dtype(eqn)}")
     if source is None and target is None:
         known = state.known_value
         bound = state.integer_bound if known is None else abs(known)
@@ -33,7 +31,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     if source is None:
         assert target is not None
         action = Move() if _is_exact(var) else KEEP
-        result = number_state(var.aval.dtype, target, state, at.wide)
+        result = number_state(aval_of(var).dtype, target, state, at.region.wide)
         return EquationPlan(action, given, (None,), (result,), cast)
     # The value may run in another dtype than the one that the cast was written for.
     as_declared = state.dtype == source
@@ -51,15 +49,15 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
         result = ValueState(target, Source.LITERAL, state.known_value)
     else:
         bound = state.integer_bound
-        result = ValueState(target, integer_bound=bound, narrowed_by_user=target != at.wide)
+        result = ValueState(target, integer_bound=bound, narrowed_by_user=target != at.region.wide)
     # The cast asks for the dtype it casts to: what feeds a cast to float32 is raised rather than
     # rounded and widened again.
-    demand = Demand.of(target, at.wide)
+    demand = Demand.of(target, at.region.wide)
     lowers = at.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None
     return EquationPlan(action, given, (operand,), (result,), cast, demands=(demand,))
 
 
-def _is_exact(var: Any) -> bool:
-    dtype = var.aval.dtype
+def _is_exact(var: Atom) -> bool:
+    dtype = aval_of(var).dtype
     return isinstance(dtype, np.dtype) and dtype.kind in "biu" and dtype.itemsize == 1

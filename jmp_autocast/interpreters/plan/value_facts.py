@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...policies import Policy
+from ..compat import Atom, Literal
 from ..primitives.clamped_cast import clamped
 from ..primitives.traits import FOLDS, having
 from .data import Source, ValueState
@@ -21,7 +22,7 @@ _AFFINE = having("affine")
 
 
 def input_states(
-    variables: Sequence[Any], sources: Sequence[Source], policy: Policy
+    variables: Sequence[Atom], sources: Sequence[Source], policy: Policy
 ) -> list[ValueState]:
     """Returns what is known of the inputs of a program.
 
@@ -40,7 +41,7 @@ def input_states(
     ]
 
 
-def literal_state(literal: Any, wide: np.dtype) -> ValueState:
+def literal_state(literal: Literal, wide: np.dtype) -> ValueState:
     """Returns what is known of a literal of a jaxpr.
 
     Args:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ...policies import Policy
+from ..compat import JaxprEqn, aval_of
 from ..primitives.reading import adds_up_cotangents
 from ..primitives.traits import having
 from .constant_range import BOUND, NEAR
-from .data import Source, ValueState
+from .data import Place, Source, ValueState
 from .reasons import Reason, ReasonCode
-from .region import Place
 from .symbolic_sizes import is_as_large
 from .value_facts import clamped, representable
 
@@ -97,7 +96,7 @@ def _summand_votes(at: Place, i: int) -> bool:
         return state.source is not Source.PARAM and fresh == 0
     # `h @ w + b` for one example is one. `addmm` and `w + a @ b` are the same program: float32
     # costs one fused temporary there, and 16 bits would round the weight.
-    return at.eqn.outvars[0].aval.ndim != 1 or fresh < 2
+    return aval_of(at.eqn.outvars[0]).ndim != 1 or fresh < 2
 
 
 def _choice_votes(at: Place, i: int) -> bool:
@@ -189,8 +188,8 @@ def far_literal(
     return None
 
 
-def is_replicated(eqn: Any, i: int) -> bool:
+def is_replicated(eqn: JaxprEqn, i: int) -> bool:
     """Returns whether the transpose of an equation adds up cotangents of operand ``i``."""
     if eqn.primitive.name in _REPEATS:
         return adds_up_cotangents(eqn)
-    return eqn.invars[i].aval.shape != eqn.outvars[0].aval.shape
+    return aval_of(eqn.invars[i]).shape != aval_of(eqn.outvars[0]).shape

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..compat import JaxprEqn, Literal, mark_frames
+from ..compat import JaxprEqn, Literal, aval_of, mark_frames
 from ..compat.rebuilding import equation_like, variable, with_equations
 from ..plan.data import BIND, Bind, Cast, Emit, EquationPlan, Keep, Move, Plan, ValueState
 from ..plan.float_dtypes import is_narrower
@@ -52,7 +52,7 @@ def _is_lowered(plan: Plan, k: int) -> bool:
     eqn, of = plan.jaxpr.eqns[k], plan.equations[k]
     is_bound = isinstance(of.action, Keep | Bind) and of.reason.code is not ReasonCode.SCOPE
     # Who names explicit mesh axes says where each result lies; XLA divides all others itself.
-    is_sharded = any(any(v.aval.sharding.spec) for v in (eqn.invars[0], eqn.outvars[0]))
+    is_sharded = any(any(aval_of(v).sharding.spec) for v in (eqn.invars[0], eqn.outvars[0]))
     return is_bound and not is_sharded and _is_wide(of, plan.wide)
 
 
