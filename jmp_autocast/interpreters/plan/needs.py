@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, body_of, variables_in
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, Var, body_of, variables_in
 from ..primitives.reading import (
     casts_to_integer,
     exponent,
@@ -19,7 +19,7 @@ from ..primitives.reading import (
     takes_every_other,
 )
 from ..primitives.structure import STRUCTURES, bodies
-from ..primitives.traits import having
+from ..primitives.traits import TRAITS, having
 from .marks import MOST_FACTORS, Marks, Memo, accumulated_in, adds, inputs_of, marks_of, of
 
 
@@ -54,6 +54,7 @@ LOST = Need.POLE | Need.FACTOR | Need.NEIGHBOR
 GUARDED = LOST | Need.NEAR_1
 HARMED = GUARDED | Need.SNAP
 
+_ALL = frozenset(TRAITS)
 _CHEAP = having("feeds") | having("rounds")
 _SUMS = having("sums")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
@@ -69,11 +70,13 @@ class At(NamedTuple):
         eqn: The equation.
         made: The marks of its operands.
         need: What its results are needed for.
+        origins: Of which array a variable holds every other element.
     """
 
     eqn: JaxprEqn
     made: Sequence[Marks]
     need: Need
+    origins: Mapping[Var, Atom]
 
 
 def _poles(at: At) -> Sequence[Any]:
@@ -104,6 +107,12 @@ def _cancelled(at: At) -> Sequence[Any]:
     return at.eqn.invars if any([m.multiplied for m in at.made]) else ()
 
 
+def _neighbors(at: At) -> Sequence[Any]:
+    # `associative_scan` begins so. No equation says how many factors follow.
+    a, b = (None if isinstance(v, Literal) else at.origins.get(v) for v in at.eqn.invars)
+    return () if a is None or a is not b else (a,)
+
+
 class Row(NamedTuple):
     """Who asks for a need of which operands, and through which primitives it passes.
 
@@ -113,6 +122,8 @@ class Row(NamedTuple):
         operands: From such an equation to the operands that have the need.
         through: The primitives through which it passes, from their results to their operands.
         why: What went wrong without it.
+        raises: The primitives that are asked for float32 where their result has the need.
+        reader: Who asks them, in words.
     """
 
     need: Need
@@ -120,6 +131,8 @@ class Row(NamedTuple):
     operands: Callable[[At], Sequence[Any]]
     through: frozenset[str]
     why: str
+    raises: frozenset[str] = frozenset()
+    reader: str = ""
 
 
 ROWS = (
@@ -137,6 +150,10 @@ ROWS = (
         lambda at: at.eqn.invars[1:] if subtracted_from_one(at.eqn) is not None else (),
         _CHEAP | _KEEPS_NEAR_1,
         "a dice loss of sigmoids of 6 was 14 % off in bfloat16, its gradient 24 %",
+        # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. The derivative of a
+        # tanh subtracts it from 1, and a slope needs no digits there.
+        having("saturates") - {"tanh"},
+        "its difference from 1",
     ),
     Row(
         Need.FACTOR,
@@ -153,6 +170,8 @@ ROWS = (
         _CHEAP,
         "position 999 is 1,000 in bfloat16: of 1,000 indices of a grid and an offset 56 % were "
         "wrong",
+        _ALL,
+        "what rounds it to an integer",
     ),
     Row(
         Need.PRODUCT,
@@ -174,6 +193,15 @@ ROWS = (
         lambda at: [at.eqn.invars[i] for i in adds(at.eqn, at.made)],
         _CHEAP,
         "of 24 branches of 1e-3 a stream in bfloat16 lost 83 %",
+    ),
+    Row(
+        Need.NEIGHBOR,
+        frozenset(("mul",)),
+        _neighbors,
+        frozenset(),
+        "an `associative_scan` of 2,048 gates multiplies all of them, and no equation says so",
+        _ALL,
+        "a product of its elements",
     ),
 )
 
@@ -208,6 +236,7 @@ def needs_of(jaxpr: AnyJaxpr, outputs: Sequence[Need], memo: Memo, inputs: Seque
     if key in memo:
         return memo[key]
     marks = marks_of(jaxpr, inputs, memo)
+    origins = {e.outvars[0]: e.invars[0] for e in body_of(jaxpr).eqns if takes_every_other(e)}
     needs: dict[Any, Need] = {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
@@ -243,18 +272,6 @@ def needs_of(jaxpr: AnyJaxpr, outputs: Sequence[Need], memo: Memo, inputs: Seque
         if name not in _SUMS:
             add(eqn.invars, Need.BEYOND_SUMS)
         for row in _ASKED.get(name, ()):
-            add(row.operands(At(eqn, of(marks, eqn.invars), of_results)), row.need)
-    # `associative_scan` begins so: a product of neighbors. No equation says how many factors.
-    for v in _own_factors(jaxpr):
-        needs[v] = needs.get(v, NOTHING) | Need.NEIGHBOR
+            add(row.operands(At(eqn, of(marks, eqn.invars), of_results, origins)), row.need)
     memo[key] = needs
     return needs
-
-
-def _own_factors(jaxpr: AnyJaxpr) -> list[Any]:
-    """Returns the variables whose elements are multiplied with those beside them."""
-    origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
-    products = [e.invars for e in jaxpr.eqns if e.primitive.name == "mul"] if origins else []
-    pairs = [variables_in(factors) for factors in products]
-    found = ((origins.get(v), origins.get(w)) for v, w in (p for p in pairs if len(p) == 2))
-    return [v for v, w in found if v is not None and v is w]

@@ -20,7 +20,7 @@ from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, Place, Source, ValueState, Want
 from .float_dtypes import is_narrower
 from .marks import is_convolved_sum
-from .needs import GUARDED, HARMED, LOST, NOTHING, Need, Needs
+from .needs import GUARDED, HARMED, LOST, NOTHING, ROWS, Need, Needs
 from .readers import Readers, Reads
 from .reasons import ReasonCode
 from .symbolic_sizes import at_least, element_count
@@ -30,8 +30,6 @@ _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves")
 _SATURATES = having("saturates")
-# The derivative of a tanh subtracts it from 1, and a slope needs no digits there.
-_GATES = _SATURATES - {"tanh"}
 _SUMS = having("sums")
 _NO_WISH = Want()
 
@@ -80,26 +78,12 @@ class Maker(NamedTuple):
 # --- who asks, in this order ----------------------------------------------------------------
 
 
-def _becomes_whole(it: Maker) -> Want | None:
-    """What becomes an integer: half a unit in the last place would be a whole one."""
-    if it.need & Need.SNAP and it.is_low:
-        return it.asks(Demand.FULL, "what rounds it to an integer")
-    return None
-
-
-def _is_neighbor(it: Maker) -> Want | None:
-    """What is multiplied with its own elements, as in an `associative_scan`."""
-    if it.need & Need.NEIGHBOR and it.is_low:
-        return it.asks(Demand.FULL, "a product of its elements")
-    return None
-
-
-def _is_near_1(it: Maker) -> Want | None:
-    """A sigmoid or `erf` whose distance to 1 counts, however it is read."""
-    # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1.
-    if it.need & Need.NEAR_1 and it.name in _GATES and it.is_low:
-        return it.asks(Demand.FULL, "its difference from 1")
-    return None
+def _by_need(it: Maker) -> Want | None:
+    """What its readers need in float32, however they read it: the last column of the needs."""
+    if not it.is_low:
+        return None
+    raised = (row for row in ROWS if it.need & row.need and it.name in row.raises)
+    return next((it.asks(Demand.FULL, row.reader) for row in raised), None)
 
 
 def _all_readers(it: Maker) -> Want | None:
@@ -137,9 +121,7 @@ def _adds_a_source(it: Maker) -> bool:
 
 
 ASKS: tuple[Callable[[Maker], Want | None], ...] = (
-    _becomes_whole,
-    _is_neighbor,
-    _is_near_1,
+    _by_need,
     _all_readers,
     _one_full_reader,
 )
