@@ -18,7 +18,7 @@ from tests.support.contractions import (
     arguments,
     quadratic,
 )
-from tests.support.jaxprs import assert_dots_run_in, casts, dot_dtypes, dtypes, find, trace
+from tests.support.jaxprs import assert_dots_run_in, find, trace
 from tests.support.numerics import relative_error
 
 DTYPES = ["bfloat16", "float16"]
@@ -59,24 +59,6 @@ def test_values_and_gradients_against_float64(row):
         assert relative_error(y, expected[0]) < 1e-6
         assert relative_error(dx, expected[1]) < EPS[dtype]
         assert relative_error(dw, expected[2]) < 1e-6
-
-
-def gradient_dtypes(jaxpr):
-    """(operand, operand, result) dtypes of each `accumulate`, in the order of the program."""
-    return [(*dtypes(eqn.invars[:2]), eqn.outvars[0].aval.dtype.name) for eqn in find(jaxpr, NAME)]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["dense", "strides"])
-def test_the_dtype_of_each_contraction(name, dtype):
-    row = TABLE[name]
-    y = lambda x, w: accumulating(row[2], dtype)(x, w)
-    jaxpr = trace(jax.grad(lambda x, w: jnp.sum(jnp.sin(y(x, w))), (0, 1)), *arguments(row))
-    forward, *backward = gradient_dtypes(jaxpr)
-    assert forward == (dtype, dtype, "float32")
-    # The cotangent is float32; the activation's gradient is as wide as the activation.
-    assert sorted(backward) == [("float32", dtype, dtype), ("float32", dtype, "float32")]
-    assert dot_dtypes(jaxpr) == [(dtype, dtype, dtype)] * 3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -150,22 +132,6 @@ def test_vmap_of_a_leaf_and_its_copy_along_different_axes(axes):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("argument", [0, 1])
-@pytest.mark.parametrize("name", ["dense", "groups", "ragged"])
-def test_linear_transpose(name, argument):
-    row = TABLE[name]
-    args = arguments(row)
-
-    def transposed(f):
-        linear = lambda z: f(*(z if i == argument else a for i, a in enumerate(args)))
-        cotangent = row[2](*args)
-        return jax.linear_transpose(linear, args[argument])(cotangent)[0]
-
-    found = transposed(accumulating(row[2], "bfloat16"))
-    assert found.dtype == FLOAT32
-    np.testing.assert_array_equal(found, transposed(row[2]))
-
-
 # One large term and 512 small ones, each exact in the dtype, that sum to 2. A small one is half a
 # unit in the last place of the large one: added to it one by one in 16 bits, they all vanish.
 TERMS = {"bfloat16": (1.0, 2.0**-9), "float16": (1.75, 2.0**-11)}
@@ -178,27 +144,6 @@ def dot_with(w, dtype):
     return lambda x: accumulating_contraction(
         eqn.primitive, eqn.params, x.astype(dtype), low, out=FLOAT32, full=(None, w)
     )
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_leaf_outside_of_a_loop(dtype):
-    large, small = TERMS[dtype]
-    terms = np.array([small] * 512 + [large], np.float32).reshape(-1, 1, 1)
-    w = np.ones((1, 5), np.float32)
-
-    def loop(w):
-        dot = dot_with(w, dtype)
-        return lax.scan(lambda total, x: (total + dot(x).sum(), None), jnp.float32(0), terms)[0]
-
-    jaxpr = trace(jax.grad(loop), w)
-    assert_dots_run_in(dtype, jaxpr)
-    of_w = lambda jaxpr: [
-        e for e in casts(jaxpr, "float32", dtype) if e.invars[0].aval.shape == w.shape
-    ]
-    bodies = [eqn.params["jaxpr"] for eqn in find(jaxpr, "scan")]
-    assert len(of_w(jaxpr)) == 1
-    assert not any(of_w(body) for body in bodies)
-    np.testing.assert_array_equal(jax.jit(jaxpr_as_fun(jaxpr))(w)[0], 2.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

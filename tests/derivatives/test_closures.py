@@ -17,6 +17,7 @@ from jax import lax
 
 from jmp_autocast import BF16, autocast
 from tests.support.jaxprs import assert_dots_run_in
+from tests.support.numerics import assert_trees_close
 
 CAST = functools.partial(autocast, compute_dtype=jnp.bfloat16)
 DECLARED = functools.partial(autocast, policy=BF16.with_scopes({"*": "float32"}))
@@ -107,21 +108,16 @@ def twice(fn, w, x):
     return jax.grad(lambda x: jnp.sum(jax.grad(fn, 1)(w, x) ** 2))(x)
 
 
-def close(found, expected, tolerance):
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.max(np.abs(expected)))
-
-
 @EACH
 def test_the_rule_is_rewritten(fn):
     found = jax.make_jaxpr(lambda w, x: grad(CAST(fn), w, x))(w(), x())
     assert [a.dtype for a in found.out_avals] == [jnp.float32]
     assert_dots_run_in("bfloat16", found.jaxpr)
-    close(grad(CAST(fn), w(), x()), grad(fn, w(), x()), 3e-2)
-
-
-@pytest.mark.parametrize("fn", [fixed_point, jvp_rule, only_the_rule])
-def test_under_jit(fn):
-    close(jax.jit(functools.partial(grad, CAST(fn)))(w(), x()), grad(fn, w(), x()), 3e-2)
+    assert_trees_close(grad(CAST(fn), w(), x()), grad(fn, w(), x()), 3e-2)
+    if fn is not in_a_loop:
+        assert_trees_close(
+            jax.jit(functools.partial(grad, CAST(fn)))(w(), x()), grad(fn, w(), x()), 3e-2
+        )
 
 
 @pytest.mark.parametrize("cast", [lambda fn: fn, CAST])
@@ -141,14 +137,14 @@ def test_fails_as_without_autocast(cast):
 )
 def test_under_other_transformations(fn, cast, transform):
     tolerance = 1e-6 if cast is DECLARED else 5e-2
-    close(transform(cast(fn), w(), x()), transform(fn, w(), x()), tolerance)
+    assert_trees_close(transform(cast(fn), w(), x()), transform(fn, w(), x()), tolerance)
 
 
 def test_two_backward_passes_of_one_call():
     """The second one finds no tracer of the first."""
     pull = jax.vjp(functools.partial(CAST(only_the_rule), w()), x())[1]
     first, second = jax.jit(pull)(1.0), pull(2.0)
-    close(2 * first[0], second[0], 1e-2)
+    assert_trees_close(2 * first[0], second[0], 1e-2)
 
 
 @pytest.mark.parametrize("cast", [lambda fn: fn, CAST])
@@ -222,7 +218,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_what_a_rule_holds_itself(form):
     fn = scaled_by(form)
-    close(grad(CAST(fn), w(), x()), grad(fn, w(), x()), 3e-2)
+    assert_trees_close(grad(CAST(fn), w(), x()), grad(fn, w(), x()), 3e-2)
 
 
 class Solver:
@@ -251,4 +247,4 @@ def test_what_lies_deeper_fails_as_under_jit(form):
 
 def test_a_root_of_jax_whose_function_closes_over_values():
     found = jax.grad(CAST(custom_root))(w(), x())
-    close(found, jax.grad(custom_root)(w(), x()), 3e-2)
+    assert_trees_close(found, jax.grad(custom_root)(w(), x()), 3e-2)

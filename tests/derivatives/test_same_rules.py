@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 from jmp_autocast import BF16, autocast
-from jmp_autocast.interpreters.compat.same_rules import rule_key
 from jmp_autocast.interpreters.primitives.structure import called, has_rule, rule_of
 from tests.support.jaxprs import trace
 
@@ -92,15 +91,6 @@ def test_equal_calls_of_a_forward_pass_hold_one_jaxpr(kind, place):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_gradients_of_a_chain(kind, place):
-    loss = chain(kind(2.0), place, 5)
-    found = jax.jit(jax.grad(autocast(loss, policy=BF16)))(X)
-    assert found.dtype == jnp.float32
-    chex.assert_trees_all_close(found, jax.grad(loss)(X), rtol=2e-2)
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_functions_that_look_alike_keep_their_rules(kind, place):
     # One code, one body, one shape: the rules differ in what they close over alone.
     functions = [kind(slope) for slope in (2.0, 3.0, 5.0, 0.0)]
@@ -122,19 +112,6 @@ def scaled(x, setting):
 def _scaled_jvp(setting, primals, tangents):
     (x,), (t,) = primals, tangents
     return scaled(x, setting), t * (float(setting) + (type(setting) is bool))
-
-
-def test_static_arguments_that_python_calls_equal_are_not_the_same():
-    # 1 == 1.0 == True and 0.0 == -0.0: none of these rules may serve for another.
-    settings = (1, True, 2, 0.5)
-
-    def total(xs):
-        return sum(jnp.sum(scaled(x @ W, s)) for s, x in zip(settings, xs, strict=True))
-
-    loss = autocast(total, policy=BF16)
-    slopes = [g[0, 0] / jnp.sum(W[0]) for g in jax.jit(jax.grad(loss))([X] * 4)]
-    chex.assert_trees_all_close(slopes, [jnp.float32(s) for s in (1, 2, 2, 0.5)], rtol=1e-2)
-    assert rule_key(0.0, []) != rule_key(-0.0, [])
 
 
 @pytest.mark.usefixtures("jit_caches")
@@ -165,14 +142,16 @@ def custom_jvp_of(settings):
     return function
 
 
+FUNCTIONS = jax.nn.relu, jax.nn.relu, jax.nn.relu6, jax.nn.relu6
+
+
 def rules_in(fn):
     return [rule_of(e)[0] for e in trace(fn, X).jaxpr.eqns if e.primitive.name == "custom_jvp_call"]
 
 
-@pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.relu6], ids=["relu", "relu6"])
-def test_calls_of_a_library_function_have_one_rule(function):
-    one, other = rules_in(lambda x: function(function(x)))
-    assert one == other
+def test_calls_of_a_library_function_have_one_rule():
+    relu, again, relu6, six = rules_in(lambda x: functools.reduce(lambda x, f: f(x), FUNCTIONS, x))
+    assert relu == again != relu6 == six
 
 
 def own_of(function):
@@ -200,11 +179,6 @@ def test_a_rule_of_the_users_is_found_in_what_jax_wraps_it_in(name):
         elif isinstance(x, list | tuple):
             left += [y for y in x if id(y) not in seen]
     assert id(marks[0]) in seen
-
-
-def test_rules_of_two_library_functions_differ():
-    one, other = rules_in(lambda x: jax.nn.relu6(jax.nn.relu(x)))
-    assert one != other
 
 
 def test_static_arguments_are_part_of_a_rule():

@@ -23,20 +23,6 @@ def test_the_value_is_the_low_copy_and_the_derivative_that_of_the_leaf():
     np.testing.assert_array_equal(tangent, 2 * FULL)
 
 
-def test_the_low_copy_has_no_derivative():
-    _, vjp = jax.vjp(source_view, FULL, LOW)
-    of_full, of_low = vjp(LOW)
-    assert of_full.dtype == jnp.float32
-    np.testing.assert_array_equal(of_full, LOW)
-    np.testing.assert_array_equal(of_low, 0)
-
-
-def test_its_transposition():
-    (cotangent,) = jax.linear_transpose(lambda full: source_view(full, LOW), FULL)(LOW)
-    assert cotangent.dtype == jnp.float32
-    np.testing.assert_array_equal(cotangent, LOW)
-
-
 @pytest.mark.parametrize("axes", [(0, 0), (1, 0), (0, 1), (0, None), (None, 0), (None, 1), (2, 1)])
 def test_its_batching(axes):
     def batched(x, axis):

@@ -124,12 +124,6 @@ def test_a_loop_that_starts_from_a_number_is_no_reason_for_16_bits():
     np.testing.assert_array_equal(bf16(lambda: wave(1.0))(), wave(1.0))
     assert not find(trace(bf16(lambda: wave(1.0))), "convert_element_type")
 
-    def rnn(w, xs):
-        return lax.scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h), jnp.zeros((4, 4)), xs)[0]
-
-    (loop,) = find(trace(bf16(rnn, params=0), X, np.stack([X, X])), "scan")
-    assert loop.params["jaxpr"].in_avals[-2].dtype == jnp.bfloat16
-
 
 @pytest.mark.parametrize("around", [autocast, keep_less])
 def test_the_gradient_by_a_number_is_weakly_typed_as_in_the_plain_program(around):

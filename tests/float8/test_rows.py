@@ -7,14 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from jax.sharding import AxisType, PartitionSpec as P
 
 from jmp_autocast import Float8, Policy, autocast, compare, explain
 from jmp_autocast.quantize_params import quantize_params
 from tests.support import float8_reference as reference
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import assert_second_derivatives_close, normal, relative_error
+
+from .programs import (
+    in_a_loop,
+    layer,
+    loss,
+    over_layers,
+    quantized,
+    through_shards,
+    with_gradients,
+)
 
 K, M, N = 64, 32, 48
 A = normal(0, x=(M, K), w=(K, N), g=(M, N), square=(K, K))
@@ -26,20 +34,6 @@ def by_row(fn, output_dtype="same", **options):
     return autocast(fn, policy=policy, params=0, output_dtype=output_dtype)
 
 
-def layer(w, x):
-    return x @ w
-
-
-def loss(fn):
-    return lambda w, x: jnp.sum(jnp.sin(fn(w, x) / 4))
-
-
-def quantized(jaxpr):
-    """The shapes of the arrays that are quantized."""
-    casts = find(jaxpr, "convert_element_type")
-    return sorted(e.outvars[0].aval.shape for e in casts if e.outvars[0].aval.dtype.itemsize == 1)
-
-
 @pytest.mark.parametrize(
     ("wgrad", "gradient", "size"),
     [("float8", "e5m2", 1.0), ("float8", "e4m3", 1e-18), ("compute", "e5m2", 1e15)],
@@ -49,8 +43,7 @@ def test_values_and_gradients_are_those_of_the_recipe(wgrad, gradient, size):
     # Rows and columns of all sizes: with one scale, half of them would be rounded to zero.
     x = A["x"] * np.float32(size) * np.geomspace(1e-6, 1e6, M, dtype=np.float32)[:, None]
     w = A["w"] * np.geomspace(1e-6, 1e6, N, dtype=np.float32)
-    run = jax.jit(lambda w, x, g: (lambda y, pull: (y, *pull(g)))(*jax.vjp(fn, w, x)))
-    y, dw, dx = run(w, x, A["g"].astype(jnp.bfloat16))
+    y, dw, dx = with_gradients(fn)(w, x, A["g"].astype(jnp.bfloat16))
     format8 = {"e5m2": reference.E5M2, "e4m3": reference.E4M3}[gradient]
     expected = reference.layer_by_row(x, w, A["g"], format8, wgrad)
     sums = reference.layer_by_row(*map(np.abs, (x, w, A["g"])), format8, wgrad)
@@ -91,18 +84,9 @@ def test_what_is_not_finite_stays_in_its_row_and_reaches_the_gradient():
     assert np.isnan(jax.grad(loss(low))(A["w"], x)).all()
 
 
-def over_layers(w, x):
-    return lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, jnp.stack([w, -w]))[0]
-
-
 def again(w, x):
+    """A moved weight has other rows."""
     return jax.checkpoint(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w))(w, x)
-
-
-def through_shards(w, x):
-    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
-    specs = {"in_specs": (P(), P("data")), "out_specs": P("data")}
-    return jax.shard_map(lambda w, x: jnp.tanh(x @ w), mesh=mesh, **specs)(w, x)
 
 
 # How often arrays of the size of the weight are quantized, and searched for the largest elements.
@@ -110,7 +94,7 @@ COUNTS = {
     over_layers: (1, 1),
     again: (2, 1),  # the backward pass rounds it again, by the scales that were kept
     through_shards: (1, 1),
-    lambda w, x: lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, length=3)[0]: (1, 1),
+    in_a_loop: (1, 1),
     lambda w, x: jnp.tanh(x @ w) @ w.T: (2, 2),  # rows of the moved weight are other rows
 }
 
@@ -155,27 +139,6 @@ def test_vmap_is_a_loop():
     # A gradient of the whole batch sums over examples, which have scales of their own.
     whole = lambda fn: jax.grad(lambda w: jnp.sum(jax.vmap(fn, (None, 0))(w, xs) ** 2))(ws[0] / 8)
     assert relative_error(whole(one), whole(layer)) < 0.15
-
-
-SHAPES = {
-    "heads": ("btd,dhk->bthk", (2, 16, K), (K, 4, 16), 2, 0),
-    "heads merged": ("bthk,hkd->btd", (2, 16, 4, 16), (4, 16, K), (2, 3), (0, 1)),
-    "experts": ("ecd,edf->ecf", (2, 16, K), (2, K, 16), 2, 1),
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_products_of_other_shapes(name):
-    spec, of_x, of_w, *axes = SHAPES[name]
-    x, w = normal(0, a=of_x)["a"], normal(1, a=of_w)["a"]
-    fn = lambda w, x: jnp.einsum(spec, x, w)
-    exact = np.einsum(
-        spec, *(reference.rounded(a, axis=d) for a, d in zip((x, w), axes, strict=True))
-    )
-    assert relative_error(jax.jit(by_row(fn))(w, x), exact) < 2**-8
-    found = jax.jit(jax.grad(loss(by_row(fn)), argnums=(0, 1)))(w, x)
-    for a, b in zip(found, jax.grad(loss(fn), argnums=(0, 1))(w, x), strict=True):
-        assert relative_error(a, b) < 0.15
 
 
 def test_reports_say_so_and_what_is_not_supported_says_why():

@@ -10,12 +10,9 @@ import keras
 import numpy as np
 import pytest
 
-from jmp_autocast import (
-    BF16,
-    autocast,
-    explain,
-)
+from jmp_autocast import BF16, autocast, explain
 from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, trace
+from tests.support.numerics import assert_trees_near
 
 # Keras mixes dtypes where JAX promotes by default, and keeps tracers in its layers.
 pytestmark = [
@@ -27,7 +24,6 @@ pytestmark = [
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(32, 8)).astype(np.float32)
 Y = np.arange(32) % 3
-TOKENS = RNG.normal(size=(2, 5, 8)).astype(np.float32)
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2}
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -42,24 +38,6 @@ def classifier(cls=keras.Model):
     return cls(inputs, keras.layers.Dense(3, name="head")(x))
 
 
-def attention():
-    keras.utils.set_random_seed(0)
-    inputs = keras.layers.Input((5, 8))
-    x = keras.layers.MultiHeadAttention(2, 4)(inputs, inputs)
-    return keras.Model(inputs, keras.layers.LayerNormalization()(x + inputs))
-
-
-def recurrent():
-    keras.utils.set_random_seed(0)
-    return keras.Sequential([keras.layers.Input((5, 8)), keras.layers.LSTM(4)])
-
-
-def convolutional():
-    keras.utils.set_random_seed(0)
-    layers = [keras.layers.Input((5, 8)), keras.layers.Conv1D(4, 3, activation="gelu")]
-    return keras.Sequential([*layers, keras.layers.GlobalAveragePooling1D()])
-
-
 def values(variables):
     return [variable.value for variable in variables]
 
@@ -68,48 +46,12 @@ def state_of(model):
     return values(model.trainable_variables), values(model.non_trainable_variables)
 
 
-def make_loss(call):
-    def loss(trainable, fixed, x, y):
-        logits, fixed = call(trainable, fixed, x, training=True)
-        return LOSS(y, logits), fixed
-
-    return loss
-
-
-def assert_close(got, want, tolerance):
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (g.dtype, g.shape) == (w.dtype, w.shape)
-        g, w = np.asarray(g, np.float32), np.asarray(w, np.float32)
-        assert np.linalg.norm(g - w) <= tolerance * (np.linalg.norm(w) + 0.03)
-
-
-MODELS = {
-    "classifier": (classifier, X),
-    "attention": (attention, TOKENS),
-    "recurrent": (recurrent, TOKENS),
-    "convolutional": (convolutional, TOKENS),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_stateless_call(name):
-    make, x = MODELS[name]
-    model = make()
-    low = autocast(model.stateless_call, compute_dtype="bfloat16")
-    assert_dots_run_in("bfloat16", trace(low, *state_of(model), x))
-    got, want = (jax.jit(fn)(*state_of(model), x) for fn in (low, model.stateless_call))
-    assert_close(got, want, TOLERANCE["bfloat16"])
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_gradients_and_state_of_a_loss(dtype):
+def test_stateless_call():
     model = classifier()
-    plain = make_loss(model.stateless_call)
-    low = jax.grad(autocast(plain, compute_dtype=dtype), has_aux=True)
-    assert_dots_run_in(dtype, trace(low, *state_of(model), X, Y))
-    assert len(dot_dtypes(trace(low, *state_of(model), X, Y))) == 5
-    got, want = (jax.jit(fn)(*state_of(model), X, Y) for fn in (low, jax.grad(plain, has_aux=True)))
-    assert_close(got, want, 2 * TOLERANCE[dtype])
+    low = autocast(model.stateless_call, compute_dtype="bfloat16")
+    assert_dots_run_in("bfloat16", trace(low, *state_of(model), X))
+    got, want = (jax.jit(fn)(*state_of(model), X) for fn in (low, model.stateless_call))
+    assert_trees_near(got, want, TOLERANCE["bfloat16"])
 
 
 def test_scopes_are_the_names_of_layers():
@@ -143,9 +85,7 @@ def bf16(fn):
 
 FITS = {
     "bfloat16": (bf16, None, {}),
-    "without jit": (bf16, None, {"jit_compile": False}),
     "eager": (bf16, None, {"run_eagerly": True}),
-    "several steps per call": (bf16, None, {"steps_per_execution": 2}),
     "float16": (
         autocast,
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2)),

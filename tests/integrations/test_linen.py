@@ -7,19 +7,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax.core import FrozenDict
-from flax.training.train_state import TrainState
 
 import jmp_autocast
 from jmp_autocast import BF16
 from jmp_autocast.integrations import linen
 from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, find, trace
+from tests.support.numerics import assert_trees_near
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(6, 8)).astype(np.float32)
-LABELS = RNG.integers(0, 3, 6)
 KEY = jax.random.key(0)
 KEYS = {"params": KEY, "dropout": jax.random.key(1)}
 TOLERANCE = 3e-2  # of a gradient's norm, in bfloat16
@@ -42,16 +40,6 @@ class Encoder(nn.Module):
     @nn.compact
     def embed(self, x):
         return jnp.tanh(nn.Dense(4, name="embedding")(x))
-
-
-def assert_close(got, want, tolerance=TOLERANCE):
-    """Asserts equal structures, shapes and dtypes, and values near those of float32."""
-    chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
-    for (path, g), w in zip(
-        jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True
-    ):
-        g, w = (np.asarray(x, np.float32) for x in (g, w))
-        assert np.linalg.norm(g - w) <= tolerance * (np.linalg.norm(w) + 0.03), path
 
 
 @functools.cache
@@ -79,7 +67,7 @@ def test_apply_with_its_options(name):
     low = functools.partial(whole(Encoder().apply), **APPLY[name])
     assert_dots_run_in("bfloat16", trace(low, variables(), ROWS))
     got, want = jax.jit(lambda *a: (low(*a), apply(*a)))(variables(), ROWS)
-    assert_close(got, want)
+    assert_trees_near(got, want, TOLERANCE)
 
 
 def test_initialization_and_bound_modules():
@@ -104,57 +92,6 @@ def test_apply_of_a_decorated_method():
     assert_dots_run_in("bfloat16", trace(DecoratedMethod().apply, params, ROWS))
     out = jax.eval_shape(DecoratedMethod().apply, params, ROWS)
     assert (out.dtype, out.shape) == ("float32", (6, 3))
-
-
-class Classifier(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3)(nn.LayerNorm()(jnp.tanh(nn.Dense(8)(x))))
-
-
-def make_step(cast_loss=lambda f: f):
-    def step(state, x):
-        def loss(params):
-            logits = state.apply_fn(params, x)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, LABELS).mean()
-
-        value, grads = jax.value_and_grad(cast_loss(loss))(state.params)
-        return state.apply_gradients(grads=grads), value
-
-    return step
-
-
-# Where autocast stands: a step, and how it wraps what the state applies.
-STEPS = {
-    "apply": (make_step(), whole),
-    "loss": (make_step(whole), lambda apply: apply),
-    "whole step": (whole(make_step()), lambda apply: apply),
-}
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_a_train_state_follows_float32_and_compiles_once(name):
-    params = jax.jit(Classifier().init)(KEY, ROWS)
-
-    def run(step, wrap):
-        chex.clear_trace_counter()
-        tx = optax.sgd(0.1, momentum=0.9)
-        state = TrainState.create(apply_fn=wrap(Classifier().apply), params=params, tx=tx)
-        with jax.check_tracer_leaks(False):  # which turns the caches of jit off
-            step = jax.jit(chex.assert_max_traces(step, n=1))
-            losses = []
-            for _ in range(3):
-                state, loss = step(state, ROWS)
-                losses.append(loss)
-        return state, losses
-
-    (state, losses), (want, want_losses) = run(*STEPS[name]), run(make_step(), lambda apply: apply)
-    assert losses[-1] < losses[0]
-    np.testing.assert_allclose(losses, want_losses, rtol=TOLERANCE)
-    assert_close(state.params, want.params)
-    kernel = state.params["params"]["Dense_0"]["kernel"]  # a float32 value, not a rounded one
-    assert (kernel != kernel.astype(jnp.bfloat16).astype(jnp.float32)).any()
-    assert_dots_run_in("bfloat16", trace(STEPS[name][0], state, ROWS))
 
 
 # --- a part of a model ----------------------------------------------------------------------
@@ -270,9 +207,9 @@ def test_a_part_trains_as_float32_does(name):
         backward = dot_dtypes(trace(jax.grad(fn, has_aux=True), *args))
     assert {dot[0] for dot in backward} == {"bfloat16", "float32"}  # in the part, and beside it
     (got, (out, state)), (want, (want_out, want_state)) = found[name], found[reference(name)]
-    assert_close(got, want)
-    assert_close(out, want_out)
-    assert_close(state, want_state)
+    assert_trees_near(got, want, TOLERANCE)
+    assert_trees_near(out, want_out, TOLERANCE)
+    assert_trees_near(state, want_state, TOLERANCE)
 
 
 class Layer(nn.Module):
@@ -302,7 +239,7 @@ def test_scan(model):
     def grad(model):
         return jax.jit(jax.grad(lambda v, x: jnp.mean(model.apply(v, x) ** 2)))(variables, ROWS)
 
-    assert_close(grad(model), grad(plain))
+    assert_trees_near(grad(model), grad(plain), TOLERANCE)
 
 
 class Head(nn.Module):

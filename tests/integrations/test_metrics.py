@@ -54,17 +54,6 @@ def test_the_share_is_that_of_the_report():
     assert metrics["precision/low_precision_share"] == 1
 
 
-def test_a_share_between_none_and_all():
-    def two(params, x):
-        with jax.named_scope("kept"):
-            y = x @ params["w"]
-        return jnp.sum(jnp.tanh(y) @ params["w"].T)
-
-    policy = BF16.with_scopes({"kept": "float32"})
-    metrics = precision_metrics(report=explain(two, PARAMS, X, policy=policy), prefix="p_")
-    np.testing.assert_allclose(metrics["p_low_precision_share"], 0.5)
-
-
 def test_inside_a_jitted_step():
     tx = dynamic_loss_scaling(optax.sgd(0.1))
 

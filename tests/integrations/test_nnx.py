@@ -5,21 +5,16 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
 from jmp_autocast.integrations.nnx import autocast
-from tests.support.jaxprs import assert_dots_run_in
 from tests.support.nnx_models import (
     HALF,
     X,
     assert_same_state,
     bf16,
-    jaxpr_of,
-    loss_fn,
     new_net,
-    scanned,
 )
 
 # --- state ----------------------------------------------------------------------------------
@@ -29,47 +24,6 @@ from tests.support.nnx_models import (
 def after_one_call():
     net = new_net()
     return net, nnx.jit(lambda m, x: m(x))(net, X)
-
-
-def train_step(net, optimizer, x, cast):
-    loss, grads = nnx.value_and_grad(cast(loss_fn))(net, x)
-    optimizer.update(net, grads)
-    return loss
-
-
-def train(step):
-    """A net, its optimizer and the losses after two steps."""
-    net = new_net()
-    optimizer = nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
-    return net, optimizer, [step(net, optimizer, X) for _ in range(2)]
-
-
-@functools.cache
-def trained_in_float32():
-    return train(nnx.jit(functools.partial(train_step, cast=lambda fn: fn)))
-
-
-STEPS = {
-    "float16": nnx.jit(
-        functools.partial(train_step, cast=lambda fn: autocast(fn, compute_dtype="float16"))
-    ),
-    "bfloat16": nnx.jit(functools.partial(train_step, cast=bf16)),
-    "outside jit": functools.partial(train_step, cast=bf16),
-    "optimizer inside": nnx.jit(bf16(functools.partial(train_step, cast=lambda fn: fn))),
-}
-
-
-@pytest.mark.usefixtures("jit_caches")
-@pytest.mark.parametrize("name", STEPS)
-def test_train_steps_follow_float32(name):
-    net, optimizer, losses = train(STEPS[name])
-    want_net, want_optimizer, want_losses = trained_in_float32()
-    tolerance = HALF.get(name, HALF["bfloat16"])
-    np.testing.assert_allclose(losses, want_losses, rtol=2 * tolerance)
-    assert_same_state(net, want_net, tolerance)
-    assert_same_state(optimizer, want_optimizer, tolerance)
-    kernel = net.head.kernel[...]  # a float32 value, not a rounded one
-    assert (kernel != kernel.astype(jnp.bfloat16).astype(jnp.float32)).any()
 
 
 def test_metrics_and_rngs_as_arguments():
@@ -180,17 +134,6 @@ def test_results_may_hold_modules_and_static_leaves():
 
 
 # --- transformations and gradients ----------------------------------------------------------
-
-
-def test_scan_over_layers():
-    got, want = nnx.clone(scanned()), nnx.clone(scanned())
-    step = nnx.grad(bf16(loss_fn))
-    assert_dots_run_in("bfloat16", jaxpr_of(step, got, X))
-    grads, expected = nnx.jit(step)(got, X), nnx.jit(nnx.grad(loss_fn))(want, X)
-    assert_same_state(got, want, HALF["bfloat16"])
-    g, w = grads.layers.dense.kernel[...], expected.layers.dense.kernel[...]
-    assert g.dtype == "float32"
-    np.testing.assert_allclose(g, w, atol=3 * HALF["bfloat16"] * np.abs(w).max())
 
 
 @pytest.mark.usefixtures("jit_caches")

@@ -12,7 +12,7 @@ import jmp_autocast
 from jmp_autocast import explain, op_stats
 from jmp_autocast.integrations.nnx import autocast
 from tests.support.jaxprs import assert_dots_run_in
-from tests.support.nnx_models import X, bf16, jaxpr_of, loss_fn, new_net, tower
+from tests.support.nnx_models import X, bf16, jaxpr_of, loss_fn, tower
 
 # --- parameters -----------------------------------------------------------------------------
 
@@ -64,10 +64,6 @@ def test_plain_autocast_takes_modules_that_do_not_change():
     plain = functools.partial(jmp_autocast.autocast, compute_dtype=jnp.bfloat16)
     assert_dots_run_in("bfloat16", jaxpr_of(plain(loss_fn), net, X))
     assert_dots_run_in("bfloat16", jaxpr_of(nnx.grad(plain(loss_fn)), net, X))
-    trained = new_net()
-    with pytest.raises(TypeError, match=r"jmp_autocast\.integrations\.nnx"):
-        jaxpr_of(plain(loss_fn), trained, X)
-    trained.eval()
     norm = nnx.BatchNorm(4, use_running_average=True, rngs=nnx.Rngs(0))
     assert jax.eval_shape(plain(lambda m, x: m(x)), norm, X).dtype == "float32"
 
@@ -115,20 +111,3 @@ def test_a_variable_that_holds_a_dict():
     (y, _), captured = nnx.capture(Layers(nnx.Rngs(0)), nnx.Intermediate)(jnp.ones((2, 4)))
     assert captured["hidden"][0].shape == (3, *y.shape)
     np.testing.assert_array_equal(captured["hidden"][0][-1], y)
-
-
-def test_what_a_wrapped_module_sows_is_captured():
-    class Sows(nnx.Module):
-        def __call__(self, x):
-            self.sow(nnx.Intermediate, "h", x)
-            return 2 * x
-
-    class Outer(nnx.Module):
-        def __init__(self):
-            self.inner = Sows()
-
-        def __call__(self, x):
-            return autocast(self.inner)(x)
-
-    _, captured = nnx.capture(Outer(), nnx.Intermediate)(jnp.ones(3))
-    np.testing.assert_array_equal(captured["inner"]["h"][0], jnp.ones(3))

@@ -22,6 +22,7 @@ from tests.support.nnx_models import (
     scanned,
     tower,
 )
+from tests.support.threads import at_once
 
 
 def scopes(jaxpr):
@@ -109,45 +110,32 @@ class Reader(nnx.Module):
         return x @ w
 
 
-class LoopReader(nnx.Module):
-    def __call__(self, x, w):
-        return jax.lax.scan(lambda x, _: (x @ w, None), x, None, length=2)[0]
-
-
 class Storing(nnx.Module):
-    def __init__(self, reader):
-        self.dense, self.reader = Stored(), reader
+    def __init__(self):
+        self.dense, self.reader = Stored(), Reader()
 
     def __call__(self, x):
         return self.reader(x, self.dense())
 
 
-class StoringAndReading(Storing):
-    def __call__(self, x):
-        return x @ self.dense() @ self.dense()
-
-
 REPLAYED = {
-    "elsewhere": (bf16(loss_fn), Storing, Reader),
-    "in a loop": (bf16(loss_fn), Storing, LoopReader),
-    "in its owner": (bf16(loss_fn), StoringAndReading, Reader),
-    "inside jit": (bf16(nnx.jit(loss_fn)), Storing, Reader),
-    "outside jit": (nnx.jit(bf16(loss_fn)), Storing, Reader),
-    "inside remat": (bf16(nnx.remat(loss_fn)), Storing, Reader),
-    "grad": (nnx.grad(bf16(loss_fn)), Storing, Reader),
-    "inside grad": (bf16(nnx.grad(loss_fn)), Storing, LoopReader),
-    "nested": (bf16(lambda m, x: bf16(loss_fn)(m, x)), Storing, Reader),
+    "elsewhere": bf16(loss_fn),
+    "inside jit": bf16(nnx.jit(loss_fn)),
+    "outside jit": nnx.jit(bf16(loss_fn)),
+    "inside remat": bf16(nnx.remat(loss_fn)),
+    "grad": nnx.grad(bf16(loss_fn)),
+    "nested": bf16(lambda m, x: bf16(loss_fn)(m, x)),
 }
 
 
-@pytest.mark.parametrize(("fn", "model", "reader"), REPLAYED.values(), ids=REPLAYED)
-def test_what_is_replayed_for_a_cast_is_named_once(fn, model, reader):
+@pytest.mark.parametrize("fn", REPLAYED.values(), ids=REPLAYED)
+def test_what_is_replayed_for_a_cast_is_named_once(fn):
     """The 16-bit copy of a moved leaf is moved where the leaf is, not where it is first read."""
     moves = {"float32": set(), "bfloat16": set()}
-    for eqn in find(jaxpr_of(fn, model(reader()), X), "rev", "reshape"):
+    for eqn in find(jaxpr_of(fn, Storing(), X), "rev", "reshape"):
         names = scope_names(eqn)
         path = "/".join(name for name in names if "autocast" not in name)
-        assert path == f"{model.__name__}/dense/Stored"
+        assert path == "Storing/dense/Stored"
         matches = BF16.with_scopes({"*/dense": "float32"}).scope_matches(names)
         moves[eqn.invars[0].aval.dtype.name].add(
             (eqn.primitive.name, names, source_line(eqn), len(matches))
@@ -194,7 +182,6 @@ def test_threads_trace_at_once():
     """Overlapping traces name their own modules only, and the last one restores the classes."""
     original = vars(Block)["__call__"]
     barrier = threading.Barrier(3, timeout=60)
-    found = {}
 
     def meet(net, x):
         barrier.wait()
@@ -202,17 +189,11 @@ def test_threads_trace_at_once():
         barrier.wait()
         return out
 
-    def work(name, fn):
-        with jax.check_tracer_leaks(False):  # JAX's check takes other threads' traces for leaks
-            found[name] = scopes(jaxpr_of(fn, tower(), X))
-
-    jobs = {"first": bf16(meet), "second": bf16(meet), "plain": meet}
-    threads = [threading.Thread(target=work, args=job) for job in jobs.items()]
     tower()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    jobs = {"first": bf16(meet), "second": bf16(meet), "plain": meet}
+    found = at_once(
+        {name: lambda fn=fn: scopes(jaxpr_of(fn, tower(), X)) for name, fn in jobs.items()}
+    )
     assert found == {"first": TOWER_SCOPES, "second": TOWER_SCOPES, "plain": {""}}
     assert vars(Block)["__call__"] is original
 

@@ -5,7 +5,6 @@ In each, state, results and gradients are as without `autocast`.
 
 import functools
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -21,6 +20,7 @@ from tests.support.nnx_models import (
     loss_fn,
     new_net,
 )
+from tests.support.numerics import assert_trees_near
 
 XS = np.stack([X, 2 * X, -X])
 
@@ -101,20 +101,13 @@ def results():
     return dict(zip(programs, zip(run(nets), nets, strict=True), strict=True))
 
 
-def assert_close(got, want):
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (g.dtype, g.shape) == (w.dtype, w.shape)
-        assert np.linalg.norm(g - w) <= 3 * HALF["bfloat16"] * (np.linalg.norm(w) + 0.03)
-
-
 @pytest.mark.usefixtures("jit_caches")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_state_and_results_are_as_without_autocast(name):
     dots = dot_dtypes(jaxpr_of(functools.partial(PROGRAMS[name], bf16), new_net()))
     assert {dot[0] for dot in dots} == {"bfloat16"}
     (got, net), (want, exact) = results()[name, bf16], results()[name, plain]
-    assert_close(got, want)  # with one dropout mask
+    assert_trees_near(got, want, 3 * HALF["bfloat16"])  # with one dropout mask
     assert_same_state(net, exact, (1 if name in CALLS else 3) * HALF["bfloat16"])
     assert (
         net.calls[...] == net.dropout.rngs.count[...] == (1 if name in CALLS else exact.calls[...])
@@ -135,6 +128,6 @@ def test_vmap_over_models():
         return nets, nnx.jit(nnx.vmap(cast(lambda m, x: m(x)), in_axes=(0, 0)))(nets, XS)
 
     (got, out), (want, expected) = run(bf16), run(plain)
-    assert_close(out, expected)
+    assert_trees_near(out, expected, 3 * HALF["bfloat16"])
     assert_same_state(got, want, 3 * HALF["bfloat16"])
     assert (got.calls[...] == 1).all()

@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from jmp_autocast import BF16, autocast, keep_less
-from tests.support.jaxprs import trace
+from tests.support import nnx_models
+from tests.support.jaxprs import dot_dtypes, find, trace
 from tests.support.numerics import relative_error
 
 from .programs import WEIGHTS, X, scanned, small, unrolled
@@ -34,6 +36,15 @@ def test_less_is_kept_and_gradients_stay_as_near_to_float32():
         assert errors[1] < 2 * errors[0]
 
 
+def test_products_are_in_the_same_dtypes():
+    plain, planned = (
+        trace(jax.grad(autocast(scanned, policy=BF16, residuals=r)), WEIGHTS, X)
+        for r in ("declared", "auto")
+    )
+    assert find(planned, "remat2", "checkpoint")
+    assert sorted(dot_dtypes(planned)) == sorted(dot_dtypes(plain))
+
+
 def test_the_option_is_keep_less_of_the_mixed_program():
     option = autocast(scanned, compute_dtype=jnp.bfloat16, residuals="auto")
     around = keep_less(autocast(scanned, compute_dtype=jnp.bfloat16))
@@ -55,3 +66,16 @@ def test_identity_of_the_wrapper():
     assert keep_less(small).__wrapped__ is small
     assert keep_less(small, residuals="declared")(WEIGHTS, X) == small(WEIGHTS, X)
     assert repr(keep_less(small)) == "keep_less(small, residuals='auto')"
+
+
+def test_layers_of_a_flax_nnx_model():
+    def gradient(**options):
+        net = nnx.clone(nnx_models.scanned())
+        loss = nnx_models.bf16(nnx_models.loss_fn, **options)
+        grads = nnx.jit(nnx.grad(loss))(net, nnx_models.X)
+        assert net.total[...] != 0
+        return jax.tree.leaves(grads)
+
+    for a, b in zip(gradient(residuals="auto"), gradient(), strict=True):
+        assert a.dtype == jnp.float32
+        assert relative_error(a, b) < 5e-3  # one rounding of bfloat16

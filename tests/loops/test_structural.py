@@ -14,9 +14,8 @@ from jmp_autocast import autocast
 from jmp_autocast.interpreters.compat import bind
 from tests.corpus.jaxpr_text import jaxpr_text
 from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, find, trace
-
-DTYPES = ["bfloat16", "float16"]
-TOLERANCE = 5e-3
+from tests.support.numerics import assert_trees_close
+from tests.support.own_rules import in_custom_jvp, in_custom_vjp, in_custom_vmap
 
 
 def draw(seed, *shape):
@@ -58,24 +57,6 @@ def in_switch(f):
     return lambda p, x: lax.switch(jnp.argmax(x[0]), branches, p, x)
 
 
-def in_custom_jvp(f):
-    g = jax.custom_jvp(f)
-    g.defjvp(lambda primals, tangents: jax.jvp(f, primals, tangents))
-    return g
-
-
-def in_custom_vjp(f):
-    g = jax.custom_vjp(f)
-    g.defvjp(lambda p, x: jax.vjp(f, p, x), lambda pull, cotangent: pull(cotangent))
-    return g
-
-
-def in_custom_vmap(f):
-    g = jax.custom_batching.custom_vmap(f)
-    g.def_vmap(lambda size, batched, p, x: (jax.vmap(f, (None, 0))(p, x), True))
-    return g
-
-
 def in_vmapped_custom_vmap(f):
     g = in_custom_vmap(f)
     return lambda p, x: jax.vmap(g, (None, 0))(p, x)
@@ -106,7 +87,7 @@ in_named_call = functools.partial(jax.named_call, name="part")
 # Wrapper, and the primitive that must still be there (JAX has renamed some), if one must.
 STRUCTURES = {
     "jit": (in_jit, {"jit"}),
-    "named_call": (in_named_call, None),
+    "named_call": (in_named_call, set()),
     "closed_call": (in_call(closed_call_p), {"closed_call", "eval_jaxpr"}),
     "call": (in_call(call_p), {"call", "core_call", "eval_jaxpr"}),
     "remat": (in_remat, {"remat2", "remat_opt", "checkpoint"}),
@@ -118,7 +99,7 @@ STRUCTURES = {
     "custom_jvp": (in_custom_jvp, {"custom_jvp_call"}),
     "custom_vjp": (in_custom_vjp, {"custom_vjp_call"}),
     "custom_vmap": (in_custom_vmap, {"custom_vmap_call"}),
-    "vmapped_custom_vmap": (in_vmapped_custom_vmap, None),
+    "vmapped_custom_vmap": (in_vmapped_custom_vmap, set()),
     "shard_map": (in_shard_map, {"shard_map"}),
 }
 
@@ -154,30 +135,22 @@ def derivatives(*names):
     return found if REVERSE_ONLY & set(names) else [*found, forward_derivative]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_no_float32_dot_inside(name, dtype):
-    plain = compose(name)
-    fn = autocast(plain, compute_dtype=dtype)
+def test_structures(name):
+    """No float32 dot is inside, they are still there, and a second `autocast` changes nothing."""
+    plain, kept = compose(name), STRUCTURES[name][1]
+    once = autocast(plain, compute_dtype="bfloat16")
+    fns = plain, once, autocast(once, compute_dtype="bfloat16")
     for derivative in [lambda f: f, *derivatives(name)]:
-        found = trace(derivative(fn), params(), inputs())
-        assert_dots_run_in(dtype, found)
-        expected = trace(derivative(plain), params(), inputs())
-        assert found.out_avals == expected.out_avals
-        assert len(find(found, "dot_general")) == len(find(expected, "dot_general"))
-
-
-@pytest.mark.parametrize("name", [n for n, (_, primitives) in STRUCTURES.items() if primitives])
-def test_the_structure_is_still_there(name):
-    primitives = STRUCTURES[name][1]
-    plain, cast = (
-        trace(compose(name), params(), inputs()),
-        trace(autocast(compose(name)), params(), inputs()),
-    )
-    assert len(find(plain, *primitives)) == 1
-    assert [e.primitive for e in find(cast, *primitives)] == [
-        e.primitive for e in find(plain, *primitives)
-    ]
+        declared, found, twice = (trace(derivative(f), params(), inputs()) for f in fns)
+        assert_dots_run_in("bfloat16", found)
+        assert found.out_avals == declared.out_avals
+        assert len(find(found, "dot_general")) == len(find(declared, "dot_general"))
+        # JAX 0.10.0 prints a rule of a `custom_vmap` with its address.
+        assert jaxpr_text(twice) == jaxpr_text(found)
+    declared, found = (find(trace(f, params(), inputs()), *kept) for f in fns[:2])
+    assert [e.primitive for e in found] == [e.primitive for e in declared]
+    assert len(declared) == bool(kept)
 
 
 NESTED = [
@@ -201,48 +174,19 @@ NESTED = [
 ]
 
 
-def nested(names):
-    """(traced with autocast, traced without) of a derivative where there is one."""
+@pytest.mark.parametrize("names", NESTED, ids="-".join)
+def test_nested_structures(names):
     plain = compose(*names)
     derivative = (derivatives(*names) or [lambda f: f])[0]
-    fns = (derivative(autocast(plain, compute_dtype=jnp.float16)), derivative(plain))
-    return [jax.jit(fn).trace(params(), inputs()) for fn in fns]
-
-
-@pytest.mark.parametrize("names", NESTED, ids="-".join)
-def test_no_float32_dot_in_nested_structures(names):
-    found, expected = nested(names)
+    fns = derivative(autocast(plain, compute_dtype=jnp.float16)), derivative(plain)
+    found, expected = (jax.jit(fn).trace(params(), inputs()) for fn in fns)
     assert_dots_run_in("float16", found.jaxpr)
     assert found.out_info == expected.out_info
-
-
-@pytest.mark.parametrize("names", NESTED[:6], ids="-".join)
-def test_values_of_nested_structures(names):
-    found, expected = nested(names)
-    assert_close(run(found), run(expected), 2 * TOLERANCE)
-
-
-def run(traced):
-    # Most of the time of these tests is LLVM's.
-    options = {"xla_backend_optimization_level": 0}
-    return traced.lower().compile(options)(params(), inputs())
-
-
-def assert_close(found, expected, tolerance):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        scale = np.max(np.abs(b), initial=1e-3)
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
-
-
-@pytest.mark.parametrize("name", STRUCTURES)
-def test_what_an_inner_autocast_made_is_left_as_it_is(name):
-    """Also loops: what is computed in 16 bits before one is widened once, and not once more."""
-    once = autocast(compose(name), compute_dtype="bfloat16")
-    twice = autocast(once, compute_dtype="bfloat16")
-    for derivative in [lambda f: f, *derivatives(name)[:1]]:
-        found = (trace(derivative(fn), params(), inputs()) for fn in (twice, once))
-        # JAX 0.10.0 prints a rule of a `custom_vmap` with its address.
-        assert len({jaxpr_text(jaxpr) for jaxpr in found}) == 1
+    if names in NESTED[:6]:
+        # Most of the time of these tests is LLVM's.
+        options = {"xla_backend_optimization_level": 0}
+        values = (t.lower().compile(options)(params(), inputs()) for t in (found, expected))
+        assert_trees_close(*values, 1e-2)
 
 
 @pytest.mark.parametrize(

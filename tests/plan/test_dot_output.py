@@ -42,14 +42,11 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize(("fn", "w", "x", "dtype"), PROGRAMS.values(), ids=PROGRAMS)
-def test_dtype_of_the_result(fn, w, x, dtype):
+def test_dtype_of_the_result_and_gradients_no_worse_than_rounded_ones(fn, w, x, dtype):
     jaxpr = trace(autocast(fn, policy=CONSUMER, params=0, output_dtype="computed"), w, x)
     assert find(jaxpr, "accumulate")[0].outvars[0].aval.dtype == dtype
     assert_dots_run_in("bfloat16", jaxpr)
 
-
-@pytest.mark.parametrize(("fn", "w", "x", "dtype"), PROGRAMS.values(), ids=PROGRAMS)
-def test_gradients_are_no_worse_than_rounded_ones(fn, w, x, dtype):
     def gradient(fn):
         return jax.grad(lambda w: jnp.sum(jnp.square(fn(w, x))))
 
@@ -139,18 +136,6 @@ def test_a_factor_that_is_a_literal(policy, first):
     assert_dots_run_in("bfloat16", gradient)
     found, exact = jax.grad(half)(X, X), jax.grad(fn)(X, X)
     assert found.dtype == jnp.float32
-    assert jnp.linalg.norm(found - exact) < 2e-2 * jnp.linalg.norm(exact)
-
-
-def test_a_weight_in_a_loop_is_cast_once_outside():
-    def fn(w, x):
-        return lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x @ w, length=4)[0]
-
-    jaxpr = trace(autocast(fn, policy=CONSUMER, params=0), W, X)
-    (loop,) = find(jaxpr, "scan")
-    assert not casts(loop.params["jaxpr"], "float32", "bfloat16")
-    exact = jax.grad(lambda w: jnp.sum(fn(w, X)))(W)
-    found = jax.grad(lambda w: jnp.sum(autocast(fn, policy=CONSUMER)(w, X)))(W)
     assert jnp.linalg.norm(found - exact) < 2e-2 * jnp.linalg.norm(exact)
 
 

@@ -1,5 +1,7 @@
 """Guards: literals and constants that 16 bits cannot hold, and integer coordinates."""
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from jmp_autocast.interpreters import ReasonCode, Source
 from jmp_autocast.interpreters.plan.constant_range import constant_range
 from jmp_autocast.interpreters.plan.value_facts import representable
 from tests.support.jaxprs import find, trace
+from tests.support.numerics import normal, relative_error
 from tests.support.plans import (
     F16,
     FULL,
@@ -168,21 +171,6 @@ def test_the_range_of_a_constant_in_a_matmul(moved, policy, value, expected):
     )
 
 
-def test_an_extent_says_which_dtypes_it_exceeds():
-    big, bigger = (
-        constant_range(np.float32([1, 70_000]), FULL),
-        constant_range(np.float32([LOWEST, np.inf]), FULL),
-    )
-    assert big.exceeds() == {F16}
-    assert bigger.exceeds() == {F16}
-    assert bigger.is_clamped()
-    assert not big.is_clamped()
-    assert constant_range(np.float32([0, 1e5]), FULL) == big != bigger
-    assert hash(constant_range(np.float32([0, 1e5]), FULL)) == hash(big)
-    assert constant_range(np.float32([np.inf]), FULL).exceeds() == frozenset()
-    assert constant_range(np.int32([1]), FULL) is None
-
-
 def count(n):
     return lax.iota(jnp.int32, n)
 
@@ -208,21 +196,6 @@ def count(n):
 )
 def test_the_bound_of_integers(fn, bound):
     assert plan_of(fn).outputs[0].integer_bound == bound
-
-
-@pytest.mark.parametrize("policy", [BF16, FP16], ids=["bf16", "f16"])
-@pytest.mark.parametrize("n", [3, 256, 2048])
-def test_rotary_coordinates(policy, n):
-    """Exact integers do not help: their product with a frequency is rounded, an angle of 255 by
-    half a radian."""
-    plan = plan_of(positions(n), X, policy=policy)
-    assert planned(plan, "dot_general").results[0].dtype == FULL
-
-
-def test_normalised_coordinates_may_be_low():
-    """Coordinates in [0, 1], as of pixels, are data like any other."""
-    unit = lambda x: (lax.iota(jnp.float32, 6) / 5.0).reshape(3, 2) @ x[:2]
-    assert planned(plan_of(unit, X), "dot_general").results[0].dtype == LOW
 
 
 def test_a_count_that_divides_is_no_coordinate():
@@ -267,11 +240,6 @@ def test_integers_that_are_summed_are_no_positions(fn, dtype):
     assert [dot.results[0].dtype for dot in dots] == [LOW] * len(dots)
 
 
-def test_positions_times_data_are_data():
-    fn = lambda x: (lax.iota(jnp.float32, 64)[:, None] * x[0]) @ x
-    assert planned(plan_of(fn, X), "dot_general").results[0].dtype == LOW
-
-
 @pytest.mark.parametrize("policy", [BF16, FP16], ids=["bf16", "f16"])
 @pytest.mark.parametrize(
     "fn",
@@ -288,24 +256,30 @@ def test_an_outer_product_of_positions_is_one_of_elements(fn, policy):
     assert equation.results[0].dtype == FULL
 
 
-def test_a_product_with_one_feature_is_lowered():
-    """Its result is not larger than both of its operands: a head with one output, say."""
-    assert (
-        planned(plan_of(lambda x: x[:, :1] @ x[:1, :1], X), "dot_general").results[0].dtype == LOW
-    )
-
-
 COORDINATES = {
-    "first_operand": lambda x: lax.iota(jnp.float32, 64).reshape(32, 2) @ x[:2],
-    "second_operand": lambda x: x[:, :2] @ lax.iota(jnp.float32, 64).reshape(2, 32),
-    "cast_up": lambda x: lax.iota(jnp.float16, 64).astype(jnp.float32).reshape(32, 2) @ x[:2],
+    "first operand": (lambda x: lax.iota(jnp.float32, 64).reshape(32, 2) @ x[:2], "COORD"),
+    "second operand": (lambda x: x[:, :2] @ lax.iota(jnp.float32, 64).reshape(2, 32), "COORD"),
+    "cast up": (lambda x: lax.iota(F16, 64).astype(FULL).reshape(32, 2) @ x[:2], "COORD"),
+    # Exact integers do not help: their product with a frequency is rounded, an angle of 255 by half
+    # a radian.
+    **{f"{n} angles": (positions(n), "COORD") for n in (3, 256, 2048)},
+    # Coordinates in [0, 1], as of pixels, are data like any other.
+    "normalised": (
+        lambda x: (lax.iota(jnp.float32, 6) / 5.0).reshape(3, 2) @ x[:2],
+        "LOWER_PRECISION",
+    ),
+    "times data": (lambda x: (lax.iota(jnp.float32, 64)[:, None] * x[0]) @ x, "LOWER_PRECISION"),
+    # A head with one output, say: the result is not larger than both operands.
+    "one feature": (lambda x: x[:, :1] @ x[:1, :1], "LOWER_PRECISION"),
 }
 
 
-@pytest.mark.parametrize("fn", COORDINATES.values(), ids=COORDINATES)
-def test_a_product_with_coordinates_is_float32(fn):
-    equation = planned(plan_of(fn, X), "dot_general")
-    assert (equation.reason.code, equation.results[0].dtype) == (ReasonCode.COORD, FULL)
+@pytest.mark.parametrize("policy", [BF16, FP16], ids=["bf16", "f16"])
+@pytest.mark.parametrize(("fn", "code"), COORDINATES.values(), ids=COORDINATES)
+def test_products_with_coordinates(fn, code, policy):
+    equation = planned(plan_of(fn, X, policy=policy), "dot_general")
+    expected = FULL if code == "COORD" else policy.compute_dtype
+    assert (equation.reason.code.value, equation.results[0].dtype) == (code, expected)
 
 
 @pytest.mark.parametrize(("policy", "dtype"), [(FP16, "float32"), (BF16, "bfloat16")])
@@ -317,3 +291,40 @@ def test_a_parameter_that_a_literal_takes_out_of_range_is_float32(policy, dtype)
     (tanh,) = find(trace(low, X, X), "tanh")
     assert tanh.invars[0].aval.dtype == dtype
     np.testing.assert_allclose(low(-X, X), fn(-X, X), rtol=1e-2)
+
+
+# --- numbers that a function closes over as arrays of no dimension, which are no literals
+
+PAIR = tuple(normal(0, w=(3, 3), x=(4, 3)).values())
+OPERATIONS = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "maximum": jnp.maximum,
+    "where": lambda y, number: jnp.where(y > 0, y, number),
+}
+
+
+@pytest.mark.parametrize(("dtype", "level"), [("bfloat16", "o1"), ("float16", "compute")])
+@pytest.mark.parametrize("number", [0.5, -0.0, 3.0, 700.0, -700.0])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_number_closed_over_is_a_constant_of_one_element(name, number, dtype, level):
+    constant = jnp.asarray(number, jnp.float32)
+
+    def fn(w, x):
+        y = x @ w
+        # Divided by 0 it would be infinite in float32, too.
+        return OPERATIONS[name](y, constant if number or name != "divide" else constant + 1)
+
+    mixed = autocast(fn, policy=Policy(dtype, level=level))
+    assert constant.shape == ()
+    assert relative_error(mixed(*PAIR), fn(*PAIR)) < 2e-2
+    gradients = (jax.grad(lambda w, f=f: jnp.sum(f(w, PAIR[1])))(PAIR[0]) for f in (mixed, fn))
+    assert relative_error(*gradients) < 2e-2
+
+
+@pytest.mark.parametrize("number", [0.5, 3.0, 700.0, 1e5, -1e5, np.inf, np.nan])
+def test_a_number_has_the_range_of_an_array_that_holds_it(number):
+    found, expected = (constant_range(np.full(s, number, np.float32), FULL) for s in ((), (1,)))
+    assert found == expected

@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast, explain
+from tests.support.jaxprs import find, trace
 from tests.support.numerics import relative_error
 
 rng = np.random.default_rng(0)
@@ -109,6 +110,12 @@ def value_and_gradient(fn):
     return out, gradient[0]
 
 
+@functools.cache
+def by_products_in(program, dtype):
+    matmul = jnp.matmul if dtype is None else functools.partial(rounded, dtype)
+    return value_and_gradient(functools.partial(program, matmul))
+
+
 # In a cell at level "compute" the gates are 16 bits by intent, as with `dtype=` by hand.
 CASES = {
     f"{name}-{level}": (program, level)
@@ -121,39 +128,82 @@ CASES = {
 @pytest.mark.parametrize("policy", [BF16, FP16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("program", "level"), CASES.values(), ids=CASES)
 def test_the_error_is_that_of_the_products(program, level, policy):
-    exact = value_and_gradient(functools.partial(program, jnp.matmul))
-    by_products = functools.partial(rounded, policy.compute_dtype)
-    least = value_and_gradient(functools.partial(program, by_products))
+    exact, least = (by_products_in(program, dtype) for dtype in (None, policy.compute_dtype))
     mixed = autocast(functools.partial(program, jnp.matmul), policy=policy.with_level(level))
     for found, products, want in zip(value_and_gradient(mixed), least, exact, strict=True):
         assert np.all(np.isfinite(found))
         assert relative_error(found, want) <= 3 * relative_error(products, want) + 1e-6
 
 
-def rows_of(fn, *args):
-    return [row for row in explain(fn, *args, policy=BF16).rows if row.primitive == "logistic"]
+def halves(w, x):
+    """No factors of many steps."""
+    left, right = jnp.split(jax.nn.sigmoid(x @ w), 2, -1)
+    return (left * right) @ w[:8]
 
 
-def test_a_gate_of_16_bit_values_stays_in_16_bits():
-    fn = lambda w, x: (jax.nn.sigmoid(x @ w) * (x @ w)) @ w.T
-    assert [row.results for row in rows_of(fn, W, X)] == [("bfloat16",)]
+STAY = {
+    "gate": (lambda w, x: (jax.nn.sigmoid(x @ w) * (x @ w)) @ w.T, "logistic"),
+    "halves": (halves, "logistic"),
+    "slope": (jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w.T)), "tanh"),
+}
 
 
-def test_the_halves_of_a_product_are_no_factors_of_many_steps():
-    def gated(w, x):
-        left, right = jnp.split(jax.nn.sigmoid(x @ w), 2, -1)
-        return (left * right) @ w[:8]
-
-    assert [row.results for row in rows_of(gated, W, X)] == [("bfloat16",)]
-
-
-def test_the_slope_of_a_tanh_in_a_gradient_raises_nothing():
-    loss = lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w.T)
-    report = explain(jax.grad(loss), W, X, policy=BF16)
-    assert [r.results for r in report.rows if r.primitive == "tanh"] == [("bfloat16",)]
+@pytest.mark.parametrize(("fn", "primitive"), STAY.values(), ids=STAY)
+def test_gates_that_stay_in_16_bits(fn, primitive):
+    rows = explain(fn, W, X, policy=BF16).rows
+    assert [r.results for r in rows if r.primitive == primitive] == [("bfloat16",)]
 
 
 def test_a_product_of_two_numbers_has_no_factors():
     """Beside a strided slice it ended in a ValueError."""
     program = lambda x: x[::2] * lax.mul(2.0, 3.0) + x[1::2]
     np.testing.assert_array_equal(autocast(program)(X[0]), jax.jit(program)(X[0]))
+
+
+# --- what is subtracted from 1: a gate next to 1 lets something through --------------------------
+
+EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+# From 4 to 8, by products that are exact.
+EYE, FAR = jnp.eye(4), jnp.asarray(np.linspace(4, 8, 16).reshape(4, 4), jnp.float32)
+
+
+def gate(f, scale=1.0):
+    def fn(w, x):
+        a = f((x @ w) * scale)
+        return (1 - a) * (x @ w) + a * 0.0
+
+    return fn
+
+
+def tail(f, scale):
+    return lambda w, x: (1 - f((x @ w) * scale)) * (x @ w)
+
+
+LEFT_OF_ONE = {
+    "sigmoid": gate(jax.nn.sigmoid),
+    "float_literal": lambda w, x: (1.0 - jax.nn.sigmoid(x @ w)) * (x @ w),
+    "read_again": lambda w, x: (1 - (a := jax.nn.sigmoid(x @ w))) @ w + 0 * (a @ w),
+    "read_in_float32": lambda w, x: jnp.log(1 - (a := jax.nn.sigmoid(x @ w))) + 0 * (a @ w),
+    "erf": tail(lax.erf, 0.25),
+    "erfc": tail(lax.erfc, -0.25),
+    "under_jit": jax.jit(gate(jax.nn.sigmoid)),
+    "checkpointed": jax.checkpoint(gate(jax.nn.sigmoid)),
+    "mapped": lambda w, x: jax.vmap(gate(jax.nn.sigmoid), (None, 0))(w, x[:, None])[:, 0],
+    "in_a_loop": lambda w, x: lax.scan(
+        lambda h, row: (h, gate(jax.nn.sigmoid)(w, row)), 0, x[:, None]
+    )[1][:, 0],
+}
+
+
+@pytest.mark.parametrize("dtype", EPS)
+@pytest.mark.parametrize("name", LEFT_OF_ONE)
+def test_what_is_left_of_one_keeps_its_digits(name, dtype):
+    fn = LEFT_OF_ONE[name]
+    low = autocast(fn, compute_dtype=dtype, params=0)
+    derived = lambda fn: jax.value_and_grad(lambda x: jnp.sum((out := fn(EYE, x)) * jnp.abs(out)))
+    jaxpr = trace(low, EYE, FAR)
+    assert {eqn.outvars[0].aval.dtype for eqn in find(jaxpr, "sub")} == {jnp.dtype("float32")}
+    for ours, theirs in zip(jax.jit(derived(low))(FAR), jax.jit(derived(fn))(FAR), strict=True):
+        # An error of 2**-9 of an operand of 8 is one of 2 % in the exponential, and the product of
+        # two such results, of 1e-7, is a subnormal number of float16.
+        np.testing.assert_allclose(ours, theirs, rtol=16 * EPS[dtype], atol=3e-8)

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from jmp_autocast import BF16, CastPolicy, autocast, full_precision
+from jmp_autocast import BF16, autocast, full_precision
 from jmp_autocast.interpreters.plan import constant_range, planner
 from jmp_autocast.interpreters.plan.reasons import ReasonCode
 from tests.support.jaxprs import find, trace
@@ -117,18 +117,6 @@ def test_the_scope_that_is_the_reason_is_the_equations_own():
     plans = plans_of("tanh", in_scopes, X, policy=BF16.with_scopes(SCOPES))
     assert [p.reason.code for p in plans] == [ReasonCode.SCOPE, ReasonCode.SCOPE]
     assert [p.reason.cause for p in plans] == ["scope 'head'", "scope 'tail'"]
-
-
-def test_a_rule_function_is_asked_about_each_equation():
-    seen = []
-
-    def rule(eqn):
-        seen.append(eqn.scope)
-        return CastPolicy.FP32 if eqn.scope == "head" else CastPolicy.PROMOTE
-
-    plans = plans_of("tanh", in_scopes, X, policy=BF16.with_rules({"tanh": rule}))
-    assert [p.results[0].dtype for p in plans] == [FULL, LOW]
-    assert {"head", "tail"} == set(seen)
 
 
 def test_an_array_is_not_searched_to_see_whether_equations_are_alike(monkeypatch):

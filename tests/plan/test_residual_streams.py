@@ -2,12 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import BF16
 from jmp_autocast.interpreters import Source
-from tests.support.numerics import normal, relative_error
+from tests.support.numerics import normal
 from tests.support.plans import FULL, LOW, all_equations, plan_of
 
 LAYERS = 4
@@ -72,40 +71,6 @@ def test_at_level_compute_a_stream_of_patches_is_16_bits_as_by_hand():
     assert stream(vision, BF16.with_level("compute")) == [LOW] * LAYERS
 
 
-def by_hand(params, patches, dtype=jnp.bfloat16):
-    def cast(a):
-        return a.astype(dtype)
-
-    x = cast(patches) @ cast(params["embed"])
-    token = jnp.broadcast_to(cast(params["token"]), (8, 1, 16))
-    x = jnp.concatenate([token, x], 1) + cast(params["positions"])
-    for w in cast(params["w"]):
-        x = x + jnp.tanh(cast(norm(x.astype(jnp.float32))) @ w) @ w
-    return cast(norm(x.astype(jnp.float32))) @ cast(params["w"][0])
-
-
-def test_its_error_is_less_than_by_hand_and_near_that_of_low_products_alone():
-    def run(fn):
-        def loss(params, patches):
-            return jnp.sum(jnp.tanh(fn(params, patches).astype(jnp.float32)))
-
-        return jax.jit(jax.value_and_grad(loss))
-
-    def error(fn):
-        step, exact = run(fn), run(vision)
-        pairs = [
-            (step(PARAMS, sign * PATCHES + shift), exact(PARAMS, sign * PATCHES + shift))
-            for sign in (1, -1)
-            for shift in (0, 0.25, 1)
-        ]
-        pairs = [zip(*map(jax.tree.leaves, pair), strict=True) for pair in pairs]
-        return np.mean([relative_error(a, b) for pair in pairs for a, b in pair])
-
-    ours = error(autocast(vision, policy=BF16))
-    assert ours < 0.9 * error(by_hand)
-    assert ours < 1.2 * error(autocast(vision, policy=BF16.with_level("tensor_cores")))
-
-
 def test_a_sum_of_a_source_is_no_stream():
     """`w + a @ b` may be far larger than the product: a norm reads it in float32, as before."""
 
@@ -115,25 +80,6 @@ def test_a_sum_of_a_source_is_no_stream():
         return norm(x) @ params["w"][1]
 
     assert stream(fn) == [FULL]
-
-
-def index(params, patches):
-    x = patches @ params["embed"]
-    y = x + norm(x) @ params["w"][0]
-    z = y + norm(y) @ params["w"][1]
-    return jnp.floor(y * 100), norm(z)
-
-
-def logarithm(params, patches):
-    x = patches @ params["embed"]
-    y = x + norm(x) @ params["w"][0]
-    z = y + norm(y) @ params["w"][1]
-    return jnp.log(jnp.abs(y)), norm(z)
-
-
-@pytest.mark.parametrize("fn", [index, logarithm])
-def test_what_becomes_an_integer_or_a_logarithm_is_float32(fn):
-    assert FULL in stream(fn)[:1]
 
 
 def test_one_sum_behind_another_is_fused_and_not_rounded():

@@ -15,6 +15,7 @@ from tests.support.plans import FULL, LOW, all_equations, plan_of
 COMPUTE = BF16.with_level("compute")
 PARAMS = normal(0, first=(16, 16), second=(16, 16), head=(16, 4))
 X = normal(1, x=(256, 16))["x"]
+LEAVES = (Source.PARAM,) * len(PARAMS)
 
 
 def norm(x):
@@ -30,11 +31,11 @@ def convolved(x, w):
     return y[:, 0]
 
 
-def residual(params, x, product=convolved):
+def residual(params, x):
     """Two blocks and a head behind a mean, as in a ResNet."""
-    x = jax.nn.relu(norm(product(x, params["first"])))
+    x = jax.nn.relu(norm(convolved(x, params["first"])))
     for name in ("second", "first"):
-        x = jax.nn.relu(x + norm(product(x, params[name])))
+        x = jax.nn.relu(x + norm(convolved(x, params[name])))
     return jnp.mean(x.reshape(64, 4, 16), 1) @ params["head"]
 
 
@@ -64,17 +65,9 @@ def sums(fn, policy, *args, leaves=()):
 
 @pytest.mark.parametrize("policy", [BF16, COMPUTE])
 def test_a_residual_network_keeps_16_bits_as_by_hand(policy):
-    leaves = (Source.PARAM,) * 3
     full = (FULL, FULL, FULL)
     # The last sum is read by a mean alone.
-    assert sums(residual, policy, PARAMS, X, leaves=leaves) == [(FULL, FULL, LOW), full]
-
-
-def test_without_convolutions_it_is_an_accumulator():
-    def dense(params, x):
-        return residual(params, x, jnp.matmul)
-
-    assert sums(dense, BF16, PARAMS, X, leaves=(Source.PARAM,) * 3) == [(FULL, FULL, FULL)] * 2
+    assert sums(residual, policy, PARAMS, X, leaves=LEAVES) == [(FULL, FULL, LOW), full]
 
 
 @pytest.mark.parametrize(("is_index", "dtype"), [(False, LOW), (True, FULL)])
@@ -84,7 +77,7 @@ def test_a_norm_raises_no_stream_of_convolutions_and_an_index_does(is_index, dty
         x = x + convolved(x, params["second"])
         return norm(x) @ params["head"], jnp.floor(x * 100) if is_index else 0
 
-    assert [found[2] for found in sums(fn, BF16, PARAMS, X, leaves=(Source.PARAM,) * 3)] == [dtype]
+    assert [found[2] for found in sums(fn, BF16, PARAMS, X, leaves=LEAVES)] == [dtype]
 
 
 def test_one_sum_of_matrix_products_is_rounded_at_level_compute_alone():
@@ -92,12 +85,12 @@ def test_one_sum_of_matrix_products_is_rounded_at_level_compute_alone():
         return (norm(x @ params["first"]) + norm(x @ params["second"])) @ params["head"]
 
     for policy, dtype in ((BF16, FULL), (COMPUTE, LOW)):
-        assert sums(one, policy, PARAMS, X, leaves=(Source.PARAM,) * 3) == [(FULL, FULL, dtype)]
+        assert sums(one, policy, PARAMS, X, leaves=LEAVES) == [(FULL, FULL, dtype)]
 
 
 def test_with_low_products_alone_nothing_else_is_rounded():
     policy = BF16.with_level("tensor_cores")
-    found = sums(residual, policy, PARAMS, X, leaves=(Source.PARAM,) * 3)
+    found = sums(residual, policy, PARAMS, X, leaves=LEAVES)
     assert found == [(FULL, FULL, FULL)] * 2
 
 
@@ -224,8 +217,7 @@ def test_a_call_is_followed():
     jaxpr = trace(autocast(calls, policy=COMPUTE), PARAMS, X)
     casts = [e for e in find(jaxpr, "convert_element_type") if e.outvars[0].aval.shape == X.shape]
     assert ("float32",) in {dtypes(e.invars) for e in casts}
-    leaves = (Source.PARAM,) * 3
-    assert sums(calls, COMPUTE, PARAMS, X, leaves=leaves) == [(FULL, FULL, LOW)]
+    assert sums(calls, COMPUTE, PARAMS, X, leaves=LEAVES) == [(FULL, FULL, LOW)]
 
 
 def scaled_branches(scale):

@@ -45,9 +45,6 @@ def test_what_follows_from_a_trait(name):
 def test_a_wrong_row_is_an_error(rows, message):
     with pytest.raises(AssertionError, match=message):
         traits._read(rows)
-
-
-def test_a_trait_that_does_not_exist_is_an_error():
     with pytest.raises(AssertionError, match="no such trait: bend"):
         having("bend")
 

@@ -7,7 +7,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 from jmp_autocast import BF16, CastPolicy, Decision, autocast, register_policy
-from tests.support.jaxprs import dtypes, find, trace
+from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
 
 X = jnp.linspace(-1.0, 1.0, 16).reshape(4, 4)
 
@@ -27,6 +27,17 @@ doubled.defvjp(lambda x: (doubled(x), None), lambda _, g: (2 * g,))
 
 def program(x):
     return doubled(x @ x) @ x
+
+
+@pytest.mark.parametrize("declared", ["float32", "float16"])
+def test_a_kernel_gets_what_it_declares(declared):
+    def loss(x):
+        return jnp.sum((doubled((x @ x).astype(declared)).astype(jnp.float32) @ x) ** 2)
+
+    jaxpr = trace(jax.grad(autocast(loss, policy=BF16)), X)
+    (call,) = find(jaxpr, "pallas_call")
+    assert dtypes([*call.invars, *call.outvars]) == (declared,) * 2
+    assert_dots_run_in("bfloat16", jaxpr)
 
 
 def test_a_rule_for_the_function_runs_its_kernel_in_16_bits():

@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import jmp
 import numpy as np
 import pytest
 from jax import lax
@@ -17,7 +16,7 @@ from jmp_autocast import (
     autocast,
 )
 from jmp_autocast.policies import parse_policy
-from tests.support.jaxprs import dot_dtypes, dtypes, find, trace
+from tests.support.jaxprs import dot_dtypes, dtypes, find
 from tests.support.policy_programs import FULL, LOW, X, after_dot, io, rewritten
 
 
@@ -65,7 +64,7 @@ def test_a_later_rule_replaces_and_a_later_pattern_is_last():
 
 
 @pytest.mark.parametrize("key", ["tanh", lax.tanh_p], ids=["name", "primitive"])
-@pytest.mark.parametrize("value", [CastPolicy.FP32, "FP32", "fp32"])
+@pytest.mark.parametrize("value", [CastPolicy.FP32, "FP32", "fp32", "float32"])
 def test_forms_of_a_rule(key, value):
     assert BF16.with_rules({key: value}).rules == (("tanh", CastPolicy.FP32),)
 
@@ -73,8 +72,6 @@ def test_forms_of_a_rule(key, value):
 def test_presets():
     assert Policy() == Policy(jnp.float16) == FP16
     assert Policy(jnp.bfloat16) == BF16
-    for policy, name in ((FP16, "float16"), (BF16, "bfloat16")):
-        assert dot_dtypes(rewritten(jnp.matmul, X, X, policy=policy)) == [(name,) * 3]
 
 
 # --- string forms and jmp -------------------------------------------------------------------
@@ -85,7 +82,10 @@ def test_presets():
     [
         ("bfloat16", BF16),
         ("bf16", BF16),
+        ("mixed_bfloat16", BF16),
+        ("mixed_float16", FP16),
         ("float16", FP16),
+        ("fp16", FP16),
         ("f16", FP16),
         ("compute=bfloat16", BF16),
         ("c=bf16", BF16),
@@ -98,19 +98,6 @@ def test_presets():
 def test_string_forms(text, expected):
     assert parse_policy(text) == expected
     assert autocast(jnp.sin, policy=text) == autocast(jnp.sin, policy=expected)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (jmp.Policy(jnp.float32, jnp.bfloat16, jnp.float32), Policy("bfloat16", "float32")),
-        (jmp.get_policy("p=f32,c=f16,o=f16"), Policy("float16", "float16")),
-    ],
-    ids=["constructor", "parsed"],
-)
-def test_a_jmp_policy_is_accepted(given, expected):
-    assert autocast(jnp.sin, policy=given) == autocast(jnp.sin, policy=expected)
-    assert autocast(jnp.matmul, policy=given)(X, X).dtype == expected.output_dtype
 
 
 def test_the_policy_names_the_output_dtype():
@@ -198,17 +185,3 @@ def test_a_rule_gives_a_primitive_any_policy(member, given):
     }
     dtype = low.get(member, FULL)
     assert io(jaxpr, "tanh") == ((dtype,), (dtype,))
-
-
-@pytest.mark.parametrize(
-    ("exponent", "dtype"), [(-2, "float32"), (-1, "float32"), (2, "bfloat16"), (3, "bfloat16")]
-)
-def test_a_negative_power_is_a_reciprocal(exponent, dtype):
-    """The reciprocal of a float16 below 1/65,504 would be infinite."""
-    fn = autocast(
-        lambda x: lax.integer_pow(x @ x, exponent) * (x @ x),
-        policy=BF16,
-        output_dtype="computed",
-    )
-    (power,) = find(trace(fn, X), "integer_pow")
-    assert power.invars[0].aval.dtype == dtype

@@ -78,12 +78,6 @@ def test_a_failure_leaves_what_was_there(step, path, monkeypatch):
     assert path.read_text("utf-8") == "what was there"
 
 
-def test_a_folder_is_not_replaced(tmp_path):
-    with pytest.raises(ValueError, match="not a regular file"):
-        BF16.save(tmp_path)
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_link_stays_a_link(path):
     link = path.with_name("link.toml")
     link.symlink_to(path)

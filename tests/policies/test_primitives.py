@@ -1,6 +1,5 @@
-"""Every primitive that JAX can lower has a place in the tables, and the published page shows it."""
+"""Every primitive that JAX can lower has a place in the tables."""
 
-import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -52,42 +51,3 @@ def test_a_name_that_is_placed_twice_is_an_error(monkeypatch, name):
 
 def test_data_movement_promotes():
     assert {DEFAULT_RULES[name] for name in DATA_MOVEMENT} == {CastPolicy.PROMOTE}
-
-
-# --- docs/primitives.md ---------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def generator():
-    path = ROOT / "docs" / "tools" / "generate_primitives.py"
-    spec = importlib.util.spec_from_file_location("generate_primitives", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_is_up_to_date(generator):
-    assert generator.main(["--check"]) == 0, "run python docs/tools/generate_primitives.py"
-
-
-def test_the_check_tells_an_old_page(generator, tmp_path, capsys):
-    page = tmp_path / "primitives.md"
-    assert generator.main(["--check"], page) == 1
-    assert "run python docs/tools/generate_primitives.py" in capsys.readouterr().err
-    assert generator.main([], page) == 0
-    assert generator.main(["--check"], page) == 0
-    page.write_text(page.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
-    assert generator.main(["--check"], page) == 1
-
-
-def test_the_page_names_every_primitive_once(generator):
-    text = generator.render()
-    for name in [*DEFAULT_RULES, *STRUCTURAL]:
-        assert text.count(f"`{name}`") == 1, name
-
-
-def test_the_page_has_a_section_per_policy_and_shows_rule_functions(generator):
-    text = generator.render()
-    for policy in CastPolicy:
-        assert f"\n## {policy.name}\n" in text
-    assert "| `dot_general` | Matrix products are low; inner products of vectors promote" in text

@@ -47,14 +47,6 @@ def test_what_is_differentiated_or_mapped_is_bound_through_it(bound, transform, 
     assert {"tanh", "mul"} <= set(bound)
 
 
-def test_neither_way_leaves_a_call():
-    cast = autocast(fn, policy=BF16)
-    for program in (trace(cast, X, X), trace(jax.vmap(cast), X[None], X[None])):
-        names = [e.primitive.name for e in program.jaxpr.eqns]
-        assert {"accumulate", "tanh", "mul"} <= set(names)
-        assert "jit" not in names
-
-
 FUNCTIONS = {
     "one result": lambda x, y: x * y,
     "several results": lambda x, y: [x + y, lax.sin(x)],

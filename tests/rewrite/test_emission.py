@@ -1,7 +1,5 @@
 """A rule may emit a function in place of an equation; it survives what JAX does to the program."""
 
-import pickle
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -150,12 +148,6 @@ def test_equations_that_look_alike_may_be_replaced_by_different_functions():
     np.testing.assert_allclose(second, np.cos(X), rtol=1e-6)
 
 
-def test_the_policy_is_pickled_by_the_name_of_the_rule():
-    assert pickle.loads(pickle.dumps(POLICY)) == POLICY
-    again = pickle.loads(pickle.dumps(autocast(net, policy=POLICY)))
-    chex.assert_trees_all_equal(again(X, X), autocast(net, policy=POLICY)(X, X))
-
-
 # --- calls, loops and casts -----------------------------------------------------------------
 
 
@@ -203,8 +195,6 @@ def test_a_cast_is_replaced():
 
 
 def test_a_policy_for_a_call_is_an_error():
-    with pytest.raises(ValueError, match="structural"):
-        BF16.with_rules({"jit": "FP32"})
     policy = BF16.with_rules({"jit": lambda eqn: CastPolicy.FP32})
     with pytest.raises(TypeError, match=r"rule for primitive 'jit' decided .*Decision\(emit="):
         autocast(lambda x: smooth(x, x), policy=policy)(X)

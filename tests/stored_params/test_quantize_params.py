@@ -1,14 +1,11 @@
 """`quantize_params`: which leaves are stored in 8 bits, and that products stay what they are."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
 from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, PartitionSpec as P
 
 from jmp_autocast import BF16, Float8, Policy, autocast, cast_params, explain
 from jmp_autocast.quantize_params import QuantizedArray, quantize_params
@@ -163,52 +160,6 @@ def test_cast_params_leaves_what_is_multiplied_in_8_bits():
     fn = lambda p, x: (x @ p["w"]) @ p["w"][:, :8] + x @ p["b"][:, None]
     small = cast_params(fn, PARAMS, A["x"], policy=FP8, check=True)
     assert (small["w"].dtype, small["b"].dtype) == (jnp.float32, jnp.bfloat16)
-
-
-def test_sharded_abstract_donated_and_restored(tmp_path):
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
-    shardings = {"w": NamedSharding(mesh, P("d")), "stack": NamedSharding(mesh, P(None, "d"))}
-    params = jax.device_put({k: A[k] for k in shardings}, shardings)
-    fn = autocast(lambda p, x: over_layers(p, x) @ p["w"], policy=FP8, params=0)
-    like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-    small = quantize_params(fn, params, A["x"])
-    abstract = quantize_params(fn, jax.tree.map(like, params), jax.eval_shape(lambda: A["x"]))
-    assert jax.tree.map(like, small) == abstract
-    assert small["stack"].values.sharding == shardings["stack"]
-    assert small["w"].scale.sharding == NamedSharding(mesh, P())
-    # The values are those of one device, and so is the scale on every device.
-    alone = quantize_params(fn, {k: A[k] for k in shardings}, A["x"])
-    jax.tree.map(np.testing.assert_array_equal, small, alone)
-    assert len({float(s.data) for s in small["w"].scale.addressable_shards}) == 1
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "params", small)
-        checkpointer.wait_until_finished()
-        restored = checkpointer.restore(tmp_path / "params", abstract)
-    jax.tree.map(np.testing.assert_array_equal, restored, small)
-    assert restored["w"].values.sharding == shardings["w"]
-    # XLA sums in another order on eight devices: float32 rounding, and its steps to bfloat16.
-    np.testing.assert_allclose(jax.jit(fn)(restored, A["x"]), jax.jit(fn)(alone, A["x"]), atol=0.1)
-    donated = quantize_params(fn, params, A["x"], donate=True)
-    assert params["w"].is_deleted()
-    jax.tree.map(np.testing.assert_array_equal, donated, small)
-
-
-def test_linen_variables_nnx_state_and_traced_parameters():
-    model = nn.Sequential([nn.Dense(K), nn.LayerNorm(), nn.Dense(K)])
-    variables = model.init(jax.random.key(0), A["x"])
-    low = jax.jit(autocast(model.apply, policy=FP8))
-    small = quantize_params(model.apply, variables, A["x"], policy=FP8)
-    assert [path.count("kernel") for path in stored(small)] == [1, 1]
-    np.testing.assert_array_equal(low(small, A["x"]), low(variables, A["x"]))
-
-    graph, state = nnx.split(nnx.Linear(K, K, rngs=nnx.Rngs(0)))
-    run = autocast(lambda state, x: nnx.merge(graph, state)(x), policy=FP8)
-    inside = jax.jit(lambda state: quantize_params(run, state, A["x"]))(state)
-    small = quantize_params(run, state, A["x"])
-    assert type(small) is type(state)
-    assert len(stored(small)) == 1
-    jax.tree.map(np.testing.assert_array_equal, inside, small)
-    np.testing.assert_array_equal(jax.jit(run)(small, A["x"]), jax.jit(run)(state, A["x"]))
 
 
 @pytest.mark.parametrize(

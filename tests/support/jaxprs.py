@@ -1,6 +1,7 @@
 """Reading jaxprs: every equation of a program, inside everything, and the dtypes of its dots."""
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 DOTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -48,6 +49,15 @@ def find(jaxpr, *names):
 
 def dtypes(atoms):
     return tuple(a.aval.dtype.name for a in atoms)
+
+
+def floats_of(jaxpr):
+    """The float dtypes that the operands of each primitive have."""
+    found = {}
+    for eqn in equations(jaxpr):
+        floats = {v.aval.dtype for v in eqn.invars if jnp.issubdtype(v.aval.dtype, jnp.floating)}
+        found.setdefault(eqn.primitive.name, set()).update(floats)
+    return found
 
 
 def dot_dtypes(jaxpr):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jmp_autocast import CastPolicy, autocast
+from jmp_autocast import CastPolicy, Decision, autocast
 from jmp_autocast.integrations import nnx as nnx_integration
 
 from .jaxprs import dot_dtypes, trace
@@ -19,6 +19,10 @@ def double(x):
 
 def small_stays_full(eqn):
     return CastPolicy.FP32 if eqn.flops < 20 else CastPolicy.LOWER_PRECISION_FP
+
+
+def emit_double(eqn):
+    return Decision(emit=double)
 
 
 def is_weight(path):

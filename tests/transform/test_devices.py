@@ -1,6 +1,7 @@
 """A small GPT on eight devices: as on one, sharded as without autocast, gradients added in float32.
 
 float16 where a test reads the compiled program: XLA's CPU backend moves bfloat16 as float32.
+Programs of `shard_map` are in `test_composition_sharding.py`.
 """
 
 import functools
@@ -9,14 +10,11 @@ import pathlib
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jmp_autocast import autocast
-from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 NAMES = ("data", "model")
@@ -61,9 +59,6 @@ def assert_near(found, dtype, others=3e-3):
                 continue  # softmax does not see it: its gradient is rounding alone
             error = np.linalg.norm(np.asarray(a) - b) / np.linalg.norm(b)
             assert error < bound, (path, error)
-
-
-# --- jit with NamedSharding -----------------------------------------------------------------
 
 
 def replicated(path, leaf):
@@ -159,68 +154,3 @@ def test_tensor_parallel_activations_are_added_in_16_bits():
     """As in layers with ``dtype=``; gradients of parameters that are split are float32 here too."""
     found = reduced(compiled("tensor_parallel", "float16"))
     assert {shape for dtype, shape in found if dtype == "f16"} <= {"2,16,16"}
-
-
-# --- shard_map and pmap ---------------------------------------------------------------------
-
-
-def line():
-    return jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-
-
-def data_parallel(cast):
-    """The gradients of the shards are added by ``psum``."""
-
-    def step(params, windows):
-        found = jax.value_and_grad(cast(gpt()[0]))(params, windows)
-        return lax.pmean(found, "data")
-
-    specs = {"in_specs": (P(), P("data")), "out_specs": P(), "check_vma": False}
-    return jax.shard_map(step, mesh=line(), **specs)
-
-
-def sharded_parameters(cast):
-    """``all_gather`` inside of the loss; its transpose is a ``psum_scatter``."""
-    _, params, _ = gpt()
-    split = jax.tree.map(lambda x: x.ndim > 1 and x.shape[0] % 8 == 0, params)
-    specs = jax.tree.map(lambda s: P("data") if s else P(), split)
-
-    def loss(params, windows):
-        gather = functools.partial(lax.all_gather, axis_name="data", tiled=True)
-        whole = jax.tree.map(lambda s, x: gather(x) if s else x, split, params)
-        return gpt()[0](whole, windows) / 8
-
-    def step(params, windows):
-        value, grads = jax.value_and_grad(cast(loss))(params, windows)
-        add = functools.partial(lax.psum, axis_name="data")
-        return add(value), jax.tree.map(lambda s, g: g if s else add(g), split, grads)
-
-    options = {"in_specs": (specs, P("data")), "out_specs": (P(), specs), "check_vma": False}
-    return jax.shard_map(step, mesh=line(), **options)
-
-
-MAPPED = {
-    "psum": data_parallel,
-    "all_gather_and_psum_scatter": sharded_parameters,
-}
-
-
-@pytest.mark.parametrize("program", MAPPED.values(), ids=MAPPED)
-def test_mapped_programs(program):
-    _, params, windows = gpt()
-    plain = program(lambda f: f)
-    fn = program(functools.partial(autocast, compute_dtype="float16"))
-    jaxpr = trace(fn, params, windows)
-    assert_dots_run_in("float16", jaxpr)
-    sums = find(jaxpr, "psum", "psum_invariant", "reduce_scatter")
-    assert sums
-    assert {d for eqn in sums for d in dtypes(eqn.invars)} <= {"float32"}
-    gathers = find(jaxpr, "all_gather")
-    assert bool(gathers) == (program is sharded_parameters)
-    low, full = (jax.jit(f).lower(params, windows).compile(QUICK) for f in (fn, plain))
-    found = low(params, windows)
-    assert_near(found, "float16")
-    kinds = [jax.tree.leaves(executable.output_shardings) for executable in (low, full)]
-    for a, *both in zip(jax.tree.leaves(found), *kinds, strict=True):
-        assert a.dtype == jnp.float32
-        assert both[0].is_equivalent_to(both[1], a.ndim)

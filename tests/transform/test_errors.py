@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
-from jax.extend.core import Primitive
 
-from jmp_autocast import (
-    CastPolicy,
-    autocast,
-    register_policy,
-)
+from jmp_autocast import autocast
 
 X = np.ones((2, 2), np.float32)
 
@@ -27,46 +22,6 @@ def test_wrong_params_are_told_when_wrapped():
 
 def rms_norm(scale, x, eps=1e-6):
     return scale * x * lax.rsqrt(jnp.mean(x * x) + eps)
-
-
-# --- primitives without a rule --------------------------------------------------------------
-
-mystery = Primitive("test_errors_mystery")
-mystery.def_abstract_eval(lambda x: x)
-mystery.def_impl(lambda x: x)
-
-
-def two_mysteries(x):
-    return mystery.bind(x @ x) + mystery.bind(x)
-
-
-def in_a_jit(x):
-    return jax.jit(mystery.bind)(x @ x)
-
-
-def test_an_unknown_primitive_is_kept_in_silence_by_default():
-    autocast(two_mysteries)(X)
-
-
-MESSAGE = (
-    "{} holds primitives without a cast policy: test_errors_mystery. .*declared dtypes"
-    ".*register_policy or Policy.with_rules"
-)
-
-
-def test_an_unknown_primitive_can_warn():
-    with pytest.warns(UserWarning, match=MESSAGE.format("two_mysteries")) as caught:
-        autocast(two_mysteries, on_unknown="warn")(X)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-
-
-def test_an_unknown_primitive_can_be_an_error():
-    fn = autocast(in_a_jit, on_unknown="error")
-    with pytest.raises(ValueError, match=MESSAGE.format("in_a_jit")):
-        jax.make_jaxpr(fn)(X)
-    register_policy(mystery, CastPolicy.PROMOTE)
-    jax.make_jaxpr(fn)(X)
 
 
 # --- modules that change while they are traced ----------------------------------------------
@@ -113,9 +68,3 @@ def test_a_module_that_changes_is_refused(name, module, call):
     with pytest.raises(TypeError, match=message):
         call(model)
     assert model.count.get_value() == 0
-
-
-def test_a_module_that_does_not_change_is_fine():
-    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    for fn in (lambda m, x: m(x), lambda m, x: autocast(lambda x: m(x))(x)):
-        assert autocast(fn)(model, X).dtype == jnp.float32

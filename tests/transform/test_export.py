@@ -1,7 +1,6 @@
 """Programs with symbolic dimensions, and `jax.export` there and back.
 
-`test_composition.py` exports a program of fixed shapes with its gradient, and calls an exported
-program inside autocast.
+`test_composition.py` calls an exported program inside autocast.
 """
 
 import functools

@@ -16,7 +16,6 @@ from jax.sharding import AxisType, PartitionSpec as P
 from jmp_autocast import BF16, Float8, Policy, autocast, finalise, float8
 from jmp_autocast.interpreters import primitives
 from jmp_autocast.interpreters.compat import (
-    JAXPRS,
     body_of,
     jaxpr_as_fun,
     name_stack,
@@ -25,6 +24,7 @@ from jmp_autocast.interpreters.compat import (
 from jmp_autocast.quantize_params import quantize_params
 from tests.corpus.program import ALL, Arguments
 from tests.corpus.sources import SOURCES
+from tests.support.jaxprs import equations
 from tests.support.numerics import normal
 
 PARAMS = normal(0, w=(16, 32), v=(32, 16), b=(32,))
@@ -54,21 +54,9 @@ HOLDS = {
 }
 
 
-def held_in(value):
-    """The jaxprs in a parameter, wherever they are."""
-    if isinstance(value, JAXPRS):
-        yield value
-    elif isinstance(value, tuple | list):
-        for x in value:
-            yield from held_in(x)
-
-
 def names_in(jaxpr):
     """The primitives of a jaxpr and of all that it holds."""
-    for eqn in body_of(jaxpr).eqns:
-        yield eqn.primitive.name
-        for inner in held_in(tuple(eqn.params.values())):
-            yield from names_in(inner)
+    return {eqn.primitive.name for eqn in equations(jaxpr)}
 
 
 def loss(params, x):
@@ -111,8 +99,8 @@ def results(fn, *args, holds=("accumulate",)):
     """What a jaxpr and its finalised form return, evaluated equation by equation."""
     closed = jax.make_jaxpr(fn)(*args)
     final = finalise(closed)
-    assert {*holds} <= OWN & {*names_in(closed)}
-    assert not OWN & {*names_in(final)}
+    assert {*holds} <= OWN & names_in(closed)
+    assert not OWN & names_in(final)
     assert final.out_avals == closed.out_avals
     return (jaxpr_as_fun(jaxpr)(*jax.tree.leaves(args)) for jaxpr in (final, closed))
 
@@ -197,18 +185,19 @@ def test_a_shard_map():
     w = PARAMS["w"]
     closed = jax.make_jaxpr(mapped)(w, X)
     final = finalise(closed)
-    assert OWN & {*names_in(closed)}
-    assert not OWN & {*names_in(final)}
+    assert OWN & names_in(closed)
+    assert not OWN & names_in(final)
     found, expected = (jax.jit(jaxpr_as_fun(j))(w, X) for j in (final, closed))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=0.1), found, expected)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jit_caches")
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_corpus_holds_no_other_primitive(source):
-    """Of long sources each tenth program: all of them take a quarter of an hour."""
+    """Of each source eight programs: all of them take a quarter of an hour."""
     programs = list(SOURCES[source]())
-    step = max(1, len(programs) // 15)
+    step = -(-len(programs) // 8)
     left = {program.name: left_in(program) for program in programs[::step]}
     jax.clear_caches()
     assert not {name: names for name, names in left.items() if names}
@@ -229,7 +218,7 @@ def left_in(program):
             jaxprs = [jax.make_jaxpr(f)(*arguments.arrays()) for f in functions]
         except Exception:  # the corpus records what is refused, too
             return set()
-        return {name for jaxpr in jaxprs for name in OWN & {*names_in(finalise(jaxpr))}}
+        return {name for jaxpr in jaxprs for name in OWN & names_in(finalise(jaxpr))}
 
 
 def finalised(fn, *args):

@@ -1,7 +1,7 @@
-"""What leaves the program: callbacks under transformations, Pallas kernels, foreign functions.
+"""What leaves the program: callbacks under transformations, and foreign functions.
 
-Callbacks outside of transformations are in `test_structural_opaque.py`, the order of ordered ones
-in `test_structural_metadata.py`.
+The order of callbacks is in `test_structural_metadata.py`; kernels of Pallas are in
+`test_only_the_rule.py` and `test_kernel_rules.py`.
 """
 
 import functools
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import io_callback, pallas as pl
+from jax.experimental import io_callback
 
 from jmp_autocast import autocast
 from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
@@ -79,51 +79,6 @@ def test_callbacks_in_structures_see_declared_dtypes(structure, kind):
     jax.effects_barrier()
     assert cast.dtypes == plain.dtypes
     assert set(cast.dtypes) == {"float32"}
-
-
-# --- Pallas ---------------------------------------------------------------------------------
-
-
-def multiply_kernel(x_ref, y_ref, out_ref):
-    out_ref[...] = x_ref[...] @ y_ref[...]
-
-
-def multiply(x, y):
-    shape = jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), x.dtype)
-    return pl.pallas_call(multiply_kernel, out_shape=shape, interpret=True)(x, y)
-
-
-@jax.custom_vjp
-def matmul(x, y):
-    return multiply(x, y)
-
-
-matmul.defvjp(
-    lambda x, y: (multiply(x, y), (x, y)),
-    lambda saved, ct: (multiply(ct, saved[1].T), multiply(saved[0].T, ct)),
-)
-
-
-@pytest.mark.parametrize("declared", ["float32", "bfloat16"])
-def test_kernels_with_derivatives_of_their_own(declared):
-    """Forward and backward kernels get what they declare, whatever is around them."""
-
-    def loss(w, x):
-        y = matmul((x @ w).astype(declared), w.astype(declared))
-        return jnp.mean((y.astype(jnp.float32) @ w) ** 2)
-
-    found = jax.jit(jax.grad(autocast(loss))).trace(W, X)
-    kernels = find(found.jaxpr, "pallas_call")
-    assert len(kernels) == 3
-    for eqn in kernels:
-        assert {*dtypes(eqn.invars), *dtypes(eqn.outvars)} == {declared}
-        inside = find(eqn.params["jaxpr"], "dot_general")
-        assert {d for dot in inside for d in dtypes(dot.invars)} == {declared}
-    outside = {id(dot) for eqn in kernels for dot in find(eqn.params["jaxpr"], "dot_general")}
-    dots = [eqn for eqn in find(found.jaxpr, "dot_general") if id(eqn) not in outside]
-    assert {d for eqn in dots for d in dtypes(eqn.invars)} == {"float16"}
-    value, expected = found.lower().compile()(W, X), jax.jit(jax.grad(loss))(W, X)
-    np.testing.assert_allclose(value, expected, atol=2e-2 * np.max(np.abs(expected)))
 
 
 # --- foreign functions --------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 import collections
 import warnings
 
+import chex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, FP16, CastPolicy, Policy, autocast, compute_precision
+from jmp_autocast import BF16, Policy, autocast, compute_precision
 from jmp_autocast.call.guess_params import guessed_params
 
 X = np.ones((4, 4), np.float32)
@@ -57,6 +58,18 @@ def test_a_module_is_the_model():
     assert guessed_params(lambda a, b: 0, (PLAIN, model), {}) == {1}
 
 
+def test_a_dataclass_of_chex_holds_the_parameters():
+    @chex.dataclass
+    class Weights:
+        w: jax.Array
+        b: jax.Array
+
+    weights = Weights(w=X, b=X[0])
+    low = autocast(lambda p, x: x @ p.w + p.b, compute_dtype="bf16", output_dtype="computed")
+    assert low(weights, X).dtype == jnp.bfloat16
+    assert isinstance(autocast(lambda p: p)(weights), Weights)
+
+
 def test_a_guess_without_evidence_warns():
     with pytest.warns(UserWarning, match=r"several containers.*params=0"):
         assert guessed_params(lambda a, b: 0, (PLAIN, PLAIN), {}) == {0}
@@ -81,14 +94,3 @@ def test_a_dtype_has_one_spelling_everywhere(name):
     assert BF16.with_scopes({"a": name}).scopes == (("a", jnp.dtype("bfloat16")),)
     with compute_precision(name):
         pass
-
-
-def test_policies_have_the_names_of_other_libraries(tmp_path):
-    for text, policy in {"mixed_bfloat16": BF16, "mixed_float16": FP16, "fp16": FP16}.items():
-        assert autocast(jnp.sin, policy=text).policy == policy
-    assert BF16.with_rules({"tanh": "float32"}) == BF16.with_rules({"tanh": CastPolicy.FP32})
-    with pytest.raises(ValueError, match="Unknown policy 'bfloat16'"):
-        BF16.with_rules({"tanh": "bfloat16"})
-    path = tmp_path / "policy.toml"
-    path.write_text("version = 1\ncompute_dtype = 'bf16'\n")
-    assert Policy.load(path) == BF16

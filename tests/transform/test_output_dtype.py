@@ -1,17 +1,13 @@
 """`output_dtype` as a pytree: a dtype for each part of what a function returns."""
 
-import pickle
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from jmp_autocast import BF16, Policy, autocast
-from jmp_autocast.integrations.nnx import autocast as nnx_autocast
-from tests.support.pickled_functions import double
 
 
 class Step(NamedTuple):
@@ -59,23 +55,6 @@ def test_same_stands_for_the_policy_and_equal_prefixes_are_equal():
     assert make() is make()
     out = jax.eval_shape(lambda p, x: make()(p, x)[:2], {"w": W}, X)
     assert [x.dtype.name for x in jax.tree.leaves(out)] == "float16 int32 float32 float32".split()
-
-
-def test_it_pickles_and_a_module_of_nnx_takes_it():
-    low = autocast(double, policy=BF16, output_dtype={"a": "bfloat16"})
-    assert pickle.loads(pickle.dumps(low)) == low
-
-    class Pair(nnx.Module):
-        def __init__(self, rngs):
-            self.linear = nnx.Linear(4, 4, rngs=rngs)
-
-        def __call__(self, x):
-            h = self.linear(x)
-            return h, jnp.exp(h)
-
-    with jax.numpy_dtype_promotion("standard"):
-        model = nnx_autocast(Pair(nnx.Rngs(0)), policy=BF16, output_dtype=("same", "bfloat16"))
-        assert [x.dtype.name for x in model(X)] == ["float32", "bfloat16"]
 
 
 @pytest.mark.parametrize(

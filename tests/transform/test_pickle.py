@@ -24,6 +24,7 @@ from tests.support.pickled_functions import (
     decorated,
     decorated_nnx,
     double,
+    emit_double,
     is_weight,
     small_stays_full,
 )
@@ -47,6 +48,7 @@ VALUES = {
     "rules": RULED,
     "scopes": BF16.with_scopes({"*/ln": "float32"}),
     "fields": Policy("bfloat16", "float32", "compute", "consumer"),
+    "emission": BF16.with_rules({"tanh": emit_double}),
     "decision": Decision(policy=CastPolicy.FP32, output_dtype="bfloat16"),
     "member": CastPolicy.FP32_SET_OPT_DTYPE,
 }
@@ -67,6 +69,7 @@ def test_policies(name, through):
 WRAPPERS = {
     "function": autocast(double),
     "options": autocast(double, policy=RULED, params=is_weight, output_dtype="computed"),
+    "output_dtype": autocast(double, output_dtype={"a": "bfloat16"}),
     "disabled": autocast(double, enabled=False),
     "decorated": decorated,
     "static_method": Layer.square,

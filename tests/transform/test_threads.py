@@ -15,6 +15,7 @@ from jmp_autocast import (
     full_precision,
 )
 from tests.support.jaxprs import trace
+from tests.support.threads import at_once
 
 W = np.random.default_rng(0).standard_normal((4, 4), np.float32) / 2
 
@@ -70,42 +71,8 @@ def test_threads_that_trace_at_once():
     with jax.check_tracer_leaks(False):
         expected = {job: program(job, lambda: None) for job in JOBS}
     assert len(set(expected.values())) == len(JOBS)
-
     barrier = threading.Barrier(len(JOBS), timeout=120)
-    found, errors = {}, []
-
-    def work(job):
-        try:
-            with jax.check_tracer_leaks(False):  # JAX's check takes other threads' traces for leaks
-                found[job] = [program(job, barrier.wait) for _ in range(3)]
-        except Exception as error:  # pytest does not see what a thread raises
-            errors.append((job, error))
-            barrier.abort()
-
-    threads = [threading.Thread(target=work, args=(job,)) for job in JOBS]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    found = at_once(
+        {job: lambda job=job: [program(job, barrier.wait) for _ in range(3)] for job in JOBS}
+    )
     assert found == {job: [text] * 3 for job, text in expected.items()}
-
-
-def test_threads_that_call_one_compiled_function():
-    """First calls race to trace; each gets the result of its own argument."""
-    fn = jax.jit(autocast(lambda x: jnp.tanh(x @ W) @ W))
-    barrier = threading.Barrier(8, timeout=120)
-    found = [None] * 8
-
-    def work(i):
-        with jax.check_tracer_leaks(False):
-            barrier.wait()
-            found[i] = np.asarray(fn(i * W))
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, value in enumerate(found):
-        np.testing.assert_allclose(value, np.tanh(i * W @ W) @ W, atol=1e-2)

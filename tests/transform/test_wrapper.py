@@ -1,29 +1,93 @@
-"""`autocast` of what is no plain function, its parameters, and which wrappers are equal."""
+"""A wrapper looks like its function, wherever its parameters are, and is equal to its equals."""
 
 import dataclasses
+import functools
 import inspect
+import pydoc
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import Primitive
 
-from jmp_autocast import autocast, full_precision
-from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, trace
+from jmp_autocast import autocast
+from jmp_autocast.integrations import nnx as nnx_integration
+from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, find, trace
+from tests.support.pickled_functions import Layer, decorated
 
 W = np.eye(3, dtype=np.float32)
+X = np.ones((4, 4), np.float32)
+CASTS = [autocast, nnx_integration.autocast]
 
 
-class Model:
-    """A class whose method is cast."""
+def scaled(x: jax.Array, power=2, /, *rest: float, scale: float = 3.0, **more) -> jax.Array:
+    """Multiplies and scales.
 
-    def __init__(self):
-        self.w = W
+    Second paragraph.
+    """
+    return scale * (x @ x)
 
-    @autocast(compute_dtype=jnp.bfloat16)
-    def apply(self, x):
-        return x @ self.w
+
+@pytest.mark.parametrize("cast", CASTS, ids=["autocast", "nnx"])
+def test_metadata(cast):
+    wrapper = cast(scaled)
+    for name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"):
+        assert getattr(wrapper, name) == getattr(scaled, name), name
+    assert wrapper.__wrapped__ is inspect.unwrap(wrapper) is scaled
+    assert inspect.signature(wrapper) == inspect.signature(scaled)
+    assert inspect.getsource(wrapper) == inspect.getsource(scaled)
+    assert inspect.getfile(inspect.unwrap(wrapper)) == __file__
+    assert "function scaled" in repr(wrapper)
+    shown = pydoc.render_doc(wrapper, renderer=pydoc.plaintext)
+    assert f"scaled{inspect.signature(scaled)}" in shown
+    assert "Multiplies and scales." in shown
+    assert callable(wrapper)
+
+
+@pytest.mark.parametrize("cast", CASTS, ids=["autocast", "nnx"])
+def test_partial(cast):
+    inside, outside = cast(functools.partial(scaled, scale=5.0)), functools.partial(cast(scaled))
+    assert inspect.signature(inside) == inspect.signature(functools.partial(scaled, scale=5.0))
+    for fn in (inside, functools.partial(outside, scale=5.0)):
+        assert_dots_run_in("float16", trace(fn, X))
+        np.testing.assert_array_equal(fn(X), 5 * X @ X)
+
+
+def test_wraps_of_a_wrapper():
+    """The options stay with the function that was wrapped, not with the one that wraps it."""
+    wrapper = autocast(scaled, compute_dtype=jnp.bfloat16)
+
+    @functools.wraps(wrapper)
+    def around(*args, **kwargs):
+        return wrapper(*args, **kwargs)
+
+    assert around.__name__ == "scaled"
+    assert inspect.signature(around) == inspect.signature(scaled)
+    assert autocast(around) != autocast(scaled)
+    assert_dots_run_in("bfloat16", trace(around, X))
+
+    @functools.wraps(scaled)
+    def other(x):
+        return x @ x @ x
+
+    assert autocast(other) != autocast(scaled)
+    np.testing.assert_array_equal(autocast(other)(X), X @ X @ X)
+
+
+def test_methods():
+    layer = Layer(2.0)
+    assert inspect.signature(layer.apply) == inspect.Signature(
+        [inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    )
+    assert layer.apply == layer.apply
+    assert layer.apply != Layer(2.0).apply
+    for fn in (layer.apply, functools.partial(Layer.apply, layer), Layer.square, layer.square):
+        assert_dots_run_in("float16", trace(fn, X))
+    assert isinstance(Layer.apply, type(decorated))
+    assert decorated.__doc__ == "Says what it does."
+
+
+# --- parameters and options --------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -34,11 +98,6 @@ class Unhashable:
 
     def __call__(self, x):
         return self.scale * (x @ W)
-
-
-def test_a_method_is_bound_to_its_object():
-    assert_dots_run_in("bfloat16", trace(Model().apply, W))
-    assert isinstance(Model.apply, type(autocast(len)))
 
 
 def test_a_builtin_without_signature_takes_params():
@@ -65,19 +124,6 @@ def test_the_default_of_params_is_readable():
     assert repr(inspect.signature(autocast).parameters["params"].default) == "<auto>"
 
 
-def test_an_unknown_primitive_in_full_precision_is_reported():
-    primitive = Primitive("test_unknown_in_scope")
-    primitive.def_abstract_eval(lambda x: x)
-
-    def fn(x):
-        with full_precision():
-            return primitive.bind(x) @ W
-
-    with pytest.warns(UserWarning, match="test_unknown_in_scope"):
-        jaxpr = trace(autocast(fn, on_unknown="warn"), W)
-    assert dot_dtypes(jaxpr) == [("float32",) * 3]
-
-
 def biased(x, weights):
     return x @ weights["w"] + weights["b"]
 
@@ -100,13 +146,6 @@ def test_where_the_parameters_are(params, dtype):
     assert low(W, {"w": W, "b": W[0]}).dtype == dtype
 
 
-def test_a_container_in_front_holds_the_parameters():
-    low = autocast(
-        lambda weights, x: biased(x, weights), compute_dtype=jnp.bfloat16, output_dtype="computed"
-    )
-    assert low({"w": W, "b": W[0]}, W).dtype == jnp.bfloat16
-
-
 def test_wrappers_of_other_options_are_not_equal():
     options = [
         {},
@@ -120,3 +159,12 @@ def test_wrappers_of_other_options_are_not_equal():
     for i, one in enumerate(wrappers):
         assert [one == other for other in wrappers] == [i == k for k in range(len(options))]
         assert one is autocast(biased, **options[i])
+
+
+@pytest.mark.parametrize("static", [{"static_argnums": 1}, {"static_argnames": "n"}])
+def test_static_arguments(static):
+    fn = autocast(lambda x, n: sum(x @ x for _ in range(n)))
+    traced = jax.jit(fn, **static).trace(X, n=3)
+    assert_dots_run_in("float16", traced.jaxpr)
+    assert traced.out_info == jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    assert len(find(traced.jaxpr, "dot_general")) == 3

@@ -1,0 +1,116 @@
+"""Primitives without a rule keep their declared dtypes; `on_unknown` says where they are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import Primitive
+
+from jmp_autocast import BF16, CastPolicy, autocast, explain, full_precision, register_policy
+from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
+
+X = np.linspace(-1.0, 1.0, 16, dtype=np.float32).reshape(4, 4)
+
+unknown = Primitive("unheard_of")
+unknown.def_impl(lambda x: 2 * x)
+unknown.def_abstract_eval(lambda x: x)
+jax.interpreters.mlir.register_lowering(
+    unknown, jax.interpreters.mlir.lower_fun(lambda x: 2 * x, multiple_results=False)
+)
+
+
+def program(x):
+    return unknown.bind(x @ X) @ X + unknown.bind(x)
+
+
+def in_full_precision(x):
+    with full_precision():
+        return program(x)
+
+
+@jax.custom_vjp
+def with_vjp(x):
+    return jnp.sin(x)
+
+
+with_vjp.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (unknown.bind(ct) * jnp.cos(x),))
+
+
+@jax.custom_jvp
+def with_jvp(x):
+    return jnp.sin(x)
+
+
+with_jvp.defjvp(lambda primals, tangents: (jnp.sin(*primals), unknown.bind(*tangents)))
+
+
+def total(function):
+    return lambda x: jnp.sum(function(x))
+
+
+def as_it_is(f):
+    return f
+
+
+# A program, and what is derived of it, as rules run only when JAX differentiates.
+PLACES = {
+    "inline": (program, as_it_is),
+    "jit": (jax.jit(program), as_it_is),
+    "remat": (jax.checkpoint(program), as_it_is),
+    "scan": (lambda x: lax.map(program, x[None]), as_it_is),
+    "no floats": (lambda x: unknown.bind(jnp.argmax(x)), as_it_is),
+    "full precision": (in_full_precision, as_it_is),
+    "custom_vjp": (total(with_vjp), jax.grad),
+    "custom_jvp": (total(with_jvp), lambda f: lambda x: jax.jvp(f, (x,), (x,))),
+}
+MESSAGE = "holds primitives without a cast policy: unheard_of. .*declared dtypes"
+MESSAGE += ".*register_policy or Policy.with_rules"
+
+
+@pytest.mark.parametrize(("fn", "derived"), PLACES.values(), ids=PLACES)
+def test_it_is_reported_if_that_is_asked_for(fn, derived):
+    with pytest.warns(UserWarning, match=MESSAGE):
+        trace(derived(autocast(fn, on_unknown="warn")), X)
+    strict = autocast(fn, on_unknown="error")
+    with pytest.raises(ValueError, match=MESSAGE):
+        trace(derived(strict), X)
+    if derived is not as_it_is:
+        strict(X)  # the rule does not run
+    trace(derived(autocast(fn)), X)  # and by default in silence
+    register_policy(unknown, CastPolicy.PROMOTE)
+    trace(derived(strict), X)
+
+
+def test_a_warning_is_the_callers():
+    with pytest.warns(UserWarning, match=f"program {MESSAGE}") as caught:
+        autocast(program, on_unknown="warn")(X)
+    assert [w.filename for w in caught] == [__file__]
+
+
+def test_it_keeps_declared_dtypes():
+    fn = autocast(program, compute_dtype=jnp.bfloat16)
+    jaxpr = trace(fn, X)
+    assert {(dtypes(e.invars), dtypes(e.outvars)) for e in find(jaxpr, unknown.name)} == {
+        (("float32",),) * 2
+    }
+    assert_dots_run_in("bfloat16", jaxpr)
+    np.testing.assert_allclose(fn(X), program(X), atol=0.05)
+
+
+@pytest.mark.parametrize("how", ["register", "with_rules"])
+def test_a_rule_makes_it_known(how):
+    policy = BF16
+    if how == "register":
+        register_policy(unknown, CastPolicy.LOWER_PRECISION_FP)
+    else:
+        policy = policy.with_rules({unknown: CastPolicy.LOWER_PRECISION_FP})
+    for eqn in find(trace(autocast(program, policy=policy, on_unknown="error"), X), unknown.name):
+        assert dtypes(eqn.invars) == dtypes(eqn.outvars) == ("bfloat16",)
+
+
+def test_what_is_unknown_does_not_depend_on_what_was_planned_before():
+    def fn(x):
+        return jax.jit(lambda x: jnp.sin(x))(x), jax.jit(lambda x: unknown.bind(x))(x)
+
+    assert explain(fn, X).totals.unknown == (unknown.name,)
