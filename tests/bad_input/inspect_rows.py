@@ -1,4 +1,4 @@
-"""Wrong uses of `check_numerics`, `explain` and `op_stats`."""
+"""Wrong uses of `check_numerics`, `compare`, `explain` and `op_stats`."""
 
 import jax
 import jax.numpy as jnp
@@ -12,39 +12,45 @@ def generator(x):
     yield x
 
 
+def _each(tools, mistake, call, error, parts):
+    for tool in tools:
+        name = tool.__name__
+        yield Row(name, mistake, lambda w, tool=tool: call(w, tool), error, parts.format(name))
+
+
 ROWS = [
-    Row(
-        "explain",
+    *_each(
+        (explain, op_stats, compare, check_numerics),
         "an array for the function",
-        lambda w: explain(X),
+        lambda w, tool: tool(X),
         TypeError,
-        "explain | of type ndarray | takes a callable | Pass the function itself",
+        "{0} | of type ndarray | takes a callable | Pass the function itself",
     ),
-    Row(
-        "explain",
+    *_each(
+        (explain, check_numerics),
         "a generator function",
-        lambda w: explain(generator, X),
+        lambda w, tool: tool(generator, *(X,) * (tool is explain)),
         TypeError,
-        ("explain | generator | returns its result | Apply explain to the function that it calls"),
+        "{0} | generator | returns its result | Apply {0} to the function that it calls",
     ),
-    Row(
-        "explain",
+    *_each(
+        (explain, compare),
         "a policy for a wrapper",
-        lambda w: explain(autocast(loss_at_call), w.params, X, policy=BF16),
+        lambda w, tool: tool(autocast(loss_at_call), w.params, X, policy=BF16),
         ValueError,
         "policy= | already wrapped | with its own | Leave policy out",
     ),
-    Row(
-        "explain",
+    *_each(
+        (explain,),
         "a wrapper that casts nothing",
-        lambda w: explain(autocast(loss_at_call, enabled=False), w.params, X),
+        lambda w, tool: tool(autocast(loss_at_call, enabled=False), w.params, X),
         ValueError,
         "enabled=False | loss | no plan | enabled=True",
     ),
-    Row(
-        "explain",
+    *_each(
+        (explain,),
         "a level for a policy",
-        lambda w: explain(loss, w.params, X, policy="o1"),
+        lambda w, tool: tool(loss, w.params, X, policy="o1"),
         ValueError,
         "policy | 'o1' | must be a compute dtype | 'bfloat16'",
     ),
@@ -61,27 +67,6 @@ ROWS = [
         lambda w: explain(jnp.sin, X).diff(explain(jnp.cos, X)),
         ValueError,
         r"Report\.diff | sin and cos | one program | Explain the same function",
-    ),
-    Row(
-        "op_stats",
-        "an array for the function",
-        lambda w: op_stats(X),
-        TypeError,
-        "op_stats | of type ndarray | takes a callable | Pass the function itself",
-    ),
-    Row(
-        "compare",
-        "an array for the function",
-        lambda w: compare(X),
-        TypeError,
-        "compare | of type ndarray | takes a callable | Pass the function itself",
-    ),
-    Row(
-        "compare",
-        "a policy for a wrapper",
-        lambda w: compare(autocast(loss_at_call), w.params, X, policy=BF16),
-        ValueError,
-        "policy= | already wrapped | with its own | Leave policy out",
     ),
     Row(
         "compare",
@@ -103,23 +88,6 @@ ROWS = [
         lambda w: compare(jnp.sin, X, argnums=0),
         TypeError,
         "argnums | sin | scalar float | pass a loss",
-    ),
-    Row(
-        "check_numerics",
-        "an array for the function",
-        lambda w: check_numerics(X),
-        TypeError,
-        "check_numerics | of type ndarray | takes a callable | Pass the function itself",
-    ),
-    Row(
-        "check_numerics",
-        "a generator function",
-        lambda w: check_numerics(generator),
-        TypeError,
-        (
-            "check_numerics | generator | returns its result | "
-            "Apply check_numerics to the function that it calls"
-        ),
     ),
     Row(
         "check_numerics",

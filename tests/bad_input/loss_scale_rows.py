@@ -1,11 +1,10 @@
-"""Wrong uses of loss scaling; `tests/loss_scaling/test_arguments.py` has more numbers."""
+"""Wrong uses of loss scaling; `tests/loss_scaling/test_arguments.py` has the numbers."""
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from jmp_autocast import (
-    LossScale,
     dynamic_loss_scaling,
     finite_value_and_grad,
     loss_scale,
@@ -27,21 +26,6 @@ LOSS = r"must be a floating array of shape \(\)"
 UPDATE = r"The arguments of update are \(gradients, state, params\)"
 FLAG = r"must be a bool array of shape \(\)"
 POSITION = "the position of an argument of the loss, or a sequence"
-
-
-def _number(mistake, error, value, rule, fix, **argument):
-    (name,) = argument
-    make = lambda w: LossScale.dynamic(**argument)
-    wrap = lambda w: dynamic_loss_scaling(optax.sgd(0.1), **argument)
-    for public, call in (("LossScale", make), ("dynamic_loss_scaling", wrap)):
-        yield Row(public, mistake, call, error, name, value, rule, fix)
-
-
-def _static(mistake, scale, error, value, rule, fix):
-    make = lambda w: LossScale.static(scale)
-    wrap = lambda w: static_loss_scaling(optax.sgd(0.1), scale)
-    for public, call in (("LossScale", make), ("static_loss_scaling", wrap)):
-        yield Row(public, mistake, call, error, "scale", value, rule, fix)
 
 
 def _update(mistake, state_of, value):
@@ -67,18 +51,6 @@ def _flag(mistake, finite, error, value):
 
 
 ROWS = [
-    *_number("a string", TypeError, "'8'", "must be a number", "number", init_scale="8"),
-    *_number("below the bound", ValueError, "=0.5", RANGE, "within", init_scale=0.5),
-    *_number("shrinking", ValueError, "=0.5", RANGE, "above 1", growth_factor=0.5),
-    *_number("growing", ValueError, "=2.0", RANGE, "between 0 and 1", backoff_factor=2.0),
-    *_number(
-        "half a step", ValueError, "=2.5", RANGE, "integer of at least 1", growth_interval=2.5
-    ),
-    *_number("zero", ValueError, "=0.0", RANGE, ABOVE_ZERO, min_scale=0.0),
-    *_number("infinite", ValueError, "=inf", RANGE, "at least min_scale", max_scale=float("inf")),
-    *_number("a vector", TypeError, r"shape \(2,\)", "real number", "number", max_scale=np.ones(2)),
-    *_static("zero", 0, ValueError, "=0", RANGE, ABOVE_ZERO),
-    *_static("a bool", True, TypeError, "True", "must be a number", "number"),
     *(
         Row(public, f"{value}, no optimizer", call, TypeError, public, value, INNER, "optax.adam")
         for public, call, value in (

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jmp_autocast.integrations.nnx import autocast
 
 from .row import Row, X, loss
-from .transform_rows import HALVES, OUTPUTS, PARAMS, STRING, generator
+from .transform_rows import HALVES, PARAMS, generator
 
 NNX = "integrations.nnx.autocast"
 
@@ -55,10 +55,6 @@ ROWS = [
         f"compute_dtype | int8 | {HALVES} | enabled=False",
     ),
     _option("float64", ValueError, "float64", HALVES, "enabled=False", compute_dtype="float64"),
-    _option("a number", TypeError, "3 of type int", "jmp.Policy", STRING, policy=3),
-    _option("a word", ValueError, "'whatever'", OUTPUTS, "'computed'", output_dtype="whatever"),
-    _option("an int", TypeError, "got 0", "must be a bool", "bool", enabled=0),
-    _option("a word", ValueError, "'x'", "must be 'keep', 'warn'", "'error'", on_unknown="x"),
     _option("a path", TypeError, "'0/w'", PARAMS, "lambda path", params="0/w"),
     _option("out of range", ValueError, "params=2", "out of range", "takes 2 pos", params=2),
     Row(

@@ -11,6 +11,8 @@ from .row import Row, X, loss, loss_at_call
 
 PARAMS = {"w": X}
 BATCHES = [(PARAMS, X)]
+GOAL = "Write tolerance=0.01"
+TUPLES = r"\[\(params, x\)\]"
 
 
 def count(x):
@@ -30,142 +32,101 @@ class Random:
         return self.calls + x @ params["w"]
 
 
+def _tune(mistake, error, parts, fn=loss, batches=BATCHES, **options):
+    call = lambda w: tune(fn, batches, progress=False, **options)
+    return Row("tune", mistake, call, error, parts)
+
+
+def _tolerance(mistake, error, parts, **options):
+    return _tune(mistake, error, parts, **{"tolerance": 0.1} | options)
+
+
 ROWS = [
-    Row(
-        "tune",
+    _tolerance(
         "an array for the function",
-        lambda w: tune(X, [(X,)], tolerance=0.1),
         TypeError,
         "tune | of type ndarray | takes a callable | Pass the function itself",
+        fn=X,
     ),
-    Row(
-        "tune",
+    _tolerance(
         "a function that is wrapped",
-        lambda w: tune(autocast(loss_at_call), BATCHES, tolerance=0.1),
         ValueError,
-        (
-            r"tune | autocast\(<function loss_at_call | already wrapped | "
-            "Pass the function that was wrapped"
-        ),
+        r"tune | autocast\(<function loss_at_call | already wrapped | function that was wrapped",
+        fn=autocast(loss_at_call),
     ),
-    Row(
-        "tune",
-        "no goal",
-        lambda w: tune(loss, BATCHES),
-        ValueError,
-        "tolerance and accept | neither | exactly one | Write tolerance=0.01",
-    ),
-    Row(
-        "tune",
+    _tune("no goal", ValueError, f"tolerance and accept | neither | exactly one | {GOAL}"),
+    _tolerance(
         "two goals",
-        lambda w: tune(loss, BATCHES, tolerance=0.1, accept=bool),
         ValueError,
-        "tolerance and accept | both | exactly one | Write tolerance=0.01",
+        f"tolerance and accept | both | exactly one | {GOAL}",
+        accept=bool,
     ),
-    Row(
-        "tune",
-        "a negative tolerance",
-        lambda w: tune(loss, BATCHES, tolerance=-1),
-        ValueError,
-        "tolerance | got -1 | positive number | tolerance=0.01",
+    _tolerance("negative", ValueError, "tolerance | -1 | positive number | =0.01", tolerance=-1),
+    _tolerance(
+        "NaN", ValueError, "tolerance | nan | positive number | =0.01", tolerance=float("nan")
     ),
-    Row(
-        "tune",
-        "a tolerance that is NaN",
-        lambda w: tune(loss, BATCHES, tolerance=float("nan")),
-        ValueError,
-        "tolerance | got nan | positive number | tolerance=0.01",
-    ),
-    Row(
-        "tune",
+    _tolerance(
         "a string as tolerance",
-        lambda w: tune(loss, BATCHES, tolerance="0.1"),
         TypeError,
         "tolerance | '0.1' of type str | must be a number | tolerance=0.01",
+        tolerance="0.1",
     ),
-    Row(
-        "tune",
-        "a number to accept",
-        lambda w: tune(loss, BATCHES, accept=0.1),
-        TypeError,
-        "accept | 0.1 of type float | must be a function | tolerance=",
+    *(
+        _tune(mistake, TypeError, f"accept | {value} | {rule}", accept=accept)
+        for mistake, accept, value, rule in (
+            ("a number", 0.1, "0.1 of type float", "must be a function | tolerance="),
+            ("no return", lambda mixed: None, "None of", "must return a bool | Return True"),
+            ("an array", lambda mixed: X > 0, "of type ndarray", "must return a bool | Return"),
+        )
     ),
-    Row(
-        "tune",
-        "accept without a return",
-        lambda w: tune(loss, BATCHES, accept=lambda mixed: None, progress=False),
-        TypeError,
-        "accept | None of type NoneType | must return a bool | Return True",
+    *(
+        _tolerance(mistake, error, f"{parts} | {TUPLES}", batches=batches)
+        for mistake, batches, error, parts in (
+            (
+                "one batch for several",
+                (PARAMS, X),
+                TypeError,
+                r"batches\[0\] | of type dict | must be a tuple",
+            ),
+            ("an array", X, TypeError, "batches | of type ndarray | an iterable of tuples"),
+            ("no batches", [], ValueError, "batches | none | at least one"),
+        )
     ),
-    Row(
-        "tune",
-        "accept that returns an array",
-        lambda w: tune(loss, BATCHES, accept=lambda mixed: X > 0, progress=False),
-        TypeError,
-        "accept | of type ndarray | must return a bool | Return True",
-    ),
-    Row(
-        "tune",
-        "one batch for several",
-        lambda w: tune(loss, (PARAMS, X), tolerance=0.1),
-        TypeError,
-        r"batches\[0\] | of type dict | must be a tuple | \[\(params, x\)\]",
-    ),
-    Row(
-        "tune",
-        "an array for batches",
-        lambda w: tune(loss, X, tolerance=0.1),
-        TypeError,
-        r"batches | of type ndarray | an iterable of tuples | \[\(params, x\)\]",
-    ),
-    Row(
-        "tune",
-        "no batches",
-        lambda w: tune(loss, [], tolerance=0.1),
-        ValueError,
-        r"batches | none | at least one | \[\(params, x\)\]",
-    ),
-    Row(
-        "tune",
+    _tolerance(
         "a shape in a batch",
-        lambda w: tune(loss, [(PARAMS, jax.ShapeDtypeStruct((2, 2), jnp.float32))], tolerance=0.1),
         TypeError,
         r"batches\[0\] | ShapeDtypeStruct | must hold arrays | pass values",
+        batches=[(PARAMS, jax.ShapeDtypeStruct((2, 2), jnp.float32))],
     ),
-    Row(
-        "tune",
+    _tolerance(
         "argnums out of range",
-        lambda w: tune(loss, BATCHES, tolerance=0.1, argnums=2),
         ValueError,
         "argnums=2 | have 2 | positional arguments | argnums=0",
+        argnums=2,
     ),
-    Row(
-        "tune",
+    _tolerance(
         "a name for argnums",
-        lambda w: tune(loss, BATCHES, tolerance=0.1, argnums="params"),
         TypeError,
         "argnums | 'params' | position of an argument | argnums=0",
+        argnums="params",
     ),
-    Row(
-        "tune",
+    _tolerance(
         "a policy's name",
-        lambda w: tune(loss, BATCHES, tolerance=0.1, policy="o1"),
         ValueError,
         "policy | 'o1' | must be a compute dtype | 'bfloat16'",
+        policy="o1",
     ),
-    Row(
-        "tune",
+    _tolerance(
         "a number for the log",
-        lambda w: tune(loss, BATCHES, tolerance=0.1, log=3, progress=False),
         TypeError,
         "log | 3 of type int | must be a path | 'tune.jsonl'",
+        log=3,
     ),
-    Row(
-        "tune",
+    _tolerance(
         "a log that is none",
-        lambda w: tune(loss, BATCHES, tolerance=0.1, log=__file__, progress=False),
         LogError,
         "log | tune_rows.py | not a log of tune | Pass the path",
+        log=__file__,
     ),
     Row(
         "tune",
@@ -174,18 +135,18 @@ ROWS = [
         TypeError,
         "progress | got 1 | True, False or None | Leave it out",
     ),
-    Row(
-        "tune",
+    _tolerance(
         "nothing to compare",
-        lambda w: tune(count, [(X,)], tolerance=0.1, progress=False),
         ValueError,
         "tolerance=0.1 | count returns none | float arrays | pass accept",
+        fn=count,
+        batches=[(X,)],
     ),
-    Row(
-        "tune",
+    _tolerance(
         "a tolerance out of reach",
-        lambda w: tune(Random(), BATCHES, tolerance=1e-9, progress=False),
         UnreachableError,
         "tolerance=1e-09 | the error is still | out of reach | Raise the tolerance",
+        fn=Random(),
+        tolerance=1e-9,
     ),
 ]

@@ -33,37 +33,19 @@ CASES = {
 # The inputs that PyTorch's modules hold as weights and biases, by the row's own names. An input
 # that is added to a product inside the op is a bias.
 _PARAMS = {
-    "_convolution.deprecated": "bc",
-    "_convolution": "bc",
-    "conv1d": "bc",
-    "conv1d.padding": "bc",
-    "conv2d": "bc",
-    "conv2d.padding": "bc",
-    "conv3d": "bc",
-    "conv3d.padding": "bc",
-    "conv_tbc": "bc",
-    "conv_transpose1d": "b",
-    "conv_transpose2d.input": "b",
-    "conv_transpose3d.input": "b",
-    "convolution": "bc",
-    "prelu": "b",
-    "addmm": "a",
-    "addmv": "a",
-    "addr": "a",
-    "addbmm": "a",
-    "baddbmm": "a",
-    "linear": "bc",
-    "rnn_tanh_cell": "cdef",
-    "rnn_relu_cell": "cdef",
-    "layer_norm": "bc",
-    "native_layer_norm": "bc",
-    "rms_norm": "b",
-    "bilinear": "cd",
-    "embedding": "a",
-    "linear (3 dimensions)": "bc",
-    "lstm_cell": "cf",
-    "gru_cell": "be",
-    "group_norm": "bc",
+    op: params
+    for params, ops in {
+        "bc": """_convolution.deprecated, _convolution, convolution, conv1d, conv1d.padding, conv2d,
+            conv2d.padding, conv3d, conv3d.padding, conv_tbc, linear, linear (3 dimensions),
+            layer_norm, native_layer_norm, group_norm""",
+        "b": "conv_transpose1d, conv_transpose2d.input, conv_transpose3d.input, prelu, rms_norm",
+        "a": "addmm, addmv, addr, addbmm, baddbmm, embedding",
+        "cdef": "rnn_tanh_cell, rnn_relu_cell",
+        "cd": "bilinear",
+        "cf": "lstm_cell",
+        "be": "gru_cell",
+    }.items()
+    for op in " ".join(ops.split()).split(", ")
 }
 
 

@@ -20,14 +20,7 @@ from .rows import CASES, Row, all_rows, load_rows
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What PyTorch and autocast return for one row and one case.
-
-    Args:
-        row: The row.
-        case: A key of `CASES`.
-        want: PyTorch's dtype.
-        got: The dtype under autocast.
-    """
+    """What PyTorch and autocast return for one row and one case."""
 
     row: Row
     case: str
@@ -44,10 +37,7 @@ class Outcome:
 def outcomes(dtype: str, arguments: bool = False, measured: bool = True) -> tuple[Outcome, ...]:
     """Runs all rows in all cases in which PyTorch returns something.
 
-    Args:
-        dtype: The compute dtype.
-        arguments: The 16-bit inputs are arguments of the program, not computed by it.
-        measured: Only the rows that were measured.
+    With ``arguments`` 16-bit inputs are arguments of the program, not computed by it.
     """
     return tuple(o for o in _all(dtype, arguments) if not measured or o.row.torch_call)
 
@@ -97,12 +87,8 @@ def function_of(
 ) -> Callable:
     """Returns the program of a row for one case, as a function of its float inputs.
 
-    Args:
-        row: The row.
-        case: A key of `CASES`.
-        dtype: The compute dtype.
-        enter: Makes a 16-bit input of an argument.
-        beside: Makes the float32 value that stands next to a 16-bit one, if it is no parameter.
+    ``enter`` makes a 16-bit input of an argument; ``beside`` makes the float32 value that stands
+    next to a 16-bit one, if it is no parameter.
     """
     low = _in_16_bits(case, len(row.shapes))
     program = row.program(dtype)

@@ -11,14 +11,6 @@ from . import __doc__ as about
 from .sources import prepare
 
 
-def pair(text: str) -> tuple[str, str]:
-    """An argument OLD=NEW."""
-    old, separator, new = text.partition("=")
-    if not (old and separator):
-        raise argparse.ArgumentTypeError(f"expected OLD=NEW, got {text!r}")
-    return old, new
-
-
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m tests.corpus", None, about, formatter_class=plain)
@@ -28,18 +20,10 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     record.add_argument("--only", default="", help="a pattern that 'source: name' matches")
     record.add_argument("--limit", type=int, help="at most so many programs of each source")
     record.add_argument("--quick", action="store_true", help="a few programs of every source")
-    record.add_argument("--every-setting", action="store_true",
-                        help="all levels in both dtypes, also of long tables")  # fmt: skip
-    record.add_argument("--plans", action="store_true",
-                        help="only in which dtypes programs compute, and why")  # fmt: skip
     compare = commands.add_parser("compare", help="print what differs between two folders")
     compare.add_argument("old", type=pathlib.Path)
     compare.add_argument("new", type=pathlib.Path)
-    compare.add_argument("--rename", type=pair, action="append", default=[], metavar="OLD=NEW",
-                         help="replace a word of the old texts; may be repeated")  # fmt: skip
     compare.add_argument("--only", default="", help="a pattern of 'source: name: section'")
-    compare.add_argument("--common", action="store_true",
-                         help="what only one folder has is no difference")  # fmt: skip
     compare.add_argument("--dtypes", action="store_true", help="another reason is no difference")
     compare.add_argument("--lines", type=int, default=14, help="lines of each difference")
     compare.add_argument("--programs", type=int, default=20, help="differing programs to print")
@@ -83,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     from .compare import Options, compare
 
     old, new = options.pop("old"), options.pop("new")
-    return int(compare(old, new, Options(renames=options.pop("rename"), **options)) > 0)
+    return int(compare(old, new, Options(**options)) > 0)
 
 
 if __name__ == "__main__":

@@ -90,12 +90,7 @@ def of_table(
 
 
 class Arguments:
-    """Arguments as the arrays in them: what is traced, and what of it is differentiated.
-
-    Args:
-        args: Trees of arrays, their types, Python numbers and anything else, which stays static.
-        derive: As of a `Program`.
-    """
+    """Arguments as the arrays in them: what is traced, and what of it is differentiated."""
 
     def __init__(self, args: Sequence[Any], derive: tuple[int, ...] | None) -> None:
         self.leaves, self.tree = jax.tree.flatten(tuple(args))
@@ -114,12 +109,9 @@ class Arguments:
         return lambda *arrays: fn(*self._with(self.traced, arrays))
 
     def derivative(self, fn: Function, forward_mode: bool, squared: bool = False) -> Function:
-        """The sum of the float results of ``fn`` and its derivative, as a function of the arrays.
+        """The sum of the float results, or of their squares, and its derivative.
 
-        Args:
-            fn: A function of the arguments.
-            forward_mode: The derivative is a tangent, along the arguments themselves.
-            squared: The results are squared before the sum, so that cotangents are computed.
+        In forward mode the derivative is a tangent, along the arguments themselves.
         """
 
         def run(*arrays: Any) -> Any:

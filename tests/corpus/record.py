@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from .program import ALL, FEW, Program
+from .program import FEW, Program
 from .sections import sections
 from .sources import SOURCES
 
@@ -30,21 +30,11 @@ QUICK = 6
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Which programs are recorded.
-
-    Args:
-        only: A regular expression that ``source: name`` matches somewhere.
-        limit: At most so many of each source.
-        quick: A few of each source, spread over it, in few settings.
-        every_setting: All levels in both dtypes, also of the programs of long tables.
-        plans: Of each only in which dtypes it computes, and why.
-    """
+    """Which programs are recorded, as the command line says."""
 
     only: str = ""
     limit: int | None = None
     quick: bool = False
-    every_setting: bool = False
-    plans: bool = False
 
     def of_source(self, source: str) -> list[Program]:
         programs = list(SOURCES[source]())
@@ -58,9 +48,8 @@ class Choice:
         return programs[: self.limit]
 
     def sections(self, program: Program) -> dict[str, str]:
-        settings = ALL if self.every_setting else program.settings
-        settings = tuple(s for s in settings if not self.quick or s in FEW)
-        return sections(program, settings, self.plans)
+        settings = tuple(s for s in program.settings if not self.quick or s in FEW)
+        return sections(program, settings)
 
 
 def record(folder: pathlib.Path, choice: Choice) -> None:

@@ -2,8 +2,8 @@
 
 A program is source text: `generator` draws operations, asks JAX for the types of their results and
 keeps what traces. `properties` checks the promises; `error_model` says how far a value may be from
-float32's, and `facts` where it has to be float32; `shrink` makes a failing program smaller. Equal
-seeds give equal programs with one version of JAX.
+float32's, and `facts` where it has to be float32. Equal seeds give equal programs with one version
+of JAX.
 
 Not drawn, and why: eigenvectors and singular vectors (their signs are free), gamma and Poisson
 samples (one takes a second to compile), `pallas_call` and `ffi_call` (no interpreter has their

@@ -32,25 +32,14 @@ FULL = ELEMENTWISE_FULL | SUMS | frozenset(_RARER.split())
 
 
 class Rounded:
-    """Runs jaxprs with the roundings of a rule.
-
-    Args:
-        low: The compute dtype.
-        leaves_vote: In PyTorch's way; else parameters and constants are cast by hand.
-    """
+    """Runs jaxprs by PyTorch's rule where ``leaves_vote``, else as cast by hand."""
 
     def __init__(self, low: Any, leaves_vote: bool) -> None:
         self.low = jnp.dtype(low)
         self.leaves_vote = leaves_vote
 
     def run(self, closed: Any, args: Sequence[Any], leaf: Sequence[bool]) -> list[Any]:
-        """Runs a jaxpr.
-
-        Args:
-            closed: The jaxpr.
-            args: Its arguments.
-            leaf: Which of them are parameters.
-        """
+        """Runs a jaxpr; ``leaf`` says which arguments are parameters."""
         body = body_of(closed)
         env = dict(zip(body.constvars, consts_of(closed), strict=True))
         env.update(zip(body.invars, args, strict=True))

@@ -21,9 +21,8 @@ from . import (  # noqa: F401
     operations_probes,
 )
 from .generator import generate
-from .program import HEADER, ArrayType, Program
+from .program import HEADER, ArrayType, Program, pruned
 from .properties import PROPERTIES, SHARES, Case, Failure, Setting, check
-from .shrink import smallest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Outcome:
     properties: tuple[str, ...]
     without: tuple[str, ...]
     failures: tuple[Failure, ...]
-    families: tuple[str, ...]
     allowed: tuple[float, ...]
     seconds: float
     report: str = ""
@@ -123,34 +121,31 @@ def make_case(
     return Case(program, setting, args, rng), rng
 
 
-def run(
-    seed: int, index: int, shares: Mapping[str, float] = SHARES, shrink: bool = True
-) -> Outcome:
-    """Draws and checks one program.
+def smallest(case: Case, failure: Failure) -> Program:
+    """What one output of a failing program needs, if that alone fails as well."""
+    for name in case.program.outputs:
+        program = pruned(dataclasses.replace(case.program, outputs=(name,)))
+        alone = Case(program, case.setting, case.args, np.random.default_rng(0))
+        if check(alone, (failure.property,))[0]:
+            return program
+    return case.program
 
-    Args:
-        seed: The campaign.
-        index: The number of the program.
-        shares: The probability with which each property is checked.
-        shrink: Look for a smaller program that fails as well.
-    """
+
+def run(seed: int, index: int, shares: Mapping[str, float] = SHARES) -> Outcome:
+    """Draws and checks one program; ``shares`` are the probabilities of the properties."""
     start = time.process_time()
     case, rng = make_case(seed, index)
     names = draw_properties(case.program, rng, shares)
     failures, without = check(case, names)
     report = ""
     if failures:
-        program, args = case.program, case.args
-        if shrink:
-            program, args = smallest(case, failures[0])
-        report = reproduction(program, case.setting, args)
+        report = reproduction(smallest(case, failures[0]), case.setting, case.args)
     return Outcome(
         seed,
         index,
         names,
         tuple(without),
         tuple(failures),
-        tuple(let.family for let in case.program.body),
         tuple(case.constrained),
         time.process_time() - start,
         report,

@@ -62,12 +62,7 @@ class Unsupported(Exception):
 
 
 class Bound:
-    """What a program's results may be.
-
-    Args:
-        closed: The plain program's jaxpr.
-        precision: The roundings that are allowed.
-    """
+    """What the results of the plain program may be with some roundings."""
 
     def __init__(self, closed: Any, precision: Precision) -> None:
         self.closed = closed
@@ -99,12 +94,7 @@ class Bound:
             raise Unsupported(f"the plain program does not run: {error}") from error
 
     def check(self, found: Any, args: Any, rng: Any) -> tuple[str, list[float]]:
-        """Compares results with the samples.
-
-        Returns:
-            What is wrong, empty if nothing is, and for each float result the median of the
-            allowed relative error.
-        """
+        """Returns what is wrong, and of each float result the median of the allowed error."""
         leaves, exact = self._leaves(args), self.exact(args)
         found = [_wide(as_numbers(x)) for x in jax.tree.leaves(found)]
         spread = [np.zeros(x.shape) for x in exact]

@@ -73,13 +73,7 @@ FULL_BITS = 21
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """What the roundings of a run of `autocast` are like.
-
-    Args:
-        dtypes: The compute dtype, and those of scopes in the program.
-        level: The policy's level.
-        gradients: The program is, or holds, a backward pass.
-    """
+    """What the roundings are like: in the compute dtype, and those of scopes in the program."""
 
     dtypes: frozenset[str]
     level: str = "o1"
@@ -142,12 +136,7 @@ def _to_infinity(y: Any, rng: np.random.Generator) -> Any:
 
 
 class Evaluation:
-    """Evaluates a jaxpr with random roundings, or without.
-
-    Args:
-        precision: Which roundings.
-        rng: Draws them; None for exact values.
-    """
+    """Evaluates a jaxpr with random roundings, without an ``rng`` exactly."""
 
     def __init__(self, precision: Precision, rng: np.random.Generator | None) -> None:
         self.precision = precision

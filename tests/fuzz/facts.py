@@ -104,13 +104,7 @@ def reads_coordinates(eqn: Any, xs: Sequence[Any], facts: Sequence[Fact]) -> boo
 
 
 def fact_of(eqn: Any, facts: Sequence[Fact], kept: bool) -> Fact:
-    """What is promised of the result of an equation.
-
-    Args:
-        eqn: The equation; its primitive holds no function.
-        facts: What is promised of its operands.
-        kept: A literal or coordinates keep it in float32.
-    """
+    """What is promised of the result; ``kept``: a literal or coordinates keep it in float32."""
     name = eqn.primitive.name
     if name == "iota":
         return Fact(coordinates=eqn.params["dtype"] in (np.float32, np.int32, np.int64))

@@ -67,11 +67,7 @@ WEIGHTS = {
 
 
 class Generator:
-    """Draws one program; equal seeds give equal programs.
-
-    Args:
-        seed: Anything that `numpy.random.default_rng` takes.
-    """
+    """Draws one program; equal seeds give equal programs."""
 
     def __init__(self, seed: Any) -> None:
         self.rng = np.random.default_rng(seed)
@@ -331,12 +327,7 @@ def _input(g: Generator, dtypes: Sequence[str], odds: Sequence[float]) -> str:
 
 
 def generate(seed: Any, size: tuple[int, int] = (3, 9)) -> Program:
-    """Draws a program.
-
-    Args:
-        seed: Equal seeds give equal programs.
-        size: The least and the largest number of statements at the top.
-    """
+    """Draws a program; ``size`` is the least and the largest number of statements at the top."""
     g = Generator(seed)
     with jax_settings(g.x64):
         params, data = _inputs(g)

@@ -387,14 +387,7 @@ def leaks(case: Case) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A program of a case as a jaxpr: the plain one, or one with its gradient.
-
-    Args:
-        closed: The jaxpr.
-        leaves: Its arguments.
-        is_param: Which of them are parameters.
-        options: Of `autocast`, but for ``params``.
-    """
+    """A program of a case as a jaxpr: the plain one, or one with its gradient."""
 
     closed: Any
     leaves: list[Any]
@@ -553,11 +546,7 @@ class Failure:
 
 
 def check(case: Case, names: tuple[str, ...]) -> tuple[list[Failure], list[str]]:
-    """Checks some properties of a program.
-
-    Returns:
-        The failures, and the properties that the plain program has no form for.
-    """
+    """Returns the failures, and the properties that the plain program has no form for."""
     failures, without = [], []
     for name in names:
         try:

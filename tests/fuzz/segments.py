@@ -62,13 +62,7 @@ WRAPPERS: dict[str, Callable[[Function], Function]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A run of equations of a jaxpr.
-
-    Args:
-        closed: The jaxpr.
-        start: The index of its first equation.
-        stop: The index behind its last one.
-    """
+    """A run of equations of a jaxpr."""
 
     closed: Any
     start: int

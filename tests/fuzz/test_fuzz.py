@@ -1,4 +1,4 @@
-"""700 random programs, and proof that the fuzzer sees what is broken."""
+"""400 random programs, and proof that the fuzzer sees what is broken; `nox -s long` runs 20,000."""
 
 import functools
 import gc
@@ -19,7 +19,7 @@ from tests.support.jaxprs import inner_jaxprs, trace
 from . import campaign, operations_probes, properties
 from .__main__ import main
 from .generator import Generator, generate
-from .program import ArrayType, Let, Program, jax_settings
+from .program import HEADER, ArrayType, Let, Program, jax_settings
 from .properties import Case, Setting, check
 
 # Evaluated in NumPy; what compiles or traces often has its turn less often than in a long run.
@@ -41,7 +41,7 @@ SHARES = {
 }
 
 
-@pytest.mark.parametrize("block", range(14))
+@pytest.mark.parametrize("block", range(8))
 def test_random_programs(block):
     outcomes = [campaign.run(0, 50 * block + i, SHARES) for i in range(50)]
     gc.freeze()  # what JAX keeps of them need not be visited at each trace that checks for leaks
@@ -189,12 +189,12 @@ def test_probes_see_a_lost_promise(name, monkeypatch):
     assert any(check(probe_case(sampler, i), ("values",))[0] for i in range(4))
 
 
-def test_a_failure_is_reported_and_shrunk(monkeypatch, capsys):
+def test_a_failure_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(properties, "autocast", BROKEN["values"])
     outcome = campaign.run(0, 1, {"values": 1.0})
     assert [f.property for f in outcome.failures] == ["values"]
-    statements = [line for line in outcome.report.splitlines() if line.startswith("    v")]
-    assert len(statements) <= 2
+    assert HEADER in outcome.report
+    assert outcome.report.count("return (") == 1
     assert main(["--programs", "1", "--start", "1", "--only", "values"]) == 1
     assert "--seed 0 --start 1" in capsys.readouterr().out
 

@@ -73,65 +73,45 @@ def with_a_rule(x):
 with_a_rule.defvjp(lambda x: (jnp.log(x), x), lambda x, ct: (ct / x,))
 
 
+# The kinds that are found, several with a comma; the program, and its arguments.
 RISKY = {
-    "sum": (lambda x: jnp.sum(x, 0, dtype=x.dtype), X),
-    "sum of windows": (lambda x: lax.reduce_window(x, 0.0, lax.add, (8, 8), (8, 8), "VALID"), X16),
-    "cumsum": (lambda x: lax.cumsum(x), X),
-    "rows added": (lambda x: x.at[jnp.zeros(64, jnp.int32)].add(x), X),
-    "bias gradient": (jax.grad(lambda b, x: jnp.sum((x + b).astype(F32))), shape(64), X),
-    "product": (lambda x: jnp.prod(x, 0, dtype=x.dtype), X),
-    "scan": (running_sum, X),
-    "while": (counting, X),
-    "softmax": (jax.nn.softmax, X),
-    "logsumexp": (lambda x: jax.nn.logsumexp(x, axis=-1), X),
-    "power": (lambda x: x**0.3, X),
-    "norm": (lambda x: x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-3), X),
-    "square": (lambda x: jnp.mean(jnp.square(x), -1), X16),
-    "rope": (rope, X),
-    "rope, cast late": (rope_cast_late, X),
-    "positions": (lambda x: x + jnp.arange(4096, dtype=x.dtype)[:, None, None], X),
-    "routing": (lambda x: lax.top_k(x, 2), X),
-    "mask": (lambda x: jnp.where(x > 0, x, -1e9), X16),
-    "mask, added": (lambda x: x + (x > 0).astype(x.dtype) * -1e9, X16),
-    "epsilon": (lambda x: x / (jnp.abs(x) + 1e-8), X16),
-    "update": (descent, PARAMS, X),
-    "stored": (stored_in_16_bits, PARAMS, X),
-    "average": (average, PARAMS, X),
-    "loss": (lambda x: jnp.mean(x), X),
-    "branch": (in_a_branch, X),
-    "rule": (with_a_rule, X),
-    "checkpoint": (jax.checkpoint(lambda x: jnp.exp(x)), X),
-    "special function": (lax.lgamma, X),
-}
-EXPECTED = {
-    "sum": ["sum"],
-    "sum of windows": ["sum"],
-    "cumsum": ["sum"],
-    "rows added": ["sum"],
-    "bias gradient": ["gradient sum"],
-    "product": ["product"],
-    "scan": ["accumulator", "loss"],
-    "while": ["accumulator", "loss"],
-    "softmax": ["exponential"],
-    "logsumexp": ["exponential", "logarithm"],
-    "power": ["power"],
-    "norm": ["norm"],
-    "square": ["square"],
-    "rope": ["angle"],
-    "rope, cast late": ["angle"],
-    "positions": ["position"],
-    "routing": ["routing"],
-    "mask": ["mask"],
-    "mask, added": ["mask"],
-    "epsilon": ["epsilon"],
-    "update": ["update"],
-    "stored": ["update"],
-    "average": ["update"],
-    "loss": ["loss"],
-    "branch": ["exponential"],
-    "rule": ["logarithm"],
-    "checkpoint": ["exponential"],
-    "special function": ["function"],
+    "sum": ("sum", lambda x: jnp.sum(x, 0, dtype=x.dtype), X),
+    "sum of windows": (
+        "sum",
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (8, 8), (8, 8), "VALID"),
+        X16,
+    ),
+    "cumsum": ("sum", lambda x: lax.cumsum(x), X),
+    "rows added": ("sum", lambda x: x.at[jnp.zeros(64, jnp.int32)].add(x), X),
+    "bias gradient": (
+        "gradient sum",
+        jax.grad(lambda b, x: jnp.sum((x + b).astype(F32))),
+        shape(64),
+        X,
+    ),
+    "product": ("product", lambda x: jnp.prod(x, 0, dtype=x.dtype), X),
+    "scan": ("accumulator, loss", running_sum, X),
+    "while": ("accumulator, loss", counting, X),
+    "softmax": ("exponential", jax.nn.softmax, X),
+    "logsumexp": ("exponential, logarithm", lambda x: jax.nn.logsumexp(x, axis=-1), X),
+    "power": ("power", lambda x: x**0.3, X),
+    "norm": ("norm", lambda x: x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-3), X),
+    "square": ("square", lambda x: jnp.mean(jnp.square(x), -1), X16),
+    "rope": ("angle", rope, X),
+    "rope, cast late": ("angle", rope_cast_late, X),
+    "positions": ("position", lambda x: x + jnp.arange(4096, dtype=x.dtype)[:, None, None], X),
+    "routing": ("routing", lambda x: lax.top_k(x, 2), X),
+    "mask": ("mask", lambda x: jnp.where(x > 0, x, -1e9), X16),
+    "mask, added": ("mask", lambda x: x + (x > 0).astype(x.dtype) * -1e9, X16),
+    "epsilon": ("epsilon", lambda x: x / (jnp.abs(x) + 1e-8), X16),
+    "update": ("update", descent, PARAMS, X),
+    "stored": ("update", stored_in_16_bits, PARAMS, X),
+    "average": ("update", average, PARAMS, X),
+    "loss": ("loss", lambda x: jnp.mean(x), X),
+    "branch": ("exponential", in_a_branch, X),
+    "rule": ("logarithm", with_a_rule, X),
+    "checkpoint": ("exponential", jax.checkpoint(lambda x: jnp.exp(x)), X),
+    "special function": ("function", lax.lgamma, X),
 }
 
 
@@ -139,8 +119,8 @@ EXPECTED = {
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize("name", RISKY)
 def test_each_kind_is_found(name):
-    fn, *args = RISKY[name]
-    assert kinds(fn, *args) == EXPECTED[name]
+    expected, fn, *args = RISKY[name]
+    assert kinds(fn, *args) == expected.split(", ")
     # The same program in float32 has nothing to look at.
     wide = jax.tree.map(lambda x: shape(*x.shape, dtype=F32), args)
     report = audit(fn, *wide)
@@ -149,7 +129,7 @@ def test_each_kind_is_found(name):
 
 
 def test_every_kind_is_tested():
-    assert {kind for found in EXPECTED.values() for kind in found} == set(KINDS)
+    assert {kind for found, *_ in RISKY.values() for kind in found.split(", ")} == set(KINDS)
 
 
 def attention(q, k, v):
@@ -260,9 +240,6 @@ def test_a_model_of_nnx_with_state():
     assert kinds(lambda model, x: jnp.mean(model(x).astype(F32)), model, x) == []
 
 
-# --- what a finding says -------------------------------------------------------------------------
-
-
 def test_a_finding_names_the_line_of_the_user():
     def model(x):
         with jax.named_scope("head"):
@@ -348,7 +325,7 @@ def test_as_text_and_as_data():
 
 
 def test_ignore():
-    assert kinds(RISKY["logsumexp"][0], X, ignore=("logarithm",)) == ["exponential"]
+    assert kinds(RISKY["logsumexp"][1], X, ignore=("logarithm",)) == ["exponential"]
     with pytest.raises(ValueError, match=r"'logaritm'.*Did you mean 'logarithm'"):
         audit(jnp.exp, X, ignore=("logaritm",))
     with pytest.raises(TypeError, match="ignore takes several kinds"):

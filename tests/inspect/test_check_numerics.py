@@ -10,8 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jmp_autocast import check_numerics
-from tests.support.fault_reports import FAULTS, X
-from tests.support.faulty_programs import on_devices, planted_line
+from tests.support.faulty_programs import FAULTS, X, on_devices, planted_line
 
 
 def report_of(fn, *args, mode="collect"):
@@ -95,9 +94,6 @@ def test_equations_before_and_after_a_loop_count_as_run():
     log, sqrt = report_of(fn, np.float32(1)).bad
     # cos, five times sin, sub; then the square and the difference.
     assert (log.order, sqrt.order) == (7, 10)
-
-
-# --- nobody is to blame -----------------------------------------------------------------------
 
 
 def masked_scores(x):

@@ -107,32 +107,6 @@ def test_counts_add_up_over_the_iterations_of_a_loop():
     assert (row.largest, row.smallest) == (np.float32(5e29), 2.0**-25)
 
 
-# --- the mode "overflow" ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "large", "small"),
-    [
-        (65504.0, 0, 0),
-        (65519.9, 0, 0),
-        (65520.0, 1, 0),
-        (-1e5, 1, 0),
-        (2.0**-25, 0, 1),
-        (2.0**-25 * (1 + 2.0**-20), 0, 0),
-        (1e-45, 0, 1),
-        (0.0, 0, 0),
-    ],
-)
-def test_what_a_float16_cannot_hold(value, large, small):
-    x = np.array([value], np.float32)
-    row = row_of(lambda x: jnp.concatenate([x, np.ones(1, np.float32)]), x, mode="overflow")
-    assert (row.large, row.small, row.bad_runs) == (large, small, large)
-    with np.errstate(over="ignore"):
-        half = x.astype(np.float16)
-    assert (np.isinf(half).sum(), ((half == 0) & (x != 0)).sum()) == (large, small)
-    assert row_of(lambda x: jnp.concatenate([x, x]), x).bad_runs == 0
-
-
 def test_overflow_names_the_first_value_beyond_float16():
     def step(h, _):
         return h * 10.0, jnp.sin(h)
@@ -145,8 +119,6 @@ def test_overflow_names_the_first_value_beyond_float16():
     _, report = fn(np.zeros(2, np.float32))
     assert report.summary == "<lambda>: 2 equations, nothing beyond float16's range"
 
-
-# --- merging ----------------------------------------------------------------------------------
 
 FIELDS = Counts._fields
 PROBE = NumericsProbe()
@@ -190,13 +162,6 @@ def test_the_first_run_counts_the_runs_before():
     assert (none.first_run[0], none.first[0]) == (NEVER, NEVER)
 
 
-def test_merging_is_associative():
-    parts = [reading(2), reading(3, first_run=1, first=9, bad_runs=2, nan=4), reading(1, 0, 3, 1)]
-    a, b, c = parts
-    left, right = merged(merged(a, b), c), merged(a, merged(b, c))
-    assert jax.tree.all(jax.tree.map(lambda x, y: bool(np.all(x == y)), left, right))
-
-
 def test_extremes_are_merged():
     bits = lambda x: np.float32(x).view(np.uint32)
     a = reading(1, largest=bits(3.0), smallest=bits(0.5))
@@ -204,8 +169,6 @@ def test_extremes_are_merged():
     assert found.counts.largest[0] == bits(3.0)
     assert found.counts.smallest[0] == bits(1e-40)
 
-
-# --- the report -------------------------------------------------------------------------------
 
 X = np.array([1.0, 0.0, 4.0], np.float32)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, explain
+from jmp_autocast import BF16, explain
 from tests.support.report_pages import count, fits, page_opener  # noqa: F401 - the fixture `show`
 
 from .test_links import follow
@@ -39,14 +39,11 @@ def looped(params, x):
 
 PROGRAMS = {
     "forward": (transformer, BF16),
-    "float16": (transformer, FP16),
     "gradient": (jax.grad(transformer), BF16),
     "while": (looped, BF16),
     "unmatched": (transformer, BF16.with_scopes({"*/nowhere": "float32"})),
-    "nothing low": (transformer, BF16.with_rules({"dot_general": "fp32"})),
     "one equation": (lambda params, x: jnp.sin(x), BF16),
     "no equation": (lambda params, x: x, BF16),
-    "no float": (lambda params, x: jnp.arange(3) + 1, BF16),
 }
 
 
@@ -63,9 +60,6 @@ def shown(page):
 def pick(page, index):
     page.evaluate("(index) => table.mark(index)", index)
     page.click(f"#row-{index}")
-
-
-# --- what it shows --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -99,22 +93,17 @@ def test_shares_count_what_is_inside_once(reports):
     assert shares["bfloat16"].flops > shares["float32"].flops
 
 
-def test_the_notices(show, reports):
+def test_the_notices_and_the_facts(show, reports):
     assert "*/nowhere" in show(reports["unmatched"]).inner_text("#notices")
-    assert "1 while loop counted as one iteration" in show(reports["while"]).inner_text("#notices")
-    assert show(reports["forward"]).inner_text("#notices") == ""
-
-
-def test_the_facts(show, reports):
-    facts = show(reports["forward"]).inner_text("#facts")
-    totals = reports["forward"].totals
+    page = show(reports["while"])
+    assert "1 while loop counted as one iteration" in page.inner_text("#notices")
+    assert "kept for the backward pass" not in page.inner_text("#facts")
+    page, totals = show(reports["forward"]), reports["forward"].totals
+    assert page.inner_text("#notices") == ""
+    facts = page.inner_text("#facts")
     assert f"{totals.casts.down} down" in facts
     assert f"{totals.residual_nbytes / 1000:.3g}"[:3] in facts
     assert "kept for the backward pass" in facts
-    assert "kept for the backward pass" not in show(reports["gradient"]).inner_text("#facts")
-
-
-# --- filters --------------------------------------------------------------------------------
 
 
 def test_filters(show, reports):
@@ -140,21 +129,21 @@ def test_filters(show, reports):
     assert shown(page) == changed
 
 
-@pytest.mark.parametrize(
-    ("query", "matches"),
-    {
-        "a primitive": ("LOGISTIC", lambda row: row.primitive == "logistic"),
-        "a reason": ("carry_acc", lambda row: row.reason == "CARRY_ACCUMULATOR"),
-        "an input": ("0/ws", lambda row: "0/ws" in row.operand_inputs),
-        "words": ("mlp TANH", lambda row: "mlp" in row.scope and row.primitive == "tanh"),
-        "a source": ("test_html_report.py", lambda row: "test_html_report.py" in row.source),
-        "a number": ("#12", lambda row: row.index == 12),
-    }.values(),
-)
-def test_search(show, reports, query, matches):
+SEARCHES = {
+    "LOGISTIC": lambda row: row.primitive == "logistic",
+    "carry_acc": lambda row: row.reason == "CARRY_ACCUMULATOR",
+    "0/ws": lambda row: "0/ws" in row.operand_inputs,
+    "mlp TANH": lambda row: "mlp" in row.scope and row.primitive == "tanh",
+    "test_html_report.py": lambda row: "test_html_report.py" in row.source,
+    "#12": lambda row: row.index == 12,
+}
+
+
+def test_search(show, reports):
     page = show(reports["forward"])
-    page.fill("#query", query)
-    assert shown(page) == [row.index for row in reports["forward"].rows if matches(row)]
+    for query, matches in SEARCHES.items():
+        page.fill("#query", query)
+        assert shown(page) == [row.index for row in reports["forward"].rows if matches(row)]
 
 
 def test_a_module_filters_the_table(show, reports):
@@ -176,20 +165,10 @@ def test_a_module_filters_the_table(show, reports):
     assert page.locator("#tree .node:visible").count() == 1 < nodes
     page.click("#scope-chip [aria-label='Show all modules']")
     assert shown(page) == list(range(len(rows)))
-
-
-def test_modules_are_colored_by_flops_or_bytes(show, reports):
-    page = show(reports["nothing low"])
-    assert "16-bit" not in page.inner_text("#tree")
-    page = show(reports["forward"])
     root = page.locator("#tree .node").first
     by_flops = root.inner_text()
     page.check("#weigh input[value=nbytes]", force=True)
     assert root.inner_text() != by_flops
-    assert root.locator(".bar i.low").count() == root.locator(".bar i.full").count() == 1
-
-
-# --- one row --------------------------------------------------------------------------------
 
 
 def explained(page):
@@ -203,7 +182,7 @@ def steps(page):
     )
 
 
-@pytest.mark.parametrize("name", ["forward", "gradient", "while"])
+@pytest.mark.parametrize("name", ["forward", "gradient"])
 def test_a_reason_is_followed_to_its_cause(show, reports, name):
     rows = reports[name].rows
     start = max(rows, key=lambda row: len(follow(rows, row)))
@@ -225,12 +204,7 @@ def test_a_reason_is_followed_to_its_cause(show, reports, name):
         assert explained(page) == index
     page.keyboard.press("Escape")
     assert page.is_hidden("#panel")
-
-
-def test_every_row_has_a_panel(show, reports):
-    page = show(reports["forward"])
-    rows = reports["forward"].rows
-    for row in rows:
+    for row in rows[:: 1 if name == "forward" else 5]:
         page.evaluate("(index) => openRow(index)", row.index)
         assert explained(page) == row.index
         assert steps(page) == follow(rows, row)
@@ -254,7 +228,7 @@ def test_the_panel_tells_the_dtypes_and_who_made_and_reads_the_values(show, repo
     assert shown(page) == [r.index for r in rows if f"{r.scope}/".startswith(f"{reader.scope}/")]
 
 
-def test_rows_by_keyboard(show, reports):
+def test_rows_by_keyboard_and_by_address(show, reports):
     page = show(reports["forward"])
     page.keyboard.press("/")
     page.keyboard.type("dot_general")
@@ -267,15 +241,9 @@ def test_rows_by_keyboard(show, reports):
     page.keyboard.press("End")
     page.keyboard.press("Enter")
     assert explained(page) == shown(page)[-1]
-
-
-def test_a_row_has_an_address(show, reports):
-    page = show(reports["forward"], "#equation-12")
-    assert explained(page) == 12
-    page.evaluate("openRow(13)")
-    assert page.url.endswith("#equation-13")
-    page = show(reports["forward"], "#equation-99999")
-    assert page.is_hidden("#panel")
+    assert page.url.endswith(f"#equation-{shown(page)[-1]}")
+    assert explained(show(reports["forward"], "#equation-12")) == 12
+    assert show(reports["forward"], "#equation-99999").is_hidden("#panel")
 
 
 def test_a_phone(show, reports):
@@ -294,7 +262,7 @@ def test_a_phone(show, reports):
 
 def test_a_long_program_has_few_elements(show):
     def long(x):
-        for i in range(3000):
+        for i in range(1000):
             with jax.named_scope(f"layer_{i // 100}"):
                 x = jnp.sin(x) * 2.0
         return x
@@ -302,19 +270,17 @@ def test_a_long_program_has_few_elements(show):
     with jax.check_tracer_leaks(False):
         report = explain(long, X, policy=BF16)
     page = show(report)
-    assert count(page) == "6,000 equations"
+    assert count(page) == "2,000 equations"
     assert page.locator(".row").count() < 100
     page.evaluate("find('grid').scrollTop = 1e6")
     page.wait_for_selector("#row-150", state="attached")
     page.focus("#grid")
     page.keyboard.press("End")
-    assert page.is_visible("#row-5999")
-    page.fill("#query", "sin layer_29")
+    assert page.is_visible("#row-1999")
+    page.fill("#query", "sin layer_9")
     assert len(shown(page)) == 100
     assert page.locator(".row").count() < 100
 
-
-# --- colors --------------------------------------------------------------------------------
 
 CONTRAST = """() => {
   const style = getComputedStyle(document.documentElement);

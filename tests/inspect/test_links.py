@@ -40,9 +40,6 @@ def causes(rows, row):
     return [rows[i].primitive for i in row.cause_rows]
 
 
-# --- operands -------------------------------------------------------------------------------
-
-
 def test_rows_are_numbered_and_inputs_are_named():
     def f(params, x, scale):
         return jnp.tanh(x @ params["w"]) * scale + 2.0
@@ -154,9 +151,6 @@ def test_a_body_that_is_called_twice_has_two_sets_of_rows():
     assert two.operand_rows == (find(rows, "tanh").index, None)
 
 
-# --- causes ---------------------------------------------------------------------------------
-
-
 def softmax_by_hand(w, x):
     y = x @ w
     return jnp.exp(y - 1.0)
@@ -226,9 +220,6 @@ def test_an_accumulator_points_at_its_consumer():
     rows = report_of(lambda w, x: jnp.exp(x @ w), policy=policy)
     dot = find(rows, "dot_general")
     assert (dot.reason, causes(rows, dot)) == ("DOT_OUT", ["exp"])
-
-
-# --- any program ----------------------------------------------------------------------------
 
 
 def follow(rows, row):
@@ -314,7 +305,7 @@ def made_for(row, index):
     return row.results + row.operands * (is_inside and is_call)
 
 
-@examples(60)
+@examples(30)
 @hypothesis.given(cases(without=["autocast("]))
 def test_links_of_random_programs(case):
     dtype = case.setting.policy.compute_dtype.name

@@ -71,40 +71,32 @@ FIELDS = [
     "max_scale",
 ]
 
+SCALES = [0, -1.0, 2.0**-140, 1e39, float("nan"), float("inf")]
+
 MAKERS = [
     lambda **arguments: LossScale.dynamic(**arguments),
     lambda **arguments: dynamic_loss_scaling(optax.sgd(0.1), **arguments),
 ]
+STATIC_MAKERS = [LossScale.static, lambda scale: static_loss_scaling(optax.sgd(1), scale)]
+CASES = [
+    *((make, arguments, allowed) for make in MAKERS for arguments, allowed in OUT_OF_RANGE),
+    *((make, {"scale": scale}, ABOVE_ZERO) for make in STATIC_MAKERS for scale in SCALES),
+]
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=["state", "transformation"])
-@pytest.mark.parametrize(("arguments", "allowed"), OUT_OF_RANGE, ids=str)
+@pytest.mark.parametrize(("make", "arguments", "allowed"), CASES)
 def test_numbers_out_of_range(make, arguments, allowed):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError, match=re.escape(RANGE.format(name, repr(value), allowed))):
         make(**arguments)
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=["state", "transformation"])
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", [*FIELDS, "scale"])
 @pytest.mark.parametrize(("value", "message"), NO_NUMBERS, ids=repr)
-def test_what_is_no_number(make, name, value, message):
-    with pytest.raises(TypeError, match="^" + re.escape(f"{name} {message}") + "$"):
-        make(**{name: value})
-
-
-@pytest.mark.parametrize("make", [LossScale.static, lambda s: static_loss_scaling(optax.sgd(1), s)])
-@pytest.mark.parametrize("value", [0, -1.0, 2.0**-140, 1e39, float("nan"), float("inf")])
-def test_static_scales_out_of_range(make, value):
-    with pytest.raises(ValueError, match=re.escape(RANGE.format("scale", repr(value), ABOVE_ZERO))):
-        make(value)
-
-
-@pytest.mark.parametrize("make", [LossScale.static, lambda s: static_loss_scaling(optax.sgd(1), s)])
-@pytest.mark.parametrize(("value", "message"), NO_NUMBERS, ids=repr)
-def test_static_scales_that_are_no_number(make, value, message):
-    with pytest.raises(TypeError, match="^" + re.escape(f"scale {message}") + "$"):
-        make(value)
+def test_what_is_no_number(name, value, message):
+    for make in MAKERS if name in FIELDS else STATIC_MAKERS:
+        with pytest.raises(TypeError, match="^" + re.escape(f"{name} {message}") + "$"):
+            make(**{name: value})
 
 
 @pytest.mark.parametrize("bad", [np.ones(2, np.float32), np.array(True)], ids=["vector", "bool"])

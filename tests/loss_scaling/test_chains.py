@@ -4,6 +4,8 @@ PyTorch's tests of GradScaler train with clipping, penalties, accumulation, seve
 fused ones; here each is an inner transformation, or a program of its own.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,23 +43,15 @@ def standard_promotion():
 
 INNER = {
     "sgd": optax.sgd(0.1, momentum=0.9, nesterov=True),
-    "adam": optax.adam(optax.cosine_decay_schedule(0.05, 4)),
     "adamw": optax.adamw(0.05, weight_decay=0.1, mu_dtype=jnp.bfloat16),
-    "lion": optax.lion(0.01),
     "adafactor": optax.adafactor(0.05, min_dim_size_to_factor=4),
     "schedule_free": contrib.schedule_free_adamw(0.05),
     "noise": optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(3)), optax.sgd(0.1)),
-    "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.05)),
-    "inject_hyperparams": optax.inject_hyperparams(optax.sgd)(
-        optax.linear_schedule(0.1, 0.01, 3), momentum=0.9
-    ),
     "apply_if_finite": optax.apply_if_finite(optax.adam(0.05), 3),
     "MultiSteps": optax.MultiSteps(optax.adam(0.05), 2),
-    "masked": optax.masked(optax.adam(0.05), {"w1": True, "b1": False, "w2": True}),
     "partition": optax.partition(
         {"a": optax.adam(0.05), "b": optax.set_to_zero()}, {"w1": "a", "b1": "b", "w2": "a"}
     ),
-    "ema": optax.chain(optax.ema(0.9), optax.scale(-0.1)),
 }
 
 
@@ -100,24 +94,6 @@ def test_chained_neighbors(where):
     assert int(skipped_steps(state)) == 1
 
 
-def test_partition_with_a_scale_for_each_part():
-    """Each part skips on its own: one optimizer for each, as with several in PyTorch."""
-    wrapped = dynamic_loss_scaling(optax.adam(0.1), init_scale=8.0)
-    tx = optax.partition({"x": wrapped, "y": wrapped}, {"a": "x", "b": "y"})
-    params = {"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)}
-
-    @jax.jit
-    def run(grads):
-        updates, state = tx.update(grads, tx.init(params), params)
-        return updates, {label: state.inner_states[label] for label in "xy"}
-
-    updates, states = run({"a": np.full(2, 8, np.float32), "b": np.full(2, np.inf, np.float32)})
-    np.testing.assert_allclose(updates["a"], -0.1, rtol=1e-5)
-    assert np.asarray(updates["b"]).tobytes() == np.full(2, -0.0, np.float32).tobytes()
-    assert [float(loss_scale(states[label])) for label in "xy"] == [8.0, 4.0]
-    assert [bool(step_skipped(states[label])) for label in "xy"] == [False, True]
-
-
 def test_masked_parts_are_neither_unscaled_nor_checked():
     tx = optax.masked(dynamic_loss_scaling(optax.sgd(1.0), init_scale=8.0), {"a": True, "b": False})
     params = {"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)}
@@ -126,64 +102,6 @@ def test_masked_parts_are_neither_unscaled_nor_checked():
     assert updates["a"].tolist() == [-1.0, -1.0]
     assert np.isinf(updates["b"]).all()
     assert not step_skipped(state)
-
-
-def test_multi_steps_inside_leaves_a_bad_batch_out_and_goes_on():
-    """Its window takes one more batch. The scale may move in it: what it holds is unscaled."""
-    adam = optax.adam(0.05)
-    tx = dynamic_loss_scaling(optax.MultiSteps(adam, 3), growth_interval=2, init_scale=8.0)
-    for micro in range(3):
-        data = batches(10, bad=[3 + micro])
-        params, state = last(scaled_run(tx, model_params(), data))
-        good = np.delete(data, 3 + micro, axis=0).reshape(3, 48, 4)
-        expected, _ = last(control_run(adam, model_params(), good))
-        assert_trees_close(params, expected, rtol=1e-4, atol=1e-5)
-        assert int(state.inner_state.gradient_step) == 3
-        assert int(skipped_steps(state)) == 1
-
-
-@pytest.mark.filterwarnings("ignore:optax.MultiSteps stands around")
-def test_multi_steps_around_drops_the_window_of_a_bad_batch():
-    """The scale is constant within a window. What its accumulator does after that is optax's."""
-    wrapped = dynamic_loss_scaling(optax.adam(0.05), growth_interval=1, init_scale=8.0)
-    tx = optax.MultiSteps(wrapped, 3).gradient_transformation()
-    for micro in range(3):
-        params, state = scaled_run(tx, model_params(), batches(9, bad=[3 + micro]))
-        scales = state.inner_opt_state.loss_scale.scale.tolist()
-        assert scales[:8] == [8, 8, 16, 16, 16, 8, 8, 8]
-        for leaf in jax.tree.leaves((params, state.inner_opt_state.inner_state)):
-            np.testing.assert_array_equal(leaf[5], leaf[2])
-            assert np.isfinite(leaf).all()
-
-
-def test_gradients_added_up_by_the_program_are_dropped_together():
-    """As with PyTorch: one scale and one skip for all that went into an update."""
-    adam = optax.adam(0.05)
-    tx = dynamic_loss_scaling(adam, growth_interval=1, init_scale=8.0)
-
-    def step(carry, window):
-        params, state = carry
-
-        def add(total, x):
-            _, grads = scaled_value_and_grad(model_loss)(state, params, x)
-            return jax.tree.map(lambda t, g: t + g / 3, total, grads), None
-
-        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), window)
-        updates, state = tx.update(total, state, params)
-        carry = optax.apply_updates(params, updates), state
-        return carry, carry
-
-    @jax.jit
-    def run(params, data):
-        return jax.lax.scan(step, (params, tx.init(params)), data)[1]
-
-    for micro in range(3):
-        data = batches(9, bad=[3 + micro])
-        params, state = jax.device_get(run(model_params(), data.reshape(3, 3, 16, 4)))
-        whole = np.delete(data.reshape(3, 48, 4), 1, axis=0)
-        expected = last(control_run(adam, model_params(), whole))
-        assert_trees_close(last((params, state.inner_state)), expected, rtol=1e-4, atol=1e-5)
-        assert state.loss_scale.scale.tolist() == [16, 8, 16]
 
 
 def test_hyperparameters_injected_into_the_factory():
@@ -286,22 +204,6 @@ def test_extra_arguments_are_dropped_for_an_inner_that_takes_none():
     assert updates.tolist() == [-1.0, -1.0]
 
 
-def test_16_bit_parameters_keep_the_dtypes_of_the_state():
-    """Their gradients reach the optimizer in float32, and what it stores stays in 16 bits."""
-    inner = optax.adam(0.05)
-    params = jax.tree.map(lambda leaf: leaf.astype(np.float16), model_params())
-    tx = dynamic_loss_scaling(inner, init_scale=2.0**8)
-    data = batches(4, bad=[1]).astype(np.float16)
-    after, state = scaled_run(tx, params, data)
-    before = jax.eval_shape(tx.init, params)
-    assert jax.tree.map(lambda a: a.dtype, last((after, state))) == jax.tree.map(
-        lambda a: a.dtype, (params, before)
-    )
-    wide, _ = control_run(inner, model_params(), np.delete(data, 1, axis=0).astype(np.float32))
-    assert_trees_close(last(after), last(wide), atol=2e-2)
-    assert int(skipped_steps(last(state))) == 1
-
-
 def test_one_scale_for_two_optimizers_counts_an_iteration_once():
     """As PyTorch's GradScaler trains a GAN: each optimizer skips alone."""
     inners = [optax.sgd(0.1), optax.adam(0.1)]
@@ -331,3 +233,55 @@ def test_one_scale_for_two_optimizers_counts_an_iteration_once():
     first = last(control_run(inners[0], model_params(0), data[0]))
     second = last(control_run(inners[1], model_params(1), data[1][[0, 2]]))
     assert_trees_close(models, [first, second], rtol=1e-4, atol=1e-5)
+
+
+READERS = [loss_scale, step_skipped, skipped_steps]
+WRAPPED = dynamic_loss_scaling(optax.sgd(0.5), init_scale=8.0)
+LABELS = {"a": "x", "b": "y"}
+
+NESTINGS = {
+    "bare": WRAPPED,
+    "static": static_loss_scaling(optax.sgd(0.5), 8.0),
+    "chain": optax.chain(optax.identity(), WRAPPED, optax.scale(1.0)),
+    "chain of chains": optax.chain(optax.chain(optax.chain(WRAPPED))),
+    "named_chain": optax.named_chain(("first", optax.identity()), ("scaled", WRAPPED)),
+    "masked": optax.masked(WRAPPED, {"a": True, "b": True}),
+    "partition": optax.partition({"x": WRAPPED, "y": optax.set_to_zero()}, LABELS),
+    "MultiSteps": optax.MultiSteps(WRAPPED, 1).gradient_transformation(),
+    "apply_if_finite": optax.apply_if_finite(WRAPPED, 0),
+    "flatten": optax.flatten(WRAPPED),
+    "inject_hyperparams": optax.inject_hyperparams(
+        dynamic_loss_scaling, static_args=("inner", "axis_name")
+    )(optax.sgd(0.5), init_scale=8.0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:optax.MultiSteps stands around")
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_all_nestings(nesting):
+    tx = NESTINGS[nesting]
+    params = {"a": np.ones(2, np.float32), "b": np.ones([], np.float32)}
+
+    @jax.jit
+    def run(bad):
+        state = tx.init(params)
+        _, after = tx.update(bad, state, params)
+        return [[read(s) for read in READERS] for s in (state, after)]
+
+    with jax.numpy_dtype_promotion("standard"):  # MultiSteps needs it
+        before, after = run({"a": np.array([1, np.nan], np.float32), "b": params["b"]})
+    assert [leaf.dtype for leaf in before] == [jnp.float32, bool, jnp.int32]
+    assert [leaf.item() for leaf in before] == [8.0, False, 0]
+    assert [leaf.item() for leaf in after] == [8.0 if nesting == "static" else 4.0, True, 1]
+
+
+def test_the_part_of_a_state_that_holds_one_scale_is_enough():
+    state = optax.chain(WRAPPED, static_loss_scaling(optax.identity(), 3.0)).init(np.ones(2))
+    assert [float(loss_scale(part)) for part in state] == [8.0, 3.0]
+
+
+def test_select_on_finite_broadcasts_nothing_under_vmap():
+    finite = np.array([True, False])
+    new, old = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    out = jax.vmap(functools.partial(select_on_finite))(finite, new, old)
+    assert out.tolist() == [[1, 1, 1], [0, 0, 0]]

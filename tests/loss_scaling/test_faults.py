@@ -20,7 +20,7 @@ from jmp_autocast import (
     static_loss_scaling,
     step_skipped,
 )
-from tests.support.loss_scale_runs import WAYS, skipping_by
+from tests.support.loss_scale_runs import WAYS, bits, skipping_by
 
 SCALE = 4.0
 
@@ -75,14 +75,6 @@ def filled(spec, rng, *, parameter):
 def tree_of(name, seed, *, parameter):
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda spec: filled(spec, rng, parameter=parameter), TREES[name])
-
-
-def bits(tree):
-    def leaf_bits(leaf):
-        leaf = np.asarray(leaf)
-        return str(leaf.dtype), leaf.shape, leaf.tobytes()
-
-    return jax.tree.structure(tree), [leaf_bits(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 @functools.cache

@@ -148,29 +148,6 @@ def shard_mapped(step, tx, weight_specs, axis_name, check_vma):
     return weights, state, jax.jit(step)
 
 
-def mapped_replicas(axis_name):
-    """``pmap``, within it ``vmap`` for a second axis; one device goes bad after the sum."""
-    tx = optimizer(axis_name)
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    shape = (4, 2) if len(names) == 2 else (8,)
-
-    def step(weights, state, x, bad):
-        _, grads = scaled_value_and_grad(loss)(state, weights, x)
-        grads = planted(lax.pmean(grads, axis_name), bad & (lax.axis_index(axis_name) == 3))
-        updates, state = tx.update(grads, state, weights)
-        return optax.apply_updates(weights, updates), state
-
-    for name in reversed(names[1:]):
-        step = jax.vmap(step, (0, 0, 0, None), axis_name=name)
-    step = jax.pmap(step, names[0], in_axes=(0, 0, 0, None))
-    weights = initial_weights()
-    replicated = jax.tree.map(
-        lambda x: np.broadcast_to(x, shape + np.shape(x)), (weights, tx.init(weights))
-    )
-    shards = lambda x: x.reshape(*shape, -1, *x.shape[1:])
-    return *replicated, lambda w, s, x, bad: step(w, s, shards(x), bad)
-
-
 def jitted(specs, mesh, **jit_options):
     """The compiler partitions: no axis is named."""
     tx = optimizer()
@@ -217,8 +194,6 @@ LAYOUTS = {
     "shard_map slices, vma unchecked": functools.partial(shard_map_slices, "data", False),
     "shard_map slices, two axes": functools.partial(shard_map_slices, BOTH, True),
     "shard_map slices, two axes, vma unchecked": functools.partial(shard_map_slices, BOTH, False),
-    "pmap": functools.partial(mapped_replicas, "data"),
-    "pmap vmap": functools.partial(mapped_replicas, BOTH),
     "jit data parallel": lambda: jitted(WHOLE, grid("data")),
     "jit fully sharded": lambda: jitted(sliced("data"), grid("data"), donate_argnums=(0, 1)),
     "jit tensor parallel": lambda: jitted(sliced("model"), grid(BOTH)),
@@ -251,7 +226,6 @@ def values(scalar):
 SELECTED = (
     "shard_map replicas",
     "shard_map slices, two axes",
-    "pmap vmap",
     "jit fully sharded",
     "explicit fully sharded",
 )

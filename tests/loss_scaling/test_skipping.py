@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from jmp_autocast import dynamic_loss_scaling, skipped_steps
-from tests.support.loss_scale_runs import WAYS, model_params, skipping_by
+from tests.support.loss_scale_runs import WAYS, bits, model_params, skipping_by
 
 ADAM = dynamic_loss_scaling(optax.adam(1e-3))
 
@@ -47,15 +47,6 @@ def moving_everything():
     return optax.GradientTransformation(init, update)
 
 
-def bits(tree):
-    def leaf_bits(leaf):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        return np.asarray(leaf).tobytes()
-
-    return [leaf_bits(leaf) for leaf in jax.tree.leaves(tree)]
-
-
 def one_step(params, state, grads, tx):
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state
@@ -86,32 +77,11 @@ def test_a_skip_keeps_every_bit_of_every_kind_of_state(run, way):
             assert bits((after, skipped.inner_state)) == bits((params, state.inner_state))
             assert int(skipped_steps(skipped)) == 1
         moved, taken = step(params, state, jax.tree.map(jnp.ones_like, params))
-    before, after = bits((params, state.inner_state)), bits((moved, taken.inner_state))
+    before, after = bits((params, state.inner_state))[1], bits((moved, taken.inner_state))[1]
     # A NaN plus one keeps its payload; all else has moved.
     same = [old for old, new in zip(before, after, strict=True) if old == new]
-    assert same == bits(state.inner_state["nan"])
+    assert same == bits(state.inner_state["nan"])[1]
     assert int(skipped_steps(taken)) == 0
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-def test_both_ways_take_the_same_steps():
-    tx = dynamic_loss_scaling(optax.adam(1e-2), growth_interval=3)
-    params = jax.tree.map(jnp.asarray, model_params())
-    rng = np.random.default_rng(0)
-    ends = []
-    data = [jax.tree.map(lambda p: rng.normal(size=p.shape), params) for _ in range(12)]
-    for way in WAYS:
-        with skipping_by(way):
-            step = jax.jit(functools.partial(one_step, tx=tx))
-            end = params, tx.init(params)
-            for n, grads in enumerate(data):
-                factor = jnp.float32(np.inf if n % 4 == 1 else 1)
-                grads = jax.tree.map(lambda g, f=factor: f * g.astype(np.float32), grads)
-                end = step(*end, grads)
-        ends.append(end)
-    for conditional, selection in zip(*map(jax.tree.leaves, ends), strict=True):
-        np.testing.assert_allclose(conditional, selection, rtol=1e-6, atol=1e-7)
-    assert int(skipped_steps(ends[0][1])) == 3
 
 
 def lowered(tx, platform):

@@ -24,13 +24,7 @@ DECISION = Planner._plan_equation
 
 
 def decided_by(fn: Callable[..., Any], args: tuple[Any, ...], primitive: str) -> list[str]:
-    """Returns the functions that decide the dtypes of an equation, as ``file: name``, in order.
-
-    Args:
-        fn: The program.
-        args: Its arguments.
-        primitive: The primitive of the equation; the last one that the program has.
-    """
+    """Returns the functions that decide the dtypes of the last equation of a primitive."""
     found: list[dict[CodeType, None]] = []
     depth = 0
 

@@ -8,9 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, autocast
-from tests.inspect.test_explain import assert_rows_are_what_runs
-
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 
 
@@ -92,27 +89,6 @@ def test_casts_are_told_apart(vs_handwritten):
     assert low_share(dots) == pytest.approx(9 / 11)
 
 
-def test_casts_of_rows_and_of_summed_gradients_belong_to_the_parameter(vs_handwritten):
-    from comparison.counts import casts_and_dots
-
-    def step(table, bias):
-        def loss(table, bias):
-            rows = table[jnp.array([0, 2, 2])].astype(jnp.bfloat16)
-            return jnp.sum((rows * rows + bias.astype(jnp.bfloat16)).astype(jnp.float32))
-
-        return jax.value_and_grad(loss, (0, 1))(table, bias)
-
-    casts, _ = casts_and_dots(jax.make_jaxpr(step)(jnp.ones((4, 5)), jnp.ones(5)), 2, 2)
-    assert {(c.kind, c.what) for c in casts} == {
-        ("parameter", "float32 to bfloat16 [3, 5]"),  # the rows
-        ("parameter", "float32 to bfloat16 [5]"),
-        ("activation", "bfloat16 to float32 [3, 5]"),  # before the loss is summed
-        ("activation", "float32 to bfloat16 [3, 5]"),  # its gradient: also the square's
-        ("gradient", "bfloat16 to float32 [3, 5]"),  # before the rows are added up
-        ("gradient", "bfloat16 to float32 [5]"),
-    }
-
-
 def test_residuals_count_each_array_once(vs_handwritten):
     from comparison.residuals import residuals
 
@@ -128,32 +104,6 @@ def test_residuals_count_each_array_once(vs_handwritten):
     # x in 16 bits once, the one product (the other is equal), and the condition.
     assert sorted(kept) == [("bfloat16 [8, 4]", False), ("bool [8, 4]", False)]
     assert found.nbytes() == 2 * 8 * 4 * 2 + 8 * 4
-
-
-def test_residuals_folded_to_the_smaller_side(vs_handwritten):
-    from comparison.residuals import residuals
-
-    def loss(w, x):
-        low = jnp.exp(w.astype(jnp.bfloat16) + x)
-        full = low.astype(jnp.float32)
-        return jnp.sum(full**2), None  # keeps the exponential, and 2 * full, which it gives again
-
-    found = residuals(loss, jnp.ones((8,)), jnp.ones((8,), jnp.bfloat16))
-    assert found.nbytes() == 8 * (2 + 4)
-    assert found.folded == 8 * 2
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize("level", ["o1", "compute"])
-@pytest.mark.parametrize("name", ["GPT", "ViT", "ResNet", "LSTM"])
-def test_explain_says_in_which_dtypes_the_models_run(vs_handwritten, name, level):
-    from comparison.cases import SIZES, plain_loss
-
-    case = next(case for case in SIZES["tiny"] if case.name == name)
-    ((params, batch),) = case.examples(1)
-    wrapper = autocast(plain_loss(case.build()), policy=BF16.with_level(level))
-    report = assert_rows_are_what_runs(wrapper, params, batch)
-    assert report.totals.low_share == 1
 
 
 @pytest.fixture

@@ -101,12 +101,6 @@ FUSED = """
   %row = bf16[1,1000]{1,0} dynamic-slice(%low, %i, %zero), dynamic_slice_sizes={1,1000}
   ROOT %flat = bf16[1000]{0} bitcast(%row)
 }
-%outer (b: f32[12,1000], j: s32[]) -> bf16[1000] {
-  %b = f32[12,1000]{1,0} parameter(0)
-  %j = s32[] parameter(1)
-  %inner = bf16[1000]{0} fusion(%b, %j), kind=kLoop, calls=%fused
-  ROOT %double = bf16[1000]{0} add(%inner, %inner)
-}
 %update (s: f32[12,1000], u: f32[1,1000], k: s32[]) -> f32[12,1000] {
   %s = f32[12,1000]{1,0} parameter(0)
   %u = f32[1,1000]{1,0} parameter(1)
@@ -114,43 +108,6 @@ FUSED = """
   %none = s32[] constant(0)
   %twice = f32[1,1000]{1,0} add(%u, %u)
   ROOT %put = f32[12,1000]{1,0} dynamic-update-slice(%s, %twice, %k, %none)
-}
-%fresh (u2: f32[1,1000], k2: s32[]) -> f32[12,1000] {
-  %u2 = f32[1,1000]{1,0} parameter(0)
-  %k2 = s32[] parameter(1)
-  %nought = f32[] constant(0)
-  %blank = f32[12,1000]{1,0} broadcast(%nought), dimensions={}
-  ROOT %put2 = f32[12,1000]{1,0} dynamic-update-slice(%blank, %u2, %k2, %k2)
-}
-%plus (l: f32[], r: f32[]) -> f32[] {
-  %l = f32[] parameter(0)
-  %r = f32[] parameter(1)
-  ROOT %sum = f32[] add(%l, %r)
-}
-%quarter (splits: f32[12,1000], near_row: f32[1,1000]) -> f32[250] {
-  %splits = f32[12,1000]{1,0} parameter(0)
-  %near_row = f32[1,1000]{1,0} parameter(1)
-  %nought2 = f32[] constant(0)
-  %summed = f32[1000]{0} reduce(%splits, %nought2), dimensions={0}, to_apply=%plus
-  %flat = f32[1000]{0} bitcast(%near_row)
-  %biased = f32[1000]{0} add(%summed, %flat)
-  %gate = f32[1000]{0} multiply(%biased, %flat)
-  %cut = f32[250]{0} slice(%gate), slice={[250:500]}
-  ROOT %last = f32[250]{0} tanh(%cut)
-}
-%halves (whole: f32[1,1000]) -> (f32[250], f32[250]) {
-  %whole = f32[1,1000]{1,0} parameter(0)
-  %doubled = f32[1000]{0} bitcast(%whole)
-  %first = f32[250]{0} slice(%doubled), slice={[0:250]}
-  %second = f32[250]{0} slice(%doubled), slice={[250:500]}
-  ROOT %both = (f32[250]{0}, f32[250]{0}) tuple(%first, %second)
-}
-%both_ways (all: f32[1,1000]) -> (f32[250], f32[1000]) {
-  %all = f32[1,1000]{1,0} parameter(0)
-  %line = f32[1000]{0} bitcast(%all)
-  %part = f32[250]{0} slice(%line), slice={[0:250]}
-  %rest = f32[1000]{0} tanh(%line)
-  ROOT %pair = (f32[250]{0}, f32[1000]{0}) tuple(%part, %rest)
 }
 """
 ARGUMENTS = (
@@ -165,10 +122,6 @@ KERNELS = {
         "bf16[1000]{0} fusion(%stack, %n), kind=kLoop, calls=%fused",
         4000 + 4 + 2000,
     ),
-    "in a fusion of a fusion": (
-        "bf16[1000]{0} fusion(%stack, %n), kind=kLoop, calls=%outer",
-        4000 + 4 + 2000,
-    ),
     "of an array on the chip": (
         "bf16[1000]{0} fusion(%near, %n), kind=kLoop, calls=%fused",
         4 + 2000,
@@ -176,23 +129,6 @@ KERNELS = {
     "an update in place": (
         "f32[12,1000]{1,0} fusion(%stack, %row, %n), kind=kLoop, calls=%update",
         4000 + 4 + 4000,
-    ),
-    "an update of zeros, which are written": (
-        "f32[12,1000]{1,0} fusion(%row, %n), kind=kLoop, calls=%fresh",
-        4000 + 4 + 48000,
-    ),
-    # A quarter of the splits, and of the row, which is added and multiplied.
-    "a slice of a sum of splits": (
-        "f32[250]{0} fusion(%stack, %row), kind=kLoop, calls=%quarter",
-        12000 + 1000 + 1000,
-    ),
-    "two slices": (
-        "(f32[250]{0}, f32[250]{0}) fusion(%row), kind=kLoop, calls=%halves",
-        2000 + 2000,
-    ),
-    "a slice and the whole": (
-        "(f32[250]{0}, f32[1000]{0}) fusion(%row), kind=kLoop, calls=%both_ways",
-        4000 + 5000,
     ),
     "dynamic-slice": ("f32[1,1000]{1,0} dynamic-slice(%stack, %n, %n)", 8000),
     "dynamic-update-slice": ("f32[12,1000]{1,0} dynamic-update-slice(%stack, %row, %n, %n)", 8000),
@@ -236,9 +172,7 @@ LOOP = """
     ("first", "limit", "step", "compared", "direction", "count"),
     [
         (0, 12, 1, "%at, %limit", "LT", 12),
-        (0, 12, 1, "%limit, %at", "GT", 12),
         (2, 12, 1, "%at, %limit", "LT", 10),
-        (0, 12, 2, "%at, %limit", "LT", 6),
         (0, 11, 1, "%at, %limit", "LE", 12),
         (11, 0, -1, "%at, %limit", "GE", 12),
         (0, 7, 1, "%limit, %limit", "LT", None),
@@ -288,7 +222,6 @@ def test_of_a_conditional_the_larger_branch_counts(compilers):
 CONVOLUTIONS = {
     "same": {"padding": "SAME"},
     "strided": {"padding": "SAME", "window_strides": (2, 2)},
-    "dilated kernel": {"padding": "VALID", "rhs_dilation": (2, 3)},
     "dilated input": {"padding": [(2, 2), (1, 3)], "lhs_dilation": (2, 2)},
     "grouped": {"padding": "SAME", "feature_group_count": 4},
 }
@@ -338,22 +271,13 @@ def test_a_matmul_of_cublas_says_its_dimensions(compilers):
     assert product.flops == 2 * 32 * 16 * 64
 
 
-CUDNN = {
-    "Forward": ((8, 16, 16, 4), (3, 3, 4, 32), (8, 16, 16, 32)),
-    "BackwardInput": ((8, 16, 16, 32), (3, 3, 4, 32), (8, 16, 16, 4)),
-    "BackwardFilter": ((8, 16, 16, 4), (8, 16, 16, 32), (3, 3, 4, 32)),
-}
-
-
-@pytest.mark.parametrize(("kind", "shapes"), CUDNN.items(), ids=CUDNN)
-def test_each_kind_of_cudnn_convolution_does_the_same_products(compilers, kind, shapes):
-    lhs, rhs, result = (",".join(map(str, shape)) for shape in shapes)
+def test_a_convolution_of_cudnn_backwards_does_the_products_of_the_forward_one(compilers):
     text = module_of(
-        f"%a = f16[{lhs}]{{3,2,1,0}} parameter(0)",
-        f"%b = f16[{rhs}]{{3,2,1,0}} parameter(1)",
-        f"ROOT %c = (f16[{result}]{{3,2,1,0}}, u8[0]{{0}}) custom-call(%a, %b), "
+        "%a = f16[8,16,16,32]{3,2,1,0} parameter(0)",
+        "%b = f16[3,3,4,32]{3,2,1,0} parameter(1)",
+        "ROOT %c = (f16[8,16,16,4]{3,2,1,0}, u8[0]{0}) custom-call(%a, %b), "
         "window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f, "
-        f'custom_call_target="__cudnn$conv{kind}"',
+        'custom_call_target="__cudnn$convBackwardInput"',
         entry="...",
     )
     module, found = read(compilers, text)
@@ -392,7 +316,6 @@ def test_converts_by_dtype_and_kernels_that_only_convert(compilers):
 
 
 COLLECTIVES = {
-    "all-gather": ("bf16[400]{0} all-gather(%x), replica_groups=[2,4]<=[8]", 3 * 200),
     "all-gather-start": (
         "(bf16[100]{0}, bf16[400]{0}) all-gather-start(%x), replica_groups=[2,4]<=[8]",
         3 * 200,
@@ -401,16 +324,11 @@ COLLECTIVES = {
         "bf16[100]{0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add",
         2 * 200 * 3 // 4,
     ),
-    "all-reduce, axes of a mesh": (
-        "bf16[100]{0} all-reduce(%x), replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add",
-        2 * 200 * 3 // 4,
-    ),
     "all-reduce, a part of an axis": (
         "bf16[100]{0} all-reduce(%x), replica_groups=mesh['a'=2,'b'=4] {'a', 'b':(1)2}",
         2 * 200 * 3 // 4,
     ),
     "reduce-scatter": ("bf16[25]{0} reduce-scatter(%x), replica_groups=[1,4]<=[4]", 150),
-    "all-to-all": ("bf16[100]{0} all-to-all(%x), replica_groups=[1,4]<=[4]", 150),
     "collective-permute": (
         "bf16[100]{0} collective-permute(%x), source_target_pairs={{0,1},{1,0}}",
         200,
@@ -427,32 +345,6 @@ def test_bytes_that_a_device_sends(compilers, name):
     kind = name.partition(",")[0].removesuffix("-start")
     assert collective == compilers.counts.Collective(f"{kind} bf16", 1, nbytes)
     assert found.nbytes == 0  # what goes over the wire is no traffic of a kernel
-
-
-def test_a_collective_inside_a_fusion_is_seen(compilers):
-    text = module_of(
-        "%x = bf16[100]{0} parameter(0)",
-        "ROOT %y = bf16[400]{0} fusion(%x), kind=kOutput, calls=%gather",
-        entry="...",
-        before="""
-%gather (a: bf16[100]) -> bf16[400] {
-  %a = bf16[100]{0} parameter(0)
-  ROOT %g = bf16[400]{0} all-gather(%a), replica_groups=[1,4]<=[4]
-}
-""",
-    )
-    _, found = read(compilers, text)
-    assert [c.nbytes for c in compilers.counts.collectives(found)] == [600]
-
-
-def test_a_sharded_program_of_this_machine(compilers):
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    rows = jax.NamedSharding(mesh, jax.P("data"))
-    x = jax.ShapeDtypeStruct((64, 16), jnp.float32, sharding=rows)
-    text = jax.jit(lambda x: jnp.sum(x**2, 0)).lower(x).compile().as_text()
-    _, found = read(compilers, text)
-    (collective,) = compilers.counts.collectives(found)
-    assert collective == compilers.counts.Collective("all-reduce f32", 1, 2 * 16 * 4 * 7 // 8)
 
 
 # Programs and commands.

@@ -105,32 +105,3 @@ def test_every_picture_is_on_a_page_and_has_a_text_for_those_who_do_not_see_it()
     pages = "".join(p.read_text(encoding="utf-8") for p in sorted(DOCS.rglob("*.md")))
     found = re.findall(r"^```\{picture\} (\w+)\n:alt: (.{20,})$", pages, re.MULTILINE)
     assert {name for name, _ in found} == PICTURES
-
-
-@pytest.mark.usefixtures("docs_on_path", "as_users_run_it")
-def test_the_training_of_the_picture_shows_what_its_caption_says():
-    training = importlib.import_module("figures.training")
-    curves = training.data()
-    # One loss alone swings by a twentieth from step to step.
-    last = {name: curve.losses[-40:].mean() for name, curve in curves.items()}
-    assert last["float16"] == pytest.approx(last["float32"], rel=0.02)
-    assert last["unscaled"] > 1.9 * last["float32"]
-    scaled = curves["float16"]
-    assert scaled.skipped.any()
-    assert scaled.scales[-1] > 2**24
-
-
-@pytest.mark.usefixtures("docs_on_path")
-def test_the_coloring_draws_the_casts_that_explain_counts():
-    coloring = importlib.import_module("figures.coloring")
-    nodes = coloring.data()
-    casts = {
-        (source, low) for node in nodes for source, low in node.reads if low != nodes[source].low
-    }
-    block = importlib.import_module("transformer_block")
-    totals = explain(block.block, *block.shapes(), policy=BF16).totals
-    down = totals.casts.down - totals.cast_parameters
-    assert (sum(low for _, low in casts), sum(not low for _, low in casts)) == (
-        down,
-        totals.casts.up,
-    )

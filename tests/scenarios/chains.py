@@ -153,16 +153,7 @@ def unstacked(params: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """One chain, and the dtype that it is run in.
-
-    Args:
-        name: The kind of its layers.
-        factor: What the branches are scaled by, or how far the factors are from 1.
-        depth: How many layers.
-        beginning: What the first value is made of.
-        dtype: The compute dtype.
-        level: The level of the policy.
-    """
+    """One chain; the factor is what branches are scaled by, or how far factors are from 1."""
 
     name: str
     factor: float

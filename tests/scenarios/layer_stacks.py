@@ -2,8 +2,8 @@
 
 ``python -m tests.scenarios.layer_stacks`` prints which equations of a scanned layer have other
 dtypes than those of the middle layers of the unrolled model, and in what its first and last layers
-differ from the middle ones, with the reasons. ``--kept`` prints what the ViT of
-`benchmarks/comparison` keeps for the backward pass, plain, in `nn.remat` and in `nn.jit`.
+differ from the middle ones, with the reasons. `kept` says what the ViT of `benchmarks/comparison`
+keeps for the backward pass, plain, in `nn.remat` and in `nn.jit`.
 """
 
 from __future__ import annotations
@@ -104,15 +104,7 @@ BLOCKS |= {name: block.apply for name, block in FLAX.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """A model of equal layers.
-
-    Args:
-        block: The name of its layers.
-        beginning: What the first value is made of.
-        wrapper: What is around each layer.
-        level: The level of the policy.
-        dtype: The compute dtype.
-    """
+    """A model of equal layers."""
 
     block: str
     beginning: str = "product"
@@ -245,12 +237,7 @@ MODULE_WRAPPERS = {"plain": lambda block: block, "nn.remat": nn.remat, "nn.jit":
 
 
 class Kept(NamedTuple):
-    """What a ViT keeps for its backward pass.
-
-    Args:
-        nbytes: The bytes.
-        stream: The dtype of each sum of its residual stream; () by hand.
-    """
+    """Bytes kept for the backward pass, and the dtypes of the sums of the stream (by hand none)."""
 
     nbytes: int
     stream: tuple[str, ...]
@@ -258,14 +245,7 @@ class Kept(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def kept(block: str, wrapper: str, level: str | None, layers: int = 6) -> Kept:
-    """Returns what a ViT keeps for its backward pass.
-
-    Args:
-        block: The name of its block.
-        wrapper: What is around each block.
-        level: The level of the policy; None for casts by hand.
-        layers: How many blocks.
-    """
+    """What a ViT keeps for its backward pass; without a level with casts by hand."""
     dtype = jnp.bfloat16 if level is None else None
     original = models.Block
     models.Block = MODULE_WRAPPERS[wrapper](KEPT_BLOCKS[block])
@@ -307,19 +287,6 @@ def wrongly_kept(block: str, level: str, layers: int = 6) -> str:
     return ", ".join(wrong)
 
 
-def print_kept() -> int:
-    wrong = 0
-    print(f"{'block':10} {'level':14}" + "".join(f"{name:>13}" for name in MODULE_WRAPPERS))
-    for block in KEPT_BLOCKS:
-        for level in (None, *LEVELS):
-            text = wrongly_kept(block, level) if level else ""
-            wrong += bool(text)
-            found = [kept(block, wrapper, level) for wrapper in MODULE_WRAPPERS]
-            numbers = " ".join(f"{k.nbytes:12,}" for k in found)
-            print(f"{block:10} {level or 'by hand':14}{numbers} {text and f'! {text}'}", flush=True)
-    return wrong
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m tests.scenarios.layer_stacks", description=__doc__)
     parser.add_argument("--blocks", nargs="*", default=list(BLOCKS))
@@ -327,10 +294,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--wrappers", nargs="*", default=list(WRAPPERS))
     parser.add_argument("--levels", nargs="*", default=list(LEVELS))
     parser.add_argument("--dtypes", nargs="*", default=["bfloat16"])
-    parser.add_argument("--kept", action="store_true", help="print what the ViT keeps")
     options = vars(parser.parse_args(argv))
-    if options.pop("kept"):
-        return int(print_kept() > 0)
     count = wrong = 0
     for stack in stacks(**options):
         compared = stack.compared()

@@ -4,7 +4,6 @@ import functools
 import pathlib
 import re
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jmp_autocast import autocast, full_precision
+from jmp_autocast import autocast
 from tests.support.jaxprs import (
     assert_dots_run_in,
     dot_dtypes,
@@ -29,31 +28,6 @@ bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
 computed = functools.partial(bf16, output_dtype="computed")
 
 X = np.ones((4, 4), np.float32)
-
-
-def test_upcasts_that_leave_no_equation():
-    """Flax's norms and JAX's losses guard themselves with casts that a float32 trace drops."""
-
-    def norm(h, guard):
-        h = guard(h)
-        var = jnp.mean(jnp.square(h - h.mean(-1, keepdims=True)), -1, keepdims=True)
-        return h * lax.rsqrt(var + 1e-6), jax.nn.softmax(h), jax.nn.logsumexp(h)
-
-    with_guard = lambda x: norm(x @ x, lambda h: h.astype(jnp.float32))
-    without = lambda x: norm(x @ x, lambda h: h)
-    assert str(trace(with_guard, X)) == str(trace(without, X))
-    jaxpr = trace(bf16(with_guard), X)
-    assert_dots_run_in(LOW, jaxpr)
-    guarded = find(jaxpr, "square", "sub", "rsqrt", "exp", "log", "reduce_sum", "reduce_max")
-    assert {d for eqn in guarded for d in dtypes(eqn.invars)} == {FULL}
-
-
-def test_a_full_precision_region_says_it_aloud():
-    def fn(x):
-        with full_precision():
-            return jnp.tanh(x @ x)
-
-    assert dot_dtypes(trace(bf16(fn), X)) == [(FULL,) * 3]
 
 
 def transformer_layer(p, x):
@@ -103,7 +77,7 @@ def test_primitives_that_carry_a_computation_compile(fn):
     """Dtypes that disagree inside them are told by XLA, not while tracing."""
     x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
     loss = lambda x: jnp.sum(jnp.sin(fn(x @ x)))
-    out, expected = jax.jit(bf16(loss))(x), jax.jit(loss)(x)
+    out, expected = jax.jit(lambda x: (bf16(loss)(x), loss(x)))(x)
     np.testing.assert_allclose(out, expected, rtol=0.05, atol=0.05)
 
 
@@ -114,47 +88,10 @@ WITHOUT_A_GRADIENT = {"reduce", "reduce_window", "scatter_apply"}
 def test_gradients_of_primitives_that_carry_a_computation_compile(name):
     x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
     loss = lambda x: jnp.sum(jnp.sin(WITH_REDUCERS[name](x @ x)))
-    for transform in (lambda f: jax.grad(bf16(f)), lambda f: bf16(jax.grad(f))):
-        grad = jax.jit(transform(loss))(x)
-        np.testing.assert_allclose(grad, jax.jit(jax.grad(loss))(x), rtol=0.1, atol=0.1)
-
-
-def test_a_bound_linen_submodule_under_autocast():
-    """Works in `apply`; in `init` Flax would store tracers, as under any transform of JAX."""
-
-    class Net(nn.Module):
-        wrap: bool = False
-
-        @nn.compact
-        def __call__(self, x):
-            dense = nn.Dense(3)
-            return bf16(lambda x: dense(x))(x) if self.wrap else dense(x)
-
-    variables = Net().init(jax.random.key(0), X)
-    jaxpr = trace(Net(wrap=True).apply, variables, X)
-    assert_dots_run_in(LOW, jaxpr)
-
-
-@jax.custom_jvp
-def three_times_the_gradient(x):
-    return x @ x
-
-
-@three_times_the_gradient.defjvp
-def _(primals, tangents):
-    out, tangent = jax.jvp(lambda x: x @ x, primals, tangents)
-    return out, 3 * tangent
-
-
-def straight_through(x):
-    return x + lax.stop_gradient(jnp.round(x) - x)
-
-
-def test_user_gradients_survive():
-    loss = lambda x: jnp.sum(three_times_the_gradient(straight_through(x)))
-    jaxpr = trace(jax.grad(bf16(loss)), X)
-    assert_dots_run_in(LOW, jaxpr)
-    np.testing.assert_array_equal(jax.jit(jax.grad(bf16(loss)))(X), 3 * 8 * X)
+    gradients = jax.grad(loss), jax.grad(bf16(loss)), bf16(jax.grad(loss))
+    expected, *found = jax.jit(lambda x: [gradient(x) for gradient in gradients])(x)
+    for gradient in found:
+        np.testing.assert_allclose(gradient, expected, rtol=0.1, atol=0.1)
 
 
 def test_carries_and_branches_agree():
@@ -247,25 +184,6 @@ def test_a_collective_sum_is_float32():
     sums = [eqn for eqn in equations(jaxpr) if eqn.primitive.name.startswith("psum")]
     assert sums
     assert {d for eqn in sums for d in dtypes((*eqn.invars, *eqn.outvars))} == {FULL}
-
-
-NAMES = {
-    "remat": (jax.checkpoint(lambda x: x @ x), "remat2"),
-    "jit": (jax.jit(lambda x: x @ x), "jit"),
-    "scatter": (lambda x: x.at[0].add(x[1]), "scatter-add"),
-    "integer_pow": (lambda x: x**3, "integer_pow"),
-    "pow": (lambda x: jnp.abs(x) ** 0.3, "pow"),
-    "copy": (lambda x: jnp.copy(x), "copy"),
-    "random": (lambda x: x + jax.random.normal(jax.random.key(0), (4, 4)), "random_bits"),
-    "custom_jvp": (jax.nn.relu, "custom_jvp_call"),
-}
-
-
-@pytest.mark.parametrize(("fn", "name"), NAMES.values(), ids=NAMES)
-def test_names_of_primitives(fn, name):
-    """Policies go by names, which JAX chooses freely: an unknown one is reported."""
-    assert name in {eqn.primitive.name for eqn in equations(trace(fn, X))}
-    jax.make_jaxpr(bf16(fn, on_unknown="error"))(X)
 
 
 def test_the_page_lists_every_test_here():

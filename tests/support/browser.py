@@ -72,14 +72,7 @@ class Visits:
     def __call__(
         self, where: str | pathlib.Path, width: int = 1280, height: int = 800, **options: Any
     ) -> Any:
-        """Opens a page and returns Playwright's `Page`.
-
-        Args:
-            where: A file, or a URL.
-            width: The width of the viewport in pixels.
-            height: Its height.
-            **options: Of Playwright's `Browser.new_context`, such as ``color_scheme="dark"``.
-        """
+        """Opens a file or URL; options are those of `Browser.new_context`."""
         size: Any = {"width": width, "height": height}
         context = self.browser.new_context(viewport=size, **options)
         self.contexts.append(context)

@@ -6,7 +6,6 @@ import numpy as np
 from jax import lax
 
 from jmp_autocast import Policy, autocast
-from jmp_autocast.interpreters.compat import Literal
 
 from .jaxprs import DOTS, find
 
@@ -60,20 +59,6 @@ def round_trips(jaxpr):
         if eqn.invars[0] in inner
         and inner[eqn.invars[0]].invars[0].aval.dtype == eqn.outvars[0].aval.dtype
     ]
-
-
-def executed(jaxpr):
-    """The outermost equations that run: a view reads its 16-bit copy alone."""
-    needed = set(jaxpr.jaxpr.outvars)
-    found = []
-    for eqn in reversed(jaxpr.eqns):
-        if not needed.isdisjoint(eqn.outvars):
-            found.append(eqn)
-            operands = eqn.invars[1:] if eqn.primitive.name == "source_view" else eqn.invars
-            if eqn.primitive.name == "accumulate":  # its sources, too, have no part in the value
-                operands = eqn.invars[: len(eqn.invars) - len(eqn.params["sources"])]
-            needed.update(v for v in operands if not isinstance(v, Literal))
-    return found[::-1]
 
 
 def mixed_dots(jaxpr):

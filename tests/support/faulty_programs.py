@@ -1,6 +1,9 @@
 """Programs with one fault each, in the line that ends in ``# fault``."""
 
+import functools
 import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -9,7 +12,45 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from jmp_autocast import FP16, autocast
+
 F32 = np.float32
+X = np.array([1.0, 0.0, 4.0], F32)
+LARGE = {"w": np.full((4, 8, 8), 3.0, F32)}
+ONES = np.ones((2, 8), F32)
+EIGHT = np.arange(8, dtype=F32)
+
+
+class Fault(NamedTuple):
+    """A program, and what the report of `check_numerics` has to say of its fault.
+
+    The function's source holds the marked line. ``made`` are the numbers of NaNs and of infinities
+    over all runs, ``run`` the first run that makes one, of how many.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    primitive: str
+    made: tuple[int, int]
+    scope: str = ""
+    inside: tuple[str, ...] = ()
+    run: tuple[int, int] = (0, 1)
+    backward: bool = False
+    checked: Callable[..., Any] | None = None
+
+
+FAULTS: list[Fault] = []
+
+
+def faulty(primitive, made, *args, of=None, **told):
+    """Registers a program of `X` or of other arguments; what is checked is ``of`` it."""
+
+    def register(function):
+        checked = of and of(function)
+        FAULTS.append(Fault(function, args or (X,), primitive, made, checked=checked, **told))
+        return function
+
+    return register
 
 
 def planted_line(function):
@@ -23,6 +64,7 @@ def planted_line(function):
 # --- straight-line code -----------------------------------------------------------------------
 
 
+@faulty("log", (0, 1), scope="head/entropy")
 def log_of_zero(p):
     with jax.named_scope("head"), jax.named_scope("entropy"):
         q = p / jnp.sum(p)
@@ -30,33 +72,33 @@ def log_of_zero(p):
         return -jnp.sum(q * logs)
 
 
+@faulty("div", (1, 0), X - X)
 def division_by_zero(x):
     norm = jnp.sqrt(jnp.sum(x * x))
     unit = x[0] / norm  # fault
     return jnp.tanh(unit) + x
 
 
-def root_of_a_negative_number(x):
-    y = x - 2.0
-    return jnp.sqrt(y) + 1.0  # fault
-
-
+@faulty("sub", (3, 0))
 def fully_masked_softmax(x):
     mask = jnp.zeros(3, bool)
     scores = jnp.where(mask, x, -jnp.inf)
     return jax.nn.softmax(scores)  # fault
 
 
+@faulty("div", (1, 1))
 def in_complex_numbers(x):
     z = lax.complex(x, x)
     return jnp.abs(1.0 / z)  # fault
 
 
+@faulty("convert_element_type", (1, 0))
 def into_float8(x):
     small = (x * 300.0).astype(jnp.float8_e4m3fn)  # fault
     return small.astype(jnp.float32)
 
 
+@faulty("log1p", (1, 1), scope="outer/inner")
 def jit_in_jit(x):
     @jax.jit
     def inner(x):
@@ -71,21 +113,19 @@ def jit_in_jit(x):
     return outer(x)
 
 
-def mapped(x):
-    def row(x):
-        return jnp.log(x)  # fault
-
-    return jax.vmap(row)(x[:, None])
-
-
-def two_faults(x):
-    first = jnp.exp(x * 100.0)  # fault
-    return first, jnp.log(x - x)
-
-
 # --- loops and branches -----------------------------------------------------------------------
 
 
+@faulty(
+    "dot_general",
+    (0, 16),
+    LARGE,
+    ONES,
+    scope="stack/layer",
+    inside=("scan",),
+    run=(3, 4),
+    of=functools.partial(autocast, policy=FP16),
+)
 def overflow_in_a_scan(params, x):
     def layer(h, w):
         with jax.named_scope("layer"):
@@ -95,6 +135,7 @@ def overflow_in_a_scan(params, x):
         return jnp.sum(lax.scan(layer, x, params["w"])[0])
 
 
+@faulty("div", (0, 1), scope="step", inside=("scan",), run=(3, 6))
 def later_iteration(x):
     def step(total, y):
         y = y + 1.0
@@ -104,6 +145,7 @@ def later_iteration(x):
     return lax.scan(step, x[0], jnp.arange(6.0))
 
 
+@faulty("log", (0, 1), inside=("scan",), run=(5, 6))
 def reversed_scan(x):
     def step(total, y):
         return total + jnp.log(y), None  # fault
@@ -111,6 +153,7 @@ def reversed_scan(x):
     return lax.scan(step, x[0], jnp.arange(6.0), reverse=True)
 
 
+@faulty("mul", (0, 6), inside=("while",), run=(4, 7))
 def in_while(x):
     def body(state):
         i, y = state
@@ -119,6 +162,7 @@ def in_while(x):
     return lax.while_loop(lambda state: state[0] < 7, body, (0, x))
 
 
+@faulty("log", (0, 1), inside=("while",), run=(3, 4))
 def in_the_condition_of_while(x):
     def goes_on(y):
         return jnp.log(y[0]) > -9.0  # fault
@@ -126,6 +170,7 @@ def in_the_condition_of_while(x):
     return lax.while_loop(goes_on, lambda y: y - 1.0, x + 2.0)
 
 
+@faulty("log", (0, 1), scope="taken", inside=("cond",))
 def in_the_branch_taken(x):
     def logarithm(x):
         with jax.named_scope("taken"):
@@ -135,6 +180,7 @@ def in_the_branch_taken(x):
     return lax.switch(jnp.int32(jnp.sum(x) * 0.0) + 1, branches, x)
 
 
+@faulty("div", (0, 1), inside=("scan", "scan"), run=(15, 21))
 def in_nested_loops(x):
     def inner(j, y):
         return y + 1.0 / (y - 5.0)  # fault
@@ -149,27 +195,20 @@ def in_nested_loops(x):
 # --- backward passes --------------------------------------------------------------------------
 
 
+@faulty("div", (0, 1), scope="norm", of=jax.grad)
 def root_at_zero(x):
     with jax.named_scope("norm"):
         return jnp.sum(jnp.sqrt(x))  # fault
 
 
-def norm_at_zero(x):
-    return jnp.linalg.norm(x - x)  # fault
-
-
+@faulty("convert_element_type", (0, 3), scope="loss", backward=True, of=jax.grad)
 def overflow_backwards(x):
     low = jnp.sin(x).astype(jnp.float16)
     with jax.named_scope("loss"):
         return 1e6 * jnp.sum(low.astype(jnp.float32))  # fault
 
 
-def masked_ratio(x):
-    with jax.named_scope("ratio"):
-        y = jnp.maximum(x, 1e-30)
-        return jnp.sum(jnp.where(x > 0, 1.0 / y, 0.0) ** 0.5)  # fault
-
-
+@faulty("div", (0, 1), scope="rematted_computation", backward=True, of=jax.grad)
 def in_a_checkpoint(x):
     @jax.checkpoint
     def block(x):
@@ -178,6 +217,7 @@ def in_a_checkpoint(x):
     return block(jnp.sin(x))
 
 
+@faulty("div", (0, 1), X + 1.0, inside=("scan",), run=(2, 3), of=jax.grad)
 def in_a_scan_backwards(x):
     def step(y, scale):
         return jnp.sqrt(y * scale), None  # fault
@@ -190,6 +230,7 @@ def ruled_forward(x):
     return jnp.log(x)
 
 
+@faulty("div", (0, 1), of=lambda _: lambda x: jax.jvp(ruled_forward, (x,), (jnp.ones_like(x),))[1])
 @ruled_forward.defjvp
 def ruled_forward_jvp(primals, tangents):
     (x,), (dx,) = primals, tangents
@@ -213,25 +254,18 @@ def ruled_backward_bwd(x, cotangent):
 ruled_backward.defvjp(ruled_backward_fwd, ruled_backward_bwd)
 
 
+@faulty("div", (0, 1), scope="rule", backward=True, of=jax.grad)
 def with_a_ruled_backward(x):
     return jnp.sum(ruled_backward(x))  # fault
 
 
+@faulty("log", (0, 1))
 def custom_jvp_itself(x):
     @jax.custom_jvp
     def f(x):
         return jnp.log(x)  # fault
 
     f.defjvp(lambda primals, tangents: (f(*primals), tangents[0]))
-    return f(x)
-
-
-def custom_vjp_itself(x):
-    @jax.custom_vjp
-    def f(x):
-        return jnp.log(x)  # fault
-
-    f.defvjp(lambda x: (f(x), None), lambda _, cotangent: (cotangent,))
     return f(x)
 
 
@@ -252,21 +286,37 @@ def on_devices(function, out, check_vma=True):
     return sharded
 
 
+def on_devices_faulty(primitive, made, x, out="rows", inside=(), run=(0, DEVICES)):
+    """Registers a function on devices, with and without a check of what varies over them."""
+
+    def register(function):
+        for vma, name in zip((True, False), np.broadcast_to(primitive, 2).tolist(), strict=True):
+            of = functools.partial(on_devices, out=out, check_vma=vma)
+            faulty(name, made, x, inside=("shard_map", *inside), run=run, of=of)(function)
+        return function
+
+    return register
+
+
+@on_devices_faulty("log", (3, 1), EIGHT - 4.0)
 def on_one_device(x):
     y = x + 1.0
     return jnp.log(y)  # fault
 
 
+@on_devices_faulty("log", (0, 1), EIGHT, out="all")
 def before_a_sum_over_devices(x):
     logs = jnp.log(x)  # fault
     return lax.psum(logs, "devices")
 
 
+@on_devices_faulty(("psum_invariant", "psum"), (0, 8), EIGHT * 0.0 + 1.0, out="all")
 def by_a_sum_over_devices(x):
     total = lax.psum(x * 1e38, "devices")  # fault
     return total * 0.0
 
 
+@on_devices_faulty("div", (0, 8), EIGHT * 0.0 + 4.0, inside=("scan",), run=(1, 24))
 def in_a_loop_on_devices(x):
     def step(y, _):
         total = lax.psum(y, "devices") / 8.0
@@ -291,3 +341,6 @@ class Net(nn.Module):
 def net(x):
     variables = Net().init(jax.random.key(0), jnp.ones((1, 3)))
     return Net().apply(variables, x)
+
+
+faulty("log", (0, 2), ONES[:1, :3], scope="Net/head", of=lambda _: net)(Head.__call__)

@@ -31,8 +31,16 @@ def skipping_by(way):
         _runner.cache_clear()
 
 
-def assert_trees_equal(actual, expected):
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+def bits(tree):
+    """The structure of a tree, and the dtype, the shape and each bit of its leaves."""
+
+    def leaf_bits(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        leaf = np.asarray(leaf)
+        return str(leaf.dtype), leaf.shape, leaf.tobytes()
+
+    return jax.tree.structure(tree), [leaf_bits(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def assert_trees_close(actual, expected, **tolerances):

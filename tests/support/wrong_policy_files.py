@@ -57,9 +57,7 @@ WRONG = {
         ["unknown key 'compute_dtpye'.", "mean 'compute_dtype'", KEYS],
     ),
     "a key of another kind": (HEAD + "params = 'float32'", ValueError, ["key 'params'", KEYS]),
-    "a table": (HEAD + "[rulse]", ValueError, ["unknown key 'rulse'", "mean 'rules'", KEYS]),
     "a long key": (HEAD + "x" * 9999 + " = 1", ValueError, [f"'{'x' * 80}...'", KEYS]),
-    "a dotted key": (HEAD + "level.a = 'o1'", TypeError, ["level", A_STRING, "a table"]),
     "compute dtype": (
         "version = 1\ncompute_dtype = 'bfloat61'",
         ValueError,
@@ -89,7 +87,6 @@ WRONG = {
         ValueError,
         ["dot_output", "'costumer'", "mean 'consumer'"],
     ),
-    "nan": (HEAD + "dot_output = nan", TypeError, ["dot_output", "nan of type float"]),
     # Rules.
     "rules as an array": (
         HEAD + "rules = ['FP32']",
@@ -107,16 +104,10 @@ WRONG = {
         ["rules.tanh", "'KEEP', got 'FLOAT32'"],
     ),
     "a bool as a policy": (HEAD + "[rules]\n'a b' = true", TypeError, ["rules.'a b'", "True of"]),
-    "an array as a policy": (HEAD + "[rules]\nexp = []", TypeError, ["rules.exp", "an array"]),
     "a structural primitive": (
         HEAD + "[rules]\nscan = 'KEEP'",
         ValueError,
         ["rules.scan", "'scan' is structural", "with_scopes"],
-    ),
-    "a name with a dot": (
-        HEAD + "[rules]\nmine.fused = 'KEEP'",
-        TypeError,
-        ["rules.mine must be a policy's name, got a table", "quotes"],
     ),
     "no name": (HEAD + "[rules]\n'' = 'KEEP'", ValueError, ["rules.'' names no primitive"]),
     "code as a policy": (
@@ -168,11 +159,6 @@ WRONG = {
         TypeError,
         ["scoped_rules must be an array of tables, got a table", "[[scoped_rules]]"],
     ),
-    "scoped rules as strings": (
-        HEAD + "scoped_rules = ['*/head']",
-        TypeError,
-        ["scoped_rules[0] must be a table, got '*/head'", "[[scoped_rules]]"],
-    ),
     "no pattern of rules": (
         scoped("[scoped_rules.rules]\ntanh = 'FP32'"),
         ValueError,
@@ -183,21 +169,6 @@ WRONG = {
         ValueError,
         ["scoped_rules[1] has no rules", "[scoped_rules.rules]"],
     ),
-    "a rule beside the pattern": (
-        scoped("pattern = 'b'\ntanh = 'FP32'"),
-        ValueError,
-        ["scoped_rules[1]: unknown key 'tanh'", "The keys are pattern, rules"],
-    ),
-    "an empty pattern of rules": (
-        scoped("pattern = ''\nrules = {tanh = 'FP32'}"),
-        ValueError,
-        ["scoped_rules[1].pattern is empty", "'*/LayerNorm_*'"],
-    ),
-    "a number as pattern of rules": (
-        scoped("pattern = 3\nrules = {tanh = 'FP32'}"),
-        TypeError,
-        ["scoped_rules[1].pattern must be a string, got 3 of type int"],
-    ),
     "rules of a pattern as a string": (
         scoped("pattern = 'b'\nrules = 'FP32'"),
         TypeError,
@@ -207,16 +178,6 @@ WRONG = {
         scoped("pattern = 'b'\nrules = {tanh = 'FP23'}"),
         ValueError,
         ["scoped_rules[1].rules.tanh must be one of", "'FP23'", "mean 'FP32'"],
-    ),
-    "a structural primitive in a scope": (
-        scoped("pattern = 'b'\nrules = {scan = 'KEEP'}"),
-        ValueError,
-        ["scoped_rules[1].rules.scan", "'scan' is structural"],
-    ),
-    "code as a policy in a scope": (
-        scoped("pattern = 'b'\nrules = {exp = \"__import__('os').system('touch pwned')\"}"),
-        ValueError,
-        ["scoped_rules[1].rules.exp", "__IMPORT__"],
     ),
     # Not TOML.
     "not TOML": (

@@ -30,10 +30,7 @@ FP32 = CastPolicy.FP32
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
-# --- planted culprits among 2,000 equations ---------------------------------------------------
-
-
-def blocks(culprits, count=400):
+def blocks(culprits, count):
     """Five equations in each of many scopes; a square overflows a float16 in some of them."""
 
     def model(x):
@@ -50,10 +47,10 @@ def equations(model):
     return len(trace(model, X).eqns)
 
 
-@pytest.mark.parametrize("culprits", [{137}, {20, 137}, {20, 137, 201}], ids=len)
-def test_planted_overflows_among_2000_equations(culprits):
-    model = blocks(culprits)
-    assert equations(model) == 2000
+@pytest.mark.parametrize(("culprits", "count"), [({37}, 80), ({20, 37}, 80), ({20, 137, 201}, 400)])
+def test_planted_overflows_among_400_and_2000_equations(culprits, count):
+    model = blocks(culprits, count)
+    assert equations(model) == 5 * count
     # Op by op: some twenty programs of 2,000 equations would compile for minutes.
     with jax.disable_jit():
         policy, report = tuned(model, [(X,)], tolerance=0.05)
@@ -71,7 +68,7 @@ def keeping(policy, pinned):
     return policy
 
 
-def cancelling(culprits, count=200):
+def cancelling(culprits, count):
     """Ten equations in each of many scopes: adds and takes off what is large everywhere.
 
     In bfloat16 that loses all of the value where it is not a sum of powers of two.
@@ -98,9 +95,9 @@ def cancelling(culprits, count=200):
 
 @pytest.mark.parametrize(
     ("culprits", "count"),
-    # The bound for more of them among 2,000 is in test_tune_search.py.
-    [({77}, 200), ({20, 38}, 40), ({3, 20, 38}, 40)],
-    ids=["1 in 2000", "2 in 400", "3 in 400"],
+    # The bound for 2,000 equations is in test_tune_search.py.
+    [({37}, 80), ({20, 38}, 40), ({3, 20, 38}, 40)],
+    ids=["1 in 800", "2 in 400", "3 in 400"],
 )
 def test_planted_culprits_whose_values_are_like_all_others(culprits, count):
     model = cancelling(culprits, count)
@@ -111,9 +108,6 @@ def test_planted_culprits_whose_values_are_like_all_others(culprits, count):
     assert policy == keeping(BF16, pins(report))
     assert report.runs <= run_bound(len(culprits), report.candidates)
     assert {each.why for each in report.kept} == {"search"}
-
-
-# --- what is kept -----------------------------------------------------------------------------
 
 
 def in_while(x):
@@ -216,15 +210,6 @@ def test_all_batches_count():
     assert pins(tuned(model, batches, tolerance=0.01)[1]) == [("loop/step", "square")]
 
 
-def test_batches_of_several_shapes_and_static_arguments():
-    def model(x, name, twice):
-        return in_scope(name, big_square, x + x if twice else x)
-
-    batches = [(X, "one", True), (jnp.ones((3, 2)), "one", False), (X, "two", False)]
-    _, report = tuned(model, batches, tolerance=0.01)
-    assert pins(report) == [("one", "square"), ("two", "square")]
-
-
 def test_the_function_is_traced_once_for_each_kind_of_batch():
     traced = []
 
@@ -251,9 +236,6 @@ def test_a_trace_serves_all_dtypes_of_the_batches(argnums):
     _, report = tuned(model, batches, tolerance=0.01, argnums=argnums)
     assert report.kept
     assert traced == ["float32", "bfloat16"]
-
-
-# --- gradients --------------------------------------------------------------------------------
 
 
 def loss(params, x):
@@ -300,9 +282,6 @@ def test_a_backward_rule_that_overflows():
     np.testing.assert_allclose(gradient, jax.grad(model)(X), rtol=0.01)
 
 
-# --- accept -----------------------------------------------------------------------------------
-
-
 def test_a_callable_decides():
     seen = []
 
@@ -339,27 +318,6 @@ def test_what_accept_raises_is_raised():
         tune(in_scan, [(X,)], accept=accept, progress=False)
 
 
-# --- out of reach -----------------------------------------------------------------------------
-
-
-def test_a_tolerance_out_of_reach():
-    with pytest.raises(UnreachableError, match=r"tolerance=1e-09 is out of reach.*the error is"):
-        tune(Noise(), [(X,)], tolerance=1e-9, progress=False)
-
-
-class Noise:
-    """A function whose results differ from call to call, whatever the policy."""
-
-    __name__ = "noise"
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, x):
-        self.calls += 1
-        return x @ x + self.calls
-
-
 def test_accept_out_of_reach():
     with pytest.raises(UnreachableError, match=r"accept returns False for in_scan also with all"):
         tune(in_scan, [(X,)], accept=lambda mixed: False, progress=False)
@@ -368,9 +326,6 @@ def test_accept_out_of_reach():
 def test_a_program_that_nothing_is_lowered_in():
     with pytest.raises(UnreachableError, match="all 0 operations"):
         tune(lambda x: x + 1.0, [(X,)], accept=lambda mixed: False, progress=False)
-
-
-# --- arrays that float32 does not determine ---------------------------------------------------
 
 
 def attention(params, x):

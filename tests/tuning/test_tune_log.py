@@ -1,16 +1,14 @@
 """What `tune` reports, shows and logs, and that a search that was stopped goes on."""
 
 import json
-import pathlib
-import signal
-import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jmp_autocast import BF16, tune
 from jmp_autocast.inspect import TuneReport
-from tests.support import tune_worker
 from tests.support.tune_programs import (
     EYE,
     X,
@@ -22,9 +20,6 @@ from tests.support.tune_programs import (
 )
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
-
-
-# --- the report -------------------------------------------------------------------------------
 
 
 def test_the_report(tmp_path, capsys):
@@ -56,31 +51,50 @@ def test_a_search_leaves_nothing_with_the_function():
     assert vars(model) == before
 
 
-# --- the log ----------------------------------------------------------------------------------
-
-
 def lines_of(path):
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-@pytest.mark.process
-def test_a_search_that_was_killed_goes_on(tmp_path):
-    log, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
-    command = [sys.executable, "-m", "tests.support.tune_worker", str(log), "6"]
-    root = pathlib.Path(__file__).parents[2]
-    child = subprocess.run(command, cwd=root, capture_output=True, timeout=300, check=False)
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+CULPRITS = (3, 11, 17)
+
+
+def loud_blocks(x):
+    """Overflows a float16 in some blocks; magnitudes elsewhere are as large, without harm."""
+    for i in range(20):
+        big = 600.0 if i in CULPRITS else 100.0
+        with jax.named_scope(f"block_{i}"):
+            x = jnp.sqrt(jnp.square((x @ EYE) * big)) * (1.0 / big)
+    return x
+
+
+def search(log, limit=None):
+    """Searches on, up to so many trials; returns the policy, the report, and its trials."""
+    calls = []
+
+    def accept(mixed):
+        if len(calls) == limit:
+            raise KeyboardInterrupt
+        assert len(log.read_bytes().splitlines()) > len(calls)  # what a kill would leave
+        calls.append(mixed)
+        return jnp.isfinite(mixed(X)).all()
+
+    return *tuned(loud_blocks, [(X,)], accept=accept, log=log), len(calls)
+
+
+def test_a_search_that_was_interrupted_goes_on(tmp_path):
+    log, whole = tmp_path / "stopped.jsonl", tmp_path / "whole.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        search(log, 6)
     with log.open("ab") as file:
         file.write(b'{"kept": [1, 2')  # what a process leaves that is killed while it writes
-    policy, report, calls = tune_worker.run(log)
-    expected, expected_report, expected_calls = tune_worker.run(whole)
+    policy, report, calls = search(log)
+    expected, expected_report, expected_calls = search(whole)
     assert policy == expected
     assert report == expected_report
     assert calls == expected_calls - 6
     assert lines_of(log) == lines_of(whole)
-    assert pins(report) == [(f"block_{i}", "square") for i in tune_worker.CULPRITS]
-    again = tune_worker.run(log)
-    assert again[1:] == (report, 0)
+    assert pins(report) == [(f"block_{i}", "square") for i in CULPRITS]
+    assert search(log)[1:] == (report, 0)
 
 
 @pytest.fixture
@@ -149,9 +163,6 @@ def test_a_first_line_that_is_torn_is_written_again(log, length):
     log.write_bytes(whole[:length])
     tune(in_scan, [(X,)], tolerance=0.01, log=log, progress=False)
     assert log.read_bytes() == whole
-
-
-# --- the progress bar -------------------------------------------------------------------------
 
 
 def test_a_progress_bar(capsys):

@@ -1,0 +1,317 @@
+"""Every example has options, says what it prints, runs with small sizes and leaves a picture."""
+
+import ast
+import json
+import math
+import struct
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jmp_autocast import Policy, loss_scale, skipped_steps
+from tests.support.examples import EXAMPLES, is_picture, load
+
+ROOT = EXAMPLES.parent
+# What other examples import is no example itself.
+SHARED = {"char_gpt", "runs"}
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in SHARED)
+# Small sizes, and the pictures. float16 is the longest way through each of them.
+SMALL = {
+    "train_nnx": ("--dtype float16 --steps 12", ["losses.png"]),
+    "train_haiku_resnet": ("--dtype float16 --steps 12 --blocks 1 --channels 4", ["losses.png"]),
+    "train_neural_ode": (
+        "--dtype float16 --steps 12 --width 8 --batch-size 8",
+        ["losses.png", "trajectories.png"],
+    ),
+}
+TINY = "--layers 1 --width 32 --heads 2".split()
+TINY_GPT = [*TINY, *"--context 32 --batch-size 16 --learning-rate 1e-2".split()]
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+def test_every_example_is_tested():
+    here = ast.walk(ast.parse((ROOT / "tests/project/test_examples.py").read_text("utf-8")))
+    assert set(NAMES) <= {node.value for node in here if isinstance(node, ast.Constant)}
+
+
+def size_of(picture):
+    return struct.unpack(">II", picture.read_bytes()[16:24])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_says_what_it_is(name, capsys):
+    source = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    doc = ast.get_docstring(ast.parse(source))
+    assert f"python examples/{name}.py" in doc
+    assert "It prints" in doc
+    assert "float32" in doc
+    with pytest.raises(SystemExit) as stop:
+        load(name).main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "--output" in text
+    assert doc.partition("\n")[0][:40] in text
+
+
+def test_a_page_lists_the_examples():
+    text = (ROOT / "docs/examples.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"{name}.py" not in text] == []
+    assert "tour.ipynb" in text
+
+
+def test_digits_train_in_16_bits_as_far_as_in_float32(capsys, tmp_path):
+    full, *low = load("train_digits").main(["--steps", "66", "--output", str(tmp_path)])
+    assert is_picture(tmp_path / "losses.png")
+    assert (full.dtype, full.low_flops, full.skipped_steps) == ("float32", 0, 0)
+    assert full.score > 0.9
+    assert [run.dtype for run in low] == ["bfloat16", "float16"]
+    for run in low:
+        assert (run.low_flops, run.skipped_steps) == (1, 0)
+        assert abs(run.score - full.score) <= 0.015
+        assert run.loss == pytest.approx(full.loss, rel=0.05)
+    table = capsys.readouterr().out
+    assert all(name in table for name in ("float32", "float16", "bfloat16", "accuracy"))
+
+
+def test_float16_learns_as_float32_and_without_loss_scaling_worse(tmp_path):
+    # With batches of 512 characters, a weight of 1e-4 stands for batches of 5 million.
+    shared = [*TINY_GPT, "--steps", "40", "--loss-weight", "1e-4", "--growth-interval", "15"]
+    runs = {
+        "full": ["--dtype", "float32"],
+        "half": ["--dtype", "float16"],
+        "unscaled": ["--dtype", "float16", "--loss-scaling", "none"],
+    }
+    full, half, unscaled = (
+        load("train_char_transformer").main([*shared, *more, "--output", str(tmp_path / name)])
+        for name, more in runs.items()
+    )
+    assert (full.loss_scaling, half.loss_scaling) == ("none", "dynamic")
+    assert (full.low_flops, half.low_flops, unscaled.low_flops) == (0, 1, 1)
+    assert set(full.scales) == set(unscaled.scales) == {1.0}
+    assert (half.scales[14], half.scales[15]) == (2.0**16, 2.0**17)
+    for name in ("train_loss", "validation_loss"):
+        expected, actual = getattr(full, name), getattr(half, name)
+        assert expected < full.unigram_entropy
+        assert actual == pytest.approx(expected, rel=0.02)
+        assert actual != expected
+        assert getattr(unscaled, name) > 1.1 * expected
+    assert is_picture(tmp_path / "half" / "curve.png")
+    assert json.loads((tmp_path / "half" / "result.json").read_text())["losses"] == half.losses
+
+
+def test_a_run_that_is_interrupted_and_resumed_ends_in_the_same_bits(tmp_path, monkeypatch):
+    example = load("train_char_transformer")
+    arguments = [*TINY_GPT, *"--steps 60 --growth-interval 4 --checkpoint-every 7".split()]
+    whole = example.main([*arguments, "--output", str(tmp_path / "a")])
+    assert whole.skipped_steps > 0
+
+    def batch_at(*arguments, **named):
+        drawn.append(named.get("step", arguments[-1]))
+        if len(drawn) == 25:
+            raise KeyboardInterrupt
+        return batch(*arguments, **named)
+
+    drawn, batch, resumed = [], example.batch_at, [*arguments, "--resume", "--output"]
+    resumed.append(str(tmp_path / "b"))
+    monkeypatch.setattr(example, "batch_at", batch_at)
+    with pytest.raises(KeyboardInterrupt):
+        example.main(resumed)
+    assert example.main(resumed) == whole
+    # The first batch has the shapes; the last checkpoint may not have been complete.
+    assert drawn[25:27] in ([0, 14], [0, 21])
+    results = [(tmp_path / run / "result.json").read_bytes() for run in "ab"]
+    assert results[0] == results[1]
+    assert example.main(resumed) == whole  # after the last checkpoint
+    with pytest.raises(SystemExit, match="pass --resume or another --output"):
+        example.main([a for a in resumed if a != "--resume"])
+    with pytest.raises(SystemExit, match="other options"):
+        example.main([*resumed, "--seed", "1"])
+
+
+def test_a_model_that_is_split_over_devices_trains_as_on_one(tmp_path, capsys):
+    # Each collective operation takes milliseconds: of large batches, few are the validation text.
+    sizes = "--layers 1 --width 16 --heads 2 --context 32 --batch-size 128 --learning-rate 1e-2"
+    options = [*sizes.split(), *"--steps 6 --growth-interval 2".split(), "--output"]
+    one = load("train_char_transformer").main([*options, str(tmp_path / "one")])
+    split = load("train_sharded").main([*options, str(tmp_path / "split"), "--fsdp", "2"])
+    assert "8 devices in 1 processes: {'data': 4, 'fsdp': 2}" in capsys.readouterr().out
+    assert (split.scales, split.skipped_steps, split.low_flops) == (one.scales, 0, 1)
+    # Sums over devices are added in another order.
+    np.testing.assert_allclose(split.losses, one.losses, rtol=1e-3)
+    assert split.validation_loss == pytest.approx(one.validation_loss, rel=1e-3)
+
+
+def test_a_tuned_policy_trains_where_float16_fails(tmp_path, capsys):
+    options = "--blocks 2 --loud 1 --width 8 --batch-size 8 --steps 40 --output".split()
+    result = load("tune_policy").main([*options, str(tmp_path / "new" / "folder")])
+    assert {each.scope for each in result.report.kept} == {"block_1/gate"}
+    assert (result.report.error_before, result.report.share_after) == (math.inf, 1.0)
+    policy, picture = result.files
+    assert Policy.load(policy) == result.report.policy
+    assert not np.isfinite(result.losses["float16"]).any()
+    full, tuned = result.losses["float32"], result.losses["tuned"]
+    assert np.mean(full[-5:]) < 0.8 * np.mean(full[:5])
+    # The first scales of the loss may be too large for a step or two.
+    assert result.skipped["tuned"] <= 2 < result.skipped["float16"] == 40
+    assert np.mean(tuned[-5:]) == pytest.approx(np.mean(full[-5:]), rel=0.2)
+    assert size_of(picture) == (960, 540)
+    text = capsys.readouterr().out
+    assert "float16  last loss nan, 40 steps skipped" in text
+    assert all(str(path) in text for path in result.files)
+
+
+def test_loss_scaling_of_a_plain_loop(capsys, tmp_path):
+    loss, scale = load("loss_scaling_plain").main(["--output", str(tmp_path)])
+    assert loss < 0.05
+    assert (scale.skipped_steps, scale.scale) == (1, 2.0**18)
+    assert is_picture(tmp_path / "scale.png")
+    assert "skipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["loss_scaling_linen", "loss_scaling_nnx"])
+def test_loss_scaling_of_flax(name, capsys, tmp_path):
+    accuracy, state = load(name).main(["--output", str(tmp_path)])
+    assert accuracy > 0.9
+    assert (skipped_steps(state), loss_scale(state)) == (1, 2.0**18)
+    assert "1 of 200 steps skipped" in capsys.readouterr().out
+    if name == "loss_scaling_linen":
+        leaves = jax.tree.leaves((state.params, state.batch_stats))
+        assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+
+
+def test_a_transformer_is_explained(tmp_path, capsys):
+    example = load("explain_transformer")
+    options = [*TINY, *"--context 16 --batch-size 2 --output".split()]
+    result = example.main([*options, str(tmp_path / "new" / "report")])
+    loss, gradient = result.reports["loss"], result.reports["gradient"]
+    assert loss.totals.low_share == gradient.totals.low_share == 1.0
+    assert len(gradient.rows) > 2 * len(loss.rows)
+    assert loss.totals.residual_nbytes > loss.totals.float32_residual_nbytes > 0
+    text = capsys.readouterr().out
+    assert loss.summary in text
+    assert gradient.summary in text
+    assert [path.name for path in result.files] == ["loss.html", "gradient.html", "precision.png"]
+    assert all(path.is_file() and str(path) in text for path in result.files)
+    assert size_of(result.files[-1]) > (1440, 500)
+    modules = example.modules_of(loss)
+    dense = modules["Gpt/Block_0/Dense_0"].by_dtype()
+    assert dense["bfloat16"].flops > 0.9 * sum(share.flops for share in dense.values())
+    assert "bfloat16" not in modules["Gpt/LayerNorm_0"].by_dtype()
+    flops = sum(share.flops for part in modules.values() for share in part.by_dtype().values())
+    assert 0.95 * loss.totals.flops < flops <= loss.totals.flops
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_trains(name, tmp_path, capsys):
+    options, pictures = SMALL[name]
+    (run,) = load(name).main([*options.split(), "--output", str(tmp_path)])
+    assert (run.dtype, len(run.losses)) == ("float16", 12)
+    good = np.array(run.losses)[np.isfinite(run.losses)]
+    assert len(good) >= 12 - run.skipped_steps
+    assert good[-3:].mean() < good[:3].mean()
+    assert np.isfinite(run.score)
+    # diffrax asks for float32 in the sums of its stages, and differentiates each example by itself:
+    # the weights' gradients are outer products there, which sum nothing and stay float32.
+    assert run.low_flops > (0.7 if name == "train_neural_ode" else 0.99)
+    assert all(is_picture(tmp_path / picture) for picture in pictures)
+    text = capsys.readouterr().out
+    assert "12/12" in text  # the progress bar
+    assert "float16" in text
+
+
+@pytest.mark.slow
+def test_float8_trains_as_bfloat16_does(tmp_path, capsys):
+    options = ["--steps", "6", "--seeds", "2", "--output", str(tmp_path)]
+    runs = {run.name: run for run in load("train_float8").main(options)}
+    assert [run.losses.shape for run in runs.values()] == [(6, 2)] * 4
+    assert runs["float8"].share > 0.5
+    # The seeds differ by more than the precisions do, after the same start.
+    full, low, least, _ = (run.losses for run in runs.values())
+    assert 0 < np.abs(low - full).max() < np.abs(least - full).max() < 0.1
+    assert np.abs(full[:, 0] - full[:, 1]).max() > 0
+    assert is_picture(tmp_path / "losses.png")
+    assert "- float32" in capsys.readouterr().out
+
+
+def test_an_exported_model_computes_the_same_elsewhere(tmp_path, capsys):
+    results = load("export_classifier").main(["--epochs", "1", "--output", str(tmp_path)])
+    assert [result.dtype for result in results] == ["float32", "bfloat16", "float16"]
+    full, *low = results
+    assert full.difference < 1e-5
+    for result, tolerance in zip(low, (0.05, 0.005), strict=True):
+        assert 0 < result.difference < tolerance
+        assert result.agreement > 0.98
+        assert result.report.totals.low_share == 1
+        assert result.probabilities.dtype == "float32"
+    assert is_picture(tmp_path / "export.png")
+    assert "bfloat16" in capsys.readouterr().out
+
+
+def test_refinement_in_two_dtypes_ends_where_float64_does(tmp_path, capsys):
+    example = load("iterative_refinement")
+    options = "--size 60 --condition 20 --rounds 5 --steps 20 --output".split()
+    double, single, mixed = example.main([*options, str(tmp_path)])
+    assert max(double.error, mixed.error) < 1e-14 < 1e-8 < single.error
+    assert (double.low_flops, single.low_flops) == (0, 1)
+    assert 0.9 < mixed.low_flops < 1
+    assert mixed.left[1] < 1e-4 * mixed.left[0]
+    assert is_picture(tmp_path / "refinement.png")
+    assert "3/3" in capsys.readouterr().out
+
+
+def test_one_cast_is_rounded_at_random_and_right_in_the_mean(tmp_path, capsys):
+    example = load("stochastic_rounding")
+    options = ["--steps", "200", "--weights", "512", "--output", str(tmp_path)]
+    full, nearest, random = example.main(options)
+    moved = 200 * example.UPDATE
+    assert abs(full.errors.mean()) < 1e-3 * moved
+    assert nearest.errors.mean() == pytest.approx(-moved, rel=1e-2)  # not one update arrived
+    # The standard error of the mean of 512 weights, each of which is off by 0.011.
+    assert abs(random.errors.mean()) < 4 * random.errors.std() / np.sqrt(512) < moved / 8
+    assert [result.derivative for result in (full, nearest, random)] == [1, 1, 1]
+    assert is_picture(tmp_path / "rounding.png")
+    assert "200/200" in capsys.readouterr().out
+
+
+def test_attention_is_replaced(tmp_path, capsys):
+    options = "--layers 1 --width 32 --heads 2 --context 64 --batch-size 2 --output".split()
+    example = load("fused_attention")
+    full, low, fused = example.main([*options, str(tmp_path)])
+    assert max(full.errors.values()) < 1e-5
+    for result in (low, fused):
+        assert result.loss == pytest.approx(full.loss, rel=1e-2)
+        assert 1e-5 < max(result.errors.values()) < 0.02
+    assert fused.kept < low.kept / 2
+    assert is_picture(tmp_path / "attention.png")
+    assert "3/3" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        example.main(["--width", "30"])
+    assert "--width must be a multiple of --heads" in capsys.readouterr().err
+
+
+NOTEBOOK = EXAMPLES / "tour.ipynb"
+
+
+def test_the_notebook_is_committed_without_outputs():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) > 5
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+
+
+@pytest.mark.process
+def test_the_notebook_runs_from_top_to_bottom(tmp_path):
+    command = [sys.executable, "-m", "tests.support.run_notebook", NOTEBOOK]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert not done.returncode, done.stderr
+    outputs = [output for cell in json.loads(done.stdout) for output in cell]
+    data = [output["data"] for output in outputs if "data" in output]
+    assert sum("image/png" in kinds for kinds in data) == 2
+    assert any("<iframe" in "".join(kinds.get("text/html", "")) for kinds in data)
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert "exact 40.96, autocast 40.96, cast by hand 4.00" in printed
+    assert not any(output["output_type"] == "error" for output in outputs)
