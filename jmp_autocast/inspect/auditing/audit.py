@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...autocast import PlannedCall, kind_of
+from ...autocast import kind_of
 from ...call.arguments import check_function, name_of
 from ...call.options import autocast_options
 from ...call.wrapping import wrapper_of
-from ...interpreters.after.walk import walk_with_outputs
-from ...interpreters.compat import body_of
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.primitives.structure import equations_in
 from ...policies import FLOAT32, narrow_dtypes
-from ...policies.errors import did_you_mean
+from ...policies.choices import check_choice
 from ...policies.tables import TRACED_FOR_DTYPES
 from .findings import AuditReport, findings_of
 from .kinds import KINDS
-from .risks import Program, Risk, risks_of
+from .risks import Program
 
 
 def audit(
@@ -63,44 +61,23 @@ def audit(
         ()
     """
     check_function(fn, "audit", "Pass the function itself, then its arguments.")
-    check_kinds(ignore)
+    if isinstance(ignore, str):
+        raise TypeError(f"ignore takes several kinds, got {ignore!r}. Write ignore=({ignore!r},).")
+    for kind in ignore:
+        check_choice("each kind in ignore", kind, tuple(KINDS))
     found, dtypes, opaque = [], [], {}
     for dtype in narrow_dtypes(FLOAT32):
         # The policy of a dtype leaves the other one alone: a program in both is planned for each.
         wrapper = wrapper_of(fn, autocast_options(dtype), kind_of(fn, args, kwargs))
         planned = wrapper.planned(*args, **kwargs)
-        readers = list(_readers(planned, dtype))
-        if not readers:
-            continue
-        dtypes.append(str(dtype))
-        opaque.update(dict.fromkeys(name for name in readers if name in TRACED_FOR_DTYPES))
-        risks = (risk for risk in _risks(planned, dtype) if risk.kind not in ignore)
-        found += findings_of(risks, dtype)
+        readers = [
+            eqn.primitive.name
+            for eqn, _ in equations_in(planned.closed)
+            if any(float_dtype(v.aval, FLOAT32) == dtype for v in (*eqn.invars, *eqn.outvars))
+        ]
+        if readers:
+            dtypes.append(str(dtype))
+            opaque.update(dict.fromkeys(name for name in readers if name in TRACED_FOR_DTYPES))
+            risks = Program(planned, dtype).risks()
+            found += findings_of([risk for risk in risks if risk.kind not in ignore], dtype)
     return AuditReport(name_of(fn), tuple(dtypes), tuple(found), tuple(opaque))
-
-
-def check_kinds(ignore: Sequence[str]) -> None:
-    """Raises what `audit` does of a wrong ``ignore``."""
-    if isinstance(ignore, str):
-        raise TypeError(f"ignore takes several kinds, got {ignore!r}. Write ignore=({ignore!r},).")
-    for kind in ignore:
-        if kind not in KINDS:
-            raise ValueError(
-                f"ignore names kinds of risk, got {kind!r}.{did_you_mean(str(kind), KINDS)} The "
-                f"kinds are {', '.join(KINDS)}."
-            )
-
-
-def _readers(planned: PlannedCall, dtype: Any) -> Iterator[str]:
-    """Yields the primitive of each equation that reads or makes a dtype."""
-    for eqn, _ in equations_in(planned.closed):
-        if any(float_dtype(v.aval, FLOAT32) == dtype for v in (*eqn.invars, *eqn.outvars)):
-            yield eqn.primitive.name
-
-
-def _risks(planned: PlannedCall, dtype: Any) -> Iterator[Risk]:
-    paths, plan = planned.call.paths, planned.plan
-    visits, outputs = walk_with_outputs(plan, paths)
-    sources = dict(zip(paths, plan.inputs, strict=True))
-    results = body_of(planned.closed).outvars
-    return risks_of(Program(visits, outputs, results, sources, dtype))

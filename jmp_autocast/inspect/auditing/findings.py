@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..export import Exported, counted, cut, labeled, table
 from ..measure.measured import user_names
-from .kinds import KINDS, unit_roundoff
+from .kinds import KINDS, estimate, unit_roundoff
 from .risks import Risk
 
 _SHOWN = 40
@@ -135,11 +135,8 @@ def _section(kind: str, findings: Sequence[Finding]) -> list[str]:
 
 
 def _cells(finding: Finding) -> list[Any]:
-    def number(x: float | None) -> str:
-        return "" if x is None else f"{x:.2g}"
-
+    errors = ["" if x is None else f"{x:.2g}" for x in (finding.typical, finding.worst)]
     n = "" if finding.n is None else f"{finding.n:g}"
-    errors = [number(finding.typical), number(finding.worst)]
     return [*errors, n, finding.places, finding.primitive, finding.scope]
 
 
@@ -154,28 +151,13 @@ def findings_of(risks: Iterable[Risk], dtype: Any) -> list[Finding]:
     for risk in risks:
         eqn = risk.visit.eqn
         groups.setdefault((risk.kind, risk.source, eqn.primitive.name), []).append(risk)
-    found = [_finding(key, group, dtype) for key, group in groups.items()]
+    found = []
+    for (kind, source, primitive), places in groups.items():
+        n = max((risk.n for risk in places if risk.n is not None), default=None)
+        first = places[0].visit
+        scope = "/".join(user_names(first.scope))
+        shape = tuple(getattr(first.eqn.outvars[0].aval, "shape", ()))
+        where = (source, scope, primitive, len(places), shape)
+        found.append(Finding(kind, str(dtype), *where, n, *estimate(kind, dtype, n), *KINDS[kind]))
     order = list(KINDS)
     return sorted(found, key=lambda x: (order.index(x.kind), -(x.worst or 0), -(x.n or 0)))
-
-
-def _finding(key: tuple[str, str, str], risks: list[Risk], dtype: Any) -> Finding:
-    name, source, primitive = key
-    first, kind = risks[0].visit, KINDS[name]
-    n = max((risk.n for risk in risks if risk.n is not None), default=None)
-    estimate = kind.estimate(dtype, n)
-    return Finding(
-        kind=name,
-        dtype=str(dtype),
-        source=source,
-        scope="/".join(user_names(first.scope)),
-        primitive=primitive,
-        places=len(risks),
-        shape=tuple(getattr(first.eqn.outvars[0].aval, "shape", ())),
-        n=n,
-        typical=estimate.typical,
-        worst=estimate.worst,
-        says=kind.says,
-        formula=kind.formula,
-        fix=kind.fix,
-    )
