@@ -18,7 +18,7 @@ from ...call.arguments import name_of
 from ...call.options import autocast_options, tool_options
 from ...call.wrapping import wrapper_of
 from ...interpreters.compat import mark_frames
-from ...policies import FP16, CastPolicy, Policy
+from ...policies import FP16, Policy
 from ...policies.choices import Level
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
@@ -311,7 +311,7 @@ class _Search:
         """Returns what makes two searches the same, as JSON data."""
         return {
             "function": name_of(self.fn),
-            "policy": _policy_data(self.start),
+            "policy": self.start,
             "tolerance": self.tolerance,
             "accept": None if self.accept is None else name_of(self.accept),
             "argnums": list(positions_of(self.argnums)),
@@ -323,14 +323,3 @@ class _Search:
 def _low_share(rows: Sequence[Row], wide: np.dtype) -> float:
     total, low, _ = contraction_flops(rows, wide)
     return low / total if total else 1.0
-
-
-def _policy_data(policy: Policy) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return [plain(x) for x in value]
-        if isinstance(value, CastPolicy):
-            return value.name
-        return name_of(value) if callable(value) else str(value)
-
-    return {f.name: plain(getattr(policy, f.name)) for f in dataclasses.fields(policy)}
