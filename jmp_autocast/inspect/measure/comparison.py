@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..export import cut, table
-from ..page.page import Columns, Page, Paged, Section, tables_page, texts
+from ..page.page import Page, Paged, section, tables_page
 from .comparison_rows import ArrayError, ComparisonRow, GradientError
 from .scope_errors import ScopeError, by_scope
 
@@ -17,11 +17,7 @@ _SHOWN = 20
 # Equations beyond the worst 200 introduce nothing that a reader would look at; JSON has all.
 _ON_PAGE = 200
 
-_ERRORS: Columns = {"introduced": "error", "error": "error"}
-_OF_ROWS: Columns = {**texts("primitive", "dtype"), **_ERRORS, **texts("cosine", "scope", "source")}
-_OF_GRADIENTS: Columns = {
-    **{"argument": "text", "of all": "error", "error": "error", "cosine": "text", "lost": "count"},
-}
+_OF_ROWS = "primitive, dtypes, computed, introduced, error, cosine, scope, source"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,22 +119,10 @@ class Comparison(Paged):
 
     def _page(self) -> Page:
         """Returns the page: the errors by scope, by equation, of cotangents, of gradients."""
-        of_scopes: Columns = {"scope": "text", **_ERRORS}
-        if self.gradients:
-            of_scopes["error of cotangents"] = "error"
-        scopes = [
-            (
-                each.scope or "(no scope)",
-                each.introduced,
-                each.error,
-                *([each.cotangent_error] if self.gradients else []),
-                each.lost + each.cotangent_lost,
-            )
-            for each in self.by_scope()
-        ]
+        of_scopes = "scope, introduced, error, lost"
+        of_cotangents = ", error of cotangents, cotangents lost" if self.gradients else ""
         gradients = [
-            (path, each.share, each.error, f"{each.cosine:.5f}", each.lost)
-            for path, each in self.by_share()
+            (path, each.share, each.error, each.cosine, each.lost) for path, each in self.by_share()
         ]
         by_error = "the largest introduced error first"
         return tables_page(
@@ -146,10 +130,10 @@ class Comparison(Paged):
             f"{self.name} in {self.compute_dtype}",
             self.summary,
             [
-                Section("By scope, in program order", {**of_scopes, "lost": "count"}, scopes),
-                Section(f"Equations, {by_error}", _OF_ROWS, _page_rows(self.rows)),
-                Section(f"Cotangents, {by_error}", _OF_ROWS, _page_rows(self.cotangents)),
-                Section("Gradients", _OF_GRADIENTS, gradients),
+                section("By scope, in program order", of_scopes + of_cotangents, self.by_scope()),
+                section(f"Equations, {by_error}", _OF_ROWS, self.rows[:_ON_PAGE]),
+                section(f"Cotangents, {by_error}", _OF_ROWS, self.cotangents[:_ON_PAGE]),
+                section("Gradients", "argument, of all, error, cosine, lost", gradients),
             ],
         )
 
@@ -171,21 +155,6 @@ class Comparison(Paged):
             cells = lambda item: (item[1].share, item[1].error, item[1].cosine, item[0])  # noqa: E731
             lines += ["", *table(columns, self.by_share(), cells, _SHOWN)]
         return "\n".join(lines)
-
-
-def _page_rows(rows: Sequence[ComparisonRow]) -> list[tuple[Any, ...]]:
-    return [
-        (
-            row.primitive,
-            row.computed or ", ".join(row.dtypes),
-            row.introduced,
-            row.error,
-            f"{row.cosine:.5f}",
-            row.scope,
-            row.source,
-        )
-        for row in rows[:_ON_PAGE]
-    ]
 
 
 def _scope_table(scopes: Sequence[ScopeError]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from ..export import WIDTH, counted, cut, scaled, table
-from ..page.page import Page, Paged, Section, tables_page, texts
+from ..page.page import Page, Paged, section, tables_page
 from .by_dtype import by_dtype
 from .row_texts import reason_of, short_dtypes
 from .rows import Row
@@ -99,37 +99,23 @@ class Difference(Paged):
 
     def _page(self) -> Page:
         """Returns the page: the two tables, with all changes."""
-        columns = (
-            "primitive",
-            "before",
-            "after",
-            "scope",
-            "because of, before",
-            "because of, after",
-            "source",
-        )
+        columns = "primitive, before, after, scope, because, because now, source"
         rows = [
             (
-                change.before.primitive,
-                short_dtypes(change.before),
-                short_dtypes(change.after),
-                change.before.scope,
-                reason_of(change.before),
-                reason_of(change.after),
-                change.before.source,
+                each.before.primitive,
+                *map(short_dtypes, (each.before, each.after)),
+                each.before.scope,
+                *map(reason_of, (each.before, each.after)),
+                each.before.source,
             )
-            for change in self.changes
+            for each in self.changes
         ]
         totals = [(name, *map(_number, pair)) for name, pair in self.totals.items()]
-        return tables_page(
-            "Two policies",
-            self.name,
-            self.summary,
-            [
-                Section("What the program costs", texts("total", "before", "after"), totals),
-                Section("Equations whose dtypes differ", texts(*columns), rows),
-            ],
-        )
+        sections = [
+            section("What the program costs", "total, before, after", totals),
+            section("Equations whose dtypes differ", columns, rows),
+        ]
+        return tables_page("Two policies", self.name, self.summary, sections)
 
 
 def _number(value: int | None) -> str:

@@ -14,7 +14,6 @@ from ...interpreters import Source
 from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
 from ...interpreters.keep.account import (
     CutJaxpr,
-    CutValue,
     Island,
     KeptArray,
     cut_jaxprs,
@@ -24,8 +23,8 @@ from ...interpreters.keep.account import (
 from ...interpreters.keep.choice import ResidualChoice
 from ...interpreters.keep.emit import Emitter
 from ...keep_less import KeepLess, keep_less
-from ..export import counted, cut, labeled, scaled, table
-from ..page.page import Columns, Page, Paged, Picture, Section, tables_page, texts
+from ..export import cut, labeled, scaled, table
+from ..page.page import Page, Paged, section, tables_page
 from .kept_bytes import KeptBytes, kept_bytes
 
 # Half a screen of groups each; `arrays` and `islands` hold all.
@@ -33,17 +32,6 @@ _SHOWN = 16
 
 # More bars than a reader looks at; JSON has all.
 _BARS, _PICTURES = 400, 6
-_UNREAD = "not read"
-_KINDS = {"kept": "kept", "computed again": "again", _UNREAD: "unread"}
-
-_OF_ARRAYS: Columns = {
-    **{"bytes": "bytes", "dtype": "text", "shape": "text", "times": "count"},
-    **texts("made by", "read by", "because", "scope", "source"),
-}
-_OF_ISLANDS: Columns = {
-    **{"bytes": "bytes", "FLOPs": "number", "times": "count"},
-    **texts("computed again", "scope"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,30 +103,15 @@ class KeptReport(Paged):
 
     def _page(self) -> Page:
         """Returns the page: a picture of each cut, and tables of the arrays and the islands."""
-        arrays = [
-            (
-                a.nbytes,
-                a.dtype,
-                list(a.shape),
-                a.times,
-                a.primitive or "input",
-                ", ".join(a.readers),
-                a.reason,
-                a.scope,
-                a.source,
-            )
-            for a in self.arrays
-        ]
-        islands = [
-            (i.nbytes, i.flops, i.times, ", ".join(i.recomputed), i.scope) for i in self.islands
-        ]
+        of_arrays = "bytes, dtype, shape, times, made by, read by, because, scope, source"
+        of_islands = "bytes, FLOPs, times, computed again, scope"
         sections = [
-            Section("Arrays that are kept, the largest first", _OF_ARRAYS, arrays),
-            Section("Computed again, in program order", _OF_ISLANDS, islands),
+            section("Arrays that are kept, the largest first", of_arrays, self.arrays),
+            section("Computed again, in program order", of_islands, self.islands),
         ]
-        pictures = [_picture(each) for each in self.cuts[:_PICTURES] if each.values]
-        about = "Kept for the backward pass"
-        return tables_page(about, self.name, self.summary, sections, pictures)
+        some = [each for each in self.cuts[:_PICTURES] if each.values]
+        cuts = [(each.scope, each.times, len(each.values), each.values[:_BARS]) for each in some]
+        return tables_page("Kept for the backward pass", self.name, self.summary, sections, cuts)
 
     def __str__(self) -> str:
         """Returns the summary, the arrays and the islands, those that are alike together."""
@@ -182,29 +155,6 @@ class KeptReport(Paged):
 
         more = "more; KeptReport.islands has all"
         return [*lines, "", *table(columns, by_size, cells, _SHOWN, more)]
-
-
-def _picture(jaxpr: CutJaxpr) -> Picture:
-    values = jaxpr.values[:_BARS]
-    largest = max((v.nbytes for v in values if v.fate != _UNREAD), default=1)
-    each = f", in each of {jaxpr.times} runs" if jaxpr.times > 1 else ""
-    left_out = len(jaxpr.values) - len(values)
-    caption = (
-        f"Each bar is a value, in program order, as high as its bytes (the highest: "
-        f"{scaled(largest)}B{each}). Filled: kept for the backward pass. Outlined: computed again "
-        "there. A line: no derivative reads it."
-        + (f" {counted(left_out, 'value')} more in JSON." if left_out else "")
-    )
-    title = f"The cut in {jaxpr.scope}" if jaxpr.scope else "The cut"
-    return Picture(title, caption, [_bar(value, largest) for value in values])
-
-
-def _bar(value: CutValue, largest: int) -> tuple[str, float, str, str]:
-    name = value.primitive or "input"
-    says = f"{name} {value.dtype}{list(value.shape)}, {scaled(value.nbytes)}B, {value.fate}"
-    says = "\n".join(filter(None, (says, value.scope, value.source)))
-    height = 0.0 if value.fate == _UNREAD else value.nbytes / largest
-    return name, height, _KINDS[value.fate], says
 
 
 def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:
