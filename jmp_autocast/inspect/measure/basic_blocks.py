@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...interpreters.compat import Tracer
-from .meshes import on_mesh_of, on_this_mesh
+from .devices import on_mesh_of, on_this_mesh
 
 
 class EquationRun(NamedTuple):

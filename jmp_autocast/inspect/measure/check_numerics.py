@@ -30,7 +30,7 @@ from .evaluator import Evaluator
 from .measured import measured_equations
 from .numerics_probe import NumericsProbe
 from .numerics_report import NumericsReport, bad_message
-from .programs import Program
+from .side_by_side import Program
 
 mark_frames(__file__)
 

@@ -17,15 +17,14 @@ from ...interpreters.compat import aval_of, body_of
 from ...policies.choices import Level
 from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
-from .comparison import Comparison
-from .comparison_rows import ArrayError, cotangent_rows, equation_rows, gradient_errors
+from .comparison import ArrayError, Comparison, cotangent_rows, equation_rows, gradient_errors
 from .cotangents import Tap, cotangents
 from .devices import is_on_one_device, on_device
 from .error_probe import Distance, ErrorProbe, Norms, distance, distance_and_norms
 from .evaluator import Evaluated, Evaluator
 from .measured import is_measurable, measured_equations
 from .named_values import ProgramComparison, compare_programs
-from .programs import Program
+from .side_by_side import Program
 
 
 @overload

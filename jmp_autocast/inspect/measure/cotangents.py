@@ -24,10 +24,9 @@ from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.structure import runs_again
 from ...interpreters.rewrite.values import Value
 from ...policies import CALLS
+from .devices import on_this_mesh
 from .measured import MeasuredEquation, described, is_measurable
-from .meshes import on_this_mesh
-from .programs import Program
-from .side_by_side import ByScope, Site, Values, path_of, refs_of
+from .side_by_side import ByScope, Program, Site, Values, path_of, refs_of
 
 
 class Tap(NamedTuple):

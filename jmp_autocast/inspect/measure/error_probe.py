@@ -12,10 +12,8 @@ import numpy as np
 from jax import lax
 
 from .basic_blocks import EquationRun, Probe
-from .devices import is_whole_on_device, readable
-from .materialize import materialized
+from .devices import is_whole_on_device, materialized, on_mesh_of, readable
 from .measured import is_measurable
-from .meshes import on_mesh_of
 
 # Names of the dtypes that a result may have in the mixed program, by the code that stands for them
 # in a reading, which has to be an array; "" is any other.

@@ -24,9 +24,8 @@ from ...interpreters.primitives.structure import (
     shard_map_options,
 )
 from .basic_blocks import EquationRun, FlagRef, Given, Probe, Recorder, concatenated
-from .materialize import materialized
+from .devices import materialized, on_each_device
 from .measured import is_measurable, is_measured, measured_equations
-from .meshes import on_each_device
 from .side_by_side import Arrays, Programs, SideBySide, Site, Values, refs_of
 
 

@@ -19,11 +19,10 @@ from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.primitives.reading import checkpoint_name_in
 from ...interpreters.primitives.structure import is_call
 from ..export import Exported, cut, table
-from .comparison_rows import ArrayError
+from .comparison import ArrayError
 from .error_probe import distance, largest_difference
 from .measured import is_measurable
-from .programs import Program
-from .side_by_side import ByScope, Site, Values, path_of
+from .side_by_side import ByScope, Program, Site, Values, path_of
 
 _SHOWN = 40
 _OUTPUT = "output "

@@ -173,3 +173,23 @@ def _rule_name(policy: Policy, eqn: Any, scope: Sequence[str]) -> str:
     if origin == "unknown" and (name in STRUCTURAL or bodies(eqn)):
         return ""  # no rule is needed: the inside is planned, or the cast is the program's
     return rule.name if isinstance(rule, CastPolicy) else name_of(rule)
+
+
+_SHORT = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float64": "f64",
+    "float8_e4m3fn": "f8",
+}
+
+
+def short_dtypes(row: Row) -> str:
+    """Returns the dtypes of operands and results, such as ``"bf16 -> f32"``."""
+    ends = [[_SHORT.get(name, name) for name in names] for names in (row.operands, row.results)]
+    return " -> ".join(", ".join(dict.fromkeys(names)) for names in ends)
+
+
+def reason_of(row: Row) -> str:
+    """Returns the code of the reason, with its cause."""
+    return f"{row.reason} ({row.cause})" if row.cause else row.reason

@@ -17,7 +17,7 @@ from ...scopes import read_mark
 from ..measure.basic_blocks import EquationRun, Probe
 from ..measure.evaluator import Evaluator
 from ..measure.measured import is_measurable, measured_equations
-from ..measure.programs import Program
+from ..measure.side_by_side import Program
 from ..signature import Signature, Traced
 from .batches import Batch, arrays_of
 from .candidates import Candidate

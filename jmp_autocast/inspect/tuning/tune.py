@@ -22,11 +22,20 @@ from ...policies import FP16, Policy
 from ...policies.choices import Level
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
-from ..report.by_dtype import contraction_flops
 from ..report.rows import Row
-from .batches import Batch, as_batches, different, distances, nudged, outputs_of, worst
+from ..report.totals import contraction_flops
+from .batches import (
+    Batch,
+    as_batches,
+    as_bool,
+    check,
+    different,
+    distances,
+    nudged,
+    outputs_of,
+    worst,
+)
 from .candidates import candidates_of, keeping, rows_under
-from .checks import as_bool, check
 from .magnitudes import largest_of
 from .progress_bar import Show, shown_progress
 from .search import find_culprits, run_bound
