@@ -4,7 +4,8 @@ from ..interpreters.keep.account import CutValue
 from .auditing.audit import AuditReport, Finding, audit
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
-from .measure.comparison import ArrayError, Comparison, ComparisonRow, GradientError, ScopeError
+from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
+from .measure.error_probe import ArrayError
 from .measure.named_values import NamedError, ProgramComparison
 from .measure.numerics_report import NumericsReport, NumericsRow
 from .report.explain import explain

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...autocast import PlannedCall
 from ...interpreters.after.walk import Origin, Visit, behind, walk_with_outputs
-from ...interpreters.compat import Literal, body_of, jax_function, name_stack, source_line
+from ...interpreters.compat import Atom, Literal, body_of, jax_function, name_stack, source_line
 from ...interpreters.plan.data import Source
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import ReasonCode
@@ -88,7 +88,7 @@ class Program:
         for risk in self._of_outputs():
             yield risk._replace(source=source_line(risk.visit.eqn))
 
-    def _is_low(self, atom: Any) -> bool:
+    def _is_low(self, atom: Atom) -> bool:
         """Whether a variable or literal is declared in the dtype."""
         return float_dtype(atom.aval, FLOAT32) == self._dtype
 
@@ -165,7 +165,7 @@ class Program:
             # JAX has rounded a Python number already. An infinity is chosen, not computed with.
             numbers = [
                 float(v.val)
-                if isinstance(v, Literal) and self._is_low(v) and not v.aval.ndim
+                if isinstance(v, Literal) and self._is_low(v) and not np.ndim(v.val)
                 else 1.0
                 for v in eqn.invars
             ]

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...interpreters.compat import Tracer
+from ...interpreters.compat import JaxprEqn, Tracer
 from .devices import on_mesh_of, on_this_mesh
 
 
@@ -31,7 +31,7 @@ class EquationRun(NamedTuple):
         again: Runs the equation once more in one program: takes the program's number and operands.
     """
 
-    eqn: Any
+    eqn: JaxprEqn
     operands: list[list[Any]]
     results: list[list[Any]]
     again: Any

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ...autocast import opened
 from ...call.arguments import Call, check_function, flatten, name_of
 from ...interpreters.compat import (
+    ClosedJaxpr,
     Tracer,
     body_of,
     consts_of,
@@ -103,7 +104,7 @@ class _Declared:
         unflatten: Makes its outputs what the function returns.
     """
 
-    def __init__(self, closed: Any, unflatten: Callable[..., Any]) -> None:
+    def __init__(self, closed: ClosedJaxpr, unflatten: Callable[..., Any]) -> None:
         self.closed = closed
         self.unflatten = unflatten
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..export import cut, table
 from ..page.page import Page, Paged, section, tables_page
 from .cotangents import Tap
-from .error_probe import COMPUTED, Distance, ErrorReading, Norms
+from .error_probe import COMPUTED, ArrayError, ErrorReading
 from .measured import MeasuredEquation, each_reading, fields_of
 
 # Twenty rows fit on a screen. The comparison holds all.
@@ -231,30 +231,6 @@ class ComparisonRow(MeasuredEquation):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ArrayError:
-    """The error of an output.
-
-    Args:
-        error: The relative error: the norm of the difference over the norm of the float32 value.
-        cosine: The cosine of the angle between the two.
-        lost: The number of elements that are infinite or NaN in the mixed program alone.
-        largest: The largest finite magnitude in the float32 program.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jmp_autocast import FP16, compare
-        >>> output = compare(jnp.matmul, jnp.eye(2), jnp.full((2, 2), 7e4), policy=FP16).outputs[0]
-        >>> output.error, output.lost, output.largest
-        (inf, 4, 70000.0)
-    """
-
-    error: float
-    cosine: float
-    lost: int
-    largest: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class GradientError(ArrayError):
     """The error of the gradient of one argument.
 
@@ -280,21 +256,23 @@ class GradientError(ArrayError):
     share: float
 
 
-def gradient_errors(measured: Mapping[str, tuple[Distance, Norms]]) -> dict[str, GradientError]:
+def gradient_errors(
+    measured: Mapping[str, tuple[ArrayError, tuple[float, float]]],
+) -> dict[str, GradientError]:
     """Returns the errors of gradients, by the path of the argument.
 
     Args:
-        measured: What was measured of each.
+        measured: What was measured of each: its distance, the norm of the difference, its own norm.
     """
-    whole = math.hypot(*(norms.reference for _, norms in measured.values()))
+    whole = math.hypot(*(norm for _, (_, norm) in measured.values()))
 
     def share(difference: float) -> float:
         # Relative to zero any difference is infinite, and no difference is none.
         return difference / whole if whole else math.inf if difference else 0.0
 
     return {
-        path: GradientError(*distance, share=share(norms.difference))
-        for path, (distance, norms) in sorted(measured.items())
+        path: GradientError(**dataclasses.asdict(error), share=share(difference))
+        for path, (error, (difference, _)) in sorted(measured.items())
     }
 
 
@@ -314,7 +292,9 @@ def equation_rows(
     return _ranked(rows)
 
 
-def cotangent_rows(taps: Sequence[Tap], distances: Sequence[Distance]) -> tuple[ComparisonRow, ...]:
+def cotangent_rows(
+    taps: Sequence[Tap], distances: Sequence[ArrayError]
+) -> tuple[ComparisonRow, ...]:
     """Returns a row per cotangent, which is computed from the cotangents of its value's readers.
 
     Args:
@@ -334,7 +314,7 @@ def cotangent_rows(taps: Sequence[Tap], distances: Sequence[Distance]) -> tuple[
         added = math.sqrt((error - before) * (error + before)) if error > before else 0.0
         # Where a cotangent before it is lost already, this equation is not the one that lost it.
         lost = 0 if math.isinf(before) else distance.lost
-        numbers = distance._asdict() | {"introduced": added, "introduced_lost": lost}
+        numbers = dataclasses.asdict(distance) | {"introduced": added, "introduced_lost": lost}
         fields = fields_of(tap.equation) | {"computed": "", "runs": 1, "worst_run": 0}
         rows.append(ComparisonRow(**fields, **numbers, index=index))
     return _ranked(rows)

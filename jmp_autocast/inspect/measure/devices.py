@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ...interpreters.compat import (
+    ClosedJaxpr,
     Tracer,
     device_varying,
     is_array_aval,
@@ -27,7 +28,7 @@ from .measured import is_measurable
 _SPREADING = frozenset(("shard_map", "sharding_constraint", "reshard", "device_put"))
 
 
-def is_on_one_device(closed: Any, arrays: Sequence[Any]) -> bool:
+def is_on_one_device(closed: ClosedJaxpr, arrays: Sequence[Any]) -> bool:
     """Returns whether no equation needs several devices.
 
     Equation by equation, many small programs of several devices are in flight at once, and XLA's

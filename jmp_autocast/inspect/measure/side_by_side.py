@@ -15,12 +15,11 @@ import numpy as np
 
 from ...interpreters import Plan, Rewriter
 from ...interpreters.after.views import read_often
-from ...interpreters.compat import bind, consts_of, literal_value
+from ...interpreters.compat import AnyJaxpr, JaxprEqn, bind, consts_of, literal_value
 from ...interpreters.plan.data import Move, ValueState
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import bodies
 from ...interpreters.rewrite.values import Scalar, Value
-from .measured import user_scopes
 
 
 class Program:
@@ -58,7 +57,7 @@ class Program:
             return arrays
         return list(map(Value.of, arrays, states))
 
-    def emit(self, i: int, eqn: Any, operands: Sequence[Any]) -> list[Value]:
+    def emit(self, i: int, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Value]:
         """Runs equation ``i``.
 
         Args:
@@ -101,7 +100,7 @@ class Program:
         """Returns the outputs of the jaxpr in the dtypes that its caller gets."""
         return _read(values, self._rewritten and self._rewritten.output_dtypes)
 
-    def inner(self, i: int, eqn: Any) -> list[Program]:
+    def inner(self, i: int, eqn: JaxprEqn) -> list[Program]:
         """Returns a program for each jaxpr inside equation ``i``."""
         plans = self._plan.equations[i].inner if self._plan else ()
         # What autocast leaves alone has no plans inside, and runs as it was traced.
@@ -162,7 +161,7 @@ class Site(NamedTuple, Generic[Context]):
     """
 
     i: int
-    eqn: Any
+    eqn: JaxprEqn
     programs: Programs
     context: Context
 
@@ -176,7 +175,7 @@ class SideBySide(abc.ABC, Generic[Context]):
     """A walk over a jaxpr. It runs the equations, and what calls hold in the place of the calls."""
 
     def run(
-        self, jaxpr: Any, programs: Programs, args: list[Values], context: Context
+        self, jaxpr: AnyJaxpr, programs: Programs, args: list[Values], context: Context
     ) -> list[Values]:
         """Runs a jaxpr, and returns its outputs in the dtypes that its caller gets.
 
@@ -195,7 +194,7 @@ class SideBySide(abc.ABC, Generic[Context]):
             is_number = isinstance(value, bool | int | float | complex)
             return known([np.asarray(value, atom.aval.dtype)[()] if is_number else value])[0]
 
-        def step(i: int, eqn: Any, operands: list[Values]) -> list[Values]:
+        def step(i: int, eqn: JaxprEqn, operands: list[Values]) -> list[Values]:
             site = Site(i, eqn, programs, context)
             if not self.enters(eqn):
                 return self.emit(site, operands)
@@ -224,7 +223,7 @@ class SideBySide(abc.ABC, Generic[Context]):
         return [made[body.results.index(k)] for k in range(len(site.eqn.outvars))]
 
     @abc.abstractmethod
-    def enters(self, eqn: Any) -> bool:
+    def enters(self, eqn: JaxprEqn) -> bool:
         """True for an equation whose inside is run, instead of the equation itself."""
 
     @abc.abstractmethod
@@ -234,19 +233,6 @@ class SideBySide(abc.ABC, Generic[Context]):
     def given(self, arrays: Iterable[Arrays]) -> list[Values]:
         """Returns values that no equation of this jaxpr made."""
         return [Values(each) for each in arrays]
-
-
-class ByScope(SideBySide[tuple[str, ...]]):
-    """A walk whose context is the scopes of the user's own around a jaxpr."""
-
-    def inside(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
-        """Runs what a call holds, within the scopes around the call."""
-        return super().inside(site._replace(context=path_of(site)), operands)
-
-
-def path_of(site: Site[tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the scopes of the user's own around an equation."""
-    return (*site.context, *user_scopes(site.eqn))
 
 
 def _each(

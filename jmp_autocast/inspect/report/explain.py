@@ -18,7 +18,7 @@ from ...interpreters import Source
 from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.unknown import unknown_primitives
 from ...interpreters.after.walk import Visit, walk_plan
-from ...interpreters.compat import body_of, fresh_make_jaxpr, jaxpr_as_fun, scope_names
+from ...interpreters.compat import AnyJaxpr, body_of, fresh_make_jaxpr, jaxpr_as_fun, scope_names
 from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueState
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
@@ -189,7 +189,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
 _CAUSES = {True: "within autocast, which has no plan for it", False: "outside of autocast"}
 
 
-def holds_autocast(jaxpr: Any) -> bool:
+def holds_autocast(jaxpr: AnyJaxpr) -> bool:
     """True for a program in which an inner `autocast` governs a region.
 
     Args:
@@ -199,7 +199,7 @@ def holds_autocast(jaxpr: Any) -> bool:
     return any(read_mark(name) == GOVERNED for eqn in equations for name in scope_names(eqn))
 
 
-def declared_plan(jaxpr: Any, wide: np.dtype) -> Plan:
+def declared_plan(jaxpr: AnyJaxpr, wide: np.dtype) -> Plan:
     """Returns the plan that runs a jaxpr as it is, down to what its loops and calls hold.
 
     Args:
@@ -217,19 +217,8 @@ def declared_plan(jaxpr: Any, wide: np.dtype) -> Plan:
         reason = Reason(ReasonCode.STRUCTURAL if plans else ReasonCode.SCOPE)
         casts, results = (None,) * len(eqn.invars), states(eqn.outvars)
         equations.append(EquationPlan(action, states(eqn.invars), casts, results, reason))
-    return Plan(
-        jaxpr=body,
-        consts=states(body.constvars),
-        inputs=states(body.invars),
-        equations=tuple(equations),
-        outputs=states(body.outvars),
-        output_dtypes=(None,) * len(body.outvars),
-        demands=(),
-        fulls=(),
-        identity=True,
-        path=(),
-        wide=wide,
-    )
+    ends = states(body.constvars), states(body.invars), tuple(equations), states(body.outvars)
+    return Plan(body, *ends, (None,) * len(body.outvars), (), (), identity=True, path=(), wide=wide)
 
 
 def with_reasons(

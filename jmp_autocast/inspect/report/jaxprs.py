@@ -16,7 +16,7 @@ import numpy as np
 
 from ...autocast import opened
 from ...call.arguments import check_function, flatten
-from ...interpreters.compat import assumed_size, fresh_make_jaxpr
+from ...interpreters.compat import AnyJaxpr, Atom, JaxprEqn, assumed_size, fresh_make_jaxpr
 from ...interpreters.plan.symbolic_sizes import element_count
 from ...interpreters.primitives.called_back import bodies_that_run
 from ...interpreters.primitives.held_contraction import contraction_in
@@ -26,18 +26,18 @@ from ...policies import DATA_MOVEMENT, FLOAT32, STRUCTURAL, narrow_dtypes
 from ..export import scaled, table
 
 
-def is_arithmetic(eqn: Any) -> bool:
+def is_arithmetic(eqn: JaxprEqn) -> bool:
     """False for data movement, casts, and what has a jaxpr inside, whose own equations count."""
     name = (contraction_in(eqn) or eqn).primitive.name
     return name not in DATA_MOVEMENT and name not in STRUCTURAL and not bodies(eqn)
 
 
-def flops_of(eqn: Any) -> int:
+def flops_of(eqn: JaxprEqn) -> int:
     """Returns the estimated floating point operations of one run of an equation."""
     return assumed_size(flops(eqn)) if is_arithmetic(eqn) else 0
 
 
-def nbytes_of(atom: Any, dtype: str | None = None) -> int:
+def nbytes_of(atom: Atom, dtype: str | None = None) -> int:
     """Returns the bytes of a variable or literal, 0 for what is no array.
 
     Args:
@@ -71,7 +71,7 @@ class Casts:
     up_nbytes: int = 0
 
 
-def count_casts(jaxpr: Any, wide: np.dtype = FLOAT32) -> Casts:
+def count_casts(jaxpr: AnyJaxpr, wide: np.dtype = FLOAT32) -> Casts:
     """Counts the casts of a jaxpr and of those inside it.
 
     Args:

@@ -18,6 +18,9 @@ from ...call.arguments import check_function, name_of
 from ...interpreters import Source
 from ...interpreters.after.provenance import entering, follow, leaving
 from ...interpreters.compat import (
+    AnyJaxpr,
+    ClosedJaxpr,
+    JaxprEqn,
     Literal,
     body_of,
     fresh_make_jaxpr,
@@ -146,33 +149,33 @@ class KeptReport(Paged):
         """
         if not self.arrays and not self.islands:
             return labeled({"again": "nothing is computed again"})
-        kept: dict[Any, list[KeptArray]] = collections.defaultdict(list)
-        for a in self.arrays:
-            what = f"{a.dtype} {list(a.shape)}"
-            kept[what, a.primitive or "input", ", ".join(a.readers), a.reason].append(a)
-        columns = {"bytes": ">7", "kept": "23", "made by": "14", "read by": "15", "because": ""}
-        by_size = sorted(kept.items(), key=lambda item: -_nbytes(item[1]))
-        lines = table(
-            columns,
-            by_size,
-            lambda item: [scaled(_nbytes(item[1])), *item[0]],
-            _SHOWN,
-            "more; KeptReport.arrays has all",
-        )
-        again: dict[Any, list[Island]] = collections.defaultdict(list)
-        for island in self.islands:
-            again[island.recomputed].append(island)
-        columns = {"bytes": ">7", "FLOPs": ">7", "computed again, and not kept": ""}
-        by_size = sorted(again.items(), key=lambda item: -_nbytes(item[1]))
 
-        def cells(item: tuple[Sequence[str], list[Island]]) -> list[Any]:
+        def of_array(a: KeptArray) -> Any:
+            what = f"{a.dtype} {list(a.shape)}"
+            return what, a.primitive or "input", ", ".join(a.readers), a.reason
+
+        def again(item: tuple[Sequence[str], Sequence[Island]]) -> list[Any]:
             names, found = item
             counts = collections.Counter(names)
             text = ", ".join(f"{n} {k}" if n > 1 else k for k, n in counts.items())
             return [scaled(_nbytes(found)), scaled(sum(i.flops for i in found)), text]
 
+        columns = {"bytes": ">7", "kept": "23", "made by": "14", "read by": "15", "because": ""}
+        kept = lambda item: [scaled(_nbytes(item[1])), *item[0]]  # noqa: E731
+        more = "more; KeptReport.arrays has all"
+        lines = table(columns, _groups(self.arrays, of_array), kept, _SHOWN, more)
+        columns = {"bytes": ">7", "FLOPs": ">7", "computed again, and not kept": ""}
+        islands = _groups(self.islands, lambda island: island.recomputed)
         more = "more; KeptReport.islands has all"
-        return [*lines, "", *table(columns, by_size, cells, _SHOWN, more)]
+        return [*lines, "", *table(columns, islands, again, _SHOWN, more)]
+
+
+def _groups(items: Sequence[Any], key: Callable[[Any], Any]) -> list[tuple[Any, list[Any]]]:
+    """Returns what is alike together, the groups of the most bytes first."""
+    found: dict[Any, list[Any]] = collections.defaultdict(list)
+    for item in items:
+        found[key(item)].append(item)
+    return sorted(found.items(), key=lambda group: -_nbytes(group[1]))
 
 
 def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:
@@ -230,7 +233,9 @@ def kept_of(planned: PlannedCall, name: str) -> KeptReport:
     return _report(name, closed, planned.call, planned.residuals)
 
 
-def _report(name: str, closed: Any, call: arguments.Call, choice: ResidualChoice) -> KeptReport:
+def _report(
+    name: str, closed: ClosedJaxpr, call: arguments.Call, choice: ResidualChoice
+) -> KeptReport:
     shapes, is_param = call.shapes, [source is Source.PARAM for source in call.sources]
     emitter = Emitter(choice)
 
@@ -332,7 +337,7 @@ def kept_bytes(
     return KeptBytes(sum(map(nbytes_of, arrays)), full)
 
 
-def is_gradient(jaxpr: Any) -> bool:
+def is_gradient(jaxpr: AnyJaxpr) -> bool:
     """True for a program that holds a backward pass: what it keeps is inside it.
 
     Args:
@@ -341,14 +346,14 @@ def is_gradient(jaxpr: Any) -> bool:
     return any("transpose(" in name_stack(eqn) for eqn, _ in equations_in(jaxpr))
 
 
-def _is_view(eqn: Any) -> bool:
+def _is_view(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "source_view" and not isinstance(eqn.invars[1], Literal)
 
 
-def _kinds(jaxpr: Any, inputs: Sequence[_Kind]) -> list[_Kind]:
+def _kinds(jaxpr: AnyJaxpr, inputs: Sequence[_Kind]) -> list[_Kind]:
     """Returns the kind of each output of a jaxpr."""
 
-    def step(i: int, eqn: Any, given: list[_Kind]) -> list[_Kind]:
+    def step(i: int, eqn: JaxprEqn, given: list[_Kind]) -> list[_Kind]:
         held, count = bodies(eqn), len(eqn.outvars)
         if len(held) != 1:
             return [_of_equation(eqn, given)] * count
@@ -359,7 +364,7 @@ def _kinds(jaxpr: Any, inputs: Sequence[_Kind]) -> list[_Kind]:
     return follow(jaxpr, inputs, _Kind.CONST, step)
 
 
-def _of_equation(eqn: Any, given: Sequence[_Kind]) -> _Kind:
+def _of_equation(eqn: JaxprEqn, given: Sequence[_Kind]) -> _Kind:
     if all(kind is _Kind.CONST for kind in given) and not eqn.effects:
         return _Kind.CONST
     if eqn.primitive.name in _ZEROS:

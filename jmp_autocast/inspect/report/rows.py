@@ -11,7 +11,7 @@ from jax.export import is_symbolic_dim
 
 from ...call.arguments import name_of
 from ...interpreters.after.walk import Visit
-from ...interpreters.compat import ASSUMED_LENGTH, source_line
+from ...interpreters.compat import ASSUMED_LENGTH, Atom, JaxprEqn, source_line
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies
 from ...policies import STRUCTURAL, CastPolicy, Policy
@@ -157,17 +157,17 @@ def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
     )
 
 
-def _shape(atom: Any) -> tuple[int, ...]:
+def _shape(atom: Atom) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def _name(atom: Any, dtype: Any = None) -> str:
+def _name(atom: Atom, dtype: Any = None) -> str:
     """Returns the name of a dtype, by default of the one that a variable or literal declares."""
     dtype = dtype or getattr(atom.aval, "dtype", None)
     return str(getattr(dtype, "name", dtype))
 
 
-def _rule_name(policy: Policy, eqn: Any, scope: Sequence[str]) -> str:
+def _rule_name(policy: Policy, eqn: JaxprEqn, scope: Sequence[str]) -> str:
     name = eqn.primitive.name
     rule, origin = policy.rule_for(name, policy.rules_in(scope))
     if origin == "unknown" and (name in STRUCTURAL or bodies(eqn)):

@@ -18,7 +18,7 @@ from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import wrong_type
 from ..argnums import differentiated, positions_of
 from ..measure.devices import readable
-from ..measure.error_probe import Distance, distance
+from ..measure.error_probe import ArrayError, distance
 from ..signature import Signature, split
 
 
@@ -144,7 +144,7 @@ def nudged(batch: Batch) -> Batch:
 
 
 @jax.jit
-def distances(exact: Sequence[Any], found: Sequence[Any]) -> list[Distance]:
+def distances(exact: Sequence[Any], found: Sequence[Any]) -> list[ArrayError]:
     """Returns how far each array is from its reference.
 
     Args:
@@ -154,7 +154,7 @@ def distances(exact: Sequence[Any], found: Sequence[Any]) -> list[Distance]:
     return [distance(x, y) for x, y in zip(exact, found, strict=True) if x.size]
 
 
-def worst(distances: Sequence[Distance], undetermined: Sequence[bool]) -> float:
+def worst(distances: Sequence[ArrayError], undetermined: Sequence[bool]) -> float:
     """Returns the relative L2 error of the worst array, infinity for what is no longer finite.
 
     Not the mean: a loss that is exact must not hide a gradient that is lost.

@@ -35,8 +35,7 @@ from .batches import (
     outputs_of,
     worst,
 )
-from .candidates import candidates_of, keeping, rows_under
-from .magnitudes import largest_of
+from .candidates import candidates_of, keeping, largest_of, rows_under
 from .progress_bar import Show, shown_progress
 from .search import find_culprits, run_bound
 from .search_log import Log, Trial
