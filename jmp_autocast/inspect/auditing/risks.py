@@ -203,7 +203,7 @@ class Program:
             if not self._is_low(result) or not isinstance(origin, int):
                 continue
             made = behind(self._visits, origin, _CASTS)
-            if i == 0 and result.aval.shape == ():
+            if i == 0 and getattr(result.aval, "shape", None) == ():
                 yield Risk("loss", self._visits[origin])
             elif isinstance(made, int) and self._updates(self._visits[made], result):
                 yield Risk("update", self._visits[made])

@@ -103,7 +103,26 @@ class Comparison(Paged):
             >>> [each.scope for each in comparison.by_scope(depth=1)]
             ['layer']
         """
-        return by_scope(self.rows, self.cotangents, depth)
+        groups: dict[str, tuple[list[ComparisonRow], list[ComparisonRow]]] = {}
+        # A scope stands where its first equation does, so that a model reads from its input on.
+        rows = sorted(self.rows, key=lambda row: row.index)
+        for of_cotangents, group in enumerate((rows, self.cotangents)):
+            for row in group:
+                name = row.scope if depth is None else "/".join(row.scope.split("/")[:depth])
+                groups.setdefault(name, ([], []))[of_cotangents].append(row)
+        return tuple(
+            ScopeError(
+                scope,
+                len(made),
+                max((row.introduced for row in made), default=0.0),
+                max((row.error for row in made), default=0.0),
+                sum(row.introduced_lost for row in made),
+                len(taken),
+                _weighted(taken),
+                sum(row.introduced_lost for row in taken),
+            )
+            for scope, (made, taken) in groups.items()
+        )
 
     def by_share(self) -> list[tuple[str, GradientError]]:
         """Returns the gradients with their paths, those first that add most to the error of all.
@@ -360,37 +379,6 @@ class ScopeError:
     cotangent_lost: int = 0
 
 
-def by_scope(
-    rows: Sequence[ComparisonRow], cotangents: Sequence[ComparisonRow], depth: int | None
-) -> tuple[ScopeError, ...]:
-    """Returns the errors of each scope, in program order.
-
-    Args:
-        rows: A row per equation.
-        cotangents: A row per cotangent.
-        depth: How many names of a scope count; None for all.
-    """
-    groups: dict[str, tuple[list[ComparisonRow], list[ComparisonRow]]] = {}
-    # A scope stands where its first equation does, so that a model reads from its input on.
-    for row in sorted(rows, key=lambda row: row.index):
-        groups.setdefault(_outer(row.scope, depth), ([], []))[0].append(row)
-    for row in cotangents:
-        groups.setdefault(_outer(row.scope, depth), ([], []))[1].append(row)
-    return tuple(
-        ScopeError(
-            scope,
-            len(made),
-            max((row.introduced for row in made), default=0.0),
-            max((row.error for row in made), default=0.0),
-            sum(row.introduced_lost for row in made),
-            len(taken),
-            _weighted(taken),
-            sum(row.introduced_lost for row in taken),
-        )
-        for scope, (made, taken) in groups.items()
-    )
-
-
 def _weighted(group: Sequence[ComparisonRow]) -> float:
     # Weighted, because some cotangents cancel: that of a softmax's maximum is 0, and what both
     # programs have instead is rounding noise of 1e-8, with an error of 150 %.
@@ -398,7 +386,3 @@ def _weighted(group: Sequence[ComparisonRow]) -> float:
         return math.inf
     total = sum(row.largest for row in group)
     return sum(row.error * row.largest for row in group) / total if total else 0.0
-
-
-def _outer(scope: str, depth: int | None) -> str:
-    return scope if depth is None else "/".join(scope.split("/")[:depth])
