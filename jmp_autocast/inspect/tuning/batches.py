@@ -16,7 +16,7 @@ from ...backend import EVERY_ROUNDING
 from ...call.arguments import check_function, flatten, is_array
 from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import wrong_type
-from ..argnums import differentiated, positions_of
+from ..argnums import differentiated
 from ..measure.devices import readable
 from ..measure.error_probe import ArrayError, distance
 from ..signature import Signature, split
@@ -170,7 +170,7 @@ def worst(distances: Sequence[ArrayError], undetermined: Sequence[bool]) -> floa
     )
 
 
-def check(fn: Any, tolerance: Any, accept: Any, argnums: Any) -> None:
+def check(fn: Any, tolerance: Any, accept: Any) -> None:
     """Raises TypeError or ValueError for arguments that are wrong whatever the batches hold."""
     check_function(fn, "tune", "Pass the function itself, then batches of its arguments.")
     if isinstance(fn, Autocast):
@@ -194,14 +194,6 @@ def check(fn: Any, tolerance: Any, accept: Any, argnums: Any) -> None:
         raise wrong_type("tolerance must be a number", tolerance, fix)
     if tolerance is not None and not 0 < float(tolerance) < math.inf:
         raise ValueError(f"tolerance must be a positive number, got {tolerance}. {fix}")
-    positions = positions_of(argnums)
-    if argnums is not None and not (
-        positions and all(isinstance(i, int) and not isinstance(i, bool) for i in positions)
-    ):
-        raise TypeError(
-            "argnums must be the position of an argument, or several positions, got "
-            f"{argnums!r}. Write argnums=0 for the first argument."
-        )
 
 
 def as_bool(accepted: Any) -> bool:

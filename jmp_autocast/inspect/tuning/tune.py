@@ -144,7 +144,7 @@ def tune(
         >>> bool(jnp.isfinite(autocast(model, policy=policy)(params, x)).all())
         True
     """
-    check(fn, tolerance, accept, argnums)
+    check(fn, tolerance, accept)
     options = tool_options(compute_dtype, policy, level)
     start = FP16 if options is None else options.chosen[0]
     runs = as_batches(batches)
@@ -180,7 +180,17 @@ class _Search:
         self.show("looking at the program")
         lowered = candidates_of(self.fn, self.start, different(self.batches), self.argnums)
         self._candidates, self._sources = list(lowered), list(lowered.values())
-        self._log = Log(self._header(), self.log_path)
+        # What makes two searches the same.
+        header = {
+            "function": name_of(self.fn),
+            "policy": self.start,
+            "tolerance": self.tolerance,
+            "accept": self.accept,
+            "argnums": positions_of(self.argnums),
+            "batches": [batch.shapes for batch in self.batches],
+            "candidates": self._candidates,
+        }
+        self._log = Log(header, self.log_path)
         self._tried: set[frozenset[int]] = set()
         everything = frozenset(range(len(lowered)))
         before = after = self._try(frozenset())
@@ -227,15 +237,10 @@ class _Search:
         if self.accept is not None:
             return Trial(kept, as_bool(self.accept(mixed)), None)
         found = outputs_of(mixed, self.batches, self.argnums)
-        exact, undetermined = self._exact, self._undetermined
-        batches = zip(exact, found, undetermined, strict=True)
+        batches = zip(self._float32[0], found, self._undetermined, strict=True)
         error = max(worst(distances(x, y), left_out) for x, y, left_out in batches)
         assert self.tolerance is not None
         return Trial(kept, error <= self.tolerance, error)
-
-    @property
-    def _exact(self) -> list[list[Any]]:
-        return self._float32[: len(self.batches)]
 
     @functools.cached_property
     def _undetermined(self) -> list[list[bool]]:
@@ -246,24 +251,25 @@ class _Search:
         differs by 1.7e4 times its own norm in bfloat16.
         """
         assert self.tolerance is not None
-        again = self._float32[len(self.batches) :]
         found = [
             [float(each.error) > self.tolerance for each in distances(x, y)]
-            for x, y in zip(self._exact, again, strict=True)
+            for x, y in zip(*self._float32, strict=True)
         ]
         # Where float32 determines nothing, nothing is left out: a search that compares no array
         # would accept any policy.
         return [[False for _ in each] if all(each) else each for each in found]
 
     @functools.cached_property
-    def _float32(self) -> list[list[Any]]:
+    def _float32(self) -> tuple[list[list[Any]], list[list[Any]]]:
+        """Returns what the float32 function gives, and gives for arguments that are nudged."""
         exact = outputs_of(self.fn, [*self.batches, *map(nudged, self.batches)], self.argnums)
         if not exact[0]:
             raise ValueError(
                 f"tolerance={self.tolerance} compares float arrays, and {name_of(self.fn)} "
                 "returns none. Return the arrays to compare, or pass accept."
             )
-        return exact
+        count = len(self.batches)
+        return exact[:count], exact[count:]
 
     def _policy(self, kept: Iterable[int]) -> Policy:
         return keeping(self.start, [self._candidates[i] for i in kept])
@@ -314,18 +320,6 @@ class _Search:
             share_before=_low_share(at_first, policy.wide_dtype),
             share_after=_low_share(now, policy.wide_dtype),
         )
-
-    def _header(self) -> dict[str, Any]:
-        """Returns what makes two searches the same, as JSON data."""
-        return {
-            "function": name_of(self.fn),
-            "policy": self.start,
-            "tolerance": self.tolerance,
-            "accept": None if self.accept is None else name_of(self.accept),
-            "argnums": list(positions_of(self.argnums)),
-            "batches": [batch.shapes for batch in self.batches],
-            "candidates": [list(candidate) for candidate in self._candidates],
-        }
 
 
 def _low_share(rows: Sequence[Row], wide: np.dtype) -> float:
