@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from typing import Any
 import jax
 
 from ..autocast import Autocast, autocast
-from ..call.arguments import name_of
 from ..inspect import audit, check_numerics, explain, op_stats, tune
 from ..inspect.export import json_text, saved
 from ..inspect.tuning.search_log import LogError
@@ -92,7 +92,9 @@ def run_tune(options: argparse.Namespace) -> int:
         batches = batches_of(options)
     else:
         args, kwargs = arguments_of(options)
-        batches, fn = [args], _with_keywords(fn, kwargs)
+        batches = [args]
+        if kwargs:
+            fn = functools.wraps(fn)(lambda *args, fn=fn: fn(*args, **kwargs))
     # Before the search, not after it: a search may take hours.
     for path in (options.output, options.json):
         if path is not None and not os.access(path.parent, os.W_OK):
@@ -116,17 +118,6 @@ def run_tune(options: argparse.Namespace) -> int:
     written(options.output, policy.save)
     written(options.json, report.to_json)
     return 0
-
-
-def _with_keywords(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    if not kwargs:
-        return fn
-
-    def function(*args: Any) -> Any:
-        return fn(*args, **kwargs)
-
-    function.__name__ = name_of(fn)
-    return function
 
 
 def _in_mixed_precision(options: argparse.Namespace) -> Callable[..., Any]:

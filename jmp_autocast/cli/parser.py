@@ -1,19 +1,5 @@
-"""The options of the command line."""
+"""See and choose the precision of a JAX function.
 
-from __future__ import annotations
-
-import argparse
-import importlib
-import math
-import pathlib
-from typing import Any, TypeAlias
-
-from ..inspect.auditing.kinds import KINDS
-from ..keep_less import Residuals, as_choice
-from ..policies.choices import LEVELS
-from ..policies.dtypes import COMPUTE_DTYPES
-
-_EXAMPLES = """\
 examples:
   jmp-autocast explain model:loss --args model:arguments --compute-dtype bfloat16
   jmp-autocast explain model:loss --args model:arguments --gradient --html report.html
@@ -30,7 +16,20 @@ where model.py, in the current directory, holds
 
 exit codes: 0 all is well; 1 check found a fault, audit a risk, or tune cannot reach the
 tolerance; 2 wrong use. Exceptions of your own code show their traceback.
-"""
+"""  # noqa: D405 - as argparse writes its own titles
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import pathlib
+from typing import Any, TypeAlias
+
+from ..inspect.auditing.kinds import KINDS
+from ..keep_less import Residuals, as_choice
+from ..policies.choices import LEVELS
+from ..policies.dtypes import COMPUTE_DTYPES
 
 
 def _tolerance(text: str) -> float:
@@ -140,8 +139,10 @@ _COMMANDS: dict[str, tuple[str, _Options, list[_Options]]] = {
     ),
 }
 
+_DESCRIPTION, _, _EPILOG = (__doc__ or "").partition("\n\n")
+
 _HELP: dict[str, Any] = {
-    "epilog": _EXAMPLES,
+    "epilog": _EPILOG,
     "formatter_class": argparse.RawDescriptionHelpFormatter,
 }
 
@@ -153,9 +154,7 @@ def _version() -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    top = argparse.ArgumentParser(
-        prog="jmp-autocast", description="See and choose the precision of a JAX function.", **_HELP
-    )
+    top = argparse.ArgumentParser(prog="jmp-autocast", description=_DESCRIPTION, **_HELP)
     top.add_argument("--version", action="version", version=f"jmp-autocast {_version()}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (text, options, exclusive) in _COMMANDS.items():

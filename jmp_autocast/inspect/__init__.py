@@ -1,24 +1,20 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
 from ..interpreters.keep.account import CutValue
-from .auditing.audit import audit
-from .auditing.findings import AuditReport, Finding
+from .auditing.audit import AuditReport, Finding, audit
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
-from .measure.comparison import Comparison
-from .measure.comparison_rows import ArrayError, ComparisonRow, GradientError
+from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
+from .measure.error_probe import ArrayError
 from .measure.named_values import NamedError, ProgramComparison
 from .measure.numerics_report import NumericsReport, NumericsRow
-from .measure.scope_errors import ScopeError
-from .report.by_dtype import Share
-from .report.difference import Change, Difference
 from .report.explain import explain
+from .report.jaxprs import OpCount, OpCounts, op_stats
 from .report.kept import CutJaxpr, Island, KeptArray, KeptReport, explain_kept
-from .report.report import Report
+from .report.report import Change, Difference, Report
 from .report.roofline import Roofline
 from .report.rows import Row
-from .report.stats import OpCount, OpCounts, op_stats
-from .report.totals import Totals
+from .report.totals import Share, Totals
 from .tuning.tune import tune
 from .tuning.tune_report import KeptOperation, TuneReport
 

@@ -42,14 +42,20 @@ def differentiated(
 
 
 def check_range(argnums: Any, count: int, of: str) -> None:
-    """Raises ValueError where there is no such positional argument.
+    """Raises TypeError for what is no position, and ValueError for that of no argument.
 
     Args:
         argnums: The positions.
         count: How many positional arguments there are.
         of: What has them, up to the number.
     """
-    if not all(isinstance(i, int) and -count <= i < count for i in positions_of(argnums)):
+    positions = positions_of(argnums)
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in positions):
+        raise TypeError(
+            "argnums must be the position of an argument, or several positions, got "
+            f"{argnums!r}. Write argnums=0 for the first argument."
+        )
+    if not all(-count <= i < count for i in positions):
         raise ValueError(
             f"argnums={argnums!r} must name positional arguments of {of} {count}, numbered from 0. "
             "Write argnums=0 for the first argument."

@@ -15,7 +15,7 @@ from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
 from jmp_autocast.inspect.report.jaxprs import count_casts
-from jmp_autocast.inspect.report.reason_texts import explanations
+from jmp_autocast.inspect.report.page_rows import explanations
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan.reasons import ReasonCode
 from jmp_autocast.interpreters.primitives.held_contraction import contraction_in

@@ -7,7 +7,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jmp_autocast import keep_less
-from jmp_autocast.inspect.report.kept_bytes import kept_bytes
+from jmp_autocast.inspect.report.kept import kept_bytes
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.keep.choice import as_choice
 from jmp_autocast.interpreters.keep.emit import Emitter

@@ -25,7 +25,7 @@ from jax import lax
 
 from benchmarks.comparison import models
 from jmp_autocast import Policy, explain
-from jmp_autocast.inspect.report.kept_bytes import kept_bytes
+from jmp_autocast.inspect.report.kept import kept_bytes
 from tests.fuzz.segments import NO_COMPUTATION
 
 WIDTH, BATCH, TIME, VOCABULARY = 16, 2, 8, 12

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...interpreters.compat import Tracer
-from .meshes import on_mesh_of, on_this_mesh
+from ...interpreters.compat import JaxprEqn, Tracer
+from .devices import on_mesh_of, on_this_mesh
 
 
 class EquationRun(NamedTuple):
@@ -31,7 +31,7 @@ class EquationRun(NamedTuple):
         again: Runs the equation once more in one program: takes the program's number and operands.
     """
 
-    eqn: Any
+    eqn: JaxprEqn
     operands: list[list[Any]]
     results: list[list[Any]]
     again: Any

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ...autocast import opened
 from ...call.arguments import Call, check_function, flatten, name_of
 from ...interpreters.compat import (
+    ClosedJaxpr,
     Tracer,
     body_of,
     consts_of,
@@ -30,7 +31,7 @@ from .evaluator import Evaluator
 from .measured import measured_equations
 from .numerics_probe import NumericsProbe
 from .numerics_report import NumericsReport, bad_message
-from .programs import Program
+from .side_by_side import Program
 
 mark_frames(__file__)
 
@@ -49,8 +50,8 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
     Outside of ``jit`` and on one device, the check runs equation by equation, and compiles each
     kind of equation once. Inside ``jit`` and on several devices it is compiled as a whole, which
     takes up to 27 times as long as to compile the function. It is traced once per signature, as
-    with ``jit``, and twice on several devices. Use it to find a fault, not to train. The modes are
-    those of Paddle's ``TensorCheckerConfig``.
+    with ``jit``. Use it to find a fault, not to train. The modes are those of Paddle's
+    ``TensorCheckerConfig``.
 
     Args:
         fn: The function.
@@ -103,7 +104,7 @@ class _Declared:
         unflatten: Makes its outputs what the function returns.
     """
 
-    def __init__(self, closed: Any, unflatten: Callable[..., Any]) -> None:
+    def __init__(self, closed: ClosedJaxpr, unflatten: Callable[..., Any]) -> None:
         self.closed = closed
         self.unflatten = unflatten
 
@@ -116,7 +117,7 @@ class _Checked:
         self._mode = mode
         self._name = name_of(fn)
         self._declared = jax.jit(self._declare, static_argnums=(0, 1))
-        self._cached = jax.jit(self._trace, static_argnums=(0, 1))
+        self._compiled = jax.jit(self._run, static_argnums=0)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with opened(self._fn, args, kwargs) as call:
@@ -136,65 +137,48 @@ class _Checked:
     def _traced(self, fn: Any, signature: Signature, arrays: list[Any]) -> Traced:
         if signature.is_constant and has_hash(fn):
             try:
-                if not _is_traced(arrays) and (found := self._one_by_one(fn, signature, arrays)):
-                    return found
-                return self._cached(fn, signature, *self._undifferentiated(arrays))
+                declared: _Declared = self._declared.trace(fn, signature, *arrays).out_info.static
             except _ClosesOverTracersError:
                 pass
+            else:
+                # Equation by equation each kind of equation is compiled once, and each kind of
+                # count: the gradient of a GPT of 12 layers takes 8 s of CPU time, where the
+                # compilation of one program takes 63 s.
+                if not _is_traced(arrays) and is_on_one_device(declared.closed, arrays):
+                    return self._run(declared, *map(on_device, arrays))
+                return self._compiled(declared, *self._undifferentiated(arrays))
         # For this call alone: nothing is left in a cache of JAX. Tracers that the function closes
         # over become arguments. JAX does not notice that a function with a derivative rule is
         # differentiated by what it closes over.
         call, closed = self._program(fn, signature, arrays)
         converted, hoisted = jax.closure_convert(jaxpr_as_fun(closed), *arrays)
         closed = fresh_make_jaxpr(converted, *arrays, *hoisted)
-        outputs = functools.partial(self._run, closed, call.unflatten)
-        run = jax.jit(lambda *arrays: outputs(arrays[2:]), static_argnums=(0, 1))
-        return run(None, signature, *self._undifferentiated([*arrays, *hoisted]))
-
-    def _one_by_one(self, fn: Any, signature: Signature, arrays: list[Any]) -> Traced | None:
-        """Runs equation by equation; None for a program of several devices.
-
-        Each kind of equation is compiled once, and each kind of count: the gradient of a GPT of 12
-        layers takes 8 s of CPU time, where the compilation of one program takes 63 s.
-        """
-        declared: _Declared = self._declared.trace(fn, signature, *arrays).out_info.static
-        if not is_on_one_device(declared.closed, arrays):
-            return None
-        given = [on_device(x) for x in arrays]
-        return self._run(declared.closed, declared.unflatten, given)
+        run = jax.jit(functools.partial(self._run, _Declared(closed, call.unflatten)))
+        return run(*self._undifferentiated([*arrays, *hoisted]))
 
     def _declare(self, fn: Any, signature: Signature, *arrays: Any) -> Traced:
         """Traces the function and runs nothing: what it gives is held by the trace of `jax.jit`."""
-        call, closed = self._cacheable(fn, signature, arrays)
-        return Traced((), _Declared(closed, call.unflatten))
-
-    def _trace(self, fn: Any, signature: Signature, *arrays: Any) -> Traced:
-        """Traces the function and runs the program of this signature, in the trace of `jax.jit`."""
-        call, closed = self._cacheable(fn, signature, arrays)
-        return self._run(closed, call.unflatten, arrays)
-
-    def _cacheable(self, fn: Any, signature: Signature, arrays: Sequence[Any]) -> tuple[Call, Any]:
         call, closed = self._program(fn, signature, arrays)
         # JAX would find the trace again in the next outer trace, where these tracers are gone.
         if any(isinstance(x, Tracer) for x in consts_of(closed)):
             raise _ClosesOverTracersError
-        return call, closed
+        return Traced((), _Declared(closed, call.unflatten))
 
     def _program(self, fn: Any, signature: Signature, arrays: Sequence[Any]) -> tuple[Call, Any]:
         args, kwargs = signature.rebuilt(arrays)
         call = flatten(self._fn if fn is None else fn, (), args, kwargs)
         return call, fresh_make_jaxpr(call.traceable, *arrays)
 
-    def _run(self, closed: Any, unflatten: Any, arrays: Sequence[Any]) -> Traced:
+    def _run(self, declared: _Declared, *arrays: Any) -> Traced:
         # Counting all that a report shows takes XLA twice as long to compile as NaNs and infinities
         # alone, and the message of an error has no more than these.
         probe = NumericsProbe(self._mode == "overflow", ranges=self._mode != "raise")
-        evaluated = Evaluator(probe).start(closed, [Program()], arrays)
-        outputs = [x for (x,) in evaluated.outputs]
-        declared = [v.aval for v in body_of(closed).outvars]
-        equations = tuple(measured_equations(closed))
+        evaluated = Evaluator(probe).start(declared.closed, [Program()], arrays)
+        pairs = zip(evaluated.outputs, body_of(declared.closed).outvars, strict=True)
+        outputs = [_as_weak_as(x, v.aval) for (x,), v in pairs]
+        equations = tuple(measured_equations(declared.closed))
         report = NumericsReport(self._name, self._mode, equations, evaluated.readings)
-        return Traced((list(map(_as_weak_as, outputs, declared)), report), unflatten)
+        return Traced((outputs, report), declared.unflatten)
 
     def _undifferentiated(self, arrays: Sequence[Any]) -> list[Any]:
         """Returns arrays that nobody may differentiate: custom derivative rules are not run.

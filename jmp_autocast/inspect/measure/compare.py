@@ -17,15 +17,14 @@ from ...interpreters.compat import aval_of, body_of
 from ...policies.choices import Level
 from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
-from .comparison import Comparison
-from .comparison_rows import ArrayError, cotangent_rows, equation_rows, gradient_errors
+from .comparison import Comparison, cotangent_rows, equation_rows, gradient_errors
 from .cotangents import Tap, cotangents
 from .devices import is_on_one_device, on_device
-from .error_probe import Distance, ErrorProbe, Norms, distance, distance_and_norms
+from .error_probe import ArrayError, ErrorProbe, distance, distance_and_norms
 from .evaluator import Evaluated, Evaluator
 from .measured import is_measurable, measured_equations
 from .named_values import ProgramComparison, compare_programs
-from .programs import Program
+from .side_by_side import Program
 
 
 @overload
@@ -139,7 +138,7 @@ def compare(
         name=name_of(fn),
         compute_dtype=str(wrapper.policy.compute_dtype),
         rows=equation_rows(measured_equations(planned.closed), readings),
-        outputs={i: ArrayError(*each) for i, each in outputs.items()},
+        outputs=outputs,
         cotangents=cotangent_rows(taps, made),
         gradients=gradient_errors(gradients),
     )
@@ -147,7 +146,7 @@ def compare(
 
 def _derivatives(
     planned: PlannedCall, arrays: Sequence[Any], wrt: Sequence[int]
-) -> tuple[list[Tap], list[Distance], dict[str, tuple[Distance, Norms]]]:
+) -> tuple[list[Tap], list[ArrayError], dict[str, Any]]:
     """Returns the values that have a cotangent, how far it is off, and so for the gradients."""
     programs = _programs(planned, differentiated=True)
     taps: list[Tap] = []
@@ -158,22 +157,13 @@ def _derivatives(
     def run(*arrays: Any) -> Any:
         both = [cotangents(planned.closed, program, arrays, wrt) for program in programs]
         # Both programs have the same taps: rows are named by the float32 one's.
-        taps[:] = both[0].taps
-        return [(each.cotangents, each.gradients) for each in both]
+        taps[:] = both[0][0]
+        return [made for _, *made in both]
 
-    declared, mixed = run(*arrays)
-    cotangent_pairs, gradient_pairs = (
-        list(zip(a, b, strict=True)) for a, b in zip(declared, mixed, strict=True)
-    )
-    paths = (planned.call.paths[i] for i in wrt)
-    return (
-        taps,
-        [distance(a, b) for a, b in cotangent_pairs],
-        {
-            path: distance_and_norms(a, b)
-            for path, (a, b) in zip(paths, gradient_pairs, strict=True)
-        },
-    )
+    made, gradients = (zip(*each, strict=True) for each in zip(*run(*arrays), strict=True))
+    paths = [planned.call.paths[i] for i in wrt]
+    of_gradients = [distance_and_norms(*pair) for pair in gradients]
+    return taps, [distance(*pair) for pair in made], dict(zip(paths, of_gradients, strict=True))
 
 
 def _programs(planned: PlannedCall, differentiated: bool = False) -> tuple[Program, Program]:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..export import cut, table
-from ..page.page import Columns, Page, Paged, Section, tables_page, texts
-from .comparison_rows import ArrayError, ComparisonRow, GradientError
-from .scope_errors import ScopeError, by_scope
+from ..page.page import Page, Paged, section, tables_page
+from .cotangents import Tap
+from .error_probe import COMPUTED, ArrayError, ErrorReading
+from .measured import MeasuredEquation, each_reading, fields_of
 
 # Twenty rows fit on a screen. The comparison holds all.
 _SHOWN = 20
 # Equations beyond the worst 200 introduce nothing that a reader would look at; JSON has all.
 _ON_PAGE = 200
 
-_ERRORS: Columns = {"introduced": "error", "error": "error"}
-_OF_ROWS: Columns = {**texts("primitive", "dtype"), **_ERRORS, **texts("cosine", "scope", "source")}
-_OF_GRADIENTS: Columns = {
-    **{"argument": "text", "of all": "error", "error": "error", "cosine": "text", "lost": "count"},
-}
+_OF_ROWS = "primitive, dtypes, computed, introduced, error, cosine, scope, source"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +103,26 @@ class Comparison(Paged):
             >>> [each.scope for each in comparison.by_scope(depth=1)]
             ['layer']
         """
-        return by_scope(self.rows, self.cotangents, depth)
+        groups: dict[str, tuple[list[ComparisonRow], list[ComparisonRow]]] = {}
+        # A scope stands where its first equation does, so that a model reads from its input on.
+        rows = sorted(self.rows, key=lambda row: row.index)
+        for of_cotangents, group in enumerate((rows, self.cotangents)):
+            for row in group:
+                name = row.scope if depth is None else "/".join(row.scope.split("/")[:depth])
+                groups.setdefault(name, ([], []))[of_cotangents].append(row)
+        return tuple(
+            ScopeError(
+                scope,
+                len(made),
+                max((row.introduced for row in made), default=0.0),
+                max((row.error for row in made), default=0.0),
+                sum(row.introduced_lost for row in made),
+                len(taken),
+                _weighted(taken),
+                sum(row.introduced_lost for row in taken),
+            )
+            for scope, (made, taken) in groups.items()
+        )
 
     def by_share(self) -> list[tuple[str, GradientError]]:
         """Returns the gradients with their paths, those first that add most to the error of all.
@@ -123,22 +139,10 @@ class Comparison(Paged):
 
     def _page(self) -> Page:
         """Returns the page: the errors by scope, by equation, of cotangents, of gradients."""
-        of_scopes: Columns = {"scope": "text", **_ERRORS}
-        if self.gradients:
-            of_scopes["error of cotangents"] = "error"
-        scopes = [
-            (
-                each.scope or "(no scope)",
-                each.introduced,
-                each.error,
-                *([each.cotangent_error] if self.gradients else []),
-                each.lost + each.cotangent_lost,
-            )
-            for each in self.by_scope()
-        ]
+        of_scopes = "scope, introduced, error, lost"
+        of_cotangents = ", error of cotangents, cotangents lost" if self.gradients else ""
         gradients = [
-            (path, each.share, each.error, f"{each.cosine:.5f}", each.lost)
-            for path, each in self.by_share()
+            (path, each.share, each.error, each.cosine, each.lost) for path, each in self.by_share()
         ]
         by_error = "the largest introduced error first"
         return tables_page(
@@ -146,10 +150,10 @@ class Comparison(Paged):
             f"{self.name} in {self.compute_dtype}",
             self.summary,
             [
-                Section("By scope, in program order", {**of_scopes, "lost": "count"}, scopes),
-                Section(f"Equations, {by_error}", _OF_ROWS, _page_rows(self.rows)),
-                Section(f"Cotangents, {by_error}", _OF_ROWS, _page_rows(self.cotangents)),
-                Section("Gradients", _OF_GRADIENTS, gradients),
+                section("By scope, in program order", of_scopes + of_cotangents, self.by_scope()),
+                section(f"Equations, {by_error}", _OF_ROWS, self.rows[:_ON_PAGE]),
+                section(f"Cotangents, {by_error}", _OF_ROWS, self.cotangents[:_ON_PAGE]),
+                section("Gradients", "argument, of all, error, cosine, lost", gradients),
             ],
         )
 
@@ -171,21 +175,6 @@ class Comparison(Paged):
             cells = lambda item: (item[1].share, item[1].error, item[1].cosine, item[0])  # noqa: E731
             lines += ["", *table(columns, self.by_share(), cells, _SHOWN)]
         return "\n".join(lines)
-
-
-def _page_rows(rows: Sequence[ComparisonRow]) -> list[tuple[Any, ...]]:
-    return [
-        (
-            row.primitive,
-            row.computed or ", ".join(row.dtypes),
-            row.introduced,
-            row.error,
-            f"{row.cosine:.5f}",
-            row.scope,
-            row.source,
-        )
-        for row in rows[:_ON_PAGE]
-    ]
 
 
 def _scope_table(scopes: Sequence[ScopeError]) -> list[str]:
@@ -213,3 +202,187 @@ def _table(rows: Sequence[ComparisonRow]) -> list[str]:
         return [row.introduced, row.error, row.cosine, row.largest, where]
 
     return table({**columns, "equation": ""}, rows, cells, _SHOWN)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ComparisonRow(MeasuredEquation):
+    """One value of a program, in float32 and in mixed precision.
+
+    Args:
+        scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
+        source: The user's source line.
+        primitive: The primitive that makes it.
+        inside: The loops, branches and device maps around it, outermost first.
+        backward: It belongs to a backward pass that JAX made; true of a cotangent.
+        shapes: The shape of each float result.
+        dtypes: The dtype of each float result as the program declares it.
+        computed: The dtype in the mixed program, ``""`` for one that autocast does not touch.
+        introduced: The relative error that the equation itself makes. For a cotangent, what is
+            added to the error of the cotangents that it is computed from.
+        error: The relative error of the value: the norm of the difference over the norm of the
+            float32 program's value. Infinite where ``lost`` is not 0.
+        cosine: The cosine of the angle between the two values.
+        lost: The number of elements that are infinite or NaN in the mixed program alone.
+        introduced_lost: The number of those that the equation itself makes so.
+        largest: The largest finite magnitude in the float32 program.
+        runs: How often the equation ran. Errors and cosine are those of the worst run.
+        worst_run: The run with the largest introduced error, counted from 0.
+        index: The position in program order, of the equation or of the value.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, compare
+        >>> row = compare(jnp.matmul, jnp.eye(2), jnp.full((2, 2), 0.1), policy=BF16).rows[0]
+        >>> row.primitive, row.computed, 1e-4 < row.introduced < 1e-2
+        ('dot_general', 'bfloat16', True)
+    """
+
+    computed: str
+    introduced: float
+    error: float
+    cosine: float
+    lost: int
+    introduced_lost: int
+    largest: float
+    runs: int
+    worst_run: int
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GradientError(ArrayError):
+    """The error of the gradient of one argument.
+
+    Args:
+        error: The relative error: the norm of the difference over the norm of the float32 gradient.
+        cosine: The cosine of the angle between the two.
+        lost: The number of elements that are infinite or NaN in the mixed program alone.
+        largest: The largest finite magnitude in the float32 program.
+        share: The norm of the difference over the norm of all float32 gradients together: what this
+            one adds to the error of the step. A gradient that is 0 but for rounding, as that of the
+            bias of a key in attention, has a large error and a small share.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, compare
+        >>> loss = lambda w: 100.0 * jnp.sum(w["a"] @ w["b"])
+        >>> w = {"a": jnp.full((2, 2), 0.1), "b": jnp.full((2, 2), 10.0)}
+        >>> gradients = compare(loss, w, policy=BF16, argnums=0).gradients
+        >>> gradients["0/a"].share < 1e-4 < gradients["0/b"].error
+        True
+    """
+
+    share: float
+
+
+def gradient_errors(
+    measured: Mapping[str, tuple[ArrayError, tuple[float, float]]],
+) -> dict[str, GradientError]:
+    """Returns the errors of gradients, by the path of the argument.
+
+    Args:
+        measured: What was measured of each: its distance, the norm of the difference, its own norm.
+    """
+    whole = math.hypot(*(norm for _, (_, norm) in measured.values()))
+
+    def share(difference: float) -> float:
+        # Relative to zero any difference is infinite, and no difference is none.
+        return difference / whole if whole else math.inf if difference else 0.0
+
+    return {
+        path: GradientError(**dataclasses.asdict(error), share=share(difference))
+        for path, (error, (difference, _)) in sorted(measured.items())
+    }
+
+
+def equation_rows(
+    equations: Iterable[MeasuredEquation], readings: ErrorReading
+) -> tuple[ComparisonRow, ...]:
+    """Returns a row per equation.
+
+    Args:
+        equations: The equations.
+        readings: What was measured of each, as arrays with an element per equation.
+    """
+    rows = []
+    for index, (equation, reading) in enumerate(each_reading(equations, readings)):
+        numbers = reading._asdict() | {"computed": COMPUTED[reading.computed], "index": index}
+        rows.append(ComparisonRow(**fields_of(equation), **numbers))
+    return _ranked(rows)
+
+
+def cotangent_rows(
+    taps: Sequence[Tap], distances: Sequence[ArrayError]
+) -> tuple[ComparisonRow, ...]:
+    """Returns a row per cotangent, which is computed from the cotangents of its value's readers.
+
+    Args:
+        taps: The values whose cotangents were taken.
+        distances: What was measured of each cotangent.
+    """
+    carried = [0.0] * len(taps)
+    for tap, distance in zip(taps, distances, strict=True):
+        for source in tap.sources:
+            carried[source] = max(carried[source], distance.error)
+    rows = []
+    measured = enumerate(zip(taps, distances, carried, strict=True))
+    for index, (tap, distance, before) in measured:
+        error = distance.error
+        # Errors that have nothing to do with each other add up like the sides of a right angle:
+        # what is added is sqrt(error**2 - before**2), here without squares that could overflow.
+        added = math.sqrt((error - before) * (error + before)) if error > before else 0.0
+        # Where a cotangent before it is lost already, this equation is not the one that lost it.
+        lost = 0 if math.isinf(before) else distance.lost
+        numbers = dataclasses.asdict(distance) | {"introduced": added, "introduced_lost": lost}
+        fields = fields_of(tap.equation) | {"computed": "", "runs": 1, "worst_run": 0}
+        rows.append(ComparisonRow(**fields, **numbers, index=index))
+    return _ranked(rows)
+
+
+def _ranked(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
+    # By what a row introduces: its error is mostly that of the rows before it.
+    return tuple(sorted(rows, key=lambda row: (-row.introduced, -row.error)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScopeError:
+    """The errors of the values that are made in one scope, and of their cotangents.
+
+    Args:
+        scope: The ``jax.named_scope`` names, joined by ``/``; ``""`` outside of every scope.
+        equations: The number of equations in it that make floats.
+        introduced: The largest error that one of them introduces.
+        error: The largest error of what they make.
+        lost: How many elements they make infinite or NaN, in the mixed program alone.
+        cotangents: The number of values in it whose cotangents were compared.
+        cotangent_error: The mean error of these cotangents, each weighted by its largest magnitude.
+        cotangent_lost: How many elements of cotangents become infinite or NaN in it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, compare
+        >>> def loss(w, x):
+        ...     with jax.named_scope("dense"):
+        ...         return jnp.sum(x @ w)
+        >>> comparison = compare(loss, jnp.eye(3), jnp.ones((2, 3)), policy=BF16, argnums=0)
+        >>> [(each.scope, each.equations, each.cotangents) for each in comparison.by_scope()]
+        [('dense', 2, 2)]
+    """
+
+    scope: str
+    equations: int = 0
+    introduced: float = 0.0
+    error: float = 0.0
+    lost: int = 0
+    cotangents: int = 0
+    cotangent_error: float = 0.0
+    cotangent_lost: int = 0
+
+
+def _weighted(group: Sequence[ComparisonRow]) -> float:
+    # Weighted, because some cotangents cancel: that of a softmax's maximum is 0, and what both
+    # programs have instead is rounding noise of 1e-8, with an error of 150 %.
+    if any(math.isinf(row.error) for row in group):
+        return math.inf
+    total = sum(row.largest for row in group)
+    return sum(row.error * row.largest for row in group) / total if total else 0.0

@@ -19,15 +19,14 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from ...interpreters.compat import source_line
+from ...interpreters.compat import ClosedJaxpr, JaxprEqn, source_line
 from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.structure import runs_again
 from ...interpreters.rewrite.values import Value
 from ...policies import CALLS
-from .measured import MeasuredEquation, described, is_measurable
-from .meshes import on_this_mesh
-from .programs import Program
-from .side_by_side import ByScope, Site, Values, path_of, refs_of
+from .devices import on_this_mesh
+from .measured import MeasuredEquation, described, is_measurable, user_scopes
+from .side_by_side import Program, SideBySide, Site, Values, refs_of
 
 
 class Tap(NamedTuple):
@@ -42,21 +41,7 @@ class Tap(NamedTuple):
     sources: frozenset[int]
 
 
-class Cotangents(NamedTuple):
-    """The derivatives of a program.
-
-    Args:
-        taps: The values that have a cotangent.
-        cotangents: Their cotangents.
-        gradients: The gradients of the arguments that were asked for.
-    """
-
-    taps: list[Tap]
-    cotangents: list[Any]
-    gradients: list[Any]
-
-
-class Tapper(ByScope):
+class Tapper(SideBySide[tuple[str, ...]]):
     """Runs a program with a zero added to results that its equations make.
 
     Args:
@@ -75,7 +60,7 @@ class Tapper(ByScope):
         self.avals: list[Any] = []
         self.differentiated: set[int] = set()
 
-    def outputs(self, closed: Any, program: Program, arrays: Sequence[Any]) -> list[Any]:
+    def outputs(self, closed: ClosedJaxpr, program: Program, arrays: Sequence[Any]) -> list[Any]:
         """Runs a whole program, and returns its outputs.
 
         Args:
@@ -86,7 +71,12 @@ class Tapper(ByScope):
         outputs = self.run(closed, [program], self.given((x,) for x in arrays), ())
         return [value.arrays[0] for value in outputs]
 
-    def enters(self, eqn: Any) -> bool:
+    def inside(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
+        """Runs what a call holds, within the scopes around the call."""
+        path = (*site.context, *user_scopes(site.eqn))
+        return super().inside(site._replace(context=path), operands)
+
+    def enters(self, eqn: JaxprEqn) -> bool:
         """True for a call, but not for a checkpoint.
 
         Its equations run again in the backward pass: a zero added inside would be one of its
@@ -96,10 +86,10 @@ class Tapper(ByScope):
 
     def emit(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
         """Runs one equation, and taps what it makes."""
-        i, eqn, (program,), _ = site
+        i, eqn, (program,), context = site
         sources = refs_of(operands)
         results = program.emit(i, eqn, [value.arrays[0] for value in operands])
-        path, line, made = path_of(site), source_line(eqn), []
+        path, line, made = (*context, *user_scopes(eqn)), source_line(eqn), []
         for k, (x, v) in enumerate(zip(results, eqn.outvars, strict=True)):
             refs = sources
             # An input or a constant that is only moved has no tap: with a zero added it would be a
@@ -142,9 +132,9 @@ def _has_cotangent(aval: Any) -> bool:
 
 
 def cotangents(
-    closed: Any, program: Program, arrays: Sequence[Any], wrt: Sequence[int]
-) -> Cotangents:
-    """Returns the cotangents of a program's values, and the gradients of arguments.
+    closed: ClosedJaxpr, program: Program, arrays: Sequence[Any], wrt: Sequence[int]
+) -> tuple[list[Tap], list[Any], list[Any]]:
+    """Returns the values of a program that have a cotangent, these, and gradients of arguments.
 
     Args:
         closed: The jaxpr of a function whose first output is a scalar float.
@@ -174,4 +164,4 @@ def cotangents(
         tap._replace(sources=frozenset(position[at] for at in tap.sources if at in position))
         for tap in (finder.taps[at] for at in found)
     ]
-    return Cotangents(taps, [made[at] for at in found], gradients)
+    return taps, [made[at] for at in found], gradients

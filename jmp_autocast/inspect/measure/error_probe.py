@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from typing import Any, NamedTuple
@@ -12,37 +13,46 @@ import numpy as np
 from jax import lax
 
 from .basic_blocks import EquationRun, Probe
-from .devices import is_whole_on_device, readable
-from .materialize import materialized
+from .devices import is_whole_on_device, materialized, on_mesh_of, readable
 from .measured import is_measurable
-from .meshes import on_mesh_of
 
 # Names of the dtypes that a result may have in the mixed program, by the code that stands for them
 # in a reading, which has to be an array; "" is any other.
 COMPUTED = ("", "float64", "float32", "float16", "bfloat16")
 
 
-class Distance(NamedTuple):
-    """How far an array is from its reference.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArrayError:
+    """How far an array, such as an output, is from its reference.
+
+    It is a pytree, so that a jitted function may return it.
 
     Args:
-        error: The norm of the difference, relative to the norm of the reference.
-        cosine: The cosine of the angle between them.
-        lost: The number of elements that are finite in the reference alone.
-        largest: The largest finite magnitude in the reference.
+        error: The relative error: the norm of the difference over the norm of the float32 value.
+        cosine: The cosine of the angle between the two.
+        lost: The number of elements that are infinite or NaN in the mixed program alone.
+        largest: The largest finite magnitude in the float32 program.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import FP16, compare
+        >>> output = compare(jnp.matmul, jnp.eye(2), jnp.full((2, 2), 7e4), policy=FP16).outputs[0]
+        >>> output.error, output.lost, output.largest
+        (inf, 4, 70000.0)
     """
 
-    error: Any
-    cosine: Any
-    lost: Any
-    largest: Any
+    error: float
+    cosine: float
+    lost: int
+    largest: float
 
 
 class ErrorReading(NamedTuple):
     """The errors of equations, each in its worst run.
 
     Args:
-        error: As for `Distance`, of the result from the float32 program's; so are the next three.
+        error: As for `ArrayError`, of the result from the float32 program's; so are the next three.
         cosine: See there.
         lost: See there.
         largest: See there.
@@ -106,9 +116,8 @@ class ErrorProbe(Probe):
         """Returns the readings of equations that have each run once."""
         sums, own, code = measured
         first = jnp.zeros_like(ticks)
-        error, cosine, lost, largest = _distance(sums)
-        introduced = _error(own), own.lost
-        return ErrorReading(error, cosine, lost, largest, *introduced, first + 1, first, code)
+        of_result = _distance(sums), (_error(own), own.lost, first + 1, first, code)
+        return ErrorReading(*jax.tree.leaves(of_result))
 
     def merge(self, first: ErrorReading, second: ErrorReading) -> ErrorReading:
         """Returns the readings of two runs of the same equations, ``first`` the earlier."""
@@ -121,35 +130,26 @@ class ErrorProbe(Probe):
         return ErrorReading(**merged, worst_run=worst_run)
 
 
-def distance(reference: Any, result: Any) -> Distance:
+def distance(reference: Any, result: Any) -> ArrayError:
     """Returns how far an array is from its reference.
 
     Args:
         reference: An array of floats or complex numbers.
         result: An array of the same shape.
     """
-    with on_mesh_of(reference):
-        return _distance(_sums(reference, result))
+    return distance_and_norms(reference, result)[0]
 
 
-class Norms(NamedTuple):
-    """Lengths of an array, over the elements that are finite in it and in its reference.
-
-    Args:
-        difference: The norm of the difference, infinite where an element became infinite or NaN.
-        reference: The norm of the reference.
-    """
-
-    difference: Any
-    reference: Any
-
-
-def distance_and_norms(reference: Any, result: Any) -> tuple[Distance, Norms]:
+def distance_and_norms(reference: Any, result: Any) -> tuple[ArrayError, tuple[Any, Any]]:
     """Returns how far an array is from its reference, and the norms whose ratio is the error.
 
     Args:
         reference: An array of floats or complex numbers.
         result: An array of the same shape.
+
+    Returns:
+        The distance; and the norms of the difference, infinite where an element became infinite or
+        NaN, and of the reference, over the elements that are finite in both.
     """
     with on_mesh_of(reference):
         sums = _sums(reference, result)
@@ -216,20 +216,21 @@ def _worst(one: _Sums, other: _Sums) -> _Sums:
 
 
 @jax.jit
-def _norms(sums: _Sums) -> Norms:
+def _norms(sums: _Sums) -> tuple[Any, Any]:
     scale = jnp.where(sums.largest > 0, sums.largest, 1.0)
     difference = jnp.where(sums.lost > 0, jnp.inf, scale * jnp.sqrt(sums.difference))
-    return Norms(difference, scale * jnp.sqrt(sums.reference))
+    return difference, scale * jnp.sqrt(sums.reference)
 
 
 @jax.jit
-def _distance(sums: _Sums) -> Distance:
+def _distance(sums: _Sums) -> ArrayError:
     # The roots are multiplied, not the sums: a sum may be near the end of float32, 3e38, and the
     # product of two would be infinite.
     length = jnp.sqrt(sums.reference) * jnp.sqrt(sums.result)
     cosine = jnp.where(length > 0, sums.product / jnp.where(length > 0, length, 1.0), 1.0)
     # Rounding may make the quotient of equal lengths 1 + 1.2e-7, which is no cosine.
-    return Distance(_error(sums), jnp.clip(cosine, -1.0, 1.0), sums.lost, sums.largest)
+    measured: list[Any] = [_error(sums), jnp.clip(cosine, -1.0, 1.0), sums.lost, sums.largest]
+    return ArrayError(*measured)
 
 
 def _error(sums: _Sums) -> Any:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ...interpreters.compat import collective_axes, device_varying
+from ...interpreters.compat import AnyJaxpr, JaxprEqn, collective_axes, device_varying
 from ...interpreters.primitives.structure import (
     Body,
     bodies,
@@ -24,9 +24,8 @@ from ...interpreters.primitives.structure import (
     shard_map_options,
 )
 from .basic_blocks import EquationRun, FlagRef, Given, Probe, Recorder, concatenated
-from .materialize import materialized
+from .devices import materialized, on_each_device
 from .measured import is_measurable, is_measured, measured_equations
-from .meshes import on_each_device
 from .side_by_side import Arrays, Programs, SideBySide, Site, Values, refs_of
 
 
@@ -61,7 +60,7 @@ class Evaluator(SideBySide[Recorder]):
             "shard_map": self._shard_map,
         }
 
-    def start(self, jaxpr: Any, programs: Programs, arrays: Sequence[Any]) -> Evaluated:
+    def start(self, jaxpr: AnyJaxpr, programs: Programs, arrays: Sequence[Any]) -> Evaluated:
         """Runs a whole program on the same arguments in all programs.
 
         Args:
@@ -73,7 +72,7 @@ class Evaluator(SideBySide[Recorder]):
         return self._measure(jaxpr, programs, [(x,) * len(programs) for x in arrays], jnp.uint32(0))
 
     def _measure(
-        self, jaxpr: Any, programs: Programs, args: Sequence[Arrays], tick: Any
+        self, jaxpr: AnyJaxpr, programs: Programs, args: Sequence[Arrays], tick: Any
     ) -> Evaluated:
         """Runs a jaxpr whose readings stand apart: that of a program, loop, branch or device map.
 
@@ -93,7 +92,7 @@ class Evaluator(SideBySide[Recorder]):
         # The flags are those of the first program, which all others follow.
         return [Values(x, frozenset((FlagRef(Given(self._probe, x[0])),))) for x in arrays]
 
-    def enters(self, eqn: Any) -> bool:
+    def enters(self, eqn: JaxprEqn) -> bool:
         """True for an equation that is measured by what is inside it."""
         return bool(bodies(eqn))
 

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from ...interpreters.compat import (
+    AnyJaxpr,
+    JaxprEqn,
     body_of,
     is_array_aval,
     is_unreduced,
@@ -70,7 +72,7 @@ def each_reading(
 
 
 def measured_equations(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     names: Sequence[str] = (),
     inside: Sequence[str] = (),
     backward: bool = False,
@@ -100,7 +102,7 @@ def measured_equations(
 
 
 def described(
-    eqn: Any,
+    eqn: JaxprEqn,
     results: Sequence[Any],
     path: Sequence[str],
     inside: Sequence[str],
@@ -130,7 +132,7 @@ def described(
     )
 
 
-def user_scopes(eqn: Any) -> tuple[str, ...]:
+def user_scopes(eqn: JaxprEqn) -> tuple[str, ...]:
     """Returns the scopes of the user's own around an equation, without the marks of ours."""
     return user_names(scope_names(eqn))
 
@@ -140,7 +142,7 @@ def user_names(scope: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in scope if read_mark(name) is None)
 
 
-def is_measured(eqn: Any) -> bool:
+def is_measured(eqn: JaxprEqn) -> bool:
     """True for an equation that is measured itself."""
     if bodies(eqn) or eqn.primitive.name in _SAME_VALUES:
         return False

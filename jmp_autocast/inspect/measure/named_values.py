@@ -15,15 +15,22 @@ import jax
 
 from ...autocast import opened
 from ...call.arguments import check_function, flatten, name_of
-from ...interpreters.compat import fresh_make_jaxpr
+from ...interpreters.compat import (
+    AnyJaxpr,
+    ClosedJaxpr,
+    JaxprEqn,
+    bind,
+    consts_of,
+    fresh_make_jaxpr,
+    literal_value,
+)
+from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.reading import checkpoint_name_in
-from ...interpreters.primitives.structure import is_call
+from ...interpreters.primitives.structure import bodies, is_call
 from ..export import Exported, cut, table
-from .comparison_rows import ArrayError
-from .error_probe import distance, largest_difference
-from .measured import is_measurable
-from .programs import Program
-from .side_by_side import ByScope, Site, Values, path_of
+from ..signature import Traced
+from .error_probe import ArrayError, distance, largest_difference
+from .measured import is_measurable, user_scopes
 
 _SHOWN = 40
 _OUTPUT = "output "
@@ -121,46 +128,32 @@ class ProgramComparison(Exported):
         return "\n".join(lines)
 
 
-class _Namer(ByScope):
-    """Runs a program, and keeps the values that have a name."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
-
-    def enters(self, eqn: Any) -> bool:
-        return is_call(eqn)
-
-    def emit(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
-        i, eqn, (program,), _ = site
-        results = program.emit(i, eqn, [value.arrays[0] for value in operands])
-        made = [x.array for x in results if is_measurable(jax.typeof(x.array))]
-        if made:
-            path = path_of(site)
-            for depth in range(1, len(path) + 1):
-                # The last one stays: it is what the module returns.
-                self.found["/".join(path[:depth])] = made[0]
-            if name := checkpoint_name_in(eqn):
-                self.found[name] = made[0]
-        return [Values((x.array,)) for x in results]
-
-
-def _traced(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Sequence[Any]]:
-    check_function(fn, "compare", "Pass the second function as against=.")
-    with opened(fn, args, kwargs) as pure:
-        call = flatten(pure.fn, (), pure.args, pure.kwargs)
-        return fresh_make_jaxpr(call.traceable, *call.arrays), call.arrays
-
-
-def _values_of(closed: Any, arrays: Sequence[Any]) -> dict[str, Any]:
+def _values_of(closed: ClosedJaxpr, arrays: Sequence[Any]) -> dict[str, Any]:
     """Returns the values of a program by their names, its outputs among them."""
-    walk = _Namer()
-    outputs = walk.run(closed, [Program()], walk.given((x,) for x in arrays), ())
-    for i, value in enumerate(outputs):
-        if is_measurable(jax.typeof(value.arrays[0])):
-            walk.found[f"{_OUTPUT}{i}"] = value.arrays[0]
-    return walk.found
+    found: dict[str, Any] = {}
+
+    def run(jaxpr: AnyJaxpr, args: Sequence[Any], path: tuple[str, ...]) -> list[Any]:
+        def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+            names = (*path, *user_scopes(eqn))
+            if is_call(eqn):
+                (body,) = bodies(eqn)
+                made = run(body.jaxpr, [operands[k] for k in body.operands], names)
+                return [made[body.results.index(k)] for k in range(len(eqn.outvars))]
+            out = bind(eqn.primitive, operands, eqn.params)
+            made = out if eqn.primitive.multiple_results else [out]
+            if measured := [x for x in made if is_measurable(jax.typeof(x))]:
+                # The last one stays: it is what the module returns.
+                scopes = ["/".join(names[: depth + 1]) for depth in range(len(names))]
+                found.update(dict.fromkeys(scopes, measured[0]))
+                if name := checkpoint_name_in(eqn):
+                    found[name] = measured[0]
+            return made
+
+        return evaluate(jaxpr, consts_of(jaxpr), args, literal_value, step)
+
+    outputs = enumerate(run(closed, arrays, ()))
+    found.update({f"{_OUTPUT}{i}": x for i, x in outputs if is_measurable(jax.typeof(x))})
+    return found
 
 
 def compare_programs(
@@ -177,38 +170,39 @@ def compare_programs(
         args: Positional arguments of both.
         kwargs: Keyword arguments of both.
     """
-    traced = [_traced(each, args, kwargs) for each in (fn, other)]
-    order: list[str] = []
-    dtypes: dict[str, tuple[str, str]] = {}
-    unmatched: list[str] = []
+    traced = []
+    for each in (fn, other):
+        check_function(each, "compare", "Pass the second function as against=.")
+        with opened(each, args, kwargs) as pure:
+            call = flatten(pure.fn, (), pure.args, pure.kwargs)
+            traced.append((fresh_make_jaxpr(call.traceable, *call.arrays), call.arrays))
 
     @jax.jit
-    def run(*arrays: Any) -> dict[str, Any]:
-        one, two = (
-            _values_of(closed, each) for (closed, _), each in zip(traced, arrays, strict=True)
-        )
-        made = {}
+    def run(*arrays: Any) -> Traced:
+        pairs = zip(traced, arrays, strict=True)
+        one, two = (_values_of(closed, each) for (closed, _), each in pairs)
+        made, dtypes, unmatched = [], {}, []
         for name in dict.fromkeys([*one, *two]):
             x, y = one.get(name), two.get(name)
             if x is None or y is None or x.shape != y.shape:
                 unmatched.append(name)
                 continue
-            order.append(name)
             dtypes[name] = (x.dtype.name, y.dtype.name)
-            made[name] = distance(x, y), largest_difference(x, y)
-        return made
+            made.append((distance(x, y), largest_difference(x, y)))
+        return Traced(made, (tuple(dtypes.items()), tuple(unmatched)))
 
-    made = run(*(arrays for _, arrays in traced))
-    made = jax.tree.map(lambda x: x.item(), jax.device_get(made))
-    errors = {
-        name: NamedError(*made[name][0], name=name, dtypes=dtypes[name], difference=made[name][1])
-        for name in order
-    }
-    outputs = {name: each for name, each in errors.items() if name.startswith(_OUTPUT)}
+    found = run(*(arrays for _, arrays in traced))
+    made = jax.tree.map(lambda x: x.item(), jax.device_get(found.arrays))
+    dtypes, unmatched = found.static
+    errors = [
+        NamedError(**dataclasses.asdict(error), name=name, dtypes=pair, difference=difference)
+        for (error, difference), (name, pair) in zip(made, dtypes, strict=True)
+    ]
+    outputs = [each for each in errors if each.name.startswith(_OUTPUT)]
     return ProgramComparison(
         name=name_of(fn),
         against=name_of(other),
-        values=tuple(each for name, each in errors.items() if name not in outputs),
-        outputs={name.removeprefix(_OUTPUT): each for name, each in outputs.items()},
-        unmatched=tuple(unmatched),
+        values=tuple(each for each in errors if each not in outputs),
+        outputs={each.name.removeprefix(_OUTPUT): each for each in outputs},
+        unmatched=unmatched,
     )

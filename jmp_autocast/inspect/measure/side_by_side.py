@@ -1,7 +1,8 @@
 """Runs the equations of a jaxpr in several programs side by side, and enters what they call.
 
 Measuring and tapping cotangents share this walk. They differ in what they enter, in what they do
-with an equation, and in what a value refers to.
+with an equation, and in what a value refers to. A program is a jaxpr as it was traced, or as
+`autocast` rewrites it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,118 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from ...interpreters.compat import consts_of, literal_value
+from ...interpreters import Plan, Rewriter
+from ...interpreters.after.views import read_often
+from ...interpreters.compat import AnyJaxpr, JaxprEqn, bind, consts_of, literal_value
+from ...interpreters.plan.data import Move, ValueState
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import bodies
-from .measured import user_scopes
-from .programs import Program
+from ...interpreters.rewrite.values import Scalar, Value
+
+
+class Program:
+    """One way to run the equations of a jaxpr.
+
+    Args:
+        plan: The plan of the jaxpr; None where nothing is planned, as inside a call that is kept.
+        rewriter: Emits planned equations; None to run the jaxpr as it was traced.
+        differentiated: The program is differentiated. Then a parameter is marked: each 16-bit read
+            of it is a view, whose gradient stays float32.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        rewriter: Rewriter | None = None,
+        differentiated: bool = False,
+    ) -> None:
+        self._plan = plan
+        self._rewriter = rewriter
+        self._differentiated = differentiated
+        self._rewritten = plan if rewriter is not None else None
+        self._often = read_often(plan) if plan is not None else frozenset()
+
+    def arguments(self, arrays: list[Any]) -> list[Any]:
+        """Returns arguments of the jaxpr as the rewriter takes them."""
+        return self._marked(arrays, self._rewritten and self._rewritten.inputs)
+
+    def constants(self, arrays: list[Any]) -> list[Any]:
+        """Returns constants of the jaxpr, as `arguments` does."""
+        return self._marked(arrays, self._rewritten and self._rewritten.consts)
+
+    def _marked(self, arrays: list[Any], states: Sequence[ValueState] | None) -> list[Any]:
+        if states is None or not self._differentiated:
+            return arrays
+        return list(map(Value.of, arrays, states))
+
+    def emit(self, i: int, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Value]:
+        """Runs equation ``i``.
+
+        Args:
+            i: The position of the equation.
+            eqn: The equation.
+            operands: Its operands, as arrays, literals, `Value` or `Scalar`.
+        """
+        # What the rewriter emits for a Python number differs from what it emits for an array: the
+        # number is cast at trace time.
+        if self._plan is None or self._rewriter is None:
+            values = list(map(_as_value, operands))
+            out = bind(eqn.primitive, [value.array for value in values], eqn.params)
+            return [Value(x) for x in (out if eqn.primitive.multiple_results else [out])]
+        equation = self._plan.equations[i]
+        values = list(map(_as_value, operands, equation.given))
+        results = self._rewriter.emit_equation(eqn, equation, values)
+        for v, value in zip(eqn.outvars, results, strict=True):
+            if v in self._often:
+                value.is_read_often()
+        return results
+
+    def is_source(self, i: int, k: int) -> bool:
+        """True if result ``k`` of equation ``i`` is an input or a constant that was only moved."""
+        if self._plan is None:
+            return False
+        equation = self._plan.equations[i]
+        # What moves a parameter is one still, and its gradient is added up in float32.
+        is_source = isinstance(equation.action, Move) or equation.results[k].keeps_gradient
+        return is_source or self._plan.jaxpr.eqns[i].outvars[k] in self._often
+
+    def enter(self, i: int, operands: Sequence[Any]) -> list[Any]:
+        """Returns the operands of equation ``i`` in the dtypes that its inside reads."""
+        return _read(operands, self._rewritten and self._rewritten.equations[i].operands)
+
+    def leave(self, i: int, results: Sequence[Any]) -> list[Any]:
+        """Returns the results of equation ``i``, made inside, in the dtypes of its plan."""
+        return _read(results, self._rewritten and self._rewritten.equations[i].casts)
+
+    def outputs(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the outputs of the jaxpr in the dtypes that its caller gets."""
+        return _read(values, self._rewritten and self._rewritten.output_dtypes)
+
+    def inner(self, i: int, eqn: JaxprEqn) -> list[Program]:
+        """Returns a program for each jaxpr inside equation ``i``."""
+        plans = self._plan.equations[i].inner if self._plan else ()
+        # What autocast leaves alone has no plans inside, and runs as it was traced.
+        plans = plans or [None] * len(bodies(eqn))
+        return [Program(plan, self._rewriter, self._differentiated) for plan in plans]
+
+
+def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:
+    dtypes = dtypes or [None] * len(values)
+    return [_as_value(x).read(dtype) for x, dtype in zip(values, dtypes, strict=True)]
+
+
+def _as_value(x: Any, state: ValueState | None = None) -> Value | Scalar:
+    """Returns an operand as the rewriter takes it; of an array, what is known of it is known."""
+    if isinstance(x, Value | Scalar):
+        return x
+    if isinstance(x, bool | int | float | complex | np.generic):
+        return Scalar(x)
+    return (
+        Value(x)
+        if state is None
+        else Value(x, known=state.known_value, const_range=state.const_range)
+    )
+
 
 Programs: TypeAlias = Sequence[Program]
 Arrays: TypeAlias = tuple[Any, ...]
@@ -53,7 +161,7 @@ class Site(NamedTuple, Generic[Context]):
     """
 
     i: int
-    eqn: Any
+    eqn: JaxprEqn
     programs: Programs
     context: Context
 
@@ -67,7 +175,7 @@ class SideBySide(abc.ABC, Generic[Context]):
     """A walk over a jaxpr. It runs the equations, and what calls hold in the place of the calls."""
 
     def run(
-        self, jaxpr: Any, programs: Programs, args: list[Values], context: Context
+        self, jaxpr: AnyJaxpr, programs: Programs, args: list[Values], context: Context
     ) -> list[Values]:
         """Runs a jaxpr, and returns its outputs in the dtypes that its caller gets.
 
@@ -86,7 +194,7 @@ class SideBySide(abc.ABC, Generic[Context]):
             is_number = isinstance(value, bool | int | float | complex)
             return known([np.asarray(value, atom.aval.dtype)[()] if is_number else value])[0]
 
-        def step(i: int, eqn: Any, operands: list[Values]) -> list[Values]:
+        def step(i: int, eqn: JaxprEqn, operands: list[Values]) -> list[Values]:
             site = Site(i, eqn, programs, context)
             if not self.enters(eqn):
                 return self.emit(site, operands)
@@ -115,7 +223,7 @@ class SideBySide(abc.ABC, Generic[Context]):
         return [made[body.results.index(k)] for k in range(len(site.eqn.outvars))]
 
     @abc.abstractmethod
-    def enters(self, eqn: Any) -> bool:
+    def enters(self, eqn: JaxprEqn) -> bool:
         """True for an equation whose inside is run, instead of the equation itself."""
 
     @abc.abstractmethod
@@ -125,19 +233,6 @@ class SideBySide(abc.ABC, Generic[Context]):
     def given(self, arrays: Iterable[Arrays]) -> list[Values]:
         """Returns values that no equation of this jaxpr made."""
         return [Values(each) for each in arrays]
-
-
-class ByScope(SideBySide[tuple[str, ...]]):
-    """A walk whose context is the scopes of the user's own around a jaxpr."""
-
-    def inside(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
-        """Runs what a call holds, within the scopes around the call."""
-        return super().inside(site._replace(context=path_of(site)), operands)
-
-
-def path_of(site: Site[tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the scopes of the user's own around an equation."""
-    return (*site.context, *user_scopes(site.eqn))
 
 
 def _each(

@@ -15,13 +15,25 @@ import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from ..export import Exported, plain, saved
 
-Columns: TypeAlias = dict[str, Literal["text", "number", "bytes", "count", "error"]]
-"""The titles of columns, each with what its cells are: scaled numbers and bytes, counts, relative
-errors, which have a bar."""
+# What the cells of a column are, by its title: scaled numbers and bytes, counts, relative errors,
+# which have a bar. All others are texts.
+_KINDS = {
+    **dict.fromkeys(("introduced", "error", "error of cotangents", "of all"), "error"),
+    **dict.fromkeys(("times", "lost", "cotangents lost"), "count"),
+    **dict.fromkeys(("FLOPs", "largest"), "number"),
+    "bytes": "bytes",
+}
+# Of which field of an item, where the title is no name of one.
+_FIELDS = {
+    **dict.fromkeys(("made by", "operation"), "primitive"),
+    **{"read by": "readers", "because": "reason", "computed again": "recomputed"},
+    **{"bytes": "nbytes", "FLOPs": "flops"},
+    **{"error of cotangents": "cotangent_error", "cotangents lost": "cotangent_lost"},
+}
 
 # A page of rows has modules, a chart and a panel for each row; a page of tables has tables.
 _SCRIPTS = {
@@ -60,54 +72,34 @@ class Page(NamedTuple):
     data: Mapping[str, Any]
 
 
-class Section(NamedTuple):
-    """A table of a page.
+def section(title: str, columns: str, items: Sequence[Any]) -> dict[str, Any]:
+    """Returns a table of a page.
 
     Args:
         title: Its title.
-        columns: Its columns.
-        rows: The cells of each row.
+        columns: The titles of its columns, between commas.
+        items: What has a row: a tuple of cells, or an object with a field for each column.
     """
+    titles = columns.split(", ")
+    fields = [_FIELDS.get(each, each) for each in titles]
 
-    title: str
-    columns: Columns
-    rows: Sequence[Sequence[Any]]
+    def cells(item: Any) -> Sequence[Any]:
+        return item if isinstance(item, tuple) else [_text(getattr(item, name)) for name in fields]
 
-
-class Picture(NamedTuple):
-    """Bars side by side.
-
-    Args:
-        title: Its title.
-        caption: What it shows.
-        bars: The name of each, which stands below it; how high it is, up to 1; how it is drawn
-            (``"kept"``, ``"again"`` or ``"unread"``); and what it stands for, in full.
-    """
-
-    title: str
-    caption: str
-    bars: Sequence[tuple[str, float, str, str]]
+    kinds = [(each, _KINDS.get(each, "text")) for each in titles]
+    return {"title": title, "columns": kinds, "rows": list(map(cells, items))}
 
 
-def texts(*titles: str) -> Columns:
-    """Returns columns of text."""
-    return dict.fromkeys(titles, "text")
+def _text(cell: Any) -> Any:
+    is_words = isinstance(cell, tuple) and all(isinstance(word, str) for word in cell)
+    return ", ".join(cell) if is_words else cell
 
 
 def tables_page(
-    about: str,
-    name: str,
-    summary: str,
-    sections: Sequence[Section],
-    pictures: Sequence[Picture] = (),
+    about: str, name: str, summary: str, sections: Sequence[Any], cuts: Sequence[Any] = ()
 ) -> Page:
-    """Returns a page of pictures and tables; tables without a row are left out."""
-    shown = [
-        {"title": title, "columns": list(columns.items()), "rows": rows}
-        for title, columns, rows in sections
-        if rows
-    ]
-    data = {"sections": shown, "pictures": [picture._asdict() for picture in pictures]}
+    """Returns a page of tables, those without a row left out, and of pictures of cuts."""
+    data = {"sections": [each for each in sections if each["rows"]], "cuts": cuts}
     return Page("tables", about, name, summary, data)
 
 

@@ -11,7 +11,7 @@ function amount(value) {
 }
 
 const TEXTS = {
-  text: String,
+  text: (value) => (typeof value === "number" ? value.toFixed(5) : String(value)),
   count: (value) => value.toLocaleString("en"),
   number: (value) => (typeof value === "number" ? number(value) : value),
   bytes: (value) => number(value, "B"),
@@ -57,22 +57,32 @@ function drawSection({ title, columns, rows }, n) {
   table.show(all);
 }
 
-function drawPicture({ title, caption, bars }) {
-  const [width, height] = [ACROSS * (bars.length + 1), TALL + NAMES];
+function drawCut([scope, times, count, values]) {
+  const kinds = { kept: "kept", "computed again": "again", "not read": "unread" };
+  const largest = Math.max(...values.filter((v) => v.fate !== "not read").map((v) => v.nbytes), 1);
+  const caption = "Each bar is a value, in program order, as high as its bytes (the highest: "
+    + `${number(largest, "B")}${times > 1 ? `, in each of ${times} runs` : ""}). Filled: kept for the `
+    + "backward pass. Outlined: computed again there. A line: no derivative reads it."
+    + (count > values.length ? ` ${plural(count - values.length, "value")} more in JSON.` : "");
+  const [width, height] = [ACROSS * (values.length + 1), TALL + NAMES];
   const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": caption });
-  bars.forEach(([name, share, kind, says], k) => {
+  values.forEach((v, k) => {
+    const name = v.primitive || "input";
+    const share = v.fate === "not read" ? 0 : v.nbytes / largest;
     const [x, tall] = [ACROSS * k + 2, Math.max(TALL * share, 2)];
+    const says = `${name} ${v.dtype}[${v.shape.join(", ")}], ${number(v.nbytes, "B")}, ${v.fate}`;
     const said = svg("title", {});
-    said.textContent = says.split("\n").map(visible).join("\n");
+    said.textContent = [says, v.scope, v.source].filter(Boolean).map(visible).join("\n");
     const label = svgText(0, 0, visible(name), "name");
     label.setAttribute("transform", `translate(${x + 8} ${TALL + 6}) rotate(90)`);
-    const group = svg("g", { class: kind });
+    const group = svg("g", { class: kinds[v.fate] });
     group.append(said, svg("rect", { x, y: TALL - tall, width: ACROSS - 4, height: tall }), label);
     picture.append(group);
   });
-  find("sections").append(element("section", { class: "card" }, element("h2", null, title),
+  find("sections").append(element("section", { class: "card" },
+    element("h2", null, scope ? `The cut in ${scope}` : "The cut"),
     element("div", { class: "picture", tabindex: 0 }, picture), element("p", { class: "quiet" }, caption)));
 }
 
-data.pictures.forEach(drawPicture);
+data.cuts.forEach(drawCut);
 data.sections.forEach(drawSection);

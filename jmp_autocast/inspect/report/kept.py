@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from ...autocast import Autocast, PlannedCall
 from ...call import arguments
 from ...call.arguments import check_function, name_of
 from ...interpreters import Source
-from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun
+from ...interpreters.after.provenance import entering, follow, leaving
+from ...interpreters.compat import (
+    AnyJaxpr,
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    body_of,
+    fresh_make_jaxpr,
+    jaxpr_as_fun,
+    name_stack,
+    without_dead_equations,
+)
 from ...interpreters.keep.account import (
     CutJaxpr,
-    CutValue,
     Island,
     KeptArray,
     cut_jaxprs,
@@ -23,27 +38,21 @@ from ...interpreters.keep.account import (
 )
 from ...interpreters.keep.choice import ResidualChoice
 from ...interpreters.keep.emit import Emitter
+from ...interpreters.plan.float_dtypes import is_in
+from ...interpreters.primitives.evaluate import of_positions
+from ...interpreters.primitives.structure import bodies, equations_in
+from ...interpreters.primitives.traits import having
 from ...keep_less import KeepLess, keep_less
-from ..export import counted, cut, labeled, scaled, table
-from ..page.page import Columns, Page, Paged, Picture, Section, tables_page, texts
-from .kept_bytes import KeptBytes, kept_bytes
+from ...policies import FLOAT32
+from ..export import cut, labeled, scaled, table
+from ..page.page import Page, Paged, section, tables_page
+from .jaxprs import nbytes_of
 
 # Half a screen of groups each; `arrays` and `islands` hold all.
 _SHOWN = 16
 
 # More bars than a reader looks at; JSON has all.
 _BARS, _PICTURES = 400, 6
-_UNREAD = "not read"
-_KINDS = {"kept": "kept", "computed again": "again", _UNREAD: "unread"}
-
-_OF_ARRAYS: Columns = {
-    **{"bytes": "bytes", "dtype": "text", "shape": "text", "times": "count"},
-    **texts("made by", "read by", "because", "scope", "source"),
-}
-_OF_ISLANDS: Columns = {
-    **{"bytes": "bytes", "FLOPs": "number", "times": "count"},
-    **texts("computed again", "scope"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,30 +124,15 @@ class KeptReport(Paged):
 
     def _page(self) -> Page:
         """Returns the page: a picture of each cut, and tables of the arrays and the islands."""
-        arrays = [
-            (
-                a.nbytes,
-                a.dtype,
-                list(a.shape),
-                a.times,
-                a.primitive or "input",
-                ", ".join(a.readers),
-                a.reason,
-                a.scope,
-                a.source,
-            )
-            for a in self.arrays
-        ]
-        islands = [
-            (i.nbytes, i.flops, i.times, ", ".join(i.recomputed), i.scope) for i in self.islands
-        ]
+        of_arrays = "bytes, dtype, shape, times, made by, read by, because, scope, source"
+        of_islands = "bytes, FLOPs, times, computed again, scope"
         sections = [
-            Section("Arrays that are kept, the largest first", _OF_ARRAYS, arrays),
-            Section("Computed again, in program order", _OF_ISLANDS, islands),
+            section("Arrays that are kept, the largest first", of_arrays, self.arrays),
+            section("Computed again, in program order", of_islands, self.islands),
         ]
-        pictures = [_picture(each) for each in self.cuts[:_PICTURES] if each.values]
-        about = "Kept for the backward pass"
-        return tables_page(about, self.name, self.summary, sections, pictures)
+        some = [each for each in self.cuts[:_PICTURES] if each.values]
+        cuts = [(each.scope, each.times, len(each.values), each.values[:_BARS]) for each in some]
+        return tables_page("Kept for the backward pass", self.name, self.summary, sections, cuts)
 
     def __str__(self) -> str:
         """Returns the summary, the arrays and the islands, those that are alike together."""
@@ -155,56 +149,33 @@ class KeptReport(Paged):
         """
         if not self.arrays and not self.islands:
             return labeled({"again": "nothing is computed again"})
-        kept: dict[Any, list[KeptArray]] = collections.defaultdict(list)
-        for a in self.arrays:
-            what = f"{a.dtype} {list(a.shape)}"
-            kept[what, a.primitive or "input", ", ".join(a.readers), a.reason].append(a)
-        columns = {"bytes": ">7", "kept": "23", "made by": "14", "read by": "15", "because": ""}
-        by_size = sorted(kept.items(), key=lambda item: -_nbytes(item[1]))
-        lines = table(
-            columns,
-            by_size,
-            lambda item: [scaled(_nbytes(item[1])), *item[0]],
-            _SHOWN,
-            "more; KeptReport.arrays has all",
-        )
-        again: dict[Any, list[Island]] = collections.defaultdict(list)
-        for island in self.islands:
-            again[island.recomputed].append(island)
-        columns = {"bytes": ">7", "FLOPs": ">7", "computed again, and not kept": ""}
-        by_size = sorted(again.items(), key=lambda item: -_nbytes(item[1]))
 
-        def cells(item: tuple[Sequence[str], list[Island]]) -> list[Any]:
+        def of_array(a: KeptArray) -> Any:
+            what = f"{a.dtype} {list(a.shape)}"
+            return what, a.primitive or "input", ", ".join(a.readers), a.reason
+
+        def again(item: tuple[Sequence[str], Sequence[Island]]) -> list[Any]:
             names, found = item
             counts = collections.Counter(names)
             text = ", ".join(f"{n} {k}" if n > 1 else k for k, n in counts.items())
             return [scaled(_nbytes(found)), scaled(sum(i.flops for i in found)), text]
 
+        columns = {"bytes": ">7", "kept": "23", "made by": "14", "read by": "15", "because": ""}
+        kept = lambda item: [scaled(_nbytes(item[1])), *item[0]]  # noqa: E731
+        more = "more; KeptReport.arrays has all"
+        lines = table(columns, _groups(self.arrays, of_array), kept, _SHOWN, more)
+        columns = {"bytes": ">7", "FLOPs": ">7", "computed again, and not kept": ""}
+        islands = _groups(self.islands, lambda island: island.recomputed)
         more = "more; KeptReport.islands has all"
-        return [*lines, "", *table(columns, by_size, cells, _SHOWN, more)]
+        return [*lines, "", *table(columns, islands, again, _SHOWN, more)]
 
 
-def _picture(jaxpr: CutJaxpr) -> Picture:
-    values = jaxpr.values[:_BARS]
-    largest = max((v.nbytes for v in values if v.fate != _UNREAD), default=1)
-    each = f", in each of {jaxpr.times} runs" if jaxpr.times > 1 else ""
-    left_out = len(jaxpr.values) - len(values)
-    caption = (
-        f"Each bar is a value, in program order, as high as its bytes (the highest: "
-        f"{scaled(largest)}B{each}). Filled: kept for the backward pass. Outlined: computed again "
-        "there. A line: no derivative reads it."
-        + (f" {counted(left_out, 'value')} more in JSON." if left_out else "")
-    )
-    title = f"The cut in {jaxpr.scope}" if jaxpr.scope else "The cut"
-    return Picture(title, caption, [_bar(value, largest) for value in values])
-
-
-def _bar(value: CutValue, largest: int) -> tuple[str, float, str, str]:
-    name = value.primitive or "input"
-    says = f"{name} {value.dtype}{list(value.shape)}, {scaled(value.nbytes)}B, {value.fate}"
-    says = "\n".join(filter(None, (says, value.scope, value.source)))
-    height = 0.0 if value.fate == _UNREAD else value.nbytes / largest
-    return name, height, _KINDS[value.fate], says
+def _groups(items: Sequence[Any], key: Callable[[Any], Any]) -> list[tuple[Any, list[Any]]]:
+    """Returns what is alike together, the groups of the most bytes first."""
+    found: dict[Any, list[Any]] = collections.defaultdict(list)
+    for item in items:
+        found[key(item)].append(item)
+    return sorted(found.items(), key=lambda group: -_nbytes(group[1]))
 
 
 def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:
@@ -262,7 +233,9 @@ def kept_of(planned: PlannedCall, name: str) -> KeptReport:
     return _report(name, closed, planned.call, planned.residuals)
 
 
-def _report(name: str, closed: Any, call: arguments.Call, choice: ResidualChoice) -> KeptReport:
+def _report(
+    name: str, closed: ClosedJaxpr, call: arguments.Call, choice: ResidualChoice
+) -> KeptReport:
     shapes, is_param = call.shapes, [source is Source.PARAM for source in call.sources]
     emitter = Emitter(choice)
 
@@ -282,3 +255,120 @@ def _report(name: str, closed: Any, call: arguments.Call, choice: ResidualChoice
         tuple(islands(emitter.planned)),
         tuple(cut_jaxprs(emitter.planned)),
     )
+
+
+# A parameter stays one through these: what the backward pass keeps of it is in memory anyway.
+_MOVES = having("moves") | having("same") | {"convert_element_type", "source_view"}
+# What follows the first operand are indices, a padding value, or the same source in 16 bits.
+_FIRST = having("first")
+_ZEROS = having("zeros")
+
+
+class _Kind(enum.Enum):
+    CONST = "const"  # made of constants alone
+    PARAM = "param"  # a parameter, moved or cast
+    OTHER = "other"
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptBytes:
+    """The bytes of activations that the backward pass keeps.
+
+    Args:
+        nbytes: All of them, None where they are not known.
+        float32_nbytes: Those in float32, or float64 where that is the wide dtype.
+        error: Why they are not known: what JAX, or a rule of the user's own, said.
+    """
+
+    nbytes: int | None = None
+    float32_nbytes: int | None = None
+    error: str = ""
+
+
+def kept_bytes(
+    program: Callable[..., Sequence[Any]],
+    shapes: Sequence[Any],
+    params: Sequence[int],
+    wide: np.dtype = FLOAT32,
+) -> KeptBytes:
+    """Returns what `jax.vjp` of a program keeps.
+
+    The derivative is that of all float outputs with respect to the parameters, or to all float
+    inputs of a program without parameters. Each array counts once. Inputs of the program do not
+    count, nor do 16-bit copies and movements of parameters, nor what is made of constants alone.
+    8-bit copies do: they are kept beside the parameters. The
+    numbers are those of the jaxpr: XLA may merge equal arrays, and compute cheap ones again.
+
+    Args:
+        program: From arrays to arrays.
+        shapes: What it takes.
+        params: The positions of its parameters.
+        wide: The wide dtype of the policy.
+    """
+    floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
+    wanted = [i for i in params if i in floats] or floats
+    # A program without float inputs has no derivative, and keeps nothing.
+    if not wanted:
+        return KeptBytes()
+
+    def kept(*arrays: Any) -> Any:
+        def floats_of(*given: Any) -> list[Any]:
+            return [x for x in program(*given) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+        of_wanted = of_positions(floats_of, arrays, wanted)
+        outputs, pullback = jax.vjp(of_wanted, *(arrays[i] for i in wanted))
+        # A program without a backward pass raises here: `jax.vjp` alone only linearizes it.
+        pullback(outputs)
+        return pullback
+
+    try:
+        jaxpr = body_of(fresh_make_jaxpr(kept, *shapes))
+    except Exception as error:  # JAX, or a rule of the user's own, may refuse in any way
+        return KeptBytes(error=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    # `jax.vjp` also computes the outputs. What they alone need is not kept.
+    jaxpr = without_dead_equations(jaxpr)
+    inputs = [_Kind.PARAM if i in params else _Kind.OTHER for i in range(len(shapes))]
+    kept_arrays = zip(jaxpr.outvars, _kinds(jaxpr, inputs), strict=True)
+    # A view of a source is its 16-bit copy: several views are one array.
+    views: dict[Any, Any] = {eqn.outvars[0]: eqn.invars[1] for eqn in jaxpr.eqns if _is_view(eqn)}
+    arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
+    arrays.difference_update(jaxpr.invars)
+    full = sum(nbytes_of(v) for v in arrays if is_in(getattr(v.aval, "dtype", None), wide))
+    return KeptBytes(sum(map(nbytes_of, arrays)), full)
+
+
+def is_gradient(jaxpr: AnyJaxpr) -> bool:
+    """True for a program that holds a backward pass: what it keeps is inside it.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+    """
+    return any("transpose(" in name_stack(eqn) for eqn, _ in equations_in(jaxpr))
+
+
+def _is_view(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "source_view" and not isinstance(eqn.invars[1], Literal)
+
+
+def _kinds(jaxpr: AnyJaxpr, inputs: Sequence[_Kind]) -> list[_Kind]:
+    """Returns the kind of each output of a jaxpr."""
+
+    def step(i: int, eqn: JaxprEqn, given: list[_Kind]) -> list[_Kind]:
+        held, count = bodies(eqn), len(eqn.outvars)
+        if len(held) != 1:
+            return [_of_equation(eqn, given)] * count
+        (body,) = held
+        made = _kinds(body.jaxpr, entering(body, given, _Kind.OTHER))
+        return leaving(body, made, _Kind.OTHER, count)
+
+    return follow(jaxpr, inputs, _Kind.CONST, step)
+
+
+def _of_equation(eqn: JaxprEqn, given: Sequence[_Kind]) -> _Kind:
+    if all(kind is _Kind.CONST for kind in given) and not eqn.effects:
+        return _Kind.CONST
+    if eqn.primitive.name in _ZEROS:
+        return _Kind.CONST  # XLA keeps nothing of them
+    arrays = given[:1] if eqn.primitive.name in _FIRST else given
+    moved = eqn.primitive.name in _MOVES and _Kind.OTHER not in arrays
+    return _Kind.PARAM if moved else _Kind.OTHER

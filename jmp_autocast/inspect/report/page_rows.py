@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any, NamedTuple
 
-from .by_dtype import dtype_of, is_float, nbytes_by_dtype
-from .reason_texts import explanations
+from ...interpreters.plan.reasons import ReasonCode
 from .rows import Row
+from .totals import dtype_of, is_float, nbytes_by_dtype
 
 # Columns whose values stand in the rows themselves. They are short, and mostly different: of the
 # others a program of 2,000 equations has few, and each is in the page once.
@@ -42,3 +45,22 @@ def data_of(rows: Sequence[Row]) -> dict[str, Any]:
         "rows": lists,
         "values": list(numbers),
     }
+
+
+class Explanation(NamedTuple):
+    """What a code says, in Markdown that uses code spans alone.
+
+    Args:
+        says: Why the equation runs in its dtypes.
+        otherwise: What to do to have it otherwise, ``""`` where nothing can be done or need be.
+    """
+
+    says: str
+    otherwise: str = ""
+
+
+@functools.cache
+def explanations() -> Mapping[ReasonCode, Explanation]:
+    """Returns what each code says. The texts are no code: they stand beside those of the page."""
+    text = (resources.files(__package__ or "") / "reasons.toml").read_text("utf-8")
+    return {ReasonCode(code): Explanation(**said) for code, said in tomllib.loads(text).items()}

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...interpreters import ReasonCode
 from ...interpreters.after.walk import Origin, Visit
+from ...interpreters.compat import JaxprEqn
 from ...interpreters.primitives.structure import bodies
 
 # These reasons are about who reads the result. All others are about what the equation reads.
@@ -141,7 +142,7 @@ def _named(
     return tuple(dict.fromkeys(rows))
 
 
-def _carried(eqn: Any) -> dict[int, int]:
+def _carried(eqn: JaxprEqn) -> dict[int, int]:
     """Returns from the operand that a loop's carry starts as to the result that it ends as."""
     return {
         body.operands[i]: result

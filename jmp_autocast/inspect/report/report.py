@@ -1,22 +1,125 @@
-"""`Report`: the rows of a program, their totals, and ways to read them."""
+"""`Report`: the rows of a program, their totals, and how they differ under another policy."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from ...policies.errors import wrong_type
-from ..export import cut, labeled, scaled, table
-from ..page.page import Page, Paged
-from .by_dtype import Share, by_dtype, guarded, item_size
-from .difference import Change, Difference, Side, difference_of
+from ..export import WIDTH, counted, cut, labeled, scaled, table
+from ..page.page import Page, Paged, section, tables_page
 from .kept import KeptReport
 from .page_rows import data_of
 from .roofline import Roofline
-from .row_texts import reason_of, short_dtypes
-from .rows import Row, note_on_sizes
-from .totals import Totals
+from .rows import Row, note_on_sizes, reason_of, short_dtypes
+from .totals import Share, Totals, by_dtype, guarded, item_size
+
+# A screen of changes. A program of 48 layers may have thousands.
+_CHANGES = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One equation that two policies treat differently.
+
+    Args:
+        before: The row under the first policy.
+        after: The row under the second.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+        >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
+        >>> (change,) = explain(f, x, policy=BF16).diff(careful)
+        >>> change.before.reason, change.after.results
+        ('PROMOTE_LOW', ('float32',))
+    """
+
+    before: Row
+    after: Row
+
+    def __str__(self) -> str:
+        """Returns the change in two lines."""
+        where = (
+            f"{self.before.primitive} in {self.before.scope or 'no scope'} ({self.before.source})"
+        )
+        was, now = (f"{short_dtypes(row)} {reason_of(row)}" for row in (self.before, self.after))
+        return f"{cut(where)}\n    {cut(f'{was}  =>  {now}', WIDTH - 4)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference(Paged):
+    """What ``report.difference(other)`` returns.
+
+    Args:
+        name: The function's name.
+        equations: The number of equations.
+        totals: What the program costs, before and after, by what it is: FLOPs and bytes of each
+            dtype, casts, bytes kept for the backward pass. None where it is not known.
+        changes: The equations whose dtypes differ, in program order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+        >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
+        >>> explain(f, x, policy=BF16).difference(careful).totals["FLOPs in bfloat16"]
+        (144, 128)
+    """
+
+    _computed: ClassVar[tuple[str, ...]] = ("summary",)
+
+    name: str
+    equations: int
+    totals: Mapping[str, tuple[int | None, int | None]]
+    changes: tuple[Change, ...]
+
+    @property
+    def summary(self) -> str:
+        """The difference in one line.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, explain
+            >>> report = explain(jnp.tanh, jnp.ones(4), policy=BF16)
+            >>> report.difference(report).summary
+            'tanh: 0 of 1 equation differ'
+        """
+        count = counted(self.equations, "equation")
+        return cut(f"{self.name}: {len(self.changes)} of {count} differ")
+
+    def __str__(self) -> str:
+        """Returns the summary, a table of totals, and one of the equations that differ."""
+        columns = {"before": ">9", "after": ">9", "total": ""}
+        lines = table(columns, list(self.totals.items()), _total)
+        changed = {"primitive": "16", "before": "16", "after": "16", "scope": "18", "because": ""}
+        if self.changes:
+            lines += ["", *table(changed, self.changes, _cells, _CHANGES, "more in .changes")]
+        return "\n".join([self.summary, "", *lines])
+
+    def _page(self) -> Page:
+        """Returns the page: the two tables, with all changes."""
+        columns = "primitive, before, after, scope, because, because now, source"
+        rows = [
+            (
+                each.before.primitive,
+                *map(short_dtypes, (each.before, each.after)),
+                each.before.scope,
+                *map(reason_of, (each.before, each.after)),
+                each.before.source,
+            )
+            for each in self.changes
+        ]
+        totals = [(name, *map(_number, pair)) for name, pair in self.totals.items()]
+        sections = [
+            section("What the program costs", "total, before, after", totals),
+            section("Equations whose dtypes differ", columns, rows),
+        ]
+        return tables_page("Two policies", self.name, self.summary, sections)
+
 
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
@@ -238,5 +341,51 @@ class Report(Paged):
         if not isinstance(other, Report):
             fix = "Make one with explain(fn, *args, policy=other_policy)."
             raise wrong_type(f"Report.{by} takes a Report", other, fix)
-        before, after = (Side(each.name, each.rows, each.totals) for each in (self, other))
-        return difference_of(before, after, f"Report.{by}")
+        if _program(self.rows) != _program(other.rows):
+            raise ValueError(
+                f"Report.{by} compares policies on one program, but {self.name} and {other.name} "
+                "are different programs. Explain the same function on arguments of the same shapes."
+            )
+        pairs = zip(self.rows, other.rows, strict=True)
+        changes = [
+            Change(a, b) for a, b in pairs if (a.operands, a.results) != (b.operands, b.results)
+        ]
+        return Difference(self.name, len(self.rows), _totals(self, other), tuple(changes))
+
+
+def _number(value: int | None) -> str:
+    return "not known" if value is None else scaled(value).rstrip()
+
+
+def _total(item: tuple[str, tuple[int | None, int | None]]) -> list[Any]:
+    name, pair = item
+    return [*map(_number, pair), name]
+
+
+def _cells(change: Change) -> list[Any]:
+    before, after = change.before, change.after
+    dtypes = [short_dtypes(row) for row in (before, after)]
+    return [before.primitive, *dtypes, before.scope, reason_of(after)]
+
+
+def _totals(before: Report, after: Report) -> dict[str, tuple[int | None, int | None]]:
+    shares = by_dtype(before.rows), by_dtype(after.rows)
+    names = list(dict.fromkeys([*shares[0], *shares[1]]))
+    found: dict[str, tuple[int | None, int | None]] = {}
+    for field, title in (("flops", "FLOPs"), ("nbytes", "bytes")):
+        for name in names:
+            of_dtype = [getattr(share[name], field) if name in share else 0 for share in shares]
+            if any(of_dtype):
+                found[f"{title} in {name}"] = (of_dtype[0], of_dtype[1])
+    totals = before.totals, after.totals
+    casts = [(x.casts.down + x.casts.up, x.casts.down_nbytes + x.casts.up_nbytes) for x in totals]
+    found["casts"], found["bytes of casts"] = zip(*casts, strict=True)
+    found["16-bit copies of parameters"] = (totals[0].cast_parameters, totals[1].cast_parameters)
+    kept = [x.residual_nbytes for x in totals]
+    found["bytes kept for the backward pass"] = (kept[0], kept[1])
+    return found
+
+
+def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    # Of dtypes only those that the program declares: the others are what policies change.
+    return [(r.primitive, r.depth, r.operand_shapes, r.declared_operands) for r in rows]

@@ -23,8 +23,8 @@ from ...backend import (
     rates_of,
 )
 from ...policies import CONTRACTIONS, E2M1, E4M3, FLOAT32
-from .by_dtype import is_low, item_size
 from .rows import Row, note_on_sizes
+from .totals import is_low, item_size
 
 
 @dataclasses.dataclass(frozen=True)

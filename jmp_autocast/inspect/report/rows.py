@@ -11,7 +11,7 @@ from jax.export import is_symbolic_dim
 
 from ...call.arguments import name_of
 from ...interpreters.after.walk import Visit
-from ...interpreters.compat import ASSUMED_LENGTH, source_line
+from ...interpreters.compat import ASSUMED_LENGTH, Atom, JaxprEqn, source_line
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies
 from ...policies import STRUCTURAL, CastPolicy, Policy
@@ -157,19 +157,39 @@ def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
     )
 
 
-def _shape(atom: Any) -> tuple[int, ...]:
+def _shape(atom: Atom) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def _name(atom: Any, dtype: Any = None) -> str:
+def _name(atom: Atom, dtype: Any = None) -> str:
     """Returns the name of a dtype, by default of the one that a variable or literal declares."""
     dtype = dtype or getattr(atom.aval, "dtype", None)
     return str(getattr(dtype, "name", dtype))
 
 
-def _rule_name(policy: Policy, eqn: Any, scope: Sequence[str]) -> str:
+def _rule_name(policy: Policy, eqn: JaxprEqn, scope: Sequence[str]) -> str:
     name = eqn.primitive.name
     rule, origin = policy.rule_for(name, policy.rules_in(scope))
     if origin == "unknown" and (name in STRUCTURAL or bodies(eqn)):
         return ""  # no rule is needed: the inside is planned, or the cast is the program's
     return rule.name if isinstance(rule, CastPolicy) else name_of(rule)
+
+
+_SHORT = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float64": "f64",
+    "float8_e4m3fn": "f8",
+}
+
+
+def short_dtypes(row: Row) -> str:
+    """Returns the dtypes of operands and results, such as ``"bf16 -> f32"``."""
+    ends = [[_SHORT.get(name, name) for name in names] for names in (row.operands, row.results)]
+    return " -> ".join(", ".join(dict.fromkeys(names)) for names in ends)
+
+
+def reason_of(row: Row) -> str:
+    """Returns the code of the reason, with its cause."""
+    return f"{row.reason} ({row.cause})" if row.cause else row.reason

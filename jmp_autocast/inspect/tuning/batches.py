@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...autocast import opened
+from ...autocast import Autocast, opened
 from ...backend import EVERY_ROUNDING
-from ...call.arguments import flatten, is_array
+from ...call.arguments import check_function, flatten, is_array
 from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import wrong_type
 from ..argnums import differentiated
 from ..measure.devices import readable
-from ..measure.error_probe import Distance, distance
+from ..measure.error_probe import ArrayError, distance
 from ..signature import Signature, split
 
 
@@ -143,7 +144,7 @@ def nudged(batch: Batch) -> Batch:
 
 
 @jax.jit
-def distances(exact: Sequence[Any], found: Sequence[Any]) -> list[Distance]:
+def distances(exact: Sequence[Any], found: Sequence[Any]) -> list[ArrayError]:
     """Returns how far each array is from its reference.
 
     Args:
@@ -153,7 +154,7 @@ def distances(exact: Sequence[Any], found: Sequence[Any]) -> list[Distance]:
     return [distance(x, y) for x, y in zip(exact, found, strict=True) if x.size]
 
 
-def worst(distances: Sequence[Distance], undetermined: Sequence[bool]) -> float:
+def worst(distances: Sequence[ArrayError], undetermined: Sequence[bool]) -> float:
     """Returns the relative L2 error of the worst array, infinity for what is no longer finite.
 
     Not the mean: a loss that is exact must not hide a gradient that is lost.
@@ -167,3 +168,39 @@ def worst(distances: Sequence[Distance], undetermined: Sequence[bool]) -> float:
     return max(
         (float(d.error) for d, left_out in pairs if not left_out or float(d.lost) > 0), default=0.0
     )
+
+
+def check(fn: Any, tolerance: Any, accept: Any) -> None:
+    """Raises TypeError or ValueError for arguments that are wrong whatever the batches hold."""
+    check_function(fn, "tune", "Pass the function itself, then batches of its arguments.")
+    if isinstance(fn, Autocast):
+        raise ValueError(
+            f"tune got {fn!r}, which autocast has already wrapped, and tries policies itself. Pass "
+            "the function that was wrapped, and its policy as policy=."
+        )
+    if (tolerance is None) == (accept is None):
+        given = "neither" if accept is None else "both"
+        raise ValueError(
+            f"tune needs exactly one of tolerance and accept, got {given}. Write tolerance=0.01, "
+            "or accept=function with a function of the function in mixed precision."
+        )
+    if accept is not None and not callable(accept):
+        must = "accept must be a function of the function in mixed precision"
+        raise wrong_type(must, accept, "For a largest error write tolerance=.")
+    fix = "Write the largest relative error, such as tolerance=0.01."
+    # True is an int, and 1.0 as a tolerance: 100 % of error, which nobody means.
+    is_number = isinstance(tolerance, int | float | np.number) and not isinstance(tolerance, bool)
+    if tolerance is not None and not is_number:
+        raise wrong_type("tolerance must be a number", tolerance, fix)
+    if tolerance is not None and not 0 < float(tolerance) < math.inf:
+        raise ValueError(f"tolerance must be a positive number, got {tolerance}. {fix}")
+
+
+def as_bool(accepted: Any) -> bool:
+    """Returns what ``accept`` said; TypeError if that is no bool."""
+    if isinstance(accepted, bool | np.bool_) or (
+        isinstance(accepted, jax.Array) and accepted.shape == () and accepted.dtype == jnp.bool_
+    ):
+        return bool(accepted)
+    fix = "Return True if the function that it is given is good enough."
+    raise wrong_type("accept must return a bool", accepted, fix)

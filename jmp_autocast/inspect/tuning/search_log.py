@@ -6,15 +6,15 @@ each trial. Lines are only ever added, and each is on the disk before the next t
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ...call.arguments import name_of
 from ...policies.errors import wrong_type
-from ..export import cut, json_text
+from ..export import cut, plain
 
 _START = '{"jmp_autocast.tune": 1'
 
@@ -58,22 +58,27 @@ class Log:
         self._name = f"log={str(path)!r}"
         self._largest: list[float] | None = None
         self.trials: dict[frozenset[int], Trial] = {}
-        header = json.loads(json_text({"jmp_autocast.tune": 1, **header}))
+        mine = json.loads(_text({"jmp_autocast.tune": 1, **header}))
         lines = self._lines()
         if not lines:
-            self._write(header)
+            self._write(mine)
             return
-        self._check_header(json.loads(lines[0]), header)
+        theirs = json.loads(lines[0])
+        for key in (*mine, *theirs):
+            was, now = (cut(json.dumps(each.get(key)), 120) for each in (theirs, mine))
+            if theirs.get(key) != mine.get(key):
+                raise LogError(
+                    f"{self._name} is of another search: its {key} is {was}, but here it is {now}. "
+                    "Pass another path, or delete the file."
+                )
         for number, line in enumerate(lines[1:], 2):
             try:
-                good = self._take(json.loads(line), len(header["candidates"]))
+                self._take(json.loads(line), len(mine["candidates"]))
             except (ValueError, TypeError):
-                good = False
-            if not good:
                 raise LogError(
                     f"{self._name}: line {number} is not a trial of tune. Delete the line to "
                     "continue with the others, or pass another path."
-                )
+                ) from None
 
     def largest(self, measure: Callable[[], Sequence[float]]) -> list[float]:
         """Returns the largest magnitude of each candidate, from the file or measured."""
@@ -92,7 +97,7 @@ class Log:
         if self._path is None:
             return
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json_text(data) + "\n")
+            file.write(_text(data) + "\n")
             # A process that is killed, or a machine that stops, loses the run that is under way
             # and no other: a run of a large model may take hours.
             file.flush()
@@ -115,39 +120,26 @@ class Log:
             os.truncate(self._path, end)
         return content[:end].decode("utf-8").splitlines()
 
-    def _take(self, data: Any, candidates: int) -> bool:
-        """Keeps what a line says, and returns whether it fits the search.
+    def _take(self, data: Any, candidates: int) -> None:
+        """Keeps what a line says.
 
         Raises:
             TypeError: The line is neither a trial nor magnitudes.
-            ValueError: A number is none.
+            ValueError: It does not fit the search, or a number is none.
         """
         if "largest" in data:
             self._largest = [float(x) for x in data["largest"]]
-            return len(self._largest) == candidates
-        kept, passed, error = Trial(**data)
-        error = None if error is None else float(error)  # "inf" is a float in quotes
-        self.trials[frozenset(kept)] = Trial(tuple(kept), passed, error)
-        return isinstance(passed, bool) and set(kept) <= set(range(candidates))
-
-    def _check_header(self, theirs: dict[str, Any], mine: dict[str, Any]) -> None:
-        for key in (*mine, *theirs):
-            if theirs.get(key) != mine.get(key):
-                was, now = _first_difference(theirs.get(key), mine.get(key))
-                raise LogError(
-                    f"{self._name} is of another search: its {key} is {was}, but here it is {now}. "
-                    "Pass another path, or delete the file."
-                )
+            fits = len(self._largest) == candidates
+        else:
+            kept, passed, error = Trial(**data)
+            error = None if error is None else float(error)  # "inf" is a float in quotes
+            self.trials[frozenset(kept)] = Trial(tuple(kept), passed, error)
+            fits = isinstance(passed, bool) and set(kept) <= set(range(candidates))
+        if not fits:
+            raise ValueError
 
 
-def _first_difference(theirs: Any, mine: Any) -> tuple[str, str]:
-    """Returns the two values as text: of two lists the first element in which they differ."""
-    if isinstance(theirs, list) and isinstance(mine, list):
-        pairs = itertools.zip_longest(theirs, mine, fillvalue="nothing")
-        i, (was, now) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-        return f"{_shown(was)} at position {i}", _shown(now)
-    return _shown(theirs), _shown(mine)
-
-
-def _shown(value: Any) -> str:
-    return "missing" if value is None else cut(json.dumps(value), 120)
+def _text(data: dict[str, Any]) -> str:
+    """Returns a line; dtypes, cast policies and functions are their names."""
+    named = lambda x: getattr(x, "name", None) or name_of(x)  # noqa: E731
+    return json.dumps(plain(data, finite=True), default=named)

@@ -18,16 +18,24 @@ from ...call.arguments import name_of
 from ...call.options import autocast_options, tool_options
 from ...call.wrapping import wrapper_of
 from ...interpreters.compat import mark_frames
-from ...policies import FP16, CastPolicy, Policy
+from ...policies import FP16, Policy
 from ...policies.choices import Level
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
-from ..report.by_dtype import contraction_flops
 from ..report.rows import Row
-from .batches import Batch, as_batches, different, distances, nudged, outputs_of, worst
-from .candidates import candidates_of, keeping, rows_under
-from .checks import as_bool, check
-from .magnitudes import largest_of
+from ..report.totals import contraction_flops
+from .batches import (
+    Batch,
+    as_batches,
+    as_bool,
+    check,
+    different,
+    distances,
+    nudged,
+    outputs_of,
+    worst,
+)
+from .candidates import candidates_of, keeping, largest_of, rows_under
 from .progress_bar import Show, shown_progress
 from .search import find_culprits, run_bound
 from .search_log import Log, Trial
@@ -136,7 +144,7 @@ def tune(
         >>> bool(jnp.isfinite(autocast(model, policy=policy)(params, x)).all())
         True
     """
-    check(fn, tolerance, accept, argnums)
+    check(fn, tolerance, accept)
     options = tool_options(compute_dtype, policy, level)
     start = FP16 if options is None else options.chosen[0]
     runs = as_batches(batches)
@@ -172,7 +180,17 @@ class _Search:
         self.show("looking at the program")
         lowered = candidates_of(self.fn, self.start, different(self.batches), self.argnums)
         self._candidates, self._sources = list(lowered), list(lowered.values())
-        self._log = Log(self._header(), self.log_path)
+        # What makes two searches the same.
+        header = {
+            "function": name_of(self.fn),
+            "policy": self.start,
+            "tolerance": self.tolerance,
+            "accept": self.accept,
+            "argnums": positions_of(self.argnums),
+            "batches": [batch.shapes for batch in self.batches],
+            "candidates": self._candidates,
+        }
+        self._log = Log(header, self.log_path)
         self._tried: set[frozenset[int]] = set()
         everything = frozenset(range(len(lowered)))
         before = after = self._try(frozenset())
@@ -219,15 +237,10 @@ class _Search:
         if self.accept is not None:
             return Trial(kept, as_bool(self.accept(mixed)), None)
         found = outputs_of(mixed, self.batches, self.argnums)
-        exact, undetermined = self._exact, self._undetermined
-        batches = zip(exact, found, undetermined, strict=True)
+        batches = zip(self._float32[0], found, self._undetermined, strict=True)
         error = max(worst(distances(x, y), left_out) for x, y, left_out in batches)
         assert self.tolerance is not None
         return Trial(kept, error <= self.tolerance, error)
-
-    @property
-    def _exact(self) -> list[list[Any]]:
-        return self._float32[: len(self.batches)]
 
     @functools.cached_property
     def _undetermined(self) -> list[list[bool]]:
@@ -238,24 +251,25 @@ class _Search:
         differs by 1.7e4 times its own norm in bfloat16.
         """
         assert self.tolerance is not None
-        again = self._float32[len(self.batches) :]
         found = [
             [float(each.error) > self.tolerance for each in distances(x, y)]
-            for x, y in zip(self._exact, again, strict=True)
+            for x, y in zip(*self._float32, strict=True)
         ]
         # Where float32 determines nothing, nothing is left out: a search that compares no array
         # would accept any policy.
         return [[False for _ in each] if all(each) else each for each in found]
 
     @functools.cached_property
-    def _float32(self) -> list[list[Any]]:
+    def _float32(self) -> tuple[list[list[Any]], list[list[Any]]]:
+        """Returns what the float32 function gives, and gives for arguments that are nudged."""
         exact = outputs_of(self.fn, [*self.batches, *map(nudged, self.batches)], self.argnums)
         if not exact[0]:
             raise ValueError(
                 f"tolerance={self.tolerance} compares float arrays, and {name_of(self.fn)} "
                 "returns none. Return the arrays to compare, or pass accept."
             )
-        return exact
+        count = len(self.batches)
+        return exact[:count], exact[count:]
 
     def _policy(self, kept: Iterable[int]) -> Policy:
         return keeping(self.start, [self._candidates[i] for i in kept])
@@ -307,30 +321,7 @@ class _Search:
             share_after=_low_share(now, policy.wide_dtype),
         )
 
-    def _header(self) -> dict[str, Any]:
-        """Returns what makes two searches the same, as JSON data."""
-        return {
-            "function": name_of(self.fn),
-            "policy": _policy_data(self.start),
-            "tolerance": self.tolerance,
-            "accept": None if self.accept is None else name_of(self.accept),
-            "argnums": list(positions_of(self.argnums)),
-            "batches": [batch.shapes for batch in self.batches],
-            "candidates": [list(candidate) for candidate in self._candidates],
-        }
-
 
 def _low_share(rows: Sequence[Row], wide: np.dtype) -> float:
     total, low, _ = contraction_flops(rows, wide)
     return low / total if total else 1.0
-
-
-def _policy_data(policy: Policy) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return [plain(x) for x in value]
-        if isinstance(value, CastPolicy):
-            return value.name
-        return name_of(value) if callable(value) else str(value)
-
-    return {f.name: plain(getattr(policy, f.name)) for f in dataclasses.fields(policy)}

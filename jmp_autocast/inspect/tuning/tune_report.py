@@ -7,12 +7,7 @@ from typing import Any
 
 from ...policies import Policy
 from ..export import NOT_EXPORTED, counted, cut, labeled, scaled, table
-from ..page.page import Columns, Page, Paged, Section, tables_page, texts
-
-_COLUMNS: Columns = {
-    **{"largest": "number", "FLOPs": "number"},
-    **texts("why", "operation", "scope", "source"),
-}
+from ..page.page import Page, Paged, section, tables_page
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,14 +116,11 @@ class TuneReport(Paged):
         return {"error": error, "left out": left_out, "FLOPs": flops}
 
     def _page(self) -> Page:
-        rows = [
-            (x.largest, x.flops, x.why, x.primitive, x.scope or "(everywhere)", x.source)
-            for x in self.kept
-        ]
         facts = [(name, text) for name, text in self._facts().items() if text is not None]
+        columns = "largest, FLOPs, why, operation, scope, source"
         sections = [
-            Section("What the search found", texts("what", "found"), facts),
-            Section("Kept in float32, in program order", _COLUMNS, rows),
+            section("What the search found", "what, found", facts),
+            section("Kept in float32, in program order", columns, self.kept),
         ]
         return tables_page("Tuned policy", self.name, self.summary, sections)
 
