@@ -329,7 +329,7 @@ def test_python_m(folder):
     command = [sys.executable, "-m", "jmp_autocast", *f"check {LOSS}".split()]
     done = process(command, folder)
     assert done.returncode == 1, done.stderr
-    assert "square makes 64 infinities" in done.stdout
+    assert "square makes 64 infinities" in done.stdout, done.stderr
     assert done.stderr == ""
 
 

@@ -14,7 +14,15 @@ import numpy as np
 
 from ...autocast import PlannedCall
 from ...interpreters.after.walk import Origin, Visit, behind, walk_with_outputs
-from ...interpreters.compat import Atom, Literal, body_of, jax_function, name_stack, source_line
+from ...interpreters.compat import (
+    Atom,
+    Literal,
+    aval_of,
+    body_of,
+    jax_function,
+    name_stack,
+    source_line,
+)
 from ...interpreters.plan.data import Source
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import ReasonCode
@@ -211,7 +219,7 @@ class Program:
     def _updates(self, visit: Visit, result: Any) -> bool:
         """Whether an equation adds to a parameter of the result's shape, or to a share of it."""
         return visit.eqn.primitive.name in _SHIFTS and any(
-            v.aval.shape == result.aval.shape and self._is_parameter(self._unscaled(origin))
+            aval_of(v).shape == aval_of(result).shape and self._is_parameter(self._unscaled(origin))
             for v, origin in zip(visit.eqn.invars, visit.origins, strict=True)
         )
 
