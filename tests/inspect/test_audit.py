@@ -101,6 +101,7 @@ RISKY = {
     "rope, cast late": ("angle", rope_cast_late, X),
     "positions": ("position", lambda x: x + jnp.arange(4096, dtype=x.dtype)[:, None, None], X),
     "routing": ("routing", lambda x: lax.top_k(x, 2), X),
+    "a gate": ("digits", lambda x: 1 - jax.nn.sigmoid(x), X),
     "mask": ("mask", lambda x: jnp.where(x > 0, x, -1e9), X16),
     "mask, added": ("mask", lambda x: x + (x > 0).astype(x.dtype) * -1e9, X16),
     "epsilon": ("epsilon", lambda x: x / (jnp.abs(x) + 1e-8), X16),

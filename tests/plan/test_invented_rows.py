@@ -58,7 +58,7 @@ for fn in (inverse, gate):
         print(fn.__name__, row.primitive, *row.results, row.reason, row.cause, sep=" | ")
 print(generate_planner.needs())
 for finding in audit(gate, w.astype(jnp.bfloat16), x.astype(jnp.bfloat16)).findings:
-    print("audit", finding, sep=" | ")
+    print("audit", finding.kind, finding.primitive, finding.says, sep=" | ")
 """
 
 
@@ -104,3 +104,8 @@ def test_the_page_knows_both(printed):
     assert "| `INVENTED` | An invention | `invented` | it went wrong |" in printed
     poles = next(line for line in printed.splitlines() if line.startswith("| `POLE`"))
     assert "`invented`" in poles
+
+
+def test_audit_knows_the_need(printed):
+    said = "what reads it needs digits that 16 bits lose: it went wrong"
+    assert f"audit | digits | tanh | {said}" in printed

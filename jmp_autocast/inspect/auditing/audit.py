@@ -232,6 +232,9 @@ def findings_of(risks: Iterable[Risk], dtype: Any) -> list[Finding]:
         scope = "/".join(user_names(first.scope))
         shape = tuple(getattr(first.eqn.outvars[0].aval, "shape", ()))
         where = (source, scope, primitive, len(places), shape)
-        found.append(Finding(kind, str(dtype), *where, n, *estimate(kind, dtype, n), *KINDS[kind]))
+        said = KINDS[kind]
+        if why := places[0].why:
+            said = said._replace(says=f"{said.says}: {why}")
+        found.append(Finding(kind, str(dtype), *where, n, *estimate(kind, dtype, n), *said))
     order = list(KINDS)
     return sorted(found, key=lambda x: (order.index(x.kind), -(x.worst or 0), -(x.n or 0)))

@@ -69,7 +69,7 @@ def estimate(kind: str, dtype: Any, n: float | None) -> tuple[float | None, floa
         case "exponential":
             # The condition number of exp is |x|, and exp(x) is finite up to x = log(largest).
             return 2 * u, (1 + math.log(float(jnp.finfo(dtype).max))) * u
-        case "logarithm" | "power":
+        case "logarithm" | "power" | "digits":
             return 2 * u, math.inf
         case "norm" | "square":
             # bfloat16 has the range of float32: what is infinite in it is infinite there.

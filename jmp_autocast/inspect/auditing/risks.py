@@ -25,6 +25,7 @@ from ...interpreters.compat import (
 )
 from ...interpreters.plan.data import Source
 from ...interpreters.plan.float_dtypes import float_dtype
+from ...interpreters.plan.needs import ROWS
 from ...interpreters.plan.reasons import ReasonCode
 from ...interpreters.plan.returning_carries import accumulating_carries, residual_streams
 from ...interpreters.primitives.reading import cast_dtype, summands
@@ -55,12 +56,14 @@ class Risk(NamedTuple):
         visit: The equation.
         n: How many terms it adds up, steps it runs, or positions there are; None if unknown.
         source: The user's source line; that of the call around it where it has none.
+        why: What went wrong in another program, of the row that says so; "" for none.
     """
 
     kind: str
     visit: Visit
     n: float | None = None
     source: str = ""
+    why: str = ""
 
 
 class Program:
@@ -91,7 +94,13 @@ class Program:
             if is_call(visit.eqn) and jax_function(called(visit.eqn)) in _WELL_CONDITIONED:
                 harmless = max(harmless, visit.index + visit.inner)
             if visit.index > harmless:
-                for rule in (self._of_policy, self._of_values, self._of_numbers, self._of_carries):
+                for rule in (
+                    self._of_policy,
+                    self._of_needs,
+                    self._of_values,
+                    self._of_numbers,
+                    self._of_carries,
+                ):
                     yield from (risk._replace(source=lines[-1]) for risk in rule(visit))
         for risk in self._of_outputs():
             yield risk._replace(source=source_line(risk.visit.eqn))
@@ -128,6 +137,14 @@ class Program:
             kind != "function" or eqn.primitive.name not in _ARITHMETIC
         ):
             yield Risk(kind, visit)
+
+    def _of_needs(self, visit: Visit) -> Iterator[Risk]:
+        """Yields what `autocast` would compute in float32 for a reader: the planner's own table."""
+        cause, results = visit.plan.reason.cause, visit.eqn.outvars
+        if len(results) == 1 and self._is_low(results[0]):
+            for row in ROWS:
+                if row.reader and cause == f"read by {row.reader}":
+                    yield Risk("digits", visit, why=row.why)
 
     # --- what is known of values -----------------------------------------------------------------
 
