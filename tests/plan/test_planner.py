@@ -18,6 +18,7 @@ from tests.support.plans import (
     FULL,
     LOW,
     LOWEST,
+    all_equations,
     low,
     plan_of,
     planned,
@@ -300,3 +301,15 @@ def test_a_moved_literal_is_no_copy_of_an_input():
     picked = lambda w: jax.nn.log_softmax(X @ w)[jnp.arange(4), jnp.arange(4)].mean()
     jaxpr = trace(autocast(lambda w: jax.grad(picked)(w), policy=BF16), X)
     assert find(jaxpr, "accumulate")
+
+
+def test_a_product_of_two_is_raised_for_what_is_no_sum():
+    """For a sum alone both factors would be kept in float32; an exponential magnifies its error."""
+
+    def fn(w, x):
+        y = x @ w
+        return jnp.exp(jnp.tanh(y) * y), jnp.sin(y) * y + jnp.exp(y)
+
+    plan = plan_of(fn, X, X)
+    products = [p for eqn, p in all_equations(plan) if eqn.primitive.name == "mul"]
+    assert [p.results[0].dtype for p in products] == [FULL, LOW]

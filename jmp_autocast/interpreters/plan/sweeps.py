@@ -163,8 +163,6 @@ class Sweeps:
                 else state
                 for k, (state, m) in enumerate(marked)
             ]
-            # What readers need is known before it is known how they read.
-            wants = wants or tuple([Want(needs=self._needs.get(v, 0)) for v in eqn.outvars])
         elif eqn.outvars:
             need = self._needs.get(eqn.outvars[0], NOTHING)
             accumulating = accumulates(eqn, made, bool(need & Need.ADDED))
