@@ -8,8 +8,11 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, autocast, full_precision
-from jmp_autocast.interpreters.plan import constant_range, planner
+from jmp_autocast.interpreters.compat import body_of
+from jmp_autocast.interpreters.plan import constant_range, planner, sweeps
+from jmp_autocast.interpreters.plan.kinds import kind_of
 from jmp_autocast.interpreters.plan.reasons import ReasonCode
+from jmp_autocast.interpreters.plan.requests import find_requests
 from tests.support.jaxprs import find, trace
 from tests.support.plans import FULL, LOW, LOWEST, all_equations, low, plan_of
 
@@ -149,6 +152,57 @@ def test_scalars_that_are_equal_are_told_apart_by_their_bits():
 def test_leaves_are_alike_whatever_array_they_are():
     first, second = plans_of("sin", lambda x, y: (lax.sin(x), lax.sin(y)), X, X)
     assert first is second
+
+
+def test_bodies_that_are_traced_anew_at_each_call_are_planned_once(monkeypatch):
+    planned = []
+    monkeypatch.setattr(
+        sweeps, "find_requests", lambda *args: planned.append(args) or find_requests(*args)
+    )
+
+    def relus(count):
+        def fn(x):
+            for _ in range(count):
+                x = jax.nn.relu6(x @ x)
+            return x
+
+        planned.clear()
+        plan = plan_of(fn, X)
+        return plan, len(planned)
+
+    (_, few), (plan, many) = relus(3), relus(12)
+    assert many == few
+    # Each has a plan of its own jaxpr, whose equations know their own source lines.
+    calls = [(e, p) for e, p in zip(plan.jaxpr.eqns, plan.equations, strict=True) if p.inner]
+    assert len(calls) == 12
+    for eqn, equation in calls:
+        assert equation.inner[0].jaxpr is body_of(eqn.params["call_jaxpr"])
+
+
+KINDS = {
+    "literal": (lambda x: x * 2, lambda x: x * 3),
+    "operands": (lambda x, y: x - y, lambda x, y: y - x),
+    "output": (lambda x: (x * 2, x), lambda x: (x, x * 2)),
+    "scope": (lambda x: x * 2, jax.named_scope("head")(lambda x: x * 2)),
+    "parameter": (lambda x: x.sum(0), lambda x: x.sum(1)),
+    "type": (lambda x: x * 2, lambda x: x[:2] * 2),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), KINDS.values(), ids=KINDS)
+def test_jaxprs_that_differ_are_of_different_kinds(first, second):
+    args = (X, X) if first.__code__.co_argcount == 2 else (X,)
+    kinds = [kind_of(jax.make_jaxpr(lambda *xs, f=f: f(*xs))(*args)) for f in (first, second)]
+    again = kind_of(jax.make_jaxpr(lambda *xs: first(*xs))(*args))
+    assert kinds[0] is not None
+    assert kinds[0] == again
+    assert kinds[0] != kinds[1]
+
+
+def test_a_long_jaxpr_and_one_with_constants_have_no_kind():
+    weight = jnp.asarray(X)
+    assert kind_of(jax.make_jaxpr(chain(40))(X, X)) is None
+    assert kind_of(jax.make_jaxpr(lambda x: x @ weight)(X)) is None
 
 
 def test_a_second_sweep_plans_what_differs_from_the_first(monkeypatch):

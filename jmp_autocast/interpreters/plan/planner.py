@@ -5,6 +5,7 @@ How the equations of one jaxpr are gone over is in `sweeps`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from .data import EquationPlan, Place, Plan, Source, ValueState, Want
 from .equation import plan_equation
 from .float_dtypes import float_dtype, is_in
 from .islands import leaving, outside, plan_called_back, returned
+from .kinds import kind_of
 from .marks import Memo
 from .products import products_of
 from .rounded_streams import rounded_stream
@@ -48,6 +50,7 @@ class Planner:
         self.policy = policy
         self._wide = policy.wide_dtype
         self._plans: dict[Any, tuple[Any, Plan]] = {}
+        self._kinds: dict[tuple[Any, ...], Plan] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
         self.memo: Memo = {}
         # Whether a function with a derivative or batching rule of the user's own was planned.
@@ -115,8 +118,19 @@ class Planner:
         if planned is None:
             # The scopes are part of the question only as far as the policy looks at them:
             # `Regions`. The jaxpr is kept alive with its plan, or another could get its id.
-            planned = self._plans[key] = (jaxpr, self._plan(jaxpr, *question))
+            planned = self._plans[key] = (jaxpr, self._plan_of_kind(jaxpr, *question))
         return planned[1]
+
+    def _plan_of_kind(self, jaxpr: AnyJaxpr, *question: Any) -> Plan:
+        """Plans a jaxpr, unless one of its kind was planned; each has a plan of its own."""
+        # A rule function may look at the source line, another room at one equation.
+        kind = None if self._rule_functions or self._products else kind_of(jaxpr)
+        if kind is None:
+            return self._plan(jaxpr, *question)
+        twin = self._kinds.get((kind, *question))
+        if twin is None:
+            twin = self._kinds[kind, *question] = self._plan(jaxpr, *question)
+        return dataclasses.replace(twin, jaxpr=body_of(jaxpr))
 
     def _plan(
         self,
