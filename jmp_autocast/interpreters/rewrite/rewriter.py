@@ -60,7 +60,6 @@ from .emitted import emitted
 from .immutable import check_immutable
 from .moves import moved
 from .picked_first import picked_first
-from .unchanged import written_again
 from .values import REPEATS, Scalar, Value, as_array, read, replication
 
 mark_frames(__file__)
@@ -168,31 +167,21 @@ class Rewriter(KeepsValues):
         self.closed_over.keep((*plan.jaxpr.constvars, *plan.jaxpr.invars), (*held, *given))
         often = read_often(plan)
 
-        def made_by(emit: Callable[..., Any]) -> Callable[..., Any]:
-            def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Any:
-                results = emit(eqn, plan.equations[i], operands)
-                if results is not None:
-                    self.closed_over.keep(eqn.outvars, results)
-                    for v, value in zip(eqn.outvars, results, strict=True) if often else ():
-                        if v in often:
-                            value.is_read_often()
-                return results
-
-            return step
+        def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> list[Value]:
+            results = self._labeled(eqn, plan.equations[i], operands)
+            self.closed_over.keep(eqn.outvars, results)
+            for v, value in zip(eqn.outvars, results, strict=True):
+                if v in often:
+                    value.is_read_often()
+            return results
 
         return evaluate(
             plan.jaxpr,
             held,
             given,
             lambda literal: Scalar(literal_value(literal)),
-            made_by(self._labeled),
-            shortcut=made_by(self._written),
+            step,
         )
-
-    def _written(
-        self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
-    ) -> list[Value] | None:
-        return None if self._label else written_again(eqn, plan, operands)
 
     def _labeled(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         with jax.named_scope(self._label(plan)) if self._label else nullcontext():
