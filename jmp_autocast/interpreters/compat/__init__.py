@@ -5,8 +5,9 @@ Each adapter says which version changed what. Supported: JAX 0.10 to the newest 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -162,38 +163,18 @@ def inlined(function: Callable) -> Callable:
 _INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 
-class EquationContext:
+@contextlib.contextmanager
+def equation_context(eqn: JaxprEqn, stack: Any = None) -> Iterator[None]:
     """Errors, profiles and HLO metadata of what is bound inside point at the user's equation.
-
-    A class, because a generator takes as long as the two contexts that it would hold together, and
-    each equation is bound in one.
 
     Args:
         eqn: The equation.
         stack: The whole name stack; None for the current one with the equation's own appended.
     """
-
-    __slots__ = ("_settings", "_user")
-
-    def __init__(self, eqn: JaxprEqn, stack: Any = None) -> None:
-        info = eqn.source_info
-        if stack is None:
-            stack = whole_name_stack(eqn)
-        self._user = source_info_util.user_context(info.traceback, name_stack=stack)
-        self._settings = eqn.ctx.manager
-
-    def __enter__(self) -> None:
-        self._user.__enter__()
-        self._settings.__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        self._settings.__exit__(*raised)
-        self._user.__exit__(*raised)
-
-
-def scope_stack(eqn: JaxprEqn) -> Any:
-    """Returns the name stack of an equation, one object for neighbors in one scope."""
-    return eqn.source_info.name_stack
+    stack = whole_name_stack(eqn) if stack is None else stack
+    user = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+    with user, eqn.ctx.manager:
+        yield
 
 
 def scope_names(eqn: JaxprEqn) -> tuple[str, ...]:
@@ -201,7 +182,7 @@ def scope_names(eqn: JaxprEqn) -> tuple[str, ...]:
 
     The stack also holds the names of transformations (``jvp``, ``transpose``), left out here.
     """
-    stack = scope_stack(eqn).stack
+    stack = eqn.source_info.name_stack.stack
     return tuple([s.name for s in stack if type(s).__name__ == "Scope"]) if stack else ()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from ..compat import AnyJaxpr, EquationContext, Literal, body_of
+from ..compat import AnyJaxpr, Literal, body_of, equation_context
 
 V = TypeVar("V")
 
@@ -21,7 +21,7 @@ def evaluate(
     args: Sequence[V],
     literal: Callable[[Any], V],
     step: Callable[[int, Any, list[V]], Sequence[V]],
-    context: Callable[[Any], AbstractContextManager[Any]] = EquationContext,
+    context: Callable[[Any], AbstractContextManager[Any]] = equation_context,
 ) -> list[V]:
     """Runs a jaxpr, one step per equation, in program order.
 

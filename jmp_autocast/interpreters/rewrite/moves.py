@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ...policies import FLOAT_DTYPES
-from ..compat import EquationContext, JaxprEqn, current_name_stack, mark_frames
+from ..compat import JaxprEqn, current_name_stack, equation_context, mark_frames
 from ..plan.copies import CopyKey
 from ..plan.data import EquationPlan
 from ..plan.float_dtypes import is_in
@@ -61,7 +61,7 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
 
     def copy(k: int, key: CopyKey) -> Any:
         if key not in made:
-            with EquationContext(eqn, stack):
+            with equation_context(eqn, stack):
                 made[key] = copies_by(key)
         return made[key][k]
 
