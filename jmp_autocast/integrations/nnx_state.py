@@ -40,6 +40,7 @@ _NODE = object()  # stands for an NNX object in a result
 _ARGS, _KWARGS, _BOUND = range(3)  # the parts of a call: args, kwargs, what `fn` brings
 
 
+@dataclasses.dataclass(eq=False)
 class ModuleGraph:
     """All that is static in a call: the NNX objects without their arrays, and where they stand.
 
@@ -53,13 +54,10 @@ class ModuleGraph:
             and its metadata.
     """
 
-    def __init__(
-        self, tree: Any, leaves: list[str | None], graphdef: Any, state: list[Any]
-    ) -> None:
-        self.tree: Any = tree
-        self.leaves: list[str | None] = leaves
-        self.graphdef: Any = graphdef
-        self.state: list[Any] = state
+    tree: Any
+    leaves: list[str | None]
+    graphdef: Any
+    state: list[Any]
 
     def _key(self) -> tuple[Any, ...]:
         return (

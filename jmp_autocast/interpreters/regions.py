@@ -13,7 +13,7 @@ import numpy as np
 from ..policies import FLOAT32, FLOAT64, Policy, Rule, narrow_dtypes
 from ..policies.precisions import precision_in
 from ..scopes import BECAUSE, FULL, GOVERNED, mark, read_mark
-from .compat import JaxprEqn, scope_names, scope_stack
+from .compat import JaxprEqn, scope_names
 from .compat.settings import ENABLE_FLOAT64, has_float64
 
 AS_DECLARED = (mark(GOVERNED),)
@@ -77,8 +77,6 @@ class Regions:
         self._compute_dtype = np.dtype(policy.compute_dtype)
         self._wide = policy.wide_dtype
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
-        # Of the equation asked for last: four of five stand where the one before stands.
-        self._last: tuple[Any, tuple[str, ...], Region] | None = None
 
     @property
     def scopes(self) -> list[tuple[str, ...]]:
@@ -92,16 +90,8 @@ class Regions:
             path: The scopes around its jaxpr, as far as the policy looks at them.
             eqn: The equation.
         """
-        stack = scope_stack(eqn)
-        if self._last is not None and self._last[0] is stack and self._last[1] == path:
-            return self._last[2]
-        region = self._within(path, scope_names(eqn))
-        self._last = stack, path, region
-        return region
-
-    def _within(self, path: tuple[str, ...], names: tuple[str, ...]) -> Region:
-        region = self._found.get((path, names))
-        if region is None:
+        names = scope_names(eqn)
+        if (path, names) not in self._found:
             # Scopes that no pattern looks at would only make equal regions differ.
             seen = names
             if self._marks_only:
@@ -111,7 +101,7 @@ class Regions:
                 precision = precision_in(self._policy.precisions, path + seen)
                 region = dataclasses.replace(region, precision=precision)
             self._found[path, names] = region
-        return region
+        return self._found[path, names]
 
     def _find(self, names: tuple[str, ...]) -> Region:
         region = functools.partial(Region, self._wide)

@@ -59,10 +59,7 @@ def map_half(fn: Callable[..., Any], params: Any, *trees: Any, other: Any = NOTH
         trees: Trees of the same structure, down to the leaves of ``params``.
         other: What stands in the result in place of any other leaf.
     """
-    leaves, structure = jax.tree.flatten(params)
-    columns = [structure.flatten_up_to(tree) for tree in trees]
-    rows = zip(leaves, *columns, strict=True)
-    return structure.unflatten([fn(*row) if is_half(row[0]) else other for row in rows])
+    return jax.tree.map(lambda *row: fn(*row) if is_half(row[0]) else other, params, *trees)
 
 
 def storing(
@@ -96,11 +93,10 @@ def storing(
         target = jax.tree.map(lambda p, u: p + u.astype(p.dtype), wide, moves)
         stored, kept = scheme.write(params, kept, target)
         # A leaf that is no 16-bit one gets the update of the inner optimizer, to the bit.
-        leaves, structure = jax.tree.flatten(params)
-        columns = map(structure.flatten_up_to, (stored, moves))
-        rows = zip(leaves, *columns, strict=True)
-        out = [difference(p, new) if is_half(p) else move for p, new, move in rows]
-        return structure.unflatten(out), scheme.state_type(kept, inner_state)
+        out = jax.tree.map(
+            lambda p, new, move: difference(p, new) if is_half(p) else move, params, stored, moves
+        )
+        return out, scheme.state_type(kept, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -246,9 +246,7 @@ def _as_stored(params: Any, _: Any) -> Any:
 
 def _where_half(params: Any, wide: Any) -> Any:
     """Returns ``wide`` at the 16-bit leaves of ``params``, and ``params`` itself elsewhere."""
-    leaves, structure = jax.tree.flatten(params)
-    pairs = zip(leaves, structure.flatten_up_to(wide), strict=True)
-    return structure.unflatten([w if is_half(p) else p for p, w in pairs])
+    return jax.tree.map(lambda p, w: w if is_half(p) else p, params, wide)
 
 
 def check_seed(name: str, seed: Any) -> None:

@@ -82,9 +82,7 @@ def float32_params(opt_state: Any, params: Any) -> Any:
     own = _own(params, state)
     found = WIDE_READERS[type(state)](own, state[0])
     # What the state has no digits of is as it is stored.
-    leaves, structure = jax.tree.flatten(params)
-    pairs = zip(leaves, structure.flatten_up_to(found), strict=True)
-    return structure.unflatten([as_wide(p) if _is_masked(w) else w for p, w in pairs])
+    return jax.tree.map(lambda p, w: as_wide(p) if _is_masked(w) else w, params, found)
 
 
 def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
@@ -142,9 +140,7 @@ def _own(params: Any, state: Any) -> Any:
     """
     if isinstance(state, StochasticRoundingState):
         return params
-    leaves, structure = jax.tree.flatten(params)
-    pairs = zip(leaves, structure.flatten_up_to(state[0]), strict=True)
-    return structure.unflatten([held if _is_masked(held) else p for p, held in pairs])
+    return jax.tree.map(lambda p, held: held if _is_masked(held) else p, params, state[0])
 
 
 def _is_masked(node: Any) -> bool:

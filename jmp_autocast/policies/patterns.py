@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,6 +16,10 @@ def match_depth(pattern: str, names: Sequence[str]) -> int | None:
         pattern: A pattern as in `Policy.with_scopes`.
         names: The enclosing scopes, outermost first.
     """
+    # `tune` may ask for a thousand paths in a program of a thousand scopes.
+    path = literal_path(pattern)
+    if path is not None and not f"{'/'.join(names)}/".startswith(f"{path}/"):
+        return None
     # "*" is the whole program, so that what stands in no scope is covered, too: at depth 0, below
     # every other pattern.
     if fnmatch.fnmatchcase("", pattern):
@@ -26,6 +31,22 @@ def match_depth(pattern: str, names: Sequence[str]) -> int | None:
         if fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase("/" + path, pattern):
             return depth
     return None
+
+
+def matching(rows: Iterable[tuple[Any, ...]], names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Returns the rows whose patterns match a scope, the one that wins last.
+
+    Args:
+        rows: Tuples that begin with a pattern. The innermost match wins, and of equals the last.
+        names: The enclosing scopes, outermost first.
+
+    Example:
+        >>> matching([("*/head", "high"), ("*", "highest"), ("*/ln", "high")], ["net", "head"])
+        [('*', 'highest'), ('*/head', 'high')]
+    """
+    found = ((match_depth(row[0], names), row) for row in rows)
+    inside = [(depth, row) for depth, row in found if depth is not None]
+    return [row for _, row in sorted(inside, key=lambda match: match[0])]
 
 
 def unmatched_patterns(policy: Any, scopes: Iterable[Sequence[str]]) -> tuple[str, ...]:
@@ -44,18 +65,11 @@ def unmatched_patterns(policy: Any, scopes: Iterable[Sequence[str]]) -> tuple[st
     # Each pattern once, in the order in which the policy names them.
     named = (*policy.scopes, *policy.scoped_rules, *policy.precisions)
     patterns = dict.fromkeys(each[0] for each in named)
-    found = [tuple(names) for names in scopes] if patterns else []
-    paths = {"/".join(names[:k]) for names in found for k in range(1, len(names) + 1)}
-
-    def is_matched(pattern: str) -> bool:
-        # `tune` may ask for a thousand paths in a program of a thousand scopes.
-        if (path := literal_path(pattern)) is not None:
-            return path in paths
-        return any(match_depth(pattern, names) is not None for names in found)
-
-    return tuple(pattern for pattern in patterns if not is_matched(pattern))
+    found = list(scopes) if patterns else []
+    return tuple(p for p in patterns if all(match_depth(p, names) is None for names in found))
 
 
+@functools.lru_cache(maxsize=4096)
 def literal_path(pattern: str) -> str | None:
     """Returns the one path that a pattern stands for, None if it may match others.
 

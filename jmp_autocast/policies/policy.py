@@ -18,10 +18,9 @@ from .containers import as_mapping, as_tuples
 from .dtypes import as_compute_dtype, as_float_dtype, domain, wide_dtype
 from .errors import did_you_mean
 from .float8 import Float8, RecipeName, as_recipe, as_scope_dtype
-from .patterns import check_pattern, match_depth
+from .patterns import check_pattern, match_depth, matching
 from .precisions import as_precision
 from .registry import as_rule, known_primitives, primitive_name, registered_rule
-from .scoped_rules import ByPath, by_path, rules_at
 from .tables import DEFAULT_RULES
 from .toml_file import read_policy, write_policy
 
@@ -395,8 +394,5 @@ class Policy:
             >>> policy.rules_in(["net", "head"])
             (('dot_general', <CastPolicy.FP32: 'fp32'>),)
         """
-        return rules_at(self._scoped_by_path, names)
-
-    @functools.cached_property
-    def _scoped_by_path(self) -> ByPath:
-        return by_path(self.scoped_rules)
+        found = matching(self.scoped_rules, names)
+        return tuple({name: rule for _, name, rule in found}.items())

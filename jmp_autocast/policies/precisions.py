@@ -9,7 +9,7 @@ from jax import lax
 
 from .choices import check_choice
 from .errors import wrong_type
-from .patterns import match_depth
+from .patterns import matching
 
 # The algorithms that take float32 operands; the others of JAX are for 16-bit and 8-bit ones.
 _PRESETS = {
@@ -77,9 +77,5 @@ def precision_in(precisions: Sequence[tuple[str, str]], names: Sequence[str]) ->
         >>> precision_in(said, []), precision_in(said, ["net", "head"])
         ('highest', 'high')
     """
-    found: tuple[int, str | None] = (-1, None)
-    for pattern, word in precisions:
-        depth = match_depth(pattern, names)
-        if depth is not None and depth >= found[0]:
-            found = depth, word
-    return found[1]
+    words = [word for _, word in matching(precisions, names)]
+    return words[-1] if words else None

@@ -16,11 +16,11 @@ import numpy as np
 from jax import lax
 
 from jmp_autocast.interpreters.compat import (
-    EquationContext,
     Literal,
     bind,
     body_of,
     consts_of,
+    equation_context,
     literal_value,
 )
 from tests.support.jaxprs import inner_jaxprs, open_jaxpr
@@ -113,7 +113,7 @@ class Segment:
 def _run(eqns: Any, env: dict[Any, Any], outputs: Any) -> list[Any]:
     read = lambda v: literal_value(v) if isinstance(v, Literal) else env[v]
     for eqn in eqns:
-        with EquationContext(eqn):
+        with equation_context(eqn):
             found = bind(eqn.primitive, [read(v) for v in eqn.invars], eqn.params)
         several = eqn.primitive.multiple_results
         env.update(zip(eqn.outvars, found if several else [found], strict=True))

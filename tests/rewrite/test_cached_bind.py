@@ -8,7 +8,6 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, autocast
-from jmp_autocast.interpreters.compat import inlined_equation
 from jmp_autocast.interpreters.primitives import cached_bind
 from tests.support.jaxprs import trace
 
@@ -45,31 +44,6 @@ CASES = {"grad": (jax.grad, X), "vmap": (jax.vmap, X[None])}
 def test_what_is_differentiated_or_mapped_is_bound_through_it(bound, transform, x):
     trace(transform(autocast(fn, policy=BF16)), x, x)
     assert {"tanh", "mul"} <= set(bound)
-
-
-FUNCTIONS = {
-    "one result": lambda x, y: x * y,
-    "several results": lambda x, y: [x + y, lax.sin(x)],
-    "a result that is an operand": lambda x, y: [x * y, x],
-    "nothing but an operand": lambda x, y: y,
-    "a constant": lambda x, y: x + jnp.arange(4.0),
-    "one result twice": lambda x, y: [x * y] * 2,
-}
-
-
-@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_the_equation_of_a_call_does_what_the_call_does(function):
-    inline = inlined_equation(function, [X.aval, X.aval])
-    x, y = jnp.arange(16.0).reshape(4, 4), X * 3.0
-    chex.assert_trees_all_equal(inline(x, y), function(x, y))
-    program = trace(lambda x, y: inline(x, y), x, y)
-    assert "jit" not in [e.primitive.name for e in program.jaxpr.eqns]
-    for transform in (mapped, lambda f: lambda *xs: jax.jvp(f, xs, xs)):
-        chex.assert_trees_all_close(transform(inline)(x, y), transform(function)(x, y))
-
-
-def mapped(function):
-    return lambda *xs: jax.vmap(function)(*(jnp.stack([x, 2 * x]) for x in xs))
 
 
 def test_an_array_of_numpy_beside_a_tracer_is_bound():

@@ -5,37 +5,38 @@ Each adapter says which version changed what. Supported: JAX 0.10 to the newest 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.core
 import jax.extend.core as jex_core
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
+from jax.custom_derivatives import SymbolicZero as SymbolicZero
 from jax.extend import source_info_util
 
 from . import avals, registration
 from .avals import (
-    ASSUMED_LENGTH,
-    assumed_size,
-    aval_of,
-    device_varying,
-    is_array_aval,
-    is_on_host,
-    is_ref,
-    is_unreduced,
-    may_change,
-    set_weak_type,
-    summed_sharding,
-    varying_axes,
-    with_dtype,
-    zero_cotangent,
+    ASSUMED_LENGTH as ASSUMED_LENGTH,
+    assumed_size as assumed_size,
+    aval_of as aval_of,
+    device_varying as device_varying,
+    is_array_aval as is_array_aval,
+    is_on_host as is_on_host,
+    is_ref as is_ref,
+    is_unreduced as is_unreduced,
+    may_change as may_change,
+    set_weak_type as set_weak_type,
+    summed_sharding as summed_sharding,
+    varying_axes as varying_axes,
+    with_dtype as with_dtype,
+    zero_cotangent as zero_cotangent,
 )
 from .private_names import private
-from .scans import scan_split, scan_with_more
-from .settings import trace_context
+from .scans import scan_split as scan_split, scan_with_more as scan_with_more
+from .settings import trace_context as trace_context
 
 Jaxpr: TypeAlias = jex_core.Jaxpr
 ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
@@ -53,67 +54,6 @@ jaxpr_as_fun: Callable[[Any], Callable[..., Any]] = jex_core.jaxpr_as_fun
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
 InconclusiveDimensionOperation = _errors.InconclusiveDimensionOperation
 current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
-
-__all__ = [
-    "ASSUMED_LENGTH",
-    "JAXPRS",
-    "AnyJaxpr",
-    "Atom",
-    "ClosedJaxpr",
-    "EquationContext",
-    "InconclusiveDimensionOperation",
-    "Jaxpr",
-    "JaxprEqn",
-    "Literal",
-    "ShapedArray",
-    "SymbolicZero",
-    "Tracer",
-    "Var",
-    "assumed_size",
-    "aval_of",
-    "bind",
-    "body_of",
-    "call_with_operands",
-    "collective_axes",
-    "consts_of",
-    "current_name_stack",
-    "device_varying",
-    "fresh_make_jaxpr",
-    "function_name",
-    "has_no_options",
-    "inlined",
-    "inlined_equation",
-    "inner_jaxpr_key",
-    "is_array_aval",
-    "is_on_host",
-    "is_ref",
-    "is_staged",
-    "is_unreduced",
-    "jax_function",
-    "jaxpr_as_fun",
-    "literal_value",
-    "mark_frames",
-    "may_change",
-    "name_entries",
-    "name_scope",
-    "name_stack",
-    "open_jaxpr",
-    "scan_split",
-    "scan_with_more",
-    "scope_names",
-    "set_weak_type",
-    "shard_map_axes",
-    "source_line",
-    "summed_sharding",
-    "trace_context",
-    "traced_variable",
-    "variables_in",
-    "varying_axes",
-    "whole_name_stack",
-    "with_dtype",
-    "without_dead_equations",
-    "zero_cotangent",
-]
 
 
 def mark_frames(file: str) -> None:
@@ -223,59 +163,18 @@ def inlined(function: Callable) -> Callable:
 _INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 
-def inlined_equation(function: Callable, avals: Sequence[Any]) -> Callable[..., Any]:
-    """Returns `inlined` for operands of these types alone, without what a call looks at each time.
-
-    Args:
-        function: From arrays to an array, or to a list of them.
-        avals: The types of its operands. The settings under which JAX traces it here have to be
-            those of each call.
-    """
-    closed, shape = jax.make_jaxpr(jax.jit(function), return_shape=True)(*avals)
-    body = body_of(closed)
-    eqn = body.eqns[0] if len(body.eqns) == 1 else None
-    # A result that is an operand is none of the equation's.
-    is_whole = eqn is not None and eqn.invars == body.invars and eqn.outvars == body.outvars
-    if eqn is None or not is_whole or "inline" not in eqn.params:
-        return inlined(function)
-    primitive, params = eqn.primitive, {**eqn.params, "inline": _INLINE}
-    if isinstance(shape, list | tuple):
-        return lambda *xs: primitive.bind(*xs, **params)
-    return lambda *xs: primitive.bind(*xs, **params)[0]
-
-
-class EquationContext:
+@contextlib.contextmanager
+def equation_context(eqn: JaxprEqn, stack: Any = None) -> Iterator[None]:
     """Errors, profiles and HLO metadata of what is bound inside point at the user's equation.
-
-    A class, because a generator takes as long as the two contexts that it would hold together, and
-    each equation is bound in one.
 
     Args:
         eqn: The equation.
         stack: The whole name stack; None for the current one with the equation's own appended.
     """
-
-    __slots__ = ("_settings", "_user")
-
-    def __init__(self, eqn: JaxprEqn, stack: Any = None) -> None:
-        info = eqn.source_info
-        if stack is None:
-            stack = whole_name_stack(eqn)
-        self._user = source_info_util.user_context(info.traceback, name_stack=stack)
-        self._settings = eqn.ctx.manager
-
-    def __enter__(self) -> None:
-        self._user.__enter__()
-        self._settings.__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        self._settings.__exit__(*raised)
-        self._user.__exit__(*raised)
-
-
-def scope_stack(eqn: JaxprEqn) -> Any:
-    """Returns the name stack of an equation, one object for neighbors in one scope."""
-    return eqn.source_info.name_stack
+    stack = whole_name_stack(eqn) if stack is None else stack
+    user = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+    with user, eqn.ctx.manager:
+        yield
 
 
 def scope_names(eqn: JaxprEqn) -> tuple[str, ...]:
@@ -283,7 +182,7 @@ def scope_names(eqn: JaxprEqn) -> tuple[str, ...]:
 
     The stack also holds the names of transformations (``jvp``, ``transpose``), left out here.
     """
-    stack = scope_stack(eqn).stack
+    stack = eqn.source_info.name_stack.stack
     return tuple([s.name for s in stack if type(s).__name__ == "Scope"]) if stack else ()
 
 

@@ -16,8 +16,6 @@ from typing import Any
 PRIVATE: Mapping[str, str] = MappingProxyType(
     {
         "jax._src.config.trace_context": "nothing that depends on settings is found in a cache",
-        "jax._src.core.trace_ctx": "equations that do not change are bound, which takes longer",
-        "jax._src.interpreters.partial_eval.DynamicJaxprTrace": "the same",
         "jax._src.dispatch.prim_requires_devices_during_lowering": (
             "block-scaled products are not partitioned over GPUs"
         ),

@@ -16,7 +16,6 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
 from .private_names import private
-from .settings import trace_context
 
 add_tangents: Callable[[Any, Any], Any] = ad.add_tangents
 is_undefined_primal: Callable[[Any], bool] = ad.is_undefined_primal
@@ -139,44 +138,11 @@ def lowers_by_platform(
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         platform, *others = set(ctx.module_context.platforms)
-        if others:
-            return mlir.lower_fun(of_several, multiple_results=False)(ctx, *operands, **params)
-        function = by_platform.get(platform, default)
-        # Traced once for equal equations: that was half the time of lowering them.
-        given = tuple(ctx.avals_in), tuple(params.items())
-        return _emitted(ctx, _traced(function, *given, trace_context()), operands)
+        function = of_several if others else by_platform.get(platform, default)
+        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands, **params)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
     stands_for(primitive, default, **by_platform)
-
-
-@functools.lru_cache(maxsize=4096)
-def _traced(
-    function: Callable[..., Any],
-    avals: tuple[Any, ...],
-    params: tuple[tuple[str, Any], ...],
-    context: Any,
-) -> Any:
-    return jax.make_jaxpr(functools.partial(function, **dict(params)))(*avals)
-
-
-def _emitted(ctx: Any, closed: ClosedJaxpr, operands: Sequence[Any]) -> Sequence[Any]:
-    """Emits a jaxpr without effects in a lowering, under the names of the equation."""
-    module = ctx.module_context
-    if ctx.platforms is not None:
-        module = module.replace(platforms=ctx.platforms)
-    results, _ = mlir.jaxpr_subcomp(
-        module,
-        closed.jaxpr,
-        ctx.name_stack,
-        ctx.tokens_in,
-        [mlir.ir_constant(const) for const in closed.consts],
-        *operands,
-        dim_var_values=ctx.dim_var_values,
-        const_lowering=ctx.const_lowering,
-        outer_traceback=None,
-    )
-    return results
 
 
 def lowers_with_devices(primitive: Any) -> None:

@@ -12,13 +12,13 @@ from jax.ad_checkpoint import checkpoint_name
 from ..compat import (
     AnyJaxpr,
     Atom,
-    EquationContext,
     JaxprEqn,
     Literal,
     bind,
     body_of,
     consts_of,
     current_name_stack,
+    equation_context,
     fresh_make_jaxpr,
     literal_value,
     mark_frames,
@@ -210,7 +210,7 @@ class Emitter:
         stack = None if names is None else current_name_stack()
         with contextlib.ExitStack() as contexts:
             for eqn in (*step.around, step.eqn):
-                contexts.enter_context(EquationContext(eqn, stack))
+                contexts.enter_context(equation_context(eqn, stack))
             contexts.enter_context(name_scope(names or ()))
             arrays = [_read(x, env) for x in step.operands]
             scopes = (name for eqn in step.around for name in scope_names(eqn))

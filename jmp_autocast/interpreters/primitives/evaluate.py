@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from ..compat import AnyJaxpr, EquationContext, Literal, body_of
+from ..compat import AnyJaxpr, Literal, body_of, equation_context
 
 V = TypeVar("V")
 
@@ -21,8 +21,7 @@ def evaluate(
     args: Sequence[V],
     literal: Callable[[Any], V],
     step: Callable[[int, Any, list[V]], Sequence[V]],
-    context: Callable[[Any], AbstractContextManager[Any]] = EquationContext,
-    shortcut: Callable[[int, Any, list[V]], Sequence[V] | None] | None = None,
+    context: Callable[[Any], AbstractContextManager[Any]] = equation_context,
 ) -> list[V]:
     """Runs a jaxpr, one step per equation, in program order.
 
@@ -35,8 +34,6 @@ def evaluate(
         context: Returns the context of an equation's step. By default the step runs in the scopes,
             at the source line and under the settings of the equation, so that errors, profiles
             and HLO metadata point at the user's program.
-        shortcut: Returns the results of an equation that takes no step, None for any other; it is
-            called outside of the context.
 
     Returns:
         What stands for each output.
@@ -51,10 +48,8 @@ def evaluate(
         unused[i].append(v)
     for i, eqn in enumerate(body.eqns):
         operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
-        results = None if shortcut is None else shortcut(i, eqn, operands)
-        if results is None:
-            with context(eqn):
-                results = step(i, eqn, operands)
+        with context(eqn):
+            results = step(i, eqn, operands)
         for v in unused[i]:
             del env[v]
         for v, x in zip(eqn.outvars, results, strict=True):

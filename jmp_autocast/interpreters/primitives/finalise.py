@@ -16,9 +16,9 @@ import jax
 from ..compat import (
     JAXPRS,
     AnyJaxpr,
-    EquationContext,
     Literal,
     body_of,
+    equation_context,
     fresh_make_jaxpr,
     open_jaxpr,
     variables_in,
@@ -96,7 +96,7 @@ class _Finaliser:
                 is_same = params is eqn.params and atoms.keys().isdisjoint(variables_in(eqn.invars))
                 eqns.append(eqn if is_same else eqn.replace(invars=operands, params=params))
                 continue
-            with EquationContext(eqn):
+            with equation_context(eqn):
                 traced = fresh_make_jaxpr(function, *(v.aval for v in eqn.invars))
             plain = open_jaxpr(self.jaxpr(traced))
             inside = dict(zip(plain.invars, operands, strict=True))

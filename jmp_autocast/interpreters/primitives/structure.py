@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..compat import (
     AnyJaxpr,
@@ -76,9 +76,10 @@ class Copy(NamedTuple):
     array: Any
 
 
-Rebind = Callable[
-    [Any, Sequence[Any], Sequence[Any], Sequence[Sequence[Copy]]], tuple[list[Any], dict[str, Any]]
-]
+_Arrays: TypeAlias = Sequence[Any]
+_Jaxprs: TypeAlias = Sequence[AnyJaxpr]
+_Copies: TypeAlias = Sequence[Sequence[Copy]]
+_Bound: TypeAlias = tuple[list[Any], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Structure:
     """
 
     bodies: Callable[[Any], tuple[Body, ...]]
-    rebind: Rebind | None = None
+    rebind: Callable[[JaxprEqn, _Arrays, _Jaxprs, _Copies], _Bound] | None = None
     is_call: bool = False
     isolates: bool = False
     has_rule: bool = False
@@ -106,6 +107,8 @@ class Structure:
 
 STRUCTURES: dict[str, Structure] = {}
 """From the name of a higher-order primitive to its description."""
+
+_ORDINARY = Structure(lambda eqn: ())
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
@@ -120,14 +123,16 @@ def bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
         >>> body.carries, body.repeats
         (((0, 0),), 3)
     """
-    structure = STRUCTURES.get(eqn.primitive.name)
-    return structure.bodies(eqn) if structure is not None else ()
+    return _structure_of(eqn).bodies(eqn)
+
+
+def _structure_of(eqn: JaxprEqn) -> Structure:
+    return STRUCTURES.get(eqn.primitive.name, _ORDINARY)
 
 
 def is_call(eqn: JaxprEqn) -> bool:
     """Returns whether running an equation's one body on its operands gives its results."""
-    structure = STRUCTURES.get(eqn.primitive.name)
-    return structure is not None and structure.is_call
+    return _structure_of(eqn).is_call
 
 
 def is_plain_call(eqn: JaxprEqn) -> bool:
@@ -138,14 +143,12 @@ def is_plain_call(eqn: JaxprEqn) -> bool:
 
 def has_rule(eqn: JaxprEqn) -> bool:
     """Returns whether an equation has a derivative rule of the user's own."""
-    structure = STRUCTURES.get(eqn.primitive.name)
-    return structure is not None and structure.has_rule
+    return _structure_of(eqn).has_rule
 
 
 def runs_again(eqn: JaxprEqn) -> bool:
     """Returns whether an equation is a checkpoint: a backward pass runs what it holds again."""
-    structure = STRUCTURES.get(eqn.primitive.name)
-    return structure is not None and structure.runs_again
+    return _structure_of(eqn).runs_again
 
 
 def holds_rules(eqn: JaxprEqn) -> bool:
@@ -168,16 +171,10 @@ def rule_of(eqn: JaxprEqn) -> tuple[Hashable, list[Any]]:
 
 def isolates(eqn: JaxprEqn) -> bool:
     """Returns whether no copy made outside is handed to the body of an equation."""
-    structure = STRUCTURES.get(eqn.primitive.name)
-    return structure is not None and structure.isolates
+    return _structure_of(eqn).isolates
 
 
-def rebound(
-    eqn: JaxprEqn,
-    operands: Sequence[Any],
-    jaxprs: Sequence[AnyJaxpr],
-    copies: Sequence[Sequence[Copy]],
-) -> tuple[list[Any], dict[str, Any]]:
+def rebound(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
     """Returns operands and parameters that bind an equation with other jaxprs.
 
     Args:
@@ -192,7 +189,7 @@ def rebound(
     return rebind(eqn, operands, jaxprs, copies)
 
 
-def with_bodies(eqn: JaxprEqn, jaxprs: Sequence[AnyJaxpr]) -> Any:
+def with_bodies(eqn: JaxprEqn, jaxprs: _Jaxprs) -> JaxprEqn:
     """Returns an equation that holds other jaxprs, of the same types, in place of its bodies."""
     structure = STRUCTURES[eqn.primitive.name]
     if structure.rebind is None:
@@ -216,20 +213,11 @@ def _key(eqn: JaxprEqn) -> str:
 
 
 def _call_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
-    count = len(eqn.invars)
-    return (
-        Body(
-            called(eqn), tuple(range(count)), tuple(range(len(eqn.outvars))), takes_copies_at=count
-        ),
-    )
+    operands, results = tuple(range(len(eqn.invars))), tuple(range(len(eqn.outvars)))
+    return (Body(called(eqn), operands, results, takes_copies_at=len(operands)),)
 
 
-def _rebind_call(
-    eqn: JaxprEqn,
-    operands: Sequence[Any],
-    jaxprs: Sequence[AnyJaxpr],
-    copies: Sequence[Sequence[Copy]],
-) -> tuple[list[Any], dict[str, Any]]:
+def _rebind_call(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
     (jaxpr,), (more,) = jaxprs, copies
     # The new operands are copies of others: they have the same shardings, and are not donated.
     params = call_with_operands(eqn.params, [copy.operand for copy in more])
@@ -266,12 +254,7 @@ def _cond_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
     )
 
 
-def _rebind_cond(
-    eqn: JaxprEqn,
-    operands: Sequence[Any],
-    jaxprs: Sequence[AnyJaxpr],
-    copies: Sequence[Sequence[Copy]],
-) -> tuple[list[Any], dict[str, Any]]:
+def _rebind_cond(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
     # Unlike a loop, a cond has one list of operands for all its bodies.
     more = [copy.array for copy in copies[0]]  # all branches take the same operands
     return [*operands, *more], {**eqn.params, "branches": tuple(jaxprs)}
@@ -299,12 +282,7 @@ def _scan_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
     )
 
 
-def _rebind_scan(
-    eqn: JaxprEqn,
-    operands: Sequence[Any],
-    jaxprs: Sequence[AnyJaxpr],
-    copies: Sequence[Sequence[Copy]],
-) -> tuple[list[Any], dict[str, Any]]:
+def _rebind_scan(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
     consts, _ = scan_split(eqn.params)
     (jaxpr,), (more,) = jaxprs, copies
     fixed = [copy.array for copy in more if copy.operand < consts]
@@ -344,12 +322,7 @@ def _while_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
     return cond, body
 
 
-def _rebind_while(
-    eqn: JaxprEqn,
-    operands: Sequence[Any],
-    jaxprs: Sequence[AnyJaxpr],
-    copies: Sequence[Sequence[Copy]],
-) -> tuple[list[Any], dict[str, Any]]:
+def _rebind_while(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
     # Each body has its own constants at the front; the carries follow, and are shared.
     params, bound, first = dict(eqn.params), [], 0
     for part, jaxpr, more in zip(("cond", "body"), jaxprs, copies, strict=True):

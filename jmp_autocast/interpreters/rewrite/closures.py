@@ -12,6 +12,7 @@ and JAX raises the error that it raises under `jit`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Hashable, Iterator, Sequence
@@ -111,14 +112,14 @@ class ClosedOver:
         return [value.array for value in self._values.values()]
 
 
+@dataclasses.dataclass(eq=False)
 class KeepsValues:
     """What the rules that we rebuild close over.
 
     An `autocast` around the one that has rebuilt a rule finds in it the arrays that this one keeps.
     """
 
-    def __init__(self) -> None:
-        self.closed_over: ClosedOver = ClosedOver()
+    closed_over: ClosedOver = dataclasses.field(default_factory=ClosedOver, init=False)
 
 
 def _leaves_of(rule: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ...policies import FLOAT_DTYPES
-from ..compat import EquationContext, JaxprEqn, current_name_stack, mark_frames
+from ..compat import JaxprEqn, current_name_stack, equation_context, mark_frames
 from ..plan.copies import CopyKey
 from ..plan.data import EquationPlan
 from ..plan.float_dtypes import is_in
@@ -36,38 +36,13 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
         Its results.
     """
     results = arrays = [value.array for value in operands]
-    # If not, it is a change of weak type, of a value that is in another dtype.
-    if is_move(eqn, plan):
+    # The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for;
+    # any other is a change of weak type, of a value that is in another dtype.
+    if is_in(cast_dtype(eqn), None, plan.results[0].dtype):
         results = bind_cached(eqn.primitive, arrays, eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
-    return as_moved(eqn, plan, operands, results, current_name_stack())
-
-
-def is_move(eqn: JaxprEqn, plan: EquationPlan) -> bool:
-    """Returns whether an equation makes a new array in the dtype that it was planned in.
-
-    The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for.
-
-    Args:
-        eqn: The equation.
-        plan: Its plan.
-    """
-    return is_in(cast_dtype(eqn), None, plan.results[0].dtype)
-
-
-def as_moved(
-    eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any], results: Sequence[Any], stack: Any
-) -> list[Value]:
-    """Returns the results of an equation that moves elements, with the promise of their copies.
-
-    Args:
-        eqn: The equation.
-        plan: Its plan.
-        operands: Its operands.
-        results: Its results as arrays.
-        stack: The name stack that it stands in. A copy is made when it is first read, in the scopes
-            of the reader.
-    """
+    # A copy is made when it is first read, in the scopes of the reader.
+    stack = current_name_stack()
 
     def copies_by(key: CopyKey) -> Sequence[Any]:
         if isinstance(key, np.dtype):
@@ -86,7 +61,7 @@ def as_moved(
 
     def copy(k: int, key: CopyKey) -> Any:
         if key not in made:
-            with EquationContext(eqn, stack):
+            with equation_context(eqn, stack):
                 made[key] = copies_by(key)
         return made[key][k]
 

@@ -60,7 +60,6 @@ from .emitted import emitted
 from .immutable import check_immutable
 from .moves import moved
 from .picked_first import picked_first
-from .unchanged import written_again
 from .values import REPEATS, Scalar, Value, as_array, read, replication
 
 mark_frames(__file__)
@@ -97,6 +96,7 @@ class Plans(Protocol):
     plan: Callable[..., Plan]
 
 
+@dataclasses.dataclass(eq=False)
 class Rewriter(KeepsValues):
     """Emits planned jaxprs: one instance per trace.
 
@@ -108,20 +108,12 @@ class Rewriter(KeepsValues):
         label: Returns the scope name that what is emitted for a plan stands in; None for none.
     """
 
-    def __init__(
-        self,
-        planner: Plans,
-        wide: np.dtype,
-        planned: Callable[[Plan], None] | None = None,
-        label: Callable[[EquationPlan], str] | None = None,
-    ) -> None:
-        super().__init__()
-        self._label = label
-        self._planner = planner
-        self._wide = wide
-        self._planned = planned
-        self.memo: dict[Any, Any] = {}
-        self.known_copies: dict[int, Copies] = {}
+    planner: Plans
+    wide: np.dtype
+    planned: Callable[[Plan], None] | None = None
+    label: Callable[[EquationPlan], str] | None = None
+    memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
+    known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
 
     def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
         """Runs a planned program: `evaluate`, where rules may close over any of its values.
@@ -168,34 +160,24 @@ class Rewriter(KeepsValues):
         self.closed_over.keep((*plan.jaxpr.constvars, *plan.jaxpr.invars), (*held, *given))
         often = read_often(plan)
 
-        def made_by(emit: Callable[..., Any]) -> Callable[..., Any]:
-            def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Any:
-                results = emit(eqn, plan.equations[i], operands)
-                if results is not None:
-                    self.closed_over.keep(eqn.outvars, results)
-                    for v, value in zip(eqn.outvars, results, strict=True) if often else ():
-                        if v in often:
-                            value.is_read_often()
-                return results
-
-            return step
+        def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> list[Value]:
+            results = self._labeled(eqn, plan.equations[i], operands)
+            self.closed_over.keep(eqn.outvars, results)
+            for v, value in zip(eqn.outvars, results, strict=True):
+                if v in often:
+                    value.is_read_often()
+            return results
 
         return evaluate(
             plan.jaxpr,
             held,
             given,
             lambda literal: Scalar(literal_value(literal)),
-            made_by(self._labeled),
-            shortcut=made_by(self._written),
+            step,
         )
 
-    def _written(
-        self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
-    ) -> list[Value] | None:
-        return None if self._label else written_again(eqn, plan, operands)
-
     def _labeled(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
-        with jax.named_scope(self._label(plan)) if self._label else nullcontext():
+        with jax.named_scope(self.label(plan)) if self.label else nullcontext():
             return self.emit_equation(eqn, plan, operands)
 
     def emit_equation(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
@@ -278,19 +260,14 @@ class Rewriter(KeepsValues):
         inner = []
         for held in bodies(eqn):
             body = body_of(held.jaxpr)
-            states = [ValueState(float_dtype(v.aval, self._wide)) for v in body.invars]
+            states = [ValueState(float_dtype(v.aval, self.wide)) for v in body.invars]
             wants = [Want()] * len(body.outvars)
-            inner.append(self._planner.plan(held.jaxpr, states, wants, AS_DECLARED))
+            inner.append(self.planner.plan(held.jaxpr, states, wants, AS_DECLARED))
         return dataclasses.replace(plan, action=Inside(tuple(inner), unchanged=True))
-
-    @property
-    def is_labeled(self) -> bool:
-        """Whether what is emitted says why, also where nothing changes."""
-        return self._label is not None
 
     def looks_at(self, eqn: JaxprEqn) -> bool:
         """Returns whether a rule of an equation is looked into, where nothing in it changes too."""
-        reported = self._planned is not None and has_rule(eqn)
+        reported = self.planned is not None and has_rule(eqn)
         return reported or self.closed_over.by(eqn)
 
     def jaxpr(
@@ -342,16 +319,16 @@ class Rewriter(KeepsValues):
                 function may have nothing to lower where its rule has: a product of 8-bit integers,
                 or a kernel, whose backward pass is written in JAX.
         """
-        closed = self._planner.prepare(self.closed_over.live(closed), of.path)
+        closed = self.planner.prepare(self.closed_over.live(closed), of.path)
         variables = body_of(closed).invars
         args = [as_array(x, v.aval) for x, v in zip(args, variables, strict=True)]
         states = [
             ValueState(None if float_dtype(v.aval, of.wide) is None else x.dtype)
             for v, x in zip(variables, args, strict=True)
         ]
-        plan = self._planner.plan(closed, states, wants, of.path)
-        if self._planned is not None:
-            self._planned(plan)
+        plan = self.planner.plan(closed, states, wants, of.path)
+        if self.planned is not None:
+            self.planned(plan)
         if plan.identity and not self.closed_over.look(closed):
             return jaxpr_as_fun(closed)(*args)
         return self.program(plan, closed, args)

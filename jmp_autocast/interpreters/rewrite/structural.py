@@ -48,7 +48,8 @@ def rebind_bodies(
     held = bodies(eqn)
     copied = handed_in(eqn, plan, rewriter.known_copies)
     wanted = [_copies_for(body, copied) for body in held]
-    is_entered = rewriter.looks_at(eqn) or rewriter.is_labeled or runs_again(eqn)
+    # What is emitted may have to say why, also where nothing changes.
+    is_entered = rewriter.looks_at(eqn) or rewriter.label is not None or runs_again(eqn)
     jaxprs = [
         # One in which nothing changes stays the one that JAX has in its caches.
         body.jaxpr

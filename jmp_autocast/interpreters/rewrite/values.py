@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from ..primitives.traits import having
 REPEATS = having("repeats")
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Value:
     """A value of the running program, and the casts of it that were asked for.
 
@@ -40,28 +42,14 @@ class Value:
             narrower one; None for its own.
     """
 
-    __slots__ = (
-        "array", "const_range", "copies", "known", "move", "source", "tag", "wide",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        array: Any,
-        source: bool = False,
-        move: Callable[[CopyKey], Any] | None = None,
-        known: float | None = None,
-        const_range: ConstantRange | None = None,
-        tag: Tag | None = None,
-        wide: np.dtype | None = None,
-    ) -> None:
-        self.array: Any = array
-        self.known: float | None = known
-        self.const_range: ConstantRange | None = const_range
-        self.source: bool = source
-        self.tag: Tag | None = tag
-        self.wide: np.dtype | None = wide
-        self.move: Callable[[CopyKey], Any] | None = move
-        self.copies: dict[CopyKey, Any] = {}
+    array: Any
+    source: bool = False
+    move: Callable[[CopyKey], Any] | None = None
+    known: float | None = None
+    const_range: ConstantRange | None = None
+    tag: Tag | None = None
+    wide: np.dtype | None = None
+    copies: dict[CopyKey, Any] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, array: Any, state: ValueState) -> Value:
@@ -155,13 +143,11 @@ class Value:
             return cast(self.array, dtype)
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Scalar:
     """A literal of the program: cast at trace time, and never differentiated."""
 
-    __slots__ = ("array",)
-
-    def __init__(self, array: Any) -> None:
-        self.array: Any = array
+    array: Any
 
     def read(self, dtype: np.dtype | None) -> Any:
         """Returns the literal in a dtype."""
