@@ -104,10 +104,3 @@ def test_recordings_are_compared(tmp_path, capsys):
     assert main(["compare", str(old), str(new), "--only", "plan"]) == 0
     with pytest.raises(SystemExit, match="no recording"):
         compare(tmp_path, new, Options())
-
-
-def test_equal_texts_give_equal_files(tmp_path):
-    recorded = {"a": {"forward": "x"}}
-    first, second = (written(tmp_path / name, recorded) for name in ("first", "second"))
-    name = "source.jsonl.gz"
-    assert (first / name).read_bytes() == (second / name).read_bytes()
