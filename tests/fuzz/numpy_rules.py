@@ -128,16 +128,6 @@ def _total(function: Rule) -> Rule:
     return lambda eqn, x: function(x, axis=tuple(eqn.params["axes"]), dtype=x.dtype)
 
 
-def _cumulative(function: Rule) -> Rule:
-    def rule(eqn: Any, x: Any) -> Any:
-        axis, back = eqn.params["axis"], eqn.params["reverse"]
-        x = np.flip(x, axis) if back else x
-        out = function(x, axis)
-        return np.flip(out, axis) if back else out
-
-    return rule
-
-
 def _reshape(eqn: Any, x: np.ndarray, *_: Any) -> np.ndarray:
     order = eqn.params["dimensions"]
     return (x if order is None else np.transpose(x, order)).reshape(eqn.params["new_sizes"])
@@ -185,10 +175,6 @@ def _select(eqn: Any, which: Any, *cases: Any) -> Any:
     if which.dtype.kind == "b":
         return np.where(which, cases[1], cases[0])
     return np.choose(which, cases)
-
-
-def _clamp(eqn: Any, low: Any, x: Any, high: Any) -> Any:
-    return np.minimum(np.maximum(x, low), high)
 
 
 def _logistic(x: Any) -> Any:
@@ -247,10 +233,6 @@ RULES: dict[str, Rule] = {
     "reduce_min": _reduce(np.min),
     "reduce_and": _reduce(np.all),
     "reduce_or": _reduce(np.any),
-    "cumsum": _cumulative(np.cumsum),
-    "cumprod": _cumulative(np.cumprod),
-    "cummax": _cumulative(np.maximum.accumulate),
-    "cummin": _cumulative(np.minimum.accumulate),
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": lambda eqn, x: np.squeeze(x, tuple(eqn.params["dimensions"])),
@@ -262,7 +244,6 @@ RULES: dict[str, Rule] = {
     "dynamic_slice": lambda eqn, x, *starts: x[_starts(x, eqn.params["slice_sizes"], starts)],
     "dynamic_update_slice": _update,
     "select_n": _select,
-    "clamp": _clamp,
     "iota": _iota,
     "optimization_barrier": lambda eqn, *xs: xs,
 }  # fmt: skip
