@@ -46,6 +46,8 @@ def test_what_changes_is_printed_with_its_reason(tmp_path, capsys):
     assert "source: program: plan o1 bfloat16" in out
     assert "+exp bfloat16 -> bfloat16 | PROMOTE_LOW" in out
     assert "Why: PROMOTE_LOW 1" in out
+    with pytest.raises(SystemExit, match="no recording"):
+        compare(tmp_path, new)
 
 
 def test_a_recording_is_committed():
