@@ -1,7 +1,7 @@
 """The only file that uses names of Flax without a promise: what its API reference leaves out.
 
 Each function says what it needs the name for. Supported: Flax 0.12.7, the first release that asks
-for JAX 0.10, to the newest one; `tests/project/test_flax_names.py` finds strays.
+for JAX 0.10, to the newest one; `tests/project/test_public_names.py` finds strays.
 """
 
 from __future__ import annotations

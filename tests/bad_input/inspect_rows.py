@@ -47,13 +47,6 @@ ROWS = [
         ValueError,
         "enabled=False | loss | no plan | enabled=True",
     ),
-    *_each(
-        (explain,),
-        "a level for a policy",
-        lambda w, tool: tool(loss, w.params, X, policy="o1"),
-        ValueError,
-        "policy | 'o1' | must be a compute dtype | 'bfloat16'",
-    ),
     Row(
         "explain",
         "a policy for a report",
@@ -98,13 +91,6 @@ ROWS = [
             "mode | 'colect' | must be one of 'raise', 'collect', 'overflow' | "
             "Did you mean 'collect'"
         ),
-    ),
-    Row(
-        "check_numerics",
-        "a mode of another type",
-        lambda w: check_numerics(loss, mode=None),
-        ValueError,
-        "mode | got None | must be one of | 'raise', 'collect', 'overflow'",
     ),
     Row(
         "check_numerics",

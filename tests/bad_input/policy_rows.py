@@ -69,17 +69,9 @@ ROWS = [
         scopes=(("a", "bfloat16"),),
     ),
     _policy(
-        "an output in 16 bits beside float64",
-        ValueError,
-        "output_dtype | got float16 | must be float64 | float32",
-        compute_dtype=np.float32,
-        output_dtype="float16",
-    ),
-    _policy(
         "int32", ValueError, f"output_dtype | int32 | {FLOATS} | float32", output_dtype="int32"
     ),
     _policy("a level", ValueError, "level | 'o2' | one of 'tensor_cores' | mean 'o1'", level="o2"),
-    _policy("no level", ValueError, "level | None | one of | 'compute'", level=None),
     _policy(
         "dot_output",
         ValueError,
@@ -123,12 +115,6 @@ ROWS = [
         TypeError,
         f"rule for primitive 'exp' | got 3 of type int | {RULE} | CastPolicy",
         rules=(("exp", 3),),
-    ),
-    _policy(
-        "a list of scopes",
-        TypeError,
-        r"scopes | of type list | must be a tuple of pairs | with_scopes\(",
-        scopes=[("*/ln", "float32")],
     ),
     _policy(
         "no dtype in the scopes",
@@ -180,7 +166,6 @@ ROWS = [
         TypeError,
         r"rules | of type list | must be a mapping | with_rules\(\{'tanh'",
     ),
-    _rules("a number", {"exp": 32}, TypeError, f"'exp' | 32 of type int | {RULE} | its name"),
     _rules("the enum", {"exp": CastPolicy}, TypeError, f"'exp' | CastPolicy'> | {RULE} | its name"),
     _rules(
         "a function of nothing",
@@ -294,14 +279,6 @@ ROWS = [
         TypeError,
         "priority | 'high' | an int | default is 10",
         priority="high",
-    ),
-    _register(
-        "a bool",
-        "mine",
-        "KEEP",
-        TypeError,
-        "priority | True | an int | highest priority",
-        priority=True,
     ),
     # Decision.
     _decision(

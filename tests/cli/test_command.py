@@ -130,15 +130,6 @@ def test_stats(line, dtype, capsys):
     assert f"{dtype} ->" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("folder")
-def test_explain_the_gradient_of_what_is_wrapped(capsys):
-    """It is the gradient that training takes: of the program in mixed precision."""
-    assert run("explain users_model:wrapped --args users_model:shapes --gradient") == 0
-    text = capsys.readouterr().out
-    assert "100.0 % of matmul and convolution FLOPs in bfloat16" in text
-    assert "LOWER_PRECISION" in text
-
-
 def test_version(capsys):
     assert run("--version") == 0
     assert capsys.readouterr().out.strip() == f"jmp-autocast {jmp_autocast.__version__}"

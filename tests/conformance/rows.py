@@ -101,18 +101,10 @@ UNMEASURED = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An op of PyTorch and its JAX program.
+    """An op of PyTorch, the call that was measured, and its JAX program over the inputs.
 
-    Args:
-        op: The op's name; no two rows have the same.
-        torch_call: The call that was measured.
-        expression: The JAX program over the inputs.
-        shapes: The shapes of the float inputs.
-        integers: The integer inputs, by name.
-        params: The positions of the float inputs that are parameters.
-        torch_dtypes: What PyTorch returns for each case: a dtype, or an error that starts with
-            "ERR". "bfloat16" stands for the compute dtype.
-        listed: The list of PyTorch's that the op is on, or "unlisted".
+    PyTorch returns a dtype for each case, or an error that starts with "ERR"; "bfloat16" stands for
+    the compute dtype. An op that is on none of its lists is "unlisted".
     """
 
     op: str

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import difflib
 import itertools
 import json
 import pathlib
-import re
 from collections.abc import Iterator
 
 from .record import ABOUT, read, recorded_sources
 
 Sections = dict[str, str]
+LINES = 14
+"""Of each difference so many are printed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """``only`` matches somewhere in ``source: program: section``; the others are the command's."""
-
-    only: str = ""
-    lines: int = 14
-    programs: int = 20
-    dtypes: bool = False
-
-
-def compare(old: pathlib.Path, new: pathlib.Path, options: Options) -> int:
-    """Prints what differs between two recordings; returns how many programs do."""
+def compare(old: pathlib.Path, new: pathlib.Path, programs: int = 20) -> int:
+    """Prints which programs change their dtypes, the first with lines; returns how many do."""
     for folder in (old, new):
         if not (folder / ABOUT).exists():
             raise SystemExit(f"{folder} holds no recording.")
@@ -35,25 +25,20 @@ def compare(old: pathlib.Path, new: pathlib.Path, options: Options) -> int:
     if versions[0] != versions[1]:
         print(f"Recorded by different versions: {versions[0]} and {versions[1]}.")
     compared, different = 0, 0
-    titles: collections.Counter[str] = collections.Counter()
     reasons: collections.Counter[str] = collections.Counter()
     for source in recorded_sources((old, new)):
         before, after = read(old, source), read(new, source)
         for name in dict.fromkeys((*before, *after)):
-            pair = _chosen(f"{source}: {name}", before.get(name), after.get(name), options)
-            compared += any(pair)
-            found = differing(*pair, options.dtypes)
+            compared += 1
+            found = differing(before.get(name, {}), after.get(name, {}))
             if not found:
                 continue
             different += 1
-            titles.update(title.split()[0] for title in found)
-            if options.dtypes:
-                lines = (line for texts in found.values() for line in changed_lines(*texts))
-                reasons.update(_reason(line) for line in lines if line.startswith("+"))
-            if different <= options.programs:
-                print("\n".join(_report(f"{source}: {name}", found, options)))
-    sections = ", ".join(f"{count} {title}" for title, count in titles.most_common())
-    print(f"{different} of {compared} programs differ{f' ({sections})' if sections else ''}.")
+            lines = (line for texts in found.values() for line in changed_lines(*texts))
+            reasons.update(_reason(line) for line in lines if line.startswith("+"))
+            if different <= programs:
+                print("\n".join(_report(f"{source}: {name}", found)))
+    print(f"{different} of {compared} programs differ.")
     if reasons:
         print("Why:", ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()))
     return different
@@ -79,36 +64,20 @@ def changed_lines(old: str, new: str) -> Iterator[str]:
             yield from (f"+{line}" for line in lines[1][k:m])
 
 
-def _chosen(
-    name: str, before: Sections | None, after: Sections | None, options: Options
-) -> list[Sections]:
-    """The sections of both recordings that the pattern chooses; none of what is missing."""
-    return [
-        {t: text for t, text in (found or {}).items() if re.search(options.only, f"{name}: {t}")}
-        for found in (before, after)
-    ]
-
-
-def differing(
-    before: Sections,
-    after: Sections,
-    dtypes: bool = False,
-) -> dict[str, tuple[str, str]]:
-    """The sections that differ, each as it was and as it is."""
-    seen = (lambda text: [*map(_dtypes, text.split("\n"))]) if dtypes else (lambda text: text)
+def differing(before: Sections, after: Sections) -> dict[str, tuple[str, str]]:
+    """The sections whose dtypes differ, each as it was and as it is."""
+    dtypes = lambda text: [*map(_dtypes, text.split("\n"))]
     found = {}
     for title in dict.fromkeys((*before, *after)):
         old, new = (each.get(title, "not recorded") for each in (before, after))
-        if seen(old) != seen(new):
+        if dtypes(old) != dtypes(new):
             found[title] = old, new
     return found
 
 
-def _report(name: str, found: dict[str, tuple[str, str]], options: Options) -> Iterator[str]:
-    title, (old, new) = next(iter(found.items()))
+def _report(name: str, found: dict[str, tuple[str, str]]) -> Iterator[str]:
+    title, texts = next(iter(found.items()))
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
     yield f"{name}: {title}{others}"
-    diff = difflib.unified_diff(old.split("\n"), new.split("\n"), lineterm="", n=2)
-    lines = changed_lines(old, new) if options.dtypes else itertools.islice(diff, 2, None)
-    for line in itertools.islice(lines, options.lines):
+    for line in itertools.islice(changed_lines(*texts), LINES):
         yield f"    {line[:240]}"

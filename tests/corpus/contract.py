@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 
-from .compare import Options, compare
+from .compare import compare
 from .record import Choice, record
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -50,4 +50,4 @@ def changed(old: str | None, new: str | None, programs: int) -> int:
         after = recorded_at(new, folders[1]) if new else folders[1]
         if not new:
             record(after, Choice())
-        return compare(before, after, Options(dtypes=True, programs=programs))
+        return compare(before, after, programs)

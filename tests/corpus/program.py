@@ -50,17 +50,9 @@ def plain_policy(setting: Setting, **options: Any) -> Policy:
 class Program:
     """A function, its arguments, and how `autocast` is applied to it.
 
-    Args:
-        name: No two programs of a source have the same.
-        build: Makes the function and its arguments; only recorded programs are built.
-        settings: The levels and compute dtypes that are recorded.
-        policy: From a setting to the policy.
-        options: More options of `autocast`.
-        cast: `autocast`, or what an integration has in its place.
-        around: A transformation of the cast function, which autocast does not see.
-        derive: The arguments of which the derivative is taken; None for the first one with floats.
-        forward_mode: JAX has no gradient of the program; tangents are recorded in its place.
-        context: The settings of JAX that it is built and traced under.
+    ``cast`` is what an integration has in place of `autocast`, ``around`` a transformation that it
+    does not see. The derivative is that of the arguments ``derive``, or of the first with floats;
+    in ``forward_mode`` it is a tangent, as JAX has no gradient.
     """
 
     name: str

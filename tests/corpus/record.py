@@ -24,16 +24,15 @@ SUFFIX = ".jsonl.gz"
 PACKAGES = "jaxlib numpy flax equinox dm-haiku optax numpyro diffrax".split()
 """What programs of the corpus come from, or are traced with: another version has others."""
 
-QUICK = 6
+QUICK = 3
 """How many programs of each source a quick recording has."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Which programs are recorded, as the command line says."""
+    """Which programs are recorded: those of a pattern; quickly a few, in few settings."""
 
     only: str = ""
-    limit: int | None = None
     quick: bool = False
 
     def of_source(self, source: str) -> list[Program]:
@@ -45,7 +44,7 @@ class Choice:
         if self.quick and len(programs) > QUICK:
             places = np.linspace(0, len(programs) - 1, QUICK).astype(int)
             programs = [programs[i] for i in places]
-        return programs[: self.limit]
+        return programs
 
     def sections(self, program: Program) -> dict[str, str]:
         settings = tuple(s for s in program.settings if not self.quick or s in FEW)

@@ -3,15 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jmp_autocast import Policy
 
-from .__main__ import main
-from .compare import Options, compare, differing
+from .compare import differing
 from .jaxpr_text import first_line_of, jaxpr_text, without_identity
 from .program import ALL, FEW, given, plain_policy, rotated
-from .record import ABOUT, read, write
 from .sections import sections
 
 X = np.ones((4, 4), np.float32)
@@ -27,13 +24,6 @@ def loop(params, x):
 
 def text_of(fn, *args):
     return jaxpr_text(jax.make_jaxpr(fn)(*args))
-
-
-def written(folder, recorded):
-    folder.mkdir()
-    (folder / ABOUT).write_text("{}")
-    write(folder / "source.jsonl.gz", recorded)
-    return folder
 
 
 def test_a_program_has_every_section():
@@ -88,26 +78,3 @@ def test_settings_are_shared_out():
     assert all(rotated(i, 3)[0] == ALL[0] and len(set(rotated(i, 3))) == 3 for i in range(9))
     assert str(ALL[0]) == "o1 bfloat16"
     assert plain_policy(ALL[0]) == Policy("bfloat16", level="o1")
-
-
-def test_recordings_are_compared(tmp_path, capsys):
-    old = written(tmp_path / "old", {"a": {"forward": "leaf_view", "plan": "x"}, "b": {}})
-    new = written(tmp_path / "new", {"a": {"forward": "source_view", "plan": "x"}})
-    assert read(old, "source")["a"]["plan"] == "x"
-    assert compare(old, old, Options()) == 0
-    assert compare(old, new, Options()) == 1
-    out = capsys.readouterr().out
-    assert "source: a: forward" in out
-    assert "-leaf_view" in out
-    assert "+source_view" in out
-    assert compare(old, new, Options(only="plan")) == 0
-    assert main(["compare", str(old), str(new), "--only", "plan"]) == 0
-    with pytest.raises(SystemExit, match="no recording"):
-        compare(tmp_path, new, Options())
-
-
-def test_equal_texts_give_equal_files(tmp_path):
-    recorded = {"a": {"forward": "x"}}
-    first, second = (written(tmp_path / name, recorded) for name in ("first", "second"))
-    name = "source.jsonl.gz"
-    assert (first / name).read_bytes() == (second / name).read_bytes()

@@ -49,12 +49,8 @@ _FOLDS: dict[str, Callable[..., Any]] = {
 class Fact:
     """What is promised of one value.
 
-    Args:
-        known: The value of every element, where the program's text says it.
-        literal: It is made of literals alone.
-        coordinates: An index along an axis, or a multiple of one.
-        computed: It is no input, constant or literal, and no part of one.
-        full: It is float32, and so is whatever elementwise operation reads it.
+    Its elements are known, it is made of literals alone, it is an index along an axis or a multiple
+    of one, it is no part of an input, and it is float32, as is what reads it elementwise.
     """
 
     known: float | None = None

@@ -226,15 +226,10 @@ class Generator:
         scope: str = "",
         invariant: bool = False,
     ) -> tuple[Def, list[ArrayType]]:
-        """Draws a function.
+        """Draws a function, by default of one result of any float type.
 
-        Args:
-            params: The types of its parameters.
-            results: The types that it must return; None for one result of any float type.
-            steps: How many statements.
-            captures: It may read values of the program around it.
-            scope: A context manager around its body.
-            invariant: Only elementwise statements, which any batch size fits.
+        With ``captures`` it may read values of the program around it; ``invariant`` are elementwise
+        statements alone, which any batch size fits.
         """
         if self.depth >= 3:
             raise NoOperand

@@ -128,24 +128,6 @@ def _total(function: Rule) -> Rule:
     return lambda eqn, x: function(x, axis=tuple(eqn.params["axes"]), dtype=x.dtype)
 
 
-def _index_of(function: Rule) -> Rule:
-    def rule(eqn: Any, x: Any) -> Any:
-        (axis,) = eqn.params["axes"]
-        return NotImplemented if x.shape[axis] == 0 else function(x, axis=axis)
-
-    return rule
-
-
-def _cumulative(function: Rule) -> Rule:
-    def rule(eqn: Any, x: Any) -> Any:
-        axis, back = eqn.params["axis"], eqn.params["reverse"]
-        x = np.flip(x, axis) if back else x
-        out = function(x, axis)
-        return np.flip(out, axis) if back else out
-
-    return rule
-
-
 def _reshape(eqn: Any, x: np.ndarray, *_: Any) -> np.ndarray:
     order = eqn.params["dimensions"]
     return (x if order is None else np.transpose(x, order)).reshape(eqn.params["new_sizes"])
@@ -195,37 +177,15 @@ def _select(eqn: Any, which: Any, *cases: Any) -> Any:
     return np.choose(which, cases)
 
 
-def _clamp(eqn: Any, low: Any, x: Any, high: Any) -> Any:
-    return np.minimum(np.maximum(x, low), high)
-
-
 def _logistic(x: Any) -> Any:
     small = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, small) / (1 + small)
-
-
-def _split(eqn: Any, x: Any) -> Any:
-    return np.split(x, np.cumsum(eqn.params["sizes"])[:-1], eqn.params["axis"])
 
 
 def _iota(eqn: Any) -> Any:
     shape, dim = eqn.params["shape"], eqn.params["dimension"]
     line = np.arange(shape[dim]).reshape([-1 if i == dim else 1 for i in range(len(shape))])
     return np.broadcast_to(line, shape)
-
-
-def _round(eqn: Any, x: Any) -> Any:
-    if int(eqn.params["rounding_method"]) == 1:
-        return np.rint(x)
-    return np.trunc(x + np.copysign(0.5, x)) if x.dtype.kind == "f" else NotImplemented
-
-
-def _sort(eqn: Any, *xs: Any) -> Any:
-    axis = eqn.params["dimension"]
-    if eqn.params["num_keys"] != 1 or xs[0].dtype.kind == "c":
-        return NotImplemented
-    order = np.argsort(xs[0], axis, kind="stable")
-    return [np.take_along_axis(x, order, axis) for x in xs]
 
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -260,7 +220,6 @@ RULES: dict[str, Rule] = {
         np.power(x, np.float32(eqn.params["y"])) if x.dtype == np.float32 else NotImplemented
     ),
     "div": _div,
-    "round": _round,
     "not": _logic(np.logical_not, np.invert),
     "and": _logic(np.logical_and, np.bitwise_and),
     "or": _logic(np.logical_or, np.bitwise_or),
@@ -274,12 +233,6 @@ RULES: dict[str, Rule] = {
     "reduce_min": _reduce(np.min),
     "reduce_and": _reduce(np.all),
     "reduce_or": _reduce(np.any),
-    "argmax": _index_of(np.argmax),
-    "argmin": _index_of(np.argmin),
-    "cumsum": _cumulative(np.cumsum),
-    "cumprod": _cumulative(np.cumprod),
-    "cummax": _cumulative(np.maximum.accumulate),
-    "cummin": _cumulative(np.minimum.accumulate),
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": lambda eqn, x: np.squeeze(x, tuple(eqn.params["dimensions"])),
@@ -287,13 +240,10 @@ RULES: dict[str, Rule] = {
     "rev": lambda eqn, x: np.flip(x, eqn.params["dimensions"]),
     "concatenate": lambda eqn, *xs: np.concatenate(xs, eqn.params["dimension"]),
     "slice": _slice,
-    "split": _split,
     "pad": _pad,
     "dynamic_slice": lambda eqn, x, *starts: x[_starts(x, eqn.params["slice_sizes"], starts)],
     "dynamic_update_slice": _update,
     "select_n": _select,
-    "clamp": _clamp,
     "iota": _iota,
-    "sort": _sort,
     "optimization_barrier": lambda eqn, *xs: xs,
 }  # fmt: skip

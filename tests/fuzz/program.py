@@ -96,16 +96,7 @@ class Let:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function of a dict of parameters and of data arrays.
-
-    Args:
-        params: The names of inputs that come in the dict, argument 0.
-        data: The names of the other inputs.
-        types: The type of each input.
-        body: The statements.
-        outputs: What is returned, as a tuple.
-        x64: It runs under ``jax.enable_x64``.
-    """
+    """A function of a dict of parameters, argument 0, and of data arrays."""
 
     params: tuple[str, ...]
     data: tuple[str, ...]

@@ -246,20 +246,6 @@ def test_rows_by_keyboard_and_by_address(show, reports):
     assert show(reports["forward"], "#equation-99999").is_hidden("#panel")
 
 
-def test_a_phone(show, reports):
-    page = show(reports["gradient"], width=400, height=800, has_touch=True, is_mobile=True)
-    assert fits(page)
-    page.tap("#tree-title")
-    assert page.is_visible("#tree")
-    assert fits(page)
-    page.fill("#query", "dot_general")
-    page.tap(".row >> nth=2")
-    assert page.locator("#panel").bounding_box()["width"] == 400
-    assert fits(page)
-    page.tap("#panel .close")
-    assert page.is_hidden("#panel")
-
-
 def test_a_long_program_has_few_elements(show):
     def long(x):
         for i in range(1000):

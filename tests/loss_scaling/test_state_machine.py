@@ -1,12 +1,47 @@
 """The scale moves as that of PyTorch's GradScaler, within bounds."""
 
+import dataclasses
+import math
+import struct
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jmp_autocast import LossScale
-from tests.support.grad_scaler_model import GradScalerModel
+
+
+def float32(value: float) -> float:
+    """Rounds to the nearest float32; what is too large becomes infinite."""
+    try:
+        return struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return math.inf
+
+
+@dataclasses.dataclass
+class GradScalerModel:
+    """What `torch.amp.GradScaler.update` of PyTorch 2.13 does to its scale, in plain Python."""
+
+    scale: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    growth_tracker: int = 0
+
+    def update(self, found_inf: bool) -> float:
+        if found_inf:
+            self.scale = float32(self.scale * self.backoff_factor)
+            self.growth_tracker = 0
+            return self.scale
+        self.growth_tracker += 1
+        if self.growth_tracker == self.growth_interval:
+            grown = float32(self.scale * self.growth_factor)
+            self.scale = grown if math.isfinite(grown) else self.scale
+            self.growth_tracker = 0
+        return self.scale
+
 
 WIDE_OPEN = {"min_scale": float(np.finfo(np.float32).tiny), "max_scale": 3.4e38}
 MAX_INT32 = np.iinfo(np.int32).max

@@ -219,29 +219,6 @@ def test_of_a_conditional_the_larger_branch_counts(compilers):
 # Products and converts.
 
 
-CONVOLUTIONS = {
-    "same": {"padding": "SAME"},
-    "strided": {"padding": "SAME", "window_strides": (2, 2)},
-    "dilated input": {"padding": [(2, 2), (1, 3)], "lhs_dilation": (2, 2)},
-    "grouped": {"padding": "SAME", "feature_group_count": 4},
-}
-
-
-@pytest.mark.parametrize("options", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
-def test_flops_of_a_convolution_are_those_that_xla_counts(compilers, options):
-    features = 8 // options.get("feature_group_count", 1)
-    shapes = (2, 14, 13, 8), (3, 3, features, 12)
-    conv = lambda x, w: jax.lax.conv_general_dilated(
-        x, w, **{"window_strides": (1, 1)} | options, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    compiled = jax.jit(conv).lower(*arguments).compile()
-    module, found = read(compilers, compiled.as_text())
-    (product,) = compilers.counts.products(found, module)
-    assert product.kind == "convolution f32 x f32 -> f32"
-    assert product.flops == compiled.cost_analysis()["flops"]
-
-
 def test_a_batched_dot_of_a_tpu_is_a_convolution_with_dilated_batches(compilers):
     text = module_of(
         "%q = bf16[8,1024,12,64]{3,2,1,0} parameter(0)",

@@ -134,7 +134,7 @@ def test_a_run_that_is_interrupted_and_resumed_ends_in_the_same_bits(tmp_path, m
 
 def test_a_model_that_is_split_over_devices_trains_as_on_one(tmp_path, capsys):
     # Each collective operation takes milliseconds: of large batches, few are the validation text.
-    sizes = "--layers 1 --width 16 --heads 2 --context 32 --batch-size 128 --learning-rate 1e-2"
+    sizes = "--layers 1 --width 16 --heads 2 --context 64 --batch-size 256 --learning-rate 1e-2"
     options = [*sizes.split(), *"--steps 6 --growth-interval 2".split(), "--output"]
     one = load("train_char_transformer").main([*options, str(tmp_path / "one")])
     split = load("train_sharded").main([*options, str(tmp_path / "split"), "--fsdp", "2"])

@@ -18,8 +18,6 @@ from tests.support.jaxprs import (
     dtypes,
     equations,
     find,
-    inner_jaxprs,
-    open_jaxpr,
     trace,
 )
 
@@ -92,27 +90,6 @@ def test_gradients_of_primitives_that_carry_a_computation_compile(name):
     expected, *found = jax.jit(lambda x: [gradient(x) for gradient in gradients])(x)
     for gradient in found:
         np.testing.assert_allclose(gradient, expected, rtol=0.1, atol=0.1)
-
-
-def test_carries_and_branches_agree():
-    def fn(x):
-        body = lambda c, _: (c @ c / 4, jnp.tanh(c @ c))
-        carry, ys = lax.scan(body, x, None, length=2)
-        branch = lax.cond(x[0, 0] > 0, lambda c: c @ c, jnp.exp, carry)
-        low = lax.switch(1, [lambda c: c @ c, lambda c: jnp.tanh(c @ c)], carry)
-        looped = lax.while_loop(lambda c: c[0, 0] < 0, lambda c: c @ c, low)
-        return carry, ys, branch, low, looped
-
-    jaxpr = trace(bf16(fn), X)
-    assert_dots_run_in(LOW, jaxpr)
-    (scan,) = find(jaxpr, "scan")
-    assert dtypes(scan.outvars) == (FULL, LOW)
-    for cond in find(jaxpr, "cond"):
-        results = {dtypes(open_jaxpr(branch).outvars) for branch in inner_jaxprs(cond)}
-        assert len(results) == 1
-    (loop,) = find(jaxpr, "while")
-    assert dtypes(loop.outvars) == (FULL,)
-    assert jax.eval_shape(bf16(fn), X) == jax.eval_shape(fn, X)
 
 
 def test_python_arguments_stay_python_values():

@@ -1,4 +1,4 @@
-"""The program that each process of loss_scaling/test_processes.py runs; it is no test itself.
+"""The program that each process of loss_scaling/test_sharded.py runs; it is no test itself.
 
     python loss_scale_worker.py PROCESS PROCESSES COORDINATOR RESULT
 

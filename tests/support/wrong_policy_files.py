@@ -30,9 +30,7 @@ WRONG = {
         ["version 2, and", "reads version 1", "Upgrade jmp_autocast"],
     ),
     "version 0": ("version = 0", ValueError, ["version 0", "version = 1"]),
-    "an older version": ("version = -1", ValueError, ["version -1", "version = 1"]),
     "version as a string": ("version = '1'", TypeError, ["version", "an integer, got '1'"]),
-    "version as a float": ("version = 1.0", TypeError, ["version", "1.0 of type float"]),
     "version as a bool": ("version = true", TypeError, ["version", "True of type bool"]),
     "version as a table": ("[version]", TypeError, ["version", "a table"]),
     "rules as a float": (
@@ -44,11 +42,6 @@ WRONG = {
         f"version = 0x{BIG}",
         ValueError,
         ["version 0xffffffffffffffff..., and", "Upgrade"],
-    ),
-    "a huge number": (
-        HEAD + f"level = 0x{BIG}",
-        TypeError,
-        ["level", "0xffffffffffffffff... of type int"],
     ),
     "no compute dtype": ("version = 1", ValueError, ["no compute_dtype", "Add: compute_dtype"]),
     "a key": (
@@ -63,20 +56,10 @@ WRONG = {
         ValueError,
         ["compute_dtype", COMPUTE, "'bfloat61'", "mean 'bfloat16'"],
     ),
-    "full precision": (
-        "version = 1\ncompute_dtype = 'float64'",
-        ValueError,
-        ["compute_dtype", COMPUTE, "'float64'"],
-    ),
     "an output that the compute dtype does not go with": (
         HEAD + "output_dtype = 'float64'",
         ValueError,
         ["output_dtype must be float32, float16 or bfloat16, got float64"],
-    ),
-    "a date": (
-        "version = 1\ncompute_dtype = 1979-05-27",
-        TypeError,
-        ["compute_dtype", A_STRING, "1979, 5, 27"],
     ),
     "a dtype's code": (HEAD + "output_dtype = 'f4'", ValueError, ["output_dtype", FLOATS, "'f4'"]),
     "no dtype": (HEAD + "output_dtype = ''", ValueError, ["output_dtype", FLOATS, "''"]),
@@ -98,11 +81,6 @@ WRONG = {
         ValueError,
         ["rules.tanh must be one of 'LOWER_PRECISION_FP', 'FP32'", "'FP23'", "mean 'FP32'"],
     ),
-    "a dtype as a policy": (
-        HEAD + "[rules]\ntanh = 'float32'",
-        ValueError,
-        ["rules.tanh", "'KEEP', got 'FLOAT32'"],
-    ),
     "a bool as a policy": (HEAD + "[rules]\n'a b' = true", TypeError, ["rules.'a b'", "True of"]),
     "a structural primitive": (
         HEAD + "[rules]\nscan = 'KEEP'",
@@ -121,11 +99,6 @@ WRONG = {
         TypeError,
         ["scopes must be an array of tables, got a table", "[[scopes]]"],
     ),
-    "scopes as strings": (
-        HEAD + "scopes = ['*/ln']",
-        TypeError,
-        ["scopes[0] must be a table, got '*/ln'", "[[scopes]]"],
-    ),
     "no pattern": (scope("dtype = 'float32'"), ValueError, ["scopes[1] has no pattern", "Write"]),
     "no scope dtype": (scope("pattern = 'b'"), ValueError, ["scopes[1] has no dtype", "Write"]),
     "a scope's key": (
@@ -138,20 +111,10 @@ WRONG = {
         ValueError,
         ["scopes[1].pattern is empty", "'*/LayerNorm_*'"],
     ),
-    "a number as pattern": (
-        scope("pattern = 3\ndtype = 'float32'"),
-        TypeError,
-        ["scopes[1].pattern must be a string, got 3 of type int"],
-    ),
     "a scope's dtype": (
         scope("pattern = 'b'\ndtype = 'float46'"),
         ValueError,
         ["scopes[1].dtype", FLOATS, "'float46'", "mean 'float"],
-    ),
-    "a scope's dtype as a float": (
-        scope("pattern = 'b'\ndtype = 16.0"),
-        TypeError,
-        ["scopes[1].dtype", A_STRING, "16.0 of type float"],
     ),
     # Rules in scopes.
     "scoped rules as a table": (
@@ -193,7 +156,6 @@ WRONG = {
     "a day that is none": (HEAD + "level = 1979-02-31", ValueError, ["not valid TOML"]),
     "too many digits": (HEAD + "level = " + "9" * 5000, ValueError, ["not valid TOML", "4300"]),
     "deep arrays": (HEAD + "level = " + "[" * NEST + "]" * NEST, ValueError, ["too deeply"]),
-    "deep tables": (HEAD + "level = " + "{a=" * NEST + "1" + "}" * NEST, ValueError, ["deeply"]),
     "deep keys": (HEAD + "level" + ".a" * 2000 + " = 1", TypeError, ["level", "a table"]),
     # Not UTF-8.
     "Latin-1": ("# \xe9\n".encode("latin-1"), ValueError, ["not UTF-8: byte 2 is 0xe9", "Save"]),
