@@ -171,6 +171,21 @@ def test_the_range_of_a_constant_in_a_matmul(moved, policy, value, expected):
     )
 
 
+def test_an_extent_says_which_dtypes_it_exceeds():
+    big, bigger = (
+        constant_range(np.float32([1, 70_000]), FULL),
+        constant_range(np.float32([LOWEST, np.inf]), FULL),
+    )
+    assert big.exceeds() == {F16}
+    assert bigger.exceeds() == {F16}
+    assert bigger.is_clamped()
+    assert not big.is_clamped()
+    assert constant_range(np.float32([0, 1e5]), FULL) == big != bigger
+    assert hash(constant_range(np.float32([0, 1e5]), FULL)) == hash(big)
+    assert constant_range(np.float32([np.inf]), FULL).exceeds() == frozenset()
+    assert constant_range(np.int32([1]), FULL) is None
+
+
 def count(n):
     return lax.iota(jnp.int32, n)
 
