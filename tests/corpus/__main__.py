@@ -1,25 +1,55 @@
-"""``python -m tests.corpus dtypes [OLD [NEW]]``."""
+"""``python -m tests.corpus record DIR``, ``compare DIR_A DIR_B`` and ``dtypes``."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import sys
 
 from . import __doc__ as about
 from .sources import prepare
 
 
+def pair(text: str) -> tuple[str, str]:
+    """An argument OLD=NEW."""
+    old, separator, new = text.partition("=")
+    if not (old and separator):
+        raise argparse.ArgumentTypeError(f"expected OLD=NEW, got {text!r}")
+    return old, new
+
+
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m tests.corpus", None, about, formatter_class=plain)
-    parser.add_argument("command", choices=["dtypes"])
-    parser.add_argument("old", nargs="?", help="a commit; the recording of this tree if none")
-    parser.add_argument(
+    commands = parser.add_subparsers(dest="command", required=True)
+    record = commands.add_parser("record", help="write the texts of the corpus to a folder")
+    record.add_argument("folder", type=pathlib.Path)
+    record.add_argument("--only", default="", help="a pattern that 'source: name' matches")
+    record.add_argument("--limit", type=int, help="at most so many programs of each source")
+    record.add_argument("--quick", action="store_true", help="a few programs of every source")
+    record.add_argument("--every-setting", action="store_true",
+                        help="all levels in both dtypes, also of long tables")  # fmt: skip
+    record.add_argument("--plans", action="store_true",
+                        help="only in which dtypes programs compute, and why")  # fmt: skip
+    compare = commands.add_parser("compare", help="print what differs between two folders")
+    compare.add_argument("old", type=pathlib.Path)
+    compare.add_argument("new", type=pathlib.Path)
+    compare.add_argument("--rename", type=pair, action="append", default=[], metavar="OLD=NEW",
+                         help="replace a word of the old texts; may be repeated")  # fmt: skip
+    compare.add_argument("--only", default="", help="a pattern of 'source: name: section'")
+    compare.add_argument("--common", action="store_true",
+                         help="what only one folder has is no difference")  # fmt: skip
+    compare.add_argument("--dtypes", action="store_true", help="another reason is no difference")
+    compare.add_argument("--lines", type=int, default=14, help="lines of each difference")
+    compare.add_argument("--programs", type=int, default=20, help="differing programs to print")
+    dtypes = commands.add_parser("dtypes", help="print which programs change their dtypes, and why")
+    dtypes.add_argument("old", nargs="?", help="a commit; the recording of this tree if none")
+    dtypes.add_argument(
         "new", nargs="?", help="a later one; what the code of this tree does if none"
     )
-    parser.add_argument("--record", action="store_true", help="write the committed recording anew")
-    parser.add_argument("--programs", type=int, default=20, help="differing programs to print")
+    dtypes.add_argument("--record", action="store_true", help="write the committed recording anew")
+    dtypes.add_argument("--programs", type=int, default=20, help="differing programs to print")
     return parser.parse_args(arguments)
 
 
@@ -34,14 +64,26 @@ def with_fixed_hashes() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parsed(arguments)
-    prepare()
-    from .contract import changed, record_anew
+    options = vars(parsed(arguments))
+    command = options.pop("command")
+    if command == "dtypes":
+        prepare()
+        from .contract import changed, record_anew
 
-    if options.record:
-        record_anew()
+        if options.pop("record"):
+            record_anew()
+            return 0
+        return int(changed(**options) > 0)
+    if command == "record":
+        prepare()
+        from .record import Choice, record
+
+        record(options.pop("folder"), Choice(**options))
         return 0
-    return int(changed(options.old, options.new, options.programs) > 0)
+    from .compare import Options, compare
+
+    old, new = options.pop("old"), options.pop("new")
+    return int(compare(old, new, Options(renames=options.pop("rename"), **options)) > 0)
 
 
 if __name__ == "__main__":

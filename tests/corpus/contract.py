@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 
-from .compare import compare
+from .compare import Options, compare
 from .record import Choice, record
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def record_anew() -> None:
     """Writes the committed recording."""
     for path in RECORDING.glob("*"):
         path.unlink()
-    record(RECORDING, Choice())
+    record(RECORDING, Choice(plans=True))
 
 
 def recorded_at(commit: str, folder: pathlib.Path) -> pathlib.Path:
@@ -38,9 +38,12 @@ def recorded_at(commit: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def changed(old: str | None, new: str | None, programs: int) -> int:
-    """Prints which programs change their dtypes between two commits, and why.
+    """Prints which programs change their dtypes, and why; returns how many do.
 
-    Without the old one the recording of this tree, without the new one what its code does.
+    Args:
+        old: A commit; None for the recording of this tree.
+        new: A later one; None for what the code of this tree does.
+        programs: How many of them are printed.
     """
     with tempfile.TemporaryDirectory() as name:
         folders = [pathlib.Path(name, title) for title in ("old", "new")]
@@ -49,5 +52,5 @@ def changed(old: str | None, new: str | None, programs: int) -> int:
         before = recorded_at(old, folders[0]) if old else RECORDING
         after = recorded_at(new, folders[1]) if new else folders[1]
         if not new:
-            record(after, Choice())
-        return compare(before, after, programs)
+            record(after, Choice(plans=True))
+        return compare(before, after, Options(dtypes=True, programs=programs))

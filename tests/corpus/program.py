@@ -50,9 +50,17 @@ def plain_policy(setting: Setting, **options: Any) -> Policy:
 class Program:
     """A function, its arguments, and how `autocast` is applied to it.
 
-    ``cast`` is what an integration has in place of `autocast`, ``around`` a transformation that it
-    does not see. The derivative is that of the arguments ``derive``, or of the first with floats;
-    in ``forward_mode`` it is a tangent, as JAX has no gradient.
+    Args:
+        name: No two programs of a source have the same.
+        build: Makes the function and its arguments; only recorded programs are built.
+        settings: The levels and compute dtypes that are recorded.
+        policy: From a setting to the policy.
+        options: More options of `autocast`.
+        cast: `autocast`, or what an integration has in its place.
+        around: A transformation of the cast function, which autocast does not see.
+        derive: The arguments of which the derivative is taken; None for the first one with floats.
+        forward_mode: JAX has no gradient of the program; tangents are recorded in its place.
+        context: The settings of JAX that it is built and traced under.
     """
 
     name: str
@@ -82,7 +90,12 @@ def of_table(
 
 
 class Arguments:
-    """Arguments as the arrays in them: what is traced, and what of it is differentiated."""
+    """Arguments as the arrays in them: what is traced, and what of it is differentiated.
+
+    Args:
+        args: Trees of arrays, their types, Python numbers and anything else, which stays static.
+        derive: As of a `Program`.
+    """
 
     def __init__(self, args: Sequence[Any], derive: tuple[int, ...] | None) -> None:
         self.leaves, self.tree = jax.tree.flatten(tuple(args))
@@ -101,9 +114,12 @@ class Arguments:
         return lambda *arrays: fn(*self._with(self.traced, arrays))
 
     def derivative(self, fn: Function, forward_mode: bool, squared: bool = False) -> Function:
-        """The sum of the float results, or of their squares, and its derivative.
+        """The sum of the float results of ``fn`` and its derivative, as a function of the arrays.
 
-        In forward mode the derivative is a tangent, along the arguments themselves.
+        Args:
+            fn: A function of the arguments.
+            forward_mode: The derivative is a tangent, along the arguments themselves.
+            squared: The results are squared before the sum, so that cotangents are computed.
         """
 
         def run(*arrays: Any) -> Any:

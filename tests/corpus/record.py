@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from .program import FEW, Program
+from .program import ALL, FEW, Program
 from .sections import sections
 from .sources import SOURCES
 
@@ -24,16 +24,27 @@ SUFFIX = ".jsonl.gz"
 PACKAGES = "jaxlib numpy flax equinox dm-haiku optax numpyro diffrax".split()
 """What programs of the corpus come from, or are traced with: another version has others."""
 
-QUICK = 3
+QUICK = 6
 """How many programs of each source a quick recording has."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Which programs are recorded: those of a pattern; quickly a few, in few settings."""
+    """Which programs are recorded.
+
+    Args:
+        only: A regular expression that ``source: name`` matches somewhere.
+        limit: At most so many of each source.
+        quick: A few of each source, spread over it, in few settings.
+        every_setting: All levels in both dtypes, also of the programs of long tables.
+        plans: Of each only in which dtypes it computes, and why.
+    """
 
     only: str = ""
+    limit: int | None = None
     quick: bool = False
+    every_setting: bool = False
+    plans: bool = False
 
     def of_source(self, source: str) -> list[Program]:
         programs = list(SOURCES[source]())
@@ -44,11 +55,12 @@ class Choice:
         if self.quick and len(programs) > QUICK:
             places = np.linspace(0, len(programs) - 1, QUICK).astype(int)
             programs = [programs[i] for i in places]
-        return programs
+        return programs[: self.limit]
 
     def sections(self, program: Program) -> dict[str, str]:
-        settings = tuple(s for s in program.settings if not self.quick or s in FEW)
-        return sections(program, settings)
+        settings = ALL if self.every_setting else program.settings
+        settings = tuple(s for s in settings if not self.quick or s in FEW)
+        return sections(program, settings, self.plans)
 
 
 def record(folder: pathlib.Path, choice: Choice) -> None:

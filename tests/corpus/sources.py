@@ -35,6 +35,9 @@ def prepare() -> None:
     set_xla_flags(devices=DEVICES)
 
 
+# --- packages and models --------------------------------------------------------------------------
+
+
 def other_packages() -> Iterator[Program]:
     """Models and functions of other packages."""
     from ..third_party.flax_nnx import Applied, nnx_autocast
@@ -68,6 +71,9 @@ def benchmark_models() -> Iterator[Program]:
         yield Program(case.name, lambda c=case: (plain_loss(c.build()), shapes(c)))
 
 
+# --- random programs ------------------------------------------------------------------------------
+
+
 def fuzzed() -> Iterator[Program]:
     """Programs of the fuzzer; some are made for the mode of 64 bits."""
     from ..fuzz.campaign import make_case
@@ -79,6 +85,9 @@ def fuzzed() -> Iterator[Program]:
         context = lambda i=index: jax_settings(case(i).program.x64)
         settings = rotated(index, 2)
         yield Program(f"program {index}", build, settings=settings, context=context)
+
+
+# --- one operation at a time ----------------------------------------------------------------------
 
 
 def contractions() -> Iterator[Program]:
@@ -118,6 +127,9 @@ def conformance() -> Iterator[Program]:
         args = [jax.ShapeDtypeStruct(shape, "float32") for shape in row.shapes]
         options = {"options": {"params": row.params}} if row.params else {}
         yield given(f"{row.op} {case}", of_case(row, case), *args, settings=FEW, **options)
+
+
+# --- the tools' programs --------------------------------------------------------------------------
 
 
 def tuned() -> Iterator[Program]:

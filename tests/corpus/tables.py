@@ -14,6 +14,11 @@ import numpy as np
 
 from .program import FEW, Program, given, of_table
 
+# --- what the planner decides ---------------------------------------------------------------------
+
+
+# --- structures and transformations ---------------------------------------------------------------
+
 
 def structures() -> Iterator[Program]:
     """Loops, branches and calls in one another, callbacks, parameters that must survive."""

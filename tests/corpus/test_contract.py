@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from .compare import changed_lines, compare, differing
+from .compare import Options, changed_lines, compare, differing, renamer
 from .contract import RECORDING
 from .record import ABOUT, read, recorded_sources, write
 
@@ -27,8 +27,9 @@ def written(folder, plan):
 
 def test_another_reason_is_no_other_dtype():
     before, same, other = ({"plan": text} for text in (OLD, OTHER_REASON, OTHER_DTYPE))
-    assert not differing(before, same)
-    assert list(differing(before, other)) == ["plan"]
+    assert not differing(before, same, renamer(()), dtypes=True)
+    assert differing(before, same, renamer(()))
+    assert list(differing(before, other, renamer(()), dtypes=True)) == ["plan"]
     assert list(changed_lines(OLD, OTHER_DTYPE)) == [
         "-exp float32 -> float32 | FP32 |",
         "+exp bfloat16 -> bfloat16 | PROMOTE_LOW |",
@@ -40,14 +41,12 @@ def test_what_changes_is_printed_with_its_reason(tmp_path, capsys):
         written(tmp_path / name, plan)
         for name, plan in (("old", OLD), ("same", OTHER_REASON), ("new", OTHER_DTYPE))
     )
-    assert compare(old, same) == 0
-    assert compare(old, new) == 1
+    assert compare(old, same, Options(dtypes=True)) == 0
+    assert compare(old, new, Options(dtypes=True)) == 1
     out = capsys.readouterr().out
     assert "source: program: plan o1 bfloat16" in out
     assert "+exp bfloat16 -> bfloat16 | PROMOTE_LOW" in out
     assert "Why: PROMOTE_LOW 1" in out
-    with pytest.raises(SystemExit, match="no recording"):
-        compare(tmp_path, new)
 
 
 def test_a_recording_is_committed():
@@ -62,11 +61,9 @@ def test_a_recording_is_committed():
 @pytest.mark.process
 def test_a_plan_is_the_same_whatever_the_seed_of_hashes(tmp_path):
     """The command fixes the seed: a program of numpyro is traced in the order of a set."""
-    choice = "only='^(tuned|structures|custom_rules|benchmark_models|edges): ', quick=True"
-    lines = ["import pathlib, sys", "from tests.corpus.sources import prepare", "prepare()",
-             "from tests.corpus.record import Choice, record",
-             f"record(pathlib.Path(sys.argv[1]), Choice({choice}))"]  # fmt: skip
-    command = [sys.executable, "-c", "\n".join(lines)]
+    main = "import sys; from tests.corpus.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    only = "^(tuned|structures|custom_rules|benchmark_models|edges): "
+    command = [sys.executable, "-c", main, "record", "--plans", "--quick", "--only", only]
     files = []
     for seed in ("1", "2"):
         folder = tmp_path / seed

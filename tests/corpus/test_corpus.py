@@ -3,15 +3,19 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jmp_autocast import Policy
 
-from .compare import differing
+from .__main__ import main
+from .compare import Options, compare, differing, renamer
 from .jaxpr_text import first_line_of, jaxpr_text, without_identity
 from .program import ALL, FEW, given, plain_policy, rotated
+from .record import ABOUT, read, write
 from .sections import sections
 
 X = np.ones((4, 4), np.float32)
+NO_NAMES = renamer(())
 
 
 def layer(params, x):
@@ -26,21 +30,35 @@ def text_of(fn, *args):
     return jaxpr_text(jax.make_jaxpr(fn)(*args))
 
 
+def written(folder, recorded):
+    folder.mkdir()
+    (folder / ABOUT).write_text("{}")
+    write(folder / "source.jsonl.gz", recorded)
+    return folder
+
+
 def test_a_program_has_every_section():
     found = sections(given("loop", loop, {"w": X}, X), ALL)
-    assert found.keys() == {*(f"plan {setting}" for setting in ALL), "plan of gradient"}
+    kinds = {title.split()[0] for title in found}
+    assert kinds == {"forward", "gradient", "plan", "links", "computed", "of"}
     assert not [text for text in found.values() if text.startswith("raises")]
-    assert found["plan o1 bfloat16"] != found["plan o1 float16"]
+    assert found["forward o1 bfloat16"] != found["forward o1 float16"]
+    assert "inputs a0:bf16[4,4]" in found["forward o1 bfloat16"]
     assert "  dot_general bfloat16 bfloat16 -> bfloat16 | LOWER" in found["plan o1 bfloat16"]
-    again = sections(given("loop", loop, {"w": X}, X), ALL)
-    assert not differing(found, again)
+
+
+def test_the_same_program_has_the_same_text():
+    once, again = (sections(given("loop", loop, {"w": X}, X), FEW) for _ in range(2))
+    assert not differing(once, again, NO_NAMES)
 
 
 def test_another_policy_is_another_text():
     full = lambda setting: plain_policy(setting).with_rules({"tanh": "fp32"})
     plain = sections(given("layer", layer, {"w": X}, X), FEW)
     other = sections(given("layer", layer, {"w": X}, X, policy=full), FEW)
-    assert "plan o1 bfloat16" in differing(plain, other)
+    assert {"forward o1 bfloat16", "gradient o1 bfloat16", "plan o1 bfloat16"} <= differing(
+        plain, other, NO_NAMES
+    ).keys()
 
 
 def test_errors_are_recorded():
@@ -78,3 +96,36 @@ def test_settings_are_shared_out():
     assert all(rotated(i, 3)[0] == ALL[0] and len(set(rotated(i, 3))) == 3 for i in range(9))
     assert str(ALL[0]) == "o1 bfloat16"
     assert plain_policy(ALL[0]) == Policy("bfloat16", level="o1")
+
+
+def test_renaming_replaces_words_and_sorts_parameters():
+    rename = renamer([("leaves", "sources"), ("leaf_view", "source_view")])
+    old = "v1:f32[4] = leaf_view a0 [leaves=(0); out=f32]\nleaf_views stay"
+    assert rename(old) == "v1:f32[4] = source_view a0 [out=f32; sources=(0)]\nleaf_views stay"
+
+
+def test_recordings_are_compared(tmp_path, capsys):
+    old = written(tmp_path / "old", {"a": {"forward": "leaf_view", "plan": "x"}, "b": {}})
+    new = written(tmp_path / "new", {"a": {"forward": "source_view", "plan": "x"}})
+    assert read(old, "source")["a"]["plan"] == "x"
+    assert compare(old, old, Options()) == 0
+    assert compare(old, new, Options()) == 1
+    out = capsys.readouterr().out
+    assert "source: a: forward" in out
+    assert "-leaf_view" in out
+    assert "+source_view" in out
+    assert compare(old, new, Options(only="plan")) == 0
+    assert main(["compare", str(old), str(new), "--rename", "leaf_view=source_view"]) == 0
+    written(tmp_path / "more", {"a": {"forward": "leaf_view"}, "b": {"plan": "y"}})
+    more = str(tmp_path / "more")
+    assert main(["compare", str(old), more]) == 1
+    assert main(["compare", str(old), more, "--common"]) == 0
+    with pytest.raises(SystemExit, match="no recording"):
+        compare(tmp_path, new, Options())
+
+
+def test_equal_texts_give_equal_files(tmp_path):
+    recorded = {"a": {"forward": "x"}}
+    first, second = (written(tmp_path / name, recorded) for name in ("first", "second"))
+    name = "source.jsonl.gz"
+    assert (first / name).read_bytes() == (second / name).read_bytes()

@@ -6,14 +6,18 @@ that are not installed here, which have to parse.
 """
 
 import ast
+import os
 import re
+import warnings
 
 import jax
+import numpy as np
 import pytest
 
 from tests.support.markdown_pages import ROOT, blocks, markdown_pages
 from tests.support.page_runner import run_page
 from tests.support.processes import environment_without_devices
+from tests.support.settings import as_found
 
 from .follow_guides import GUIDES, exported, follow
 
@@ -91,6 +95,30 @@ def imported(source):
 def test_a_wrong_page_is_found(page, message):
     with pytest.raises(AssertionError, match=re.escape(message)):
         run_page(page, "page")
+
+
+def test_a_page_that_fails_leaves_the_process_as_it_found_it():
+    page = """```python
+import os, warnings
+import jax, jax.numpy as jnp, numpy as np
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_default_matmul_precision", "highest")
+os.environ["JMP_TEST"], os.environ["HOME"] = "1", "/nowhere"
+warnings.simplefilter("ignore")
+np.seterr(all="raise")
+assert jax.jit(lambda x: x + 1.0)(np.ones(3)).dtype == np.float32, "fails here"
+```
+"""
+    settings, environment = dict(jax.config.values), dict(os.environ)
+    filters, numpy_errors = list(warnings.filters), np.geterr()
+    with pytest.raises(AssertionError, match="fails here"), as_found():
+        run_page(page, "page")
+    assert jax.config.values == settings
+    assert dict(os.environ) == environment
+    assert warnings.filters == filters
+    assert np.geterr() == numpy_errors
+    assert jax.jit(lambda x: x + 1.0)(np.ones(3)).dtype == np.float32
 
 
 def test_a_right_page_passes():
