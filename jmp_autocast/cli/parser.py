@@ -139,7 +139,7 @@ _COMMANDS: dict[str, tuple[str, _Options, list[_Options]]] = {
     ),
 }
 
-_DESCRIPTION, _, _EPILOG = (__doc__ or "").partition("\n\n")
+_DESCRIPTION, _EPILOG = (__doc__ or "\n\n").split("\n\n", 1)
 
 _HELP: dict[str, Any] = {
     "epilog": _EPILOG,

@@ -43,7 +43,8 @@ ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
 JaxprEqn: TypeAlias = jex_core.JaxprEqn
 Literal: TypeAlias = jex_core.Literal
 Var: TypeAlias = jex_core.Var
-Atom: TypeAlias = Var | Literal
+# A variable or a literal. JAX's own union is of partially unknown type to `pyright --verifytypes`.
+Atom: TypeAlias = Any
 # JAX 0.11 made one class of the two.
 AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
 ShapedArray: Any = jax.core.ShapedArray

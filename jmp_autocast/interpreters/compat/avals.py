@@ -9,13 +9,12 @@ import jax.core
 import numpy as np
 from jax import lax
 from jax.export import is_symbolic_dim
-from jax.extend.core import Literal, Var
 from jax.interpreters import ad
 from jax.ref import AbstractRef
 from jax.sharding import NamedSharding, PartitionSpec
 
 
-def aval_of(atom: Var | Literal) -> Any:
+def aval_of(atom: Any) -> Any:
     """Returns the type of a variable or literal, which JAX declares without a shape or dtype."""
     return atom.aval
 
