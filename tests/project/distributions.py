@@ -28,7 +28,7 @@ ADDED_TO_SDIST = {"PKG-INFO"}
 TESTS = (
     "project/test_imports.py",
     "policies/test_policy_files.py",
-    "transform/test_wrapper.py",
+    "transform/test_unknown_primitives.py",
     "derivatives/test_source_view_primitive.py",
 )
 MORE_TESTS = (
