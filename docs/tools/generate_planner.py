@@ -12,11 +12,12 @@ import inspect
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jmp_autocast.interpreters.plan.equation import DECISIONS, GUARDS, PROMOTIONS
 from jmp_autocast.interpreters.plan.needs import ROWS, Need
 from jmp_autocast.interpreters.plan.requests import ASKS, REFUSES
+from jmp_autocast.interpreters.primitives.traits import TRAITS
 
 PAGE = pathlib.Path(__file__).parents[1] / "concepts" / "planner.md"
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports this file
@@ -29,12 +30,17 @@ _MEANING = re.compile(r"^ *([A-Z_0-9]+): (.+)\.$", re.MULTILINE)
 def needs() -> str:
     """Returns the table of needs: one row for each row of the planner's."""
     meanings = dict(_MEANING.findall(Need.__doc__ or ""))
-    lines = ["| need | what reads the value | asked by | without it |", "|---|---|---|---|"]
+    lines = ["| need | what reads the value | asked by | raised | without it |", "|---" * 5 + "|"]
     for row in ROWS:
         name = row.need.name or ""
-        asked_by = ", ".join(f"`{p}`" for p in sorted(row.primitives))
-        lines.append(f"| `{name}` | {meanings[name]} | {asked_by} | {row.why} |")
+        raised = "all" if row.raises >= TRAITS.keys() else _names(row.raises) or "-"
+        asked_by = _names(row.primitives)
+        lines.append(f"| `{name}` | {meanings[name]} | {asked_by} | {raised} | {row.why} |")
     return "\n".join(lines)
+
+
+def _names(primitives: Iterable[str]) -> str:
+    return ", ".join(f"`{p}`" for p in sorted(primitives))
 
 
 def _listed(functions: Sequence[Callable[..., object]]) -> str:

@@ -28,9 +28,10 @@ def audit(
     """Lists the risky operations of a program whose author wrote 16 bits by hand.
 
     These are sums of more than 16 terms, exponentials and logarithms, powers and norms, positions
-    and their angles, masks beyond the range, the choice of experts, loops that add up, what a reader
-    needs digits of (the planner's table of needs), updates of weights, and the loss. It does not list operations that 16 bits are good for: products, which
-    add up in float32, activations, biases, and operations whose operands are cast to float32 first.
+    and their angles, masks beyond the range, the choice of experts, loops that add up, what a
+    reader needs digits of (the planner's table of needs), updates of weights, and the loss. It does
+    not list operations that 16 bits are good for: products, which add up in float32, activations,
+    biases, and operations whose operands are cast to float32 first.
     It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array.
 
     `audit` and `autocast` agree on what loses too much in 16 bits: the policy says so. Regions that

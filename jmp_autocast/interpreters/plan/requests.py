@@ -79,7 +79,7 @@ class Maker(NamedTuple):
 
 
 def _by_need(it: Maker) -> Want | None:
-    """What its readers need in float32, however they read it: the last column of the needs."""
+    """What its readers need in float32, however they read it: who is raised for a need."""
     if not it.is_low:
         return None
     raised = (row for row in ROWS if it.need & row.need and it.name in row.raises)
