@@ -331,3 +331,16 @@ def test_ignore():
         audit(jnp.exp, X, ignore=("logaritm",))
     with pytest.raises(TypeError, match="ignore takes several kinds"):
         audit(jnp.exp, X, ignore="logarithm")
+
+
+def test_each_need_of_a_line_says_what_goes_wrong():
+    """An index and factors are of one line and one primitive: two rows of the planner's table."""
+
+    def fn(x):
+        index, factors = x * 0.3, x * 0.7
+        return jnp.floor(index), factors[::2] * factors[1::2]
+
+    report = audit(fn, X)
+    found = [finding.says for finding in report.findings if finding.kind == "digits"]
+    assert len(found) == len(set(found)) == 2
+    assert all(says in str(report) for says in found)

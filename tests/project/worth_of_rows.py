@@ -15,6 +15,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
+import pytest
+
 from jmp_autocast.interpreters.plan import equation, needs, requests
 
 TESTS = ("tests/plan", "tests/scenarios", "tests/derivatives")
@@ -41,7 +43,11 @@ def take_out(row: str) -> None:
 
 
 def missed_by(row: str, tests: Sequence[str]) -> str:
-    """Returns the last line that pytest prints without a row, with its first failure before it."""
+    """Returns the last line that pytest prints without a row, and its first failure.
+
+    Raises:
+        RuntimeError: The tests did not run.
+    """
     code = (
         "import sys, pytest; from tests.project.worth_of_rows import take_out; "
         "take_out(sys.argv[1]); "
@@ -49,7 +55,9 @@ def missed_by(row: str, tests: Sequence[str]) -> str:
     )
     command = [sys.executable, "-c", code, row, *tests]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-200:]]
+    if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"without {row} the tests did not run:\n{done.stdout}{done.stderr}")
+    lines = done.stdout.strip().splitlines()
     first = next((line.split(" - ")[0] for line in lines if line.startswith("FAILED")), "")
     return f"{lines[-1].strip('= ')} {first}".strip()
 

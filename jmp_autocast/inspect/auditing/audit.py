@@ -189,24 +189,24 @@ class AuditReport(Exported):
         """Returns the summary, and for each kind of risk what to write, a table, and the lines."""
         opaque = ", ".join(self.opaque)
         lines = labeled({"not seen": f"the inside of {opaque}" if opaque else None})
-        for kind, found in itertools.groupby(self.findings, key=lambda finding: finding.kind):
-            lines += ["", *_section(kind, list(found))]
+        for _, found in itertools.groupby(self.findings, key=lambda x: (x.kind, x.says)):
+            lines += ["", *_section(list(found))]
         if self.findings:
             roundoffs = [f"u = {unit_roundoff(d):.2g} in {d}" for d in self.dtypes]
             lines += ["", ", ".join(roundoffs)]
         return "\n".join([self.summary, *lines])
 
 
-def _section(kind: str, findings: Sequence[Finding]) -> list[str]:
+def _section(findings: Sequence[Finding]) -> list[str]:
     """Returns what a kind of risk is, what to write instead, and where it is."""
-    says = KINDS[kind]
-    facts = labeled({"error": says.formula, "instead": says.fix})
+    first = findings[0]
+    facts = labeled({"error": first.formula, "instead": first.fix})
     columns = {"typical": ">10", "worst": ">8", "n": ">9", "places": ">6"}
     columns |= {"primitive": "20", "scope": ""}
     rows = table(columns, findings, _cells, _SHOWN)
     # Whole paths: a terminal makes links of them, and so does the log of a CI.
     places = [f"  at {finding.source}" for finding in findings[:_SHOWN]]
-    return [cut(f"{kind}: {says.says}"), *(cut(f"  {x}") for x in facts), *rows, *places]
+    return [f"{first.kind}: {first.says}", *(cut(f"  {x}") for x in facts), *rows, *places]
 
 
 def _cells(finding: Finding) -> list[Any]:
@@ -222,20 +222,21 @@ def findings_of(risks: Iterable[Risk], dtype: Any) -> list[Finding]:
         risks: The risks of a program.
         dtype: The 16-bit dtype that was looked for.
     """
-    groups: dict[tuple[str, str, str], list[Risk]] = {}
+    groups: dict[tuple[str, str, str, str], list[Risk]] = {}
     for risk in risks:
         eqn = risk.visit.eqn
-        groups.setdefault((risk.kind, risk.source, eqn.primitive.name), []).append(risk)
+        line = risk.kind, risk.why, risk.source, eqn.primitive.name
+        groups.setdefault(line, []).append(risk)
     found = []
-    for (kind, source, primitive), places in groups.items():
+    for (kind, why, source, primitive), places in groups.items():
         n = max((risk.n for risk in places if risk.n is not None), default=None)
         first = places[0].visit
         scope = "/".join(user_names(first.scope))
         shape = tuple(getattr(first.eqn.outvars[0].aval, "shape", ()))
         where = (source, scope, primitive, len(places), shape)
         said = KINDS[kind]
-        if why := places[0].why:
+        if why:
             said = said._replace(says=f"{said.says}: {why}")
         found.append(Finding(kind, str(dtype), *where, n, *estimate(kind, dtype, n), *said))
     order = list(KINDS)
-    return sorted(found, key=lambda x: (order.index(x.kind), -(x.worst or 0), -(x.n or 0)))
+    return sorted(found, key=lambda x: (order.index(x.kind), x.says, -(x.worst or 0), -(x.n or 0)))

@@ -26,7 +26,7 @@ from ...interpreters.compat import (
 from ...interpreters.plan.data import Source
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.needs import ROWS
-from ...interpreters.plan.reasons import ReasonCode
+from ...interpreters.plan.reasons import READ_BY, ReasonCode
 from ...interpreters.plan.returning_carries import accumulating_carries, residual_streams
 from ...interpreters.primitives.reading import cast_dtype, summands
 from ...interpreters.primitives.structure import bodies, called, is_call
@@ -39,6 +39,9 @@ _ARITHMETIC = having("affine") & having("feeds")
 _MOVES = having("moves")
 _CASTS = frozenset(("convert_element_type",))
 _SHIFTS = having("shifts")
+
+# From the cause that the planner gives to what went wrong without the row of its table.
+_NEEDED = {READ_BY + row.reader: row.why for row in ROWS if row.reader}
 
 # Of so few terms a sum loses no more than the same number of operations in a row, 4 u typically.
 _FEW = 16
@@ -141,10 +144,8 @@ class Program:
     def _of_needs(self, visit: Visit) -> Iterator[Risk]:
         """Yields what `autocast` would compute in float32 for a reader: the planner's own table."""
         cause, results = visit.plan.reason.cause, visit.eqn.outvars
-        if len(results) == 1 and self._is_low(results[0]):
-            for row in ROWS:
-                if row.reader and cause == f"read by {row.reader}":
-                    yield Risk("digits", visit, why=row.why)
+        if len(results) == 1 and self._is_low(results[0]) and cause in _NEEDED:
+            yield Risk("digits", visit, why=_NEEDED[cause])
 
     # --- what is known of values -----------------------------------------------------------------
 

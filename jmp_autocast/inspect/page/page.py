@@ -6,6 +6,7 @@ The template, the style and the scripts are the other files of this folder. Text
 
 from __future__ import annotations
 
+import abc
 import base64
 import functools
 import hashlib
@@ -103,11 +104,12 @@ def tables_page(
     return Page("tables", about, name, summary, data)
 
 
-class Paged(Exported):
+class Paged(Exported, abc.ABC):
     """A report that has an HTML page."""
 
+    @abc.abstractmethod
     def _page(self) -> Page:
-        raise NotImplementedError
+        """Returns the page."""
 
     def to_html(self, path: str | pathlib.Path | None = None) -> str:
         """Returns the report as an HTML page, to be opened in any browser.

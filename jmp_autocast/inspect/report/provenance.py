@@ -15,13 +15,13 @@ from typing import Any
 from ...interpreters import ReasonCode
 from ...interpreters.after.walk import Origin, Visit
 from ...interpreters.compat import JaxprEqn
+from ...interpreters.plan.reasons import READ_BY
 from ...interpreters.primitives.structure import bodies
 
 # These reasons are about who reads the result. All others are about what the equation reads.
 _ABOUT_READERS = frozenset(
     (ReasonCode.FEEDER, ReasonCode.CLEAR_NARROW, ReasonCode.LOG_GUARD, ReasonCode.DOT_OUT)
 )
-_READ_BY = "read by "
 
 
 def causes_of(visits: Sequence[Visit]) -> list[tuple[int, ...]]:
@@ -114,7 +114,7 @@ def _named(
     """Returns the rows that a reason names."""
     reason = visit.plan.reason
     if reason.code in _ABOUT_READERS:
-        name = reason.cause.removeprefix(_READ_BY)
+        name = reason.cause.removeprefix(READ_BY)
         if name in (reason.cause, "the output"):
             return ()
         # It may name a call, of which a reader is inside. A body that is called twice has one plan,

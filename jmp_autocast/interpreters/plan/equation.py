@@ -37,7 +37,7 @@ from .basic_plans import (
 from .data import BIND, Contract, Demand, EquationPlan, Keep, Place, Source, ValueState, Want
 from .equation_view import check_domain, view_of
 from .islands import in_island
-from .reasons import Reason, ReasonCode
+from .reasons import READ_BY, Reason, ReasonCode
 from .symbolic_sizes import at_least, is_as_large
 from .value_facts import fold
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
@@ -156,8 +156,7 @@ DECISIONS: tuple[Decides, ...] = (
 
 def _decided(rule: Any, at: Place) -> Decision:
     """Returns what a function of the user's decides."""
-    assert at.region.compute_dtype is not None
-    view = view_of(at.eqn, at.given, at.region.names, at.region.compute_dtype)
+    view = view_of(at.eqn, at.given, at.region.names, at.compute_dtype)
     decision = apply_rule(rule, view)
     check_domain(decision, at)
     if decision.policy is not None:
@@ -197,7 +196,7 @@ def _by_policy(policy: Policy, at: Place, decision: Decision, guarded: bool) -> 
 
 
 def _because(code: ReasonCode, want: Want) -> Reason:
-    return Reason(code, f"read by {want.reader}")
+    return Reason(code, READ_BY + want.reader)
 
 
 # --- LOWER_PRECISION_FP ---------------------------------------------------------------------
@@ -263,11 +262,12 @@ def _reads_positions(policy: Policy, at: Place) -> EquationPlan | None:
     # gives an angle that is rounded by half a radian. Those that are counted in the program are
     # positions; integers from outside are where at most three are summed (x, y, z): more are a
     # mask, one-hot rows, an adjacency or a weight.
-    for i in (0, 1) if at.name in _CONTRACTS else ():
+    if at.name not in _CONTRACTS:
+        return None
+    for i in (0, 1):
         bound = at.given[i].integer_bound
-        if bound is None:
-            continue
-        if at_least(3, reading.reduction_depth(at.eqn)) if bound == math.inf else bound > 1:
+        is_counted = bound is not None and 1 < bound < math.inf
+        if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(at.eqn))):
             reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
             return in_dtype(at, at.region.wide, reason)
     return None
@@ -372,7 +372,8 @@ PROMOTIONS: tuple[Decides, ...] = (_is_accumulator, _readers_agree, _voters_deci
 
 def _joined(dtypes: Sequence[np.dtype | None], wide: np.dtype) -> np.dtype:
     """Returns the one dtype of some operands, the wide one where they differ."""
-    return next((d for d in dtypes if d is not None and len(set(dtypes)) == 1), wide)
+    first, *others = dtypes
+    return wide if first is None or any(dtype != first for dtype in others) else first
 
 
 def _of_sources(policy: Policy, at: Place) -> EquationPlan:

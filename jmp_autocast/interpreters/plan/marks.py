@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, body_of
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, body_of
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import having
 from .returning_carries import accumulating_carries
@@ -34,6 +34,7 @@ _CONTRACTS = having("contracts")
 _DAMPS = having("damps")  # the result is no longer made element by element
 _KEEPS_FRESH = having("shifts") | {"neg", "select_n", "concatenate"}
 MOST_FACTORS = 2
+_OF_ALL = frozenset(("convolved", "spread", "given", "fresh"))
 
 
 class Marks(NamedTuple):
@@ -62,9 +63,9 @@ class Marks(NamedTuple):
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
-        """Returns what holds of one of several branches, or of all where that says less."""
-        some, every = zip(*several, strict=True), (3, 5, 6, 7)
-        return cls(*[(min if i in every else max)(found) for i, found in enumerate(some)])
+        """Returns what holds of one of several branches; what lowers a value, only if of all."""
+        found = zip(cls._fields, zip(*several, strict=True), strict=True)
+        return cls(**{name: (min if name in _OF_ALL else max)(values) for name, values in found})
 
 
 NONE = Marks()
@@ -75,7 +76,7 @@ Memo: TypeAlias = dict[Any, Any]
 AllMarks: TypeAlias = Mapping[Any, Marks]
 
 
-def marks_of(jaxpr: AnyJaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
+def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     """Returns the marks of each variable that has any.
 
     Args:
@@ -111,10 +112,10 @@ def full_size(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
         made: The marks of its operands.
     """
     shape = aval_of(eqn.outvars[0]).shape
-    pairs = enumerate(zip(eqn.invars, made, strict=True))
-    is_literal = [isinstance(v, Literal) for v in eqn.invars]
     return [
-        i for i, (v, m) in pairs if not (is_literal[i] or m.spread) and aval_of(v).shape == shape
+        i
+        for i, (v, m) in enumerate(zip(eqn.invars, made, strict=True))
+        if not isinstance(v, Literal) and not m.spread and aval_of(v).shape == shape
     ]
 
 

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, Var, body_of, variables_in
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of, variables_in
 from ..primitives.reading import (
     casts_to_integer,
     exponent,
@@ -223,7 +223,7 @@ for _row in ROWS:
 Needs: TypeAlias = Mapping[Any, Need]
 
 
-def needs_of(jaxpr: AnyJaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence[Any]) -> Needs:
+def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence[Any]) -> Needs:
     """Returns what each variable of a jaxpr is needed for.
 
     Args:
@@ -236,7 +236,7 @@ def needs_of(jaxpr: AnyJaxpr, outputs: Sequence[Need], memo: Memo, inputs: Seque
     if key in memo:
         return memo[key]
     marks = marks_of(jaxpr, inputs, memo)
-    origins = {e.outvars[0]: e.invars[0] for e in body_of(jaxpr).eqns if takes_every_other(e)}
+    origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
     needs: dict[Any, Need] = {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
@@ -271,7 +271,8 @@ def needs_of(jaxpr: AnyJaxpr, outputs: Sequence[Need], memo: Memo, inputs: Seque
             add(eqn.invars, passed)
         if name not in _SUMS:
             add(eqn.invars, Need.BEYOND_SUMS)
+        at = At(eqn, of(marks, eqn.invars), of_results, origins)
         for row in _ASKED.get(name, ()):
-            add(row.operands(At(eqn, of(marks, eqn.invars), of_results, origins)), row.need)
+            add(row.operands(at), row.need)
     memo[key] = needs
     return needs

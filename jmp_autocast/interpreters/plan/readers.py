@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal
 from ..primitives.structure import bodies
 from ..primitives.traits import having
 from .data import Demand, EquationPlan, Want
@@ -53,7 +53,7 @@ class Readers:
         wide: The wide dtype of the policy: float32, or float64 where this speaks of float32.
     """
 
-    def __init__(self, jaxpr: AnyJaxpr, wants: Sequence[Want], wide: np.dtype) -> None:
+    def __init__(self, jaxpr: Jaxpr, wants: Sequence[Want], wide: np.dtype) -> None:
         self._wide = wide
         self._inputs = jaxpr.invars
         self._reads: dict[Any, Reads] = {}

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+READ_BY = "read by "
+"""How a cause begins that is a reader: its primitive follows, or the words of a row of needs."""
+
 
 class ReasonCode(enum.Enum):
     """Why a value has its dtype. The names are stable; reports and tests rely on them."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...policies import Policy
-from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, variables_in
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, Place, Source, ValueState, Want
@@ -227,7 +227,7 @@ class Found(NamedTuple):
 
 
 def find_requests(
-    jaxpr: AnyJaxpr,
+    jaxpr: Jaxpr,
     places: Sequence[Place],
     equations: Sequence[EquationPlan],
     states: Mapping[Any, ValueState],
@@ -284,7 +284,7 @@ def find_requests(
 
 
 def _find_shared(
-    jaxpr: AnyJaxpr,
+    jaxpr: Jaxpr,
     equations: Sequence[EquationPlan],
     states: Mapping[Any, ValueState],
     asked: Requests,

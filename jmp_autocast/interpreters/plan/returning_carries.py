@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..compat import AnyJaxpr, Atom, Literal, body_of
+from ..compat import Atom, Jaxpr, Literal, body_of
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
 
 _DAMPS = having("damps") | having("contracts")
 
 
-def accumulating_carries(body: AnyJaxpr, first: int, count: int) -> frozenset[int]:
+def accumulating_carries(body: Jaxpr, first: int, count: int) -> frozenset[int]:
     """Returns the carries that come back to themselves through sums, products and the like.
 
     A path through a matmul or a convolution does not count: it is a new value in each step. Nor
@@ -44,7 +44,7 @@ def accumulating_carries(body: AnyJaxpr, first: int, count: int) -> frozenset[in
 
 
 def residual_streams(
-    body: AnyJaxpr, first: int, count: int, parameters: frozenset[int]
+    body: Jaxpr, first: int, count: int, parameters: frozenset[int]
 ) -> frozenset[int]:
     """Returns the carries ``x`` that come back as ``x + f(x)`` with layers in ``f``.
 
@@ -73,7 +73,7 @@ class _Origins(NamedTuple):
         return cls(*(frozenset().union(*sets) for sets in zip(*several, strict=True)))
 
 
-def _origins(body: AnyJaxpr, parameters: frozenset[int]) -> list[_Origins]:
+def _origins(body: Jaxpr, parameters: frozenset[int]) -> list[_Origins]:
     """Returns, for each output, the inputs that reach it.
 
     Cheaply: with no matmul and no damping function between. Through a layer: with a matmul between,

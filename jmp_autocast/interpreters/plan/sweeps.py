@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ...policies import Policy
-from ..compat import AnyJaxpr, JaxprEqn, Literal, variables_in
+from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from ..regions import Region
 from .data import Demand, EquationPlan, Place, ValueState, Want
@@ -68,7 +68,7 @@ class Sweeps:
 
     def __init__(
         self,
-        jaxpr: AnyJaxpr,
+        jaxpr: Jaxpr,
         path: tuple[str, ...],
         given: Mapping[Any, ValueState],
         wants: Sequence[Want],
