@@ -129,20 +129,34 @@ def lowers_by_platform(
     It is one rule for all platforms: JAX 0.10 to 0.12 cannot choose between several that are not
     cached, for `jax.export` to more platforms than one. And it is not cached, because a second
     equal equation would get the name stack of the first.
-    """
 
-    def of_several(*operands: Any, **params: Any) -> Any:
-        functions = {"default": default, **by_platform}
+    Args:
+        primitive: The primitive.
+        default: A function of arrays that takes the parameters by keyword.
+        **by_platform: Another one by the name of a platform. ``one_cpu`` is for programs of one
+            CPU, ``cpu`` for those that XLA splits over several.
+    """
+    one_cpu = by_platform.pop("one_cpu", by_platform.get("cpu", default))
+    on_one = {**by_platform, "cpu": one_cpu}
+
+    def of_several(functions: Any, *operands: Any, **params: Any) -> Any:
         bound = {name: functools.partial(f, **params) for name, f in functions.items()}
-        return lax.platform_dependent(*operands, **bound)
+        return lax.platform_dependent(
+            *operands, default=functools.partial(default, **params), **bound
+        )
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         platform, *others = set(ctx.module_context.platforms)
-        function = of_several if others else by_platform.get(platform, default)
+        # A `shard_map` has a context without a number of devices: all of it runs on each.
+        alone = getattr(ctx.module_context.axis_context, "num_devices", None) in (None, 1)
+        functions = on_one if alone else by_platform
+        function = functions.get(platform, default)
+        if others:
+            function = functools.partial(of_several, functions)
         return mlir.lower_fun(function, multiple_results=False)(ctx, *operands, **params)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
-    stands_for(primitive, default, **by_platform)
+    stands_for(primitive, default, **on_one)
 
 
 def lowers_with_devices(primitive: Any) -> None:

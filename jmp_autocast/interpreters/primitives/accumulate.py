@@ -15,15 +15,18 @@ from contextlib import nullcontext
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...cpu_kernels import cpu_kernels
 from ...policies import FLOAT32
 from ..compat import (
     ClosedJaxpr,
     JaxprEqn,
     Tracer,
     bind,
+    body_of,
     jaxpr_as_fun,
     literal_value,
     with_dtype,
@@ -42,9 +45,14 @@ from ..compat.registration import (
     zero_tangent,
 )
 from .cached_bind import bind_cached, with_cached_derivative
+from .cpu_convolutions import convolution, is_one_product
+from .cpu_products import is_arranged, is_exchanged, product
 from .evaluate import evaluate
 from .held_contraction import contraction_aval, contraction_of, holds_contraction
 from .source_view import source_view
+
+
+_BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
 def accumulating_contraction(
@@ -102,12 +110,24 @@ def accumulating_contraction(
         raise AssertionError(f"not of one 16-bit dtype: {low}, {rhs.dtype}")
     sources = tuple(i for i, source in enumerate(full) if isinstance(source, Tracer))
     operands = (lhs, rhs, *rest, *(full[i] for i in sources))
-    if low == out and not sources:
+    of_own = low == out and is_lowered_by_us(primitive, (lhs, rhs), params)
+    if low == out and not sources and not of_own:
         return bind_cached(primitive, operands, {**params, "preferred_element_type": low})
     # In the jaxpr the result is declared in 16 bits, so that a transpose of it is again a
     # contraction of 16-bit operands; `out` says what is returned.
     items = tuple({**params, "preferred_element_type": low}.items())
     return _contraction(primitive, items, out, sources)(*operands)
+
+
+def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Returns whether a contraction needs a form of its own on CPUs, in both directions.
+
+    The primitive then stands for it also where it hands out nothing but a rounded result.
+    """
+    if primitive.name not in ("dot_general", "conv_general_dilated"):
+        return False
+    asked = params["preferred_element_type"] in (None, _BFLOAT16)
+    return asked and all(x.dtype == _BFLOAT16 for x in operands)
 
 
 def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, out: Any) -> Any:
@@ -280,29 +300,24 @@ def _traced(function: Callable[..., Any], avals: tuple[Any, ...], mesh: Any) -> 
 
 def _lowered(
     *operands: Any,
-    widen: bool,
     jaxpr: ClosedJaxpr,
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
-    barrier: bool = False,
+    contract: Callable[[JaxprEqn, list[Any], np.dtype, np.dtype], Any] | None = None,
 ) -> Any:
     """Runs the jaxpr with the contraction's result, and all that follows it, in ``out``.
 
-    With ``widen`` the contraction reads its operands in ``out``, too: the same products and sums.
-    With ``barrier`` XLA may not widen them before.
+    ``contract`` computes the contraction from its equation, operands, ``low`` and ``out``; None
+    for its own primitive.
     """
     contraction = contraction_of(jaxpr)
 
     def step(i: int, eqn: JaxprEqn, xs: list[Any]) -> Sequence[Any]:
-        params = eqn.params
-        if eqn is contraction:
-            params = {**params, "preferred_element_type": out}
-            if widen and out != low:
-                xs = lax.optimization_barrier(xs) if barrier else xs
-                xs = [lax.convert_element_type(x, out) if x.dtype == low else x for x in xs]
-        results = bind(eqn.primitive, xs, params)
-        return results if eqn.primitive.multiple_results else [results]
+        if eqn is not contraction:
+            results = bind(eqn.primitive, xs, eqn.params)
+            return results if eqn.primitive.multiple_results else [results]
+        return [(contract or _bound)(eqn, xs, low, out)]
 
     # The sources have no part in the value.
     factors = operands[: len(operands) - len(sources)]
@@ -312,21 +327,48 @@ def _lowered(
     return result
 
 
+def _bound(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
+    return bind(eqn.primitive, xs, {**eqn.params, "preferred_element_type": out})
+
+
+def _widened(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
+    """The same products and sums of operands in float32, for CPUs without another kernel."""
+    if out != low:
+        # Without a barrier XLA widens them where they are made, and keeps that until the backward
+        # pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
+        xs = lax.optimization_barrier(xs)
+        xs = [lax.convert_element_type(x, out) if x.dtype == low else x for x in xs]
+    return _bound(eqn, xs, low, out)
+
+
+def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any) -> Any:
+    """Has the contraction in the form that XLA:CPU's kernels take, where they exist."""
+    kernels = cpu_kernels() if low == _BFLOAT16 else None
+    if kernels is None or not kernels.wide:
+        return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=_widened)
+    exchanged = is_exchanged(body_of(jaxpr), contraction_of(jaxpr))
+
+    def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
+        dtype = low if out == low and kernels.rounded else FLOAT32
+        if eqn.primitive.name == "dot_general" and is_arranged(*xs, eqn.params):
+            numbers = eqn.params["dimension_numbers"]
+            result = product(*xs, numbers, dtype, exchanged=exchanged)
+        elif eqn.primitive.name == "conv_general_dilated" and is_one_product(*xs, eqn.params):
+            result = convolution(*xs, eqn.params, dtype)
+        else:
+            return _widened(eqn, xs, low, out)
+        return lax.convert_element_type(result, out)
+
+    return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=contract)
+
+
 accumulate_p: Any = define_primitive(
     "accumulate", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
-# XLA:CPU lacks the bfloat16 matmul with a float32 result in some layouts ("Unsupported element type
-# for DotThunk::Execute", JAX 0.10 to 0.12), and chooses the layouts itself: there it widens.
-# Without a barrier XLA does so where they are made, and keeps that until the backward pass: 1.14
-# times the temporary bytes of a ViT (JAX 0.12).
 lowers_by_platform(
     accumulate_p,
-    default=functools.partial(_lowered, widen=False),
-    cpu=functools.partial(_lowered, widen=True, barrier=True),
-)
-stands_for(
-    accumulate_p,
-    default=functools.partial(_lowered, widen=False),
-    cpu=functools.partial(_lowered, widen=True),
+    default=_lowered,
+    cpu=functools.partial(_lowered, contract=_widened),
+    one_cpu=_on_one_cpu,
 )
 holds_contraction(accumulate_p)

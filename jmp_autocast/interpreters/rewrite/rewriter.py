@@ -48,7 +48,7 @@ from ..plan.data import (
     Want,
 )
 from ..plan.float_dtypes import float_dtype
-from ..primitives.accumulate import accumulating_contraction
+from ..primitives.accumulate import accumulating_contraction, is_lowered_by_us
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
 from ..primitives.evaluate import evaluate
@@ -359,6 +359,9 @@ def _bound(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[A
     if action.replicates and eqn.primitive.name in REPEATS:
         return arrays[:1]
     params = {**eqn.params, **action.params} if action.params else eqn.params
+    if is_lowered_by_us(eqn.primitive, arrays, params):
+        # Not all of JAX's forms of it, in either direction, have a kernel on CPUs.
+        return [accumulating_contraction(eqn.primitive, params, *arrays, out=arrays[0].dtype)]
     # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
     out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
     return out if eqn.primitive.multiple_results else [out]

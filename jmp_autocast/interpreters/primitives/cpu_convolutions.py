@@ -1,0 +1,103 @@
+"""Convolutions of bfloat16 on CPUs whose patches do not overlap: they are products.
+
+XLA:CPU computes a bfloat16 convolution in float32. Windows of 1 x 1, and windows that are as large
+as their stride (the patches of a ViT), read each element once, and so do the gradients of such a
+kernel and image: a product in the form of `cpu_products`, without a copy of what is read. Where
+windows overlap XLA's float32 stays: gathering patches took as long as the products saved.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import lax
+
+from .cpu_products import can_be_arranged, product
+
+
+class _Axis(NamedTuple):
+    """How one spatial dimension of the padded image is read: at ``step * outer + inner``.
+
+    With ``by_window`` the inner position is that in the window, and the outer one that in the
+    result. The gradient of a kernel has a window as large as the image; there it is the reverse.
+    """
+
+    outer: int
+    step: int
+    inner: int
+
+
+def is_one_product(lhs: Any, rhs: Any, params: dict[str, Any]) -> bool:
+    """Returns whether a convolution reads each element of its images once at most."""
+    groups = params["feature_group_count"], params["batch_group_count"]
+    if groups != (1, 1) or not can_be_arranged((lhs, rhs)):
+        return False
+    return any(_axes(lhs, rhs, params, by_window) is not None for by_window in (True, False))
+
+
+def convolution(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
+    """Convolves two bfloat16 arrays as one product.
+
+    Args:
+        lhs: The images.
+        rhs: The kernel.
+        params: The parameters of the ``conv_general_dilated``, of which `is_one_product` holds.
+        dtype: What the product hands out: float32 or bfloat16.
+
+    Returns:
+        The convolution, of dtype ``dtype``.
+    """
+    numbers = params["dimension_numbers"]
+    batch, feature, *spatial = numbers.lhs_spec
+    _, in_feature, *window_dims = numbers.rhs_spec
+    axes = _axes(lhs, rhs, params, by_window := True)
+    if axes is None:
+        axes = _axes(lhs, rhs, params, by_window := False)
+    assert axes is not None
+    # Each spatial dimension becomes two, and those beside it move.
+    widths, shape, limits = [(0, 0, 0)] * lhs.ndim, [], []
+    outer_dims, inner_dims, moved = {}, {}, {}
+    for i, n in enumerate(lhs.shape):
+        if i not in spatial:
+            moved[i] = len(shape)
+            shape, limits = [*shape, n], [*limits, n]
+            continue
+        axis = axes[spatial.index(i)]
+        (low, _), by = (params[k][spatial.index(i)] for k in ("padding", "lhs_dilation"))
+        dilated = n + (n - 1) * (by - 1)
+        widths[i] = (low, axis.outer * axis.step - low - dilated, by - 1)
+        outer_dims[i], inner_dims[i] = len(shape), len(shape) + 1
+        shape, limits = [*shape, axis.outer, axis.step], [*limits, axis.outer, axis.inner]
+    x = lax.pad(lhs, lhs.dtype.type(0), widths).reshape(shape)
+    x = lax.slice(x, [0] * len(shape), limits)
+    in_window, in_result = (inner_dims, outer_dims) if by_window else (outer_dims, inner_dims)
+    summed = ((*(in_window[i] for i in spatial), moved[feature]), (*window_dims, in_feature))
+    out = product(x, rhs, (summed, ((), ())), dtype)
+    # The rows of the product are what is left of the images, in their order.
+    out_batch, out_feature, *out_spatial = numbers.out_spec
+    places = {moved[batch]: out_batch}
+    places |= {in_result[i]: place for i, place in zip(spatial, out_spatial, strict=True)}
+    return lax.transpose(out, np.argsort([*(places[i] for i in sorted(places)), out_feature]))
+
+
+def _axes(lhs: Any, rhs: Any, params: dict[str, Any], by_window: bool) -> list[_Axis] | None:
+    """Returns how the spatial dimensions are read, None where an element is read twice."""
+    numbers = params["dimension_numbers"]
+    axes = []
+    for k, (i, w) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], strict=True)):
+        (low, high), by, stride, dilation = (
+            params[name][k] for name in ("padding", "lhs_dilation", "window_strides", "rhs_dilation")
+        )
+        window, n = rhs.shape[w], lhs.shape[i]
+        length = low + high + n + (n - 1) * (by - 1)
+        result = (length - (window - 1) * dilation - 1) // stride + 1
+        if result < 1:
+            return None
+        outer, step, inner, inner_step = (
+            (result, stride, window, dilation) if by_window else (window, dilation, result, stride)
+        )
+        if step < inner or (inner_step != 1 and inner != 1):
+            return None
+        axes.append(_Axis(outer, step, inner))
+    return axes

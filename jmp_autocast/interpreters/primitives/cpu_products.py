@@ -1,0 +1,174 @@
+"""Matmuls of bfloat16 on CPUs, in the one form for which XLA has fast kernels whatever it does next.
+
+XLA:CPU hands a product to YNNPACK if the left operand's contracted dimension is its last one. The
+gradient of a weight is another form, and XLA makes others itself when it merges a transpose into a
+product. With a bfloat16 result such a product runs in a naive loop that adds up in bfloat16 (30
+times slower than float32, error 0.019 where 0.0017 is right, JAX 0.12); with a float32 result it
+aborts ("Unsupported element type for DotThunk::Execute", JAX 0.10 to 0.12). So an operand that
+stands otherwise is moved first, and barriers keep XLA from merging what comes before and after.
+`benchmarks/cpu/forms.py` measures the forms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+
+from ..compat import Jaxpr, JaxprEqn
+
+# YNNPACK refuses vectors. A second row of zeros costs nothing, and reads the matrix in 16 bits
+# where XLA would make a float32 copy of it: 0.20 ms for 0.57 ms, 512 x 2048.
+_ROWS = 2
+
+
+def product(
+    lhs: Any, rhs: Any, dimension_numbers: Any, dtype: Any, *, exchanged: bool = False
+) -> Any:
+    """Multiplies two bfloat16 arrays in the form that fast kernels take.
+
+    Args:
+        lhs: The left operand.
+        rhs: The right operand.
+        dimension_numbers: Those of `lax.dot_general`.
+        dtype: What the kernel hands out: float32, or bfloat16 where the backend has such a kernel.
+        exchanged: Whether what follows moves the dimensions of ``rhs`` before those of ``lhs``.
+
+    Returns:
+        The product, as `lax.dot_general` has it, of dtype ``dtype``.
+    """
+    summed, batch = dimension_numbers
+    summed = tuple(zip(*sorted(zip(*summed, strict=True)), strict=True))
+    sides = [_Side.of(x, s, b) for x, s, b in zip((lhs, rhs), summed, batch, strict=True)]
+    # Either operand can be the left one. What is copied costs, the result included.
+    moved = sides[0].rows.size * sides[1].rows.size
+    direct = sides[0].copied_left + sides[1].copied_right + moved * exchanged
+    crossed = sides[1].copied_left + sides[0].copied_right + moved * (not exchanged)
+    if crossed >= direct:
+        return _multiplied(*sides, dtype)
+    out = _multiplied(*sides[::-1], dtype)
+    first, second = len(batch[0]), len(batch[0]) + len(sides[1].rows.dims)
+    return lax.transpose(out, (*range(first), *range(second, out.ndim), *range(first, second)))
+
+
+def _multiplied(left: _Side, right: _Side, dtype: Any) -> Any:
+    a, b = left.arranged(left.batch, left.rows, left.summed), right.as_right()
+    by_rows = right.stands(right.batch, right.rows, right.summed)
+    rows, columns = left.rows.size, right.rows.size
+    if rows == 1 < columns:
+        a = _padded(a, 1)
+    if columns == 1 < rows:
+        b = _padded(b, 1 if by_rows else 2)
+    if not left.batch.dims:
+        a, b = a[0], b[0]
+    last, batch = a.ndim - 1, (0,) if left.batch.dims else ()
+    numbers = (((last,), (last if by_rows else last - 1,)), (batch, batch))
+    # Of the second row nothing is read.
+    out = lax.dot_general(a, b, numbers, preferred_element_type=dtype)[..., :rows, :columns]
+    shape = (*left.batch.lengths, *left.rows.lengths, *right.rows.lengths)
+    return lax.optimization_barrier(out).reshape(shape)
+
+
+class _Group(NamedTuple):
+    """Dimensions of an array that the product sees as one."""
+
+    dims: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.lengths)
+
+
+class _Side(NamedTuple):
+    """An operand, and which of its dimensions are batches, summed, or neither: its rows."""
+
+    array: Any
+    batch: _Group
+    rows: _Group
+    summed: _Group
+
+    @classmethod
+    def of(cls, array: Any, summed: Sequence[int], batch: Sequence[int]) -> _Side:
+        rows = [i for i in range(array.ndim) if i not in summed and i not in batch]
+        groups = (tuple(g) for g in (batch, rows, summed))
+        return cls(array, *(_Group(g, tuple(array.shape[i] for i in g)) for g in groups))
+
+    def stands(self, *groups: _Group) -> bool:
+        order = [i for g in groups for i in g.dims]
+        return order == sorted(order)
+
+    @property
+    def copied_left(self) -> int:
+        """How many elements are copied to make it the left operand."""
+        return 0 if self.stands(self.batch, self.rows, self.summed) else self.array.size
+
+    @property
+    def copied_right(self) -> int:
+        """How many elements are copied to make it the right operand, which may stand either way."""
+        return min(self.copied_left, 0 if self.stands(self.batch, self.summed, self.rows) else self.array.size)
+
+    def as_right(self) -> Any:
+        by_rows = self.stands(self.batch, self.rows, self.summed)
+        groups = (self.rows, self.summed) if by_rows else (self.summed, self.rows)
+        return self.arranged(self.batch, *groups)
+
+    def arranged(self, *groups: _Group) -> Any:
+        """Returns the array with one dimension for each group.
+
+        Behind the barrier it has a dimension more. Otherwise XLA passes the order in which the
+        program made the array on to the product, which then is of a refused form again: 30 ms
+        where 6 are right for the transpose of a weight.
+        """
+        order = [i for g in groups for i in g.dims]
+        sizes = [g.size for g in groups]
+        moved = self.array if self.stands(*groups) else lax.transpose(self.array, order)
+        return lax.optimization_barrier(moved.reshape([1, *sizes])).reshape(sizes)
+
+
+def _padded(x: Any, dimension: int) -> Any:
+    widths = [(0, _ROWS - 1 if i == dimension else 0, 0) for i in range(x.ndim)]
+    return lax.pad(x, x.dtype.type(0), widths)
+
+
+def is_arranged(lhs: Any, rhs: Any, params: dict[str, Any]) -> bool:
+    """Returns whether a product is one to the kernels: something is summed, and sizes are known."""
+    (summed, _), _ = params["dimension_numbers"]
+    return can_be_arranged((lhs, rhs)) and math.prod(lhs.shape[i] for i in summed) > 1
+
+
+def can_be_arranged(xs: Sequence[Any]) -> bool:
+    """Returns whether the dimensions of the operands may be moved and merged.
+
+    Not where a type says how one is split over devices, which JAX cannot always say of the merged
+    one, nor where a size is a symbol.
+    """
+    sizes = [n for x in xs for n in x.shape]
+    return all(isinstance(n, int) and n > 0 for n in sizes) and not any(map(_is_split, xs))
+
+
+def is_exchanged(jaxpr: Jaxpr, product: JaxprEqn) -> bool:
+    """Returns whether all that reads a product is a transpose that exchanges its operands.
+
+    So JAX writes the gradient of a weight: ``(g.T @ x).T``.
+
+    Args:
+        jaxpr: A jaxpr of movements and one contraction.
+        product: The contraction.
+    """
+    readers = [e for e in jaxpr.eqns if product.outvars[0] in e.invars]
+    if product.primitive.name != "dot_general" or len(readers) != 1:
+        return False
+    (summed, _), (batch, _) = product.params["dimension_numbers"]
+    ndim, rows = product.outvars[0].aval.ndim, product.invars[0].aval.ndim - len(summed)
+    exchanged = (*range(len(batch)), *range(rows, ndim), *range(len(batch), rows))
+    (reader,) = readers
+    return reader.primitive.name == "transpose" and reader.params["permutation"] == exchanged
+
+
+def _is_split(x: Any) -> bool:
+    sharding = getattr(jax.typeof(x), "sharding", None)
+    return any(axis is not None for axis in getattr(sharding, "spec", ()))
