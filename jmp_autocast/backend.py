@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .cpu_kernels import cpu_kernels
+
 # XLA may leave out a rounding to 16 bits and back; XLA:CPU does so for a convolution's kernel.
 EVERY_ROUNDING = {"xla_allow_excess_precision": False}
 """Options of a compiler that rounds wherever the program says so."""
@@ -149,7 +151,8 @@ def choose_for(device: Device) -> Choice:
     if device.platform == "tpu":
         return Choice(_BFLOAT16, f"the matrix units of {kind} multiply bfloat16")
     if device.platform == "cpu":
-        return Choice(None, "XLA computes 16-bit matmuls in float32 on most CPUs")
+        kernels = cpu_kernels()
+        return Choice(_BFLOAT16 if kernels.wide else None, kernels.reason)
     if device.capability.startswith("gfx"):
         if device.capability.startswith(_AMD_BFLOAT16):
             return Choice(_BFLOAT16, f"the matrix units of {kind} multiply bfloat16")

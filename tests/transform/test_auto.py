@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jmp_autocast.call.options
-from jmp_autocast import BF16, FP16, autocast, compute_precision, explain
+from jmp_autocast import BF16, FP16, autocast, compute_precision, cpu_kernels, explain
 from jmp_autocast.backend import Device, choose_for, default_device
 from tests.support.jaxprs import dot_dtypes
 
@@ -23,11 +23,12 @@ X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
         (("gpu", "P100", "6.0"), None, "no tensor cores"),
         (("rocm", "MI250", "gfx90a"), "bfloat16", "matrix units"),
         (("rocm", "MI50", "gfx906"), None, "no matrix units"),
-        (("cpu", "cpu", ""), None, "in float32"),
+        (("cpu", "cpu", ""), None, "none of amx_bf16"),
         (("METAL", "M3", ""), None, "nothing is known"),
     ],
 )
 def test_the_hardware_decides(device, dtype, reason, monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "cpu_features", lambda: frozenset())
     choice = choose_for(Device(*device))
     assert choice.dtype == (None if dtype is None else jnp.dtype(dtype))
     assert reason in choice.reason
@@ -40,7 +41,31 @@ def test_the_hardware_decides(device, dtype, reason, monkeypatch):
     assert set(dot_dtypes(jax.make_jaxpr(fn)(X, X))) == {(dtype or "float32",) * 3}
 
 
-def test_on_this_backend_nothing_is_lowered_but_what_a_scope_names():
+@pytest.mark.parametrize(
+    ("features", "has_kernel", "reason"),
+    [
+        ({"avx512_bf16"}, True, "multiplies bfloat16 by avx512_bf16"),
+        ({"avx2", "amx_bf16", "avx512_bf16"}, True, "by amx_bf16"),
+        ({"asimd", "bf16"}, True, "by bf16"),
+        ({"amx_bf16"}, False, "no kernel for bfloat16"),
+        ({"avx2"}, True, "none of amx_bf16, avx512_bf16, bf16"),
+    ],
+)
+def test_a_cpu_is_asked(features, has_kernel, reason, monkeypatch):
+    cpu_kernels._kernels_with.cache_clear()
+    monkeypatch.setattr(cpu_kernels, "cpu_features", lambda: frozenset(features))
+    monkeypatch.setattr(cpu_kernels, "_has_kernel", lambda dtype: has_kernel)
+    try:
+        choice = choose_for(Device("cpu", "cpu"))
+    finally:
+        cpu_kernels._kernels_with.cache_clear()
+    fast = has_kernel and "none of" not in reason
+    assert choice.dtype == (jnp.bfloat16 if fast else None)
+    assert reason in choice.reason
+
+
+def test_without_fast_kernels_nothing_is_lowered_but_what_a_scope_names(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "cpu_features", lambda: frozenset())
     assert choose_for(default_device()).dtype is None
 
     def fn(x):

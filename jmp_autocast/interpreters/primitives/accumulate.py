@@ -40,7 +40,6 @@ from ..compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_by_platform,
-    stands_for,
     transposed_by,
     zero_tangent,
 )
@@ -50,7 +49,6 @@ from .cpu_products import is_arranged, is_exchanged, product
 from .evaluate import evaluate
 from .held_contraction import contraction_aval, contraction_of, holds_contraction
 from .source_view import source_view
-
 
 _BFLOAT16 = np.dtype(jnp.bfloat16)
 
@@ -120,14 +118,14 @@ def accumulating_contraction(
 
 
 def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> bool:
-    """Returns whether a contraction needs a form of its own on CPUs, in both directions.
+    """Returns whether a matmul needs a form of its own on CPUs, in both directions.
 
     The primitive then stands for it also where it hands out nothing but a rounded result.
     """
-    if primitive.name not in ("dot_general", "conv_general_dilated"):
+    if primitive.name != "dot_general":
         return False
-    asked = params["preferred_element_type"] in (None, _BFLOAT16)
-    return asked and all(x.dtype == _BFLOAT16 for x in operands)
+    asked = params["preferred_element_type"]
+    return asked in (None, _BFLOAT16) and all(x.dtype == _BFLOAT16 for x in operands)
 
 
 def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, out: Any) -> Any:

@@ -87,7 +87,8 @@ def _axes(lhs: Any, rhs: Any, params: dict[str, Any], by_window: bool) -> list[_
     axes = []
     for k, (i, w) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], strict=True)):
         (low, high), by, stride, dilation = (
-            params[name][k] for name in ("padding", "lhs_dilation", "window_strides", "rhs_dilation")
+            params[name][k]
+            for name in ("padding", "lhs_dilation", "window_strides", "rhs_dilation")
         )
         window, n = rhs.shape[w], lhs.shape[i]
         length = low + high + n + (n - 1) * (by - 1)

@@ -1,4 +1,4 @@
-"""Matmuls of bfloat16 on CPUs, in the one form for which XLA has fast kernels whatever it does next.
+"""Matmuls of bfloat16 on CPUs, in the one form that XLA has fast kernels for whatever comes next.
 
 XLA:CPU hands a product to YNNPACK if the left operand's contracted dimension is its last one. The
 gradient of a weight is another form, and XLA makes others itself when it merges a transpose into a
@@ -109,7 +109,10 @@ class _Side(NamedTuple):
     @property
     def copied_right(self) -> int:
         """How many elements are copied to make it the right operand, which may stand either way."""
-        return min(self.copied_left, 0 if self.stands(self.batch, self.summed, self.rows) else self.array.size)
+        return min(
+            self.copied_left,
+            0 if self.stands(self.batch, self.summed, self.rows) else self.array.size,
+        )
 
     def as_right(self) -> Any:
         by_rows = self.stands(self.batch, self.rows, self.summed)

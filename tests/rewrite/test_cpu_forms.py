@@ -1,0 +1,224 @@
+"""What a bfloat16 product is lowered to on a CPU: the digits, the kernels, and no abort."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, Policy, autocast, cpu_kernels
+from jmp_autocast.inspect.compiled.products import products_in, share_in_kernels
+from jmp_autocast.interpreters.primitives.cpu_convolutions import convolution, is_one_product
+from jmp_autocast.interpreters.primitives.cpu_products import is_arranged, product
+
+# What float32 accumulation of 512 products of rounded operands, rounded once, is off by.
+BOUND = 0.005
+
+# Ranks 2 to 5; each operand transposed or not; vectors; batches in any place; sums over two.
+FORMS = [
+    "ab,bc->ac",
+    "ba,bc->ac",
+    "ab,cb->ac",
+    "ba,cb->ac",
+    "ab,bc->ca",
+    "ba,bc->ca",
+    "ba,cb->ca",
+    "b,bc->c",
+    "ab,b->a",
+    "zab,zbc->zac",
+    "zba,zbc->zac",
+    "azb,zbc->zac",
+    "zab,czb->acz",
+    "abz,cbz->zca",
+    "zab,bc->zac",
+    "zab,zac->bc",
+    "zyab,zybc->zyac",
+    "zayb,zcyb->zyac",
+    "zyba,zbyc->zayc",
+    "zab,yab->zy",
+    "abd,dbc->ac",
+    "xzyab,xzybc->xzyac",
+    "bnd,ndf->bnf",
+]
+SIZES = dict(a=48, b=512, c=40, d=3, f=24, n=5, x=2, y=3, z=4)
+
+
+def operands(form):
+    rng = np.random.default_rng(0)
+    terms = form.split("->")[0].split(",")
+    return [jnp.asarray(rng.standard_normal([SIZES[i] for i in t]), jnp.float32) for t in terms]
+
+
+def error(found, exact):
+    return np.linalg.norm(np.asarray(found, np.float64) - exact) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("compiled", [jax.jit, lambda fn: fn], ids=["jit", "op_by_op"])
+@pytest.mark.parametrize("gradients", ["float32", "compute"])
+@pytest.mark.parametrize("form", FORMS)
+def test_digits(form, gradients, compiled):
+    policy = Policy("bfloat16", weight_gradients=gradients)
+    a, b = operands(form)
+    fn = autocast(lambda a, b: jnp.einsum(form, a, b), policy=policy, output_dtype="computed")
+    rounded = [np.asarray(x.astype(jnp.bfloat16), np.float64) for x in (a, b)]
+    exact = np.einsum(form, *rounded)
+    found, pullback = jax.vjp(compiled(fn), a, b)
+    assert found.dtype == jnp.bfloat16
+    # A sum over all cancels, so that its error is compared with what is summed.
+    scale = np.sqrt(SIZES["b"]) if exact.ndim == 0 else np.linalg.norm(exact)
+    assert np.linalg.norm(np.asarray(found, np.float64) - exact) < BOUND * scale
+    cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(exact.shape), jnp.bfloat16)
+    inputs, output = form.split("->")
+    left, right = inputs.split(",")
+    g = np.asarray(cotangent, np.float64)
+    for found, terms, other in (
+        (0, f"{output},{right}->{left}", rounded[1]),
+        (1, f"{output},{left}->{right}", rounded[0]),
+    ):
+        assert error(compiled(pullback)(cotangent)[found], np.einsum(terms, g, other)) < BOUND
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_random_product(seed):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers([0, 1, 0, 0], [3, 3, 3, 3])
+    letters = iter("abcdefghij")
+    batch, summed, rows, columns = ([next(letters) for _ in range(n)] for n in counts)
+    sizes = {i: int(rng.choice([1, 2, 5, 9])) for i in "abcdefghij"}
+    terms = [rng.permutation(batch + summed + free).tolist() for free in (rows, columns)]
+    x, y = (jnp.asarray(rng.standard_normal([sizes[i] for i in t]), jnp.bfloat16) for t in terms)
+    numbers = tuple([[t.index(i) for i in dims] for t in terms] for dims in (summed, batch))
+    if not is_arranged(x, y, {"dimension_numbers": numbers}):
+        assert all(sizes[i] == 1 for i in summed)
+        return
+    wide = lax.dot_general(
+        x.astype(jnp.float32), y.astype(jnp.float32), numbers, precision="highest"
+    )
+    for exchanged in (False, True):
+        found = product(x, y, numbers, jnp.float32, exchanged=exchanged)
+        np.testing.assert_allclose(found, wide, rtol=1e-5, atol=1e-5)
+
+
+def random_convolution(rng):
+    rank = int(rng.integers(1, 4))
+    specs = [
+        "".join(rng.permutation(list(f) + [str(i) for i in range(rank)]))
+        for f in ("NC", "IO", "NC")
+    ]
+    features, out = rng.choice([1, 3, 8], 2)
+    spatial, window = rng.choice([4, 7, 9], rank), rng.choice([1, 1, 2, 3], rank)
+    images = {"N": rng.choice([1, 2, 5]), "C": features} | dict(zip("012", spatial, strict=False))
+    kernel = {"I": features, "O": out} | dict(zip("012", window, strict=False))
+    x, w = (
+        jnp.asarray(rng.standard_normal([sizes[c] for c in spec]), jnp.bfloat16)
+        for spec, sizes in zip(specs, (images, kernel), strict=False)
+    )
+    options = dict(
+        window_strides=rng.integers(1, 4, rank).tolist(),
+        padding=[(int(rng.integers(-1, 3)), int(rng.integers(0, 2))) for _ in range(rank)],
+        lhs_dilation=rng.choice([1, 1, 2], rank).tolist(),
+        rhs_dilation=rng.choice([1, 1, 2], rank).tolist(),
+        dimension_numbers=tuple(specs),
+    )
+    return lambda x, w: lax.conv_general_dilated(x, w, **options), x, w
+
+
+def test_random_convolutions_whose_patches_do_not_overlap():
+    rng, products = np.random.default_rng(0), 0
+    for _ in range(150):
+        fn, x, w = random_convolution(rng)
+        (eqn,) = jax.make_jaxpr(fn)(x, w).jaxpr.eqns
+        if is_one_product(x, w, eqn.params):
+            products += 1
+            wide = fn(x.astype(jnp.float32), w.astype(jnp.float32))
+            found = convolution(x, w, eqn.params, jnp.float32)
+            np.testing.assert_allclose(found, wide, rtol=1e-5, atol=1e-5)
+    assert products > 30
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_gradient_of_a_convolution_aborts(seed):
+    fn, x, w = random_convolution(np.random.default_rng(seed))
+    loss = lambda w, x: jnp.sum(jnp.sin(fn(x, w)))
+    args = w.astype(jnp.float32), x.astype(jnp.float32)
+    found = jax.jit(jax.grad(autocast(loss, policy=BF16), (0, 1)))(*args)
+    for got, wide in zip(found, jax.grad(loss, (0, 1))(*args), strict=True):
+        assert np.linalg.norm(got - wide) <= 0.03 * np.linalg.norm(wide) + 1e-6
+
+
+def test_complex_and_integer_products_stand_beside_it():
+    def fn(x, c, i):
+        return x @ x, c @ c, i @ i
+
+    x = jnp.ones((16, 16))
+    args = x, x.astype(jnp.complex64), x.astype(jnp.int32)
+    low, *others = jax.jit(autocast(fn, policy=BF16))(*args)
+    assert float(low[0, 0]) == 16
+    for got, plain in zip(others, fn(*args)[1:], strict=True):
+        np.testing.assert_array_equal(got, plain)
+
+
+# --- kernels ---------------------------------------------------------------------------------
+
+
+class GPT(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        embed = nn.Embed(512, 128)
+        x = embed(tokens)
+        for _ in range(2):
+            x += nn.MultiHeadDotProductAttention(4)(nn.LayerNorm()(x))
+            x += nn.Dense(128)(nn.gelu(nn.Dense(512)(nn.LayerNorm()(x))))
+        return embed.attend(nn.LayerNorm()(x))
+
+
+def test_the_products_of_a_gpt_are_in_fast_kernels_or_nothing_is_lowered_for_them():
+    model, tokens = GPT(), jnp.zeros((4, 64), jnp.int32)
+
+    def loss(params, tokens):
+        logits = model.apply(params, tokens)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens).mean()
+
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    step = jax.jit(jax.value_and_grad(autocast(loss, policy=BF16)))
+    products = products_in(step.lower(params, tokens).compile().as_text())
+    share = share_in_kernels(products)
+    if cpu_kernels.cpu_kernels().wide:
+        assert share > 0.95
+    else:
+        # A naked bfloat16 product is a loop that adds up in bfloat16.
+        assert all(p.operands == ("f32", "f32") for p in products)
+
+
+def test_a_product_that_the_program_transposes_adds_up_in_float32():
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.standard_normal((512, 512)), jnp.float32) for _ in range(2))
+    found = jax.jit(autocast(lambda a, b: (a @ b).T, policy=BF16))(a, b)
+    exact = (np.asarray(a.astype(jnp.bfloat16), np.float64) @ np.asarray(b.astype(jnp.bfloat16))).T
+    assert error(found, exact) < BOUND
+
+
+def test_a_decoded_row_is_that_of_the_whole_as_closely_as_op_by_op():
+    rng = np.random.default_rng(0)
+    w, x = (jnp.asarray(rng.standard_normal((512, 512)), jnp.float32) / 20 for _ in range(2))
+    fn = autocast(lambda x: jnp.tanh(x @ w) @ w.T, policy=BF16)
+    gap = lambda f: float(jnp.max(jnp.abs(f(x)[:1] - f(x[:1]))))
+    assert gap(jax.jit(fn)) <= gap(fn) + 1e-6
+
+
+@pytest.mark.parametrize("features", [frozenset(), frozenset({"amx_bf16"})])
+def test_what_is_lowered_without_and_with_kernels(features, monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "cpu_features", lambda: features)
+    monkeypatch.setattr(cpu_kernels, "_has_kernel", lambda dtype: True)
+    cpu_kernels._kernels_with.cache_clear()
+    try:
+        gradient = jax.grad(autocast(lambda w, x: jnp.sum(jnp.sin(x @ w)), policy=BF16))
+        text = jax.jit(gradient).lower(jnp.ones((32, 16)), jnp.ones((8, 32))).as_text()
+    finally:
+        cpu_kernels._kernels_with.cache_clear()
+    dots = [line.rpartition(" : ")[2] for line in text.splitlines() if "dot_general" in line]
+    assert len(dots) == 2
+    # The gradient of the weight is widened, or it is a product of its own form.
+    assert ("bf16" in dots[1].partition("->")[0]) == bool(features)
