@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jmp_autocast import BF16, FP16, autocast, explain
+import jmp_autocast.backend
+from jmp_autocast import BF16, FP16, autocast, cpu_kernels, explain
 from jmp_autocast.backend import Device, rates_of
 from jmp_autocast.inspect.report.roofline import roofline_of
 from jmp_autocast.policies import FLOAT32
@@ -58,7 +59,6 @@ def test_intensity_and_balance():
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        (Device("cpu", "cpu"), "not faster on this CPU: XLA computes 16-bit matmuls in float32"),
         (Device("gpu", "A new one", "12.1"), "unknown device A new one: the tensor cores of"),
         (Device("gpu", "An old one", "6.1"), "unknown device An old one: An old one has no tensor"),
         (Device("npu", "Another"), "unknown device Another: nothing is known of 16 bits on"),
@@ -68,6 +68,20 @@ def test_what_is_not_known_is_said(device, says):
     found = roofline(LARGE, device)
     assert found.says.startswith(says)
     assert (found.speedup, found.balance, found.source) == (None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "policy", "says"),
+    [
+        (False, BF16, "not faster on this CPU: because"),
+        (True, BF16, "faster on this CPU, at an unknown rate: because"),
+        (True, FP16, "not faster on this CPU, which multiplies bfloat16 alone: because"),
+    ],
+)
+def test_a_cpu_is_asked(kernels, policy, says, monkeypatch):
+    answer = cpu_kernels.CPUKernels(kernels, kernels, "because")
+    monkeypatch.setattr(jmp_autocast.backend, "cpu_kernels", lambda: answer)
+    assert roofline(LARGE, Device("cpu", "cpu"), policy).says == says
 
 
 def test_a_program_without_products():

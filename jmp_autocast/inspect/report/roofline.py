@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...backend import (
+    Choice,
     Device,
     Rates,
     choose_for,
@@ -82,7 +83,7 @@ def roofline_of(rows: Sequence[Row], device: Device, wide: np.dtype) -> Roofline
         known = choice.reason if choice.dtype is None else f"{choice.reason}, at an unknown rate"
         says = f"unknown device {device.kind}: {known}"
         if device.platform == "cpu":
-            says = f"not faster on this CPU: {choice.reason}"
+            says = _on_a_cpu(choice, {name for row in products for name in row.operands[:2]})
         return Roofline(device.kind, intensity, None, None, says, "")
     speeds = _speeds(rates, device)
     before, after = (_seconds(products, rates, x) for x in ({}, speeds))
@@ -93,6 +94,14 @@ def roofline_of(rows: Sequence[Row], device: Device, wide: np.dtype) -> Roofline
         f"({intensity:.3g} FLOPs a byte, balanced at {balance:.3g})"
     )
     return Roofline(device.kind, intensity, balance, before / after, says, rates.source)
+
+
+def _on_a_cpu(choice: Choice, dtypes: set[str]) -> str:
+    if choice.dtype is None:
+        return f"not faster on this CPU: {choice.reason}"
+    if choice.dtype.name not in dtypes and any(is_low(name, FLOAT32) for name in dtypes):
+        return f"not faster on this CPU, which multiplies {choice.dtype} alone: {choice.reason}"
+    return f"faster on this CPU, at an unknown rate: {choice.reason}"
 
 
 def _speeds(rates: Rates, device: Device) -> dict[str, float]:
