@@ -40,6 +40,7 @@ from ..compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_by_platform,
+    stands_for,
     transposed_by,
     zero_tangent,
 )
@@ -332,18 +333,23 @@ def _bound(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
 def _widened(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
     """The same products and sums of operands in float32, for CPUs without another kernel."""
     if out != low:
-        # Without a barrier XLA widens them where they are made, and keeps that until the backward
-        # pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
-        xs = lax.optimization_barrier(xs)
         xs = [lax.convert_element_type(x, out) if x.dtype == low else x for x in xs]
     return _bound(eqn, xs, low, out)
+
+
+def _widened_late(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
+    """The same, where XLA does not widen them when they are made, and keeps that.
+
+    Until the backward pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
+    """
+    return _widened(eqn, lax.optimization_barrier(xs) if out != low else xs, low, out)
 
 
 def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any) -> Any:
     """Has the contraction in the form that XLA:CPU's kernels take, where they exist."""
     kernels = cpu_kernels() if low == _BFLOAT16 else None
     if kernels is None or not kernels.wide:
-        return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=_widened)
+        return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=_widened_late)
     exchanged = is_exchanged(body_of(jaxpr), contraction_of(jaxpr))
 
     def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
@@ -354,7 +360,7 @@ def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any
         elif eqn.primitive.name == "conv_general_dilated" and is_one_product(*xs, eqn.params):
             result = convolution(*xs, eqn.params, dtype)
         else:
-            return _widened(eqn, xs, low, out)
+            return _widened_late(eqn, xs, low, out)
         return lax.convert_element_type(result, out)
 
     return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=contract)
@@ -366,7 +372,9 @@ accumulate_p: Any = define_primitive(
 lowers_by_platform(
     accumulate_p,
     default=_lowered,
-    cpu=functools.partial(_lowered, contract=_widened),
+    cpu=functools.partial(_lowered, contract=_widened_late),
     one_cpu=_on_one_cpu,
 )
+# For whom the kernels' form is none: XLA aborts at bfloat16 products without its barriers.
+stands_for(accumulate_p, default=_lowered, cpu=functools.partial(_lowered, contract=_widened))
 holds_contraction(accumulate_p)

@@ -33,7 +33,8 @@ def finalise(jaxpr: AnyJaxpr, *, platform: str | None = None) -> Any:
     `jax.experimental.jet` and `jax.experimental.sparse`. What JAX itself does with a program,
     `jax.export` included, needs no such step.
 
-    Evaluated equation by equation, the jaxpr has the values of the given one, bit for bit. Call it
+    Evaluated equation by equation, the jaxpr has the values of the given one, bit for bit; on CPUs
+    with kernels for bfloat16 a float32 result of a product differs in its last bits. Call it
     last: rules of ``custom_jvp`` and ``custom_vjp`` functions are Python, and stay as they are, and
     the gradients of a jaxpr that was finalised add up in 16 bits, where those of the given one add
     up in float32.
