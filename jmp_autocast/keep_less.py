@@ -10,10 +10,11 @@ from typing import Any, TypeVar, overload
 from .call import arguments
 from .call.outputs import as_traced
 from .call.wrapping import Wrapper, wrapper_of
-from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, jaxpr_as_fun, mark_frames
+from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals, as_choice
 from .interpreters.keep.emit import Emitter, has_loop
 from .interpreters.plan.data import Source
+from .interpreters.primitives.evaluate import as_function
 from .policies.callables import name_of
 
 mark_frames(__file__)
@@ -172,5 +173,5 @@ def run_planned(
         arrays: The array arguments.
     """
     if not may_plan(closed, choice):
-        return jaxpr_as_fun(closed)(*arrays)
+        return as_function(closed)(*arrays)
     return Emitter(choice).run(closed, arrays, [s is Source.PARAM for s in call.sources])

@@ -36,7 +36,7 @@ from .avals import (
 )
 from .private_names import private
 from .scans import scan_split as scan_split, scan_with_more as scan_with_more
-from .settings import trace_context as trace_context
+from .settings import float64_for, trace_context as trace_context
 
 Jaxpr: TypeAlias = jex_core.Jaxpr
 ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
@@ -174,7 +174,9 @@ def equation_context(eqn: JaxprEqn, stack: Any = None) -> Iterator[None]:
     """
     stack = whole_name_stack(eqn) if stack is None else stack
     user = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
-    with user, eqn.ctx.manager:
+    # The context of an equation does not hold `jax.enable_x64`, but its types do.
+    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    with user, eqn.ctx.manager, float64_for(avals):
         yield
 
 
@@ -287,6 +289,16 @@ _STAGED = "jax.interpreters.partial_eval.DynamicJaxprTracer"
 def is_staged(x: Any) -> bool:
     """Returns whether a value belongs to a trace that only writes a jaxpr: of `jit` or a loop."""
     return isinstance(x, private(_STAGED) or ())
+
+
+def is_in_eager_shard_map(x: Any) -> bool:
+    """Returns whether a value is a shard of an array, in a ``shard_map`` that no ``jit`` traces.
+
+    Nothing differentiates there, and JAX 0.10 to 0.12 refuse rules with symbolic zeros.
+    """
+    while type(x).__name__ == "BatchTracer":
+        x = x.val
+    return type(x).__name__ == "ShardMapTracer"
 
 
 def traced_variable(x: Any) -> Var | None:

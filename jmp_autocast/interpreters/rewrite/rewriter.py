@@ -26,7 +26,6 @@ from ..compat import (
     body_of,
     consts_of,
     fresh_make_jaxpr,
-    jaxpr_as_fun,
     literal_value,
     mark_frames,
     with_dtype,
@@ -51,7 +50,7 @@ from ..plan.float_dtypes import float_dtype
 from ..primitives.accumulate import accumulating_contraction
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
-from ..primitives.evaluate import evaluate
+from ..primitives.evaluate import as_function, evaluate
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, has_rule
 from ..regions import AS_DECLARED
@@ -330,7 +329,7 @@ class Rewriter(KeepsValues):
         if self.planned is not None:
             self.planned(plan)
         if plan.identity and not self.closed_over.look(closed):
-            return jaxpr_as_fun(closed)(*args)
+            return as_function(closed)(*args)
         return self.program(plan, closed, args)
 
 
