@@ -339,6 +339,7 @@ def plan_call(
     around = precision_around(default_precision())
     with without_default_precision() if around else nullcontext():
         traced = fresh_make_jaxpr(call.traceable, *call.arrays)
+    call.look_at(traced)
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
     planner = Planner(policy, lowers_nothing=lowers_nothing, default_precision=around)
     closed = planner.prepare(traced)

@@ -145,7 +145,9 @@ class KeepLess(Wrapper):
         """
         call = arguments.flatten(self._fn, self._options.params, args, kwargs, abstract)
         # Not from JAX's cache: the function may close over arrays that have changed since.
-        return call, fresh_make_jaxpr(call.traceable, *call.arrays)
+        closed = fresh_make_jaxpr(call.traceable, *call.arrays)
+        call.look_at(closed)
+        return call, closed
 
     def __repr__(self) -> str:
         return f"keep_less({name_of(self._fn)}, residuals={self.choice.residuals!r})"

@@ -99,5 +99,5 @@ def test_an_island_keeps_its_digits_for_who_asks(wanted, energy, nodes):
 
 
 def test_float64_outputs_need_float64():
-    with pytest.raises(ValueError, match="output_dtype asks for float64.*jax_enable_x64"):
+    with pytest.raises(ValueError, match=r"output_dtype asks for float64.*jax_enable_x64"):
         autocast(total, policy=BF16, output_dtype="float64")(W, X)

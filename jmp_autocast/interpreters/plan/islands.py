@@ -1,8 +1,9 @@
 """Islands: scopes of a wider dtype than the program's, such as a Cholesky in float64.
 
 Inside an island values are float64; whoever reads one outside reads it in the dtype that the
-program declares, and the caller in the dtype that it asked for. Functions that an equation in an island calls back, as a solver does, take and
-return the dtype of the island. Nothing else of planning knows of islands.
+program declares, and the caller in the dtype that it asked for. Functions that an equation in an
+island calls back, as a solver does, take and return the dtype of the island. Nothing else of
+planning knows of islands.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...policies import CastPolicy, Policy
-from ..compat import aval_of, body_of
+from ..compat import body_of
 from ..primitives.called_back import functions_of
 from .basic_plans import in_dtype, keep
 from .call_operands import cast_states
