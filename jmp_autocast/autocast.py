@@ -103,9 +103,10 @@ def autocast(
             or a ``jmp.Policy``.
         params: Which arguments hold parameters: a position or several, or a predicate of an array's
             path in the arguments (``"0/dense/kernel"``). Default: the containers of arrays that
-            look like parameters by name (``params``, ``model``, ``state_dict``), by the names in
-            them (``kernel``, ``bias``) or because they are modules; otherwise argument 0, if it is
-            a container and does not look like data. Most parameters do not affect the choice of
+            look like parameters because a product reads their matrices as weights, by name
+            (``params``, ``model``, ``state_dict``), by the names in them (``kernel``, ``bias``) or
+            because they are modules; otherwise argument 0, if it is a container and does not look
+            like data. Most parameters do not affect the choice of
             dtypes: a bias or a scale does not widen what it is added to or multiplied with.
         output_dtype: ``"same"`` for the dtypes that ``fn`` returns, ``"computed"`` for the dtypes
             that the program computed in, or the dtype of all float32 and 16-bit outputs. A pytree

@@ -140,7 +140,7 @@ def test_metadata_stays_with_the_equations_that_were_traced_in_it():
         return lax.tanh(y) @ x
 
     lines = jax.jit(autocast(fn, policy=BF16)).lower(X[:, :6]).as_text().splitlines()
-    marked = [line for line in lines if "part" in line]
+    marked = [line for line in lines if 'part = "head"' in line]
     assert len(marked) == 1
     assert "exponential" in marked[0]
 
