@@ -1,5 +1,7 @@
 """Settings of JAX: inside a function they hold for equations, around a call they ask nothing."""
 
+import traceback
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,3 +156,33 @@ def test_promotion_of_the_caller_or_the_program_changes_nothing(mode):
     plain = autocast(fn, policy=BF16)(W, X)
     with jax.numpy_dtype_promotion(mode):
         np.testing.assert_array_equal(autocast(fn, policy=BF16)(W, X), plain)
+
+
+def in_rule(x):
+    return jnp.sum(jax.nn.relu(jnp.log(-jnp.square(x @ x))))  # the culprit
+
+
+def plain(x):
+    y = jnp.square(x @ x)
+    return jnp.log(-y).sum()  # the culprit
+
+
+@jax.jit
+def jitted_twice(x):
+    return jax.jit(lambda y: jnp.sqrt(-1 - y * y))(jnp.tanh(x)).sum()  # the culprit
+
+
+@pytest.mark.parametrize("fn", [plain, in_rule, jitted_twice])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda f: autocast(f, policy=BF16),
+        lambda f: jax.jit(autocast(f, policy=BF16)),
+        lambda f: autocast(jax.jit(f), policy=BF16),
+    ],
+)
+def test_an_error_of_debug_nans_is_public_and_names_the_line(fn, wrap):
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as caught:
+        wrap(fn)(X[:, :6])
+    text = "".join(traceback.format_exception(caught.value))
+    assert "the culprit" in text

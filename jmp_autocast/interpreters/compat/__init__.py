@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -178,6 +179,40 @@ def equation_context(eqn: JaxprEqn, stack: Any = None) -> Iterator[None]:
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     with user, eqn.ctx.manager, float64_for(avals):
         yield
+
+
+def is_checked() -> bool:
+    """Returns whether JAX looks for NaNs or infinities after each operation that it runs."""
+    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
+
+
+@contextlib.contextmanager
+def named_in_errors(eqn: JaxprEqn) -> Iterator[None]:
+    """Errors of JAX about a NaN or an infinity name the user's line of an equation.
+
+    Under ``jit`` JAX runs the program again, and drops the frames that would name the line.
+    """
+    try:
+        yield
+    except Exception as error:
+        kind = type(error).__name__
+        if not isinstance(error, FloatingPointError) and kind != "InternalFloatingPointError":
+            raise
+        if kind == "InternalFloatingPointError":
+            # JAX's own, which the API of `jit` turns into the public one.
+            public = FloatingPointError(f"invalid value encountered in {eqn.primitive.name}")
+            public.add_note(_place(eqn))
+            raise public from None
+        if not getattr(error, "__notes__", ()):
+            error.add_note(_place(eqn))
+        raise
+
+
+def _place(eqn: JaxprEqn) -> str:
+    line = source_line(eqn)
+    file, number = (*line.split(" ")[0].split(":"), "0")[:2]
+    text = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+    return f"The operation is {eqn.primitive.name} at {line}: {text}"
 
 
 def scope_names(eqn: JaxprEqn) -> tuple[str, ...]:

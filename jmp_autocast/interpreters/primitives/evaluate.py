@@ -7,7 +7,7 @@ they do at an equation, and in what they keep of a value; both are the caller's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from ..compat import AnyJaxpr, Literal, bind, body_of, consts_of, equation_context, literal_value
@@ -59,14 +59,21 @@ def evaluate(
     return [literal(v) if isinstance(v, Literal) else env[v] for v in body.outvars]
 
 
-def as_function(closed: AnyJaxpr) -> Callable[..., list[Any]]:
+def as_function(
+    closed: AnyJaxpr, around: Callable[[Any], AbstractContextManager[Any]] = lambda _: nullcontext()
+) -> Callable[..., list[Any]]:
     """Returns the function of a closed jaxpr, each equation in the context that it was traced in.
 
     JAX's own knows nothing of ``jax.enable_x64``, and computes in 32 bits what is 64 bits wide.
+
+    Args:
+        closed: The closed jaxpr.
+        around: Returns one more context for each equation.
     """
 
     def step(_: int, eqn: Any, operands: list[Any]) -> Sequence[Any]:
-        results = bind(eqn.primitive, operands, eqn.params)
+        with around(eqn):
+            results = bind(eqn.primitive, operands, eqn.params)
         return results if eqn.primitive.multiple_results else [results]
 
     return lambda *args: evaluate(closed, consts_of(closed), args, literal_value, step)
