@@ -37,7 +37,7 @@ from .avals import (
 )
 from .private_names import private
 from .scans import scan_split as scan_split, scan_with_more as scan_with_more
-from .settings import float64_for, trace_context as trace_context
+from .settings import float64_for, is_checked as is_checked, trace_context as trace_context
 
 Jaxpr: TypeAlias = jex_core.Jaxpr
 ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
@@ -179,11 +179,6 @@ def equation_context(eqn: JaxprEqn, stack: Any = None) -> Iterator[None]:
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     with user, eqn.ctx.manager, float64_for(avals):
         yield
-
-
-def is_checked() -> bool:
-    """Returns whether JAX looks for NaNs or infinities after each operation that it runs."""
-    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@ def trace_context() -> Hashable:
     return object() if context is None else context()
 
 
+# The flags are no attributes to a type checker.
+_CONFIG: Any = jax.config
+
 _AROUND: Any = jax.make_user_context(None)
 """The default precision of products around the outermost function that is traced without it.
 
@@ -31,7 +34,7 @@ A user context is part of the key of JAX's caches.
 
 def default_precision() -> str | None:
     """Returns JAX's default precision of products, of the context around all that is traced."""
-    return jax.config.jax_default_matmul_precision or _AROUND.value
+    return _CONFIG.jax_default_matmul_precision or _AROUND.value
 
 
 @contextlib.contextmanager
@@ -48,8 +51,13 @@ def without_default_precision() -> Iterator[None]:
 
 def with_default_precision() -> contextlib.AbstractContextManager[Any]:
     """Returns a context with the default around all that is traced, for what is not planned."""
-    around = None if jax.config.jax_default_matmul_precision else _AROUND.value
+    around = None if _CONFIG.jax_default_matmul_precision else _AROUND.value
     return contextlib.nullcontext() if around is None else jax.default_matmul_precision(around)
+
+
+def is_checked() -> bool:
+    """Returns whether JAX looks for NaNs or infinities after each operation that it runs."""
+    return _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs
 
 
 ENABLE_FLOAT64 = 'Call jax.config.update("jax_enable_x64", True) before the first array is made'
