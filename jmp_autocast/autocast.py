@@ -24,12 +24,18 @@ from .interpreters import Planner, Rewriter
 from .interpreters.after.computed_outputs import computed_wants
 from .interpreters.after.guarded_products import guarded_products
 from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, mark_frames
+from .interpreters.compat.settings import (
+    default_precision,
+    with_default_precision,
+    without_default_precision,
+)
 from .interpreters.keep.choice import ResidualChoice, Residuals
 from .interpreters.plan.data import EquationPlan, Plan
-from .interpreters.plan.float64 import check_float64, warn_without_float64
+from .interpreters.plan.float64 import check_float64, check_outputs, warn_without_float64
 from .interpreters.plan.value_facts import input_states
 from .keep_less import may_plan, run_planned
 from .policies import Policy
+from .policies.precisions import precision_around
 from .scopes import BECAUSE, GOVERNED, mark
 
 mark_frames(__file__)
@@ -97,9 +103,10 @@ def autocast(
             or a ``jmp.Policy``.
         params: Which arguments hold parameters: a position or several, or a predicate of an array's
             path in the arguments (``"0/dense/kernel"``). Default: the containers of arrays that
-            look like parameters by name (``params``, ``model``, ``state_dict``), by the names in
-            them (``kernel``, ``bias``) or because they are modules; otherwise argument 0, if it is
-            a container and does not look like data. Most parameters do not affect the choice of
+            look like parameters because a product reads their matrices as weights, by name
+            (``params``, ``model``, ``state_dict``), by the names in them (``kernel``, ``bias``) or
+            because they are modules; otherwise argument 0, if it is a container and does not look
+            like data. Most parameters do not affect the choice of
             dtypes: a bias or a scale does not widen what it is added to or multiplied with.
         output_dtype: ``"same"`` for the dtypes that ``fn`` returns, ``"computed"`` for the dtypes
             that the program computed in, or the dtype of all float32 and 16-bit outputs. A pytree
@@ -163,7 +170,7 @@ class Autocast(Wrapper, NoContext):
             # The mark tells an autocast around this one that the region is dealt with: nothing is
             # cast.
             args, kwargs = dequantized((args, kwargs))
-            with jax.named_scope(mark(GOVERNED)):
+            with jax.named_scope(mark(GOVERNED)), with_default_precision():
                 return self._fn(*args, **kwargs)
         return run_call(self._fn, self._options, args, kwargs, self.is_whole)
 
@@ -330,15 +337,19 @@ def plan_call(
     check_float64(policy)
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
     # Not from JAX's cache: the function may close over arrays that have changed since.
-    traced = fresh_make_jaxpr(call.traceable, *call.arrays)
+    around = precision_around(default_precision())
+    with without_default_precision() if around else nullcontext():
+        traced = fresh_make_jaxpr(call.traceable, *call.arrays)
+    call.look_at(traced)
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
-    planner = Planner(policy, lowers_nothing=lowers_nothing)
+    planner = Planner(policy, lowers_nothing=lowers_nothing, default_precision=around)
     closed = planner.prepare(traced)
     body = body_of(closed)
     warn_without_units(policy)
     warn_without_float64(policy, closed, arguments.name_of(fn))
     inputs = input_states(body.invars, call.sources, policy)
     wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
+    check_outputs(wanted)
     pairs = zip(body.outvars, wanted, strict=True)
     wants = [want_of(v.aval, dtype, policy.wide_dtype) for v, dtype in pairs]
     plan = planner.plan_program(closed, inputs, wants)

@@ -10,10 +10,11 @@ from typing import Any, TypeVar, overload
 from .call import arguments
 from .call.outputs import as_traced
 from .call.wrapping import Wrapper, wrapper_of
-from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, jaxpr_as_fun, mark_frames
+from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals, as_choice
 from .interpreters.keep.emit import Emitter, has_loop
 from .interpreters.plan.data import Source
+from .interpreters.primitives.evaluate import as_function
 from .policies.callables import name_of
 
 mark_frames(__file__)
@@ -144,7 +145,9 @@ class KeepLess(Wrapper):
         """
         call = arguments.flatten(self._fn, self._options.params, args, kwargs, abstract)
         # Not from JAX's cache: the function may close over arrays that have changed since.
-        return call, fresh_make_jaxpr(call.traceable, *call.arrays)
+        closed = fresh_make_jaxpr(call.traceable, *call.arrays)
+        call.look_at(closed)
+        return call, closed
 
     def __repr__(self) -> str:
         return f"keep_less({name_of(self._fn)}, residuals={self.choice.residuals!r})"
@@ -172,5 +175,5 @@ def run_planned(
         arrays: The array arguments.
     """
     if not may_plan(closed, choice):
-        return jaxpr_as_fun(closed)(*arrays)
+        return as_function(closed)(*arrays)
     return Emitter(choice).run(closed, arrays, [s is Source.PARAM for s in call.sources])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import keyword
 import re
@@ -18,14 +19,15 @@ import numpy as np
 from ..float8.dequantize import QuantizedArray, arrays_of, is_quantized, next_of
 from ..interpreters import Planner
 from ..interpreters.after.unknown import unknown_primitives
-from ..interpreters.compat import mark_frames
+from ..interpreters.compat import AnyJaxpr, mark_frames
 from ..interpreters.plan.data import Plan, Source
 from ..policies.callables import check_rule_like, is_function, name_of, signature_of
 from ..policies.errors import did_you_mean, wrong_type
 from ..policies.patterns import unmatched_patterns
 from ..scopes import read_mark
 from .forms import check_no_class
-from .guess_params import guessed_params
+from .guess_params import Reads, guessed_params
+from .read_as_weights import read_as_weights
 
 mark_frames(__file__)
 
@@ -154,6 +156,7 @@ class Call:
         paths: The path of each in the arguments, such as ``"0/dense/kernel"``.
         traceable: The function of the array leaves that returns the array leaves of the result.
         unflatten: Puts the result's static leaves back around its arrays.
+        guess: Returns the arguments that hold parameters; None where the user said so.
     """
 
     arrays: list[Any]
@@ -161,6 +164,26 @@ class Call:
     paths: list[str]
     traceable: Callable[..., list[Any]]
     unflatten: Callable[[Sequence[Any]], Any]
+    guess: Callable[[Reads], set[Any]] | None = None
+
+    def look_at(self, traced: AnyJaxpr) -> None:
+        """Says which arrays are parameters where the user did not, once the program is known.
+
+        Args:
+            traced: The closed jaxpr of `traceable`.
+        """
+        if self.guess is None:
+            return
+        roots = [_root_of(path) for path in self.paths]
+
+        def reads() -> dict[Any, int]:
+            found: dict[Any, int] = {}
+            for i, level in read_as_weights(traced).items():
+                found[roots[i]] = max(level, found.get(roots[i], 0))
+            return found
+
+        params = self.guess(reads)
+        self.sources = [Source.PARAM if root in params else Source.DATA for root in roots]
 
     @property
     def shapes(self) -> list[Any]:
@@ -217,7 +240,8 @@ def flatten(
     leaves = [leaf for _, leaf in with_path]
     stand_ins = (jax.ShapeDtypeStruct, QuantizedArray) if abstract else (QuantizedArray,)
     dynamic = [i for i, x in enumerate(leaves) if is_array(x) or isinstance(x, stand_ins)]
-    is_param = _param_predicate(fn, params, args, kwargs)
+    guess = functools.partial(guessed_params, fn, args, kwargs) if params is AUTO else None
+    is_param = _param_predicate(fn, () if guess else params, args, kwargs)
     parts = [
         (_path_of(with_path[i][0]) + end, x) for i in dynamic for end, x in arrays_of(leaves[i])
     ]
@@ -253,7 +277,7 @@ def flatten(
     # JAX's errors name the user's function and arguments: "batch", not "args[1]".
     traceable.__dict__["__wrapped__"] = fn
     traceable.__dict__["__signature__"] = _flat_signature(fn, paths)
-    return Call([x for _, x in parts], kinds, paths, traceable, unflatten)
+    return Call([x for _, x in parts], kinds, paths, traceable, unflatten, guess)
 
 
 def _flat_signature(fn: Callable[..., Any], paths: Sequence[str]) -> inspect.Signature:
@@ -284,6 +308,12 @@ def is_array(leaf: Any) -> bool:
 def _path_of(path: tuple[Any, ...]) -> str:
     """The path of a leaf: "0/dense/kernel", or "name/..." for a keyword argument."""
     return jax.tree_util.keystr(path[1:], simple=True, separator="/")
+
+
+def _root_of(path: str) -> int | str:
+    """Returns the position, or the keyword, of the argument that a path begins with."""
+    root = path.split("/", 1)[0]
+    return int(root) if root.isdigit() else root
 
 
 def _param_predicate(

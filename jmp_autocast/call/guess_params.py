@@ -1,8 +1,10 @@
 """Which arguments of a call hold parameters, where the user did not say.
 
 Parameters have no vote in the choice of dtypes. Data taken for parameters would be rounded to 16
-bits where it meets them, so a guess needs evidence: the argument's name, what it is, the names
-inside it. Only without any the position decides, as it does for `jax.grad`.
+bits where it meets them, so a guess needs evidence: what products read as weights, what the
+argument is, the names inside it, its own name. A name alone, such as a key "input" in a tree of
+weights, decides nothing against what products read. Only without any evidence the position
+decides, as it does for `jax.grad`.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from ..policies.callables import name_of, signature_of
+from .read_as_weights import SURE
 
 # The last word of a name says what it is: `model_inputs` are inputs, `target_params` parameters.
 _PARAM_WORDS = frozenset(
@@ -31,11 +34,16 @@ _DATA_WORDS = frozenset(
 # The names of leaves in Flax, Haiku, Equinox, Keras and PyTorch, and of those written by hand.
 _PARAM_LEAF = re.compile(r"(kernel|bias|scale|embedding|weight|gamma|beta|param)(s|es)?([_\d].*)?")
 _LETTER = re.compile(r"[wWbB]\d*|[wW]_.*")
-_DATA, _NOTHING, _LETTERS, _PARAMS = range(4)
+_DATA, _DATA_INSIDE, _NOTHING, _LETTERS, _PARAMS = range(5)
+Reads: TypeAlias = Callable[[], Mapping[int | str, int]]
+"""How much the products of a program say for each argument, as `read_as_weights`."""
 
 
 def guessed_params(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    reads: Reads = dict,
 ) -> set[int | str]:
     """Returns the positions and keywords of the arguments that hold parameters.
 
@@ -43,6 +51,7 @@ def guessed_params(
         fn: The function; its signature names the positional arguments.
         args: The positional arguments.
         kwargs: The keyword arguments.
+        reads: Is called where names leave a doubt.
 
     Example:
         >>> import jax.numpy as jnp
@@ -57,10 +66,20 @@ def guessed_params(
         return set()
     names = _names(fn, len(args))
     found = {key: _evidence(names.get(key, str(key)), x) for key, x in trees.items()}
+    # Names that say of one what it is, and of all others that they are data, need no second look.
+    named = {key for key, it in found.items() if it == _PARAMS}
+    if named and all(it in (_PARAMS, _DATA) for it in found.values()):
+        return named
+    known = reads()
+    if sure := {key for key in found if known.get(key) == SURE}:
+        # A product reads the matrix of a graph as well, which a name tells from weights.
+        weights = {key for key in sure if found[key] > _DATA}
+        return weights | named or sure
+    found |= {key: _LETTERS for key, it in found.items() if known.get(key) and it < _LETTERS}
     best = max(found.values())
     if best >= _LETTERS:
         return {key for key, it in found.items() if it == best}
-    if found.get(0, _DATA) == _DATA:
+    if found.get(0, _DATA) in (_DATA, _DATA_INSIDE):
         return set()
     # Nothing speaks for or against the first. Alone it is the model, as it is for `jax.grad`.
     if list(found.values()).count(_NOTHING) > 1:
@@ -105,7 +124,7 @@ def _evidence(name: str, tree: Any) -> int:
     if any(_PARAM_LEAF.fullmatch(key) for key in keys):
         return _PARAMS
     if keys & _DATA_WORDS:
-        return _DATA
+        return _DATA_INSIDE
     # A letter alone may be anything: it counts where no argument has more to show.
     return _LETTERS if any(_LETTER.fullmatch(key) for key in keys) else _NOTHING
 

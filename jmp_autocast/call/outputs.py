@@ -13,7 +13,7 @@ import numpy as np
 from ..interpreters import Want
 from ..interpreters.compat import is_array_aval, set_weak_type
 from ..interpreters.plan.float_dtypes import float_dtype
-from ..policies import Policy, domain, listed
+from ..policies import FLOAT64, Policy, domain, listed
 from ..policies.dtypes import find_dtype
 
 _NUMBERS = bool, int, float, complex, np.generic, np.ndarray
@@ -74,7 +74,8 @@ def _word_or_dtype(value: Any, policy: Policy) -> Any:
     if isinstance(value, str) and value in ("same", "computed"):
         return policy.output_dtype if value == "same" and policy.output_dtype else value
     dtype = find_dtype(value)
-    allowed = domain(policy.wide_dtype)
+    # What a float64 island makes of a float32 program may keep its digits.
+    allowed = domain(policy.wide_dtype) | {FLOAT64}
     if dtype not in allowed:
         raise ValueError(
             f"output_dtype must be 'same', 'computed', {listed(allowed)}, or a pytree of "

@@ -36,6 +36,7 @@ class Region:
         names: The enclosing scopes, as far as the policy looks at them.
         rules: The rules that the scopes add, as pairs of primitive and rule.
         precision: The precision of float32 products, None for that of each equation.
+        default_precision: That of products of which neither policy nor program says one.
         product: Plans products that run otherwise than in the compute dtype; None for none.
         island: The dtype that all equations run in, one step above the wide one; else None.
     """
@@ -47,6 +48,7 @@ class Region:
     names: tuple[str, ...]
     rules: tuple[tuple[str, Rule], ...] = ()
     precision: str | None = None
+    default_precision: str | None = None
     product: PlansProduct | None = None
     island: np.dtype | None = None
 
@@ -60,6 +62,7 @@ class Regions:
             that stands at 96 paths is planned once.
         lowers_nothing: Why nothing is lowered where no scope names a dtype, else ``""``.
         product: From what the policy says of a scope to `Region.product`; None for none.
+        default_precision: As for `Region`.
     """
 
     def __init__(
@@ -68,8 +71,10 @@ class Regions:
         marks_only: bool,
         lowers_nothing: str = "",
         product: Callable[[str], PlansProduct | None] | None = None,
+        default_precision: str | None = None,
     ) -> None:
         self._policy = policy
+        self._default_precision = default_precision
         self._product = product or (lambda _: None)
         self._lowers_nothing = lowers_nothing
         self._marks_only = marks_only
@@ -99,7 +104,9 @@ class Regions:
             region = self._find(path + seen)
             if not region.governed:
                 precision = precision_in(self._policy.precisions, path + seen)
-                region = dataclasses.replace(region, precision=precision)
+                region = dataclasses.replace(
+                    region, precision=precision, default_precision=self._default_precision
+                )
             self._found[path, names] = region
         return self._found[path, names]
 

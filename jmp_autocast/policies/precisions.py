@@ -65,6 +65,27 @@ def precision_of(word: str) -> lax.Precision | lax.DotAlgorithmPreset:
     return _PRESETS.get(word) or _LEVELS[word]
 
 
+def precision_around(flag: str | None) -> str | None:
+    """Returns the word for JAX's default precision of products, None where it asks for nothing.
+
+    Args:
+        flag: The value of ``jax_default_matmul_precision``.
+
+    Example:
+        >>> precision_around("float32"), precision_around("TF32_TF32_F32")
+        ('highest', 'tf32_tf32_f32')
+        >>> precision_around("default"), precision_around(None)
+        (None, None)
+    """
+    if flag is None or flag.lower() in _PRESETS:
+        return flag and flag.lower()
+    try:
+        level = lax.Precision(flag)
+    except ValueError:  # an algorithm of other operands than float32
+        return None
+    return None if level is lax.Precision.DEFAULT else level.name.lower()
+
+
 def precision_in(precisions: Sequence[tuple[str, str]], names: Sequence[str]) -> str | None:
     """Returns the precision of float32 products in a scope, None where none is said.
 

@@ -133,3 +133,27 @@ def test_the_gradient_by_a_number_is_weakly_typed_as_in_the_plain_program(around
     found, plain = (jax.make_jaxpr(jax.grad(f))(0.5).out_avals[0] for f in (around(loss), loss))
     assert plain.weak_type
     assert found.weak_type
+
+
+@jax.custom_vjp
+def clipped(x):
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, ct: (jnp.clip(ct, -1, 1),))
+
+
+def batched(f):
+    return lambda x, w: jax.vmap(f, (0, None))(x[None], w)[0]
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, batched, jax.disable_jit()])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_rule_in_a_shard_map_runs_without_jit(is_inside, around):
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,))
+    specs = {"in_specs": (PartitionSpec("i"), PartitionSpec()), "out_specs": PartitionSpec("i")}
+    sharded = lambda f: jax.shard_map(f, mesh=mesh, check_vma=False, **specs)
+    body = lambda x, w: clipped(x @ w) * 3
+    fn = sharded(bf16(body)) if is_inside else bf16(sharded(body))
+    out = around(fn)(jnp.ones((4, 8)), jnp.eye(8))
+    np.testing.assert_array_equal(out, 3 * np.ones((4, 8)))

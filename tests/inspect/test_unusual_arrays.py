@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import primal_tangent_dtype
 from jax.sharding import AxisType, PartitionSpec
 
 from jmp_autocast import BF16, autocast, check_numerics, compare, explain, tune
@@ -198,3 +199,15 @@ def test_a_nan_of_one_element_of_a_batched_loop_is_found():
     message = r"log makes 1 NaN among 6 values[^!]*first in run 2 of 3"
     with pytest.raises(FloatingPointError, match=message):
         check_numerics(decreasing)(np.float32([1e30, 2.0]))
+
+
+def test_a_dtype_that_says_no_bytes_is_explained():
+    stored = primal_tangent_dtype(jnp.dtype("int8"), jnp.dtype("bfloat16"))
+
+    def layer(q, w, x):
+        kept = jax.lax.convert_element_type(q, stored)
+        return (x @ w) * jax.lax.convert_element_type(kept, jnp.int8).astype("float32")
+
+    report = explain(layer, jnp.arange(8, dtype="int8"), W, X, policy=BF16)
+    assert "to_edtype" in str(report)
+    assert report.totals.low_share == 1.0

@@ -12,6 +12,7 @@ import pytest
 
 from jmp_autocast import BF16, Policy, autocast, compute_precision
 from jmp_autocast.call.guess_params import guessed_params
+from jmp_autocast.interpreters.plan.data import Source
 
 X = np.ones((4, 4), np.float32)
 LAYER, LETTERS, PLAIN = {"dense": {"kernel": X, "bias": X}}, {"w": X, "b": X}, {"mean": X, "top": X}
@@ -94,3 +95,71 @@ def test_a_dtype_has_one_spelling_everywhere(name):
     assert BF16.with_scopes({"a": name}).scopes == (("a", jnp.dtype("bfloat16")),)
     with compute_precision(name):
         pass
+
+
+TREE = {"key": X, "b": X[0]}
+
+
+def _of(names, body):
+    return eval(f"lambda {', '.join(names)}: body({', '.join(names)})", {"body": body})
+
+
+def mlp(p, x):
+    return jnp.tanh(jnp.tanh(x @ p["key"] + p["b"]) @ p["key"])
+
+
+def one_layer(p, x):
+    return x @ p["key"] + p["b"]
+
+
+def looped(p, x):
+    layers = jnp.stack([p["key"]] * 2)
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, layers)[0]
+
+
+def written_out(p, x):
+    return jax.jit(jax.checkpoint(lambda w, h: jnp.sin(h) @ w.T))(p["key"], x)
+
+
+def convolution(p, x):
+    kernel = p["key"].reshape(2, 2, 1, 4)
+    return jax.lax.conv_general_dilated(
+        x[None, :, :, None], kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def graph(p, x):
+    return jnp.sin(x["adjacency"] @ jnp.tanh(x["input"] @ p["key"])) @ p["key"]
+
+
+@pytest.mark.parametrize("body", [mlp, one_layer, looped, written_out, convolution], ids=str)
+@pytest.mark.parametrize(
+    ("names", "is_first"),
+    [
+        (("a", "b"), True), (("a", "b"), False), (("obs", "policy"), False),
+        (("policy", "obs"), True), (("batch", "net_state"), False), (("x", "y"), True),
+    ],
+)  # fmt: skip
+def test_what_products_read_as_weights_beats_names(names, is_first, body):
+    """The key "key" made data of all weights, and of equal trees the first won."""
+    own = lambda p, d: body(p, d["top"])
+    fn = _of(names, own if is_first else lambda d, p: own(p, d))
+    args = (TREE, PLAIN) if is_first else (PLAIN, TREE)
+    with warnings.catch_warnings(action="error"):
+        planned = autocast(fn, compute_dtype="bf16").planned(*args)
+    params = {p.split("/")[0] for p, s in zip(planned.call.paths, planned.call.sources, strict=True)
+              if s is Source.PARAM}  # fmt: skip
+    assert params == {"0" if is_first else "1"}
+
+
+@pytest.mark.parametrize("name", ["batch", "inputs", "graph_data"])
+def test_the_matrix_of_a_graph_is_data(name):
+    fn = _of(("p", name), graph)
+    planned = autocast(fn, compute_dtype="bf16").planned(TREE, {"adjacency": X, "input": X})
+    assert [s is Source.PARAM for s in planned.call.sources] == [True, True, False, False]
+
+
+def test_elements_that_are_multiplied_and_added_are_no_weights():
+    fn = lambda a, d: jnp.einsum("ij,ij->", jax.nn.log_softmax(a["top"]), d["mean"])
+    with pytest.warns(UserWarning, match="params=0"):
+        autocast(fn, compute_dtype="bf16").planned(PLAIN, PLAIN)

@@ -119,6 +119,10 @@ class _Checked:
         self._declared = jax.jit(self._declare, static_argnums=(0, 1))
         self._compiled = jax.jit(self._run, static_argnums=0)
 
+    def __reduce__(self) -> Any:
+        # Another process traces for itself: the traces of `jax.jit` cannot be pickled.
+        return _Checked, (self._fn, self._mode)
+
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with opened(self._fn, args, kwargs) as call:
             # A function that is opened is equal to that of the next call; the user's own may have

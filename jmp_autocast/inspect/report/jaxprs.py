@@ -49,7 +49,8 @@ def nbytes_of(atom: Atom, dtype: str | None = None) -> int:
         return 0
     # A random key has a dtype that NumPy does not know. It is never cast.
     item = declared if dtype in (None, str(declared)) else jnp.dtype(dtype)
-    return assumed_size(element_count(atom)) * item.itemsize
+    # Other dtypes of JAX, such as the pair of an int8 and its tangent, say nothing of their bytes.
+    return assumed_size(element_count(atom)) * getattr(item, "itemsize", 0)
 
 
 @dataclasses.dataclass(frozen=True)

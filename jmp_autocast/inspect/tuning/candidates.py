@@ -135,7 +135,9 @@ def _derivative_rules(
 
     def run(*args: Any) -> Any:
         planned = wrapper.planned(*args)
-        planner = Planner(policy, all_paths=True)
+        planner = Planner(
+            policy, all_paths=True, default_precision=planned.planner.default_precision
+        )
         wants = [Want(dtype=state.dtype) for state in planned.plan.outputs]
         plan = planner.plan_program(planned.closed, planned.plan.inputs, wants)
         planned = dataclasses.replace(planned, planner=planner, plan=plan)

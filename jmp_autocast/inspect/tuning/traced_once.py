@@ -11,7 +11,8 @@ import jax
 
 from ...autocast import Autocast, kind_of
 from ...call.arguments import flatten
-from ...interpreters.compat import fresh_make_jaxpr, jaxpr_as_fun, mark_frames, trace_context
+from ...interpreters.compat import fresh_make_jaxpr, mark_frames, trace_context
+from ...interpreters.primitives.evaluate import as_function
 from ..signature import split
 
 mark_frames(__file__)
@@ -49,7 +50,7 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
         key = (signature, *map(jax.typeof, arrays), trace_context())
         if key not in known:
             flat = flatten(fn, (), args, {})
-            known[key] = jaxpr_as_fun(fresh_make_jaxpr(flat.traceable, *arrays)), flat.unflatten
+            known[key] = as_function(fresh_make_jaxpr(flat.traceable, *arrays)), flat.unflatten
         run, unflatten = known[key]
         return unflatten(run(*arrays))
 

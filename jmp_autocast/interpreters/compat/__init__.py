@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -36,7 +37,7 @@ from .avals import (
 )
 from .private_names import private
 from .scans import scan_split as scan_split, scan_with_more as scan_with_more
-from .settings import trace_context as trace_context
+from .settings import float64_for, is_checked as is_checked, trace_context as trace_context
 
 Jaxpr: TypeAlias = jex_core.Jaxpr
 ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
@@ -174,8 +175,39 @@ def equation_context(eqn: JaxprEqn, stack: Any = None) -> Iterator[None]:
     """
     stack = whole_name_stack(eqn) if stack is None else stack
     user = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
-    with user, eqn.ctx.manager:
+    # The context of an equation does not hold `jax.enable_x64`, but its types do.
+    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    with user, eqn.ctx.manager, float64_for(avals):
         yield
+
+
+@contextlib.contextmanager
+def named_in_errors(eqn: JaxprEqn) -> Iterator[None]:
+    """Errors of JAX about a NaN or an infinity name the user's line of an equation.
+
+    Under ``jit`` JAX runs the program again, and drops the frames that would name the line.
+    """
+    try:
+        yield
+    except Exception as error:
+        kind = type(error).__name__
+        if not isinstance(error, FloatingPointError) and kind != "InternalFloatingPointError":
+            raise
+        if kind == "InternalFloatingPointError":
+            # JAX's own, which the API of `jit` turns into the public one.
+            public = FloatingPointError(f"invalid value encountered in {eqn.primitive.name}")
+            public.add_note(_place(eqn))
+            raise public from None
+        if not getattr(error, "__notes__", ()):
+            error.add_note(_place(eqn))
+        raise
+
+
+def _place(eqn: JaxprEqn) -> str:
+    line = source_line(eqn)
+    file, number = (*line.split(" ")[0].split(":"), "0")[:2]
+    text = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+    return f"The operation is {eqn.primitive.name} at {line}: {text}"
 
 
 def scope_names(eqn: JaxprEqn) -> tuple[str, ...]:
@@ -287,6 +319,16 @@ _STAGED = "jax.interpreters.partial_eval.DynamicJaxprTracer"
 def is_staged(x: Any) -> bool:
     """Returns whether a value belongs to a trace that only writes a jaxpr: of `jit` or a loop."""
     return isinstance(x, private(_STAGED) or ())
+
+
+def is_in_eager_shard_map(x: Any) -> bool:
+    """Returns whether a value is a shard of an array, in a ``shard_map`` that no ``jit`` traces.
+
+    Nothing differentiates there, and JAX 0.10 to 0.12 refuse rules with symbolic zeros.
+    """
+    while type(x).__name__ == "BatchTracer":
+        x = x.val
+    return type(x).__name__ == "ShardMapTracer"
 
 
 def traced_variable(x: Any) -> Var | None:

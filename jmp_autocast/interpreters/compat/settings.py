@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,9 +22,83 @@ def trace_context() -> Hashable:
     return object() if context is None else context()
 
 
+# The flags are no attributes to a type checker.
+_CONFIG: Any = jax.config
+
+_AROUND: Any = jax.make_user_context(None)
+"""The default precision of products around the outermost function that is traced without it.
+
+A user context is part of the key of JAX's caches.
+"""
+
+
+def default_precision() -> str | None:
+    """Returns JAX's default precision of products, of the context around all that is traced."""
+    return _CONFIG.jax_default_matmul_precision or _AROUND.value
+
+
+@contextlib.contextmanager
+def without_default_precision() -> Iterator[None]:
+    """What is traced inside has the precisions alone that the program asks for.
+
+    JAX writes its default (the flag, or a context around the call) into each product, where nothing
+    tells it from what a user asks of this product.
+    """
+    around = default_precision()
+    with _AROUND(around), jax.default_matmul_precision(None):
+        yield
+
+
+def with_default_precision() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context with the default around all that is traced, for what is not planned."""
+    around = None if _CONFIG.jax_default_matmul_precision else _AROUND.value
+    return contextlib.nullcontext() if around is None else jax.default_matmul_precision(around)
+
+
+def is_checked() -> bool:
+    """Returns whether JAX looks for NaNs or infinities after each operation that it runs."""
+    return _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs
+
+
 ENABLE_FLOAT64 = 'Call jax.config.update("jax_enable_x64", True) before the first array is made'
 
 
 def has_float64() -> bool:
     """Returns whether JAX makes float64 arrays now."""
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+
+
+_WIDE = frozenset(map(np.dtype, ("float64", "int64", "uint64", "complex128")))
+
+
+def float64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which JAX makes what has 64 bits among these types.
+
+    A part of a program may have been traced in ``jax.enable_x64(True)``, and be bound outside.
+
+    Args:
+        avals: Types of operands and results.
+    """
+    if has_float64() or not any(getattr(a, "dtype", None) in _WIDE for a in avals):
+        return contextlib.nullcontext()
+    return jax.enable_x64(True)
+
+
+def in_settings_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that makes float64 arrays if it did now, and asks for no precision.
+
+    JAX calls a rule of a custom function when it differentiates, which may be much later. What the
+    rule itself asks of a product is a request; the flag is none.
+    """
+    enabled = has_float64()
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        with contextlib.ExitStack() as settings:
+            if has_float64() != enabled:
+                settings.enter_context(jax.enable_x64(enabled))
+            if default_precision() is not None:
+                settings.enter_context(without_default_precision())
+            return function(*args)
+
+    return call

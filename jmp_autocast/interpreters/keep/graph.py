@@ -22,6 +22,7 @@ from ..compat import (
     body_of,
     consts_of,
     fresh_make_jaxpr,
+    is_ref,
     scope_names,
 )
 from ..primitives.evaluate import of_positions
@@ -154,6 +155,11 @@ class Graph:
         return [*self.inputs, *self.consts, *(v for step in self.steps for v in step.results)]
 
 
+def has_order(eqn: JaxprEqn) -> bool:
+    """Returns whether an equation has effects, or reads or makes a ref, which others write to."""
+    return bool(eqn.effects) or any(is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars))
+
+
 def assumed_elements(aval: Any) -> int:
     """Returns the number of elements of an array; 1 for what has no shape."""
     return assumed_size(math.prod(getattr(aval, "shape", ())))
@@ -198,16 +204,17 @@ def _flatten(
     def read(atom: Atom) -> Any:
         return atom if isinstance(atom, Literal) else env[atom]
 
-    # Effects keep their order: a step with effects is on no lower level than the one before it.
+    # Effects keep their order: a step with effects is on no lower level than the one before it. A
+    # call with effects is one step, as its equations would be on levels of their own.
     effects = 0
     for eqn in body.eqns:
         operands = [read(atom) for atom in eqn.invars]
-        if is_plain_call(eqn):
+        if is_plain_call(eqn) and not has_order(eqn):
             results = _flatten(graph, called(eqn), operands, (*around, eqn), excludes)
         else:
             step = Step(eqn, around, operands, len(graph.steps))
             _classify(step, excludes)
-            if eqn.effects:
+            if has_order(eqn):
                 effects = step.level = max(step.level, effects)
             step.results = _results(step)
             graph.steps.append(step)
@@ -227,7 +234,7 @@ def _classify(step: Step, excludes: Callable[[tuple[str, ...]], bool]) -> None:
 
 def _kind(step: Step) -> StepKind:
     eqn, words = step.eqn, step.words
-    if eqn.effects:
+    if has_order(eqn):
         return StepKind.OPAQUE
     if "contracts" in words:
         return StepKind.CONTRACTION

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from .cut import Cut
-from .graph import Graph, Step, StepKind, Value
+from .graph import Graph, Step, StepKind, Value, has_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
         else:
             (step,) = unit.steps
             # What a library marks a program with has no reader: K-FAC looks for its losses so.
-            stays = bool(step.eqn.effects) or step.kind is StepKind.OPAQUE
+            stays = has_order(step.eqn) or step.kind is StepKind.OPAQUE
             if needed.isdisjoint(step.results) and not stays:
                 continue
             needed.update(step.values)

@@ -142,6 +142,28 @@ def in_precision(at: Place, plan: EquationPlan, word: str | None) -> EquationPla
     given = zip(plan.operands[:2], plan.given[:2], strict=True)
     if any((asked or state.dtype) != FLOAT32 for asked, state in given):
         return plan
+    return _with_precision(at, plan, word)
+
+
+def in_default_precision(at: Place, plan: EquationPlan) -> EquationPlan:
+    """Returns the plan of a product that stays as it is, in the default precision of JAX.
+
+    It was traced without, so that it counts as no request; JAX would have written it into any
+    product, of complex numbers as well.
+
+    Args:
+        at: The equation.
+        plan: Its plan so far; returned as it is where the equation, or a rule, says a precision.
+    """
+    word = at.region.default_precision
+    is_product = at.name in _CONTRACTS and isinstance(plan.action, Keep | Bind)
+    if word is None or not is_product or reading.says_precision(at.eqn):
+        return plan
+    is_low = any(d is not None and is_narrower(d, at.region.wide) for d in plan.operands[:2])
+    return plan if is_low else _with_precision(at, plan, word)
+
+
+def _with_precision(at: Place, plan: EquationPlan, word: str) -> EquationPlan:
     action = plan.action if isinstance(plan.action, Bind) else BIND
     parameter = reading.with_precision(at.eqn, word)
     if parameter is None or not parameter.keys().isdisjoint(action.params):

@@ -27,6 +27,7 @@ from .basic_plans import (
     cast_results,
     emitted,
     folded,
+    in_default_precision,
     in_dtype,
     in_precision,
     keep,
@@ -75,7 +76,9 @@ def plan_equation(policy: Policy, at: Place) -> EquationPlan:
         The plan of the equation.
     """
     plan = _first(DECISIONS, policy, at)
-    return in_precision(at, plan, at.region.precision) if at.region.precision else plan
+    if at.region.precision:
+        return in_precision(at, plan, at.region.precision)
+    return in_default_precision(at, plan) if at.region.default_precision else plan
 
 
 def _first(chain: Sequence[Decides], policy: Policy, at: Place) -> EquationPlan:

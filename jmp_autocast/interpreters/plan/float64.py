@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
 from ...policies import FLOAT64, Policy
 from ..compat import AnyJaxpr, body_of
@@ -22,6 +24,19 @@ def check_float64(policy: Policy) -> None:
             "compute_dtype=float32 is for programs in float64, and JAX makes no float64 arrays "
             f"while jax_enable_x64 is off. {ENABLE_FLOAT64}. For a float32 program use bfloat16 or "
             "float16, or pass enabled=False to run it without casts."
+        )
+
+
+def check_outputs(wanted: Iterable[Any]) -> None:
+    """Raises ValueError for outputs in float64 where JAX has no float64.
+
+    Args:
+        wanted: ``"same"``, ``"computed"`` or a dtype for each output.
+    """
+    if FLOAT64 in wanted and not has_float64():
+        raise ValueError(
+            "output_dtype asks for float64, and JAX makes no float64 arrays while jax_enable_x64 "
+            f"is off. {ENABLE_FLOAT64}, or ask for float32."
         )
 
 

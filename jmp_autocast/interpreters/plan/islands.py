@@ -1,8 +1,9 @@
 """Islands: scopes of a wider dtype than the program's, such as a Cholesky in float64.
 
 Inside an island values are float64; whoever reads one outside reads it in the dtype that the
-program declares. Functions that an equation in an island calls back, as a solver does, take and
-return the dtype of the island. Nothing else of planning knows of islands.
+program declares, and the caller in the dtype that it asked for. Functions that an equation in an
+island calls back, as a solver does, take and return the dtype of the island. Nothing else of
+planning knows of islands.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...policies import CastPolicy, Policy
-from ..compat import Atom, aval_of, body_of
+from ..compat import body_of
 from ..primitives.called_back import functions_of
 from .basic_plans import in_dtype, keep
 from .call_operands import cast_states
@@ -29,18 +30,6 @@ def in_island(policy: Policy, at: Place) -> EquationPlan:
     if rule is CastPolicy.KEEP or at.foreign:
         return keep(at, Reason(ReasonCode.KEEP, f"no {at.region.island} form of {at.name}"))
     return in_dtype(at, at.region.island, Reason(ReasonCode.SCOPE, at.region.cause))
-
-
-def returned(want: Want, state: ValueState, variable: Atom, wide: np.dtype) -> Want:
-    """Returns what is asked of an output of the program: what an island made is as declared.
-
-    Args:
-        want: What its caller asks.
-        state: What is known of it.
-        variable: The variable or literal that is returned.
-        wide: The wide dtype of the policy.
-    """
-    return Want(dtype=aval_of(variable).dtype) if _is_wider(state, wide) else want
 
 
 def outside(at: Place) -> Place:

@@ -20,7 +20,7 @@ from .constant_range import constant_range
 from .data import EquationPlan, Place, Plan, Source, ValueState, Want
 from .equation import plan_equation
 from .float_dtypes import float_dtype, is_in
-from .islands import leaving, outside, plan_called_back, returned
+from .islands import leaving, outside, plan_called_back
 from .kinds import kind_of
 from .marks import Memo
 from .products import products_of
@@ -39,6 +39,7 @@ class Planner:
             A layer that stands at 96 paths is then planned 96 times.
         lowers_nothing: Why nothing is lowered but in scopes that name a 16-bit dtype, ``""`` where
             the compute dtype of the policy holds.
+        default_precision: As for `Region`.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class Planner:
         policy: Policy,
         all_paths: bool = False,
         lowers_nothing: str = "",
+        default_precision: str | None = None,
     ) -> None:
         self.policy = policy
+        self.default_precision = default_precision
         self._wide = policy.wide_dtype
         self._plans: dict[Any, tuple[Any, Plan]] = {}
         self._kinds: dict[tuple[Any, ...], Plan] = {}
@@ -62,7 +65,9 @@ class Planner:
         looks_at_names = looks_at_names or policy.precisions
         product = self._products.in_scope if self._products else None
         marks_only = not (looks_at_names or all_paths)
-        self.regions: Regions = Regions(policy, marks_only, lowers_nothing, product)
+        self.regions: Regions = Regions(
+            policy, marks_only, lowers_nothing, product, default_precision
+        )
         self.prepare: Preparation = Preparation(policy, self.regions)
 
     @property
@@ -85,11 +90,6 @@ class Planner:
         """
         if self._products is not None:
             self._products.look_at(jaxpr)
-        plan = self.plan(jaxpr, inputs, wants)
-        wants = [
-            returned(want, state, v, self._wide)
-            for want, state, v in zip(wants, plan.outputs, body_of(jaxpr).outvars, strict=True)
-        ]
         return self.plan(jaxpr, inputs, wants)
 
     def plan(

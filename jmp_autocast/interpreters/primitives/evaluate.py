@@ -7,10 +7,10 @@ they do at an equation, and in what they keep of a value; both are the caller's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from ..compat import AnyJaxpr, Literal, body_of, equation_context
+from ..compat import AnyJaxpr, Literal, bind, body_of, consts_of, equation_context, literal_value
 
 V = TypeVar("V")
 
@@ -47,8 +47,9 @@ def evaluate(
     for v, i in last_use.items():
         unused[i].append(v)
     for i, eqn in enumerate(body.eqns):
-        operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
         with context(eqn):
+            # A literal, too: the context says whether JAX makes 64-bit numbers.
+            operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
             results = step(i, eqn, operands)
         for v in unused[i]:
             del env[v]
@@ -56,6 +57,26 @@ def evaluate(
             if v in last_use:
                 env[v] = x
     return [literal(v) if isinstance(v, Literal) else env[v] for v in body.outvars]
+
+
+def as_function(
+    closed: AnyJaxpr, around: Callable[[Any], AbstractContextManager[Any]] = lambda _: nullcontext()
+) -> Callable[..., list[Any]]:
+    """Returns the function of a closed jaxpr, each equation in the context that it was traced in.
+
+    JAX's own knows nothing of ``jax.enable_x64``, and computes in 32 bits what is 64 bits wide.
+
+    Args:
+        closed: The closed jaxpr.
+        around: Returns one more context for each equation.
+    """
+
+    def step(_: int, eqn: Any, operands: list[Any]) -> Sequence[Any]:
+        with around(eqn):
+            results = bind(eqn.primitive, operands, eqn.params)
+        return results if eqn.primitive.multiple_results else [results]
+
+    return lambda *args: evaluate(closed, consts_of(closed), args, literal_value, step)
 
 
 def _last_uses(jaxpr: AnyJaxpr) -> dict[Any, int]:

@@ -30,6 +30,11 @@ def asked_precision(eqn: JaxprEqn) -> Any:
     return None if is_default and precision != _HIGHEST else precision
 
 
+def says_precision(eqn: JaxprEqn) -> bool:
+    """Returns whether a product says in which precision it is computed."""
+    return eqn.params.get("precision") is not None
+
+
 def with_precision(eqn: JaxprEqn, word: str) -> dict[str, Any] | None:
     """Returns the parameter that makes a product of float32 operands run in a precision.
 

@@ -23,12 +23,14 @@ from ..compat import (
     fresh_make_jaxpr,
     inlined,
     is_array_aval,
+    is_in_eager_shard_map,
     is_ref,
     mark_frames,
     trace_context,
     with_dtype,
     zero_cotangent,
 )
+from ..compat.settings import in_settings_of_now
 from ..plan.data import EquationPlan, Want
 from ..primitives.evaluate import of_positions
 from ..primitives.structure import called
@@ -83,6 +85,8 @@ def _emitted(
     is_original = plan.unchanged and not rewriter.looks_at(eqn)
     if is_original and not is_shared:
         return list(_original(eqn)(*xs))
+    if any(map(is_in_eager_shard_map, xs)) and eqn.primitive.name == "custom_vjp_call":
+        return list(_primal(rewriter, eqn, plan)(*xs))
     # Plans of jaxprs of one kind share their equations.
     of_plan = id(inner.equations), inner.inputs, inner.outputs, inner.output_dtypes
     rule = None if is_alone else rewriter.closed_over.rule_of(eqn)
@@ -130,7 +134,7 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
         flat = rewriter.run(traced[key], args, [*dtypes, *dtypes], inner)
         return tuple(flat[: len(dtypes)]), tuple(flat[len(dtypes) :])
 
-    function.defjvp(rule, symbolic_zeros=True)
+    function.defjvp(in_settings_of_now(rule), symbolic_zeros=True)
     return function
 
 
@@ -210,7 +214,8 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
             gradients[i] = _cast(gradient, dtypes.value[i])
         return tuple(gradients)
 
-    function.defvjp(forward, backward, symbolic_zeros=True)
+    rules = map(in_settings_of_now, (forward, backward))
+    function.defvjp(*rules, symbolic_zeros=True)
     return function
 
 
@@ -221,6 +226,7 @@ def _custom_vmap(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands
     avals = _declared_avals(eqn.invars)
 
     @function.def_vmap
+    @in_settings_of_now
     def rule(size: int, batched: Sequence[bool], *xs: Any) -> tuple[Any, Any]:
         mapped = jax.vmap(original, in_axes=[0 if b else None for b in batched], axis_size=size)
         batch_avals = [

@@ -6,9 +6,9 @@ One equation after the other is bound in the ambient trace, so that `grad`, `vma
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -26,9 +26,10 @@ from ..compat import (
     body_of,
     consts_of,
     fresh_make_jaxpr,
-    jaxpr_as_fun,
+    is_checked,
     literal_value,
     mark_frames,
+    named_in_errors,
     with_dtype,
 )
 from ..plan.copies import CopyKey, copy_aval
@@ -51,9 +52,9 @@ from ..plan.float_dtypes import float_dtype
 from ..primitives.accumulate import accumulating_contraction, is_lowered_by_us
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
-from ..primitives.evaluate import evaluate
+from ..primitives.evaluate import as_function, evaluate
 from ..primitives.reading import cast_dtype, redispatched
-from ..primitives.structure import bodies, has_rule
+from ..primitives.structure import bodies, called, has_rule, is_plain_call
 from ..regions import AS_DECLARED
 from .closures import KeepsValues
 from .emitted import emitted
@@ -177,8 +178,21 @@ class Rewriter(KeepsValues):
         )
 
     def _labeled(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
-        with jax.named_scope(self.label(plan)) if self.label else nullcontext():
+        with contextlib.ExitStack() as contexts:
+            if self.label:
+                contexts.enter_context(jax.named_scope(self.label(plan)))
+            if is_checked():
+                if is_plain_call(eqn) and not eqn.effects:
+                    return self._opened(eqn, plan, operands)
+                contexts.enter_context(named_in_errors(eqn))
             return self.emit_equation(eqn, plan, operands)
+
+    def _opened(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
+        """Emits what a call holds, so that JAX looks at each result of it."""
+        if plan.inner:
+            return self._inlined(eqn, plan, operands)
+        results = as_function(called(eqn), named_in_errors)(*read(plan, operands))
+        return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
 
     def emit_equation(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         """Binds one planned equation in the ambient trace.
@@ -330,7 +344,7 @@ class Rewriter(KeepsValues):
         if self.planned is not None:
             self.planned(plan)
         if plan.identity and not self.closed_over.look(closed):
-            return jaxpr_as_fun(closed)(*args)
+            return as_function(closed)(*args)
         return self.program(plan, closed, args)
 
 
