@@ -132,7 +132,9 @@ def graph(p, x):
     return jnp.sin(x["adjacency"] @ jnp.tanh(x["input"] @ p["key"])) @ p["key"]
 
 
-@pytest.mark.parametrize("body", [mlp, one_layer, looped, written_out, convolution], ids=str)
+@pytest.mark.parametrize(
+    "body", [mlp, one_layer, looped, written_out, convolution], ids=lambda fn: fn.__name__
+)
 @pytest.mark.parametrize(
     ("names", "is_first"),
     [

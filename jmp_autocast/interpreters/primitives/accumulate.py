@@ -354,11 +354,12 @@ def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any
 
     def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
         dtype = low if out == low and kernels.rounded else FLOAT32
-        if eqn.primitive.name == "dot_general" and is_arranged(*xs, eqn.params):
+        lhs, rhs, *_ = xs
+        if eqn.primitive.name == "dot_general" and is_arranged(lhs, rhs, eqn.params):
             numbers = eqn.params["dimension_numbers"]
-            result = product(*xs, numbers, dtype, exchanged=exchanged)
-        elif eqn.primitive.name == "conv_general_dilated" and is_one_product(*xs, eqn.params):
-            result = convolution(*xs, eqn.params, dtype)
+            result = product(lhs, rhs, numbers, dtype, exchanged=exchanged)
+        elif eqn.primitive.name == "conv_general_dilated" and is_one_product(lhs, rhs, eqn.params):
+            result = convolution(lhs, rhs, eqn.params, dtype)
         else:
             return _widened_late(eqn, xs, low, out)
         return lax.convert_element_type(result, out)
