@@ -28,7 +28,7 @@ unheard_of = Primitive("bad_input_unheard_of")
 unheard_of.def_abstract_eval(lambda x: x)
 
 HALVES = "must be float16 or bfloat16"
-OUTPUTS = "must be 'same', 'computed', float32, float16 or bfloat16"
+OUTPUTS = "must be 'same', 'computed', float64, float32, float16 or bfloat16"
 SHARES = "'recompute', 'auto' or a share from 0 to 1"
 PARAMS = "must be the position of an argument, several positions, or a predicate"
 STRING = "'params=float32,compute=bfloat16,output=float32'"
