@@ -373,17 +373,14 @@ def _bound(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[A
     if action.replicates and eqn.primitive.name in REPEATS:
         return arrays[:1]
     params = {**eqn.params, **action.params} if action.params else eqn.params
-    if plan.results[0].dtype != _declared(eqn) and is_lowered_by_us(eqn.primitive, arrays, params):
+    ours = is_lowered_by_us(eqn.primitive, arrays, params)
+    if ours and plan.results[0].dtype != aval_of(eqn.outvars[0]).dtype:
         # Not all of JAX's forms of it, in either direction, have a kernel on CPUs. What the program
         # itself declares in bfloat16 is left alone.
         return [accumulating_contraction(eqn.primitive, params, *arrays, out=arrays[0].dtype)]
     # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
     out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
     return out if eqn.primitive.multiple_results else [out]
-
-
-def _declared(eqn: JaxprEqn) -> Any:
-    return getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
 
 
 def _accumulated(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], of_sources: bool) -> Any:
