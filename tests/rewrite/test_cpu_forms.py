@@ -10,8 +10,8 @@ from jax import lax
 
 from jmp_autocast import BF16, Policy, autocast, cpu_kernels
 from jmp_autocast.inspect.compiled.products import products_in, share_in_kernels
-from jmp_autocast.interpreters.primitives.cpu_convolutions import convolution, is_one_product
-from jmp_autocast.interpreters.primitives.cpu_products import is_arranged, product
+from jmp_autocast.interpreters.primitives.cpu_convolutions import convolution
+from jmp_autocast.interpreters.primitives.cpu_products import matmul
 
 # What float32 accumulation of 512 products of rounded operands, rounded once, is off by.
 BOUND = 0.005
@@ -90,14 +90,15 @@ def test_a_random_product(seed):
     terms = [rng.permutation(batch + summed + free).tolist() for free in (rows, columns)]
     x, y = (jnp.asarray(rng.standard_normal([sizes[i] for i in t]), jnp.bfloat16) for t in terms)
     numbers = tuple([[t.index(i) for i in dims] for t in terms] for dims in (summed, batch))
-    if not is_arranged(x, y, {"dimension_numbers": numbers}):
-        assert all(sizes[i] == 1 for i in summed)
+    params = {"dimension_numbers": numbers}
+    if all(sizes[i] == 1 for i in summed):
+        assert matmul(x, y, params, jnp.float32) is None
         return
     wide = lax.dot_general(
         x.astype(jnp.float32), y.astype(jnp.float32), numbers, precision="highest"
     )
     for exchanged in (False, True):
-        found = product(x, y, numbers, jnp.float32, exchanged=exchanged)
+        found = matmul(x, y, params, jnp.float32, exchanged=exchanged)
         np.testing.assert_allclose(found, wide, rtol=1e-5, atol=1e-5)
 
 
@@ -160,9 +161,9 @@ def test_random_convolutions_whose_patches_do_not_overlap():
     for _ in range(150):
         fn, x, w = random_convolution(rng)
         (eqn,) = jax.make_jaxpr(fn)(x, w).jaxpr.eqns
-        if is_one_product(x, w, eqn.params):
+        found = convolution(x, w, eqn.params, jnp.float32)
+        if found is not None:
             products += 1
-            found = convolution(x, w, eqn.params, jnp.float32)
             np.testing.assert_allclose(
                 found, exact_convolution(x, w, eqn.params), rtol=1e-5, atol=1e-4
             )

@@ -45,8 +45,8 @@ from ..compat.registration import (
     zero_tangent,
 )
 from .cached_bind import bind_cached, with_cached_derivative
-from .cpu_convolutions import convolution, is_one_product
-from .cpu_products import is_arranged, is_exchanged, product
+from .cpu_convolutions import convolution
+from .cpu_products import is_exchanged, matmul
 from .evaluate import evaluate
 from .held_contraction import contraction_aval, contraction_of, holds_contraction
 from .source_view import source_view
@@ -350,22 +350,27 @@ def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any
     kernels = cpu_kernels() if low == _BFLOAT16 else None
     if kernels is None or not kernels.wide:
         return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=_widened_late)
-    exchanged = is_exchanged(body_of(jaxpr), contraction_of(jaxpr))
+    contraction = contraction_of(jaxpr)
+    form = _CPU_FORMS.get(contraction.primitive.name, lambda *_: None)
+    if is_exchanged(body_of(jaxpr), contraction):
+        form = functools.partial(form, exchanged=True)
 
     def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
         dtype = low if out == low and kernels.rounded else FLOAT32
-        lhs, rhs, *_ = xs
-        if eqn.primitive.name == "dot_general" and is_arranged(lhs, rhs, eqn.params):
-            numbers = eqn.params["dimension_numbers"]
-            result = product(lhs, rhs, numbers, dtype, exchanged=exchanged)
-        elif eqn.primitive.name == "conv_general_dilated" and is_one_product(lhs, rhs, eqn.params):
-            result = convolution(lhs, rhs, eqn.params, dtype)
-        else:
+        result = form(xs[0], xs[1], eqn.params, dtype)
+        if result is None:
             return _widened_late(eqn, xs, low, out)
         return lax.convert_element_type(result, out)
 
     return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=contract)
 
+
+# The forms that XLA:CPU has kernels for: from operands, parameters and dtype to the result, None
+# where an equation has none.
+_CPU_FORMS: dict[str, Callable[..., Any]] = {
+    "dot_general": matmul,
+    "conv_general_dilated": convolution,
+}
 
 accumulate_p: Any = define_primitive(
     "accumulate", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch

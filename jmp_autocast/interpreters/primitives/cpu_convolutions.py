@@ -28,33 +28,29 @@ class _Axis(NamedTuple):
     inner: int
 
 
-def is_one_product(lhs: Any, rhs: Any, params: dict[str, Any]) -> bool:
-    """Returns whether a convolution reads each element of its images once at most."""
-    groups = params["feature_group_count"], params["batch_group_count"]
-    if groups != (1, 1) or not can_be_arranged((lhs, rhs)):
-        return False
-    return any(_axes(lhs, rhs, params, by_window) is not None for by_window in (True, False))
-
-
 def convolution(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
     """Convolves two bfloat16 arrays as one product.
 
     Args:
         lhs: The images.
         rhs: The kernel.
-        params: The parameters of the ``conv_general_dilated``, of which `is_one_product` holds.
+        params: The parameters of the ``conv_general_dilated``.
         dtype: What the product hands out: float32 or bfloat16.
 
     Returns:
-        The convolution, of dtype ``dtype``.
+        The convolution, of dtype ``dtype``; None where it has groups, or reads an element twice.
     """
+    groups = params["feature_group_count"], params["batch_group_count"]
+    if groups != (1, 1) or not can_be_arranged((lhs, rhs)):
+        return None
+    by_window = True
+    if (axes := _axes(lhs, rhs, params, by_window)) is None:
+        by_window = False
+        if (axes := _axes(lhs, rhs, params, by_window)) is None:
+            return None
     numbers = params["dimension_numbers"]
     batch, feature, *spatial = numbers.lhs_spec
     _, in_feature, *window_dims = numbers.rhs_spec
-    axes = _axes(lhs, rhs, params, by_window := True)
-    if axes is None:
-        axes = _axes(lhs, rhs, params, by_window := False)
-    assert axes is not None
     # Each spatial dimension becomes two, and those beside it move.
     widths, shape, limits = [(0, 0, 0)] * lhs.ndim, [], []
     outer_dims, inner_dims, moved = {}, {}, {}

@@ -6,7 +6,7 @@ product. With a bfloat16 result such a product runs in a naive loop that adds up
 times slower than float32, error 0.019 where 0.0017 is right, JAX 0.12); with a float32 result it
 aborts ("Unsupported element type for DotThunk::Execute", JAX 0.10 to 0.12). So an operand that
 stands otherwise is moved first, and barriers keep XLA from merging what comes before and after.
-`benchmarks/cpu/forms.py` measures the forms.
+`tests/rewrite/test_cpu_forms.py` holds the digits of each form, `benchmarks/cpu.py` times models.
 """
 
 from __future__ import annotations
@@ -109,10 +109,7 @@ class _Side(NamedTuple):
     @property
     def copied_right(self) -> int:
         """How many elements are copied to make it the right operand, which may stand either way."""
-        return min(
-            self.copied_left,
-            0 if self.stands(self.batch, self.summed, self.rows) else self.array.size,
-        )
+        return 0 if self.stands(self.batch, self.summed, self.rows) else self.copied_left
 
     def as_right(self) -> Any:
         by_rows = self.stands(self.batch, self.rows, self.summed)
@@ -137,10 +134,22 @@ def _padded(x: Any, dimension: int) -> Any:
     return lax.pad(x, x.dtype.type(0), widths)
 
 
-def is_arranged(lhs: Any, rhs: Any, params: dict[str, Any]) -> bool:
-    """Returns whether a product is one to the kernels: something is summed, and sizes are known."""
-    (summed, _), _ = params["dimension_numbers"]
-    return can_be_arranged((lhs, rhs)) and math.prod(lhs.shape[i] for i in summed) > 1
+def matmul(
+    lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any, *, exchanged: bool = False
+) -> Any:
+    """Returns a ``dot_general`` as `product`, None where nothing is summed or nothing can be moved.
+
+    Args:
+        lhs: The left operand.
+        rhs: The right operand.
+        params: The parameters of the ``dot_general``.
+        dtype: As for `product`.
+        exchanged: As for `product`.
+    """
+    (summed, _), _ = numbers = params["dimension_numbers"]
+    if not can_be_arranged((lhs, rhs)) or math.prod(lhs.shape[i] for i in summed) == 1:
+        return None
+    return product(lhs, rhs, numbers, dtype, exchanged=exchanged)
 
 
 def can_be_arranged(xs: Sequence[Any]) -> bool:
