@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .autocast import autocast
+from .call.names import hint_for
 from .cast_params import cast_params
 from .interpreters.primitives.finalise import finalise
 from .keep_less import keep_less
@@ -32,6 +33,7 @@ from .policies import (
     Policy,
     register_policy,
 )
+from .quantize_params import quantize_params
 from .scopes import compute_precision, full_precision
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ __all__ = [
     "keep_less",
     "loss_scale",
     "op_stats",
+    "quantize_params",
     "register_policy",
     "scaled_value_and_grad",
     "select_on_finite",
@@ -81,6 +84,9 @@ def __getattr__(name: str) -> Any:
     if name == "inspect" or name in _TOOLS:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)
+    # What `from jmp_autocast import ...` says of an AttributeError has no room for a hint.
+    if hint := hint_for(name, __name__):
+        raise ImportError(f"{__name__} has no {name!r}. {hint}", name=__name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from .autocast import Autocast, autocast
 from .backend import EVERY_ROUNDING
 from .call.arguments import check_function, is_array
+from .call.fitting import of_a_call
 from .interpreters.after.stored_reads import Read, read_dtypes
 from .interpreters.compat import Tracer
 from .interpreters.plan.float_dtypes import is_in
@@ -20,6 +21,7 @@ from .policies import narrow_dtypes
 from .policies.callables import name_of
 
 
+@of_a_call("cast_params(fn, params, *args)")
 def cast_params(
     fn: Callable[..., Any],
     params: Any,

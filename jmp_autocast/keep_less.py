@@ -116,7 +116,7 @@ class KeepLess(Wrapper):
     """A function that keeps less for its backward pass: what `keep_less` returns."""
 
     _by = "keep_less"
-    _fix = "Pass options by keyword: @keep_less(residuals=...)."
+    _fix = staticmethod(lambda value: "Pass options by keyword: @keep_less(residuals=...).")
     _options: KeepOptions
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

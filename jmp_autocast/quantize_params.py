@@ -11,6 +11,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .call.arguments import check_function
+from .call.fitting import of_a_call
 from .cast_params import each_once, reads_of_leaves, wrapper_of_program
 from .float8.dequantize import QuantizedArray
 from .float8.scale import ScaleOf, Values, Weight
@@ -22,6 +23,7 @@ from .policies.callables import name_of
 __all__ = ["QuantizedArray", "quantize_params"]
 
 
+@of_a_call("quantize_params(fn, params, *args)")
 def quantize_params(
     fn: Callable[..., Any],
     params: Any,
@@ -100,7 +102,7 @@ def quantize_params(
         warnings.warn(
             f"quantize_params stored no parameter of {name_of(fn)} in 8 bits: no product in 8 bits "
             "reads one that nothing else reads. jmp_autocast.explain says of each product why.",
-            stacklevel=2,
+            stacklevel=4,
         )
     return structure.unflatten(stored)
 

@@ -7,13 +7,17 @@ costs nothing outside autocast.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, NoReturn, ParamSpec
 
 import jax
+import numpy as np
 from jax.typing import DTypeLike
 
 from .policies import FLOAT_DTYPES, listed
 from .policies.dtypes import find_dtype
+from .policies.errors import shown, with_usage
 
 _PREFIX = "autocast["
 FULL = "full_precision"
@@ -27,6 +31,54 @@ BECAUSE = "because "
 """The start of the mark that `explain` has each equation carry: dtype, code and cause."""
 
 
+P = ParamSpec("P")
+_WRITTEN = {
+    "full_precision": "full_precision()",
+    "compute_precision": "compute_precision(dtype)",
+}
+
+
+class _Opens(Generic[P]):
+    """A function that returns a context. Entered, or given a function, it says that it is called.
+
+    Args:
+        fn: The function.
+    """
+
+    def __init__(self, fn: Callable[P, contextlib.AbstractContextManager[Any]]) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn = with_usage(f"with {_WRITTEN[fn.__name__]}: inside the function")(fn)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> contextlib.AbstractContextManager[Any]:
+        """Returns the context."""
+        if any(map(_is_program, (*args, *kwargs.values()))):
+            raise TypeError(
+                f"{self.__name__} marks a region, and takes no function or array, got "
+                f"{shown((*args, *kwargs.values())[0])}. {self._line()}"
+            )
+        return self._fn(*args, **kwargs)
+
+    def __enter__(self) -> NoReturn:
+        """Raises TypeError."""
+        raise TypeError(f"{self.__name__} is called in a with statement. {self._line()}")
+
+    def __exit__(self, *error: object) -> None:
+        """Is never reached; the statement ``with`` looks for it first."""
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    def _line(self) -> str:
+        written = _WRITTEN[self.__name__]
+        return f"Write with {written}: inside the function, or @{written} above it."
+
+
+def _is_program(value: Any) -> bool:
+    is_function = callable(value) and not isinstance(value, type) and find_dtype(value) is None
+    return is_function or isinstance(value, jax.Array | np.ndarray)
+
+
+@_Opens
 def full_precision() -> contextlib.AbstractContextManager[Any]:
     """Nothing in this region is lowered: equations run in the dtypes that the program declares.
 
@@ -51,6 +103,7 @@ def full_precision() -> contextlib.AbstractContextManager[Any]:
     return jax.named_scope(mark(FULL))
 
 
+@_Opens
 def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any]:
     """The compute dtype of this region is ``dtype``.
 
@@ -77,7 +130,7 @@ def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any
     """
     found = find_dtype(dtype)
     if found is None or found not in FLOAT_DTYPES:
-        name = repr(dtype) if found is None else found.name
+        name = shown(dtype) if found is None else found.name
         raise ValueError(f"compute_precision takes {listed(FLOAT_DTYPES)}, got {name}.")
     return jax.named_scope(mark(found.name))
 

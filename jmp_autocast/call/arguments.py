@@ -22,10 +22,10 @@ from ..interpreters.after.unknown import unknown_primitives
 from ..interpreters.compat import AnyJaxpr, mark_frames
 from ..interpreters.plan.data import Plan, Source
 from ..policies.callables import check_rule_like, is_function, name_of, signature_of
-from ..policies.errors import did_you_mean, wrong_type
+from ..policies.errors import did_you_mean, shown, wrong_type
 from ..policies.patterns import unmatched_patterns
 from ..scopes import read_mark
-from .forms import check_no_class
+from .forms import check_linen, check_no_class
 from .guess_params import Reads, guessed_params
 from .read_as_weights import read_as_weights
 
@@ -98,7 +98,7 @@ def check_params(params: Any) -> Any:
         return tuple(positions)
     raise TypeError(
         "params must be the position of an argument, several positions, or a predicate of an "
-        f"array's path such as lambda path: path.startswith('0/'), got {params!r}."
+        f"array's path such as lambda path: path.startswith('0/'), got {shown(params)}."
     )
 
 
@@ -234,6 +234,7 @@ def flatten(
         TypeError: While tracing, ``fn`` changed the state of a module among its arguments or of
             one that it closes over.
     """
+    check_linen(fn, args)
     # Arrays are traced, all other leaves are static, as `equinox.filter_jit` draws the line: a
     # string, a bool or a callable means something to Python code, and nothing to a dtype.
     with_path, tree = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=is_quantized)

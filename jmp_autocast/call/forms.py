@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from ..policies.errors import did_you_mean
+import jax
+
+from ..policies import Policy
+from ..policies.dtypes import find_dtype
+from ..policies.errors import a, did_you_mean, shown
 
 LINE = "fn = autocast(fn, compute_dtype=jnp.bfloat16)"
 OPTIONS = (
@@ -22,6 +27,7 @@ OPTIONS = (
 # What PyTorch, Keras and Flax call the compute dtype.
 _COMPUTE_DTYPE = {"dtype", "fast_dtype", "precision", "param_dtype", "dtype_policy"}
 _TORCH = {"device_type", "device", "cache_enabled"}
+_TRANSFORM = "autocast is a function transform, not a context manager"
 
 
 class NoContext:
@@ -53,17 +59,79 @@ def check_form(misplaced: tuple[Any, ...], given: Iterable[str]) -> None:
     """
     if misplaced:
         raise TypeError(
-            f"autocast takes its options by keyword, got {misplaced[0]!r} by position. Write "
-            f"{LINE} for a dtype, or autocast(fn, policy=...) for a policy."
+            f"autocast takes its options by keyword, got {shown(misplaced[0])} by position. "
+            f"Write {LINE} for a dtype, or autocast(fn, policy=...) for a policy. Arguments of the "
+            "function belong to what autocast returns: autocast(fn)(params, x)."
         )
     for name in set(given).difference(OPTIONS):
         fix = did_you_mean(name, OPTIONS)
         if name in _COMPUTE_DTYPE:
-            fix = f" The dtype of matmuls is compute_dtype: write {LINE}."
+            fix = f" {_TRANSFORM}, and the dtype of matmuls is compute_dtype: write {LINE}."
         elif name in _TORCH:
-            fix = f" JAX knows the device of each array: write {LINE}."
+            fix = f" {_ON_DEVICES}: write {LINE}."
         known = ", ".join(OPTIONS)
         raise TypeError(f"autocast has no option {name!r}.{fix} Its options are {known}.")
+
+
+def fix_of(value: Any) -> str:
+    """Returns what to write for a value that was given to `autocast` in place of a function.
+
+    Example:
+        >>> fix_of("cuda").split(": ")[0]
+        'JAX knows the device of each array, and autocast is a function transform, not a context \
+manager'
+    """
+    by_keyword = f"Pass options by keyword: {LINE}, or @autocast(compute_dtype=...) above it."
+    is_option = isinstance(value, Policy) or find_dtype(value) is not None
+    if isinstance(value, str) and not is_option:
+        return f"{_ON_DEVICES}: write {LINE}."
+    if is_option:
+        return by_keyword
+    if callable(getattr(value, "apply", None)):  # what `hk.transform` returns
+        return "Wrap the function that computes: autocast(model.apply)(params, ...)."
+    if callable(getattr(value, "update", None)) and callable(getattr(value, "init", None)):
+        return (
+            "Wrap the loss, and not the optimizer, for which float16 has dynamic_loss_scaling: "
+            f"{LINE}."
+        )
+    if any(hasattr(leaf, "shape") for leaf in jax.tree_util.tree_leaves(value)):
+        return "Pass the function itself: autocast(fn)(params, x), and not autocast(fn(params, x))."
+    return by_keyword
+
+
+_ON_DEVICES = f"JAX knows the device of each array, and {_TRANSFORM}"
+
+
+def check_linen(fn: Any, args: tuple[Any, ...] = ()) -> None:
+    """Raises TypeError for a Flax Linen module that is not called as Linen calls it.
+
+    Inside a module Linen keeps books of its variables, to which a trace of ours would leak; where
+    none of them may change, as after ``model.bind(variables)``, nothing is written there.
+
+    Args:
+        fn: The function.
+        args: Its positional arguments.
+    """
+    linen = sys.modules.get("flax.linen")
+    if linen is None:
+        return
+    for module in (fn, getattr(fn, "__self__", None), *args[:1]):
+        if not isinstance(module, linen.Module):
+            continue
+        name = type(module).__name__
+        if module is fn and module.scope is None:
+            raise TypeError(
+                f"autocast got {a(name)}, a Flax Linen module, whose variables are not in it. Wrap "
+                "what takes them: autocast(model.apply)(variables, x). For a part of a model write "
+                "jmp_autocast.integrations.linen.autocast(nn.Dense)(8)."
+            )
+        if module.scope is not None and module.scope.mutable is not False:
+            raise TypeError(
+                f"autocast traces a method of {name}, a Flax Linen module that is being called: "
+                "its variables would leak from the trace. Use "
+                "jmp_autocast.integrations.linen.autocast, for a class or a method, or "
+                "autocast(model.apply) for the whole model."
+            )
 
 
 def check_no_class(fn: Any, by: str) -> None:

@@ -11,6 +11,7 @@ from ..interpreters.keep.choice import ResidualChoice, as_choice
 from ..policies import FLOAT32, Policy, as_policy
 from ..policies.choices import Level
 from ..policies.dtypes import as_compute_dtype, find_dtype
+from ..policies.errors import shown
 from . import arguments
 from .outputs import check_output_dtype
 
@@ -77,9 +78,9 @@ def autocast_options(
             "Make it a static argument, or choose between two functions with jax.lax.cond."
         )
     if not isinstance(enabled, bool):
-        raise TypeError(f"enabled must be a bool, got {enabled!r}.")
+        raise TypeError(f"enabled must be a bool, got {shown(enabled)}.")
     if on_unknown not in ("keep", "warn", "error"):
-        raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {on_unknown!r}.")
+        raise ValueError(f"on_unknown must be 'keep', 'warn' or 'error', got {shown(on_unknown)}.")
     params = arguments.check_params(params)
     auto = isinstance(compute_dtype, str) and compute_dtype == "auto"
     policy = _policy(None if auto else compute_dtype, policy, enabled)

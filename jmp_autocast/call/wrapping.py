@@ -15,7 +15,7 @@ import jax
 from ..interpreters.compat import mark_frames
 from ..policies.callables import has_hash
 from . import arguments
-from .forms import LINE
+from .forms import check_linen, fix_of
 
 mark_frames(__file__)
 
@@ -33,11 +33,12 @@ class Wrapper(abc.ABC):
 
     _by = "autocast"
     """The public function that makes it, for messages."""
-    _fix = f"Pass options by keyword: {LINE}, or @autocast(compute_dtype=...) above it."
-    """What to do about something that is not callable."""
+    _fix = staticmethod(fix_of)
+    """From something that is not callable to what to do about it."""
 
     def __init__(self, fn: Callable[..., Any], options: Any) -> None:
-        arguments.check_function(fn, self._by, self._fix)
+        arguments.check_function(fn, self._by, self._fix(fn))
+        check_linen(fn)
         arguments.check_params_in_range(fn, options.params)
         self._wrap(fn, options)
 

@@ -11,7 +11,9 @@ from typing import Any
 import equinox as eqx
 import optax
 
+from ..loss_scaling.find_state import has_loss_scale
 from ..loss_scaling.gradients import scaled_by
+from ..policies.errors import a
 
 __all__ = ["apply_gradients", "scaled_value_and_grad"]
 
@@ -81,6 +83,12 @@ def apply_gradients(
         >>> print(after.layers[1].bias - net.layers[1].bias)
         [-0.5]
     """
+    if has_loss_scale(grads) and not has_loss_scale(opt_state):
+        raise TypeError(
+            f"apply_gradients got {a(type(grads).__name__)} that holds a loss scale for the "
+            f"gradients, and {a(type(opt_state).__name__)} for the state. Its arguments are (tx, "
+            "grads, opt_state, model)."
+        )
     params, rest = eqx.partition(model, eqx.is_inexact_array)
     updates, opt_state = tx.update(grads, opt_state, params)
     # Unlike `eqx.apply_updates`, which adds, optax keeps the dtype of 16-bit weights: the updates

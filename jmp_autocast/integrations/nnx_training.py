@@ -10,6 +10,7 @@ from flax import nnx
 
 from ..loss_scaling import select_on_finite, step_skipped
 from ..loss_scaling.gradients import scaled_by
+from ..policies.errors import a
 from .flax_compat import raw_value
 
 
@@ -92,6 +93,12 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
 
     @functools.wraps(fn)
     def step(optimizer: nnx.Optimizer, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(model, nnx.Optimizer) and not isinstance(optimizer, nnx.Optimizer):
+            raise TypeError(
+                f"train_step({getattr(fn, '__name__', 'loss')}) is called with the optimizer "
+                f"first, got {a(type(optimizer).__name__)} and {a(type(model).__name__)}. Write "
+                "step(optimizer, model, ...)."
+            )
         before = _statistics(optimizer, model)
         # The optimizer says what it updates: the gradients are those of the same variables.
         gradient = scaled_value_and_grad(fn, nnx.DiffState(0, _wrt(optimizer)), has_aux)

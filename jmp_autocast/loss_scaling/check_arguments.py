@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from ..policies.errors import shown
+
 # A subnormal scale is refused: XLA:CPU takes it for zero (1e-40 * 3 is 0.0 in a jitted function),
 # and a division by it makes every gradient infinite or NaN.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
@@ -21,7 +23,10 @@ MAX_COUNT = np.iinfo(np.int32).max
 def as_bool_scalar(finite: Any) -> jax.Array:
     """Returns ``finite`` as a bool scalar array; raises an error where it is something else."""
     if not isinstance(finite, jax.Array | np.ndarray | np.generic | bool | numbers.Number):
-        raise TypeError(f"finite must be a bool array of shape (), got {finite!r}.")
+        raise TypeError(
+            f"finite must be a bool array of shape (), got {shown(finite)}. It comes first: "
+            "select_on_finite(finite, new, old), scale.adjust(finite)."
+        )
     finite = jnp.asarray(finite)
     if finite.shape or finite.dtype != bool:
         raise ValueError(
@@ -88,7 +93,7 @@ def _as_stored(name: str, value: Any) -> float | None:
         if isinstance(value, jax.Array):
             return None
     elif isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}.")
+        raise TypeError(f"{name} must be a number, got {shown(value)}.")
     # Bounds hold for the float32 number: 1e39 is finite in Python and infinite in the state.
     with np.errstate(over="ignore"):
         return float(value) if name == "growth_interval" else float(np.float32(value))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from ..policies.errors import a, with_usage
 from .check_arguments import as_bool_scalar
 from .scale import LossScale
 
@@ -34,7 +35,7 @@ def loss_scale(opt_state: Any) -> jax.Array:
         >>> print(loss_scale(tx.init({"w": 1.0})))
         65536.0
     """
-    _check_order(opt_state)
+    check_order(opt_state)
     return jnp.asarray(only_loss_scale(opt_state).scale)
 
 
@@ -113,6 +114,7 @@ def consecutive_skips(opt_state: Any) -> jax.Array:
     return jnp.asarray(only_loss_scale(opt_state).consecutive_skips)
 
 
+@with_usage("select_on_finite(finite, new, old)")
 def select_on_finite(finite: ArrayLike, new: Any, old: Any) -> Any:
     """Takes ``new`` after a finite step and ``old`` after a skipped one, bit for bit.
 
@@ -163,18 +165,14 @@ def select_on_finite(finite: ArrayLike, new: Any, old: Any) -> Any:
     return jax.tree_util.tree_map_with_path(select, new, old)
 
 
-def _check_order(opt_state: Any) -> None:
+def check_order(opt_state: Any) -> None:
     """Warns of an accumulator around the wrapper, which shows in the state, at no cost."""
 
     def is_accumulator(node: Any) -> bool:
         return isinstance(node, optax.MultiStepsState)
 
-    def has_scale(node: Any) -> bool:
-        found = jax.tree.leaves(node, is_leaf=lambda x: isinstance(x, LossScale))
-        return any(isinstance(x, LossScale) for x in found)
-
     found = filter(is_accumulator, jax.tree.leaves(opt_state, is_leaf=is_accumulator))
-    if any(map(has_scale, found)):
+    if any(map(has_loss_scale, found)):
         warnings.warn(
             "optax.MultiSteps stands around the loss scaling: it adds up scaled gradients, so that "
             "one bad batch spoils the sum, and its accumulator may keep a NaN. Write "
@@ -183,8 +181,13 @@ def _check_order(opt_state: Any) -> None:
         )
 
 
-def only_loss_scale(opt_state: Any) -> LossScale:
-    """Returns the one `LossScale` in a pytree, at whatever depth."""
+def only_loss_scale(opt_state: Any, where: str = "") -> LossScale:
+    """Returns the one `LossScale` in a pytree, at whatever depth.
+
+    Args:
+        opt_state: The pytree.
+        where: What is said of a state without one, after what it is.
+    """
 
     def is_state(node: Any) -> bool:
         return isinstance(node, LossScale)
@@ -195,12 +198,31 @@ def only_loss_scale(opt_state: Any) -> LossScale:
         return found[0][1]
     if not found:
         raise ValueError(
-            f"No loss scale in this state (a {type(opt_state).__name__}). It must come from the "
-            "init of an optimizer that contains dynamic_loss_scaling(...) or "
-            "static_loss_scaling(...)."
+            f"No loss scale in this state ({a(type(opt_state).__name__)}){where}. It must "
+            "come from the init of an optimizer that contains dynamic_loss_scaling(...) or "
+            f"static_loss_scaling(...).{_instead(opt_state)}"
         )
     places = ", ".join(path for path, _ in found)
     raise ValueError(
         f"{len(found)} loss scales in this state, at {places}. Pass the part that holds the one "
         "you mean, or put one dynamic_loss_scaling around the whole optimizer."
     )
+
+
+def _instead(state: Any) -> str:
+    """Returns what to pass for what holds no loss scale."""
+    if callable(getattr(state, "init", None)) and callable(getattr(state, "update", None)):
+        return " This is the optimizer: pass its state, opt_state = tx.init(params)."
+    if any(type(node).__module__.startswith("optax") for node in (state, *_nodes(state))):
+        return " This optimizer has none: wrap it, tx = dynamic_loss_scaling(optax.adam(1e-3))."
+    return ""
+
+
+def _nodes(state: Any) -> Any:
+    return state if isinstance(state, tuple | list) else ()
+
+
+def has_loss_scale(tree: Any) -> bool:
+    """Returns whether a pytree holds a `LossScale`."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LossScale))
+    return any(isinstance(leaf, LossScale) for leaf in leaves)

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..policies.errors import a, shown
 from .check_arguments import check_scale, is_real
-from .find_state import loss_scale
+from .find_state import check_order, has_loss_scale, only_loss_scale
 from .scale import LossScale
 from .unscale import AxisName, at_least_float32, is_inexact
 
@@ -95,8 +96,8 @@ def scaled_value_and_grad(
     """
     if not callable(fn):
         raise TypeError(
-            f"scaled_value_and_grad takes a function, got {fn!r}. The scale and the parameters "
-            "are arguments of what it returns."
+            f"scaled_value_and_grad takes a function, got {shown(fn)}. The scale and the "
+            "parameters are arguments of what it returns."
         )
     _check_argnums(argnums)
 
@@ -131,7 +132,7 @@ def scaled_by(
 
     @functools.wraps(fn)
     def value_and_scaled_grad(scale: Any, /, *args: Any, **kwargs: Any) -> Any:
-        factor = _as_float32_scalar(scale)
+        factor = _as_float32_scalar(scale, fn, args)
 
         @functools.wraps(fn)
         def scaled(*args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
@@ -200,13 +201,27 @@ def finite_value_and_grad(
         if not isinstance(loss_scale, LossScale):
             raise TypeError(
                 "The first argument must be a LossScale, from LossScale.dynamic() or "
-                f"LossScale.static(scale); got {type(loss_scale).__name__}."
+                f"LossScale.static(scale); got {type(loss_scale).__name__}.{_as_scale(loss_scale)}"
             )
         value, grads = gradient(loss_scale.scale, *args, **kwargs)
         grads, finite = loss_scale.unscale(grads, axis_name)
         return FiniteGradients(loss_scale.adjust(finite), finite, value, grads)
 
     return _with_signature("loss_scale", value_and_unscaled_grad, fn)
+
+
+def _as_scale(given: Any) -> str:
+    """Returns what to pass to `finite_value_and_grad` in place of something else."""
+    if isinstance(given, int | float):
+        return f" Write scale = LossScale.dynamic({float(given)})."
+    if given is LossScale or callable(given):
+        return " Call it: scale = LossScale.dynamic()."
+    if has_loss_scale(given):
+        return (
+            " It is in this state: pass opt_state.loss_scale; or write scaled_value_and_grad, "
+            "whose gradients the optimizer unscales itself."
+        )
+    return " It comes before the arguments of the loss, and is returned for the next step."
 
 
 _INTEGRATIONS = {"equinox": "equinox", "flax.nnx": "nnx"}
@@ -237,11 +252,11 @@ def _check_argnums(argnums: Any) -> None:
     if isinstance(argnums, str) or not all(hasattr(type(i), "__index__") for i in positions):
         raise TypeError(
             "argnums must be the position of an argument of the loss, or a sequence of several, "
-            f"got {argnums!r}. The scale does not count."
+            f"got {shown(argnums)}. The scale does not count."
         )
 
 
-def _as_float32_scalar(scale: Any) -> jax.Array:
+def _as_float32_scalar(scale: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> jax.Array:
     """Returns a number, an array or the scale inside an optimizer state as a float32 scalar."""
     if isinstance(scale, int | float) and not isinstance(scale, bool):
         check_scale(scale)
@@ -253,7 +268,14 @@ def _as_float32_scalar(scale: Any) -> jax.Array:
                 f"array of shape {jnp.shape(scale)} and dtype {dtype}."
             )
         return jnp.asarray(scale, jnp.float32)
-    return loss_scale(scale)
+    check_order(scale)
+    name = getattr(fn, "__name__", "loss")
+    where = f", the first argument of scaled_value_and_grad({name})(opt_state, params, ...)"
+    if holder := next((i for i, arg in enumerate(args, 2) if has_loss_scale(arg)), None):
+        where += (
+            f": argument {holder}, {a(type(args[holder - 2]).__name__)}, holds one, and comes first"
+        )
+    return jnp.asarray(only_loss_scale(scale, where).scale)
 
 
 def _cotangent(factor: jax.Array, dtype: Any) -> jax.Array:

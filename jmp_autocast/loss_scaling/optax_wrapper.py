@@ -12,6 +12,7 @@ import optax
 from jax import lax
 from jax.typing import ArrayLike
 
+from ..policies.errors import shown, with_usage
 from .integer_leaves import as_zeros, without_integer_updates
 from .progress import STUCK_AFTER, OnStuck, progress_reporter
 from .scale import LossScale
@@ -38,6 +39,7 @@ class LossScalingState(NamedTuple):
     inner_state: optax.OptState
 
 
+@with_usage("dynamic_loss_scaling(optax.adam(1e-3)), and options by keyword")
 def dynamic_loss_scaling(
     inner: optax.GradientTransformation,
     *,
@@ -134,6 +136,7 @@ def dynamic_loss_scaling(
     return _loss_scaling("dynamic_loss_scaling", inner, make_scale, axis_name, report)
 
 
+@with_usage("static_loss_scaling(optax.adam(1e-3), 1024.0), and options by keyword")
 def static_loss_scaling(
     inner: optax.GradientTransformation,
     scale: ArrayLike,
@@ -198,11 +201,12 @@ def _loss_scaling(
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise TypeError(
             f"{name} wraps an optax gradient transformation such as optax.adam(1e-3), got "
-            f"{inner!r}."
+            f"{shown(inner)}.{_instead(inner)}"
         )
     if not isinstance(axis_name, Hashable):
         raise TypeError(
-            f"axis_name must be the name of a mapped axis or a tuple of names, got {axis_name!r}."
+            f"axis_name must be the name of a mapped axis or a tuple of names, got "
+            f"{shown(axis_name)}."
         )
     inner = optax.with_extra_args_support(inner)
 
@@ -243,6 +247,18 @@ def _loss_scaling(
         return updates, LossScalingState(adjusted, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _instead(inner: Any) -> str:
+    """Returns what to write for what is no optax transformation."""
+    if isinstance(inner, type) or callable(inner):
+        name = getattr(inner, "__name__", "")
+        return f" Call it first: {name}(...)." if hasattr(optax, name) else ""
+    if hasattr(inner, "opt_state") and hasattr(inner, "tx"):
+        return " Wrap what the state is made with: tx=dynamic_loss_scaling(optax.adam(1e-3))."
+    if type(inner).__module__.startswith("keras."):
+        return " Keras has keras.optimizers.LossScaleOptimizer(optimizer) for its own."
+    return ""
 
 
 def _if_finite(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from ..policies.errors import with_usage
 from .check_arguments import MAX_COUNT, as_bool_scalar, check_configuration, check_scale
 from .unscale import AxisName, unscale_and_check
 
@@ -217,6 +218,10 @@ class LossScale(NamedTuple):
             consecutive_skips=jnp.where(finite, 0, _increment(old.consecutive_skips)),
             skipped_steps=jnp.where(finite, old.skipped_steps, _increment(old.skipped_steps)),
         )
+
+
+# A NamedTuple may not define it in its body.
+LossScale.__new__ = with_usage("LossScale.dynamic() or LossScale.static(scale)")(LossScale.__new__)
 
 
 def _before_the_first_step(init_scale: ArrayLike, **configuration: ArrayLike) -> LossScale:

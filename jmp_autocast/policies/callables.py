@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from .errors import shown
+
 
 def is_function(value: Any) -> bool:
     """True for what is called as a function. A class is callable, too, and is here a mistake."""
@@ -45,7 +47,7 @@ def check_rule_like(fn: Callable[..., Any], what: str, argument: str) -> None:
     # Options are compared and hashed whenever a function is wrapped.
     if not has_hash(fn):
         raise TypeError(
-            f"{what} must be hashable, got {fn!r}. Use a function, or define __hash__ beside "
+            f"{what} must be hashable, got {shown(fn)}. Use a function, or define __hash__ beside "
             "__eq__."
         )
     # A wrong number of arguments would show first in the middle of a trace, in frames that the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from .errors import did_you_mean
+from .errors import did_you_mean, shown
 
 Level = Literal["tensor_cores", "o1", "compute"]
 DotOutput = Literal["compute", "consumer"]
@@ -18,11 +18,38 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 """The options of a policy that are words, by their names."""
 
+# What other libraries call them: by the last name of the option and the word in small letters.
+_ELSEWHERE: dict[tuple[str, str], str] = {
+    ("level", "o0"): "Apex's O0 is autocast(fn, enabled=False).",
+    ("level", "o2"): "Apex's O2 is 'compute'; parameters stay float32.",
+    ("level", "o3"): "Apex's O3 has 16-bit parameters: write 'compute', and cast_params them.",
+    ("matmul", "fp8"): "Write 'float8'; 'mxfp8' is for GPUs from B200 on.",
+    ("matmul", "e4m3"): "Write 'float8', whose weights and activations are e4m3.",
+    ("matmul", "e5m2"): "Write 'float8', whose gradients are e5m2.",
+    ("matmul", "hybrid"): "Write 'float8', which is e4m3 forward and e5m2 for gradients.",
+    ("matmul", "delayed"): "Write 'float8': scales are those of the current values.",
+    ("matmul", "fp4"): "Write 'nvfp4'.",
+    ("matmul", "int8"): "There are no integer products: write 'float8'.",
+    ("residuals", "remat"): "Write 'recompute', or 'auto'.",
+}
+
+
+def elsewhere(argument: str, value: Any) -> str:
+    """Returns a sentence for a word that another library uses, "" for any other.
+
+    Example:
+        >>> elsewhere("matmul", "fp4")
+        " Write 'nvfp4'."
+    """
+    word = str(value).lower().removeprefix("float8_")
+    found = _ELSEWHERE.get((argument.rsplit(".", 1)[-1], word.removesuffix("fn")))
+    return f" {found}" if found else ""
+
 
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
     """Raises ValueError for what is none of the words, and names the nearest."""
     if value not in allowed:
         raise ValueError(
-            f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}."
-            f"{did_you_mean(str(value), allowed)}"
+            f"{argument} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}."
+            f"{elsewhere(argument, value) or did_you_mean(str(value), allowed)}"
         )

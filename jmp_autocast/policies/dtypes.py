@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from .errors import shown
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
@@ -23,6 +26,7 @@ _NARROW = {wide: tuple(d for d in _WIDE if _WIDE[d] == wide) for wide in (FLOAT3
 # program has an author who chose more than 24 bits on purpose, a float8 one who chose fewer.
 _DOMAINS = {wide: frozenset((wide, *narrow)) for wide, narrow in _NARROW.items()}
 FLOAT_DTYPES: frozenset[np.dtype] = frozenset.union(*_DOMAINS.values())
+_EIGHT_BITS = re.compile(r"(fp|float|f|int|uint|mxfp|nvfp)[48](_.*)?|mxfp8|nvfp4")
 SHORT_NAMES = {
     "f64": "float64",
     "fp64": "float64",
@@ -82,7 +86,8 @@ def find_dtype(value: Any) -> np.dtype | None:
     name = SHORT_NAMES.get(value, value) if isinstance(value, str) else value
     try:
         return np.dtype(jnp.dtype(name))
-    except TypeError:
+    # A layer of Flax has a `dtype` that is None, of which NumPy makes a ValueError.
+    except (TypeError, ValueError):
         return None
 
 
@@ -103,8 +108,8 @@ def as_dtype(value: Any, argument: str) -> np.dtype:
     dtype = find_dtype(value)
     if dtype is None:
         raise ValueError(
-            f"{argument} must be a dtype, got {value!r}. Pass one such as jnp.bfloat16, or its "
-            "name, 'bfloat16'."
+            f"{argument} must be a dtype, got {shown(value)}. Pass one such as jnp.bfloat16, or "
+            "its name, 'bfloat16'."
         )
     return dtype
 
@@ -161,10 +166,18 @@ def as_compute_dtype(value: Any) -> np.dtype:
         >>> as_compute_dtype("float16")
         dtype('float16')
     """
-    dtype = as_dtype(value, "compute_dtype")
+    # What people call 8 bits, whether it is a dtype of NumPy's or not.
+    is_narrow = isinstance(value, str) and _EIGHT_BITS.fullmatch(value.lower()) is not None
+    dtype = None if is_narrow else as_dtype(value, "compute_dtype")
     if dtype not in COMPUTE_DTYPES:
+        is_narrow |= dtype is not None and _EIGHT_BITS.fullmatch(dtype.name) is not None
+        eight = (
+            "Products run in 8 bits by policy=jmp_autocast.FP8, which is Policy(jnp.bfloat16, "
+            "matmul='float8'), and all else in 16. "
+        )
         raise ValueError(
             "compute_dtype must be float16 or bfloat16, or float32 for a float64 program, got "
-            f"{dtype.name}. To run without casts, pass enabled=False."
+            f"{value if dtype is None else dtype.name}. {eight if is_narrow else ''}To run without "
+            "casts, pass enabled=False."
         )
     return dtype

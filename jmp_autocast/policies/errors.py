@@ -3,10 +3,47 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+import functools
+import re
+import reprlib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import jax
 
 _WIDTH = 80  # characters of a value in a message
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Shown(reprlib.Repr):
+    def repr1(self, x: Any, level: int) -> str:
+        shape = getattr(x, "shape", None)
+        if isinstance(shape, tuple) and hasattr(x, "dtype") and not isinstance(x, type):
+            return f"{x.dtype}[{','.join(map(str, shape))}]"
+        if type(x) in (dict, list, tuple, set, frozenset, str):
+            return super().repr1(x, level)
+        if any(hasattr(leaf, "shape") for leaf in jax.tree_util.tree_leaves(x) if leaf is not x):
+            return type(x).__name__
+        return repr(x)
+
+
+_shown = _Shown()
+_shown.maxstring = _WIDTH
+
+
+def shown(value: Any) -> str:
+    """Returns a value for a message: its arrays as types, without addresses, cut if it is long.
+
+    In a terminal, the text of a tree of parameters would push the start of the message away.
+
+    Example:
+        >>> import numpy as np
+        >>> shown({"w": np.ones((2, 3), np.float32)}), shown("w")
+        ("{'w': float32[2,3]}", "'w'")
+    """
+    text = _ADDRESS.sub("", _shown.repr(value))
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
 
 
 def wrong_type(expected: str, value: Any, fix: str = "") -> TypeError:
@@ -14,21 +51,71 @@ def wrong_type(expected: str, value: Any, fix: str = "") -> TypeError:
 
     Args:
         expected: What must be given.
-        value: What was given. A long text is cut: in a terminal, that of a parameter tree would
-            push the start of the message away.
+        value: What was given.
         fix: What to write instead.
 
     Example:
         >>> wrong_type("params must be a position", "w", "Write params=0.")
         TypeError("params must be a position, got 'w' of type str. Write params=0.")
     """
-    text = repr(value)
-    text = text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
-    return TypeError(f"{expected}, got {text} of type {type(value).__name__}. {fix}".rstrip())
+    return TypeError(
+        f"{expected}, got {shown(value)} of type {type(value).__name__}. {fix}".rstrip()
+    )
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns a sentence that names the nearest match, or nothing."""
-    # At 0.5 half of the letters agree: "compte" finds "compute", and "qqqq" finds nothing.
-    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+def a(word: str) -> str:
+    """Returns a word with its article.
+
+    Example:
+        >>> a("dict"), a("Optimizer")
+        ('a dict', 'an Optimizer')
+    """
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Returns a sentence that names the nearest match, or nothing.
+
+    Args:
+        name: What was written.
+        known: What there is.
+        cutoff: Which share of the letters must agree. At 0.5 "compte" finds "compute", and "qqqq"
+            finds nothing.
+    """
+    known = sorted(known)
+    # Two letters that changed places are the commonest slip: "tahn" is "tanh" and not "tan".
+    nearest = [each for each in known if sorted(each) == sorted(name)]
+    nearest += difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def with_usage(line: str) -> Callable[[F], F]:
+    """Decorates a function: a call that does not fit its signature says what to write.
+
+    Args:
+        line: How the function is called.
+
+    Example:
+        >>> @with_usage("double(3)")
+        ... def double(x):
+        ...     return 2 * x
+        >>> double()
+        Traceback (most recent call last):
+            ...
+        TypeError: double() missing 1 required positional argument: 'x'. Write double(3).
+    """
+
+    def decorated(fn: F) -> F:
+        @functools.wraps(fn)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return fn(*args, **kwargs)
+            except TypeError as error:
+                # A call that Python refuses has no frame in the function.
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                    raise
+                raise TypeError(f"{error}. Write {line}.") from None
+
+        return called  # type: ignore[return-value]
+
+    return decorated

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import jax.numpy as jnp
 import numpy as np
 
-from .choices import check_choice
+from .choices import check_choice, elsewhere
 from .dtypes import FLOAT32, FLOAT64, as_float_dtype, domain, find_dtype
 from .errors import did_you_mean, wrong_type
 
@@ -200,7 +200,9 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
     if isinstance(value, str):
         check_choice("matmul", value, tuple(RECIPES))
         return RECIPES[value]
-    fix = "Pass matmul='float8', or Float8(...) with options."
+    dtype = find_dtype(value)
+    fix = "" if dtype is None else elsewhere("matmul", dtype.name).lstrip()
+    fix = fix or "Pass matmul='float8', or Float8(...) with options."
     raise wrong_type("matmul must be a Float8, the name of a recipe or None", value, fix)
 
 

@@ -68,10 +68,19 @@ def _only_dtype(text: str) -> np.dtype:
     if dtype is None or dtype not in COMPUTE_DTYPES:
         raise ValueError(
             "policy must be a compute dtype, 'float16', 'bfloat16' or 'float32', or a string such "
-            f"as 'params=float32,compute=bfloat16,output=float32', got {text!r}. To run without "
-            "casts, pass enabled=False."
+            f"as 'params=float32,compute=bfloat16,output=float32', got {text!r}. {_instead(text)}"
         )
     return dtype
+
+
+def _instead(text: str) -> str:
+    """Returns what to write for a word that is no policy."""
+    name = text.removeprefix("jmp_autocast.").upper()
+    if name in ("BF16", "FP16", "FP8"):
+        return f"Write policy=jmp_autocast.{name}, without quotes."
+    if text.endswith((".toml", ".json", ".yaml", ".yml")) or "/" in text:
+        return f"A file is read by policy=jmp_autocast.Policy.load({text!r})."
+    return "To run without casts, pass enabled=False."
 
 
 def as_policy(value: Any) -> Policy:
@@ -97,7 +106,19 @@ def as_policy(value: Any) -> Policy:
         "policy must be a jmp_autocast.Policy, a string such as "
         "'params=float32,compute=bfloat16,output=float32', or a jmp.Policy",
         value,
+        _fix(value),
     )
+
+
+def _fix(value: Any) -> str:
+    """Returns what to write for a value that is no policy."""
+    if isinstance(value, type) and issubclass(value, Policy):
+        return "That is the class: write policy=jmp_autocast.BF16, or Policy(jnp.bfloat16)."
+    if find_dtype(value) is not None:
+        return "A dtype is compute_dtype=..., or Policy(jnp.bfloat16)."
+    if hasattr(value, "compute_dtype") and hasattr(value, "variable_dtype"):
+        return f"Pass the name of a policy of Keras: policy={value.name!r}."
+    return "Write policy=jmp_autocast.BF16."
 
 
 def _build(

@@ -20,7 +20,13 @@ from .errors import did_you_mean
 from .float8 import Float8, RecipeName, as_recipe, as_scope_dtype
 from .patterns import check_pattern, match_depth, matching
 from .precisions import as_precision
-from .registry import as_rule, known_primitives, primitive_name, registered_rule
+from .registry import (
+    as_rule,
+    known_primitives,
+    made_of,
+    primitive_name,
+    registered_rule,
+)
 from .tables import DEFAULT_RULES
 from .toml_file import read_policy, write_policy
 
@@ -103,6 +109,16 @@ class Policy:
         set_field("precisions", tuple(dict(words).items()))
         set_field("scoped_rules", tuple((*key, rule) for key, rule in scoped.items()))
 
+    def __repr__(self) -> str:
+        """Returns the call that makes it, with what differs from the defaults."""
+        first, *others = dataclasses.fields(self)
+        changed = [
+            f"{field.name}={value.name if isinstance(value, np.dtype) else value!r}"
+            for field in others
+            if (value := getattr(self, field.name)) != field.default
+        ]
+        return f"Policy({', '.join([getattr(self, first.name).name, *changed])})"
+
     def with_level(self, level: Level) -> Policy:
         """Returns a policy that lowers more, or less, of the program.
 
@@ -160,9 +176,9 @@ class Policy:
             # A name may be misspelled; an object is what it is, also if no table knows it yet.
             name = primitive_name(primitive)
             if isinstance(primitive, str) and name not in known_primitives():
+                hint = made_of(name) or did_you_mean(name, known_primitives())
                 raise ValueError(
-                    f"Unknown primitive {name!r} in with_rules."
-                    f"{did_you_mean(name, known_primitives())} For a primitive of another "
+                    f"Unknown primitive {name!r} in with_rules.{hint} For a primitive of another "
                     "package pass the primitive object, or call register_policy first."
                 )
             merged[name] = cast(Rule, value)  # read when the new policy is made

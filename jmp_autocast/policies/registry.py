@@ -10,12 +10,13 @@ import numpy as np
 from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
 from .dtypes import FLOAT32, find_dtype
-from .errors import did_you_mean, wrong_type
+from .errors import did_you_mean, with_usage, wrong_type
 from .tables import DEFAULT_RULES, STRUCTURAL, TRACED_FOR_DTYPES
 
 _registered: dict[str, tuple[int, Rule]] = {}
 
 
+@with_usage("register_policy(primitive, rule)")
 def register_policy(primitive: Any, policy_or_rule: Rule | str, priority: int = 10) -> None:
     """Registers the cast policy of a primitive, for every program traced from now on.
 
@@ -55,6 +56,45 @@ def registered_rule(name: str) -> Rule | None:
     return None if entry is None else entry[1]
 
 
+# What people call functions, and the primitives that they are traced to.
+_FUNCTIONS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("softmax", "attention", "logsumexp", "cross_entropy", "log_softmax"): ("exp", "reduce_sum"),
+    ("layer_norm", "layernorm", "batch_norm", "batchnorm", "group_norm", "rms_norm", "rmsnorm"): (
+        "reduce_sum",
+        "rsqrt",
+    ),
+    ("norm", "mse", "mse_loss"): ("reduce_sum", "square"),
+    ("mean", "sum", "average", "var", "std"): ("reduce_sum",),
+    ("gelu",): ("tanh", "erf"),
+    ("sigmoid", "silu", "swish"): ("logistic",),
+    ("softplus", "elu", "mish"): ("exp", "log1p"),
+    ("relu", "maximum"): ("max",),
+    ("matmul", "dot", "einsum", "linear", "dense", "bmm", "addmm"): ("dot_general",),
+    ("conv", "conv1d", "conv2d", "conv3d", "convolution"): ("conv_general_dilated",),
+    ("embedding", "take", "lookup"): ("gather",),
+    ("astype", "cast"): ("convert_element_type",),
+    ("power",): ("pow", "integer_pow"),
+}
+
+
+def made_of(name: str) -> str:
+    """Returns a sentence for the name of a function, "" for any other word.
+
+    Example:
+        >>> made_of("matmul").split(". ")[0]
+        " 'matmul' is a function and no primitive: it is made of 'dot_general'"
+    """
+    word = name.lower()
+    found = next((parts for names, parts in _FUNCTIONS.items() if word in names), None)
+    if found is None:
+        return ""
+    return (
+        f" {name!r} is a function and no primitive: it is made of {', '.join(map(repr, found))}. "
+        "Give rules for those, or put the call in jax.named_scope("
+        f"{word!r}) and write with_scopes({{'*{word}': 'float32'}})."
+    )
+
+
 def known_primitives() -> frozenset[str]:
     """Returns the names that may have a rule: the tables' and all that are registered."""
     return STRUCTURAL.union(DEFAULT_RULES, _registered)
@@ -70,8 +110,11 @@ def primitive_name(primitive: Any) -> str:
     is_primitive = callable(getattr(primitive, "bind", None)) and not isinstance(primitive, type)
     name = primitive.name if is_primitive else primitive
     if not isinstance(name, str) or not name:
+        word = getattr(primitive, "__name__", "")
         raise wrong_type(
-            "A primitive is given by its name or as a jax.extend.core.Primitive", primitive
+            "A primitive is given by its name or as a jax.extend.core.Primitive",
+            primitive,
+            f"Write its name, {word!r}." if word in known_primitives() else made_of(word).lstrip(),
         )
     return name
 
@@ -102,9 +145,13 @@ def as_rule(value: Any, primitive: str, wide: np.dtype = FLOAT32) -> Rule:
         # refused: operations are lowered to the compute dtype, which may be the other one.
         if (dtype := find_dtype(value)) is not None and dtype == wide:
             return as_rule(CastPolicy.FP32, primitive)
+        if (dtype := find_dtype(value)) is not None:
+            hint = " Operations are lowered to the compute dtype: write 'LOWER_PRECISION_FP'."
+        else:
+            hint = did_you_mean(value.upper(), names)
         raise ValueError(
             f"Unknown policy {value!r} in the rule for primitive {primitive!r}."
-            f"{did_you_mean(value.upper(), names)} The policies are {', '.join(names)}."
+            f"{hint} The policies are {', '.join(names)}."
         )
     if is_function(value):
         check_rule_like(value, f"The rule for primitive {primitive!r}", "an EquationView")

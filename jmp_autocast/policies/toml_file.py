@@ -25,7 +25,7 @@ from .dtypes import COMPUTE_DTYPES, FLOAT_DTYPES, SHORT_NAMES, widest_first
 from .errors import did_you_mean, wrong_type
 from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
 from .precisions import PRECISIONS
-from .registry import structural_message
+from .registry import known_primitives, made_of, structural_message
 from .tables import RULES_VERSION, STRUCTURAL
 
 VERSION = 1
@@ -228,6 +228,7 @@ def read_policy(path: str | pathlib.Path) -> dict[str, Any]:
     made_with = table.pop("rules_version", RULES_VERSION)
     fields = _fields(table, _READERS, f"{start}: ")
     _warn_of_other_rules(made_with, start)
+    _warn_of_misspelled(fields, start)
     return fields
 
 
@@ -260,6 +261,24 @@ def _warn_of_other_rules(made_with: Any, start: str) -> None:
             f"again. {fix}",
             stacklevel=4,
         )
+
+
+def _warn_of_misspelled(fields: Mapping[str, Any], start: str) -> None:
+    """Warns of rules for what looks like a known primitive, misspelled, or like a function.
+
+    A primitive of another package, which is not loaded yet, looks like none of them.
+    """
+    named = [rule[0] for rule in fields.get("rules", ())]
+    named += [rule[1] for rule in fields.get("scoped_rules", ())]
+    known = known_primitives()
+    for name in dict.fromkeys(named):
+        hint = "" if name in known else made_of(name) or did_you_mean(name, known, cutoff=0.8)
+        if hint:
+            warnings.warn(
+                f"{start} has a rule for {_clipped(name)!r}, which is no known primitive: the line "
+                f"does nothing.{hint}",
+                stacklevel=4,
+            )
 
 
 # From a value of a file, and the place in the file for messages, to what the value means.

@@ -84,7 +84,7 @@ ROWS = [
             "a loss that was called already",
             lambda w, gradient=gradient: gradient(jnp.float32(1)),
             TypeError,
-            "value_and_grad | Array | takes a function | are arguments of what it returns",
+            "value_and_grad | float32.* | takes a function | are arguments of what it returns",
         )
         for gradient in (scaled_value_and_grad, finite_value_and_grad)
     ),

@@ -31,7 +31,7 @@ ROWS = [
         "no function",
         lambda w: autocast(X),
         TypeError,
-        "autocast | array.*ndarray | takes a callable | Pass options by keyword",
+        "autocast | float32.*ndarray | takes a callable | Pass the function itself",
     ),
     Row(
         NNX,

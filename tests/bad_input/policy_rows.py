@@ -71,7 +71,7 @@ ROWS = [
     _policy(
         "int32", ValueError, f"output_dtype | int32 | {FLOATS} | float32", output_dtype="int32"
     ),
-    _policy("a level", ValueError, "level | 'o2' | one of 'tensor_cores' | mean 'o1'", level="o2"),
+    _policy("a level", ValueError, "level | 'o2' | one of 'tensor_cores' | 'compute'", level="o2"),
     _policy(
         "dot_output",
         ValueError,
@@ -222,7 +222,7 @@ ROWS = [
     _string("a dtype", "compute=bf17", "compute | 'bf17' | must be a dtype | 'bfloat16'"),
     _string("an int", "c=bf16,o=int8", f"output_dtype | int8 | {FLOATS} | float32"),
     _string("params", "p=bf16,c=bf16", "params | bfloat16 | must be float32 | cast once"),
-    _string("a level", "c=bf16,level=o3", "level | 'o3' | one of | mean 'o1'"),
+    _string("a level", "c=bf16,level=o3", "level | 'o3' | one of | 'compute'"),
     Row(
         "autocast",
         "a jmp policy with 16-bit parameters",

@@ -18,6 +18,7 @@ from jmp_autocast import (
     compute_precision,
     finalise,
     keep_less,
+    quantize_params,
 )
 from jmp_autocast.integrations import linen
 from jmp_autocast.integrations.nnx import autocast as nnx_autocast
@@ -91,7 +92,7 @@ INNER = "Apply autocast to the function that it calls"
 
 ROWS = [
     # The function.
-    _fn("an array for the function", X, "array.*of type ndarray"),
+    _fn("an array for the function", X, "float32.*of type ndarray", fix="Pass the function itself"),
     _fn("a dtype for the function", jnp.bfloat16, "bfloat16"),
     _fn("a NumPy type for the function", np.float16, "numpy.float16"),
     _fn("a policy for the function", BF16, r"Policy\(.*of type Policy"),
@@ -321,7 +322,6 @@ ROWS = [
             ("float8", "float8_e5m2", "float8_e5m2"),
             ("no name", "bf17", "'bf17'"),
             ("None", None, "None"),
-            ("a function", loss, "<function loss"),
         )
     ),
     # Stored parameters.
@@ -331,6 +331,13 @@ ROWS = [
         lambda w: cast_params(w.params, loss, X),
         TypeError,
         "cast_params | of type dict | takes a callable | function itself, then the parameters",
+    ),
+    Row(
+        "quantize_params",
+        "the parameters first",
+        lambda w: quantize_params(w.params, loss, X),
+        TypeError,
+        "quantize_params | of type dict | takes a callable | function itself, then the parameters",
     ),
     Row(
         "cast_params",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from ...autocast import kind_of
 from ...call.arguments import check_function, name_of
+from ...call.fitting import of_a_call
 from ...call.options import autocast_options
 from ...call.wrapping import wrapper_of
 from ...interpreters.plan.float_dtypes import float_dtype
@@ -22,6 +23,7 @@ from .kinds import KINDS, estimate, unit_roundoff
 from .risks import Program, Risk
 
 
+@of_a_call("audit(fn, *args)")
 def audit(
     fn: Callable[..., Any], *args: Any, ignore: Sequence[str] = (), **kwargs: Any
 ) -> AuditReport:

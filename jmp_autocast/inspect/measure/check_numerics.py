@@ -25,6 +25,7 @@ from ...interpreters.compat import (
 )
 from ...policies.callables import has_hash
 from ...policies.choices import check_choice
+from ...policies.errors import with_usage
 from ..signature import Signature, Traced, split
 from .devices import is_on_one_device, on_device
 from .evaluator import Evaluator
@@ -38,6 +39,7 @@ mark_frames(__file__)
 Mode = Literal["raise", "collect", "overflow"]
 
 
+@with_usage("check_numerics(fn, mode=...)(*args)")
 def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[..., Any]:
     """Counts infinities, NaNs and values that float16 cannot hold, equation by equation.
 

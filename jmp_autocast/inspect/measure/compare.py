@@ -11,10 +11,12 @@ from jax.typing import DTypeLike
 
 from ...autocast import PlannedCall
 from ...call.arguments import name_of
+from ...call.fitting import of_a_call
 from ...call.options import tool_options
 from ...interpreters import Rewriter
 from ...interpreters.compat import aval_of, body_of
 from ...policies.choices import Level
+from ...policies.errors import shown
 from ..argnums import check_range, differentiated
 from ..report.explain import looked_at
 from .comparison import Comparison, cotangent_rows, equation_rows, gradient_errors
@@ -41,6 +43,7 @@ def compare(
     argnums: int | Sequence[int] | None = ...,
     **kwargs: Any,
 ) -> Comparison: ...
+@of_a_call("compare(fn, *args)")
 def compare(
     fn: Callable[..., Any],
     *args: Any,
@@ -177,8 +180,8 @@ def _check_concrete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for leaf in jax.tree.leaves((args, kwargs)):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(
-                f"compare runs the function and needs arrays, got {leaf!r}. Pass arrays, or use "
-                "explain, which computes nothing."
+                f"compare runs the function and needs arrays, got {shown(leaf)} of type "
+                f"{type(leaf).__name__}. Pass arrays, or use explain, which computes nothing."
             )
 
 

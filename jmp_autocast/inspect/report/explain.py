@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
 from ...backend import default_device
 from ...call.arguments import check_function, name_of
+from ...call.fitting import of_a_call
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
 from ...interpreters import Source
@@ -35,6 +36,7 @@ from .rows import Row, rows_of
 from .totals import Totals, contraction_flops, guarded
 
 
+@of_a_call("explain(fn, *args)")
 def explain(
     fn: Callable[..., Any],
     *args: Any,

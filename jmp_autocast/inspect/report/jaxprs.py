@@ -16,6 +16,7 @@ import numpy as np
 
 from ...autocast import opened
 from ...call.arguments import check_function, flatten
+from ...call.fitting import of_a_call
 from ...interpreters.compat import AnyJaxpr, Atom, JaxprEqn, assumed_size, fresh_make_jaxpr
 from ...interpreters.plan.symbolic_sizes import element_count
 from ...interpreters.primitives.called_back import bodies_that_run
@@ -154,6 +155,7 @@ class OpCounts(list[OpCount]):
         return "\n".join(table(columns, self, cells, _SHOWN, "more in the list"))
 
 
+@of_a_call("op_stats(fn, *args)")
 def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
     """Counts the primitives of a function by dtype, as it is: with or without `autocast`.
 

@@ -15,6 +15,7 @@ import numpy as np
 from ...autocast import Autocast, PlannedCall
 from ...call import arguments
 from ...call.arguments import check_function, name_of
+from ...call.fitting import of_a_call
 from ...interpreters import Source
 from ...interpreters.after.provenance import entering, follow, leaving
 from ...interpreters.compat import (
@@ -182,6 +183,7 @@ def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:
     return sum(item.nbytes for item in items)
 
 
+@of_a_call("explain_kept(fn, *args)")
 def explain_kept(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> KeptReport:
     """Reports what a function keeps for its backward pass, and what is computed again instead.
 

@@ -20,6 +20,7 @@ from ...call.wrapping import wrapper_of
 from ...interpreters.compat import mark_frames
 from ...policies import FP16, Policy
 from ...policies.choices import Level
+from ...policies.errors import with_usage
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..report.rows import Row
@@ -72,6 +73,7 @@ def tune(
 def tune(
     fn: _Function, batches: _Batches, *, report: Literal[True], **options: Unpack[_Options]
 ) -> tuple[Policy, TuneReport]: ...
+@with_usage("tune(fn, [(params, x)], tolerance=0.01), with one tuple of arguments for each batch")
 def tune(
     fn: _Function,
     batches: _Batches,

@@ -1,0 +1,74 @@
+"""Names that users ask the package for, and what they find instead."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_ROOMS = "inspect", "loss_scaling", "optimizers", "quantize_params", "policies"
+
+INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        # PyTorch
+        "GradScaler": "dynamic_loss_scaling(optimizer), and scaled_value_and_grad(loss)",
+        "amp": "autocast",
+        "custom_fwd": "full_precision() inside the function",
+        "custom_bwd": "full_precision() inside the function",
+        "is_autocast_enabled": "explain(fn, *args), which says what runs in which dtype",
+        # jmp
+        "DynamicLossScale": "LossScale.dynamic()",
+        "StaticLossScale": "LossScale.static(scale)",
+        "NoOpLossScale": "LossScale.static(1.0)",
+        "all_finite": "LossScale.unscale(grads), which says so as well",
+        "select_tree": "select_on_finite(finite, new, old)",
+        "get_policy": "Policy(compute_dtype), or the string itself: autocast(fn, policy=...)",
+        "set_policy": "Policy.with_scopes, which takes the names of modules",
+        "half_dtype": 'autocast(fn, compute_dtype="auto")',
+        "cast_to_half": "cast_params(fn, params, *args)",
+        "cast_to_full": "jmp_autocast.optimizers.as_float32(params)",
+        # Keras and Flax
+        "DTypePolicy": "Policy(compute_dtype)",
+        "set_global_policy": "autocast(fn, policy=...) for each function",
+        "mixed_precision": "autocast(fn, compute_dtype=jnp.bfloat16)",
+        "LossScaleOptimizer": "dynamic_loss_scaling(optimizer)",
+        "DynamicScale": "LossScale.dynamic(), and finite_value_and_grad(loss)",
+        # Apex and others for JAX
+        "initialize": "autocast(fn, compute_dtype=jnp.float16)",
+        "scale_loss": "scaled_value_and_grad(loss)(opt_state, params, ...)",
+        "DynamicLossScaling": "LossScale.dynamic()",
+        "filter_value_and_grad": "jmp_autocast.integrations.equinox.scaled_value_and_grad",
+        "filter_grad": "jmp_autocast.integrations.equinox.scaled_value_and_grad",
+        "force_full_precision": "full_precision() inside the function",
+        # Transformer Engine and qwix
+        "fp8_autocast": 'autocast(fn, policy=Policy(jnp.bfloat16, matmul="float8"))',
+        "DelayedScaling": "Float8(), whose scales are those of the current values",
+        "MXFP8BlockScaling": 'Policy(jnp.bfloat16, matmul="mxfp8")',
+        "quantize_model": "quantize_params(fn, params, *args)",
+    }
+)
+"""Names of other libraries, and what is written here instead."""
+
+
+def hint_for(name: str, package: str) -> str:
+    """Returns where a name of the package stands, or what stands for one of another library.
+
+    Args:
+        name: The name, which the package does not have at its top.
+        package: The name of the package.
+
+    Returns:
+        A sentence, "" for a name that means nothing here.
+
+    Example:
+        >>> hint_for("audit", "jmp_autocast")
+        'Write: from jmp_autocast.inspect import audit'
+    """
+    if name in INSTEAD:
+        return f"Write {INSTEAD[name]}."
+    if name.startswith("_"):
+        return ""
+    for room in _ROOMS:
+        if name in importlib.import_module(f"{package}.{room}").__all__:
+            return f"Write: from {package}.{room} import {name}"
+    return ""

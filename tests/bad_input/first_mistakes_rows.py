@@ -1,0 +1,721 @@
+"""The first mistakes of people who come from other libraries, or guess.
+
+The first table was collected by watching: each row was once silent, or misdirected.
+"""
+
+import contextlib
+import io
+import pathlib
+import tempfile
+
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from jmp_autocast import (
+    BF16,
+    CastPolicy,
+    Float8,
+    LossScale,
+    Policy,
+    autocast,
+    cast_params,
+    check_numerics,
+    compare,
+    compute_precision,
+    dynamic_loss_scaling,
+    explain,
+    finite_value_and_grad,
+    full_precision,
+    loss_scale,
+    op_stats,
+    quantize_params,
+    register_policy,
+    scaled_value_and_grad,
+    select_on_finite,
+    tune,
+)
+from jmp_autocast.cli import main
+from jmp_autocast.inspect import audit
+from jmp_autocast.integrations import equinox as for_equinox
+from jmp_autocast.integrations.nnx import train_step
+from jmp_autocast.loss_scaling import check_step
+from jmp_autocast.optimizers import master_weights
+
+from .row import Row, X
+
+LINE = r"fn = autocast\(fn, compute_dtype=jnp.bfloat16\)"
+NO_CONTEXT = "is a function transform, not a context manager"
+NO_SCALE = "No loss scale in this state"
+FIRST = r"first argument of scaled_value_and_grad\(loss\)\(opt_state, params, ...\)"
+PRIMITIVES = r"with_scopes\({'\*"
+
+
+def _with(context):
+    with context:
+        pass
+
+
+def _asked(name):
+    exec(f"from jmp_autocast import {name}")
+
+
+def _loaded(text):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "policy.toml")
+        path.write_text(f"version = 1\ncompute_dtype = 'bfloat16'\n{text}")
+        Policy.load(path)
+
+
+def _command(*words):
+    """Raises what the command line prints: all that its user sees."""
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        main(words)
+    raise SystemExit(printed.getvalue())
+
+
+def loss(params, x):
+    """A loss of these rows, which wrappers may stay with."""
+    return jnp.mean((x @ params["w"]) ** 2)
+
+
+class KerasPolicy:
+    """What `keras.DTypePolicy` is to others; Keras is imported with the backend of a process."""
+
+    name, compute_dtype, variable_dtype = "mixed_bfloat16", "bfloat16", "float32"
+
+
+KerasAdam = type("Adam", (), {"__module__": "keras.src.optimizers.adam"})
+
+
+def leveled(params, level):
+    return params["w"] * level
+
+
+class Inside(nn.Module):
+    @nn.compact
+    @autocast(compute_dtype=jnp.bfloat16)
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+def _plain_state(w):
+    return optax.adam(1e-3).init(w.params)
+
+
+SEEN = [
+    Row(
+        "autocast",
+        "a dtype misspelled",
+        lambda w: autocast(loss, compute_dtype="bflaot16"),
+        ValueError,
+        "compute_dtype | 'bflaot16' | must be a dtype | jnp.bfloat16",
+    ),
+    Row(
+        "autocast",
+        "float8 as a dtype",
+        lambda w: autocast(loss, compute_dtype=jnp.float8_e4m3fn),
+        ValueError,
+        "compute_dtype | float8_e4m3fn | must be float16 or bfloat16 | policy=jmp_autocast.FP8",
+    ),
+    Row(
+        "autocast",
+        "the word float8",
+        lambda w: autocast(loss, compute_dtype="float8"),
+        ValueError,
+        "compute_dtype | got float8 | must be float16 or bfloat16 | matmul='float8'",
+    ),
+    Row(
+        "autocast",
+        "a dtype by position",
+        lambda w: autocast(loss, jnp.bfloat16),
+        TypeError,
+        f"autocast | bfloat16 | by keyword | {LINE}",
+    ),
+    Row(
+        "autocast",
+        "a policy by position",
+        lambda w: autocast(loss, BF16),
+        TypeError,
+        r"autocast | got Policy\(bfloat16\) by | by keyword | policy=\.\.\.",
+    ),
+    Row(
+        "autocast",
+        "policy and function exchanged",
+        lambda w: autocast(BF16, loss),
+        TypeError,
+        f"autocast | got <function loss> by | by keyword | {LINE}",
+    ),
+    Row(
+        "autocast",
+        "with a device",
+        lambda w: _with(autocast("cuda")),
+        TypeError,
+        f"autocast | 'cuda' | {NO_CONTEXT} | {LINE}",
+    ),
+    Row(
+        "autocast",
+        "with dtype=",
+        lambda w: _with(autocast(dtype=jnp.bfloat16)),
+        TypeError,
+        f"autocast | 'dtype' | {NO_CONTEXT} | {LINE}",
+    ),
+    Row(
+        "autocast",
+        "with compute_dtype=",
+        lambda w: _with(autocast(compute_dtype="bf16")),
+        TypeError,
+        r"autocast | with autocast\(...\) | not a context manager | full_precision\(\):",
+    ),
+    Row(
+        "autocast",
+        "device_type=",
+        lambda w: autocast(loss, device_type="cuda"),
+        TypeError,
+        f"autocast | 'device_type' | JAX knows the device | {LINE}",
+    ),
+    Row(
+        "autocast",
+        "the loss of a call",
+        lambda w: autocast(loss(w.params, X)),
+        TypeError,
+        r"autocast | got float32\[\] of | takes a callable",
+        r"function itself: autocast\(fn\)\(params, x\)",
+    ),
+    Row(
+        "autocast",
+        "a preset in quotes",
+        lambda w: autocast(loss, policy="BF16"),
+        ValueError,
+        "policy | 'BF16' | must be a compute dtype | policy=jmp_autocast.BF16, without quotes",
+    ),
+    Row(
+        "autocast",
+        "a file as a policy",
+        lambda w: autocast(loss, policy="q.toml"),
+        ValueError,
+        r"policy | 'q.toml' | must be a compute dtype | Policy.load\('q.toml'\)",
+    ),
+    Row(
+        "autocast",
+        "the class Policy",
+        lambda w: autocast(loss, policy=Policy),
+        TypeError,
+        r"policy | Policy'> of type type | must be a jmp_autocast.Policy | Policy\(jnp.bfloat16\)",
+    ),
+    Row(
+        "autocast",
+        "a class of a model",
+        lambda w: autocast(nn.Dense),
+        TypeError,
+        "autocast | Dense is a class | takes a function | linen.autocast",
+    ),
+    Row(
+        "autocast",
+        "a Linen module",
+        lambda w: autocast(nn.Dense(3)),
+        TypeError,
+        r"autocast | got a Dense | variables are not in it",
+        r"autocast\(model.apply\)\(variables, x\)",
+    ),
+    Row(
+        "autocast",
+        "above a compact method",
+        lambda w: Inside().init(jax.random.key(0), X),
+        TypeError,
+        "autocast | Inside | would leak from the trace | integrations.linen.autocast",
+    ),
+    Row(
+        "autocast",
+        "state of NNX",
+        lambda w: autocast(w.model)(X),
+        TypeError,
+        r"Counting | changes the state | change would be lost | integrations\.nnx\.autocast",
+    ),
+    Row(
+        "scaled_value_and_grad",
+        "without a state",
+        lambda w: scaled_value_and_grad(loss)(w.params, X),
+        ValueError,
+        f"{FIRST} | a dict | {NO_SCALE} | dynamic_loss_scaling",
+    ),
+    Row(
+        "scaled_value_and_grad",
+        "the optimizer",
+        lambda w: scaled_value_and_grad(loss)(w.tx, w.params, X),
+        ValueError,
+        rf"{FIRST} | a GradientTransformation | {NO_SCALE}",
+        r"its state, opt_state = tx.init\(params\)",
+    ),
+    Row(
+        "scaled_value_and_grad",
+        "the state last",
+        lambda w: scaled_value_and_grad(loss)(w.params, X, w.opt_state),
+        ValueError,
+        f"{FIRST} | argument 3, a LossScalingState, holds one, and comes first | {NO_SCALE}",
+        "dynamic_",
+    ),
+    Row(
+        "scaled_value_and_grad",
+        "a plain optimizer",
+        lambda w: scaled_value_and_grad(loss)(_plain_state(w), w.params, X),
+        ValueError,
+        rf"{FIRST} | a tuple | {NO_SCALE} | wrap it, tx = dynamic_loss_scaling\(optax.adam",
+    ),
+    Row(
+        "finite_value_and_grad",
+        "a state",
+        lambda w: finite_value_and_grad(loss)(w.opt_state, w.params, X),
+        TypeError,
+        "first argument | LossScalingState | must be a LossScale | opt_state.loss_scale",
+    ),
+    Row(
+        "finite_value_and_grad",
+        "a number",
+        lambda w: finite_value_and_grad(loss)(1024.0, w.params, X),
+        TypeError,
+        r"first argument | float | must be a LossScale | scale = LossScale.dynamic\(1024.0\)",
+    ),
+    Row(
+        "dynamic_loss_scaling",
+        "nothing",
+        lambda w: dynamic_loss_scaling(),
+        TypeError,
+        r"inner | missing | dynamic_loss_scaling\(\) | Write dynamic_loss_scaling\(optax.adam",
+    ),
+    Row(
+        "dynamic_loss_scaling",
+        "an optimizer not called",
+        lambda w: dynamic_loss_scaling(optax.adam),
+        TypeError,
+        r"dynamic_loss_scaling | function adam | wraps an optax | Call it first: adam\(",
+    ),
+    Row(
+        "dynamic_loss_scaling",
+        "a factor below 1",
+        lambda w: dynamic_loss_scaling(optax.adam(1e-3), growth_factor=0.5),
+        ValueError,
+        "growth_factor | =0.5 | out of range | a finite number above 1",
+    ),
+    Row(
+        "scaled_value_and_grad",
+        "has_aux forgotten",
+        lambda w: scaled_value_and_grad(lambda p: (p["w"][0, 0], p))(8.0, w.params),
+        TypeError,
+        "loss that <lambda> returns | is a tuple | floating array of shape | has_aux=True",
+    ),
+    Row(
+        "Policy",
+        "a function for a primitive",
+        lambda w: BF16.with_rules({"softmax": "FP32"}),
+        ValueError,
+        f"with_rules | 'softmax' is a function and no primitive | made of 'exp' | {PRIMITIVES}",
+    ),
+    Row(
+        "Policy",
+        "a norm for a primitive",
+        lambda w: BF16.with_rules({"layer_norm": "FP32"}),
+        ValueError,
+        f"with_rules | 'layer_norm' is a function and no primitive | 'rsqrt' | {PRIMITIVES}",
+    ),
+    Row(
+        "Policy",
+        "a level of Apex",
+        lambda w: BF16.with_level("O2"),
+        ValueError,
+        "level | 'O2' | must be one of | Apex's O2 is 'compute'",
+    ),
+    Row(
+        "Policy",
+        "a short name of float8",
+        lambda w: Policy(matmul="fp8"),
+        ValueError,
+        "matmul | 'fp8' | must be one of | Write 'float8'",
+    ),
+    Row(
+        "autocast",
+        "another library's word",
+        lambda w: autocast(loss, residuals="remat"),
+        ValueError,
+        "residuals | 'remat' | must be | 'recompute'",
+    ),
+    Row(
+        "Policy",
+        "a primitive misspelled in a file",
+        lambda w: _loaded("[rules]\ntahn = 'FP32'"),
+        UserWarning,
+        "policy.toml | 'tahn' | no known primitive | mean 'tanh'",
+    ),
+    Row(
+        "tune",
+        "no list",
+        lambda w: tune(loss, w.params, X),
+        TypeError,
+        r"tune\(\) | 3 were given | takes 2 | tune\(fn, \[\(params, x\)\]",
+    ),
+    Row(
+        "explain",
+        "no arguments",
+        lambda w: explain(loss),
+        TypeError,
+        r"explain calls loss\(params, x\) | missing | 'params' | Write explain\(loss, params, x\)",
+    ),
+    Row(
+        "explain",
+        "one tuple",
+        lambda w: explain(loss, (w.params, X)),
+        TypeError,
+        r"explain calls loss\(params, x\) | missing | One tuple is one",
+        r"explain\(loss, \*arguments\)",
+    ),
+    Row(
+        "cast_params",
+        "no function",
+        lambda w: cast_params(w.params),
+        TypeError,
+        r"cast_params\(\) | missing | 'params' | Write cast_params\(fn, params, \*args\)",
+    ),
+    Row(
+        "select_on_finite",
+        "the answer last",
+        lambda w: select_on_finite(w.params, w.params, True),
+        TypeError,
+        r"finite | got {'w': float32\[2,2\]} | bool array | select_on_finite\(finite, new, old\)",
+    ),
+    Row(
+        "full_precision",
+        "with, not called",
+        lambda w: _with(full_precision),
+        TypeError,
+        r"full_precision | with statement | is called | with full_precision\(\):",
+    ),
+    Row(
+        "full_precision",
+        "a decorator, not called",
+        lambda w: full_precision(loss),
+        TypeError,
+        r"full_precision | <function loss> | takes no function | @full_precision\(\) above",
+    ),
+    Row(
+        "compute_precision",
+        "a decorator, not called",
+        lambda w: compute_precision(loss),
+        TypeError,
+        r"compute_precision | <function loss> | takes no function",
+        r"@compute_precision\(dtype\) above",
+    ),
+    *(
+        Row(
+            "jmp_autocast",
+            name,
+            lambda w, name=name: _asked(name),
+            ImportError,
+            f"jmp_autocast | {name} | has no | {instead}",
+        )
+        for name, instead in (
+            ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
+            ("DynamicLossScale", r"LossScale.dynamic\(\)"),
+            ("get_policy", "Policy"),
+            ("audit", "from jmp_autocast.inspect import audit"),
+            ("check_step", "from jmp_autocast.loss_scaling import check_step"),
+        )
+    ),
+]
+
+GUESSED = [
+    # Keras.
+    Row(
+        "autocast",
+        "a policy of Keras",
+        lambda w: autocast(loss, policy=KerasPolicy()),
+        TypeError,
+        "policy | of type KerasPolicy | must be a jmp_autocast.Policy | policy='mixed_bfloat16'",
+    ),
+    Row(
+        "dynamic_loss_scaling",
+        "an optimizer of Keras",
+        lambda w: dynamic_loss_scaling(KerasAdam()),
+        TypeError,
+        "dynamic_loss_scaling | Adam | wraps an optax | keras.optimizers.LossScaleOptimizer",
+    ),
+    Row(
+        "jmp_autocast",
+        "a global policy",
+        lambda w: _asked("set_global_policy"),
+        ImportError,
+        r"jmp_autocast | set_global_policy | has no | autocast\(fn, policy=...\)",
+    ),
+    # Haiku.
+    Row(
+        "autocast",
+        "what hk.transform returns",
+        lambda w: autocast(hk.transform(lambda x: x)),
+        TypeError,
+        r"autocast | of type Transformed | takes a callable | autocast\(model.apply\)",
+    ),
+    # Equinox.
+    Row(
+        "integrations.equinox",
+        "the state last",
+        lambda w: for_equinox.scaled_value_and_grad(loss)(w.params, X, w.opt_state),
+        ValueError,
+        f"{FIRST} | argument 3 | {NO_SCALE} | comes first",
+    ),
+    Row(
+        "integrations.equinox",
+        "gradients and state exchanged",
+        lambda w: for_equinox.apply_gradients(w.tx, w.opt_state, w.grads, w.params),
+        TypeError,
+        r"apply_gradients | a LossScalingState | for the gradients",
+        r"\(tx, grads, opt_state, model\)",
+    ),
+    Row(
+        "scaled_value_and_grad",
+        "a model of Equinox",
+        lambda w: scaled_value_and_grad(lambda net: net(X[0])[0])(
+            8.0, eqx.nn.MLP(2, 1, 2, 1, key=jax.random.key(0))
+        ),
+        TypeError,
+        "scaled_value_and_grad | MLP holds more | differentiates arrays | integrations.equinox",
+    ),
+    # NNX.
+    Row(
+        "integrations.nnx",
+        "model and optimizer exchanged",
+        lambda w: train_step(loss)(w.model, nnx.Optimizer(w.model, w.tx, wrt=nnx.Param), X),
+        TypeError,
+        r"train_step\(loss\) | a Counting and an Optimizer | optimizer first",
+        r"step\(optimizer, model, ...\)",
+    ),
+    # Optimizers.
+    Row(
+        "autocast",
+        "an optimizer",
+        lambda w: autocast(w.tx),
+        TypeError,
+        f"autocast | GradientTransformation | Wrap the loss | {LINE}",
+    ),
+    Row(
+        "dynamic_loss_scaling",
+        "the scale by position",
+        lambda w: dynamic_loss_scaling(optax.adam(1e-3), 1024.0),
+        TypeError,
+        r"dynamic_loss_scaling\(\) | 2 were given | takes 1 | options by keyword",
+    ),
+    Row(
+        "loss_scale",
+        "a plain optimizer",
+        lambda w: loss_scale(_plain_state(w)),
+        ValueError,
+        rf"state | a tuple | {NO_SCALE} | tx = dynamic_loss_scaling\(",
+    ),
+    Row(
+        "LossScale",
+        "a number",
+        lambda w: LossScale(1024.0),
+        TypeError,
+        r"LossScale | missing | 'good_steps' | LossScale.dynamic\(\) or LossScale.static\(scale\)",
+    ),
+    Row(
+        "finite_value_and_grad",
+        "the method",
+        lambda w: finite_value_and_grad(loss)(LossScale.dynamic, w.params, X),
+        TypeError,
+        r"first argument | got function | must be a LossScale | scale = LossScale.dynamic\(\)",
+    ),
+    Row(
+        "check_step",
+        "without arguments",
+        lambda w: check_step(loss),
+        ValueError,
+        rf"state | a tuple | {NO_SCALE} | from the init",
+    ),
+    Row(
+        "optimizers",
+        "an optimizer not called",
+        lambda w: master_weights(optax.adam),
+        TypeError,
+        "master_weights | adam | wraps an optax | optax.adam",
+    ),
+    # float8.
+    Row(
+        "Policy",
+        "the class of a recipe",
+        lambda w: Policy(matmul=Float8),
+        TypeError,
+        "matmul | Float8'> of type type | must be a Float8 | matmul='float8'",
+    ),
+    Row(
+        "Policy",
+        "a format of float8",
+        lambda w: Policy(matmul=jnp.float8_e4m3fn),
+        TypeError,
+        "matmul | float8_e4m3fn | must be a Float8 | whose weights and activations are e4m3",
+    ),
+    Row(
+        "Policy",
+        "a format for a scope",
+        lambda w: BF16.with_scopes({"*": jnp.float8_e4m3fn}),
+        ValueError,
+        r"scopes\['\*'\] | formats | must be | the recipe 'float8'",
+    ),
+    Row(
+        "Policy",
+        "integers",
+        lambda w: Policy(matmul="int8"),
+        ValueError,
+        "matmul | 'int8' | must be one of | no integer products: write 'float8'",
+    ),
+    Row(
+        "quantize_params",
+        "bfloat16",
+        lambda w: quantize_params(loss, w.params, X, policy=BF16),
+        ValueError,
+        'quantize_params | got loss | multiplies nothing in 8 bits | matmul="float8"',
+    ),
+    Row(
+        "quantize_params",
+        "no function",
+        lambda w: quantize_params(w.params),
+        TypeError,
+        r"quantize_params\(\) | missing | 'params' | quantize_params\(fn, params, \*args\)",
+    ),
+    # The command line.
+    Row(
+        "cli",
+        "a path for a module",
+        lambda w: _command("explain", "model.py:loss", "--args", "model:args"),
+        SystemExit,
+        r"the function | model.py:loss | no module named | current directory",
+    ),
+    Row(
+        "cli",
+        "without a function",
+        lambda w: _command("explain", "math", "--args", "math:pi"),
+        SystemExit,
+        "the function | 'math' | must be MODULE:FUNCTION | package.module:function",
+    ),
+    Row(
+        "cli",
+        "without --args",
+        lambda w: _command("explain", "math:sin"),
+        SystemExit,
+        "explain | --args | required | usage",
+    ),
+    Row(
+        "cli",
+        "a short dtype",
+        lambda w: _command("explain", "math:sin", "--args", "math:pi", "--compute-dtype", "half"),
+        SystemExit,
+        "--compute-dtype | 'half' | invalid choice | bfloat16",
+    ),
+    Row(
+        "cli",
+        "a command misspelled",
+        lambda w: _command("explane"),
+        SystemExit,
+        "COMMAND | 'explane' | invalid choice | explain",
+    ),
+    Row(
+        "cli",
+        "no goal",
+        lambda w: _command("tune", "math:sin", "--args", "math:pi"),
+        SystemExit,
+        "tune | required | one of the arguments | --tolerance",
+    ),
+    # The tools.
+    Row(
+        "explain",
+        "an option of autocast",
+        lambda w: explain(lambda p, x: x, w.params, X, output_dtype="computed"),
+        TypeError,
+        r"explain calls | 'output_dtype' | is an option of autocast",
+        r"explain\(autocast\(fn, output_dtype=",
+    ),
+    Row(
+        "explain",
+        "which arguments are parameters",
+        lambda w: explain(loss, w.params, X, params=0),
+        TypeError,
+        r"explain calls | 'params' | is an option of autocast",
+        r"explain\(autocast\(fn, params=...\)",
+    ),
+    Row(
+        "explain",
+        "an argument of the model",
+        lambda w: explain(leveled, w.params, level="o1"),
+        TypeError,
+        r"level='o1' | leveled | has an argument 'level' as well",
+        r"functools.partial\(fn, level=...\)",
+    ),
+    Row(
+        "compare",
+        "no arguments",
+        lambda w: compare(loss),
+        TypeError,
+        r"compare calls loss\(params, x\) | missing | 'params' | compare\(loss, params, x\)",
+    ),
+    Row(
+        "op_stats",
+        "no arguments",
+        lambda w: op_stats(loss),
+        TypeError,
+        r"op_stats calls loss\(params, x\) | missing | 'params' | op_stats\(loss, params, x\)",
+    ),
+    Row(
+        "inspect.audit",
+        "no arguments",
+        lambda w: audit(loss),
+        TypeError,
+        r"audit calls loss\(params, x\) | missing | 'params' | audit\(loss, params, x\)",
+    ),
+    Row(
+        "check_numerics",
+        "the arguments as well",
+        lambda w: check_numerics(loss, w.params, X),
+        TypeError,
+        r"check_numerics\(\) | 3 were given | takes 1 | check_numerics\(fn, mode=...\)\(\*args\)",
+    ),
+    # Rules.
+    Row(
+        "Policy",
+        "a function as a key",
+        lambda w: BF16.with_rules({jnp.tanh: "FP32"}),
+        TypeError,
+        "primitive | of type | is given by its name | Write its name, 'tanh'",
+    ),
+    Row(
+        "Policy",
+        "a 16-bit dtype in a rule",
+        lambda w: BF16.with_rules({"tanh": "bfloat16"}),
+        ValueError,
+        "'tanh' | Unknown policy 'bfloat16' | lowered to the compute dtype | 'LOWER_PRECISION_FP'",
+    ),
+    Row(
+        "Policy",
+        "a member for a scope",
+        lambda w: BF16.with_scopes({"*/head": CastPolicy.FP32}),
+        ValueError,
+        r"scopes\['\*/head'\] | FP32 | must be a dtype | jnp.bfloat16",
+    ),
+    Row(
+        "register_policy",
+        "no rule",
+        lambda w: register_policy("tanh"),
+        TypeError,
+        r"register_policy\(\) | missing | 'policy_or_rule' | register_policy\(primitive, rule\)",
+    ),
+    Row(
+        "compute_precision",
+        "with, not called",
+        lambda w: _with(compute_precision),
+        TypeError,
+        r"compute_precision | with statement | is called | with compute_precision\(dtype\):",
+    ),
+]
+
+ROWS = [*SEEN, *GUESSED]
