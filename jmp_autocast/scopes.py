@@ -45,6 +45,8 @@ class _Opens(Generic[P]):
         fn: The function.
     """
 
+    __name__: str
+
     def __init__(self, fn: Callable[P, contextlib.AbstractContextManager[Any]]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = with_usage(f"with {_WRITTEN[fn.__name__]}: inside the function")(fn)

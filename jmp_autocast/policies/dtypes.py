@@ -169,7 +169,7 @@ def as_compute_dtype(value: Any) -> np.dtype:
     # What people call 8 bits, whether it is a dtype of NumPy's or not.
     is_narrow = isinstance(value, str) and _EIGHT_BITS.fullmatch(value.lower()) is not None
     dtype = None if is_narrow else as_dtype(value, "compute_dtype")
-    if dtype not in COMPUTE_DTYPES:
+    if dtype is None or dtype not in COMPUTE_DTYPES:
         is_narrow |= dtype is not None and _EIGHT_BITS.fullmatch(dtype.name) is not None
         eight = (
             "Products run in 8 bits by policy=jmp_autocast.FP8, which is Policy(jnp.bfloat16, "

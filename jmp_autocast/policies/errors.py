@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 _WIDTH = 80  # characters of a value in a message
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -19,6 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Shown(reprlib.Repr):
     def repr1(self, x: Any, level: int) -> str:
         shape = getattr(x, "shape", None)
+        if isinstance(x, np.generic):
+            return repr(x)
         if isinstance(shape, tuple) and hasattr(x, "dtype") and not isinstance(x, type):
             return f"{x.dtype}[{','.join(map(str, shape))}]"
         if type(x) in (dict, list, tuple, set, frozenset, str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
+import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -63,6 +64,19 @@ def mark_frames(file: str) -> None:
     source_info_util.register_exclusion(file)
 
 
+def hide_package() -> None:
+    """Hides the frames of the whole package in the tracebacks that JAX filters.
+
+    `mark_frames` is about the lines that equations name. JAX filters the traceback of an error,
+    by folders, where it passes ``jit``, ``grad`` or ``make_jaxpr``; what registers a folder is not
+    public. ``JAX_TRACEBACK_FILTERING=off`` shows all frames.
+    """
+    register = private("jax._src.traceback_util.register_exclusion")
+    if register is not None:
+        register(str(pathlib.Path(__file__).parents[2]))
+
+
+hide_package()
 mark_frames(__file__)
 mark_frames(avals.__file__)
 mark_frames(registration.__file__)

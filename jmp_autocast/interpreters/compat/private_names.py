@@ -22,6 +22,9 @@ PRIVATE: Mapping[str, str] = MappingProxyType(
         "jax._src.interpreters.ad.backward_pass": (
             "gradients of products with an unreduced result are refused"
         ),
+        "jax._src.traceback_util.register_exclusion": (
+            "tracebacks of a user's own error show our frames, too"
+        ),
         "jax.interpreters.partial_eval.DynamicJaxprTracer": (
             "equations are bound as where something is differentiated, and what rules close over "
             "is not found"
