@@ -112,10 +112,11 @@ def check_linen(fn: Any, args: tuple[Any, ...] = ()) -> None:
         fn: The function.
         args: Its positional arguments.
     """
-    linen = sys.modules.get("flax.linen")
+    linen: Any = sys.modules.get("flax.linen")
     if linen is None:
         return
-    for module in (fn, getattr(fn, "__self__", None), *args[:1]):
+    candidates: tuple[Any, ...] = fn, getattr(fn, "__self__", None), *args[:1]
+    for module in candidates:
         if not isinstance(module, linen.Module):
             continue
         name = type(module).__name__
