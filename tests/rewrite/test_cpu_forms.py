@@ -1,5 +1,7 @@
 """What a bfloat16 product is lowered to on a CPU: the digits, the kernels, and no abort."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from jmp_autocast import BF16, Policy, autocast, cpu_kernels
 from jmp_autocast.inspect.compiled.products import products_in, share_in_kernels
 from jmp_autocast.interpreters.primitives.cpu_convolutions import convolution
 from jmp_autocast.interpreters.primitives.cpu_products import matmul
+from tests.support.exact_products import error, exact_convolution
 
 # What float32 accumulation of 512 products of rounded operands, rounded once, is off by.
 BOUND = 0.005
@@ -49,10 +52,6 @@ def operands(form):
     rng = np.random.default_rng(0)
     terms = form.split("->")[0].split(",")
     return [jnp.asarray(rng.standard_normal([SIZES[i] for i in t]), jnp.float32) for t in terms]
-
-
-def error(found, exact):
-    return np.linalg.norm(np.asarray(found, np.float64) - exact) / np.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("compiled", [jax.jit, lambda fn: fn], ids=["jit", "op_by_op"])
@@ -126,36 +125,6 @@ def random_convolution(rng):
     return lambda x, w: lax.conv_general_dilated(x, w, **options), x, w
 
 
-def exact_convolution(x, w, params):
-    """In float64, by NumPy: XLA's own on JAX 0.10 returns 1e31 for some of these."""
-    numbers = params["dimension_numbers"]
-    images = np.transpose(np.asarray(x, np.float64), numbers.lhs_spec)
-    kernel = np.transpose(np.asarray(w, np.float64), numbers.rhs_spec)
-    for axis, ((low, high), by) in enumerate(
-        zip(params["padding"], params["lhs_dilation"], strict=True), 2
-    ):
-        spread = np.zeros(
-            [(n - 1) * by + 1 if i == axis else n for i, n in enumerate(images.shape)]
-        )
-        np.moveaxis(spread, axis, 0)[::by] = np.moveaxis(images, axis, 0)
-        widths = [(max(low, 0), max(high, 0)) if i == axis else (0, 0) for i in range(x.ndim)]
-        padded = np.moveaxis(np.pad(spread, widths), axis, 0)
-        images = np.moveaxis(padded[max(-low, 0) : len(padded) - max(-high, 0)], 0, axis)
-    strides, dilation = params["window_strides"], params["rhs_dilation"]
-    window = kernel.shape[2:]
-    sizes = [
-        (n - (k - 1) * d - 1) // s + 1
-        for n, k, s, d in zip(images.shape[2:], window, strides, dilation, strict=True)
-    ]
-    out = np.zeros((len(images), len(kernel), *sizes))
-    for at in np.ndindex(*window):
-        steps = zip(at, dilation, sizes, strides, strict=True)
-        part = tuple(slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, n, s in steps)
-        read = images[(slice(None), slice(None), *part)]
-        out += np.einsum("nc...,oc->no...", read, kernel[(slice(None), slice(None), *at)])
-    return np.transpose(out, np.argsort(numbers.out_spec))
-
-
 def test_random_convolutions_whose_patches_do_not_overlap():
     rng, products = np.random.default_rng(0), 0
     for _ in range(150):
@@ -165,7 +134,7 @@ def test_random_convolutions_whose_patches_do_not_overlap():
         if found is not None:
             products += 1
             np.testing.assert_allclose(
-                found, exact_convolution(x, w, eqn.params), rtol=1e-5, atol=1e-4
+                found, exact_convolution(x, w, eqn.params)[0], rtol=1e-5, atol=1e-4
             )
     assert products > 30
 
@@ -232,12 +201,64 @@ def test_a_product_that_the_program_transposes_adds_up_in_float32():
     assert error(found, exact) < BOUND
 
 
-def test_a_decoded_row_is_that_of_the_whole_as_closely_as_op_by_op():
+def logits_of_prefill(weights, x):
+    """One causal attention layer and its logits, for all positions at once."""
+    q, k, v = (jnp.einsum("btd,dhk->bthk", x, w) for w in weights[:3])
+    scores = jnp.einsum("bthk,bshk->bhts", q, k) / 4
+    scores = jnp.where(jnp.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
+    out = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), v)
+    return jnp.einsum("bthk,hkd->btd", out, weights[3]) @ weights[4].T
+
+
+def logits_of_decoding(weights, x):
+    """The same, one position after the other, with a cache."""
+    cache = jnp.zeros((2, *x.shape[:2], *weights[0].shape[1:]))
+
+    def step(cache, at):
+        i, row = at
+        q, *new = (jnp.einsum("bd,dhk->bhk", row, w) for w in weights[:3])
+        cache = cache.at[:, :, i].set(jnp.stack(new))
+        scores = jnp.einsum("bhk,bshk->bhs", q, cache[0]) / 4
+        scores = jnp.where(jnp.arange(x.shape[1]) <= i, scores, -jnp.inf)
+        out = jnp.einsum("bhs,bshk->bhk", jax.nn.softmax(scores), cache[1])
+        return cache, jnp.einsum("bhk,hkd->bd", out, weights[3]) @ weights[4].T
+
+    rows = jnp.arange(x.shape[1]), jnp.moveaxis(x, 1, 0)
+    return jnp.moveaxis(jax.lax.scan(step, cache, rows)[1], 0, 1)
+
+
+def test_decoding_is_as_close_to_prefill_under_jit_as_op_by_op():
     rng = np.random.default_rng(0)
-    w, x = (jnp.asarray(rng.standard_normal((512, 512)), jnp.float32) / 20 for _ in range(2))
-    fn = autocast(lambda x: jnp.tanh(x @ w) @ w.T, policy=BF16)
-    gap = lambda f: float(jnp.max(jnp.abs(f(x)[:1] - f(x[:1]))))
-    assert gap(jax.jit(fn)) <= gap(fn) + 1e-6
+    shapes = (*[(64, 4, 16)] * 3, (4, 16, 64), (128, 64))
+    weights = [jnp.asarray(rng.standard_normal(s) / 8, jnp.float32) for s in shapes]
+    x = jnp.asarray(rng.standard_normal((2, 12, 64)), jnp.float32)
+    prefill, decoding = (
+        autocast(fn, policy=BF16) for fn in (logits_of_prefill, logits_of_decoding)
+    )
+    gap = lambda f, g: float(jnp.max(jnp.abs(f(weights, x) - g(weights, x))))
+    assert gap(jax.jit(prefill), jax.jit(decoding)) <= gap(prefill, decoding) + 1e-6
+
+
+def test_a_program_exported_for_all_platforms_is_right_and_has_the_products_of_each():
+    rng = np.random.default_rng(0)
+    w, x = (jnp.asarray(rng.standard_normal((128, 128)), jnp.float32) for _ in range(2))
+    loss = lambda w, x: jnp.sum((x @ w).T * x)
+    step = jax.jit(jax.grad(autocast(loss, policy=BF16), (0, 1)))
+    export = lambda *platforms: jax.export.export(step, platforms=platforms)(w, x)
+    together = export("cpu", "cuda", "tpu")
+    rounded = [np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (w, x)]
+    products = lambda text: {
+        re.sub(r"%\S+", "", line.partition("loc(")[0]).strip()
+        for line in text.splitlines()
+        if "stablehlo.dot_general" in line
+    }
+    for platform in ("cuda", "tpu"):
+        alone = products(export(platform).mlir_module())
+        assert alone
+        assert alone <= products(together.mlir_module())
+    (of_w, of_x), exact = together.call(w, x), rounded[1].T @ rounded[1].T
+    assert error(of_w, exact) < BOUND
+    assert error(of_x, rounded[1].T @ rounded[0].T + (rounded[1] @ rounded[0]).T) < BOUND
 
 
 @pytest.mark.parametrize("features", [frozenset(), frozenset({"amx_bf16"})])
