@@ -76,6 +76,9 @@ def plan_equation(policy: Policy, at: Place) -> EquationPlan:
         The plan of the equation.
     """
     plan = _first(DECISIONS, policy, at)
+    if isinstance(plan.action, Keep) and reading.names_algorithm(at.eqn):
+        # XLA:CPU ignores algorithms: also where nothing changes, what is emitted can tell CPUs.
+        plan = dataclasses.replace(plan, action=BIND)
     if at.region.precision:
         return in_precision(at, plan, at.region.precision)
     return in_default_precision(at, plan) if at.region.default_precision else plan

@@ -45,6 +45,7 @@ from ..compat.registration import (
     zero_tangent,
 )
 from .cached_bind import bind_cached, with_cached_derivative
+from .cpu_algorithms import in_algorithm
 from .cpu_convolutions import convolution
 from .cpu_products import is_exchanged, matmul
 from .evaluate import evaluate
@@ -127,6 +128,20 @@ def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, 
         return False
     asked = params["preferred_element_type"]
     return asked in (None, _BFLOAT16) and all(x.dtype == _BFLOAT16 for x in operands)
+
+
+def product_in_algorithm(params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
+    """Multiplies two float32 arrays in the algorithm that they ask for, in both directions.
+
+    The primitive stands for the product on all platforms, so that its lowering can tell CPUs, where
+    XLA ignores algorithms.
+
+    Args:
+        params: The parameters of the ``dot_general``.
+        lhs: The left operand.
+        rhs: The right operand.
+    """
+    return _contraction(lax.dot_general_p, tuple(params.items()), FLOAT32, ())(lhs, rhs)
 
 
 def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, out: Any) -> Any:
@@ -345,14 +360,26 @@ def _widened_late(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) ->
     return _widened(eqn, lax.optimization_barrier(xs) if out != low else xs, low, out)
 
 
+def _on_cpus(*operands: Any, low: np.dtype, **params: Any) -> Any:
+    """Has the contraction in float32, on several CPUs: XLA moves what the kernels' form fixes."""
+    contract = _widened_late
+    if low == FLOAT32:
+        contract = _in_algorithm("the program runs on several devices")
+    return _lowered(*operands, low=low, **params, contract=contract)
+
+
 def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any) -> Any:
     """Has the contraction in the form that XLA:CPU's kernels take, where they exist."""
-    kernels = cpu_kernels() if low == _BFLOAT16 else None
-    if kernels is None or not kernels.wide:
-        return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=_widened_late)
+    kernels = cpu_kernels() if low in (_BFLOAT16, FLOAT32) else None
     contraction = contraction_of(jaxpr)
+    exchanged = is_exchanged(body_of(jaxpr), contraction)
+    contract = _widened_late
+    if low == FLOAT32 and kernels is not None:
+        contract = _in_algorithm(None if kernels.wide else kernels.reason, exchanged)
+    if low == FLOAT32 or kernels is None or not kernels.wide:
+        return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=contract)
     form = _CPU_FORMS.get(contraction.primitive.name, lambda *_: None)
-    if is_exchanged(body_of(jaxpr), contraction):
+    if exchanged:
         form = functools.partial(form, exchanged=True)
 
     def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
@@ -363,6 +390,10 @@ def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any
         return lax.convert_element_type(result, out)
 
     return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=contract)
+
+
+def _in_algorithm(lacks: str | None, exchanged: bool = False) -> Callable[..., Any]:
+    return lambda eqn, xs, low, out: in_algorithm(eqn, xs, lacks, exchanged=exchanged)
 
 
 # The forms that XLA:CPU has kernels for: from operands, parameters and dtype to the result, None
@@ -378,7 +409,7 @@ accumulate_p: Any = define_primitive(
 lowers_by_platform(
     accumulate_p,
     default=_lowered,
-    cpu=functools.partial(_lowered, contract=_widened_late),
+    cpu=_on_cpus,
     one_cpu=_on_one_cpu,
 )
 # For whom the kernels' form is none: XLA aborts at bfloat16 products without its barriers.

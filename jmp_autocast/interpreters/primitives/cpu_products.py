@@ -146,10 +146,20 @@ def matmul(
         dtype: As for `product`.
         exchanged: As for `product`.
     """
-    (summed, _), _ = numbers = params["dimension_numbers"]
-    if not can_be_arranged((lhs, rhs)) or math.prod(lhs.shape[i] for i in summed) == 1:
+    if not can_be_arranged((lhs, rhs)) or is_outer(lhs, params):
         return None
-    return product(lhs, rhs, numbers, dtype, exchanged=exchanged)
+    return product(lhs, rhs, params["dimension_numbers"], dtype, exchanged=exchanged)
+
+
+def is_outer(lhs: Any, params: dict[str, Any]) -> bool:
+    """Returns whether a ``dot_general`` sums nothing.
+
+    Args:
+        lhs: Its left operand.
+        params: Its parameters.
+    """
+    (summed, _), _ = params["dimension_numbers"]
+    return math.prod(lhs.shape[i] for i in summed) == 1
 
 
 def can_be_arranged(xs: Sequence[Any]) -> bool:

@@ -11,6 +11,7 @@ from jax import lax
 
 from ...policies.precisions import is_algorithm, precision_of
 from ..compat import JaxprEqn, Literal, assumed_size, aval_of
+from .cpu_algorithms import asks_for_algorithm
 from .held_contraction import contraction_in
 from .traits import having
 
@@ -26,13 +27,20 @@ def asked_precision(eqn: JaxprEqn) -> Any:
     """
     # DEFAULT and HIGH leave the choice to the backend, which takes 16-bit operands as they are.
     precision = eqn.params.get("precision")
-    is_default = precision is None or isinstance(precision, tuple | lax.Precision)
+    # A `DotAlgorithm` is a tuple, too.
+    is_level = isinstance(precision, tuple | lax.Precision)
+    is_default = precision is None or (is_level and not isinstance(precision, lax.DotAlgorithm))
     return None if is_default and precision != _HIGHEST else precision
 
 
 def says_precision(eqn: JaxprEqn) -> bool:
     """Returns whether a product says in which precision it is computed."""
     return eqn.params.get("precision") is not None
+
+
+def names_algorithm(eqn: JaxprEqn) -> bool:
+    """Returns whether a float32 product says in which algorithm it is computed."""
+    return asks_for_algorithm(eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
 
 
 def with_precision(eqn: JaxprEqn, word: str) -> dict[str, Any] | None:

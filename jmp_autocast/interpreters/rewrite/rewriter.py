@@ -49,9 +49,14 @@ from ..plan.data import (
     Want,
 )
 from ..plan.float_dtypes import float_dtype
-from ..primitives.accumulate import accumulating_contraction, is_lowered_by_us
+from ..primitives.accumulate import (
+    accumulating_contraction,
+    is_lowered_by_us,
+    product_in_algorithm,
+)
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
+from ..primitives.cpu_algorithms import asks_for_algorithm
 from ..primitives.evaluate import as_function, evaluate
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, called, has_rule, is_plain_call
@@ -378,6 +383,8 @@ def _bound(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[A
         # Not all of JAX's forms of it, in either direction, have a kernel on CPUs. What the program
         # itself declares in bfloat16 is left alone.
         return [accumulating_contraction(eqn.primitive, params, *arrays, out=arrays[0].dtype)]
+    if asks_for_algorithm(eqn.primitive, arrays, params):
+        return [product_in_algorithm(params, *arrays)]
     # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
     out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
     return out if eqn.primitive.multiple_results else [out]
