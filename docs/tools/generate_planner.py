@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from jmp_autocast.interpreters.plan.equation import DECISIONS, GUARDS, PROMOTIONS
 from jmp_autocast.interpreters.plan.needs import ROWS, Need
 from jmp_autocast.interpreters.plan.requests import ASKS, REFUSES
-from jmp_autocast.interpreters.primitives.traits import TRAITS
+from jmp_autocast.interpreters.primitives.traits import TRAITS, having
 
 PAGE = pathlib.Path(__file__).parents[1] / "concepts" / "planner.md"
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports this file
@@ -33,7 +33,9 @@ def needs() -> str:
     lines = ["| need | what reads the value | asked by | raised | without it |", "|---" * 5 + "|"]
     for row in ROWS:
         name = row.need.name or ""
-        raised = "all" if row.raises >= TRAITS.keys() else _names(row.raises) or "-"
+        raised = _names(row.raises) or "-"
+        if row.raises >= TRAITS.keys() - having("contracts"):
+            raised = "all" if row.raises >= TRAITS.keys() else "all but products"
         asked_by = _names(row.primitives)
         lines.append(f"| `{name}` | {meanings[name]} | {asked_by} | {raised} | {row.why} |")
     return "\n".join(lines)

@@ -19,12 +19,17 @@ NEAR = 4.0
 BOUND = 2.0**15
 """What clips above this is there against overflow."""
 
+_MOST = 2**20
+"""A larger constant is a weight, which is not searched for a stencil or a grid."""
+
 
 class _Found(NamedTuple):
     exceeds: frozenset[np.dtype]
     is_within_one: bool
     is_clamped: bool
     rounds: frozenset[np.dtype]
+    is_stencil: bool
+    is_even: bool
 
 
 class ConstantRange:
@@ -63,6 +68,14 @@ class ConstantRange:
         """
         return self._found is not None and self._found.is_clamped
 
+    def is_stencil(self) -> bool:
+        """Returns whether its elements, or those of each filter in it, add up to 0."""
+        return self._find().is_stencil
+
+    def is_even(self) -> bool:
+        """Returns whether four or more elements along an axis are evenly spaced: positions."""
+        return self._find().is_even
+
     def _find(self) -> _Found:
         if self._found is None:
             self._found, self._value = _range_of(np.asarray(self._value), self._wide), None
@@ -77,7 +90,8 @@ class ConstantRange:
 
 def _range_of(array: np.ndarray, wide: np.dtype) -> _Found:
     if not array.size:
-        return _Found(frozenset(), True, False, frozenset())
+        return _Found(frozenset(), True, False, frozenset(), False, False)
+    shaped = array
     # Two passes over the array in NumPy, without a copy; most constants are never asked.
     array = array.reshape(-1)  # a number of no dimension has no slices
     largest = max(abs(array.min()), abs(array.max()))
@@ -88,7 +102,41 @@ def _range_of(array: np.ndarray, wide: np.dtype) -> _Found:
     beyond = any(is_clamped(float(largest), d) for d in narrow_dtypes(wide))
     far = array[(array > NEAR) & (array <= BOUND)] if largest > NEAR else array[:0]
     rounds = frozenset(d for d in narrow_dtypes(wide) if (far.astype(d) != far).any())
-    return _Found(exceeds, bool(largest <= 1), beyond, rounds)
+    is_small = array.size <= _MOST and bool(np.isfinite(array).all())
+    stencil = is_small and _is_stencil(shaped.astype(np.float64))
+    even = is_small and _is_even(shaped.astype(np.float64))
+    return _Found(exceeds, bool(largest <= 1), beyond, rounds, stencil, even)
+
+
+def _is_stencil(array: np.ndarray) -> bool:
+    """Whether an array adds up to 0, as a whole, or each row or column of a matrix does.
+
+    Of a bank of filters, one that does is enough: the others of a wavelet are its averages.
+    """
+    if array.ndim < 2:
+        return _adds_up_to_0(array.reshape(1, -1)).all()
+    columns = [_adds_up_to_0(np.moveaxis(array, k, 0).reshape(array.shape[k], -1)) for k in (0, -1)]
+    if array.ndim > 2:
+        return bool(any(found.any() for found in columns))
+    return bool(any(found.all() for found in columns))
+
+
+def _adds_up_to_0(rows: np.ndarray) -> np.ndarray:
+    size = np.abs(rows).sum(-1)
+    # A random row of n numbers adds up to 1 / sqrt(n) of its size; float32 rounds by 2**-24 of it.
+    return (np.abs(rows.sum(-1)) <= 2.0**-20 * size) & (size > 0)
+
+
+def _is_even(array: np.ndarray) -> bool:
+    """Whether there are four or more elements along an axis, at even distances, the same in all."""
+    for k in range(array.ndim):
+        if array.shape[k] < 4:
+            continue
+        steps = np.diff(array, axis=k)
+        spread = np.abs(array).max() * 2.0**-20
+        if np.abs(steps).max() > spread and (np.ptp(steps, axis=k) <= spread).all():
+            return True
+    return False
 
 
 def constant_range(value: Any, wide: np.dtype) -> ConstantRange | None:

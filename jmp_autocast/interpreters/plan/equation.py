@@ -22,7 +22,7 @@ from ...policies import (
 from ...policies.registry import check_obeyed
 from ..compat import aval_of
 from ..primitives import reading
-from ..primitives.traits import having
+from ..primitives.traits import LEAVES_FLOAT16, having
 from .basic_plans import (
     cast_results,
     emitted,
@@ -37,7 +37,9 @@ from .basic_plans import (
 )
 from .data import BIND, Contract, Demand, EquationPlan, Keep, Place, Source, ValueState, Want
 from .equation_view import check_domain, view_of
+from .float_dtypes import is_narrower
 from .islands import in_island
+from .needs import OF_PRODUCTS, ROWS
 from .reasons import READ_BY, Reason, ReasonCode
 from .symbolic_sizes import at_least, is_as_large
 from .value_facts import fold
@@ -262,6 +264,19 @@ def _sums_nothing(policy: Policy, at: Place) -> EquationPlan | None:
     return _first(PROMOTIONS, policy, at) if sums_nothing else None
 
 
+def _takes_differences(policy: Policy, at: Place) -> EquationPlan | None:
+    """A contraction with a constant whose elements add up to 0: a stencil, a wavelet."""
+    # The result is a small difference of its terms: the Laplacian of a smooth field was 3.7 times
+    # its size off. No learned weight adds up to 0.
+    if at.name not in _CONTRACTS:
+        return None
+    for i, state in enumerate(at.given[:2]):
+        if state.const_range is not None and state.const_range.is_stencil():
+            cause = f"the elements of constant {i} add up to 0"
+            return in_dtype(at, at.region.wide, Reason(ReasonCode.LITERAL, cause, (i,)))
+    return None
+
+
 def _reads_positions(policy: Policy, at: Place) -> EquationPlan | None:
     """A contraction of integers that count something: positions."""
     # An angle is a position times a frequency. Even a position that bfloat16 holds exactly, 255,
@@ -276,10 +291,29 @@ def _reads_positions(policy: Policy, at: Place) -> EquationPlan | None:
         if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(at.eqn))):
             reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
             return in_dtype(at, at.region.wide, reason)
+        # Scaled, or in a constant of the program, they are positions, too.
+        const_range = at.given[i].const_range
+        if at.made[i].counted or (const_range is not None and const_range.is_even()):
+            reason = Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
+            return in_dtype(at, at.region.wide, reason)
     return None
 
 
-GUARDS: tuple[Decides, ...] = (_exceeds_the_range, _sums_nothing, _reads_positions)
+def _is_needed(policy: Policy, at: Place) -> EquationPlan | None:
+    """A contraction whose readers need its digits: squares, a decomposition."""
+    if at.name not in _CONTRACTS or not at.need & OF_PRODUCTS:
+        return None
+    row = next(row for row in ROWS if at.need & OF_PRODUCTS & row.need)
+    return in_dtype(at, at.region.wide, Reason(ReasonCode.FEEDER, READ_BY + row.reader))
+
+
+GUARDS: tuple[Decides, ...] = (
+    _exceeds_the_range,
+    _sums_nothing,
+    _is_needed,
+    _takes_differences,
+    _reads_positions,
+)
 
 
 def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan:
@@ -333,6 +367,26 @@ def _is_accumulator(policy: Policy, at: Place) -> EquationPlan | None:
     return in_dtype(at, at.region.wide, _ACCUMULATES) if accumulates else None
 
 
+def _derivative_leaves(policy: Policy, at: Place) -> EquationPlan | None:
+    """In float16, what has a derivative beyond its range: computed in float32, and rounded once."""
+    # JAX's rule of `a / b` holds b**-2, which is 0 from 4,096 on and infinite below 1/256; that of
+    # a cube, as in a GELU, 3 x**2, which is infinite from 148 on. No loss scale mends these.
+    if at.compute_dtype != np.float16 or (positions := LEAVES_FLOAT16.get(at.name)) is None:
+        return None
+    if at.name == "integer_pow" and abs(reading.exponent(at.eqn) or 0) < 3:
+        return None
+    has_gradient = [
+        i
+        for i in positions
+        if at.given[i].known_value is None and at.given[i].source is not Source.CONST
+    ]
+    plan = _first(PROMOTIONS[2:], policy, at)
+    if not has_gradient or not is_narrower(plan.results[0].dtype, at.region.wide):
+        return None
+    wide = in_dtype(at, at.region.wide, plan.reason)
+    return rounded_once(wide, at.compute_dtype, plan.reason)
+
+
 def _readers_agree(policy: Policy, at: Place) -> EquationPlan | None:
     """What the readers ask for, unless something refuses."""
     # They come before the votes: a value that all of them read in another dtype would be cast for
@@ -373,7 +427,12 @@ def _voters_decide(policy: Policy, at: Place) -> EquationPlan | None:
     return in_dtype(at, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
 
 
-PROMOTIONS: tuple[Decides, ...] = (_is_accumulator, _readers_agree, _voters_decide)
+PROMOTIONS: tuple[Decides, ...] = (
+    _is_accumulator,
+    _derivative_leaves,
+    _readers_agree,
+    _voters_decide,
+)
 
 
 def _joined(dtypes: Sequence[np.dtype | None], wide: np.dtype) -> np.dtype:

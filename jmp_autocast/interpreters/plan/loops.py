@@ -15,6 +15,7 @@ from .data import Demand, EquationPlan, Inside, Place, Plan, Source, ValueState,
 from .float_dtypes import is_in, is_narrower
 from .loop_carries import first_guess, settled
 from .marks import NONE, SUMMED
+from .needs import NOTHING, OF_PRODUCTS, Need, round_a_loop
 from .reasons import Reason, ReasonCode
 from .returning_carries import accumulating_carries, residual_streams
 from .structural import (
@@ -68,9 +69,13 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     xs, ys = _slices(given[end:]), at.wants[len(initial) :]
     accumulating = _accumulating(planner.policy, at, body)
 
+    needs = _needs_of_carries(planner, at, body)
+
     def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Want]) -> Plan:
         inputs = [*fixed, *_carried(carries, accumulating), *xs]
-        return planner.plan(body.jaxpr, inputs, [*returned, *ys], at.region.names)
+        pairs = zip(returned, needs, strict=True)
+        wants = [dataclasses.replace(want, needs=need) for want, need in pairs]
+        return planner.plan(body.jaxpr, inputs, [*wants, *ys], at.region.names)
 
     # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair
     # is settled before anything else is read from the plan.
@@ -109,6 +114,13 @@ def _carried(dtypes: Sequence[np.dtype | None], accumulating: frozenset[int]) ->
     """Returns what is known of the carries of a loop, inside of it."""
     marks = [SUMMED if k in accumulating else NONE for k in range(len(dtypes))]
     return [ValueState(dtype, marks=m) for dtype, m in zip(dtypes, marks, strict=True)]
+
+
+def _needs_of_carries(planner: PlansBodies, at: Place, body: Body) -> list[int]:
+    """Returns what the carries are needed for by the next iteration, and by who reads the last."""
+    wants = [NOTHING if r is None else Need(at.wants[r].needs) for r in body.results]
+    needs = round_a_loop(body, wants, planner.memo, at.made)
+    return [int(needs[k] & OF_PRODUCTS) for _, k in body.carries]
 
 
 def _accumulating(policy: Policy, at: Place, body: Body) -> frozenset[int]:
@@ -178,9 +190,13 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
         inputs = loop_invariants([given[i] for i in constants])
         accumulating = accumulating_carries(jaxpr, body.fixed, len(body.carries))
         inputs += _carried(list(map(at.kept, jaxpr.invars[body.fixed :])), accumulating)
+        needs = {
+            k: n
+            for (_, k), n in zip(body.carries, _needs_of_carries(planner, at, body), strict=True)
+        }
         returned = [
-            Want() if r is None else Want(dtype=at.kept(v))
-            for v, r in zip(jaxpr.outvars, body.results, strict=True)
+            Want() if r is None else Want(dtype=at.kept(v), needs=needs.get(k, 0))
+            for k, (v, r) in enumerate(zip(jaxpr.outvars, body.results, strict=True))
         ]
         plan = planner.plan(body.jaxpr, inputs, returned, at.region.names)
         inner.append(plan)

@@ -22,10 +22,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, body_of
+from ..primitives.reading import exponent, free_dimensions, iota_length
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import having
 from .returning_carries import accumulating_carries
-from .symbolic_sizes import is_as_large
+from .symbolic_sizes import at_least, element_count, is_as_large
 
 _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
@@ -33,6 +34,9 @@ _MOVES = having("moves")
 _CONTRACTS = having("contracts")
 _DAMPS = having("damps")  # the result is no longer made element by element
 _KEEPS_FRESH = having("shifts") | {"neg", "select_n", "concatenate"}
+_JOINS = frozenset(("concatenate", "stack", "pad"))
+_KEEPS_COUNT = having("affine") | {"rem", "floor", "sign", "integer_pow"}
+_ADDS_UP = frozenset(("reduce_sum", "reduce_window_sum"))
 MOST_FACTORS = 2
 _OF_ALL = frozenset(("convolved", "spread", "given", "fresh"))
 
@@ -50,6 +54,13 @@ class Marks(NamedTuple):
         given: An input or a constant of the program, or elements of one.
         fresh: 2 where a contraction made it, since then only moved or summed; 1 where it was scaled
             as well. A bias that is added to it is about as large.
+        power: 2 where it was multiplied by itself, 1 where two values of its size were multiplied,
+            since then only moved.
+        squares: 2 where it is a sum of squares, scaled or summed with others; 1 its root.
+        sums_powers: A contraction of such products made it, since then only moved.
+        crosses: It is a product of two contractions, or the square of one.
+        counted: Positions: an `iota` made it, or a cumulative sum of one value, since then only
+            moved, scaled and shifted.
     """
 
     summed: bool = False
@@ -60,6 +71,11 @@ class Marks(NamedTuple):
     spread: bool = False
     given: bool = False
     fresh: int = 0
+    power: int = 0
+    squares: int = 0
+    sums_powers: bool = False
+    crosses: bool = False
+    counted: bool = False
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
@@ -71,6 +87,7 @@ class Marks(NamedTuple):
 NONE = Marks()
 SUMMED = Marks(summed=True)
 GIVEN = Marks(given=True)
+COUNTED = Marks(counted=True)
 
 Memo: TypeAlias = dict[Any, Any]
 AllMarks: TypeAlias = Mapping[Any, Marks]
@@ -165,13 +182,30 @@ def _factors(eqn: JaxprEqn, made: Sequence[Marks]) -> int:
 def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     name = eqn.primitive.name
     if name in _CONTRACTS:
-        return Marks(convolved=name == "conv_general_dilated", fresh=2)
+        # `einsum("id,id->i", x, x)`, not a matrix that is multiplied by itself.
+        is_norm = eqn.invars[0] is eqn.invars[1] and free_dimensions(eqn) == (0, 0)
+        return Marks(
+            convolved=name == "conv_general_dilated",
+            fresh=2,
+            squares=2 if is_norm else 0,
+            sums_powers=any([m.power for m in made[:2]]),
+        )
     if name == "broadcast_in_dim" and not is_as_large(eqn.invars[0], eqn.outvars[0]):
-        return Marks(spread=True, given=made[0].given, fresh=made[0].fresh)
+        m = made[0]
+        return m._replace(
+            summed=False, factors=0, multiplied=False, convolved=False, scaled=False, spread=True
+        )
+    if name in _ADDS_UP and made[0].power == 2:
+        return Marks(squares=2)
     if name in _MOVES or name == "convert_element_type":
         return made[0]
     is_mul = name == "mul"
-    if not (is_mul or name in _SUMS or any([m is not NONE for m in made])):
+    if name == "iota":
+        return COUNTED if not at_least(3, iota_length(eqn)) else NONE
+    if name == "cumsum":
+        return COUNTED if made[0].spread or made[0].counted else NONE
+    power = _power(eqn, made)
+    if not (is_mul or power or name in _SUMS or any([m is not NONE for m in made])):
         return NONE
     if len(eqn.outvars) != 1 or name in _DAMPS:
         return NONE
@@ -199,7 +233,43 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         scaled=scaled,
         spread=passes and bool(made) and all([m.spread for m in made]),
         fresh=fresh,
+        power=power,
+        squares=_squares(eqn, made, is_given),
+        sums_powers=name in _JOINS and any([m.sums_powers for m in made]),
+        crosses=name not in _JOINS and bool(power) and all([m.fresh for m in made]),
+        counted=name in _KEEPS_COUNT and _is_counted(eqn, made),
     )
+
+
+def _is_counted(eqn: JaxprEqn, made: Sequence[Marks]) -> bool:
+    """Whether positions are joined, or shifted and scaled by numbers; times data they are data."""
+    pairs = list(zip(eqn.invars, made, strict=True))[eqn.primitive.name == "select_n" :]
+    others = [v for v, m in pairs if not m.counted]
+    are_numbers = all([isinstance(v, Literal) or at_least(1, element_count(v)) for v in others])
+    return len(others) < len(pairs) and are_numbers
+
+
+def _power(eqn: JaxprEqn, made: Sequence[Marks]) -> int:
+    name = eqn.primitive.name
+    if name in _JOINS:
+        return max([m.power for m in made])
+    if name == "square" or exponent(eqn) == 2 or (name == "mul" and eqn.invars[0] is eqn.invars[1]):
+        return 2
+    return int(name == "mul" and len(full_size(eqn, made)) == 2)
+
+
+def _squares(eqn: JaxprEqn, made: Sequence[Marks], is_given: Sequence[bool]) -> int:
+    name = eqn.primitive.name
+    squares = max([m.squares for m in made])
+    if name == "sqrt":
+        return squares // 2
+    if squares == 1:
+        return 2 if _power(eqn, made) == 2 else 0
+    if name == "mul":  # not `y * std`: a deviation scales what is no distance
+        return squares if any(is_given) else 0
+    if name == "div":
+        return made[0].squares
+    return squares if name in _CHEAP else 0
 
 
 def _of_structure(eqn: JaxprEqn, marks: AllMarks, memo: Memo) -> list[Marks]:

@@ -23,6 +23,7 @@ from .float_dtypes import float_dtype, is_in
 from .islands import leaving, outside, plan_called_back
 from .kinds import kind_of
 from .marks import Memo
+from .needs import OF_PRODUCTS
 from .products import products_of
 from .rounded_streams import rounded_stream
 from .structural import plan_structural, planning_rule
@@ -214,8 +215,9 @@ class Planner:
             region.precision,
             region.island,
             at.accumulates,
+            at.need & OF_PRODUCTS,
             *at.given,
-            *[(m.fresh, m.spread) for m in at.made],
+            *[(m.fresh, m.spread, m.counted) for m in at.made],
             *[v.aval for v in eqn.invars],
             *eqn.params,
             *eqn.params.values(),

@@ -20,12 +20,13 @@ from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, Place, Source, ValueState, Want
 from .float_dtypes import is_narrower
 from .marks import is_convolved_sum
-from .needs import GUARDED, HARMED, LOST, NOTHING, ROWS, Need, Needs
+from .needs import GUARDED, HARMED, LOST, NOTHING, OF_PRODUCTS, ROWS, Need, Needs
 from .readers import Readers, Reads
 from .reasons import ReasonCode
 from .symbolic_sizes import at_least, element_count
 
 _CLEARS = having("clears")
+_CONTRACTS = having("contracts")
 _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves")
@@ -168,9 +169,12 @@ def _is_gated_summand(it: Maker, want: Want) -> bool:
 
 def _is_only_an_index(it: Maker, want: Want) -> bool:
     """For the index alone, beside 16-bit readers, no two activations are kept in float32."""
-    if not it.need & Need.SNAP or it.reads.demand is Demand.FULL:
+    if not it.need & (Need.SNAP | Need.RANKED) or it.reads.demand is Demand.FULL:
         return False
-    return it.computed > 1 or it.name not in _FEEDS
+    if it.need & OF_PRODUCTS:
+        return False
+    saturates = it.name in _SATURATES and it.need & Need.RANKED
+    return it.computed > 1 or not (it.name in _FEEDS or saturates)
 
 
 def _cannot_follow(it: Maker, want: Want) -> bool:
@@ -185,7 +189,9 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
         return not (it.policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION)
     # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
     # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
-    saturates = it.name in _SATURATES and it.need & GUARDED
+    saturates = it.name in _SATURATES and it.need & (GUARDED | Need.RANKED)
+    # A product of vectors, which no guard looks at.
+    saturates |= it.name in _CONTRACTS and it.need & OF_PRODUCTS
     is_cheap = it.name in _FEEDS or saturates or picks(it.at.eqn)
     return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
 

@@ -28,6 +28,7 @@ from .call_operands import cast_states, read_full, read_low
 from .data import BIND, KEEP, Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_in
+from .marks import Memo
 from .reasons import Reason, ReasonCode
 
 
@@ -36,9 +37,11 @@ class PlansBodies(Protocol):
 
     Attributes:
         policy: The policy of the program.
+        memo: What is known of its jaxprs, whatever their dtypes.
     """
 
     policy: Policy
+    memo: Memo
 
     def plan(
         self,

@@ -129,6 +129,13 @@ FOLDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 )
 """How the value of a primitive follows from operands of which every element is one known value."""
 
+LEAVES_FLOAT16: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"div": (1,), "integer_pow": (0,), "atan2": (0, 1), "cbrt": (0,)}
+)
+"""The operands by which the derivative leaves the range of float16 where the value does not: its
+rule holds ``b**-2``, ``n x**(n - 1)``, ``1 / (a**2 + b**2)`` and ``x**(-2/3)``. What JAX computes
+in float32 by policy (an exponential, a reciprocal, `rsqrt`, `tan`) has its derivative there."""
+
 
 def _read(rows: Mapping[str, str], words: frozenset[str] = _NAMES) -> dict[str, frozenset[str]]:
     table: dict[str, frozenset[str]] = {}

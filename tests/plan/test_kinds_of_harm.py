@@ -1,0 +1,585 @@
+"""Values that 16 bits get wrong by kind: programs of many fields, and the row that each needs.
+
+A row of a table below is a program, what is measured of it, and the bound. The reference is the
+program in float64. The bound is what casts by hand reach, with these products in float32: by
+PyTorch's rules all of them but `cdist` are in 16 bits. Without its row in the planner each program
+is beyond the bound.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, FP16, autocast, explain
+from jmp_autocast.interpreters.plan import equation, needs
+from jmp_autocast.interpreters.plan.needs import Need
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape, mean=0.0, deviation=1.0):
+    return (mean + deviation * RNG.standard_normal(shape)).astype(np.float32)
+
+
+def relative(got, want):
+    """The distance of two trees, in the norm of the second."""
+    got, want = (
+        np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(tree)])
+        for tree in (got, want)
+    )
+    return np.linalg.norm(got - want) / np.linalg.norm(want) if np.isfinite(got).all() else np.inf
+
+
+def differing(got, want):
+    """The share of choices that differ."""
+    return float(np.mean(np.asarray(got) != np.asarray(want)))
+
+
+def conv(x, kernel, **options):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(
+        x, jnp.asarray(kernel, x.dtype), (1, 1), "VALID", dimension_numbers=numbers, **options
+    )
+
+
+# --- squares, multiplied out -----------------------------------------------------------------
+
+POINTS = normal(200, 64, mean=1, deviation=0.1)
+CENTERS = POINTS[:20] + normal(20, 64, deviation=0.05)
+GAUSS = np.exp(-((np.arange(7) - 3.0) ** 2) / 4.5)
+WINDOW = (np.outer(GAUSS, GAUSS) / GAUSS.sum() ** 2)[:, :, None, None].astype(np.float32)
+IMAGE = (0.6 + 0.05 * np.sin(np.linspace(0, 20, 48)))[None, :, None, None] * np.ones((1, 1, 48, 1))
+IMAGE = (IMAGE + 0.01 * RNG.standard_normal(IMAGE.shape)).astype(np.float32)
+BAND = np.kron(np.eye(8), np.full((8, 1), 1 / 8)).astype(np.float32)
+
+
+def nearest_without_its_own_norm(c, x):
+    return jnp.argmin(jnp.sum(jnp.square(c), -1) - 2 * x @ c.T, -1)
+
+
+def codes_by_largest_score(c, x):
+    return jnp.argmax(jnp.einsum("nd,kd->nk", x, c) - 0.5 * jnp.einsum("kd,kd->k", c, c), -1)
+
+
+def quantized(c, x):
+    x2, c2 = jnp.sum(x**2, axis=1, keepdims=True), jnp.sum(c**2, axis=1)
+    return jnp.min(x2 - 2 * jnp.matmul(x, c.T) + c2, -1)
+
+
+@jax.jit
+def distances(a, b):
+    return (a * a).sum(-1)[:, None] + (b * b).sum(-1) + (-2.0 * a) @ b.T
+
+
+def discrepancy(c, x):
+    kernel = lambda a, b: jnp.exp(-distances(a, b)).mean()
+    return kernel(x, x) + kernel(c, c) - 2 * kernel(x, c)
+
+
+def chamfer(c, x):
+    norms = lambda a: jnp.linalg.norm(a, axis=-1) ** 2
+    d = norms(x)[:, None] + norms(c)[None] - 2 * jnp.einsum("id,jd->ij", x, c)
+    return jnp.sqrt(jnp.maximum(d, 1e-9)).min(1)
+
+
+def each_by_itself(c, x):
+    one = lambda a, b: jnp.dot(a, a) - 2 * jnp.dot(a, b) + jnp.dot(b, b)
+    return jax.vmap(lambda a: jax.vmap(lambda b: one(a, b))(c))(x)
+
+
+def in_blocks(c, x):
+    block = jax.checkpoint(lambda a: jnp.sum(a**2, -1)[:, None] + jnp.sum(c**2, -1) - 2 * a @ c.T)
+    return lax.scan(lambda n, a: (n, block(a)), 0, x.reshape(10, 20, 64))[1]
+
+
+def of_features(c, x):
+    z, e = jnp.tanh(x @ np.eye(64, dtype=np.float32)), jnp.tanh(c)
+    return jnp.argmin(jnp.sum(z * z, -1)[:, None] + jnp.sum(e * e, -1) - 2 * z @ e.T, -1)
+
+
+def local_contrast(_, x):
+    return jnp.mean(conv(jnp.square(x), WINDOW) - jnp.square(conv(x, WINDOW)))
+
+
+def structure_of_stacked(_, x):
+    y = x + 0.01 * jnp.cos(50 * x)
+    maps = jnp.concatenate([x, y, x * x, y * y, x * y], 0)
+    m, n, s, t, c = jnp.split(conv(maps, WINDOW), 5)
+    return jnp.mean((2 * (c - m * n) + 9e-4) / (s - m * m + t - n * n + 9e-4))
+
+
+def variance_by_products(_, x):
+    return (x * x) @ BAND - (x @ BAND) ** 2
+
+
+def factorization_machine(v, x):
+    return 0.5 * jnp.sum(jnp.square(x @ v) - jnp.square(x) @ jnp.square(v), -1)
+
+
+MACHINE = (normal(64, 8), np.eye(64, dtype=np.float32)[:50] + 1e-3 * normal(50, 64))
+EXPANDED = [
+    (nearest_without_its_own_norm, (CENTERS, POINTS), differing, 0.02),
+    (codes_by_largest_score, (CENTERS, POINTS), differing, 0.02),
+    (quantized, (CENTERS, POINTS), relative, 0.01),
+    (discrepancy, (CENTERS, POINTS), relative, 0.01),
+    (chamfer, (CENTERS, POINTS), relative, 0.01),
+    (each_by_itself, (CENTERS, POINTS), relative, 0.01),
+    (in_blocks, (CENTERS, POINTS), relative, 0.01),
+    (of_features, (CENTERS, POINTS), differing, 0.15),
+    (local_contrast, (0.0, IMAGE), relative, 0.01),
+    (structure_of_stacked, (0.0, IMAGE), relative, 0.01),
+    (variance_by_products, (0.0, POINTS), relative, 0.01),
+    (factorization_machine, MACHINE, relative, 0.01),
+]
+
+# --- constants that take differences ---------------------------------------------------------
+
+WAVE = np.sin(np.linspace(0, 3, 64)).astype(np.float32)
+FIELD = (WAVE[:, None] * WAVE)[None, :, :, None]
+LAPLACE = np.array([[0, 1, 0], [1, -4, 1], [0, 1, 0]], np.float32)[:, :, None, None]
+SOBEL = np.array([[1, 0, -1], [2, 0, -2], [1, 0, -1]], np.float32)[:, :, None, None]
+HALF = np.array([[1, 1, 1, 1], [1, 1, -1, -1]], np.float32)
+HAAR = np.einsum("ai,bj->ijab", HALF, HALF).reshape(4, 4, 1, 4) / 16
+STEP = (np.eye(64, k=1) - np.eye(64))[:-1].astype(np.float32)
+RING = (np.roll(np.eye(64), 1, 0) + np.roll(np.eye(64), -1, 0) - 2 * np.eye(64)).astype(np.float32)
+CENTERING = (np.eye(64) - 1 / 64).astype(np.float32)
+BIHARMONIC = np.array([1, -4, 6, -4, 1], np.float32)
+EACH = np.tile(LAPLACE, (1, 1, 1, 3))
+
+DIFFERENCES = [
+    (lambda _, u: conv(u, LAPLACE), (0.0, FIELD), relative, 0.01),
+    (lambda _, u: conv(u, SOBEL), (0.0, FIELD), relative, 0.01),
+    (lambda _, u: conv(u, HAAR)[..., 1:], (0.0, 5 + FIELD), relative, 0.01),
+    (lambda _, u: STEP @ u, (0.0, FIELD[0, :, :, 0]), relative, 0.01),
+    (lambda _, u: jnp.einsum("ij,jk->ik", RING, u)[1:-1], (0.0, FIELD[0, :, :, 0]), relative, 0.01),
+    (lambda _, x: CENTERING @ (x + 10), (0.0, POINTS[:64]), relative, 0.01),
+    (lambda _, u: jnp.convolve(u, BIHARMONIC, "valid"), (0.0, 1 + WAVE), relative, 0.5),
+    (
+        lambda _, u: conv(jnp.tile(u, 3), EACH, feature_group_count=3),
+        (0.0, FIELD),
+        relative,
+        0.01,
+    ),
+]
+
+# --- products that are decomposed ------------------------------------------------------------
+
+DESIGN = normal(100, 1) + normal(100, 8, mean=1, deviation=0.05)
+ANSWERS = normal(100)
+STATE = np.eye(6, dtype=np.float32) + 0.1 * np.eye(6, k=1, dtype=np.float32)
+BASIS = normal(64, 64)
+EYE = np.eye(8, dtype=np.float32)
+
+
+def ridge(x, y):
+    return jnp.linalg.solve(x.T @ x + 1e-4 * EYE, x.T @ y)
+
+
+def by_cholesky(x, y):
+    factor = jax.scipy.linalg.cho_factor(jnp.einsum("ni,nj->ij", x, x))
+    return jax.scipy.linalg.cho_solve(factor, y @ x)
+
+
+def log_evidence(x, y):
+    k = x @ x.T / 8 + 1e-3 * jnp.eye(len(x))
+    return 2 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(k))))
+
+
+def whitened(x, y):
+    c = x - x.mean(0)
+    values, _ = jnp.linalg.eigh(c.T @ c / len(x))
+    return 1 / jnp.sqrt(values)
+
+
+def fisher(x, y):
+    return jnp.linalg.inv((x * jax.nn.sigmoid(y)[:, None]).T @ x)
+
+
+def log_volume(x, y):
+    return jnp.linalg.slogdet(jax.jit(lambda a: a.T @ a)(x))[1]
+
+
+def smallest_singular(x, y):
+    return jnp.linalg.svd(x.T @ x, compute_uv=False)[-3:]
+
+
+def pseudo_inverse(x, y):
+    return jax.checkpoint(lambda a: jnp.linalg.solve(a.T @ a, a.T))(x) @ y
+
+
+def kalman(f, ys):
+    h = np.eye(6, dtype=np.float32)[::2]
+
+    def step(p, y):
+        p = f @ p @ f.T + 1e-5 * jnp.eye(6)
+        gain = jnp.linalg.solve(h @ p @ h.T + 1e-5 * jnp.eye(3), h @ p).T
+        return (jnp.eye(6) - gain @ h) @ p, jnp.trace(p)
+
+    return lax.scan(step, 100 * jnp.eye(6), ys)[1][-5:]
+
+
+def gauss_newton(x, y):
+    def body(i, w):
+        r = jnp.tanh(x @ w) - y / 10
+        j = (1 - jnp.tanh(x @ w) ** 2)[:, None] * x
+        return w - jnp.linalg.solve(j.T @ j + 1e-4 * EYE, j.T @ r)
+
+    return lax.fori_loop(0, 4, body, jnp.zeros(8))
+
+
+def generalized(x, y):
+    b = x.T @ x + 1e-4 * EYE
+    factor = jnp.linalg.cholesky(b)
+    return lax.linalg.triangular_solve(factor, x.T @ y[:, None], left_side=True, lower=True)
+
+
+DECOMPOSED = [
+    (fn, (DESIGN, ANSWERS), relative, bound)
+    for fn, bound in (
+        (ridge, 0.01),
+        (by_cholesky, 0.01),
+        (log_evidence, 1e-5),
+        (whitened, 1e-3),
+        (fisher, 0.01),
+        (log_volume, 1e-3),
+        (smallest_singular, 1e-3),
+        (pseudo_inverse, 0.01),
+        (gauss_newton, 0.02),  # `x @ w` is in 16 bits
+        (generalized, 0.01),
+    )
+]
+CHAINED = [(kalman, (STATE, np.zeros((30, 3), np.float32)), relative, 0.01)]
+
+# --- ranked values ---------------------------------------------------------------------------
+
+# Numbers of bfloat16, each once in a row: the product with the identity is exact.
+NUMBERS = np.concatenate([np.arange(2, 4, 1 / 64), np.arange(4, 8, 1 / 32)])
+LOGITS = np.stack([RNG.permutation(NUMBERS)[:64] for _ in range(40)]).astype(np.float32)
+SAME = np.eye(64, dtype=np.float32)
+
+
+def router(w, x):
+    return lax.top_k(jax.nn.sigmoid(x @ w), 4)[1]
+
+
+def balanced_router(w, x):
+    scores = jax.nn.sigmoid(x @ w["w"])
+    return lax.top_k(scores + w["bias"], 4)[1]
+
+
+def greedy(w, x):
+    return jnp.argmax(jnp.tanh(x @ w / 2), -1)
+
+
+def sorted_boxes(w, x):
+    return jnp.argsort(-jax.nn.sigmoid(x @ w), axis=-1)
+
+
+def least_open(w, x):
+    return jax.jit(lambda g: jnp.argmin(-2 * g, -1))(jax.nn.sigmoid(x @ w))
+
+
+def better_pairs(w, x):
+    p = jax.nn.sigmoid(x @ w)
+    return p[:, :, None] > p[:, None, :]
+
+
+def ranks_by_counting(w, x):
+    p = jax.scipy.special.erf(x @ w / 4)
+    return jnp.sum(jax.vmap(lambda r: r[:, None] < r[None, :])(p), -1)
+
+
+def with_payload(w, x):
+    p = jnp.tanh(x @ w / 2)
+    order = jnp.broadcast_to(jnp.arange(64), p.shape)
+    return lax.sort((p, order), num_keys=1)[1]
+
+
+def used_as_well(w, x):
+    p = jax.nn.sigmoid(x @ w)
+    return lax.top_k(p, 4)[1], (p @ w).sum().astype(int) * 0
+
+
+RANKED = [
+    (fn, (SAME, LOGITS), lambda a, b: differing(jax.tree.leaves(a)[0], jax.tree.leaves(b)[0]), 0.02)
+    for fn in (
+        router,
+        greedy,
+        sorted_boxes,
+        least_open,
+        better_pairs,
+        ranks_by_counting,
+        with_payload,
+        used_as_well,
+    )
+]
+RANKED.append(
+    (balanced_router, ({"w": SAME, "bias": normal(64, deviation=1e-4)}, LOGITS), differing, 0.05)
+)
+
+# --- positions -------------------------------------------------------------------------------
+
+FRAMES = np.linspace(0, 1, 512, dtype=np.float32).reshape(64, 8)
+GRID = np.mgrid[0:16, 0:16].reshape(2, 256).astype(np.float32)
+FREQUENCIES = normal(8, 16, deviation=20)
+TAPS = normal(9, 1, 1)
+LIFT = normal(64, 16, deviation=3)
+
+
+def phases_of_frames(w, x):
+    return jnp.sin(FRAMES @ w) * x
+
+
+def phases_of_a_grid(w, x):
+    return jnp.sin(GRID.reshape(-1, 8) @ w / 16) * x[0]
+
+
+def counted_by_sums(w, x):
+    t = jnp.cumsum(jnp.ones((64, 8)), 0) / 64
+    return jnp.sin(t @ w) * x
+
+
+def counted_along(w, x):
+    t = jnp.cumsum(jnp.full((8,), 1 / 8))
+    return jnp.cos((t[None, :] + x[:, :8]) @ w)
+
+
+def spaced(w, x):
+    return jnp.sin(jnp.linspace(-1, 1, 512).reshape(64, 8) @ w) * x
+
+
+def normalized_rows(w, x):
+    i = jnp.arange(512)
+    return jnp.sin(((i // 16).astype(x.dtype) / 32).reshape(64, 8) @ w) * x
+
+
+def meshed(w, x):
+    a, b = jnp.meshgrid(jnp.arange(16.0) / 16, jnp.arange(16.0) / 16)
+    return jnp.sin(jnp.stack([a, b], 0).reshape(64, 8) @ w) * x
+
+
+def filtered_ramp(w, x):
+    t = jnp.arange(512, dtype=jnp.float32) / 512
+    out = lax.conv_general_dilated(
+        20 * t.astype(w.dtype)[None, :, None],
+        w,
+        (1,),
+        "VALID",
+        dimension_numbers=("NWC", "WIO", "NWC"),
+    )
+    return jnp.sin(out[0, :64] * 5) * x[:, :1]
+
+
+def scaled_constant(w, x):
+    return jnp.sin(jnp.transpose(jnp.asarray(FRAMES.T)) @ w + x)
+
+
+ONES = np.ones((64, 16), np.float32)
+POSITIONS = [
+    (fn, (TAPS if fn is filtered_ramp else FREQUENCIES, ONES), relative, 0.01)
+    for fn in (
+        phases_of_frames,
+        phases_of_a_grid,
+        counted_by_sums,
+        spaced,
+        normalized_rows,
+        meshed,
+        filtered_ramp,
+        scaled_constant,
+    )
+]
+
+
+def rows():
+    kinds = {
+        "expanded": (EXPANDED, Need.EXPANDED),
+        "differences": (DIFFERENCES, "_takes_differences"),
+        "decomposed": (DECOMPOSED, Need.DECOMPOSED),
+        "chained": (CHAINED, Need.CHAINED),
+        "ranked": (RANKED, Need.RANKED),
+        "positions": (POSITIONS, "_reads_positions"),
+    }
+    for kind, (table, row) in kinds.items():
+        for i, (fn, args, measure, bound) in enumerate(table):
+            name = fn.__name__ if fn.__name__ != "<lambda>" else str(i)
+            yield pytest.param(fn, args, measure, bound, row, id=f"{kind}-{name}")
+
+
+def without(row, monkeypatch):
+    """Takes a row out of the planner: a need, or a guard."""
+    if isinstance(row, str):
+        kept = tuple(guard for guard in equation.GUARDS if guard.__name__ != row)
+        assert len(kept) < len(equation.GUARDS)
+        monkeypatch.setattr(equation, "GUARDS", kept)
+    else:
+        asked = {name: [r for r in rs if r.need != row] for name, rs in needs._ASKED.items()}
+        monkeypatch.setattr(needs, "_ASKED", asked)
+
+
+@functools.cache
+def in_float64(fn):
+    """The program in float64, of the same numbers."""
+    args = next(row.values[1] for row in ROWS if row.values[0] is fn)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        return jax.device_get(fn(*jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), args)))
+
+
+ROWS = list(rows())
+
+
+@pytest.mark.parametrize(("fn", "args", "measure", "bound", "row"), ROWS)
+def test_values_are_right_and_wrong_without_the_row(fn, args, measure, bound, row, monkeypatch):
+    args = jax.tree.map(jnp.asarray, args)
+    want = in_float64(fn)
+    run = lambda: measure(jax.jit(autocast(lambda *a: fn(*a), policy=BF16))(*args), want)
+    found = run()
+    without(row, monkeypatch)
+    removed = run()
+    assert found <= bound < removed, (found, removed)
+
+
+# --- what keeps its 16 bits ---
+
+
+def newton_schulz(w, x):
+    g = w / (jnp.linalg.norm(w) + 1e-7)
+    for _ in range(3):
+        a = g @ g.T
+        b = -4.775 * a + 2.0315 * (a @ a)
+        g = 3.4445 * g + b @ g
+    return g
+
+
+def attention(w, x):
+    q = (x @ w).reshape(40, 4, 16)
+    scores = jnp.einsum("qhd,khd->hqk", q, q) / 4
+    scores = jnp.where(jnp.tril(jnp.ones((40, 40), bool)), scores, -1e9)
+    return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores), q)
+
+
+def adapted(p, x):
+    return x @ p["w"] + 2.0 * ((x @ p["a"]) @ p["b"])
+
+
+def gated_block(w, x):
+    h = x @ w
+    h = h + (jax.nn.silu(h @ w) * (h @ w)) @ w
+    return (h * lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-6)) @ w
+
+
+def squared_relu(w, x):
+    h = x @ w
+    return h + jnp.square(jax.nn.relu(h @ w)) @ w
+
+
+def with_weight_decay(w, x):
+    return jnp.mean((jnp.tanh(x @ w) @ w - x) ** 2) + 1e-4 * jnp.sum(w**2)
+
+
+def denormalized(w, x):
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return ((x - mean) / jnp.sqrt(var + 1e-5)) @ w * jnp.sqrt(var) + mean
+
+
+def cosines(w, x):
+    z = x @ w
+    z = z / jnp.linalg.norm(z, axis=-1, keepdims=True)
+    return jax.nn.log_softmax(z @ z.T / 0.07)
+
+
+def routed(w, x):
+    h = x @ w
+    weights, _ = lax.top_k(jax.nn.sigmoid(h @ w), 2)
+    return (h * weights.sum(-1, keepdims=True)) @ w
+
+
+def lstm(w, x):
+    def step(carry, row):
+        c, h = carry
+        i, f, o, g = jnp.split(jnp.concatenate([row, h]) @ w, 4)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (c, h), h
+
+    return lax.scan(step, (jnp.zeros(64), jnp.zeros(64)), x)[1]
+
+
+def sampled(w, x):
+    factor = jnp.linalg.cholesky(jnp.eye(64) * 2)
+    return (x @ w) @ factor.T
+
+
+def of_rank(rank):
+    return {"w": normal(64, 64), "a": normal(64, rank), "b": normal(rank, 64)}
+
+
+FAST = [
+    *[(fn, normal(64, 64)) for fn in (newton_schulz, attention, gated_block, squared_relu)],
+    *[(fn, normal(64, 64)) for fn in (with_weight_decay, denormalized, cosines, routed, sampled)],
+    (lstm, normal(128, 256)),
+    *[(adapted, of_rank(rank)) for rank in (2, 3, 4, 8)],
+]
+
+
+@pytest.mark.parametrize(("fn", "params"), [pytest.param(fn, p, id=fn.__name__) for fn, p in FAST])
+@pytest.mark.parametrize("level", ["o1", "compute", "tensor_cores"])
+def test_products_of_networks_keep_16_bits(fn, params, level):
+    report = explain(fn, params, LOGITS, policy=BF16.with_level(level))
+    products = [row for row in report.rows if row.primitive == "dot_general"]
+    assert products
+    assert {dtype for row in products for dtype in row.operands[:2]} == {"bfloat16"}
+
+
+def test_explain_names_the_need():
+    rows = explain(ridge, DESIGN, ANSWERS, policy=BF16).rows
+    causes = [row.cause for row in rows if row.primitive == "dot_general"]
+    assert "a decomposition or a solve" in causes[0]
+
+
+# --- gates of many steps, and derivatives in float16 --------------------------------------------
+
+STEPS = normal(512, 32)
+GATES = {
+    "bound and tanh": lambda z: 0.998 + 0.001 * jnp.tanh(z),
+    "hard sigmoid": lambda z: jax.nn.hard_sigmoid(0.02 * z + 2.96),
+    "clipped line": lambda z: jnp.clip(0.995 + 0.001 * z, 0.9, 0.999),
+    "soft sign": lambda z: 0.998 + 0.001 * z / (1 + jnp.abs(z)),
+}
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+def test_gates_of_many_steps_keep_their_digits(gate):
+    def run(w, x):
+        h = x @ w
+        step = lambda c, now: (now[0] * c + (1 - now[0]) * now[1],) * 2
+        return lax.scan(step, jnp.zeros(32), (gate(h), h))[1]
+
+    args = jnp.asarray(normal(32, 32) / 6), jnp.asarray(STEPS)
+    assert relative(jax.jit(autocast(run, policy=BF16))(*args), jax.jit(run)(*args)) < 0.02
+
+
+SIZES = jnp.linspace(300.0, 2000.0, 32)
+IN_FLOAT16 = {
+    "quotient": lambda h: h / (jnp.abs(h) + 1),
+    "ratio of products": lambda h: h / (2 * h),
+    "gelu": jax.nn.gelu,
+    "cube in a tanh": lambda h: jnp.tanh(h**3),
+    "fourth power": lambda h: jnp.tanh(lax.integer_pow(h, 4)),
+    "angle": lambda h: 100 * jnp.arctan2(h, h + 100),
+    "root": lambda h: jnp.cbrt(h),
+    "normalized": lambda h: h / jnp.maximum(jnp.abs(h), 1),
+}
+
+
+@pytest.mark.parametrize("fn", IN_FLOAT16.values(), ids=IN_FLOAT16)
+def test_derivatives_fit_in_float16(fn):
+    loss = lambda w, x: jnp.sum(fn(x @ w) @ jnp.eye(32) / 1024)
+    args = jnp.eye(32), SIZES[None, :]
+    run = lambda policy: jax.jit(jax.grad(autocast(loss, policy=policy), argnums=1))(*args)
+    got, want = run(FP16), jax.jit(jax.grad(loss, argnums=1))(*args)
+    assert jnp.isfinite(got).all()
+    assert jnp.abs(got - want).max() < 0.05 * jnp.abs(want).max() + 1e-6
