@@ -114,7 +114,7 @@ def _is_stencil(array: np.ndarray) -> bool:
     Of a bank of filters, one that does is enough: the others of a wavelet are its averages.
     """
     if array.ndim < 2:
-        return _adds_up_to_0(array.reshape(1, -1)).all()
+        return bool(_adds_up_to_0(array.reshape(1, -1)).all())
     columns = [_adds_up_to_0(np.moveaxis(array, k, 0).reshape(array.shape[k], -1)) for k in (0, -1)]
     if array.ndim > 2:
         return bool(any(found.any() for found in columns))
