@@ -12,7 +12,7 @@ from jax import lax
 
 from jmp_autocast import BF16, CastPolicy, Policy, autocast, register_policy
 from jmp_autocast.interpreters.compat import Tracer
-from jmp_autocast.interpreters.plan import basic_plans, votes
+from jmp_autocast.interpreters.plan import basic_plans, marks, votes
 from jmp_autocast.interpreters.plan.planner import Planner
 from tests.support.jaxprs import inner_jaxprs, trace
 
@@ -172,7 +172,10 @@ LOST = {
     ),
     "coordinates": (
         operations_probes.rotated,
-        lambda patch: patch.setattr(basic_plans, "coordinate_bound", lambda *operands: None),
+        lambda patch: [
+            patch.setattr(basic_plans, "coordinate_bound", lambda *operands: None),
+            patch.setattr(marks, "COUNTED", marks.NONE),
+        ],
     ),
     "states": (
         operations_probes.one_call_for_several_kinds,

@@ -19,8 +19,8 @@ NEAR = 4.0
 BOUND = 2.0**15
 """What clips above this is there against overflow."""
 
-_MOST = 2**20
-"""A larger constant is a weight, which is not searched for a stencil or a grid."""
+_MOST = 2**18
+"""A constant of more elements is a weight: no guard searches it for a stencil or a grid."""
 
 
 class _Found(NamedTuple):
@@ -38,11 +38,12 @@ class ConstantRange:
     Two are equal if all that is asked of them is, so that plans are shared between constants.
     """
 
-    __slots__ = ("_found", "_value", "_wide")
+    __slots__ = ("_found", "_is_small", "_value", "_wide")
 
     def __init__(self, value: Any, wide: np.dtype) -> None:
         self._value = value
         self._wide = wide
+        self._is_small = np.size(value) <= _MOST
         self._found: _Found | None = None
 
     def exceeds(self) -> frozenset[np.dtype]:
@@ -70,11 +71,11 @@ class ConstantRange:
 
     def is_stencil(self) -> bool:
         """Returns whether its elements, or those of each filter in it, add up to 0."""
-        return self._find().is_stencil
+        return self._is_small and self._find().is_stencil
 
     def is_even(self) -> bool:
         """Returns whether four or more elements along an axis are evenly spaced: positions."""
-        return self._find().is_even
+        return self._is_small and self._find().is_even
 
     def _find(self) -> _Found:
         if self._found is None:
