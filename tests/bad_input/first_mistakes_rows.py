@@ -334,7 +334,7 @@ SEEN = [
         "a short name of float8",
         lambda w: Policy(matmul="fp8"),
         ValueError,
-        "matmul | 'fp8' | must be one of | Write 'float8'",
+        "matmul | 'fp8' | must be one of | Write matmul='float8'",
     ),
     Row(
         "autocast",
@@ -568,7 +568,7 @@ GUESSED = [
         "integers",
         lambda w: Policy(matmul="int8"),
         ValueError,
-        "matmul | 'int8' | must be one of | no integer products: write 'float8'",
+        "matmul | 'int8' | must be one of | no integer products: write matmul='float8'",
     ),
     Row(
         "quantize_params",

@@ -1,5 +1,6 @@
 """What mixed precision by rewriting a traced program gets wrong easily; see docs/traps.md."""
 
+import contextlib
 import functools
 import pathlib
 import re
@@ -11,7 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jmp_autocast import autocast
+from jmp_autocast import BF16, autocast, compute_precision
 from tests.support.jaxprs import (
     assert_dots_run_in,
     dot_dtypes,
@@ -124,10 +125,38 @@ def test_a_recorded_element_type_is_no_request():
     assert dot_dtypes(trace(computed(behind), X)) == [(LOW, LOW, FULL)]
 
 
-@pytest.mark.parametrize("precision", ["highest", "BF16_BF16_F32_X3", "F32_F32_F32"])
+PRECISIONS = ["highest", "high", ("highest", "default"), "BF16_BF16_F32_X3", "F32_F32_F32"]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_precision_is_a_request(precision):
     fn = lambda x: jnp.dot(x, x, precision=precision)
-    assert str(trace(bf16(fn), X)) == str(trace(fn, X))
+    (ours,), (asked,) = (find(trace(f, X), "dot_general") for f in (bf16(fn), fn))
+    assert ours.params == asked.params
+    assert [v.aval for v in ours.invars] == [v.aval for v in asked.invars]
+
+
+LOWERED = {
+    "with_rules": BF16.with_rules({"dot_general": "lower_precision_fp"}),
+    "with_scopes": BF16.with_scopes({"*net": "bfloat16"}),
+    "in the code": BF16,
+}
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "BF16_BF16_F32_X3"])
+@pytest.mark.parametrize("name", LOWERED)
+def test_a_rule_or_a_scope_wins_over_a_precision(name, precision):
+    in_code = compute_precision(LOW) if name == "in the code" else contextlib.nullcontext()
+
+    def fn(x):
+        with jax.named_scope("net"), in_code:
+            return jnp.dot(x, x, precision=precision)
+
+    (eqn,) = find(
+        trace(autocast(fn, policy=LOWERED[name], output_dtype="computed"), X), "dot_general"
+    )
+    assert [v.aval.dtype for v in eqn.invars] == [LOW, LOW]
+    assert eqn.params.get("precision") is None
 
 
 def test_options_are_no_ambient_state():

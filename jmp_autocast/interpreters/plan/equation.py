@@ -35,7 +35,7 @@ from .basic_plans import (
     rounded_once,
     without_floats,
 )
-from .data import BIND, Contract, Demand, EquationPlan, Keep, Place, Source, ValueState, Want
+from .data import BIND, Bind, Contract, Demand, EquationPlan, Keep, Place, Source, ValueState, Want
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_narrower
 from .islands import in_island
@@ -213,7 +213,9 @@ def _because(code: ReasonCode, want: Want) -> Reason:
 def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
     """Returns the plan in the compute dtype, unless the user or a guard asks for float32."""
     contracts = at.name in _CONTRACTS
-    if contracts and (plan := _asked(at)) is not None:
+    # A rule of the policy, or a scope that names the dtype, is said later than the program's text.
+    overrules = not guarded or bool(at.region.cause)
+    if contracts and (plan := _asked(at, overrules)) is not None:
         return plan
     for guard in GUARDS if guarded else ():
         if (plan := guard(policy, at)) is not None:
@@ -226,13 +228,21 @@ def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
     if contracts and declared_low and reading.preferred_dtype(at.eqn) == at.region.wide:
         results = tuple(ValueState(at.region.wide) for _ in plan.results)
         action = plan.action if isinstance(plan.action, Keep) else BIND
-        return dataclasses.replace(plan, results=results, action=action)
+        plan = dataclasses.replace(plan, results=results, action=action)
+    if contracts and isinstance(plan.action, Bind) and (dropped := reading.without_request(at.eqn)):
+        params = {**plan.action.params, **dropped}
+        plan = dataclasses.replace(plan, action=dataclasses.replace(plan.action, params=params))
     return plan
 
 
-def _asked(at: Place) -> EquationPlan | None:
-    """Returns the plan of a product that the program says more of than its operands."""
-    if (precision := reading.asked_precision(at.eqn)) is not None:
+def _asked(at: Place, overrules: bool) -> EquationPlan | None:
+    """Returns the plan of a product that the program says more of than its operands.
+
+    Args:
+        at: The product.
+        overrules: The policy lowers it whatever precision the program asks for.
+    """
+    if not overrules and (precision := reading.asked_precision(at.eqn)) is not None:
         return keep(at, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
     if at.floats[:2] != [0, 1]:
         return keep(at, Reason(ReasonCode.DOMAIN, "an operand is no float"))

@@ -17,20 +17,24 @@ from .traits import having
 
 _CONTRACTIONS = having("contracts")
 
-_HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
-
 
 def asked_precision(eqn: JaxprEqn) -> Any:
-    """Returns the ``precision`` with which a user asks for more than 16 bits, None if none does.
+    """Returns the ``precision`` with which a user asks for more than the backend's default.
 
-    ``HIGHEST`` does, and so does a dot algorithm, which names the dtypes that it multiplies in.
+    None if none does. ``HIGH`` of one operand does, and so does a dot algorithm, which names the
+    dtypes that it multiplies in.
     """
-    # DEFAULT and HIGH leave the choice to the backend, which takes 16-bit operands as they are.
     precision = eqn.params.get("precision")
     # A `DotAlgorithm` is a tuple, too.
-    is_level = isinstance(precision, tuple | lax.Precision)
-    is_default = precision is None or (is_level and not isinstance(precision, lax.DotAlgorithm))
-    return None if is_default and precision != _HIGHEST else precision
+    is_pair = isinstance(precision, tuple) and not isinstance(precision, lax.DotAlgorithm)
+    words = precision if is_pair else (precision,)
+    return None if all(word in (None, lax.Precision.DEFAULT) for word in words) else precision
+
+
+def without_request(eqn: JaxprEqn) -> dict[str, Any]:
+    """Returns the parameter that takes a precision that was asked for from a lowered product."""
+    # It was asked for float32 operands: an algorithm may not take others.
+    return {} if asked_precision(eqn) is None else {"precision": None}
 
 
 def says_precision(eqn: JaxprEqn) -> bool:

@@ -58,7 +58,7 @@ from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
 from ..primitives.cpu_algorithms import asks_for_algorithm
 from ..primitives.evaluate import as_function, evaluate
-from ..primitives.reading import cast_dtype, redispatched
+from ..primitives.reading import cast_dtype, redispatched, without_request
 from ..primitives.structure import bodies, called, has_rule, is_plain_call
 from ..regions import AS_DECLARED
 from .closures import KeepsValues
@@ -397,7 +397,7 @@ def _accumulated(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], of_sour
         factors = [(x, None) for x in read(plan, operands)]
     return accumulating_contraction(
         eqn.primitive,
-        eqn.params,
+        {**eqn.params, **without_request(eqn)},
         *(low for low, _ in factors),
         out=plan.results[0].dtype,
         full=(factors[0][1], factors[1][1]),
