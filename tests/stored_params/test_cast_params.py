@@ -1,5 +1,7 @@
 """`cast_params`: which leaves a program reads in 16 bits alone, and that nothing else changes."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -171,7 +173,7 @@ def test_gradients_of_stored_parameters_are_those_of_the_program():
 def test_the_check_finds_a_leaf_that_is_read_in_float32(monkeypatch):
     fn, params, _ = PROGRAMS["returned"]
     wrong = lambda plan: [{np.dtype(jnp.bfloat16)} for _ in plan.inputs]
-    monkeypatch.setitem(cast_params.__globals__, "read_dtypes", wrong)
+    monkeypatch.setitem(inspect.unwrap(cast_params).__globals__, "read_dtypes", wrong)
     with pytest.raises(AssertionError, match="other bits in its outputs"):
         cast_params(fn, params, X, policy=BF16, check=True)
 

@@ -200,7 +200,7 @@ def _by_policy(policy: Policy, at: Place, decision: Decision, guarded: bool) -> 
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
             return rounded_once(plan, at.compute_dtype, plan.reason)
         return plan
-    return _first(PROMOTIONS, policy, at)
+    return _first(PROMOTIONS if at.name in LEAVES_FLOAT16 else _OTHERS_PROMOTE, policy, at)
 
 
 def _because(code: ReasonCode, want: Want) -> Reason:
@@ -271,7 +271,7 @@ def _sums_nothing(policy: Policy, at: Place) -> EquationPlan | None:
         return None
     depth = reading.reduction_depth(at.eqn)
     sums_nothing = at_least(1, depth) and at_least(depth, 1)
-    return _first(PROMOTIONS, policy, at) if sums_nothing else None
+    return _first(_OTHERS_PROMOTE, policy, at) if sums_nothing else None
 
 
 def _takes_differences(policy: Policy, at: Place) -> EquationPlan | None:
@@ -381,13 +381,13 @@ def _derivative_leaves(policy: Policy, at: Place) -> EquationPlan | None:
     """In float16, what has a derivative beyond its range: computed in float32, and rounded once."""
     # JAX's rule of `a / b` holds b**-2, which is 0 from 4,096 on and infinite below 1/256; that of
     # a cube, as in a GELU, 3 x**2, which is infinite from 148 on. No loss scale mends these.
-    if at.compute_dtype != np.float16 or (positions := LEAVES_FLOAT16.get(at.name)) is None:
+    if at.compute_dtype != np.float16:
         return None
     if at.name == "integer_pow" and abs(reading.exponent(at.eqn) or 0) < 3:
         return None
     has_gradient = [
         i
-        for i in positions
+        for i in LEAVES_FLOAT16[at.name]
         if at.given[i].known_value is None and at.given[i].source is not Source.CONST
     ]
     plan = _first(PROMOTIONS[2:], policy, at)
@@ -443,6 +443,8 @@ PROMOTIONS: tuple[Decides, ...] = (
     _readers_agree,
     _voters_decide,
 )
+_OTHERS_PROMOTE = tuple(decides for decides in PROMOTIONS if decides is not _derivative_leaves)
+"""The chain of primitives that are not in `LEAVES_FLOAT16`."""
 
 
 def _joined(dtypes: Sequence[np.dtype | None], wide: np.dtype) -> np.dtype:

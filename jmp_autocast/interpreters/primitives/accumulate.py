@@ -45,7 +45,7 @@ from ..compat.registration import (
     zero_tangent,
 )
 from .cached_bind import bind_cached, with_cached_derivative
-from .cpu_algorithms import in_algorithm
+from .cpu_algorithms import asks_for_algorithm, in_algorithm
 from .cpu_convolutions import convolution
 from .cpu_products import is_exchanged, matmul
 from .evaluate import evaluate
@@ -393,7 +393,13 @@ def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any
 
 
 def _in_algorithm(lacks: str | None, exchanged: bool = False) -> Callable[..., Any]:
-    return lambda eqn, xs, low, out: in_algorithm(eqn, xs, lacks, exchanged=exchanged)
+    def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
+        # A second derivative of a float8 product multiplies float32, too, and names none.
+        if not asks_for_algorithm(eqn.primitive, xs, eqn.params):
+            return _bound(eqn, xs, low, out)
+        return in_algorithm(eqn, xs, lacks, exchanged=exchanged)
+
+    return contract
 
 
 # The forms that XLA:CPU has kernels for: from operands, parameters and dtype to the result, None
