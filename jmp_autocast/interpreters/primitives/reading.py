@@ -24,10 +24,10 @@ def asked_precision(eqn: JaxprEqn) -> Any:
     None if none does. ``HIGH`` of one operand does, and so does a dot algorithm, which names the
     dtypes that it multiplies in.
     """
-    precision = eqn.params.get("precision")
+    precision: Any = eqn.params.get("precision")
     # A `DotAlgorithm` is a tuple, too.
     is_pair = isinstance(precision, tuple) and not isinstance(precision, lax.DotAlgorithm)
-    words = precision if is_pair else (precision,)
+    words: tuple[Any, ...] = precision if is_pair else (precision,)
     return None if all(word in (None, lax.Precision.DEFAULT) for word in words) else precision
 
 
