@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.compute_on import compute_on
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jmp_autocast import BF16, autocast, full_precision, keep_less
@@ -145,6 +146,26 @@ def test_metadata_stays_with_the_equations_that_were_traced_in_it():
     marked = [line for line in lines if 'part = "head"' in line]
     assert len(marked) == 1
     assert "exponential" in marked[0]
+
+
+def on_the_host(fn):
+    """`compute_on` is a context in JAX 0.10, and a function of functions later."""
+    if jax.__version_info__ < (0, 11):
+        return compute_on("device_host")(jax.jit(fn))
+    space = jax.memory.Space.Device
+    return compute_on(fn, compute_type="device_host", out_memory_spaces=space)
+
+
+def test_what_the_host_computes_stays_there():
+    fn = lambda w, x: jnp.sum(on_the_host(lambda w, x: lax.exp(x @ w))(w, x))
+    cast = autocast(fn, policy=BF16)
+    (product,) = find(trace(cast, W, X), "dot_general")
+    assert [v.aval.dtype for v in product.invars] == [jnp.bfloat16] * 2
+    lines = jax.jit(cast).lower(W, X).as_text().splitlines()
+    computed = [line for line in lines if "dot_general" in line or "exponential" in line]
+    assert len(computed) == 2
+    assert all('_xla_compute_type = "host"' in line for line in computed)
+    np.testing.assert_allclose(jax.jit(cast)(W, X), fn(W, X), rtol=1e-2)
 
 
 @pytest.mark.parametrize("mode", ["standard", "strict"])
