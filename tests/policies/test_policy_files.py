@@ -152,6 +152,8 @@ def with_each_hostile_string(test):
     return test
 
 
+# A random name may be that of a function: "LINEAR" is.
+@pytest.mark.filterwarnings("ignore:Policy file .* has a rule for:UserWarning")
 @settings(max_examples=200)
 @with_each_hostile_string
 @given(policies)

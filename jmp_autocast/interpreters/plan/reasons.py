@@ -22,7 +22,7 @@ class ReasonCode(enum.Enum):
     DOMAIN = "DOMAIN"  # an operand of a dtype that autocast never touches here, such as float8
     SCOPE = "SCOPE"  # a scope keeps the region in its declared dtypes
     USER_CAST = "USER_CAST"  # the program casts
-    USER_PRECISION = "USER_PRECISION"  # precision=HIGHEST or a dot algorithm
+    USER_PRECISION = "USER_PRECISION"  # a precision or a dot algorithm
     LITERAL = "LITERAL"  # a literal or constant that the compute dtype cannot hold
     COORD = "COORD"  # integer coordinates too large for the compute dtype
     FEEDER = "FEEDER"  # every consumer runs in float32
