@@ -24,6 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports t
 
 from pages import run  # noqa: E402
 
+_MOST_NAMES = 12  # of the primitives in a cell
 _MEANING = re.compile(r"^ *([A-Z_0-9]+): (.+)\.$", re.MULTILINE)
 
 
@@ -42,7 +43,10 @@ def needs() -> str:
 
 
 def _names(primitives: Iterable[str]) -> str:
-    return ", ".join(f"`{p}`" for p in sorted(primitives))
+    names, products = set(primitives), having("contracts")
+    rest = [f"`{p}`" for p in sorted(names - products if names >= products else names)]
+    listed = ", ".join((["products"] if names >= products else []) + rest[:_MOST_NAMES])
+    return listed + (f" and {len(rest) - _MOST_NAMES} more" if len(rest) > _MOST_NAMES else "")
 
 
 def _listed(functions: Sequence[Callable[..., object]]) -> str:
