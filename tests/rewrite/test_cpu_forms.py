@@ -14,7 +14,8 @@ from jmp_autocast import BF16, Policy, autocast, cpu_kernels
 from jmp_autocast.inspect.compiled.products import products_in, share_in_kernels
 from jmp_autocast.interpreters.primitives.cpu_convolutions import convolution
 from jmp_autocast.interpreters.primitives.cpu_products import matmul
-from tests.support.exact_products import error, exact_convolution
+from tests.fuzz.products import random_convolution
+from tests.support.exact_products import error
 
 # What float32 accumulation of 512 products of rounded operands, rounded once, is off by.
 BOUND = 0.005
@@ -101,49 +102,24 @@ def test_a_random_product(seed):
         np.testing.assert_allclose(found, wide, rtol=1e-5, atol=1e-5)
 
 
-def random_convolution(rng):
-    rank = int(rng.integers(1, 4))
-    specs = [
-        "".join(rng.permutation(list(f) + [str(i) for i in range(rank)]))
-        for f in ("NC", "IO", "NC")
-    ]
-    features, out = rng.choice([1, 3, 8], 2)
-    spatial, window = rng.choice([4, 7, 9], rank), rng.choice([1, 1, 2, 3], rank)
-    images = {"N": rng.choice([1, 2, 5]), "C": features} | dict(zip("012", spatial, strict=False))
-    kernel = {"I": features, "O": out} | dict(zip("012", window, strict=False))
-    x, w = (
-        jnp.asarray(rng.standard_normal([sizes[c] for c in spec]), jnp.bfloat16)
-        for spec, sizes in zip(specs, (images, kernel), strict=False)
-    )
-    options = dict(
-        window_strides=rng.integers(1, 4, rank).tolist(),
-        padding=[(int(rng.integers(-1, 3)), int(rng.integers(0, 2))) for _ in range(rank)],
-        lhs_dilation=rng.choice([1, 1, 2], rank).tolist(),
-        rhs_dilation=rng.choice([1, 1, 2], rank).tolist(),
-        dimension_numbers=tuple(specs),
-    )
-    return lambda x, w: lax.conv_general_dilated(x, w, **options), x, w
-
-
 def test_random_convolutions_whose_patches_do_not_overlap():
     rng, products = np.random.default_rng(0), 0
     for _ in range(150):
-        fn, x, w = random_convolution(rng)
-        (eqn,) = jax.make_jaxpr(fn)(x, w).jaxpr.eqns
+        program = random_convolution(rng)
+        x, w = (x.astype(jnp.bfloat16) for x in program.operands)
+        (eqn,) = jax.make_jaxpr(program.fn)(x, w).jaxpr.eqns
         found = convolution(x, w, eqn.params, jnp.float32)
         if found is not None:
             products += 1
-            np.testing.assert_allclose(
-                found, exact_convolution(x, w, eqn.params)[0], rtol=1e-5, atol=1e-4
-            )
+            np.testing.assert_allclose(found, program.exact[0], rtol=1e-5, atol=1e-4)
     assert products > 30
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_gradient_of_a_convolution_aborts(seed):
-    fn, x, w = random_convolution(np.random.default_rng(seed))
-    loss = lambda w, x: jnp.sum(jnp.sin(fn(x, w)))
-    args = w.astype(jnp.float32), x.astype(jnp.float32)
+    program = random_convolution(np.random.default_rng(seed))
+    loss = lambda w, x: jnp.sum(jnp.sin(program.fn(x, w)))
+    args = [x.astype(jnp.float32) for x in reversed(program.operands)]
     found = jax.jit(jax.grad(autocast(loss, policy=BF16), (0, 1)))(*args)
     for got, wide in zip(found, jax.grad(loss, (0, 1))(*args), strict=True):
         assert np.linalg.norm(got - wide) <= 0.03 * np.linalg.norm(wide) + 1e-6
