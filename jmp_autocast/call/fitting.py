@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..policies.callables import name_of, signature_of
 from ..policies.errors import shown, with_usage
@@ -46,7 +46,7 @@ def of_a_call(usage: str) -> Callable[[F], F]:
                     raise
                 raise TypeError(hint) from None
 
-        return called  # type: ignore[return-value]
+        return cast(F, called)
 
     return decorated
 

@@ -7,7 +7,7 @@ import functools
 import re
 import reprlib
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -119,6 +119,6 @@ def with_usage(line: str) -> Callable[[F], F]:
                     raise
                 raise TypeError(f"{error}. Write {line}.") from None
 
-        return called  # type: ignore[return-value]
+        return cast(F, called)
 
     return decorated
