@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .autocast import autocast
 from .call.names import hint_for
 from .cast_params import cast_params
+from .compiler_options import compiler_options
 from .interpreters.primitives.finalise import finalise
 from .keep_less import keep_less
 from .loss_scaling import (
@@ -56,6 +57,7 @@ __all__ = [
     "cast_params",
     "check_numerics",
     "compare",
+    "compiler_options",
     "compute_precision",
     "dynamic_loss_scaling",
     "explain",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
@@ -53,6 +53,7 @@ class PartOptions(TypedDict, total=False):
     on_unknown: OnUnknown
     residuals: Residuals
     keep_scopes: Sequence[str]
+    compiler_options: Mapping[str, Any] | None
 
 
 class GivenOptions(PartOptions, total=False):
@@ -76,6 +77,7 @@ def autocast(
     on_unknown: OnUnknown = "keep",
     residuals: Residuals = "declared",
     keep_scopes: Sequence[str] = (),
+    compiler_options: Mapping[str, Any] | None = None,
     **_unknown: Any,
 ) -> Any:
     """Runs a float32 function in mixed precision.
@@ -122,6 +124,8 @@ def autocast(
             that this pays, and ``"recompute"`` everywhere. A share from 0 to 1 keeps at most that
             share. It has no effect if ``enabled`` is False.
         keep_scopes: Patterns of scopes in which nothing is computed again.
+        compiler_options: Those that the program is compiled with, where they are what
+            `jmp_autocast.compiler_options` returned: no trace can see what ``jax.jit`` is told.
 
     Returns:
         The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options
@@ -150,7 +154,15 @@ def autocast(
     """
     check_form(_misplaced, _unknown)
     options = autocast_options(
-        compute_dtype, policy, params, output_dtype, enabled, on_unknown, residuals, keep_scopes
+        compute_dtype,
+        policy,
+        params,
+        output_dtype,
+        enabled,
+        on_unknown,
+        residuals,
+        keep_scopes,
+        compiler_options,
     )
     if fn is None:
         return Decorator(wrapper_of, options=options, kind=Autocast)
@@ -282,6 +294,7 @@ class PlannedCall:
         wanted: ``"same"``, ``"computed"`` or a dtype for each output.
         choice: What the backend chose, None where nobody asked it.
         untrained: As for `arguments.Opened`.
+        onednn: As for `Options`.
     """
 
     call: arguments.Call
@@ -293,6 +306,7 @@ class PlannedCall:
     wanted: list[Any]
     choice: Choice | None = None
     untrained: Callable[[str], bool] = lambda path: False
+    onednn: bool = False
 
     def rewritten(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program: its equations are bound in the ambient trace.
@@ -317,7 +331,7 @@ class PlannedCall:
         """
         with jax.named_scope(mark(GOVERNED)):
             label = _reason if ANNOTATED.value else None
-            rewriter = Rewriter(self.planner, self.plan.wide, planned, label)
+            rewriter = Rewriter(self.planner, self.plan.wide, planned, label, self.onednn)
             return rewriter.program(self.plan, self.closed, arrays)
 
 
@@ -356,7 +370,17 @@ def plan_call(
     if options.output_dtype == "computed":
         # Its readers inside keep the dtypes that serve them.
         plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
-    return PlannedCall(call, traced, closed, planner, plan, options.residuals, wanted, choice)
+    return PlannedCall(
+        call,
+        traced,
+        closed,
+        planner,
+        plan,
+        options.residuals,
+        wanted,
+        choice,
+        onednn=options.onednn,
+    )
 
 
 def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool) -> Any:

@@ -23,6 +23,7 @@ OPTIONS = (
     "on_unknown",
     "residuals",
     "keep_scopes",
+    "compiler_options",
 )
 # What PyTorch, Keras and Flax call the compute dtype.
 _COMPUTE_DTYPE = {"dtype", "fast_dtype", "precision", "param_dtype", "dtype_policy"}

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from ..backend import Choice, choose_for, default_device
+from ..compiler_options import asks_for_onednn
 from ..interpreters.compat import Tracer, mark_frames
 from ..interpreters.keep.choice import ResidualChoice, as_choice
 from ..policies import FLOAT32, Policy, as_policy
@@ -32,6 +33,7 @@ class Options:
         on_unknown: What happens to a primitive without a rule.
         residuals: How much is kept for the backward pass, and where.
         auto: The backend chooses the compute dtype, and not the policy.
+        onednn: The program is compiled with oneDNN's convolutions.
     """
 
     policy: Policy
@@ -41,6 +43,7 @@ class Options:
     on_unknown: OnUnknown
     residuals: ResidualChoice
     auto: bool = False
+    onednn: bool = False
 
     @property
     def chosen(self) -> tuple[Policy, Choice | None]:
@@ -64,6 +67,7 @@ def autocast_options(
     on_unknown: Any = "keep",
     residuals: Any = "declared",
     keep_scopes: Any = (),
+    compiler_options: Any = None,
 ) -> Options:
     """Checks and normalizes the options of `autocast`, once, when a function is wrapped.
 
@@ -86,7 +90,8 @@ def autocast_options(
     policy = _policy(None if auto else compute_dtype, policy, enabled)
     output_dtype = check_output_dtype(output_dtype, policy)
     kept = as_choice(residuals, keep_scopes)
-    return Options(policy, params, output_dtype, enabled, on_unknown, kept, auto)
+    onednn = asks_for_onednn(compiler_options)
+    return Options(policy, params, output_dtype, enabled, on_unknown, kept, auto, onednn)
 
 
 def tool_options(compute_dtype: Any, policy: Any, level: Level | None) -> Options | None:

@@ -59,6 +59,7 @@ def autocast(
         on_unknown: As in `jmp_autocast.autocast`.
         residuals: As in `jmp_autocast.autocast`.
         keep_scopes: As in `jmp_autocast.autocast`.
+        compiler_options: As in `jmp_autocast.autocast`.
 
     Returns:
         What stands in the place of ``target``; with ``target=None`` a decorator. The variables of

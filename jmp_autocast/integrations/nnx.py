@@ -64,6 +64,7 @@ def autocast(
         on_unknown: As in `jmp_autocast.autocast`.
         residuals: As in `jmp_autocast.autocast`.
         keep_scopes: As in `jmp_autocast.autocast`.
+        compiler_options: As in `jmp_autocast.autocast`.
 
     Returns:
         The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options

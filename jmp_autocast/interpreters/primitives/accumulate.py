@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...cpu_kernels import cpu_kernels
+from ...cpu_kernels import cpu_kernels, onednn_convolves
 from ...policies import FLOAT32
 from ..compat import (
     ClosedJaxpr,
@@ -47,6 +47,7 @@ from ..compat.registration import (
 from .cached_bind import bind_cached, with_cached_derivative
 from .cpu_algorithms import asks_for_algorithm, in_algorithm
 from .cpu_convolutions import convolution
+from .cpu_onednn import convolution_in_onednn
 from .cpu_products import is_exchanged, matmul
 from .evaluate import evaluate
 from .held_contraction import contraction_aval, contraction_of, holds_contraction
@@ -63,6 +64,7 @@ def accumulating_contraction(
     *rest: Any,
     out: Any,
     full: tuple[Any, Any] = (None, None),
+    onednn: bool = False,
 ) -> Any:
     """Contracts two 16-bit arrays and returns the result in the dtype that is asked for.
 
@@ -79,6 +81,7 @@ def accumulating_contraction(
         full: For an operand that is the copy of a float32 source, the source, and else None. The
             derivative is then with respect to the source: its gradient is the accumulator of
             the transposed contraction, float32 and never rounded.
+        onednn: Whether the program is compiled with oneDNN's convolutions on CPUs.
 
     Returns:
         The contraction, of dtype ``out``.
@@ -116,15 +119,15 @@ def accumulating_contraction(
     # In the jaxpr the result is declared in 16 bits, so that a transpose of it is again a
     # contraction of 16-bit operands; `out` says what is returned.
     items = tuple({**params, "preferred_element_type": low}.items())
-    return _contraction(primitive, items, out, sources)(*operands)
+    return _contraction(primitive, items, out, sources, onednn)(*operands)
 
 
 def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> bool:
-    """Returns whether a matmul needs a form of its own on CPUs, in both directions.
+    """Returns whether a matmul or convolution needs a form of its own on CPUs, in both directions.
 
     The primitive then stands for it also where it hands out nothing but a rounded result.
     """
-    if primitive.name != "dot_general":
+    if primitive.name not in _CPU_FORMS:
         return False
     asked = params["preferred_element_type"]
     return asked in (None, _BFLOAT16) and all(x.dtype == _BFLOAT16 for x in operands)
@@ -141,7 +144,7 @@ def product_in_algorithm(params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
         lhs: The left operand.
         rhs: The right operand.
     """
-    return _contraction(lax.dot_general_p, tuple(params.items()), FLOAT32, ())(lhs, rhs)
+    return _contraction(lax.dot_general_p, tuple(params.items()), FLOAT32, (), False)(lhs, rhs)
 
 
 def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, out: Any) -> Any:
@@ -157,7 +160,7 @@ def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, ou
         out: The dtype of the result.
     """
     jaxpr = _trace(_dot_in(low, dimension_numbers), low, (lhs, rhs))
-    return accumulate_p.bind(lhs, rhs, jaxpr=jaxpr, low=low, out=out, sources=())
+    return accumulate_p.bind(lhs, rhs, jaxpr=jaxpr, low=low, out=out, sources=(), onednn=False)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -167,7 +170,11 @@ def _dot_in(dtype: np.dtype, dimension_numbers: Any) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _contraction(
-    primitive: Any, params: tuple[tuple[str, Any], ...], out: np.dtype, sources: tuple[int, ...]
+    primitive: Any,
+    params: tuple[tuple[str, Any], ...],
+    out: np.dtype,
+    sources: tuple[int, ...],
+    onednn: bool,
 ) -> Callable[..., Any]:
     def contraction(*operands: Any) -> Any:
         return [bind(primitive, operands, dict(params))]
@@ -175,19 +182,22 @@ def _contraction(
     def call(*operands: Any) -> Any:
         low = operands[0].dtype
         jaxpr = _trace(contraction, low, operands[: len(operands) - len(sources)])
-        return accumulate_p.bind(*operands, jaxpr=jaxpr, low=low, out=out, sources=sources)
+        return accumulate_p.bind(
+            *operands, jaxpr=jaxpr, low=low, out=out, sources=sources, onednn=onednn
+        )
 
     return with_cached_derivative(call)
 
 
 # --- the primitive --------------------------------------------------------------------------
 #
-# accumulate(lhs, rhs, *rest, *sources; jaxpr, low, out, sources)
+# accumulate(lhs, rhs, *rest, *sources; jaxpr, low, out, sources, onednn)
 #
 # `jaxpr` takes (lhs, rhs, *rest) in dtype `low`, where it is linear in `lhs` and in `rhs`: data
 # movement and one contraction. That JAX traces it again to transpose and to batch it is what
 # makes every contraction, and the shardings of all, work alike. The parameter `sources` holds the
-# positions of the factors whose derivative is that of one of the last operands.
+# positions of the factors whose derivative is that of one of the last operands; `onednn` says
+# with which options the program is compiled, which a lowering cannot see.
 
 
 def _factor_of(
@@ -236,6 +246,7 @@ def _transpose(
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
+    onednn: bool,
 ) -> list[Any]:
     def of_operand(i: int, operand: Any) -> Any:
         if is_zero(cotangent) or not is_undefined_primal(operand):
@@ -250,7 +261,12 @@ def _transpose(
         transposed = _trace(_transposed(jaxpr, at), low, factors)
         # The operand's own dtype: a float32 source gets the accumulator itself, never rounded.
         return accumulate_p.bind(
-            *factors, jaxpr=transposed, low=low, out=operand.aval.dtype, sources=()
+            *factors,
+            jaxpr=transposed,
+            low=low,
+            out=operand.aval.dtype,
+            sources=(),
+            onednn=onednn,
         )
 
     return [of_operand(i, operand) for i, operand in enumerate(operands)]
@@ -264,6 +280,7 @@ def _batch(
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
+    onednn: bool,
 ) -> tuple[Any, int]:
     operands, dims = list(operands), list(dims)
     size, count = batch_size(operands, dims), len(operands) - len(sources)
@@ -272,7 +289,10 @@ def _batch(
             for j in (i, k):
                 operands[j], dims[j] = at_front(operands[j], dims[j], size), 0
     batched = _trace(_batched(jaxpr, tuple(dims[:count])), low, operands[:count])
-    return accumulate_p.bind(*operands, jaxpr=batched, low=low, out=out, sources=sources), 0
+    out_batched = accumulate_p.bind(
+        *operands, jaxpr=batched, low=low, out=out, sources=sources, onednn=onednn
+    )
+    return out_batched, 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -318,6 +338,7 @@ def _lowered(
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
+    onednn: bool = False,
     contract: Callable[[JaxprEqn, list[Any], np.dtype, np.dtype], Any] | None = None,
 ) -> Any:
     """Runs the jaxpr with the contraction's result, and all that follows it, in ``out``.
@@ -368,7 +389,9 @@ def _on_cpus(*operands: Any, low: np.dtype, **params: Any) -> Any:
     return _lowered(*operands, low=low, **params, contract=contract)
 
 
-def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any) -> Any:
+def _on_one_cpu(
+    *operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, onednn: bool, **params: Any
+) -> Any:
     """Has the contraction in the form that XLA:CPU's kernels take, where they exist."""
     kernels = cpu_kernels() if low in (_BFLOAT16, FLOAT32) else None
     contraction = contraction_of(jaxpr)
@@ -381,10 +404,14 @@ def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any
     form = _CPU_FORMS.get(contraction.primitive.name, lambda *_: None)
     if exchanged:
         form = functools.partial(form, exchanged=True)
+    onednn = onednn and kernels.rounded and onednn_convolves()
 
     def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
         dtype = low if out == low and kernels.rounded else FLOAT32
-        result = form(xs[0], xs[1], eqn.params, dtype)
+        # With oneDNN XLA has no kernel that hands out float32, and widens the operands itself.
+        result = None if onednn and dtype != low else form(xs[0], xs[1], eqn.params, dtype)
+        if result is None and onednn and dtype == low and form is convolution:
+            result = convolution_in_onednn(xs[0], xs[1], eqn.params)
         if result is None:
             return _widened_late(eqn, xs, low, out)
         return lax.convert_element_type(result, out)

@@ -112,12 +112,14 @@ class Rewriter(KeepsValues):
         wide: The wide dtype of the policy.
         planned: Is called with each such plan before it is emitted; None where nobody looks.
         label: Returns the scope name that what is emitted for a plan stands in; None for none.
+        onednn: As for `accumulating_contraction`.
     """
 
     planner: Plans
     wide: np.dtype
     planned: Callable[[Plan], None] | None = None
     label: Callable[[EquationPlan], str] | None = None
+    onednn: bool = False
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
 
@@ -248,7 +250,7 @@ class Rewriter(KeepsValues):
             plan = self._entered(eqn, plan)
         match plan.action:
             case Contract(of_sources):
-                return [_accumulated(eqn, plan, operands, of_sources)]
+                return [self._accumulated(eqn, plan, operands, of_sources)]
             case Redispatch():
                 return [redispatched(eqn, *read(plan, operands))]
             case Cast():
@@ -267,7 +269,51 @@ class Rewriter(KeepsValues):
                 # Nothing in it changes, but its derivative rule may.
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
             case _:
-                return _bound(eqn, plan, operands)
+                return self._bound(eqn, plan, operands)
+
+    def _bound(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
+        """Binds an equation's primitive; smaller operands are broadcast first if planned so."""
+        # Kept, or kept inside: bound with the equation's own parameters.
+        action = plan.action if isinstance(plan.action, Bind) else Bind()
+        arrays = read(plan, operands)
+        # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
+        # transpose that adds up in 16 bits.
+        for i in action.replicates:
+            arrays[i] = operands[i].replicated(plan.operands[i], replication(eqn, arrays))
+        if action.replicates and eqn.primitive.name in REPEATS:
+            return arrays[:1]
+        params = {**eqn.params, **action.params} if action.params else eqn.params
+        ours = is_lowered_by_us(eqn.primitive, arrays, params)
+        if ours and plan.results[0].dtype != aval_of(eqn.outvars[0]).dtype:
+            # Not all of JAX's forms of it, in either direction, have a kernel on CPUs. What the
+            # program itself declares in bfloat16 is left alone.
+            low = arrays[0].dtype
+            return [
+                accumulating_contraction(
+                    eqn.primitive, params, *arrays, out=low, onednn=self.onednn
+                )
+            ]
+        if asks_for_algorithm(eqn.primitive, arrays, params):
+            return [product_in_algorithm(params, *arrays)]
+        # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
+        out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
+        return out if eqn.primitive.multiple_results else [out]
+
+    def _accumulated(
+        self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], of_sources: bool
+    ) -> Any:
+        if of_sources:
+            factors = [value.factor(d) for value, d in zip(operands, plan.operands, strict=True)]
+        else:
+            factors = [(x, None) for x in read(plan, operands)]
+        return accumulating_contraction(
+            eqn.primitive,
+            {**eqn.params, **without_request(eqn)},
+            *(low for low, _ in factors),
+            out=plan.results[0].dtype,
+            full=(factors[0][1], factors[1][1]),
+            onednn=self.onednn,
+        )
 
     def _entered(self, eqn: JaxprEqn, plan: EquationPlan) -> EquationPlan:
         """Returns the plan of an equation with plans of its bodies.
@@ -364,41 +410,3 @@ def _stored(
     made = Value.of(bind(eqn.primitive, arrays, eqn.params), plan.results[0])
     made.copies |= dict(zip(keys, arrays, strict=True))
     return made
-
-
-def _bound(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
-    """Binds an equation's primitive; smaller operands are broadcast first if the plan says so."""
-    # Kept, or kept inside: bound with the equation's own parameters.
-    action = plan.action if isinstance(plan.action, Bind) else Bind()
-    arrays = read(plan, operands)
-    # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
-    # transpose that adds up in 16 bits.
-    for i in action.replicates:
-        arrays[i] = operands[i].replicated(plan.operands[i], replication(eqn, arrays))
-    if action.replicates and eqn.primitive.name in REPEATS:
-        return arrays[:1]
-    params = {**eqn.params, **action.params} if action.params else eqn.params
-    ours = is_lowered_by_us(eqn.primitive, arrays, params)
-    if ours and plan.results[0].dtype != aval_of(eqn.outvars[0]).dtype:
-        # Not all of JAX's forms of it, in either direction, have a kernel on CPUs. What the program
-        # itself declares in bfloat16 is left alone.
-        return [accumulating_contraction(eqn.primitive, params, *arrays, out=arrays[0].dtype)]
-    if asks_for_algorithm(eqn.primitive, arrays, params):
-        return [product_in_algorithm(params, *arrays)]
-    # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
-    out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
-    return out if eqn.primitive.multiple_results else [out]
-
-
-def _accumulated(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], of_sources: bool) -> Any:
-    if of_sources:
-        factors = [value.factor(d) for value, d in zip(operands, plan.operands, strict=True)]
-    else:
-        factors = [(x, None) for x in read(plan, operands)]
-    return accumulating_contraction(
-        eqn.primitive,
-        {**eqn.params, **without_request(eqn)},
-        *(low for low, _ in factors),
-        out=plan.results[0].dtype,
-        full=(factors[0][1], factors[1][1]),
-    )
