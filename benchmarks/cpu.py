@@ -1,12 +1,14 @@
 """Seconds on a CPU: training steps and forward passes in float32, by hand and by `autocast`.
 
-    python benchmarks/cpu.py                  # all programs, on a quiet machine: ten minutes
+    python benchmarks/cpu.py                  # all programs, on a quiet machine: half an hour
     python benchmarks/cpu.py --models GPT     # some alone
     python benchmarks/cpu.py --tiny           # small sizes: does it work?
 
 The variants of a program take turns in one process, round by round, so that what else the machine
 does meets all of them. Printed are the minimum and the median of the rounds in milliseconds, how
-often float32's minimum holds a variant's, and the share of FLOPs in bfloat16 kernels.
+often float32's minimum holds a variant's, and the share of FLOPs in bfloat16 kernels. "Option" is
+what `compiler_options` returns, given to ``jax.jit`` and to `autocast`. PyTorch's own seconds are
+those of ``benchmarks/cpu_torch.py``.
 """
 
 from __future__ import annotations
@@ -17,12 +19,11 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -30,55 +31,62 @@ import optax
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from benchmarks.comparison.cases import Case
-from benchmarks.comparison.models import Gpt, Lstm, Mixed, ResNet, Vit
+from benchmarks.comparison.models import Gpt, Lstm, ResNet, Vit
 from benchmarks.comparison.variants import float32, handwritten, ours
-from jmp_autocast import BF16, cpu_kernels
+from benchmarks.cpu_models import Decoding, Digits, Mlp, MobileNetV2, ResNet50
+from jmp_autocast import BF16, compiler_options, cpu_kernels
 from jmp_autocast.inspect.compiled.products import products_in, share_in_kernels
 
-
-class Mlp(Mixed):
-    """Dense layers on images that are read as rows of numbers."""
-
-    width: int = 1024
-    layers: int = 4
-    classes: int = 10
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        x = images.reshape(images.shape[0], -1)
-        for _ in range(self.layers):
-            x = nn.relu(self.layer(nn.Dense, self.width)(x))
-        return self.layer(nn.Dense, self.classes)(x)
-
-
 GPT = {"layers": 4, "width": 512, "heads": 8, "vocabulary": 8192}
+GPT2 = {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50257}
+VIT_B = {"layers": 12, "width": 768, "heads": 12, "patch": 16, "classes": 1000}
+BOTH, FORWARD = ("step", "forward"), ("forward",)
 CASES = (
-    Case("GPT", Gpt, GPT, (8, 256), 8192),
-    Case("GPT, one token", Gpt, GPT, (8, 1), 8192),
-    Case("ViT", Vit, {"layers": 6, "width": 384, "heads": 6, "patch": 8}, (16, 96, 96, 3), 100),
-    Case("ResNet", ResNet, {"stages": (1, 1, 1), "width": 64}, (16, 32, 32, 3), 100),
-    Case("LSTM", Lstm, {"width": 512, "vocabulary": 4096}, (16, 64), 4096),
-    Case("MLP", Mlp, {}, (512, 16, 16, 3), 10),
+    (Case("GPT", Gpt, GPT, (8, 256), 8192), BOTH),
+    (Case("GPT-2 small", Gpt, GPT2, (1, 256), 50257), FORWARD),
+    (Case("GPT, one token", Gpt, GPT, (8, 1), 8192), FORWARD),
+    (Case("Decoding", Decoding, {}, (8, 32), 8192), FORWARD),
+    (Case("ViT-B", Vit, VIT_B, (4, 224, 224, 3), 1000), ("step",)),
+    (Case("ResNet", ResNet, {"stages": (1, 1, 1), "width": 64}, (16, 32, 32, 3), 100), BOTH),
+    (Case("ResNet-50", ResNet50, {}, (4, 224, 224, 3), 1000), FORWARD),
+    (Case("MobileNetV2", MobileNetV2, {}, (4, 224, 224, 3), 1000), FORWARD),
+    (Case("LSTM", Lstm, {"width": 512, "vocabulary": 4096}, (16, 64), 4096), ("step",)),
+    (Case("MLP", Mlp, {}, (512, 16, 16, 3), 10), ("step",)),
+    (Case("Digits", Digits, {}, (64, 8, 8, 1), 10), ("step",)),
 )
 TINY = (
-    Case("GPT", Gpt, {"layers": 1, "width": 64, "heads": 2, "vocabulary": 64}, (2, 16), 64),
-    Case("ResNet", ResNet, {"stages": (1, 1), "width": 8}, (2, 8, 8, 3), 100),
+    (Case("GPT", Gpt, {"layers": 1, "width": 64, "heads": 2, "vocabulary": 64}, (2, 16), 64), BOTH),
+    (Case("ResNet", ResNet, {"stages": (1, 1), "width": 8}, (2, 8, 8, 3), 100), BOTH),
+    (Case("Decoding", Decoding, {"layers": 1, "width": 64}, (2, 4), 8192), FORWARD),
+    (Case("MobileNetV2", MobileNetV2, {"stages": ((6, 8, 2, 2),)}, (1, 16, 16, 3), 1000), FORWARD),
 )
-VARIANTS: dict[str, Callable[[Case, Any], Any]] = {
-    "float32": float32,
-    "by hand": handwritten,
-    "ours": ours(lambda dtype: BF16),
-    'ours, level "compute"': ours(lambda dtype: BF16.with_level("compute")),
+
+
+OPTIONS = compiler_options()
+COMPUTE = BF16.with_level("compute")
+VARIANTS: dict[str, tuple[Callable[[Case, Any], Any], Any]] = {
+    "float32": (float32, None),
+    "by hand": (handwritten, None),
+    "ours": (ours(lambda dtype: BF16), None),
+    'ours, level "compute"': (ours(lambda dtype: COMPUTE), None),
 }
+if OPTIONS:
+    VARIANTS |= {
+        "by hand, option": (handwritten, OPTIONS),
+        "ours, option": (ours(lambda dtype: BF16, OPTIONS), OPTIONS),
+        'ours, level "compute", option': (ours(lambda dtype: COMPUTE, OPTIONS), OPTIONS),
+    }
 
 
-def programs(case: Case) -> dict[str, dict[str, tuple[Any, tuple[Any, ...], float]]]:
-    """Compiles the step and the forward pass of each variant: program, arguments and seconds."""
+def programs(
+    case: Case, kinds: Sequence[str]
+) -> dict[str, dict[str, tuple[Any, tuple[Any, ...], float]]]:
+    """Compiles what is timed of each variant: program, arguments and seconds of compilation."""
     ((params, batch),) = case.examples(1)
-    tx = optax.adamw(1e-4)
+    tx = optax.sgd(1e-2, momentum=0.9) if case.name == "ResNet" else optax.adamw(1e-4)
     state = jax.jit(tx.init)(params)
-    found: dict[str, dict[str, tuple[Any, tuple[Any, ...], float]]] = {"step": {}, "forward": {}}
-    for name, make in VARIANTS.items():
+    found: dict[str, dict[str, tuple[Any, tuple[Any, ...], float]]] = {kind: {} for kind in kinds}
+    for name, (make, options) in VARIANTS.items():
         loss = make(case, jnp.bfloat16)
 
         def step(params: Any, state: Any, batch: Any, loss: Any = loss) -> Any:
@@ -86,12 +94,11 @@ def programs(case: Case) -> dict[str, dict[str, tuple[Any, tuple[Any, ...], floa
             updates, state = tx.update(gradients, state, params)
             return optax.apply_updates(params, updates), state, value
 
-        for kind, fn, args in (
-            ("step", step, (params, state, batch)),
-            ("forward", loss, (params, batch)),
-        ):
+        runs = {"step": (step, (params, state, batch)), "forward": (loss, (params, batch))}
+        for kind in kinds:
+            fn, args = runs[kind]
             start = time.perf_counter()
-            program = jax.jit(fn).lower(*args).compile()
+            program = jax.jit(fn, compiler_options=options).lower(*args).compile()
             found[kind][name] = program, args, time.perf_counter() - start
     return found
 
@@ -127,10 +134,10 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     print(f"JAX {jax.__version__}, {os.cpu_count()} cores: {cpu_kernels.cpu_kernels().reason}")
-    for case in TINY if options.tiny else CASES:
+    for case, kinds in TINY if options.tiny else CASES:
         if options.models and case.name not in options.models:
             continue
-        for kind, variants in programs(case).items():
+        for kind, variants in programs(case, kinds).items():
             print(f"\n{case}: {kind}\n")
             print("| variant | min, ms | median, ms | times float32 | in kernels | compile, s |")
             print("|---|---|---|---|---|---|")

@@ -79,7 +79,7 @@ class Case:
 
 def group_of(path: Any) -> str:
     """Returns the group of a parameter: kernels, biases, scales or embeddings."""
-    return GROUPS[path[-1].key]
+    return GROUPS.get(path[-1].key, "kernels")
 
 
 def forward(model: nn.Module, params: Tree, batch: Tree) -> tuple[jax.Array, Tree]:

@@ -175,6 +175,14 @@ ROWS = [
         keep_scopes=["head"],
     ),
     _option("one scope", TypeError, "'head' of", "a sequence", r"\('\*/head'", keep_scopes="head"),
+    _option(
+        "options of a compiler",
+        TypeError,
+        "'fast' of",
+        "a dict from names",
+        r"compiler_options\(\)",
+        compiler_options="fast",
+    ),
     Row(
         "finalise",
         "a function",

@@ -13,10 +13,14 @@ from typing import NamedTuple
 
 # `%name (parameter: type) -> type {`, or `ENTRY %name ...`, and the `}` that ends it.
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\w+)\[([\d,]*)\]\S* ([\w\-]+)\((.*)$")
+# A result of oneDNN comes with its scratchpad: `(bf16[2,8], u8[64])`.
+_INSTRUCTION = re.compile(
+    r"^\s+(?:ROOT )?%?([\w.\-]+) = \(?(\w+)\[([\d,]*)\]\S*(?: u8\S*)? ([\w\-]+)\((.*)$"
+)
 _KERNEL = re.compile(r'"kind":"__(\w+?)_fusion"')
 _CALLS = re.compile(r"calls=%?([\w.\-]+)")
 _ONEDNN = re.compile(r'custom_call_target="__onednn\$(matmul|convolution)"')
+_FILTER = re.compile(r'"output_feature_dim":"(\d+)","shape":\[(.*?)\]')
 _KINDS = {"dot": "dot", "convolution": "convolution", "matmul": "dot"}
 
 
@@ -27,7 +31,7 @@ class CompiledProduct(NamedTuple):
         kind: ``"dot"`` or ``"convolution"``.
         operands: The dtypes of its two operands, as XLA names them: ``"bf16"``.
         result: That of its result.
-        flops: Floating point operations of one run; None where the text does not say, in oneDNN.
+        flops: Floating point operations of one run; None where the text does not say.
         kernel: The library that runs it: ``"ynn"`` or ``"onednn"``; ``""`` for XLA's own code.
     """
 
@@ -74,7 +78,8 @@ def products_in(text: str) -> list[CompiledProduct]:
                 continue
             names = re.findall(r"%([\w.\-]+)", rest.partition(")")[0])[:2]
             (left, lengths), (right, kernel) = (shapes[n] for n in names)
-            flops = None if onednn else _flops(kind, rest, shapes[result][1], lengths, kernel)
+            count = _flops_in_onednn if onednn else _flops
+            flops = count(kind, rest, shapes[result][1], lengths, kernel)
             library = "onednn" if onednn else in_kernel.get(name, "")
             found.append(CompiledProduct(kind, (left, right), dtype, flops, library))
     return found
@@ -118,3 +123,17 @@ def _flops(kind: str, rest: str, out: list[int], lhs: list[int], rhs: list[int])
     labels = found[1] if found else ""
     summed = math.prod(n for label, n in zip(labels, rhs, strict=True) if label != "o")
     return 2 * math.prod(out) * summed
+
+
+def _flops_in_onednn(
+    kind: str, rest: str, out: list[int], lhs: list[int], rhs: list[int]
+) -> int | None:
+    if kind == "dot":
+        # Batches, rows and columns in this order, whichever stands first in an operand.
+        batches = math.prod(out[:-2])
+        summed = math.isqrt(math.prod(lhs) * math.prod(rhs) // (math.prod(out) * batches))
+        return 2 * math.prod(out) * summed
+    if (found := _FILTER.search(rest)) is None:
+        return None
+    lengths = [int(n) for n in re.findall(r"\d+", found[2])]
+    return 2 * math.prod(out) * math.prod(lengths) // lengths[int(found[1])]
