@@ -408,12 +408,15 @@ def _on_one_cpu(
 
     def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
         dtype = low if out == low and kernels.rounded else FLOAT32
+        result = None
         # With oneDNN XLA has no kernel that hands out float32, and widens the operands itself.
-        result = None if onednn and dtype != low else form(xs[0], xs[1], eqn.params, dtype)
-        if result is None and onednn and dtype == low and form is convolution:
+        if dtype == low or not onednn:
+            result = form(xs[0], xs[1], eqn.params, dtype)
+        if result is None and dtype == low and onednn and form is convolution:
             result = convolution_in_onednn(xs[0], xs[1], eqn.params)
         if result is None:
-            return _widened_late(eqn, xs, low, out)
+            # In 16 bits XLA would hand oneDNN what that is slow at.
+            result = _widened_late(eqn, xs, low, FLOAT32 if onednn else out)
         return lax.convert_element_type(result, out)
 
     return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=contract)

@@ -3,7 +3,8 @@
 With the option that `compiler_options` returns XLA hands a convolution of bfloat16 to oneDNN, 3 to
 8 times as fast as float32, if its result is bfloat16 and its image has no holes. The gradient of an
 image is such a convolution with a flipped kernel, which XLA must not merge into another form. What
-oneDNN is slow at stays float32: groups took 480 ms for 7 (8 x 16 x 16 x 256, 8 groups, JAX 0.12).
+oneDNN is slow at stays float32: 8 groups took 480 ms for 7 (8 x 16 x 16 x 256, JAX 0.12).
+`benchmarks/cpu.py --forms` times each form.
 """
 
 from __future__ import annotations
