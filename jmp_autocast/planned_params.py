@@ -49,8 +49,9 @@ class PlannedParams:
         *,
         declared: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._by = by
-        self.leaves, self.structure = jax.tree.flatten(params)
+        self._by: str = by
+        self.leaves: list[Any] = jax.tree.leaves(params)
+        self.structure: Any = jax.tree.structure(params)
         leaves = list(map(declared, self.leaves)) if declared else self.leaves
         is_by_place = wrapper.inputs_are_leaves
         if not is_by_place:
