@@ -100,6 +100,14 @@ def docs(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/project/check_site.py", *session.posargs)
 
 
+@nox.session(python=NEWER_PYTHONS[-1])
+def site(session: nox.Session) -> None:
+    """The site from the extra ``docs`` alone, by the command of the README."""
+    session.install("-e", ".[docs]")
+    folder = pathlib.Path(session.create_tmp()).resolve() / "html"
+    session.run("python", "-m", "sphinx", "-W", "-b", "html", "docs", str(folder))
+
+
 @nox.session(python=OLDEST_PYTHON)
 def dtypes(session: nox.Session) -> None:
     """Which programs of the corpus change their dtypes against the committed recording, and why.

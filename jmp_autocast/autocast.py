@@ -30,7 +30,7 @@ from .interpreters.compat.settings import (
     without_default_precision,
 )
 from .interpreters.keep.choice import ResidualChoice, Residuals
-from .interpreters.plan.data import EquationPlan, Plan
+from .interpreters.plan.data import EquationPlan, Plan, Want
 from .interpreters.plan.float64 import check_float64, check_outputs, warn_without_float64
 from .interpreters.plan.value_facts import input_states
 from .keep_less import may_plan, run_planned
@@ -292,6 +292,7 @@ class PlannedCall:
         plan: The plan of the jaxpr.
         residuals: How much is kept for the backward pass, and where.
         wanted: ``"same"``, ``"computed"`` or a dtype for each output.
+        wants: What the plan was asked for each output.
         choice: What the backend chose, None where nobody asked it.
         untrained: As for `arguments.Opened`.
         onednn: As for `Options`.
@@ -304,6 +305,7 @@ class PlannedCall:
     plan: Plan
     residuals: ResidualChoice
     wanted: list[Any]
+    wants: list[Want]
     choice: Choice | None = None
     untrained: Callable[[str], bool] = lambda path: False
     onednn: bool = False
@@ -369,7 +371,8 @@ def plan_call(
     plan = planner.plan_program(closed, inputs, wants)
     if options.output_dtype == "computed":
         # Its readers inside keep the dtypes that serve them.
-        plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
+        wants = computed_wants(planner, plan, wants)
+        plan = planner.plan_program(closed, inputs, wants)
     return PlannedCall(
         call,
         traced,
@@ -378,6 +381,7 @@ def plan_call(
         plan,
         options.residuals,
         wanted,
+        wants,
         choice,
         onednn=options.onednn,
     )

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from .autocast import Autocast, autocast
-from .backend import EVERY_ROUNDING
-from .call.arguments import check_function, is_array
 from .call.fitting import of_a_call
-from .interpreters.after.stored_reads import Read, read_dtypes
-from .interpreters.compat import Tracer
-from .interpreters.plan.float_dtypes import is_in
-from .policies import narrow_dtypes
-from .policies.callables import name_of
+from .float8.products import untrained
+from .planned_params import (
+    PlannedParams,
+    check_equal,
+    each_once,
+    is_abstract,
+    wrapper_of_program,
+)
+from .policies import may_use_float8, narrow_dtypes
 
 
 @of_a_call("cast_params(fn, params, *args)")
@@ -42,15 +40,16 @@ def cast_params(
     Args:
         fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
             argument holds the parameters.
-        params: The parameters: any pytree of arrays, such as Linen variables, the state of
-            ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. For a
+        params: The parameters: any pytree of arrays, such as Linen variables, an NNX module or the
+            state of ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. For a
             ``jax.ShapeDtypeStruct`` only the dtype changes, for a restore in 16 bits. Shardings
-            stay.
+            stay, and so does what `quantize_params` stored in 8 bits.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: As for `autocast`; None for the wrapper's own, or float16.
-        check: Also runs both programs on the arguments, and compares the bits of all results, where
-            XLA rounds wherever the program says so. With ``xla_allow_excess_precision``, its
-            default, XLA may leave out that rounding of a float32 weight; no stored weight lacks it.
+        check: Also runs both programs on the arguments, and compares the bits of all results, and
+            of the state that an NNX module changes, where XLA rounds wherever the program says so.
+            With ``xla_allow_excess_precision``, its default, XLA may leave out that rounding of a
+            float32 weight; no stored weight lacks it. The arguments stay as they are.
         donate: Deletes each float32 leaf as soon as its 16-bit copy is made, so that memory never
             holds more than the tree and one leaf.
         **kwargs: The keyword arguments of ``fn``.
@@ -80,159 +79,21 @@ def cast_params(
         >>> bool((predict(small, x) == predict(params, x)).all())
         True
     """
-    check_function(fn, "cast_params", "Pass the function itself, then the parameters.")
-    wrapper = wrapper_of_program(fn, policy, "cast_params")
-    leaves, structure = jax.tree.flatten(params)
-    reads = reads_of_leaves(wrapper, params, args, kwargs)
+    wrapper = wrapper_of_program(fn, policy, "cast_params", (params, *args), kwargs)
+    program = PlannedParams(wrapper, "cast_params", params, args, kwargs)
     narrow = narrow_dtypes(wrapper.policy.wide_dtype)
-    dtypes = [d if isinstance(d, np.dtype) and d in narrow else None for d in reads]
+    # What `quantize_params` would store in 8 bits is left to it, whatever the batch is here.
+    serving = program.known(untrained) if may_use_float8(wrapper.policy) else program
+    pairs = zip(program.reads(), serving.reads(), strict=True)
+    dtypes = [d if d == e and isinstance(d, np.dtype) and d in narrow else None for d, e in pairs]
+    leaves = program.leaves
     if check:
-        _check_bits(wrapper, structure, leaves, dtypes, args, kwargs)
-    return structure.unflatten(each_once(leaves, dtypes, _cast, donate))
-
-
-def wrapper_of_program(fn: Any, policy: Any, by: str) -> Autocast:
-    """Returns the wrapper whose plan says how a function reads its parameters.
-
-    Args:
-        fn: The function, or a wrapper of it.
-        policy: Its policy, None for the wrapper's own.
-        by: The public function that takes both, for the message.
-
-    Raises:
-        ValueError: ``fn`` is a wrapper, and ``policy`` is given as well.
-    """
-    if not isinstance(fn, Autocast):
-        return autocast(fn, policy=policy)
-    if policy is not None:
-        raise ValueError(
-            f"{by} got policy= for a function that autocast has already wrapped with its "
-            "own. Leave policy out, or pass the function that was wrapped."
-        )
-    return fn
-
-
-def reads_of_leaves(wrapper: Autocast, params: Any, args: Any, kwargs: Any) -> list[Read | None]:
-    """Returns the one way in which a program reads each float32 leaf of its first argument.
-
-    Args:
-        wrapper: The program.
-        params: Its first argument.
-        args: Its other positional arguments.
-        kwargs: Its keyword arguments.
-
-    Returns:
-        None for a leaf that is read in several ways, in none, or that is not float32.
-    """
-    leaves, structure = jax.tree.flatten(params)
-    if not wrapper.inputs_are_leaves:
-        # Its inputs have another order than the leaves, and what stands twice is one of them: they
-        # are found by identity, which the types of arrays get here.
-        leaves = [x.update() if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
-        params = structure.unflatten(leaves)
-    planned = wrapper.planned(params, *args, **kwargs)
-    plan, arrays = planned.plan, planned.call.arrays
-    ways = [
-        reads if is_in(state.dtype, plan.wide) else {None}
-        for state, reads in zip(plan.inputs, read_dtypes(plan), strict=True)
-    ]
-    places = [i for i, x in enumerate(leaves) if is_array(x) or _is_abstract(x)]
-    if wrapper.inputs_are_leaves:
-        # The arrays among all leaves are the inputs, those of the first argument first.
-        pairs = list(zip(places, ways, strict=False))
-    else:
-        pairs = [(i, ways[k]) for i in places for k, x in enumerate(arrays) if x is leaves[i]]
-    found: dict[int, set[Read | None]] = {}
-    for i, reads in pairs:
-        found.setdefault(i, set()).update(reads)
-    several = (found.get(i, set()) for i in range(len(leaves)))
-    return [next(iter(reads)) if len(reads) == 1 else None for reads in several]
-
-
-def _is_abstract(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def each_once(
-    leaves: list[Any], reads: list[Any], store: Callable[[Any, Any], Any], donate: bool
-) -> list[Any]:
-    """Returns what is stored for each leaf, one object for an array that stands twice.
-
-    Args:
-        leaves: The leaves.
-        reads: How each of them is read.
-        store: From a leaf and how it is read to what is stored.
-        donate: Each array is deleted as soon as what is stored in its place is computed, unless a
-            leaf is stored as it is.
-    """
-    made: dict[Any, Any] = {}
-    left, kept = collections.Counter(map(id, leaves)), set()
-    for leaf, read in zip(leaves, reads, strict=True):
-        if (id(leaf), read) not in made:
-            made[id(leaf), read] = store(leaf, read)
-        small = made[id(leaf), read]
-        left[id(leaf)] -= 1
-        if small is leaf:
-            kept.add(id(leaf))
-        elif donate and not left[id(leaf)] and id(leaf) not in kept:
-            _delete_when_done(leaf, small)
-    return [made[id(leaf), read] for leaf, read in zip(leaves, reads, strict=True)]
-
-
-def _delete_when_done(leaf: Any, small: Any) -> None:
-    """Deletes an array as soon as what is stored in its place is computed."""
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
-        jax.block_until_ready(small)
-        leaf.delete()
+        found = program.outputs(list(map(_cast, leaves, dtypes)))
+        check_equal(fn, found, program.outputs(leaves), "16 bits")
+    return program.structure.unflatten(each_once(leaves, dtypes, _cast, donate))
 
 
 def _cast(leaf: Any, dtype: np.dtype | None) -> Any:
     if dtype is None:
         return leaf
-    return leaf.update(dtype=dtype) if _is_abstract(leaf) else leaf.astype(dtype)
-
-
-def _check_bits(
-    wrapper: Autocast,
-    structure: Any,
-    leaves: list[Any],
-    dtypes: list[np.dtype | None],
-    args: Any,
-    kwargs: Any,
-) -> None:
-    """Runs the program on the parameters as they are and as they are stored, and compares."""
-    static = {i: leaf for i, leaf in enumerate(leaves) if not is_array(leaf)}
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((leaves, args, kwargs))):
-        raise ValueError("check=True runs the program, and needs arrays for all arguments.")
-
-    def run(arrays: list[Any]) -> list[Any]:
-        given = iter(arrays)
-        full = [static[i] if i in static else next(given) for i in range(len(leaves))]
-        out = wrapper(structure.unflatten(full), *args, **kwargs)
-        return [x for x in jax.tree.leaves(out) if is_array(x)]
-
-    def from_stored(arrays: list[Any]) -> list[Any]:
-        return run([jnp.asarray(x, like) for x, like in zip(arrays, declared, strict=True)])
-
-    arrays = [jnp.asarray(x) for i, x in enumerate(leaves) if i not in static]
-    declared = [x.dtype for x in arrays]
-    own = [d for i, d in enumerate(dtypes) if i not in static]
-    small = [x if d is None else x.astype(d) for x, d in zip(arrays, own, strict=True)]
-    # A rounding that XLA leaves out would tell the two apart.
-    as_it_is = jax.jit(run, compiler_options=EVERY_ROUNDING)(arrays)
-    stored = jax.jit(from_stored, compiler_options=EVERY_ROUNDING)(small)
-    pairs = zip(as_it_is, stored, strict=True)
-    differing = [i for i, pair in enumerate(pairs) if not _same_bits(*pair)]
-    if differing:
-        raise AssertionError(
-            f"{name_of(wrapper)} returns other bits in its outputs {differing} with parameters in "
-            "16 bits. Please report the program."
-        )
-
-
-def _same_bits(one: jax.Array, other: jax.Array) -> bool:
-    if one.dtype != other.dtype:
-        return False
-    if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
-        one, other = jax.random.key_data(one), jax.random.key_data(other)
-    return np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    return leaf.update(dtype=dtype) if is_abstract(leaf) else leaf.astype(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import warnings
 from collections.abc import Callable
@@ -10,14 +11,23 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .call.arguments import check_function
 from .call.fitting import of_a_call
-from .cast_params import each_once, reads_of_leaves, wrapper_of_program
-from .float8.dequantize import QuantizedArray
+from .float8.dequantize import QuantizedArray, is_quantized
+from .float8.products import untrained
 from .float8.scale import ScaleOf, Values, Weight
 from .interpreters.after.stored_reads import Copied
+from .interpreters.after.walk import walk_plan
 from .interpreters.compat import Tracer
-from .policies import E4M3, FLOAT32, as_recipe, may_use_float8
+from .interpreters.plan.data import Plan
+from .interpreters.plan.reasons import ReasonCode
+from .planned_params import (
+    PlannedParams,
+    check_equal,
+    each_once,
+    is_abstract,
+    wrapper_of_program,
+)
+from .policies import E4M3, FLOAT32, Policy, as_recipe, may_use_float8, narrow_dtypes
 from .policies.callables import name_of
 
 __all__ = ["QuantizedArray", "quantize_params"]
@@ -29,6 +39,7 @@ def quantize_params(
     params: Any,
     *args: Any,
     policy: Any = None,
+    check: bool = False,
     donate: bool = False,
     **kwargs: Any,
 ) -> Any:
@@ -36,21 +47,29 @@ def quantize_params(
 
     Such a leaf becomes a `QuantizedArray`: the values and the scale that the program would compute,
     in a quarter of the bytes. The `autocast` wrapper of ``fn`` accepts the tree in place of the
-    parameters. It then quantizes only activations, and multiplies the same numbers. A leaf is
-    quantized if all its readers are products in 8 bits that read the whole leaf. They may read it
-    transposed, reshaped, or one layer of a stack in each iteration of a ``scan``, where each layer
-    has a scale of its own. A weight stays as it is if anything else reads it, such as an embedding
-    that also makes logits, or if a product reads only a part of it.
+    parameters. It then quantizes only activations, and multiplies the same numbers, of any number
+    of tokens: a batch of 1 as well, which products of float32 parameters multiply in 16 bits. The
+    tree is the same whatever batch it is made for.
+
+    A leaf is quantized if all its readers are products in 8 bits that read the whole leaf. They may
+    read it transposed, reshaped, or one layer of a stack in each iteration of a ``scan``, where
+    each layer has a scale of its own. A weight stays as it is if anything else reads it, such as an
+    embedding that also makes logits, or if a product reads only a part of it. `cast_params` stores
+    in 16 bits what stays, before or after.
 
     Args:
         fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
             argument holds the parameters.
-        params: The parameters: any pytree of float32 arrays, such as Linen variables, the state of
-            ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. A
+        params: The parameters: any pytree of arrays, such as Linen variables, an NNX module or the
+            state of ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. 16-bit leaves
+            are read as `as_float32` makes them, and stay if they are not quantized. A
             ``jax.ShapeDtypeStruct`` becomes a `QuantizedArray` of two of them, for a restore.
             Shardings stay; a scale is on all devices.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: A policy with ``matmul="float8"``; None for the wrapper's own.
+        check: Also runs the program on the arguments, from the parameters and from what is stored,
+            and compares the bits of all results, and of the state that an NNX module changes. The
+            arguments stay as they are.
         donate: Deletes each float32 leaf as soon as its 8-bit copy is made, so that memory never
             holds more than the tree and one leaf.
         **kwargs: The keyword arguments of ``fn``.
@@ -62,7 +81,10 @@ def quantize_params(
     Raises:
         TypeError: ``fn`` is not callable.
         ValueError: The policy has no products in 8 bits, or scales of rows; or ``fn`` is a wrapper,
-            and ``policy`` is given as well or it has ``enabled=False``.
+            and ``policy`` is given as well or it has ``enabled=False``. With ``check``: an
+            argument is abstract.
+        AssertionError: With ``check``: the results differ, which is an error of this library or of
+            the compiler.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -74,37 +96,69 @@ def quantize_params(
         ...     policy=Policy(jnp.bfloat16, matmul=recipe),
         ... )
         >>> params, x = {"w": jnp.eye(64) / 3, "b": jnp.ones(64)}, jnp.ones((16, 64))
-        >>> small = quantize_params(apply, params, x)
+        >>> small = quantize_params(apply, params, x, check=True)
         >>> small["w"].values.dtype, small["w"].nbytes, small["b"].dtype
         (dtype(float8_e4m3fn), 4100, dtype('float32'))
         >>> bool((jax.jit(apply)(small, x) == jax.jit(apply)(params, x)).all())
         True
     """
-    check_function(fn, "quantize_params", "Pass the function itself, then the parameters.")
-    wrapper = wrapper_of_program(fn, policy, "quantize_params")
-    if not may_use_float8(wrapper.policy):
+    by = "quantize_params"
+    wrapper = wrapper_of_program(fn, policy, by, (params, *args), kwargs)
+    _check_recipe(wrapper.policy, name_of(fn))
+    program = PlannedParams(wrapper, by, params, args, kwargs, declared=_widened).known(untrained)
+    leaves, reads, restored = program.leaves, program.reads(), program.structure.unflatten
+    if check:
+        small = restored(each_once(leaves, reads, _stored, donate=False))
+        of_small = PlannedParams(wrapper, by, small, args, kwargs, declared=_widened)
+        found = of_small.outputs(of_small.leaves)
+        check_equal(fn, found, program.outputs(leaves), "8 bits")
+    stored = each_once(leaves, reads, _stored, donate)
+    if not any(map(is_quantized, jax.tree.leaves((params, stored), is_leaf=is_quantized))):
+        warnings.warn(_nothing_stored(name_of(fn), program.planned.plan), stacklevel=4)
+    return restored(stored)
+
+
+# What a user may change of what keeps products in 16 bits.
+_FIXES = {
+    "below the minimum": " Float8(minimum=...) sets it.",
+    "no other matrix product follows": " Float8(skip=()) takes such products, too.",
+    "no operand is a parameter": " autocast(fn, params=0) says that argument 0 holds parameters.",
+}
+
+
+def _widened(leaf: Any) -> Any:
+    """Returns what a leaf is in the program: what a checkpoint holds in 16 bits is float32."""
+    is_narrow = getattr(leaf, "dtype", None) in narrow_dtypes(FLOAT32)
+    return jax.eval_shape(lambda x: x.astype(FLOAT32), leaf) if is_narrow else leaf
+
+
+def _nothing_stored(name: str, plan: Plan) -> str:
+    """Returns the warning of a program that reads no parameter in 8 bits alone, with what to do."""
+    reasons = [visit.plan.reason for visit in walk_plan(plan)]
+    start = f"quantize_params stored no parameter of {name} in 8 bits"
+    causes = collections.Counter(r.cause for r in reasons if r.code is ReasonCode.NOT_FLOAT8)
+    if not causes or any(r.code is ReasonCode.FLOAT8 for r in reasons):
+        return f"{start}: something else reads what its products read, or they read parts of it."
+    ((cause, _),) = causes.most_common(1)
+    fix = next((fix for words, fix in _FIXES.items() if words in cause), "")
+    return f"{start}: {cause}.{fix} jmp_autocast.explain says of each product why."
+
+
+def _check_recipe(policy: Policy, name: str) -> None:
+    """Raises ValueError for a policy that has nothing to store in 8 bits."""
+    if not may_use_float8(policy):
         raise ValueError(
-            f"quantize_params got {name_of(fn)} with a policy that multiplies nothing in 8 bits. "
+            f"quantize_params got {name} with a policy that multiplies nothing in 8 bits. "
             'Pass policy=Policy(jnp.bfloat16, matmul="float8"), or the autocast function that has '
             "it."
         )
-    recipe = as_recipe(wrapper.policy.matmul)
+    recipe = as_recipe(policy.matmul)
     if recipe is not None and recipe.scaling != "tensor":
         raise ValueError(
             f"quantize_params stores one scale for an array, or for each layer of a stack, and the "
-            f"policy of {name_of(fn)} asks for Float8(scaling={recipe.scaling!r}). Pass a policy "
+            f"policy of {name} asks for Float8(scaling={recipe.scaling!r}). Pass a policy "
             'with scaling="tensor", or keep the parameters in float32.'
         )
-    leaves, structure = jax.tree.flatten(params)
-    reads = reads_of_leaves(wrapper, params, args, kwargs)
-    stored = each_once(leaves, reads, _stored, donate)
-    if all(x is y for x, y in zip(leaves, stored, strict=True)):
-        warnings.warn(
-            f"quantize_params stored no parameter of {name_of(fn)} in 8 bits: no product in 8 bits "
-            "reads one that nothing else reads. jmp_autocast.explain says of each product why.",
-            stacklevel=4,
-        )
-    return structure.unflatten(stored)
 
 
 def _stored(leaf: Any, read: Any) -> Any:
@@ -119,7 +173,7 @@ def _stored(leaf: Any, read: Any) -> Any:
     of_scale = sharding
     if isinstance(sharding, NamedSharding):
         of_scale = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:scales]))
-    if isinstance(leaf, jax.ShapeDtypeStruct):
+    if is_abstract(leaf):
         values = leaf.update(dtype=E4M3)
         shape = leaf.shape[:scales]
         return QuantizedArray(values, jax.ShapeDtypeStruct(shape, FLOAT32, sharding=of_scale))

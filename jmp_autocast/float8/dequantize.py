@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax import lax
+from jax import export, lax
 
 from ..interpreters.compat import with_dtype
 from ..interpreters.compat.registration import (
@@ -82,6 +82,15 @@ class QuantizedArray:
             [[1.0, 1.0], [2.0, 2.0]]
         """
         return dequantize_p.bind(self.values, self.scale)
+
+
+# `jax.export` writes the structures of arguments and results. What loads them imports this package.
+export.register_pytree_node_serialization(
+    QuantizedArray,
+    serialized_name="jmp_autocast.QuantizedArray",
+    serialize_auxdata=lambda _: b"",
+    deserialize_auxdata=lambda _: (),
+)
 
 
 def is_quantized(x: Any) -> bool:

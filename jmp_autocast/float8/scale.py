@@ -94,9 +94,11 @@ class Weight:
 
     Args:
         scales: If it is stored in 8 bits, along how many first dimensions with scales of their own.
+        trained: Whether it may have a gradient; what is stored in 8 bits has none.
     """
 
     scales: int | None = None
+    trained: bool = True
 
     @property
     def in_slices(self) -> bool:
@@ -105,11 +107,11 @@ class Weight:
 
     def moved(self, is_whole: bool) -> Weight:
         """Returns the tag of what is made of the elements: all share a scale, or none is known."""
-        return self if is_whole and self.scales == 0 else Weight()
+        return self if is_whole and self.scales == 0 else Weight(trained=self.trained)
 
     def sliced(self) -> Weight:
         """Returns the tag of a slice along the first dimension."""
-        return Weight(self.scales - 1 if self.scales else None)
+        return Weight(self.scales - 1 if self.scales else None, self.trained)
 
     def gives(self, key: CopyKey) -> bool:
         """Returns whether it is handed into a loop in slices: as it is stored."""

@@ -1,6 +1,6 @@
 """`autocast` for Flax NNX: modules keep the state that a call changes, and name their scopes.
 
-`scaled_value_and_grad` and `train_step` are for training in float16.
+`scaled_value_and_grad` and `train_step` are for training in float16, `stateless` for export.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from ..call.forms import Decorator, check_form
 from ..call.outputs import per_output
 from ..call.wrapping import pytrees_of, wrapper_of
 from .nnx_state import holds_objects, opened
+from .nnx_stateless import stateless
 from .nnx_training import scaled_value_and_grad, train_step
 from .results import cast_leaves, without_output_dtype
 
-__all__ = ["autocast", "scaled_value_and_grad", "train_step"]
+__all__ = ["autocast", "scaled_value_and_grad", "stateless", "train_step"]
 
 
 def autocast(

@@ -202,12 +202,28 @@ def read_policy(path: str | pathlib.Path) -> dict[str, Any]:
             is unknown.
         OSError: The file cannot be read.
     """
-    file = _as_path(path, "load")
-    start = f"Policy file {str(path)!r}"
+    return policy_fields(_as_path(path, "load").read_bytes(), f"Policy file {str(path)!r}")
+
+
+def policy_fields(content: bytes, start: str) -> dict[str, Any]:
+    r"""Returns the arguments of `Policy` that the content of a file holds.
+
+    Args:
+        content: What the file holds.
+        start: What messages call it, such as "Policy file 'policy.toml'".
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: As `read_policy`.
+
+    Example:
+        >>> policy_fields(b"version = 1\ncompute_dtype = 'bfloat16'", "The policy")
+        {'compute_dtype': 'bfloat16'}
+    """
     how = "Compare it with a file that Policy.save writes."
     try:
         # Some editors of Windows put a byte order mark in front, which is no TOML.
-        table = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+        table = tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{start} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}. Save "
@@ -259,7 +275,7 @@ def _warn_of_other_rules(made_with: Any, start: str) -> None:
             f"rules {RULES_VERSION!r}: some equations may have other dtypes. CHANGELOG.md lists "
             "them under 'Dtypes', and `explain` shows those of your program. Then save the policy "
             f"again. {fix}",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -277,7 +293,7 @@ def _warn_of_misspelled(fields: Mapping[str, Any], start: str) -> None:
             warnings.warn(
                 f"{start} has a rule for {_clipped(name)!r}, which is no known primitive: the line "
                 f"does nothing.{hint}",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

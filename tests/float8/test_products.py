@@ -22,6 +22,7 @@ from jmp_autocast import (
 )
 from jmp_autocast.backend import Device
 from jmp_autocast.float8 import units
+from jmp_autocast.quantize_params import QuantizedArray
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import normal
 
@@ -127,10 +128,44 @@ def test_scopes_say_where():
     assert found == [no("N=64 is below the minimum, 1024"), LOW]
 
 
-def test_a_symbolic_size_stays_in_the_compute_dtype():
-    (rows,) = jax.export.symbolic_shape("rows")
-    x = jax.ShapeDtypeStruct((rows, K), jnp.float32)
-    assert reasons(lambda p, x: x @ p["w"], x=x) == [no("M is the symbolic size rows")]
+STORED = {"w": QuantizedArray(A["w"].astype(jnp.float8_e4m3fn), jnp.float32(1))}
+TOKENS = {"1": 1, "7": 7, "symbolic": jax.export.symbolic_shape("rows")[0]}
+# What a product says of a number of tokens that is no multiple of 16. What is stored in 8 bits has
+# no gradient, which would sum over them; scales of rows and blocks stand along them.
+WEIGHTS = {
+    "trained": (A, RECIPE, False),
+    "stored": (STORED, RECIPE, True),
+    "stored, rows": (STORED, dataclasses.replace(RECIPE, scaling="row"), False),
+    "stored, blocks": (STORED, dataclasses.replace(RECIPE, scaling="mx"), False),
+}
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_any_number_of_tokens_where_no_gradient_sums_over_them(name, tokens):
+    params, recipe, is_any = WEIGHTS[name]
+    count = TOKENS[tokens]
+    what = f"M={count} is no multiple of 16"
+    refused = what if isinstance(count, int) else "M is the symbolic size rows"
+    x = jax.ShapeDtypeStruct((count, K), jnp.float32)
+    fn = autocast(lambda p, x: x @ p["w"], policy=Policy(jnp.bfloat16, matmul=recipe), params=0)
+    ((reason, cause),) = [
+        (row.reason, row.cause)
+        for row in explain(fn, params, x).rows
+        if row.primitive == "dot_general"
+    ]
+    assert (reason, cause.partition(",")[0]) == (YES if is_any else no(refused))
+
+
+def test_parts_and_layers_of_what_is_stored_are_multiplied_in_any_number():
+    stack = QuantizedArray(jnp.ones((2, K, 2 * K), jnp.float8_e4m3fn), jnp.ones(2))
+
+    def fn(p, x):
+        x = lax.scan(lambda h, w: (jnp.tanh(h @ w[:, :K]), None), x, p["stack"])[0]
+        return x @ p["stack"][1][:, K:]
+
+    rows = explain(autocast(fn, policy=FP8), {"stack": stack}, A["x"][:1]).rows
+    assert [row.reason for row in rows if row.primitive == "dot_general"] == ["FLOAT8"] * 2
 
 
 DEVICES = {

@@ -1,12 +1,13 @@
-"""Keras 3 on the JAX backend needs no adapter: ``autocast(model.stateless_call)``."""
+"""Keras 3 on the JAX backend: ``autocast(model.stateless_call)``, and a policy that is saved."""
 
 import functools
-import os
-
-os.environ["KERAS_BACKEND"] = "jax"  # before Keras is imported
+import subprocess
+import sys
 
 import jax
-import keras
+
+from jmp_autocast.integrations.keras import AutocastPolicy, autocast as keras_autocast  # isort: skip
+import keras  # the backend is that of the integration
 import numpy as np
 import pytest
 
@@ -135,3 +136,164 @@ def test_a_saved_model_is_the_plain_one(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded.predict(X, verbose=0), want, rtol=1e-6)
+
+
+# --- the policy that is saved with a model --------------------------------------------------
+
+
+def dtypes_of(model):
+    return [dot[0] for dot in dot_dtypes(trace(model.stateless_call, *state_of(model), X))]
+
+
+def reloaded(model, tmp_path):
+    model.save(tmp_path / "model.keras")
+    return keras.models.load_model(tmp_path / "model.keras")
+
+
+def sequential():
+    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16), classifier_of(16)])
+
+
+def classifier_of(width):
+    inputs = keras.layers.Input((width,))
+    return keras.Model(inputs, keras.layers.Dense(3, name="head")(inputs))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Own(keras.Model):
+    """A model of a user, with layers that have layers."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.attention = keras.layers.MultiHeadAttention(2, 4)
+        self.head = keras.layers.Dense(3)
+
+    def call(self, x):
+        x = keras.ops.expand_dims(x, 1)
+        return self.head(self.attention(x, x)[:, 0])
+
+
+def own():
+    model = Own()
+    model(X)
+    return model
+
+
+MODELS = {"functional": (classifier, 2), "nested": (sequential, 2), "a class": (own, 7)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_switch_for_a_model_that_is_saved_with_it(name, tmp_path):
+    make, products = MODELS[name]
+    model = make()
+    before = dtypes_of(model)
+    assert keras_autocast(model) is model
+    assert dtypes_of(model) == ["bfloat16"] * products
+    loaded = reloaded(model, tmp_path)
+    assert dtypes_of(loaded) == ["bfloat16"] * products
+    got, want = (each.predict(X, verbose=0) for each in (loaded, model))
+    np.testing.assert_array_equal(got, want)
+    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
+    keras_autocast(model, enabled=False)
+    assert dtypes_of(model) == before == ["float32"] * products
+
+
+def test_all_of_a_policy_is_saved(tmp_path):
+    policy = BF16.with_scopes({"*/head": "float32"}).with_rules({"tanh": "fp32"})
+    loaded = reloaded(keras_autocast(classifier(), policy=policy), tmp_path)
+    found = loaded.get_layer("head").dtype_policy
+    assert found == AutocastPolicy(policy) != AutocastPolicy()
+    assert found.policy == policy
+    assert dtypes_of(loaded) == ["bfloat16", "float32"]
+    with pytest.raises(TypeError, match="rule for primitive 'tanh' is a function"):
+        keras_autocast(classifier(), policy=BF16.with_rules({"tanh": lambda eqn: "FP32"}))
+
+
+def test_a_switch_after_a_fit_takes_effect_and_follows_float32():
+    model = classifier()
+    model.compile(optimizer=keras.optimizers.Adam(1e-2), loss=LOSS)
+    options = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    first = model.fit(X, Y, epochs=1, **options).history["loss"]
+    keras_autocast(model)
+    rest = model.fit(X, Y, epochs=2, **options).history["loss"]
+    want = fitted_in_float32()[0]
+    np.testing.assert_allclose(first + rest, want, rtol=TOLERANCE["bfloat16"])
+    assert first == want[:1]
+    assert rest != want[1:]
+
+
+@pytest.fixture
+def dtype_policy():
+    """Sets the dtype policy of layers that are made in a test."""
+    yield keras.config.set_dtype_policy
+    keras.config.set_dtype_policy("float32")
+
+
+def test_models_that_are_yet_to_be_made(dtype_policy):
+    dtype_policy(AutocastPolicy("float16"))
+    assert dtypes_of(classifier()) == ["float16"] * 2
+    inputs = keras.layers.Input((8,))
+    hidden = keras.layers.Dense(16)(inputs)
+    head = keras.layers.Dense(3, name="head", dtype="float32")
+    # Its own dtype says float32, as under "mixed_float16".
+    assert dtypes_of(keras.Model(inputs, head(hidden))) == ["float16", "float32"]
+    dtype_policy("float32")
+    model = classifier()
+    model.dtype_policy = AutocastPolicy()  # of the model alone: its layers say nothing
+    assert dtypes_of(model) == ["bfloat16"] * 2
+    assert dtypes_of(classifier()) == ["float32"] * 2
+
+
+def test_a_layer_is_pinned_and_set_free_by_its_own_dtype_policy():
+    model = keras_autocast(classifier())
+    model.get_layer("head").dtype_policy = "float32"
+    assert dtypes_of(model) == ["bfloat16", "float32"]
+    assert dtypes_of(keras_autocast(model, policy="bfloat16")) == ["bfloat16"] * 2
+    model.get_layer("head").dtype_policy = AutocastPolicy("float16")
+    with pytest.raises(
+        ValueError, match=r"one policy, and layers of 'functional.*'head' has Policy"
+    ):
+        dtypes_of(model)
+
+
+def test_float16_with_a_loss_scale_goes_on_after_loading(tmp_path):
+    options = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2))
+    model = keras_autocast(classifier(), compute_dtype="float16")
+    model.compile(optimizer=scaled, loss=LOSS)
+    losses = model.fit(X, Y, epochs=2, **options).history["loss"]
+    loaded = reloaded(model, tmp_path)
+    np.testing.assert_allclose(losses, fitted_in_float32()[0][:2], rtol=TOLERANCE["float16"])
+    assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
+    pairs = zip(loaded.optimizer.variables, model.optimizer.variables, strict=True)
+    assert all(np.array_equal(one, other) for one, other in pairs)
+    assert loaded.fit(X, Y, epochs=1, **options).history["loss"][0] < losses[0]
+
+
+def test_a_training_in_float16_without_a_loss_scale_warns():
+    model = keras_autocast(classifier(), compute_dtype="float16")
+    model.compile(optimizer=keras.optimizers.Adam(1e-2), loss=LOSS)
+    with pytest.warns(
+        UserWarning, match="trains in float16, and its optimizer Adam scales no loss"
+    ):
+        model.fit(X, Y, epochs=1, verbose=0)
+
+
+def test_wrong_use_says_what_to_do():
+    with pytest.raises(TypeError, match=r"takes a keras.Model, got .*jmp_autocast.autocast for"):
+        keras_autocast(classifier)
+    with pytest.raises(ValueError, match="float16"):
+        keras_autocast(classifier(), compute_dtype="float8")
+    assert repr(AutocastPolicy("float16")) == "AutocastPolicy(Policy(float16))"
+    assert bool(AutocastPolicy())
+
+
+@pytest.mark.process
+def test_another_backend_is_an_error_that_says_so():
+    program = (
+        "import sys, types; keras = sys.modules['keras'] = types.ModuleType('keras');"
+        "keras.backend = types.SimpleNamespace(backend=lambda: 'torch');"
+        "import jmp_autocast.integrations.keras"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "runs on torch. Set the environment variable KERAS_BACKEND=jax" in done.stderr

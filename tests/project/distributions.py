@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import posixpath
 import re
 import shutil
 import subprocess
@@ -17,7 +18,9 @@ import tarfile
 import tempfile
 import venv
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
+
+from tests.support.markdown_pages import links
 
 PACKAGE = "jmp_autocast"
 # What the repository holds and no sdist: signposts for readers, and the script of the CI.
@@ -89,6 +92,32 @@ def check_description(metadata: str) -> None:
         sys.exit(f"the description of the wheel refers to files of the repository: {found}")
 
 
+def dead_links(texts: Mapping[str, str], files: Set[str]) -> list[str]:
+    """Returns the links between pages of an sdist that lead to a file which it lacks.
+
+    Args:
+        texts: The pages, by their paths.
+        files: All files.
+    """
+    inside = ((page, target) for page, text in texts.items() for target in links(text))
+    places = (
+        (page, posixpath.normpath(posixpath.join(posixpath.dirname(page), target.split("#")[0])))
+        for page, target in inside
+        if target[0] != "#" and not re.match(r"[a-z][a-z+.-]*:", target)
+    )
+    return [f"{page}: {place}" for page, place in places if place not in files]
+
+
+def check_links(sdist: pathlib.Path) -> None:
+    """Ends the program where a page of the sdist has a link that leads nowhere."""
+    with tarfile.open(sdist) as archive:
+        names = {m.name.partition("/")[2]: m for m in archive.getmembers() if m.isfile()}
+        pages = {name: m for name, m in names.items() if name.endswith(".md")}
+        texts = {name: archive.extractfile(m).read().decode("utf-8") for name, m in pages.items()}
+    if found := dead_links(texts, set(names)):
+        sys.exit(f"the sdist lacks what its pages link to: {found}")
+
+
 def build(scratch: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     """Builds the sdist, the wheel from it and the wheel from the tree; checks what they hold."""
     tree = repository_files(scratch)
@@ -101,6 +130,7 @@ def build(scratch: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 
     expected = {name for name in tree if not name.startswith(NOT_IN_SDIST)}
     check_equal("sdist", sdist_files(sdist), expected | ADDED_TO_SDIST)
+    check_links(sdist)
     packed = wheel_files(wheel)
     (metadata,) = (text for name, text in packed.items() if name.endswith("/METADATA"))
     check_description(metadata.decode("utf-8"))

@@ -6,6 +6,7 @@ import urllib.parse
 
 import pytest
 
+from tests.project.distributions import NOT_IN_SDIST, dead_links
 from tests.support.markdown_pages import ROOT, anchors, links, markdown_pages
 
 PAGES = {str(p.relative_to(ROOT)): p for p in markdown_pages()}
@@ -82,3 +83,30 @@ def test_every_page_of_the_site_is_in_a_table_of_contents():
                     p.relative_to(docs).with_suffix("") for p in page.parent.glob(f"{entry}.md")
                 }
     assert pages <= named
+
+
+def test_no_page_of_an_sdist_links_to_what_it_lacks():
+    folders = ("docs", "examples", "benchmarks", "jmp_autocast", "tests")
+    paths = [*ROOT.glob("*"), *(p for name in folders for p in (ROOT / name).rglob("*"))]
+    names = {p.relative_to(ROOT).as_posix() for p in paths if p.is_file()}
+    files = {name for name in names if not name.startswith(NOT_IN_SDIST)}
+    texts = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
+    assert not dead_links(texts, files)
+    assert dead_links({"docs/a.md": "[a](../.ci/run) [b](https://x.org)"}, files) == [
+        "docs/a.md: .ci/run"
+    ]
+
+
+def test_no_address_of_the_project_is_given_before_it_has_one():
+    """The package index, the repository and the site of the project have no address yet."""
+    own = re.compile(r"https?://\S*jmp[-_]autocast\S*")
+    kinds = ("*.md", "*.toml", "*.py", "*.cff", "*.yml", "*.html", "*.js")
+    skipped = {"_build", ".nox", ".venv", "tests"}
+    found = [
+        f"{path.relative_to(ROOT)}: {address}"
+        for kind in kinds
+        for path in ROOT.rglob(kind)
+        if not skipped & set(path.relative_to(ROOT).parts)
+        for address in own.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert not found

@@ -228,8 +228,8 @@ FLAX_DOCUMENTED = frozenset(
     flax.linen flax.linen.Module flax.errors flax.errors.TraceContextError
     flax.nnx flax.nnx.All flax.nnx.DiffState flax.nnx.Module flax.nnx.Not flax.nnx.Optimizer
     flax.nnx.Param flax.nnx.Pytree flax.nnx.RngState flax.nnx.Variable flax.nnx.data
-    flax.nnx.from_flat_state flax.nnx.grad flax.nnx.is_data flax.nnx.register_data_type
-    flax.nnx.state flax.nnx.to_flat_state flax.nnx.update
+    flax.nnx.from_flat_state flax.nnx.grad flax.nnx.is_data flax.nnx.merge
+    flax.nnx.register_data_type flax.nnx.split flax.nnx.state flax.nnx.to_flat_state flax.nnx.update
     """.split()
 )
 

@@ -1,14 +1,12 @@
 """`cast_params`: which leaves a program reads in 16 bits alone, and that nothing else changes."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jmp_autocast import BF16, CastPolicy, autocast, cast_params
+from jmp_autocast import BF16, CastPolicy, autocast, cast_params, planned_params
 from jmp_autocast.integrations.nnx import autocast as nnx_autocast
 from jmp_autocast.optimizers import as_float32
 
@@ -173,7 +171,7 @@ def test_gradients_of_stored_parameters_are_those_of_the_program():
 def test_the_check_finds_a_leaf_that_is_read_in_float32(monkeypatch):
     fn, params, _ = PROGRAMS["returned"]
     wrong = lambda plan: [{np.dtype(jnp.bfloat16)} for _ in plan.inputs]
-    monkeypatch.setitem(inspect.unwrap(cast_params).__globals__, "read_dtypes", wrong)
+    monkeypatch.setattr(planned_params, "read_dtypes", wrong)
     with pytest.raises(AssertionError, match="other bits in its outputs"):
         cast_params(fn, params, X, policy=BF16, check=True)
 

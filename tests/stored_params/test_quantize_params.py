@@ -7,7 +7,9 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
-from jmp_autocast import BF16, Float8, Policy, autocast, cast_params, explain
+from jmp_autocast import BF16, Float8, Policy, autocast, cast_params, explain, planned_params
+from jmp_autocast.interpreters.after.stored_reads import Copied
+from jmp_autocast.optimizers import as_float32
 from jmp_autocast.quantize_params import QuantizedArray, quantize_params
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import normal
@@ -112,6 +114,103 @@ def test_what_is_stored_and_that_the_program_returns_the_same_bits(name):
     np.testing.assert_array_equal(jax.jit(low)(small, x), jax.jit(low)(PARAMS, x))
     assert weights_quantized(low, small, x) == 0
     assert weights_quantized(low, PARAMS, x) > 0
+
+
+def decoded(p, x):
+    """A decoder's step: an embedding, products of layers and a head, for a batch of any size."""
+    h = x + p["b"]
+    h = lax.scan(layer, h, p["stack"])[0] / jnp.sum(jnp.exp(p["gate"]))
+    return h @ p["wide"]
+
+
+DECODER = PARAMS | normal(1, gate=(K,))
+LOW = autocast(decoded, policy=FP8, params=0)
+
+
+def assert_same_trees(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    assert all(x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in pairs)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_batch_of_any_size_is_served_from_what_is_stored(batch):
+    expected = quantize_params(LOW, DECODER, A["x"])
+    small = quantize_params(LOW, DECODER, A["x"][:batch], check=True)
+    assert set(stored(small)) == {"stack", "wide"}
+    assert_same_trees(small, expected)
+    (shape,) = jax.export.symbolic_shape("rows")
+    x = jax.ShapeDtypeStruct((shape, K), jnp.float32)
+    assert jax.tree.structure(quantize_params(LOW, DECODER, x)) == jax.tree.structure(small)
+    # The products are those of a batch in which the others are zeros: nothing is rounded anew.
+    padded = jnp.zeros_like(A["x"]).at[:batch].set(A["x"][:batch])
+    tokens = (jax.jit(LOW)(p, x)[:batch] for p, x in ((small, A["x"][:batch]), (DECODER, padded)))
+    close = {"rtol": 2**-6, "atol": 2**-6}  # a scale is that of the batch's largest number
+    np.testing.assert_allclose(*tokens, **close)
+    assert weights_quantized(LOW, small, A["x"][:batch]) == 0
+
+
+@pytest.mark.parametrize("batch", [16, 1])
+def test_the_rest_is_stored_in_16_bits_before_or_after(batch):
+    args = (A["x"][:batch],)
+    after = cast_params(LOW, quantize_params(LOW, DECODER, *args), *args, check=True)
+    before = quantize_params(LOW, cast_params(LOW, DECODER, *args, check=True), *args, check=True)
+    assert_same_trees(after, before)
+    assert (after["b"].dtype, after["gate"].dtype) == (jnp.float32, jnp.float32)
+    # What quantize_params leaves in float32 is cast: `k` is read in parts.
+    low = autocast(lambda p, x: decoded(p, x) + x @ p["k"][:, :1], policy=FP8, params=0)
+    tree = quantize_params(low, DECODER | {"k": A["w"]}, *args)
+    assert cast_params(low, tree, *args, check=True)["k"].dtype == jnp.bfloat16
+
+
+def test_a_checkpoint_in_16_bits_is_quantized():
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), DECODER)
+    small = quantize_params(LOW, half, A["x"], check=True)
+    assert set(stored(small)) == {"stack", "wide"}
+    assert small["b"] is half["b"]
+    assert_same_trees(
+        small,
+        quantize_params(LOW, as_float32(half), A["x"])
+        | {name: x for name, x in half.items() if name not in ("stack", "wide")},
+    )
+
+
+def test_the_check_finds_what_another_program_reads(monkeypatch):
+    wrong = lambda self: [Copied(0) for _ in self.leaves]
+    monkeypatch.setattr(planned_params.PlannedParams, "reads", wrong)
+    with pytest.raises(AssertionError, match=r"other bits in its outputs .* in 8 bits"):
+        quantize_params(LOW, DECODER, A["x"], check=True)
+    with pytest.raises(ValueError, match="quantize_params got check=True, which runs"):
+        quantize_params(LOW, DECODER, jax.eval_shape(lambda: A["x"]), check=True)
+
+
+NOTHING = {
+    "minimum": (decoded, Float8(emulate=True), "N=32 is below the minimum, 1024. Float8\\(minimum"),
+    "last": (
+        lambda p, x: x @ p["w"],
+        Float8(minimum=16, emulate=True),
+        "no other matrix product follows. Float8\\(skip=\\(\\)\\) takes",
+    ),
+    "no parameter": (
+        lambda p, x: x @ x.T,
+        FP8.matmul,
+        "no operand is a parameter. autocast\\(fn, params=0\\) says",
+    ),
+    "parts": (lambda p, x: x @ p["wide"][:, :K], FP8.matmul, "something else reads what its"),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_where_nothing_is_stored_the_warning_says_why_and_what_to_write(name):
+    fn, recipe, message = NOTHING[name]
+    policy = Policy(jnp.bfloat16, matmul=recipe)
+    with pytest.warns(UserWarning, match=f"stored no parameter of .* in 8 bits: {message}"):
+        quantize_params(fn, DECODER, A["x"], policy=policy)
+
+
+def test_what_is_quantized_already_is_no_reason_to_warn():
+    small = quantize_params(LOW, DECODER, A["x"])
+    assert_same_trees(quantize_params(LOW, small, A["x"]), small)
 
 
 def test_a_quarter_of_the_bytes_and_the_numbers_of_the_recipe():
