@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from .backend import Choice
 from .call import arguments
 from .call.forms import Decorator, NoContext, check_form
+from .call.nesting import naming_the_nesting
 from .call.options import OnUnknown, Options, autocast_options
 from .call.outputs import as_traced, per_output, want_of
 from .call.wrapping import Wrapper, wrapper_of
@@ -343,19 +344,20 @@ def plan_call(
     call.look_at(traced)
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
     planner = Planner(policy, lowers_nothing=lowers_nothing, default_precision=around)
-    closed = planner.prepare(traced)
-    body = body_of(closed)
-    warn_without_units(policy)
-    warn_without_float64(policy, closed, arguments.name_of(fn))
-    inputs = input_states(body.invars, call.sources, policy)
-    wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
-    check_outputs(wanted)
-    pairs = zip(body.outvars, wanted, strict=True)
-    wants = [want_of(v.aval, dtype, policy.wide_dtype) for v, dtype in pairs]
-    plan = planner.plan_program(closed, inputs, wants)
-    if options.output_dtype == "computed":
-        # Its readers inside keep the dtypes that serve them.
-        plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
+    with naming_the_nesting(traced, fn):
+        closed = planner.prepare(traced)
+        body = body_of(closed)
+        warn_without_units(policy)
+        warn_without_float64(policy, closed, arguments.name_of(fn))
+        inputs = input_states(body.invars, call.sources, policy)
+        wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
+        check_outputs(wanted)
+        pairs = zip(body.outvars, wanted, strict=True)
+        wants = [want_of(v.aval, dtype, policy.wide_dtype) for v, dtype in pairs]
+        plan = planner.plan_program(closed, inputs, wants)
+        if options.output_dtype == "computed":
+            # Its readers inside keep the dtypes that serve them.
+            plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
     return PlannedCall(call, traced, closed, planner, plan, options.residuals, wanted, choice)
 
 
@@ -376,6 +378,7 @@ def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, w
     if kept := guarded_products(planned.plan):
         message = kept.message(arguments.name_of(fn), options.policy.compute_dtype)
         warnings.warn(message, stacklevel=3)
-    outputs = planned.rewritten(*call.arrays, planned=report)
+    with naming_the_nesting(planned.traced, fn):
+        outputs = planned.rewritten(*call.arrays, planned=report)
     avals = [v.aval for v in body_of(closed).outvars]
     return call.unflatten(list(map(as_traced, outputs, avals, planned.wanted)))

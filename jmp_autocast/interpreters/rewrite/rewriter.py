@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -66,6 +66,7 @@ from .emitted import emitted
 from .immutable import check_immutable
 from .moves import moved
 from .picked_first import picked_first
+from .rewritten_bodies import make_innermost_first
 from .values import REPEATS, Scalar, Value, as_array, read, replication
 
 mark_frames(__file__)
@@ -96,10 +97,15 @@ class Plans(Protocol):
     Attributes:
         prepare: Prepares a jaxpr, under its enclosing scopes; see `Preparation`.
         plan: Plans a prepared jaxpr; see `Planner.plan`.
+        anew: Makes a planner of the same options.
+        key: What the plans of such a planner follow from beside their questions; None where they
+            follow from more, as from a function.
     """
 
     prepare: Callable[..., Any]
     plan: Callable[..., Plan]
+    anew: Callable[[], Any]
+    key: Hashable
 
 
 @dataclasses.dataclass(eq=False)
@@ -130,6 +136,7 @@ class Rewriter(KeepsValues):
             args: As for `evaluate`.
         """
         self.closed_over.look(closed)
+        make_innermost_first(self, plan)
         return self.evaluate(plan, consts_of(closed), args)
 
     def evaluate(
