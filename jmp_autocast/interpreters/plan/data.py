@@ -236,9 +236,11 @@ class Contract:
 
     Args:
         of_sources: False where gradients of sources are rounded, as results are.
+        params: As for `Bind`.
     """
 
     of_sources: bool = True
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

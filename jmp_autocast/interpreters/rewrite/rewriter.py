@@ -58,7 +58,7 @@ from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
 from ..primitives.cpu_algorithms import asks_for_algorithm
 from ..primitives.evaluate import as_function, evaluate
-from ..primitives.reading import cast_dtype, redispatched, without_request
+from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, called, has_rule, is_plain_call
 from ..regions import AS_DECLARED
 from .closures import KeepsValues
@@ -254,8 +254,8 @@ class Rewriter(KeepsValues):
         if self.closed_over.by(eqn):
             plan = self._entered(eqn, plan)
         match plan.action:
-            case Contract(of_sources):
-                return [_accumulated(eqn, plan, operands, of_sources)]
+            case Contract() as action:
+                return [_accumulated(eqn, plan, operands, action)]
             case Redispatch():
                 return [redispatched(eqn, *read(plan, operands))]
             case Cast():
@@ -397,14 +397,14 @@ def _bound(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[A
     return out if eqn.primitive.multiple_results else [out]
 
 
-def _accumulated(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], of_sources: bool) -> Any:
-    if of_sources:
+def _accumulated(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], action: Contract) -> Any:
+    if action.of_sources:
         factors = [value.factor(d) for value, d in zip(operands, plan.operands, strict=True)]
     else:
         factors = [(x, None) for x in read(plan, operands)]
     return accumulating_contraction(
         eqn.primitive,
-        {**eqn.params, **without_request(eqn)},
+        {**eqn.params, **action.params},
         *(low for low, _ in factors),
         out=plan.results[0].dtype,
         full=(factors[0][1], factors[1][1]),
