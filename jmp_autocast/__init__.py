@@ -4,6 +4,7 @@ The types of what the tools return are in `jmp_autocast.inspect`.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from .autocast import autocast
@@ -86,9 +87,12 @@ def __getattr__(name: str) -> Any:
     if name == "inspect" or name in _TOOLS:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)
-    # What `from jmp_autocast import ...` says of an AttributeError has no room for a hint.
     if hint := hint_for(name, __name__):
-        raise ImportError(f"{__name__} has no {name!r}. {hint}", name=__name__)
+        # `from jmp_autocast import ...` asks by `hasattr`, and what it says of an AttributeError
+        # has no room for a hint. Who else asks by `hasattr` gets an answer.
+        caller = sys._getframe(1).f_globals.get("__name__")
+        kind = ImportError if caller == "importlib._bootstrap" else AttributeError
+        raise kind(f"{__name__} has no {name!r}. {hint}", name=__name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

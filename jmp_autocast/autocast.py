@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from .backend import Choice
 from .call import arguments
 from .call.forms import Decorator, NoContext, check_form
+from .call.nesting import naming_the_nesting
 from .call.options import OnUnknown, Options, autocast_options
 from .call.outputs import as_traced, per_output, want_of
 from .call.wrapping import Wrapper, wrapper_of
@@ -30,7 +31,7 @@ from .interpreters.compat.settings import (
     without_default_precision,
 )
 from .interpreters.keep.choice import ResidualChoice, Residuals
-from .interpreters.plan.data import EquationPlan, Plan, Want
+from .interpreters.plan.data import EquationPlan, Plan
 from .interpreters.plan.float64 import check_float64, check_outputs, warn_without_float64
 from .interpreters.plan.value_facts import input_states
 from .keep_less import may_plan, run_planned
@@ -292,7 +293,6 @@ class PlannedCall:
         plan: The plan of the jaxpr.
         residuals: How much is kept for the backward pass, and where.
         wanted: ``"same"``, ``"computed"`` or a dtype for each output.
-        wants: What the plan was asked for each output.
         choice: What the backend chose, None where nobody asked it.
         untrained: As for `arguments.Opened`.
         onednn: As for `Options`.
@@ -305,7 +305,6 @@ class PlannedCall:
     plan: Plan
     residuals: ResidualChoice
     wanted: list[Any]
-    wants: list[Want]
     choice: Choice | None = None
     untrained: Callable[[str], bool] = lambda path: False
     onednn: bool = False
@@ -359,20 +358,20 @@ def plan_call(
     call.look_at(traced)
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
     planner = Planner(policy, lowers_nothing=lowers_nothing, default_precision=around)
-    closed = planner.prepare(traced)
-    body = body_of(closed)
-    warn_without_units(policy)
-    warn_without_float64(policy, closed, arguments.name_of(fn))
-    inputs = input_states(body.invars, call.sources, policy)
-    wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
-    check_outputs(wanted)
-    pairs = zip(body.outvars, wanted, strict=True)
-    wants = [want_of(v.aval, dtype, policy.wide_dtype) for v, dtype in pairs]
-    plan = planner.plan_program(closed, inputs, wants)
-    if options.output_dtype == "computed":
-        # Its readers inside keep the dtypes that serve them.
-        wants = computed_wants(planner, plan, wants)
+    with naming_the_nesting(traced, fn):
+        closed = planner.prepare(traced)
+        body = body_of(closed)
+        warn_without_units(policy)
+        warn_without_float64(policy, closed, arguments.name_of(fn))
+        inputs = input_states(body.invars, call.sources, policy)
+        wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
+        check_outputs(wanted)
+        pairs = zip(body.outvars, wanted, strict=True)
+        wants = [want_of(v.aval, dtype, policy.wide_dtype) for v, dtype in pairs]
         plan = planner.plan_program(closed, inputs, wants)
+        if options.output_dtype == "computed":
+            # Its readers inside keep the dtypes that serve them.
+            plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
     return PlannedCall(
         call,
         traced,
@@ -381,7 +380,6 @@ def plan_call(
         plan,
         options.residuals,
         wanted,
-        wants,
         choice,
         onednn=options.onednn,
     )
@@ -404,6 +402,7 @@ def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, w
     if kept := guarded_products(planned.plan):
         message = kept.message(arguments.name_of(fn), options.policy.compute_dtype)
         warnings.warn(message, stacklevel=3)
-    outputs = planned.rewritten(*call.arrays, planned=report)
+    with naming_the_nesting(planned.traced, fn):
+        outputs = planned.rewritten(*call.arrays, planned=report)
     avals = [v.aval for v in body_of(closed).outvars]
     return call.unflatten(list(map(as_traced, outputs, avals, planned.wanted)))

@@ -78,7 +78,7 @@ class PlannedParams:
         """
         planned = self.planned
         states = inputs(planned.plan.inputs)
-        plan = planned.planner.plan_program(planned.closed, states, planned.wants)
+        plan = planned.planner.plan_program(planned.closed, states, planned.plan.wants)
         other = copy.copy(self)
         other.planned = dataclasses.replace(planned, plan=plan)
         return other

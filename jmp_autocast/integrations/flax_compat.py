@@ -15,6 +15,7 @@ from typing import Any
 from flax import nnx
 from flax.core import lift
 from flax.linen import transforms
+from flax.typing import HashableMapping
 
 Path = tuple[Any, ...]
 
@@ -160,6 +161,54 @@ def assign(node: Any, name: str, value: Any) -> None:
     Flax raises if the object is of another trace.
     """
     nnx.Pytree.__setattr__(node, name, value)
+
+
+# --- NNX: where a module is ---------------------------------------------------------------------
+
+_NODES = "_pytree__nodes"
+
+
+class _WithPath(HashableMapping[Any, Any]):
+    """What NNX notes of an object, which of its attributes hold arrays, and the object's path.
+
+    A static attribute survives what the transformations of NNX do to modules; a map from identities
+    would not. This is one that every object has. It equals the plain one, so that a module with a
+    path is the same kind of tree as any other: one that a function closes over, or a prefix of axes
+    made outside. Nor does it tell two layers apart that share the trace of a jitted method.
+    """
+
+    def __init__(self, nodes: Mapping[Any, Any], path: Path, owner: object) -> None:
+        super().__init__(nodes)
+        self.path = path
+        self.owner = owner
+
+    def update(self, other: Mapping[Any, Any]) -> _WithPath:
+        """Returns the notes of an object that gets more attributes."""
+        return _WithPath({**self, **other}, self.path, self.owner)
+
+
+def give_path(module: Any, path: Path, owner: object) -> None:
+    """Notes in a module where it is, past the ``__setattr__`` of a user's class.
+
+    Args:
+        module: A traced copy of the caller's module.
+        path: The keys on the way to it.
+        owner: Who takes the path away again.
+    """
+    vars(module)[_NODES] = _WithPath(vars(module)[_NODES], path, owner)
+
+
+def path_of(module: Any) -> Path | None:
+    """Returns the path that a module, or what it is a copy of, was given; None for no path."""
+    nodes = vars(module)[_NODES]
+    return nodes.path if isinstance(nodes, _WithPath) else None
+
+
+def take_path(module: Any, owner: object) -> None:
+    """Takes its path away from a module, if ``owner`` gave it."""
+    nodes = vars(module)[_NODES]
+    if isinstance(nodes, _WithPath) and nodes.owner is owner:
+        vars(module)[_NODES] = HashableMapping(nodes)
 
 
 # --- NNX: calls of modules --------------------------------------------------------------------

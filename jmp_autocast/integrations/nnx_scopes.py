@@ -11,29 +11,20 @@ from typing import Any
 import jax
 from flax import nnx
 
-from .flax_compat import class_with_call, objects_in, patch_calls, unpatch_calls
+from .flax_compat import (
+    class_with_call,
+    give_path,
+    objects_in,
+    patch_calls,
+    path_of,
+    take_path,
+    unpatch_calls,
+)
 
-_ATTRIBUTE = "_jmp_autocast_path"
 _local = threading.local()
 
-
-class _Path:
-    """Where a module is: a static attribute of the traced copies of the caller's modules.
-
-    As an attribute it survives what NNX transformations do to modules (a map from identities would
-    not). It equals every other, because it must not tell apart modules that the program takes for
-    equal: two layers share the trace of a jitted method.
-    """
-
-    def __init__(self, keys: tuple[Any, ...], owner: object) -> None:
-        self.keys = keys
-        self.owner = owner
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Path)
-
-    def __hash__(self) -> int:
-        return hash(_Path)
+# A function that was jitted and traced elsewhere has no names: it is traced again for them.
+_NAMED: Any = jax.make_user_context(False)
 
 
 @contextlib.contextmanager
@@ -61,10 +52,11 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
     """
     owner = object()
     modules = list(_modules(nodes))
-    # Written past `__setattr__`, which a user's class may have. A module that already has a path is
-    # in the call of an outer autocast, which names it from its own root.
+    # A module that already has a path is in the call of an outer autocast, which names it from its
+    # own root.
     for path, module in modules:
-        vars(module).setdefault(_ATTRIBUTE, _Path(path, owner))
+        if path_of(module) is None:
+            give_path(module, path, owner)
     found = (class_with_call(type(module)) for _, module in modules)
     classes = {cls for cls in found if cls is not None}
     # Only a thread that has a stack opens scopes: the classes are those of all threads.
@@ -73,13 +65,13 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
     patch_calls(classes, _in_scope)
     roots = list(nodes)
     try:
-        yield roots
+        with _NAMED(True):
+            yield roots
     finally:
         _local.stack = outer
         unpatch_calls(classes)
     for _, module in _modules(roots):
-        if getattr(vars(module).get(_ATTRIBUTE), "owner", None) is owner:
-            del vars(module)[_ATTRIBUTE]
+        take_path(module, owner)
 
 
 def _modules(roots: list[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -112,8 +104,8 @@ def _in_scope(original: Any) -> Any:
 
 def _names(module: Any, caller: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
     """Returns the scopes of a module that another calls, and its path for those that it calls."""
-    own = vars(module).get(_ATTRIBUTE)
-    keys = caller if own is None else own.keys  # without: made in the traced function
+    own = path_of(module)
+    keys = caller if own is None else own  # without: made in the traced function
     # A module that is called by one that does not hold it is named from its own root on, without
     # the position of the root in the arguments.
     inside = bool(caller) and keys[: len(caller)] == caller

@@ -56,6 +56,11 @@ def registered_rule(name: str) -> Rule | None:
     return None if entry is None else entry[1]
 
 
+def registered_rules() -> tuple[tuple[str, Rule], ...]:
+    """Returns the registered rules of all primitives."""
+    return tuple((name, rule) for name, (_, rule) in _registered.items())
+
+
 # What people call functions, and the primitives that they are traced to.
 _FUNCTIONS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("softmax", "attention", "logsumexp", "cross_entropy", "log_softmax"): ("exp", "reduce_sum"),

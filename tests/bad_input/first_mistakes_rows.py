@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+import jmp_autocast
 from jmp_autocast import (
     BF16,
     CastPolicy,
@@ -422,6 +423,19 @@ SEEN = [
             ("get_policy", "Policy"),
             ("audit", "from jmp_autocast.inspect import audit"),
             ("check_step", "from jmp_autocast.loss_scaling import check_step"),
+        )
+    ),
+    *(
+        Row(
+            "jmp_autocast",
+            f"{name} as an attribute",
+            lambda w, name=name: getattr(jmp_autocast, name),
+            AttributeError,
+            f"jmp_autocast | {name} | has no | {instead}",
+        )
+        for name, instead in (
+            ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
+            ("audit", "from jmp_autocast.inspect import audit"),
         )
     ),
 ]

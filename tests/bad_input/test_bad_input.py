@@ -68,3 +68,9 @@ def test_the_table_covers_the_public_names():
     covered = {row.public for room in ROOMS if room is not first_mistakes_rows for row in room.ROWS}
     expected = set(jmp_autocast.__all__) - RESULTS - GIVEN_TO_OTHERS - WITHOUT_ARGUMENTS
     assert covered == {*expected, nnx_rows.NNX, *integrations_rows.PUBLIC}
+
+
+@pytest.mark.parametrize("name", ["GradScaler", "mixed_precision", "audit", "nothing_of_the_kind"])
+def test_names_that_are_not_there_can_be_asked_for(name):
+    assert not hasattr(jmp_autocast, name)
+    assert getattr(jmp_autocast, name, None) is None

@@ -4,6 +4,7 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -142,6 +143,66 @@ def test_what_is_replayed_for_a_cast_is_named_once(fn):
         )
     assert len(moves["bfloat16"]) == 2
     assert moves["bfloat16"] == moves["float32"]
+
+
+# --- modules are the kind of tree that they are outside ---------------------------------------
+
+PRETRAINED = Tower(nnx.Rngs(1))
+LAYERS = nnx.prefix(scanned().layers, {nnx.Param: 0, ...: None}, graph=False)
+TREES = {"graph": False, "graph_updates": False}
+
+
+def decayed(model, x):
+    far = jax.tree.map(lambda p, q: jnp.sum((p - q) ** 2), model, PRETRAINED)
+    return model(x).sum() + sum(jax.tree.leaves(far))
+
+
+def averaged(model, x):
+    return jax.tree.map(lambda p, q: (p + q) / 2, model, PRETRAINED)(x)
+
+
+def same_tree(model, x):
+    assert jax.tree.structure(model) == jax.tree.structure(PRETRAINED)
+    assert nnx.split(model)[0] == nnx.split(PRETRAINED)[0]
+    return model(x)
+
+
+def ensemble(model, x):
+    return nnx.vmap(lambda m, x: m(x), in_axes=(LAYERS, None), **TREES)(model.layers, x)
+
+
+def in_a_scan(model, x):
+    step = nnx.scan(lambda m, h: (m(h), None), in_axes=(LAYERS, nnx.Carry), **TREES)
+    return step(model.layers, x)[0]
+
+
+def grown(model, x):
+    """A new attribute leaves the module its path."""
+    model.out.scale = nnx.Param(jnp.ones(()))
+    return model(x) * model.out.scale
+
+
+OF_LAYERS = {f"layers/Block{x}" for x in ("", "/norm_in/LayerNorm", "/norm_out/LayerNorm")}
+OUTSIDE = [
+    (decayed, tower, TOWER_SCOPES),
+    (averaged, tower, TOWER_SCOPES),
+    (same_tree, tower, TOWER_SCOPES),
+    (grown, tower, TOWER_SCOPES),
+    (ensemble, scanned, OF_LAYERS),
+    (in_a_scan, scanned, OF_LAYERS),
+]
+
+
+@pytest.mark.parametrize(
+    ("fn", "model", "names"), OUTSIDE, ids=lambda x: getattr(x, "__name__", "")
+)
+def test_modules_meet_modules_from_outside(fn, model, names):
+    model = nnx.clone(model())
+    want = fn(nnx.clone(model), X)
+    np.testing.assert_allclose(bf16(fn)(model, X), want, rtol=0.02, atol=0.02)
+    jaxpr = jaxpr_of(bf16(fn), model, X)
+    assert "bfloat16" in str(dot_dtypes(jaxpr))
+    assert names <= scopes(jaxpr)
 
 
 def test_super_calls_methods_and_new_modules():

@@ -142,4 +142,5 @@ def test_a_factor_that_is_a_literal(policy, first):
 def test_reason_and_cause():
     equation = planned(plan_of(lambda w, x: jnp.exp(x @ w), W, X, policy=CONSUMER), "dot_general")
     assert (equation.reason.code, equation.reason.cause) == (ReasonCode.DOT_OUT, "read by exp")
-    assert equation.action == Contract()
+    assert isinstance(equation.action, Contract)
+    assert equation.action.of_sources

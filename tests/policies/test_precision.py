@@ -1,5 +1,7 @@
 """The precision of float32 products: by policy, by scope, by rule, and not against the program."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -89,3 +91,28 @@ def test_a_file_holds_it(tmp_path):
 def test_wrong_precisions_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+LOWER = {"dot_general": "LOWER_PRECISION_FP"}
+OVERRULING = {
+    "a rule": BF16.with_rules(LOWER),
+    "a scope": BF16.with_scopes({"low": "bfloat16"}),
+    "rounded gradients": Policy(jnp.bfloat16, weight_gradients="compute").with_rules(LOWER),
+    "a float32 result": Policy(jnp.bfloat16, dot_output="consumer").with_rules(LOWER),
+}
+
+
+@pytest.mark.parametrize("asked", ["high", "highest", "BF16_BF16_F32_X3", ("highest", "default")])
+@pytest.mark.parametrize("made", [lambda a: a, jnp.sin], ids=["sources", "computed"])
+@pytest.mark.parametrize("policy", OVERRULING.values(), ids=OVERRULING)
+def test_an_overruled_precision_is_asked_of_no_product(policy, made, asked):
+    def loss(w, x):
+        with jax.named_scope("low"):
+            return jnp.sum(jnp.exp(jnp.matmul(made(x), made(w), precision=asked)))
+
+    gradient = jax.grad(autocast(loss, policy=policy), argnums=(0, 1))
+    dots = find(trace(gradient, X, X), "dot_general")
+    assert len(dots) == 3
+    for eqn in dots:
+        assert {v.aval.dtype.name for v in eqn.invars[:2]} == {LOW}
+        assert re.search("high|x3|preset", str(eqn.params), re.IGNORECASE) is None

@@ -25,7 +25,7 @@ from ...interpreters.compat import (
 )
 from ...interpreters.plan.data import Source
 from ...interpreters.plan.float_dtypes import float_dtype
-from ...interpreters.plan.needs import ROWS, Need
+from ...interpreters.plan.needs import ROWS
 from ...interpreters.plan.reasons import READ_BY, ReasonCode
 from ...interpreters.plan.returning_carries import accumulating_carries, residual_streams
 from ...interpreters.primitives.reading import cast_dtype, summands
@@ -40,11 +40,8 @@ _MOVES = having("moves")
 _CASTS = frozenset(("convert_element_type",))
 _SHIFTS = having("shifts")
 
-# From the cause that the planner gives to what went wrong without the row of its table. A factor is
-# harmed over many steps: one in a block's gradient, of which the planner takes care, is no risk.
-_NEEDED = {
-    READ_BY + row.reader: row.why for row in ROWS if row.reader and row.need is not Need.FACTOR
-}
+# From the cause that the planner gives to what went wrong without the row of its table.
+_NEEDED = {READ_BY + row.reader: row.why for row in ROWS if row.reader and row.harms_once}
 
 # Of so few terms a sum loses no more than the same number of operations in a row, 4 u typically.
 _FEW = 16

@@ -20,7 +20,7 @@ from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.unknown import unknown_primitives
 from ...interpreters.after.walk import Visit, walk_plan
 from ...interpreters.compat import AnyJaxpr, body_of, fresh_make_jaxpr, jaxpr_as_fun, scope_names
-from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueState
+from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueState, Want
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
 from ...interpreters.primitives.structure import bodies, equations_in
@@ -219,7 +219,8 @@ def declared_plan(jaxpr: AnyJaxpr, wide: np.dtype) -> Plan:
         reason = Reason(ReasonCode.STRUCTURAL if plans else ReasonCode.SCOPE)
         casts, results = (None,) * len(eqn.invars), states(eqn.outvars)
         equations.append(EquationPlan(action, states(eqn.invars), casts, results, reason))
-    ends = states(body.constvars), states(body.invars), tuple(equations), states(body.outvars)
+    wants, outputs = (Want(),) * len(body.outvars), states(body.outvars)
+    ends = states(body.constvars), states(body.invars), wants, tuple(equations), outputs
     return Plan(body, *ends, (None,) * len(body.outvars), (), (), identity=True, path=(), wide=wide)
 
 

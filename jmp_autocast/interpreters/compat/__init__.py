@@ -335,6 +335,16 @@ def is_staged(x: Any) -> bool:
     return isinstance(x, private(_STAGED) or ())
 
 
+def is_computed_now(x: Any) -> bool:
+    """Returns whether a value has elements now: nothing around its transformations traces it."""
+    while isinstance(x, Tracer) and not is_staged(x):
+        inside = getattr(x, "primal", getattr(x, "val", None))
+        if inside is None:
+            return False  # of a transformation that is not known here
+        x = inside
+    return not isinstance(x, Tracer)
+
+
 def is_in_eager_shard_map(x: Any) -> bool:
     """Returns whether a value is a shard of an array, in a ``shard_map`` that no ``jit`` traces.
 

@@ -236,9 +236,11 @@ class Contract:
 
     Args:
         of_sources: False where gradients of sources are rounded, as results are.
+        params: As for `Bind`.
     """
 
     of_sources: bool = True
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -365,6 +367,7 @@ class Plan:
         jaxpr: The open jaxpr that is planned.
         consts: What is known of each constant.
         inputs: What is known of each input.
+        wants: What was asked of each output.
         equations: A plan per equation, in program order.
         outputs: What is known of each output, after ``output_dtypes``.
         output_dtypes: The dtype that each output is cast to on return, None for "as it is".
@@ -378,6 +381,7 @@ class Plan:
     jaxpr: AnyJaxpr
     consts: tuple[ValueState, ...]
     inputs: tuple[ValueState, ...]
+    wants: tuple[Want, ...]
     equations: tuple[EquationPlan, ...]
     outputs: tuple[ValueState, ...]
     output_dtypes: tuple[np.dtype | None, ...]

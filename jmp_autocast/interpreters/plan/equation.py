@@ -22,7 +22,7 @@ from ...policies import (
 from ...policies.registry import check_obeyed
 from ..compat import aval_of
 from ..primitives import reading
-from ..primitives.traits import LEAVES_FLOAT16, having
+from ..primitives.traits import DERIVATIVES, having, leaves_float16
 from .basic_plans import (
     cast_results,
     emitted,
@@ -189,7 +189,7 @@ def _by_policy(policy: Policy, at: Place, decision: Decision, guarded: bool) -> 
         plan = _accumulating(policy, at, low)
         if at.region.product is not None and contracts and _is_rounded(low):
             plan = cast_results(plan, decision)
-            return at.region.product(at, plan, _contract(policy).of_sources)
+            return at.region.product(at, plan, _contract(policy, plan).of_sources)
         return plan
     if decision.policy is CastPolicy.FP32_APPEND_DTYPE and contracts:
         return _with_float32_result(policy, _lower(policy, at, guarded=True), _ASKED)
@@ -200,7 +200,7 @@ def _by_policy(policy: Policy, at: Place, decision: Decision, guarded: bool) -> 
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
             return rounded_once(plan, at.compute_dtype, plan.reason)
         return plan
-    return _first(PROMOTIONS if at.name in LEAVES_FLOAT16 else _OTHERS_PROMOTE, policy, at)
+    return _first(PROMOTIONS if at.name in DERIVATIVES else _OTHERS_PROMOTE, policy, at)
 
 
 def _because(code: ReasonCode, want: Want) -> Reason:
@@ -338,7 +338,7 @@ def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan
     # The gradient of a weight is a sum over a batch on many devices. Rounded before it is added up
     # there, it loses what differs between them: 257 becomes 256 in bfloat16.
     # ``weight_gradients="compute"`` takes that loss for half the bytes between the devices.
-    action = _contract(policy)
+    action = _contract(policy, plan)
     if policy.dot_output == "compute":
         of_source = action.of_sources and any(
             s.source is not None and s.dtype == at.region.wide for s in at.given[:2]
@@ -350,8 +350,9 @@ def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan
     return dataclasses.replace(plan, action=action)
 
 
-def _contract(policy: Policy) -> Contract:
-    return Contract(of_sources=policy.weight_gradients == "float32")
+def _contract(policy: Policy, plan: EquationPlan) -> Contract:
+    params = plan.action.params if isinstance(plan.action, Bind) else {}
+    return Contract(policy.weight_gradients == "float32", params)
 
 
 def _with_float32_result(policy: Policy, plan: EquationPlan, reason: Reason) -> EquationPlan:
@@ -359,7 +360,7 @@ def _with_float32_result(policy: Policy, plan: EquationPlan, reason: Reason) -> 
     if not _is_rounded(plan):
         return plan
     results = tuple(ValueState(_ACCUMULATOR) for _ in plan.results)
-    return dataclasses.replace(plan, results=results, reason=reason, action=_contract(policy))
+    return dataclasses.replace(plan, results=results, reason=reason, action=_contract(policy, plan))
 
 
 def _is_rounded(plan: EquationPlan) -> bool:
@@ -383,15 +384,17 @@ def _derivative_leaves(policy: Policy, at: Place) -> EquationPlan | None:
     # a cube, as in a GELU, 3 x**2, which is infinite from 148 on. No loss scale mends these.
     if at.compute_dtype != np.float16:
         return None
-    if at.name == "integer_pow" and abs(reading.exponent(at.eqn) or 0) < 3:
-        return None
     has_gradient = [
         i
-        for i in LEAVES_FLOAT16[at.name]
-        if at.given[i].known_value is None and at.given[i].source is not Source.CONST
+        for i, e in reading.derivative_exponents(at.eqn).items()
+        if leaves_float16(e)
+        and at.given[i].known_value is None
+        and at.given[i].source is not Source.CONST
     ]
+    if not has_gradient:
+        return None
     plan = _first(PROMOTIONS[2:], policy, at)
-    if not has_gradient or not is_narrower(plan.results[0].dtype, at.region.wide):
+    if not is_narrower(plan.results[0].dtype, at.region.wide):
         return None
     wide = in_dtype(at, at.region.wide, plan.reason)
     return rounded_once(wide, at.compute_dtype, plan.reason)
@@ -444,7 +447,7 @@ PROMOTIONS: tuple[Decides, ...] = (
     _voters_decide,
 )
 _OTHERS_PROMOTE = tuple(decides for decides in PROMOTIONS if decides is not _derivative_leaves)
-"""The chain of primitives that are not in `LEAVES_FLOAT16`."""
+"""The chain of primitives that are not in `DERIVATIVES`."""
 
 
 def _joined(dtypes: Sequence[np.dtype | None], wide: np.dtype) -> np.dtype:

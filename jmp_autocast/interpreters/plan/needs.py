@@ -194,6 +194,8 @@ class Row(NamedTuple):
         why: What went wrong without it.
         raises: The primitives that are asked for float32 where their result has the need.
         reader: Who asks them, in words.
+        harms_once: One equation that has the need and is in 16 bits is a risk, of which `audit`
+            tells; False for what is harmed over many steps alone.
     """
 
     need: Need
@@ -203,6 +205,7 @@ class Row(NamedTuple):
     why: str
     raises: frozenset[str] = frozenset()
     reader: str = ""
+    harms_once: bool = True
 
 
 ROWS = (
@@ -234,6 +237,7 @@ ROWS = (
         "large",
         _ALL,
         "a product of many steps",
+        harms_once=False,
     ),
     Row(
         Need.SNAP,

@@ -6,7 +6,8 @@ How the equations of one jaxpr are gone over is in `sweeps`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from ...policies import CONTRACTIONS, Policy
@@ -70,6 +71,10 @@ class Planner:
             policy, marks_only, lowers_nothing, product, default_precision
         )
         self.prepare: Preparation = Preparation(policy, self.regions)
+        options = policy, all_paths, lowers_nothing, default_precision
+        self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
+        # A function may say something else at each call, another room looks at whole programs.
+        self.key: Hashable = None if self._rule_functions or self._products else options
 
     @property
     def scopes(self) -> list[tuple[str, ...]]:
@@ -115,23 +120,20 @@ class Planner:
         # as long as what is known of the inputs, and asked of the outputs, agrees too.
         question = tuple(inputs), tuple(wants), path
         key = (id(jaxpr), *question)
-        planned = self._plans.get(key)
-        if planned is None:
-            # The scopes are part of the question only as far as the policy looks at them:
-            # `Regions`. The jaxpr is kept alive with its plan, or another could get its id.
-            planned = self._plans[key] = (jaxpr, self._plan_of_kind(jaxpr, *question))
-        return planned[1]
-
-    def _plan_of_kind(self, jaxpr: AnyJaxpr, *question: Any) -> Plan:
-        """Plans a jaxpr, unless one of its kind was planned; each has a plan of its own."""
+        if (planned := self._plans.get(key)) is not None:
+            return planned[1]
         # A rule function may look at the source line, another room at one equation.
         kind = None if self._rule_functions or self._products else kind_of(jaxpr)
-        if kind is None:
-            return self._plan(jaxpr, *question)
-        twin = self._kinds.get((kind, *question))
-        if twin is None:
-            twin = self._kinds[kind, *question] = self._plan(jaxpr, *question)
-        return dataclasses.replace(twin, jaxpr=body_of(jaxpr))
+        twin = None if kind is None else self._kinds.get((kind, *question))
+        # Each jaxpr has a plan of its own, though another of its kind was planned.
+        plan = twin and dataclasses.replace(twin, jaxpr=body_of(jaxpr))
+        plan = plan or self._plan(jaxpr, *question)
+        if kind is not None and twin is None:
+            self._kinds[kind, *question] = plan
+        # The scopes are part of the question only as far as the policy looks at them: `Regions`.
+        # The jaxpr is kept alive with its plan, or another could get its id.
+        self._plans[key] = jaxpr, plan
+        return plan
 
     def _plan(
         self,
@@ -165,6 +167,7 @@ class Planner:
             body,
             consts,
             tuple(inputs),
+            tuple(wants),
             tuple(equations),
             tuple(outputs),
             tuple(output_dtypes),

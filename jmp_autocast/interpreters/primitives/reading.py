@@ -13,7 +13,7 @@ from ...policies.precisions import is_algorithm, precision_of
 from ..compat import JaxprEqn, Literal, assumed_size, aval_of
 from .cpu_algorithms import asks_for_algorithm
 from .held_contraction import contraction_in
-from .traits import having
+from .traits import DERIVATIVES, having
 
 _CONTRACTIONS = having("contracts")
 
@@ -260,6 +260,12 @@ _LINEAR_ALGEBRA: dict[str, Callable[[int, int, int], float]] = {
 def exponent(eqn: JaxprEqn) -> int | None:
     """Returns the exponent of an ``integer_pow``, None for another equation."""
     return eqn.params["y"] if eqn.primitive.name == "integer_pow" else None
+
+
+def derivative_exponents(eqn: JaxprEqn) -> dict[int, float]:
+    """Returns the power of each operand that the derivative by it holds: `DERIVATIVES`."""
+    n = exponent(eqn) or 1
+    return {i: power(n) for i, power in DERIVATIVES.get(eqn.primitive.name, {}).items()}
 
 
 def checkpoint_name_in(eqn: JaxprEqn) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..compat import (
     AnyJaxpr,
@@ -26,6 +26,8 @@ from ..compat import (
     shard_map_axes,
 )
 from ..compat.same_rules import rule_key
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -355,6 +357,31 @@ def shard_map_options(eqn: JaxprEqn) -> dict[str, Any]:
 
 
 # --- walking --------------------------------------------------------------------------------
+
+
+def innermost_first(root: T, inside: Callable[[T], Sequence[T]]) -> list[tuple[T, int]]:
+    """Returns what is nested in something, each after all that is in it, and it itself last.
+
+    No function calls itself here: what is nested more deeply than Python's stack is walked, too.
+
+    Args:
+        root: A jaxpr, or the plan of one.
+        inside: What is in one of them.
+
+    Returns:
+        Pairs (what is nested, how many levels it has).
+    """
+    levels: dict[int, int] = {}
+    found: list[tuple[T, int]] = []
+    waiting = [root]
+    while waiting:
+        held = inside(waiting[-1])
+        if missing := [x for x in held if id(x) not in levels]:
+            waiting += missing
+        elif id(done := waiting.pop()) not in levels:
+            levels[id(done)] = 1 + max([levels[id(x)] for x in held], default=0)
+            found.append((done, levels[id(done)]))
+    return found
 
 
 def equations_in(

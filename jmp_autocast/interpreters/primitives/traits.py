@@ -129,12 +129,32 @@ FOLDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 )
 """How the value of a primitive follows from operands of which every element is one known value."""
 
-LEAVES_FLOAT16: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"div": (1,), "integer_pow": (0,), "atan2": (0, 1), "cbrt": (0,)}
+DERIVATIVES: Mapping[str, Mapping[int, Callable[[int], float]]] = MappingProxyType(
+    {
+        "div": {1: lambda n: -2},  # b**-2
+        "atan2": {0: lambda n: 2, 1: lambda n: 2},  # 1 / (a**2 + b**2)
+        "integer_pow": {0: lambda n: n - 1},  # n x**(n - 1)
+        "square": {0: lambda n: 1},
+        "sqrt": {0: lambda n: -1 / 2},
+        "cbrt": {0: lambda n: -2 / 3},
+    }
 )
-"""The operands by which the derivative leaves the range of float16 where the value does not: its
-rule holds ``b**-2``, ``n x**(n - 1)``, ``1 / (a**2 + b**2)`` and ``x**(-2/3)``. What JAX computes
-in float32 by policy (an exponential, a reciprocal, `rsqrt`, `tan`) has its derivative there."""
+"""The power of an operand that JAX's derivative by it holds, from the exponent ``n`` of the
+equation; operands by position. What JAX computes in float32 by policy (an exponential, a
+reciprocal, `rsqrt`, `tan`) has its derivative there. A test derives the powers from JAX."""
+
+
+def leaves_float16(exponent: float) -> bool:
+    """Returns whether a power of a number of float16, of 2**-24 to 65,504, may leave its range.
+
+    Args:
+        exponent: Its exponent.
+
+    Example:
+        >>> [leaves_float16(e) for e in (-2, -1 / 2, 1, 2)]
+        [True, False, False, True]
+    """
+    return exponent > 1 or exponent <= -2 / 3
 
 
 def _read(rows: Mapping[str, str], words: frozenset[str] = _NAMES) -> dict[str, frozenset[str]]:

@@ -17,12 +17,12 @@ from jax import lax
 from ..compat import (
     JaxprEqn,
     SymbolicZero,
-    Tracer,
     bind,
     consts_of,
     fresh_make_jaxpr,
     inlined,
     is_array_aval,
+    is_computed_now,
     is_in_eager_shard_map,
     is_ref,
     mark_frames,
@@ -81,7 +81,8 @@ def _emitted(
     # Effects have an order, and JAX inlines no function of a ref.
     is_alone = bool(eqn.effects) or any(is_ref(v.aval) for v in eqn.invars)
     is_alone = is_alone or rewriter.looks_at(eqn) or not inner.equations
-    is_shared = not is_alone and any(isinstance(x, Tracer) for x in xs)
+    # Outside `jit` JAX would compile the function that is shared, at each call of `autocast`.
+    is_shared = not (is_alone or all(map(is_computed_now, xs)))
     is_original = plan.unchanged and not rewriter.looks_at(eqn)
     if is_original and not is_shared:
         return list(_original(eqn)(*xs))

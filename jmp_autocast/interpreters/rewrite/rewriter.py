@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -58,7 +58,7 @@ from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.called_back import functions_of, with_functions
 from ..primitives.cpu_algorithms import asks_for_algorithm
 from ..primitives.evaluate import as_function, evaluate
-from ..primitives.reading import cast_dtype, redispatched, without_request
+from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, called, has_rule, is_plain_call
 from ..regions import AS_DECLARED
 from .closures import KeepsValues
@@ -66,6 +66,7 @@ from .emitted import emitted
 from .immutable import check_immutable
 from .moves import moved
 from .picked_first import picked_first
+from .rewritten_bodies import make_innermost_first
 from .values import REPEATS, Scalar, Value, as_array, read, replication
 
 mark_frames(__file__)
@@ -96,10 +97,15 @@ class Plans(Protocol):
     Attributes:
         prepare: Prepares a jaxpr, under its enclosing scopes; see `Preparation`.
         plan: Plans a prepared jaxpr; see `Planner.plan`.
+        anew: Makes a planner of the same options.
+        key: What the plans of such a planner follow from beside their questions; None where they
+            follow from more, as from a function.
     """
 
     prepare: Callable[..., Any]
     plan: Callable[..., Plan]
+    anew: Callable[[], Any]
+    key: Hashable
 
 
 @dataclasses.dataclass(eq=False)
@@ -132,6 +138,7 @@ class Rewriter(KeepsValues):
             args: As for `evaluate`.
         """
         self.closed_over.look(closed)
+        make_innermost_first(self, plan)
         return self.evaluate(plan, consts_of(closed), args)
 
     def evaluate(
@@ -249,8 +256,8 @@ class Rewriter(KeepsValues):
         if self.closed_over.by(eqn):
             plan = self._entered(eqn, plan)
         match plan.action:
-            case Contract(of_sources):
-                return [self._accumulated(eqn, plan, operands, of_sources)]
+            case Contract() as action:
+                return [self._accumulated(eqn, plan, operands, action)]
             case Redispatch():
                 return [redispatched(eqn, *read(plan, operands))]
             case Cast():
@@ -300,15 +307,15 @@ class Rewriter(KeepsValues):
         return out if eqn.primitive.multiple_results else [out]
 
     def _accumulated(
-        self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], of_sources: bool
+        self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], action: Contract
     ) -> Any:
-        if of_sources:
+        if action.of_sources:
             factors = [value.factor(d) for value, d in zip(operands, plan.operands, strict=True)]
         else:
             factors = [(x, None) for x in read(plan, operands)]
         return accumulating_contraction(
             eqn.primitive,
-            {**eqn.params, **without_request(eqn)},
+            {**eqn.params, **action.params},
             *(low for low, _ in factors),
             out=plan.results[0].dtype,
             full=(factors[0][1], factors[1][1]),

@@ -11,19 +11,17 @@ from typing import Any
 
 import jax
 
-from ..after.copies import Copies, handed_in
 from ..compat import JaxprEqn, bind, consts_of, mark_frames
 from ..plan.data import EquationPlan
 from ..primitives.structure import (
     STRUCTURES,
-    Body,
     Copy,
     bodies,
     rebound,
-    runs_again,
     shard_map_options,
 )
 from .rewriter import Rewriter, rewrites
+from .rewritten_bodies import rewritten_bodies
 from .values import read
 
 mark_frames(__file__)
@@ -44,36 +42,16 @@ def rebind_bodies(
     Returns:
         The results, as arrays.
     """
+    arrays = read(plan, operands)
+    made = rewritten_bodies(rewriter, eqn, plan, arrays)
     # Copies are made before the equation, in its scopes: once for all iterations of a loop.
-    held = bodies(eqn)
-    copied = handed_in(eqn, plan, rewriter.known_copies)
-    wanted = [_copies_for(body, copied) for body in held]
-    # What is emitted may have to say why, also where nothing changes.
-    is_entered = rewriter.looks_at(eqn) or rewriter.label is not None or runs_again(eqn)
-    jaxprs = [
-        # One in which nothing changes stays the one that JAX has in its caches.
-        body.jaxpr
-        if inner.identity and not (pairs or is_entered)
-        else rewriter.jaxpr(inner, body.jaxpr, pairs, at=body.takes_copies_at)
-        for inner, body, pairs in zip(plan.inner, held, wanted, strict=True)
-    ]
     copies = [
-        [Copy(body.operands[i], operands[body.operands[i]].copy(dtype)) for i, dtype in pairs]
-        for body, pairs in zip(held, wanted, strict=True)
+        [Copy(body.operands[i], operands[body.operands[i]].copy(key)) for i, key in pairs]
+        for body, (_, pairs) in zip(bodies(eqn), made, strict=True)
     ]
-    args, params = rebound(eqn, read(plan, operands), jaxprs, copies)
+    args, params = rebound(eqn, arrays, [jaxpr for jaxpr, _ in made], copies)
     results = bind(eqn.primitive, args, params)
     return results if eqn.primitive.multiple_results else [results]
-
-
-def _copies_for(body: Body, copied: Copies) -> list[tuple[int, Any]]:
-    """Returns pairs (input, dtype): the copies that a body takes as further inputs.
-
-    Bodies that share their operands (branches) all take the same ones; the bodies of a ``while``
-    take those of their own constants.
-    """
-    own = body.operands
-    return [(own.index(i), dtype) for i, dtype in copied if i in own]
 
 
 @rewrites("remat_opt")

@@ -1,0 +1,150 @@
+"""The jaxprs that an equation holds, rewritten: in which order they are made, and which are kept.
+
+**Order.** A body is made while JAX traces the one around it, which takes some 19 frames of Python a
+level. Where calls are nested deeply, the innermost are made first, so that each finds those inside
+it.
+
+**Kept.** Outside ``jit`` JAX compiles a call, or a loop, once for each jaxpr, by its identity. It
+traces `jax.nn.relu` once, and would compile what is made of that at each call of `autocast`: 60 to
+670 ms. So equal questions about one jaxpr have one answer there, in later calls as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+from ...policies.registry import registered_rules
+from ..after.copies import Copies, handed_in
+from ..compat import AnyJaxpr, JaxprEqn, is_checked, is_staged, trace_context
+from ..plan.data import EquationPlan, Plan
+from ..primitives.structure import STRUCTURES, Body, bodies, innermost_first, runs_again
+
+# Deeper than any model; 1,000 frames of Python are 50 levels.
+_DEEP = 16
+
+
+class MakesJaxprs(Protocol):
+    """What is needed of the rewriter.
+
+    Attributes:
+        planner: Plans derivative rules; `anew` makes one like it, for equal questions.
+        planned: As for `Rewriter`.
+        label: As for `Rewriter`.
+        onednn: As for `Rewriter`.
+        known_copies: The copies of the plans that were looked at.
+    """
+
+    planner: Any
+    planned: Any
+    label: Any
+    onednn: bool
+    known_copies: dict[int, Copies]
+
+    def looks_at(self, eqn: JaxprEqn) -> bool:
+        """As `Rewriter.looks_at`."""
+        ...
+
+    def jaxpr(self, plan: Plan, closed: AnyJaxpr, copies: Copies, at: int) -> Any:
+        """As `Rewriter.jaxpr`."""
+        ...
+
+
+def rewritten_bodies(
+    rewriter: MakesJaxprs, eqn: JaxprEqn, plan: EquationPlan, arrays: Sequence[Any] | None = None
+) -> list[tuple[Any, Copies]]:
+    """Returns the rewritten jaxpr of each body of an equation, and the copies that it takes.
+
+    Args:
+        rewriter: Makes them.
+        eqn: The equation.
+        plan: Its plan.
+        arrays: The operands, where the equation is bound now.
+
+    Returns:
+        For each body its jaxpr and pairs (input, key).
+    """
+    copied = handed_in(eqn, plan, rewriter.known_copies)
+    # What is emitted may have to say why, also where nothing changes.
+    is_watched = rewriter.looks_at(eqn) or rewriter.label is not None
+    is_entered = is_watched or runs_again(eqn)
+    is_run = arrays is not None and not any(map(is_staged, arrays))
+    is_kept = is_run and not (is_watched or rewriter.planned or eqn.effects or is_checked())
+    found = []
+    for inner, body in zip(plan.inner, bodies(eqn), strict=True):
+        pairs = _copies_for(body, copied)
+        if inner.identity and not (pairs or is_entered):
+            # One in which nothing changes stays the one that JAX has in its caches.
+            jaxpr = body.jaxpr
+        elif is_kept and (key := rewriter.planner.key) is not None:
+            jaxpr = _kept(_Question.of(rewriter, inner, body, pairs, key))
+        else:
+            jaxpr = rewriter.jaxpr(inner, body.jaxpr, pairs, body.takes_copies_at)
+        found.append((jaxpr, pairs))
+    return found
+
+
+def _copies_for(body: Body, copied: Copies) -> Copies:
+    """Returns pairs (input, key): the copies that a body takes as further inputs.
+
+    Bodies that share their operands (branches) all take the same ones; the bodies of a ``while``
+    take those of their own constants.
+    """
+    own = body.operands
+    return tuple([(own.index(i), key) for i, key in copied if i in own])
+
+
+def make_innermost_first(rewriter: MakesJaxprs, plan: Plan) -> None:
+    """Makes the jaxprs of a program whose calls are nested deeply.
+
+    Args:
+        rewriter: Makes and remembers them.
+        plan: The plan of the program.
+    """
+    nested = innermost_first(plan, lambda p: [q for x in p.equations for q in x.inner])
+    if nested[-1][1] <= _DEEP:
+        return
+    for inner, _ in nested[:-1]:
+        for eqn, equation in zip(inner.jaxpr.eqns, inner.equations, strict=True):
+            if equation.inner and STRUCTURES[eqn.primitive.name].rebind is not None:
+                rewritten_bodies(rewriter, eqn, equation)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Question:
+    """All that a rewritten jaxpr follows from; two are equal if their keys are."""
+
+    key: Hashable
+    plan: Plan
+    closed: AnyJaxpr  # alive as long as its id is in a key
+    copies: Copies
+    at: int
+    # A rewriter and a planner of their own: those of the call hold its program and its arrays.
+    rewriter: Callable[..., MakesJaxprs]
+    planner: Callable[[], Any]
+
+    @classmethod
+    def of(
+        cls, rewriter: MakesJaxprs, plan: Plan, body: Body, copies: Copies, of_planner: Hashable
+    ) -> _Question:
+        """Returns the question about a body."""
+        asked = plan.inputs, plan.wants, plan.path, copies, body.takes_copies_at
+        settings = of_planner, trace_context(), registered_rules(), rewriter.onednn
+        key = (id(body.jaxpr), *asked, *settings)
+        made = rewriter.planner.anew
+        like = functools.partial(type(rewriter), onednn=rewriter.onednn)
+        return cls(key, plan, body.jaxpr, copies, body.takes_copies_at, like, made)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Question) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@functools.lru_cache(maxsize=512)
+def _kept(asked: _Question) -> Any:
+    rewriter = asked.rewriter(asked.planner(), asked.plan.wide)
+    return rewriter.jaxpr(asked.plan, asked.closed, asked.copies, asked.at)
