@@ -111,8 +111,8 @@ class PlannedParams:
             arrays[k] = leaves[i]
         if any(map(is_abstract, arrays)):
             raise ValueError(
-                f"{self._by} got check=True, which runs the program, and the types of arrays. Pass "
-                "arrays for all arguments, or leave check out."
+                f"{self._by}(check=True) runs the program, and needs arrays for all arguments. "
+                "Pass arrays in place of types, or leave check out."
             )
 
         def run(given: list[Any]) -> list[Any]:
