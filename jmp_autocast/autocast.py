@@ -25,6 +25,7 @@ from .interpreters.after.computed_outputs import computed_wants
 from .interpreters.after.guarded_products import guarded_products
 from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, mark_frames
 from .interpreters.compat.settings import (
+    backends_are_set_up,
     default_precision,
     with_default_precision,
     without_default_precision,
@@ -94,11 +95,12 @@ def autocast(
         fn: The function, method or callable module. Arrays in its arguments are traced; all
             other leaves (bools, strings, numbers, callables) are static. None to use ``autocast``
             as a decorator with options.
-        compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, float16 without one.
-            ``float32`` is for a float64 program: then read float64 for float32, and float32 for 16
-            bits, in this docstring. ``"auto"`` chooses the dtype for which the default backend has
-            matrix units when the program is traced, whatever the policy says: bfloat16, else
-            float16. Without such units, as on a CPU, nothing is lowered.
+        compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, without one that of the
+            default backend: float16 on GPUs with tensor cores for it alone (V100, T4), bfloat16 on
+            all others. It is asked when the program is traced. ``float32`` is for a float64
+            program: then read float64 for float32, and float32 for 16 bits, in this docstring.
+            ``"auto"`` is the dtype for which the default backend has matrix units, whatever the
+            policy says. Without such units, as on most CPUs, nothing is lowered.
         policy: A `Policy`, a string such as ``"params=float32,compute=bfloat16,output=float32"``,
             or a ``jmp.Policy``.
         params: Which arguments hold parameters: a position or several, or a predicate of an array's
@@ -114,7 +116,8 @@ def autocast(
             ``("same", jnp.bfloat16)`` for logits and a cache. With ``"computed"``, a result that
             PyTorch's autocast leaves in 16 bits (an ELU, a variance) is float32 inside the program,
             and rounded on return.
-        enabled: False runs ``fn`` without any cast, even inside another ``autocast``.
+        enabled: False runs ``fn`` without any cast, even inside another ``autocast``. The
+            environment variable ``JMP_AUTOCAST=0`` does so for every wrapper.
         on_unknown: What happens if the program contains a primitive without a rule (its operands
             keep their declared dtypes): ``"keep"``, ``"warn"`` or ``"error"``.
         residuals: What is kept for the backward pass, as for `keep_less`. ``"declared"`` leaves it
@@ -166,7 +169,7 @@ class Autocast(Wrapper, NoContext):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
-        if not self._options.enabled:
+        if not self._options.is_on:
             # The mark tells an autocast around this one that the region is dealt with: nothing is
             # cast.
             args, kwargs = dequantized((args, kwargs))
@@ -219,7 +222,12 @@ class Autocast(Wrapper, NoContext):
         return dataclasses.replace(self._options, params=call.params)
 
     def __repr__(self) -> str:
-        dtype = "auto" if self._options.auto else self._options.policy.compute_dtype
+        options = self._options
+        dtype: Any = "auto" if options.auto else options.policy.compute_dtype
+        # A device that was not asked for yet is not asked for a text.
+        if not options.auto and options.asks and backends_are_set_up():
+            policy, choice = options.chosen
+            dtype = f"{policy.compute_dtype} ({choice and choice.reason})"
         return f"autocast({self._fn!r}, compute_dtype={dtype})"
 
 
@@ -374,7 +382,7 @@ def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, w
         )
         report(planned.plan)
     if kept := guarded_products(planned.plan):
-        message = kept.message(arguments.name_of(fn), options.policy.compute_dtype)
+        message = kept.message(arguments.name_of(fn), planned.planner.policy.compute_dtype)
         warnings.warn(message, stacklevel=3)
     outputs = planned.rewritten(*call.arrays, planned=report)
     avals = [v.aval for v in body_of(closed).outvars]

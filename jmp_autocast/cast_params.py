@@ -14,6 +14,7 @@ from .autocast import Autocast, autocast
 from .backend import EVERY_ROUNDING
 from .call.arguments import check_function, is_array
 from .call.fitting import of_a_call
+from .call.switch import is_switched_off
 from .interpreters.after.stored_reads import Read, read_dtypes
 from .interpreters.compat import Tracer
 from .interpreters.plan.float_dtypes import is_in
@@ -47,7 +48,7 @@ def cast_params(
             ``jax.ShapeDtypeStruct`` only the dtype changes, for a restore in 16 bits. Shardings
             stay.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
-        policy: As for `autocast`; None for the wrapper's own, or float16.
+        policy: As for `autocast`; None for the wrapper's own, or the default.
         check: Also runs both programs on the arguments, and compares the bits of all results, where
             XLA rounds wherever the program says so. With ``xla_allow_excess_precision``, its
             default, XLA may leave out that rounding of a float32 weight; no stored weight lacks it.
@@ -56,7 +57,8 @@ def cast_params(
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
-        A pytree of the structure of ``params``.
+        A pytree of the structure of ``params``; with ``JMP_AUTOCAST=0`` in the environment
+        ``params`` itself.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -82,6 +84,8 @@ def cast_params(
     """
     check_function(fn, "cast_params", "Pass the function itself, then the parameters.")
     wrapper = wrapper_of_program(fn, policy, "cast_params")
+    if is_switched_off():  # as the program reads them then
+        return params
     leaves, structure = jax.tree.flatten(params)
     reads = reads_of_leaves(wrapper, params, args, kwargs)
     narrow = narrow_dtypes(wrapper.policy.wide_dtype)

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .call.arguments import check_function
 from .call.fitting import of_a_call
+from .call.switch import is_switched_off
 from .cast_params import each_once, reads_of_leaves, wrapper_of_program
 from .float8.dequantize import QuantizedArray
 from .float8.scale import ScaleOf, Values, Weight
@@ -57,7 +58,8 @@ def quantize_params(
 
     Returns:
         A pytree of the structure of ``params``, with a `QuantizedArray` for each such leaf. If
-        there is no such leaf, a warning says so.
+        there is no such leaf, a warning says so. With ``JMP_AUTOCAST=0`` in the environment it is
+        ``params`` itself.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -95,6 +97,8 @@ def quantize_params(
             f"policy of {name_of(fn)} asks for Float8(scaling={recipe.scaling!r}). Pass a policy "
             'with scaling="tensor", or keep the parameters in float32.'
         )
+    if is_switched_off():  # as the program reads them then
+        return params
     leaves, structure = jax.tree.flatten(params)
     reads = reads_of_leaves(wrapper, params, args, kwargs)
     stored = each_once(leaves, reads, _stored, donate)

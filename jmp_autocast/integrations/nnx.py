@@ -111,7 +111,7 @@ class NNXAutocast(Autocast):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
         # Without casts there is nothing to rewrite, so that modules may change as they always do.
-        if not self._options.enabled:
+        if not self._options.is_on:
             return super().__call__(*args, **kwargs)
         with self.opened(self._fn, self._options.params, args, kwargs) as call:
             options = self._options_of(call)
