@@ -13,7 +13,7 @@ import jax
 from jax.typing import DTypeLike
 
 from .backend import Choice
-from .call import arguments
+from .call import arguments, repeats
 from .call.forms import Decorator, NoContext, check_form
 from .call.options import OnUnknown, Options, autocast_options
 from .call.outputs import as_traced, per_output, want_of
@@ -23,10 +23,17 @@ from .float8.units import warn_without_units
 from .interpreters import Planner, Rewriter
 from .interpreters.after.computed_outputs import computed_wants
 from .interpreters.after.guarded_products import guarded_products
-from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, mark_frames
+from .interpreters.compat import (
+    ClosedJaxpr,
+    body_of,
+    fresh_make_jaxpr,
+    is_concrete,
+    mark_frames,
+)
 from .interpreters.compat.settings import (
     backends_are_set_up,
     default_precision,
+    jit_is_disabled,
     with_default_precision,
     without_default_precision,
 )
@@ -88,8 +95,9 @@ def autocast(
     ``shard_map``, ``checkpoint`` and the other transformations, from inside and from outside, and
     with itself: an inner ``autocast`` governs its region.
 
-    Outside ``jit`` it behaves like ``jax.grad``: it traces at each call. Under ``jit`` it traces
-    and plans once per signature, and costs nothing per call.
+    Outside ``jit`` it traces, plans and compiles at each call, and warns once where repeats of a
+    call take more than 0.1 s. Under ``jit`` it does so once per signature, and costs nothing per
+    call.
 
     Args:
         fn: The function, method or callable module. Arrays in its arguments are traced; all
@@ -175,7 +183,25 @@ class Autocast(Wrapper, NoContext):
             args, kwargs = dequantized((args, kwargs))
             with jax.named_scope(mark(GOVERNED)), with_default_precision():
                 return self._fn(*args, **kwargs)
-        return run_call(self._fn, self._options, args, kwargs, self.is_whole)
+        return self.run_call(self._fn, self._options, args, kwargs)
+
+    def run_call(self, fn: Any, options: Options, args: Any, kwargs: Any) -> Any:
+        """Runs a call, and warns where the same call was traced again and again outside of `jit`.
+
+        Args:
+            fn: The function, or the opened one.
+            options: The options for it.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
+        start = repeats.clock()
+        call, outputs, result = _run_call(fn, options, args, kwargs, self.is_whole)
+        if not jit_is_disabled() and all(map(is_concrete, outputs)):
+            counts: repeats.Repeats = vars(self).setdefault("_repeats", repeats.Repeats())
+            seconds, name = repeats.clock() - start, arguments.name_of(self._fn)
+            if message := counts.warning(call.shapes, seconds, name, self._fn):
+                warnings.warn(message, stacklevel=3)
+        return result
 
     @property
     def policy(self) -> Policy:
@@ -367,7 +393,9 @@ def plan_call(
     return PlannedCall(call, traced, closed, planner, plan, options.residuals, wanted, choice)
 
 
-def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool) -> Any:
+def _run_call(
+    fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool
+) -> tuple[arguments.Call, list[Any], Any]:
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)
     if whole:
@@ -383,7 +411,8 @@ def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, w
         report(planned.plan)
     if kept := guarded_products(planned.plan):
         message = kept.message(arguments.name_of(fn), planned.planner.policy.compute_dtype)
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, stacklevel=4)
     outputs = planned.rewritten(*call.arrays, planned=report)
     avals = [v.aval for v in body_of(closed).outvars]
-    return call.unflatten(list(map(as_traced, outputs, avals, planned.wanted)))
+    outputs = list(map(as_traced, outputs, avals, planned.wanted))
+    return call, outputs, call.unflatten(outputs)

@@ -335,6 +335,15 @@ def is_staged(x: Any) -> bool:
     return isinstance(x, private(_STAGED) or ())
 
 
+def is_concrete(x: Any) -> bool:
+    """Returns whether a value is known: outside of `jit`, also where it is differentiated.
+
+    Without JAX's own answer a tracer is not.
+    """
+    known = getattr(x, "to_concrete_value", lambda: None)
+    return not isinstance(x, Tracer) or known() is not None
+
+
 def is_in_eager_shard_map(x: Any) -> bool:
     """Returns whether a value is a shard of an array, in a ``shard_map`` that no ``jit`` traces.
 

@@ -31,6 +31,12 @@ def backends_are_set_up() -> bool:
 # The flags are no attributes to a type checker.
 _CONFIG: Any = jax.config
 
+
+def jit_is_disabled() -> bool:
+    """Returns whether `jax.disable_jit` is in force."""
+    return bool(_CONFIG.jax_disable_jit)
+
+
 _AROUND: Any = jax.make_user_context(None)
 """The default precision of products around the outermost function that is traced without it.
 
