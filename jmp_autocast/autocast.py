@@ -13,7 +13,7 @@ import jax
 from jax.typing import DTypeLike
 
 from .backend import Choice
-from .call import arguments
+from .call import arguments, repeats
 from .call.forms import Decorator, NoContext, check_form
 from .call.nesting import naming_the_nesting
 from .call.options import OnUnknown, Options, autocast_options
@@ -24,9 +24,17 @@ from .float8.units import warn_without_units
 from .interpreters import Planner, Rewriter
 from .interpreters.after.computed_outputs import computed_wants
 from .interpreters.after.guarded_products import guarded_products
-from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, mark_frames
+from .interpreters.compat import (
+    ClosedJaxpr,
+    body_of,
+    fresh_make_jaxpr,
+    is_computed_now,
+    mark_frames,
+)
 from .interpreters.compat.settings import (
+    backends_are_set_up,
     default_precision,
+    jit_is_disabled,
     with_default_precision,
     without_default_precision,
 )
@@ -90,18 +98,20 @@ def autocast(
     ``shard_map``, ``checkpoint`` and the other transformations, from inside and from outside, and
     with itself: an inner ``autocast`` governs its region.
 
-    Outside ``jit`` it behaves like ``jax.grad``: it traces at each call. Under ``jit`` it traces
-    and plans once per signature, and costs nothing per call.
+    Outside ``jit`` it traces, plans and compiles at each call, and warns once where repeats of a
+    call take more than 0.1 s. Under ``jit`` it does so once per signature, and costs nothing per
+    call.
 
     Args:
         fn: The function, method or callable module. Arrays in its arguments are traced; all
             other leaves (bools, strings, numbers, callables) are static. None to use ``autocast``
             as a decorator with options.
-        compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, float16 without one.
-            ``float32`` is for a float64 program: then read float64 for float32, and float32 for 16
-            bits, in this docstring. ``"auto"`` chooses the dtype for which the default backend has
-            matrix units when the program is traced, whatever the policy says: bfloat16, else
-            float16. Without such units, as on a CPU, nothing is lowered.
+        compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, without one that of the
+            default backend: float16 on GPUs with tensor cores for it alone (V100, T4), bfloat16 on
+            all others. It is asked when the program is traced. ``float32`` is for a float64
+            program: then read float64 for float32, and float32 for 16 bits, in this docstring.
+            ``"auto"`` is the dtype for which the default backend has matrix units, whatever the
+            policy says. Without such units, as on most CPUs, nothing is lowered.
         policy: A `Policy`, a string such as ``"params=float32,compute=bfloat16,output=float32"``,
             or a ``jmp.Policy``.
         params: Which arguments hold parameters: a position or several, or a predicate of an array's
@@ -117,7 +127,8 @@ def autocast(
             ``("same", jnp.bfloat16)`` for logits and a cache. With ``"computed"``, a result that
             PyTorch's autocast leaves in 16 bits (an ELU, a variance) is float32 inside the program,
             and rounded on return.
-        enabled: False runs ``fn`` without any cast, even inside another ``autocast``.
+        enabled: False runs ``fn`` without any cast, even inside another ``autocast``. The
+            environment variable ``JMP_AUTOCAST=0`` does so for every wrapper.
         on_unknown: What happens if the program contains a primitive without a rule (its operands
             keep their declared dtypes): ``"keep"``, ``"warn"`` or ``"error"``.
         residuals: What is kept for the backward pass, as for `keep_less`. ``"declared"`` leaves it
@@ -179,13 +190,31 @@ class Autocast(Wrapper, NoContext):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
-        if not self._options.enabled:
+        if not self._options.is_on:
             # The mark tells an autocast around this one that the region is dealt with: nothing is
             # cast.
             args, kwargs = dequantized((args, kwargs))
             with jax.named_scope(mark(GOVERNED)), with_default_precision():
                 return self._fn(*args, **kwargs)
-        return run_call(self._fn, self._options, args, kwargs, self.is_whole)
+        return self.run_call(self._fn, self._options, args, kwargs)
+
+    def run_call(self, fn: Any, options: Options, args: Any, kwargs: Any) -> Any:
+        """Runs a call, and warns where the same call was traced again and again outside of `jit`.
+
+        Args:
+            fn: The function, or the opened one.
+            options: The options for it.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
+        start = repeats.clock()
+        call, outputs, result = _run_call(fn, options, args, kwargs, self.is_whole)
+        if not jit_is_disabled() and all(map(is_computed_now, outputs)):
+            counts: repeats.Repeats = vars(self).setdefault("_repeats", repeats.Repeats())
+            seconds, name = repeats.clock() - start, arguments.name_of(self._fn)
+            if message := counts.warning(call.shapes, seconds, name, self._fn):
+                warnings.warn(message, stacklevel=3)
+        return result
 
     @property
     def policy(self) -> Policy:
@@ -232,7 +261,12 @@ class Autocast(Wrapper, NoContext):
         return dataclasses.replace(self._options, params=call.params)
 
     def __repr__(self) -> str:
-        dtype = "auto" if self._options.auto else self._options.policy.compute_dtype
+        options = self._options
+        dtype: Any = "auto" if options.auto else options.policy.compute_dtype
+        # A device that was not asked for yet is not asked for a text.
+        if not options.auto and options.asks and backends_are_set_up():
+            policy, choice = options.chosen
+            dtype = f"{policy.compute_dtype} ({choice and choice.reason})"
         return f"autocast({self._fn!r}, compute_dtype={dtype})"
 
 
@@ -385,7 +419,9 @@ def plan_call(
     )
 
 
-def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool) -> Any:
+def _run_call(
+    fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool
+) -> tuple[arguments.Call, list[Any], Any]:
     """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
     planned = plan_call(fn, options, args, kwargs)
     if whole:
@@ -400,9 +436,10 @@ def run_call(fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, w
         )
         report(planned.plan)
     if kept := guarded_products(planned.plan):
-        message = kept.message(arguments.name_of(fn), options.policy.compute_dtype)
-        warnings.warn(message, stacklevel=3)
+        message = kept.message(arguments.name_of(fn), planned.planner.policy.compute_dtype)
+        warnings.warn(message, stacklevel=4)
     with naming_the_nesting(planned.traced, fn):
         outputs = planned.rewritten(*call.arrays, planned=report)
     avals = [v.aval for v in body_of(closed).outvars]
-    return call.unflatten(list(map(as_traced, outputs, avals, planned.wanted)))
+    outputs = list(map(as_traced, outputs, avals, planned.wanted))
+    return call, outputs, call.unflatten(outputs)

@@ -167,6 +167,24 @@ def choose_for(device: Device) -> Choice:
     return Choice(None, f"{kind} has no tensor cores")
 
 
+def preferred_for(device: Device) -> Choice:
+    """Returns what a policy without a compute dtype stands for on a device: 16 bits in any case.
+
+    Example:
+        >>> [str(preferred_for(Device("gpu", "a GPU", n)).dtype) for n in ("7.5", "8.0")]
+        ['float16', 'bfloat16']
+        >>> preferred_for(Device("cpu", "cpu")).reason
+        'the default on a CPU'
+    """
+    # What a CPU has kernels for takes 0.1 s to find out, and would not change the answer.
+    if device.platform == "cpu":
+        return Choice(_BFLOAT16, "the default on a CPU")
+    choice = choose_for(device)
+    if choice.dtype is not None:
+        return choice
+    return Choice(_BFLOAT16, f"the default, although {choice.reason}")
+
+
 def _number(device: Device) -> float | None:
     """Returns the compute capability of an NVIDIA GPU, None for any other device."""
     try:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .call.fitting import of_a_call
+from .call.switch import is_switched_off
 from .float8.products import untrained
 from .planned_params import (
     PlannedParams,
@@ -45,7 +46,7 @@ def cast_params(
             ``jax.ShapeDtypeStruct`` only the dtype changes, for a restore in 16 bits. Shardings
             stay, and so does what `quantize_params` stored in 8 bits.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
-        policy: As for `autocast`; None for the wrapper's own, or float16.
+        policy: As for `autocast`; None for the wrapper's own, or the default.
         check: Also runs both programs on the arguments, and compares the bits of all results, and
             of the state that an NNX module changes, where XLA rounds wherever the program says so.
             With ``xla_allow_excess_precision``, its default, XLA may leave out that rounding of a
@@ -55,7 +56,8 @@ def cast_params(
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
-        A pytree of the structure of ``params``.
+        A pytree of the structure of ``params``; with ``JMP_AUTOCAST=0`` in the environment
+        ``params`` itself.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -80,6 +82,8 @@ def cast_params(
         True
     """
     wrapper = wrapper_of_program(fn, policy, "cast_params", (params, *args), kwargs)
+    if is_switched_off():  # as the program reads them then
+        return params
     program = PlannedParams(wrapper, "cast_params", params, args, kwargs)
     narrow = narrow_dtypes(wrapper.policy.wide_dtype)
     # What `quantize_params` would store in 8 bits is left to it, whatever the batch is here.

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .call.fitting import of_a_call
+from .call.switch import is_switched_off
 from .float8.dequantize import QuantizedArray, is_quantized
 from .float8.products import untrained
 from .float8.scale import ScaleOf, Values, Weight
@@ -76,7 +77,8 @@ def quantize_params(
 
     Returns:
         A pytree of the structure of ``params``, with a `QuantizedArray` for each such leaf. If
-        there is no such leaf, a warning says so.
+        there is no such leaf, a warning says so. With ``JMP_AUTOCAST=0`` in the environment it is
+        ``params`` itself.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -105,6 +107,8 @@ def quantize_params(
     by = "quantize_params"
     wrapper = wrapper_of_program(fn, policy, by, (params, *args), kwargs)
     _check_recipe(wrapper.policy, name_of(fn))
+    if is_switched_off():  # as the program reads them then
+        return params
     program = PlannedParams(wrapper, by, params, args, kwargs, declared=_widened).known(untrained)
     leaves, reads, restored = program.leaves, program.reads(), program.structure.unflatten
     if check:

@@ -24,7 +24,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "select_tree": "select_on_finite(finite, new, old)",
         "get_policy": "Policy(compute_dtype), or the string itself: autocast(fn, policy=...)",
         "set_policy": "Policy.with_scopes, which takes the names of modules",
-        "half_dtype": 'autocast(fn, compute_dtype="auto")',
+        "half_dtype": "autocast(fn), which takes the 16-bit dtype of the device",
         "cast_to_half": "cast_params(fn, params, *args)",
         "cast_to_full": "jmp_autocast.optimizers.as_float32(params)",
         # Keras and Flax

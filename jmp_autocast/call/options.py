@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from ..backend import Choice, choose_for, default_device
+from ..backend import Choice, choose_for, default_device, preferred_for
 from ..compiler_options import asks_for_onednn
 from ..interpreters.compat import Tracer, mark_frames
 from ..interpreters.keep.choice import ResidualChoice, as_choice
 from ..policies import FLOAT32, Policy, as_policy
 from ..policies.choices import Level
-from ..policies.dtypes import as_compute_dtype, find_dtype
+from ..policies.dtypes import DEFAULT, as_compute_dtype, find_dtype, is_default
 from ..policies.errors import shown
 from . import arguments
 from .outputs import check_output_dtype
+from .switch import is_switched_off
 
 mark_frames(__file__)
 
@@ -32,7 +33,7 @@ class Options:
         enabled: False where nothing is cast.
         on_unknown: What happens to a primitive without a rule.
         residuals: How much is kept for the backward pass, and where.
-        auto: The backend chooses the compute dtype, and not the policy.
+        auto: The backend chooses the compute dtype, or that nothing is lowered, and not the policy.
         onednn: The program is compiled with oneDNN's convolutions.
     """
 
@@ -46,16 +47,37 @@ class Options:
     onednn: bool = False
 
     @property
+    def is_on(self) -> bool:
+        """Whether a call that is traced now is cast: nobody said no, nor the environment."""
+        return self.enabled and not is_switched_off()
+
+    @property
+    def asks(self) -> bool:
+        """Whether the backend is asked for the compute dtype."""
+        return self.auto or is_default(self.policy.compute_dtype)
+
+    @property
     def chosen(self) -> tuple[Policy, Choice | None]:
         """The policy of a program that is traced now, and what the backend chose, None if unasked.
 
         Where that is no 16-bit dtype, the policy holds for scopes that name one.
         """
-        if not self.auto:
+        # Not before: `jax.distributed` has to be set up before a device is asked for.
+        if not self.asks:
             return self.policy, None
+        policy = with_compute_dtype(self.policy)
+        if not self.auto:
+            return policy, preferred_for(default_device())
         choice = choose_for(default_device())
-        dtype = choice.dtype or self.policy.compute_dtype
-        return dataclasses.replace(self.policy, compute_dtype=dtype), choice
+        dtype = choice.dtype or policy.compute_dtype
+        return dataclasses.replace(policy, compute_dtype=dtype), choice
+
+
+def with_compute_dtype(policy: Policy) -> Policy:
+    """Returns the policy with a compute dtype: the device is asked where it has the default."""
+    if not is_default(policy.compute_dtype):
+        return policy
+    return dataclasses.replace(policy, compute_dtype=preferred_for(default_device()).dtype)
 
 
 def autocast_options(
@@ -117,9 +139,11 @@ def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:
     if compute_dtype is None or off:
         return policy or Policy()
     dtype = as_compute_dtype(compute_dtype)
-    if policy is not None and policy.compute_dtype != dtype:
+    if policy is None or is_default(policy.compute_dtype):
+        return dataclasses.replace(policy or Policy(), compute_dtype=dtype)
+    if dtype not in (policy.compute_dtype, DEFAULT):
         raise ValueError(
-            f"compute_dtype={dtype.name} contradicts the policy's {policy.compute_dtype}; leave "
+            f"compute_dtype={dtype} contradicts the policy's {policy.compute_dtype}; leave "
             "one of them out."
         )
-    return policy or Policy(dtype)
+    return policy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import pathlib
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from ..autocast import Autocast
 from ..call.arguments import name_of
 from ..inspect.tuning.batches import as_batches
 from ..policies import Policy
+from ..policies.dtypes import DEFAULT
 from ..policies.errors import did_you_mean
 
 
@@ -109,13 +111,13 @@ def function_of(options: argparse.Namespace) -> tuple[Callable[..., Any], Policy
         except (TypeError, ValueError) as error:
             raise UsageError(f"--policy: {error}") from None
     dtype = options.compute_dtype
-    if dtype is not None and policy is not None and policy.compute_dtype != dtype:
+    if dtype is not None and policy is not None and policy.compute_dtype not in (dtype, DEFAULT):
         raise UsageError(
             f"--compute-dtype {dtype} contradicts {options.policy}, which says "
             f"{policy.compute_dtype}. Leave one of them out"
         )
-    if policy is None and dtype is not None:
-        policy = Policy(dtype)
+    if dtype is not None:
+        policy = dataclasses.replace(policy or Policy(), compute_dtype=dtype)
     if options.level is not None:
         policy = (policy or Policy()).with_level(options.level)
     if isinstance(fn, Autocast) and policy is not None:

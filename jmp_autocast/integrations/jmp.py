@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import jmp
 
+from ..call.options import with_compute_dtype
 from ..policies import Policy, as_policy
 
 
@@ -39,7 +40,7 @@ def to_jmp(policy: Any) -> jmp.Policy:
         >>> to_jmp(BF16).compute_dtype.name
         'bfloat16'
     """
-    policy = as_policy(policy)
+    policy = with_compute_dtype(as_policy(policy))
     default = Policy(policy.compute_dtype)
     names = {field.name for field in dataclasses.fields(policy)} - {"compute_dtype", "output_dtype"}
     # Code that casts by hand runs either way, at another precision: so it is a warning, no error.

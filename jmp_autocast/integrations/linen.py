@@ -122,6 +122,8 @@ def _autocast(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
 
         cast = Part(run, without_output_dtype(options))
         out, changed = cast(variables, rngs, *args, **kwargs)
+        if not options.is_on:
+            return out, changed
         # A variable keeps its dtype: batch statistics that came in as float32 go out as float32.
         out = cast_outputs(out, options)
         return out, cast_leaves(changed, declared, options.policy)

@@ -17,7 +17,6 @@ from ..autocast import (
     GivenOptions,
     Options,
     autocast_options,
-    run_call,
 )
 from ..call.arguments import Opened
 from ..call.forms import Decorator, check_form
@@ -113,11 +112,11 @@ class NNXAutocast(Autocast):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
         # Without casts there is nothing to rewrite, so that modules may change as they always do.
-        if not self._options.enabled:
+        if not self._options.is_on:
             return super().__call__(*args, **kwargs)
         with self.opened(self._fn, self._options.params, args, kwargs) as call:
             options = self._options_of(call)
-            out, changed, after = run_call(call.fn, options, call.args, call.kwargs, self.is_whole)
+            out, changed, after = self.run_call(call.fn, options, call.args, call.kwargs)
             # State must keep its dtype: where outputs need not, both are cast out here.
             if options.output_dtype == "computed":
                 changed = cast_leaves(changed, after.dtypes, options.policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,7 +36,7 @@ def loss_scale(opt_state: Any) -> jax.Array:
         >>> print(loss_scale(tx.init({"w": 1.0})))
         65536.0
     """
-    check_order(opt_state)
+    check_order(opt_state, stacklevel=3)
     return jnp.asarray(only_loss_scale(opt_state).scale)
 
 
@@ -165,20 +166,54 @@ def select_on_finite(finite: ArrayLike, new: Any, old: Any) -> Any:
     return jax.tree_util.tree_map_with_path(select, new, old)
 
 
-def check_order(opt_state: Any) -> None:
-    """Warns of an accumulator around the wrapper, which shows in the state, at no cost."""
+def _is_around(kind: Any) -> Callable[[Any], bool]:
+    """Returns whether a node of a state is that of a transformation around the loss scaling."""
+    return lambda node: isinstance(node, kind) and has_loss_scale(node)
 
-    def is_accumulator(node: Any) -> bool:
-        return isinstance(node, optax.MultiStepsState)
 
-    found = filter(is_accumulator, jax.tree.leaves(opt_state, is_leaf=is_accumulator))
-    if any(map(has_loss_scale, found)):
-        warnings.warn(
-            "optax.MultiSteps stands around the loss scaling: it adds up scaled gradients, so that "
-            "one bad batch spoils the sum, and its accumulator may keep a NaN. Write "
-            "dynamic_loss_scaling(optax.MultiSteps(optimizer, k)).",
-            stacklevel=4,
-        )
+def _is_late(node: Any) -> bool:
+    """Returns whether a node is the state of a chain whose loss scaling is not its first part."""
+    if type(node) is not tuple:
+        return False
+    places = [i for i, part in enumerate(node) if hasattr(part, "loss_scale")]
+    # A pair of parameters and a state is a tuple, too.
+    before = node[: places[0]] if places else ()
+    return any(type(part).__module__.startswith("optax.") for part in before)
+
+
+# What is wrong about where the loss scaling stands, as its state shows it, at no cost.
+_WRONG_ORDERS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (
+        _is_around(optax.MultiStepsState),
+        "optax.MultiSteps stands around the loss scaling: it adds up scaled gradients, so that "
+        "one bad batch spoils the sum, and its accumulator may keep a NaN. Write "
+        "dynamic_loss_scaling(optax.MultiSteps(optimizer, k)).",
+    ),
+    (
+        _is_around(optax.ApplyIfFiniteState),
+        "optax.apply_if_finite stands around the loss scaling, and hides steps that are not finite "
+        "from the scale, which then backs off late, or never. dynamic_loss_scaling skips them: "
+        "leave it out, or write dynamic_loss_scaling(optax.apply_if_finite(optimizer, n)).",
+    ),
+    (
+        _is_late,
+        "A transformation stands before the loss scaling in optax.chain, and sees gradients that "
+        "are still multiplied by the scale: a clip there clips each of them, a weight decay is "
+        "lost. Write dynamic_loss_scaling(optax.chain(clip, optimizer)).",
+    ),
+)
+
+
+def check_order(opt_state: Any, stacklevel: int) -> None:
+    """Warns of a transformation around or before the loss scaling that should be inside.
+
+    Args:
+        opt_state: The state.
+        stacklevel: As for ``warnings.warn``, for the user's line.
+    """
+    for is_wrong, message in _WRONG_ORDERS:
+        if any(map(is_wrong, jax.tree.leaves(opt_state, is_leaf=is_wrong))):
+            warnings.warn(message, stacklevel=stacklevel)
 
 
 def only_loss_scale(opt_state: Any, where: str = "") -> LossScale:

@@ -268,7 +268,7 @@ def _as_float32_scalar(scale: Any, fn: Callable[..., Any], args: tuple[Any, ...]
                 f"array of shape {jnp.shape(scale)} and dtype {dtype}."
             )
         return jnp.asarray(scale, jnp.float32)
-    check_order(scale)
+    check_order(scale, stacklevel=4)
     name = getattr(fn, "__name__", "loss")
     where = f", the first argument of scaled_value_and_grad({name})(opt_state, params, ...)"
     if holder := next((i for i, arg in enumerate(args, 2) if has_loss_scale(arg)), None):

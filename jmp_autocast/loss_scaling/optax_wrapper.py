@@ -61,8 +61,8 @@ def dynamic_loss_scaling(
     `LossScale.adjust` says how the scale changes.
 
     A transformation inside ``inner`` sees unscaled gradients, so ``optax.clip_by_global_norm``
-    belongs there. A transformation chained before the wrapper sees scaled gradients; the check
-    covers its results.
+    belongs there. A transformation chained before the wrapper sees scaled gradients, of which
+    `scaled_value_and_grad` warns; the check covers its results.
 
     ``optax.MultiSteps`` belongs inside as well: it then adds up unscaled gradients, and a bad
     micro-batch is left out. Around the wrapper, its accumulator would keep a NaN forever (optax

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ _WIDE = {
     FLOAT32: FLOAT64,
 }
 COMPUTE_DTYPES: tuple[np.dtype, ...] = tuple(_WIDE)
+DEFAULT = "default"
+"""A compute dtype that is the device's own 16 bits, known when a program is traced."""
 _NARROW = {wide: tuple(d for d in _WIDE if _WIDE[d] == wide) for wide in (FLOAT32, FLOAT64)}
 # The dtypes between which values are cast. Others stay what they are: a float64 in a float32
 # program has an author who chose more than 24 bits on purpose, a float8 one who chose fewer.
@@ -43,13 +45,23 @@ def wide_dtype(compute_dtype: Any) -> np.dtype:
     """Returns the dtype beside a compute dtype: of sums, solves and all that is not lowered.
 
     Args:
-        compute_dtype: float16, bfloat16 or float32.
+        compute_dtype: float16, bfloat16, float32, or the word for one of the first two.
 
     Example:
         >>> wide_dtype("bfloat16"), wide_dtype("float32")
         (dtype('float32'), dtype('float64'))
     """
-    return _WIDE[np.dtype(compute_dtype)]
+    return FLOAT32 if is_default(compute_dtype) else _WIDE[np.dtype(compute_dtype)]
+
+
+def is_default(compute_dtype: Any) -> bool:
+    """True for a compute dtype that the device chooses.
+
+    Example:
+        >>> is_default("default"), is_default(FLOAT32)
+        (True, False)
+    """
+    return isinstance(compute_dtype, str) and compute_dtype == DEFAULT
 
 
 def narrow_dtypes(wide: np.dtype) -> tuple[np.dtype, ...]:
@@ -156,16 +168,18 @@ def listed(dtypes: Collection[np.dtype]) -> str:
     return f"{', '.join(first)} or {last}"
 
 
-def as_compute_dtype(value: Any) -> np.dtype:
+def as_compute_dtype(value: Any) -> np.dtype | Literal["default"]:
     """Returns the compute dtype meant by ``value``.
 
     Raises:
-        ValueError: It is none of float16, bfloat16 and float32.
+        ValueError: It is none of float16, bfloat16, float32 and the word ``"default"``.
 
     Example:
-        >>> as_compute_dtype("float16")
-        dtype('float16')
+        >>> as_compute_dtype("float16"), as_compute_dtype("default")
+        (dtype('float16'), 'default')
     """
+    if is_default(value):
+        return DEFAULT
     # What people call 8 bits, whether it is a dtype of NumPy's or not.
     is_narrow = isinstance(value, str) and _EIGHT_BITS.fullmatch(value.lower()) is not None
     dtype = None if is_narrow else as_dtype(value, "compute_dtype")

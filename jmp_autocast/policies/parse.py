@@ -126,8 +126,7 @@ def _build(
 ) -> Policy:
     # jmp's policies may cast the parameters themselves. Here updates are added to a float32 copy:
     # bfloat16 has 8 bits, and a parameter would lose every update below 1/512 of it.
-    compute = as_compute_dtype(compute)
-    wide = wide_dtype(compute)
+    wide = wide_dtype(as_compute_dtype(compute))
     if param is not None and param != wide:
         raise ValueError(
             f"params must be {wide}, got {param.name}: parameters are kept in {wide} and cast "

@@ -8,14 +8,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, cast
 
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
 from .cast_policy import CastPolicy, Rule
 from .choices import WORDS, DotOutput, Level, WeightGradients, check_choice
 from .containers import as_mapping, as_tuples
-from .dtypes import as_compute_dtype, as_float_dtype, domain, wide_dtype
+from .dtypes import DEFAULT, as_compute_dtype, as_float_dtype, domain, wide_dtype
 from .errors import did_you_mean
 from .float8 import Float8, RecipeName, as_recipe, as_scope_dtype
 from .patterns import check_pattern, match_depth, matching
@@ -39,7 +38,9 @@ class Policy:
 
     Args:
         compute_dtype: ``float16`` or ``bfloat16``, the dtype of matmuls and convolutions of a
-            float32 program; ``float32`` for a float64 program.
+            float32 program; ``float32`` for a float64 program. ``"default"``: the 16 bits that the
+            default backend multiplies, float16 on GPUs with tensor cores for it alone (V100, T4),
+            bfloat16 on all others. It is asked when a program is traced, and `save` keeps the word.
         output_dtype: The dtype of the function's float32 or 16-bit outputs, None for the dtype
             that the function declares.
         level: How much is lowered, from the most careful to the leanest; see `with_level`.
@@ -68,7 +69,7 @@ class Policy:
         >>> policy = BF16.with_rules({"tanh": "FP32"}).with_scopes({"*/LayerNorm_*": "float32"})
     """
 
-    compute_dtype: DTypeLike = np.dtype(jnp.float16)
+    compute_dtype: DTypeLike = DEFAULT
     output_dtype: DTypeLike | None = None
     level: Level = "o1"
     dot_output: DotOutput = "compute"
@@ -117,7 +118,7 @@ class Policy:
             for field in others
             if (value := getattr(self, field.name)) != field.default
         ]
-        return f"Policy({', '.join([getattr(self, first.name).name, *changed])})"
+        return f"Policy({', '.join([str(getattr(self, first.name)), *changed])})"
 
     def with_level(self, level: Level) -> Policy:
         """Returns a policy that lowers more, or less, of the program.

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from .cast_policy import CastPolicy, Rule, rule_name
 from .choices import WORDS, check_choice
-from .dtypes import COMPUTE_DTYPES, FLOAT_DTYPES, SHORT_NAMES, widest_first
+from .dtypes import COMPUTE_DTYPES, DEFAULT, FLOAT_DTYPES, SHORT_NAMES, widest_first
 from .errors import did_you_mean, wrong_type
 from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
 from .precisions import PRECISIONS
@@ -31,7 +31,7 @@ from .tables import RULES_VERSION, STRUCTURAL
 VERSION = 1
 """Raised when a file gets a meaning that an older reader would miss."""
 
-_COMPUTE = tuple(dtype.name for dtype in COMPUTE_DTYPES)
+_COMPUTE = (*(dtype.name for dtype in COMPUTE_DTYPES), DEFAULT)
 _FLOATS = tuple(dtype.name for dtype in widest_first(FLOAT_DTYPES))
 _SCOPE_DTYPES = (*_FLOATS, FLOAT8)
 _OPTIONS = ("compute_dtype", "output_dtype", *WORDS)

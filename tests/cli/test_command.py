@@ -77,6 +77,7 @@ def run(line):
 
 
 LOSS = "users_model:loss --args users_model:arguments"
+KEYWORDS = LOSS.replace("arguments", "with_keywords")
 
 
 @pytest.mark.usefixtures("folder")
@@ -110,17 +111,20 @@ def test_explain_a_gradient(capsys):
 @pytest.mark.parametrize(
     ("line", "dtype"),
     [
-        ("stats users_model:loss", "float16"),
+        ("stats users_model:loss", "bfloat16"),
+        ("stats users_model:loss --compute-dtype float16", "float16"),
+        ("stats users_model:loss --policy default.toml --compute-dtype float16", "float16"),
         ("stats users_model:loss --compute-dtype bfloat16", "bfloat16"),
         ("stats users_model:loss --policy policy.toml", "bfloat16"),
         ("stats users_model:loss --as-is", "float32"),
         ("stats users_model:wrapped", "bfloat16"),
         ("stats users_model:wrapped --gradient", "bfloat16"),
-        ("stats users_package.part:Namespace.loss", "float16"),
+        ("stats users_package.part:Namespace.loss", "bfloat16"),
     ],
 )
 def test_stats(line, dtype, capsys):
     BF16.save("policy.toml")
+    Policy().save("default.toml")
     assert run(f"{line} --args users_model:arguments --json stats.json") == 0
     counts = json.loads(pathlib.Path("stats.json").read_text("utf-8"))
     operands = {
@@ -139,13 +143,14 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("check users_model:loss --args users_model:arguments", 1, "square makes 64 infinities"),
+        (f"check {LOSS} --compute-dtype float16", 1, "square makes 64 infinities"),
+        (f"check {LOSS}", 0, "all is finite"),
         ("check users_model:loss --args users_model:small", 0, "all is finite"),
         ("check users_model:loss --args users_model:arguments --as-is", 0, "all is finite"),
         ("check users_model:loss --args users_model:arguments --overflow", 1, "beyond float16"),
         ("check users_model:loss --args users_model:small --overflow", 0, "nothing beyond"),
         ("check users_model:wrapped --args users_model:arguments --gradient", 0, "all is finite"),
-        ("check users_model:loss --args users_model:with_keywords", 1, "square makes"),
+        (f"check {KEYWORDS} --compute-dtype float16", 1, "square makes"),
         (
             "check users_model:loss --args users_model:arguments --level tensor_cores",
             0,
@@ -184,6 +189,7 @@ def test_audit(line, code, kinds, capsys):
 @pytest.mark.usefixtures("folder")
 def test_tune(capsys):
     line = "tune users_model:loss --batches users_model:batches --tolerance 0.01 --gradient"
+    line += " --compute-dtype float16"
     assert run(f"{line} --output policy.toml --log log.jsonl --json report.json") == 0
     text = capsys.readouterr().out
     assert text.startswith("loss: ")
@@ -200,7 +206,7 @@ def test_tune(capsys):
 @pytest.mark.usefixtures("folder")
 def test_tune_by_a_callable_on_one_batch(capsys):
     line = "tune users_model:loss --args users_model:arguments --accept users_model:accept"
-    assert run(f"{line} --output policy.toml") == 0
+    assert run(f"{line} --compute-dtype float16 --output policy.toml") == 0
     assert Policy.load("policy.toml") != FP16
     BF16.save("start.toml")
     assert run(f"{line} --policy start.toml --output policy.toml") == 0
@@ -318,6 +324,7 @@ def process(command, folder):
 @pytest.mark.process
 def test_python_m(folder):
     command = [sys.executable, "-m", "jmp_autocast", *f"check {LOSS}".split()]
+    command += ["--compute-dtype", "float16"]
     done = process(command, folder)
     assert done.returncode == 1, done.stderr
     assert "square makes 64 infinities" in done.stdout, done.stderr

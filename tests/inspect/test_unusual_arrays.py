@@ -15,7 +15,7 @@ import pytest
 from jax.experimental import primal_tangent_dtype
 from jax.sharding import AxisType, PartitionSpec
 
-from jmp_autocast import BF16, autocast, check_numerics, compare, explain, tune
+from jmp_autocast import BF16, FP16, autocast, check_numerics, compare, explain, tune
 from tests.support.numerics import relative_error
 
 P = PartitionSpec
@@ -167,7 +167,7 @@ def test_compare_measures_it(fn):
         assert all(0 < row.introduced < 2e-2 for row in rows)
         assert max(output.error for output in comparison.outputs.values()) < 2e-2
         if of_loss:
-            exact, mixed = (jax.jit(jax.grad(f))(*args) for f in (fn, autocast(fn)))
+            exact, mixed = (jax.jit(jax.grad(f))(*args) for f in (fn, autocast(fn, policy=FP16)))
             np.testing.assert_allclose(mixed, exact, atol=2**-6 * np.abs(exact).max())
             assert all(gradient.error < 2**-5 for gradient in comparison.gradients.values())
         elif fn not in LOOPS:

@@ -14,6 +14,7 @@ X = np.ones((4, 4), np.float32)
 OUT = {
     "bfloat16": (BF16, ("float32", "bfloat16", "float32")),
     "float16": (FP16, ("float32", "float16", "float32")),
+    "that of the device": (Policy(), ("float32", "bfloat16", "float32")),
     "an output dtype": (Policy("bfloat16", "bfloat16"), ("float32", "bfloat16", "bfloat16")),
     "a string": ("params=float32,compute=float16,output=float16", ("float32", *["float16"] * 2)),
     "a default written out": (Policy("bfloat16", level="o1"), ("float32", "bfloat16", "float32")),

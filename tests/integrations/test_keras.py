@@ -88,7 +88,7 @@ FITS = {
     "bfloat16": (bf16, None, {}),
     "eager": (bf16, None, {"run_eagerly": True}),
     "float16": (
-        autocast,
+        functools.partial(autocast, compute_dtype="float16"),
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2)),
         {},
     ),

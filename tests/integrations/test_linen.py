@@ -337,3 +337,12 @@ def test_a_wrapped_class_keeps_its_name():
     assert wrapped.__module__ == Encoder.__module__
     assert issubclass(wrapped, Encoder)
     assert part(functools.partial(nn.Dense, 4)).func.__name__ == "Dense"
+
+
+def test_the_environment_turns_a_part_off(monkeypatch):
+    part = linen.autocast(nn.Dense, policy=BF16, output_dtype="bfloat16")(3)
+    params = jax.jit(part.init)(KEY, ROWS)
+    assert jax.eval_shape(part.apply, params, ROWS).dtype == jnp.bfloat16
+    monkeypatch.setenv("JMP_AUTOCAST", "0")
+    assert dot_dtypes(trace(lambda p, x: part.apply(p, x), params, ROWS)) == [FULL]
+    assert jax.eval_shape(lambda p, x: part.apply(p, x), params, ROWS).dtype == jnp.float32

@@ -6,7 +6,14 @@ import numpy as np
 import optax
 import pytest
 
-from jmp_autocast import BF16, autocast, dynamic_loss_scaling, explain, scaled_value_and_grad
+from jmp_autocast import (
+    BF16,
+    FP16,
+    autocast,
+    dynamic_loss_scaling,
+    explain,
+    scaled_value_and_grad,
+)
 from jmp_autocast.integrations.metrics import precision_metrics
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
@@ -59,7 +66,7 @@ def test_inside_a_jitted_step():
 
     @jax.jit
     def step(params, opt_state, x):
-        value, grads = scaled_value_and_grad(autocast(loss))(opt_state, params, x)
+        value, grads = scaled_value_and_grad(autocast(loss, policy=FP16))(opt_state, params, x)
         updates, opt_state = tx.update(grads, opt_state, params)
         metrics = {"loss": value, **precision_metrics(opt_state)}
         return optax.apply_updates(params, updates), opt_state, metrics

@@ -56,7 +56,8 @@ def test_decorates_methods_and_functions():
     assert model.calls[...] == 1
     assert Model.__call__.__doc__ == "Says what it does."
     assert_dots_run_in("bfloat16", jaxpr_of(lambda m, x: m(x), model, X))
-    assert_dots_run_in("float16", jaxpr_of(autocast(lambda m, x: m.dense(x)), model, X))
+    half = autocast(lambda m, x: m.dense(x), compute_dtype="float16")
+    assert_dots_run_in("float16", jaxpr_of(half, model, X))
 
 
 def test_plain_autocast_takes_modules_that_do_not_change():
@@ -111,3 +112,11 @@ def test_a_variable_that_holds_a_dict():
     (y, _), captured = nnx.capture(Layers(nnx.Rngs(0)), nnx.Intermediate)(jnp.ones((2, 4)))
     assert captured["hidden"][0].shape == (3, *y.shape)
     np.testing.assert_array_equal(captured["hidden"][0][-1], y)
+
+
+def test_the_environment_turns_it_off(monkeypatch):
+    low = autocast(lambda m, x: m(x), compute_dtype="bfloat16")
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    assert_dots_run_in("bfloat16", jaxpr_of(low, model, jnp.ones((2, 4))))
+    monkeypatch.setenv("JMP_AUTOCAST", "off")
+    assert_dots_run_in("float32", jaxpr_of(low, model, jnp.ones((2, 4))))

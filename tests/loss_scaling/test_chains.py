@@ -81,6 +81,7 @@ def test_inner_transformations_run_as_without_the_wrapper(name):
     assert state.loss_scale.scale.tolist() == [2.0**n for n in (16, 17, 16, 16, 17, 17)]
 
 
+@pytest.mark.filterwarnings("ignore:A transformation stands before:UserWarning")
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_chained_neighbors(where):
     """Before the wrapper they see scaled gradients, after it updates."""
@@ -132,6 +133,7 @@ def test_hyperparameters_injected_into_the_factory():
     assert int(optax.tree.get(state.inner_state.inner_state, "count")) == 5
 
 
+@pytest.mark.filterwarnings("ignore:optax.apply_if_finite stands around:UserWarning")
 def test_apply_if_finite_around_the_wrapper_hides_the_bad_step_from_the_scale():
     """It lets only its run of consecutive errors through; parameters are safe in both places."""
     data = batches(6, bad=[1, 2, 3])
@@ -256,7 +258,7 @@ NESTINGS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:optax.MultiSteps stands around")
+@pytest.mark.filterwarnings("ignore:.* stands (around|before) the loss scaling:UserWarning")
 @pytest.mark.parametrize("nesting", NESTINGS)
 def test_all_nestings(nesting):
     tx = NESTINGS[nesting]

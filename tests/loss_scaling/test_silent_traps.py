@@ -1,5 +1,6 @@
 """Training that goes wrong in silence: scales forgotten or misplaced, and endless skips."""
 
+import re
 import warnings
 
 import jax
@@ -44,6 +45,7 @@ def training_step(tx, scaled=True):
     return step
 
 
+@pytest.mark.filterwarnings("ignore:A transformation stands before:UserWarning")
 @pytest.mark.parametrize(
     ("tx", "scaled", "wrong"),
     [
@@ -67,6 +69,36 @@ def test_a_step_must_not_depend_on_the_scale(tx, scaled, wrong):
         check_step(step, jnp.array(W), state, X)
 
 
+ORDERS = {
+    "MultiSteps": (optax.MultiSteps(dynamic_loss_scaling(optax.sgd(0.1)), 2), "MultiSteps stands"),
+    "apply_if_finite": (
+        optax.apply_if_finite(dynamic_loss_scaling(optax.sgd(0.1)), 2),
+        r"apply_if_finite stands around.*leave it out",
+    ),
+    "a clip before": (
+        optax.chain(CLIP, dynamic_loss_scaling(optax.sgd(0.1))),
+        r"stands before the loss scaling.*dynamic_loss_scaling\(optax.chain\(clip, optimizer\)\)",
+    ),
+    "masked": (
+        optax.masked(optax.chain(CLIP, static_loss_scaling(optax.sgd(0.1), 8.0)), True),
+        "stands before the loss scaling",
+    ),
+    "a clip after": (optax.chain(dynamic_loss_scaling(optax.sgd(0.1)), CLIP), None),
+    "a clip inside": (dynamic_loss_scaling(optax.chain(CLIP, optax.sgd(0.1))), None),
+}
+
+
+@pytest.mark.parametrize(("tx", "message"), ORDERS.values(), ids=ORDERS)
+def test_a_wrong_order_is_seen_in_the_state(tx, message):
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        jax.eval_shape(training_step(tx), W, tx.init(W), X)
+        loss_scale(((W, W), tx.init(W)))  # a pair of parameters and a state is no chain
+    texts = [str(warning.message) for warning in caught]
+    assert all(warning.filename == __file__ for warning in caught)
+    assert len(texts) == (2 if message else 0)
+    assert not message or all(re.search(message, text) for text in texts)
+
+
 def test_check_step_says_when_no_step_is_made():
     tx = dynamic_loss_scaling(optax.sgd(0.1))
     with pytest.raises(ValueError, match="skipped at every loss scale"):
@@ -87,12 +119,6 @@ def test_check_step_leaves_donated_arguments():
     check_step(step, params, state, X)
     assert not params.is_deleted()
     assert not state.loss_scale.scale.is_deleted()
-
-
-def test_multi_steps_around_the_wrapper_warns():
-    tx = optax.MultiSteps(dynamic_loss_scaling(optax.sgd(0.1)), 2)
-    with pytest.warns(UserWarning, match=r"dynamic_loss_scaling\(optax.MultiSteps"):
-        jax.eval_shape(training_step(tx), W, tx.init(W), X)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import BF16, FP16, autocast
 from tests.support.jaxprs import assert_dots_run_in, casts, find, trace
 
 X = np.ones((4, 8), np.float32)
@@ -94,6 +94,6 @@ def test_an_activation_is_narrowed_once_and_early():
 
 
 def test_a_literal_that_does_not_fit_is_not_narrowed():
-    fn = autocast(lambda w, x: jnp.maximum(jnp.exp(x), 1e-8) @ w, params=0)
+    fn = autocast(lambda w, x: jnp.maximum(jnp.exp(x), 1e-8) @ w, policy=FP16, params=0)
     (maximum,) = find(trace(fn, W, X), "max")
     assert maximum.outvars[0].aval.dtype == jnp.float32

@@ -70,7 +70,9 @@ def test_forms_of_a_rule(key, value):
 
 
 def test_presets():
-    assert Policy() == Policy(jnp.float16) == FP16
+    assert Policy(jnp.float16) == FP16
+    assert Policy() == Policy("default") != BF16
+    assert repr(Policy(level="compute")) == "Policy(default, level='compute')"
     assert Policy(jnp.bfloat16) == BF16
 
 

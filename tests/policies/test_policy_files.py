@@ -11,7 +11,7 @@ import tempfile
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from jmp_autocast import BF16, FP16, CastPolicy, Policy
+from jmp_autocast import BF16, CastPolicy, Policy
 from jmp_autocast.policies import STRUCTURAL, registry
 from jmp_autocast.policies.precisions import PRECISIONS
 from jmp_autocast.policies.tables import RULES_VERSION, TRACED_FOR_DTYPES
@@ -104,12 +104,13 @@ def test_the_text_of_a_file(path):
 
 
 def test_a_policy_of_defaults_is_short(path):
-    FP16.save(path)
+    Policy().save(path)
+    assert Policy.load(path) == Policy()
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
     assert lines == [
         "version = 1",
         f'rules_version = "{RULES_VERSION}"',
-        'compute_dtype = "float16"',
+        'compute_dtype = "default"',
         'level = "o1"',
         'dot_output = "compute"',
         'weight_gradients = "float32"',
@@ -131,7 +132,7 @@ names = st.one_of(
 floats = st.sampled_from(["float32", "float16", "bfloat16"])
 policies = st.builds(
     Policy,
-    compute_dtype=st.sampled_from(["float16", "bfloat16"]),
+    compute_dtype=st.sampled_from(["float16", "bfloat16", "default"]),
     output_dtype=st.none() | floats,
     level=st.sampled_from(["tensor_cores", "o1", "compute"]),
     dot_output=st.sampled_from(["compute", "consumer"]),

@@ -124,3 +124,26 @@ assert jax.jit(lambda x: x + 1.0)(np.ones(3)).dtype == np.float32, "fails here"
 def test_a_right_page_passes():
     page = "```python\nx = 1\n```\n\n```python\nprint(x)\n```\n\n```text\n1\n```\n"
     run_page(page + "```python\n>>> x + 1\n2\n```\n", "page")
+
+
+TRAINS = re.compile(
+    r"apply_updates\(|(optimizer|tx)\.update\(|apply_gradients\(|\.fit\(|train_step\("
+)
+HALF = re.compile(r"jnp\.float16|FP16|[\"']float16[\"']")
+SCALED = re.compile(r"(scaled|finite)_value_and_grad|LossScale|loss_scaling|GradScaler")
+
+
+def trains_without_a_scale(source):
+    """True for a program that updates parameters, names float16 and no loss scale."""
+    return bool(TRAINS.search(source) and HALF.search(source) and not SCALED.search(source))
+
+
+def test_no_page_trains_in_float16_without_a_loss_scale():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert trains_without_a_scale(SCALED.sub("value_and_grad", text))
+    programs = {
+        f"{name}:{block.line}": block.text for name in PAGES for block in blocks(PAGES[name])
+    }
+    assert [name for name, program in programs.items() if trains_without_a_scale(program)] == []
+    for path in (ROOT / "examples").glob("*.py"):
+        assert not trains_without_a_scale(path.read_text(encoding="utf-8")), path

@@ -215,8 +215,8 @@ def test_a_moved_copy_stands_where_the_weight_is_moved():
             return x @ w
 
     jaxpr = trace(autocast(tied, params=0), X[:, :2], X[:3, :2])
-    moved = [e for e in find(jaxpr, "transpose") if e.outvars[0].aval.dtype == jnp.float16]
-    cast = [e for e in casts(jaxpr, "float32", "float16") if e.invars[0].aval.shape == (4, 2)]
+    moved = [e for e in find(jaxpr, "transpose") if e.outvars[0].aval.dtype == jnp.bfloat16]
+    cast = [e for e in casts(jaxpr, "float32", "bfloat16") if e.invars[0].aval.shape == (4, 2)]
     assert [name_stack(e).split("/")[1:] for e in (*moved, *cast)] == [["maker"], ["maker"]]
 
 

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jmp_autocast import tune
+from jmp_autocast import FP16, tune
 
 X = jnp.full((2, 2), 0.9)
 EYE = jnp.eye(2)
 
 
-def tuned(fn, batches, **options):
-    return tune(fn, batches, progress=False, report=True, **options)
+def tuned(fn, batches, policy=FP16, **options):
+    return tune(fn, batches, policy=policy, progress=False, report=True, **options)
 
 
 def pins(report):

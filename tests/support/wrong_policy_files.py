@@ -1,7 +1,7 @@
 """Files that are no policies: the content, the error, and parts of its message in their order."""
 
 HEAD = "version = 1\ncompute_dtype = 'bfloat16'\n"
-COMPUTE = "must be one of 'float16', 'bfloat16', 'float32', got"
+COMPUTE = "must be one of 'float16', 'bfloat16', 'float32', 'default', got"
 FLOATS = "must be one of 'float64', 'float32', 'float16', 'bfloat16', "
 A_STRING = "must be a string, one of"
 KEYS = (

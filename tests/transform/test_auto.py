@@ -1,13 +1,29 @@
-"""`compute_dtype="auto"`: the default backend chooses when a program is traced."""
+"""The default compute dtype, and `"auto"`: the backend is asked when a program is traced."""
+
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jmp_autocast.call.options
-from jmp_autocast import BF16, FP16, autocast, compute_precision, cpu_kernels, explain
-from jmp_autocast.backend import Device, choose_for, default_device
+from jmp_autocast import (
+    BF16,
+    FP16,
+    Float8,
+    Policy,
+    autocast,
+    cast_params,
+    compute_precision,
+    cpu_kernels,
+    explain,
+    quantize_params,
+    tune,
+)
+from jmp_autocast.backend import Device, choose_for, default_device, preferred_for
 from tests.support.jaxprs import dot_dtypes
+from tests.support.processes import environment_without_devices
 
 X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 
@@ -81,3 +97,142 @@ def test_without_fast_kernels_nothing_is_lowered_but_what_a_scope_names(monkeypa
     assert autocast(fn, compute_dtype="auto") is low
     assert autocast(fn, policy=BF16) != autocast(fn, compute_dtype="auto", policy=BF16)
     assert "compute_dtype=auto" in repr(low)
+
+
+# --- the default ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "reason"),
+    [
+        (("tpu", "TPU v5e", ""), "bfloat16", "the matrix units of TPU v5e multiply bfloat16"),
+        (("gpu", "H100", "9.0"), "bfloat16", "the tensor cores of H100 multiply bfloat16"),
+        (("cuda", "RTX 3090", "8.6"), "bfloat16", "tensor cores"),
+        (("gpu", "Tesla T4", "7.5"), "float16", "Tesla T4 has tensor cores for float16 alone"),
+        (("cuda", "V100", "7.0"), "float16", "for float16 alone"),
+        (("gpu", "P100", "6.0"), "bfloat16", "the default, although P100 has no tensor cores"),
+        (("rocm", "MI100", "gfx908"), "bfloat16", "matrix units"),
+        (("rocm", "MI50", "gfx906"), "bfloat16", "the default, although MI50"),
+        (("cpu", "cpu", ""), "bfloat16", "the default on a CPU"),
+        (("METAL", "M3", ""), "bfloat16", "the default, although nothing is known"),
+    ],
+)
+def test_the_default_is_that_of_the_device(device, dtype, reason, monkeypatch):
+    monkeypatch.setattr(jmp_autocast.call.options, "default_device", lambda: Device(*device))
+    assert preferred_for(Device(*device)).dtype == dtype
+    jax.devices()
+    for options in ({}, {"policy": Policy(level="compute")}, {"compute_dtype": "default"}):
+        fn = autocast(jnp.matmul, **options)
+        assert dot_dtypes(jax.make_jaxpr(fn)(X, X)) == [(dtype, dtype, dtype)]
+        assert fn.policy == Policy(dtype, level=options.get("policy", Policy()).level)
+        report = explain(fn, X, X)
+        assert report.compute_dtype == dtype
+        assert reason in report.dtype_reason
+        assert f"{dtype}, {report.dtype_reason}" in str(report)
+        assert f"compute_dtype={dtype} ({report.dtype_reason})" in repr(fn)
+    assert explain(jnp.matmul, X, X).compute_dtype == dtype
+    found, tuned = tune(lambda x: x @ x, [(jnp.eye(4),)], tolerance=1, progress=False, report=True)
+    assert found == tuned.policy == Policy(dtype)
+
+
+def test_who_names_a_dtype_gets_it(monkeypatch):
+    monkeypatch.setattr(jmp_autocast.call.options, "default_device", asked)
+    policy = Policy(level="compute").with_rules({"tanh": "FP32"})
+    half = autocast(jnp.matmul, policy=policy, compute_dtype=jnp.float16)
+    assert half.policy == FP16.with_level("compute").with_rules({"tanh": "FP32"})
+    assert dot_dtypes(jax.make_jaxpr(half)(X, X)) == [("float16",) * 3]
+    assert autocast(jnp.matmul, policy=BF16, compute_dtype="default").policy == BF16
+    with pytest.raises(ValueError, match=r"compute_dtype=float16 contradicts the policy's bfloat"):
+        autocast(jnp.matmul, policy=BF16, compute_dtype=jnp.float16)
+
+
+class AskedError(Exception):
+    pass
+
+
+def asked():
+    raise AskedError
+
+
+def test_the_device_is_asked_at_the_first_trace(monkeypatch, tmp_path):
+    monkeypatch.setattr(jmp_autocast.call.options, "default_device", asked)
+    monkeypatch.setattr(sys.modules["jmp_autocast.autocast"], "backends_are_set_up", lambda: False)
+    policy = Policy().with_scopes({"*/ln": "float32"})
+    policy.save(tmp_path / "policy.toml")
+    assert Policy.load(tmp_path / "policy.toml") == policy
+    for fn in (autocast(jnp.matmul), autocast(policy=policy)(jnp.matmul)):
+        assert "compute_dtype=default)" in repr(fn)
+        assert fn == autocast(jnp.matmul, policy=policy if fn._options.policy == policy else None)
+        with pytest.raises(AskedError):
+            jax.make_jaxpr(fn)(X, X)
+
+
+NO_DEVICES = """
+import jax, jax.numpy as jnp
+from jmp_autocast import Policy, autocast, dynamic_loss_scaling, scaled_value_and_grad, explain
+from jmp_autocast.integrations import linen, nnx
+import flax.linen
+@autocast
+def f(x):
+    return x @ x
+g = autocast(f, policy=Policy(level="compute"))
+h = linen.autocast(flax.linen.Dense), nnx.autocast(f), jax.jit(g), jax.grad(f)
+print(f, hash(g), h)
+x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+try:
+    jax.eval_shape(f, x)
+except RuntimeError as error:
+    print("asked:", error)
+"""
+
+
+@pytest.mark.process
+def test_a_process_without_devices_imports_and_wraps():
+    environment = environment_without_devices() | {"JAX_PLATFORMS": "none_such"}
+    done = subprocess.run(
+        [sys.executable, "-c", NO_DEVICES],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "compute_dtype=default)" in done.stdout
+    assert "asked: Unable to initialize backend 'none_such'" in done.stdout
+
+
+# --- the switch -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["0", "off", "OFF", "false"])
+def test_the_environment_turns_it_off(word, monkeypatch):
+    plain = lambda w, x: jnp.tanh(x @ w)
+    low = autocast(plain, policy=BF16, output_dtype="computed")
+    expected = str(jax.make_jaxpr(autocast(plain, enabled=False))(X, X))
+    w, x = jnp.eye(4), jnp.ones((4, 4))
+    monkeypatch.setenv("JMP_AUTOCAST", word)
+    assert str(jax.make_jaxpr(low)(X, X)) == expected
+    assert dot_dtypes(jax.make_jaxpr(low)(X, X)) == [("float32",) * 3]
+    assert cast_params(low, w, x) is w
+    eight = Policy(jnp.bfloat16, matmul=Float8(minimum=1, multiple=1, skip=(), emulate=True))
+    assert quantize_params(plain, w, x, policy=eight) is w
+    assert explain(low, X, X).rows[0].results == ("bfloat16",)  # the plan is still there
+    with pytest.raises(ValueError, match=r"tune tries .* JMP_AUTOCAST turns it off\. Unset it"):
+        tune(plain, [(w, x)], tolerance=0.1)
+
+
+@pytest.mark.parametrize("word", ["", "1", "on", "true", "True"])
+def test_the_environment_leaves_it_on(word, monkeypatch):
+    monkeypatch.setenv("JMP_AUTOCAST", word)
+    low = autocast(jnp.matmul, policy=BF16)
+    assert dot_dtypes(jax.make_jaxpr(low)(X, X)) == [("bfloat16",) * 3]
+
+
+def test_another_word_in_the_environment(monkeypatch):
+    monkeypatch.setenv("JMP_AUTOCAST", "float32")
+    rule = (
+        r"JMP_AUTOCAST must be 0 or off.* 1 or on, got 'float32'. Set it to one of them, or unset"
+    )
+    with pytest.raises(ValueError, match=rule):
+        autocast(jnp.matmul)(X, X)

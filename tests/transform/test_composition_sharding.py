@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from jmp_autocast import autocast
+from jmp_autocast import FP16, autocast
 from tests.support.jaxprs import assert_dots_run_in, find
 from tests.support.numerics import assert_trees_close
 
@@ -218,7 +218,7 @@ def test_gathered_parameters_are_16_bits(sharded):
     """
     weights, x, rows = sharded
     found = {}
-    for name, fn in (("float32", tower_loss), ("float16", autocast(tower_loss))):
+    for name, fn in (("float32", tower_loss), ("float16", autocast(tower_loss, policy=FP16))):
         gradient = jax.jit(jax.grad(fn), out_shardings=[rows, rows])
         moved = gathered(gradient.lower(weights, x).compile())
         found[name] = [dtype for dtype, shape in moved if shape == "64,64"]
@@ -232,6 +232,6 @@ def test_parameters_gathered_by_a_constraint_are_16_bits(sharded):
     def gathering(weights, x):
         return tower_loss(lax.with_sharding_constraint(weights, whole), x)
 
-    gradient = jax.jit(jax.grad(autocast(gathering)), out_shardings=[rows, rows])
+    gradient = jax.jit(jax.grad(autocast(gathering, policy=FP16)), out_shardings=[rows, rows])
     moved = gathered(gradient.lower(weights, x).compile())
     assert moved == [("f16", "64,64")] * len(weights)

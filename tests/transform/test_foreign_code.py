@@ -95,7 +95,7 @@ def test_a_foreign_function_runs_on_float32_operands():
     jnp.linalg.cholesky(positive)  # JAX loads LAPACK when it compiles the first of its functions
     fn = lambda a: factor(a @ np.eye(4, dtype=np.float32)) @ W
     found = jax.jit(autocast(fn)).trace(positive)
-    assert_dots_run_in("float16", found.jaxpr)
+    assert_dots_run_in("bfloat16", found.jaxpr)
     (eqn,) = find(found.jaxpr, "ffi_call")
     assert dtypes([*eqn.invars, *eqn.outvars]) == ("float32", "float32", "int32")
     expected = np.linalg.cholesky(positive) @ W

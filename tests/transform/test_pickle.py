@@ -118,7 +118,7 @@ def test_a_lambda_is_no_plain_pickle():
 def test_bound_methods_and_callable_objects(through):
     for fn in (Layer(5.0).apply, autocast(Scaled(5.0))):
         again = through(fn)
-        assert_dots_run_in("float16", trace(again, X))
+        assert_dots_run_in("bfloat16", trace(again, X))
         np.testing.assert_array_equal(again(X), fn(X))
 
 
@@ -134,7 +134,7 @@ class Scaled:
 def test_the_nnx_wrapper_of_a_module(through):
     model = pickled_functions.linear()
     again = through(nnx_integration.autocast(model))
-    assert dot_dtypes(trace(again, X[:, :2])) == [("float16",) * 3]
+    assert dot_dtypes(trace(again, X[:, :2])) == [("bfloat16",) * 3]
     kernels = [fn._fn.kernel[...] for fn in (again, nnx_integration.autocast(model))]
     np.testing.assert_array_equal(*kernels)
 
@@ -149,14 +149,14 @@ def test_a_spawned_process_of_64_bits(monkeypatch):
             pickled_functions.report,
             decorated,
             autocast(double),
-            autocast(double, policy=BF16.with_rules({"dot_general": small_stays_full})),
+            autocast(double, policy=FP16.with_rules({"dot_general": small_stays_full})),
             Layer.square,
         ).result(timeout=120)
-    half = [("float16",) * 3]
-    by_rule = [("bfloat16",) * 3]  # 4 x 4 x 4 products: not small
+    half = [("bfloat16",) * 3]
+    by_rule = [("float16",) * 3]  # 4 x 4 x 4 products: not small
     mixed = half + 2 * [("float64",) * 3]
     assert x64
-    assert dots == [by_rule, half, by_rule, half, mixed, [("float64",) * 3]]
+    assert dots == [half, half, by_rule, half, mixed, [("float64",) * 3]]
     assert same_types
 
 

@@ -49,7 +49,7 @@ def test_partial(cast):
     inside, outside = cast(functools.partial(scaled, scale=5.0)), functools.partial(cast(scaled))
     assert inspect.signature(inside) == inspect.signature(functools.partial(scaled, scale=5.0))
     for fn in (inside, functools.partial(outside, scale=5.0)):
-        assert_dots_run_in("float16", trace(fn, X))
+        assert_dots_run_in("bfloat16", trace(fn, X))
         np.testing.assert_array_equal(fn(X), 5 * X @ X)
 
 
@@ -82,7 +82,7 @@ def test_methods():
     assert layer.apply == layer.apply
     assert layer.apply != Layer(2.0).apply
     for fn in (layer.apply, functools.partial(Layer.apply, layer), Layer.square, layer.square):
-        assert_dots_run_in("float16", trace(fn, X))
+        assert_dots_run_in("bfloat16", trace(fn, X))
     assert isinstance(Layer.apply, type(decorated))
     assert decorated.__doc__ == "Says what it does."
 
@@ -112,7 +112,7 @@ def test_a_callable_without_hash_is_told_apart_by_identity():
         hash(first)
     assert hash(autocast(first)) == hash(autocast(first))
     assert hash(autocast(first)) != hash(autocast(second))
-    assert_dots_run_in("float16", trace(jax.jit(autocast(first)), W))
+    assert_dots_run_in("bfloat16", trace(jax.jit(autocast(first)), W))
 
 
 def test_float32_says_what_disabled_says():
@@ -165,6 +165,6 @@ def test_wrappers_of_other_options_are_not_equal():
 def test_static_arguments(static):
     fn = autocast(lambda x, n: sum(x @ x for _ in range(n)))
     traced = jax.jit(fn, **static).trace(X, n=3)
-    assert_dots_run_in("float16", traced.jaxpr)
+    assert_dots_run_in("bfloat16", traced.jaxpr)
     assert traced.out_info == jax.ShapeDtypeStruct((4, 4), jnp.float32)
     assert len(find(traced.jaxpr, "dot_general")) == 3

@@ -68,7 +68,7 @@ def compare(
     Args:
         fn: The function in float32, or an `autocast` wrapper, whose options then apply.
         *args: Its positional arguments.
-        policy: As for `autocast`; None for the wrapper's own, or float16.
+        policy: As for `autocast`; None for the wrapper's own, or the default.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
         level: As for `Policy.with_level`; None for the policy's.
         argnums: As for ``jax.grad``: compares the gradients of the function, which returns a

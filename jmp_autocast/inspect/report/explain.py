@@ -58,7 +58,7 @@ def explain(
             and an equation of a backward pass has the reason of the one that it belongs to.
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``. A symbolic length of
             `jax.export` counts as 128 in FLOPs and bytes, and the report says so.
-        policy: As for `autocast`; None for the wrapper's own, or float16.
+        policy: As for `autocast`; None for the wrapper's own, or the default.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
         level: As for `Policy.with_level`; None for the policy's.
         **kwargs: Its keyword arguments.

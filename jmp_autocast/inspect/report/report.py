@@ -134,7 +134,7 @@ class Report(Paged):
         compute_dtype: The policy's compute dtype.
         rows: A row per equation, in program order.
         totals: Sums over the rows.
-        dtype_reason: Why ``compute_dtype="auto"`` chose the compute dtype, else ``""``.
+        dtype_reason: Why this compute dtype, where the device chose it; else ``""``.
         kept: What is kept for the backward pass with ``autocast(residuals=...)``, and what it would
             be without; None where the function has no such option.
         roofline: Whether 16 bits make its matmuls and convolutions faster on the default device.
@@ -202,10 +202,10 @@ class Report(Paged):
         kept, bits = guarded(self.rows), 8 * item_size(self.wide_dtype) // 2
         guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
-        auto = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
+        chosen = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
         return labeled(
             {
-                "auto": auto,
+                "dtype": chosen,
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
                 "matmuls and convolutions",
                 self.wide_dtype: f"{guards}: {reason_of(kept[0])}" if kept else None,

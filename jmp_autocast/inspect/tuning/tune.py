@@ -16,9 +16,10 @@ from jax.typing import DTypeLike
 from ...autocast import Autocast, Part, kind_of
 from ...call.arguments import name_of
 from ...call.options import autocast_options, tool_options
+from ...call.switch import VARIABLE, is_switched_off
 from ...call.wrapping import wrapper_of
 from ...interpreters.compat import mark_frames
-from ...policies import FP16, Policy
+from ...policies import Policy
 from ...policies.choices import Level
 from ...policies.errors import with_usage
 from ..argnums import check_range, positions_of
@@ -110,7 +111,7 @@ def tune(
         accept: Instead of a tolerance: a function that gets the function in mixed precision, and
             returns whether it is good enough, for example after some training steps. The ``policy``
             of its argument is the candidate.
-        policy: Where to start, as for `autocast`; None for float16.
+        policy: Where to start, as for `autocast`, which names the default one as well.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
         level: As for `Policy.with_level`; None for the policy's.
         argnums: The arguments to differentiate ``fn``, a scalar function, by: the gradients count
@@ -127,8 +128,8 @@ def tune(
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: Not exactly one of ``tolerance`` and ``accept`` is given, ``fn`` has been
-            wrapped by `autocast`, the result is not good enough even with everything in float32, or
-            the log is that of another program.
+            wrapped by `autocast`, the environment turns autocast off, the result is not good enough
+            even with everything in float32, or the log is that of another program.
         ImportError: ``progress`` is True, and rich is not installed.
 
     Example:
@@ -147,8 +148,13 @@ def tune(
         True
     """
     check(fn, tolerance, accept)
+    if is_switched_off():
+        raise ValueError(
+            f"tune tries what autocast does, and the environment variable {VARIABLE} turns it off. "
+            "Unset it."
+        )
     options = tool_options(compute_dtype, policy, level)
-    start = FP16 if options is None else options.chosen[0]
+    start = (options or autocast_options()).chosen[0]
     runs = as_batches(batches)
     count = min(len(batch.args) for batch in runs)
     check_range(argnums, count, "each batch, which have")

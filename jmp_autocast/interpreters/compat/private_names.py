@@ -22,6 +22,9 @@ PRIVATE: Mapping[str, str] = MappingProxyType(
         "jax._src.interpreters.ad.backward_pass": (
             "gradients of products with an unreduced result are refused"
         ),
+        "jax._src.xla_bridge.backends_are_initialized": (
+            "`repr` of a wrapper names no dtype where the device chooses it"
+        ),
         "jax._src.traceback_util.register_exclusion": (
             "tracebacks of a user's own error show our frames, too"
         ),

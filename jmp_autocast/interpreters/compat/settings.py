@@ -22,8 +22,20 @@ def trace_context() -> Hashable:
     return object() if context is None else context()
 
 
+def backends_are_set_up() -> bool:
+    """Returns whether a device was asked for, before which `jax.distributed` has to be set up."""
+    initialized = private("jax._src.xla_bridge.backends_are_initialized")
+    return initialized is not None and initialized()
+
+
 # The flags are no attributes to a type checker.
 _CONFIG: Any = jax.config
+
+
+def jit_is_disabled() -> bool:
+    """Returns whether `jax.disable_jit` is in force."""
+    return bool(_CONFIG.jax_disable_jit)
+
 
 _AROUND: Any = jax.make_user_context(None)
 """The default precision of products around the outermost function that is traced without it.
