@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +18,22 @@ from .call.switch import is_switched_off
 from .interpreters.after.stored_reads import Read, read_dtypes
 from .interpreters.compat import Tracer
 from .interpreters.plan.float_dtypes import is_in
-from .policies import narrow_dtypes
+from .policies import PolicyLike, narrow_dtypes
 from .policies.callables import name_of
+
+T = TypeVar("T")
 
 
 @of_a_call("cast_params(fn, params, *args)")
 def cast_params(
     fn: Callable[..., Any],
-    params: Any,
+    params: T,
     *args: Any,
-    policy: Any = None,
+    policy: PolicyLike | None = None,
     check: bool = False,
     donate: bool = False,
     **kwargs: Any,
-) -> Any:
+) -> T:
     """Returns the parameters, with each leaf in 16 bits that the program reads only in 16 bits.
 
     A leaf is cast if all its readers, in every branch and loop, read it in one 16-bit dtype,
