@@ -5,6 +5,7 @@ The types of what the tools return are in `jmp_autocast.inspect`.
 
 import importlib
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from .autocast import autocast
@@ -15,6 +16,7 @@ from .interpreters.primitives.finalise import finalise
 from .keep_less import keep_less
 from .loss_scaling import (
     LossScale,
+    check_step,
     dynamic_loss_scaling,
     finite_value_and_grad,
     loss_scale,
@@ -33,14 +35,22 @@ from .policies import (
     EquationView,
     Float8,
     Policy,
-    register_policy,
+    register_rule,
 )
 from .quantize_params import quantize_params
 from .scopes import compute_precision, full_precision
 
 if TYPE_CHECKING:
     from . import inspect as inspect
-    from .inspect import check_numerics, compare, explain, op_stats, tune
+    from .inspect import (
+        audit,
+        check_numerics,
+        compare,
+        explain,
+        explain_kept,
+        op_stats,
+        tune,
+    )
 
 __version__ = "0.1.0"
 
@@ -54,14 +64,17 @@ __all__ = [
     "Float8",
     "LossScale",
     "Policy",
+    "audit",
     "autocast",
     "cast_params",
     "check_numerics",
+    "check_step",
     "compare",
     "compiler_options",
     "compute_precision",
     "dynamic_loss_scaling",
     "explain",
+    "explain_kept",
     "finalise",
     "finite_value_and_grad",
     "full_precision",
@@ -69,7 +82,7 @@ __all__ = [
     "loss_scale",
     "op_stats",
     "quantize_params",
-    "register_policy",
+    "register_rule",
     "scaled_value_and_grad",
     "select_on_finite",
     "skipped_steps",
@@ -78,7 +91,9 @@ __all__ = [
     "tune",
 ]
 
-_TOOLS = "check_numerics", "compare", "explain", "op_stats", "tune"
+_TOOLS = "audit", "check_numerics", "compare", "explain", "explain_kept", "op_stats", "tune"
+_ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
+_RENAMED = {"register_policy": "register_rule"}
 
 
 def __getattr__(name: str) -> Any:
@@ -87,6 +102,12 @@ def __getattr__(name: str) -> Any:
     if name == "inspect" or name in _TOOLS:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(
+            f"{__name__}.{name} is {new} now: write {new}.", DeprecationWarning, stacklevel=2
+        )
+        return globals()[new]
     if hint := hint_for(name, __name__):
         # `from jmp_autocast import ...` asks by `hasattr`, and what it says of an AttributeError
         # has no room for a hint. Who else asks by `hasattr` gets an answer.
@@ -97,4 +118,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_TOOLS, "inspect"})
+    return sorted({*__all__, *_ROOMS, "__version__"})

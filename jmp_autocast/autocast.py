@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -43,7 +44,7 @@ from .interpreters.plan.data import EquationPlan, Plan
 from .interpreters.plan.float64 import check_float64, check_outputs, warn_without_float64
 from .interpreters.plan.value_facts import input_states
 from .keep_less import may_plan, run_planned
-from .policies import Policy
+from .policies import Policy, PolicyLike
 from .policies.precisions import precision_around
 from .scopes import BECAUSE, GOVERNED, mark
 
@@ -56,7 +57,7 @@ class PartOptions(TypedDict, total=False):
     """The options of `autocast` for a part of a model, whose parameters are known."""
 
     compute_dtype: DTypeLike | Literal["auto"] | None
-    policy: Any
+    policy: PolicyLike | None
     output_dtype: Any
     enabled: bool
     on_unknown: OnUnknown
@@ -79,7 +80,7 @@ def autocast(
     fn: Callable[..., Any] | None = None,
     *_misplaced: Any,
     compute_dtype: DTypeLike | Literal["auto"] | None = None,
-    policy: Any = None,
+    policy: PolicyLike | None = None,
     params: arguments.Params = arguments.AUTO,
     output_dtype: Any = "same",
     enabled: bool = True,
@@ -179,6 +180,12 @@ def autocast(
     if fn is None:
         return Decorator(wrapper_of, options=options, kind=Autocast)
     return wrapper_of(fn, options, Autocast)
+
+
+# What users write; the two parameters that only collect mistakes are no help to them.
+vars(autocast)["__signature__"] = (_signature := inspect.signature(autocast)).replace(
+    parameters=[p for p in _signature.parameters.values() if not p.name.startswith("_")]
+)
 
 
 class Autocast(Wrapper, NoContext):

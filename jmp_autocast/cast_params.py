@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,19 +17,21 @@ from .planned_params import (
     is_abstract,
     wrapper_of_program,
 )
-from .policies import may_use_float8, narrow_dtypes
+from .policies import PolicyLike, may_use_float8, narrow_dtypes
+
+T = TypeVar("T")
 
 
 @of_a_call("cast_params(fn, params, *args)")
 def cast_params(
     fn: Callable[..., Any],
-    params: Any,
+    params: T,
     *args: Any,
-    policy: Any = None,
+    policy: PolicyLike | None = None,
     check: bool = False,
     donate: bool = False,
     **kwargs: Any,
-) -> Any:
+) -> T:
     """Returns the parameters, with each leaf in 16 bits that the program reads only in 16 bits.
 
     A leaf is cast if all its readers, in every branch and loop, read it in one 16-bit dtype,

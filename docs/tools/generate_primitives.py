@@ -26,7 +26,7 @@ _INTRODUCTION = """\
 # The policy of each primitive
 
 This page lists the defaults. `Policy.with_rules` changes them for one program, and
-`register_policy` adds the primitives of another package. Only float32 values, and values that
+`register_rule` adds the primitives of another package. Only float32 values, and values that
 already have the compute dtype, are cast: float64, complex, float8, the other 16-bit dtype,
 integers, bools and keys pass through.
 

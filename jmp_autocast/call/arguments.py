@@ -395,7 +395,7 @@ def report_unknown(planner: Planner, plan: Plan, on_unknown: str, fn: Any) -> No
         return
     message = (
         f"{name_of(fn)} holds primitives without a cast policy: {', '.join(unknown)}. Their "
-        "operands keep their declared dtypes. Give them one with jmp_autocast.register_policy or "
+        "operands keep their declared dtypes. Give them one with jmp_autocast.register_rule or "
         "Policy.with_rules."
     )
     if on_unknown == "error":

@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -45,14 +45,18 @@ class FiniteGradients(NamedTuple):
     grads: Any
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
 def scaled_value_and_grad(
-    fn: Callable[..., Any],
+    fn: Callable[P, R],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
     allow_int: bool = False,
-) -> Callable[..., Any]:
-    """Like ``jax.value_and_grad``, with gradients of the loss times a scale.
+) -> Callable[Concatenate[Any, P], tuple[R, Any]]:
+    """Like ``jax.value_and_grad``, but the gradients that it returns are multiplied by a scale.
 
     The result takes one more argument in front: the scale, or an optimizer state that holds one.
     ``argnums`` counts the arguments of ``fn`` and leaves the scale out.
@@ -153,14 +157,14 @@ def scaled_by(
 
 
 def finite_value_and_grad(
-    fn: Callable[..., Any],
+    fn: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
     allow_int: bool = False,
     axis_name: AxisName = None,
-) -> Callable[..., FiniteGradients]:
-    """Scales, differentiates, unscales, checks and adapts the scale in one call.
+) -> Callable[Concatenate[LossScale, P], FiniteGradients]:
+    """Returns gradients that are not scaled: scales, unscales, checks and adapts in one call.
 
     It is for training loops that hold the scale themselves, with no optimizer or with several. If
     ``finite`` is False, the loop must leave parameters and optimizer state as they are:

@@ -4,11 +4,11 @@ from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
 from .dtypes import FLOAT32, FLOAT64, FLOAT_DTYPES, domain, listed, narrow_dtypes, wide_dtype
 from .equation_view import EquationView
 from .float8 import E2M1, E4M3, FLOAT8_DTYPES, Float8, as_recipe, may_use_float8
-from .parse import as_policy, parse_policy
+from .parse import PolicyLike, as_policy, parse_policy
 from .patterns import match_depth
 from .policy import Policy
 from .presets import BF16, FP8, FP16
-from .registry import register_policy
+from .registry import register_rule
 from .tables import (
     CALLS,
     CONTRACTIONS,
@@ -46,6 +46,7 @@ __all__ = [
     "EquationView",
     "Float8",
     "Policy",
+    "PolicyLike",
     "Rule",
     "apply_rule",
     "as_policy",
@@ -56,6 +57,6 @@ __all__ = [
     "may_use_float8",
     "narrow_dtypes",
     "parse_policy",
-    "register_policy",
+    "register_rule",
     "wide_dtype",
 ]

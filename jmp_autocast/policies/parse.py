@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -10,6 +10,26 @@ from .choices import WORDS
 from .dtypes import COMPUTE_DTYPES, as_compute_dtype, as_dtype, find_dtype, wide_dtype
 from .errors import did_you_mean, wrong_type
 from .policy import Policy
+
+
+class ThreeDtypes(Protocol):
+    """What a ``jmp.Policy`` is."""
+
+    @property
+    def param_dtype(self) -> Any:
+        """The dtype of the parameters."""
+
+    @property
+    def compute_dtype(self) -> Any:
+        """The compute dtype."""
+
+    @property
+    def output_dtype(self) -> Any:
+        """The dtype of what the function returns."""
+
+
+PolicyLike: TypeAlias = Policy | str | ThreeDtypes
+"""What `as_policy` reads."""
 
 _SHORT_KEYS = {"p": "params", "c": "compute", "o": "output"}
 _KERAS_PREFIX = "mixed_"

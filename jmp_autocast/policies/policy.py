@@ -180,7 +180,7 @@ class Policy:
                 hint = made_of(name) or did_you_mean(name, known_primitives())
                 raise ValueError(
                     f"Unknown primitive {name!r} in with_rules.{hint} For a primitive of another "
-                    "package pass the primitive object, or call register_policy first."
+                    "package pass the primitive object, or call register_rule first."
                 )
             merged[name] = cast(Rule, value)  # read when the new policy is made
         if scope is None:
@@ -262,7 +262,7 @@ class Policy:
         """Writes the policy to a TOML file that a person can read and change.
 
         The file is replaced as a whole: after a failure the old file is still there. It names the
-        version of the rules that the policy was made with. Registrations of `register_policy` are
+        version of the rules that the policy was made with. Registrations of `register_rule` are
         not part of a policy, and are not saved.
 
         Args:

@@ -16,8 +16,8 @@ from .tables import DEFAULT_RULES, STRUCTURAL, TRACED_FOR_DTYPES
 _registered: dict[str, tuple[int, Rule]] = {}
 
 
-@with_usage("register_policy(primitive, rule)")
-def register_policy(primitive: Any, policy_or_rule: Rule | str, priority: int = 10) -> None:
+@with_usage("register_rule(primitive, rule)")
+def register_rule(primitive: Any, policy_or_rule: Rule | str, priority: int = 10) -> None:
     """Registers the cast policy of a primitive, for every program traced from now on.
 
     Use it in packages that define primitives; for one program use `Policy.with_rules`. A function
@@ -37,8 +37,8 @@ def register_policy(primitive: Any, policy_or_rule: Rule | str, priority: int = 
             ``cond`` and the like have none; their bodies do). It may get a rule function.
 
     Example:
-        >>> from jmp_autocast import CastPolicy, register_policy
-        >>> register_policy("my_fused_norm", CastPolicy.FP32)
+        >>> from jmp_autocast import CastPolicy, register_rule
+        >>> register_rule("my_fused_norm", CastPolicy.FP32)
     """
     name = primitive_name(primitive)
     rule = as_rule(policy_or_rule, name)

@@ -153,7 +153,7 @@ def _rule_line(primitive: str, rule: Rule) -> str:
         f"Cannot save the policy: the rule for primitive {primitive!r} is a function, "
         f"{rule_name(rule)} of module {getattr(rule, '__module__', None)!r}, and a policy file "
         "holds only data. Give the primitive a policy's name instead, such as 'FP32', or leave "
-        f"the rule out and call register_policy({primitive!r}, ...) in the code that loads the "
+        f"the rule out and call register_rule({primitive!r}, ...) in the code that loads the "
         "file."
     )
 

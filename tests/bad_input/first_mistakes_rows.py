@@ -35,7 +35,7 @@ from jmp_autocast import (
     loss_scale,
     op_stats,
     quantize_params,
-    register_policy,
+    register_rule,
     scaled_value_and_grad,
     select_on_finite,
     tune,
@@ -421,8 +421,8 @@ SEEN = [
             ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
             ("DynamicLossScale", r"LossScale.dynamic\(\)"),
             ("get_policy", "Policy"),
-            ("audit", "from jmp_autocast.inspect import audit"),
-            ("check_step", "from jmp_autocast.loss_scaling import check_step"),
+            ("AuditReport", "from jmp_autocast.inspect import AuditReport"),
+            ("check_progress", "from jmp_autocast.loss_scaling import check_progress"),
         )
     ),
     *(
@@ -681,7 +681,7 @@ GUESSED = [
         r"op_stats calls loss\(params, x\) | missing | 'params' | op_stats\(loss, params, x\)",
     ),
     Row(
-        "inspect.audit",
+        "audit",
         "no arguments",
         lambda w: audit(loss),
         TypeError,
@@ -717,11 +717,11 @@ GUESSED = [
         r"scopes\['\*/head'\] | FP32 | must be a dtype | jnp.bfloat16",
     ),
     Row(
-        "register_policy",
+        "register_rule",
         "no rule",
-        lambda w: register_policy("tanh"),
+        lambda w: register_rule("tanh"),
         TypeError,
-        r"register_policy\(\) | missing | 'policy_or_rule' | register_policy\(primitive, rule\)",
+        r"register_rule\(\) | missing | 'policy_or_rule' | register_rule\(primitive, rule\)",
     ),
     Row(
         "compute_precision",

@@ -3,7 +3,16 @@
 import jax
 import jax.numpy as jnp
 
-from jmp_autocast import BF16, autocast, check_numerics, compare, explain, op_stats
+from jmp_autocast import (
+    BF16,
+    audit,
+    autocast,
+    check_numerics,
+    compare,
+    explain,
+    explain_kept,
+    op_stats,
+)
 
 from .row import Row, X, loss, loss_at_call
 
@@ -60,6 +69,16 @@ ROWS = [
         lambda w: explain(jnp.sin, X).diff(explain(jnp.cos, X)),
         ValueError,
         r"Report\.diff | sin and cos | one program | Explain the same function",
+    ),
+    *(
+        Row(
+            name,
+            "no function",
+            lambda w, tool=tool: tool(X),
+            TypeError,
+            rf"{name} | got float32\[2,2\] | of type ndarray | Pass the function itself",
+        )
+        for name, tool in (("audit", audit), ("explain_kept", explain_kept))
     ),
     Row(
         "compare",

@@ -5,6 +5,7 @@ import numpy as np
 import optax
 
 from jmp_autocast import (
+    check_step,
     dynamic_loss_scaling,
     finite_value_and_grad,
     loss_scale,
@@ -51,6 +52,15 @@ def _flag(mistake, finite, error, value):
 
 
 ROWS = [
+    Row(
+        "check_step",
+        "arguments without a scale",
+        lambda w: check_step(lambda params: params, w.params),
+        ValueError,
+        "state | a tuple",
+        NO_SCALE,
+        INIT,
+    ),
     *(
         Row(public, f"{value}, no optimizer", call, TypeError, public, value, INNER, "optax.adam")
         for public, call, value in (

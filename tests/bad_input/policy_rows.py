@@ -6,7 +6,7 @@ import jmp
 import numpy as np
 from jax import lax
 
-from jmp_autocast import BF16, CastPolicy, Decision, Float8, Policy, autocast, register_policy
+from jmp_autocast import BF16, CastPolicy, Decision, Float8, Policy, autocast, register_rule
 
 from .row import Row, loss
 from .transform_rows import Unhashable
@@ -38,8 +38,8 @@ def _string(mistake, text, *parts):
 
 
 def _register(mistake, primitive, given, error, *parts, **options):
-    call = lambda w: register_policy(primitive, given, **options)
-    return Row("register_policy", mistake, call, error, *parts)
+    call = lambda w: register_rule(primitive, given, **options)
+    return Row("register_rule", mistake, call, error, *parts)
 
 
 def _decision(mistake, error, *parts, **fields):
@@ -140,7 +140,7 @@ ROWS = [
         "an unknown primitive",
         {"dot_genral": "KEEP"},
         ValueError,
-        ("with_rules | 'dot_genral' | Unknown primitive | mean 'dot_general'.*register_policy"),
+        ("with_rules | 'dot_genral' | Unknown primitive | mean 'dot_general'.*register_rule"),
     ),
     _rules(
         "an unknown policy",
@@ -230,7 +230,7 @@ ROWS = [
         ValueError,
         "params | bfloat16 | must be float32 | cast once in the traced graph",
     ),
-    # register_policy.
+    # register_rule.
     _register(
         "an unknown policy", "mine", "fp23", ValueError, "'mine'", "'fp23'", NAMES, "mean 'FP32'"
     ),

@@ -240,7 +240,7 @@ ROWS = [
         ValueError,
         (
             "<lambda> | bad_input_unheard_of | without a cast policy | "
-            "register_policy or Policy.with_rules"
+            "register_rule or Policy.with_rules"
         ),
     ),
     # params.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jmp_autocast import CastPolicy, register_policy
+from jmp_autocast import CastPolicy, register_rule
 from jmp_autocast.interpreters.plan import basic_plans, votes
 
 from .dangers import draw, run
@@ -23,7 +23,7 @@ def test_equal_numbers_give_equal_programs():
 # family: what is taken from the planner
 LOST = {
     "summands": lambda patch: patch.setattr(votes, "_summand_votes", lambda *_: False),
-    "windows": lambda patch: register_policy("reduce_window_sum", CastPolicy.PROMOTE),
+    "windows": lambda patch: register_rule("reduce_window_sum", CastPolicy.PROMOTE),
     "rows": lambda patch: patch.setattr(basic_plans, "is_replicated", lambda *_: False),
     "updates": lambda patch: patch.setattr(votes, "_summand_votes", lambda *_: False),
 }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, CastPolicy, Policy, autocast, register_policy
+from jmp_autocast import BF16, CastPolicy, Policy, autocast, register_rule
 from jmp_autocast.interpreters.compat import Tracer
 from jmp_autocast.interpreters.plan import basic_plans, marks, votes
 from jmp_autocast.interpreters.plan.planner import Planner
@@ -168,7 +168,7 @@ LOST = {
     ),
     "sums": (
         operations_probes.long_sum,
-        lambda patch: register_policy("reduce_sum", CastPolicy.PROMOTE),
+        lambda patch: register_rule("reduce_sum", CastPolicy.PROMOTE),
     ),
     "coordinates": (
         operations_probes.rotated,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from jmp_autocast import BF16, CastPolicy, Decision, autocast, register_policy
+from jmp_autocast import BF16, CastPolicy, Decision, autocast, register_rule
 from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
 
 X = jnp.linspace(-1.0, 1.0, 16).reshape(4, 4)
@@ -61,7 +61,7 @@ def test_what_cannot_be_obeyed_is_refused_in_a_sentence(name, policy):
     with pytest.raises(ValueError, match=message):
         BF16.with_rules({name: policy})
     with pytest.raises(ValueError, match=message):
-        register_policy(name, CastPolicy[policy])
+        register_rule(name, CastPolicy[policy])
     assert BF16.with_rules({name: "keep"}).rules == ((name, CastPolicy.KEEP),)
 
 

@@ -43,7 +43,7 @@ SURROGATES = {
 def unwritable():
     for what, (rule, name) in FUNCTIONS.items():
         policy = BF16.with_rules({"exp": "KEEP", "tanh": rule})
-        parts = ["primitive 'tanh'", name, "a policy's name", "register_policy('tanh', ...)"]
+        parts = ["primitive 'tanh'", name, "a policy's name", "register_rule('tanh', ...)"]
         yield pytest.param(policy, TypeError, parts, id=what)
         policy = BF16.with_rules({"tanh": rule}, scope="*/head")
         yield pytest.param(policy, TypeError, parts, id=f"{what} in a scope")

@@ -18,7 +18,7 @@ from jmp_autocast import (
     Policy,
     explain,
     full_precision,
-    register_policy,
+    register_rule,
 )
 from jmp_autocast.policies import match_depth
 from tests.support.jaxprs import dot_dtypes, dtypes, find
@@ -171,7 +171,7 @@ def test_rules_in_scopes(rules, names, expected):
 
 
 def test_what_beats_rules_in_scopes_and_what_they_beat():
-    register_policy("tanh", "PROMOTE")
+    register_rule("tanh", "PROMOTE")
     policy = BF16.with_rules({"tanh": "PROMOTE"}).with_rules({"tanh": "FP32"}, scope="net")
     assert io(rewritten(tanh_in("net"), X, policy=policy), "tanh")[1] == (FULL,)
     low = BF16.with_rules({"tanh": "LOWER_PRECISION_FP"}, scope="net")
@@ -272,7 +272,7 @@ def test_single_paths_match_as_patterns_do(names):
 )
 def test_levels_of_registrations(registrations, expected):
     for name, level in registrations:
-        register_policy("tanh", name, priority=level)
+        register_rule("tanh", name, priority=level)
     assert io(rewritten(after_dot(jnp.tanh), X), "tanh") == ((expected,), (expected,))
 
 
@@ -314,6 +314,6 @@ def in_full_scope(fn):
 )
 def test_precedence(fn, rules, registered, primitive, dtype):
     for name, value in registered.items():
-        register_policy(name, value)
+        register_rule(name, value)
     jaxpr = rewritten(fn, X, policy=BF16.with_rules(rules))
     assert io(jaxpr, primitive)[0][0] == dtype

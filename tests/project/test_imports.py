@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib.metadata
+import inspect
 import pathlib
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 import jmp_autocast
+from jmp_autocast.call.forms import OPTIONS
 
 PACKAGE = pathlib.Path(jmp_autocast.__file__).parent
 
@@ -85,3 +87,22 @@ def test_only_integrations_import_optional_dependencies_with_the_file():
         if at_import and root not in required
     }
     assert found == {"integrations"}
+
+
+def test_dir_shows_public_names_alone():
+    rooms = {"inspect", "integrations", "loss_scaling", "optimizers", "policies"}
+    assert set(dir(jmp_autocast)) == {*jmp_autocast.__all__, *rooms, "__version__"}
+    for name in jmp_autocast.__all__:
+        assert getattr(jmp_autocast, name) is not None
+
+
+def test_help_shows_the_signature_that_users_write():
+    names = list(inspect.signature(jmp_autocast.autocast).parameters)
+    assert names == ["fn", *OPTIONS]
+
+
+def test_an_old_name_warns():
+    with pytest.warns(DeprecationWarning, match="register_policy is register_rule now") as caught:
+        assert jmp_autocast.register_policy is jmp_autocast.register_rule
+    assert caught[0].filename == __file__
+    assert "register_policy" not in dir(jmp_autocast)

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from jmp_autocast import BF16, CastPolicy, autocast, explain, full_precision, register_policy
+from jmp_autocast import BF16, CastPolicy, autocast, explain, full_precision, register_rule
 from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
 
 X = np.sin(np.arange(16, dtype=np.float32)).reshape(4, 4)  # not evenly spaced, as positions are
@@ -65,7 +65,7 @@ PLACES = {
     "custom_jvp": (total(with_jvp), lambda f: lambda x: jax.jvp(f, (x,), (x,))),
 }
 MESSAGE = "holds primitives without a cast policy: unheard_of. .*declared dtypes"
-MESSAGE += ".*register_policy or Policy.with_rules"
+MESSAGE += ".*register_rule or Policy.with_rules"
 
 
 @pytest.mark.parametrize(("fn", "derived"), PLACES.values(), ids=PLACES)
@@ -78,7 +78,7 @@ def test_it_is_reported_if_that_is_asked_for(fn, derived):
     if derived is not as_it_is:
         strict(X)  # the rule does not run
     trace(derived(autocast(fn)), X)  # and by default in silence
-    register_policy(unknown, CastPolicy.PROMOTE)
+    register_rule(unknown, CastPolicy.PROMOTE)
     trace(derived(strict), X)
 
 
@@ -102,7 +102,7 @@ def test_it_keeps_declared_dtypes():
 def test_a_rule_makes_it_known(how):
     policy = BF16
     if how == "register":
-        register_policy(unknown, CastPolicy.LOWER_PRECISION_FP)
+        register_rule(unknown, CastPolicy.LOWER_PRECISION_FP)
     else:
         policy = policy.with_rules({unknown: CastPolicy.LOWER_PRECISION_FP})
     for eqn in find(trace(autocast(program, policy=policy, on_unknown="error"), X), unknown.name):

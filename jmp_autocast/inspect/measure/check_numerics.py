@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,18 @@ mark_frames(__file__)
 Mode = Literal["raise", "collect", "overflow"]
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def check_numerics(fn: Callable[P, R], *, mode: Literal["raise"] = ...) -> Callable[P, R]: ...
+@overload
+def check_numerics(
+    fn: Callable[P, R], *, mode: Literal["collect", "overflow"]
+) -> Callable[P, tuple[R, NumericsReport]]: ...
+@overload
+def check_numerics(fn: Callable[P, Any], *, mode: Mode) -> Callable[P, Any]: ...
 @with_usage("check_numerics(fn, mode=...)(*args)")
 def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[..., Any]:
     """Counts infinities, NaNs and values that float16 cannot hold, equation by equation.

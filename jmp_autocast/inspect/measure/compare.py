@@ -15,6 +15,7 @@ from ...call.fitting import of_a_call
 from ...call.options import tool_options
 from ...interpreters import Rewriter
 from ...interpreters.compat import aval_of, body_of
+from ...policies import PolicyLike
 from ...policies.choices import Level
 from ...policies.errors import shown
 from ..argnums import check_range, differentiated
@@ -37,7 +38,7 @@ def compare(
 def compare(
     fn: Callable[..., Any],
     *args: Any,
-    policy: Any = ...,
+    policy: PolicyLike | None = ...,
     compute_dtype: DTypeLike | None = ...,
     level: Level | None = ...,
     argnums: int | Sequence[int] | None = ...,
@@ -47,7 +48,7 @@ def compare(
 def compare(
     fn: Callable[..., Any],
     *args: Any,
-    policy: Any = None,
+    policy: PolicyLike | None = None,
     compute_dtype: DTypeLike | None = None,
     level: Level | None = None,
     argnums: int | Sequence[int] | None = None,

@@ -24,7 +24,7 @@ from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueSta
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
 from ...interpreters.primitives.structure import bodies, equations_in
-from ...policies import FLOAT32, FLOAT64, Policy, narrow_dtypes
+from ...policies import FLOAT32, FLOAT64, Policy, PolicyLike, narrow_dtypes
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
 from ...scopes import BECAUSE, GOVERNED, read_mark
@@ -40,7 +40,7 @@ from .totals import Totals, contraction_flops, guarded
 def explain(
     fn: Callable[..., Any],
     *args: Any,
-    policy: Any = None,
+    policy: PolicyLike | None = None,
     compute_dtype: DTypeLike | None = None,
     level: Level | None = None,
     **kwargs: Any,

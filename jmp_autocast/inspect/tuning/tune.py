@@ -19,7 +19,7 @@ from ...call.options import autocast_options, tool_options
 from ...call.switch import VARIABLE, is_switched_off
 from ...call.wrapping import wrapper_of
 from ...interpreters.compat import mark_frames
-from ...policies import Policy
+from ...policies import Policy, PolicyLike
 from ...policies.choices import Level
 from ...policies.errors import with_usage
 from ..argnums import check_range, positions_of
@@ -58,7 +58,7 @@ _Batches: TypeAlias = Iterable[tuple[Any, ...]]
 class _Options(TypedDict, total=False):
     tolerance: float | None
     accept: Callable[[Callable[..., Any]], Any] | None
-    policy: Any
+    policy: PolicyLike | None
     compute_dtype: DTypeLike | None
     level: Level | None
     argnums: int | Sequence[int] | None
@@ -81,7 +81,7 @@ def tune(
     *,
     tolerance: float | None = None,
     accept: Callable[[Callable[..., Any]], Any] | None = None,
-    policy: Any = None,
+    policy: PolicyLike | None = None,
     compute_dtype: DTypeLike | None = None,
     level: Level | None = None,
     argnums: int | Sequence[int] | None = None,
@@ -134,14 +134,14 @@ def tune(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import autocast, tune
+        >>> from jmp_autocast import FP16, autocast, tune
         >>> def model(params, x):
         ...     with jax.named_scope("dense"):
         ...         h = x @ params["w"]
         ...     with jax.named_scope("energy"):
         ...         return jnp.sqrt(jnp.square(h) + 1.0)
         >>> params, x = {"w": jnp.eye(4)}, jnp.full((2, 4), 500.0)
-        >>> policy = tune(model, [(params, x)], tolerance=0.01, progress=False)
+        >>> policy = tune(model, [(params, x)], policy=FP16, tolerance=0.01, progress=False)
         >>> policy.scoped_rules
         (('energy', 'square', <CastPolicy.FP32: 'fp32'>),)
         >>> bool(jnp.isfinite(autocast(model, policy=policy)(params, x)).all())

@@ -26,12 +26,13 @@ class KeptOperation:
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import tune
+        >>> from jmp_autocast import FP16, tune
         >>> def model(w, x):
         ...     with jax.named_scope("energy"):
         ...         return jnp.sqrt(jnp.square(x @ w) + 1.0)
         >>> batches = [(jnp.eye(4), jnp.full((2, 4), 500.0))]
-        >>> _, report = tune(model, batches, tolerance=0.01, progress=False, report=True)
+        >>> options = dict(tolerance=0.01, progress=False, report=True)
+        >>> _, report = tune(model, batches, policy=FP16, **options)
         >>> [(kept.scope, kept.primitive, kept.largest, kept.why) for kept in report.kept]
         [('energy', 'square', 250000.0, 'range')]
     """
