@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from ...autocast import PlannedCall
+from ...autocast import Autocast, PlannedCall
 from ...call.arguments import name_of
 from ...call.fitting import of_a_call
 from ...call.options import tool_options
@@ -19,6 +19,7 @@ from ...policies import PolicyLike
 from ...policies.choices import Level
 from ...policies.errors import shown
 from ..argnums import check_range, differentiated
+from ..progress_bar import Show, shown_progress
 from ..report.explain import looked_at
 from .comparison import Comparison, cotangent_rows, equation_rows, gradient_errors
 from .cotangents import Tap, cotangents
@@ -117,6 +118,15 @@ def compare(
         return compare_programs(fn, against, args, kwargs)
     wrapper = looked_at(fn, tool_options(compute_dtype, policy, level), "compare", args, kwargs)
     _check_concrete(args, kwargs)
+    with shown_progress(None) as show:
+        return _compared(fn, wrapper, args, kwargs, argnums, show)
+
+
+def _compared(
+    fn: Any, wrapper: Autocast, args: Any, kwargs: Any, argnums: Any, show: Show
+) -> Comparison:
+    steps = 2 if argnums is None else 3
+    show("tracing and planning", 0, steps)
     planned = wrapper.planned(*args, **kwargs)
     check_range(argnums, len(args), "the call, which has")
     of_call = planned.call.paths, planned.call.arrays, planned.untrained
@@ -128,6 +138,7 @@ def compare(
     def run(*arrays: Any) -> Evaluated:
         return Evaluator(ErrorProbe()).start(planned.closed, _programs(planned), arrays)
 
+    show("running both programs, equation by equation", 1, steps)
     # Each kind of equation is compiled once, where one program would be compiled whole.
     evaluated = (run if is_on_one_device(planned.closed, arrays) else jax.jit(run))(*arrays)
     outputs = {
@@ -135,6 +146,8 @@ def compare(
         for i, each in enumerate(evaluated.outputs)
         if is_measurable(jax.typeof(each[0]))
     }
+    if wrt:
+        show("compiling both backward passes", 2, steps)
     taps, made, gradients = _derivatives(planned, arrays, wrt) if wrt else ([], [], {})
     readings, *distances = jax.device_get((evaluated.readings, outputs, made, gradients))
     outputs, made, gradients = jax.tree.map(lambda x: x.item(), distances)

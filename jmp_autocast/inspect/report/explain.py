@@ -28,6 +28,7 @@ from ...policies import FLOAT32, FLOAT64, Policy, PolicyLike, narrow_dtypes
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
 from ...scopes import BECAUSE, GOVERNED, read_mark
+from ..progress_bar import Show, shown_progress
 from .jaxprs import count_casts
 from .kept import KeptBytes, is_gradient, kept_bytes, kept_of
 from .report import Report
@@ -86,8 +87,17 @@ def explain(
     chosen = tool_options(compute_dtype, policy, level)
     wrapper = looked_at(fn, chosen, "explain", args, kwargs)
     as_it_runs = chosen is None and wrapper is not fn
+    with shown_progress(None) as show:
+        return _explained(fn, wrapper, as_it_runs, args, kwargs, show)
+
+
+def _explained(
+    fn: Any, wrapper: Autocast, as_it_runs: bool, args: Any, kwargs: Any, show: Show
+) -> Report:
+    show("tracing and planning", 0, 2)
     with ANNOTATED(as_it_runs):  # which changes nothing in a program that holds no autocast
         planned = wrapper.planned(*args, **kwargs)
+    show("reading the plan", 1, 2)
     if as_it_runs and holds_autocast(planned.closed):
         return _as_it_runs(name_of(fn), planned, wrapper.policy)
     chosen = wrapper.policy

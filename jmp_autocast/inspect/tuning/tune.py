@@ -24,6 +24,7 @@ from ...policies.choices import Level
 from ...policies.errors import with_usage
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
+from ..progress_bar import Show, shown_progress
 from ..report.rows import Row
 from ..report.totals import contraction_flops
 from .batches import (
@@ -38,7 +39,6 @@ from .batches import (
     worst,
 )
 from .candidates import candidates_of, keeping, largest_of, rows_under
-from .progress_bar import Show, shown_progress
 from .search import find_culprits, run_bound
 from .search_log import Log, Trial
 from .traced_once import own, traced_once

@@ -1,4 +1,4 @@
-"""The progress bar of `tune`: rich's, where it is installed and someone looks."""
+"""The progress bar of what takes long: rich's, where it is installed and someone looks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 Show = Callable[..., None]
-"""Says what is being done: takes a text, the number of runs, and how many it will be at most."""
+"""Says what is being done: takes a text, the number of steps done, and how many there are at most."""
 
 
 @contextlib.contextmanager
