@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 Show = Callable[..., None]
-"""Says what is being done: takes a text, the number of steps done, and how many there are at most."""
+"""Says what is being done: takes a text, the number of steps done, and the most there are."""
 
 
 @contextlib.contextmanager
