@@ -203,25 +203,7 @@ class Autocast(Wrapper, NoContext):
             args, kwargs = dequantized((args, kwargs))
             with jax.named_scope(mark(GOVERNED)), with_default_precision():
                 return self._fn(*args, **kwargs)
-        return self.run_call(self._fn, self._options, args, kwargs)
-
-    def run_call(self, fn: Any, options: Options, args: Any, kwargs: Any) -> Any:
-        """Runs a call, and warns where the same call was traced again and again outside of `jit`.
-
-        Args:
-            fn: The function, or the opened one.
-            options: The options for it.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-        """
-        start = repeats.clock()
-        call, outputs, result = _run_call(fn, options, args, kwargs, self.is_whole)
-        if not jit_is_disabled() and all(map(is_computed_now, outputs)):
-            counts: repeats.Repeats = vars(self).setdefault("_repeats", repeats.Repeats())
-            seconds, name = repeats.clock() - start, arguments.name_of(self._fn)
-            if message := counts.warning(call.shapes, seconds, name, self._fn):
-                warnings.warn(message, stacklevel=3)
-        return result
+        return run_call(self, self._fn, self._options, args, kwargs)
 
     @property
     def policy(self) -> Policy:
@@ -426,12 +408,21 @@ def plan_call(
     )
 
 
-def _run_call(
-    fn: Callable[..., Any], options: Options, args: Any, kwargs: Any, whole: bool
-) -> tuple[arguments.Call, list[Any], Any]:
-    """One call: trace -> plan -> rewrite -> run, in the ambient trace."""
+def run_call(
+    wrapper: Autocast, fn: Callable[..., Any], options: Options, args: Any, kwargs: Any
+) -> Any:
+    """One call: trace -> plan -> rewrite -> run, in the ambient trace.
+
+    Args:
+        wrapper: What is called.
+        fn: Its function, or what that became when the call was opened.
+        options: The options for it.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    start = repeats.clock()
     planned = plan_call(fn, options, args, kwargs)
-    if whole:
+    if wrapper.is_whole:
         arguments.report_unmatched(planned.planner, fn)
     call, closed = planned.call, planned.closed
     # Nobody pays for a look at derivative rules unless it was asked for: where somebody looks, the
@@ -444,9 +435,14 @@ def _run_call(
         report(planned.plan)
     if kept := guarded_products(planned.plan):
         message = kept.message(arguments.name_of(fn), planned.planner.policy.compute_dtype)
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, stacklevel=3)
     with naming_the_nesting(planned.traced, fn):
         outputs = planned.rewritten(*call.arrays, planned=report)
     avals = [v.aval for v in body_of(closed).outvars]
     outputs = list(map(as_traced, outputs, avals, planned.wanted))
-    return call, outputs, call.unflatten(outputs)
+    if not jit_is_disabled() and all(map(is_computed_now, outputs)):
+        counts: repeats.Repeats = vars(wrapper).setdefault("_repeats", repeats.Repeats())
+        seconds, own = repeats.clock() - start, vars(wrapper)["__wrapped__"]
+        if message := counts.warning(call.shapes, seconds, arguments.name_of(own), own):
+            warnings.warn(message, stacklevel=3)
+    return call.unflatten(outputs)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-clock = time.perf_counter
-LIMIT = 0.1
+clock: Callable[[], float] = time.perf_counter
+LIMIT: float = 0.1
 """Seconds that the repeats of one wrapper may take together before it says so."""
 
 _JITS = {"flax.": "nnx.jit", "equinox.": "eqx.filter_jit"}

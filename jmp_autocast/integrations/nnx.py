@@ -17,6 +17,7 @@ from ..autocast import (
     GivenOptions,
     Options,
     autocast_options,
+    run_call,
 )
 from ..call.arguments import Opened
 from ..call.forms import Decorator, check_form
@@ -116,7 +117,7 @@ class NNXAutocast(Autocast):
             return super().__call__(*args, **kwargs)
         with self.opened(self._fn, self._options.params, args, kwargs) as call:
             options = self._options_of(call)
-            out, changed, after = self.run_call(call.fn, options, call.args, call.kwargs)
+            out, changed, after = run_call(self, call.fn, options, call.args, call.kwargs)
             # State must keep its dtype: where outputs need not, both are cast out here.
             if options.output_dtype == "computed":
                 changed = cast_leaves(changed, after.dtypes, options.policy)
