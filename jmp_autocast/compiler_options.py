@@ -17,7 +17,7 @@ def compiler_options() -> dict[str, Any]:
     CPU that multiplies bfloat16 it is XLA's experimental oneDNN option, from JAX 0.12 on; elsewhere
     there are none. The first call compiles a convolution of 16 x 16 pixels (0.1 s).
 
-    With it, convolutions whose results are bfloat16 run 3 to 8 times as fast as float32, and
+    With it, convolutions whose results are bfloat16 run about 3 times as fast as float32, and
     matmuls that hand out float32, as the gradients of dense weights do by default, as slow as
     float32: it is for convolutional networks, in inference or at level ``"compute"``.
 

@@ -435,7 +435,7 @@ SEEN = [
         )
         for name, instead in (
             ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
-            ("audit", "from jmp_autocast.inspect import audit"),
+            ("Finding", "from jmp_autocast.inspect import Finding"),
         )
     ),
 ]

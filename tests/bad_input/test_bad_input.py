@@ -70,7 +70,9 @@ def test_the_table_covers_the_public_names():
     assert covered == {*expected, nnx_rows.NNX, *integrations_rows.PUBLIC}
 
 
-@pytest.mark.parametrize("name", ["GradScaler", "mixed_precision", "audit", "nothing_of_the_kind"])
+@pytest.mark.parametrize(
+    "name", ["GradScaler", "mixed_precision", "Finding", "nothing_of_the_kind"]
+)
 def test_names_that_are_not_there_can_be_asked_for(name):
     assert not hasattr(jmp_autocast, name)
     assert getattr(jmp_autocast, name, None) is None

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, compare, explain, keep_less, tune
+from jmp_autocast import BF16, FP16, compare, explain, keep_less, tune
 from jmp_autocast.inspect import explain_kept
 from tests.support.report_pages import count, fits, page_opener  # noqa: F401 - the fixture `show`
 
@@ -37,7 +37,7 @@ def energy(w, x):
 
 def tuned():
     batches = [(np.eye(8, dtype=np.float32), 500 * X)]
-    return tune(energy, batches, tolerance=0.01, progress=False, report=True)[1]
+    return tune(energy, batches, policy=FP16, tolerance=0.01, progress=False, report=True)[1]
 
 
 def difference():

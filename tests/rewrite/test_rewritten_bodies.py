@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, register_policy
+from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, register_rule
 from jmp_autocast.call.nesting import naming_the_nesting
 from jmp_autocast.interpreters.rewrite import rewritten_bodies
 from tests.support.jaxprs import dot_dtypes, find
@@ -166,7 +166,7 @@ def test_what_is_kept_is_an_answer_to_the_whole_question():
     assert hits() == before + 1
     assert kept_dtype(policy=FP16.with_rules({"exp": "PROMOTE"})) == "float16"
     assert kept_dtype() == "float32"
-    register_policy("exp", CastPolicy.PROMOTE)
+    register_rule("exp", CastPolicy.PROMOTE)
     assert kept_dtype() == "bfloat16"
     # A rule function may say something else each time.
     low = []

@@ -3,8 +3,8 @@
 XLA:CPU computes a bfloat16 convolution in float32. Windows of 1 x 1, and windows that are as large
 as their stride (the patches of a ViT), read each element once, and so do the gradients of such a
 kernel and image: a product in the form of `cpu_products`, without a copy of what is read. The
-gradient of any other kernel is one product for each position in the kernel: 3 to 5 times as fast
-as float32 for 3 x 3 (JAX 0.12, 2 to 2.5 times with 0.10). Forwards XLA's float32 stays where
+gradient of any other kernel is one product for each position in the kernel: 1.8 to 3.6 times as
+fast as float32 for 3 x 3 (JAX 0.12, `benchmarks/cpu.py --forms`). Forwards XLA's float32 stays where
 windows overlap: gathering patches took as long as the products saved.
 """
 
@@ -95,7 +95,7 @@ def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
     So is the gradient of a kernel: its window is as large as the image, and each result, which is
     a position in the kernel, is a product of all that the window holds and a part of the image.
     The kernel of groups has groups of batches there, which are the batches of the product: 8 groups
-    take 17 ms for 1700 in XLA's float32 (3 x 3, 8 x 16 x 16 x 256, JAX 0.12).
+    take 3.4 ms for 426 in XLA's float32 (3 x 3, 8 x 16 x 16 x 256, JAX 0.12).
     """
     numbers = params["dimension_numbers"]
     batch, feature, *spatial = numbers.lhs_spec

@@ -1,7 +1,7 @@
 """Convolutions of bfloat16 on CPUs as oneDNN takes them, where XLA is told to ask it.
 
-With the option that `compiler_options` returns XLA hands a convolution of bfloat16 to oneDNN, 3 to
-8 times as fast as float32, if its result is bfloat16 and its image has no holes. The gradient of an
+With the option that `compiler_options` returns XLA hands a convolution of bfloat16 to oneDNN, about
+3 times as fast as float32, if its result is bfloat16 and its image has no holes. The gradient of an
 image is such a convolution with a flipped kernel, which XLA must not merge into another form. What
 oneDNN is slow at stays float32: 8 groups took 480 ms for 7 (8 x 16 x 16 x 256, JAX 0.12).
 `benchmarks/cpu.py --forms` times each form.
@@ -15,7 +15,7 @@ from typing import Any
 from jax import lax
 
 # An image with holes is filled up with zeros, which costs as many operations more as it grows by.
-# Filled up for a stride of 2 its gradient takes 3.2 ms for 5.7, for a stride of 4 18.6 for 13.3; a
+# Filled up for a stride of 2 its gradient takes 3.4 ms for 4.5, for a stride of 4 18.6 for 13.3; a
 # gradient of 3 features loses, too (9.6 ms for 6.3).
 _MOST_GROWTH = 4
 _LEAST_FEATURES = 16
