@@ -4,8 +4,8 @@ XLA:CPU computes a bfloat16 convolution in float32. Windows of 1 x 1, and window
 as their stride (the patches of a ViT), read each element once, and so do the gradients of such a
 kernel and image: a product in the form of `cpu_products`, without a copy of what is read. The
 gradient of any other kernel is one product for each position in the kernel: 1.8 to 3.6 times as
-fast as float32 for 3 x 3 (JAX 0.12, `benchmarks/cpu.py --forms`). Forwards XLA's float32 stays where
-windows overlap: gathering patches took as long as the products saved.
+fast as float32 for 3 x 3 (JAX 0.12, `benchmarks/cpu.py --forms`). Forwards XLA's float32 stays
+where windows overlap: gathering patches took as long as the products saved.
 """
 
 from __future__ import annotations
