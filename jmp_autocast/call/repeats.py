@@ -31,7 +31,8 @@ class Repeats:
             name: The function's name.
             by: The function.
         """
-        types = [(x.shape, x.dtype) for x in arrays]
+        # A variable that a trace may change, such as a hijax variable of Flax, has neither.
+        types = [(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in arrays]
         if types != self._types:
             # The first call with these types has to trace and compile.
             self._types, self._calls, self._seconds = types, 1, 0.0
