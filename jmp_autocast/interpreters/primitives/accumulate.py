@@ -50,7 +50,12 @@ from .cpu_convolutions import convolution
 from .cpu_onednn import convolution_in_onednn
 from .cpu_products import is_exchanged, matmul
 from .evaluate import evaluate
-from .held_contraction import contraction_aval, contraction_of, holds_contraction
+from .held_contraction import (
+    contraction_aval,
+    contraction_of,
+    contractions_of,
+    holds_contraction,
+)
 from .source_view import source_view
 
 _BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -259,6 +264,9 @@ def _transpose(
         # A float32 cotangent is cast to 16 bits here. It is rounded once, as the cotangent of a
         # rounded result would be, and both contractions of the backward pass run on tensor cores.
         transposed = _trace(_transposed(jaxpr, at), low, factors)
+        if not contractions_of(transposed):
+            # JAX's own transpose of a convolution that returns no element.
+            return jnp.zeros(operand.aval.shape, operand.aval.dtype)
         # The operand's own dtype: a float32 source gets the accumulator itself, never rounded.
         return accumulate_p.bind(
             *factors,

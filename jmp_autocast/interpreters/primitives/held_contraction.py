@@ -36,8 +36,13 @@ def contraction_in(eqn: JaxprEqn) -> Any:
 
 def contraction_of(jaxpr: ClosedJaxpr) -> Any:
     """Returns the one contraction of a jaxpr."""
-    (eqn,) = (e for e in body_of(jaxpr).eqns if e.primitive.name in CONTRACTIONS)
+    (eqn,) = contractions_of(jaxpr)
     return eqn
+
+
+def contractions_of(jaxpr: ClosedJaxpr) -> list[Any]:
+    """Returns the contractions of a jaxpr."""
+    return [e for e in body_of(jaxpr).eqns if e.primitive.name in CONTRACTIONS]
 
 
 def contraction_aval(*avals: Any, jaxpr: ClosedJaxpr, out: np.dtype, **_: Any) -> Any:
