@@ -28,7 +28,7 @@ from .planned_params import (
     is_abstract,
     wrapper_of_program,
 )
-from .policies import E4M3, FLOAT32, Policy, as_recipe, may_use_float8, narrow_dtypes
+from .policies import E4M3, FLOAT32, Policy, PolicyLike, as_recipe, may_use_float8, narrow_dtypes
 from .policies.callables import name_of
 
 __all__ = ["QuantizedArray", "quantize_params"]
@@ -39,7 +39,7 @@ def quantize_params(
     fn: Callable[..., Any],
     params: Any,
     *args: Any,
-    policy: Any = None,
+    policy: PolicyLike | None = None,
     check: bool = False,
     donate: bool = False,
     **kwargs: Any,

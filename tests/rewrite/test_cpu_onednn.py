@@ -137,6 +137,20 @@ def test_a_random_convolution_with_the_option(seed):
     jax.jit(jax.grad(loss, (0, 1)), compiler_options=ONEDNN)(*args)
 
 
+@pytest.mark.parametrize("options", [None, ONEDNN], ids=["without", "with_option"])
+@pytest.mark.parametrize("by", [1, 2], ids=["plain", "with_holes"])
+def test_a_convolution_that_is_cut_to_nothing(by, options):
+    x, w = jnp.ones((1, 2, 2, 16)), jnp.ones((1, 1, 16, 16))
+    params = {"padding": ((-1 - by, 0), (0, 0)), "lhs_dilation": (by, by)}
+    plain = functools.partial(convolved, params=params)
+    low = autocast(plain, policy=BF16, compiler_options=options)
+    run = functools.partial(jax.jit, compiler_options=options)
+    assert 0 in plain(w, x).shape
+    assert run(low)(w, x).shape == plain(w, x).shape
+    gradients = run(jax.grad(lambda w, x: jnp.sum(low(w, x)), (0, 1)))(w, x)
+    assert not any(map(jnp.any, gradients))
+
+
 def test_the_option_goes_through_vmap_and_second_derivatives():
     def loss(w, x):
         return jnp.sum(jnp.tanh(convolved(w, x, {})) ** 2)
