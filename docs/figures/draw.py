@@ -2,8 +2,7 @@
 
 python docs/figures/draw.py            # SVG files beside this one, as the site takes them
 python docs/figures/draw.py FOLDER     # somewhere else
-python docs/figures/draw.py --readme   # the picture of the README, which is a file of the project:
-                                       # it trains in four dtypes, which takes half a minute
+python docs/figures/draw.py --readme   # the picture of the README, which is a file of the project
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if __name__ == "__main__":
     _DOCS = pathlib.Path(__file__).parents[1]
     sys.path[:0] = [str(_DOCS / "tools"), str(_DOCS), str(_DOCS.parent)]
 
-from figures import coloring, compilers, dtypes, flow, memory, training
+from figures import coloring, compilers, flow, memory, seconds, training
 from figures.style import FOLDER, MODES, save, styled
 
 PICTURES: dict[str, ModuleType] = {
@@ -25,6 +24,7 @@ PICTURES: dict[str, ModuleType] = {
     "training": training,
     "memory": memory,
     "compilers": compilers,
+    "seconds": seconds,
 }
 
 
@@ -44,6 +44,6 @@ def write_all(folder: pathlib.Path = FOLDER, pictures: dict[str, ModuleType] = P
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--readme"]:
-        write_all(FOLDER.with_name("_static"), {"dtypes": dtypes})
+        write_all(FOLDER.with_name("_static"), {"seconds": seconds})
     else:
         write_all(*map(pathlib.Path, sys.argv[1:2]))

@@ -3,7 +3,6 @@
 import importlib
 import re
 
-import numpy as np
 import pytest
 
 from jmp_autocast import BF16, explain
@@ -64,7 +63,7 @@ def test_the_readme_has_the_figures_of_the_results():
     assert set(rows) <= set(readme)
 
 
-PICTURES = {"flow", "coloring", "training", "memory", "compilers"}
+PICTURES = {"flow", "coloring", "training", "memory", "compilers", "seconds"}
 
 
 @pytest.mark.usefixtures("docs_on_path", "as_users_run_it")
@@ -84,21 +83,25 @@ def test_pictures_are_the_same_each_time(tmp_path):
 
 
 @pytest.mark.usefixtures("docs_on_path")
-def test_the_picture_of_the_readme(tmp_path):
-    drawing, dtypes = (importlib.import_module(f"figures.{name}") for name in ("draw", "dtypes"))
-    arguments = dtypes.weights(), dtypes.batch(0)
-    totals = explain(dtypes.loss, *arguments, policy=dtypes.FLOAT8).totals
-    # Two of eight products are those of attention, which have no weight.
-    assert totals.low_share == 1.0
-    assert totals.float8_share > 0.8
-    names = "float32", "bfloat16", "float16", "float8"
-    found = {name: dtypes.Training(np.linspace(4.0, 1.0, 9), 2_000_000, 500_000) for name in names}
-    with drawing.styled(drawing.MODES[0]):
-        drawing.save(dtypes.draw(found, drawing.MODES[0]), "drawn", drawing.MODES[0], tmp_path)
-    assert (tmp_path / "drawn-light.svg").stat().st_size > 10_000
-    assert {p.name for p in (DOCS / "_static").glob("*.svg")} == {
-        f"dtypes-{mode.name}.svg" for mode in drawing.MODES
-    }
+def test_the_picture_of_the_readme_shows_the_results(tmp_path):
+    drawing = importlib.import_module("figures.draw")
+    drawing.write_all(tmp_path, {"seconds": drawing.PICTURES["seconds"]})
+    static = {p.name: p.read_bytes() for p in (DOCS / "_static").glob("*.svg")}
+    assert static == {p.name: p.read_bytes() for p in tmp_path.iterdir()}, "draw.py --readme"
+
+
+@pytest.mark.usefixtures("docs_on_path")
+def test_pages_have_the_seconds_of_the_results():
+    (table,) = importlib.import_module("results").tables("cpu seconds JAX 0.12")
+    page = (DOCS / "guides" / "cpu.md").read_text(encoding="utf-8").splitlines()
+    for program, cells in table.items():
+        shown = [cells[name] for name in ("float32", "by hand", "ours", 'ours, level `"compute"`')]
+        assert f"| {program} | {' | '.join(shown)} |" in page
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    gpt = table["GPT, 4 layers, width 512, 8 x 256 tokens: step"]
+    first = [f"{float(gpt[name].split()[0]):.0f}" for name in ("ours", "float32", "by hand")]
+    ours, full, hand = first
+    assert f"takes {ours} ms where float32 takes {full} and bfloat16 by hand {hand}" in readme
 
 
 def test_every_picture_is_on_a_page_and_has_a_text_for_those_who_do_not_see_it():

@@ -102,3 +102,12 @@ def test_every_public_object_has_an_example_that_runs(name):
 def test_members_are_looked_at():
     expected = {"Policy.load", "Policy.with_rules", "inspect.Report.summary", "EquationView.source"}
     assert {f"jmp_autocast.{name}" for name in expected} <= set(OBJECTS)
+
+
+@pytest.mark.parametrize("name", ["autocast", "Policy", "keep_less", "dynamic_loss_scaling"])
+def test_the_page_of_options_has_each(name):
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    value = getattr(jmp_autocast, name)
+    options = set(inspect.signature(value).parameters) - {"fn", "inner"}
+    options |= {method for method in vars(value) if method.startswith("with_")}
+    assert {option for option in options if f"`{option}`" not in page} == set()

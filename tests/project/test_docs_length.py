@@ -1,0 +1,41 @@
+"""The documentation stays short enough to be read."""
+
+import re
+
+import pytest
+
+from tests.support.markdown_pages import ROOT
+
+# Words outside of programs and their output. The reference is printed from the code.
+SITE, CHANGELOG, README_BYTES = 28_000, 600, 6_000
+REFERENCE = {"primitives.md", "reasons.md", "command_line.md", "pytorch_differences.md"}
+
+
+def words(text):
+    return len(re.sub(r"^(`{3,}).*?^\1\s*$", "", text, flags=re.M | re.S).split())
+
+
+def pages():
+    docs = ROOT / "docs"
+    for path in sorted(docs.rglob("*.md")):
+        parts = path.relative_to(docs).parts
+        if "_build" not in parts and parts[0] != "reference" and path.name not in REFERENCE:
+            yield path
+
+
+def test_the_site_can_be_read():
+    counted = {str(path): words(path.read_text(encoding="utf-8")) for path in pages()}
+    longest = sorted(counted.items(), key=lambda item: -item[1])[:10]
+    assert sum(counted.values()) <= SITE, longest
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("a b c", 3), ("a\n\n```python\nx = 1\n```\n\nb", 2), ("", 0)]
+)
+def test_words_are_those_outside_of_programs(text, number):
+    assert words(text) == number
+
+
+def test_the_first_pages_are_short():
+    assert words((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")) <= CHANGELOG
+    assert len((ROOT / "README.md").read_bytes()) <= README_BYTES
