@@ -23,7 +23,7 @@ copyright = "the authors of jmp_autocast. Apache License 2.0"
 version = release = jmp_autocast.__version__
 language = "en"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build", "measured.md"]  # that one is included by others
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 default_role = "py:obj"  # in docstrings: `Policy`
@@ -45,6 +45,7 @@ html_theme = "furo"
 html_title = f"jmp_autocast {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

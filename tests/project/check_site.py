@@ -63,20 +63,20 @@ def test_a_page_has_no_error_and_does_not_scroll_sideways(name, visit):
 @pytest.mark.parametrize("mode", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_picture_is_shown_in_the_mode_of_the_page(mode, width, visit):
-    page = visit(SITE / "concepts" / "casts.html", width, color_scheme=mode)
+    page = visit(SITE / "concepts" / "planner.html", width, color_scheme=mode)
     shown = [
         image.get_attribute("src").rpartition("/")[2]
         for image in page.locator(".picture img").all()
         if image.is_visible()
     ]
-    assert shown == [f"memory-{mode}.svg"]
+    assert shown == [f"coloring-{mode}.svg"]
     assert page.evaluate("document.querySelector('.picture img').naturalWidth") > 0
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
     ("word", "page_found"),
-    [("accumulator", "concepts/casts"), ("dynamic_loss_scaling", "reference/loss_scaling")],
+    [("accumulator", "concepts/planner"), ("dynamic_loss_scaling", "reference/loss_scaling")],
 )
 def test_search_finds_a_word_from_files(word, page_found, width, visit):
     page = visit(f"{(SITE / 'search.html').as_uri()}?q={word}", width)

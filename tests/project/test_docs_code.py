@@ -62,7 +62,7 @@ def test_a_guide_says_what_it_installs_and_sets():
 
 
 def test_pages_with_code_are_found():
-    assert {"README.md", "docs/index.md", "docs/concepts/casts.md"} <= set(WITH_CODE)
+    assert {"README.md", "docs/index.md", "docs/concepts/planner.md"} <= set(WITH_CODE)
 
 
 @pytest.mark.parametrize("name", PAGES)
