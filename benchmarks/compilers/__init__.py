@@ -1,10 +1,6 @@
 """What the TPU and the GPU compiler make of a training step, measured without a TPU or a GPU.
 
-hlo.py           reads the text of an optimized module
-loops.py         how often a loop runs
-traffic.py       the bytes that kernels read and write
-counts.py        matrix products, converts, collectives
-targets.py       the chips, and the compilers for them
+targets.py       the settings of the compilers
 models.py        GPT in Linen and in NNX, ResNet-50
 programs.py      training steps, with the shapes of their arguments
 sharding.py      training steps on a mesh
@@ -13,4 +9,6 @@ measure.py       compiles a program and reads what it costs
 report.py        tables
 command.py       what the commands do
 command_line.py  their options
+
+The optimized programs are read by `jmp_autocast.inspect.compiled`.
 """

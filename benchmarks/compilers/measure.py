@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 
-from . import counts, hlo
+from jmp_autocast.inspect.compiled.casts import convert_kernels, converts
+from jmp_autocast.inspect.compiled.collectives import collectives
+from jmp_autocast.inspect.compiled.hlo import parse
+from jmp_autocast.inspect.compiled.products import products
+from jmp_autocast.inspect.compiled.traffic import traffic
+
 from .programs import Program
-from .traffic import traffic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,21 +57,42 @@ class Row:
 
 def read(text: str) -> Row:
     """Returns what the text of an optimized module says."""
-    module = hlo.parse(text)
+    module = parse(text)
     found = traffic(module)
-    products = counts.by_kind(counts.products(found, module))
-    collectives = counts.by_kind(counts.collectives(found))
+    multiplied = _by_kind(
+        (f"{p.name} {' x '.join(p.operands)} -> {p.result}", p.times, p.flops)
+        for p in products(found, module)
+    )
+    sent = _by_kind((c.kind, c.times, c.nbytes) for c in collectives(found, module))
     return Row(
         traffic=found.nbytes,
-        flops=sum(flops for _, flops in products.values()),
+        flops=sum(flops for _, flops in multiplied.values()),
         kernels=found.launches,
-        converts=counts.converts(module).total(),
-        convert_kernels=sum(k.times for k in counts.convert_kernels(found, module)),
-        products=products,
-        collectives=collectives,
-        wire=sum(nbytes for _, nbytes in collectives.values()),
-        note=f"counted once: {', '.join(found.unknown_loops)}" if found.unknown_loops else "",
+        converts=converts(module).total(),
+        convert_kernels=sum(k.times for k in convert_kernels(found, module)),
+        products=multiplied,
+        collectives=sent,
+        wire=sum(nbytes for _, nbytes in sent.values()),
+        note="; ".join(_notes(found.unknown_loops, (*module.unread, *found.unread))),
     )
+
+
+def _by_kind(items: Iterable[tuple[str, int, int | None]]) -> dict[str, tuple[int, int]]:
+    """Adds up how often each kind runs, and its FLOPs or bytes; the largest first."""
+    groups: dict[str, list[int]] = {}
+    for kind, times, amount in items:
+        count = groups.setdefault(kind, [0, 0])
+        count[0] += times
+        count[1] += times * (amount or 0)
+    ordered = sorted(groups.items(), key=lambda group: -group[1][1])
+    return {kind: (times, amount) for kind, (times, amount) in ordered}
+
+
+def _notes(loops: Sequence[str], unread: Sequence[str]) -> Iterator[str]:
+    if loops:
+        yield f"counted once: {', '.join(loops)}"
+    if unread:
+        yield f"not understood: {len(unread)} lines"
 
 
 def measure(program: Program) -> tuple[Row, str]:

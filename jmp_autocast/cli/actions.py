@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import jax
 
 from ..autocast import Autocast, autocast
-from ..inspect import audit, check_numerics, explain, op_stats, tune
+from ..inspect import audit, check_numerics, explain, explain_compiled, op_stats, tune
+from ..inspect.compiled.hlo import UnreadableError
 from ..inspect.export import json_text, saved
 from ..inspect.tuning.search_log import LogError
 from ..inspect.tuning.tune import UnreachableError
@@ -66,6 +68,46 @@ def run_check(options: argparse.Namespace) -> int:
     print(report)
     written(options.json, report.to_json)
     return 0 if report.first is None else 1
+
+
+def run_compiled(options: argparse.Namespace) -> int:
+    """Prints the report of `explain_compiled`."""
+    program, args, kwargs = _compiled(options)
+    try:
+        report = explain_compiled(program, *args, device=options.device, **kwargs)
+    except UnreadableError as error:
+        raise UsageError(str(error)) from None
+    print(report)
+    written(options.html, report.to_html)
+    written(options.json, report.to_json)
+    if options.require is None:
+        return 0
+    dtype, least = options.require
+    share, unknown = 100 * report.share(dtype), report.unknown_products
+    enough = share >= least and not unknown and bool(report.products)
+    print(
+        f"{share:.1f} % of the FLOPs of products in {dtype}, {least:g} % required"
+        + (f"; {unknown} products of unknown FLOPs" if unknown else "")
+        + ("" if report.products else "; there is no product")
+    )
+    return 0 if enough else 1
+
+
+def _compiled(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Returns what is explained: a file, or a function with its arguments."""
+    path = pathlib.Path(options.function)
+    if options.args is None:
+        if not path.exists():
+            raise UsageError(
+                f"{options.function} is no file. Name a file of an XLA dump, or a function with "
+                "--args MODULE:FUNCTION"
+            )
+        return path, (), {}
+    fn, policy = function_of(options)
+    args, kwargs = arguments_of(options)
+    if policy is not None:
+        fn = autocast(fn, policy=policy)
+    return jax.grad(fn) if options.gradient else fn, args, kwargs
 
 
 def run_audit(options: argparse.Namespace) -> int:
@@ -138,5 +180,6 @@ ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "stats": run_stats,
     "check": run_check,
     "audit": run_audit,
+    "compiled": run_compiled,
     "tune": run_tune,
 }

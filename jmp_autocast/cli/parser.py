@@ -6,6 +6,8 @@ examples:
   jmp-autocast stats model:loss --args model:arguments --json stats.json
   jmp-autocast check model:loss --args model:arguments --gradient
   jmp-autocast audit model:loss --args model:arguments --json findings.json
+  jmp-autocast compiled model:loss --args model:arguments --require bfloat16=95
+  jmp-autocast compiled dump/module_0042.jit_step.sm_9.0_gpu_after_optimizations.txt
   jmp-autocast tune model:loss --batches model:batches --tolerance 0.01 --output policy.toml
 
 where model.py, in the current directory, holds
@@ -14,8 +16,8 @@ where model.py, in the current directory, holds
   def arguments(): return params, x              # or (params, x), {"keyword": value}
   def batches(): return [(params, x1), (params, x2)]
 
-exit codes: 0 all is well; 1 check found a fault, audit a risk, or tune cannot reach the
-tolerance; 2 wrong use. Exceptions of your own code show their traceback.
+exit codes: 0 all is well; 1 check found a fault, audit a risk, compiled less than is required, or
+tune cannot reach the tolerance; 2 wrong use. Exceptions of your own code show their traceback.
 """  # noqa: D405 - as argparse writes its own titles
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ import importlib
 import math
 import pathlib
 from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
 
 from ..inspect.auditing.kinds import KINDS
 from ..keep_less import Residuals, as_choice
@@ -41,6 +46,19 @@ def _tolerance(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a positive number such as 0.01, got {text!r}")
     return value
+
+
+def _required(text: str) -> tuple[str, float]:
+    dtype, _, percent = text.partition("=")
+    try:
+        name, least = np.dtype(jnp.dtype(dtype)).name, float(percent)
+    except (TypeError, ValueError):
+        name, least = "", math.nan
+    if not 0 <= least <= 100:
+        raise argparse.ArgumentTypeError(
+            f"must be a dtype and a percentage such as bfloat16=95, got {text!r}"
+        )
+    return name, least
 
 
 def _residuals(text: str) -> Residuals:
@@ -92,6 +110,25 @@ _IGNORE: _Options = {
         "help": f"leave out a kind of risk, may be given several times: {', '.join(KINDS)}",
     }
 }
+_COMPILED: _Options = {
+    "function": {
+        "metavar": "FILE|MODULE:FUNCTION",
+        "help": "a file of an XLA dump, or with --args a function, in mixed precision if an option "
+        "says so",
+    },
+    "--args": {**_TARGET, "help": _ARGS},
+    "--gradient": _ONE_CALL["--gradient"],
+    "--device": {
+        "metavar": "NAME",
+        "help": "compile for a device that is not there, such as v5e:2x2 or h100",
+    },
+    "--require": {
+        "type": _required,
+        "metavar": "DTYPE=PERCENT",
+        "help": "exit with 1 where less of the FLOPs of products run in a dtype",
+    },
+    "--html": {**_FILE, "help": "write a page as well"},
+}
 _TUNE: _Options = {
     "--gradient": {
         **_FLAG,
@@ -130,6 +167,11 @@ _COMMANDS: dict[str, tuple[str, _Options, list[_Options]]] = {
     "audit": (
         "list what is risky in a function written in 16 bits by hand; nothing is computed",
         _ONE_CALL | _IGNORE,
+        [],
+    ),
+    "compiled": (
+        "what the compiler made of a function, or of a dump; nothing runs",
+        _POLICY | _COMPILED,
         [],
     ),
     "tune": (

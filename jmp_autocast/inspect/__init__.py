@@ -2,6 +2,17 @@
 
 from ..interpreters.keep.account import CutValue
 from .auditing.audit import AuditReport, Finding, audit
+from .compiled.explain_compiled import explain_compiled
+from .compiled.memory import CompiledMemory
+from .compiled.report import (
+    CompiledCall,
+    CompiledCast,
+    CompiledCollective,
+    CompiledLoop,
+    CompiledProduct,
+    CompiledReport,
+    Deviation,
+)
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
@@ -24,8 +35,16 @@ __all__ = [
     "Change",
     "Comparison",
     "ComparisonRow",
+    "CompiledCall",
+    "CompiledCast",
+    "CompiledCollective",
+    "CompiledLoop",
+    "CompiledMemory",
+    "CompiledProduct",
+    "CompiledReport",
     "CutJaxpr",
     "CutValue",
+    "Deviation",
     "Difference",
     "Finding",
     "GradientError",
@@ -50,6 +69,7 @@ __all__ = [
     "check_numerics",
     "compare",
     "explain",
+    "explain_compiled",
     "explain_kept",
     "op_stats",
     "tune",

@@ -1,55 +1,64 @@
-"""Which matmuls and convolutions a compiled program has, in which dtypes and in which kernels.
-
-Read are ``dot`` and ``convolution`` instructions, and what XLA:CPU calls of oneDNN. A loop's body
-is read once, whatever its number of steps.
-"""
+"""Which matmuls and convolutions a compiled program has, in which dtypes and in which kernels."""
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-# `%name (parameter: type) -> type {`, or `ENTRY %name ...`, and the `}` that ends it.
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-# A result of oneDNN comes with its scratchpad: `(bf16[2,8], u8[64])`.
-_INSTRUCTION = re.compile(
-    r"^\s+(?:ROOT )?%?([\w.\-]+) = \(?(\w+)\[([\d,]*)\]\S*(?: u8\S*)? ([\w\-]+)\((.*)$"
-)
-_KERNEL = re.compile(r'"kind":"__(\w+?)_fusion"')
-_CALLS = re.compile(r"calls=%?([\w.\-]+)")
-_ONEDNN = re.compile(r'custom_call_target="__onednn\$(matmul|convolution)"')
+from .hlo import Instruction, Module, Shape, bits_of, parse
+from .places import Place, place_of
+from .traffic import Kernel, Traffic, inside_fusions, traffic
+
+# What the compilers call of a library: cuBLAS, cuBLASLt, cuDNN, oneDNN. What holds more than one
+# product, as cuDNN's attention does, is no product: its inside is not in the text.
+_LIBRARY = re.compile(r"__(cublas|onednn)\$(?:\w+\$)*\w+$|__(cudnn)\$conv\w*$")
+# Fusions with a kernel of their own: "__ynn_fusion", "__triton_gemm", "__cudnn$fusion".
+_FUSED = re.compile(r'"kind":"__([a-z]+)')
 _FILTER = re.compile(r'"output_feature_dim":"(\d+)","shape":\[(.*?)\]')
-_KINDS = {"dot": "dot", "convolution": "convolution", "matmul": "dot"}
+_OPCODES = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
 
 
-class CompiledProduct(NamedTuple):
+class Product(NamedTuple):
     """A matmul or convolution of a compiled program.
 
     Args:
-        kind: ``"dot"`` or ``"convolution"``.
+        name: The instruction or what it calls: ``"dot"``, ``"__cublas$lt$matmul"``.
         operands: The dtypes of its two operands, as XLA names them: ``"bf16"``.
         result: That of its result.
         flops: Floating point operations of one run; None where the text does not say.
-        kernel: The library that runs it: ``"ynn"`` or ``"onednn"``; ``""`` for XLA's own code.
+        kernel: What runs it: ``"ynn"``, ``"onednn"``, ``"cublas"``, ``"cudnn"``, ``"triton"``; ``""``
+            for the compiler's own code.
+        times: How often it runs.
+        precision: What the program asked for: ``"highest"``, a dot algorithm; ``""`` by default.
+        place: Where it comes from.
     """
 
-    kind: str
+    name: str
     operands: tuple[str, str]
     result: str
     flops: int | None
     kernel: str
+    times: int
+    precision: str
+    place: Place
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether it is a convolution for JAX: a TPU writes every dot as one, too."""
+        return "conv" in self.name and "dot" not in self.place.operation
 
 
-def products_in(text: str) -> list[CompiledProduct]:
+def products_in(text: str) -> list[Product]:
     """Returns the products of a compiled program.
 
     Args:
         text: The text of the compiled module, as ``jax.stages.Compiled.as_text`` returns it.
 
     Returns:
-        One for each instruction that is a product.
+        One for each instruction that is a product and runs.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -57,83 +66,200 @@ def products_in(text: str) -> list[CompiledProduct]:
         >>> [(p.operands, p.flops) for p in products_in(compiled.as_text())]
         [(('f32', 'f32'), 1024)]
     """
-    lines = text.splitlines()
-    in_kernel = {
-        name: kernel[1]
-        for line in lines
-        if (kernel := _KERNEL.search(line))
-        for name in _CALLS.findall(line)
-    }
-    found = []
-    for name, body in _computations(lines):
-        shapes: dict[str, tuple[str, list[int]]] = {}
-        for line in body:
-            if (instruction := _INSTRUCTION.match(line)) is None:
-                continue
-            result, dtype, dims, operation, rest = instruction.groups()
-            shapes[result] = dtype, [int(n) for n in dims.split(",") if n]
-            onednn = _ONEDNN.search(rest)
-            kind = _KINDS.get(onednn[1] if onednn else operation)
-            if kind is None or (operation == "custom-call" and not onednn):
-                continue
-            names = re.findall(r"%([\w.\-]+)", rest.partition(")")[0])[:2]
-            (left, lengths), (right, kernel) = (shapes[n] for n in names)
-            count = _flops_in_onednn if onednn else _flops
-            flops = count(kind, rest, shapes[result][1], lengths, kernel)
-            library = "onednn" if onednn else in_kernel.get(name, "")
-            found.append(CompiledProduct(kind, (left, right), dtype, flops, library))
-    return found
+    module = parse(text)
+    return list(products(traffic(module), module))
 
 
-def share_in_kernels(products: Iterable[CompiledProduct], dtype: str = "bf16") -> float:
+def products(found: Traffic, module: Module) -> Iterator[Product]:
+    """Yields the matrix products and convolutions, those inside fusions too."""
+    for kernel in found.kernels:
+        fused = _kernel(kernel)
+        inside = inside_fusions(kernel.instruction, kernel.within, module)
+        for instruction, within in ((kernel.instruction, kernel.within), *inside):
+            name = name_of_product(instruction)
+            if name is None or len(instruction.operands) < 2:
+                continue
+            # Behind asynchronous copies an operand is a tuple, whose first array it is.
+            lhs, rhs = (_first(within.get(operand)) for operand in instruction.operands[:2])
+            result = instruction.shapes[0]
+            library = _LIBRARY.match(name)
+            yield Product(
+                name,
+                (lhs.dtype, rhs.dtype),
+                result.dtype,
+                _flops(instruction, lhs, rhs, result) if lhs.dtype and rhs.dtype else None,
+                (library[1] or library[2]) if library else fused,
+                kernel.times,
+                _precision(instruction),
+                place_of(instruction, module),
+            )
+
+
+def _first(operand: Instruction | None) -> Shape:
+    """Returns the shape of an operand; one without a dtype for a line that could not be read."""
+    return operand.shapes[0] if operand and operand.shapes else Shape("", ())
+
+
+def name_of_product(instruction: Instruction) -> str | None:
+    """Returns what an instruction multiplies by, None if it is no product."""
+    if instruction.opcode in _OPCODES:
+        return instruction.opcode
+    found = _LIBRARY.match(instruction.target)
+    return found[0] if found else None
+
+
+def _kernel(kernel: Kernel) -> str:
+    found = _FUSED.search(kernel.instruction.attributes)
+    return found[1] if found and kernel.instruction.opcode == "fusion" else ""
+
+
+def _precision(instruction: Instruction) -> str:
+    if algorithm := instruction.attribute("algorithm"):
+        return algorithm
+    text = instruction.attribute("operand_precision") or ""
+    found = re.search(r'"operand_precision":\[([^\]]*)\]', instruction.attributes)
+    named = [name.lower() for name in re.findall(r"[A-Za-z]\w*", found[1] if found else text)]
+    return max((name for name in named if name != "default"), key=len, default="")
+
+
+def sums_of(product: Product, platform: str) -> str:
+    """Returns the dtype in which a product adds up; ``""`` where that is not known.
+
+    The units of TPUs and GPUs and the kernels of libraries add 16 bits up in float32. The code that
+    XLA:CPU writes itself for a ``dot`` adds up in the dtype of the result: 4,096 addends of one
+    sign lose half of their sum in bfloat16.
+
+    Args:
+        product: The product.
+        platform: ``"cpu"``, ``"gpu"``, ``"tpu"``; ``""`` if it is not known.
+    """
+    if bits_of(product.result) > 16:
+        return product.result
+    if platform == "cpu" and not product.kernel:
+        return product.result
+    return "f32" if platform or product.kernel else ""
+
+
+def share_in_kernels(found: Iterable[Product], dtype: str = "bf16") -> float:
     """Returns the share of the FLOPs that a library multiplies in a dtype, from 0 to 1.
 
     Example:
+        >>> nowhere = Place("", "dot_general", "")
         >>> share_in_kernels(
         ...     [
-        ...         CompiledProduct("dot", ("bf16", "bf16"), "f32", 3, "ynn"),
-        ...         CompiledProduct("dot", ("f32", "f32"), "f32", 1, "ynn"),
+        ...         Product("dot", ("bf16", "bf16"), "f32", 3, "ynn", 1, "", nowhere),
+        ...         Product("dot", ("f32", "f32"), "f32", 1, "ynn", 1, "", nowhere),
         ...     ]
         ... )
         0.75
     """
-    counted = [p for p in products if p.flops]
-    fast = sum(p.flops or 0 for p in counted if p.kernel and p.operands == (dtype, dtype))
-    return fast / max(sum(p.flops or 0 for p in counted), 1)
+    all_of_them = [p for p in found if p.flops]
+    fast = sum(_total(p) for p in all_of_them if p.kernel and p.operands == (dtype, dtype))
+    return fast / max(sum(map(_total, all_of_them)), 1)
 
 
-def _computations(lines: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    name, body = None, []
-    for line in lines:
-        if opened := _COMPUTATION.match(line):
-            name, body = opened[1], []
-        elif line.startswith("}") and name is not None:
-            yield name, body
-            name = None
-        else:
-            body.append(line)
+def _total(product: Product) -> int:
+    return product.times * (product.flops or 0)
 
 
-def _flops(kind: str, rest: str, out: list[int], lhs: list[int], rhs: list[int]) -> int:
-    if kind == "dot":
-        found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)
-        summed = math.prod(lhs[int(i)] for i in found[1].split(",") if i) if found else 1
-        return 2 * math.prod(out) * summed
-    found = re.search(r"dim_labels=\w+_(\w+)->", rest)
-    labels = found[1] if found else ""
-    summed = math.prod(n for label, n in zip(labels, rhs, strict=True) if label != "o")
-    return 2 * math.prod(out) * summed
+# --- floating point operations ------------------------------------------------------------------
 
 
-def _flops_in_onednn(
-    kind: str, rest: str, out: list[int], lhs: list[int], rhs: list[int]
-) -> int | None:
-    if kind == "dot":
+def _flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int | None:
+    if instruction.opcode == "convolution":
+        return convolution_flops(instruction, lhs, rhs, result)
+    if instruction.target.startswith("__onednn"):
+        return _onednn_flops(instruction, lhs, rhs, result)
+    # cuBLAS keeps the dimensions of the dot in its configuration.
+    dims = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
+    text = dims[1] if dims else instruction.attribute("lhs_contracting_dims")
+    if text is not None:
+        return 2 * result.elements * math.prod(lhs.dims[d] for d in _numbers(text))
+    if instruction.attribute("dim_labels"):
+        return _cudnn_flops(instruction, lhs, rhs, result)
+    return 2 * result.elements if instruction.opcode == "dot" else None
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"-?\d+", text)]
+
+
+def convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
+    """Counts the multiplications with an element of the input, not those with padding.
+
+    A TPU runs every dot as a convolution, batch dimensions among them as spatial ones whose padding
+    and dilation meet one element only: counting windows would make a batched dot of 12 heads 12
+    times too large.
+    """
+    labels = instruction.attribute("dim_labels")
+    lhs_labels, rhs_labels, result_labels = re.split("_|->", labels or "bf_io->bf")
+    window = _window(instruction.attributes, sum(c.isdigit() for c in lhs_labels))
+    positions = math.prod(
+        _valid_positions(
+            lhs.dims[lhs_labels.index(str(n))],
+            rhs.dims[rhs_labels.index(str(n))],
+            result.dims[result_labels.index(str(n))],
+            *dim,
+        )
+        for n, dim in enumerate(window)
+    )
+    groups = int(instruction.attribute("batch_group_count") or 1)
+    batch = lhs.dims[lhs_labels.index("b")] // groups
+    features = result.dims[result_labels.index("f")]
+    return 2 * positions * batch * features * rhs.dims[rhs_labels.index("i")]
+
+
+def _window(attributes: str, rank: int) -> list[tuple[int, int, int, int]]:
+    """Returns stride, low padding, dilation of the input and of the kernel for each dimension."""
+    found = re.search(r"window=\{([^}]*)\}", attributes)
+    fields = dict(field.split("=") for field in found[1].split()) if found else {}
+
+    def per_dimension(name: str, default: str) -> list[str]:
+        return fields[name].split("x") if name in fields else [default] * rank
+
+    strides = map(int, per_dimension("stride", "1"))
+    pads = (int(pad.split("_")[0]) for pad in per_dimension("pad", "0_0"))
+    lhs_dilations = map(int, per_dimension("lhs_dilate", "1"))
+    rhs_dilations = map(int, per_dimension("rhs_dilate", "1"))
+    return list(zip(strides, pads, lhs_dilations, rhs_dilations, strict=True))
+
+
+@functools.lru_cache(maxsize=4096)
+def _valid_positions(
+    size: int, kernel: int, result: int, stride: int, pad: int, dilation: int, kernel_dilation: int
+) -> int:
+    """Returns how many pairs of a result's and a kernel's position meet an element of the input."""
+    valid = 0
+    for k in range(kernel):
+        first = k * kernel_dilation - pad
+        # Position p of the result meets the element (first + p * stride) / dilation.
+        for at in range(first, first + result * stride, stride):
+            valid += at % dilation == 0 and 0 <= at < size * dilation
+    return valid
+
+
+def _cudnn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
+    """Counts the FLOPs of a cuDNN convolution: each of the three kinds does the same products."""
+    # The operands are (input, kernel), (output gradient, kernel) or (input, output gradient).
+    # dim_labels say what stands where in the forward convolution: input_kernel->output.
+    output_labels = (instruction.attribute("dim_labels") or "").partition("->")[2]
+    if "Filter" in instruction.target:
+        kernel, output = result, rhs
+    elif "Input" in instruction.target:
+        kernel, output = rhs, lhs
+    else:
+        kernel, output = rhs, result
+    features = output.dims[output_labels.index("f")]
+    return 2 * output.elements * kernel.elements // max(features, 1)
+
+
+def _onednn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int | None:
+    if instruction.target.endswith("matmul"):
         # Batches, rows and columns in this order, whichever stands first in an operand.
-        batches = math.prod(out[:-2])
-        summed = math.isqrt(math.prod(lhs) * math.prod(rhs) // (math.prod(out) * batches))
-        return 2 * math.prod(out) * summed
-    if (found := _FILTER.search(rest)) is None:
+        batches = math.prod(result.dims[:-2])
+        squared = lhs.elements * rhs.elements // max(result.elements * batches, 1)
+        return 2 * result.elements * math.isqrt(squared)
+    if (found := _FILTER.search(instruction.attributes)) is None:
         return None
-    lengths = [int(n) for n in re.findall(r"\d+", found[2])]
-    return 2 * math.prod(out) * math.prod(lengths) // lengths[int(found[1])]
+    lengths = _numbers(found[2])
+    return 2 * result.elements * math.prod(lengths) // lengths[int(found[1])]

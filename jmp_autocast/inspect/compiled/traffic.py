@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import TypeAlias
@@ -71,18 +72,40 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop of a program.
+
+    Args:
+        instruction: The ``while``.
+        times: How often it is entered in one run of the program.
+        steps: How often its body runs each time; None where the text does not say.
+    """
+
+    instruction: Instruction
+    times: int
+    steps: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Traffic:
     """The kernels of a program.
 
     Args:
         kernels: All kernels; collectives are not among them.
         collectives: The collectives, those inside fusions too.
-        unknown_loops: Names of loops whose count the text does not say: their bodies count once.
+        loops: The loops; a body of unknown count counts once.
+        unread: Names of kernels whose bytes cannot be told from the text: they count none.
     """
 
-    kernels: tuple[Kernel, ...]
-    collectives: tuple[Kernel, ...]
-    unknown_loops: tuple[str, ...]
+    kernels: tuple[Kernel, ...] = ()
+    collectives: tuple[Kernel, ...] = ()
+    loops: tuple[Loop, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @property
+    def unknown_loops(self) -> tuple[str, ...]:
+        """Names of loops whose count the text does not say."""
+        return tuple(loop.instruction.name for loop in self.loops if loop.steps is None)
 
     @property
     def nbytes(self) -> int:
@@ -107,13 +130,16 @@ class _Visitor:
         self.module = module
 
     def visit(self, within: Computation, times: int) -> Traffic:
-        kernels, collectives, unknown = [], [], []
-        for instruction in within.values():
-            for found in self._visit_instruction(instruction, within, times):
-                kernels += found.kernels
-                collectives += found.collectives
-                unknown += found.unknown_loops
-        return Traffic(tuple(kernels), tuple(collectives), tuple(unknown))
+        parts = [
+            found
+            for instruction in within.values()
+            for found in self._visit_instruction(instruction, within, times)
+        ]
+        kernels, collectives, loops, unread = (
+            tuple(itertools.chain.from_iterable(getattr(part, name) for part in parts))
+            for name in ("kernels", "collectives", "loops", "unread")
+        )
+        return Traffic(kernels, collectives, loops, unread)
 
     def _visit_instruction(
         self, instruction: Instruction, within: Computation, times: int
@@ -121,12 +147,11 @@ class _Visitor:
         module, opcode = self.module, instruction.opcode
         if opcode == "while":
             count = trip_count(instruction, within, module)
-            unknown = (instruction.name,) if count is None else ()
-            yield Traffic((), (), unknown)
+            yield Traffic(loops=(Loop(instruction, times, count),))
             yield self.visit(module.body(instruction, "body"), times * (count or 1))
         elif opcode == "conditional":
             # One branch runs. The one that moves most is the step that training is made of.
-            branches = [self.visit(branch, times) for branch in _branches(instruction, module)]
+            branches = [self.visit(branch, times) for branch in branches_of(instruction, module)]
             yield max(branches, key=lambda branch: branch.nbytes)
         elif opcode == "call":
             yield self.visit(module.body(instruction, "to_apply"), times)
@@ -135,17 +160,17 @@ class _Visitor:
         elif is_collective(instruction):
             if not opcode.endswith("-done"):
                 kernel = Kernel(instruction, within, times, 0)
-                yield Traffic((), (kernel,), ())
-        elif opcode not in FREE and instruction.attribute("custom_call_target") not in _FREE_QUOTED:
-            nbytes = moved_bytes(instruction, within, module)
-            yield Traffic((Kernel(instruction, within, times, nbytes),), (), ())
+                yield Traffic(collectives=(kernel,))
+        elif opcode not in FREE and instruction.target not in FREE_TARGETS:
+            try:
+                nbytes, unread = moved_bytes(instruction, within, module), ()
+            except (LookupError, ValueError):  # a line that it needs could not be read
+                nbytes, unread = 0, (instruction.name,)
+            yield Traffic((Kernel(instruction, within, times, nbytes),), unread=unread)
             for inner, inside in inside_fusions(instruction, within, module):
                 # The TPU compiler puts collectives into fusions with what they overlap with.
                 if is_collective(inner):
-                    yield Traffic((), (Kernel(inner, inside, times, 0),), ())
-
-
-_FREE_QUOTED = frozenset(f'"{target}"' for target in FREE_TARGETS)
+                    yield Traffic(collectives=(Kernel(inner, inside, times, 0),))
 
 
 def is_collective(instruction: Instruction) -> bool:
@@ -154,7 +179,8 @@ def is_collective(instruction: Instruction) -> bool:
     return name in COLLECTIVES
 
 
-def _branches(instruction: Instruction, module: Module) -> list[Computation]:
+def branches_of(instruction: Instruction, module: Module) -> list[Computation]:
+    """Returns the branches of a conditional."""
     listed = instruction.attribute("branch_computations")
     if listed:
         names = [name.strip().lstrip("%") for name in listed.strip("{}").split(",")]

@@ -1,0 +1,79 @@
+"""What devices exchange: the collectives of a compiled program, by dtype and bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+from .hlo import Instruction, Module, Shape
+from .traffic import Kernel, Traffic
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """An exchange between devices.
+
+    Args:
+        kind: Its name and dtype: ``all-gather bf16``.
+        times: How often it runs.
+        nbytes: The bytes that a device sends in one run, by the best known algorithms: a ring.
+            None where the text does not say which devices exchange.
+        kernel: The kernel that it is.
+    """
+
+    kind: str
+    times: int
+    nbytes: int | None
+    kernel: Kernel | None = dataclasses.field(default=None, compare=False, repr=False)
+
+
+def collectives(found: Traffic, module: Module) -> Iterator[Collective]:
+    """Yields the collectives, one for each array that is exchanged."""
+    for kernel in found.collectives:
+        name = kernel.instruction.opcode.removesuffix("-start")
+        devices = _group_size(kernel.instruction, module)
+        operands = [kernel.within[name] for name in kernel.instruction.operands]
+        shapes = [shape for operand in operands for shape in operand.shapes]
+        if name == "collective-permute":
+            shapes = shapes[:1]  # others are buffers and offsets
+        for shape in shapes:
+            if devices is None:
+                yield Collective(f"{name} {shape.dtype}", kernel.times, None, kernel)
+                continue
+            size = shape.elements * _bytes_of(shape)
+            share = (devices - 1) / devices
+            sent = {
+                "all-gather": size * (devices - 1),  # hands its own part on, and n - 2 others
+                "all-reduce": 2 * size * share,  # a reduce-scatter and an all-gather
+                "reduce-scatter": size * share,
+                "all-to-all": size * share,
+            }.get(name, size)
+            yield Collective(f"{name} {shape.dtype}", kernel.times, round(sent), kernel)
+
+
+def _bytes_of(shape: Shape) -> int:
+    """Returns the bytes of an element, wherever the array lies."""
+    return max(1, dataclasses.replace(shape, dims=(), on_chip=False).nbytes)
+
+
+def _group_size(instruction: Instruction, module: Module) -> int | None:
+    """Returns how many devices exchange with each other, None where the text does not say."""
+    text = instruction.attributes
+    if "source_target_pairs=" in text:
+        return 2
+    # How many groups of which size: [2,4]<=[8].
+    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", text):
+        return int(found[2])
+    # The groups themselves: {{0,1},{2,3}}.
+    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
+        return found[1].count(",") + 1
+    # The axes of a mesh: mesh['data'=2,'model'=4] {'data'}, or a part of one: {'data':(1)2}.
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", text):
+        sizes = dict(re.findall(r"'([^']*)'=(\d+)", found[1]))
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", found[2])
+        return math.prod(int(part or sizes[name]) for name, part in axes)
+    # All devices: {}.
+    counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", module.header)
+    return math.prod(map(int, counts)) if counts else None

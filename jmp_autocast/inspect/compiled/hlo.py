@@ -1,0 +1,282 @@
+"""Reads the text of an HLO module, as ``compiled.as_text()`` returns it and XLA dumps it.
+
+The text is what all compilers of XLA share. `memory_analysis()` says nothing about traffic,
+`cost_analysis()` counts the body of a loop once and is None for a GPU without a device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+_COMMENT = re.compile(r"/\*.*?\*/")
+_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
+_END = re.compile(r"\}(, execution_thread=\"[^\"]*\")?$")
+_LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_OPERAND = re.compile(r"(?:^|[\s,(%])([A-Za-z_][\w.\-]*)(?=\s*(?:,|$))")
+# The brackets of these hold no operands.
+_LEAVES = frozenset(("parameter", "constant", "iota", "partition-id", "replica-id"))
+
+
+class UnreadableError(ValueError):
+    """A text, file or device of which no compiled program is read; the message says what to pass."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """An array as the compiler stores it.
+
+    Args:
+        dtype: HLO's name, such as ``bf16``.
+        dims: Its dimensions.
+        on_chip: It lies in a memory of the chip: the compiler placed it in the vector memory of a
+            TPU, layout ``S(1)``, so that reading it costs no traffic to the large memory.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    on_chip: bool = False
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return math.prod(self.dims)
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in the large memory: 0 for one that lies on the chip."""
+        return 0 if self.on_chip else self.elements * bits_of(self.dtype) // 8
+
+
+@functools.cache
+def bits_of(dtype: str) -> int:
+    """Returns the bits of an element: the first number in HLO's name of the dtype.
+
+    Example:
+        >>> bits_of("bf16"), bits_of("f8e4m3fn"), bits_of("pred"), bits_of("token")
+        (16, 8, 8, 0)
+    """
+    if dtype in ("token", "opaque"):
+        return 0
+    found = re.search(r"\d+", dtype.replace("pred", "8"))
+    if found is None:  # an unknown dtype must not count as nothing
+        raise ValueError(f"{dtype} is no dtype of HLO.")
+    return int(found[0])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Instruction:
+    """One line of a computation.
+
+    Args:
+        name: Its name, without ``%``.
+        opcode: Such as ``fusion``.
+        shapes: The arrays of its result; several where it is a tuple.
+        operands: The names of its operands.
+        attributes: The rest of the line, from the closing bracket of the operands on.
+        inside: What stands in those brackets: for a constant its value, for a parameter its number.
+        is_root: The computation returns it.
+    """
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    inside: str
+    is_root: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its result in the large memory."""
+        return sum(shape.nbytes for shape in self.shapes)
+
+    @property
+    def elements(self) -> int:
+        """The elements of its result."""
+        return sum(shape.elements for shape in self.shapes)
+
+    @property
+    def target(self) -> str:
+        """What a custom call calls, ``""`` for any other instruction."""
+        return (self.attribute("custom_call_target") or "").strip('"')
+
+    def attribute(self, name: str) -> str | None:
+        """Returns the value of an attribute such as ``dim_labels``, None without one."""
+        found = re.search(rf"[ ,]{name}=(\{{[^}}]*\}}|[^\s,]+)", self.attributes)
+        return found[1] if found else None
+
+    def called(self, name: str) -> str | None:
+        """Returns the name of the computation in an attribute such as ``body``."""
+        value = self.attribute(name)
+        return value.lstrip("%") if value else None
+
+
+Computation = Mapping[str, Instruction]
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A parsed module.
+
+    Args:
+        name: Its name, such as ``jit_step``.
+        computations: Each computation by its name: its instructions by their names, in order.
+        entry: The name of the computation that the program starts with.
+        unread: The lines of computations that are no instruction as this reader knows them.
+        header: The text before the first computation: options, and the tables of source lines.
+    """
+
+    name: str
+    computations: Mapping[str, Computation]
+    entry: str
+    unread: tuple[str, ...] = ()
+    header: str = ""
+
+    def body(self, instruction: Instruction, attribute: str) -> Computation:
+        """Returns the computation that an instruction calls by an attribute such as ``calls``."""
+        name = instruction.called(attribute)
+        if name not in self.computations:
+            raise UnreadableError(
+                f"{instruction.name} calls {name}, which the text does not have: it is a part of a "
+                "module. Pass the whole text."
+            )
+        return self.computations[name]
+
+    @functools.cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """All instructions, each once, those inside fusions and loops too."""
+        return tuple(i for c in self.computations.values() for i in c.values())
+
+
+def parse(text: str) -> Module:
+    """Parses the text of a module.
+
+    Raises:
+        UnreadableError: It has no entry computation.
+
+    Example:
+        >>> module = parse("HloModule m\\nENTRY %main (a: f32[2]) -> f32[2] {\\n"
+        ...                "  ROOT %a = f32[2]{0} parameter(0)\\n}\\n")
+        >>> module.name, [i.opcode for i in module.instructions]
+        ('m', ['parameter'])
+    """
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, current, unread, header = "", None, [], []
+    for line in _whole_lines(text.splitlines()):
+        if not line.strip():
+            continue
+        if not line[0].isspace():
+            head = _HEAD.match(line) if "->" in line else None
+            current = computations.setdefault(head[2], {}) if head else None
+            entry = head[2] if head and head[1] else entry
+            if not computations:
+                header.append(line)
+        elif current is None:
+            header.append(line)
+        elif (made := _read(_COMMENT.sub("", line))) is not None:
+            current[made.name] = made
+        else:
+            unread.append(line.strip())
+    if not entry:
+        raise UnreadableError(_no_module(text))
+    name = re.match(r"HloModule ([^\s,]+)", text.lstrip())
+    return Module(name[1] if name else "", computations, entry, tuple(unread), "\n".join(header))
+
+
+def _no_module(text: str) -> str:
+    start = " ".join(text.split())[:60]
+    if "stablehlo." in text or text.lstrip().startswith("module @"):
+        return (
+            "The text is StableHLO, which is what JAX gives to the compiler and not what that made "
+            "of it. Pass the Lowered itself, or lowered.compile().as_text()."
+        )
+    if "BufferAssignment" in text[:200]:
+        return (
+            "The text is a buffer assignment, which has no instructions. Pass the file beside it "
+            "whose name ends in after_optimizations.txt."
+        )
+    return (
+        f"The text has no ENTRY computation, so it is no HLO module; it starts {start!r}. Pass "
+        "what compiled.as_text() returns, or a file of an XLA dump (XLA_FLAGS=--xla_dump_to=DIR) "
+        "whose name ends in after_optimizations.txt."
+    )
+
+
+def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
+    """Yields lines; those of an instruction that a kernel's metadata breaks are joined to one."""
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if _LINE.match(line) and not _is_whole(line):
+            parts, end = [line], at
+            while end < len(lines) and not _LINE.match(lines[end]) and not _END.match(lines[end]):
+                parts.append(lines[end])
+                end += 1
+                if _is_whole("".join(parts)):
+                    line, at = "".join(parts), end
+                    break
+        yield line
+
+
+def _is_whole(line: str) -> bool:
+    bare = _QUOTED.sub("", line)
+    pairs = all(bare.count(a) == bare.count(b) for a, b in ("()", "{}", "[]"))
+    return pairs and '"' not in bare
+
+
+def _read(line: str) -> Instruction | None:
+    """Returns the instruction of a line, None where it is written as no instruction is."""
+    found = _LINE.match(line)
+    if found is None:
+        return None
+    rest = line[found.end() :]
+    try:
+        # `(f32[8]{0:T(1024)}, s32[]) while(%tuple), condition=%c, body=%b`: layouts hold brackets
+        # too, so that the end of the result and of the operands is found by counting.
+        end = _closing(rest, 0) if rest.startswith("(") else rest.index(" ")
+        result, rest = rest[:end], rest[end:].lstrip()
+        opcode, rest = rest.split("(", 1)
+        end = _closing("(" + rest, 0) - 2
+        shapes = tuple(shapes_in(result))
+        _ = [shape.nbytes for shape in shapes]
+    except ValueError:
+        return None
+    inside = rest[:end]
+    return Instruction(
+        name=found[2],
+        opcode=opcode,
+        shapes=shapes,
+        operands=() if opcode in _LEAVES else _operands(inside),
+        attributes=rest[end + 1 :],
+        inside=inside,
+        is_root=bool(found[1]),
+    )
+
+
+def _operands(inside: str) -> tuple[str, ...]:
+    # `%a, f32[8,128]{1,0} %b`, or without the sign: `f32[8,128]{1,0} a, b`.
+    return tuple(re.findall(r"%([\w.\-]+)", inside) or _OPERAND.findall(inside))
+
+
+def _closing(text: str, start: int) -> int:
+    """Returns the position behind the bracket that closes the one at ``start``."""
+    depth = 0
+    for position in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
+        if not depth:
+            return position + 1
+    raise ValueError(f"No closing bracket in {text[:80]}")
+
+
+def shapes_in(text: str) -> Iterator[Shape]:
+    """Yields each array of a shape's text, such as ``(f32[8,128]{1,0}, s32[])``."""
+    for dtype, dims, layout in _SHAPE.findall(text):
+        sizes = tuple(int(n.removeprefix("<=")) for n in dims.split(",") if n)
+        yield Shape(dtype, sizes, on_chip=bool(re.search(r"S\([1-9]\d*\)", layout)))
