@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from .hlo import Instruction, Module
+from .hlo import Instruction, Module, Shape
 from .places import Place, place_of
 from .products import name_of_product
 from .traffic import Kernel, Traffic, inside_fusions
@@ -50,16 +50,18 @@ def calls(found: Traffic, module: Module) -> Iterator[Call]:
                 yield _call(kernel, instruction, operands, module)
 
 
-def _call(kernel: Kernel, instruction: Instruction, operands: list, module: Module) -> Call:
+def _call(kernel: Kernel, instruction: Instruction, operands: Iterable[Sequence[Shape]], module: Module) -> Call:
     estimate = _ESTIMATE.search(instruction.attributes)
-    name = _NAME.search(instruction.attributes)
+    name, place = _NAME.search(instruction.attributes), place_of(instruction, module)
+    # Pallas puts a kernel into a scope of its name.
+    scope = place.scope.rpartition("/")[2] if place.operation == "pallas_call" else ""
     return Call(
         instruction.target,
-        (name[1] or name[2]) if name else "",
+        (name[1] or name[2]) if name else scope,
         tuple(shape.dtype for shapes in operands for shape in shapes),
         tuple(shape.dtype for shape in instruction.shapes),
         kernel.nbytes if kernel.instruction is instruction else 0,
         int(estimate[1]) if estimate else None,
         kernel.times,
-        place_of(instruction, module),
+        place,
     )

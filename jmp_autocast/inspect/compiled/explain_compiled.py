@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from ...autocast import Autocast
 from ...policies.errors import shown
 from ..report.explain import explain, holds_autocast
 from ..report.report import Report
@@ -19,7 +20,7 @@ from .collectives import collectives
 from .dtypes import dtype_name
 from .hlo import Module, parse
 from .places import Place, place_of
-from .products import products, sums_of
+from .products import Product, products, sums_of
 from .report import (
     CompiledCall,
     CompiledCast,
@@ -89,6 +90,8 @@ def explain_compiled(
 
 def _plan_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report | None:
     """Returns the plan of a function, None where no autocast is in it."""
+    if isinstance(fn, Autocast):
+        return explain(fn, *args, **kwargs) if fn.is_enabled else None
     jitted = fn if hasattr(fn, "trace") else jax.jit(fn)
     if not holds_autocast(jitted.trace(*args, **kwargs).jaxpr):
         return None
@@ -104,7 +107,8 @@ def read(made: Made, plan: Report | None = None) -> CompiledReport:
     """
     module = parse(made.text)
     found = traffic(module)
-    rows = tuple(_products(found, module, made.platform))
+    multiplied = list(products(found, module))
+    rows = tuple(_product(each, made.platform) for each in multiplied)
     wires = tuple(_collectives(found, module))
     against = None if plan is None else compared(plan, rows, wires)
     return CompiledReport(
@@ -120,7 +124,8 @@ def read(made: Made, plan: Report | None = None) -> CompiledReport:
         ),
         memory=made.memory,
         nbytes=found.nbytes,
-        flops=flops_in(module, loops=True),
+        flops=flops_in(module, loops=True)
+        + sum(each.times * (each.flops or 0) for each in multiplied if each.is_call),
         kernels=found.launches,
         lines=len(module.instructions) + len(module.unread),
         unread=(*module.unread, *found.unread),
@@ -133,20 +138,19 @@ def _where(place: Place) -> tuple[str, str]:
     return place.scope, place.source
 
 
-def _products(found: Traffic, module: Module, platform: str) -> Iterator[CompiledProduct]:
-    for each in products(found, module):
-        yield CompiledProduct(
-            kind="convolution" if each.is_convolution else "dot",
-            operands=(dtype_name(each.operands[0]), dtype_name(each.operands[1])),
-            result=dtype_name(each.result),
-            sums=dtype_name(sums_of(each, platform)),
-            kernel=each.kernel,
-            precision=each.precision,
-            flops=None if each.flops is None else each.flops * each.times,
-            times=each.times,
-            scope=each.place.scope,
-            source=each.place.source,
-        )
+def _product(each: Product, platform: str) -> CompiledProduct:
+    return CompiledProduct(
+        kind="convolution" if each.is_convolution else "dot",
+        operands=(dtype_name(each.operands[0]), dtype_name(each.operands[1])),
+        result=dtype_name(each.result),
+        sums=dtype_name(sums_of(each, platform)),
+        kernel=each.kernel,
+        precision=each.precision,
+        flops=None if each.flops is None else each.flops * each.times,
+        times=each.times,
+        scope=each.place.scope,
+        source=each.place.source,
+    )
 
 
 def _casts(found: Traffic, module: Module) -> Iterator[CompiledCast]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .hlo import Instruction, Module
 
-_METADATA = re.compile(r'metadata=\{((?:[^{}"]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*)\}')
+_METADATA = re.compile(r'(?<!\w)metadata=\{((?:[^{}"]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*)\}')
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s,}]+)')
 _ENTRY = re.compile(r'^(\d+) (".*"|\{.*\})$')
 # JAX writes what surrounds an equation beside the scopes of the user.

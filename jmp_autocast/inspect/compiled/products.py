@@ -46,6 +46,11 @@ class Product(NamedTuple):
     place: Place
 
     @property
+    def is_call(self) -> bool:
+        """Whether it is the call of a library, and no instruction that XLA counts."""
+        return self.name not in _OPCODES
+
+    @property
     def is_convolution(self) -> bool:
         """Whether it is a convolution for JAX: a TPU writes every dot as one, too."""
         return "conv" in self.name and "dot" not in self.place.operation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from ..export import counted, cut, labeled, scaled, table
 from ..page.page import Page, Paged, section, tables_page
@@ -171,8 +171,8 @@ class CompiledReport(Paged):
         memory: The bytes that the program holds; None where they are not known: a text alone does
             not say.
         nbytes: Bytes that kernels read from and write to the large memory in one run.
-        flops: All floating point operations of one run, as XLA's cost analysis counts them, but
-            with loops multiplied; those of ``calls`` are not among them.
+        flops: All floating point operations of one run: what XLA's cost analysis counts, with loops
+            multiplied, and the products of libraries. Those of ``calls`` are not among them.
         kernels: How many kernels run.
         lines: The instructions of the text.
         unread: The lines of the text that are not understood, and the names of kernels whose bytes
@@ -312,9 +312,9 @@ class CompiledReport(Paged):
     def __str__(self) -> str:
         """Returns the summary, the totals, and a table of each kind of row that there is."""
         lines = [self.summary, "", *self._facts()]
-        for title, columns, rows, cells in self._tables():
-            if rows:
-                lines += ["", title, *table(columns, rows, cells, _SHOWN, "more rows")]
+        for each in self._tables():
+            if each.rows:
+                lines += ["", *each.lines()]
         return "\n".join(lines)
 
     def _facts(self) -> list[str]:
@@ -355,82 +355,92 @@ class CompiledReport(Paged):
             found += f"; {scaled(self.unmatched_flops)}FLOPs of the plan are at lines without one"
         return found
 
-    def _tables(self) -> list[tuple[str, dict[str, str], Sequence[Any], Any]]:
-        where = {"scope": "24", "source": ""}
-        place = lambda row: (row.scope, _short(row.source))
+    def _tables(self) -> list[_Table]:
         return [
-            (
+            _Table(
                 "Not as planned",
-                {"kind": "9", "planned": "10", "made": "10", "FLOPs": ">7", **where},
+                {"kind": "9", "planned": "10", "made": "10", "FLOPs": ">7"},
                 self.deviations or (),
-                lambda row: (row.kind, row.planned, row.made, scaled(row.flops), *place(row)),
+                lambda row: (row.kind, row.planned, row.made, row.flops),
             ),
-            (
+            _Table(
                 "Products",
-                {"times": ">5", "FLOPs": ">7", "dtypes": "30", "kernel": "10", **where},
+                {"times": ">5", "FLOPs": ">7", "dtypes": "32", "kernel": "8"},
                 _grouped(self.products, lambda row: row.flops or 0),
-                lambda row: (
-                    row.times,
-                    "?" if row.flops is None else scaled(row.flops),
-                    dtypes_of(row),
-                    row.kernel or "-",
-                    *place(row),
-                ),
+                lambda row: (row.times, row.flops, dtypes_of(row), row.kernel or "-"),
             ),
-            (
+            _Table(
                 "Kernels that only cast",
-                {"times": ">5", "bytes": ">7", "dtypes": "24", **where},
+                {"times": ">5", "bytes": ">7", "dtypes": "24"},
                 _grouped(self.casts, lambda row: row.nbytes),
-                lambda row: (
-                    row.times,
-                    scaled(row.nbytes),
-                    f"{row.operand} -> {row.result}",
-                    *place(row),
-                ),
+                lambda row: (row.times, row.nbytes, f"{row.operand} -> {row.result}"),
             ),
-            (
+            _Table(
                 "Collectives",
-                {"times": ">5", "sent": ">7", "kind": "28", **where},
+                {"times": ">5", "sent": ">7", "kind": "28"},
                 _grouped(self.collectives, lambda row: row.nbytes or 0),
-                lambda row: (
-                    row.times,
-                    "?" if row.nbytes is None else scaled(row.nbytes),
-                    f"{row.kind} {row.dtype}",
-                    *place(row),
-                ),
+                lambda row: (row.times, row.nbytes, f"{row.kind} {row.dtype}"),
             ),
-            (
+            _Table(
                 "Kernels whose inside is not shown",
-                {"times": ">5", "bytes": ">7", "call": "26", "dtypes": "24", **where},
+                {"times": ">5", "bytes": ">7", "call": "26", "dtypes": "26"},
                 _grouped(self.calls, lambda row: row.nbytes),
-                lambda row: (
-                    row.times,
-                    scaled(row.nbytes),
-                    row.name or row.target,
-                    call_dtypes_of(row),
-                    *place(row),
-                ),
+                lambda row: (row.times, row.nbytes, row.name or row.target, call_dtypes_of(row)),
             ),
-            (
+            _Table(
                 "Loops",
-                {"times": ">5", "steps": ">7", **where},
+                {"times": ">5", "steps": ">7"},
                 self.loops,
-                lambda row: (row.times, "?" if row.steps is None else row.steps, *place(row)),
+                lambda row: (row.times, row.steps),
             ),
         ]
 
     def _page(self) -> Page:
         """Returns the page: a table of each kind of row."""
-        sections = []
-        for title, columns, rows, cells in self._tables():
-            sections.append(section(title, ", ".join(columns), [tuple(cells(r)) for r in rows]))
+        sections = [
+            section(each.title, ", ".join([*each.columns, *_WHERE]), each.page_rows())
+            for each in self._tables()
+        ]
         return tables_page("Compiled program", self.name, self.summary, sections)
+
+
+_WHERE = {"scope": "22", "source": ""}
+
+
+class _Table(NamedTuple):
+    """A table of rows, for a page and, with short numbers and file names, for a text."""
+
+    title: str
+    columns: dict[str, str]
+    rows: Sequence[Any]
+    cells: Callable[[Any], tuple[Any, ...]]
+
+    def page_rows(self) -> list[tuple[Any, ...]]:
+        """Returns the cells of all rows; ``"?"`` for what is not known."""
+        return [
+            (*("?" if x is None else x for x in self.cells(row)), row.scope, row.source)
+            for row in self.rows
+        ]
+
+    def lines(self) -> list[str]:
+        """Returns the title and the lines of the table."""
+        scales = [title in ("FLOPs", "bytes", "sent") for title in self.columns]
+
+        def short(cells: tuple[Any, ...]) -> list[Any]:
+            numbers = zip(cells, scales, strict=False)  # the place has no scale
+            texts = [scaled(x) if scale and x != "?" else x for x, scale in numbers]
+            *_, scope, source = cells
+            return [*texts, scope, source.rpartition("/")[2]]
+
+        columns = {**self.columns, **_WHERE}
+        return [self.title, *table(columns, self.page_rows(), short, _SHOWN, "more rows")]
 
 
 def dtypes_of(product: CompiledProduct) -> str:
     """Returns the dtypes of a product in a few words: what it reads, writes and adds up in."""
     text = f"{' x '.join(dict.fromkeys(product.operands))} -> {product.result}"
-    return text if product.sums in ("", "float32", product.result) else f"{text} ({product.sums})"
+    text = f"conv {text}" if product.kind == "convolution" else text
+    return f"{text} (sums too)" if product.sums in ("bfloat16", "float16") else text
 
 
 def call_dtypes_of(call: CompiledCall) -> str:
@@ -446,10 +456,6 @@ def wider(names: Sequence[str]) -> str:
 
 def _bits(name: str) -> int:
     return int("".join(c for c in name.partition("_")[0] if c.isdigit()) or 0)
-
-
-def _short(source: str) -> str:
-    return source.rpartition("/")[2]
 
 
 def _grouped(rows: Sequence[Any], size: Any) -> list[Any]:

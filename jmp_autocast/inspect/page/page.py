@@ -24,8 +24,8 @@ from ..export import Exported, plain, saved
 # which have a bar. All others are texts.
 _KINDS = {
     **dict.fromkeys(("introduced", "error", "error of cotangents", "of all"), "error"),
-    **dict.fromkeys(("times", "lost", "cotangents lost"), "count"),
-    **dict.fromkeys(("FLOPs", "largest"), "number"),
+    **dict.fromkeys(("times", "steps", "lost", "cotangents lost"), "count"),
+    **dict.fromkeys(("FLOPs", "largest", "sent"), "number"),
     "bytes": "bytes",
 }
 # Of which field of an item, where the title is no name of one.
