@@ -10,9 +10,12 @@ from jmp_autocast import (
     check_numerics,
     compare,
     explain,
+    explain_compiled,
     explain_kept,
     op_stats,
 )
+from jmp_autocast.inspect.compiled.hlo import UnreadableError
+from tests.support.hlo_texts import TEXTS, module_of
 
 from .row import Row, X, loss, loss_at_call
 
@@ -79,6 +82,92 @@ ROWS = [
             rf"{name} | got float32\[2,2\] | of type ndarray | Pass the function itself",
         )
         for name, tool in (("audit", audit), ("explain_kept", explain_kept))
+    ),
+    Row(
+        "explain_compiled",
+        "an array for the function",
+        lambda w: explain_compiled(X),
+        TypeError,
+        "explain_compiled | of type ndarray | takes a callable | Pass the function itself",
+    ),
+    Row(
+        "explain_compiled",
+        "arguments for a text",
+        lambda w: explain_compiled(module_of("ROOT %x = f32[] parameter(0)"), X),
+        TypeError,
+        "arguments | HloModule | for a function alone | leave them out",
+    ),
+    Row(
+        "explain_compiled",
+        "a device for what is compiled",
+        lambda w: explain_compiled(jax.jit(jnp.sin).lower(X), device="v5e"),
+        TypeError,
+        "device= | of type Lowered | for a function alone | pass the function",
+    ),
+    Row(
+        "explain_compiled",
+        "a policy for a plan",
+        lambda w: explain_compiled(jnp.sin, X, plan=BF16),
+        TypeError,
+        r"plan= | of type Policy | takes the Report | Make one with explain",
+    ),
+    Row(
+        "explain_compiled",
+        "text that is no HLO",
+        lambda w: explain_compiled("once upon\na time"),
+        UnreadableError,
+        "text | once upon a time | no HLO module | compiled.as_text",
+    ),
+    Row(
+        "explain_compiled",
+        "StableHLO",
+        lambda w: explain_compiled(jax.jit(jnp.sin).lower(X).as_text()),
+        UnreadableError,
+        "text | StableHLO | not what that made | Pass the Lowered itself",
+    ),
+    Row(
+        "explain_compiled",
+        "a buffer assignment",
+        lambda w: explain_compiled("BufferAssignment:\nallocation 0: size 4"),
+        UnreadableError,
+        "text | a buffer assignment | no instructions | Pass the file beside it",
+    ),
+    Row(
+        "explain_compiled",
+        "a file that is not there",
+        lambda w: explain_compiled("dump/module_0042.txt"),
+        UnreadableError,
+        "text | dump/module_0042.txt | neither an HLO module nor a file | Pass what",
+    ),
+    Row(
+        "explain_compiled",
+        "a folder of other files",
+        lambda w: explain_compiled(TEXTS),
+        UnreadableError,
+        "compiled_texts | none | holds 0 files | Pass one file",
+    ),
+    Row(
+        "explain_compiled",
+        "a dump of another program",
+        lambda w: explain_compiled(
+            TEXTS / "gpu_cublas.txt", plan=explain(loss_at_call, w.params, X)
+        ),
+        UnreadableError,
+        "not loss_at_call | row.py | none of its products | or leave the plan out",
+    ),
+    Row(
+        "explain_compiled",
+        "an unknown device",
+        lambda w: explain_compiled(jnp.sin, X, device="v5"),
+        UnreadableError,
+        "device= | 'v5' | Known are v5e | Did you mean 'v5",
+    ),
+    Row(
+        "explain_compiled",
+        "a topology of a GPU",
+        lambda w: explain_compiled(jnp.sin, X, device="h100:2x2"),
+        UnreadableError,
+        "device= | '2x2' | no topology of h100 | Write h100 alone",
     ),
     Row(
         "compare",

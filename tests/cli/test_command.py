@@ -11,6 +11,7 @@ import pytest
 import jmp_autocast
 from jmp_autocast import BF16, FP16, Policy
 from jmp_autocast.cli import main
+from tests.support.hlo_texts import TEXTS, module_of
 
 MODEL = """
 import functools
@@ -186,6 +187,40 @@ def test_audit(line, code, kinds, capsys):
     assert ("users_model.py:" in text) == bool(kinds)
 
 
+COMPILED = "compiled users_model:loss --args users_model:small"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        (COMPILED, 0, "100.0 % in float32"),
+        (f"{COMPILED} --require float32=100", 0, "100.0 % of the FLOPs of products in float32"),
+        (
+            f"{COMPILED} --require bfloat16=95",
+            1,
+            "0.0 % of the FLOPs of products in bfloat16, 95 %",
+        ),
+        (f"{COMPILED} --compute-dtype bfloat16 --gradient", 0, "plan  "),
+        ("compiled users_model:loss --args users_model:with_keywords", 0, "jit_loss on cpu"),
+        ("compiled dump.txt", 0, "unknown: the text does not say"),
+        ("compiled dump.txt --require bfloat16=95", 0, "100.0 % of the FLOPs"),
+        ("compiled nothing.txt --require bfloat16=0", 1, "there is no product"),
+        ("compiled unknown.txt --require bfloat16=0", 1, "1 products of unknown FLOPs"),
+    ],
+)
+def test_compiled(line, code, said, capsys):
+    pathlib.Path("dump.txt").write_text((TEXTS / "gpu_cublas.txt").read_text("utf-8"), "utf-8")
+    x = "%x = bf16[8,4]{1,0} parameter(0)"
+    pathlib.Path("nothing.txt").write_text(module_of(f"ROOT {x}"), "utf-8")
+    product = module_of(x, "ROOT %y = bf16[8,4]{1,0} ragged-dot(%x, %x)")
+    pathlib.Path("unknown.txt").write_text(product, "utf-8")
+    assert run(f"{line} --json made.json --html made.html") == code
+    assert said in capsys.readouterr().out
+    assert "products" in json.loads(pathlib.Path("made.json").read_text("utf-8"))
+    assert pathlib.Path("made.html").read_text("utf-8").startswith("<!doctype html>")
+
+
 @pytest.mark.usefixtures("folder")
 def test_tune(capsys):
     line = "tune users_model:loss --batches users_model:batches --tolerance 0.01 --gradient"
@@ -228,6 +263,12 @@ def test_tune_with_keywords():
 TUNE = "tune users_model:loss --batches users_model:batches --tolerance"
 
 WRONG = {
+    "compiled no_file.txt": "no_file.txt is no file. Name a file of an XLA dump",
+    "compiled users_model.py": "it is no HLO module; it starts",
+    f"{COMPILED} --require bfloat=95": "such as bfloat16=95, got 'bfloat=95'",
+    f"{COMPILED} --require bfloat16": "such as bfloat16=95, got 'bfloat16'",
+    f"{COMPILED} --require bfloat16=101": "such as bfloat16=95, got 'bfloat16=101'",
+    f"{COMPILED} --device v5": "device='v5' is no device whose compiler runs without it",
     "": "the following arguments are required: COMMAND",
     "explian users_model:loss": "invalid choice: 'explian'",
     "explain users_model:loss": "the following arguments are required: --args",

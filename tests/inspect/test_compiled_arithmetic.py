@@ -14,7 +14,10 @@ X = (8, 16, 16, 4)
 PROGRAMS = {
     "elementwise": (lambda x: jnp.tanh(x) * x + jnp.where(x > 0, x, 1), (X,)),
     "a reduction": (lambda x: jnp.sum(x, (1, 2)) + jnp.max(x), (X,)),
-    "windows": (lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"), (X,)),
+    "windows": (
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
+        (X,),
+    ),
     "a pool backwards": (
         jax.grad(
             lambda x: jnp.sum(
@@ -29,7 +32,10 @@ PROGRAMS = {
         ),
         (X, (3, 3, 4, 8)),
     ),
-    "a loop": (lambda x, w: lax.fori_loop(0, 7, lambda _, h: jnp.cos(h @ w), x), ((8, 16), (16, 16))),
+    "a loop": (
+        lambda x, w: lax.fori_loop(0, 7, lambda _, h: jnp.cos(h @ w), x),
+        ((8, 16), (16, 16)),
+    ),
     "a branch": (
         lambda x, w: lax.cond(x[0, 0] > 0, lambda x: x @ w, lambda x: x + 1, x),
         ((8, 16), (16, 16)),

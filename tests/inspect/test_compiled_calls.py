@@ -24,7 +24,10 @@ CALLS = {
         '"transcendentals":"0"},"kernel_name":"mine"}}',
         ("mine", 4096),
     ),
-    "__gpu$xla.gpu.triton": ('backend_config={name = "add_kernel", num_stages = 3 : i32}', ("add_kernel", None)),
+    "__gpu$xla.gpu.triton": (
+        'backend_config={name = "add_kernel", num_stages = 3 : i32}',
+        ("add_kernel", None),
+    ),
     "TopK": ("", ("", None)),
 }
 

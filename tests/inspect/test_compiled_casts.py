@@ -25,8 +25,6 @@ def test_converts_by_dtype_and_kernels_that_only_convert():
         before=converting,
     )
     module, found = read(text)
-    assert converts(module) == collections.Counter(
-        {"f32 -> bf16": 1, "bf16 -> f32": 1}
-    )
+    assert converts(module) == collections.Counter({"f32 -> bf16": 1, "bf16 -> f32": 1})
     (kernel,) = convert_kernels(found, module)
     assert kernel.instruction.name == "low"

@@ -110,8 +110,8 @@ PRODUCTS = {
 @pytest.mark.parametrize("row", PRODUCTS.values(), ids=PRODUCTS)
 def test_a_product(row):
     operands, line, (name, dtypes), flops, (kernel, precision), is_convolution = row
-    given = [f"%{n} = {shape} parameter({i})" for i, (n, shape) in enumerate(zip("ab", operands))]
-    module, found = read(module_of(*given, f"ROOT %c = {line}"))
+    a, b = (f"{shape} parameter({i})" for i, shape in enumerate(operands))
+    module, found = read(module_of(f"%a = {a}", f"%b = {b}", f"ROOT %c = {line}"))
     (product,) = products(found, module)
     assert (product.name, " ".join((*product.operands, product.result))) == (name, dtypes)
     assert product.flops == flops

@@ -1,4 +1,4 @@
-"""What `explain_compiled` takes: functions, what JAX lowered or compiled, texts, files of a dump."""
+"""What `explain_compiled` takes: functions, what JAX lowered or compiled, texts and files."""
 
 import jax
 import jax.numpy as jnp

@@ -117,9 +117,7 @@ LOOP = """
         (0, 7, 1, "%limit, %limit", "LT", None),
     ],
 )
-def test_a_tpu_does_not_say_how_often_a_loop_runs(
-    first, limit, step, compared, direction, count
-):
+def test_a_tpu_does_not_say_how_often_a_loop_runs(first, limit, step, compared, direction, count):
     parts = {"limit": limit, "step": step, "compared": compared, "direction": direction}
     text = module_of(
         f"%first = s32[] constant({first})",

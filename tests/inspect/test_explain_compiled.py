@@ -111,13 +111,21 @@ class Lstm(nn.Module):
 
 
 MODELS = {
-    "gpt": (Gpt(), jax.ShapeDtypeStruct((2, 16), jnp.int32), jax.ShapeDtypeStruct((2, 16), jnp.int32)),
+    "gpt": (
+        Gpt(),
+        jax.ShapeDtypeStruct((2, 16), jnp.int32),
+        jax.ShapeDtypeStruct((2, 16), jnp.int32),
+    ),
     "resnet": (
         ResNet(),
         jax.ShapeDtypeStruct((2, 48, 48, 3), jnp.float32),
         jax.ShapeDtypeStruct((2,), jnp.int32),
     ),
-    "lstm": (Lstm(), jax.ShapeDtypeStruct((2, 16), jnp.int32), jax.ShapeDtypeStruct((2, 16), jnp.int32)),
+    "lstm": (
+        Lstm(),
+        jax.ShapeDtypeStruct((2, 16), jnp.int32),
+        jax.ShapeDtypeStruct((2, 16), jnp.int32),
+    ),
 }
 
 

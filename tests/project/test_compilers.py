@@ -1,4 +1,4 @@
-"""`benchmarks/compilers` measures programs by what `jmp_autocast.inspect.compiled` reads of them."""
+"""`benchmarks/compilers` measures programs by what `inspect.compiled` reads of them."""
 
 import pathlib
 import sys
@@ -36,7 +36,9 @@ def test_a_kernel_whose_metadata_has_line_breaks(compilers):
 
 
 def test_what_is_not_understood_is_noted(compilers):
-    text = module_of("%x = f32[8]{0} parameter(0)", "%y = what is this", "ROOT %z = f32[8]{0} tanh(%x)")
+    text = module_of(
+        "%x = f32[8]{0} parameter(0)", "%y = what is this", "ROOT %z = f32[8]{0} tanh(%x)"
+    )
     assert compilers.measure.read(text).note == "not understood: 1 lines"
 
 

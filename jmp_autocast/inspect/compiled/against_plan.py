@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ...policies import CONTRACTIONS
 from ..report.report import Report
 from ..report.rows import Row
+from .hlo import UnreadableError
 from .report import CompiledCollective, CompiledProduct, Deviation, wider
 
 # Of the FLOPs of a line: less is padding, counted here and not there.
@@ -58,7 +59,7 @@ def compared(
         collectives: Its collectives.
 
     Raises:
-        ValueError: No product of the plan has a line that the compiled program has.
+        UnreadableError: No product of the plan has a line that the compiled program has.
     """
     planned: dict[str, list[Row]] = collections.defaultdict(list)
     for row in plan.rows:
@@ -69,7 +70,7 @@ def compared(
         made[line_of(product.source)].append(product)
     shared = planned.keys() & made.keys()
     if planned and made.keys() - {""} and not shared:
-        raise ValueError(
+        raise UnreadableError(
             f"The compiled program is not {plan.name}: none of its products comes from a line of "
             f"the plan. The plan has products at {next(iter(planned))}, the compiled program at "
             f"{next(filter(None, made))}. Pass the program that was "
@@ -133,9 +134,7 @@ def _wires(rows: Sequence[Row], made: Sequence[CompiledCollective]) -> Iterator[
         dtypes = {c.dtype for c in made if c.kind == kind and _same_line(c.source, row.source)}
         for dtype in sorted(dtypes):
             if row.operands and row.operands[0] in _NARROW and dtype == "float32":
-                yield Deviation(
-                    "wire", row.operands[0], dtype, 0, row.scope, line_of(row.source)
-                )
+                yield Deviation("wire", row.operands[0], dtype, 0, row.scope, line_of(row.source))
 
 
 def _same_line(one: str, other: str) -> bool:

@@ -50,7 +50,9 @@ def calls(found: Traffic, module: Module) -> Iterator[Call]:
                 yield _call(kernel, instruction, operands, module)
 
 
-def _call(kernel: Kernel, instruction: Instruction, operands: Iterable[Sequence[Shape]], module: Module) -> Call:
+def _call(
+    kernel: Kernel, instruction: Instruction, operands: Iterable[Sequence[Shape]], module: Module
+) -> Call:
     estimate = _ESTIMATE.search(instruction.attributes)
     name, place = _NAME.search(instruction.attributes), place_of(instruction, module)
     # Pallas puts a kernel into a scope of its name.

@@ -26,7 +26,7 @@ class Collective:
     kind: str
     times: int
     nbytes: int | None
-    kernel: Kernel | None = dataclasses.field(default=None, compare=False, repr=False)
+    kernel: Kernel
 
 
 def collectives(found: Traffic, module: Module) -> Iterator[Collective]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ...autocast import Autocast
-from ...policies.errors import shown
+from ...policies.errors import wrong_type
 from ..report.explain import explain, holds_autocast
 from ..report.report import Report
 from .against_plan import compared
@@ -29,7 +29,7 @@ from .report import (
     CompiledProduct,
     CompiledReport,
 )
-from .sources import Made, compiled_from
+from .sources import Made, compiled_from, is_made
 from .traffic import Traffic, traffic
 
 
@@ -78,12 +78,10 @@ def explain_compiled(
         [('head', ('float32', 'float32'), 1024)]
     """
     if plan is not None and not isinstance(plan, Report):
-        raise TypeError(
-            f"explain_compiled got plan={shown(plan)}, and takes the Report of a program. Make one "
-            "with explain(fn, *args)."
-        )
+        takes = "explain_compiled(plan=) takes the Report of a program"
+        raise wrong_type(takes, plan, "Make one with explain(fn, *args).")
     made = compiled_from(program, args, kwargs, device, compiler_options)
-    if plan is None and callable(program) and not isinstance(program, jax.stages.Compiled):
+    if plan is None and not is_made(program):
         plan = _plan_of(program, args, kwargs)
     return read(made, plan)
 

@@ -141,7 +141,7 @@ class Module:
     def body(self, instruction: Instruction, attribute: str) -> Computation:
         """Returns the computation that an instruction calls by an attribute such as ``calls``."""
         name = instruction.called(attribute)
-        if name not in self.computations:
+        if name is None or name not in self.computations:
             raise UnreadableError(
                 f"{instruction.name} calls {name}, which the text does not have: it is a part of a "
                 "module. Pass the whole text."
@@ -161,8 +161,10 @@ def parse(text: str) -> Module:
         UnreadableError: It has no entry computation.
 
     Example:
-        >>> module = parse("HloModule m\\nENTRY %main (a: f32[2]) -> f32[2] {\\n"
-        ...                "  ROOT %a = f32[2]{0} parameter(0)\\n}\\n")
+        >>> module = parse(
+        ...     "HloModule m\\nENTRY %main (a: f32[2]) -> f32[2] {\\n"
+        ...     "  ROOT %a = f32[2]{0} parameter(0)\\n}\\n"
+        ... )
         >>> module.name, [i.opcode for i in module.instructions]
         ('m', ['parameter'])
     """

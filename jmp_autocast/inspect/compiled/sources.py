@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from ...policies.errors import shown
+from ...call.arguments import check_function
+from ...policies.errors import wrong_type
 from . import targets
 from .hlo import UnreadableError
 from .memory import CompiledMemory, memory_beside, memory_of
@@ -52,28 +53,27 @@ def compiled_from(
         TypeError: It is nothing of the kind, or arguments are given for what takes none.
         ValueError: There is no such file or device, or its compiler is not installed.
     """
-    is_function = callable(program) and not isinstance(program, jax.stages.Compiled)
-    if not is_function:
-        given = {"arguments": args or kwargs, "device=": device}
-        for name in [name for name, value in given.items() if value]:
-            raise TypeError(
-                f"explain_compiled takes {name} for a function alone, and got them for "
-                f"{shown(program)}: that is lowered or compiled already. Leave them out, or pass "
-                "the function."
-            )
+    if is_made(program):
+        for name, given in (("arguments", args or kwargs), ("device=", device)):
+            if given:
+                fix = "It is lowered or compiled already: leave them out, or pass the function."
+                raise wrong_type(
+                    f"explain_compiled takes {name} for a function alone", program, fix
+                )
     if isinstance(program, str | os.PathLike):
         return _read(program)
     if isinstance(program, jax.stages.Compiled):
         return _of_compiled(program)
     if isinstance(program, jax.stages.Lowered):
         return _of_compiled(program.compile(_options(options)))
-    if not is_function:
-        raise TypeError(
-            f"explain_compiled takes a function and its arguments, a jax.stages.Lowered or "
-            f"Compiled, the text of an HLO module, or a file with one, got {shown(program)}. Pass "
-            "the function itself, then its arguments."
-        )
+    fix = "Pass the function itself, then its arguments; or a Lowered, a Compiled, a text, a file."
+    check_function(program, "explain_compiled", fix)
     return _of_function(program, args, kwargs, device, options)
+
+
+def is_made(program: Any) -> bool:
+    """Whether a program is no function, but what was made of one."""
+    return isinstance(program, str | os.PathLike | jax.stages.Compiled | jax.stages.Lowered)
 
 
 def _options(options: Mapping[str, Any] | None) -> dict[str, Any] | None:

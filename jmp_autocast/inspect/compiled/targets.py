@@ -95,7 +95,9 @@ def devices(target: str, chips: int = 1, topology: str | None = None) -> Sequenc
     if target in TPUS:
         if topology is None and chips not in TPUS[target]:
             known = ", ".join(map(str, TPUS[target]))
-            raise UnreadableError(f"No topology of {target} with {chips} chips is known, only {known}.")
+            raise UnreadableError(
+                f"No topology of {target} with {chips} chips is known, only {known}."
+            )
         name = f"{target}:{topology or TPUS[target][chips]}"
         with _settings():
             found = describe(platform="tpu", topology_name=name).devices
