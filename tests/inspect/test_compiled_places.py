@@ -1,4 +1,4 @@
-"""Where an instruction comes from: JAX writes its scopes into its name, and its line in two ways."""
+"""Where an instruction comes from: scopes in its name, and a line that is written in two ways."""
 
 import pytest
 

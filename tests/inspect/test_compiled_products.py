@@ -27,7 +27,8 @@ PRODUCTS = {
     "a matmul of cuBLASLt says its dimensions": (
         ("f16[32,64]", "f16[64,16]"),
         "(f32[32,16]{1,0}, s8[33554432]{0}) custom-call(%a, %b), "
-        f'custom_call_target="__cublas$lt$matmul", backend_config={{"gemm_backend_config":{CUBLAS}}}',
+        'custom_call_target="__cublas$lt$matmul", '
+        f'backend_config={{"gemm_backend_config":{CUBLAS}}}',
         ("__cublas$lt$matmul", "f16 f16 f32"),
         2 * 32 * 16 * 64,
         ("cublas", "highest"),
@@ -54,7 +55,8 @@ PRODUCTS = {
     ),
     "oneDNN": (
         ("bf16[4,32,64]", "bf16[4,64,16]"),
-        '(bf16[4,32,16]{2,1,0}, u8[64]{0}) custom-call(%a, %b), custom_call_target="__onednn$matmul"',
+        "(bf16[4,32,16]{2,1,0}, u8[64]{0}) custom-call(%a, %b), "
+        'custom_call_target="__onednn$matmul"',
         ("__onednn$matmul", "bf16 bf16 bf16"),
         2 * 4 * 32 * 16 * 64,
         ("onednn", ""),

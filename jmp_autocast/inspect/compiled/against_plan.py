@@ -1,8 +1,9 @@
 """Planned against made: where a compiled program computes otherwise than its plan says.
 
 Both name source lines. What a line multiplies is compared as a whole, in FLOPs by dtype: a compiler
-merges, splits and reorders what stands in one line. What it moves from one line to another, and what a
-plan does not hold (collectives that the compiler inserts, roundings that it drops), is not known.
+merges, splits and reorders what stands in one line. What it moves from one line to another, and
+what a plan does not hold (collectives that the compiler inserts, roundings that it drops), is not
+known.
 """
 
 from __future__ import annotations

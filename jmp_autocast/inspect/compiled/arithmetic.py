@@ -1,8 +1,8 @@
 """All floating point operations of a compiled program, counted as XLA's own cost analysis does.
 
-Elementwise operations count one for each element, whatever their dtype; what XLA calls transcendental
-(``exp``, ``tanh``) and custom calls count nothing. A loop's body counts once, and so does its condition,
-unless asked otherwise.
+Elementwise operations count one for each element, whatever their dtype; what XLA calls
+transcendental (``exp``, ``tanh``) and custom calls count nothing. A loop's body counts once, and so
+does its condition, unless asked otherwise.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _LEAVES = frozenset(("parameter", "constant", "iota", "partition-id", "replica-i
 
 
 class UnreadableError(ValueError):
-    """A text, file or device of which no compiled program is read; the message says what to pass."""
+    """A text, file or device of which no program is read; the message says what to pass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,12 +161,10 @@ def parse(text: str) -> Module:
         UnreadableError: It has no entry computation.
 
     Example:
-        >>> module = parse(
-        ...     "HloModule m\\nENTRY %main (a: f32[2]) -> f32[2] {\\n"
-        ...     "  ROOT %a = f32[2]{0} parameter(0)\\n}\\n"
-        ... )
-        >>> module.name, [i.opcode for i in module.instructions]
-        ('m', ['parameter'])
+        >>> import jax, jax.numpy as jnp
+        >>> module = parse(jax.jit(jnp.sin).lower(1.0).compile().as_text())
+        >>> module.name, any(i.opcode == "sine" for i in module.instructions)
+        ('jit_sin', True)
     """
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current, unread, header = "", None, [], []

@@ -29,8 +29,8 @@ class Product(NamedTuple):
         operands: The dtypes of its two operands, as XLA names them: ``"bf16"``.
         result: That of its result.
         flops: Floating point operations of one run; None where the text does not say.
-        kernel: What runs it: ``"ynn"``, ``"onednn"``, ``"cublas"``, ``"cudnn"``, ``"triton"``; ``""``
-            for the compiler's own code.
+        kernel: What runs it: ``"ynn"``, ``"onednn"``, ``"cublas"``, ``"cudnn"``, ``"triton"``; or
+            ``""`` for the compiler's own code.
         times: How often it runs.
         precision: What the program asked for: ``"highest"``, a dot algorithm; ``""`` by default.
         place: Where it comes from.

@@ -31,6 +31,13 @@ class CompiledProduct:
         times: How often it runs in one run of the program.
         scope: The scopes around it, joined by ``/``.
         source: The source line, ``""`` where the text does not say.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import explain_compiled
+        >>> (product,) = explain_compiled(jnp.matmul, jnp.ones((8, 4)), jnp.ones((4, 16))).products
+        >>> product.kind, product.operands, product.result, product.sums, product.times
+        ('dot', ('float32', 'float32'), 'float32', 'float32', 1)
     """
 
     kind: str
@@ -56,6 +63,13 @@ class CompiledCast:
         times: How often it runs in one run of the program.
         scope: As of a `CompiledProduct`.
         source: As of a `CompiledProduct`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import explain_compiled
+        >>> (cast,) = explain_compiled(lambda x: x.astype(jnp.bfloat16), jnp.ones(100)).casts
+        >>> cast.operand, cast.result, cast.nbytes
+        ('float32', 'bfloat16', 600)
     """
 
     operand: str
@@ -78,6 +92,12 @@ class CompiledCollective:
         times: How often it runs in one run of the program.
         scope: As of a `CompiledProduct`.
         source: As of a `CompiledProduct`.
+
+    Example:
+        >>> from jmp_autocast.inspect import CompiledCollective
+        >>> gathered = CompiledCollective("all-gather", "bfloat16", 600, 1, "layer", "/model.py:12")
+        >>> gathered.kind, gathered.nbytes
+        ('all-gather', 600)
     """
 
     kind: str
@@ -102,6 +122,13 @@ class CompiledCall:
         times: How often it runs in one run of the program.
         scope: As of a `CompiledProduct`.
         source: As of a `CompiledProduct`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import explain_compiled
+        >>> (call, *_) = explain_compiled(jnp.linalg.cholesky, jnp.eye(4)).calls
+        >>> call.operands[0], call.flops is None
+        ('float32', True)
     """
 
     target: str
@@ -125,6 +152,13 @@ class CompiledLoop:
         times: How often it is entered in one run of the program.
         scope: As of a `CompiledProduct`.
         source: As of a `CompiledProduct`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import explain_compiled
+        >>> fn = lambda x: jax.lax.fori_loop(0, 7, lambda _, h: jnp.tanh(h @ h), x)
+        >>> [loop.steps for loop in explain_compiled(fn, jnp.ones((8, 8))).loops]
+        [7]
     """
 
     steps: int | None
@@ -146,6 +180,15 @@ class Deviation:
         flops: The floating point operations that it is about; 0 for a collective.
         scope: The scopes around it, joined by ``/``.
         source: The source line.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain, explain_compiled
+        >>> layer, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
+        >>> plan = explain(layer, x, policy=BF16)
+        >>> (found,) = explain_compiled(jax.jit(layer).lower(x), plan=plan).deviations
+        >>> found.kind, found.planned, found.made, found.flops
+        ('wider', 'bfloat16', 'float32', 1024)
     """
 
     kind: str
