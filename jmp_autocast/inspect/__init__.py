@@ -2,6 +2,7 @@
 
 from ..interpreters.keep.account import CutValue
 from .auditing.audit import AuditReport, Finding, audit
+from .compiled.beside import PlannedAndMade
 from .compiled.explain_compiled import explain_compiled
 from .compiled.memory import CompiledMemory
 from .compiled.report import (
@@ -57,6 +58,7 @@ __all__ = [
     "NumericsRow",
     "OpCount",
     "OpCounts",
+    "PlannedAndMade",
     "ProgramComparison",
     "Report",
     "Roofline",

@@ -11,7 +11,12 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, autocast, cpu_kernels, explain, explain_compiled, full_precision
-from jmp_autocast.inspect import CompiledCollective, CompiledProduct, Deviation
+from jmp_autocast.inspect import (
+    CompiledCollective,
+    CompiledProduct,
+    Deviation,
+    PlannedAndMade,
+)
 from jmp_autocast.inspect.compiled.against_plan import compared
 from jmp_autocast.inspect.compiled.arithmetic import flops_in
 from jmp_autocast.inspect.compiled.hlo import parse
@@ -243,6 +248,16 @@ def test_a_function_with_autocast_in_it_is_compared_with_its_plan():
         assert ("plan        as planned" in str(report)) is has_kernel
     assert explain_compiled(layer, w, x).deviations is None
     assert explain_compiled(autocast(layer, enabled=False), w, x).deviations is None
+
+
+def test_the_page_of_a_plan_has_what_was_made_of_it():
+    made = explain_compiled(jax.jit(layer).lower(jnp.ones((16, 4)), jnp.ones((8, 16))))
+    both = PlannedAndMade(PLAN, made)
+    cells = both._page().data["made"]
+    assert [bool(cell) for cell in cells] == [row.primitive == "dot_general" for row in PLAN.rows]
+    assert cells[0].startswith("float32 -> float32")
+    assert made.summary in both._page().summary
+    assert str(both).startswith(made.summary)
 
 
 def test_deviations_stand_first():

@@ -1,5 +1,6 @@
 """The HTML page of a report, in a real browser: it shows, filters, follows reasons, stays quiet."""
 
+import dataclasses
 import re
 
 import jax
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, explain
+from jmp_autocast import BF16, explain, explain_compiled
+from jmp_autocast.inspect import CompiledProduct, PlannedAndMade
 from tests.support.report_pages import count, fits, page_opener  # noqa: F401 - the fixture `show`
 
 from .test_links import follow
@@ -50,6 +52,21 @@ PROGRAMS = {
 @pytest.fixture(scope="module")
 def reports():
     return {name: explain(fn, PARAMS, X, policy=policy) for name, (fn, policy) in PROGRAMS.items()}
+
+
+def test_a_column_says_what_the_compiler_made(show, reports):
+    plan = reports["forward"]
+    row = next(row for row in plan.rows if row.primitive == "dot_general")
+    dot = CompiledProduct("dot", ("float32",) * 2, "float32", "float32", "ynn", "", 8, 1, "", "")
+    made = explain_compiled(
+        "HloModule m\nENTRY %e (x: f32[]) -> f32[] {\n  ROOT %x = f32[] parameter(0)\n}"
+    )
+    made = dataclasses.replace(made, products=(dataclasses.replace(dot, source=row.source),))
+    both = PlannedAndMade(plan, made)
+    page = show(both)
+    assert "compiled" in page.inner_text("#grid thead")
+    assert "float32 -> float32 by ynn" in page.inner_text(f"#row-{row.index}")
+    assert str(both).startswith(f"{made.summary}\n")
 
 
 def shown(page):

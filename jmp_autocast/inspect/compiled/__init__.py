@@ -15,5 +15,6 @@ sources.py           what a user may ask about
 targets.py           compilers for devices that are not there
 report.py            the report
 against_plan.py      planned against made
+beside.py            the page of a plan with what was made of it
 explain_compiled.py  the function
 """

@@ -12,6 +12,11 @@ const COLUMNS = [
   { key: "nbytes", title: "bytes", kind: "number", text: (row) => number(row.nbytes, "B") },
 ];
 
+// What a compiler made of the lines of products, where a compiled program stands beside the plan.
+if (data.made) {
+  COLUMNS.splice(3, 0, { key: "compiled", kind: "code", value: (row) => data.made[row.index] });
+}
+
 let filters = { ...NOTHING, words: [] };
 let visited = []; // the rows opened one after the other, for the way back
 let chartFor = rows;
