@@ -16,6 +16,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
+import jax
+
 from ...interpreters.compat.private_names import private
 from ...policies.errors import did_you_mean
 from .hlo import UnreadableError
@@ -102,6 +104,7 @@ def devices(target: str, chips: int = 1, topology: str | None = None) -> Sequenc
         with _settings():
             found = describe(platform="tpu", topology_name=name).devices
     else:
+        jax.local_devices(backend="cpu")  # JAX knows its plugins once it has started a backend
         folder = resources.files(__package__ or "") / "gpu_targets"
         # Without `topology`, "Cannot create topology without an explicit topology shape".
         found = describe(
