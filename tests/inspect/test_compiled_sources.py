@@ -131,6 +131,17 @@ def test_devices_are_described_by_the_compiler(target, topology, monkeypatch):
         assert given == {"platform": "tpu", "topology_name": f"v5e:{topology}"}
 
 
+def test_a_plugin_that_looks_for_a_gpu_says_how_to_start(monkeypatch):
+    def describe(**given):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(targets, "check_installed", lambda target: None)
+    monkeypatch.setattr(targets, "private", lambda name: describe)
+    targets.devices.cache_clear()
+    with pytest.raises(UnreadableError, match=r"device='b200'.*not loaded.*JAX_PLATFORMS=cpu"):
+        explain_compiled(jnp.sin, X, device="b200")
+
+
 def test_a_compiler_that_is_not_installed_says_what_to_install(monkeypatch):
     monkeypatch.setattr(targets.importlib.util, "find_spec", lambda name: None)
     for device, extra in (("v5p", "bench-tpu"), ("a100", "bench-gpu")):

@@ -16,8 +16,6 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-import jax
-
 from ...interpreters.compat.private_names import private
 from ...policies.errors import did_you_mean
 from .hlo import UnreadableError
@@ -43,7 +41,7 @@ _SETTINGS = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
 class NotInstalled(Exception):
-    """The compiler of a target is not installed; the message says how to install it."""
+    """The compiler of a target is not installed or not loaded; the message says what to do."""
 
 
 def parse_target(device: str) -> tuple[str, str | None]:
@@ -104,15 +102,20 @@ def devices(target: str, chips: int = 1, topology: str | None = None) -> Sequenc
         with _settings():
             found = describe(platform="tpu", topology_name=name).devices
     else:
-        jax.local_devices(backend="cpu")  # JAX knows its plugins once it has started a backend
         folder = resources.files(__package__ or "") / "gpu_targets"
         # Without `topology`, "Cannot create topology without an explicit topology shape".
-        found = describe(
-            platform="cuda",
-            topology_name="",
-            target_config=(folder / f"{target}.txtpb").read_text(encoding="utf-8"),
-            topology=f"1x1x{chips}",
-        ).devices
+        try:
+            found = describe(
+                platform="cuda",
+                topology_name="",
+                target_config=(folder / f"{target}.txtpb").read_text(encoding="utf-8"),
+                topology=f"1x1x{chips}",
+            ).devices
+        except NotImplementedError:
+            raise NotInstalled(
+                f"No compiler for {target}: JAX has not loaded its CUDA plugin, which looks for a "
+                "GPU. Start Python with JAX_PLATFORMS=cpu."
+            ) from None
     return found[:chips]
 
 
