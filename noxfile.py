@@ -144,6 +144,7 @@ def compilers(session: nox.Session) -> None:
     """What the TPU compiler makes of training steps, without a TPU: small ones, two minutes."""
     session.install("-e", ".[bench-tpu]")
     session.run("python", "benchmarks/compilers", "tpu", "--quick", *session.posargs)
+    session.run("python", "-m", "tests.project.check_tpu")
 
 
 @nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])

@@ -148,11 +148,3 @@ def test_a_compiler_that_is_not_installed_says_what_to_install(monkeypatch):
         targets.devices.cache_clear()
         with pytest.raises(UnreadableError, match=rf"device='{device}'.*not installed.*{extra}"):
             explain_compiled(jnp.sin, X, device=device)
-
-
-@pytest.mark.skipif(
-    targets.importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
-)
-def test_the_compiler_of_a_tpu_that_is_not_there():
-    report = explain_compiled(jnp.matmul, X, W, device="v5e:2x2")
-    assert (report.platform, report.share("float32")) == ("tpu", 1.0)
