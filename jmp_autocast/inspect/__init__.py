@@ -1,5 +1,6 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
+from ..devices import Device
 from ..interpreters.keep.account import CutValue
 from .auditing.audit import AuditReport, Finding, audit
 from .measure.check_numerics import check_numerics
@@ -12,9 +13,10 @@ from .report.explain import explain
 from .report.jaxprs import OpCount, OpCounts, op_stats
 from .report.kept import CutJaxpr, Island, KeptArray, KeptReport, explain_kept
 from .report.report import Change, Difference, Report
-from .report.roofline import Roofline
+from .report.roofline import DeviceTime, Roofline, ScopeTime
 from .report.rows import Row
 from .report.totals import Share, Totals
+from .report.wire import Wire
 from .tuning.tune import tune
 from .tuning.tune_report import KeptOperation, TuneReport
 
@@ -26,6 +28,8 @@ __all__ = [
     "ComparisonRow",
     "CutJaxpr",
     "CutValue",
+    "Device",
+    "DeviceTime",
     "Difference",
     "Finding",
     "GradientError",
@@ -43,9 +47,11 @@ __all__ = [
     "Roofline",
     "Row",
     "ScopeError",
+    "ScopeTime",
     "Share",
     "Totals",
     "TuneReport",
+    "Wire",
     "audit",
     "check_numerics",
     "compare",

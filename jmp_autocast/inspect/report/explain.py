@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from jax.typing import DTypeLike
 
 from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
-from ...backend import default_device
+from ...backend import default_device, device_of, hardware_of, supposing
 from ...call.arguments import check_function, name_of
 from ...call.fitting import of_a_call
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
+from ...devices import CPU, Device, as_device, known_devices
 from ...interpreters import Source
 from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.unknown import unknown_primitives
@@ -31,10 +34,12 @@ from ...scopes import BECAUSE, GOVERNED, read_mark
 from ..progress_bar import Show, shown_progress
 from .jaxprs import count_casts
 from .kept import KeptBytes, is_gradient, kept_bytes, kept_of
+from .products import products_of
 from .report import Report
-from .roofline import roofline_of
-from .rows import Row, rows_of
+from .roofline import device_time, roofline_of
+from .rows import Row, note_on_sizes, rows_of
 from .totals import Totals, contraction_flops, guarded
+from .wire import is_partitioned, wire_of
 
 
 @of_a_call("explain(fn, *args)")
@@ -44,6 +49,7 @@ def explain(
     policy: PolicyLike | None = None,
     compute_dtype: DTypeLike | None = None,
     level: Level | None = None,
+    device: str | Device | Sequence[str | Device] | None = None,
     **kwargs: Any,
 ) -> Report:
     """Reports in which dtypes `autocast` runs a function, and the reason of each.
@@ -62,15 +68,20 @@ def explain(
         policy: As for `autocast`; None for the wrapper's own, or the default.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
         level: As for `Policy.with_level`; None for the policy's.
+        device: The device to explain it for, by name (``"h100"``, ``"a100-40gb"``, ``"v5e"``,
+            ``"mi300x"``, ``"cpu"``) or as a `jmp_autocast.inspect.Device` with its rates. The
+            default dtype is then that of this device, and the report says what the program takes
+            there at best. Of several the first chooses the dtype, and all stand beside each other;
+            ``"all"`` are all that are known. None for the default device.
         **kwargs: Its keyword arguments.
 
     Returns:
         The report, for ``print(report)``, ``report.rows`` and ``report.totals``.
 
     Raises:
-        TypeError: ``fn`` is not callable.
+        TypeError: ``fn`` is not callable, or ``device`` is no device.
         ValueError: ``fn`` is an `autocast` wrapper that is not enabled, or one whose policy
-            ``policy`` contradicts.
+            ``policy`` contradicts; no device of that name is known.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -84,16 +95,58 @@ def explain(
         >>> next(row.operands for row in report.rows if row.primitive == "exp")
         ('float32',)
     """
+    devices = _devices(device)
     chosen = tool_options(compute_dtype, policy, level)
     wrapper = looked_at(fn, chosen, "explain", args, kwargs)
     as_it_runs = chosen is None and wrapper is not fn
-    with shown_progress(None) as show:
-        return _explained(fn, wrapper, as_it_runs, args, kwargs, show)
+    with shown_progress(None) as show, supposing(devices[0]) if device else nullcontext():
+        report, visits, planned = _explained(fn, wrapper, as_it_runs, args, kwargs, show)
+        return _on_devices(report, visits, planned, devices, bool(device))
+
+
+def _devices(asked: Any) -> tuple[Device, ...]:
+    """Returns the devices that a report is about; the first of them chooses the dtype if asked."""
+    if asked not in (None, "all"):
+        several = asked if isinstance(asked, list | tuple) else (asked,)
+        return tuple(map(as_device, several)) or _devices("all")
+    # What JAX runs on is the first, but a CPU the last: it has no rates.
+    hardware = default_device()
+    here, known = device_of(hardware), known_devices()
+    first = [here] if here else []
+    return (*first, *(d for d in known if d is not here), *[CPU] * (hardware.platform == "cpu"))
+
+
+def _on_devices(
+    report: Report,
+    visits: Sequence[Visit],
+    planned: PlannedCall,
+    devices: Sequence[Device],
+    asked: bool,
+) -> Report:
+    """Returns the report with what the program takes on devices."""
+    rows, call = report.rows, planned.call
+    wire = wire_of(visits, rows)
+    if report.wide_dtype != FLOAT32.name or note_on_sizes(rows):
+        return dataclasses.replace(report, wire=wire)  # no rates of float64 are known here
+    sizes = zip(call.paths, (math.prod(x.shape) for x in call.shapes), strict=True)
+    products = products_of(rows, dict(sizes))
+    note = _PARTITIONED if is_partitioned(visits, call.arrays) else ""
+    hardware = hardware_of(devices[0]) if asked else default_device()
+    return dataclasses.replace(
+        report,
+        wire=wire,
+        roofline=roofline_of(products, wire, hardware, note),
+        devices=tuple(device_time(products, wire, d) for d in devices if products.rows),
+        asked=asked,
+    )
+
+
+_PARTITIONED = "on one device: what XLA's partitioner splits and sends is not known before"
 
 
 def _explained(
     fn: Any, wrapper: Autocast, as_it_runs: bool, args: Any, kwargs: Any, show: Show
-) -> Report:
+) -> tuple[Report, Sequence[Visit], PlannedCall]:
     show("tracing and planning", 0, 2)
     with ANNOTATED(as_it_runs):  # which changes nothing in a program that holds no autocast
         planned = wrapper.planned(*args, **kwargs)
@@ -110,11 +163,13 @@ def _explained(
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
     kept = None if planned.residuals.is_off else kept_of(planned, name_of(fn))
     wide = chosen.wide_dtype
-    roofline = roofline_of(rows, default_device(), wide)
-    return Report(name_of(fn), dtype, rows, totals, reason, kept, roofline, wide.name)
+    report = Report(name_of(fn), dtype, rows, totals, reason, kept, wide_dtype=wide.name)
+    return report, visits, planned
 
 
-def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
+def _as_it_runs(
+    name: str, planned: PlannedCall, policy: Policy
+) -> tuple[Report, Sequence[Visit], PlannedCall]:
     """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
     plan = declared_plan(planned.traced, planned.plan.wide)
     visits = walk_plan(plan, planned.call.paths)
@@ -127,9 +182,8 @@ def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     copies = sum(is_parameter_copy(row, wide) for row in rows)
     totals = _totals(planned, rows, ())
     totals = dataclasses.replace(totals, cast_parameters=copies, unknown=())
-    roofline = roofline_of(rows, default_device(), wide)
     dtype = low_dtypes(rows, wide)
-    return Report(name, dtype, rows, totals, roofline=roofline, wide_dtype=wide.name)
+    return Report(name, dtype, rows, totals, wide_dtype=wide.name), visits, planned
 
 
 def looked_at(
@@ -173,11 +227,13 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
     # Casts are counted in the program that runs: one cast serves all readers of a value, and a plan
     # asks for one per reader.
     rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)
-    residuals = KeptBytes()
+    residuals, declared = KeptBytes(), KeptBytes()
     # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
     # count what nobody keeps.
     if not is_gradient(planned.closed):
         residuals = kept_bytes(jaxpr_as_fun(rewritten), shapes, params, plan.wide)
+        if residuals.nbytes is not None and not holds_autocast(planned.closed):
+            declared = kept_bytes(jaxpr_as_fun(planned.traced), shapes, params, plan.wide)
     return Totals(
         equations=len(rows),
         flops=sum(row.flops for row in rows),
@@ -191,6 +247,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
         quantized_parameters=sum(Copied(0) in reads[i] for i in params),
         residual_nbytes=residuals.nbytes,
         float32_residual_nbytes=residuals.float32_nbytes,
+        declared_residual_nbytes=declared.nbytes,
         residual_error=residuals.error,
         unknown=unknown_primitives(planned.planner, plan),
         unmatched_scopes=unmatched,

@@ -1,0 +1,111 @@
+"""What goes over the wire: the collectives that a program itself holds, by dtype and bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...interpreters.after.walk import Visit
+from ...interpreters.compat import collective_axes, devices_along
+from .jaxprs import nbytes_of
+from .rows import Row
+
+# What each device sends of the bytes of its operand, where n devices talk in a ring, which no
+# algorithm beats in bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+_SENT: Mapping[str, Any] = {
+    "psum": lambda n: 2 * (n - 1) / n,
+    "pmax": lambda n: 2 * (n - 1) / n,
+    "pmin": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: n - 1,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "ragged_all_to_all": lambda n: (n - 1) / n,
+    "ppermute": lambda n: 1 if n > 1 else 0,
+}
+# What asks XLA's partitioner for communication that is in no jaxpr.
+_PARTITIONED = frozenset(("sharding_constraint", "reshard"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """The collectives of one kind, dtype and number of devices.
+
+    Args:
+        collective: The primitive: ``"psum"``, ``"all_gather"``, ``"reduce_scatter"``,
+            ``"all_to_all"``, ``"ppermute"``.
+        dtype: The dtype of what is sent.
+        declared_dtype: The dtype of it in the program as it was written.
+        devices: How many devices take part; None where the program does not say.
+        times: How often they run.
+        nbytes: The bytes that each device sends, in a ring.
+        declared_nbytes: Those in the declared dtype.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> from jmp_autocast import BF16, explain
+        >>> auto = jax.sharding.AxisType.Auto
+        >>> mesh = jax.sharding.AbstractMesh((4,), ("d",), axis_types=(auto,))
+        >>> product = lambda w, x: jax.lax.psum(x @ w, "d")
+        >>> parted = jax.shard_map(
+        ...     product, mesh=mesh, in_specs=(P("d"), P(None, "d")), out_specs=P()
+        ... )
+        >>> shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 8), (16, 64))]
+        >>> (wire,) = explain(parted, *shapes, policy=BF16).wire
+        >>> wire.devices, wire.nbytes * 2 == wire.declared_nbytes
+        (4, True)
+    """
+
+    collective: str
+    dtype: str
+    declared_dtype: str
+    devices: int | None
+    times: int
+    nbytes: int
+    declared_nbytes: int
+
+
+def wire_of(visits: Sequence[Visit], rows: Sequence[Row]) -> tuple[Wire, ...]:
+    """Returns the collectives of a program, those of the most bytes first.
+
+    Args:
+        visits: What `walk_plan` returns.
+        rows: The row of each visit.
+    """
+    sums: dict[tuple[Any, ...], list[int]] = {}
+    for visit, row in zip(visits, rows, strict=True):
+        kind, axes = _kind(row.primitive), collective_axes(visit.eqn)
+        if not axes or kind not in _SENT:
+            continue
+        devices = devices_along(visit.eqn, axes)
+        # Without a number of devices, as under a `vmap` with a name, two are the least.
+        share = row.times * _SENT[kind](devices or 2)
+        # One equation may send several arrays.
+        operands = zip(visit.eqn.invars, row.operands, row.declared_operands, strict=True)
+        for atom, *dtypes in operands:
+            sent = sums.setdefault((kind, *dtypes, devices), [0, 0, 0])
+            sent[0] += row.times
+            for k, dtype in enumerate(dtypes, 1):
+                sent[k] += round(share * nbytes_of(atom, dtype))
+    found = [Wire(*key, *sent) for key, sent in sums.items()]
+    return tuple(sorted(found, key=lambda wire: -wire.nbytes))
+
+
+def _kind(primitive: str) -> str:
+    """Returns the collective that a primitive is one form of: JAX has several of most."""
+    name = primitive.removeprefix("unreduced_").removesuffix("_start")
+    return name.removesuffix("_invariant").removesuffix("_reduced")
+
+
+def is_partitioned(visits: Sequence[Visit], arguments: Sequence[Any]) -> bool:
+    """Returns whether XLA's partitioner adds collectives, which are in no jaxpr.
+
+    Args:
+        visits: What `walk_plan` returns.
+        arguments: The arrays of the call, or what stands for them.
+    """
+    if any(visit.eqn.primitive.name in _PARTITIONED for visit in visits):
+        return True
+    shardings = (getattr(x, "sharding", None) for x in arguments)
+    return any(getattr(sharding, "num_devices", 1) > 1 for sharding in shardings)
