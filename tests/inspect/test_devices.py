@@ -115,7 +115,7 @@ def test_a_row_of_the_table_holds_together(name):
     if device.float8:
         assert 1.9 < device.float8 / low < 2.1
     assert 1.9 < low / device.float32 < 40
-    assert 100 < low / device.memory < 700  # FLOPs a byte
+    assert 70 < low / device.memory < 700  # FLOPs a byte
     assert device.link is None or 1 < device.memory / device.link < 40
     assert device.source.startswith("https://")
     assert re.fullmatch(r"20\d\d-\d\d", device.date)
@@ -248,10 +248,13 @@ def test_four_by_four_is_no_gain():
     assert "at most" not in str(report)
 
 
+HEAD = r"^device +float32 +default +in +16 bits +in +float8 +wire +gain +limited by$"
+
+
 def test_the_text_has_the_devices_that_were_asked_for():
     mine = Device("my card", float32=20e12, bfloat16=160e12, memory=1e12)
     text = str(explain(model, *SHAPES, device=("h100", mine, "cpu")))
-    assert re.search(r"^device +float32 +default in +16 bits in +float8 +wire", text, re.MULTILINE)
+    assert re.search(HEAD, text, re.MULTILINE)
     assert re.search(r"^H100 SXM .* tf32 .* bf16 .* 2 +arithmetic$", text, re.MULTILINE)
     assert re.search(r"^my card .* f32 .* bf16 +- +- +8 +arithmetic$", text, re.MULTILINE)
     assert re.search(r"^CPU .* f32 +- ", text, re.MULTILINE)
@@ -278,8 +281,8 @@ MESH = jax.sharding.AbstractMesh((4, 2), ("d", "m"), axis_types=(AxisType.Auto,)
 N = 4 * 1024 * 64  # the bytes of a float32 array of 1024 x 64
 
 
-def parted(fn, ins=P("d"), outs=P("d")):
-    return jax.shard_map(fn, mesh=MESH, in_specs=(ins,), out_specs=outs, check_vma=False)
+def parted(fn):
+    return jax.shard_map(fn, mesh=MESH, in_specs=P("d"), out_specs=P("d"), check_vma=False)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +300,7 @@ def parted(fn, ins=P("d"), outs=P("d")):
 def test_bytes_by_collective(collective, fn, devices, nbytes):
     (wire,) = explain(parted(fn), shape(1024, 64), policy=BF16).wire
     assert (wire.collective, wire.devices, wire.times) == (collective, devices, 1)
-    assert (wire.dtype, wire.nbytes, wire.declared_nbytes) == ("float32", nbytes, nbytes)
+    assert (wire.dtype, wire.nbytes, wire.float32_nbytes) == ("float32", nbytes, nbytes)
 
 
 def test_the_wire_counts_where_it_takes_longest():
@@ -308,14 +311,28 @@ def test_the_wire_counts_where_it_takes_longest():
     fn = parted(step)
     report = explain(fn, shape(4096, 64), policy=BF16, device=("h100", "l4", "mi250x"))
     (wire,) = report.wire
-    assert (wire.dtype, wire.declared_dtype) == ("bfloat16", "float32")
-    assert wire.nbytes * 2 == wire.declared_nbytes == 3 * 4 * 1024**2
+    assert wire.dtype == "bfloat16"
+    assert wire.nbytes * 2 == wire.float32_nbytes == 3 * 4 * 1024**2
     h100, l4, unknown = report.devices
     assert h100.wire_seconds == pytest.approx(wire.nbytes / 0.45e12)
     assert l4.wire_seconds == pytest.approx(l4.default_wire_seconds / 2)
     assert (l4.limit, round(l4.speedup, 2)) == ("wire", 2)
     assert unknown.wire_seconds is None
     assert "6.29 MB by all_gather in bfloat16 over 4" in str(report)
+
+
+def test_a_weight_is_gathered_in_the_dtype_in_which_it_is_read():
+    """The plan gathers the float32 weight for a gradient that nobody takes: that is dead."""
+
+    def step(params, x):
+        return x @ jax.lax.all_gather(params["w"], "d", tiled=True)
+
+    fn = jax.shard_map(step, mesh=MESH, in_specs=P("d"), out_specs=P("d"))
+    arguments = {"w": shape(1024, 64)}, shape(64, 1024)
+    for each in (fn, jax.jit(autocast(fn, policy=BF16))):
+        policy = {"policy": BF16} if each is fn else {}
+        (wire,) = explain(each, *arguments, **policy).wire
+        assert (wire.dtype, wire.nbytes) == ("bfloat16", 3 / 4 * N / 2)
 
 
 def test_a_wire_that_sends_as_much_gains_nothing():

@@ -24,9 +24,9 @@ from ..export import Exported, plain, saved
 # which have a bar. All others are texts.
 _KINDS = {
     **dict.fromkeys(("introduced", "error", "error of cotangents", "of all"), "error"),
-    **dict.fromkeys(("times", "lost", "cotangents lost"), "count"),
+    **dict.fromkeys(("times", "lost", "cotangents lost", "devices"), "count"),
     **dict.fromkeys(("FLOPs", "largest"), "number"),
-    **dict.fromkeys(("bytes", "bytes kept", "bytes computed again", "declared bytes"), "bytes"),
+    **dict.fromkeys(("bytes", "bytes kept", "bytes computed again", "bytes in float32"), "bytes"),
     "gain": "gain",
     **dict.fromkeys(("float32", "by default", "TF32", "16 bits", "float8", "wire"), "seconds"),
 }

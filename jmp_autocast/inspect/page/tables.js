@@ -19,11 +19,9 @@ function drawScopes(scopes) {
     said.textContent = `${name}: ${number(kept, "B")} kept, ${number(again, "B")} computed again`;
     const group = svg("g", { class: "scope-bar" });
     const parts = [["kept", x, filled], ["again", x + filled + 1, outlined]].filter(([, , long]) => long > 0);
-    group.append(said, svgText(0, y + 11, shown, "name"), ...parts.map(([kind, from, long]) => {
-      const part = svg("g", { class: kind });
-      part.append(svg("rect", { x: from, y, width: Math.max(long, 1), height: LINES - 8 }));
-      return part;
-    }), svgText(x + filled + outlined + 8, y + 11, number(kept, "B"), "name"));
+    group.append(said, svgText(0, y + 11, shown, "name"), ...parts.map(([kind, from, long]) => (
+      svg("rect", { class: kind, x: from, y, width: Math.max(long, 1), height: LINES - 8 })
+    )), svgText(x + filled + outlined + 8, y + 11, number(kept, "B"), "name"));
     picture.append(group);
   });
   find("sections").append(element("section", { class: "card" }, element("h2", null, "By scope"),

@@ -19,7 +19,7 @@ _DEVICES = (
     "wire, outcome, source, date"
 )
 _SCOPES = "device, scope, products, by default, 16 bits, limited by, because"
-_WIRE = "collective, dtype, declared dtype, devices, times, bytes, declared bytes"
+_WIRE = "collective, dtype, devices, times, bytes, bytes in float32"
 
 
 def device_lines(devices: Sequence[DeviceTime], roofline: Roofline | None) -> list[str]:
@@ -82,8 +82,8 @@ def device_sections(devices: Sequence[DeviceTime], wire: Sequence[Wire]) -> list
     ]
     sent = [
         (
-            *(w.collective, w.dtype, w.declared_dtype, w.devices or "not known"),
-            *(w.times, w.nbytes, w.declared_nbytes),
+            *(w.collective, w.dtype, w.devices or "not known"),
+            *(w.times, w.nbytes, w.float32_nbytes),
         )
         for w in wire
     ]

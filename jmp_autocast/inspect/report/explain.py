@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import DTypeLike
@@ -22,7 +22,14 @@ from ...interpreters import Source
 from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.unknown import unknown_primitives
 from ...interpreters.after.walk import Visit, walk_plan
-from ...interpreters.compat import AnyJaxpr, body_of, fresh_make_jaxpr, jaxpr_as_fun, scope_names
+from ...interpreters.compat import (
+    AnyJaxpr,
+    ClosedJaxpr,
+    body_of,
+    fresh_make_jaxpr,
+    jaxpr_as_fun,
+    scope_names,
+)
 from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueState, Want
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
@@ -100,8 +107,8 @@ def explain(
     wrapper = looked_at(fn, chosen, "explain", args, kwargs)
     as_it_runs = chosen is None and wrapper is not fn
     with shown_progress(None) as show, supposing(devices[0]) if device else nullcontext():
-        report, visits, planned = _explained(fn, wrapper, as_it_runs, args, kwargs, show)
-        return _on_devices(report, visits, planned, devices, bool(device))
+        report, ran = _explained(fn, wrapper, as_it_runs, args, kwargs, show)
+        return _on_devices(report, ran, devices, bool(device))
 
 
 def _devices(asked: Any) -> tuple[Device, ...]:
@@ -116,21 +123,23 @@ def _devices(asked: Any) -> tuple[Device, ...]:
     return (*first, *(d for d in known if d is not here), *[CPU] * (hardware.platform == "cpu"))
 
 
-def _on_devices(
-    report: Report,
-    visits: Sequence[Visit],
-    planned: PlannedCall,
-    devices: Sequence[Device],
-    asked: bool,
-) -> Report:
+class _Ran(NamedTuple):
+    """What a report is about: the visits of its rows, the call, and the program that runs."""
+
+    visits: Sequence[Visit]
+    planned: PlannedCall
+    rewritten: ClosedJaxpr
+
+
+def _on_devices(report: Report, ran: _Ran, devices: Sequence[Device], asked: bool) -> Report:
     """Returns the report with what the program takes on devices."""
-    rows, call = report.rows, planned.call
-    wire = wire_of(visits, rows)
+    rows, call = report.rows, ran.planned.call
+    wire = wire_of(ran.rewritten)
     if report.wide_dtype != FLOAT32.name or note_on_sizes(rows):
         return dataclasses.replace(report, wire=wire)  # no rates of float64 are known here
     sizes = zip(call.paths, (math.prod(x.shape) for x in call.shapes), strict=True)
     products = products_of(rows, dict(sizes))
-    note = _PARTITIONED if is_partitioned(visits, call.arrays) else ""
+    note = _PARTITIONED if is_partitioned(ran.visits, call.arrays) else ""
     hardware = hardware_of(devices[0]) if asked else default_device()
     return dataclasses.replace(
         report,
@@ -146,7 +155,7 @@ _PARTITIONED = "on one device: what XLA's partitioner splits and sends is not kn
 
 def _explained(
     fn: Any, wrapper: Autocast, as_it_runs: bool, args: Any, kwargs: Any, show: Show
-) -> tuple[Report, Sequence[Visit], PlannedCall]:
+) -> tuple[Report, _Ran]:
     show("tracing and planning", 0, 2)
     with ANNOTATED(as_it_runs):  # which changes nothing in a program that holds no autocast
         planned = wrapper.planned(*args, **kwargs)
@@ -157,19 +166,18 @@ def _explained(
     visits = walk_plan(planned.plan, planned.call.paths)
     rows = tuple(rows_of(visits, chosen))
     unmatched = unmatched_patterns(chosen, {visit.scope for visit in visits})
-    totals = _totals(planned, rows, unmatched)
+    rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
+    totals = _totals(planned, rewritten, rows, unmatched)
     dtype, reason = str(chosen.compute_dtype), ""
     if planned.choice is not None:
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
     kept = None if planned.residuals.is_off else kept_of(planned, name_of(fn))
     wide = chosen.wide_dtype
     report = Report(name_of(fn), dtype, rows, totals, reason, kept, wide_dtype=wide.name)
-    return report, visits, planned
+    return report, _Ran(visits, planned, rewritten)
 
 
-def _as_it_runs(
-    name: str, planned: PlannedCall, policy: Policy
-) -> tuple[Report, Sequence[Visit], PlannedCall]:
+def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> tuple[Report, _Ran]:
     """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
     plan = declared_plan(planned.traced, planned.plan.wide)
     visits = walk_plan(plan, planned.call.paths)
@@ -180,10 +188,12 @@ def _as_it_runs(
     wide = wide_of(rows)
     planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, wide=wide, inputs=inputs))
     copies = sum(is_parameter_copy(row, wide) for row in rows)
-    totals = _totals(planned, rows, ())
+    rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
+    totals = _totals(planned, rewritten, rows, ())
     totals = dataclasses.replace(totals, cast_parameters=copies, unknown=())
     dtype = low_dtypes(rows, wide)
-    return Report(name, dtype, rows, totals, wide_dtype=wide.name), visits, planned
+    report = Report(name, dtype, rows, totals, wide_dtype=wide.name)
+    return report, _Ran(visits, planned, rewritten)
 
 
 def looked_at(
@@ -218,15 +228,14 @@ def looked_at(
     return fn
 
 
-def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...]) -> Totals:
+def _totals(
+    planned: PlannedCall, rewritten: ClosedJaxpr, rows: Sequence[Row], unmatched: tuple[str, ...]
+) -> Totals:
     plan = planned.plan
     flops, low_flops, float8_flops = contraction_flops(rows, plan.wide)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     reads, narrow = read_dtypes(plan), narrow_dtypes(plan.wide)
     shapes = planned.call.shapes
-    # Casts are counted in the program that runs: one cast serves all readers of a value, and a plan
-    # asks for one per reader.
-    rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)
     residuals, declared = KeptBytes(), KeptBytes()
     # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
     # count what nobody keeps.
@@ -241,6 +250,8 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
         low_contraction_flops=low_flops,
         guarded_contraction_flops=sum(row.flops for row in guarded(rows)),
         float8_contraction_flops=float8_flops,
+        # In the program that runs: one cast serves all readers of a value, and a plan asks for one
+        # per reader.
         casts=count_casts(rewritten, plan.wide),
         parameters=len(params),
         cast_parameters=sum(len(reads[i].intersection(narrow)) for i in params),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
-from ...policies import CONTRACTIONS, E2M1, E4M3, FLOAT32, Float8
+from ...policies import CONTRACTIONS, DATA_MOVEMENT, E2M1, E4M3, FLOAT32, Float8
 from .rows import Row
 from .totals import is_low, item_size
 
@@ -18,6 +18,8 @@ LOW, EIGHT, FULL = "low", "float8", "float32"
 
 PLANNED = "planned"
 """As it is planned."""
+
+_HANDS_ON = DATA_MOVEMENT | {"convert_element_type", "source_view"}
 
 _BITS8 = (E4M3.name, E2M1.name)
 
@@ -131,11 +133,12 @@ def _wide_reads(
     products: Sequence[Row], rows: Sequence[Row], elements: Mapping[str, int]
 ) -> np.ndarray:
     """Returns what products read of float32 arguments beside their 16-bit copies."""
-    found, seen = [], set()
+    found: list[int] = []
+    seen: set[str] = set()
     for row in products:
         extra = 0
         for k, name in enumerate(row.operands[:2]):
-            path, stored = _argument(rows, row, k)
+            path, stored = _argument(rows, row, k, seen)
             # One cast serves all readers: the first of them reads the argument as it is stored.
             if path in seen or not path or stored != FLOAT32.name or not is_low(name, FLOAT32):
                 continue
@@ -146,14 +149,23 @@ def _wide_reads(
     return np.array(found)
 
 
-def _argument(rows: Sequence[Row], row: Row, k: int) -> tuple[str, str]:
+def _argument(rows: Sequence[Row], row: Row, k: int, seen: Set[str]) -> tuple[str, str]:
     """Returns the path of the argument that an operand is, moved or cast, and its dtype there."""
+    shape = row.operand_shapes[k]
     while not row.operand_inputs[k]:
         made = row.operand_rows[k]
-        is_moved = row.operand_sources[k] in ("param", "data")
-        if made is None or not is_moved or made >= row.index or rows[made].inner:
+        if made is None or made >= row.index:
             return "", ""
-        row, k = rows[made], 0
-        if not row.operand_inputs:
+        maker = rows[made]
+        if maker.inner:
+            # What a loop takes apart is one of its operands, with a length in front.
+            parts = enumerate(zip(maker.operand_inputs, maker.operand_shapes, strict=True))
+            stacks = [j for j, (path, s) in parts if path and path not in seen and s[1:] == shape]
+            if not stacks:
+                return "", ""
+            row, k = maker, stacks[0]
+        elif maker.primitive in _HANDS_ON and maker.operand_inputs:
+            row, k = maker, 0
+        else:
             return "", ""
     return row.operand_inputs[k], row.declared_operands[k]

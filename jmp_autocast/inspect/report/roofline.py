@@ -106,8 +106,8 @@ class DeviceTime:
         low_seconds: Those that the plan lowers in 16 bits.
         float8_seconds: Those of large matrices in 8 bits, as ``matmul="float8"`` lowers them; None
             without units for them.
-        default_wire_seconds: The collectives of the program as it declares them, None where there
-            are none, or the rate of the links is not known.
+        default_wire_seconds: The collectives in float32, None where there are none, or the rate of
+            the links is not known.
         wire_seconds: The collectives in the dtypes of the plan.
         speedup: How much faster 16 bits are at most; the wire counts where it takes longest.
         limit: What limits the program in 16 bits: ``"arithmetic"``, ``"memory"``, ``"launches"`` or
@@ -277,14 +277,14 @@ def _because(products: Products, device: Device, way: str, chosen: np.ndarray, l
 def _seconds_of_wire(
     wire: Sequence[Wire], device: Device
 ) -> tuple[float, float] | tuple[None, None]:
-    """Returns what the collectives take as they are declared, and as they are planned."""
+    """Returns what the collectives take in float32, and as they are planned."""
     if not wire or not device.link:
         return None, None
-    declared, planned = (sum(getattr(x, name) for x in wire) for name in _BYTES)
-    return declared / device.link, planned / device.link
+    full, planned = (sum(getattr(x, name) for x in wire) for name in _BYTES)
+    return full / device.link, planned / device.link
 
 
-_BYTES = "declared_nbytes", "nbytes"
+_BYTES = "float32_nbytes", "nbytes"
 
 
 def device_time(products: Products, wire: Sequence[Wire], device: Device) -> DeviceTime:

@@ -7,9 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...interpreters.after.walk import Visit
-from ...interpreters.compat import collective_axes, devices_along
+from ...interpreters.compat import (
+    AnyJaxpr,
+    JaxprEqn,
+    body_of,
+    collective_axes,
+    devices_along,
+    without_dead_equations,
+)
+from ...interpreters.primitives.finalise import finalise
+from ...interpreters.primitives.structure import equations_in
+from ...policies import FLOAT32
 from .jaxprs import nbytes_of
-from .rows import Row
+from .totals import is_low
 
 # What each device sends of the bytes of its operand, where n devices talk in a ring, which no
 # algorithm beats in bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
@@ -35,11 +45,10 @@ class Wire:
         collective: The primitive: ``"psum"``, ``"all_gather"``, ``"reduce_scatter"``,
             ``"all_to_all"``, ``"ppermute"``.
         dtype: The dtype of what is sent.
-        declared_dtype: The dtype of it in the program as it was written.
         devices: How many devices take part; None where the program does not say.
         times: How often they run.
         nbytes: The bytes that each device sends, in a ring.
-        declared_nbytes: Those in the declared dtype.
+        float32_nbytes: The same, with what is in 16 or 8 bits in float32.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -53,43 +62,50 @@ class Wire:
         ... )
         >>> shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 8), (16, 64))]
         >>> (wire,) = explain(parted, *shapes, policy=BF16).wire
-        >>> wire.devices, wire.nbytes * 2 == wire.declared_nbytes
-        (4, True)
+        >>> wire.dtype, wire.devices, wire.float32_nbytes // wire.nbytes
+        ('bfloat16', 4, 2)
     """
 
     collective: str
     dtype: str
-    declared_dtype: str
     devices: int | None
     times: int
     nbytes: int
-    declared_nbytes: int
+    float32_nbytes: int
 
 
-def wire_of(visits: Sequence[Visit], rows: Sequence[Row]) -> tuple[Wire, ...]:
+def wire_of(jaxpr: AnyJaxpr) -> tuple[Wire, ...]:
     """Returns the collectives of a program, those of the most bytes first.
 
     Args:
-        visits: What `walk_plan` returns.
-        rows: The row of each visit.
+        jaxpr: The program that runs.
     """
+    if not any(_axes(eqn) for eqn, _ in equations_in(jaxpr)):
+        return ()
+    # A product hands out its float32 operands for a gradient that nobody takes here: what gathers
+    # them is dead, and XLA removes it.
+    plain = without_dead_equations(body_of(finalise(jaxpr, platform="tpu")))
     sums: dict[tuple[Any, ...], list[int]] = {}
-    for visit, row in zip(visits, rows, strict=True):
-        kind, axes = _kind(row.primitive), collective_axes(visit.eqn)
-        if not axes or kind not in _SENT:
+    for eqn, times in equations_in(plain):
+        if not (axes := _axes(eqn)):
             continue
-        devices = devices_along(visit.eqn, axes)
-        # Without a number of devices, as under a `vmap` with a name, two are the least.
-        share = row.times * _SENT[kind](devices or 2)
+        kind, devices = _kind(eqn.primitive.name), devices_along(eqn, axes)
+        # Without a number of devices two are the least.
+        share = times * _SENT[kind](devices or 2)
         # One equation may send several arrays.
-        operands = zip(visit.eqn.invars, row.operands, row.declared_operands, strict=True)
-        for atom, *dtypes in operands:
-            sent = sums.setdefault((kind, *dtypes, devices), [0, 0, 0])
-            sent[0] += row.times
-            for k, dtype in enumerate(dtypes, 1):
-                sent[k] += round(share * nbytes_of(atom, dtype))
+        for atom in eqn.invars:
+            dtype = str(getattr(atom.aval, "dtype", None))
+            sent = sums.setdefault((kind, dtype, devices), [0, 0, 0])
+            sent[0] += times
+            for k, name in enumerate((dtype, FLOAT32.name if is_low(dtype, FLOAT32) else dtype), 1):
+                sent[k] += round(share * nbytes_of(atom, name))
     found = [Wire(*key, *sent) for key, sent in sums.items()]
     return tuple(sorted(found, key=lambda wire: -wire.nbytes))
+
+
+def _axes(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """Returns the axes over which an equation sends, () where it sends nothing."""
+    return collective_axes(eqn) if _kind(eqn.primitive.name) in _SENT else ()
 
 
 def _kind(primitive: str) -> str:
