@@ -241,6 +241,12 @@ def test_memory_that_gains_nothing():
     assert both.devices[0].no_gain[0].because == "as many bytes are moved"
 
 
+def test_a_loop_that_runs_no_time_takes_none():
+    fn = lambda x: jax.lax.scan(lambda x, _: (x @ x, None), x, None, length=0)[0]
+    (time,) = explain(fn, shape(8, 8), device="h100").devices
+    assert (time.low_seconds, time.speedup) == (0, 1)
+
+
 def test_four_by_four_is_no_gain():
     report = explain(jnp.matmul, shape(4, 4), shape(4, 4), device="h100")
     assert report.roofline.speedup == report.devices[0].speedup == 1

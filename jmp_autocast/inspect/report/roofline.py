@@ -241,8 +241,9 @@ def _outcome(
     """Returns how much faster a way is than float32, what limits it, and both in words."""
     before, after = _times(products, device, FULL), _times(products, device, way)
     sent_before, sent_after = (x or 0.0 for x in _seconds_of_wire(wire, device))
-    # At best, what is sent is sent while something else is computed.
-    speedup = max(before.total, sent_before) / max(after.total, sent_after)
+    # At best, what is sent is sent while something else is computed. A loop may run no time.
+    longest = max(after.total, sent_after)
+    speedup = max(before.total, sent_before) / longest if longest else 1.0
     limit = "wire" if sent_after > after.total else after.limit
     if speedup >= _GAIN:
         says = f"at most {speedup:.2g} times as fast on {device.name}: limited by {limit}"
@@ -303,29 +304,47 @@ def device_time(products: Products, wire: Sequence[Wire], device: Device) -> Dev
     sent = _seconds_of_wire(wire, device)
     speedup, limit, says = _outcome(products, wire, device, LOW)
     return DeviceTime(
-        device.name,
-        device.low,
-        device.multiplies,
-        _times(products, device, FULL, FULL).total,
-        before.total,
-        tf32,
-        low.total,
-        eight,
-        *sent,
-        speedup,
-        limit,
-        says,
-        tuple(_no_gain(products, device, before, low)),
-        device.source,
-        device.date,
+        device=device.name,
+        dtype=device.low,
+        multiplies=device.multiplies,
+        float32_seconds=_times(products, device, FULL, FULL).total,
+        default_seconds=before.total,
+        tf32_seconds=tf32,
+        low_seconds=low.total,
+        float8_seconds=eight,
+        default_wire_seconds=sent[0],
+        wire_seconds=sent[1],
+        speedup=speedup,
+        limit=limit,
+        says=says,
+        no_gain=tuple(_no_gain(products, device, before, low)),
+        source=device.source,
+        date=device.date,
     )
 
 
 def _on_the_cpu(products: Products, device: Device) -> DeviceTime:
+    """Returns what is known of the CPU at hand: the kernels that it has, and no rate."""
     hardware = hardware_of(device)
     dtype = choose_for(hardware).dtype
-    says, name = _unknown(hardware, products), "" if dtype is None else dtype.name
-    return DeviceTime(device.name, name, FULL, *(None,) * 8, "", says, (), "", "")
+    return DeviceTime(
+        device=device.name,
+        dtype="" if dtype is None else dtype.name,
+        multiplies=device.multiplies,
+        float32_seconds=None,
+        default_seconds=None,
+        tf32_seconds=None,
+        low_seconds=None,
+        float8_seconds=None,
+        default_wire_seconds=None,
+        wire_seconds=None,
+        speedup=None,
+        limit="",
+        says=_unknown(hardware, products),
+        no_gain=(),
+        source=device.source,
+        date=device.date,
+    )
 
 
 def _no_gain(products: Products, device: Device, before: Times, after: Times) -> list[ScopeTime]:
