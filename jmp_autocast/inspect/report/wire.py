@@ -56,10 +56,8 @@ class Wire:
         >>> from jmp_autocast import BF16, explain
         >>> auto = jax.sharding.AxisType.Auto
         >>> mesh = jax.sharding.AbstractMesh((4,), ("d",), axis_types=(auto,))
-        >>> product = lambda w, x: jax.lax.psum(x @ w, "d")
-        >>> parted = jax.shard_map(
-        ...     product, mesh=mesh, in_specs=(P("d"), P(None, "d")), out_specs=P()
-        ... )
+        >>> product = lambda w, x: x @ jax.lax.all_gather(w, "d", tiled=True)
+        >>> parted = jax.shard_map(product, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
         >>> shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 8), (16, 64))]
         >>> (wire,) = explain(parted, *shapes, policy=BF16).wire
         >>> wire.dtype, wire.devices, wire.float32_nbytes // wire.nbytes
