@@ -15,6 +15,7 @@ from jmp_autocast import BF16, Policy, autocast, explain
 from jmp_autocast.backend import choose_for, default_device, hardware_of, preferred_for, supposing
 from jmp_autocast.devices import as_device, device_of_kind, generation_of, known_devices
 from jmp_autocast.inspect import Device
+from jmp_autocast.inspect.report.wire import wire_of
 from tests.support.jaxprs import dot_dtypes
 
 KNOWN = {device.name: device for device in known_devices()}
@@ -349,6 +350,12 @@ def test_a_wire_that_sends_as_much_gains_nothing():
 def test_a_name_of_vmap_is_no_mesh():
     fn = jax.vmap(lambda x: jax.lax.all_gather(x @ x, "b"), axis_name="b")
     assert explain(fn, shape(2, 8, 8), policy=BF16).wire == ()
+
+
+def test_a_name_without_a_mesh_counts_as_two_devices():
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 4)])(shape(64))
+    (wire,) = wire_of(jaxpr)
+    assert (wire.devices, wire.nbytes) == (None, 4 * 64)
 
 
 def test_what_the_partitioner_adds_is_not_known():
