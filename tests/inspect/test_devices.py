@@ -5,6 +5,7 @@ import re
 import tomllib
 import warnings
 from importlib import resources
+from time import process_time
 
 import jax
 import jax.numpy as jnp
@@ -280,6 +281,49 @@ def test_json_and_the_page_have_them(report):
     assert len(json.loads(unasked.to_json())["devices"]) == len(KNOWN) + 1
     assert "H100 SXM" in unasked.to_html()
     assert unasked.dtype_reason == "the default on a CPU"
+
+
+def gemma(params, tokens):
+    """The loss of a Gemma 2 of 2 billion parameters: its shapes, and its products."""
+    width, heads, groups, size = 2304, 8, 4, 256
+    length = tokens.shape[1]
+    mask = jnp.tril(jnp.ones((length, length), bool))
+
+    def norm(x):
+        return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6)
+
+    def layer(x, w):
+        with jax.named_scope("attention"):
+            h = norm(x)
+            q = (h @ w["q"]).reshape(1, length, groups, heads // groups, size)
+            k, v = ((h @ w[name]).reshape(1, length, groups, size) for name in "kv")
+            scores = jnp.where(mask, jnp.einsum("btkgh,bskh->bkgts", q, k) / 16, -1e30)
+            mixed = jnp.einsum("bkgts,bskh->btkgh", jax.nn.softmax(scores), v)
+            x = x + norm(mixed.reshape(1, length, -1) @ w["o"])
+        with jax.named_scope("mlp"):
+            h = norm(x)
+            return x + norm((jax.nn.gelu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]), None
+
+    x = jax.lax.scan(layer, params["table"][tokens] * width**0.5, params["layers"])[0]
+    with jax.named_scope("head"):
+        return -jnp.mean(jax.nn.log_softmax(norm(x) @ params["table"].T)[..., 0])
+
+
+def test_the_table_of_a_large_model_from_its_shapes():
+    sizes = {"q": (2304, 2048), "k": (2304, 1024), "v": (2304, 1024), "o": (2048, 2304)}
+    sizes |= {"gate": (2304, 9216), "up": (2304, 9216), "down": (9216, 2304)}
+    params = {
+        "table": shape(256_000, 2304),
+        "layers": {name: shape(26, *size) for name, size in sizes.items()},
+    }
+    start = process_time()
+    report = explain(gemma, params, shape(1, 4096, dtype=jnp.int32), device="all")
+    assert process_time() - start < 15
+    assert report.totals.low_share == 1
+    h100 = next(each for each in report.devices if each.device == "H100 SXM")
+    assert (h100.limit, h100.no_gain) == ("arithmetic", ())
+    assert 2.5e13 / 989e12 < h100.low_seconds < 1.1 * 2.5e13 / 989e12
+    assert 1.9 < h100.speedup < 2.1
 
 
 # --- the wire -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import importlib
 import re
 
 import pytest
+
 from tests.support.markdown_pages import ROOT
 
 DOCS = ROOT / "docs"
