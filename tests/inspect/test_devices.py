@@ -16,6 +16,7 @@ from jmp_autocast import BF16, Policy, autocast, explain
 from jmp_autocast.backend import choose_for, default_device, hardware_of, preferred_for, supposing
 from jmp_autocast.devices import as_device, device_of_kind, generation_of, known_devices
 from jmp_autocast.inspect import Device
+from jmp_autocast.inspect.report.kept import kept_bytes
 from jmp_autocast.inspect.report.wire import wire_of
 from tests.support.jaxprs import dot_dtypes
 
@@ -428,8 +429,14 @@ def test_what_float32_would_keep_is_beside_it():
     assert totals.residual_nbytes == 4 * 2 * array
     assert totals.declared_residual_nbytes == 3 * 4 * array
     assert "\ninstead of  24.6 kB of the program in float32\n" in str(report)
-    # What is inside a gradient, or planned already, has no such number.
-    for fn in (jax.grad(loss), jax.jit(autocast(loss, policy=BF16))):
-        report = explain(fn, *arguments)
-        assert report.totals.declared_residual_nbytes is None
-        assert "instead of" not in str(report)
+    # It is what the program keeps as it is written.
+    params, x = arguments
+    shapes = [params["w"], x]
+    written = kept_bytes(lambda w, x: [loss({"w": w}, x)], shapes, [0])
+    assert written.nbytes == totals.declared_residual_nbytes
+    # What a gradient keeps is inside it.
+    report = explain(jax.grad(loss), *arguments)
+    assert report.totals.declared_residual_nbytes is None
+    assert "instead of" not in str(report)
+    less = autocast(loss, policy=BF16, residuals="auto")
+    assert explain(less, *arguments).totals.declared_residual_nbytes is None

@@ -236,13 +236,11 @@ def _totals(
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     reads, narrow = read_dtypes(plan), narrow_dtypes(plan.wide)
     shapes = planned.call.shapes
-    residuals, declared = KeptBytes(), KeptBytes()
+    residuals = KeptBytes()
     # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
     # count what nobody keeps.
     if not is_gradient(planned.closed):
         residuals = kept_bytes(jaxpr_as_fun(rewritten), shapes, params, plan.wide)
-        if residuals.nbytes is not None and not holds_autocast(planned.closed):
-            declared = kept_bytes(jaxpr_as_fun(planned.traced), shapes, params, plan.wide)
     return Totals(
         equations=len(rows),
         flops=sum(row.flops for row in rows),
@@ -258,7 +256,7 @@ def _totals(
         quantized_parameters=sum(Copied(0) in reads[i] for i in params),
         residual_nbytes=residuals.nbytes,
         float32_residual_nbytes=residuals.float32_nbytes,
-        declared_residual_nbytes=declared.nbytes,
+        declared_residual_nbytes=residuals.uncast_nbytes if planned.residuals.is_off else None,
         residual_error=residuals.error,
         unknown=unknown_primitives(planned.planner, plan),
         unmatched_scopes=unmatched,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, ClassVar
 
 import jax
@@ -45,7 +45,7 @@ from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...interpreters.primitives.traits import having
 from ...keep_less import KeepLess, keep_less
-from ...policies import FLOAT32
+from ...policies import FLOAT32, narrow_dtypes
 from ..export import cut, labeled, scaled, table
 from ..page.page import Page, Paged, section, tables_page
 from .jaxprs import nbytes_of
@@ -317,11 +317,14 @@ class KeptBytes:
     Args:
         nbytes: All of them, None where they are not known.
         float32_nbytes: Those in float32, or float64 where that is the wide dtype.
+        uncast_nbytes: What the same arrays would take if nothing were cast: all in float32, a copy
+            is the array itself, and that of an input is in memory anyway.
         error: Why they are not known: what JAX, or a rule of the user's own, said.
     """
 
     nbytes: int | None = None
     float32_nbytes: int | None = None
+    uncast_nbytes: int | None = None
     error: str = ""
 
 
@@ -374,7 +377,28 @@ def kept_bytes(
     arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
     full = sum(nbytes_of(v) for v in arrays if is_in(getattr(v.aval, "dtype", None), wide))
-    return KeptBytes(sum(map(nbytes_of, arrays)), full)
+    return KeptBytes(sum(map(nbytes_of, arrays)), full, _uncast_nbytes(jaxpr, arrays, wide))
+
+
+def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any], wide: np.dtype) -> int:
+    """Returns the bytes of arrays as they would be without casts to narrower dtypes."""
+    # Of a program in float32 there is no trace: to differentiate it as well would take half as long
+    # again as the whole report.
+    casts = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if _is_cast(eqn)}
+    sources = set()
+    for array in arrays:
+        while array in casts:
+            array = casts[array]
+        sources.add(array)
+    sources.difference_update(jaxpr.invars)
+    narrow = {dtype.name for dtype in narrow_dtypes(wide)}
+    names = ((v, str(getattr(v.aval, "dtype", None))) for v in sources)
+    return sum(nbytes_of(v, wide.name if name in narrow else None) for v, name in names)
+
+
+def _is_cast(eqn: JaxprEqn) -> bool:
+    is_cast = eqn.primitive.name == "convert_element_type"
+    return is_cast and not isinstance(eqn.invars[0], Literal)
 
 
 def is_gradient(jaxpr: AnyJaxpr) -> bool:
