@@ -1,130 +1,123 @@
-"""What is known of devices: in which dtypes their matrix units multiply, and how XLA rounds.
-
-The tables are those of the vendors: NVIDIA's CUDA C++ Programming Guide, section "Compute
-Capabilities", and AMD's ROCm page on data types and precision.
-"""
+"""Which device a program is for: in which dtypes it multiplies, and how XLA rounds there."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax import numpy as jnp
 
 from .cpu_kernels import cpu_kernels
+from .devices import DTYPES, Device, device_of_kind, generation_of
 
 # XLA may leave out a rounding to 16 bits and back; XLA:CPU does so for a convolution's kernel.
 EVERY_ROUNDING = {"xla_allow_excess_precision": False}
 """Options of a compiler that rounds wherever the program says so."""
 
 _BFLOAT16, _FLOAT16 = np.dtype(jnp.bfloat16), np.dtype(jnp.float16)
-# AMD's architectures from MI100 on multiply both 16-bit types in matrix units.
-_AMD_BFLOAT16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
-_AMD_FLOAT8 = ("gfx94", "gfx95", "gfx12")
 
 
-class Device(NamedTuple):
-    """A kind of device.
+class Hardware(NamedTuple):
+    """A device as JAX describes it.
 
     Args:
         platform: ``"cpu"``, ``"gpu"`` (``"cuda"``, ``"rocm"``), ``"tpu"`` or another.
         kind: Its name, for messages.
         capability: What JAX says of a GPU: ``"8.0"``, or ``"gfx90a"``; "" of anything else.
+        given: The device with its rates, where a user named it; None of the device at hand.
     """
 
     platform: str
     kind: str
     capability: str = ""
+    given: Device | None = None
 
 
-def default_device() -> Device:
+# A user context is part of the key of JAX's caches: what is traced for another device is not found
+# when the program runs here.
+_SUPPOSED: Any = jax.make_user_context(None)
+
+
+def supposing(device: Device) -> AbstractContextManager[Any]:
+    """Returns the context in which programs are traced and planned for another device.
+
+    Args:
+        device: The device.
+    """
+    return _SUPPOSED(hardware_of(device))
+
+
+def hardware_of(device: Device) -> Hardware:
+    """Returns a device as JAX would describe it.
+
+    Args:
+        device: The device.
+    """
+    platform = {"nvidia": "gpu", "amd": "gpu"}.get(device.platform, device.platform)
+    return Hardware(platform, device.name, device.capability, device)
+
+
+def default_device() -> Hardware:
     """Returns the device that a program runs on where nobody chooses another."""
+    if _SUPPOSED.value is not None:
+        return _SUPPOSED.value
     device = jax.devices()[0]
     # JAX does not document the attribute, and devices other than GPUs lack it.
     capability = str(getattr(device, "compute_capability", ""))
-    return Device(device.platform, device.device_kind, capability)
+    return Hardware(device.platform, device.device_kind, capability)
 
 
-def has_float8_units(device: Device) -> bool:
+def device_of(hardware: Hardware) -> Device | None:
+    """Returns the rates of a device, None where they are not known.
+
+    Args:
+        hardware: The device.
+
+    Example:
+        >>> device = device_of(Hardware("gpu", "NVIDIA H100 80GB HBM3", "9.0"))
+        >>> device.name, round(device.bfloat16 / device.memory)
+        ('H100 SXM', 295)
+        >>> device_of(Hardware("cpu", "cpu")) is None
+        True
+    """
+    if hardware.platform == "cpu":
+        return None
+    return hardware.given or device_of_kind(hardware.kind)
+
+
+def _units(hardware: Hardware) -> tuple[str, ...] | None:
+    """Returns what a device multiplies in matrix units, None where nothing is known of it."""
+    generation = generation_of(*hardware[:3])
+    if generation is not None:
+        return generation.units
+    if hardware.given is None:
+        return None
+    own, slow = hardware.given, hardware.given.float32 or 0
+    return tuple(dtype for dtype in DTYPES if (own.rate(dtype) or 0) > slow)
+
+
+def has_float8_units(hardware: Hardware) -> bool:
     """Returns whether a device is known to multiply in 8 bits.
-
-    Of GPUs these are NVIDIA's from compute capability 8.9 and AMD's from gfx94 on, of TPUs the
-    seventh generation.
 
     Example:
         >>> capabilities = "8.0", "8.9", "10.0", "gfx90a", "gfx942"
-        >>> [has_float8_units(Device("gpu", "a GPU", c)) for c in capabilities]
+        >>> [has_float8_units(Hardware("gpu", "a GPU", c)) for c in capabilities]
         [False, True, True, False, True]
     """
-    if device.platform == "tpu":
-        return "7" in device.kind
-    return device.capability.startswith(_AMD_FLOAT8) or (_number(device) or 0) >= 8.9
+    return "float8" in (_units(hardware) or ())
 
 
-def has_microscaling_units(device: Device) -> bool:
+def has_microscaling_units(hardware: Hardware) -> bool:
     """Returns whether a device is known to multiply in MXFP8: NVIDIA's GPUs from B200 on.
 
     Example:
-        >>> [has_microscaling_units(Device("gpu", "a GPU", c)) for c in ("9.0", "10.0", "gfx950")]
+        >>> [has_microscaling_units(Hardware("gpu", "a GPU", c)) for c in ("9.0", "10.0", "gfx950")]
         [False, True, False]
     """
-    return (_number(device) or 0) >= 10
-
-
-class Rates(NamedTuple):
-    """What a device does in a second, at best.
-
-    Args:
-        low: Floating point operations of 16-bit products, without sparsity.
-        full: Those of float32 products as XLA multiplies them by default: in TF32 on NVIDIA's GPUs
-            from compute capability 8.0 on, in bfloat16 on TPUs.
-        nbytes: Bytes to and from its memory.
-        source: Where the numbers are from.
-    """
-
-    low: float
-    full: float
-    nbytes: float
-    source: str
-
-
-_NVIDIA, _CLOUD = "NVIDIA's datasheet of the {}", "Google Cloud's page on the {}"
-
-# By what a device's name holds, the first that fits. 10**12 operations and bytes a second.
-_RATES: tuple[tuple[str, float, float, float, str], ...] = (
-    ("H200", 989.4, 494.7, 4.8, _NVIDIA.format("H200 SXM")),
-    ("H100 80GB HBM3", 989.4, 494.7, 3.35, _NVIDIA.format("H100 SXM")),
-    ("H100 PCIe", 756.0, 378.0, 2.0, _NVIDIA.format("H100 PCIe")),
-    ("A100-SXM4-80GB", 312.0, 156.0, 2.039, _NVIDIA.format("A100 80GB SXM")),
-    ("A100 80GB PCIe", 312.0, 156.0, 1.935, _NVIDIA.format("A100 80GB PCIe")),
-    ("A100-SXM4-40GB", 312.0, 156.0, 1.555, _NVIDIA.format("A100 40GB")),
-    ("A100-PCIE-40GB", 312.0, 156.0, 1.555, _NVIDIA.format("A100 40GB")),
-    ("NVIDIA L4", 121.0, 60.0, 0.3, _NVIDIA.format("L4")),
-    ("Tesla V100-SXM2", 125.0, 15.7, 0.9, _NVIDIA.format("V100 SXM2")),
-    ("Tesla T4", 65.0, 8.1, 0.32, _NVIDIA.format("T4")),
-    ("TPU v6 lite", 918.0, 918.0, 1.64, _CLOUD.format("TPU v6e")),
-    ("TPU v5 lite", 197.0, 197.0, 0.819, _CLOUD.format("TPU v5e")),
-    ("TPU v5", 459.0, 459.0, 2.765, _CLOUD.format("TPU v5p")),
-    ("TPU v4", 275.0, 275.0, 1.228, _CLOUD.format("TPU v4")),
-)
-
-
-def rates_of(device: Device) -> Rates | None:
-    """Returns the rates of a device, None where they are not known.
-
-    Example:
-        >>> rates = rates_of(Device("gpu", "NVIDIA H100 80GB HBM3", "9.0"))
-        >>> rates.source, round(rates.low / rates.nbytes)
-        ("NVIDIA's datasheet of the H100 SXM", 295)
-        >>> rates_of(Device("cpu", "cpu")) is None
-        True
-    """
-    for name, low, full, nbytes, source in _RATES:
-        if name in device.kind:
-            return Rates(1e12 * low, 1e12 * full, 1e12 * nbytes, source)
-    return None
+    return "blocks" in (_units(hardware) or ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,54 +133,44 @@ class Choice:
     reason: str
 
 
-def choose_for(device: Device) -> Choice:
+def choose_for(hardware: Hardware) -> Choice:
     """Returns what ``compute_dtype="auto"`` stands for on a device.
 
     Example:
-        >>> choose_for(Device("gpu", "Tesla T4", "7.5"))
+        >>> choose_for(Hardware("gpu", "Tesla T4", "7.5"))
         Choice(dtype=dtype('float16'), reason='Tesla T4 has tensor cores for float16 alone')
     """
-    kind = device.kind
-    if device.platform == "tpu":
-        return Choice(_BFLOAT16, f"the matrix units of {kind} multiply bfloat16")
-    if device.platform == "cpu":
+    kind, capability, units = hardware.kind, hardware.capability, _units(hardware)
+    if hardware.platform == "cpu":
         kernels = cpu_kernels()
         return Choice(_BFLOAT16 if kernels.wide else None, kernels.reason)
-    if device.capability.startswith("gfx"):
-        if device.capability.startswith(_AMD_BFLOAT16):
-            return Choice(_BFLOAT16, f"the matrix units of {kind} multiply bfloat16")
-        return Choice(None, f"{kind} ({device.capability}) has no matrix units for 16 bits")
-    number = _number(device)
-    if number is None:
-        return Choice(None, f"nothing is known of 16 bits on {kind} ({device.platform})")
-    if number >= 8:
-        return Choice(_BFLOAT16, f"the tensor cores of {kind} multiply bfloat16")
-    if number >= 7:
-        return Choice(_FLOAT16, f"{kind} has tensor cores for float16 alone")
-    return Choice(None, f"{kind} has no tensor cores")
+    if units is None:
+        return Choice(None, f"nothing is known of 16 bits on {kind} ({hardware.platform})")
+    # As NVIDIA calls its own: only its GPUs have a number for a capability.
+    what = "tensor cores" if capability[:1].isdigit() else "matrix units"
+    if "bfloat16" in units:
+        return Choice(_BFLOAT16, f"the {what} of {kind} multiply bfloat16")
+    if "float16" in units:
+        return Choice(_FLOAT16, f"{kind} has {what} for float16 alone")
+    if what == "tensor cores":
+        return Choice(None, f"{kind} has no tensor cores")
+    of = f"{kind} ({capability})" if capability else kind
+    return Choice(None, f"{of} has no matrix units for 16 bits")
 
 
-def preferred_for(device: Device) -> Choice:
+def preferred_for(hardware: Hardware) -> Choice:
     """Returns what a policy without a compute dtype stands for on a device: 16 bits in any case.
 
     Example:
-        >>> [str(preferred_for(Device("gpu", "a GPU", n)).dtype) for n in ("7.5", "8.0")]
+        >>> [str(preferred_for(Hardware("gpu", "a GPU", n)).dtype) for n in ("7.5", "8.0")]
         ['float16', 'bfloat16']
-        >>> preferred_for(Device("cpu", "cpu")).reason
+        >>> preferred_for(Hardware("cpu", "cpu")).reason
         'the default on a CPU'
     """
     # What a CPU has kernels for takes 0.1 s to find out, and would not change the answer.
-    if device.platform == "cpu":
+    if hardware.platform == "cpu":
         return Choice(_BFLOAT16, "the default on a CPU")
-    choice = choose_for(device)
+    choice = choose_for(hardware)
     if choice.dtype is not None:
         return choice
     return Choice(_BFLOAT16, f"the default, although {choice.reason}")
-
-
-def _number(device: Device) -> float | None:
-    """Returns the compute capability of an NVIDIA GPU, None for any other device."""
-    try:
-        return float(device.capability)
-    except ValueError:
-        return None

@@ -22,7 +22,7 @@ from jmp_autocast.interpreters.primitives.traits import TRAITS, having
 PAGE = pathlib.Path(__file__).parents[1] / "concepts" / "planner.md"
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports this file
 
-from pages import run  # noqa: E402
+from pages import filled, run  # noqa: E402
 
 _MOST_NAMES = 12  # of the primitives in a cell
 _MEANING = re.compile(r"^ *([A-Z_0-9]+): (.+)\.$", re.MULTILINE)
@@ -66,14 +66,7 @@ _SECTIONS: dict[str, Callable[[], str]] = {
 
 def render() -> str:
     """Returns the text of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, section in _SECTIONS.items():
-        begin, end = f"<!-- {name} -->\n", "<!-- end -->"
-        before, found, rest = text.partition(begin)
-        if not found:
-            raise LookupError(f"{PAGE} has no line {begin.strip()}. Add it, and {end.strip()}.")
-        text = before + begin + section() + "\n" + end + rest.partition(end)[2]
-    return text
+    return filled(PAGE, _SECTIONS)
 
 
 def main(arguments: Sequence[str] | None = None, page: pathlib.Path = PAGE) -> int:

@@ -5,7 +5,24 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+
+def filled(page: pathlib.Path, sections: Mapping[str, Callable[[], str]]) -> str:
+    """Returns the text of a page with what stands between ``<!-- NAME -->`` and ``<!-- end -->``.
+
+    Args:
+        page: Its file.
+        sections: From each name to what returns the text there.
+    """
+    text = page.read_text(encoding="utf-8")
+    for name, section in sections.items():
+        begin, end = f"<!-- {name} -->\n", "<!-- end -->"
+        before, found, rest = text.partition(begin)
+        if not found:
+            raise LookupError(f"{page} has no line {begin.strip()}. Add it, and {end.strip()}.")
+        text = before + begin + section() + "\n" + end + rest.partition(end)[2]
+    return text
 
 
 def run(

@@ -33,7 +33,9 @@ def run_explain(options: argparse.Namespace) -> int:
             )
         fn, policy = autocast(fn, policy=policy, residuals=options.residuals), None
     args, kwargs = arguments_of(options)
-    report = explain(jax.grad(fn) if options.gradient else fn, *args, policy=policy, **kwargs)
+    device = options.device and ("all" if "all" in options.device else options.device)
+    target = jax.grad(fn) if options.gradient else fn
+    report = explain(target, *args, policy=policy, device=device, **kwargs)
     print(report)
     written(options.html, report.to_html)
     written(options.json, report.to_json)

@@ -3,6 +3,7 @@
 examples:
   jmp-autocast explain model:loss --args model:arguments --compute-dtype bfloat16
   jmp-autocast explain model:loss --args model:arguments --gradient --html report.html
+  jmp-autocast explain model:loss --args model:arguments --device h100 --device v5e
   jmp-autocast stats model:loss --args model:arguments --json stats.json
   jmp-autocast check model:loss --args model:arguments --gradient
   jmp-autocast audit model:loss --args model:arguments --json findings.json
@@ -31,6 +32,7 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
+from ..devices import as_device
 from ..inspect.auditing.kinds import KINDS
 from ..keep_less import Residuals, as_choice
 from ..policies.choices import LEVELS
@@ -68,6 +70,13 @@ def _residuals(text: str) -> Residuals:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _device(text: str) -> str:
+    try:
+        return text if text == "all" else as_device(text).name
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 # --- what each command takes, as `add_argument` takes it, in the order of its help --------------
 
 _Options: TypeAlias = dict[str, dict[str, Any]]
@@ -98,6 +107,15 @@ _KEPT: _Options = {
     "--residuals": {
         "type": _residuals,
         "help": "what is kept for the backward pass: auto, recompute, or a share such as 0.5",
+    }
+}
+_DEVICE: _Options = {
+    "--device": {
+        "action": "append",
+        "type": _device,
+        "metavar": "NAME",
+        "help": "explain it for another device, such as h100, v5e or mi300x, and say what it takes "
+        "there; several times for devices beside each other, all for all that are known",
     }
 }
 _OVERFLOW = "run it in float32, and find what a float16 could not hold"
@@ -151,7 +169,11 @@ _GOAL: _Options = {
 _COMMANDS: dict[str, tuple[str, _Options, list[_Options]]] = {
     "explain": (
         "which equation runs in which dtype, and why; nothing is computed",
-        _POLICY | _ONE_CALL | {"--html": {**_FILE, "help": "write a page as well"}} | _KEPT,
+        _POLICY
+        | _ONE_CALL
+        | {"--html": {**_FILE, "help": "write a page as well"}}
+        | _KEPT
+        | _DEVICE,
         [],
     ),
     "stats": (

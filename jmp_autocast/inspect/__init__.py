@@ -1,5 +1,6 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
+from ..devices import Device
 from ..interpreters.keep.account import CutValue
 from .auditing.audit import AuditReport, Finding, audit
 from .compiled.beside import PlannedAndMade
@@ -24,9 +25,10 @@ from .report.explain import explain
 from .report.jaxprs import OpCount, OpCounts, op_stats
 from .report.kept import CutJaxpr, Island, KeptArray, KeptReport, explain_kept
 from .report.report import Change, Difference, Report
-from .report.roofline import Roofline
+from .report.roofline import DeviceTime, Roofline, ScopeTime
 from .report.rows import Row
 from .report.totals import Share, Totals
+from .report.wire import Wire
 from .tuning.tune import tune
 from .tuning.tune_report import KeptOperation, TuneReport
 
@@ -46,6 +48,8 @@ __all__ = [
     "CutJaxpr",
     "CutValue",
     "Deviation",
+    "Device",
+    "DeviceTime",
     "Difference",
     "Finding",
     "GradientError",
@@ -64,9 +68,11 @@ __all__ = [
     "Roofline",
     "Row",
     "ScopeError",
+    "ScopeTime",
     "Share",
     "Totals",
     "TuneReport",
+    "Wire",
     "audit",
     "check_numerics",
     "compare",

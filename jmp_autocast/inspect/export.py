@@ -131,6 +131,20 @@ def scaled(value: float) -> str:
     return f"{value:.3g}{unit and ' ' + unit}" if unit else f"{value:.0f} "
 
 
+def timed(seconds: float | None) -> str:
+    """Returns a time with the prefix that suits its size; ``"-"`` for one that is not known.
+
+    Example:
+        >>> timed(0.0123), timed(4e-6), timed(None)
+        ('12.3 ms', '4 us', '-')
+    """
+    if seconds is None:
+        return "-"
+    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+    unit, size = next((pair for pair in units if seconds >= pair[1]), units[-1])
+    return f"{seconds / size:.3g} {unit}"
+
+
 def counted(count: int, one: str, many: str = "") -> str:
     """Returns a number with its noun.
 

@@ -14,6 +14,7 @@ from jmp_autocast import (
     explain_kept,
     op_stats,
 )
+from jmp_autocast.inspect import Device
 from jmp_autocast.inspect.compiled.hlo import UnreadableError
 from tests.support.hlo_texts import TEXTS, module_of
 
@@ -58,6 +59,69 @@ ROWS = [
         lambda w, tool: tool(autocast(loss_at_call, enabled=False), w.params, X),
         ValueError,
         "enabled=False | loss | no plan | enabled=True",
+    ),
+    Row(
+        "explain",
+        "a device that is misspelled",
+        lambda w: explain(loss, w.params, X, device="h1000"),
+        ValueError,
+        "device='h1000' | Did you mean 'h100' | must be a known device | inspect.Device",
+    ),
+    Row(
+        "explain",
+        "a part of a device's name",
+        lambda w: explain(loss, w.params, X, device=["v5e", "a100-30gb"]),
+        ValueError,
+        "device='a100-30gb' | Did you mean 'a100 80gb' | Known are GB200, .*, and cpu | rates",
+    ),
+    Row(
+        "explain",
+        "a number for a device",
+        lambda w: explain(loss, w.params, X, device=100),
+        TypeError,
+        'device | 100 of type int | the name of a device | Write device="h100"',
+    ),
+    Row(
+        "explain",
+        "a device in GB",
+        lambda w: explain(loss, w.params, X, device=Device("mine", float32=20e12, memory=900)),
+        ValueError,
+        "Device.memory | 900 | in a second | Write 900e9 for",
+    ),
+    Row(
+        "explain",
+        "a rate as text",
+        lambda w: explain(loss, w.params, X, device=Device("mine", float32="20 T", memory=1e12)),
+        TypeError,
+        "Device.float32 | '20 T' | is a number | Write 900e9",
+    ),
+    Row(
+        "explain",
+        "a device without memory",
+        lambda w: explain(loss, w.params, X, device=Device("mine", float32=20e12)),
+        ValueError,
+        "Device | 'mine' | needs float32= and memory= | as Device",
+    ),
+    Row(
+        "explain",
+        "a launch in microseconds",
+        lambda w: Device("mine", float32=20e12, memory=1e12, launch=2),
+        ValueError,
+        "Device.launch | 2 | is seconds | Write 2e-6",
+    ),
+    Row(
+        "explain",
+        "float32 in a dtype without a rate",
+        lambda w: Device("mine", float32=20e12, memory=1e12, multiplies="tf32"),
+        ValueError,
+        "Device.multiplies | 'tf32' | have a rate | Give tf32=",
+    ),
+    Row(
+        "explain",
+        "rates without a name",
+        lambda w: Device(20e12),
+        TypeError,
+        'Device | 2.*of type float | takes a name | Write Device\\("mine"',
     ),
     Row(
         "explain",

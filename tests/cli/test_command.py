@@ -90,6 +90,26 @@ def test_explain(capsys):
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("line", "names", "dtype"),
+    [
+        ("--device h100", ["H100 SXM"], "bfloat16"),
+        ("--device t4 --device v5e", ["T4", "TPU v5e"], "float16"),
+        ("--device all", ["GB200", "H100 SXM", "T4", "TPU v5e", "CPU"], "bfloat16"),
+    ],
+)
+def test_explain_for_another_device(line, names, dtype, capsys):
+    assert run(f"explain {LOSS} {line} --json report.json") == 0
+    text = capsys.readouterr().out
+    assert f"\nno gain on {names[0]}" in text.replace("roofline    ", "\n")
+    found = json.loads(pathlib.Path("report.json").read_text("utf-8"))
+    devices = [time["device"] for time in found["devices"]]
+    assert [name for name in names if name in devices] == names
+    assert found["compute_dtype"] == dtype
+    assert len(devices) == len(names) or line.endswith("all")
+
+
+@pytest.mark.usefixtures("folder")
 def test_explain_what_is_kept(capsys):
     assert run(f"explain {LOSS} --residuals recompute --json report.json") == 0
     text = capsys.readouterr().out
@@ -278,6 +298,8 @@ WRONG = {
     f"explain {LOSS} --residuals all": "or a share from 0 to 1, got 'all'",
     f"explain {LOSS} --residuals 2": "it must be from 0",
     f"explain {LOSS} --residuals auto --gradient": "a gradient keeps nothing for another pass",
+    f"explain {LOSS} --device h1000": "device='h1000' must be a known device. Did you mean 'h100'?",
+    f"stats {LOSS} --device h100": "unrecognized arguments: --device",
     f"audit {LOSS} --ignore los": "invalid choice: 'los'",
     f"audit {LOSS} --policy bf16.toml": "unrecognized arguments: --policy",
     f"{TUNE} none": "must be a positive number such as 0.01, got 'none'",
@@ -348,7 +370,11 @@ def test_help(command, capsys):
     text = capsys.readouterr().out
     assert "examples:" in text
     assert "exit codes: 0 all is well; 1 check found a fault" in text
-    own = {"explain": ["--html"], "audit": ["--ignore"], "tune": ["--tolerance", "--log"]}
+    own = {
+        "explain": ["--html", "--device"],
+        "audit": ["--ignore"],
+        "tune": ["--tolerance", "--log"],
+    }
     for option in own.get(command, []):
         assert option in text
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jmp_autocast import Float8, Policy, autocast, explain
-from jmp_autocast.backend import Device
+from jmp_autocast.backend import Hardware
 from jmp_autocast.float8 import units
 from tests.support import float8_reference as reference
 from tests.support.float8_reference import bfloat16, scale_of
@@ -172,7 +172,7 @@ def test_sizes_without_whole_blocks_stay_in_the_compute_dtype(scaling, of_w, of_
 
 @BOTH
 def test_what_a_gpu_gets_and_which_do_not(scaling, monkeypatch):
-    device = lambda *args: monkeypatch.setattr(units, "default_device", lambda: Device(*args))
+    device = lambda *args: monkeypatch.setattr(units, "default_device", lambda: Hardware(*args))
     low, w, x = in_blocks(layer, scaling, emulate=False), A[scaling]["w"], A[scaling]["x"]
     device("gpu", "NVIDIA B200", "10.0")
     # What JAX partitions by a rule of its own, `scaled_matmul`, holds tracers in a cycle.

@@ -20,7 +20,7 @@ from jmp_autocast import (
     full_precision,
     op_stats,
 )
-from jmp_autocast.backend import Device
+from jmp_autocast.backend import Hardware
 from jmp_autocast.float8 import units
 from jmp_autocast.quantize_params import QuantizedArray
 from tests.support.jaxprs import find, trace
@@ -181,7 +181,7 @@ DEVICES = {
 @pytest.mark.parametrize("name", DEVICES)
 def test_backends_without_units(name, monkeypatch):
     platform, kind, capability, message = DEVICES[name]
-    device = Device(platform, kind, capability)
+    device = Hardware(platform, kind, capability)
     monkeypatch.setattr(units, "default_device", lambda: device)
     fn, policy = lambda p, x: x @ p["w"], recipe(emulate=False)
     if message is None:

@@ -49,13 +49,27 @@ def difference():
 PAGES = {
     "explain": (
         lambda: explain(model, PARAMS, X, policy=BF16),
-        ["Precision report", "Modules", "casts"],
-        {"Equations": ("FLOPs", lambda report: len(report.rows))},
+        [
+            "Precision report",
+            "Modules",
+            "casts",
+            "H100 SXM",
+            "too small: a kernel takes",
+            "instead of",
+        ],
+        {
+            "Equations": ("FLOPs", lambda report: len(report.rows)),
+            "Products on each device, at best": ("16 bits", lambda r: len(r.devices)),
+            "What gains nothing by 16 bits": (
+                *("16 bits", lambda r: sum(len(d.no_gain) for d in r.devices)),
+            ),
+        },
     ),
     "kept": (
         lambda: explain_kept(keep_less(model), PARAMS, X),
         ["Kept for the backward pass", "in each of 3 runs", "a contraction is never done again"],
         {
+            "By scope, the most bytes first": ("bytes kept", lambda r: len(r.by_scope())),
             "Arrays that are kept, the largest first": ("times", lambda r: len(r.arrays)),
             "Computed again, in program order": ("FLOPs", lambda r: len(r.islands)),
         },
@@ -165,6 +179,49 @@ def test_the_picture_draws_each_value(show, reports):
     for kind, fate in {"kept": "kept", "again": "computed again", "unread": "not read"}.items():
         expected = sum(value.fate == fate for value in cut.values)
         assert page.locator(f".picture g.{kind}").count() == expected > 0
+
+
+def test_the_first_picture_is_by_scope(show, reports):
+    report = reports("kept")
+    page = show(report)
+    bars = page.locator(".picture").first.locator(".scope-bar")
+    said = bars.locator("> title").all_text_contents()
+    assert len(said) == len(report.by_scope()) > 1
+    kept, again = next(iter(report.by_scope().values()))
+    assert 0 < kept < 1000 < again
+    assert f": {kept} B kept, {again / 1000:.2f} kB computed again" in said[0]
+
+
+def test_a_long_cut_is_drawn_by_its_largest_values(show):
+    def long(params, x):
+        def layer(h, w):
+            for k in range(250):
+                h = jnp.sin(h) * 1.5 if k % 50 else jnp.sin(h @ w)
+            return h, None
+
+        return jnp.sum(jax.lax.scan(layer, x, params["ws"])[0])
+
+    report = explain_kept(keep_less(long), PARAMS, X)
+    (cut,) = report.cuts
+    assert len(cut.values) > 400
+    page = show(report)
+    drawn = page.evaluate("data.cuts[0][3].map((value) => value.nbytes)")
+    assert sorted(drawn) == sorted(value.nbytes for value in cut.values)[-400:]
+    assert f"{len(cut.values) - 400} smaller values in JSON" in page.inner_text("body")
+
+
+def test_a_collective_has_a_table(show):
+    auto = jax.sharding.AxisType.Auto
+    mesh = jax.sharding.AbstractMesh((4,), ("d",), axis_types=(auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    fn = jax.shard_map(
+        lambda x: jax.lax.all_gather(x @ x.T, "d"), mesh=mesh, in_specs=spec, out_specs=spec
+    )
+    page = show(explain(fn, jax.ShapeDtypeStruct((64, 64), np.float32), policy=BF16))
+    card = page.locator(".card", has=page.get_by_role("heading", name="What each device sends"))
+    assert card.locator(".row").all_inner_texts()[0].split("\t")[:3] == [
+        *("all_gather", "bfloat16", "4"),
+    ]
 
 
 HOSTILE = [

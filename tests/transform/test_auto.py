@@ -21,7 +21,7 @@ from jmp_autocast import (
     quantize_params,
     tune,
 )
-from jmp_autocast.backend import Device, choose_for, default_device, preferred_for
+from jmp_autocast.backend import Hardware, choose_for, default_device, preferred_for
 from tests.support.jaxprs import dot_dtypes
 from tests.support.processes import environment_without_devices
 
@@ -45,10 +45,10 @@ X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 )
 def test_the_hardware_decides(device, dtype, reason, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "cpu_features", lambda: frozenset())
-    choice = choose_for(Device(*device))
+    choice = choose_for(Hardware(*device))
     assert choice.dtype == (None if dtype is None else jnp.dtype(dtype))
     assert reason in choice.reason
-    monkeypatch.setattr(jmp_autocast.call.options, "default_device", lambda: Device(*device))
+    monkeypatch.setattr(jmp_autocast.call.options, "default_device", lambda: Hardware(*device))
     # Asked when it is traced, whatever dtype the policy names.
     fn = autocast(jnp.matmul, compute_dtype="auto", policy=FP16)
     report = explain(fn, X, X)
@@ -72,7 +72,7 @@ def test_a_cpu_is_asked(features, has_kernel, reason, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "cpu_features", lambda: frozenset(features))
     monkeypatch.setattr(cpu_kernels, "_has_kernel", lambda dtype: has_kernel)
     try:
-        choice = choose_for(Device("cpu", "cpu"))
+        choice = choose_for(Hardware("cpu", "cpu"))
     finally:
         cpu_kernels._kernels_with.cache_clear()
     fast = has_kernel and "none of" not in reason
@@ -118,8 +118,8 @@ def test_without_fast_kernels_nothing_is_lowered_but_what_a_scope_names(monkeypa
     ],
 )
 def test_the_default_is_that_of_the_device(device, dtype, reason, monkeypatch):
-    monkeypatch.setattr(jmp_autocast.call.options, "default_device", lambda: Device(*device))
-    assert preferred_for(Device(*device)).dtype == dtype
+    monkeypatch.setattr(jmp_autocast.call.options, "default_device", lambda: Hardware(*device))
+    assert preferred_for(Hardware(*device)).dtype == dtype
     jax.devices()
     for options in ({}, {"policy": Policy(level="compute")}, {"compute_dtype": "default"}):
         fn = autocast(jnp.matmul, **options)

@@ -24,9 +24,11 @@ from ..export import Exported, plain, saved
 # which have a bar. All others are texts.
 _KINDS = {
     **dict.fromkeys(("introduced", "error", "error of cotangents", "of all"), "error"),
-    **dict.fromkeys(("times", "steps", "lost", "cotangents lost"), "count"),
+    **dict.fromkeys(("times", "steps", "lost", "cotangents lost", "devices"), "count"),
     **dict.fromkeys(("FLOPs", "largest", "sent"), "number"),
-    "bytes": "bytes",
+    **dict.fromkeys(("bytes", "bytes kept", "bytes computed again", "bytes in float32"), "bytes"),
+    "gain": "gain",
+    **dict.fromkeys(("float32", "by default", "TF32", "16 bits", "float8", "wire"), "seconds"),
 }
 # Of which field of an item, where the title is no name of one.
 _FIELDS = {
@@ -38,8 +40,17 @@ _FIELDS = {
 
 # A page of rows has modules, a chart and a panel for each row; a page of tables has tables.
 _SCRIPTS = {
-    "rows": ("text.js", "rows.js", "chart.js", "tree.js", "table.js", "panel.js", "report.js"),
-    "tables": ("text.js", "chart.js", "table.js", "tables.js"),
+    "rows": (
+        "text.js",
+        "rows.js",
+        "chart.js",
+        "tree.js",
+        "table.js",
+        "panel.js",
+        "sections.js",
+        "report.js",
+    ),
+    "tables": ("text.js", "chart.js", "table.js", "sections.js", "tables.js"),
 }
 
 # What the page may do: run and apply what is in it, by hash, and nothing else.

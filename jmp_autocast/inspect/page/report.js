@@ -158,8 +158,15 @@ function fillHead() {
     fact(totals.parameters.toLocaleString("en"), "parameters", `${plural(totals.cast_parameters, "16-bit copy").replace("copys", "copies")}`),
   ];
   if (totals.residual_nbytes !== null) {
+    const declared = totals.declared_residual_nbytes;
+    const instead = declared === null ? "" : `instead of ${number(declared, "B")} in ${data.wide_dtype}; `;
     facts.splice(3, 0, fact(number(totals.residual_nbytes, "B"), "kept for the backward pass",
-      `${number(totals.float32_residual_nbytes, "B")} in float32`));
+      `${instead}${number(totals.float32_residual_nbytes, "B")} of it in ${data.wide_dtype}`));
+  }
+  const { roofline } = data;
+  if (roofline && roofline.speedup !== null) {
+    const gain = roofline.speedup < 1.05 ? "no gain" : `${Number(roofline.speedup.toPrecision(2))}\u00d7 at most`;
+    facts.splice(1, 0, fact(gain, `on ${roofline.device}`, roofline.says));
   }
   find("facts").replaceChildren(...facts);
   const notices = [];
@@ -182,6 +189,7 @@ function fillKey() {
 
 fillHead();
 fillKey();
+data.sections.filter((section) => section.rows.length).forEach(drawSection);
 fillSelect("dtype", "all dtypes", (row) => row.dtype);
 fillSelect("primitive", "all primitives", (row) => row.primitive);
 fillSelect("reason", "all reasons", (row) => row.reason);

@@ -1,60 +1,31 @@
-// A page of pictures and tables: what several reports show.
+// A page of pictures and tables: what is kept for the backward pass, and what other reports show.
 
-const DECADES = 7; // a bar is as long as the logarithm of an error: from 1e-7 to 1
-const SEARCHED = 15; // a table of more rows can be searched
 const [ACROSS, TALL, NAMES] = [14, 90, 150]; // pixels of a bar, and of the names below the bars
+const [LONG, LINES, WORDS] = [420, 20, 330]; // of a bar of a scope, of its line, and of its name
 
-// JSON has no infinity, and no NaN.
-function amount(value) {
-  if (typeof value === "number") return value;
-  return value === "inf" ? Infinity : -Infinity;
-}
-
-const TEXTS = {
-  text: (value) => (typeof value === "number" ? value.toFixed(5) : String(value)),
-  count: (value) => value.toLocaleString("en"),
-  number: (value) => (typeof value === "number" ? number(value) : value),
-  bytes: (value) => number(value, "B"),
-  error: (value) => (typeof value === "number" ? String(Number(value.toPrecision(2))) : value),
-};
-
-function column([title, kind], k) {
-  const isText = kind === "text";
-  const bar = (cell, row) => {
-    const share = row.cells[k] === 0 ? 0 : 1 + Math.log10(amount(row.cells[k])) / DECADES;
-    cell.style.setProperty("--share", `${100 * Math.min(Math.max(share || 0, 0), 1)}%`);
-  };
-  return {
-    key: `c${k}`, title, kind: isText ? "code" : kind === "error" ? "error number" : "number",
-    value: (row) => (isText ? row.cells[k] : amount(row.cells[k])),
-    text: (row) => TEXTS[kind](row.cells[k]),
-    style: kind === "error" ? bar : null,
-  };
-}
-
-function drawSection({ title, columns, rows }, n) {
-  const all = rows.map((cells, index) => ({
-    index, cells: cells.map((cell) => (Array.isArray(cell) ? `[${cell.join(",")}]` : cell)),
-  }));
-  const grid = element("div", { class: "grid", id: `table${n}`, role: "grid", tabindex: 0, "aria-label": title });
-  const count = element("p", { class: "quiet", "aria-live": "polite" }, plural(rows.length, "row"));
-  const card = element("section", { class: "card" },
-    element("div", { class: "card-head" }, element("h2", null, title), count));
-  if (rows.length > SEARCHED) {
-    const search = element("input", { type: "search", placeholder: "Search \u2026", "aria-label": `Search: ${title}` });
-    search.addEventListener("input", () => {
-      const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-      const texts = (row) => row.cells.join("\n").toLowerCase();
-      const some = all.filter((row) => words.every((word) => texts(row).includes(word)));
-      count.textContent = `${some.length.toLocaleString("en")} of ${plural(all.length, "row")}`;
-      table.show(some);
-    });
-    card.append(element("div", { class: "filters" }, search));
-  }
-  card.append(grid);
-  find("sections").append(card);
-  const table = new Table(grid, columns.map(column), all);
-  table.show(all);
+// What each scope keeps, filled, and what is computed again there, outlined.
+function drawScopes(scopes) {
+  const most = Math.max(...scopes.map(([, kept, again]) => kept + again), 1);
+  const caption = "What each scope keeps for the backward pass, filled, and what is computed again in it, "
+    + "outlined. Scopes that differ by a number are one.";
+  const [width, height] = [WORDS + LONG + 90, LINES * scopes.length];
+  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": caption });
+  scopes.forEach(([scope, kept, again], k) => {
+    const name = visible(scope);
+    const shown = name.length > 46 ? `\u2026${name.slice(-45)}` : name;
+    const [x, y] = [WORDS, LINES * k + 3];
+    const [filled, outlined] = [(LONG * kept) / most, (LONG * again) / most];
+    const said = svg("title", {});
+    said.textContent = `${name}: ${number(kept, "B")} kept, ${number(again, "B")} computed again`;
+    const group = svg("g", { class: "scope-bar" });
+    const parts = [["kept", x, filled], ["again", x + filled + 1, outlined]].filter(([, , long]) => long > 0);
+    group.append(said, svgText(0, y + 11, shown, "name"), ...parts.map(([kind, from, long]) => (
+      svg("rect", { class: kind, x: from, y, width: Math.max(long, 1), height: LINES - 8 })
+    )), svgText(x + filled + outlined + 8, y + 11, number(kept, "B"), "name"));
+    picture.append(group);
+  });
+  find("sections").append(element("section", { class: "card" }, element("h2", null, "By scope"),
+    element("div", { class: "picture", tabindex: 0 }, picture), element("p", { class: "quiet" }, caption)));
 }
 
 function drawCut([scope, times, count, values]) {
@@ -63,7 +34,7 @@ function drawCut([scope, times, count, values]) {
   const caption = "Each bar is a value, in program order, as high as its bytes (the highest: "
     + `${number(largest, "B")}${times > 1 ? `, in each of ${times} runs` : ""}). Filled: kept for the `
     + "backward pass. Outlined: computed again there. A line: no derivative reads it."
-    + (count > values.length ? ` ${plural(count - values.length, "value")} more in JSON.` : "");
+    + (count > values.length ? ` ${plural(count - values.length, "smaller value")} in JSON.` : "");
   const [width, height] = [ACROSS * (values.length + 1), TALL + NAMES];
   const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": caption });
   values.forEach((v, k) => {
@@ -84,5 +55,6 @@ function drawCut([scope, times, count, values]) {
     element("div", { class: "picture", tabindex: 0 }, picture), element("p", { class: "quiet" }, caption)));
 }
 
+if (data.scopes && data.scopes.length) drawScopes(data.scopes);
 data.cuts.forEach(drawCut);
 data.sections.forEach(drawSection);

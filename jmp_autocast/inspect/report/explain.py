@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import DTypeLike
 
 from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
-from ...backend import default_device
+from ...backend import default_device, device_of, hardware_of, supposing
 from ...call.arguments import check_function, name_of
 from ...call.fitting import of_a_call
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
+from ...devices import CPU, Device, as_device, known_devices
 from ...interpreters import Source
 from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.unknown import unknown_primitives
 from ...interpreters.after.walk import Visit, walk_plan
-from ...interpreters.compat import AnyJaxpr, body_of, fresh_make_jaxpr, jaxpr_as_fun, scope_names
+from ...interpreters.compat import (
+    AnyJaxpr,
+    ClosedJaxpr,
+    body_of,
+    fresh_make_jaxpr,
+    jaxpr_as_fun,
+    scope_names,
+)
 from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueState, Want
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
@@ -31,10 +41,12 @@ from ...scopes import BECAUSE, GOVERNED, read_mark
 from ..progress_bar import Show, shown_progress
 from .jaxprs import count_casts
 from .kept import KeptBytes, is_gradient, kept_bytes, kept_of
+from .products import products_of
 from .report import Report
-from .roofline import roofline_of
-from .rows import Row, rows_of
+from .roofline import device_time, roofline_of
+from .rows import Row, note_on_sizes, rows_of
 from .totals import Totals, contraction_flops, guarded
+from .wire import is_partitioned, wire_of
 
 
 @of_a_call("explain(fn, *args)")
@@ -44,6 +56,7 @@ def explain(
     policy: PolicyLike | None = None,
     compute_dtype: DTypeLike | None = None,
     level: Level | None = None,
+    device: str | Device | Sequence[str | Device] | None = None,
     **kwargs: Any,
 ) -> Report:
     """Reports in which dtypes `autocast` runs a function, and the reason of each.
@@ -62,15 +75,20 @@ def explain(
         policy: As for `autocast`; None for the wrapper's own, or the default.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
         level: As for `Policy.with_level`; None for the policy's.
+        device: The device to explain it for, by name (``"h100"``, ``"a100-40gb"``, ``"v5e"``,
+            ``"mi300x"``, ``"cpu"``) or as a `jmp_autocast.inspect.Device` with its rates. The
+            default dtype is then that of this device, and the report says what the program takes
+            there at best. Of several the first chooses the dtype, and all stand beside each other;
+            ``"all"`` are all that are known. None for the default device.
         **kwargs: Its keyword arguments.
 
     Returns:
         The report, for ``print(report)``, ``report.rows`` and ``report.totals``.
 
     Raises:
-        TypeError: ``fn`` is not callable.
+        TypeError: ``fn`` is not callable, or ``device`` is no device.
         ValueError: ``fn`` is an `autocast` wrapper that is not enabled, or one whose policy
-            ``policy`` contradicts.
+            ``policy`` contradicts; no device of that name is known.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -84,16 +102,60 @@ def explain(
         >>> next(row.operands for row in report.rows if row.primitive == "exp")
         ('float32',)
     """
+    devices = _devices(device)
     chosen = tool_options(compute_dtype, policy, level)
     wrapper = looked_at(fn, chosen, "explain", args, kwargs)
     as_it_runs = chosen is None and wrapper is not fn
-    with shown_progress(None) as show:
-        return _explained(fn, wrapper, as_it_runs, args, kwargs, show)
+    with shown_progress(None) as show, supposing(devices[0]) if device else nullcontext():
+        report, ran = _explained(fn, wrapper, as_it_runs, args, kwargs, show)
+        return _on_devices(report, ran, devices, bool(device))
+
+
+def _devices(asked: Any) -> tuple[Device, ...]:
+    """Returns the devices that a report is about; the first of them chooses the dtype if asked."""
+    if asked not in (None, "all"):
+        several = asked if isinstance(asked, list | tuple) else (asked,)
+        return tuple(map(as_device, several)) or _devices("all")
+    # What JAX runs on is the first, but a CPU the last: it has no rates.
+    hardware = default_device()
+    here, known = device_of(hardware), known_devices()
+    first = [here] if here else []
+    return (*first, *(d for d in known if d is not here), *[CPU] * (hardware.platform == "cpu"))
+
+
+class _Ran(NamedTuple):
+    """What a report is about: the visits of its rows, the call, and the program that runs."""
+
+    visits: Sequence[Visit]
+    planned: PlannedCall
+    rewritten: ClosedJaxpr
+
+
+def _on_devices(report: Report, ran: _Ran, devices: Sequence[Device], asked: bool) -> Report:
+    """Returns the report with what the program takes on devices."""
+    rows, call = report.rows, ran.planned.call
+    wire = wire_of(ran.rewritten)
+    if report.wide_dtype != FLOAT32.name or note_on_sizes(rows):
+        return dataclasses.replace(report, wire=wire)  # no rates of float64 are known here
+    sizes = zip(call.paths, (math.prod(x.shape) for x in call.shapes), strict=True)
+    products = products_of(rows, dict(sizes))
+    note = _PARTITIONED if is_partitioned(ran.visits, call.arrays) else ""
+    hardware = hardware_of(devices[0]) if asked else default_device()
+    return dataclasses.replace(
+        report,
+        wire=wire,
+        roofline=roofline_of(products, wire, hardware, note),
+        devices=tuple(device_time(products, wire, d) for d in devices if products.rows),
+        asked=asked,
+    )
+
+
+_PARTITIONED = "on one device: what XLA's partitioner splits and sends is not known before"
 
 
 def _explained(
     fn: Any, wrapper: Autocast, as_it_runs: bool, args: Any, kwargs: Any, show: Show
-) -> Report:
+) -> tuple[Report, _Ran]:
     show("tracing and planning", 0, 2)
     with ANNOTATED(as_it_runs):  # which changes nothing in a program that holds no autocast
         planned = wrapper.planned(*args, **kwargs)
@@ -104,17 +166,18 @@ def _explained(
     visits = walk_plan(planned.plan, planned.call.paths)
     rows = tuple(rows_of(visits, chosen))
     unmatched = unmatched_patterns(chosen, {visit.scope for visit in visits})
-    totals = _totals(planned, rows, unmatched)
+    rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
+    totals = _totals(planned, rewritten, rows, unmatched)
     dtype, reason = str(chosen.compute_dtype), ""
     if planned.choice is not None:
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
     kept = None if planned.residuals.is_off else kept_of(planned, name_of(fn))
     wide = chosen.wide_dtype
-    roofline = roofline_of(rows, default_device(), wide)
-    return Report(name_of(fn), dtype, rows, totals, reason, kept, roofline, wide.name)
+    report = Report(name_of(fn), dtype, rows, totals, reason, kept, wide_dtype=wide.name)
+    return report, _Ran(visits, planned, rewritten)
 
 
-def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
+def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> tuple[Report, _Ran]:
     """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
     plan = declared_plan(planned.traced, planned.plan.wide)
     visits = walk_plan(plan, planned.call.paths)
@@ -125,11 +188,12 @@ def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     wide = wide_of(rows)
     planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, wide=wide, inputs=inputs))
     copies = sum(is_parameter_copy(row, wide) for row in rows)
-    totals = _totals(planned, rows, ())
+    rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
+    totals = _totals(planned, rewritten, rows, ())
     totals = dataclasses.replace(totals, cast_parameters=copies, unknown=())
-    roofline = roofline_of(rows, default_device(), wide)
     dtype = low_dtypes(rows, wide)
-    return Report(name, dtype, rows, totals, roofline=roofline, wide_dtype=wide.name)
+    report = Report(name, dtype, rows, totals, wide_dtype=wide.name)
+    return report, _Ran(visits, planned, rewritten)
 
 
 def looked_at(
@@ -164,15 +228,14 @@ def looked_at(
     return fn
 
 
-def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...]) -> Totals:
+def _totals(
+    planned: PlannedCall, rewritten: ClosedJaxpr, rows: Sequence[Row], unmatched: tuple[str, ...]
+) -> Totals:
     plan = planned.plan
     flops, low_flops, float8_flops = contraction_flops(rows, plan.wide)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     reads, narrow = read_dtypes(plan), narrow_dtypes(plan.wide)
     shapes = planned.call.shapes
-    # Casts are counted in the program that runs: one cast serves all readers of a value, and a plan
-    # asks for one per reader.
-    rewritten = fresh_make_jaxpr(planned.rewritten, *shapes)
     residuals = KeptBytes()
     # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
     # count what nobody keeps.
@@ -185,12 +248,15 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
         low_contraction_flops=low_flops,
         guarded_contraction_flops=sum(row.flops for row in guarded(rows)),
         float8_contraction_flops=float8_flops,
+        # In the program that runs: one cast serves all readers of a value, and a plan asks for one
+        # per reader.
         casts=count_casts(rewritten, plan.wide),
         parameters=len(params),
         cast_parameters=sum(len(reads[i].intersection(narrow)) for i in params),
         quantized_parameters=sum(Copied(0) in reads[i] for i in params),
         residual_nbytes=residuals.nbytes,
         float32_residual_nbytes=residuals.float32_nbytes,
+        declared_residual_nbytes=residuals.uncast_nbytes if planned.residuals.is_off else None,
         residual_error=residuals.error,
         unknown=unknown_primitives(planned.planner, plan),
         unmatched_scopes=unmatched,

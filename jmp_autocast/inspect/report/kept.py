@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, ClassVar
 
 import jax
@@ -31,6 +31,7 @@ from ...interpreters.compat import (
 )
 from ...interpreters.keep.account import (
     CutJaxpr,
+    CutValue,
     Island,
     KeptArray,
     cut_jaxprs,
@@ -44,16 +45,19 @@ from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...interpreters.primitives.traits import having
 from ...keep_less import KeepLess, keep_less
-from ...policies import FLOAT32
+from ...policies import FLOAT32, narrow_dtypes
 from ..export import cut, labeled, scaled, table
 from ..page.page import Page, Paged, section, tables_page
 from .jaxprs import nbytes_of
+from .products import alike
 
 # Half a screen of groups each; `arrays` and `islands` hold all.
 _SHOWN = 16
 
 # More bars than a reader looks at; JSON has all.
-_BARS, _PICTURES = 400, 6
+_BARS, _PICTURES, _SCOPES = 400, 6, 40
+
+_OF_SCOPES = "scope, bytes kept, bytes computed again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +135,36 @@ class KeptReport(Paged):
             section("Arrays that are kept, the largest first", of_arrays, self.arrays),
             section("Computed again, in program order", of_islands, self.islands),
         ]
+        by_scope = self.by_scope()
+        rows = [(scope or "no scope", *nbytes) for scope, nbytes in by_scope.items()]
+        sections.insert(0, section("By scope, the most bytes first", _OF_SCOPES, rows))
         some = [each for each in self.cuts[:_PICTURES] if each.values]
-        cuts = [(each.scope, each.times, len(each.values), each.values[:_BARS]) for each in some]
-        return tables_page("Kept for the backward pass", self.name, self.summary, sections, cuts)
+        cuts = [(each.scope, each.times, len(each.values), _largest(each)) for each in some]
+        page = tables_page("Kept for the backward pass", self.name, self.summary, sections, cuts)
+        return page._replace(data={**page.data, "scopes": rows[:_SCOPES]})
+
+    def by_scope(self) -> dict[str, tuple[int, int]]:
+        """Returns the bytes that are kept and those that are computed again, by scope.
+
+        Scopes that differ by a number alone, as those of layers, are one. Those of the most bytes
+        are the first.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast.inspect import explain_kept
+            >>> def loss(params, x):
+            ...     layer = lambda x, w: (jax.nn.silu(x @ w), None)
+            ...     with jax.named_scope("layers"):
+            ...         return jax.lax.scan(layer, x, params["w"])[0].sum()
+            >>> explain_kept(loss, {"w": jnp.ones((3, 8, 8))}, jnp.ones((4, 8))).by_scope()
+            {'layers': (768, 384)}
+        """
+        found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+        for k, items in enumerate((self.arrays, self.islands)):
+            for item in items:
+                found[alike(item.scope)][k] += item.nbytes
+        by_bytes = sorted(found.items(), key=lambda pair: -sum(pair[1]))
+        return {scope: (kept, again) for scope, (kept, again) in by_bytes}
 
     def __str__(self) -> str:
         """Returns the summary, the arrays and the islands, those that are alike together."""
@@ -177,6 +208,13 @@ def _groups(items: Sequence[Any], key: Callable[[Any], Any]) -> list[tuple[Any, 
     for item in items:
         found[key(item)].append(item)
     return sorted(found.items(), key=lambda group: -_nbytes(group[1]))
+
+
+def _largest(cut: CutJaxpr) -> list[CutValue]:
+    """Returns the largest values of a cut, in program order."""
+    sizes = [-value.nbytes for value in cut.values]
+    first = sorted(range(len(sizes)), key=sizes.__getitem__)[:_BARS]
+    return [cut.values[k] for k in sorted(first)]
 
 
 def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:
@@ -279,11 +317,14 @@ class KeptBytes:
     Args:
         nbytes: All of them, None where they are not known.
         float32_nbytes: Those in float32, or float64 where that is the wide dtype.
+        uncast_nbytes: What the same arrays would take if nothing were cast: all in float32, a copy
+            is the array itself, and that of an input is in memory anyway.
         error: Why they are not known: what JAX, or a rule of the user's own, said.
     """
 
     nbytes: int | None = None
     float32_nbytes: int | None = None
+    uncast_nbytes: int | None = None
     error: str = ""
 
 
@@ -336,7 +377,28 @@ def kept_bytes(
     arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
     full = sum(nbytes_of(v) for v in arrays if is_in(getattr(v.aval, "dtype", None), wide))
-    return KeptBytes(sum(map(nbytes_of, arrays)), full)
+    return KeptBytes(sum(map(nbytes_of, arrays)), full, _uncast_nbytes(jaxpr, arrays, wide))
+
+
+def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any], wide: np.dtype) -> int:
+    """Returns the bytes of arrays as they would be without casts to narrower dtypes."""
+    # Of a program in float32 there is no trace: to differentiate it as well would take half as long
+    # again as the whole report.
+    casts = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if _is_cast(eqn)}
+    sources = set()
+    for array in arrays:
+        while array in casts:
+            array = casts[array]
+        sources.add(array)
+    sources.difference_update(jaxpr.invars)
+    narrow = {dtype.name for dtype in narrow_dtypes(wide)}
+    names = ((v, str(getattr(v.aval, "dtype", None))) for v in sources)
+    return sum(nbytes_of(v, wide.name if name in narrow else None) for v, name in names)
+
+
+def _is_cast(eqn: JaxprEqn) -> bool:
+    is_cast = eqn.primitive.name == "convert_element_type"
+    return is_cast and not isinstance(eqn.invars[0], Literal)
 
 
 def is_gradient(jaxpr: AnyJaxpr) -> bool:

@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 from ...policies.errors import wrong_type
 from ..export import WIDTH, counted, cut, labeled, scaled, table
 from ..page.page import Page, Paged, section, tables_page
+from .device_table import device_lines, device_sections
 from .kept import KeptReport
 from .page_rows import data_of
-from .roofline import Roofline
+from .roofline import DeviceTime, Roofline
 from .rows import Row, note_on_sizes, reason_of, short_dtypes
 from .totals import Share, Totals, by_dtype, guarded, item_size
+from .wire import Wire
 
 # A screen of changes. A program of 48 layers may have thousands.
 _CHANGES = 40
@@ -137,8 +139,14 @@ class Report(Paged):
         dtype_reason: Why this compute dtype, where the device chose it; else ``""``.
         kept: What is kept for the backward pass with ``autocast(residuals=...)``, and what it would
             be without; None where the function has no such option.
-        roofline: Whether 16 bits make its matmuls and convolutions faster on the default device.
+        roofline: Whether 16 bits make its matmuls and convolutions faster on the device that it is
+            explained for.
         wide_dtype: The dtype of what is not lowered, float32 or float64.
+        wire: The collectives of the program itself, those of the most bytes first.
+        devices: What the products take at best on each device that was asked for; on all that are
+            known where none was. Empty without a matmul or convolution, in float64, and where a
+            length is symbolic.
+        asked: Whether a device was asked for: then the text shows them.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -157,6 +165,9 @@ class Report(Paged):
     kept: KeptReport | None = None
     roofline: Roofline | None = None
     wide_dtype: str = "float32"
+    wire: tuple[Wire, ...] = ()
+    devices: tuple[DeviceTime, ...] = ()
+    asked: bool = False
 
     @property
     def summary(self) -> str:
@@ -189,7 +200,9 @@ class Report(Paged):
     def __str__(self) -> str:
         """Returns the summary, the totals, and the equations grouped by what is alike in them."""
         kept = ["", *self.kept.tables()] if self.kept else []
-        return "\n".join([self.summary, "", *self._facts(), "", *self._table(), *kept])
+        devices = device_lines(self.devices, self.roofline) if self.asked else []
+        lines = [self.summary, "", *self._facts(), "", *devices, *self._table(), *kept]
+        return "\n".join(lines)
 
     def _facts(self) -> list[str]:
         totals, casts = self.totals, self.totals.casts
@@ -218,14 +231,32 @@ class Report(Paged):
                 + (f", {totals.quantized_parameters} 8-bit" if totals.quantized_parameters else ""),
                 "float8": self._float8(),
                 "residuals": residuals,
-                "instead of": self.kept
-                and f"{scaled(self.kept.declared_nbytes or 0)}B without "
-                f"residuals={self.kept.residuals!r}",
+                "instead of": self._instead(),
+                "wire": self._wire(),
                 "loops": f"{loops} while loops, counted as one iteration" if loops else None,
                 "unknown": f"no rule for {unknown}: kept as declared" if unknown else None,
                 "scopes": f"nothing matched {unmatched}" if unmatched else None,
             }
         )
+
+    def _instead(self) -> str | None:
+        """Returns what would be kept in float32, and without the option that keeps less."""
+        declared, kept = self.totals.declared_residual_nbytes, self.kept
+        parts = []
+        if declared is not None:
+            parts = [f"{scaled(declared)}B of the program in {self.wide_dtype}"]
+        if kept:
+            parts.append(f"{scaled(kept.declared_nbytes or 0)}B without {kept.residuals=}")
+        return ", ".join(parts).replace("kept.residuals", "residuals") or None
+
+    def _wire(self) -> str | None:
+        """Returns what each device sends, by collective and dtype."""
+        parts = [
+            f"{scaled(wire.nbytes)}B by {wire.collective} in {wire.dtype}"
+            + (f" over {wire.devices}" if wire.devices else "")
+            for wire in self.wire
+        ]
+        return ", ".join(parts) or None
 
     def _float8(self) -> str | None:
         """Returns how many products run in 8 bits, and what keeps the others from it."""
@@ -259,7 +290,14 @@ class Report(Paged):
         """Returns the page: totals, modules, the chart and all rows; a row leads to its cause."""
         sizes = note_on_sizes(self.rows)
         summary = "; ".join(filter(None, [self.summary, sizes]))
-        data = {"compute_dtype": self.compute_dtype, "totals": self.totals, **data_of(self.rows)}
+        data = {
+            "compute_dtype": self.compute_dtype,
+            "wide_dtype": self.wide_dtype,
+            "totals": self.totals,
+            "roofline": self.roofline,
+            "sections": device_sections(self.devices, self.wire),
+            **data_of(self.rows),
+        }
         return Page("rows", "Precision report", self.name, summary, data)
 
     def by_dtype(self) -> dict[str, Share]:

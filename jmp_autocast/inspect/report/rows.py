@@ -175,18 +175,19 @@ def _rule_name(policy: Policy, eqn: JaxprEqn, scope: Sequence[str]) -> str:
     return rule.name if isinstance(rule, CastPolicy) else name_of(rule)
 
 
-_SHORT = {
+SHORT = {
     "float32": "f32",
     "float16": "f16",
     "bfloat16": "bf16",
     "float64": "f64",
     "float8_e4m3fn": "f8",
 }
+"""Names of dtypes where there is little room."""
 
 
 def short_dtypes(row: Row) -> str:
     """Returns the dtypes of operands and results, such as ``"bf16 -> f32"``."""
-    ends = [[_SHORT.get(name, name) for name in names] for names in (row.operands, row.results)]
+    ends = [[SHORT.get(name, name) for name in names] for names in (row.operands, row.results)]
     return " -> ".join(", ".join(dict.fromkeys(names)) for names in ends)
 
 

@@ -43,6 +43,9 @@ class Totals:
             arrays and compute cheap ones again. None for a program that holds a backward pass
             itself, and for one that JAX cannot differentiate.
         float32_residual_nbytes: The bytes of those in float32.
+        declared_residual_nbytes: What the same arrays would take in float32, without the copies
+            that casts make: what the program keeps as it is written. None as above, and where an
+            option asks to keep less.
         residual_error: What JAX said of a program that it cannot differentiate, else ``""``.
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
         unmatched_scopes: Scope patterns of the policy that no equation stands in.
@@ -71,6 +74,7 @@ class Totals:
     quantized_parameters: int
     residual_nbytes: int | None
     float32_residual_nbytes: int | None
+    declared_residual_nbytes: int | None
     residual_error: str
     unknown: tuple[str, ...]
     unmatched_scopes: tuple[str, ...]

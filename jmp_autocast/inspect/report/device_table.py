@@ -1,0 +1,94 @@
+"""Devices beside each other: as lines of a report, and as tables of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..export import scaled, table, timed
+from ..page.page import section
+from .roofline import DeviceTime, Roofline, ScopeTime
+from .rows import SHORT
+from .wire import Wire
+
+# A screen: a program has some ten scopes, once those of layers are one.
+_SHOWN = 12
+
+_DEVICES = (
+    "device, gain, limited by, dtype, 16 bits, float8, by default, multiplies, TF32, float32, "
+    "wire, outcome, source, date"
+)
+_SCOPES = "device, scope, products, by default, 16 bits, limited by, because"
+_WIRE = "collective, dtype, devices, times, bytes, bytes in float32"
+
+
+def device_lines(devices: Sequence[DeviceTime], roofline: Roofline | None) -> list[str]:
+    """Returns the lines of two tables: devices, and what gains nothing on the first of them.
+
+    Args:
+        devices: What the program takes on each.
+        roofline: The device that the program is explained for.
+    """
+    columns = {"device": "18", "float32": ">8", "default": ">8", "in": "4", "16 bits": ">8"}
+    columns |= {"in ": "4", "float8": ">8", "wire": ">8", "gain": ">5", "limited by": ""}
+    lines = table(columns, devices, _cells)
+    chosen = next((d for d in devices if roofline and d.device == roofline.device), None)
+    if chosen and chosen.no_gain:
+        columns = {"products": ">9", "16 bits": ">8", f"no gain on {chosen.device}": "34"}
+        columns["because"] = ""
+        more = "more; DeviceTime.no_gain has all"
+        lines += ["", *table(columns, chosen.no_gain, _scope_cells, _SHOWN, more)]
+    return [*lines, ""] if devices else []
+
+
+def _cells(time: DeviceTime) -> list[Any]:
+    gain = "-" if time.speedup is None else f"{time.speedup:.2g}"
+    seconds = map(timed, (time.float32_seconds, time.default_seconds, time.low_seconds))
+    float32, default, low = seconds
+    more = [timed(time.float8_seconds), timed(time.wire_seconds)]
+    limit = time.limit or time.says
+    names = (SHORT.get(name, name) for name in (time.multiplies, time.dtype or "-"))
+    multiplies, dtype = names
+    return [time.device, float32, default, multiplies, low, dtype, *more, gain, limit]
+
+
+def _scope_cells(scope: ScopeTime) -> list[Any]:
+    name = scope.scope or "no scope"
+    return [scaled(scope.products), timed(scope.low_seconds), name, scope.because]
+
+
+def device_sections(devices: Sequence[DeviceTime], wire: Sequence[Wire]) -> list[dict[str, Any]]:
+    """Returns the tables of a page: devices, what gains nothing, and collectives.
+
+    Args:
+        devices: What the program takes on each.
+        wire: Its collectives.
+    """
+    times = [
+        (
+            *(d.device, d.speedup, d.limit, d.dtype, d.low_seconds, d.float8_seconds),
+            *(d.default_seconds, d.multiplies, d.tf32_seconds, d.float32_seconds),
+            *(d.wire_seconds, d.says, d.source, d.date),
+        )
+        for d in devices
+    ]
+    scopes = [
+        (
+            *(d.device, s.scope or "no scope", scaled(s.products)),
+            *(s.default_seconds, s.low_seconds, s.limit, s.because),
+        )
+        for d in devices
+        for s in d.no_gain
+    ]
+    sent = [
+        (
+            *(w.collective, w.dtype, w.devices or "not known"),
+            *(w.times, w.nbytes, w.float32_nbytes),
+        )
+        for w in wire
+    ]
+    return [
+        section("Products on each device, at best", _DEVICES, times),
+        section("What gains nothing by 16 bits", _SCOPES, scopes),
+        section("What each device sends", _WIRE, sent),
+    ]

@@ -1,0 +1,125 @@
+"""What goes over the wire: the collectives that a program itself holds, by dtype and bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...interpreters.after.walk import Visit
+from ...interpreters.compat import (
+    AnyJaxpr,
+    JaxprEqn,
+    body_of,
+    collective_axes,
+    devices_along,
+    without_dead_equations,
+)
+from ...interpreters.primitives.finalise import finalise
+from ...interpreters.primitives.structure import equations_in
+from ...policies import FLOAT32
+from .jaxprs import nbytes_of
+from .totals import is_low
+
+# What each device sends of the bytes of its operand, where n devices talk in a ring, which no
+# algorithm beats in bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+_SENT: Mapping[str, Any] = {
+    "psum": lambda n: 2 * (n - 1) / n,
+    "pmax": lambda n: 2 * (n - 1) / n,
+    "pmin": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: n - 1,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "ragged_all_to_all": lambda n: (n - 1) / n,
+    "ppermute": lambda n: 1 if n > 1 else 0,
+}
+# What asks XLA's partitioner for communication that is in no jaxpr.
+_PARTITIONED = frozenset(("sharding_constraint", "reshard"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """The collectives of one kind, dtype and number of devices.
+
+    Args:
+        collective: The primitive: ``"psum"``, ``"all_gather"``, ``"reduce_scatter"``,
+            ``"all_to_all"``, ``"ppermute"``.
+        dtype: The dtype of what is sent.
+        devices: How many devices take part; None where the program does not say.
+        times: How often they run.
+        nbytes: The bytes that each device sends, in a ring.
+        float32_nbytes: The same, with what is in 16 or 8 bits in float32.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> from jmp_autocast import BF16, explain
+        >>> auto = jax.sharding.AxisType.Auto
+        >>> mesh = jax.sharding.AbstractMesh((4,), ("d",), axis_types=(auto,))
+        >>> product = lambda w, x: x @ jax.lax.all_gather(w, "d", tiled=True)
+        >>> parted = jax.shard_map(product, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+        >>> shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 8), (16, 64))]
+        >>> (wire,) = explain(parted, *shapes, policy=BF16).wire
+        >>> wire.dtype, wire.devices, wire.float32_nbytes // wire.nbytes
+        ('bfloat16', 4, 2)
+    """
+
+    collective: str
+    dtype: str
+    devices: int | None
+    times: int
+    nbytes: int
+    float32_nbytes: int
+
+
+def wire_of(jaxpr: AnyJaxpr) -> tuple[Wire, ...]:
+    """Returns the collectives of a program, those of the most bytes first.
+
+    Args:
+        jaxpr: The program that runs.
+    """
+    if not any(_axes(eqn) for eqn, _ in equations_in(jaxpr)):
+        return ()
+    # A product hands out its float32 operands for a gradient that nobody takes here: what gathers
+    # them is dead, and XLA removes it.
+    plain = without_dead_equations(body_of(finalise(jaxpr, platform="tpu")))
+    sums: dict[tuple[Any, ...], list[int]] = {}
+    for eqn, times in equations_in(plain):
+        if not (axes := _axes(eqn)):
+            continue
+        kind, devices = _kind(eqn.primitive.name), devices_along(eqn, axes)
+        # Without a number of devices two are the least.
+        share = times * _SENT[kind](devices or 2)
+        # One equation may send several arrays.
+        for atom in eqn.invars:
+            dtype = str(getattr(atom.aval, "dtype", None))
+            sent = sums.setdefault((kind, dtype, devices), [0, 0, 0])
+            sent[0] += times
+            for k, name in enumerate((dtype, FLOAT32.name if is_low(dtype, FLOAT32) else dtype), 1):
+                sent[k] += round(share * nbytes_of(atom, name))
+    found = [Wire(*key, *sent) for key, sent in sums.items()]
+    return tuple(sorted(found, key=lambda wire: -wire.nbytes))
+
+
+def _axes(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """Returns the axes over which an equation sends, () where it sends nothing."""
+    return collective_axes(eqn) if _kind(eqn.primitive.name) in _SENT else ()
+
+
+def _kind(primitive: str) -> str:
+    """Returns the collective that a primitive is one form of: JAX has several of most."""
+    name = primitive.removeprefix("unreduced_").removesuffix("_start")
+    return name.removesuffix("_invariant").removesuffix("_reduced")
+
+
+def is_partitioned(visits: Sequence[Visit], arguments: Sequence[Any]) -> bool:
+    """Returns whether XLA's partitioner adds collectives, which are in no jaxpr.
+
+    Args:
+        visits: What `walk_plan` returns.
+        arguments: The arrays of the call, or what stands for them.
+    """
+    if any(visit.eqn.primitive.name in _PARTITIONED for visit in visits):
+        return True
+    shardings = (getattr(x, "sharding", None) for x in arguments)
+    return any(getattr(sharding, "num_devices", 1) > 1 for sharding in shardings)
