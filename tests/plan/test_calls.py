@@ -150,6 +150,14 @@ def gated_cotangents(call, p, x):
     return both.T @ x
 
 
+def of_few(call, p, x):
+    """A product of four summed elements is one of elements: it reads what they read."""
+    d = x @ p["w"]
+    a = jax.nn.sigmoid(d)
+    (both,) = call(lambda m, n: (m + n,))(x * d * (a * (1 - a)), (a - 1) * x)
+    return both[:4].T @ x[:4]
+
+
 def narrowed_data(call, p, x):
     """What a product reads is data that a part has bounded."""
     (d,) = call(lambda a: (jnp.minimum(a, X[::-1]),))(x)
@@ -187,6 +195,7 @@ PROGRAMS = [
     moved_through,
     cotangents,
     gated_cotangents,
+    of_few,
     narrowed_data,
     windows,
 ]

@@ -263,8 +263,9 @@ def test_integers_that_are_summed_are_no_positions(fn, dtype):
         lambda t, f: jnp.einsum("t,d->td", t, f),
         lambda t, f: jax.vmap(lambda t: t[:, None] @ f[None])(t[None]),
         lambda t, f: jnp.einsum("bt,d->btd", jnp.cumsum(t)[None], f),
+        lambda t, f: jnp.stack([t] * 3, 1) @ jnp.stack([f] * 3),
     ],
-    ids=["matmul", "einsum", "vmapped_outer", "cumulative"],
+    ids=["matmul", "einsum", "vmapped_outer", "cumulative", "three_coordinates"],
 )
 def test_an_outer_product_of_positions_is_one_of_elements(fn, policy):
     equation = planned(plan_of(fn, np.ones(64, np.float32), X[0], policy=policy), "dot_general")
