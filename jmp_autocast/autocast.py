@@ -159,10 +159,10 @@ def autocast(
         >>> @autocast(compute_dtype=jnp.bfloat16)
         ... def loss(params, x):
         ...     return jnp.mean(jax.nn.relu(x @ params["w"]) ** 2)
-        >>> params = {"w": jnp.ones((4, 4))}
-        >>> jax.grad(loss)(params, jnp.ones((2, 4)))["w"].dtype
+        >>> params = {"w": jnp.ones((8, 8))}
+        >>> jax.grad(loss)(params, jnp.ones((2, 8)))["w"].dtype
         dtype('float32')
-        >>> "bf16[2,4] = dot_general" in str(jax.make_jaxpr(loss)(params, jnp.ones((2, 4))))
+        >>> "bf16[2,8] = dot_general" in str(jax.make_jaxpr(loss)(params, jnp.ones((2, 8))))
         True
     """
     check_form(_misplaced, _unknown)

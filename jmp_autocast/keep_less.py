@@ -88,7 +88,7 @@ def keep_less(
         ...         return x + jax.nn.gelu(x @ w), None
         ...
         ...     return jnp.sum(jax.lax.scan(layer, x, weights)[0] ** 2)
-        >>> weights, x = 0.1 * jnp.ones((3, 4, 4)), jnp.ones((2, 4))
+        >>> weights, x = 0.1 * jnp.ones((3, 8, 8)), jnp.ones((2, 8))
         >>> plain, planned = (jax.grad(f)(weights, x) for f in (loss, keep_less(loss)))
         >>> bool(jnp.allclose(plain, planned, rtol=1e-6))
         True

@@ -97,7 +97,7 @@ def full_precision() -> contextlib.AbstractContextManager[Any]:
         ... def f(x):
         ...     with full_precision():
         ...         return x @ x
-        >>> f(jnp.ones((2, 2))).dtype
+        >>> f(jnp.ones((8, 8))).dtype
         dtype('float32')
     """
     # A scope and not an equation: it survives every transformation of JAX, and costs nothing where
@@ -127,7 +127,7 @@ def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any
         ... def f(x):
         ...     with compute_precision(jnp.bfloat16):
         ...         return x @ x
-        >>> f(jnp.ones((2, 2))).dtype
+        >>> f(jnp.ones((8, 8))).dtype
         dtype(bfloat16)
     """
     found = find_dtype(dtype)

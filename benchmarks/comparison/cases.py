@@ -107,9 +107,9 @@ def plain_loss(model: nn.Module) -> Loss:
 SIZES = {
     "tiny": (
         Case("GPT", Gpt, {"layers": 1, "width": 32, "heads": 2, "vocabulary": 64}, (2, 16), 64),
-        Case("ViT", Vit, {"layers": 1, "width": 32, "heads": 2}, (2, 16, 16, 3), 100),
-        Case("ResNet", ResNet, {"stages": (1, 1), "width": 8}, (4, 16, 16, 3), 100),
-        Case("LSTM", Lstm, {"layers": 1, "width": 32, "vocabulary": 64}, (2, 8), 64),
+        Case("ViT", Vit, {"layers": 1, "width": 32, "heads": 2}, (8, 16, 16, 3), 100),
+        Case("ResNet", ResNet, {"stages": (1, 1), "width": 8}, (8, 16, 16, 3), 100),
+        Case("LSTM", Lstm, {"layers": 1, "width": 32, "vocabulary": 64}, (8, 8), 64),
     ),
     "quick": (
         Case("GPT", Gpt, {"layers": 1, "width": 128, "vocabulary": 1000}, (2, 128), 1000),

@@ -42,8 +42,8 @@ def scaled_value_and_grad(fn: Callable[..., Any], has_aux: bool = False) -> Call
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp
         >>> from jmp_autocast.integrations.equinox import scaled_value_and_grad
-        >>> net = eqx.nn.MLP(2, "scalar", 4, 1, key=jax.random.key(0))
-        >>> value, grads = scaled_value_and_grad(lambda net, x: net(x))(1024.0, net, jnp.ones(2))
+        >>> net = eqx.nn.MLP(8, "scalar", 8, 1, key=jax.random.key(0))
+        >>> value, grads = scaled_value_and_grad(lambda net, x: net(x))(1024.0, net, jnp.ones(8))
         >>> print(grads.layers[1].bias, grads.activation)
         [1024.] None
     """
@@ -71,7 +71,7 @@ def apply_gradients(
         >>> import equinox as eqx, jax, jax.numpy as jnp, optax
         >>> from jmp_autocast import autocast, dynamic_loss_scaling
         >>> from jmp_autocast.integrations.equinox import apply_gradients, scaled_value_and_grad
-        >>> net = eqx.nn.MLP(2, "scalar", 4, 1, key=jax.random.key(0))
+        >>> net = eqx.nn.MLP(8, "scalar", 8, 1, key=jax.random.key(0))
         >>> tx = dynamic_loss_scaling(optax.sgd(0.5), init_scale=8.0)
         >>> opt_state = tx.init(eqx.filter(net, eqx.is_inexact_array))
         >>> loss = autocast(lambda net, x: net(x), compute_dtype=jnp.float16)
@@ -79,7 +79,7 @@ def apply_gradients(
         ... def step(net, opt_state, x):
         ...     value, grads = scaled_value_and_grad(loss)(opt_state, net, x)
         ...     return apply_gradients(tx, grads, opt_state, net)
-        >>> after, opt_state = step(net, opt_state, jnp.ones(2))
+        >>> after, opt_state = step(net, opt_state, jnp.ones(8))
         >>> print(after.layers[1].bias - net.layers[1].bias)
         [-0.5]
     """

@@ -78,7 +78,7 @@ def autocast(
         ...     def __call__(self, x):
         ...         x = linen.autocast(nn.Dense, compute_dtype=jnp.bfloat16)(8)(x)
         ...         return nn.Dense(2)(x)  # float32
-        >>> x = jnp.ones((1, 4))
+        >>> x = jnp.ones((1, 8))
         >>> variables = Net().init(jax.random.key(0), x)
         >>> sorted(variables["params"])
         ['Dense_0', 'Dense_1']

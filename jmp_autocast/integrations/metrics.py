@@ -43,7 +43,7 @@ def precision_metrics(
         >>> from jmp_autocast import BF16, dynamic_loss_scaling, explain
         >>> from jmp_autocast.integrations.metrics import precision_metrics
         >>> opt_state = dynamic_loss_scaling(optax.sgd(0.1)).init({"w": jnp.ones(2)})
-        >>> report = explain(lambda w, x: x @ w, jnp.ones((4, 4)), jnp.ones((2, 4)), policy=BF16)
+        >>> report = explain(lambda w, x: x @ w, jnp.ones((8, 8)), jnp.ones((2, 8)), policy=BF16)
         >>> for name, value in precision_metrics(opt_state, report).items():
         ...     print(name, value)
         precision/loss_scale 65536.0

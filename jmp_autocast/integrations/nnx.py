@@ -86,8 +86,8 @@ def autocast(
         >>> from jmp_autocast.integrations.nnx import autocast
         >>> class Net(nnx.Module):
         ...     def __init__(self, rngs):
-        ...         self.dense = nnx.Linear(4, 4, rngs=rngs)
-        ...         self.norm = nnx.BatchNorm(4, rngs=rngs)
+        ...         self.dense = nnx.Linear(8, 8, rngs=rngs)
+        ...         self.norm = nnx.BatchNorm(8, rngs=rngs)
         ...
         ...     def __call__(self, x):
         ...         return self.norm(self.dense(x))
@@ -96,7 +96,7 @@ def autocast(
         ... def loss(net, x):
         ...     return jnp.mean(net(x) ** 2)
         >>> net = Net(nnx.Rngs(0))
-        >>> grads = nnx.grad(loss)(net, jax.random.normal(jax.random.key(0), (8, 4)))
+        >>> grads = nnx.grad(loss)(net, jax.random.normal(jax.random.key(0), (8, 8)))
         >>> grads.dense.kernel.dtype, bool((net.norm.mean[...] != 0).any())
         (dtype('float32'), True)
     """

@@ -41,7 +41,7 @@ def stateless(
         >>> from jmp_autocast.integrations.nnx import autocast, stateless
         >>> class Count(nnx.Module):
         ...     def __init__(self, rngs):
-        ...         self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs)])
+        ...         self.layers = nnx.List([nnx.Linear(8, 8, rngs=rngs)])
         ...         self.calls = nnx.Cache(jnp.array(0))
         ...
         ...     def __call__(self, x):
@@ -51,9 +51,9 @@ def stateless(
         >>> fn, params, state = stateless(step, Count(nnx.Rngs(0)))
         >>> sorted(params), sorted(state)
         (['layers/0/bias', 'layers/0/kernel'], ['calls'])
-        >>> y, state = jax.jit(fn)(params, state, jnp.ones((2, 4)))
+        >>> y, state = jax.jit(fn)(params, state, jnp.ones((2, 8)))
         >>> y.shape, int(state["calls"])
-        ((2, 4), 1)
+        ((2, 8), 1)
     """
     graphdef, state = nnx.split(module)
     variables = dict(_named(state))

@@ -39,7 +39,7 @@ def as_float32(params: Any) -> Any:
         >>> from jmp_autocast import BF16, autocast
         >>> from jmp_autocast.optimizers import as_float32
         >>> loss = autocast(lambda params, x: jnp.sum(x @ params["w"]), policy=BF16)
-        >>> params, x = {"w": jnp.ones((4, 4), jnp.bfloat16)}, jnp.ones((2, 4))
+        >>> params, x = {"w": jnp.ones((8, 8), jnp.bfloat16)}, jnp.ones((2, 8))
         >>> jax.grad(loss)(params, x)["w"].dtype, jax.grad(loss)(as_float32(params), x)["w"].dtype
         (dtype(bfloat16), dtype('float32'))
     """

@@ -251,7 +251,7 @@ class Policy:
             ... def fn(x):
             ...     with jax.named_scope("physics"):
             ...         return x @ x
-            >>> "HIGHEST" in str(jax.make_jaxpr(fn)(jnp.ones((2, 2))))
+            >>> "HIGHEST" in str(jax.make_jaxpr(fn)(jnp.ones((8, 8))))
             True
         """
         merged = dict(self.precisions)

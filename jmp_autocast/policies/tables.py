@@ -152,6 +152,14 @@ TRACED_FOR_DTYPES = frozenset(
 # They multiply and sum: what tensor cores are for.
 CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
 
+MOST_THAT_CANNOT_PAY: Mapping[str, int] = MappingProxyType(dict.fromkeys(CONTRACTIONS, 4))
+"""Of how many summed elements a product gains nothing from a matrix unit: rotations, cameras.
+
+Of 4 it does 8 operations for each element that it writes, 2 a byte in float32, and a batch of them
+no more. An H100 does 20 a byte without its matrix units (67 TFLOP/s and 3.35 TB/s, NVIDIA's data
+sheet), so that memory decides; its units add up 8 elements of 16 bits at least (``mma.m16n8k8``,
+PTX ISA), and those of a TPU 128."""
+
 
 # What PyTorch's CUDA lists leave out: there it runs in float32 inside and returns the dtype of its
 # operands. Here it returns float32 to its readers, and the operands' dtype to a caller that asks

@@ -67,12 +67,12 @@ def _group_norm(x, scale, bias):
     return ((groups - mean) * lax.rsqrt(var + 1e-5)).reshape(x.shape) * scale + bias
 
 
-_M, _V = (4, 4), (4,)
+_M, _V = (8, 8), (8,)
 UNMEASURED = {
     "lower_precision_fp": {
-        "linear (3 dimensions)": ("a@b.T+c", (2, 4, 4), _M, _V),
-        "lstm_cell": ("_lstm_cell(a,b,c,d,e,f)", _M, _M, _M, (16, 4), (16, 4), (16,)),
-        "gru_cell": ("_gru_cell(a,b,c,d,e)", _M, _M, (12, 4), (12, 4), (12,)),
+        "linear (3 dimensions)": ("a@b.T+c", (2, 8, 8), _M, _V),
+        "lstm_cell": ("_lstm_cell(a,b,c,d,e,f)", _M, _M, _M, (32, 8), (32, 8), (32,)),
+        "gru_cell": ("_gru_cell(a,b,c,d,e)", _M, _M, (24, 8), (24, 8), (24,)),
     },
     "fp32": {
         "group_norm": ("_group_norm(a,b,c)", _M, _V, _V),

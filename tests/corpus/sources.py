@@ -144,7 +144,7 @@ def edges() -> Iterator[Program]:
     """Wrappers in wrappers, scopes, the mode of 64 bits, and what is no float32."""
     from ..support.pickled_functions import Layer, decorated, default_floats, double
 
-    x = np.eye(4, dtype=np.float32)
+    x = np.eye(8, dtype=np.float32)
     yield given("double", double, x)
     yield given("default floats", default_floats, x)
     yield given("default floats of 64 bits", default_floats, x, context=in_64_bits)
@@ -157,7 +157,7 @@ def edges() -> Iterator[Program]:
         name = getattr(scope, "__name__", "")
         yield given(f"scope {name}", within, x)
     products = lambda n: (n @ n, n.astype(jnp.float32) @ n.astype(jnp.float32))
-    yield given("integers", products, np.eye(3, dtype=int))
+    yield given("integers", products, np.eye(8, dtype=int))
     yield given("complex", lambda x: jnp.abs((x + 1j * x) @ x), x)
     yield given("nothing", lambda x: x, x)
 

@@ -50,7 +50,7 @@ def transformed() -> Iterator[Program]:
         options = {"settings": FEW, "forward_mode": derivative is composition.jvp}
         yield given(f"{name} of cast", fn, *args, around=transform, **options)
         yield given(f"cast of {name}", transform(fn), *args, **options)
-    rows = normal(0, xs=(6, 1, 2))["xs"]
+    rows = normal(0, xs=(6, 1, 8))["xs"]
     small = views.LOOPS.keys() - {"fori", "nested_scan"}  # those have a length of their own
     loops = {name: views.loss_of(views.LOOPS[name]) for name in sorted(small)}
     yield from of_table(loops, views.params(), rows, prefix="weight in ")
@@ -60,11 +60,11 @@ def transformed() -> Iterator[Program]:
         once = lambda w, xs, m=move: views.LOOPS["scan"](m(w), xs)
         yield given(f"moved before the loop {name}", views.loss_of(once), views.params(), rows)
     for name, transform in views.COMPOSED.items():
-        x = np.ones((3, 1, 2), np.float32)
+        x = np.ones((3, 1, 8), np.float32)
         yield given(name, views.quadratic, views.params(), x, around=transform)
-    shapes = {"w": (3, 4), "v": (4, 4)}
+    shapes = {"w": (6, 8), "v": (8, 8)}
     tied = lambda p, x: jnp.tanh(jnp.tanh(x @ p["w"]) @ p["v"]) @ p["v"].T
-    yield given("tied", tied, normal(2, **shapes), np.ones((2, 3), np.float32))
+    yield given("tied", tied, normal(2, **shapes), np.ones((2, 6), np.float32))
 
 
 def custom_rules() -> Iterator[Program]:

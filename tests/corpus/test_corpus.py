@@ -14,7 +14,7 @@ from .program import ALL, FEW, given, plain_policy, rotated
 from .record import ABOUT, read, write
 from .sections import sections
 
-X = np.ones((4, 4), np.float32)
+X = np.ones((8, 8), np.float32)
 NO_NAMES = renamer(())
 
 
@@ -43,7 +43,7 @@ def test_a_program_has_every_section():
     assert kinds == {"forward", "gradient", "plan", "links", "computed", "of"}
     assert not [text for text in found.values() if text.startswith("raises")]
     assert found["forward o1 bfloat16"] != found["forward o1 float16"]
-    assert "inputs a0:bf16[4,4]" in found["forward o1 bfloat16"]
+    assert "inputs a0:bf16[8,8]" in found["forward o1 bfloat16"]
     assert "  dot_general bfloat16 bfloat16 -> bfloat16 | LOWER" in found["plan o1 bfloat16"]
 
 
@@ -70,9 +70,9 @@ def test_errors_are_recorded():
 
 
 def test_what_the_text_shows():
-    text = text_of(lambda x: x + jnp.asarray(np.arange(4, dtype=np.float32)), X)
-    assert "float32[4] " in text
-    other = text_of(lambda x: x + jnp.asarray(np.arange(1, 5, dtype=np.float32)), X)
+    text = text_of(lambda x: x + jnp.asarray(np.arange(8, dtype=np.float32)), X)
+    assert "float32[8] " in text
+    other = text_of(lambda x: x + jnp.asarray(np.arange(1, 9, dtype=np.float32)), X)
     assert text != other  # the elements of a constant
     assert "2.0:f32[]" in text_of(lambda x: 2 * x, X)
     assert text_of(jnp.sin, 1.0) != text_of(jnp.sin, jnp.float32(1))  # the weak type

@@ -27,11 +27,11 @@ pytestmark = pytest.mark.usefixtures("jit_caches")
 
 
 def w():
-    return np.random.default_rng(0).standard_normal((4, 4), np.float32) / 3
+    return np.random.default_rng(0).standard_normal((8, 8), np.float32) / 4
 
 
 def x():
-    return np.random.default_rng(1).standard_normal(4, np.float32)
+    return np.random.default_rng(1).standard_normal(8, np.float32)
 
 
 def fixed_point(w, x):

@@ -10,8 +10,8 @@ import pytest
 
 from .test_custom_rules import check
 
-X = np.random.default_rng(0).standard_normal((3, 4, 4), np.float32)
-W = np.random.default_rng(1).standard_normal((3, 4, 4), np.float32) / 2
+X = np.random.default_rng(0).standard_normal((3, 8, 8), np.float32)
+W = np.random.default_rng(1).standard_normal((3, 8, 8), np.float32) / 3
 
 
 def layer(x, w):

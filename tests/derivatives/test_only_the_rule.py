@@ -10,7 +10,7 @@ from jmp_autocast import BF16, autocast, full_precision
 from tests.support.jaxprs import DOTS, equations, trace
 
 X = jax.random.normal(jax.random.key(0), (8, 16))
-W = jax.random.normal(jax.random.key(1), (16, 4)) / 4
+W = jax.random.normal(jax.random.key(1), (16, 8)) / 4
 
 
 def backward(saved, g):
@@ -38,7 +38,7 @@ def product_kernel(x, w, out):
 
 @jax.custom_vjp
 def kernel(x, w):
-    shape = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     return pl.pallas_call(product_kernel, out_shape=shape, interpret=True)(x, w)
 
 
@@ -47,7 +47,7 @@ kernel.defvjp(lambda x, w: (kernel(x, w), (x, w)), backward)
 
 @jax.custom_jvp
 def looked_up(x, w):
-    return jnp.sort(x[:, :4] + w[0])
+    return jnp.sort(x[:, :8] + w[0])
 
 
 @looked_up.defjvp

@@ -19,7 +19,7 @@ def exact_inputs():
     random = np.random.default_rng(0)
     hot = np.where(random.random(ROWS) < 0.9, 3, np.arange(ROWS) % 16)
     return {
-        "x": random.normal(size=(ROWS, 4)).astype(np.float32),
+        "x": random.normal(size=(ROWS, 8)).astype(np.float32),
         "ids": hot.astype(np.int32),
         "row": np.exp2(random.integers(-8, 1, (ROWS, 1))).astype(np.float32),
         "v": np.array([[-7], [5], [-3], [1], [2], [4], [6], [8]], np.float32),
@@ -36,14 +36,14 @@ def embedding_loss(params, data):
 
 
 def scale_loss(params, data):
-    ones = jnp.ones((ROWS, 4)) @ params["quarters"]
+    ones = jnp.ones((ROWS, 8)) @ params["eighths"]
     return jnp.sum((ones * params["scale"]) @ data["v"] * data["row"])
 
 
 REPLICATED = {
-    "bias": (bias_loss, {"w": np.ones((4, 8), np.float32), "bias": np.zeros(8, np.float32)}),
+    "bias": (bias_loss, {"w": np.ones((8, 8), np.float32), "bias": np.zeros(8, np.float32)}),
     "embedding": (embedding_loss, {"table": np.ones((16, 8), np.float32)}),
-    "scalar": (scale_loss, {"quarters": np.full((4, 8), 0.25, np.float32), "scale": np.float32(1)}),
+    "scalar": (scale_loss, {"eighths": np.full((8, 8), 0.125, np.float32), "scale": np.float32(1)}),
 }
 
 
@@ -80,7 +80,7 @@ def test_the_gradient_of_a_broadcast_computed_value_sums_in_float32(use, dtype):
         gated = use(data["x"] @ params["w"], params["gate"] @ params["gate"])
         return jnp.sum(gated @ data["v"] * (data["row"] / 64))
 
-    data, tree = exact_inputs(), normal(3, w=(4, 8), gate=(8, 8))
+    data, tree = exact_inputs(), normal(3, w=(8, 8), gate=(8, 8))
     fn = autocast(loss, compute_dtype=dtype)
     jaxpr = trace(jax.grad(fn), tree, data)
     assert_dots_run_in(dtype, jaxpr)
@@ -98,6 +98,6 @@ def test_an_expanded_dimension_is_no_broadcast():
         return (x @ w)[:, None] * (x @ w)[:, None]
 
     low = autocast(fn, compute_dtype="bfloat16")
-    w = np.ones((4, 4), np.float32)
+    w = np.ones((8, 8), np.float32)
     jaxpr = trace(low, w, w)
     assert len(find(jaxpr, "broadcast_in_dim")) == len(find(trace(fn, w, w), "broadcast_in_dim"))

@@ -11,8 +11,8 @@ from jmp_autocast import BF16, autocast
 from jmp_autocast.interpreters.primitives.structure import called, has_rule, rule_of
 from tests.support.jaxprs import trace
 
-X = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
-W = jnp.eye(4) + 0.25
+X = jnp.linspace(-1.0, 1.0, 24).reshape(3, 8)
+W = jnp.eye(8) + 0.125
 
 
 def custom_jvp(slope, calls=()):

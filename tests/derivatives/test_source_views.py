@@ -20,15 +20,15 @@ TERMS = {"bfloat16": (1.0, 2.0**-9), "float16": (1.75, 2.0**-11)}
 
 
 def rows(dtype):
-    """(513, 1, 2): the large term is used last, so that a backward pass meets it first."""
+    """(513, 1, 8): the large term is used last, so that a backward pass meets it first."""
     large, small = TERMS[dtype]
-    values = np.full((USES, 1, 2), small, np.float32)
+    values = np.full((USES, 1, 8), small, np.float32)
     values[-1] = large
     return jnp.asarray(values)
 
 
 def params():
-    return {"w": jnp.array([[1.0, -0.5], [0.5, 2.0]])}
+    return {"w": jnp.tile(jnp.array([[1.0, -0.5], [0.5, 2.0]]), (4, 4))}
 
 
 def unrolled(w, xs):
@@ -72,7 +72,7 @@ def while_condition(w, xs):
 def nested_scan(w, xs):
     inner = scan_with(use)
     outer = lambda total, block: (total + inner(w, block), None)
-    return lax.scan(outer, jnp.float32(0), xs.reshape(USES // 27, 27, 1, 2))[0]
+    return lax.scan(outer, jnp.float32(0), xs.reshape(USES // 27, 27, 1, 8))[0]
 
 
 LOOPS = {
@@ -123,8 +123,8 @@ def test_513_uses_in_a_loop(loop, dtype):
 
 # A matmul gives its weight a gradient in float32 by itself; other readers read a view.
 BESIDE_ACTIVATIONS = {
-    "factor": lambda w, x: jnp.sum((w[:1] * (x @ jnp.eye(2))) @ jnp.ones((2, 1))),
-    "maximum": lambda w, x: jnp.sum(jnp.maximum(w[:1], x @ -jnp.eye(2)) * x),
+    "factor": lambda w, x: jnp.sum((w[:1] * (x @ jnp.eye(8))) @ jnp.ones((8, 1))),
+    "maximum": lambda w, x: jnp.sum(jnp.maximum(w[:1], x @ -jnp.eye(8)) * x),
 }
 
 
@@ -132,10 +132,12 @@ BESIDE_ACTIVATIONS = {
 @pytest.mark.parametrize("use", BESIDE_ACTIVATIONS)
 def test_513_uses_beside_an_activation(use, dtype):
     fn = autocast(loss_of(scan_with(BESIDE_ACTIVATIONS[use])), compute_dtype=dtype)
-    w = {"w": jnp.ones((2, 2))}
+    w = {"w": jnp.ones((8, 8))}
     jaxpr = trace(jax.grad(fn), w, rows(dtype))
-    assert casts_of_shape(jaxpr, (2, 2), dtype)
-    np.testing.assert_allclose(run(jaxpr, w, rows(dtype))[0], [[2, 2], [0, 0]], rtol=1e-3)
+    assert casts_of_shape(jaxpr, (8, 8), dtype)
+    expected = np.zeros((8, 8))
+    expected[0] = 2
+    np.testing.assert_allclose(run(jaxpr, w, rows(dtype))[0], expected, rtol=1e-3)
 
 
 @pytest.mark.usefixtures("jit_caches")
@@ -170,7 +172,7 @@ def test_a_float32_reading_is_one_of_the_eight(where):
 def assert_equal_twice(loss, views):
     once = autocast(loss, compute_dtype=jnp.bfloat16)
     twice = autocast(once, compute_dtype=jnp.bfloat16)
-    args = params()["w"], jnp.ones((4, 2))
+    args = params()["w"], jnp.ones((4, 8))
     assert str(trace(twice, *args)) == str(trace(once, *args))
     assert len(find(trace(once, *args), "source_view")) == views
 
@@ -197,12 +199,12 @@ def test_513_uses_in_forward_mode(loop):
 # Each is a bijection of the weight's elements, so that its gradient is 2 everywhere.
 MOVES = {
     "transpose": lambda w: w.T,
-    "reshape": lambda w: w.reshape(4).reshape(2, 2),
-    "slice": lambda w: lax.concatenate([w, w], 0)[1:3],
-    "broadcast": lambda w: jnp.broadcast_to(w[None], (3, 2, 2))[2],
+    "reshape": lambda w: w.reshape(64).reshape(8, 8),
+    "slice": lambda w: lax.concatenate([w, w], 0)[1:9],
+    "broadcast": lambda w: jnp.broadcast_to(w[None], (3, 8, 8))[2],
     "flip": lambda w: w[::-1],
-    "gather": lambda w: w[jnp.array([1, 0])],
-    "pad": lambda w: lax.dynamic_slice(jnp.pad(w, 1), (1, 1), (2, 2)),
+    "gather": lambda w: w[jnp.array([1, 0, 3, 2, 5, 4, 7, 6])],
+    "pad": lambda w: lax.dynamic_slice(jnp.pad(w, 1), (1, 1), (8, 8)),
 }
 
 
@@ -232,13 +234,13 @@ def casts_of_shape(jaxpr, shape, dtype="bfloat16"):
 
 @pytest.mark.parametrize("loop", WITH_WHILE.values(), ids=WITH_WHILE)
 def test_a_weight_is_cast_once_and_outside_of_loops(loop):
-    w = {"w": jnp.ones((2, 5))}  # no other value has this shape
+    w = {"w": jnp.ones((8, 5))}  # no other value has this shape
     fn = autocast(loss_of(loop), compute_dtype=jnp.bfloat16)
     jaxpr = trace(fn, w, rows("bfloat16"))
-    assert len(casts_of_shape(jaxpr, (2, 5))) == 1
+    assert len(casts_of_shape(jaxpr, (8, 5))) == 1
     bodies = list(loop_bodies(jaxpr))
     assert bodies
-    assert not any(casts_of_shape(body, (2, 5)) for body in bodies)
+    assert not any(casts_of_shape(body, (8, 5)) for body in bodies)
 
 
 def network(params, x):
@@ -250,14 +252,14 @@ def network(params, x):
 
 
 def network_params():
-    shapes = {"a": (3, 5), "b": (5, 7), "c": (5, 5), "d": (5, 2), "bias": (5,), "scale": (1,)}
+    shapes = {"a": (6, 5), "b": (5, 7), "c": (5, 5), "d": (5, 2), "bias": (5,), "scale": (1,)}
     return {n: jnp.full(s, 0.5) for n, s in shapes.items()}
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["forward", "grad"])
 def test_one_cast_per_parameter(transform):
     loss = lambda p, x: jnp.sum(autocast(network, compute_dtype=jnp.bfloat16)(p, x) ** 2)
-    jaxpr = trace(transform(loss), network_params(), np.ones((4, 3), np.float32))
+    jaxpr = trace(transform(loss), network_params(), np.ones((4, 6), np.float32))
     count = dict.fromkeys(jaxpr.jaxpr.invars, 0)
     for eqn in casts(jaxpr, "float32", "bfloat16"):
         if eqn.invars[0] in count:
@@ -268,7 +270,7 @@ def test_one_cast_per_parameter(transform):
 def quadratic(params, x):
     """Its derivatives are exact in 16 bits: the inputs are small integers."""
     h = x @ params["w"]
-    return jnp.sum((h * h) @ np.array([[1], [2]], np.float32))
+    return jnp.sum((h * h) @ np.array([[1], [2]] * 4, np.float32))
 
 
 def grad_over_models(f):
@@ -286,8 +288,8 @@ COMPOSED = {
 
 @pytest.mark.parametrize("transform", COMPOSED.values(), ids=COMPOSED)
 def test_composition(transform):
-    p = {"w": np.array([[1, 2], [3, -1]], np.float32)}
-    x = np.array([[[0, 1]], [[1, 1]], [[-1, 2]]], np.float32)
+    p = {"w": np.kron(np.eye(4), [[1, 2], [3, -1]]).astype(np.float32)}
+    x = np.tile(np.array([[[0, 1]], [[1, 1]], [[-1, 2]]], np.float32), 4)
     jaxpr = trace(transform(autocast(quadratic, compute_dtype=jnp.bfloat16)), p, x)
     assert_dots_run_in("bfloat16", jaxpr)
     expected = jax.tree.leaves(jax.jit(transform(quadratic))(p, x))
@@ -297,11 +299,11 @@ def test_composition(transform):
 
 
 def test_a_constant_is_cast_at_trace_time():
-    w = jnp.full((2, 5), 0.5)
+    w = jnp.full((8, 5), 0.5)
     fn = autocast(lambda x: jnp.tanh(x @ w) @ w.T, compute_dtype=jnp.bfloat16)
-    jaxpr = trace(fn, np.ones((3, 2), np.float32))
+    jaxpr = trace(fn, np.ones((3, 8), np.float32))
     assert_dots_run_in("bfloat16", jaxpr)
-    assert not casts_of_shape(jaxpr, (2, 5)) + casts_of_shape(jaxpr, (5, 2))
+    assert not casts_of_shape(jaxpr, (8, 5)) + casts_of_shape(jaxpr, (5, 8))
     assert "bfloat16" in {c.dtype.name for c in jaxpr.consts}
 
 

@@ -80,6 +80,9 @@ class Generator:
         self.x64 = bool(self.rng.random() < 0.2)
         # Few sizes, so that operands fit one another.
         self.sizes = [int(self.rng.integers(1, 5)), int(self.rng.integers(2, 5))]
+        # A product of at most 4 summed elements is none for a matrix unit.
+        if self.rng.random() < 0.5:
+            self.sizes[1] += 4
         if self.rng.random() < 0.05:
             self.sizes[0] = 0
 

@@ -18,8 +18,8 @@ from tests.fuzz.strategies import cases, examples
 from tests.third_party.program import Draw
 from tests.third_party.tables import PROGRAMS, QUICK
 
-W = np.ones((4, 4), np.float32)
-X = np.ones((2, 4), np.float32)
+W = np.ones((8, 8), np.float32)
+X = np.ones((8, 8), np.float32)
 
 
 def report_of(fn, *args, policy=BF16):

@@ -8,7 +8,7 @@ from jmp_autocast import BF16, FP16, CastPolicy, Policy, autocast
 from jmp_autocast.integrations.jmp import to_jmp
 from tests.support.jaxprs import assert_dots_run_in, trace
 
-X = np.ones((4, 4), np.float32)
+X = np.ones((8, 8), np.float32)
 
 # A policy, and the dtypes of parameters, computing and output in jmp's.
 OUT = {

@@ -69,7 +69,7 @@ def test_attributes_may_come_change_and_go():
     @bf16
     def fn(net, x):
         net.seen = nnx.Intermediate(x @ x.T)
-        net.extra = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+        net.extra = nnx.Linear(8, 2, rngs=nnx.Rngs(0))
         net.alias = net.norm
         net.mode = "seen"
         net.calls.set_metadata("unit", "calls")

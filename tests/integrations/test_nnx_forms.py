@@ -18,13 +18,13 @@ from tests.support.nnx_models import X, bf16, jaxpr_of, loss_fn, tower
 
 
 def test_param_variables_are_parameters_by_default():
-    x = jnp.ones((4, 4))
+    x = jnp.ones((8, 8))
 
     def computed(fn, *args):
         return jax.eval_shape(bf16(fn, output_dtype="computed"), *args).dtype
 
     # Wherever the module is; a variable of another kind is data, as an array is.
-    dense = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    dense = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
     assert computed(lambda x, m: x @ x * m["m"].kernel[...], x, {"m": dense}) == "bfloat16"
     assert computed(lambda x, v: x @ x * v[...], x, nnx.Param(x)) == "bfloat16"
     assert computed(lambda x, v: x @ x * v[...], x, nnx.Cache(x)) == "float32"
@@ -42,7 +42,7 @@ def test_param_variables_are_parameters_by_default():
 def test_decorates_methods_and_functions():
     class Model(nnx.Module):
         def __init__(self):
-            self.dense = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+            self.dense = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
             self.calls = nnx.Variable(jnp.array(0))
 
         @autocast(compute_dtype=jnp.bfloat16)
@@ -65,7 +65,7 @@ def test_plain_autocast_takes_modules_that_do_not_change():
     plain = functools.partial(jmp_autocast.autocast, compute_dtype=jnp.bfloat16)
     assert_dots_run_in("bfloat16", jaxpr_of(plain(loss_fn), net, X))
     assert_dots_run_in("bfloat16", jaxpr_of(nnx.grad(plain(loss_fn)), net, X))
-    norm = nnx.BatchNorm(4, use_running_average=True, rngs=nnx.Rngs(0))
+    norm = nnx.BatchNorm(8, use_running_average=True, rngs=nnx.Rngs(0))
     assert jax.eval_shape(plain(lambda m, x: m(x)), norm, X).dtype == "float32"
 
 
@@ -73,7 +73,7 @@ class Circular(nnx.Module):
     """A graph that comes back to itself: no tree."""
 
     def __init__(self):
-        self.w = nnx.Param(jnp.eye(4))
+        self.w = nnx.Param(jnp.eye(8))
         self.itself = nnx.data(self)
 
     def __call__(self, x):
@@ -82,7 +82,7 @@ class Circular(nnx.Module):
 
 @pytest.mark.parametrize("tool", [explain, op_stats])
 def test_a_module_that_holds_itself(tool):
-    model, x = Circular(), jnp.ones((2, 4))
+    model, x = Circular(), jnp.ones((2, 8))
     call = autocast(lambda model, x: model(x))
     np.testing.assert_array_equal(call(model, x), x)
     gradients = nnx.grad(lambda model: jnp.sum(call(model, x)))(model)
@@ -98,7 +98,7 @@ class Layers(nnx.Module):
     @nnx.split_rngs(splits=3, graph=True, graph_updates=True)
     @nnx.vmap(in_axes=(axes, axes), graph=True, graph_updates=True)
     def __init__(self, rngs):
-        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.linear = nnx.Linear(8, 8, rngs=rngs)
 
     @nnx.scan(in_axes=(axes, nnx.Carry), graph=True, graph_updates=True)
     def __call__(self, x):
@@ -109,14 +109,14 @@ class Layers(nnx.Module):
 
 def test_a_variable_that_holds_a_dict():
     """`nnx.capture` puts one into each module."""
-    (y, _), captured = nnx.capture(Layers(nnx.Rngs(0)), nnx.Intermediate)(jnp.ones((2, 4)))
+    (y, _), captured = nnx.capture(Layers(nnx.Rngs(0)), nnx.Intermediate)(jnp.ones((2, 8)))
     assert captured["hidden"][0].shape == (3, *y.shape)
     np.testing.assert_array_equal(captured["hidden"][0][-1], y)
 
 
 def test_the_environment_turns_it_off(monkeypatch):
     low = autocast(lambda m, x: m(x), compute_dtype="bfloat16")
-    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
-    assert_dots_run_in("bfloat16", jaxpr_of(low, model, jnp.ones((2, 4))))
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    assert_dots_run_in("bfloat16", jaxpr_of(low, model, jnp.ones((2, 8))))
     monkeypatch.setenv("JMP_AUTOCAST", "off")
-    assert_dots_run_in("float32", jaxpr_of(low, model, jnp.ones((2, 4))))
+    assert_dots_run_in("float32", jaxpr_of(low, model, jnp.ones((2, 8))))

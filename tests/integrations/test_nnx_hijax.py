@@ -14,11 +14,11 @@ from tests.support.jaxprs import assert_dots_run_in
 # While leaks are checked, JAX 0.10 fails in the plain program, too.
 pytestmark = pytest.mark.usefixtures("jit_caches")
 
-X = np.random.default_rng(4).standard_normal((6, 4)).astype(np.float32)
+X = np.random.default_rng(4).standard_normal((6, 8)).astype(np.float32)
 
 
 def dense():
-    return nnx.with_vars(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), hijax=True)
+    return nnx.with_vars(nnx.Linear(8, 3, rngs=nnx.Rngs(0)), hijax=True)
 
 
 def loss(dense, x):
@@ -79,7 +79,7 @@ def test_the_tools_take_variables():
     layer = dense()
     assert explain(loss, layer, X, policy=BF16).totals.low_share == 1.0
     products = op_stats(autocast(loss, policy=BF16), layer, X)
-    assert sum(row.flops for row in products if row.primitive == "dot_general") == 2 * 6 * 4 * 3
+    assert sum(row.flops for row in products if row.primitive == "dot_general") == 2 * 6 * 8 * 3
     np.testing.assert_allclose(check_numerics(loss)(layer, X), loss(layer, X), rtol=1e-6)
     rows = compare(loss, layer, X, policy=BF16).rows
     assert [row.computed for row in rows if row.primitive == "dot_general"] == ["bfloat16"]

@@ -100,10 +100,10 @@ class Stored(nnx.Module):
     """A kernel that is moved before it is read."""
 
     def __init__(self):
-        self.kernel = nnx.Param(jnp.ones((2, 8)))
+        self.kernel = nnx.Param(jnp.ones((4, 16)))
 
     def __call__(self):
-        return self.kernel[...][::-1].reshape(4, 4)
+        return self.kernel[...][::-1].reshape(8, 8)
 
 
 class Reader(nnx.Module):
@@ -212,11 +212,11 @@ def test_super_calls_methods_and_new_modules():
 
     class Model(nnx.Module):
         def __init__(self):
-            self.inner = Scaled(4, 4, rngs=nnx.Rngs(0))
-            self.outer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+            self.inner = Scaled(8, 8, rngs=nnx.Rngs(0))
+            self.outer = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
 
         def encode(self, x):
-            return nnx.Linear(4, 4, rngs=nnx.Rngs(0))(self.outer(self.inner(x)))
+            return nnx.Linear(8, 8, rngs=nnx.Rngs(0))(self.outer(self.inner(x)))
 
     jaxpr = jaxpr_of(bf16(lambda m, x: m.encode(x)), Model(), X)
     # What is made inside has no attribute, only a class.

@@ -25,7 +25,7 @@ def counted(module, x):
 
 
 def test_a_module_that_the_function_closes_over_may_be_read_only():
-    dense, norm = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+    dense, norm = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(0))
     assert_dots_run_in("bfloat16", trace(bf16(lambda x: dense(x)), X))
     # As an argument too, where it belongs to an outer trace.
     assert_dots_run_in("bfloat16", trace(lambda x: bf16(dense)(x), X))
@@ -39,7 +39,7 @@ def test_a_module_that_the_function_closes_over_may_be_read_only():
     with pytest.raises(errors.TraceContextError):
         trace(lambda x: bf16(functools.partial(setattr, norm, "name"))(x), X)
     assert nnx.graphdef(norm) == before
-    np.testing.assert_array_equal(norm.mean[...], jnp.zeros(4))
+    np.testing.assert_array_equal(norm.mean[...], jnp.zeros(8))
 
 
 class Plain(nnx.Module):

@@ -6,15 +6,15 @@ from jax import lax
 
 from tests.support.numerics import normal
 
-LAYERS, WIDTH, ROWS = 3, 4, 4
+LAYERS, WIDTH, ROWS = 3, 8, 8
 WEIGHTS = normal(
     0,
     q=(LAYERS, WIDTH, WIDTH),
-    up=(LAYERS, WIDTH, 16),
-    down=(LAYERS, 16, WIDTH),
+    up=(LAYERS, WIDTH, 32),
+    down=(LAYERS, 32, WIDTH),
     scale=(LAYERS, WIDTH),
 )
-WEIGHTS = {name: 0.3 * w for name, w in WEIGHTS.items()}
+WEIGHTS = {name: 0.2 * w for name, w in WEIGHTS.items()}
 X = normal(1, x=(ROWS, WIDTH))["x"]
 
 

@@ -10,9 +10,9 @@ from jmp_autocast import BF16, autocast
 from jmp_autocast.interpreters.compat import scan_split
 from tests.support.jaxprs import find, trace
 
-W = np.eye(4, dtype=np.float32)
-X = np.ones((4, 4), np.float32)
-ZEROS = jnp.zeros((4, 4))
+W = np.eye(8, dtype=np.float32)
+X = np.ones((8, 8), np.float32)
+ZEROS = jnp.zeros((8, 8))
 
 
 def recurrent(activation):
@@ -160,7 +160,7 @@ def test_a_scanned_residual_stream_at_level_compute(body, expected):
 
 
 # Beyond float16, not beyond bfloat16.
-CONSTANT = np.where(np.eye(4) > 0, 1.0, 1e5).astype(np.float32)
+CONSTANT = np.where(np.eye(8) > 0, 1.0, 1e5).astype(np.float32)
 
 
 def product_in_the_loop(w, x):
@@ -169,11 +169,11 @@ def product_in_the_loop(w, x):
 
 
 BEYOND = {
-    "literal_from_the_body": scan_of(lambda w, x, c: jnp.full((4, 4), 1e5), lambda w, x: x @ w),
+    "literal_from_the_body": scan_of(lambda w, x, c: jnp.full((8, 8), 1e5), lambda w, x: x @ w),
     "constant_from_the_body": scan_of(lambda w, x, c: jnp.asarray(CONSTANT), lambda w, x: x @ w),
     "product_from_the_body": product_in_the_loop,
     "literal_at_the_start": scan_of(
-        lambda w, x, c, d: (jnp.tanh(x @ w), c), lambda w, x: (jnp.full((4, 4), 1e5), x @ w)
+        lambda w, x, c, d: (jnp.tanh(x @ w), c), lambda w, x: (jnp.full((8, 8), 1e5), x @ w)
     ),
     "constant_at_the_start": scan_of(
         lambda w, x, c, d: (jnp.tanh(x @ w), c), lambda w, x: (jnp.asarray(CONSTANT), x @ w)

@@ -24,11 +24,11 @@ def draw(seed, *shape):
 
 
 def params():
-    return {"w": draw(0, 4, 4) / 2, "b": draw(1, 4) / 4}
+    return {"w": draw(0, 8, 8) / 3, "b": draw(1, 8) / 4}
 
 
 def inputs():
-    return draw(2, 3, 4)
+    return draw(2, 6, 8)
 
 
 def layer(params, x):

@@ -238,11 +238,11 @@ def test_gradients_that_vanish_in_float16_do_not_with_a_scale(loss_dtype):
     def both(scale, w, x):
         return jax.grad(low)(w, x), finite_value_and_grad(low)(scale, w, x)
 
-    w, x = np.ones((4, 2), np.float32), np.ones((8, 4), np.float32)
+    w, x = np.ones((8, 2), np.float32), np.ones((8, 8), np.float32)
     unscaled, step = both(LossScale.dynamic(2.0**16), w, x)
     assert (np.asarray(unscaled) == 0).all()
     assert step.grads.dtype == jnp.float32
-    np.testing.assert_allclose(step.grads, np.full((4, 2), 8e-8), rtol=1e-3)
+    np.testing.assert_allclose(step.grads, np.full((8, 2), 8e-8), rtol=1e-3)
 
 
 @pytest.mark.parametrize("order", ["autocast inside", "autocast outside"])

@@ -15,7 +15,7 @@ from tests.fuzz.segments import WRAPPERS, computed_in, difference, inline
 from tests.support.numerics import normal
 
 PARAMS = normal(0, w=(8, 8), v=(8, 8), s=(8,), b=(8,))
-X = normal(1, x=(4, 8))["x"]
+X = normal(1, x=(8, 8))["x"]
 POLICIES = {"bfloat16": BF16, "float16": FP16, "compute": BF16.with_level("compute")}
 
 
@@ -67,7 +67,7 @@ def far(call, p, x):
 
 def picked(call, p, x):
     part = call(lambda z: (z - jax.nn.logsumexp(z, -1, keepdims=True),))
-    return jnp.take_along_axis(part(x @ p["w"])[0], np.arange(4)[:, None], -1).sum()
+    return jnp.take_along_axis(part(x @ p["w"])[0], np.arange(8)[:, None], -1).sum()
 
 
 def decay(call, p, x):
@@ -124,14 +124,14 @@ def two_readers_and_product(call, p, x):
 def split_for_two(call, p, x):
     """A moved value is read by a product and by a sum in float32."""
     (d,) = call(lambda a, b: (a * b,))(x, x)
-    first, second = jnp.split(d, 2, axis=-1)
-    return second + first @ p["w"][:4, :4]
+    first, second = jnp.split(d, 2)
+    return second + first @ p["w"]
 
 
 def moved_through(call, p, x):
     """What comes back moved is read in float32, and by something else."""
     c = x @ p["w"]
-    wide, rows = call(lambda c: (jnp.broadcast_to(c, (2, 4, 8)), c[::-1]))(c)
+    wide, rows = call(lambda c: (jnp.broadcast_to(c, (2, 8, 8)), c[::-1]))(c)
     return jnp.exp(wide), rows @ p["v"]
 
 
@@ -148,6 +148,14 @@ def gated_cotangents(call, p, x):
     a = jax.nn.sigmoid(d)
     (both,) = call(lambda m, n: (m + n,))(x * d * (a * (1 - a)), (a - 1) * x)
     return both.T @ x
+
+
+def of_few(call, p, x):
+    """A product of four summed elements is one of elements: it reads what they read."""
+    d = x @ p["w"]
+    a = jax.nn.sigmoid(d)
+    (both,) = call(lambda m, n: (m + n,))(x * d * (a * (1 - a)), (a - 1) * x)
+    return both[:4].T @ x[:4]
 
 
 def narrowed_data(call, p, x):
@@ -187,6 +195,7 @@ PROGRAMS = [
     moved_through,
     cotangents,
     gated_cotangents,
+    of_few,
     narrowed_data,
     windows,
 ]

@@ -64,11 +64,11 @@ def test_dtype_of_the_result_and_gradients_no_worse_than_rounded_ones(fn, w, x, 
 
 def test_weight_gradient_is_the_accumulator():
     """A gradient of 257 is no bfloat16: rounded it is 256 or 258."""
-    w, x = np.ones((1, 1), np.float32), np.array([[256.0], [1.0]], np.float32)
+    w, x = np.ones((8, 1), np.float32), np.repeat(np.float32([[256.0], [1.0]]), 8, 1)
     for policy in (BF16, CONSUMER):
         fn = autocast(lambda w, x: jnp.sum(x @ w), policy=policy, params=0)
         assert float(jax.grad(fn)(w, x)[0, 0]) == 257.0
-    kernel, images = np.ones((1, 1, 1, 1), np.float32), x[:, :, None, None]
+    kernel, images = np.ones((1, 1, 8, 1), np.float32), x[:, None, None]
     for policy, expected in ((BF16, 256.0), (CONSUMER, 257.0)):
         fn = autocast(lambda w, x: jnp.sum(convolution(w, x)), policy=policy, params=0)
         assert float(jax.grad(fn)(kernel, images)[0, 0, 0, 0]) == expected
@@ -88,7 +88,7 @@ def test_weight_gradients_that_are_rounded_before_devices_add_them(dot_output):
     assert found.dtype == jnp.float32
     assert jnp.linalg.norm(found - exact) < 2e-2 * jnp.linalg.norm(exact)
     # The uses of one weight are added in float32 all the same: 257 of them, in a loop.
-    w, xs = np.ones((1, 1), np.float32), np.ones((257, 1, 1), np.float32)
+    w, xs = np.ones((8, 1), np.float32), np.ones((257, 1, 8), np.float32)
     uses = lambda w: lax.scan(lambda s, x: (s + jnp.sum(x @ w, dtype=jnp.float32), None), 0.0, xs)[
         0
     ]
@@ -126,6 +126,8 @@ def test_a_factor_that_is_a_literal(policy, first):
         outer = jnp.tensordot(3.0, w, axes=0) if first else jnp.tensordot(w, 3.0, axes=0)
         return jnp.sum(outer * x)
 
+    # A product that sums nothing is one of elements, unless a rule lowers it.
+    policy = policy.with_rules({"dot_general": "LOWER_PRECISION_FP"})
     half = autocast(fn, policy=policy, params=0)
     (contraction,) = find(trace(half, X, X), "accumulate")
     literal = contraction.invars[0 if first else 1]

@@ -27,13 +27,13 @@ def large_constant(w, x):
 
 def repeated(w, x):
     def step(carry, _):
-        return carry + jnp.arange(4.0) @ w[:4, :4], None
+        return carry + jnp.arange(8.0) @ w[:8, :8], None
 
-    return jax.lax.scan(step, x[0, :4], length=10**5)[0]
+    return jax.lax.scan(step, x[0, :8], length=10**5)[0]
 
 
 def small(w, x):
-    return jnp.arange(4.0) @ w[:4, :4]
+    return jnp.arange(8.0) @ w[:8, :8]
 
 
 def small_share(w, x):
@@ -65,7 +65,7 @@ def on_trace(fn, policy):
     [
         (positions, BF16, ["33 %", "positions", "'angles'", "COORD", "1023"]),
         (large_constant, FP16, ["100 %", "large_constant", "no scope", "LITERAL", "exceeds"]),
-        (repeated, BF16, ["100 %", "COORD, operand 0 holds integers up to 3"]),
+        (repeated, BF16, ["100 %", "COORD, operand 0 holds integers up to 7"]),
     ],
     ids=["positions", "constant", "in_a_loop"],
 )

@@ -26,9 +26,9 @@ from tests.support.plans import (
     positions,
 )
 
-X = np.ones((4, 4), np.float32)
-MASK = np.ones((4, 4), bool)
-IDS = np.ones(4, np.int32)
+X = np.ones((8, 8), np.float32)
+MASK = np.ones((8, 8), bool)
+IDS = np.ones(8, np.int32)
 LITERAL = Source.LITERAL
 
 
@@ -81,7 +81,7 @@ def test_what_is_computed_from_literals_is_one(primitive):
     assert plan.outputs[0].dtype == LOW
 
 
-FAR = np.array([[10_001.0, 3.0, 5.0, 1e9]] * 4, np.float32)
+FAR = np.array([[10_001.0, 3.0, 5.0, 1e9] * 2] * 8, np.float32)
 FAR_LITERALS = {
     "near": (lambda h: h + 4.0, LOW),
     "hard_swish": (lambda h: jax.nn.hard_swish(h), LOW),
@@ -109,7 +109,7 @@ def test_literals_that_take_the_digits_of_what_they_meet(name):
 
 @pytest.mark.parametrize("policy", [BF16, FP16])
 def test_an_offset_that_is_taken_away_again_leaves_the_digits(policy):
-    w = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    w = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
     fn = lambda w: jnp.sin((w @ w + 10_000.0) - 10_000.0)
     low_fn = autocast(fn, policy=policy)
     eps = 4 * float(jnp.finfo(policy.compute_dtype).eps)
@@ -134,9 +134,9 @@ def test_a_divisor_in_float16_has_a_gradient(divisor):
     [
         (X, BF16, LOW),
         (np.where(MASK, 0, -np.inf).astype(np.float32), BF16, LOW),
-        (np.triu(np.full((4, 4), LOWEST, np.float32)), BF16, LOW),
-        (np.triu(np.full((4, 4), -1e30, np.float32)), BF16, LOW),
-        (np.zeros((0, 4), np.float32), BF16, LOW),
+        (np.triu(np.full((8, 8), LOWEST, np.float32)), BF16, LOW),
+        (np.triu(np.full((8, 8), -1e30, np.float32)), BF16, LOW),
+        (np.zeros((0, 8), np.float32), BF16, LOW),
         (X * np.float32(60_000), FP16, F16),
         (X * np.float32(70_000), FP16, FULL),
         (np.where(MASK, 70_000, -np.inf).astype(np.float32), FP16, FULL),
@@ -153,7 +153,7 @@ def test_the_range_of_a_constant(value, policy, expected):
     )
 
 
-MOVED = [lambda w: w, lambda w: w.T[::-1], jax.jit(lambda w: w.reshape(4, 4))]
+MOVED = [lambda w: w, lambda w: w.T[::-1], jax.jit(lambda w: w.reshape(8, 8))]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_count_that_divides_is_no_coordinate():
 )
 def test_positions_given_as_data_have_no_bound(dtype, expected):
     """Up to 256 they are exact in 16 bits, like bools."""
-    angles = lambda ids, f: ids.astype(jnp.float32).reshape(2, 2) @ f[:2]
+    angles = lambda ids, f: ids.astype(jnp.float32).reshape(4, 2) @ (f @ f)[:2]
     equation = planned(plan_of(angles, IDS.astype(dtype), X), "dot_general")
     code = ReasonCode.COORD if expected == FULL else ReasonCode.LOWER_PRECISION
     assert (equation.reason.code, equation.results[0].dtype) == (code, expected)
@@ -250,7 +250,7 @@ def test_positions_given_as_data_have_no_bound(dtype, expected):
     ids=["one_hot", "mask_of_activations", "packed_weight", "vmapped", "complement"],
 )
 def test_integers_that_are_summed_are_no_positions(fn, dtype):
-    plan = plan_of(fn, np.ones((4, 4), dtype), X)
+    plan = plan_of(fn, np.ones((8, 8), dtype), X)
     dots = [p for eqn, p in all_equations(plan) if eqn.primitive.name == "dot_general"]
     assert [dot.results[0].dtype for dot in dots] == [LOW] * len(dots)
 
@@ -263,8 +263,9 @@ def test_integers_that_are_summed_are_no_positions(fn, dtype):
         lambda t, f: jnp.einsum("t,d->td", t, f),
         lambda t, f: jax.vmap(lambda t: t[:, None] @ f[None])(t[None]),
         lambda t, f: jnp.einsum("bt,d->btd", jnp.cumsum(t)[None], f),
+        lambda t, f: jnp.stack([t] * 3, 1) @ jnp.stack([f] * 3),
     ],
-    ids=["matmul", "einsum", "vmapped_outer", "cumulative"],
+    ids=["matmul", "einsum", "vmapped_outer", "cumulative", "three_coordinates"],
 )
 def test_an_outer_product_of_positions_is_one_of_elements(fn, policy):
     equation = planned(plan_of(fn, np.ones(64, np.float32), X[0], policy=policy), "dot_general")
@@ -272,17 +273,17 @@ def test_an_outer_product_of_positions_is_one_of_elements(fn, policy):
 
 
 COORDINATES = {
-    "first operand": (lambda x: lax.iota(jnp.float32, 64).reshape(32, 2) @ x[:2], "COORD"),
-    "second operand": (lambda x: x[:, :2] @ lax.iota(jnp.float32, 64).reshape(2, 32), "COORD"),
-    "cast up": (lambda x: lax.iota(F16, 64).astype(FULL).reshape(32, 2) @ x[:2], "COORD"),
+    "first operand": (lambda x: lax.iota(jnp.float32, 64).reshape(8, 8) @ x, "COORD"),
+    "second operand": (lambda x: x @ lax.iota(jnp.float32, 64).reshape(8, 8), "COORD"),
+    "cast up": (lambda x: lax.iota(F16, 64).astype(FULL).reshape(8, 8) @ x, "COORD"),
     # Exact integers do not help: their product with a frequency is rounded, an angle of 255 by half
     # a radian.
     **{f"{n} angles": (positions(n), "COORD") for n in (3, 256, 2048)},
     # A frequency may be as large as the range: phases of `linspace` were 1.5 to 17 % off.
-    "normalised": (lambda x: (lax.iota(jnp.float32, 6) / 5.0).reshape(3, 2) @ x[:2], "COORD"),
+    "normalised": (lambda x: (lax.iota(jnp.float32, 24) / 23.0).reshape(3, 8) @ x, "COORD"),
     "times data": (lambda x: (lax.iota(jnp.float32, 64)[:, None] * x[0]) @ x, "LOWER_PRECISION"),
     # A head with one output, say: the result is not larger than both operands.
-    "one feature": (lambda x: x[:, :1] @ x[:1, :1], "LOWER_PRECISION"),
+    "one feature": (lambda x: x @ x[:, :1], "LOWER_PRECISION"),
 }
 
 
@@ -307,7 +308,7 @@ def test_a_parameter_that_a_literal_takes_out_of_range_is_float32(policy, dtype)
 
 # --- numbers that a function closes over as arrays of no dimension, which are no literals
 
-PAIR = tuple(normal(0, w=(3, 3), x=(4, 3)).values())
+PAIR = tuple(normal(0, w=(8, 8), x=(4, 8)).values())
 OPERATIONS = {
     "add": operator.add,
     "subtract": operator.sub,

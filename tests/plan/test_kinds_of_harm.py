@@ -394,8 +394,64 @@ POSITIONS = [
 ]
 
 
+# --- products that cannot pay ----------------------------------------------------------------
+
+CELL = np.diag([50.0, 60.0, 70.0]).astype(np.float32) + normal(3, 3, deviation=0.1)
+FRACTIONS = RNG.uniform(size=(100, 3)).astype(np.float32)
+TURN = np.linalg.qr(normal(3, 3))[0].astype(np.float32)
+CAMERA = np.array([[1000, 0, 512], [0, 1000, 512], [0, 0, 1]], np.float32)
+AWAY = np.array([0.1, 0.2, 20], np.float32)
+POSE = np.block([[TURN, AWAY[:, None]], [np.zeros((1, 3)), np.ones((1, 1))]]).astype(np.float32)
+RAMP = np.linspace(0, 1, 256, dtype=np.float32) ** 2 + 3
+
+
+def pixels(k, x):
+    h = jnp.einsum("ij,nj->ni", k, (x - 0.5) + AWAY)
+    return h[:, :2] / h[:, 2:]
+
+
+def homogeneous(k, x):
+    return (jnp.concatenate([100 * x, jnp.ones((len(x), 1))], 1) @ k.T)[:, :3]
+
+
+def bonds(c, x):
+    return jnp.linalg.norm(x @ c - (x + jnp.asarray(AWAY) / 100) @ c, axis=-1)
+
+
+def joints(r, x):
+    """A chain of joints, each turned against the one before."""
+    step = lambda pose, v: (pose @ r, pose @ v)
+    return lax.scan(step, jnp.eye(3), x)[1]
+
+
+def covariances(r, x):
+    """Of splats, turned to the camera."""
+    return jnp.einsum("ij,njk,lk->nil", r, x[:, :, None] * x[:, None], r)
+
+
+def three_taps(k, x):
+    numbers = ("NWC", "WIO", "NWC")
+    y = lax.conv_general_dilated(x[None, :, None], k, (1,), "VALID", dimension_numbers=numbers)
+    return y[0, 1:, 0] - y[0, :-1, 0]
+
+
+CANNOT_PAY = [
+    (lambda c, x: x @ c, (CELL, FRACTIONS), relative, 1e-4),
+    (bonds, (CELL, FRACTIONS), relative, 1e-2),
+    (pixels, (CAMERA, FRACTIONS), relative, 1e-5),
+    (homogeneous, (POSE, FRACTIONS), relative, 1e-4),
+    (lambda r, x: jax.vmap(lambda v: r @ v)(x), (TURN, FRACTIONS), relative, 1e-4),
+    (lambda r, x: jnp.matmul(x.reshape(10, 10, 3), r.T), (TURN, FRACTIONS), relative, 1e-4),
+    (joints, (TURN, FRACTIONS), relative, 1e-4),
+    (covariances, (TURN, FRACTIONS), relative, 1e-4),
+    (lambda c, x: jnp.tensordot(x[:, :2], c[:2], 1), (CELL, FRACTIONS), relative, 1e-4),
+    (three_taps, (np.full((3, 1, 1), 1 / 3, np.float32), RAMP), relative, 1e-2),
+]
+
+
 def rows():
     kinds = {
+        "cannot pay": (CANNOT_PAY, "_cannot_pay"),
         "expanded": (EXPANDED, Need.EXPANDED),
         "differences": (DIFFERENCES, "_takes_differences"),
         "decomposed": (DECOMPOSED, Need.DECOMPOSED),

@@ -164,7 +164,7 @@ def test_a_product_of_two_numbers_has_no_factors():
 
 EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 # From 4 to 8, by products that are exact.
-EYE, FAR = jnp.eye(4), jnp.asarray(np.linspace(4, 8, 16).reshape(4, 4), jnp.float32)
+EYE, FAR = jnp.eye(8), jnp.asarray(np.linspace(4, 8, 64).reshape(8, 8), jnp.float32)
 
 
 def gate(f, scale=1.0):

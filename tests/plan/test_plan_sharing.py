@@ -16,8 +16,8 @@ from jmp_autocast.interpreters.plan.requests import find_requests
 from tests.support.jaxprs import find, trace
 from tests.support.plans import FULL, LOW, LOWEST, all_equations, low, plan_of
 
-X = np.ones((4, 4), np.float32)
-ROW = np.ones(4, np.float32)
+X = np.ones((8, 8), np.float32)
+ROW = np.ones(8, np.float32)
 SCOPES = {"head": "float32", "tail": "float32"}
 
 
@@ -98,7 +98,7 @@ CALLS = {
         [FULL, LOW],
     ),
     "coordinates": (
-        lambda x: (contraction(lax.iota(jnp.float32, 4), x), contraction(x[0], x)),
+        lambda x: (contraction(lax.iota(jnp.float32, 8), x), contraction(x[0], x)),
         [FULL, LOW],
     ),
 }

@@ -25,9 +25,9 @@ from tests.support.plans import (
     positions,
 )
 
-X = np.ones((4, 4), np.float32)
-ROW = np.ones(4, np.float32)
-MASK = np.ones((4, 4), bool)
+X = np.ones((8, 8), np.float32)
+ROW = np.ones(8, np.float32)
+MASK = np.ones((8, 8), bool)
 DATA, PARAM = Source.DATA, Source.PARAM
 
 
@@ -88,7 +88,7 @@ REASONS = {
     "reciprocal": (low(lambda h: 1 / h), "div", "FP32", FULL),
     "zero_over": (low(lambda h: 0.0 / h), "div", "PROMOTE_LOW", LOW),
     "weak_type_dropped": (
-        lambda x: (weak := lax.broadcast(2.0, (4, 4))) @ weak * x[0, 0],
+        lambda x: (weak := lax.broadcast(2.0, (8, 8))) @ weak * x[0, 0],
         "convert_element_type",
         "STRUCTURAL",
         LOW,
@@ -141,7 +141,7 @@ REASONS = {
     "accumulator": (low(running_sum), "scan", "CARRY_ACCUMULATOR", FULL),
     "narrowed": (low(lambda h: jnp.exp(h).T @ h), "transpose", "CLEAR_NARROW", LOW),
     "broadcast_before_a_matmul": (
-        low(lambda h: jnp.broadcast_to(jnp.sum(h, 0), (4, 4)) @ h),
+        low(lambda h: jnp.broadcast_to(jnp.sum(h, 0), (8, 8)) @ h),
         "broadcast_in_dim",
         "PROMOTE_FULL",
         FULL,
@@ -161,7 +161,7 @@ REASONS = {
     "denominator": (low(lambda h: jnp.exp(h) / lax.logistic(h)), "logistic", "LOG_GUARD", FULL),
     "numerator": (low(lambda h: lax.logistic(h) / jnp.exp(h)), "logistic", "PROMOTE_LOW", LOW),
     "rows_before_a_matmul": (
-        low(lambda h: jnp.exp(h)[np.array([0, 0, 1, 1])] @ h),
+        low(lambda h: jnp.exp(h)[np.array([0, 0, 1, 1] * 2)] @ h),
         "gather",
         "PROMOTE_FULL",
         FULL,
@@ -269,12 +269,12 @@ UNCHANGED = {
     "cond": disagreeing,
     "remat": jax.checkpoint(lambda x: jnp.sin(jnp.cos(x))),
     "scatter": lambda x: x.at[0].add(x[1]),
-    "linear_algebra": lambda x: jnp.linalg.cholesky(x + 9 * jnp.eye(4)),
+    "linear_algebra": lambda x: jnp.linalg.cholesky(x + 9 * jnp.eye(8)),
     "sort": lambda x: (jnp.sort(x), jnp.argmax(x), lax.top_k(x, 2)),
-    "integers": lambda x: jnp.arange(4) * jnp.int32(2) + x.astype(jnp.int32),
+    "integers": lambda x: jnp.arange(8) * jnp.int32(2) + x.astype(jnp.int32),
     "masks": lambda x: jnp.where(MASK, x, LOWEST),
     "highest": lambda x: jnp.dot(x, x, precision="highest"),
-    "random": lambda x: x + jax.random.normal(jax.random.key(0), (4, 4)),
+    "random": lambda x: x + jax.random.normal(jax.random.key(0), (8, 8)),
     "large_arange": lambda x: x[:, :3] + jnp.arange(70_000.0, 70_003.0),
     "large_iota": lambda x: lax.iota(jnp.float32, 70_000)[x[0].astype(jnp.int32)],
     "take": lambda x: jnp.take(x, jnp.arange(2) + 0, axis=0),
@@ -298,7 +298,7 @@ def test_one_matmul_changes_a_plan():
 
 def test_a_moved_literal_is_no_copy_of_an_input():
     # The gradient of a lookup scatters into zeros, which are a literal that is broadcast.
-    picked = lambda w: jax.nn.log_softmax(X @ w)[jnp.arange(4), jnp.arange(4)].mean()
+    picked = lambda w: jax.nn.log_softmax(X @ w)[jnp.arange(8), jnp.arange(8)].mean()
     jaxpr = trace(autocast(lambda w: jax.grad(picked)(w), policy=BF16), X)
     assert find(jaxpr, "accumulate")
 

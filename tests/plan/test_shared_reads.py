@@ -84,10 +84,10 @@ def test_gradients_of_a_loss_that_is_nearly_right_in_float16(name):
 def test_a_confident_answer_has_a_gradient():
     # sigmoid(8) is 1 - 3.4e-4, and 1 in bfloat16: the gradient was zero.
     def loss(w):
-        z = jnp.full((1, 1), 8.0) @ w
+        z = jnp.ones((1, 8)) @ w
         return jnp.sum(jax.nn.softplus(z) - z)
 
-    w = jnp.ones((1, 1))
+    w = jnp.ones((8, 1))
     found = jax.jit(jax.grad(autocast(loss, policy=BF16)))(w)
     np.testing.assert_allclose(found, jax.grad(loss)(w), rtol=2**-7)
 

@@ -10,11 +10,11 @@ from jmp_autocast.interpreters import Source
 from tests.support.plans import FULL, LOW, all_equations, low, plan_of, planned
 
 DATA, PARAM = Source.DATA, Source.PARAM
-X = np.ones((4, 4), np.float32)
-ROW = np.ones(4, np.float32)
-COLUMN = np.ones((4, 1), np.float32)
-MASK = np.ones((4, 4), bool)
-IDS = np.ones((4, 4), np.int32)
+X = np.ones((8, 8), np.float32)
+ROW = np.ones(8, np.float32)
+COLUMN = np.ones((8, 1), np.float32)
+MASK = np.ones((8, 8), bool)
+IDS = np.ones((8, 8), np.int32)
 
 
 VOTES = {
@@ -30,8 +30,8 @@ VOTES = {
     "made_of_a_parameter": (lambda h, x: h + jnp.sin(x), X, PARAM, FULL),
     "computed_in_float32": (lambda h, x: h + jnp.exp(x), ROW, PARAM, FULL),
     "reduced_in_float32": (lambda h, x: h + x.sum(0), X, PARAM, FULL),
-    "rows_of_an_embedding": (lambda h, x: h + x[np.array([3, 1, 0, 0])], X, PARAM, FULL),
-    "broadcast_parameter": (lambda h, x: h + jnp.broadcast_to(x, (4, 4)), ROW, PARAM, LOW),
+    "rows_of_an_embedding": (lambda h, x: h + x[np.array([3, 1, 0, 0] * 2)], X, PARAM, FULL),
+    "broadcast_parameter": (lambda h, x: h + jnp.broadcast_to(x, (8, 8)), ROW, PARAM, LOW),
     "parameter_through_jit": (lambda h, x: h + jax.jit(jnp.sin)(x), X, PARAM, FULL),
     "parameter_behind_a_barrier": (lambda h, x: h + lax.optimization_barrier(x), X, PARAM, FULL),
     "bools": (lambda h, m: h + m.astype(jnp.float32), MASK, DATA, LOW),
@@ -63,7 +63,7 @@ WEAK = {
     "through_jit": lambda h, m: jax.jit(lambda s, h: h * s)(2.0, h),
     "twice_through_jit": lambda h, m: jax.jit(lambda s: jax.jit(jnp.multiply)(h, s))(2.0),
     "through_convert": lambda h, m: h * lax.convert_element_type(2.0, jnp.float32),
-    "through_broadcast": lambda h, m: h * lax.broadcast(2.0, (4, 4)),
+    "through_broadcast": lambda h, m: h * lax.broadcast(2.0, (8, 8)),
     "full_like": lambda h, m: h + jnp.full_like(h, 3.0),
     "maximum": lambda h, m: jnp.maximum(h, 0.0),
     "clip": lambda h, m: jnp.clip(h, -1.0, 1.0),
@@ -92,7 +92,7 @@ FACTORS = {
     "column of data": (jnp.multiply, COLUMN, DATA, LOW),
     "number": (jnp.multiply, np.float32(3), DATA, LOW),
     "row and column": (lambda h, x: h[:1] * x, COLUMN, DATA, LOW),
-    "repeated row": (lambda h, x: h * jnp.broadcast_to(x, (4, 4)), ROW, DATA, FULL),
+    "repeated row": (lambda h, x: h * jnp.broadcast_to(x, (8, 8)), ROW, DATA, FULL),
     "moved data": (lambda h, x: h * x.T, X, DATA, FULL),
     "row of a parameter": (jnp.multiply, ROW, PARAM, LOW),
 }

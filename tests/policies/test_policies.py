@@ -158,7 +158,7 @@ def test_a_scatter_is_emitted_with_a_float32_adder():
     (eqn,) = find(jaxpr, "scatter-add")
     assert dtypes(eqn.params["update_jaxpr"].invars) == (FULL, FULL)
     out = jax.jit(autocast(after_dot(scatter_add), policy=BF16))(X)
-    np.testing.assert_allclose(out[0], 4 + 2 * np.tanh(4), rtol=2**-8)
+    np.testing.assert_allclose(out[0], 8 + 2 * np.tanh(8), rtol=2**-8)
 
 
 @pytest.mark.parametrize(

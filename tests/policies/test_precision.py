@@ -10,8 +10,8 @@ from jax import lax
 from jmp_autocast import BF16, CastPolicy, Decision, Policy, autocast, explain, full_precision
 from tests.support.jaxprs import find, trace
 
-X = jnp.ones((4, 4))
-IMAGE, KERNEL = jnp.ones((1, 1, 4, 4)), jnp.ones((1, 1, 2, 2))
+X = jnp.ones((8, 8))
+IMAGE, KERNEL = jnp.ones((1, 1, 4, 4)), jnp.ones((1, 1, 3, 3))
 TF32 = lax.DotAlgorithmPreset.TF32_TF32_F32
 HIGH, HIGHEST = ((level,) * 2 for level in (lax.Precision.HIGH, lax.Precision.HIGHEST))
 

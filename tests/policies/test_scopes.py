@@ -21,10 +21,10 @@ bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
 
 # Every dot of the region has a dimension 5, every other one a dimension 7.
 PARAMS = {
-    "outside": np.full((3, 7), 0.25, np.float32),
-    "region": np.full((3, 5), 0.5, np.float32),
+    "outside": np.full((6, 7), 0.25, np.float32),
+    "region": np.full((6, 5), 0.5, np.float32),
 }
-X = np.ones((2, 3), np.float32)
+X = np.ones((6, 6), np.float32)
 
 
 def dots_by_size(jaxpr):
@@ -158,7 +158,7 @@ def test_the_innermost_region_wins(scopes, expected, split):
             inner = functools.partial(enter, rest[1:])
             return (jax.jit(inner) if split else inner)(x)
 
-    jaxpr = trace(bf16(functools.partial(enter, scopes)), np.ones((2, 2), np.float32))
+    jaxpr = trace(bf16(functools.partial(enter, scopes)), np.ones((8, 8), np.float32))
     assert dot_dtypes(jaxpr)[0][:2] == (expected, expected)
 
 
@@ -198,7 +198,7 @@ def test_outside_autocast_a_region_changes_nothing(region):
 class Block(nn.Module):
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(4, name="proj")(nn.gelu(nn.LayerNorm()(nn.Dense(4, name="up")(x))))
+        return nn.Dense(8, name="proj")(nn.gelu(nn.LayerNorm()(nn.Dense(8, name="up")(x))))
 
 
 class Net(nn.Module):
@@ -212,7 +212,7 @@ class Net(nn.Module):
 class HaikuBlock(hk.Module):
     def __call__(self, x):
         norm = hk.LayerNorm(-1, create_scale=True, create_offset=True)
-        return hk.Linear(4, name="proj")(jax.nn.gelu(norm(hk.Linear(4, name="up")(x))))
+        return hk.Linear(8, name="proj")(jax.nn.gelu(norm(hk.Linear(8, name="up")(x))))
 
 
 def haiku_net(x):
@@ -222,13 +222,13 @@ def haiku_net(x):
 
 
 def linen_model():
-    return Net().apply, jax.eval_shape(Net().init, jax.random.key(0), np.ones((2, 4), np.float32))
+    return Net().apply, jax.eval_shape(Net().init, jax.random.key(0), np.ones((2, 8), np.float32))
 
 
 def haiku_model():
     model = hk.without_apply_rng(hk.transform(haiku_net))
     key = jax.random.PRNGKey(0)
-    return model.apply, jax.eval_shape(model.init, key, np.ones((2, 4), np.float32))
+    return model.apply, jax.eval_shape(model.init, key, np.ones((2, 8), np.float32))
 
 
 MODELS = {"linen": linen_model, "haiku": haiku_model}
@@ -254,7 +254,7 @@ MODULES = ["layer_0/up", "layer_0/proj", "layer_1/up", "layer_1/proj", "head"]
 def test_patterns_over_module_paths(model, patterns, expected):
     apply, variables = model()
     fn = autocast(apply, policy=BF16.with_scopes(patterns))
-    jaxpr = trace(fn, variables, np.ones((2, 4), np.float32))
+    jaxpr = trace(fn, variables, np.ones((2, 8), np.float32))
     assert [d[0] for d in dot_dtypes(jaxpr)] == expected
     assert len(expected) == len(MODULES)
 
@@ -273,7 +273,7 @@ def test_a_pattern_that_matches_nothing_warns(policy, message):
             return jnp.tanh(x @ x)
 
     with pytest.warns(match=message) if message else warnings.catch_warnings(action="error"):
-        trace(autocast(model, policy=policy), np.ones((2, 2), np.float32))
+        trace(autocast(model, policy=policy), np.ones((8, 8), np.float32))
 
 
 def test_a_star_covers_what_stands_in_no_scope():
@@ -287,11 +287,11 @@ def test_a_star_covers_what_stands_in_no_scope():
         BF16.with_rules({"dot_general": "FP32"}, scope="*"),
     )
     for policy in policies:
-        jaxpr = trace(autocast(model, policy=policy), np.ones((2, 2), np.float32))
+        jaxpr = trace(autocast(model, policy=policy), np.ones((8, 8), np.float32))
         assert [d[0] for d in dot_dtypes(jaxpr)] == [FULL] * 3
     # Whatever else matches lies deeper, also if it is given first.
     policy = BF16.with_scopes({"net": "bfloat16", "*": "float32"})
-    jaxpr = trace(autocast(model, policy=policy), np.ones((2, 2), np.float32))
+    jaxpr = trace(autocast(model, policy=policy), np.ones((8, 8), np.float32))
     assert [d[0] for d in dot_dtypes(jaxpr)] == [LOW, FULL, FULL]
 
 
@@ -305,5 +305,5 @@ def test_a_mark_in_the_code_and_a_pattern_count_alike():
             return inner_mark, inner_pattern
 
     policy = BF16.with_scopes({"net": "float16", "*/head": "bfloat16"})
-    jaxpr = trace(autocast(model, policy=policy), np.ones((2, 2), np.float32))
+    jaxpr = trace(autocast(model, policy=policy), np.ones((8, 8), np.float32))
     assert [d[0] for d in dot_dtypes(jaxpr)] == [FULL, LOW]

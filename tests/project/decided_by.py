@@ -71,7 +71,7 @@ def bias(params: dict[str, Any], x: Any) -> Any:
 
 def of_a_bias() -> tuple[list[str], int]:
     """Returns the functions that decide the ``add`` of ``x @ w + b``, and the number of files."""
-    args = {"w": jnp.ones((4, 4)), "b": jnp.ones(4)}, jnp.ones((2, 4))
+    args = {"w": jnp.ones((8, 8)), "b": jnp.ones(8)}, jnp.ones((2, 8))
     functions = decided_by(bias, args, "add")
     return functions, len({name.split(":")[0] for name in functions})
 

@@ -11,7 +11,7 @@ from jmp_autocast import BF16, autocast
 from jmp_autocast.interpreters.primitives import cached_bind
 from tests.support.jaxprs import trace
 
-X = jnp.ones((4, 4))
+X = jnp.ones((8, 8))
 
 
 def fn(w, x):
@@ -48,7 +48,7 @@ def test_what_is_differentiated_or_mapped_is_bound_through_it(bound, transform, 
 
 def test_an_array_of_numpy_beside_a_tracer_is_bound():
     def angles(x):
-        return cached_bind.bind_cached(lax.atan2_p, [x, np.full((4, 4), 2.0, np.float32)], {})
+        return cached_bind.bind_cached(lax.atan2_p, [x, np.full((8, 8), 2.0, np.float32)], {})
 
     slopes = jax.grad(lambda x: jnp.sum(angles(x)))(X)
     chex.assert_trees_all_close(slopes, jax.grad(lambda x: jnp.sum(lax.atan2(x, 2 * X)))(X))

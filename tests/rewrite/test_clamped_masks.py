@@ -14,8 +14,8 @@ N = 8
 CAUSAL = np.tril(np.ones((N, N), bool))
 NO_KEYS = CAUSAL & (np.arange(N) != 3)[:, None]  # row 3 is masked throughout
 RNG = np.random.default_rng(0)
-W = jnp.asarray(RNG.normal(size=(4, 4)), jnp.float32)
-X = jnp.asarray(RNG.normal(size=(N, 4)), jnp.float32)
+W = jnp.asarray(RNG.normal(size=(8, 8)), jnp.float32)
+X = jnp.asarray(RNG.normal(size=(N, 8)), jnp.float32)
 
 LOWESTS = np.full((N, N), LOWEST, np.float32)
 BIAS = np.where(CAUSAL, 0, LOWESTS)

@@ -31,7 +31,7 @@ jax.interpreters.mlir.register_lowering(
     flagged_call, jax.interpreters.mlir.lower_fun(run, multiple_results=True)
 )
 
-X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 
 
 def bodies(eqn):
@@ -81,7 +81,7 @@ def test_explain_lists_what_is_inside():
     assert by_name["dot_general"].depth == 1
     assert by_name["dot_general"].operand_inputs == ("1", "0")
     assert by_name["tanh"].operand_rows == (by_name["exp"].index,)
-    assert report.totals.contraction_flops == report.totals.low_contraction_flops == 128
+    assert report.totals.contraction_flops == report.totals.low_contraction_flops == 1024
 
 
 def test_op_stats_counts_what_is_inside():

@@ -17,7 +17,7 @@ from jmp_autocast.interpreters.compat import name_stack, source_line
 from jmp_autocast.interpreters.primitives.cached_bind import bind_cached
 from tests.support.jaxprs import DOTS, casts, dot_dtypes, find, named, trace
 
-X = np.sin(np.arange(16, dtype=np.float32)).reshape(4, 4)  # not evenly spaced, as positions are
+X = np.sin(np.arange(64, dtype=np.float32)).reshape(8, 8)  # not evenly spaced, as positions are
 
 
 def dense(x):
@@ -214,9 +214,9 @@ def test_a_moved_copy_stands_where_the_weight_is_moved():
         with jax.named_scope("reader"):
             return x @ w
 
-    jaxpr = trace(autocast(tied, params=0), X[:, :2], X[:3, :2])
+    jaxpr = trace(autocast(tied, params=0), X[:, :6], X[:3, :6])
     moved = [e for e in find(jaxpr, "transpose") if e.outvars[0].aval.dtype == jnp.bfloat16]
-    cast = [e for e in casts(jaxpr, "float32", "bfloat16") if e.invars[0].aval.shape == (4, 2)]
+    cast = [e for e in casts(jaxpr, "float32", "bfloat16") if e.invars[0].aval.shape == (8, 6)]
     assert [name_stack(e).split("/")[1:] for e in (*moved, *cast)] == [["maker"], ["maker"]]
 
 
@@ -266,7 +266,7 @@ def test_an_error_while_tracing_is_the_users_own():
     def failing(x):
         raise OwnError(x.shape)
 
-    with pytest.raises(OwnError, match=r"\(4, 4\)") as info:
+    with pytest.raises(OwnError, match=r"\(8, 8\)") as info:
         autocast(failing)(X)
     frames = traceback.extract_tb(info.value.__traceback__)
     assert frames[-1].name == "failing"

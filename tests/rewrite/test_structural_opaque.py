@@ -11,8 +11,8 @@ from jax import lax
 from jmp_autocast import autocast
 from tests.support.jaxprs import assert_dots_run_in, dtypes, find
 
-W = np.random.default_rng(0).standard_normal((4, 4), np.float32) / 2
-SPD = W @ W.T + np.eye(4, dtype=np.float32)
+W = np.random.default_rng(0).standard_normal((8, 8), np.float32) / 3
+SPD = W @ W.T + np.eye(8, dtype=np.float32)
 
 
 def half(fn, **options):
@@ -36,7 +36,7 @@ def check(fn, *args, tolerance=3e-2):
 
 
 def accumulate(x):
-    ref = jax.new_ref(jnp.zeros((4, 4)))
+    ref = jax.new_ref(jnp.zeros((8, 8)))
 
     def body(carry, _):
         ref[...] = ref[...] + x @ W
@@ -60,7 +60,7 @@ def test_a_reference_as_argument():
         ref[...] = ref[...] + x @ W
         return ref[...] @ W
 
-    plain, mixed = jax.new_ref(jnp.ones((4, 4))), jax.new_ref(jnp.ones((4, 4)))
+    plain, mixed = jax.new_ref(jnp.ones((8, 8))), jax.new_ref(jnp.ones((8, 8)))
     out, expected = jax.jit(half(fn))(mixed, W), jax.jit(fn)(plain, W)
     np.testing.assert_allclose(out, expected, atol=5e-2)
     np.testing.assert_allclose(mixed[...], plain[...], atol=3e-2)
@@ -68,7 +68,7 @@ def test_a_reference_as_argument():
 
 
 def test_a_reference_closed_over():
-    ref = jax.new_ref(jnp.zeros((4, 4)))
+    ref = jax.new_ref(jnp.zeros((8, 8)))
 
     def fn(x):
         ref[...] = x @ W

@@ -14,7 +14,7 @@ from jmp_autocast import autocast
 DTYPES = ["bfloat16", "float16"]
 # The unit roundoff; what a careful program in 16 bits loses is a small multiple of it.
 EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-ONE = jnp.ones((1, 1))
+ONE = jnp.eye(8)
 RNG = np.random.default_rng(0)
 W = jnp.asarray(RNG.normal(size=(8, 8)) / 4, jnp.float32)
 X = jnp.asarray(RNG.normal(size=(16, 8)), jnp.float32)
@@ -77,7 +77,7 @@ NORMAL = (X * 10 + 280, jnp.full((8,), 280.0), jnp.full((8,), 10.0))
 
 # name: function of a weight and arrays, its arguments, tolerance in unit roundoffs
 VALUES = {
-    "average_pool": (window_mean, (ONE[None, None], jnp.full((1, 64, 64, 1), 20.0)), 2),
+    "average_pool": (window_mean, (ONE[None, None], jnp.full((1, 64, 64, 8), 20.0)), 2),
     "statistics_of_rows": (denormalized, (W, *NORMAL), 8),
     "fast_weights": (fast_weights, (W, X, X), 8),
     "column_of_targets": (
@@ -89,30 +89,30 @@ VALUES = {
     "mask_read_twice": (mask_read_twice, (W, X, MASK), 8),
     "log_of_a_tail": (
         lambda w, x: jax.scipy.stats.norm.logcdf(x @ w),
-        (ONE, jnp.full((1, 1), -6.0)),
+        (ONE, jnp.full((1, 8), -6.0)),
         8,
     ),
     "log_of_erf": (
         lambda w, x: jnp.log(0.5 * (1 + lax.erf(x @ w))),
-        (ONE, jnp.full((1, 1), -2.5)),
+        (ONE, jnp.full((1, 8), -2.5)),
         16,
     ),
     "reciprocal_of_a_tail": (
         lambda w, x: (1 + lax.erf(x @ w)) ** -1,
-        (ONE, jnp.full((1, 1), -2.5)),
+        (ONE, jnp.full((1, 8), -2.5)),
         16,
     ),
     "reciprocal_of_a_complement": (
         lambda w, x: (1 - jax.nn.sigmoid(x @ w)) ** -1,
-        (ONE, jnp.full((1, 1), 8.0)),
+        (ONE, jnp.full((1, 8), 8.0)),
         16,
     ),
     "inverse_function": (
         lambda w, x: jnp.arctanh(jnp.clip(jnp.tanh(x @ w), -0.99999, 0.99999)),
-        (ONE, jnp.full((1, 1), 3.0)),
+        (ONE, jnp.full((1, 8), 3.0)),
         8,
     ),
-    "gate_next_to_one": (gate, (ONE, jnp.full((1, 1), 8.0)), 8),
+    "gate_next_to_one": (gate, (ONE, jnp.full((1, 8), 8.0)), 8),
     "angles": (
         lambda w, x, t: jnp.sin(t[:, None] @ jnp.abs(w[:1])) @ w,
         (W, X, jnp.arange(1000.0)),
@@ -140,14 +140,14 @@ def test_values_and_gradients_are_near_those_of_float32(name, around, dtype):
 
 
 GRID = np.arange(1000, dtype=np.float32)
-OFFSET = jnp.full((1000, 1), 0.7)
+OFFSET = jnp.full((1000, 8), 0.7)
 INDICES = {
     "argument": lambda w, x, g: g + (x @ w)[:, 0],
     "second": lambda w, x, g: (x @ w)[:, 0] + g,
     "counted": lambda w, x, g: jnp.arange(1000.0) + (x @ w)[:, 0],
     "integers": lambda w, x, g: g.astype(jnp.int32).astype(jnp.float32) + (x @ w)[:, 0],
     "constant": lambda w, x, g: GRID + (x @ w)[:, 0],
-    "parameter": lambda w, x, g: w[0] * 0 + (x @ w[:, :1])[:, 0] + g,
+    "parameter": lambda w, x, g: w[0, :1] * 0 + (x @ w[:, :1])[:, 0] + g,
     "difference": lambda w, x, g: (x @ w)[:, 0] - (-g),
     "scaled": lambda w, x, g: ((x @ w)[:, 0] / 1000 + g / 1000) * 1000,
     "under_jit": lambda w, x, g: jax.jit(jnp.add)((x @ w)[:, 0], g),
@@ -173,7 +173,7 @@ def test_an_index_is_that_of_float32(name, rounding, dtype):
 
     def fn(w, x, grid):
         position = INDICES[name](w, x, grid)
-        return ROUNDINGS[rounding](position), position[:, None] @ w[:1]
+        return ROUNDINGS[rounding](position), jnp.repeat(position[:, None], 8, 1) @ w
 
     low = jax.jit(autocast(fn, compute_dtype=dtype, params=0))
     args = ONE, OFFSET, jnp.asarray(GRID)
@@ -192,9 +192,9 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_the_gradient_of_a_row_that_is_read_8192_times(name, dtype):
     def loss(w, x):
-        return jnp.sum(ROWS[name](x @ w) @ jnp.full((1, 1), 0.01))
+        return jnp.sum(ROWS[name](x @ w) @ jnp.full((8, 1), 0.01))
 
-    x = jnp.ones((4, 1))
+    x = jnp.ones((4, 8))
     got = jax.grad(autocast(loss, compute_dtype=dtype))(ONE, x)
     np.testing.assert_allclose(got, jax.grad(loss)(ONE, x), rtol=2 * EPS[dtype])
 
@@ -203,9 +203,9 @@ def test_the_gradient_of_a_row_that_is_read_8192_times(name, dtype):
 def test_the_gradient_of_a_maximum_of_large_windows(dtype):
     def loss(w, x):
         pooled = lax.reduce_window(x @ w, -jnp.inf, lax.max, (512, 1), (1, 1), "VALID")
-        return jnp.sum(pooled @ jnp.full((1, 1), 0.01))
+        return jnp.sum(pooled @ jnp.full((8, 1), 0.01))
 
-    x = jnp.where(jnp.arange(1023) == 511, 2.0, 1.0)[:, None]
+    x = jnp.where(jnp.arange(1023) == 511, 2.0, 1.0)[:, None] * jnp.ones(8)
     got = jax.grad(autocast(loss, compute_dtype=dtype))(ONE, x)
     np.testing.assert_allclose(got, jax.grad(loss)(ONE, x), rtol=2 * EPS[dtype])
 
@@ -241,9 +241,9 @@ def test_what_is_float32_before_a_loop_is_no_bias_in_it(name, dtype):
 
 MADE = {
     "normalized": lambda w, v: v * w / jnp.linalg.norm(w, axis=0, keepdims=True),
-    "merged": lambda w, v: w + v[:, :1] @ v[:1],
+    "merged": lambda w, v: w + v[:, :6] @ v[:6],
     "updated": lambda w, v: w - 0.1 * (v.T @ jnp.tanh(v @ w)),
-    "read_by_calls": lambda w, v: w + v[:, :1] @ v[:1],
+    "read_by_calls": lambda w, v: w + v[:, :6] @ v[:6],
 }
 PRODUCTS = {"read_by_calls": jax.jit(jnp.matmul)}
 
@@ -251,13 +251,13 @@ PRODUCTS = {"read_by_calls": jax.jit(jnp.matmul)}
 @pytest.mark.parametrize("name", MADE)
 def test_the_gradient_of_a_computed_weight_that_is_read_300_times(name):
     """Added up in bfloat16 the cotangents lost 30 to 40 % of it; float16 lost a tenth of that."""
-    w, v = jnp.eye(4) + 0.3, jnp.full((4, 4), 0.1) + 0.01 * jnp.arange(4.0)
+    w, v = jnp.eye(8) + 0.3, jnp.full((8, 8), 0.1) + 0.01 * jnp.arange(8.0)
 
     def loss(params, x):
         made, product = MADE[name](*params), PRODUCTS.get(name, jnp.matmul)
         return sum(jnp.sum(product(x, made)) for _ in range(300)) / 300
 
-    x = jnp.ones((2, 4)) + 0.1 * jnp.arange(4.0)
+    x = jnp.ones((2, 8)) + 0.1 * jnp.arange(8.0)
     low = autocast(loss, compute_dtype="bfloat16")
     got = jax.jit(jax.grad(low))((w, v), x)
     for ours, theirs in zip(got, jax.jit(jax.grad(loss))((w, v), x), strict=True):

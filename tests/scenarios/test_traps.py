@@ -26,7 +26,7 @@ LOW, FULL = "bfloat16", "float32"
 bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
 computed = functools.partial(bf16, output_dtype="computed")
 
-X = np.ones((4, 4), np.float32)
+X = np.ones((8, 8), np.float32)
 
 
 def transformer_layer(p, x):
@@ -74,8 +74,8 @@ WITH_REDUCERS = {
 @pytest.mark.parametrize("fn", WITH_REDUCERS.values(), ids=WITH_REDUCERS)
 def test_primitives_that_carry_a_computation_compile(fn):
     """Dtypes that disagree inside them are told by XLA, not while tracing."""
-    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
-    loss = lambda x: jnp.sum(jnp.sin(fn(x @ x)))
+    x = 0.7 * np.sin(np.arange(32, dtype=np.float32)).reshape(4, 8)
+    loss = lambda x: jnp.sum(jnp.sin(fn(x @ x.reshape(8, 4))))
     out, expected = jax.jit(lambda x: (bf16(loss)(x), loss(x)))(x)
     np.testing.assert_allclose(out, expected, rtol=0.05, atol=0.05)
 
@@ -85,8 +85,8 @@ WITHOUT_A_GRADIENT = {"reduce", "reduce_window", "scatter_apply"}
 
 @pytest.mark.parametrize("name", sorted({*WITH_REDUCERS} - WITHOUT_A_GRADIENT))
 def test_gradients_of_primitives_that_carry_a_computation_compile(name):
-    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
-    loss = lambda x: jnp.sum(jnp.sin(WITH_REDUCERS[name](x @ x)))
+    x = 0.7 * np.sin(np.arange(32, dtype=np.float32)).reshape(4, 8)
+    loss = lambda x: jnp.sum(jnp.sin(WITH_REDUCERS[name](x @ x.reshape(8, 4))))
     gradients = jax.grad(loss), jax.grad(bf16(loss)), bf16(jax.grad(loss))
     expected, *found = jax.jit(lambda x: [gradient(x) for gradient in gradients])(x)
     for gradient in found:
@@ -105,11 +105,11 @@ def test_python_arguments_stay_python_values():
 
 
 def test_closures_are_not_stale():
-    weights = {"w": jnp.ones((4, 4))}
+    weights = {"w": jnp.ones((8, 8))}
     fn = bf16(lambda x: x @ weights["w"])
     first = fn(X)
-    weights["w"] = jnp.zeros((4, 4))
-    np.testing.assert_array_equal(first, 4)
+    weights["w"] = jnp.zeros((8, 8))
+    np.testing.assert_array_equal(first, 8)
     np.testing.assert_array_equal(fn(X), 0)
 
 

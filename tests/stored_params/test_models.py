@@ -18,14 +18,15 @@ CASES = [
     ("ResNet", "bfloat16", "tensor_cores", 1.02),
     ("LSTM", "float16", "o1", 1.02),
     ("train_digits", "float16", "o1", 1.02),
-    ("train_haiku_resnet", "bfloat16", "o1", 1.02),
-    ("train_neural_ode", "float16", "compute", 1.02),
+    ("train_haiku_resnet", "bfloat16", "o1", 1.04),
+    ("train_neural_ode", "float16", "compute", 1.1),
     ("train_nnx", "bfloat16", "o1", 1.02),
     ("fused_attention", "bfloat16", "o1", 1.02),
-    ("loss_scaling_nnx", "float16", "o1", 1.02),
     ("tune_policy", "bfloat16", "tensor_cores", 1.02),
-    # Of 580 parameters 64 are a bias before a BatchNorm; of 97 most are of an outer product.
-    ("loss_scaling_linen", "bfloat16", "compute", 1.2),
+    # Weights of products that sum at most 4 stay float32: of a first layer of two features, as that
+    # of the ODE. Of 580 parameters 64 are a bias before a BatchNorm besides.
+    ("loss_scaling_nnx", "float16", "o1", 1.45),
+    ("loss_scaling_linen", "bfloat16", "compute", 1.3),
     ("loss_scaling_plain", "float16", "o1", 1.7),
 ]
 

@@ -11,8 +11,8 @@ class Net(eqx.Module):
     dropout: eqx.nn.Dropout
 
     def __init__(self, key):
-        self.dense = eqx.nn.Linear(4, 4, key=key)
-        self.norm = eqx.nn.BatchNorm(4, "batch", mode="batch")
+        self.dense = eqx.nn.Linear(8, 8, key=key)
+        self.norm = eqx.nn.BatchNorm(8, "batch", mode="batch")
         self.dropout = eqx.nn.Dropout(0.5)
 
     def __call__(self, x, state, key):

@@ -17,9 +17,9 @@ bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
 
 class Block(nnx.Module):
     def __init__(self, rngs):
-        self.norm_in = nnx.LayerNorm(4, rngs=rngs)
-        self.dense = nnx.Linear(4, 4, rngs=rngs)
-        self.norm_out = nnx.LayerNorm(4, rngs=rngs)
+        self.norm_in = nnx.LayerNorm(8, rngs=rngs)
+        self.dense = nnx.Linear(8, 8, rngs=rngs)
+        self.norm_out = nnx.LayerNorm(8, rngs=rngs)
 
     def __call__(self, x):
         return x + self.norm_out(jax.nn.tanh(self.dense(self.norm_in(x))))
@@ -29,13 +29,13 @@ class Net(nnx.Module):
     """Batch statistics, dropout, a counter, a cache, and a shared layer."""
 
     def __init__(self, rngs):
-        self.dense = nnx.Linear(4, 4, rngs=rngs)
-        self.norm = nnx.BatchNorm(4, momentum=0.5, rngs=rngs)
+        self.dense = nnx.Linear(8, 8, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, momentum=0.5, rngs=rngs)
         self.dropout = nnx.Dropout(0.25, rngs=rngs)
-        self.head = nnx.Linear(4, 3, rngs=rngs)
+        self.head = nnx.Linear(8, 3, rngs=rngs)
         self.tied = self.head
         self.calls = nnx.Variable(jnp.array(0))
-        self.cache = nnx.Cache(jnp.zeros((8, 4)))
+        self.cache = nnx.Cache(jnp.zeros((8, 8)))
 
     def __call__(self, x):
         self.calls[...] += 1
@@ -58,7 +58,7 @@ def new_net():
     return nnx.clone(_net())
 
 
-X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(8, 8), scale=0.7).astype(np.float32)
 
 
 def state_of(node):
@@ -116,7 +116,7 @@ def scanned():
 class Tower(nnx.Module):
     def __init__(self, rngs):
         self.blocks = nnx.List([Block(rngs), Block(rngs)])
-        self.out = nnx.Linear(4, 2, rngs=rngs)
+        self.out = nnx.Linear(8, 2, rngs=rngs)
 
     def __call__(self, x):
         for block in self.blocks:

@@ -58,15 +58,15 @@ class Layer:
 
 def default_floats(x):
     """New arrays and Python numbers: float64 in the mode of 64 bits."""
-    grid = jnp.linspace(0, 1, 4)
-    table = jnp.zeros((4, 4)) + 0.5
+    grid = jnp.linspace(0, 1, 8)
+    table = jnp.zeros((8, 8)) + 0.5
     return (x @ x) * 2.0, table @ table + grid, jnp.asarray(1.0), x.astype(float) @ table
 
 
 def report(*fns):
     """In a fresh process: its mode, and per function the dtypes of dots and that types hold."""
-    x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
-    wide = jax.ShapeDtypeStruct((4, 4), np.float64)
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    wide = jax.ShapeDtypeStruct((8, 8), np.float64)
     programs = [(fn, x) for fn in fns] + [(autocast(default_floats), x), (autocast(double), wide)]
     dots = [dot_dtypes(trace(fn, arg)) for fn, arg in programs]
     plain = functools.partial(jax.eval_shape, default_floats, x)
@@ -75,4 +75,4 @@ def report(*fns):
 
 
 def linear():
-    return nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    return nnx.Linear(8, 8, rngs=nnx.Rngs(0))

@@ -53,5 +53,5 @@ def low(function):
 
 
 def positions(n):
-    """Angles of points with two coordinates: positions times frequencies, as a matrix product."""
-    return lambda f: jnp.broadcast_to(lax.iota(jnp.float32, n)[:, None], (n, 2)) @ f.reshape(2, 8)
+    """Angles of points with eight coordinates: positions times frequencies, as a matrix product."""
+    return lambda f: jnp.broadcast_to(lax.iota(jnp.float32, n)[:, None], (n, 8)) @ f.reshape(8, 8)

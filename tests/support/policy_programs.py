@@ -6,7 +6,7 @@ from jmp_autocast import BF16, autocast
 
 from .jaxprs import dtypes, find, trace
 
-X = np.ones((4, 4), np.float32)
+X = np.ones((8, 8), np.float32)
 LOW, FULL = "bfloat16", "float32"
 
 

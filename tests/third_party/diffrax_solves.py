@@ -28,7 +28,7 @@ def solve(stepper, solver=0, **options):
         ).ys
 
     return Program(
-        lambda draw: (run, (draw(3, 3, scale=0.5), draw(3), draw(2, 3))), (0, 1, 2), solver=solver
+        lambda draw: (run, (draw(6, 6, scale=0.35), draw(6), draw(2, 6))), (0, 1, 2), solver=solver
     )
 
 
@@ -51,7 +51,7 @@ def implicit_euler(draw):
             diffrax.ODETerm(stiff), solver, 0.0, 0.5, 0.25, y, w, max_steps=4
         ).ys
 
-    return run, (draw(3, 3, scale=0.5), draw(3))
+    return run, (draw(6, 6, scale=0.35), draw(6))
 
 
 @PROGRAMS.add(grad=(0, 1))
@@ -59,13 +59,13 @@ def stochastic_equation(draw):
     """A neural SDE along a fixed Brownian path."""
 
     def run(w, y, key):
-        path = diffrax.VirtualBrownianTree(0.0, 1.0, 0.1, (3,), key)
+        path = diffrax.VirtualBrownianTree(0.0, 1.0, 0.1, (6,), key)
         drift = diffrax.ODETerm(lambda t, y, w: jnp.tanh(y @ w))
         noise = diffrax.ControlTerm(lambda t, y, w: jnp.diag(jnp.cos(y) / 4), path)
         terms = diffrax.MultiTerm(drift, noise)
         return diffrax.diffeqsolve(terms, diffrax.Euler(), 0.0, 1.0, 0.25, y, w, max_steps=5).ys
 
-    return run, (draw(3, 3, scale=0.5), draw(3), jax.random.key(0))
+    return run, (draw(6, 6, scale=0.35), draw(6), jax.random.key(0))
 
 
 @PROGRAMS.add(grad=(0, 1), solver=SOLVER["rtol"])
@@ -73,9 +73,9 @@ def root_find(draw):
     def run(w, x):
         residual = lambda z, args: jnp.tanh(args[0] @ z) + 2 * z - args[1]
         solver = optimistix.Newton(**SOLVER)
-        return optimistix.root_find(residual, solver, jnp.zeros(3), (w, x)).value
+        return optimistix.root_find(residual, solver, jnp.zeros(6), (w, x)).value
 
-    return run, (draw(3, 3, scale=0.5), draw(3))
+    return run, (draw(6, 6, scale=0.35), draw(6))
 
 
 @PROGRAMS.add(grad=(0, 1), solver=SOLVER["rtol"])
@@ -83,22 +83,22 @@ def least_squares(draw):
     def run(x, y):
         residuals = lambda z, args: jnp.tanh(args[0] @ z) - jnp.tanh(args[1])
         solver = optimistix.LevenbergMarquardt(**SOLVER)
-        return optimistix.least_squares(residuals, solver, jnp.zeros(3), (x, y)).value
+        return optimistix.least_squares(residuals, solver, jnp.zeros(5), (x, y)).value
 
-    return run, (draw(6, 3), draw(6, scale=0.3))
+    return run, (draw(9, 5), draw(9, scale=0.3))
 
 
 @PROGRAMS.add(grad=(0, 1, 2))
 def linear_solves(draw):
     def run(x, w, b):
-        h = (x + jnp.tanh(x @ w)[:, :3] / 8) @ w
-        spd = h @ h.T / 4 + jnp.eye(4)
+        h = (x + jnp.tanh(x @ w)[:, :5] / 8) @ w
+        spd = h @ h.T / 6 + jnp.eye(6)
         tagged = lineax.MatrixLinearOperator(spd, lineax.positive_semidefinite_tag)
-        tall = lineax.MatrixLinearOperator(jnp.concatenate([h, jnp.eye(4)]))
+        tall = lineax.MatrixLinearOperator(jnp.concatenate([h, jnp.eye(6)]))
         return (
             lineax.linear_solve(tagged, b, lineax.Cholesky()).value,
             lineax.linear_solve(tagged, b, lineax.CG(1e-5, 1e-5)).value,
             lineax.linear_solve(tall, jnp.concatenate([b, b]), lineax.QR()).value,
         )
 
-    return run, (draw(4, 3), draw(3, 4), draw(4))
+    return run, (draw(6, 5), draw(5, 6), draw(6))

@@ -43,7 +43,7 @@ def rotary_attention(modules, x):
 
 def unroll(modules, xs):
     cell, out = modules
-    state = (jnp.zeros(4), jnp.zeros(4)) if isinstance(cell, eqx.nn.LSTMCell) else jnp.zeros(4)
+    state = (jnp.zeros(5), jnp.zeros(5)) if isinstance(cell, eqx.nn.LSTMCell) else jnp.zeros(5)
 
     def step(state, x):
         state = cell(x, state)
@@ -82,34 +82,34 @@ def checkpointed(mlp, x):
 PROGRAMS |= {
     "rotary attention": model(
         lambda key: (
-            eqx.nn.MultiheadAttention(2, 8, use_query_bias=True, key=key),
-            eqx.nn.RotaryPositionalEmbedding(4),
+            eqx.nn.MultiheadAttention(2, 12, use_query_bias=True, key=key),
+            eqx.nn.RotaryPositionalEmbedding(6),
         ),
         rotary_attention,
         5,
-        8,
+        12,
     ),
     "lstm cell": model(
-        lambda key: (eqx.nn.LSTMCell(3, 4, key=key), eqx.nn.Linear(4, 2, key=key)), unroll, 5, 3
+        lambda key: (eqx.nn.LSTMCell(6, 5, key=key), eqx.nn.Linear(5, 2, key=key)), unroll, 5, 6
     ),
     "gru cell": model(
-        lambda key: (eqx.nn.GRUCell(3, 4, key=key), eqx.nn.Linear(4, 2, key=key)), unroll, 5, 3
+        lambda key: (eqx.nn.GRUCell(6, 5, key=key), eqx.nn.Linear(5, 2, key=key)), unroll, 5, 6
     ),
     "convolutional network": model(convolutional, batched, 2, 2, 4, 4),
     "weight norm": model(
-        lambda key: eqx.nn.WeightNorm(eqx.nn.Linear(4, 3, key=key)), batched, 5, 4
+        lambda key: eqx.nn.WeightNorm(eqx.nn.Linear(6, 3, key=key)), batched, 5, 6
     ),
     "embedding, rms norm and mlp": model(
         lambda key: (
-            eqx.nn.Embedding(6, 4, key=key),
-            eqx.nn.RMSNorm(4),
-            eqx.nn.MLP(4, 3, 5, 2, jax.nn.gelu, key=key),
+            eqx.nn.Embedding(6, 6, key=key),
+            eqx.nn.RMSNorm(6),
+            eqx.nn.MLP(6, 3, 5, 2, jax.nn.gelu, key=key),
         ),
         token_model,
         2,
         6,
     ),
     "checkpointed mlp": model(
-        lambda key: eqx.nn.MLP(4, 3, 5, 2, jnp.tanh, key=key), checkpointed, 5, 4
+        lambda key: eqx.nn.MLP(6, 3, 5, 2, jnp.tanh, key=key), checkpointed, 5, 6
     ),
 }

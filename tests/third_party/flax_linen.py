@@ -27,14 +27,14 @@ LAYERS = {
     ),
     "separable dilated conv": lambda: nn.Sequential(
         [
-            nn.Conv(4, (3, 3), feature_group_count=2, kernel_dilation=2),
+            nn.Conv(6, (3, 3), feature_group_count=2, kernel_dilation=2),
             nn.softplus,
             nn.Conv(3, (1, 1), padding="VALID"),
         ]
     ),
     "conv local": lambda: nn.ConvLocal(3, (2, 2)),
     "pooling": lambda: nn.Sequential(
-        [nn.Conv(3, (3, 3)), lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.tanh, nn.Dense(2)]
+        [nn.Conv(6, (3, 3)), lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.tanh, nn.Dense(2)]
     ),
     "instance norm": lambda: nn.Sequential([nn.Conv(3, (3, 3)), nn.InstanceNorm(), nn.gelu]),
 }
@@ -45,7 +45,7 @@ for _name, _make in LAYERS.items():
 class Layer(nn.Module):
     @nn.compact
     def __call__(self, x, _=None):
-        return x + jnp.tanh(nn.Dense(4)(nn.LayerNorm()(x))), None
+        return x + jnp.tanh(nn.Dense(10)(nn.LayerNorm()(x))), None
 
 
 def scanned(layer):
@@ -62,22 +62,22 @@ SEQUENCES = {
         2, normalize_qk=True
     ),
     "bidirectional lstm": lambda: nn.Bidirectional(
-        nn.RNN(nn.OptimizedLSTMCell(4)), nn.RNN(nn.LSTMCell(4))
+        nn.RNN(nn.OptimizedLSTMCell(6)), nn.RNN(nn.LSTMCell(6))
     ),
     "minimal gated units": lambda: nn.RNN(nn.MGUCell(5)),
     "weight norm": lambda: nn.Sequential([nn.WeightNorm(nn.Dense(5)), nn.tanh, nn.PReLU()]),
     "rms norm and gated unit": lambda: nn.Sequential(
-        [nn.RMSNorm(), nn.Dense(6), nn.glu, nn.Dense(4, use_bias=False)]
+        [nn.RMSNorm(), nn.Dense(12), nn.glu, nn.Dense(4, use_bias=False)]
     ),
     "dense general and einsum": lambda: nn.Sequential(
         [nn.DenseGeneral((2, 3)), nn.gelu, nn.Einsum((2, 3, 4), "abhd,hdc->abc")]
     ),
     "dilated causal conv": lambda: nn.Sequential(
-        [nn.Conv(4, (3,), padding="CAUSAL", kernel_dilation=2), nn.tanh, nn.Conv(3, (1,))]
+        [nn.Conv(6, (3,), padding="CAUSAL", kernel_dilation=2), nn.tanh, nn.Conv(3, (1,))]
     ),
 }
 for _name, _make in SEQUENCES.items():
-    PROGRAMS[_name] = layer(_make, 2, 5, 4)
+    PROGRAMS[_name] = layer(_make, 2, 5, 10)
 
 PROGRAMS["conv lstm"] = layer(lambda: nn.RNN(nn.ConvLSTMCell(2, (3, 3))), 1, 3, 4, 4, 1)
 
@@ -87,14 +87,14 @@ def spectral_norm(draw):
     class Model(nn.Module):
         @nn.compact
         def __call__(self, x):
-            x = nn.SpectralNorm(nn.Dense(5))(x, update_stats=True)
-            return nn.SpectralNorm(nn.Dense(3))(jnp.tanh(x), update_stats=True)
+            x = nn.SpectralNorm(nn.Dense(6))(x, update_stats=True)
+            return nn.SpectralNorm(nn.Dense(5))(jnp.tanh(x), update_stats=True)
 
     def apply(params, stats, x):
         variables = {"params": params, "batch_stats": stats}
         return Model().apply(variables, x, mutable=["batch_stats"])
 
-    x = draw(6, 4)
+    x = draw(6, 6)
     variables = draw.filled(Model().init, KEY, x)
     return apply, (variables["params"], variables["batch_stats"], x)
 
@@ -107,16 +107,16 @@ def residual_block_with_batch_norm(draw):
         @nn.compact
         def __call__(self, x):
             norm = lambda: nn.BatchNorm(use_running_average=False, momentum=0.9)
-            y = nn.silu(norm()(nn.Conv(2, (1, 1), use_bias=False)(x)))
-            y = nn.silu(norm()(nn.Conv(2, (3, 3), strides=2, use_bias=False)(y)))
-            y = norm()(nn.Conv(4, (1, 1), use_bias=False)(y))
-            residual = norm()(nn.Conv(4, (1, 1), 2, use_bias=False)(x))
+            y = nn.silu(norm()(nn.Conv(5, (1, 1), use_bias=False)(x)))
+            y = nn.silu(norm()(nn.Conv(5, (3, 3), strides=2, use_bias=False)(y)))
+            y = norm()(nn.Conv(6, (1, 1), use_bias=False)(y))
+            residual = norm()(nn.Conv(6, (1, 1), 2, use_bias=False)(x))
             return nn.Dense(3)(nn.silu(y + residual).mean((1, 2)))
 
     def apply(params, stats, x):
         return Block().apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
 
-    x = draw(4, 6, 6, 3)
+    x = draw(4, 6, 6, 5)
     variables = draw.filled(Block().init, KEY, x)
     return apply, (variables["params"], variables["batch_stats"], x)
 
@@ -128,13 +128,13 @@ def language_model_with_tied_embedding(draw):
     class Model(nn.Module):
         @nn.compact
         def __call__(self, tokens):
-            embed = nn.Embed(11, 8)
-            x = embed(tokens) + self.param("positions", nn.initializers.normal(), (6, 8))
+            embed = nn.Embed(11, 12)
+            x = embed(tokens) + self.param("positions", nn.initializers.normal(), (6, 12))
             mask = nn.combine_masks(
                 nn.make_causal_mask(tokens), nn.make_attention_mask(tokens, tokens)
             )
             x = x + nn.MultiHeadDotProductAttention(2)(nn.LayerNorm()(x), mask=mask)
-            x = x + nn.Dense(8)(nn.gelu(nn.Dense(16)(nn.LayerNorm()(x))))
+            x = x + nn.Dense(12)(nn.gelu(nn.Dense(16)(nn.LayerNorm()(x))))
             return embed.attend(nn.LayerNorm()(x))
 
     def loss(params, tokens):
@@ -153,9 +153,9 @@ def attention_with_a_cache(draw):
     def apply(params, cache, x):
         return attention.apply({"params": params, "cache": cache}, x, mutable=["cache"])
 
-    variables = draw.filled(attention.init, KEY, draw(2, 5, 8))
+    variables = draw.filled(attention.init, KEY, draw(2, 5, 12))
     cache = jax.tree.map(lambda x: x + 2 if x.ndim == 0 else x, variables["cache"])
-    return apply, (variables["params"], cache, draw(2, 1, 8))
+    return apply, (variables["params"], cache, draw(2, 1, 12))
 
 
 @PROGRAMS.add()
@@ -166,7 +166,7 @@ def variational_autoencoder(draw):
         @nn.compact
         def __call__(self, x, key):
             h = nn.gelu(nn.Dense(6)(x))
-            mean, logvar = nn.Dense(3)(h), nn.Dense(3)(h)
+            mean, logvar = nn.Dense(5)(h), nn.Dense(5)(h)
             z = mean + jnp.exp(0.5 * logvar) * jax.random.normal(key, logvar.shape)
             return nn.Dense(8)(nn.gelu(nn.Dense(6)(z))), mean, logvar
 
@@ -189,10 +189,10 @@ def sequence_to_sequence(draw):
     class Model(nn.Module):
         @nn.compact
         def __call__(self, source, target, lengths):
-            cell = nn.LSTMCell(4)
+            cell = nn.LSTMCell(6)
             carry, _ = nn.RNN(cell, return_carry=True)(source, seq_lengths=lengths)
-            return nn.Dense(3)(nn.RNN(nn.LSTMCell(4))(target, initial_carry=carry))
+            return nn.Dense(3)(nn.RNN(nn.LSTMCell(6))(target, initial_carry=carry))
 
-    source, target, lengths = draw(2, 4, 3), draw(2, 3, 3), jnp.array([4, 2])
+    source, target, lengths = draw(2, 4, 5), draw(2, 3, 5), jnp.array([4, 2])
     params = draw.filled(Model().init, KEY, source, target, lengths)
     return Model().apply, (params, source, target, lengths)

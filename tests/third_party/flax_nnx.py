@@ -61,8 +61,8 @@ class Decoder(nnx.Module):
     """One step of decoding with a cache."""
 
     def __init__(self, rngs):
-        self.attention = nnx.MultiHeadAttention(2, 8, decode=True, rngs=rngs)
-        self.attention.init_cache((2, 4, 8))
+        self.attention = nnx.MultiHeadAttention(2, 12, decode=True, rngs=rngs)
+        self.attention.init_cache((2, 6, 12))
 
     def __call__(self, x):
         return self.attention(self.attention(x)[:, :1] + x)
@@ -70,7 +70,7 @@ class Decoder(nnx.Module):
 
 class Lora(nnx.Module):
     def __init__(self, rngs):
-        self.base = nnx.Einsum("abc,cde->abde", (4, 2, 3), rngs=rngs)
+        self.base = nnx.Einsum("abc,cde->abde", (6, 2, 3), rngs=rngs)
         self.lora = nnx.LoRALinear(6, 4, lora_rank=2, rngs=rngs)
 
     def __call__(self, x):
@@ -84,7 +84,7 @@ class Layers(nnx.Module):
         @nnx.split_rngs(splits=2)
         @nnx.vmap
         def make(rngs):
-            return nnx.Linear(4, 4, rngs=rngs)
+            return nnx.Linear(6, 6, rngs=rngs)
 
         self.layers = make(rngs)
 
@@ -98,38 +98,38 @@ class Layers(nnx.Module):
 
 class Tied(nnx.Module):
     def __init__(self, rngs):
-        self.embed = nnx.Embed(7, 4, rngs=rngs)
-        self.norm = nnx.RMSNorm(4, rngs=rngs)
+        self.embed = nnx.Embed(7, 6, rngs=rngs)
+        self.norm = nnx.RMSNorm(6, rngs=rngs)
 
     def __call__(self, x):
         return self.embed.attend(self.norm(self.embed(jnp.argsort(x, axis=1))))
 
 
 def bidirectional(rngs):
-    forward = nnx.RNN(nnx.GRUCell(3, 4, rngs=rngs))
-    return nnx.Bidirectional(forward, nnx.RNN(nnx.SimpleCell(3, 4, rngs=rngs)), rngs=rngs)
+    forward = nnx.RNN(nnx.GRUCell(5, 6, rngs=rngs))
+    return nnx.Bidirectional(forward, nnx.RNN(nnx.SimpleCell(5, 6, rngs=rngs)), rngs=rngs)
 
 
 PROGRAMS |= {
     "residual block": model(ResidualBlock, 3, 4, 4, 3),
-    "attention with a cache": model(Decoder, 2, 1, 8),
-    "low-rank adaptation": model(Lora, 2, 3, 4),
-    "layers in a scan": model(Layers, 3, 4),
+    "attention with a cache": model(Decoder, 2, 1, 12),
+    "low-rank adaptation": model(Lora, 2, 3, 6),
+    "layers in a scan": model(Layers, 3, 6),
     "tied embedding": model(Tied, 2, 5),
-    "bidirectional rnn": model(bidirectional, 2, 4, 3),
-    "lstm": model(lambda rngs: nnx.RNN(nnx.OptimizedLSTMCell(3, 4, rngs=rngs), rngs=rngs), 2, 4, 3),
+    "bidirectional rnn": model(bidirectional, 2, 4, 5),
+    "lstm": model(lambda rngs: nnx.RNN(nnx.OptimizedLSTMCell(5, 6, rngs=rngs), rngs=rngs), 2, 4, 5),
     "spectral norm": model(
-        lambda rngs: nnx.SpectralNorm(nnx.Linear(4, 3, rngs=rngs), rngs=rngs),
+        lambda rngs: nnx.SpectralNorm(nnx.Linear(6, 5, rngs=rngs), rngs=rngs),
         5,
-        4,
+        6,
         call=lambda m, x: m(x, update_stats=True),
     ),
     "instance norm": model(
         lambda rngs: nnx.Sequential(
-            nnx.Linear(4, 6, rngs=rngs), nnx.InstanceNorm(6, rngs=rngs), nnx.PReLU()
+            nnx.Linear(6, 6, rngs=rngs), nnx.InstanceNorm(6, rngs=rngs), nnx.PReLU()
         ),
         2,
         5,
-        4,
+        6,
     ),
 }

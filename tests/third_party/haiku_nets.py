@@ -31,7 +31,7 @@ def resnet(x):
         num_classes=3,
         bn_config=NORM,
         resnet_v2=True,
-        channels_per_group=(4, 8, 8, 8),
+        channels_per_group=(20, 24, 8, 8),
         strides=(1, 2, 1, 1),
         initial_conv_config={"kernel_shape": 3, "stride": 1},
     )
@@ -39,14 +39,14 @@ def resnet(x):
 
 
 def mobilenet(x):
-    model = hk.nets.MobileNetV1(strides=(1, 2), channels=(4, 6), num_classes=3)
+    model = hk.nets.MobileNetV1(strides=(1, 2), channels=(8, 12), num_classes=3)
     return model(x, is_training=True)
 
 
 def quantized(x):
     """An encoder, a codebook with moving averages, and a decoder."""
-    z = hk.Conv2D(3, 2, stride=2)(x)
-    codes = hk.nets.VectorQuantizerEMA(3, 5, 0.25, 0.9)(z, is_training=True)
+    z = hk.Conv2D(6, 2, stride=2)(x)
+    codes = hk.nets.VectorQuantizerEMA(6, 5, 0.25, 0.9)(z, is_training=True)
     y = hk.Conv2DTranspose(2, 2, stride=2)(codes["quantize"])
     return y, codes["loss"], codes["perplexity"]
 
@@ -67,7 +67,7 @@ def transformer(x):
     norm = lambda x: hk.LayerNorm(-1, True, True)(x)
     mask = jnp.tril(jnp.ones((1, 1, x.shape[1], x.shape[1])))
     h = norm(x)
-    x = x + hk.MultiHeadAttention(2, 4, w_init=hk.initializers.VarianceScaling(), model_size=8)(
+    x = x + hk.MultiHeadAttention(2, 6, w_init=hk.initializers.VarianceScaling(), model_size=8)(
         h, h, h, mask
     )
     return x + hk.Linear(8)(jax.nn.gelu(hk.Linear(16)(norm(x))))
@@ -75,12 +75,12 @@ def transformer(x):
 
 def stack(x):
     """Layers of one kind in a scan."""
-    return hk.experimental.layer_stack(2)(lambda h: h + jnp.tanh(hk.Linear(4)(h)))(x)
+    return hk.experimental.layer_stack(2)(lambda h: h + jnp.tanh(hk.Linear(6)(h)))(x)
 
 
 def depthwise(x):
     x = jnp.tanh(hk.DepthwiseConv2D(2, 3)(x))
-    return hk.GroupNorm(2)(hk.SeparableDepthwiseConv2D(1, 2)(x))
+    return hk.GroupNorm(2)(hk.SeparableDepthwiseConv2D(1, 5)(x))
 
 
 PROGRAMS |= {
@@ -88,11 +88,11 @@ PROGRAMS |= {
     "resnet": net(resnet, 3, 6, 6, 3, roundings=6),
     "mobilenet": net(mobilenet, 3, 6, 6, 3),
     "vector quantizer": net(quantized, 2, 4, 4, 2),
-    "lstm": net(unrolled(lambda: hk.LSTM(4)), 4, 2, 3),
+    "lstm": net(unrolled(lambda: hk.LSTM(6)), 4, 2, 3),
     "gru under vanilla rnn": net(
-        unrolled(lambda: hk.DeepRNN([hk.GRU(4), jnp.tanh, hk.VanillaRNN(3)])), 4, 2, 3
+        unrolled(lambda: hk.DeepRNN([hk.GRU(6), jnp.tanh, hk.VanillaRNN(5)])), 4, 2, 5
     ),
     "transformer block": net(transformer, 2, 5, 8),
-    "layer stack": net(stack, 3, 4),
+    "layer stack": net(stack, 3, 6),
     "depthwise convolutions": net(depthwise, 2, 4, 4, 2),
 }

@@ -33,7 +33,7 @@ def fixed_point(w, x):
     x = x @ w
 
     def residual(z):
-        return jnp.tanh(z @ w * 0.5 + x) - z
+        return jnp.tanh(z @ w * 0.25 + x) - z
 
     def solve(f, z):
         return lax.while_loop(
@@ -112,14 +112,14 @@ def kalman_filter(transition, observation, ys):
 
     def step(state, y):
         mean, cov = state
-        mean, cov = a @ mean, a @ cov @ a.T + 0.3 * jnp.eye(3)
-        s = c @ cov @ c.T + 0.5 * jnp.eye(2)
+        mean, cov = a @ mean, a @ cov @ a.T + 0.3 * jnp.eye(6)
+        s = c @ cov @ c.T + 0.5 * jnp.eye(5)
         gain = jnp.linalg.solve(s, c @ cov).T
         residual = y - c @ mean
         logp = jax.scipy.stats.multivariate_normal.logpdf(y, c @ mean, s)
         return (mean + gain @ residual, cov - gain @ c @ cov), logp
 
-    state, logps = lax.scan(step, (jnp.zeros(3), jnp.eye(3)), ys)
+    state, logps = lax.scan(step, (jnp.zeros(6), jnp.eye(6)), ys)
     return logps, state[0]
 
 
@@ -185,27 +185,27 @@ def optimizer_loop(make):
 
 
 PROGRAMS |= {
-    "odeint": of_arrays(ode, (3, 3), (3,), (2, 3), solver=ODE),
-    "custom root": of_arrays(fixed_point, (3, 3), (3,)),
-    "custom linear solve": of_arrays(linear_solve, (3, 3), (3,)),
-    "power iteration": of_arrays(power_iteration, (4, 3), (4,), mode="jvp"),
-    "newton in a while loop": of_arrays(newton, (3, 3), (3,), mode="jvp"),
-    "associative scan": of_arrays(linear_recurrence, (2, 6, 3), (3, 4), (4, 2), (4,)),
-    "map in batches": of_arrays(mapped, (5, 3), (3, 4)),
-    "switch in a scan": of_arrays(switched, (2, 4), (4, 4)),
-    "fori loop": of_arrays(differentiable_loop, (4, 4), (2, 4)),
-    "kalman filter": of_arrays(kalman_filter, (3, 3), (2, 3), (4, 2)),
-    "sinkhorn": of_arrays(sinkhorn, (4, 3), (5, 3), (3, 3)),
-    "conditional random field": of_arrays(conditional_random_field, (5, 3), (3, 4), (4, 4)),
-    "meta-learning": of_arrays(implicit_gradient_descent, (3, 2), (5, 3), (5, 2)),
-    "physics-informed network": of_arrays(physics_informed, (1, 4), (4,), (5,)),
+    "odeint": of_arrays(ode, (6, 6), (6,), (2, 6), solver=ODE),
+    "custom root": of_arrays(fixed_point, (6, 6), (6,)),
+    "custom linear solve": of_arrays(linear_solve, (6, 6), (6,)),
+    "power iteration": of_arrays(power_iteration, (6, 5), (6,), mode="jvp"),
+    "newton in a while loop": of_arrays(newton, (6, 6), (6,), mode="jvp"),
+    "associative scan": of_arrays(linear_recurrence, (2, 6, 6), (6, 5), (5, 2), (5,)),
+    "map in batches": of_arrays(mapped, (5, 6), (6, 5)),
+    "switch in a scan": of_arrays(switched, (2, 6), (6, 6)),
+    "fori loop": of_arrays(differentiable_loop, (6, 6), (2, 6)),
+    "kalman filter": of_arrays(kalman_filter, (6, 6), (5, 6), (4, 5)),
+    "sinkhorn": of_arrays(sinkhorn, (4, 6), (5, 6), (6, 6)),
+    "conditional random field": of_arrays(conditional_random_field, (5, 6), (6, 4), (4, 4)),
+    "meta-learning": of_arrays(implicit_gradient_descent, (6, 5), (5, 6), (5, 5)),
+    "physics-informed network": of_arrays(physics_informed, (1, 6), (6,), (5,)),
     "lbfgs": of_arrays(
         optimizer_loop(lambda: optax.lbfgs(linesearch=optax.scale_by_zoom_linesearch(4))),
-        (3,),
-        (4, 3),
+        (6,),
+        (5, 6),
         mode="jvp",
         # It subtracts gradients that were rounded at different points.
         roundings=6,
     ),
-    "adam in a scan": of_arrays(optimizer_loop(lambda: optax.adam(0.1)), (3,), (4, 3)),
+    "adam in a scan": of_arrays(optimizer_loop(lambda: optax.adam(0.1)), (6,), (5, 6)),
 }

@@ -13,7 +13,7 @@ from .program import Program, Table
 PROGRAMS = Table()
 
 
-def of_matrices(fn, *shapes, rows=4, batch=(), **options):
+def of_matrices(fn, *shapes, rows=6, batch=(), **options):
     """A program ``fn(h @ w, *others)`` with arrays of these shapes; all are differentiated.
 
     Where ``fn`` decomposes a matrix its product is in float32, and that of the layer in 16 bits.
@@ -24,8 +24,8 @@ def of_matrices(fn, *shapes, rows=4, batch=(), **options):
 
     def build(draw):
         # Far from singular, and with singular values that are far from one another.
-        x = draw(*batch, rows, 4, scale=0.3) + jnp.eye(rows, 4) * jnp.arange(2.0, 6.0)
-        return run, (x, jnp.eye(4) + draw(4, 4, scale=0.1), *(draw(*shape) for shape in shapes))
+        x = draw(*batch, rows, 6, scale=0.3) + jnp.eye(rows, 6) * jnp.arange(2.0, 8.0)
+        return run, (x, jnp.eye(6) + draw(6, 6, scale=0.1), *(draw(*shape) for shape in shapes))
 
     return Program(build, **{"grad": tuple(range(2 + len(shapes))), **options})
 
@@ -49,7 +49,7 @@ def spectrum(h):
 
 def low_rank(h):
     u, s, vt = jnp.linalg.svd(h, full_matrices=False)
-    return u[:, :2] * s[:2] @ vt[:2]
+    return u[:, :5] * s[:5] @ vt[:5]
 
 
 def conjugate_gradient(h, b):
@@ -57,34 +57,34 @@ def conjugate_gradient(h, b):
 
 
 def gmres(h, b):
-    return jax.scipy.sparse.linalg.gmres(lambda x: h @ x, b, restart=4, maxiter=2)[0]
+    return jax.scipy.sparse.linalg.gmres(lambda x: h @ x, b, restart=6, maxiter=2)[0]
 
 
 def tridiagonal(h, b):
-    edge = jnp.array([0.0, 1, 1, 1])
+    edge = jnp.array([0.0, 1, 1, 1, 1, 1])
     lower, upper = h[0] * edge / 4, h[1] * edge[::-1] / 4
     return lax.linalg.tridiagonal_solve(lower, 3 + jnp.tanh(h[2]), upper, b)
 
 
 PROGRAMS |= {
     "slogdet": of_matrices(lambda h: jnp.linalg.slogdet(gram(h))[1], batch=(2,)),
-    "cholesky and solve triangular": of_matrices(whitened, (2, 4, 2), batch=(2,)),
+    "cholesky and solve triangular": of_matrices(whitened, (2, 6, 2), batch=(2,)),
     "eigh": of_matrices(spectrum),
-    "svd": of_matrices(low_rank, rows=5),
-    "solve": of_matrices(jnp.linalg.solve, (2, 4, 3), batch=(2,)),
-    "lstsq": of_matrices(lambda h, b: jnp.linalg.lstsq(h, b)[0], (5, 2), rows=5),
-    "qr": of_matrices(lambda h: jnp.linalg.qr(h)[0], rows=5),
-    "pinv": of_matrices(jnp.linalg.pinv, rows=5),
+    "svd": of_matrices(low_rank, rows=7),
+    "solve": of_matrices(jnp.linalg.solve, (2, 6, 3), batch=(2,)),
+    "lstsq": of_matrices(lambda h, b: jnp.linalg.lstsq(h, b)[0], (7, 2), rows=7),
+    "qr": of_matrices(lambda h: jnp.linalg.qr(h)[0], rows=7),
+    "pinv": of_matrices(jnp.linalg.pinv, rows=7),
     "det and inv": of_matrices(lambda h: (jnp.linalg.det(h), jnp.linalg.inv(h))),
     "matrix power and norms": of_matrices(
         lambda h: (jnp.linalg.matrix_power(h / 4, 3), jnp.linalg.norm(h, axis=(-2, -1)))
     ),
-    "multi dot": of_matrices(lambda a, b, c: jnp.linalg.multi_dot([a, b, c]), (4, 3), (3, 5)),
+    "multi dot": of_matrices(lambda a, b, c: jnp.linalg.multi_dot([a, b, c]), (6, 5), (5, 5)),
     "expm": of_matrices(lambda h: linalg.expm(h / 4)),
-    "cho solve": of_matrices(lambda h, b: linalg.cho_solve(linalg.cho_factor(gram(h)), b), (4, 2)),
-    "lu solve": of_matrices(lambda h, b: linalg.lu_solve(linalg.lu_factor(h), b, trans=1), (4, 2)),
+    "cho solve": of_matrices(lambda h, b: linalg.cho_solve(linalg.cho_factor(gram(h)), b), (6, 2)),
+    "lu solve": of_matrices(lambda h, b: linalg.lu_solve(linalg.lu_factor(h), b, trans=1), (6, 2)),
     "polar": of_matrices(lambda h: linalg.polar(h, method="svd")[0]),
-    "conjugate gradient": of_matrices(conjugate_gradient, (4,)),
-    "gmres": of_matrices(gmres, (4,)),
-    "tridiagonal solve": of_matrices(tridiagonal, (4, 2)),
+    "conjugate gradient": of_matrices(conjugate_gradient, (6,)),
+    "gmres": of_matrices(gmres, (6,)),
+    "tridiagonal solve": of_matrices(tridiagonal, (6, 2)),
 }

@@ -21,7 +21,7 @@ def of_outputs(log_prob, outputs, *shape, **options):
     def build(draw):
         return (
             lambda x, w, y: log_prob(x @ w, y),
-            (draw(4, 3), draw(3, outputs, scale=0.5), draw(*shape)),
+            (draw(4, 6), draw(6, outputs, scale=0.5), draw(*shape)),
         )
 
     return Program(build, **{"grad": (0, 1, 2), **options})
@@ -68,13 +68,13 @@ def gaussian(h, y):
 
 def low_rank_gaussian(h, y):
     return dist.LowRankMultivariateNormal(
-        h[:, :3], h[:, 3:].reshape(4, 3, 2), jnp.full((4, 3), 0.5)
+        h[:, :6], h[:, 6:].reshape(4, 6, 2), jnp.full((4, 6), 0.5)
     ).log_prob(y)
 
 
 def correlations(h, y):
-    corr = transforms.CorrCholeskyTransform()(jnp.tanh(h[0, :3]))
-    return dist.LKJCholesky(3, 2.0).log_prob(corr), corr @ y
+    corr = transforms.CorrCholeskyTransform()(jnp.tanh(h[0]))
+    return dist.LKJCholesky(5, 2.0).log_prob(corr), corr @ y
 
 
 def ordered(h, y):
@@ -93,8 +93,8 @@ PROGRAMS |= {
     "gamma, weibull, lognormal": of_outputs(skewed, 2, 4),
     "counts": of_outputs(counts, 2, 4),
     "multivariate normal": of_outputs(gaussian, 9, 4, 3),
-    "low-rank normal": of_outputs(low_rank_gaussian, 9, 4, 3),
-    "correlation matrices": of_outputs(correlations, 3, 3, 2),
+    "low-rank normal": of_outputs(low_rank_gaussian, 18, 4, 6),
+    "correlation matrices": of_outputs(correlations, 10, 5, 2),
     "ordered logistic": of_outputs(ordered, 1, 3),
     "von mises": of_outputs(circular, 2, 4),
 }
@@ -123,7 +123,7 @@ def evidence_lower_bound(draw):
     """A stochastic bound of a factor model, with a full-rank normal guide."""
 
     def model(w, y):
-        z = numpyro.sample("z", dist.Normal(jnp.zeros((4, 2)), 1.0).to_event(2))
+        z = numpyro.sample("z", dist.Normal(jnp.zeros((4, 5)), 1.0).to_event(2))
         numpyro.sample("y", dist.Normal(jnp.tanh(z @ w), 0.5).to_event(2), obs=y)
 
     def guide(params, w, y):
@@ -135,8 +135,8 @@ def evidence_lower_bound(draw):
         guided = lambda w, y: guide(params, w, y)
         return Trace_ELBO(2).loss(key, {}, model, guided, w, y)
 
-    params = {"w": draw(3, 2), "scale": draw(4, 2)}
-    return bound, (params, draw(2, 3), draw(4, 3), jax.random.key(1))
+    params = {"w": draw(6, 5), "scale": draw(4, 5)}
+    return bound, (params, draw(5, 6), draw(4, 6), jax.random.key(1))
 
 
 @PROGRAMS.add(grad=(0, 1))
@@ -144,7 +144,7 @@ def autoregressive_flow(draw):
     """An inverse autoregressive flow: masked dense layers, and its Jacobian."""
 
     def network(x, params):
-        mask = jnp.tril(jnp.ones((3, 3)), -1)
+        mask = jnp.tril(jnp.ones((6, 6)), -1)
         return jnp.tanh(x @ (params["w"] * mask.T)), jnp.tanh(x @ (params["v"] * mask.T))
 
     def density(params, z):
@@ -153,7 +153,7 @@ def autoregressive_flow(draw):
         x = flow(z)
         return x, flow.log_abs_det_jacobian(z, x)
 
-    return density, ({"w": draw(3, 3), "v": draw(3, 3)}, draw(4, 3))
+    return density, ({"w": draw(6, 6, scale=0.5), "v": draw(6, 6, scale=0.5)}, draw(4, 6))
 
 
 @PROGRAMS.add(grad=(0, 1))
@@ -169,4 +169,4 @@ def hamiltonian_trajectory(draw):
             state = update(0.2, jnp.ones_like(z), state)
         return state.z, state.r, state.potential_energy
 
-    return run, (draw(3, 4), draw(2, 3))
+    return run, (draw(6, 5), draw(2, 6))

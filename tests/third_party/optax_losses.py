@@ -73,4 +73,4 @@ def clipped_and_decayed_updates(draw):
         updates, _ = tx.update(grads, tx.init(w), w)
         return jnp.sum(jnp.tanh(x @ optax.apply_updates(w, updates)) ** 2)
 
-    return step, (draw(5, 3), draw(4, 5))
+    return step, (draw(5, 3), draw(6, 5))

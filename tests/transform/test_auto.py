@@ -25,7 +25,7 @@ from jmp_autocast.backend import Hardware, choose_for, default_device, preferred
 from tests.support.jaxprs import dot_dtypes
 from tests.support.processes import environment_without_devices
 
-X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_the_default_is_that_of_the_device(device, dtype, reason, monkeypatch):
         assert f"{dtype}, {report.dtype_reason}" in str(report)
         assert f"compute_dtype={dtype} ({report.dtype_reason})" in repr(fn)
     assert explain(jnp.matmul, X, X).compute_dtype == dtype
-    found, tuned = tune(lambda x: x @ x, [(jnp.eye(4),)], tolerance=1, progress=False, report=True)
+    found, tuned = tune(lambda x: x @ x, [(jnp.eye(8),)], tolerance=1, progress=False, report=True)
     assert found == tuned.policy == Policy(dtype)
 
 
@@ -178,7 +178,7 @@ def f(x):
 g = autocast(f, policy=Policy(level="compute"))
 h = linen.autocast(flax.linen.Dense), nnx.autocast(f), jax.jit(g), jax.grad(f)
 print(f, hash(g), h)
-x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 try:
     jax.eval_shape(f, x)
 except RuntimeError as error:
@@ -210,7 +210,7 @@ def test_the_environment_turns_it_off(word, monkeypatch):
     plain = lambda w, x: jnp.tanh(x @ w)
     low = autocast(plain, policy=BF16, output_dtype="computed")
     expected = str(jax.make_jaxpr(autocast(plain, enabled=False))(X, X))
-    w, x = jnp.eye(4), jnp.ones((4, 4))
+    w, x = jnp.eye(8), jnp.ones((8, 8))
     monkeypatch.setenv("JMP_AUTOCAST", word)
     assert str(jax.make_jaxpr(low)(X, X)) == expected
     assert dot_dtypes(jax.make_jaxpr(low)(X, X)) == [("float32",) * 3]

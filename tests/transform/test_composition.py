@@ -28,11 +28,11 @@ def draw(seed, *shape):
 
 
 def params():
-    return {"w": draw(0, 4, 4) / 2, "b": draw(1, 4) / 4}
+    return {"w": draw(0, 8, 8) / 3, "b": draw(1, 8) / 4}
 
 
 def inputs():
-    return draw(2, DEVICES, 4)
+    return draw(2, DEVICES, 8)
 
 
 def layer(params, x):
@@ -272,7 +272,7 @@ def test_autocast_of_an_exported_program():
 @pytest.mark.parametrize("order", ORDERS)
 def test_gradient_of_a_weak_scalar_is_weak(order, in_loop):
     def f(t):
-        once = lambda total, _: (total, jnp.ones((4, 4)) @ jnp.diag(jnp.ones(4) * t))
+        once = lambda total, _: (total, jnp.ones((8, 8)) @ jnp.diag(jnp.ones(8) * t))
         return jnp.sum(lax.scan(once, 0.0, None, length=2)[1] if in_loop else once(0.0, None)[1])
 
     found = jax.eval_shape(ORDERS[order](autocast, jax.grad, f), 0.5)
@@ -296,7 +296,7 @@ def test_an_array_that_is_a_literal_of_the_jaxpr_is_returned_as_an_array(
     literal, transform, around
 ):
     """`jnp.asarray(1.0)` came out as a Python float, which has no dtype."""
-    found = around(lambda x: (transform(lambda x: (x @ x, literal()))(x)[1], x))(jnp.ones((4, 4)))
+    found = around(lambda x: (transform(lambda x: (x @ x, literal()))(x)[1], x))(jnp.ones((8, 8)))
     assert isinstance(found[0], jax.Array)
     assert jax.typeof(found[0]) == jax.typeof(literal())
     inside = []

@@ -26,10 +26,10 @@ def arguments(mesh):
     draw = np.random.default_rng(0).standard_normal
     put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
     weights = {
-        "up": put(draw((4, 8), np.float32) / 2, WEIGHTS["up"]),
-        "down": put(draw((8, 4), np.float32) / 2, WEIGHTS["down"]),
+        "up": put(draw((16, 16), np.float32) / 4, WEIGHTS["up"]),
+        "down": put(draw((16, 16), np.float32) / 4, WEIGHTS["down"]),
     }
-    return weights, put(draw((8, 4), np.float32), P("data", None))
+    return weights, put(draw((32, 16), np.float32), P("data", None))
 
 
 def forward(weights, x):
@@ -83,7 +83,7 @@ def test_sharding_constraint_inside():
 def explicit_forward(weights, x):
     hidden = jnp.tanh(jnp.matmul(x, weights["up"], out_sharding=P("data", "model")))
     out = jnp.einsum("bh,ho->bo", hidden, weights["down"], out_sharding=P("data", None))
-    bias = jnp.broadcast_to(jnp.float32(0.25), (8, 4), out_sharding=P("data", None))
+    bias = jnp.broadcast_to(jnp.float32(0.25), (32, 16), out_sharding=P("data", None))
     return jax.reshard(out + bias, P(None, None))
 
 
@@ -111,7 +111,7 @@ MEETINGS = {
     "scatter_add": lambda bias, x: x.at[0].add(bias, out_sharding=P("data", None)),
     "scatter": lambda bias, x: x.at[0].set(bias, out_sharding=P("data", None)),
     "embedding": lambda bias, x: (
-        x + bias[:, None].at[jnp.arange(8) % 4].get(out_sharding=P("data"))
+        x + bias[:, None].at[jnp.arange(32) % 16].get(out_sharding=P("data"))
     ),
 }
 
@@ -120,7 +120,7 @@ MEETINGS = {
 def test_small_leaves_meet_explicitly_sharded_values(broadcast):
     with jax.set_mesh(mesh(AxisType.Explicit)):
         weights, x = arguments(mesh(AxisType.Explicit))
-        bias = jax.device_put(np.linspace(0, 1, 4, dtype=np.float32), P())
+        bias = jax.device_put(np.linspace(0, 1, 16, dtype=np.float32), P())
         weights["bias"] = bias
 
         def program(weights, x):

@@ -9,7 +9,7 @@ from jax import lax
 
 from jmp_autocast import autocast
 
-X = np.ones((2, 2), np.float32)
+X = np.ones((8, 8), np.float32)
 
 
 def test_wrong_params_are_told_when_wrapped():
@@ -31,7 +31,7 @@ class Norm(nnx.Module):
     """Counts its calls, as batch statistics and RNG counters do."""
 
     def __init__(self):
-        self.weight = nnx.Param(jnp.ones((2, 2)))
+        self.weight = nnx.Param(jnp.ones((8, 8)))
         self.count = nnx.BatchStat(jnp.zeros(()))
 
     def __call__(self, x):

@@ -248,8 +248,8 @@ def dense(w, x):
     return jnp.tanh(x @ w["w"] + w["b"])
 
 
-W = {"w": np.eye(4, dtype=np.float32), "b": np.float32([1, 2, 3, 4])}
-SQUARE = np.arange(16, dtype=np.float32).reshape(4, 4) / 8
+W = {"w": np.eye(8, dtype=np.float32), "b": np.arange(1, 9, dtype=np.float32)}
+SQUARE = np.arange(64, dtype=np.float32).reshape(8, 8) / 32
 
 
 def test_jet():
@@ -263,5 +263,5 @@ def test_jet():
 def test_sparsify():
     half = autocast(lambda x, w: x @ w, policy=BF16, params=1)
     fn = finalised(half, SQUARE, SQUARE)
-    (found,) = sparse.sparsify(fn)(sparse.BCOO.fromdense(jnp.eye(4)), SQUARE)
+    (found,) = sparse.sparsify(fn)(sparse.BCOO.fromdense(jnp.eye(8)), SQUARE)
     np.testing.assert_allclose(found, SQUARE, atol=0.01)

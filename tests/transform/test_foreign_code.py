@@ -16,9 +16,9 @@ from jax.experimental import io_callback
 from jmp_autocast import autocast
 from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
 
-W = np.random.default_rng(0).standard_normal((4, 4), np.float32) / 2
-X = np.random.default_rng(1).standard_normal((3, 4), np.float32)
-LIKE = jax.ShapeDtypeStruct((4,), jnp.float32)
+W = np.random.default_rng(0).standard_normal((8, 8), np.float32) / 3
+X = np.random.default_rng(1).standard_normal((3, 8), np.float32)
+LIKE = jax.ShapeDtypeStruct((8,), jnp.float32)
 
 half = functools.partial(autocast, compute_dtype=jnp.bfloat16)
 
@@ -91,9 +91,9 @@ def factor(a):
 
 
 def test_a_foreign_function_runs_on_float32_operands():
-    positive = W @ W.T + 4 * np.eye(4, dtype=np.float32)
+    positive = W @ W.T + 4 * np.eye(8, dtype=np.float32)
     jnp.linalg.cholesky(positive)  # JAX loads LAPACK when it compiles the first of its functions
-    fn = lambda a: factor(a @ np.eye(4, dtype=np.float32)) @ W
+    fn = lambda a: factor(a @ np.eye(8, dtype=np.float32)) @ W
     found = jax.jit(autocast(fn)).trace(positive)
     assert_dots_run_in("bfloat16", found.jaxpr)
     (eqn,) = find(found.jaxpr, "ffi_call")

@@ -14,7 +14,7 @@ from jmp_autocast import BF16, Policy, autocast, compute_precision
 from jmp_autocast.call.guess_params import guessed_params
 from jmp_autocast.interpreters.plan.data import Source
 
-X = np.ones((4, 4), np.float32)
+X = np.ones((8, 8), np.float32)
 LAYER, LETTERS, PLAIN = {"dense": {"kernel": X, "bias": X}}, {"w": X, "b": X}, {"mean": X, "top": X}
 State = collections.namedtuple("State", "step params")
 
@@ -84,7 +84,7 @@ def test_data_in_front_keeps_its_vote():
 
     batch = {"x": X, "shift": 1 + X / 1000}
     out = jax.jit(autocast(fn, compute_dtype="bf16"))(batch, {"kernel": X})
-    np.testing.assert_allclose(out, 5.001, rtol=1e-6)  # bfloat16 has 5.0
+    np.testing.assert_allclose(out, 9.001, rtol=1e-6)  # bfloat16 has 9.0
 
 
 @pytest.mark.parametrize("name", ["bf16", "bfloat16", jnp.bfloat16])
@@ -122,7 +122,7 @@ def written_out(p, x):
 
 
 def convolution(p, x):
-    kernel = p["key"].reshape(2, 2, 1, 4)
+    kernel = p["key"].reshape(4, 4, 1, 4)
     return jax.lax.conv_general_dilated(
         x[None, :, :, None], kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )

@@ -11,7 +11,7 @@ import pytest
 
 from jmp_autocast import autocast
 
-W = np.random.default_rng(0).standard_normal((4, 4), np.float32) / 2
+W = np.random.default_rng(0).standard_normal((8, 8), np.float32) / 3
 DTYPES = ["float16", "bfloat16"]
 
 
@@ -30,15 +30,15 @@ def test_debug_nans_finds_what_it_finds_without_autocast(dtype, run):
 
 
 def test_debug_infs_finds_an_overflow_of_float16():
-    fn = lambda x: x @ W
-    big = jnp.full((4, 4), 1e5)
+    fn = lambda x: x @ abs(W)
+    big = jnp.full((8, 8), 1e5)
     with jax.debug_infs(True):
         jax.jit(autocast(fn, compute_dtype=jnp.bfloat16))(big)
         with pytest.raises(FloatingPointError, match=r"invalid value \(inf\)"):
             jax.jit(autocast(fn, compute_dtype=jnp.float16))(big)
 
 
-TOO_BIG = np.full((4, 4), 1e5, np.float32)
+TOO_BIG = np.full((8, 8), 1e5, np.float32)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_casting_a_numpy_array_to_infinity_gives_no_warning(fn):
 MIXED = {
     "two_floats": lambda x: x.astype(jnp.bfloat16) + x @ W,
     "two_half_floats": lambda x: (x @ W).astype(jnp.bfloat16) * x.astype(jnp.float16),
-    "int_and_float": lambda x: jnp.arange(4) * (x @ W),
+    "int_and_float": lambda x: jnp.arange(8) * (x @ W),
     "dot": lambda x: jnp.dot(x.astype(jnp.float16), x @ W),
     "where": lambda x: jnp.where(x > 0, x.astype(jnp.float16), x @ W),
 }

@@ -16,7 +16,7 @@ class Step(NamedTuple):
     note: str
 
 
-W, X = jnp.linspace(-1.0, 1.0, 16).reshape(4, 4), jnp.linspace(0.0, 3.0, 8).reshape(2, 4)
+W, X = jnp.linspace(-1.0, 1.0, 64).reshape(8, 8), jnp.linspace(0.0, 3.0, 16).reshape(2, 8)
 
 
 def step(params, x):

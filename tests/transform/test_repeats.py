@@ -14,8 +14,8 @@ from jmp_autocast import BF16, autocast, cast_params, check_numerics, explain
 from jmp_autocast.call import repeats
 from jmp_autocast.integrations import nnx as nnx_integration
 
-X = np.ones((2, 4), np.float32)
-W = np.ones((4, 4), np.float32)
+X = np.ones((2, 8), np.float32)
+W = np.ones((8, 8), np.float32)
 
 
 def layer(w, x):
@@ -66,7 +66,7 @@ def test_a_jit_inside_belongs_outside(fn, line):
 
 
 def test_nnx():
-    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
     (text,) = said(nnx_integration.autocast(nnx_layer, policy=BF16), 6, model, X)
     assert "fn = nnx.jit(autocast(nnx_layer)), with nnx.jit outside of autocast, not inside" in text
 
@@ -79,7 +79,7 @@ def test_a_gradient_outside_of_jit():
 
 def other_types(fn):
     sizes = itertools.count(1)
-    return lambda w, x: fn(w, np.ones((next(sizes), 4), np.float32))
+    return lambda w, x: fn(w, np.ones((next(sizes), 8), np.float32))
 
 
 def of_a_new_function(fn):

@@ -17,7 +17,7 @@ from jmp_autocast import (
 from tests.support.jaxprs import trace
 from tests.support.threads import at_once
 
-W = np.random.default_rng(0).standard_normal((4, 4), np.float32) / 2
+W = np.random.default_rng(0).standard_normal((8, 8), np.float32) / 3
 
 
 def in_full_precision(x):

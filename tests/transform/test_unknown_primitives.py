@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 from jmp_autocast import BF16, CastPolicy, autocast, explain, full_precision, register_rule
 from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
 
-X = np.sin(np.arange(16, dtype=np.float32)).reshape(4, 4)  # not evenly spaced, as positions are
+X = np.sin(np.arange(64, dtype=np.float32)).reshape(8, 8)  # not evenly spaced, as positions are
 
 unknown = Primitive("unheard_of")
 unknown.def_impl(lambda x: 2 * x)

@@ -15,7 +15,7 @@ from jmp_autocast import autocast, keep_less
 from jmp_autocast.integrations import nnx as integration
 from tests.support.jaxprs import find, trace
 
-X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 
 
 class Net(eqx.Module):
@@ -24,7 +24,7 @@ class Net(eqx.Module):
 
     def __init__(self, wrap):
         keys = jax.random.split(jax.random.key(0))
-        self.encoder = wrap(eqx.nn.MLP(4, 8, 16, 1, jnp.tanh, key=keys[0]))
+        self.encoder = wrap(eqx.nn.MLP(8, 8, 16, 1, jnp.tanh, key=keys[0]))
         self.head = eqx.nn.Linear(8, 1, key=keys[1])
 
     def __call__(self, x):
@@ -34,7 +34,7 @@ class Net(eqx.Module):
 class NnxNet(nnx.Module):
     def __init__(self, wrap):
         rngs = nnx.Rngs(0)
-        self.encoder = wrap(nnx.Linear(4, 8, rngs=rngs))
+        self.encoder = wrap(nnx.Linear(8, 8, rngs=rngs))
         self.head = nnx.Linear(8, 1, rngs=rngs)
 
     def __call__(self, x):
@@ -94,7 +94,7 @@ THROUGH = {
 
 @pytest.mark.parametrize("through", THROUGH.values(), ids=THROUGH)
 def test_it_is_the_same_kind_of_wrapper_afterwards(through):
-    layer = bf16(eqx.nn.Linear(4, 3, key=jax.random.key(0)))
+    layer = bf16(eqx.nn.Linear(8, 3, key=jax.random.key(0)))
     again = through(layer)
     assert type(again) is type(layer)
     assert repr(again) == repr(layer)
@@ -124,7 +124,7 @@ def test_a_wrapped_layer_of_nnx_is_trained(wrap):
 
 
 def test_the_statistics_of_a_wrapped_layer_of_nnx_change():
-    norm = integration.autocast(nnx.BatchNorm(4, rngs=nnx.Rngs(0)))
-    net = nnx.Sequential(norm, nnx.Linear(4, 2, rngs=nnx.Rngs(1)))
+    norm = integration.autocast(nnx.BatchNorm(8, rngs=nnx.Rngs(0)))
+    net = nnx.Sequential(norm, nnx.Linear(8, 2, rngs=nnx.Rngs(1)))
     nnx.jit(lambda net, x: net(x))(net, X)
     np.testing.assert_allclose(norm.__wrapped__.mean[...], 0.01 * X.mean(0), rtol=1e-5)

@@ -15,8 +15,8 @@ from jmp_autocast.integrations import nnx as nnx_integration
 from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, find, trace
 from tests.support.pickled_functions import Layer, decorated
 
-W = np.eye(3, dtype=np.float32)
-X = np.ones((4, 4), np.float32)
+W = np.eye(8, dtype=np.float32)
+X = np.ones((8, 8), np.float32)
 CASTS = [autocast, nnx_integration.autocast]
 
 
@@ -166,5 +166,5 @@ def test_static_arguments(static):
     fn = autocast(lambda x, n: sum(x @ x for _ in range(n)))
     traced = jax.jit(fn, **static).trace(X, n=3)
     assert_dots_run_in("bfloat16", traced.jaxpr)
-    assert traced.out_info == jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    assert traced.out_info == jax.ShapeDtypeStruct((8, 8), jnp.float32)
     assert len(find(traced.jaxpr, "dot_general")) == 3

@@ -80,7 +80,7 @@ def cancelling(culprits, count):
                 h = x @ EYE
                 shift = 3000.0 if i in culprits else 4096.0
                 # A row beside a product is rounded as a bias is.
-                row = jnp.array([3000.0, 3001.0] if i in culprits else [0.0, 0.0])
+                row = jnp.array([3000.0, 3001.0] * 4 if i in culprits else [0.0] * 8)
                 h = h + row
                 h = h - row
                 h = h * shift
@@ -198,7 +198,7 @@ def test_a_reduction_is_kept_in_its_own_form():
             h = jnp.sum(h)
         return h * 1e-6
 
-    policy, report = tuned(model, [(jnp.ones((2, 2)),)], tolerance=0.01, policy=start)
+    policy, report = tuned(model, [(jnp.ones((8, 8)),)], tolerance=0.01, policy=start)
     assert pins(report) == [("total", "reduce_sum")]
     assert policy.scoped_rules[-1] == ("total", "reduce_sum", CastPolicy.FP32_SET_OPT_DTYPE)
 
@@ -217,11 +217,11 @@ def test_the_function_is_traced_once_for_each_kind_of_batch():
         traced.append((x.shape, name))
         return in_scope(name, big_square, x)
 
-    batches = [(X, "one"), (jnp.ones((3, 2)), "one"), (X * 0.01, "one"), (X, "two")]
+    batches = [(X, "one"), (jnp.ones((3, 8)), "one"), (X * 0.01, "one"), (X, "two")]
     _, report = tuned(model, batches, tolerance=0.01)
     assert pins(report) == [("one", "square"), ("two", "square")]
     assert report.runs > 4
-    assert traced == [((2, 2), "one"), ((3, 2), "one"), ((2, 2), "two")]
+    assert traced == [((8, 8), "one"), ((3, 8), "one"), ((8, 8), "two")]
 
 
 @pytest.mark.parametrize("argnums", [None, 0], ids=["value", "gradient"])
@@ -245,7 +245,7 @@ def loss(params, x):
 
 def test_gradients_are_outputs_too():
     """The loss is right, and its gradient, far below the range of a float16, is not."""
-    params = {"w": jnp.full((2, 2), 0.1)}
+    params = {"w": jnp.full((8, 8), 0.1)}
     assert tuned(loss, [(params, X)], tolerance=0.01)[1].kept == ()
     policy, report = tuned(loss, [(params, X)], tolerance=0.01, argnums=0)
     assert report.kept
@@ -330,17 +330,17 @@ def test_a_program_that_nothing_is_lowered_in():
 
 def attention(params, x):
     """A number is added to all scores of a row: the softmax removes it, and its gradient is 0."""
-    scores = x @ params["w"] + params["b"] * jnp.ones((1, 2))
+    scores = x @ params["w"] + params["b"] * jnp.ones((1, 8))
     return jnp.mean(jax.nn.softmax(scores) ** 2)
 
 
 def test_a_gradient_that_is_zero_but_for_rounding_keeps_nothing_in_float32():
     rng = np.random.default_rng(0)
     params = {
-        "w": rng.standard_normal((2, 2), np.float32),
+        "w": rng.standard_normal((8, 8), np.float32),
         "b": rng.standard_normal((64, 1), np.float32),
     }
-    batches = [(params, rng.standard_normal((64, 2), np.float32))]
+    batches = [(params, rng.standard_normal((64, 8), np.float32))]
     exact = jax.jit(jax.grad(attention))(*batches[0])
     lowered = jax.jit(jax.grad(autocast(attention, policy=BF16)))(*batches[0])
     size = np.linalg.norm
@@ -363,7 +363,7 @@ def test_an_array_that_is_left_out_has_to_be_finite():
 
 def test_keys_and_integers_of_a_batch_stay():
     def model(key, w, i):
-        noise = jax.random.normal(key, (2, 2))
+        noise = jax.random.normal(key, (8, 8))
         return jnp.tanh((w + 0.0 * noise) @ EYE)[i], noise
 
     batches = [(jax.random.key(0), X, np.int32(1))]

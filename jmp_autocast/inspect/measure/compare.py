@@ -99,10 +99,10 @@ def compare(
         >>> from jmp_autocast import BF16, compare
         >>> def f(x):
         ...     with jax.named_scope("difference"):
-        ...         y = x @ jnp.eye(4)
-        ...         return ((y + 100.0) - 100.0) @ jnp.eye(4)
+        ...         y = x @ jnp.eye(8)
+        ...         return ((y + 100.0) - 100.0) @ jnp.eye(8)
         >>> policy = BF16.with_level("compute")  # by default such a sum is in float32
-        >>> comparison = compare(f, jnp.full((2, 4), 0.1), policy=policy)
+        >>> comparison = compare(f, jnp.full((2, 8), 0.1), policy=policy)
         >>> worst = comparison.rows[0]
         >>> worst.primitive, worst.scope, worst.introduced > 0.5
         ('sub', 'difference', True)

@@ -40,7 +40,7 @@ class Comparison(Paged):
         >>> from jmp_autocast import BF16, compare
         >>> loss = lambda w, x: jnp.mean((x @ w) ** 2)
         >>> comparison = compare(
-        ...     loss, jnp.ones((3, 2)) / 3, jnp.ones((4, 3)), policy=BF16, argnums=0
+        ...     loss, jnp.ones((8, 2)) / 3, jnp.ones((4, 8)), policy=BF16, argnums=0
         ... )
         >>> comparison.gradients["0"].cosine > 0.999
         True
@@ -61,7 +61,7 @@ class Comparison(Paged):
             >>> import jax.numpy as jnp
             >>> from jmp_autocast import BF16, compare
             >>> loss = lambda w, x: jnp.mean((x @ w) ** 2)
-            >>> w, x = jnp.ones((3, 2)) / 3, jnp.ones((4, 3))
+            >>> w, x = jnp.ones((8, 2)) / 3, jnp.ones((4, 8))
             >>> compare(loss, w, x, policy=BF16, argnums=0).gradient_error < 0.01
             True
         """
@@ -74,7 +74,7 @@ class Comparison(Paged):
         Example:
             >>> import jax.numpy as jnp
             >>> from jmp_autocast import BF16, compare
-            >>> compare(jnp.matmul, jnp.eye(2), jnp.eye(2), policy=BF16).summary
+            >>> compare(jnp.matmul, jnp.eye(8), jnp.eye(8), policy=BF16).summary
             'matmul in bfloat16: outputs err by 0'
         """
         worst = max((each.error for each in self.outputs.values()), default=0.0)
@@ -99,7 +99,7 @@ class Comparison(Paged):
             >>> def f(x):
             ...     with jax.named_scope("layer"), jax.named_scope("norm"):
             ...         return x / jnp.sum(x @ x)
-            >>> comparison = compare(f, jnp.eye(3), policy=BF16)
+            >>> comparison = compare(f, jnp.eye(8), policy=BF16)
             >>> [each.scope for each in comparison.by_scope(depth=1)]
             ['layer']
         """
@@ -131,7 +131,7 @@ class Comparison(Paged):
             >>> import jax.numpy as jnp
             >>> from jmp_autocast import BF16, compare
             >>> loss = lambda w, x: jnp.mean((x @ w) ** 2)
-            >>> w, x = jnp.ones((3, 2)) / 3, jnp.ones((4, 3))
+            >>> w, x = jnp.ones((8, 2)) / 3, jnp.ones((4, 8))
             >>> [path for path, _ in compare(loss, w, x, policy=BF16, argnums=0).by_share()]
             ['0']
         """
@@ -232,7 +232,7 @@ class ComparisonRow(MeasuredEquation):
     Example:
         >>> import jax.numpy as jnp
         >>> from jmp_autocast import BF16, compare
-        >>> row = compare(jnp.matmul, jnp.eye(2), jnp.full((2, 2), 0.1), policy=BF16).rows[0]
+        >>> row = compare(jnp.matmul, jnp.eye(8), jnp.full((8, 8), 0.1), policy=BF16).rows[0]
         >>> row.primitive, row.computed, 1e-4 < row.introduced < 1e-2
         ('dot_general', 'bfloat16', True)
     """
@@ -266,7 +266,7 @@ class GradientError(ArrayError):
         >>> import jax.numpy as jnp
         >>> from jmp_autocast import BF16, compare
         >>> loss = lambda w: 100.0 * jnp.sum(w["a"] @ w["b"])
-        >>> w = {"a": jnp.full((2, 2), 0.1), "b": jnp.full((2, 2), 10.0)}
+        >>> w = {"a": jnp.full((8, 8), 0.1), "b": jnp.full((8, 8), 10.0)}
         >>> gradients = compare(loss, w, policy=BF16, argnums=0).gradients
         >>> gradients["0/a"].share < 1e-4 < gradients["0/b"].error
         True
@@ -364,7 +364,7 @@ class ScopeError:
         >>> def loss(w, x):
         ...     with jax.named_scope("dense"):
         ...         return jnp.sum(x @ w)
-        >>> comparison = compare(loss, jnp.eye(3), jnp.ones((2, 3)), policy=BF16, argnums=0)
+        >>> comparison = compare(loss, jnp.eye(8), jnp.ones((2, 8)), policy=BF16, argnums=0)
         >>> [(each.scope, each.equations, each.cotangents) for each in comparison.by_scope()]
         [('dense', 2, 2)]
     """

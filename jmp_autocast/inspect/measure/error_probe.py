@@ -37,9 +37,9 @@ class ArrayError:
     Example:
         >>> import jax.numpy as jnp
         >>> from jmp_autocast import FP16, compare
-        >>> output = compare(jnp.matmul, jnp.eye(2), jnp.full((2, 2), 7e4), policy=FP16).outputs[0]
+        >>> output = compare(jnp.matmul, jnp.eye(8), jnp.full((8, 8), 7e4), policy=FP16).outputs[0]
         >>> output.error, output.lost, output.largest
-        (inf, 4, 70000.0)
+        (inf, 64, 70000.0)
     """
 
     error: float

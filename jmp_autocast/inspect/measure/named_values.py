@@ -86,7 +86,7 @@ class ProgramComparison(Exported):
         ...     with jax.named_scope("head"):
         ...         return jax.nn.log_softmax(h)
         >>> sampler = autocast(model, compute_dtype=jnp.bfloat16)
-        >>> found = compare(model, jnp.eye(4), jnp.full((2, 4), 0.1), against=sampler)
+        >>> found = compare(model, jnp.eye(8), jnp.full((2, 8), 0.1), against=sampler)
         >>> [each.name for each in found.values]
         ['dense', 'head']
     """

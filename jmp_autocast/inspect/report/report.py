@@ -33,7 +33,7 @@ class Change:
     Example:
         >>> import jax.numpy as jnp
         >>> from jmp_autocast import BF16, explain
-        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
         >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
         >>> (change,) = explain(f, x, policy=BF16).diff(careful)
         >>> change.before.reason, change.after.results
@@ -66,10 +66,10 @@ class Difference(Paged):
     Example:
         >>> import jax.numpy as jnp
         >>> from jmp_autocast import BF16, explain
-        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
         >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
         >>> explain(f, x, policy=BF16).difference(careful).totals["FLOPs in bfloat16"]
-        (144, 128)
+        (1088, 1024)
     """
 
     _computed: ClassVar[tuple[str, ...]] = ("summary",)
@@ -178,7 +178,7 @@ class Report(Paged):
             >>> from jmp_autocast import BF16, explain
             >>> def layer(w, x):
             ...     return jnp.exp(x @ w)
-            >>> explain(layer, jnp.ones((4, 4)), jnp.ones((4, 4)), policy=BF16).summary
+            >>> explain(layer, jnp.ones((8, 8)), jnp.ones((8, 8)), policy=BF16).summary
             'layer: 100.0 % of matmul and convolution FLOPs in bfloat16; 2 equations, 3 casts'
         """
         totals = self.totals
@@ -347,7 +347,7 @@ class Report(Paged):
         Example:
             >>> import jax, jax.numpy as jnp
             >>> from jmp_autocast import BF16, CastPolicy, explain
-            >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+            >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
             >>> pinned = BF16.with_rules({"tanh": CastPolicy.FP32})
             >>> changes = explain(f, x, policy=BF16).diff(explain(f, x, policy=pinned))
             >>> [(c.before.primitive, c.before.operands, c.after.operands) for c in changes]
@@ -368,7 +368,7 @@ class Report(Paged):
         Example:
             >>> import jax, jax.numpy as jnp
             >>> from jmp_autocast import BF16, explain
-            >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((4, 4))
+            >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
             >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
             >>> explain(f, x, policy=BF16).difference(careful).summary
             '<lambda>: 1 of 2 equations differ'

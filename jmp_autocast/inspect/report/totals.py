@@ -108,7 +108,7 @@ class Totals:
             ...     with full_precision():
             ...         y = x @ x
             ...     return y @ x
-            >>> explain(half_and_half, jnp.ones((4, 4)), policy=BF16).totals.low_share
+            >>> explain(half_and_half, jnp.ones((8, 8)), policy=BF16).totals.low_share
             0.5
         """
         flops = self.contraction_flops

@@ -140,7 +140,7 @@ def tune(
         ...         h = x @ params["w"]
         ...     with jax.named_scope("energy"):
         ...         return jnp.sqrt(jnp.square(h) + 1.0)
-        >>> params, x = {"w": jnp.eye(4)}, jnp.full((2, 4), 500.0)
+        >>> params, x = {"w": jnp.eye(8)}, jnp.full((2, 8), 500.0)
         >>> policy = tune(model, [(params, x)], policy=FP16, tolerance=0.01, progress=False)
         >>> policy.scoped_rules
         (('energy', 'square', <CastPolicy.FP32: 'fp32'>),)

@@ -30,7 +30,7 @@ class KeptOperation:
         >>> def model(w, x):
         ...     with jax.named_scope("energy"):
         ...         return jnp.sqrt(jnp.square(x @ w) + 1.0)
-        >>> batches = [(jnp.eye(4), jnp.full((2, 4), 500.0))]
+        >>> batches = [(jnp.eye(8), jnp.full((2, 8), 500.0))]
         >>> options = dict(tolerance=0.01, progress=False, report=True)
         >>> _, report = tune(model, batches, policy=FP16, **options)
         >>> [(kept.scope, kept.primitive, kept.largest, kept.why) for kept in report.kept]
@@ -68,7 +68,7 @@ class TuneReport(Paged):
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import BF16, tune
-        >>> batches = [(jnp.eye(4), jnp.ones((4, 4)))]
+        >>> batches = [(jnp.eye(8), jnp.ones((8, 8)))]
         >>> options = dict(policy=BF16, tolerance=0.01, progress=False, report=True)
         >>> policy, report = tune(jnp.matmul, batches, **options)
         >>> policy == BF16, report.runs
@@ -95,7 +95,7 @@ class TuneReport(Paged):
         Example:
             >>> import jax.numpy as jnp
             >>> from jmp_autocast import BF16, tune
-            >>> batches = [(jnp.eye(4), jnp.ones((4, 4)))]
+            >>> batches = [(jnp.eye(8), jnp.ones((8, 8)))]
             >>> options = dict(policy=BF16, tolerance=0.01, progress=False, report=True)
             >>> tune(jnp.matmul, batches, **options)[1].summary
             'matmul: 0 of 1 operation in float32, 1 run'

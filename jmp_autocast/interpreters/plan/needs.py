@@ -11,16 +11,19 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from ...policies import MOST_THAT_CANNOT_PAY
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of, variables_in
 from ..primitives.reading import (
     casts_to_integer,
     exponent,
+    reduction_depth,
     subtracted_from_one,
     takes_every_other,
 )
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
 from .marks import MOST_FACTORS, Marks, Memo, accumulated_in, adds, inputs_of, marks_of, of
+from .symbolic_sizes import at_least
 
 
 class Need(enum.IntFlag):
@@ -128,6 +131,12 @@ def _factors(at: At) -> Sequence[Any]:
 
 def _cancelled(at: At) -> Sequence[Any]:
     return at.eqn.invars if any([m.multiplied for m in at.made]) else ()
+
+
+def cannot_pay(eqn: JaxprEqn) -> bool:
+    """Returns whether a contraction sums so few elements that no matrix unit gains by it."""
+    most = MOST_THAT_CANNOT_PAY.get(eqn.primitive.name)
+    return most is not None and at_least(most, reduction_depth(eqn))
 
 
 def _neighbors(at: At) -> Sequence[Any]:
@@ -251,8 +260,8 @@ ROWS = (
     ),
     Row(
         Need.PRODUCT,
-        having("contracts"),
-        lambda at: at.eqn.invars[:2],
+        _CONTRACTS,
+        lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:2],
         _CHEAP,
         "what a product reads is read in 16 bits",
     ),

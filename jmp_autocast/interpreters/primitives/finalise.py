@@ -56,7 +56,7 @@ def finalise(jaxpr: AnyJaxpr, *, platform: str | None = None) -> Any:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import autocast, finalise
         >>> loss = autocast(lambda w, x: jnp.sum(x @ w), compute_dtype=jnp.bfloat16)
-        >>> gradient = jax.make_jaxpr(jax.grad(loss))(jnp.ones((4, 2)), jnp.ones((3, 4)))
+        >>> gradient = jax.make_jaxpr(jax.grad(loss))(jnp.ones((8, 2)), jnp.ones((3, 8)))
         >>> names = lambda jaxpr: {eqn.primitive.name for eqn in jaxpr.eqns}
         >>> "accumulate" in names(gradient), "accumulate" in names(finalise(gradient))
         (True, False)
