@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         check_numerics,
         compare,
         explain,
+        explain_effects,
         explain_kept,
         op_stats,
         tune,
@@ -74,6 +75,7 @@ __all__ = [
     "compute_precision",
     "dynamic_loss_scaling",
     "explain",
+    "explain_effects",
     "explain_kept",
     "finalise",
     "finite_value_and_grad",
@@ -91,7 +93,16 @@ __all__ = [
     "tune",
 ]
 
-_TOOLS = "audit", "check_numerics", "compare", "explain", "explain_kept", "op_stats", "tune"
+_TOOLS = (
+    "audit",
+    "check_numerics",
+    "compare",
+    "explain",
+    "explain_effects",
+    "explain_kept",
+    "op_stats",
+    "tune",
+)
 _ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 _RENAMED = {"register_policy": "register_rule"}
 

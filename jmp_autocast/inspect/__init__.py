@@ -2,6 +2,8 @@
 
 from ..interpreters.keep.account import CutValue
 from .auditing.audit import AuditReport, Finding, audit
+from .effects.effects_report import Effect, Effects, ScopeEffect
+from .effects.explain_effects import explain_effects
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
@@ -27,6 +29,8 @@ __all__ = [
     "CutJaxpr",
     "CutValue",
     "Difference",
+    "Effect",
+    "Effects",
     "Finding",
     "GradientError",
     "Island",
@@ -42,6 +46,7 @@ __all__ = [
     "Report",
     "Roofline",
     "Row",
+    "ScopeEffect",
     "ScopeError",
     "Share",
     "Totals",
@@ -50,6 +55,7 @@ __all__ = [
     "check_numerics",
     "compare",
     "explain",
+    "explain_effects",
     "explain_kept",
     "op_stats",
     "tune",
