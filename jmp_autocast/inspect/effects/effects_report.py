@@ -39,7 +39,8 @@ class Effect:
         doubt: Why not to trust ``predicted``: ``"range"``, the format does not hold all values;
             ``"second order"``, it is off by more than a factor of 2 where it was measured;
             ``"not verified"``, so are most that were measured in this format, and this was not;
-            ``"loop"``, its iterations round what earlier ones have changed, and it was not measured.
+            ``"loop"``, its iterations round what earlier ones have changed, and it was not
+            measured.
             ``""`` where nothing speaks against it.
 
     Example:

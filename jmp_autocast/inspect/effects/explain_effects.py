@@ -115,7 +115,8 @@ def explain_effects(
         sites = wanted.sites(program)
         look = _Look(program, sites, parsed, wanted.has("parameter"))
         show("one forward and backward pass", 1, 3)
-        losses, found = zip(*map(look.measured, arrays), strict=True)
+        measure = jax.jit(look.measure)
+        losses, found = zip(*(jax.device_get(measure(*each)) for each in arrays), strict=True)
         look.predicted(found)
         show("rounding single operations", 2, 3)
         look.verified(arrays, runs)
@@ -311,11 +312,11 @@ class _Look:
         self._params = list(program.wrt) if params else []
         # What is looked at, in the order of its numbers: sites, then parameters.
         self._each = list(sites.each())
-        self.measured: Callable[[Sequence[Any]], tuple[Any, Any]]
-        run = jax.jit(self._measure)
-        self.measured = lambda arrays: jax.device_get(run(*arrays))
+        self._numbers: list[np.ndarray] = []
+        self._measured: dict[tuple[int, int], float] = {}
+        self._resolution = 0.0
 
-    def _measure(self, *arrays: Any) -> tuple[Any, Any]:
+    def measure(self, *arrays: Any) -> tuple[Any, Any]:
         """Returns the loss, and the numbers of all sites and parameters, by iteration."""
         program, count = self._program, len(self._formats)
         walk = Tapped(self._formats)
@@ -340,8 +341,6 @@ class _Look:
         ends = np.cumsum(lengths)[:-1] if lengths else []
         # By site or parameter: of (batch, iteration, format, number).
         self._numbers = np.split(stacked, ends, axis=1) if lengths else []
-        self._measured: dict[tuple[int, int], float] = {}
-        self._resolution = 0.0
 
     def verified(self, arrays: Sequence[Sequence[Any]], runs: int | None) -> None:
         """Really lowers what has the largest predictions, each alone."""

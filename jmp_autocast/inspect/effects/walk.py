@@ -1,10 +1,10 @@
 """Runs a program once more, and does something at each of its sites.
 
 `Tapped` measures: what each site returns goes through a function whose derivative rule takes the
-cotangent, and returns, as the gradient of an array of zeros that the rule is given beside the value,
-what the rounding of this equation does to the loss. So nothing but a few numbers outlives the
-backward pass of a site, and a loop returns them by iteration. The errors themselves are computed in
-the backward pass: none is kept for it.
+cotangent. As the gradient of an array of zeros, which the function takes beside the value, the rule
+returns what the rounding of this equation does to the loss. So nothing but a few numbers outlives
+the backward pass of a site, and a loop returns them by iteration. The errors themselves are
+computed in the backward pass: none is kept for it.
 
 `Lowered` rounds: a site computes in a format where a number that is given says so.
 """
