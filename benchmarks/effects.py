@@ -72,13 +72,15 @@ def images(key: Any) -> tuple[Any, Any]:
 
 def tasks(width: int, layers: int) -> dict[str, Task]:
     """Returns the tasks, with models of a width and a number of layers."""
-    vocabulary, classes = {"vocabulary": VOCABULARY}, {"classes": CLASSES}
-    sizes = {"width": width, "layers": layers}
+    gpt = Gpt(width=width, layers=layers, vocabulary=VOCABULARY)
+    vit = Vit(width=width, layers=layers, classes=CLASSES)
+    resnet = ResNet(stages=(layers,) * 3, width=width // 4, classes=CLASSES)
+    lstm = Lstm(width=width, layers=layers, vocabulary=VOCABULARY)
     return {
-        "GPT": Task(Gpt(**sizes, **vocabulary), text(32), 2e-3),
-        "ViT": Task(Vit(**sizes, **classes), images, 1e-3),
-        "ResNet": Task(ResNet((layers,) * 3, width // 4, CLASSES), images, 2e-3),
-        "LSTM": Task(Lstm(**sizes, **vocabulary), text(32), 5e-3),
+        "GPT": Task(gpt, text(32), 2e-3),
+        "ViT": Task(vit, images, 1e-3),
+        "ResNet": Task(resnet, images, 2e-3),
+        "LSTM": Task(lstm, text(32), 5e-3),
     }
 
 
@@ -154,7 +156,7 @@ def seconds(function: Callable[..., Any], *args: Any) -> float:
 
 def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, Agreement]]:
     """Prints a line for each model and format, and returns what it says."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", nargs="*", default=["GPT", "ViT", "ResNet", "LSTM"])
     parser.add_argument("--formats", nargs="*", default=["bfloat16", "float16", "e4m3"])
     parser.add_argument("--steps", type=int, default=300)

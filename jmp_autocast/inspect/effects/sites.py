@@ -166,8 +166,7 @@ def _results(
 ) -> tuple[list[bool], Site | tuple[Sites, ...] | None]:
     """Returns which results are differentiated, and the site of an equation, or those inside."""
     name = eqn.primitive.name
-    floats = [is_measurable(v.aval) and jnp.issubdtype(v.aval.dtype, jnp.floating)
-              for v in eqn.outvars]  # fmt: skip
+    floats = [_is_float(v.aval) for v in eqn.outvars]
     if name in _DECIDES or (name == "sort" and len(eqn.outvars) > 1):
         found.decisions.setdefault(f"{name}, {around.source}")
     # No backward pass goes through a `while`: what it makes is used behind a `stop_gradient`.
@@ -183,13 +182,16 @@ def _results(
         return made, tuple(inner) if any(each.at for each in inner) else None
     if name in _SAME_VALUES or eqn.effects or not any(floats):
         return floats, None
-    if bodies(eqn) and name not in ("custom_jvp_call",):
+    if bodies(eqn) and name != "custom_jvp_call":
         found.closed.setdefault(f"{name}, {around.source}")
-    equation = described(
-        eqn, eqn.outvars, around.names, around.inside, "transpose(" in name_stack(eqn),
-        around.source,
-    )  # fmt: skip
+    backward, line = "transpose(" in name_stack(eqn), around.source
+    names, inside = around.names, around.inside
+    equation = described(eqn, eqn.outvars, names, inside, backward, line)
     return floats, Site(equation, around.loops, flops_of(contraction_in(eqn) or eqn))
+
+
+def _is_float(aval: Any) -> bool:
+    return is_measurable(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
 def _inside(
