@@ -127,6 +127,18 @@ def rates_of(device: Device) -> Rates | None:
     return None
 
 
+def rates_named(name: str) -> Rates | None:
+    """Returns the rates of the first device whose name holds a text, None where there is none.
+
+    Example:
+        >>> rates = rates_named("h100")
+        >>> rates and rates.source
+        "NVIDIA's datasheet of the H100 SXM"
+    """
+    kinds = [kind for kind, *_ in _RATES if name.casefold() in kind.casefold()]
+    return rates_of(Device("", kinds[0])) if kinds else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """A compute dtype, and why.

@@ -18,7 +18,7 @@ from .report.roofline import Roofline
 from .report.rows import Row
 from .report.totals import Share, Totals
 from .tuning.tune import tune
-from .tuning.tune_report import KeptOperation, TuneReport
+from .tuning.tune_report import CurvePoint, KeptOperation, TuneReport
 
 __all__ = [
     "ArrayError",
@@ -26,6 +26,7 @@ __all__ = [
     "Change",
     "Comparison",
     "ComparisonRow",
+    "CurvePoint",
     "CutJaxpr",
     "CutValue",
     "Difference",
