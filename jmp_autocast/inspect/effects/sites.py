@@ -132,7 +132,11 @@ class _Around:
 
 
 def sites_of(
-    jaxpr: AnyJaxpr, live: Sequence[bool], found: Found, around: _Around = _Around()
+    jaxpr: AnyJaxpr,
+    live: Sequence[bool],
+    found: Found,
+    around: _Around = _Around(),
+    constants: bool = False,
 ) -> Sites:
     """Returns the sites of a jaxpr.
 
@@ -141,9 +145,12 @@ def sites_of(
         live: Whether each input is differentiated.
         found: What else is found is added here.
         around: What is around the jaxpr.
+        constants: Whether its constants are differentiated, too.
     """
     body = body_of(jaxpr)
     alive = {v for v, is_live in zip(body.invars, live, strict=True) if is_live}
+    if constants:
+        alive |= {v for v in body.constvars if _is_float(v.aval)}
     at: dict[int, Site | tuple[Sites, ...]] = {}
     for i, eqn in enumerate(body.eqns):
         reads = [not isinstance(x, Literal) and x in alive for x in eqn.invars]

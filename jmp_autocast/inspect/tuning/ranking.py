@@ -162,7 +162,9 @@ def _program(
     def of_site(site: Site) -> int | None:
         return position.get(Candidate(site.equation.scope, site.equation.primitive))
 
-    sites = sites_of(closed, live, Found()).where(lambda site: of_site(site) is not None)
+    sites = sites_of(closed, live, Found(), constants=True).where(
+        lambda site: of_site(site) is not None
+    )
     owners = [of_site(site) for site in sites.each()]
     walk = Tapped([FORMATS[dtype]])
 
