@@ -1,6 +1,6 @@
 """Predicted against measured: what rounding each product of a trained model does to its loss.
 
-    python benchmarks/effects.py [--models GPT ViT ResNet LSTM] [--steps 300] [--runs 10] [--seconds]
+    python benchmarks/effects.py [--models GPT ViT ResNet LSTM] [--steps 300] [--seconds]
 
 A small model is trained in float32. `explain_effects` predicts the change of its loss for each
 product alone, and then all of them are really rounded, each alone. Printed are, for each format,
