@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jmp_autocast import explain_effects
 from jmp_autocast.inspect.effects import explain_effects as module
@@ -220,6 +221,19 @@ def test_models_of_frameworks(framework):
     assert len(effects.of("bfloat16", "product")) == 1
     if framework is of_nnx:
         assert model.calls[...] == 0  # what looks at a program changes no state
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_arrays(kind):
+    loss = loss_of(plain)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, PartitionSpec("data", None)))
+        weights = jax.device_put(W, NamedSharding(mesh, PartitionSpec(None, None)))
+        found = explain_effects(lambda w, x: loss(w, x), weights, x, formats="bfloat16")
+    expected = explain_effects(loss, W, X, formats="bfloat16", runs=0)
+    for row, other in zip(found.rows, expected.rows, strict=True):
+        assert row.predicted == pytest.approx(other.predicted, rel=0.02, abs=1e-7)
 
 
 def test_memory_is_that_of_a_gradient():

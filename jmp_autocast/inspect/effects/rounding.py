@@ -44,6 +44,7 @@ FORMATS = {
         Format("float16", 5, 10, 65504.0),
         Format("e4m3", 4, 3, 448.0),
         Format("e5m2", 5, 2, 57344.0),
+        Format("float32", 8, 23, float(jnp.finfo(jnp.float32).max)),
     )
 }
 

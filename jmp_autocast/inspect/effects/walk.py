@@ -167,7 +167,7 @@ def _tap(eqn: JaxprEqn, formats: Sequence[Format]) -> Any:
     def backward(kept: Sequence[Any], cotangents: list[Any]) -> tuple[Any, None, Any]:
         # Not before the cotangent is there: XLA would take what is computed here from the forward
         # pass, and keep it.
-        kept = _after(cotangents[0][(0,) * cotangents[0].ndim], kept)
+        kept = _after(_one_of(cotangents[0]), kept)
         # Of a product its operands are kept, as for its own derivative.
         operands, exact = [], list(kept)
         if is_product(eqn):
@@ -185,6 +185,13 @@ def _tap(eqn: JaxprEqn, formats: Sequence[Format]) -> Any:
 
     tap.defvjp(lambda zeros, kept, values: (values, kept), backward)
     return tap
+
+
+def _one_of(x: Any) -> Any:
+    """Returns a number that is there only when an array is."""
+    # On an explicit mesh an element has no device of its own.
+    is_spread = not getattr(jax.typeof(x).sharding, "mesh", jax.sharding.AbstractMesh((), ())).empty
+    return jnp.max(x) if is_spread else x[(0,) * x.ndim]
 
 
 def _after(number: Any, tree: Any) -> Any:
