@@ -51,7 +51,7 @@ class Walk(abc.ABC):
     """
 
     def __init__(self, formats: Sequence[Format]) -> None:
-        self.formats = tuple(formats)
+        self.formats: tuple[Format, ...] = tuple(formats)
 
     @abc.abstractmethod
     def at(self, eqn: JaxprEqn, operands: Sequence[Any], held: Any) -> list[Any]:
