@@ -166,7 +166,7 @@ class Effects(Exported):
             >>> from jmp_autocast import explain_effects
             >>> kinds = ["operation", "parameter"]
             >>> effects = explain_effects(lambda w: jnp.sum(jnp.sin(w)), jnp.ones(2), kinds=kinds)
-            >>> [row.primitive for row in effects.of("float16", "operation")]
+            >>> [row.primitive for row in effects.of("bfloat16", "operation")]
             ['sin', 'reduce_sum']
         """
         if format not in self.formats:
