@@ -208,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> Result:
 
     _, report = tune(
         loss,
-        [(params, *batch) for batch in batches[:4]],
+        batches=[(params, *batch) for batch in batches[:4]],
         policy=FP16,
         tolerance=options.tolerance,
         argnums=0,  # the gradients count, too: it shall train

@@ -146,7 +146,7 @@ def run_tune(options: argparse.Namespace) -> int:
     try:
         policy, report = tune(
             fn,
-            batches,
+            batches=batches,
             tolerance=options.tolerance,
             accept=accept,
             policy=start,

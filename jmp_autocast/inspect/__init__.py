@@ -15,6 +15,8 @@ from .compiled.report import (
     CompiledReport,
     Deviation,
 )
+from .effects.effects_report import Effect, Effects, ScopeEffect
+from .effects.explain_effects import explain_effects
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
@@ -30,7 +32,7 @@ from .report.rows import Row
 from .report.totals import Share, Totals
 from .report.wire import Wire
 from .tuning.tune import tune
-from .tuning.tune_report import KeptOperation, TuneReport
+from .tuning.tune_report import CurvePoint, KeptOperation, TuneReport
 
 __all__ = [
     "ArrayError",
@@ -45,12 +47,15 @@ __all__ = [
     "CompiledMemory",
     "CompiledProduct",
     "CompiledReport",
+    "CurvePoint",
     "CutJaxpr",
     "CutValue",
     "Deviation",
     "Device",
     "DeviceTime",
     "Difference",
+    "Effect",
+    "Effects",
     "Finding",
     "GradientError",
     "Island",
@@ -67,6 +72,7 @@ __all__ = [
     "Report",
     "Roofline",
     "Row",
+    "ScopeEffect",
     "ScopeError",
     "ScopeTime",
     "Share",
@@ -78,6 +84,7 @@ __all__ = [
     "compare",
     "explain",
     "explain_compiled",
+    "explain_effects",
     "explain_kept",
     "op_stats",
     "tune",

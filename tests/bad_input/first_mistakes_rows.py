@@ -353,10 +353,10 @@ SEEN = [
     ),
     Row(
         "tune",
-        "no list",
-        lambda w: tune(loss, w.params, X),
+        "a list of tuples for the arguments",
+        lambda w: tune(loss, [(w.params, X)], tolerance=0.1),
         TypeError,
-        r"tune\(\) | 3 were given | takes 2 | tune\(fn, \[\(params, x\)\]",
+        r"tune | a list of tuples | one argument | Write batches=\[\(params, x1\)",
     ),
     Row(
         "explain",

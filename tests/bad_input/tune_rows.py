@@ -33,7 +33,7 @@ class Random:
 
 
 def _tune(mistake, error, parts, fn=loss, batches=BATCHES, **options):
-    call = lambda w: tune(fn, batches, progress=False, **options)
+    call = lambda w: tune(fn, batches=batches, progress=False, **options)
     return Row("tune", mistake, call, error, parts)
 
 
@@ -90,6 +90,33 @@ ROWS = [
         )
     ),
     _tolerance(
+        "a cost that is none",
+        ValueError,
+        "cost | 'times' | must be one of 'time', 'kept', 'wire' | Did you mean 'time'",
+        cost="times",
+    ),
+    _tolerance(
+        "a device without rates",
+        ValueError,
+        "cost='time' | 'abacus' | rates of a device | device='H100'",
+        cost="time",
+        device="abacus",
+    ),
+    Row(
+        "tune",
+        "arguments and batches",
+        lambda w: tune(loss, w.params, X, batches=BATCHES, tolerance=0.1),
+        ValueError,
+        "batches | got 2 | arguments or batches | Write",
+    ),
+    Row(
+        "tune",
+        "a point that is none",
+        lambda w: tune(jnp.matmul, X, X, tolerance=1, report=True, progress=False)[1].policy_at(3),
+        ValueError,
+        "kept=3 | no points | a point of the curve | Pass cost=",
+    ),
+    _tolerance(
         "a shape in a batch",
         TypeError,
         r"batches\[0\] | ShapeDtypeStruct | must hold arrays | pass values",
@@ -122,7 +149,7 @@ ROWS = [
     Row(
         "tune",
         "a number for progress",
-        lambda w: tune(loss, BATCHES, tolerance=0.1, progress=1),
+        lambda w: tune(loss, batches=BATCHES, tolerance=0.1, progress=1),
         TypeError,
         "progress | got 1 | True, False or None | Leave it out",
     ),

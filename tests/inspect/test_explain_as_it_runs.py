@@ -86,7 +86,7 @@ def test_tools_take_a_dtype_and_a_level():
     ]
     assert [row.results for row in explain(f, P, X, **options).rows] == expected
     assert compare(f, P, X, **options).compute_dtype == "bfloat16"
-    policy = tune(f, [(P, X)], tolerance=0.5, progress=False, **options)
+    policy = tune(f, batches=[(P, X)], tolerance=0.5, progress=False, **options)
     assert policy == BF16.with_level("tensor_cores")
     for wrong in ({"level": "O1"}, {"compute_dtype": "float16", "policy": BF16}):
         with pytest.raises(ValueError, match=r"level must be|contradicts"):

@@ -37,7 +37,9 @@ def energy(w, x):
 
 def tuned():
     batches = [(np.eye(8, dtype=np.float32), 500 * X)]
-    return tune(energy, batches, policy=FP16, tolerance=0.01, progress=False, report=True)[1]
+    return tune(energy, batches=batches, policy=FP16, tolerance=0.01, progress=False, report=True)[
+        1
+    ]
 
 
 def difference():

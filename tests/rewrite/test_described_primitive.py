@@ -101,5 +101,5 @@ def test_compare_measures_what_is_inside():
 
 def test_tune_finds_a_culprit_inside():
     options = {"policy": BF16, "tolerance": 1e-6, "progress": False, "report": True}
-    _, report = tune(program, [(X, X)], **options)
+    _, report = tune(program, batches=[(X, X)], **options)
     assert any("inside" in kept.scope for kept in report.kept)

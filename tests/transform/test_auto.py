@@ -131,7 +131,9 @@ def test_the_default_is_that_of_the_device(device, dtype, reason, monkeypatch):
         assert f"{dtype}, {report.dtype_reason}" in str(report)
         assert f"compute_dtype={dtype} ({report.dtype_reason})" in repr(fn)
     assert explain(jnp.matmul, X, X).compute_dtype == dtype
-    found, tuned = tune(lambda x: x @ x, [(jnp.eye(8),)], tolerance=1, progress=False, report=True)
+    found, tuned = tune(
+        lambda x: x @ x, batches=[(jnp.eye(8),)], tolerance=1, progress=False, report=True
+    )
     assert found == tuned.policy == Policy(dtype)
 
 
@@ -219,7 +221,7 @@ def test_the_environment_turns_it_off(word, monkeypatch):
     assert quantize_params(plain, w, x, policy=eight) is w
     assert explain(low, X, X).rows[0].results == ("bfloat16",)  # the plan is still there
     with pytest.raises(ValueError, match=r"tune tries .* JMP_AUTOCAST turns it off\. Unset it"):
-        tune(plain, [(w, x)], tolerance=0.1)
+        tune(plain, batches=[(w, x)], tolerance=0.1)
 
 
 @pytest.mark.parametrize("word", ["", "1", "on", "true", "True"])

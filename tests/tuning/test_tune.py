@@ -315,17 +315,17 @@ def test_what_accept_raises_is_raised():
         raise ZeroDivisionError("in the user's code")
 
     with pytest.raises(ZeroDivisionError, match="user's"):
-        tune(in_scan, [(X,)], policy=FP16, accept=accept, progress=False)
+        tune(in_scan, batches=[(X,)], policy=FP16, accept=accept, progress=False)
 
 
 def test_accept_out_of_reach():
     with pytest.raises(UnreachableError, match=r"accept returns False for in_scan also with all"):
-        tune(in_scan, [(X,)], policy=FP16, accept=lambda mixed: False, progress=False)
+        tune(in_scan, batches=[(X,)], policy=FP16, accept=lambda mixed: False, progress=False)
 
 
 def test_a_program_that_nothing_is_lowered_in():
     with pytest.raises(UnreachableError, match="all 0 operations"):
-        tune(lambda x: x + 1.0, [(X,)], accept=lambda mixed: False, progress=False)
+        tune(lambda x: x + 1.0, batches=[(X,)], accept=lambda mixed: False, progress=False)
 
 
 def attention(params, x):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def test_the_report(tmp_path, capsys):
-    policy = tune(in_scan, [(X,)], policy=FP16, tolerance=0.01)
+    policy = tune(in_scan, batches=[(X,)], policy=FP16, tolerance=0.01)
     printed = capsys.readouterr().out
     again, report = tuned(in_scan, [(X,)], tolerance=0.01)
     assert printed == f"{report}\n"
@@ -47,7 +47,7 @@ def test_a_search_leaves_nothing_with_the_function():
         return big_square(x) @ EYE
 
     before = dict(vars(model))
-    tune(model, [(X,)], policy=FP16, tolerance=0.01, progress=False)
+    tune(model, batches=[(X,)], policy=FP16, tolerance=0.01, progress=False)
     assert vars(model) == before
 
 
@@ -100,7 +100,7 @@ def test_a_search_that_was_interrupted_goes_on(tmp_path):
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / "log.jsonl"
-    tune(in_scan, [(X,)], policy=FP16, tolerance=0.01, log=path, progress=False)
+    tune(in_scan, batches=[(X,)], policy=FP16, tolerance=0.01, log=path, progress=False)
     return path
 
 
@@ -144,7 +144,7 @@ def test_a_line_that_is_no_trial(log, line):
     content = "".join([first, f"{line}\n", *rest])
     log.write_text(content, "utf-8")
     with pytest.raises(ValueError, match=r"log=.*line 2 is not a trial of tune. Delete the line"):
-        tune(in_scan, [(X,)], policy=FP16, tolerance=0.01, log=log, progress=False)
+        tune(in_scan, batches=[(X,)], policy=FP16, tolerance=0.01, log=log, progress=False)
     assert log.read_text("utf-8") == content
 
 
@@ -153,7 +153,7 @@ def test_a_file_that_is_no_log_is_left_as_it_is(tmp_path, content):
     path = tmp_path / "policy.toml"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"is not a log of tune, and stays unchanged"):
-        tune(in_scan, [(X,)], policy=FP16, tolerance=0.01, log=path, progress=False)
+        tune(in_scan, batches=[(X,)], policy=FP16, tolerance=0.01, log=path, progress=False)
     assert path.read_bytes() == content
 
 
@@ -161,12 +161,12 @@ def test_a_file_that_is_no_log_is_left_as_it_is(tmp_path, content):
 def test_a_first_line_that_is_torn_is_written_again(log, length):
     whole = log.read_bytes()
     log.write_bytes(whole[:length])
-    tune(in_scan, [(X,)], policy=FP16, tolerance=0.01, log=log, progress=False)
+    tune(in_scan, batches=[(X,)], policy=FP16, tolerance=0.01, log=log, progress=False)
     assert log.read_bytes() == whole
 
 
 def test_a_progress_bar(capsys):
-    tune(in_scan, [(X,)], policy=FP16, tolerance=0.01, progress=True)
+    tune(in_scan, batches=[(X,)], policy=FP16, tolerance=0.01, progress=True)
     captured = capsys.readouterr()
     assert "in_scan: 1 of" in captured.out
     assert "in_scan" not in captured.err
@@ -175,6 +175,6 @@ def test_a_progress_bar(capsys):
 def test_without_rich(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.progress", None)
     with pytest.raises(ImportError, match=r"progress=True needs rich: pip install rich"):
-        tune(in_scan, [(X,)], policy=FP16, tolerance=0.01, progress=True)
-    tune(in_scan, [(X,)], policy=FP16, tolerance=0.01)  # no terminal, no progress bar
+        tune(in_scan, batches=[(X,)], policy=FP16, tolerance=0.01, progress=True)
+    tune(in_scan, batches=[(X,)], policy=FP16, tolerance=0.01)  # no terminal, no progress bar
     assert capsys.readouterr().err == ""

@@ -7,7 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args, overload
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +18,10 @@ from ...call.arguments import name_of
 from ...call.options import autocast_options, tool_options
 from ...call.switch import VARIABLE, is_switched_off
 from ...call.wrapping import wrapper_of
+from ...devices import Device, as_device
 from ...interpreters.compat import mark_frames
 from ...policies import Policy, PolicyLike
-from ...policies.choices import Level
+from ...policies.choices import Level, check_choice
 from ...policies.errors import with_usage
 from ..argnums import check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
@@ -39,10 +40,11 @@ from .batches import (
     worst,
 )
 from .candidates import candidates_of, keeping, largest_of, rows_under
+from .ranking import Cost, costs_of, errors_of, find_cheapest, ranked
 from .search import find_culprits, run_bound
 from .search_log import Log, Trial
 from .traced_once import own, traced_once
-from .tune_report import KeptOperation, TuneReport
+from .tune_report import CurvePoint, KeptOperation, TuneReport
 
 mark_frames(__file__)
 
@@ -64,46 +66,60 @@ class _Options(TypedDict, total=False):
     argnums: int | Sequence[int] | None
     log: Any
     progress: bool | None
+    cost: Cost | None
+    device: Device | str | None
+    batches: _Batches | None
 
 
 @overload
 def tune(
-    fn: _Function, batches: _Batches, *, report: Literal[False] = ..., **options: Unpack[_Options]
+    fn: _Function, *args: Any, report: Literal[False] = ..., **options: Unpack[_Options]
 ) -> Policy: ...
 @overload
 def tune(
-    fn: _Function, batches: _Batches, *, report: Literal[True], **options: Unpack[_Options]
+    fn: _Function, *args: Any, report: Literal[True], **options: Unpack[_Options]
 ) -> tuple[Policy, TuneReport]: ...
-@with_usage("tune(fn, [(params, x)], tolerance=0.01), with one tuple of arguments for each batch")
+@with_usage("tune(fn, params, x, tolerance=0.01), or tune(fn, batches=[(params, x)], ...)")
 def tune(
     fn: _Function,
-    batches: _Batches,
-    *,
+    *args: Any,
+    batches: _Batches | None = None,
     tolerance: float | None = None,
     accept: Callable[[Callable[..., Any]], Any] | None = None,
     policy: PolicyLike | None = None,
     compute_dtype: DTypeLike | None = None,
     level: Level | None = None,
     argnums: int | Sequence[int] | None = None,
+    cost: Cost | None = None,
+    device: Device | str | None = None,
     log: Any = None,
     progress: bool | None = None,
     report: bool = False,
 ) -> Any:
-    """Finds the smallest set of operations to keep in float32, and returns the policy that does.
+    """Finds a set of operations to keep in float32, and returns the policy that does.
 
     ``tune`` keeps a primitive in a scope, also inside loops, branches and calls: the finer the
     ``jax.named_scope`` names of a program, the less it keeps unnecessarily. Flax Linen and Haiku
     name their modules by themselves; without names a primitive is kept in the whole program.
 
-    ``tune`` runs the function once in float32. Then it runs candidates: with nothing kept, with
-    everything kept, and then with less and less, where it suspects operations with the largest
-    values first. To find ``k`` operations among ``n``, it takes at most ``2 * k * log2(n) + 10``
-    runs, and compiles each. It traces the function once for each kind of batch, and again for each
-    run with ``accept``. The same call does the same runs.
+    With ``cost`` it keeps what costs least, in at most 10 runs. One backward pass in float32, as
+    that of `explain_effects`, predicts the error that lowering each operation makes, and those that
+    save the most error for their cost are kept until the prediction meets the tolerance. Runs of
+    the program say how many that takes, and which of them, the dearest first, it can do without.
+
+    Without ``cost`` it searches for the fewest. It runs the function once in float32. Then it runs
+    candidates: with nothing kept, with everything kept, and then with less and less, where it
+    suspects operations with the largest values first. To find ``k`` operations among ``n``, it
+    takes at most ``2 * k * log2(n) + 10`` runs. This finds what only the backward pass shows, such
+    as gradients that overflow, which no prediction of the outputs does.
+
+    Each run is compiled. The function is traced once for each kind of batch, and again for each run
+    with ``accept``. The same call does the same runs.
 
     Args:
         fn: The function in float32.
-        batches: Tuples of arguments to run it on, with values that are typical of it.
+        *args: Its arguments, with values that are typical of it.
+        batches: Instead of ``args``, for several calls: a tuple of arguments for each.
         tolerance: The largest relative error (in the L2 norm, of the worst output array and batch)
             against the float32 function. A value that is finite only in float32 fails. An array
             that changes by more in float32 if the arguments change by a unit in the last place,
@@ -116,6 +132,11 @@ def tune(
         level: As for `Policy.with_level`; None for the policy's.
         argnums: The arguments to differentiate ``fn``, a scalar function, by: the gradients count
             as outputs, and what overflows in the backward pass is found.
+        cost: What an operation costs in float32, more than in 16 bits: ``"time"``, the seconds that
+            it takes at best, by the rates of a device; ``"kept"``, the bytes of its results, of
+            which the backward pass keeps some; ``"wire"``, the bytes that it sends between devices.
+        device: The device whose rates count with ``cost="time"``, as `explain` takes it: ``"H100"``.
+            None for the default device.
         log: A file that records the trials. A call with the log of a stopped call continues it.
         progress: Whether to show a progress bar, and at the end what is kept and why. None for a
             progress bar in terminals if rich is installed, and False to print nothing.
@@ -141,7 +162,7 @@ def tune(
         ...     with jax.named_scope("energy"):
         ...         return jnp.sqrt(jnp.square(h) + 1.0)
         >>> params, x = {"w": jnp.eye(8)}, jnp.full((2, 8), 500.0)
-        >>> policy = tune(model, [(params, x)], policy=FP16, tolerance=0.01, progress=False)
+        >>> policy = tune(model, params, x, policy=FP16, tolerance=0.01, progress=False)
         >>> policy.scoped_rules
         (('energy', 'square', <CastPolicy.FP32: 'fp32'>),)
         >>> bool(jnp.isfinite(autocast(model, policy=policy)(params, x)).all())
@@ -155,16 +176,30 @@ def tune(
         )
     options = tool_options(compute_dtype, policy, level)
     start = (options or autocast_options()).chosen[0]
-    runs = as_batches(batches)
+    if cost is not None:
+        check_choice("cost", cost, get_args(Cost))
+    runs = as_batches(_batches(args, batches))
     count = min(len(batch.args) for batch in runs)
     check_range(argnums, count, "each batch, which have")
     with shown_progress(progress) as show:
         # What accept does may change what the function closes over.
         kept = own(fn) if accept is not None else traced_once(fn)
-        found = _Search(kept, runs, tolerance, accept, start, argnums, show, log).run()
+        goal = tolerance, accept, cost, device
+        found = _Search(kept, runs, *goal, start, argnums, show, log).run()
     if progress is not False:
         print(found)
     return (found.policy, found) if report else found.policy
+
+
+def _batches(args: tuple[Any, ...], batches: Any) -> Any:
+    """Returns the batches of a call of `tune`."""
+    fix = "Write batches=[(params, x1), (params, x2)], with a tuple of arguments for each call."
+    if batches is not None and args:
+        raise ValueError(f"tune takes arguments or batches, got {len(args)} and batches. {fix}")
+    is_list = len(args) == 1 and isinstance(args[0], list) and bool(args[0])
+    if is_list and all(isinstance(each, tuple) for each in args[0]):
+        raise TypeError(f"tune got a list of tuples, which would be one argument. {fix}")
+    return [args] if batches is None else batches
 
 
 @dataclasses.dataclass(eq=False)
@@ -178,6 +213,8 @@ class _Search:
     batches: list[Batch]
     tolerance: float | None
     accept: Callable[..., Any] | None
+    cost: Cost | None
+    device: Device | str | None
     start: Policy
     argnums: Any
     show: Show
@@ -195,12 +232,15 @@ class _Search:
             "tolerance": self.tolerance,
             "accept": self.accept,
             "argnums": positions_of(self.argnums),
+            "cost": [self.cost, self.device and as_device(self.device).name],
             "batches": [batch.shapes for batch in self.batches],
             "candidates": self._candidates,
         }
         self._log = Log(header, self.log_path)
         self._tried: set[frozenset[int]] = set()
         everything = frozenset(range(len(lowered)))
+        # Before anything is compiled: the rates of the device may not be known.
+        costs = self._costs()
         before = after = self._try(frozenset())
         kept: frozenset[int] = frozenset()
         largest: list[float] = []
@@ -210,6 +250,8 @@ class _Search:
             best = self._try(everything) if everything else before
             if not best.passed:
                 raise UnreachableError(self._unreachable(best))
+            if self.cost is not None:
+                return self._cheapest(costs, before)
             self.show("measuring the ranges of values")
             largest = self._log.largest(
                 lambda: largest_of(self.fn, self._candidates, self.batches, self.argnums)
@@ -221,6 +263,40 @@ class _Search:
             kept = frozenset(found)
             after = self._try(kept)
         return self._report(sorted(kept), largest, before, after)
+
+    def _costs(self) -> list[float]:
+        if self.cost is None:
+            return []
+        rows = [row for b in different(self.batches) for row in rows_under(self.fn, self.start, b)]
+        return costs_of(rows, self._candidates, self.cost, self.device)
+
+    def _cheapest(self, costs: Sequence[float], before: Trial) -> TuneReport:
+        """Keeps what saves the most error for its cost, and then does without the dearest."""
+        self.show("predicting the effect of each operation")
+        dtype = str(self.start.compute_dtype)
+        ranking = ranked(errors_of(self.fn, self._candidates, self.batches, dtype), costs)
+        kept = find_cheapest(ranking, self.tolerance, lambda kept: self._try(kept).passed)
+        after = self._try(frozenset(kept))
+        largest = self._log.largest(
+            lambda: largest_of(self.fn, self._candidates, self.batches, self.argnums)
+        )
+        found = self._report(sorted(kept), largest, before, after)
+        measured = {trial.kept: trial.error for trial in self._log.trials.values()}
+        curve = tuple(
+            CurvePoint(
+                kept=size,
+                cost=ranking.cost(ranking.order[:size]),
+                predicted=ranking.error(size),
+                measured=measured.get(tuple(sorted(ranking.order[:size]))),
+            )
+            for size in range(len(ranking.order) + 1)
+        )
+        order = tuple(self._candidates[i] for i in ranking.order)
+        at = functools.partial(keeping, self.start)
+        cost = ranking.cost(kept)
+        return dataclasses.replace(
+            found, cost=str(self.cost), cost_after=cost, curve=curve, order=order, keeping=at
+        )
 
     def _may_run(self, culprits: int) -> bool:
         return len(self._tried) < run_bound(culprits, len(self._candidates))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...policies import Policy
@@ -32,7 +33,7 @@ class KeptOperation:
         ...         return jnp.sqrt(jnp.square(x @ w) + 1.0)
         >>> batches = [(jnp.eye(8), jnp.full((2, 8), 500.0))]
         >>> options = dict(tolerance=0.01, progress=False, report=True)
-        >>> _, report = tune(model, batches, policy=FP16, **options)
+        >>> _, report = tune(model, batches=batches, policy=FP16, **options)
         >>> [(kept.scope, kept.primitive, kept.largest, kept.why) for kept in report.kept]
         [('energy', 'square', 250000.0, 'range')]
     """
@@ -43,6 +44,27 @@ class KeptOperation:
     largest: float
     why: str
     flops: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One point of the curve of cost against error.
+
+    Args:
+        kept: How many operations are in float32: the first of `TuneReport.order`.
+        cost: What they cost, more than in 16 bits.
+        predicted: The relative error, as it is predicted from the operations that are left.
+        measured: The error of a run of them; None where there was none.
+
+    Example:
+        >>> CurvePoint(kept=0, cost=0.0, predicted=0.02, measured=None).kept
+        0
+    """
+
+    kept: int
+    cost: float
+    predicted: float
+    measured: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +86,18 @@ class TuneReport(Paged):
         share_before: The share of the FLOPs of matmuls and convolutions that runs in 16 bits under
             the policy that the search started from.
         share_after: The same under the policy that was found.
+        cost: What ``cost=`` was, ``""`` without one; so are the next four empty.
+        cost_after: What is kept in float32 costs, more than in 16 bits: seconds or bytes.
+        curve: Cost against predicted error, for each number of operations that are kept.
+        order: All operations, the one first that saves the most error for its cost.
+        keeping: Returns the policy that keeps operations of the order; see `policy_at`.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import BF16, tune
         >>> batches = [(jnp.eye(8), jnp.ones((8, 8)))]
         >>> options = dict(policy=BF16, tolerance=0.01, progress=False, report=True)
-        >>> policy, report = tune(jnp.matmul, batches, **options)
+        >>> policy, report = tune(jnp.matmul, batches=batches, **options)
         >>> policy == BF16, report.runs
         (True, 1)
     """
@@ -87,6 +114,39 @@ class TuneReport(Paged):
     error_after: float | None
     share_before: float
     share_after: float
+    cost: str = ""
+    cost_after: float = 0.0
+    curve: tuple[CurvePoint, ...] = ()
+    order: tuple[tuple[str, str], ...] = ()
+    keeping: Callable[[Sequence[Any]], Policy] | None = dataclasses.field(
+        default=None, metadata=NOT_EXPORTED
+    )
+
+    def policy_at(self, kept: int) -> Policy:
+        """Returns the policy of a point of the curve.
+
+        Args:
+            kept: How many operations it keeps in float32.
+
+        Raises:
+            ValueError: There is no curve, or no such point of it.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import BF16, tune
+            >>> x = jnp.full((4, 4), 0.3)
+            >>> options = dict(policy=BF16, tolerance=1e-5, cost="kept", progress=False)
+            >>> _, report = tune(jnp.matmul, x, x, report=True, **options)
+            >>> report.policy_at(0) == BF16
+            True
+        """
+        if self.keeping is None or not 0 <= kept < len(self.curve):
+            has = f"0 to {len(self.curve) - 1}" if self.curve else "no points"
+            raise ValueError(
+                f"kept={kept!r} must be a point of the curve, which has {has}. Pass cost= to tune "
+                "to have a curve where the start does not meet the tolerance."
+            )
+        return self.keeping(self.order[:kept])
 
     @property
     def summary(self) -> str:
@@ -97,7 +157,7 @@ class TuneReport(Paged):
             >>> from jmp_autocast import BF16, tune
             >>> batches = [(jnp.eye(8), jnp.ones((8, 8)))]
             >>> options = dict(policy=BF16, tolerance=0.01, progress=False, report=True)
-            >>> tune(jnp.matmul, batches, **options)[1].summary
+            >>> tune(jnp.matmul, batches=batches, **options)[1].summary
             'matmul: 0 of 1 operation in float32, 1 run'
         """
         kept = f"{len(self.kept)} of {counted(self.candidates, 'operation')}"
@@ -114,7 +174,12 @@ class TuneReport(Paged):
             )
         flops = f"of matmuls and convolutions in {self.policy.compute_dtype}: "
         flops += f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
-        return {"error": error, "left out": left_out, "FLOPs": flops}
+        facts = {"error": error, "left out": left_out, "FLOPs": flops}
+        if self.cost:
+            unit = "seconds" if self.cost == "time" else "bytes"
+            most = self.curve[-1].cost if self.curve else 0.0
+            facts["cost"] = f"{self.cost_after:.3g} of {most:.3g} {unit} that 16 bits save"
+        return facts
 
     def _page(self) -> Page:
         facts = [(name, text) for name, text in self._facts().items() if text is not None]
@@ -128,10 +193,22 @@ class TuneReport(Paged):
     def __str__(self) -> str:
         """Returns the result in a line, the cost, and a table of what is kept in float32."""
         lines = [self.summary, *labeled(self._facts())]
+        if self.curve:
+            points = [p for p in self.curve if p.measured is not None or p.kept % 10 == 0]
+            columns = {"kept": ">5", "cost": ">10.3g", "predicted": ">10.2g", "measured": ""}
+            lines += ["", *table(columns, points, _point, _POINTS)]
         if self.kept:
             columns = {"largest": ">9.3g", "FLOPs": ">7", "why": "7", "operation": "20"}
             lines += ["", *table({**columns, "scope, source": ""}, self.kept, _cells)]
         return "\n".join(lines)
+
+
+_POINTS = 20
+
+
+def _point(point: CurvePoint) -> list[Any]:
+    measured = "" if point.measured is None else f"{point.measured:.2g}"
+    return [point.kept, point.cost, point.predicted, measured]
 
 
 def _cells(operation: KeptOperation) -> list[Any]:

@@ -1,0 +1,1 @@
+"""What rounding each operation does to a loss, from one backward pass."""

@@ -1,0 +1,220 @@
+"""Which equations of a program have an effect on its loss, and where they stand.
+
+A site is an equation that a cotangent reaches: it is computed from a parameter, and makes floats
+that are not only moved. Calls, loops, branches and checkpoints are entered. What has a derivative
+rule of its own, a kernel and a device map are one site each: what they hold has no cotangent that
+JAX would make.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ...interpreters.compat import (
+    AnyJaxpr,
+    JaxprEqn,
+    Literal,
+    body_of,
+    name_stack,
+    source_line,
+)
+from ...interpreters.primitives.held_contraction import contraction_in
+from ...interpreters.primitives.structure import Body, bodies
+from ...interpreters.primitives.traits import BACKWARD, RISKS, having
+from ...policies import CALLS, CONTRACTIONS
+from ..measure.measured import MeasuredEquation, described, is_measurable, user_scopes
+from ..report.jaxprs import flops_of
+
+_SAME_VALUES = having("same")
+_FLAT = frozenset(name for name, words in BACKWARD.items() if "flat" in words)
+# They say nothing of which of two numbers is larger: a rounding does not change their result, or
+# they hand on what others have decided.
+_NO_DECISION = frozenset("stop_gradient iota is_finite eq ne and or xor not".split()) | frozenset(
+    "reduce_and reduce_or shift_left shift_right_arithmetic shift_right_logical".split()
+)
+_DECIDES = (_FLAT - _NO_DECISION) | {name for name, word in RISKS.items() if word == "routing"}
+_ENTERED = CALLS | {"scan", "cond"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """An equation whose rounding has an effect.
+
+    Args:
+        equation: The equation, as plain data.
+        loops: The lengths of the loops around it, outermost first.
+        flops: The FLOPs of one run.
+    """
+
+    equation: MeasuredEquation
+    loops: tuple[int, ...]
+    flops: int
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a matmul or a convolution."""
+        return self.equation.primitive in CONTRACTIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class Sites:
+    """The sites of a jaxpr.
+
+    Args:
+        at: By the position of an equation, the site that it is, or the sites of its bodies.
+        live: Whether each output is differentiated.
+    """
+
+    at: dict[int, Site | tuple[Sites, ...]]
+    live: tuple[bool, ...]
+
+    def each(self) -> Iterator[Site]:
+        """Yields the sites in program order: that of the leaves of `tree`."""
+        for found in self.at.values():
+            if isinstance(found, Site):
+                yield found
+            else:
+                for inner in found:
+                    yield from inner.each()
+
+    def tree(self, leaf: Callable[[Site], Any]) -> dict[int, Any]:
+        """Returns something for each site, as a pytree of the form of these.
+
+        Args:
+            leaf: Returns what stands for a site.
+        """
+        return {
+            i: leaf(found) if isinstance(found, Site) else [inner.tree(leaf) for inner in found]
+            for i, found in self.at.items()
+        }
+
+    def where(self, wanted: Callable[[Site], bool]) -> Sites:
+        """Returns the sites that are wanted, in the same places.
+
+        Args:
+            wanted: Whether a site is.
+        """
+        at: dict[int, Site | tuple[Sites, ...]] = {}
+        for i, found in self.at.items():
+            if isinstance(found, Site):
+                if wanted(found):
+                    at[i] = found
+                continue
+            inner = tuple(each.where(wanted) for each in found)
+            if any(each.at for each in inner):
+                at[i] = inner
+        return Sites(at, self.live)
+
+
+@dataclasses.dataclass
+class Found:
+    """What looking for sites has found besides them.
+
+    Args:
+        decisions: What ranks or compares values that are differentiated, each with its line.
+        closed: What is differentiated, and not looked into.
+    """
+
+    decisions: dict[str, None] = dataclasses.field(default_factory=dict)
+    closed: dict[str, None] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Around:
+    names: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    loops: tuple[int, ...] = ()
+    source: str = ""
+
+
+def sites_of(
+    jaxpr: AnyJaxpr,
+    live: Sequence[bool],
+    found: Found,
+    around: _Around = _Around(),
+    constants: bool = False,
+) -> Sites:
+    """Returns the sites of a jaxpr.
+
+    Args:
+        jaxpr: The jaxpr.
+        live: Whether each input is differentiated.
+        found: What else is found is added here.
+        around: What is around the jaxpr.
+        constants: Whether its constants are differentiated, too.
+    """
+    body = body_of(jaxpr)
+    alive = {v for v, is_live in zip(body.invars, live, strict=True) if is_live}
+    if constants:
+        alive |= {v for v in body.constvars if _is_float(v.aval)}
+    at: dict[int, Site | tuple[Sites, ...]] = {}
+    for i, eqn in enumerate(body.eqns):
+        reads = [not isinstance(x, Literal) and x in alive for x in eqn.invars]
+        if not any(reads):
+            continue
+        here = dataclasses.replace(
+            around,
+            names=(*around.names, *user_scopes(eqn)),
+            source=source_line(eqn) or around.source,
+        )
+        made, inner = _results(eqn, reads, found, here)
+        alive |= {v for v, is_live in zip(eqn.outvars, made, strict=True) if is_live}
+        if inner is not None:
+            at[i] = inner
+    return Sites(at, tuple(not isinstance(v, Literal) and v in alive for v in body.outvars))
+
+
+def _results(
+    eqn: JaxprEqn, reads: Sequence[bool], found: Found, around: _Around
+) -> tuple[list[bool], Site | tuple[Sites, ...] | None]:
+    """Returns which results are differentiated, and the site of an equation, or those inside."""
+    name = eqn.primitive.name
+    floats = [_is_float(v.aval) for v in eqn.outvars]
+    if name in _DECIDES or (name == "sort" and len(eqn.outvars) > 1):
+        found.decisions.setdefault(f"{name}, {around.source}")
+    # No backward pass goes through a `while`: what it makes is used behind a `stop_gradient`.
+    if name in _FLAT or name == "while":
+        return [False] * len(floats), None
+    if name in _ENTERED:
+        inner = [_inside(eqn, body, reads, found, around) for body in bodies(eqn)]
+        made = [False] * len(floats)
+        for body, sites in zip(bodies(eqn), inner, strict=True):
+            for position, is_live in zip(body.results, sites.live, strict=True):
+                if position is not None:
+                    made[position] |= is_live
+        return made, tuple(inner) if any(each.at for each in inner) else None
+    if name in _SAME_VALUES or eqn.effects or not any(floats):
+        return floats, None
+    if bodies(eqn) and name != "custom_jvp_call":
+        found.closed.setdefault(f"{name}, {around.source}")
+    backward, line = "transpose(" in name_stack(eqn), around.source
+    names, inside = around.names, around.inside
+    equation = described(eqn, eqn.outvars, names, inside, backward, line)
+    return floats, Site(equation, around.loops, flops_of(contraction_in(eqn) or eqn))
+
+
+def _is_float(aval: Any) -> bool:
+    return is_measurable(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def _inside(
+    eqn: JaxprEqn, body: Body, reads: Sequence[bool], found: Found, around: _Around
+) -> Sites:
+    name = eqn.primitive.name
+    if name not in CALLS:
+        around = dataclasses.replace(around, inside=(*around.inside, name))
+    if name == "scan":
+        around = dataclasses.replace(around, loops=(*around.loops, body.repeats))
+    live = [reads[k] for k in body.operands]
+    while True:
+        sites = sites_of(body.jaxpr, live, found, around)
+        # What an iteration returns is what the next one takes.
+        late = [i for i, k in body.carries if sites.live[k] and not live[i]]
+        if not late:
+            return sites
+        for i in late:
+            live[i] = True

@@ -1,0 +1,257 @@
+"""Runs a program once more, and does something at each of its sites.
+
+`Tapped` measures: what each site returns goes through a function whose derivative rule takes the
+cotangent. As the gradient of an array of zeros, which the function takes beside the value, the rule
+returns what the rounding of this equation does to the loss. So nothing but a few numbers outlives
+the backward pass of a site, and a loop returns them by iteration. The errors themselves are
+computed in the backward pass: none is kept for it.
+
+`Lowered` rounds: a site computes in a format where a number that is given says so.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ...interpreters.compat import (
+    AnyJaxpr,
+    JaxprEqn,
+    Literal,
+    consts_of,
+    fresh_make_jaxpr,
+    literal_value,
+)
+from ...interpreters.primitives.evaluate import evaluate
+from ...interpreters.primitives.structure import (
+    Copy,
+    bodies,
+    rebound,
+    runs_again,
+    scan_direction,
+)
+from .rounding import Format, bound, is_float, is_product, lowered, narrowed
+from .sites import Site, Sites
+
+NUMBERS = 3
+"""What is measured of a site in a format: the change of the loss, the sum of the squares of its
+parts, and how many elements are finite in float32 alone."""
+
+
+class Walk(abc.ABC):
+    """A run of a program that does something at each site.
+
+    Args:
+        formats: The formats.
+    """
+
+    def __init__(self, formats: Sequence[Format]) -> None:
+        self.formats: tuple[Format, ...] = tuple(formats)
+
+    @abc.abstractmethod
+    def at(self, eqn: JaxprEqn, operands: Sequence[Any], held: Any) -> list[Any]:
+        """Returns the results of an equation that is a site.
+
+        Args:
+            eqn: The equation.
+            operands: Its operands.
+            held: What is given for it.
+        """
+
+    def run(
+        self, jaxpr: AnyJaxpr, sites: Sites, arrays: Sequence[Any], held: Mapping[int, Any]
+    ) -> list[Any]:
+        """Returns the outputs of a jaxpr.
+
+        Args:
+            jaxpr: The jaxpr.
+            sites: Its sites.
+            arrays: Its inputs.
+            held: A tree of the form of the sites; a leaf of a site in loops has their lengths as
+                its first dimensions.
+        """
+
+        def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+            found = sites.at.get(i)
+            if found is None:
+                return bound(eqn, operands)
+            if isinstance(found, Site):
+                return self.at(eqn, operands, held[i])
+            return self._inside(eqn, found, operands, held[i])
+
+        return evaluate(jaxpr, consts_of(jaxpr), arrays, literal_value, step)
+
+    def _inside(
+        self, eqn: JaxprEqn, inner: Sequence[Sites], operands: list[Any], held: Any
+    ) -> Sequence[Any]:
+        found = bodies(eqn)
+        if eqn.primitive.name == "cond":
+            branches = [
+                lambda held, args, k=k: self.run(found[k].jaxpr, inner[k], args, held[k])
+                for k in range(len(found))
+            ]
+            return lax.switch(operands[0], branches, held, operands[1:])
+        (body,), (sites,), (held,) = found, inner, held
+        if eqn.primitive.name == "scan":
+            fixed, carries = operands[: body.fixed], len(body.carries)
+            start, scanned = (operands[body.fixed :][:carries], operands[body.fixed :][carries:])
+
+            def step(carry: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:
+                xs, of_iteration = slices
+                made = self.run(body.jaxpr, sites, [*fixed, *carry, *xs], of_iteration)
+                return made[:carries], made[carries:]
+
+            last, stacked = lax.scan(step, start, (scanned, held), **scan_direction(eqn))
+            return [*last, *stacked]
+        if runs_again(eqn) and eqn.primitive.name != "remat_opt":
+            return self._checkpoint(eqn, body.jaxpr, sites, operands, held)
+        return self.run(body.jaxpr, sites, operands, held)
+
+    def _checkpoint(
+        self, eqn: JaxprEqn, jaxpr: AnyJaxpr, sites: Sites, operands: list[Any], held: Any
+    ) -> Sequence[Any]:
+        """Binds a checkpoint: its backward pass computes again what the user's would."""
+        leaves, tree = jax.tree.flatten(held)
+        count = len(operands)
+
+        def run(*arrays: Any) -> list[Any]:
+            given = jax.tree.unflatten(tree, arrays[count:])
+            return self.run(jaxpr, sites, arrays[:count], given)
+
+        closed = fresh_make_jaxpr(run, *map(jax.typeof, (*operands, *leaves)))
+        more = [Copy(0, leaf) for leaf in leaves]
+        args, params = rebound(eqn, operands, [closed], [more])
+        return eqn.primitive.bind(*args, **params)
+
+
+class Tapped(Walk):
+    """Measures what the rounding of each site does, where its cotangent is made.
+
+    `held` has an array of zeros of ``(formats, NUMBERS)`` for each site. Its gradient is what was
+    measured.
+    """
+
+    def at(self, eqn: JaxprEqn, operands: Sequence[Any], held: Any) -> list[Any]:
+        """Returns the results, through the function whose derivative rule measures."""
+        results = bound(eqn, operands)
+        floats = [k for k, x in enumerate(results) if is_float(x)]
+        values = [results[k] for k in floats]
+        kept = _arrays(eqn, operands) if is_product(eqn) else values
+        for k, x in zip(floats, _tap(eqn, self.formats)(held, kept, values), strict=True):
+            results[k] = x
+        return results
+
+
+def _arrays(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Returns the operands of an equation that are no numbers in the program's text."""
+    pairs = zip(eqn.invars, operands, strict=True)
+    return [x for v, x in pairs if not isinstance(v, Literal)]
+
+
+def _tap(eqn: JaxprEqn, formats: Sequence[Format]) -> Any:
+    """Returns the function that a site's results go through.
+
+    It takes the array of zeros, what is kept for the backward pass, and the float results, which it
+    returns. It closes over no array: a checkpoint could not compute that again.
+    """
+
+    @jax.custom_vjp
+    def tap(zeros: Any, kept: Sequence[Any], values: list[Any]) -> list[Any]:
+        return values
+
+    def backward(kept: Sequence[Any], cotangents: list[Any]) -> tuple[Any, None, Any]:
+        # Not before the cotangent is there: XLA would take what is computed here from the forward
+        # pass, and keep it.
+        kept = _after(_one_of(cotangents[0]), kept)
+        # Of a product its operands are kept, as for its own derivative.
+        operands, exact = [], list(kept)
+        if is_product(eqn):
+            given = iter(kept)
+            operands = [literal_value(v) if isinstance(v, Literal) else next(given)
+                        for v in eqn.invars]  # fmt: skip
+            exact = bound(eqn, operands)
+        rows: list[Any] = []
+        for format in formats:
+            low = lowered(eqn, operands, exact, format)
+            rows.append(numbers(exact, low, cotangents))
+            # One after the other: XLA:CPU would compute them at the end, from arrays that it keeps.
+            operands, exact, cotangents = _after(rows[-1][0], (operands, exact, cotangents))
+        return jnp.stack(rows), None, cotangents
+
+    tap.defvjp(lambda zeros, kept, values: (values, kept), backward)
+    return tap
+
+
+def _one_of(x: Any) -> Any:
+    """Returns a number that is there only when an array is."""
+    # On an explicit mesh an element has no device of its own.
+    is_spread = not getattr(jax.typeof(x).sharding, "mesh", jax.sharding.AbstractMesh((), ())).empty
+    return jnp.max(x) if is_spread else x[(0,) * x.ndim]
+
+
+def _after(number: Any, tree: Any) -> Any:
+    """Returns arrays that are there only when a number is.
+
+    It has to be a use of the number: XLA:CPU drops an ``optimization_barrier`` early. Without it
+    the pass of 12 layers took 3.9 times the memory of a gradient.
+    """
+    known = ~jnp.isnan(number)
+    return jax.tree.map(lambda x: jnp.where(known, x, jnp.nan) if is_float(x) else x, tree)
+
+
+def numbers(exact: Sequence[Any], low: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+    """Returns the `NUMBERS` of values that are lowered.
+
+    Args:
+        exact: The values.
+        low: The same in a format.
+        cotangents: Their cotangents.
+    """
+    total = jnp.zeros(NUMBERS, jnp.float32)
+    for x, y, cotangent in zip(exact, low, cotangents, strict=True):
+        total += _numbers(x, y, cotangent)
+    return total
+
+
+@jax.jit
+def _numbers(exact: Any, low: Any, cotangent: Any) -> Any:
+    x, y, c = (each.astype(jnp.float32) for each in (exact, low, cotangent))
+    lost = jnp.isfinite(x) & ~jnp.isfinite(y)
+    # What the format cannot hold is counted, and told: first order says nothing of an infinity.
+    part = jnp.where(jnp.isfinite(x) & jnp.isfinite(y), (y - x) * c, 0.0)
+    return jnp.stack([jnp.sum(part), jnp.sum(part * part), jnp.sum(lost.astype(jnp.float32))])
+
+
+class Lowered(Walk):
+    """Lowers sites: `held` has, for each, a dict from the position of a format to a bool."""
+
+    def at(self, eqn: JaxprEqn, operands: Sequence[Any], held: Any) -> list[Any]:
+        """Returns the results in float32, or in the format that is chosen."""
+        results = bound(eqn, operands)
+        for k, chosen in held.items():
+            low = lowered(eqn, operands, results, self.formats[k])
+            pairs = zip(results, low, strict=True)
+            results = [jnp.where(chosen, y, x) if is_float(x) else x for x, y in pairs]
+        return results
+
+
+def rounded_inputs(
+    arrays: Sequence[Any], formats: Sequence[Format], held: Mapping[int, Mapping[int, Any]]
+) -> list[Any]:
+    """Returns inputs of a program, some of them rounded.
+
+    Args:
+        arrays: The inputs.
+        formats: The formats.
+        held: By the position of an input, a dict from the position of a format to a bool.
+    """
+    given = list(arrays)
+    for i, chosen_by_format in held.items():
+        for k, chosen in chosen_by_format.items():
+            given[i] = jnp.where(chosen, narrowed(arrays[i], formats[k]), given[i])
+    return given
