@@ -7,7 +7,11 @@ from typing import Any
 
 from .errors import wrong_type
 
-_EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}
+_EXAMPLES = {
+    "rules": "'tanh': CastPolicy.FP32",
+    "scopes": "'*/LayerNorm_*': 'float32'",
+    "kernels": "'splash': 'compute'",
+}
 
 
 def as_tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...]]:

@@ -17,6 +17,7 @@ from .containers import as_mapping, as_tuples
 from .dtypes import DEFAULT, as_compute_dtype, as_float_dtype, domain, wide_dtype
 from .errors import did_you_mean
 from .float8 import Float8, RecipeName, as_recipe, as_scope_dtype
+from .kernels import KernelWord, check_kernel
 from .patterns import check_pattern, match_depth, matching
 from .precisions import as_precision
 from .registry import (
@@ -55,6 +56,8 @@ class Policy:
             devices add it up under data parallelism. ``"float32"``: its accumulator. ``"compute"``:
             rounded to the compute dtype, for half the bytes between devices.
         precisions: Pairs of scope pattern and precision; build it with `with_precision`.
+        kernels: Pairs of the name or pattern of a function and a word; build it with
+            `with_kernels`.
         matmul: A `Float8`, or the name of one, ``"float8"``, ``"float8_row"``, ``"mxfp8"`` or
             ``"nvfp4"``: products of weights run in 8 bits, or 4; None: none do.
 
@@ -79,6 +82,7 @@ class Policy:
     weight_gradients: WeightGradients = "float32"
     precisions: tuple[tuple[str, str], ...] = ()
     matmul: Float8 | RecipeName | None = None
+    kernels: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         set_field = functools.partial(object.__setattr__, self)
@@ -108,6 +112,8 @@ class Policy:
         words = as_tuples(self.precisions, "precisions", 2)
         words = ((check_pattern(p), as_precision(w, f"precisions[{p!r}]")) for p, w in words)
         set_field("precisions", tuple(dict(words).items()))
+        kernels = [check_kernel(*pair) for pair in as_tuples(self.kernels, "kernels", 2)]
+        set_field("kernels", tuple(dict(kernels).items()))
         set_field("scoped_rules", tuple((*key, rule) for key, rule in scoped.items()))
 
     def __repr__(self) -> str:
@@ -257,6 +263,52 @@ class Policy:
         merged = dict(self.precisions)
         merged.pop(check_pattern(scope), None)
         return dataclasses.replace(self, precisions=(*merged.items(), (scope, precision)))
+
+    def with_kernels(self, kernels: Mapping[str, KernelWord] | str | Sequence[str]) -> Policy:
+        """Returns a policy that says which kernels run with 16-bit operands.
+
+        A kernel was written for the dtypes of its operands, and keeps float32 unless its name
+        stands here. Then its function is traced anew, with float32 operands in the compute dtype,
+        also inside ``vmap``, ``shard_map``, loops and checkpoints; what it returns to the program
+        has the declared dtype, and is 16 bits where that serves its readers. This concerns
+        functions with a rule of their own (``custom_vjp``, ``custom_jvp``, ``custom_vmap``,
+        ``custom_partitioning``), and kernels (``pallas_call``, ``ffi_call``, ``composite``). Of one
+        that calls another the outer decides.
+
+        A name is one of `jmp_autocast.policies.kernels.KNOWN` (``"splash"``, ``"flash"``,
+        ``"megablox"``, ``"attention"``, ``"tokamax"``, ``"ragged_dot"``), or a glob over the
+        function's name, its path (``module.function``), or the scopes around it, up to the
+        innermost loop, joined by ``/``. A whole path without ``*`` names any function, as its
+        callers find it. ``full_precision()`` in the code wins over it.
+
+        Args:
+            kernels: From a name to a word. ``"compute"``: it runs with operands in the compute
+                dtype, and its error is raised if it refuses them.
+                ``"compute_or_declared"``: it then runs in float32. ``"declared"``: it keeps its
+                dtypes. A name, or several, is ``"compute"``.
+
+        Returns:
+            The new policy; of names that match one function the last wins.
+
+        Raises:
+            ValueError: There is no such word.
+            TypeError: A name is no string.
+
+        Example:
+            >>> from jmp_autocast import BF16
+            >>> BF16.with_kernels(["splash", "*my_attention*"]).kernels
+            (('splash', 'compute'), ('*my_attention*', 'compute'))
+        """
+        if isinstance(kernels, str):
+            kernels = [kernels]
+        if not isinstance(kernels, Mapping) and isinstance(kernels, list | tuple | frozenset | set):
+            kernels = dict.fromkeys(kernels, "compute")
+        merged: dict[str, Any] = dict(self.kernels)
+        for name, word in as_mapping(kernels, "kernels").items():
+            check_kernel(name, word)
+            merged.pop(name, None)
+            merged[name] = word
+        return dataclasses.replace(self, kernels=tuple(merged.items()))
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the policy to a TOML file that a person can read and change.

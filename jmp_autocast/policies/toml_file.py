@@ -24,6 +24,7 @@ from .choices import WORDS, check_choice
 from .dtypes import COMPUTE_DTYPES, DEFAULT, FLOAT_DTYPES, SHORT_NAMES, widest_first
 from .errors import did_you_mean, wrong_type
 from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
+from .kernels import KERNEL_WORDS
 from .precisions import PRECISIONS
 from .registry import known_primitives, made_of, structural_message
 from .tables import RULES_VERSION, STRUCTURAL
@@ -55,7 +56,11 @@ _SCOPED_RULES = """
 _PRECISIONS = """
 # Precisions of float32 products in named scopes; "*" is the whole program. The innermost wins.
 """
-_HEADINGS = (_MATMUL, _RULES, _SCOPES, _SCOPED_RULES, _PRECISIONS)
+_KERNELS = """
+# Kernels that run with 16-bit operands, by name or pattern. Of those that match the last one wins.
+[kernels]
+"""
+_HEADINGS = (_MATMUL, _KERNELS, _RULES, _SCOPES, _SCOPED_RULES, _PRECISIONS)
 
 
 def write_policy(arguments: Mapping[str, Any], path: str | pathlib.Path) -> None:
@@ -139,7 +144,8 @@ def policy_text(arguments: Mapping[str, Any]) -> str:
     lines = [_HEADER, f"version = {VERSION}\n", _line("rules_version", RULES_VERSION)]
     lines += [_line(name, str(value)) for name, value in options.items() if value is not None]
     recipe = recipe_lines(arguments["matmul"])
-    bodies = recipe, rules, scopes, scoped_rules, precisions
+    kernels = [_line(name, word) for name, word in arguments["kernels"]]
+    bodies = recipe, kernels, rules, scopes, scoped_rules, precisions
     for heading, body in zip(_HEADINGS, bodies, strict=True):
         if body:
             lines += [heading, *body]
@@ -336,6 +342,16 @@ def _scopes(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
     return tuple((t["pattern"], t["dtype"]) for t in _array(tables, readers, where, fix))
 
 
+def _kernels(table: Any, where: str) -> tuple[tuple[str, str], ...]:
+    _check_type(table, dict, where, "a table", "Write a line [kernels], then splash = 'compute'.")
+    if "" in table:
+        raise ValueError(f"{where} names no function. Write lines such as splash = 'compute'.")
+    return tuple(
+        (name, _choice(word, f"{where}.{_clipped(_name(name, repr))}", KERNEL_WORDS))
+        for name, word in table.items()
+    )
+
+
 def _precisions(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
     fix = "Write a line [[precisions]] above each pattern = '*' with its precision."
     readers = {"pattern": _pattern, "precision": functools.partial(_choice, allowed=PRECISIONS)}
@@ -402,6 +418,7 @@ _READERS: dict[str, _Reader] = {
     "scopes": _scopes,
     "scoped_rules": _scoped_rules,
     "precisions": _precisions,
+    "kernels": _kernels,
 }
 
 

@@ -13,9 +13,11 @@ from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
 from ...backend import default_device
 from ...call.arguments import check_function, name_of
 from ...call.fitting import of_a_call
+from ...call.kernels import unmatched_kernels
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
 from ...interpreters import Source
+from ...interpreters.after.kernels import kernels_in
 from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.unknown import unknown_primitives
 from ...interpreters.after.walk import Visit, walk_plan
@@ -103,7 +105,8 @@ def _explained(
     chosen = wrapper.policy
     visits = walk_plan(planned.plan, planned.call.paths)
     rows = tuple(rows_of(visits, chosen))
-    unmatched = unmatched_patterns(chosen, {visit.scope for visit in visits})
+    scopes = {visit.scope for visit in visits}
+    unmatched = (*unmatched_patterns(chosen, scopes), *unmatched_kernels(chosen, list(scopes)))
     totals = _totals(planned, rows, unmatched)
     dtype, reason = str(chosen.compute_dtype), ""
     if planned.choice is not None:
@@ -169,6 +172,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
     flops, low_flops, float8_flops = contraction_flops(rows, plan.wide)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     reads, narrow = read_dtypes(plan), narrow_dtypes(plan.wide)
+    kernels = kernels_in(walk_plan(plan), plan.wide)
     shapes = planned.call.shapes
     # Casts are counted in the program that runs: one cast serves all readers of a value, and a plan
     # asks for one per reader.
@@ -185,6 +189,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row], unmatched: tuple[str, ...
         low_contraction_flops=low_flops,
         guarded_contraction_flops=sum(row.flops for row in guarded(rows)),
         float8_contraction_flops=float8_flops,
+        wide_kernel_flops=kernels.flops if kernels else 0,
         casts=count_casts(rewritten, plan.wide),
         parameters=len(params),
         cast_parameters=sum(len(reads[i].intersection(narrow)) for i in params),
