@@ -20,10 +20,11 @@ from .call.kernels import kernels_of, kernels_off, report_unmatched_kernels
 from .call.nesting import naming_the_nesting
 from .call.options import OnUnknown, Options, autocast_options
 from .call.outputs import as_traced, per_output, want_of
+from .call.storage import as_stored, report_unmatched_storage, wants_of_stored
 from .call.wrapping import Wrapper, wrapper_of
 from .float8.dequantize import dequantized
 from .float8.units import warn_without_units
-from .interpreters import Planner, Rewriter
+from .interpreters import Planner, Rewriter, Want
 from .interpreters.after.computed_outputs import computed_wants
 from .interpreters.after.guarded_products import guarded_products
 from .interpreters.after.kernels import wide_kernels
@@ -322,6 +323,7 @@ class PlannedCall:
         untrained: As for `arguments.Opened`.
         onednn: As for `Options`.
         functions: The names that a policy's kernels could name.
+        paths: Those of what a policy could store in 16 bits, where it does.
     """
 
     call: arguments.Call
@@ -335,6 +337,7 @@ class PlannedCall:
     untrained: Callable[[str], bool] = lambda path: False
     onednn: bool = False
     functions: frozenset[str] = frozenset()
+    paths: frozenset[str] = frozenset()
 
     def rewritten(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program: its equations are bound in the ambient trace.
@@ -380,6 +383,7 @@ def plan_call(
     policy, choice = options.chosen
     check_float64(policy)
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
+    call, paths = as_stored(call, policy, fn)
     # Not from JAX's cache: the function may close over arrays that have changed since.
     around = precision_around(default_precision())
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
@@ -400,7 +404,10 @@ def plan_call(
         check_outputs(wanted)
         pairs = zip(body.outvars, wanted, strict=True)
         wants = [want_of(v.aval, dtype, policy.wide_dtype) for v, dtype in pairs]
-        plan = planner.plan_program(closed, inputs, wants)
+        plan = planner.plan_program(closed, inputs, [Want()] * len(wants) if paths else wants)
+        if paths:
+            wants = wants_of_stored(planner, plan, wants, wanted)
+            plan = planner.plan_program(closed, inputs, wants)
         if options.output_dtype == "computed":
             # Its readers inside keep the dtypes that serve them.
             plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
@@ -415,6 +422,7 @@ def plan_call(
         choice,
         onednn=options.onednn,
         functions=frozenset(functions),
+        paths=frozenset(paths | planner.paths),
     )
 
 
@@ -440,6 +448,7 @@ def run_call(
             planned.functions,
             arguments.name_of(fn),
         )
+        report_unmatched_storage(planned.planner.policy, planned.paths, arguments.name_of(fn))
     call, closed = planned.call, planned.closed
     # Nobody pays for a look at derivative rules unless it was asked for: where somebody looks, the
     # rewriter goes into calls with a rule of their own even if nothing in them changes.

@@ -36,6 +36,9 @@ KERNEL = "kernel "
 CAST = "cast"
 """The mark of a cast that is not the program's: back to the declared dtype it changes nothing."""
 
+STORED = "stored"
+"""The mark of a cast of what a policy stores in 16 bits."""
+
 
 P = ParamSpec("P")
 _WRITTEN = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..policies import FLOAT32, FLOAT64, Policy, Rule, narrow_dtypes
 from ..policies.precisions import precision_in
-from ..scopes import BECAUSE, CAST, FULL, GOVERNED, KERNEL, mark, read_mark
+from ..scopes import BECAUSE, CAST, FULL, GOVERNED, KERNEL, STORED, mark, read_mark
 from .compat import JaxprEqn, scope_names
 from .compat.settings import ENABLE_FLOAT64, has_float64
 
@@ -20,7 +20,7 @@ AS_DECLARED = (mark(GOVERNED),)
 """The path of a jaxpr in which nothing is lowered, whatever the policy says."""
 
 # They say what happened to an equation, and nothing of its dtype.
-_OF_CALLS = (BECAUSE, CAST, KERNEL)
+_OF_CALLS = (BECAUSE, CAST, KERNEL, STORED)
 
 PlansProduct: TypeAlias = Callable[..., Any]
 """From a product (`Place`), its plan in the compute dtype, and whether the gradients of sources are

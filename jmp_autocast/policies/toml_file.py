@@ -27,6 +27,7 @@ from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
 from .kernels import KERNEL_WORDS
 from .precisions import PRECISIONS
 from .registry import known_primitives, made_of, structural_message
+from .storage import STORAGE_WORDS
 from .tables import RULES_VERSION, STRUCTURAL
 
 VERSION = 1
@@ -60,7 +61,11 @@ _KERNELS = """
 # Kernels that run with 16-bit operands, by name or pattern. Of those that match the last one wins.
 [kernels]
 """
-_HEADINGS = (_MATMUL, _KERNELS, _RULES, _SCOPES, _SCOPED_RULES, _PRECISIONS)
+_STORAGE = """
+# What is stored in 16 bits, by the paths of arguments, results and carries. The last match wins.
+[storage]
+"""
+_HEADINGS = (_MATMUL, _KERNELS, _STORAGE, _RULES, _SCOPES, _SCOPED_RULES, _PRECISIONS)
 
 
 def write_policy(arguments: Mapping[str, Any], path: str | pathlib.Path) -> None:
@@ -145,7 +150,8 @@ def policy_text(arguments: Mapping[str, Any]) -> str:
     lines += [_line(name, str(value)) for name, value in options.items() if value is not None]
     recipe = recipe_lines(arguments["matmul"])
     kernels = [_line(name, word) for name, word in arguments["kernels"]]
-    bodies = recipe, kernels, rules, scopes, scoped_rules, precisions
+    storage = [_line(pattern, word) for pattern, word in arguments["storage"]]
+    bodies = recipe, kernels, storage, rules, scopes, scoped_rules, precisions
     for heading, body in zip(_HEADINGS, bodies, strict=True):
         if body:
             lines += [heading, *body]
@@ -342,14 +348,19 @@ def _scopes(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
     return tuple((t["pattern"], t["dtype"]) for t in _array(tables, readers, where, fix))
 
 
-def _kernels(table: Any, where: str) -> tuple[tuple[str, str], ...]:
-    _check_type(table, dict, where, "a table", "Write a line [kernels], then splash = 'compute'.")
+def _words(table: Any, where: str, line: str, allowed: Sequence[str]) -> tuple[Any, ...]:
+    """Reads a table of names, or patterns, and words."""
+    _check_type(table, dict, where, "a table", f"Write a line [{where.split()[-1]}], then {line}.")
     if "" in table:
-        raise ValueError(f"{where} names no function. Write lines such as splash = 'compute'.")
+        raise ValueError(f"{where} has an empty name. Write lines such as {line}.")
     return tuple(
-        (name, _choice(word, f"{where}.{_clipped(_name(name, repr))}", KERNEL_WORDS))
+        (name, _choice(word, f"{where}.{_clipped(_name(name, repr))}", allowed))
         for name, word in table.items()
     )
+
+
+_kernels = functools.partial(_words, line="splash = 'compute'", allowed=KERNEL_WORDS)
+_storage = functools.partial(_words, line="'*cache*' = 'compute'", allowed=STORAGE_WORDS)
 
 
 def _precisions(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
@@ -419,6 +430,7 @@ _READERS: dict[str, _Reader] = {
     "scoped_rules": _scoped_rules,
     "precisions": _precisions,
     "kernels": _kernels,
+    "storage": _storage,
 }
 
 

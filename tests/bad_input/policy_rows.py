@@ -37,6 +37,11 @@ def _kernels(mistake, kernels, error, *parts):
     return Row("Policy", mistake, call, error, *parts)
 
 
+def _storage(mistake, storage, error, *parts):
+    call = lambda w: w.policy.with_storage(storage)
+    return Row("Policy", mistake, call, error, *parts)
+
+
 def _string(mistake, text, *parts):
     call = lambda w: autocast(loss, policy=text)
     return Row("autocast", f"policy: {mistake}", call, ValueError, *parts)
@@ -233,6 +238,16 @@ ROWS = [
     _kernels("no name", [""], TypeError, "A kernel | by the name or pattern | '' | 'splash'"),
     _kernels(
         "a number", 3, TypeError, r"kernels | 3 of type int | must be a mapping | with_kernels"
+    ),
+    _storage(
+        "a word",
+        {"cache": "declare"},
+        ValueError,
+        r"storage\['cache'\] | 'compute', 'declared' | 'declare' | mean 'declared'",
+    ),
+    _storage("no pattern", [""], TypeError, "stored | a pattern of paths | '' | cache"),
+    _storage(
+        "a number", 3, TypeError, r"storage | 3 of type int | must be a mapping | with_storage"
     ),
     # Strings, and policies of jmp.
     _string("a key", "compte=bf16", "policy | 'compte=bf16' | Cannot read | mean 'compute'"),

@@ -29,6 +29,7 @@ from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import FLOAT32, FLOAT64, Policy, PolicyLike, narrow_dtypes
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
+from ...policies.storage import unmatched_storage
 from ...scopes import BECAUSE, GOVERNED, read_mark
 from ..progress_bar import Show, shown_progress
 from .jaxprs import count_casts
@@ -107,6 +108,7 @@ def _explained(
     rows = tuple(rows_of(visits, chosen))
     scopes = {visit.scope for visit in visits}
     unmatched = (*unmatched_patterns(chosen, scopes), *unmatched_kernels(chosen, list(scopes)))
+    unmatched += tuple(unmatched_storage(chosen.storage, planned.paths))
     totals = _totals(planned, rows, unmatched)
     dtype, reason = str(chosen.compute_dtype), ""
     if planned.choice is not None:

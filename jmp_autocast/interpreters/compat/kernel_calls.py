@@ -20,13 +20,12 @@ from jax.extend import source_info_util
 
 
 class Around(Protocol):
-    """What calls go through: an immutable value, which is part of the key of JAX's caches.
+    """What calls go through: an immutable value, which is part of the key of JAX's caches."""
 
-    Attributes:
-        functions: The dotted names of functions without rules that go through it, too.
-    """
-
-    functions: Sequence[str]
+    @property
+    def functions(self) -> Sequence[str]:
+        """The dotted names of functions without rules that go through it, too."""
+        ...
 
     def __call__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ...policies import CONTRACTIONS
 from ..compat import JAXPRS, AnyJaxpr, JaxprEqn, body_of
@@ -20,7 +21,7 @@ def kernel_flops(eqn: JaxprEqn) -> int:
     estimate = getattr(eqn.params.get("cost_estimate"), "flops", None)
     if estimate:
         return int(estimate)
-    held = next((eqn.params[k] for k in ("jaxpr", "call") if k in eqn.params), None)
+    held: Any = next((eqn.params[k] for k in ("jaxpr", "call") if k in eqn.params), None)
     if eqn.primitive.name not in _KERNELS or not isinstance(held, JAXPRS):
         return 0
     grid = getattr(eqn.params.get("grid_mapping"), "grid", ())
