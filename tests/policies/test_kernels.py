@@ -94,8 +94,16 @@ def test_a_named_function_runs_in_16_bits_forward_and_backward(fn):
     assert len(calls) >= 3
     assert set(calls) == {LOW}
     assert jax.eval_shape(low, W, X) == jax.eval_shape(loss(lambda f: f), W, X)
-    got, want = jax.jit(lambda *a: (jax.grad(low)(*a), jax.grad(loss(lambda f: f))(*a)))(W, X)
-    np.testing.assert_allclose(got, want, rtol=0.05, atol=0.05 * float(jnp.abs(want).max()))
+
+
+@pytest.mark.parametrize("fn", [layer, scanned])
+def test_gradients_of_a_named_function_are_near_float32(fn):
+    def grad(fn):
+        return jax.grad(lambda w, x: jnp.sum(fn(w, x) ** 2))
+
+    both = jax.jit(lambda *a: (grad(autocast(fn, policy=by_name))(*a), grad(fn)(*a)))
+    got, want = both(W, X)
+    np.testing.assert_allclose(got, want, atol=0.05 * float(jnp.abs(want).max()))
 
 
 @pytest.mark.parametrize(
@@ -275,5 +283,19 @@ def test_a_kernel_in_float32_is_said():
     assert explain(lambda x: big(x @ x), x, policy=named).totals.wide_kernel_flops == 0
 
 
-def test_float16_and_auto():
+def test_what_an_author_says_of_a_kernel_counts():
+    def kernel(x, o):
+        o[...] = x[...]
+
+    def fn(x):
+        shape, cost = jax.ShapeDtypeStruct(x.shape, x.dtype), pl.CostEstimate(2**20, 0, 0)
+        return pl.pallas_call(kernel, shape, interpret=True, cost_estimate=cost)(x)
+
+    assert explain(fn, X, policy=BF16).totals.wide_kernel_flops == 2**20
+    # Its results may be the second argument, and not by name.
+    (found,) = kernels(fn, BF16.with_kernels(f"{__name__}.*"), X)
+    assert found == ("bfloat16",) * 2
+
+
+def test_float16():
     assert kernels(layer, FP16.with_kernels("toy_attention"), W, X) == [("float16",) * 3]
