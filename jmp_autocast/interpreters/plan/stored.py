@@ -48,7 +48,7 @@ def stored_carries(policy: Policy, at: Place, body: Body, paths: set[str]) -> di
     """
     if not policy.storage:
         return {}
-    names, found = argument_paths(body.jaxpr), {}
+    names, found = argument_paths(body.jaxpr), dict[int, np.dtype]()
     variables = body_of(body.jaxpr).invars
     for k, (i, _) in enumerate(body.carries):
         paths.add(names[i])
