@@ -148,8 +148,8 @@ class KeptReport(Paged):
             >>> import jax.numpy as jnp
             >>> from jmp_autocast.inspect import explain_kept
             >>> report = explain_kept(jnp.sin, jnp.ones(4))
-            >>> report.tables()[0], report.because[:44]
-            ('again       nothing is computed again', "'auto' plans loops only, and there is none; ")
+            >>> report.tables()[0], report.because[:23]
+            ('again       nothing is computed again', "'auto' plans loops only")
         """
         because = self.because or None
         nothing = labeled({"again": "nothing is computed again", "because": because})
