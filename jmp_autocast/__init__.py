@@ -28,6 +28,7 @@ from .loss_scaling import (
 )
 from .policies import (
     BF16,
+    BY_HAND,
     FP8,
     FP16,
     CastPolicy,
@@ -58,6 +59,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BF16",
+    "BY_HAND",
     "FP8",
     "FP16",
     "CastPolicy",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -213,40 +214,58 @@ def take_path(module: Any, owner: object) -> None:
 
 # --- NNX: calls of modules --------------------------------------------------------------------
 
+Method = tuple[type, str]
+"""A method, by the class in whose body it stands and its name."""
+
 _lock = threading.Lock()
-_patched: dict[type, list[Any]] = {}  # class -> its own __call__, number of users
+_patched: dict[Method, list[Any]] = {}  # method -> its own function, number of users
+_FLAX = frozenset(nnx.Module.__mro__)
 
 
-def class_with_call(cls: type) -> type | None:
-    """Returns the class whose ``__call__`` an instance of ``cls`` runs."""
-    return next((c for c in cls.__mro__ if "__call__" in vars(c)), None)
+def methods_of(cls: type) -> list[Method]:
+    """Returns the methods that an instance of ``cls`` runs: ``__call__``, and those with a name.
+
+    Those that every module has (``eval``, ``sow``) compute nothing of their own.
+
+    Example:
+        >>> from flax import nnx
+        >>> [name for _, name in methods_of(nnx.Embed)]
+        ['__call__', 'attend']
+    """
+    found: dict[str, type] = {}
+    for c in cls.__mro__:
+        for name, value in vars(c).items() if c not in _FLAX else ():
+            has_name = not name.startswith("__") and isinstance(value, types.FunctionType)
+            if has_name or name == "__call__":
+                found.setdefault(name, c)
+    return [(c, name) for name, c in found.items()]
 
 
-def patch_calls(classes: Iterable[type], around: Callable[[Any], Any]) -> None:
-    """Replaces the ``__call__`` of classes until `unpatch_calls`.
+def patch_methods(methods: Iterable[Method], around: Callable[[str, Any], Any]) -> None:
+    """Replaces methods of classes until `unpatch_methods`.
 
     NNX has no hook around the call of a module; `nnx.tabulate` does the same. Threads share the
-    classes, so that the last user of a class restores it.
+    classes, so that the last user of a method restores it.
 
     Args:
-        classes: The classes.
-        around: From a ``__call__`` to the one that replaces it.
+        methods: The methods.
+        around: From the name of a method and its function to the one that replaces it.
     """
     with _lock:
-        for cls in classes:
-            if cls not in _patched:
-                _patched[cls] = [vars(cls)["__call__"], 0]
-                cls.__call__ = around(vars(cls)["__call__"])
-            _patched[cls][1] += 1
+        for cls, name in methods:
+            if (cls, name) not in _patched:
+                _patched[cls, name] = [vars(cls)[name], 0]
+                setattr(cls, name, around(name, vars(cls)[name]))
+            _patched[cls, name][1] += 1
 
 
-def unpatch_calls(classes: Iterable[type]) -> None:
-    """Gives classes their own ``__call__`` back."""
+def unpatch_methods(methods: Iterable[Method]) -> None:
+    """Gives classes their own methods back."""
     with _lock:
-        for cls in classes:
-            _patched[cls][1] -= 1
-            if not _patched[cls][1]:
-                cls.__call__ = _patched.pop(cls)[0]
+        for cls, name in methods:
+            _patched[cls, name][1] -= 1
+            if not _patched[cls, name][1]:
+                setattr(cls, name, _patched.pop((cls, name))[0])
 
 
 # --- Linen ------------------------------------------------------------------------------------

@@ -48,7 +48,8 @@ def autocast(
     to the calling module, and then its class on the name stack: in a ``Net`` with blocks in
     ``self.layers`` the scopes of a norm are ``Net/layers/0/Block/norm/LayerNorm``, and
     ``policy.with_scopes`` finds it by attribute (``"*/layers/0"``, ``"*/norm"``) and by class
-    (``"*/LayerNorm"``). Profiles show the same names.
+    (``"*/LayerNorm"``). A method that is called from outside of its module adds its name: a tied
+    head stands in ``Net/embed/Embed/attend``. Profiles show the same names.
 
     Args:
         fn: The function, module or bound method; None to use ``autocast`` as a decorator with

@@ -12,13 +12,13 @@ import jax
 from flax import nnx
 
 from .flax_compat import (
-    class_with_call,
     give_path,
+    methods_of,
     objects_in,
-    patch_calls,
+    patch_methods,
     path_of,
     take_path,
-    unpatch_calls,
+    unpatch_methods,
 )
 
 _local = threading.local()
@@ -29,10 +29,10 @@ _NAMED: Any = jax.make_user_context(False)
 
 @contextlib.contextmanager
 def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
-    """Gives every call of a module in ``nodes`` scopes: attribute path, then class.
+    """Gives every call of a module in ``nodes`` scopes: attribute path, class, and name of method.
 
-    While it is open the ``__call__`` of the classes is replaced, as ``nnx.tabulate`` does; other
-    threads, and modules outside of the traced call, notice nothing.
+    ``__call__`` adds no name. While it is open the methods of the classes are replaced, as
+    ``nnx.tabulate`` does; other threads, and modules outside of the traced call, notice nothing.
 
     Args:
         nodes: Copies of the caller's NNX objects, made for this trace.
@@ -57,19 +57,18 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
     for path, module in modules:
         if path_of(module) is None:
             give_path(module, path, owner)
-    found = (class_with_call(type(module)) for _, module in modules)
-    classes = {cls for cls in found if cls is not None}
+    methods = {method for cls in {type(m) for _, m in modules} for method in methods_of(cls)}
     # Only a thread that has a stack opens scopes: the classes are those of all threads.
     outer = getattr(_local, "stack", None)
     _local.stack = [] if outer is None else outer
-    patch_calls(classes, _in_scope)
+    patch_methods(methods, _in_scope)
     roots = list(nodes)
     try:
         with _NAMED(True):
             yield roots
     finally:
         _local.stack = outer
-        unpatch_calls(classes)
+        unpatch_methods(methods)
     for _, module in _modules(roots):
         take_path(module, owner)
 
@@ -80,26 +79,28 @@ def _modules(roots: list[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
             yield path, node
 
 
-def _in_scope(original: Any) -> Any:
-    """Returns a ``__call__`` that enters the scopes of its module."""
+def _in_scope(name: str, original: Any) -> Any:
+    """Returns a method that enters the scopes of its module."""
 
     @functools.wraps(original, updated=())
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = original.__get__(self, type(self)) if hasattr(original, "__get__") else original
         stack = getattr(_local, "stack", None)
-        if stack is None or (stack and stack[-1][0] is self):  # super().__call__
+        # A module that calls a method of its own, or `super()`, is where it is.
+        if stack is None or (stack and stack[-1][0] is self):
             return call(*args, **kwargs)
         names, keys = _names(self, stack[-1][1] if stack else ())
+        names += [] if name == "__call__" else [name]
         stack.append((self, keys))
         try:
             with contextlib.ExitStack() as scopes:
-                for name in names:
-                    scopes.enter_context(jax.named_scope(name))
+                for scope in names:
+                    scopes.enter_context(jax.named_scope(scope))
                 return call(*args, **kwargs)
         finally:
             stack.pop()
 
-    return __call__
+    return method
 
 
 def _names(module: Any, caller: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:

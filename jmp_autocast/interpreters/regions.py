@@ -12,12 +12,15 @@ import numpy as np
 
 from ..policies import FLOAT32, FLOAT64, Policy, Rule, narrow_dtypes
 from ..policies.precisions import precision_in
-from ..scopes import BECAUSE, FULL, GOVERNED, mark, read_mark
+from ..scopes import BECAUSE, CAST, FULL, GOVERNED, KERNEL, STORED, mark, read_mark
 from .compat import JaxprEqn, scope_names
 from .compat.settings import ENABLE_FLOAT64, has_float64
 
 AS_DECLARED = (mark(GOVERNED),)
 """The path of a jaxpr in which nothing is lowered, whatever the policy says."""
+
+# They say what happened to an equation, and nothing of its dtype.
+_OF_CALLS = (BECAUSE, CAST, KERNEL, STORED)
 
 PlansProduct: TypeAlias = Callable[..., Any]
 """From a product (`Place`), its plan in the compute dtype, and whether the gradients of sources are
@@ -113,7 +116,7 @@ class Regions:
     def _find(self, names: tuple[str, ...]) -> Region:
         region = functools.partial(Region, self._wide)
         marks = [(i + 1, found) for i, name in enumerate(names) if (found := read_mark(name))]
-        marks = [(depth, found) for depth, found in marks if not found.startswith(BECAUSE)]
+        marks = [(depth, found) for depth, found in marks if not found.startswith(_OF_CALLS)]
         # Whatever stands there was planned by an inner autocast under its own policy.
         if any(found == GOVERNED for _, found in marks):
             return region(None, True, "an inner autocast governs the region", names)

@@ -7,7 +7,12 @@ from typing import Any
 
 from .errors import wrong_type
 
-_EXAMPLES = {"rules": "'tanh': CastPolicy.FP32", "scopes": "'*/LayerNorm_*': 'float32'"}
+_EXAMPLES = {
+    "rules": "'tanh': CastPolicy.FP32",
+    "scopes": "'*/LayerNorm_*': 'float32'",
+    "kernels": "'splash': 'compute'",
+    "storage": "'*cache*': 'compute'",
+}
 
 
 def as_tuples(value: Any, argument: str, length: int) -> Sequence[tuple[Any, ...]]:
@@ -35,3 +40,16 @@ def as_mapping(value: Any, argument: str) -> Mapping[Any, Any]:
         fix = f"Write with_{argument}({{{_EXAMPLES[argument]}}})."
         raise wrong_type(f"{argument} must be a mapping", value, fix)
     return value
+
+
+def as_words(value: Any, argument: str) -> Mapping[Any, Any]:
+    """Returns a mapping to words; a name, or several, stand for ``"compute"``.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list | tuple | set | frozenset):
+        value = dict.fromkeys(value, "compute")
+    return as_mapping(value, argument)

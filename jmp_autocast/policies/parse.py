@@ -96,7 +96,7 @@ def _only_dtype(text: str) -> np.dtype:
 def _instead(text: str) -> str:
     """Returns what to write for a word that is no policy."""
     name = text.removeprefix("jmp_autocast.").upper()
-    if name in ("BF16", "FP16", "FP8"):
+    if name in ("BF16", "BY_HAND", "FP16", "FP8"):
         return f"Write policy=jmp_autocast.{name}, without quotes."
     if text.endswith((".toml", ".json", ".yaml", ".yml")) or "/" in text:
         return f"A file is read by policy=jmp_autocast.Policy.load({text!r})."

@@ -13,10 +13,11 @@ from jax.typing import DTypeLike
 
 from .cast_policy import CastPolicy, Rule
 from .choices import WORDS, DotOutput, Level, WeightGradients, check_choice
-from .containers import as_mapping, as_tuples
+from .containers import as_mapping, as_tuples, as_words
 from .dtypes import DEFAULT, as_compute_dtype, as_float_dtype, domain, wide_dtype
 from .errors import did_you_mean
 from .float8 import Float8, RecipeName, as_recipe, as_scope_dtype
+from .kernels import KernelWord, check_kernel
 from .patterns import check_pattern, match_depth, matching
 from .precisions import as_precision
 from .registry import (
@@ -26,6 +27,7 @@ from .registry import (
     primitive_name,
     registered_rule,
 )
+from .storage import StorageWord, check_storage
 from .tables import DEFAULT_RULES
 from .toml_file import read_policy, write_policy
 
@@ -55,6 +57,9 @@ class Policy:
             devices add it up under data parallelism. ``"float32"``: its accumulator. ``"compute"``:
             rounded to the compute dtype, for half the bytes between devices.
         precisions: Pairs of scope pattern and precision; build it with `with_precision`.
+        kernels: Pairs of the name or pattern of a function and a word; build it with
+            `with_kernels`.
+        storage: Pairs of a pattern of paths and a word; build it with `with_storage`.
         matmul: A `Float8`, or the name of one, ``"float8"``, ``"float8_row"``, ``"mxfp8"`` or
             ``"nvfp4"``: products of weights run in 8 bits, or 4; None: none do.
 
@@ -79,6 +84,8 @@ class Policy:
     weight_gradients: WeightGradients = "float32"
     precisions: tuple[tuple[str, str], ...] = ()
     matmul: Float8 | RecipeName | None = None
+    kernels: tuple[tuple[str, str], ...] = ()
+    storage: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         set_field = functools.partial(object.__setattr__, self)
@@ -108,6 +115,10 @@ class Policy:
         words = as_tuples(self.precisions, "precisions", 2)
         words = ((check_pattern(p), as_precision(w, f"precisions[{p!r}]")) for p, w in words)
         set_field("precisions", tuple(dict(words).items()))
+        kernels = [check_kernel(*pair) for pair in as_tuples(self.kernels, "kernels", 2)]
+        set_field("kernels", tuple(dict(kernels).items()))
+        storage = [check_storage(*pair) for pair in as_tuples(self.storage, "storage", 2)]
+        set_field("storage", tuple(dict(storage).items()))
         set_field("scoped_rules", tuple((*key, rule) for key, rule in scoped.items()))
 
     def __repr__(self) -> str:
@@ -257,6 +268,90 @@ class Policy:
         merged = dict(self.precisions)
         merged.pop(check_pattern(scope), None)
         return dataclasses.replace(self, precisions=(*merged.items(), (scope, precision)))
+
+    def with_kernels(self, kernels: Mapping[str, KernelWord] | str | Sequence[str]) -> Policy:
+        """Returns a policy that says which kernels run with 16-bit operands.
+
+        A kernel was written for the dtypes of its operands, and keeps float32 unless its name
+        stands here. Then its function is traced anew, with float32 operands in the compute dtype,
+        also inside ``vmap``, ``shard_map``, loops and checkpoints; what it returns to the program
+        has the declared dtype, and is 16 bits where that serves its readers. This concerns
+        functions with a rule of their own (``custom_vjp``, ``custom_jvp``, ``custom_vmap``,
+        ``custom_partitioning``), and kernels (``pallas_call``, ``ffi_call``, ``composite``). Of one
+        that calls another the outer decides.
+
+        A name is one of `jmp_autocast.policies.kernels.KNOWN` (``"splash"``, ``"flash"``,
+        ``"megablox"``, ``"attention"``, ``"tokamax"``, ``"ragged_dot"``), or a glob over the
+        function's name, its path (``module.function``), or the scopes around it, up to the
+        innermost loop, joined by ``/``. A whole path without ``*`` names any function, as its
+        callers find it. ``full_precision()`` in the code wins over it.
+
+        Args:
+            kernels: From a name to a word. ``"compute"``: it runs with operands in the compute
+                dtype, and its error is raised if it refuses them.
+                ``"compute_or_declared"``: it then runs in float32. ``"declared"``: it keeps its
+                dtypes. A name, or several, is ``"compute"``.
+
+        Returns:
+            The new policy; of names that match one function the last wins.
+
+        Raises:
+            ValueError: There is no such word.
+            TypeError: A name is no string.
+
+        Example:
+            >>> from jmp_autocast import BF16
+            >>> BF16.with_kernels(["splash", "*my_attention*"]).kernels
+            (('splash', 'compute'), ('*my_attention*', 'compute'))
+        """
+        merged: dict[str, Any] = dict(self.kernels)
+        for name, word in as_words(kernels, "kernels").items():
+            check_kernel(name, word)
+            merged.pop(name, None)
+            merged[name] = word
+        return dataclasses.replace(self, kernels=tuple(merged.items()))
+
+    def with_storage(self, storage: Mapping[str, StorageWord] | str | Sequence[str]) -> Policy:
+        """Returns a policy that stores some arguments, results and carries in 16 bits.
+
+        A cache of keys and values, or activations that one stage hands to the next, take half the
+        memory. An argument may be given in the compute dtype, and is float32 to the program; one
+        given in float32 is rounded. What the program writes into it (``dynamic_update_slice``, a
+        scatter, a select) is rounded too, loops carry it in 16 bits, and it is returned so. This is
+        the one case in which results have another dtype than the program declares.
+
+        A pattern is a glob over paths, as in `with_scopes`, and covers all below: of an argument
+        its position or name, then the keys (``1/layers/0/k``, ``cache/layers/0/k``); of a result
+        ``result``, then the keys; of a carry its name in the function of the loop's body, then the
+        keys (``carry/1``).
+
+        Args:
+            storage: From a pattern to ``"compute"``: stored in the compute dtype; or
+                ``"declared"``: it is not. A pattern, or several, is ``"compute"``.
+
+        Returns:
+            The new policy; of patterns that match one path the last wins.
+
+        Raises:
+            ValueError: There is no such word.
+            TypeError: A pattern is no string.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import BF16, autocast
+            >>> @autocast(policy=BF16.with_storage("cache"))
+            ... def step(params, cache, x):
+            ...     return jax.lax.dynamic_update_slice(cache, x @ params["w"], (0, 0))
+            >>> params, x = {"w": jnp.ones((4, 4))}, jnp.ones((1, 4))
+            >>> step(params, jnp.zeros((8, 4), jnp.bfloat16), x).dtype
+            dtype(bfloat16)
+        """
+        merged: dict[str, Any] = dict(self.storage)
+        for pattern, word in as_words(storage, "storage").items():
+            check_storage(pattern, word)
+            merged.pop(pattern, None)
+            merged[pattern] = word
+        return dataclasses.replace(self, storage=tuple(merged.items()))
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the policy to a TOML file that a person can read and change.

@@ -24,8 +24,10 @@ from .choices import WORDS, check_choice
 from .dtypes import COMPUTE_DTYPES, DEFAULT, FLOAT_DTYPES, SHORT_NAMES, widest_first
 from .errors import did_you_mean, wrong_type
 from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
+from .kernels import KERNEL_WORDS
 from .precisions import PRECISIONS
 from .registry import known_primitives, made_of, structural_message
+from .storage import STORAGE_WORDS
 from .tables import RULES_VERSION, STRUCTURAL
 
 VERSION = 1
@@ -55,7 +57,15 @@ _SCOPED_RULES = """
 _PRECISIONS = """
 # Precisions of float32 products in named scopes; "*" is the whole program. The innermost wins.
 """
-_HEADINGS = (_MATMUL, _RULES, _SCOPES, _SCOPED_RULES, _PRECISIONS)
+_KERNELS = """
+# Kernels that run with 16-bit operands, by name or pattern. Of those that match the last one wins.
+[kernels]
+"""
+_STORAGE = """
+# What is stored in 16 bits, by the paths of arguments, results and carries. The last match wins.
+[storage]
+"""
+_HEADINGS = (_MATMUL, _KERNELS, _STORAGE, _RULES, _SCOPES, _SCOPED_RULES, _PRECISIONS)
 
 
 def write_policy(arguments: Mapping[str, Any], path: str | pathlib.Path) -> None:
@@ -139,7 +149,9 @@ def policy_text(arguments: Mapping[str, Any]) -> str:
     lines = [_HEADER, f"version = {VERSION}\n", _line("rules_version", RULES_VERSION)]
     lines += [_line(name, str(value)) for name, value in options.items() if value is not None]
     recipe = recipe_lines(arguments["matmul"])
-    bodies = recipe, rules, scopes, scoped_rules, precisions
+    kernels = [_line(name, word) for name, word in arguments["kernels"]]
+    storage = [_line(pattern, word) for pattern, word in arguments["storage"]]
+    bodies = recipe, kernels, storage, rules, scopes, scoped_rules, precisions
     for heading, body in zip(_HEADINGS, bodies, strict=True):
         if body:
             lines += [heading, *body]
@@ -336,6 +348,21 @@ def _scopes(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
     return tuple((t["pattern"], t["dtype"]) for t in _array(tables, readers, where, fix))
 
 
+def _words(table: Any, where: str, line: str, allowed: Sequence[str]) -> tuple[Any, ...]:
+    """Reads a table of names, or patterns, and words."""
+    _check_type(table, dict, where, "a table", f"Write a line [{where.split()[-1]}], then {line}.")
+    if "" in table:
+        raise ValueError(f"{where} has an empty name. Write lines such as {line}.")
+    return tuple(
+        (name, _choice(word, f"{where}.{_clipped(_name(name, repr))}", allowed))
+        for name, word in table.items()
+    )
+
+
+_kernels = functools.partial(_words, line="splash = 'compute'", allowed=KERNEL_WORDS)
+_storage = functools.partial(_words, line="'*cache*' = 'compute'", allowed=STORAGE_WORDS)
+
+
 def _precisions(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
     fix = "Write a line [[precisions]] above each pattern = '*' with its precision."
     readers = {"pattern": _pattern, "precision": functools.partial(_choice, allowed=PRECISIONS)}
@@ -402,6 +429,8 @@ _READERS: dict[str, _Reader] = {
     "scopes": _scopes,
     "scoped_rules": _scoped_rules,
     "precisions": _precisions,
+    "kernels": _kernels,
+    "storage": _storage,
 }
 
 

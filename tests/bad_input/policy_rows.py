@@ -32,6 +32,16 @@ def _scopes(mistake, scopes, error, *parts):
     return Row("Policy", mistake, call, error, *parts)
 
 
+def _kernels(mistake, kernels, error, *parts):
+    call = lambda w: w.policy.with_kernels(kernels)
+    return Row("Policy", mistake, call, error, *parts)
+
+
+def _storage(mistake, storage, error, *parts):
+    call = lambda w: w.policy.with_storage(storage)
+    return Row("Policy", mistake, call, error, *parts)
+
+
 def _string(mistake, text, *parts):
     call = lambda w: autocast(loss, policy=text)
     return Row("autocast", f"policy: {mistake}", call, ValueError, *parts)
@@ -212,6 +222,32 @@ ROWS = [
         "*/ln",
         TypeError,
         r"scopes | '\*/ln' of type str | must be a mapping | with_scopes\(\{'\*/LayerNorm",
+    ),
+    _kernels(
+        "a word",
+        {"splash": "computed"},
+        ValueError,
+        r"kernels\['splash'\] | 'compute_or_declared', 'declared' | 'computed' | mean 'compute'",
+    ),
+    _kernels(
+        "a function",
+        {loss: "compute"},
+        TypeError,
+        r"A kernel is given by the name | of a function | of type function | '\*my_attention\*'",
+    ),
+    _kernels("no name", [""], TypeError, "A kernel | by the name or pattern | '' | 'splash'"),
+    _kernels(
+        "a number", 3, TypeError, r"kernels | 3 of type int | must be a mapping | with_kernels"
+    ),
+    _storage(
+        "a word",
+        {"cache": "declare"},
+        ValueError,
+        r"storage\['cache'\] | 'compute', 'declared' | 'declare' | mean 'declared'",
+    ),
+    _storage("no pattern", [""], TypeError, "stored | a pattern of paths | '' | cache"),
+    _storage(
+        "a number", 3, TypeError, r"storage | 3 of type int | must be a mapping | with_storage"
     ),
     # Strings, and policies of jmp.
     _string("a key", "compte=bf16", "policy | 'compte=bf16' | Cannot read | mean 'compute'"),

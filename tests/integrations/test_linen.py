@@ -346,3 +346,19 @@ def test_the_environment_turns_a_part_off(monkeypatch):
     monkeypatch.setenv("JMP_AUTOCAST", "0")
     assert dot_dtypes(trace(lambda p, x: part.apply(p, x), params, ROWS)) == [FULL]
     assert jax.eval_shape(lambda p, x: part.apply(p, x), params, ROWS).dtype == jnp.float32
+
+
+def test_a_method_has_a_scope():
+    class Tied(nn.Module):
+        @nn.compact
+        def __call__(self, tokens):
+            embed = nn.Embed(8, 4, name="embed")
+            return embed.attend(nn.Dense(4)(embed(tokens)))
+
+    net, tokens = Tied(), jnp.zeros(3, int)
+    variables = jax.jit(net.init)(jax.random.key(0), tokens)
+    policy = BF16.with_scopes({"*/embed.attend": "float32"})
+    found = dot_dtypes(
+        jax.make_jaxpr(jmp_autocast.autocast(net.apply, policy=policy))(variables, tokens)
+    )
+    assert [lhs for lhs, _, _ in found] == ["bfloat16", "float32"]

@@ -96,6 +96,52 @@ def test_policies_find_scopes(pattern, low):
     assert [lhs for lhs, _, _ in step].count("bfloat16") == 3 * low  # three dots per layer
 
 
+class Tied(nnx.Module):
+    """A head that is a method of the embedding; a mixer whose method calls another of its own."""
+
+    def __init__(self):
+        self.embed, self.mixer = nnx.Embed(8, 4, rngs=nnx.Rngs(0)), Mixer()
+
+    def logits(self, tokens):
+        return self.embed.attend(self.mixer.mix(self.embed(tokens)))
+
+
+class Mixer(nnx.Module):
+    def __init__(self):
+        self.kernel = nnx.Param(jnp.ones((4, 4)))
+
+    def mix(self, x):
+        return jnp.tanh(self._product(x))
+
+    def _product(self, x):
+        return x @ self.kernel[...]
+
+
+MIXED, HEAD = "Tied/logits/mixer/Mixer/mix", "Tied/logits/embed/Embed/attend"
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda net, t: net.logits(t), nnx.jit(lambda net, t: net.logits(t))],
+    ids=["plain", "jit"],
+)
+def test_methods_have_scopes(fn):
+    assert scopes(jaxpr_of(bf16(fn), Tied(), jnp.zeros(3, int))) == {MIXED, HEAD}
+    assert "method" not in Tied.logits.__qualname__  # the class is as it was
+
+
+@pytest.mark.parametrize(
+    ("pattern", "low"),
+    [("*/embed", {MIXED}), ("*/attend", {MIXED}), ("*/mix", {HEAD}), ("*/logits", set())],
+)
+def test_policies_find_methods(pattern, low):
+    policy = BF16.with_scopes({pattern: "float32"})
+    cast = autocast(lambda net, t: net.logits(t), policy=policy)
+    rows = explain(cast, Tied(), jnp.zeros(3, int)).rows
+    found = {r.scope for r in rows if r.primitive == "dot_general" and r.operands[0] == "bfloat16"}
+    assert found == low
+
+
 class Stored(nnx.Module):
     """A kernel that is moved before it is read."""
 
@@ -220,7 +266,8 @@ def test_super_calls_methods_and_new_modules():
 
     jaxpr = jaxpr_of(bf16(lambda m, x: m.encode(x)), Model(), X)
     # What is made inside has no attribute, only a class.
-    assert scopes(jaxpr) == {"inner/Scaled", "outer/Linear", "Linear"}
+    inside = ("inner/Scaled", "outer/Linear", "Linear")
+    assert scopes(jaxpr) == {f"Model/encode/{name}" for name in inside}
 
 
 def test_classes_are_as_before_also_after_an_error():

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -98,3 +99,30 @@ def test_the_cut_value_by_value():
     assert ("tanh", "computed again") in fates
     assert ("dot_general", "computed again") not in fates
     assert json.loads(report.to_json())["cuts"][0]["values"][0]["fate"] == cut.values[0].fate
+
+
+def in_checkpoints(params, x):
+    def block(x, w):
+        return x + jax.nn.gelu(x @ w), None
+
+    return jnp.sum(jax.lax.scan(jax.checkpoint(block), x, params)[0])
+
+
+@pytest.mark.parametrize(
+    ("fn", "residuals", "because"),
+    [
+        (
+            lambda w, x: jnp.sum(jax.nn.gelu(x @ w[0])),
+            "auto",
+            "plans loops only, .* 'recompute' would",
+        ),
+        (in_checkpoints, "auto", "jax.checkpoint keeps what that says"),
+        (in_checkpoints, "declared", "^$"),
+    ],
+)
+def test_a_reason_is_given_where_nothing_is_computed_again(fn, residuals, because):
+    wrapped = keep_less(fn, residuals=residuals)
+    report = explain_kept(wrapped, jnp.ones((2, 8, 8)), jnp.ones((4, 8)))
+    assert report.islands == ()
+    assert re.search(because, report.because)
+    assert report.because in str(report)

@@ -13,7 +13,9 @@ from hypothesis import example, given, settings, strategies as st
 
 from jmp_autocast import BF16, CastPolicy, Policy
 from jmp_autocast.policies import STRUCTURAL, registry
+from jmp_autocast.policies.kernels import KERNEL_WORDS
 from jmp_autocast.policies.precisions import PRECISIONS
+from jmp_autocast.policies.storage import STORAGE_WORDS
 from jmp_autocast.policies.tables import RULES_VERSION, TRACED_FOR_DTYPES
 from jmp_autocast.policies.toml_file import policy_text
 from tests.support.wrong_policy_files import HEAD, WRONG
@@ -141,6 +143,8 @@ policies = st.builds(
     scopes=st.lists(st.tuples(names, floats)).map(tuple),
     scoped_rules=st.lists(st.tuples(names, names, st.sampled_from(CastPolicy))).map(tuple),
     precisions=st.lists(st.tuples(names, st.sampled_from(PRECISIONS))).map(tuple),
+    kernels=st.lists(st.tuples(names, st.sampled_from(KERNEL_WORDS))).map(tuple),
+    storage=st.lists(st.tuples(names, st.sampled_from(STORAGE_WORDS))).map(tuple),
 )
 
 

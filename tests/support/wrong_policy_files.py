@@ -33,6 +33,22 @@ WRONG = {
     "version as a string": ("version = '1'", TypeError, ["version", "an integer, got '1'"]),
     "version as a bool": ("version = true", TypeError, ["version", "True of type bool"]),
     "version as a table": ("[version]", TypeError, ["version", "a table"]),
+    "a word for a kernel": (
+        HEAD + "[kernels]\nsplash = 'computed'",
+        ValueError,
+        ["kernels.splash must be one of 'compute', ", "got 'computed'", "Did you mean 'compute'"],
+    ),
+    "a dtype for what is stored": (
+        HEAD + "[storage]\n'*cache*' = 'bfloat16'",
+        ValueError,
+        ["storage.'*cache*' must be one of 'compute', 'declared', got 'bfloat16'"],
+    ),
+    "kernels as a list": (
+        HEAD + "kernels = ['splash']",
+        TypeError,
+        ["kernels must be a table, got an array", "splash = 'compute'"],
+    ),
+    "a kernel without a name": (HEAD + "[kernels]\n'' = 'compute'", ValueError, ["an empty name"]),
     "rules as a float": (
         HEAD + "rules_version = 0.1",
         TypeError,

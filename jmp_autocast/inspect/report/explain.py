@@ -15,10 +15,12 @@ from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
 from ...backend import default_device, device_of, hardware_of, supposing
 from ...call.arguments import check_function, name_of
 from ...call.fitting import of_a_call
+from ...call.kernels import unmatched_kernels
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
 from ...devices import CPU, Device, as_device, known_devices
 from ...interpreters import Source
+from ...interpreters.after.kernels import kernels_in
 from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.unknown import unknown_primitives
 from ...interpreters.after.walk import Visit, walk_plan
@@ -37,6 +39,7 @@ from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import FLOAT32, FLOAT64, Policy, PolicyLike, narrow_dtypes
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
+from ...policies.storage import unmatched_storage
 from ...scopes import BECAUSE, GOVERNED, read_mark
 from ..progress_bar import Show, shown_progress
 from .jaxprs import count_casts
@@ -165,7 +168,9 @@ def _explained(
     chosen = wrapper.policy
     visits = walk_plan(planned.plan, planned.call.paths)
     rows = tuple(rows_of(visits, chosen))
-    unmatched = unmatched_patterns(chosen, {visit.scope for visit in visits})
+    scopes = {visit.scope for visit in visits}
+    unmatched = (*unmatched_patterns(chosen, scopes), *unmatched_kernels(chosen, list(scopes)))
+    unmatched += tuple(unmatched_storage(chosen.storage, planned.paths))
     rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
     totals = _totals(planned, rewritten, rows, unmatched)
     dtype, reason = str(chosen.compute_dtype), ""
@@ -235,6 +240,7 @@ def _totals(
     flops, low_flops, float8_flops = contraction_flops(rows, plan.wide)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     reads, narrow = read_dtypes(plan), narrow_dtypes(plan.wide)
+    kernels = kernels_in(walk_plan(plan), plan.wide)
     shapes = planned.call.shapes
     residuals = KeptBytes()
     # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
@@ -248,6 +254,7 @@ def _totals(
         low_contraction_flops=low_flops,
         guarded_contraction_flops=sum(row.flops for row in guarded(rows)),
         float8_contraction_flops=float8_flops,
+        wide_kernel_flops=kernels.flops if kernels else 0,
         # In the program that runs: one cast serves all readers of a value, and a plan asks for one
         # per reader.
         casts=count_casts(rewritten, plan.wide),

@@ -39,10 +39,10 @@ from ...interpreters.keep.account import (
     kept_arrays,
 )
 from ...interpreters.keep.choice import ResidualChoice
-from ...interpreters.keep.emit import Emitter
+from ...interpreters.keep.emit import Emitter, has_loop
 from ...interpreters.plan.float_dtypes import is_in
 from ...interpreters.primitives.evaluate import of_positions
-from ...interpreters.primitives.structure import bodies, equations_in
+from ...interpreters.primitives.structure import bodies, equations_in, runs_again
 from ...interpreters.primitives.traits import having
 from ...keep_less import KeepLess, keep_less
 from ...policies import FLOAT32, narrow_dtypes
@@ -74,6 +74,7 @@ class KeptReport(Paged):
             with ``"auto"`` what stands in no loop, is in the totals alone.
         islands: What is computed again, in program order.
         cuts: The planned jaxprs, value by value, that which keeps the most first.
+        because: Why nothing is computed again, in a sentence; "" where something is.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -97,6 +98,7 @@ class KeptReport(Paged):
     arrays: tuple[KeptArray, ...]
     islands: tuple[Island, ...]
     cuts: tuple[CutJaxpr, ...]
+    because: str = ""
 
     @property
     def share(self) -> float:
@@ -176,11 +178,14 @@ class KeptReport(Paged):
         Example:
             >>> import jax.numpy as jnp
             >>> from jmp_autocast.inspect import explain_kept
-            >>> explain_kept(jnp.sin, jnp.ones(4)).tables()
-            ['again       nothing is computed again']
+            >>> report = explain_kept(jnp.sin, jnp.ones(4))
+            >>> report.tables()[0], report.because[:23]
+            ('again       nothing is computed again', "'auto' plans loops only")
         """
+        because = self.because or None
+        nothing = labeled({"again": "nothing is computed again", "because": because})
         if not self.arrays and not self.islands:
-            return labeled({"again": "nothing is computed again"})
+            return nothing
 
         def of_array(a: KeptArray) -> Any:
             what = f"{a.dtype} {list(a.shape)}"
@@ -196,6 +201,8 @@ class KeptReport(Paged):
         kept = lambda item: [scaled(_nbytes(item[1])), *item[0]]  # noqa: E731
         more = "more; KeptReport.arrays has all"
         lines = table(columns, _groups(self.arrays, of_array), kept, _SHOWN, more)
+        if self.because:
+            return [*lines, "", *nothing]
         columns = {"bytes": ">7", "FLOPs": ">7", "computed again, and not kept": ""}
         islands = _groups(self.islands, lambda island: island.recomputed)
         more = "more; KeptReport.islands has all"
@@ -294,7 +301,20 @@ def _report(
         tuple(kept_arrays(emitter.planned)),
         tuple(islands(emitter.planned)),
         tuple(cut_jaxprs(emitter.planned)),
+        "" if choice.is_off or islands(emitter.planned) else _because(closed, choice, keeps),
     )
+
+
+def _because(closed: ClosedJaxpr, choice: ResidualChoice, keeps: Callable[..., Any]) -> str:
+    """Returns why nothing of a program is computed again, "" where it is not known."""
+    if any(runs_again(eqn) for eqn, _ in equations_in(closed)):
+        return "what stands in jax.checkpoint keeps what that says"
+    if not choice.loops_only or has_loop(closed):
+        return ""
+    whole = Emitter(dataclasses.replace(choice, residuals="recompute"))
+    nbytes = keeps(lambda *xs: whole.run(closed, xs, [False] * len(xs))).nbytes
+    more = f"; 'recompute' would keep {scaled(nbytes)}B" if nbytes else ""
+    return f"{choice.residuals!r} plans loops only, and there is none{more}"
 
 
 # A parameter stays one through these: what the backward pass keeps of it is in memory anyway.

@@ -214,6 +214,11 @@ class Report(Paged):
             residuals = f"not known: {error}" if error else None
         kept, bits = guarded(self.rows), 8 * item_size(self.wide_dtype) // 2
         guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
+        part = totals.wide_kernel_flops / max(
+            totals.wide_kernel_flops + totals.contraction_flops, 1
+        )
+        kernels = f"{scaled(totals.wide_kernel_flops)} FLOPs, {100 * part:.0f} % of all products, "
+        kernels += f"run in {self.wide_dtype}: with_kernels names what runs in 16 bits"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
         chosen = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
         return labeled(
@@ -222,6 +227,7 @@ class Report(Paged):
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
                 "matmuls and convolutions",
                 self.wide_dtype: f"{guards}: {reason_of(kept[0])}" if kept else None,
+                "kernels": kernels if totals.wide_kernel_flops else None,
                 "sizes": note_on_sizes(self.rows) or None,
                 "roofline": self.roofline and self.roofline.says,
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "

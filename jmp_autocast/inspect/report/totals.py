@@ -32,6 +32,8 @@ class Totals:
         guarded_contraction_flops: Those of matmuls and convolutions that a guard (``COORD``,
             ``LITERAL``) keeps in float32, although nobody asked for it.
         float8_contraction_flops: Those of matmuls with 8-bit operands.
+        wide_kernel_flops: Those of the matmuls in kernels that keep float32, as far as a kernel
+            shows them. They are no part of the others.
         casts: The casts of the program that runs; those that the program itself writes count too.
         parameters: The number of parameter arrays.
         cast_parameters: The number of 16-bit copies of parameters that are made.
@@ -68,6 +70,7 @@ class Totals:
     low_contraction_flops: int
     guarded_contraction_flops: int
     float8_contraction_flops: int
+    wide_kernel_flops: int
     casts: Casts
     parameters: int
     cast_parameters: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from .marks import NONE, SUMMED
 from .needs import NOTHING, OF_PRODUCTS, Need, round_a_loop
 from .reasons import Reason, ReasonCode
 from .returning_carries import accumulating_carries, residual_streams
+from .stored import stored_carries
 from .structural import (
     INSIDE,
     PlansBodies,
@@ -67,19 +68,20 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     widened = _widened(given[:start], at.region.wide)
     fixed = loop_invariants(_as_parameters(given[:start], widened, at.region.wide))
     xs, ys = _slices(given[end:]), at.wants[len(initial) :]
-    accumulating = _accumulating(planner.policy, at, body)
+    stored = stored_carries(planner.policy, at, body, planner.paths)
+    accumulating = _accumulating(planner.policy, at, body).difference(stored)
 
     needs = _needs_of_carries(planner, at, body)
 
     def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Want]) -> Plan:
-        inputs = [*fixed, *_carried(carries, accumulating), *xs]
+        inputs = [*fixed, *_carried(carries, accumulating, stored), *xs]
         pairs = zip(returned, needs, strict=True)
         wants = [dataclasses.replace(want, needs=need) for want, need in pairs]
         return planner.plan(body.jaxpr, inputs, [*wants, *ys], at.region.names)
 
     # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair
     # is settled before anything else is read from the plan.
-    carries, reason = _carries(planner.policy, at, body, accumulating, plan_body)
+    carries, reason = _carries(planner.policy, at, body, accumulating, stored, plan_body)
     returned = [Want(d) for d in carries]
     inner = plan_body(carries, returned)
     # A slice of data is cast with its siblings, before the loop; one of a stacked parameter inside,
@@ -99,7 +101,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         Inside((inner,), inner.identity and not any(operands)),
         given,
         tuple(operands),
-        (*map(ValueState, carries), *stacked_states(inner.outputs[len(carries) :])),
+        (*_carried(carries, frozenset(), stored), *stacked_states(inner.outputs[len(carries) :])),
         reason,
         demands=(*inner.demands[:start], *of_carries, *inner.demands[end:]),
     )
@@ -110,10 +112,13 @@ def _slices(states: Sequence[ValueState]) -> list[ValueState]:
     return [s if s.tag is None else dataclasses.replace(s, tag=s.tag.sliced()) for s in states]
 
 
-def _carried(dtypes: Sequence[np.dtype | None], accumulating: frozenset[int]) -> list[ValueState]:
+def _carried(
+    dtypes: Sequence[np.dtype | None], accumulating: frozenset[int], stored: Collection[int]
+) -> list[ValueState]:
     """Returns what is known of the carries of a loop, inside of it."""
     marks = [SUMMED if k in accumulating else NONE for k in range(len(dtypes))]
-    return [ValueState(dtype, marks=m) for dtype, m in zip(dtypes, marks, strict=True)]
+    pairs = enumerate(zip(dtypes, marks, strict=True))
+    return [ValueState(dtype, marks=m, is_stored=k in stored) for k, (dtype, m) in pairs]
 
 
 def _needs_of_carries(planner: PlansBodies, at: Place, body: Body) -> list[int]:
@@ -140,6 +145,7 @@ def _carries(
     at: Place,
     body: Body,
     accumulating: frozenset[int],
+    stored: Mapping[int, np.dtype],
     plan_body: Callable[..., Plan],
 ) -> tuple[list[np.dtype | None], Reason]:
     """Returns the dtype of each carry of a scan, and why those that are float32 are."""
@@ -148,10 +154,12 @@ def _carries(
     variables = body_of(body.jaxpr).invars[start : start + count]
     declared = list(map(at.kept, variables))
     guess = first_guess(declared, initial, accumulating, at.region, policy.data_abstains)
+    guess = [stored.get(k, dtype) for k, dtype in enumerate(guess)]
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
         # A carry that is on trial may come back in any dtype; one that is declared has to keep it.
-        free = [Want(None if d != e else d) for d, e in zip(carries, declared, strict=True)]
+        pairs = enumerate(zip(carries, declared, strict=True))
+        free = [Want(d if d == e or k in stored else None) for k, (d, e) in pairs]
         return plan_body(carries, free).outputs[:count]
 
     carries = settled(guess, declared, initial, returned_by_body, at.region.wide)
@@ -185,33 +193,40 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
     # No trial here: with an unknown number of steps there is no telling how an error adds up.
     held, given = bodies(at.eqn), at.given
     inner, demands = [], full_if_float(at)
+    stored = stored_carries(planner.policy, at, held[-1], planner.paths)
+    dtypes = [stored.get(k, at.kept(v)) for k, v in enumerate(at.eqn.outvars)]
     for body in held:
         jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]
         inputs = loop_invariants([given[i] for i in constants])
         accumulating = accumulating_carries(jaxpr, body.fixed, len(body.carries))
-        inputs += _carried(list(map(at.kept, jaxpr.invars[body.fixed :])), accumulating)
+        accumulating = accumulating.difference(stored)
+        inputs += _carried(dtypes, accumulating, stored)
         needs = {
             k: n
             for (_, k), n in zip(body.carries, _needs_of_carries(planner, at, body), strict=True)
         }
         returned = [
-            Want() if r is None else Want(dtype=at.kept(v), needs=needs.get(k, 0))
-            for k, (v, r) in enumerate(zip(jaxpr.outvars, body.results, strict=True))
+            Want() if r is None else Want(dtype=dtypes[k], needs=needs.get(k, 0))
+            for k, r in enumerate(body.results)
         ]
         plan = planner.plan(body.jaxpr, inputs, returned, at.region.names)
         inner.append(plan)
         for i, demand in zip(constants, plan.demands[: body.fixed], strict=True):
             demands[i] = demand
     start = sum(body.fixed for body in held)
-    pairs = list(zip(map(at.kept, at.eqn.invars), given, strict=True))[start:]
+    pairs = zip(dtypes, given[start:], strict=True)
     restored = [None if dtype == state.dtype else dtype for dtype, state in pairs]
     unchanged = all(plan.identity for plan in inner) and not any(restored)
-    kept = tuple(i for i in range(start, len(given)) if at.declared(at.eqn.invars[i]))
+    kept = tuple(
+        i
+        for i in range(start, len(given))
+        if at.declared(at.eqn.invars[i]) and i - start not in stored
+    )
     return EquationPlan(
         Inside(tuple(inner), unchanged),
         given,
         (*(None,) * start, *restored),
-        tuple(ValueState(at.kept(v)) for v in at.eqn.outvars),
+        tuple(_carried(dtypes, frozenset(), stored)),
         Reason(ReasonCode.CARRY, "carries keep their declared dtypes", kept),
         demands=tuple(demands),
     )

@@ -27,6 +27,7 @@ from .marks import Memo
 from .needs import OF_PRODUCTS
 from .products import products_of
 from .rounded_streams import rounded_stream
+from .stored import written
 from .structural import plan_structural, planning_rule
 from .sweeps import Sweeps
 from .value_facts import literal_state
@@ -60,6 +61,8 @@ class Planner:
         self.memo: Memo = {}
         # Whether a function with a derivative or batching rule of the user's own was planned.
         self.has_rules: bool = False
+        # The names of carries, where the policy says which of them are stored in 16 bits.
+        self.paths: set[str] = set()
         self._products = products_of(policy)
         scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
         self._rule_functions = has_rule_functions([*policy.rules, *scoped])
@@ -122,8 +125,10 @@ class Planner:
         key = (id(jaxpr), *question)
         if (planned := self._plans.get(key)) is not None:
             return planned[1]
-        # A rule function may look at the source line, another room at one equation.
-        kind = None if self._rule_functions or self._products else kind_of(jaxpr)
+        # A rule function may look at the source line, another room at one equation, what is stored
+        # has a name.
+        is_alone = self._rule_functions or self._products or self.policy.storage
+        kind = None if is_alone else kind_of(jaxpr)
         twin = None if kind is None else self._kinds.get((kind, *question))
         # Each jaxpr has a plan of its own, though another of its kind was planned.
         plan = twin and dataclasses.replace(twin, jaxpr=body_of(jaxpr))
@@ -184,7 +189,7 @@ class Planner:
 
     def plan_at(self, at: Place) -> EquationPlan:
         """Plans an equation where it stands, with what follows from where it stands."""
-        return rounded_stream(self.policy, at, self._plan_equation(at))
+        return written(at) or rounded_stream(self.policy, at, self._plan_equation(at))
 
     def _plan_equation(self, at: Place) -> EquationPlan:
         if self.regions.has_islands and (beyond := outside(at)) is not at:

@@ -27,7 +27,7 @@ from .basic_plans import as_declared, emitted, keep
 from .call_operands import cast_states, read_full, read_low
 from .data import BIND, KEEP, Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .equation_view import check_domain, view_of
-from .float_dtypes import is_in
+from .float_dtypes import is_in, is_narrower
 from .marks import Memo
 from .reasons import Reason, ReasonCode
 
@@ -38,10 +38,12 @@ class PlansBodies(Protocol):
     Attributes:
         policy: The policy of the program.
         memo: What is known of its jaxprs, whatever their dtypes.
+        paths: Gets the names of carries.
     """
 
     policy: Policy
     memo: Memo
+    paths: set[str]
 
     def plan(
         self,
@@ -242,7 +244,8 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     # All branches have to return one type. float32 holds what either of them has.
     for k in range(len(joined)):
         if len(set(_dtypes_of(k, inner, held))) > 1:
-            joined[k] = Want(dtype=at.full)
+            narrow = [d for d in _dtypes_of(k, inner, held) if is_narrower(d, at.full)]
+            joined[k] = Want(dtype=narrow[0] if _is_stored(k, inner, held) else at.full)
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
     if reason is not INSIDE:
         inner = plan_all(joined)
@@ -256,9 +259,17 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     operands = tuple(None if i in inside else d for i, d in enumerate(declared))
     unchanged = all(plan.identity for plan in inner) and not any(operands)
     made = [_dtypes_of(k, inner, held) or [at.declared(v)] for k, v in enumerate(at.eqn.outvars)]
-    results = tuple(ValueState(dtypes[0]) for dtypes in made)
+    stored = [_is_stored(k, inner, held) for k in range(len(made))]
+    pairs = zip(made, stored, strict=True)
+    results = tuple(ValueState(dtypes[0], is_stored=is_stored) for dtypes, is_stored in pairs)
     action = Inside(tuple(inner), unchanged)
     return EquationPlan(action, given, operands, results, reason, demands=tuple(demands))
+
+
+def _is_stored(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> bool:
+    """Returns whether a body returns as result ``k`` what is stored in 16 bits."""
+    pairs = zip(inner, held, strict=True)
+    return any(p.outputs[body.results.index(k)].is_stored for p, body in pairs if k in body.results)
 
 
 def _dtypes_of(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[np.dtype | None]:
@@ -307,6 +318,7 @@ def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
             known_value=s.known_value,
             integer_bound=s.integer_bound,
             may_be_rounded=s.may_be_rounded,
+            is_stored=s.is_stored,
         )
         for s in states
     )

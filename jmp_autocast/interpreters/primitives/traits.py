@@ -29,6 +29,7 @@ decision is made, in `interpreters/plan`.
 | same | it makes no value that its operands do not hold |
 | fuses | XLA computes it inside what reads it: its result is not stored for that |
 | zeros | all elements of its result are zero; it has the derivative of its operand |
+| writes | its result is an operand with other elements in places: a cache keeps its dtype |
 | contracts | it multiplies and sums: what tensor cores are for |
 """
 
@@ -43,7 +44,7 @@ import numpy as np
 _NAMES = frozenset(
     """
     moves affine rounds clears feeds sums shifts chooses snaps replicates repeats damps saturates
-    log0 div1 redispatch first same whole fuses zeros contracts
+    log0 div1 redispatch first same whole fuses zeros writes contracts
     """.split()
 )
 
@@ -70,10 +71,10 @@ _ROWS: dict[str, str] = {
     "reduce_max reduce_min": "rounds feeds",
     "reduce_window_max reduce_window_min": "rounds clears repeats",
     "cummax cummin sort": "rounds",
-    "select_n": "affine rounds clears fuses",
-    "pad": "affine rounds clears first",
-    "concatenate stack": "affine rounds",
-    "dynamic_update_slice": "rounds",
+    "select_n": "affine rounds clears fuses writes",
+    "pad": "affine rounds clears first writes",
+    "concatenate stack": "affine rounds writes",
+    "dynamic_update_slice": "rounds writes",
     # functions
     "pow": "replicates log0",
     "log log1p log2 rsqrt acos acosh asin atanh erf_inv": "log0",
@@ -81,7 +82,8 @@ _ROWS: dict[str, str] = {
     "logistic": "damps saturates",
     "tanh erf erfc": "saturates",
     "dot_general conv_general_dilated ragged_dot_general": "contracts",
-    "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max": "redispatch",
+    "scatter": "redispatch writes",
+    "scatter-add scatter-sub scatter-mul scatter-min scatter-max": "redispatch",
     # movement of elements; what replicates them adds up their cotangents in its transpose
     "broadcast_in_dim": f"{_MOVING} repeats same fuses",
     "broadcast_to tile": _MOVING,
