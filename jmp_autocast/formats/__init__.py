@@ -1,0 +1,10 @@
+"""Number formats of any bits, emulated in float32: parse one by its name, and round to it.
+
+`policies/formats.py` says what a format is, `rounding.py` rounds to it, and `products.py` is what
+planning calls for a scope that a policy gives a format.
+"""
+
+from ..policies.formats import Emulated, Format, parse
+from .rounding import rounded
+
+__all__ = ["Emulated", "Format", "parse", "rounded"]
