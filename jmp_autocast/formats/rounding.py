@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..policies.formats import Format, parse
+from ..policies.formats import Emulated, Format, parse
 
 _SIGN = np.uint32(0x80000000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -57,9 +57,44 @@ def rounded(
         [0.3125, 16.0, 448.0]
     """
     format = parse(format)
-    if format.block is not None:
+    if format.block is not None and jnp.ndim(x):
         return _in_blocks(x, format, key, axis)
+    if format.block is not None:
+        return _in_blocks(jnp.reshape(x, 1), format, key, -1).reshape(())
     return _rounded(x, format, key, saturate)
+
+
+def as_emulated(
+    emulated: Emulated, format: Format, x: Any, axis: int = -1, draw: int = 0
+) -> jax.Array:
+    """Rounds an array as a policy says, in its own dtype.
+
+    Args:
+        emulated: What the policy says.
+        format: The format, one of its two.
+        x: A float32 or 16-bit array.
+        axis: As for `rounded`.
+        draw: Tells the draws of arrays apart that are rounded side by side, as both factors of a
+            product: with equal draws a square would err on one side.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> emulated = Emulated("e5m2", rounding="stochastic")
+        >>> float(as_emulated(emulated, emulated.format, jnp.full(4096, 1.1)).mean().round(2))
+        1.1
+    """
+    dtype = jnp.result_type(x)
+    x = lax.convert_element_type(x, jnp.float32)
+    key = None
+    if emulated.rounding == "stochastic":
+        # Of the values themselves: a program stays a function, and another step, in which any
+        # element changed, has other draws.
+        total = jnp.sum(lax.bitcast_convert_type(x, jnp.uint32), dtype=jnp.uint32)
+        key = jax.random.fold_in(jax.random.key(emulated.seed), draw)
+        key = jax.random.fold_in(key, total)
+    saturate = emulated.overflow == "saturate"
+    x = rounded(x, format, key=key, saturate=saturate, axis=axis)
+    return lax.convert_element_type(x, dtype)
 
 
 def _rounded(x: Any, format: Format, key: jax.Array | None, saturate: bool) -> Any:

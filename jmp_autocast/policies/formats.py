@@ -190,6 +190,25 @@ def parse(name: Any, argument: str = "format") -> Format:
     return _checked(name, argument, prefix and int(total), int(exponent), int(mantissa), ending, bias)
 
 
+_LIKE_ONE = re.compile(r"(float\d+_)?e\d+m?\d*(fn|fnuz|b\d+fnuz)?|(float\d+_)?m\d+|mxfp.*|tf32")
+
+
+def is_format(value: Any) -> bool:
+    """Returns whether a format is meant, and no dtype of programs: with a mistake in it, maybe.
+
+    Example:
+        >>> [is_format(value) for value in ("e4m3", "e4", "bfloat16", "float9")]
+        [True, True, False, False]
+    """
+    if isinstance(value, Format | Emulated):
+        return True
+    dtype = None if isinstance(value, str) else find_dtype(value)
+    word = value if dtype is None else dtype.name
+    if not isinstance(word, str):
+        return False
+    return _LIKE_ONE.fullmatch(word) is not None or word in _WITHOUT_BITS
+
+
 _FIX = "Write 'e5m7' for 5 exponent and 7 mantissa bits, or the name of one, such as 'mxfp8'."
 
 
@@ -285,6 +304,11 @@ class Emulated:
         check_choice("Emulated.overflow", self.overflow, get_args(Overflow))
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise wrong_type("Emulated.seed must be an integer", self.seed, "Write one, such as 0.")
+
+    def __repr__(self) -> str:
+        """Returns the call that makes it, with what differs from the defaults."""
+        options = "".join(f", {name}={value!r}" for name, value in self.changed.items())
+        return f"Emulated({self.name!r}{options})"
 
     @property
     def name(self) -> str:
