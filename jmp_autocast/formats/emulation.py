@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ..interpreters.compat import JaxprEqn, SymbolicZero, bind
 from ..interpreters.plan.data import Place, Source
@@ -138,20 +137,7 @@ def _rounded_at(
 
 
 def _read(emulated: Emulated, x: Any, axis: int = -1, draw: int = 0) -> Any:
-    """Returns an array as it is rounded, with the derivative that it had."""
-    rounded = as_emulated(emulated, emulated.format, lax.stop_gradient(x), axis, draw)
-    return _straight_through(x, rounded)
-
-
-@jax.custom_jvp
-def _straight_through(x: Any, rounded: Any) -> Any:
-    """Returns what was rounded, with the derivative of what it was rounded from."""
-    return rounded
-
-
-@_straight_through.defjvp
-def _(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    return primals[1], tangents[0]
+    return as_emulated(emulated, emulated.format, x, axis, draw)
 
 
 def _result(x: Any, emulated: Emulated) -> Any:

@@ -6,6 +6,8 @@ bits. What is here rounds the same on all.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..interpreters.compat import inlined
 from ..policies.formats import Emulated, Format, parse
 
 _SIGN = np.uint32(0x80000000)
@@ -56,18 +59,13 @@ def rounded(
         >>> rounded(jnp.array([0.3, 17.0, 1e6]), "e4m3", saturate=True).tolist()
         [0.3125, 16.0, 448.0]
     """
-    format = parse(format)
-    if format.block is not None and jnp.ndim(x):
-        return _in_blocks(x, format, key, axis)
-    if format.block is not None:
-        return _in_blocks(jnp.reshape(x, 1), format, key, -1).reshape(())
-    return _rounded(x, format, key, saturate)
+    return _inlined(_to_format, parse(format), saturate, axis)(x, key)
 
 
 def as_emulated(
     emulated: Emulated, format: Format, x: Any, axis: int = -1, draw: int = 0
 ) -> jax.Array:
-    """Rounds an array as a policy says, in its own dtype.
+    """Rounds an array as a policy says, in its own dtype; derivatives pass through as they are.
 
     Args:
         emulated: What the policy says.
@@ -83,6 +81,45 @@ def as_emulated(
         >>> float(as_emulated(emulated, emulated.format, jnp.full(4096, 1.1)).mean().round(2))
         1.1
     """
+    function = _inlined(_emulated, emulated, format, axis, draw)
+    return straight_through(x, function(lax.stop_gradient(x)))
+
+
+@jax.custom_jvp
+def straight_through(x: Any, rounded: Any) -> Any:
+    """Returns what was rounded, with the derivative of what it was rounded from.
+
+    Args:
+        x: What was rounded.
+        rounded: What it was rounded to, without a derivative.
+
+    Example:
+        >>> print(jax.grad(lambda x: straight_through(x, jax.lax.stop_gradient(jnp.round(x))))(0.7))
+        1.0
+    """
+    return rounded
+
+
+@straight_through.defjvp
+def _(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    return primals[1], tangents[0]
+
+
+# Outside of a trace one program for each shape, in place of one for each of twenty operations.
+@functools.lru_cache(maxsize=4096)
+def _inlined(function: Callable[..., Any], *options: Any) -> Callable[..., Any]:
+    return inlined(lambda *arrays: function(*arrays, *options))
+
+
+def _to_format(x: Any, key: Any, format: Format, saturate: bool, axis: int) -> Any:
+    if format.block is not None and jnp.ndim(x):
+        return _in_blocks(x, format, key, axis)
+    if format.block is not None:
+        return _in_blocks(jnp.reshape(x, 1), format, key, -1).reshape(())
+    return _rounded(x, format, key, saturate)
+
+
+def _emulated(x: Any, emulated: Emulated, format: Format, axis: int, draw: int) -> Any:
     dtype = jnp.result_type(x)
     x = lax.convert_element_type(x, jnp.float32)
     key = None
@@ -92,8 +129,7 @@ def as_emulated(
         total = jnp.sum(lax.bitcast_convert_type(x, jnp.uint32), dtype=jnp.uint32)
         key = jax.random.fold_in(jax.random.key(emulated.seed), draw)
         key = jax.random.fold_in(key, total)
-    saturate = emulated.overflow == "saturate"
-    x = rounded(x, format, key=key, saturate=saturate, axis=axis)
+    x = _to_format(x, key, format, emulated.overflow == "saturate", axis)
     return lax.convert_element_type(x, dtype)
 
 

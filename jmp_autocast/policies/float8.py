@@ -232,7 +232,8 @@ def as_scope_dtype(value: Any, argument: str, wide: np.dtype) -> Any:
             return emulated
         raise ValueError(
             f"{argument} must not be a format if the compute dtype is float32, got "
-            f"{emulated.name!r}: a format is emulated in float32, and the program is in float64."
+            f"{emulated.name!r}: a format is emulated in float32, and the program is in float64. "
+            "Leave it out, or write compute_dtype='bfloat16'."
         )
     return as_float_dtype(value, argument, domain(wide) | {FLOAT64})
 

@@ -37,9 +37,9 @@ def model(params, x):
 PARAMS = {"w": W, "v": V}
 
 
-def run(emulated, fn=model, args=(PARAMS, X), scope="mlp", **options):
+def run(emulated, fn=model, args=(PARAMS, X), scope="mlp"):
     policy = Policy("bfloat16").with_scopes({"*": "float32", scope: emulated})
-    return autocast(fn, policy=policy, params=0, **options)(*args)
+    return jax.jit(autocast(fn, policy=policy, params=0))(*args)
 
 
 def nearest(x, name="e4m3"):
@@ -205,8 +205,8 @@ def test_loops_calls_and_rules_of_users():
 
 
 def test_a_convolution():
-    image = random.normal(size=(2, 6, 6, 32)).astype(np.float32)
-    kernel = random.normal(size=(3, 3, 32, 4)).astype(np.float32)
+    image = random.normal(size=(2, 3, 3, 32)).astype(np.float32)
+    kernel = random.normal(size=(2, 2, 32, 4)).astype(np.float32)
     conv = lambda w, x: lax.conv_general_dilated(
         x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -219,7 +219,7 @@ def test_a_convolution():
 
 
 def test_stochastic_rounding_is_a_function_and_right_in_the_mean():
-    emulated = [Emulated("e4m3", rounding="stochastic", seed=seed) for seed in range(64)]
+    emulated = [Emulated("e4m3", rounding="stochastic", seed=seed) for seed in range(12)]
     fn = jax.jit(lambda x: jnp.stack([run(e, lambda p, x: x @ p["w"], (PARAMS, x), "*") for e in emulated]))
     found = fn(X)
     np.testing.assert_array_equal(found, fn(X))
