@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         explain,
         explain_kept,
         op_stats,
+        significant_digits,
         tune,
     )
 
@@ -87,13 +88,17 @@ __all__ = [
     "register_rule",
     "scaled_value_and_grad",
     "select_on_finite",
+    "significant_digits",
     "skipped_steps",
     "static_loss_scaling",
     "step_skipped",
     "tune",
 ]
 
-_TOOLS = "audit", "check_numerics", "compare", "explain", "explain_kept", "op_stats", "tune"
+_TOOLS = (
+    *("audit", "check_numerics", "compare", "explain", "explain_kept", "op_stats"),
+    *("significant_digits", "tune"),
+)
 _ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 _RENAMED = {"register_policy": "register_rule"}
 

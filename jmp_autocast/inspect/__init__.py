@@ -5,9 +5,11 @@ from .auditing.audit import AuditReport, Finding, audit
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
+from .measure.digits_report import Digits, DigitsRow, OutputDigits, ScopeDigits
 from .measure.error_probe import ArrayError
 from .measure.named_values import NamedError, ProgramComparison
 from .measure.numerics_report import NumericsReport, NumericsRow
+from .measure.significant_digits import significant_digits
 from .report.explain import explain
 from .report.jaxprs import OpCount, OpCounts, op_stats
 from .report.kept import CutJaxpr, Island, KeptArray, KeptReport, explain_kept
@@ -27,6 +29,8 @@ __all__ = [
     "CutJaxpr",
     "CutValue",
     "Difference",
+    "Digits",
+    "DigitsRow",
     "Finding",
     "GradientError",
     "Island",
@@ -38,10 +42,12 @@ __all__ = [
     "NumericsRow",
     "OpCount",
     "OpCounts",
+    "OutputDigits",
     "ProgramComparison",
     "Report",
     "Roofline",
     "Row",
+    "ScopeDigits",
     "ScopeError",
     "Share",
     "Totals",
@@ -52,5 +58,6 @@ __all__ = [
     "explain",
     "explain_kept",
     "op_stats",
+    "significant_digits",
     "tune",
 ]

@@ -190,7 +190,10 @@ def parse(name: Any, argument: str = "format") -> Format:
     return _checked(name, argument, prefix and int(total), int(exponent), int(mantissa), ending, bias)
 
 
-_LIKE_ONE = re.compile(r"(float\d+_)?e\d+m?\d*(fn|fnuz|b\d+fnuz)?|(float\d+_)?m\d+|mxfp.*|tf32")
+# "float8" is a recipe of 8-bit products, and integers are told that they are no dtype of programs.
+_LIKE_ONE = re.compile(
+    r"(float\d+_)?(e\d+m?\d*|m\d+)(fn|fnuz|b\d+fnuz)?|mxfp.*|fp[468]|float[46]|nvfp4|tf32"
+)
 
 
 def is_format(value: Any) -> bool:
@@ -206,7 +209,7 @@ def is_format(value: Any) -> bool:
     word = value if dtype is None else dtype.name
     if not isinstance(word, str):
         return False
-    return _LIKE_ONE.fullmatch(word) is not None or word in _WITHOUT_BITS
+    return _LIKE_ONE.fullmatch(word) is not None
 
 
 _FIX = "Write 'e5m7' for 5 exponent and 7 mantissa bits, or the name of one, such as 'mxfp8'."

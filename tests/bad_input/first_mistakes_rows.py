@@ -592,20 +592,6 @@ GUESSED = [
         r"scopes\['\*'\] | 'e4m3' | must not be a format | Leave it out",
     ),
     Row(
-        "Emulated",
-        "another part",
-        lambda w: Emulated("e4m3", "weights"),
-        ValueError,
-        "Emulated.of | 'weights' | must be one of | 'parameters'",
-    ),
-    Row(
-        "Emulated",
-        "a seed that is no integer",
-        lambda w: Emulated("e4m3", seed=0.5),
-        TypeError,
-        "Emulated.seed | 0.5 of type float | must be an integer | Write one, such as 0",
-    ),
-    Row(
         "Policy",
         "integers",
         lambda w: Policy(matmul="int8"),
