@@ -10,6 +10,7 @@ from .measure.error_probe import ArrayError
 from .measure.named_values import NamedError, ProgramComparison
 from .measure.numerics_report import NumericsReport, NumericsRow
 from .measure.significant_digits import significant_digits
+from .measure.stored_values import StoredComparison
 from .report.explain import explain
 from .report.jaxprs import OpCount, OpCounts, op_stats
 from .report.kept import CutJaxpr, Island, KeptArray, KeptReport, explain_kept
@@ -50,6 +51,7 @@ __all__ = [
     "ScopeDigits",
     "ScopeError",
     "Share",
+    "StoredComparison",
     "Totals",
     "TuneReport",
     "audit",
