@@ -99,7 +99,7 @@ _TOOLS = (
     *("audit", "check_numerics", "compare", "explain", "explain_kept", "op_stats"),
     *("significant_digits", "tune"),
 )
-_ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
+_ROOMS = "formats", "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 _RENAMED = {"register_policy": "register_rule"}
 
 

@@ -5,8 +5,8 @@ planning calls for a scope that a policy gives a format, with a primitive of its
 (`rounded_cotangent.py`).
 """
 
-from ..policies.formats import Emulated, Format, parse
-from . import emulation
+from ..policies.formats import Format, parse
+from . import emulation as emulation  # registers itself with planning
 from .rounding import rounded
 
-__all__ = ["Emulated", "Format", "emulation", "parse", "rounded"]
+__all__ = ["Format", "parse", "rounded"]
