@@ -187,7 +187,9 @@ def parse(name: Any, argument: str = "format") -> Format:
     if found is None:
         raise ValueError(f"{argument} must name its bits, got {shown(name)}.{_meant(word)}")
     prefix, total, exponent, mantissa, ending, bias = found.groups()
-    return _checked(name, argument, prefix and int(total), int(exponent), int(mantissa), ending, bias)
+    return _checked(
+        name, argument, prefix and int(total), int(exponent), int(mantissa), ending, bias
+    )
 
 
 # "float8" is a recipe of 8-bit products, and integers are told that they are no dtype of programs.

@@ -6,7 +6,16 @@ import jmp
 import numpy as np
 from jax import lax
 
-from jmp_autocast import BF16, CastPolicy, Decision, Emulated, Float8, Policy, autocast, register_rule
+from jmp_autocast import (
+    BF16,
+    CastPolicy,
+    Decision,
+    Emulated,
+    Float8,
+    Policy,
+    autocast,
+    register_rule,
+)
 
 from .row import Row, loss
 from .transform_rows import Unhashable

@@ -104,7 +104,9 @@ def lossy(y):
 
 INSIDE = {
     "scan": lambda x: lax.scan(lambda h, y: (h, lossy(y * 1.1)), 0.0, x)[1],
-    "while": lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, lossy(s[1] * 1.1)), (0, x))[1],
+    "while": lambda x: lax.while_loop(
+        lambda s: s[0] < 3, lambda s: (s[0] + 1, lossy(s[1] * 1.1)), (0, x)
+    )[1],
     "cond": lambda x: lax.cond(x[0] > 0, lambda: lossy(x * 1.1), lambda: x),
     "jit": jax.jit(lambda x: lossy(x * 1.1)),
 }
@@ -140,7 +142,10 @@ def test_a_program_of_16_bits_has_their_digits():
 
 def test_samples_and_seeds():
     args = X[:4], _near(X[:4] ** 2, 1e-3)
-    found = [significant_digits(discriminant, *args, samples=n, seed=s) for n, s in ((2, 0), (20, 0), (20, 1))]
+    found = [
+        significant_digits(discriminant, *args, samples=n, seed=s)
+        for n, s in ((2, 0), (20, 0), (20, 1))
+    ]
     few, many, other = (each.outputs[0].digits for each in found)
     assert few < many  # two samples say little
     assert abs(many - other) < 0.5

@@ -45,12 +45,19 @@ def stored(broken=None):
 
 def test_a_model_agrees_with_itself_in_another_framework():
     found = compare(model, PARAMS, X, against=stored())
-    names = ["features/block_0/conv", "features/block_0", "features/block_1/conv", "features/block_1"]
+    names = [
+        "features/block_0/conv",
+        "features/block_0",
+        "features/block_1/conv",
+        "features/block_1",
+    ]
     assert [each.name for each in found.values] == [*names, "pooled"]
     assert found.transposed == dict.fromkeys(names, (0, 2, 3, 1))
     assert found.first_beyond(1e-5) is None
     assert found.outputs["0"].error < 1e-5
-    assert str(found).startswith("no value errs by more than 0.001\ntransposed: features/block_0/conv")
+    assert str(found).startswith(
+        "no value errs by more than 0.001\ntransposed: features/block_0/conv"
+    )
     assert "model against 6 stored arrays" in found.summary
 
 
@@ -107,7 +114,11 @@ WRONG = {
         ValueError,
         r"against\['pooled'\] has the shape \(2, 6, 6, 3\), and the value has \(2, 8\). Pass it",
     ),
-    "integers": ({"pooled": [[1, 2]]}, TypeError, r"against\['pooled'\] must be an array of floats"),
+    "integers": (
+        {"pooled": [[1, 2]]},
+        TypeError,
+        r"against\['pooled'\] must be an array of floats",
+    ),
     "a tensor": ({"pooled": Tensor()}, TypeError, r"of type Tensor. Pass .*detach\(\).cpu\(\)"),
     "no name": ({0: X}, TypeError, "Each key of against= must be a name, got 0 of type int"),
 }

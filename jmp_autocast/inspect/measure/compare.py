@@ -85,8 +85,8 @@ def compare(
             with itself in mixed precision: a sampler with a trainer, decoding with prefill, a batch
             of 1 with one of 8. Both run as they are, and values belong together by name: the last
             value of a ``jax.named_scope``, what ``jax.ad_checkpoint.checkpoint_name`` names, and
-            the outputs. Or arrays by such names, ``{"encoder/layer_0": array, "output 0": logits}``,
-            which another framework computed: what hooks of PyTorch stored, or the logits beside a
+            the outputs. Or arrays by such names, ``{"layer_0": array, "output 0": logits}``, which
+            another framework computed: what hooks of PyTorch stored, or the logits beside a
             checkpoint. The last part of a name will do, points stand for slashes, and channels may
             stand elsewhere, as in NCHW. ``first_beyond()`` is the first value that is off.
         **kwargs: Its keyword arguments.

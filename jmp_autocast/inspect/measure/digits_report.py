@@ -169,9 +169,7 @@ class Digits(Exported):
             name = row.scope if depth is None else "/".join(row.scope.split("/")[:depth])
             groups.setdefault(name, []).append(row)
         return tuple(
-            ScopeDigits(
-                name, len(rows), min(r.digits for r in rows), max(r.lost for r in rows)
-            )
+            ScopeDigits(name, len(rows), min(r.digits for r in rows), max(r.lost for r in rows))
             for name, rows in groups.items()
         )
 

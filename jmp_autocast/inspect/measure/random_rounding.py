@@ -1,7 +1,7 @@
 """Rounds what an equation makes randomly up or down, as stochastic arithmetic does.
 
-Where the error of an operation is known exactly (`ERRORS`: sums, products, quotients, roots, casts),
-its result becomes one of the two numbers around the exact one, with equal chances, and an exact
+Where the error of an operation is known (`ERRORS`: sums, products, quotients, roots, casts), its
+result becomes one of the two numbers around the exact one, with equal chances, and an exact
 result stays. Other functions are taken to be right to the last bit. A sum of many terms rounds at
 each of them, in an order that the compiler chooses: each term is rounded once more before.
 """
@@ -67,8 +67,7 @@ def randomly_rounded(
         noisy = [_last_bit(x, draw + np.uint32(2 * i + 2)) for i, x in enumerate(operands)]
         whole = _add_up_exactly(operands)
         operands = [
-            x if x is y else jnp.where(whole, x, y)
-            for x, y in zip(operands, noisy, strict=True)
+            x if x is y else jnp.where(whole, x, y) for x, y in zip(operands, noisy, strict=True)
         ]
     results = run(operands)
     if (error := ERRORS.get(name)) is not None and _is_real(results[0]):

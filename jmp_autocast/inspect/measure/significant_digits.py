@@ -107,16 +107,22 @@ def significant_digits(
 
     spreads, readings = jax.device_get(run(*arrays))
     rows = []
-    for index, (equation, read) in enumerate(
-        each_reading(measured_equations(closed), readings)
-    ):
+    for index, (equation, read) in enumerate(each_reading(measured_equations(closed), readings)):
         dtype = equation.dtypes[0]
         made, fewest, before = (
             digits(ratio, dtype, samples) for ratio in (read.whole, read.worst, read.before)
         )
         lost = round(max(before - made, 0.0), 1)
-        rows.append(DigitsRow(**fields_of(equation), digits=made, fewest=fewest, lost=lost,
-                              runs=read.runs, index=index))
+        rows.append(
+            DigitsRow(
+                **fields_of(equation),
+                digits=made,
+                fewest=fewest,
+                lost=lost,
+                runs=read.runs,
+                index=index,
+            )
+        )
     outputs = {}
     for i, each in spreads.items():
         dtype = avals[i].dtype.name
