@@ -64,21 +64,25 @@ def randomly_rounded(
     name = (contraction_in(eqn) or eqn).primitive.name
     if name in _OF_MANY:
         # Whole numbers add up exactly: counts, masks, one-hot rows.
-        noisy = [_last_bit(x, draw + np.uint32(2 * i + 2)) for i, x in enumerate(operands)]
-        whole = _add_up_exactly(operands)
-        operands = [
-            x if x is y else jnp.where(whole, x, y) for x, y in zip(operands, noisy, strict=True)
-        ]
+        exact = _add_up_exactly(operands)
+        operands = _unless(exact, operands, draw)
+        return _unless(exact, run(operands), draw + np.uint32(50))
     results = run(operands)
     if (error := ERRORS.get(name)) is not None and _is_real(results[0]):
         values = [jnp.asarray(x) for x in operands]
         return [_up_or_down(results[0], error(results[0], *values), draw)]
-    made = []
-    for k, x in enumerate(results):
-        exact = _are_whole([*operands, x])
-        noisy = _last_bit(x, draw + np.uint32(2 * k + 1))
-        made.append(x if noisy is x else jnp.where(exact, x, noisy))
-    return made
+    exact = [_are_whole([*operands, x]) for x in results]
+    return [
+        _unless(e, [x], draw + np.uint32(k))[0]
+        for k, (e, x) in enumerate(zip(exact, results, strict=True))
+    ]
+
+
+def _unless(exact: Any, values: Sequence[Any], draw: Any) -> list[Any]:
+    """Returns values whose last bits are random, but where they are exact."""
+    noisy = [_last_bit(x, draw + np.uint32(2 * i + 1)) for i, x in enumerate(values)]
+    pairs = zip(values, noisy, strict=True)
+    return [x if x is y else jnp.where(exact, x, y) for x, y in pairs]
 
 
 def _is_real(x: Any) -> bool:
