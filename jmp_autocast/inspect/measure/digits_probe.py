@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...interpreters.compat import JaxprEqn
+from ...interpreters.compat import JaxprEqn, Tracer
 from ...interpreters.rewrite.values import Value
 from .basic_blocks import EquationRun, Probe
 from .evaluator import Evaluated, Evaluator
@@ -98,7 +98,9 @@ class SpreadProbe(Probe):
 
     def measure(self, run: EquationRun) -> SpreadReading:
         """Returns the spread of the results of an equation, and of its operands."""
-        read = [x for x in run.operands[0] if is_measurable(jax.typeof(x))]
+        # A literal is the same in all samples.
+        operands = [x for x in run.operands[0] if isinstance(x, Tracer)]
+        read = [x for x in operands if is_measurable(jax.typeof(x))]
         read = [self._made[id(x)][1] if id(x) in self._made else spread(x) for x in read]
         made = {id(x): (x, spread(x)) for x in run.results[0] if is_measurable(jax.typeof(x))}
         self._made |= made
