@@ -188,7 +188,7 @@ def parse(name: Any, argument: str = "format") -> Format:
         raise ValueError(f"{argument} must name its bits, got {shown(name)}.{_meant(word)}")
     prefix, total, exponent, mantissa, ending, bias = found.groups()
     return _checked(
-        name, argument, prefix and int(total), int(exponent), int(mantissa), ending, bias
+        name, argument, int(total) if prefix else None, int(exponent), int(mantissa), ending, bias
     )
 
 

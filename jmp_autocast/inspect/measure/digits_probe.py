@@ -114,8 +114,8 @@ class SpreadProbe(Probe):
 
     def merge(self, first: SpreadReading, second: SpreadReading) -> SpreadReading:
         """Returns the readings of two runs of the same equations, ``first`` the earlier."""
-        largest = [jnp.maximum(*pair) for pair in zip(first[:3], second[:3], strict=True)]
-        return SpreadReading(*largest, first.runs + second.runs)
+        worst = jax.tree.map(jnp.maximum, first, second)
+        return worst._replace(runs=first.runs + second.runs)
 
 
 def _largest(values: Sequence[Any]) -> Any:

@@ -126,6 +126,6 @@ def significant_digits(
     outputs = {}
     for i, each in spreads.items():
         dtype = avals[i].dtype.name
-        found = (digits(float(ratio), dtype, samples) for ratio in each)
-        outputs[i] = OutputDigits(*found, dtype)
+        whole, worst = (digits(float(ratio), dtype, samples) for ratio in each)
+        outputs[i] = OutputDigits(whole, worst, dtype)
     return Digits(name_of(fn), samples, tuple(rows), outputs)
