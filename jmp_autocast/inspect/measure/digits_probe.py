@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -96,6 +97,16 @@ class SpreadProbe(Probe):
         # What equations made, by the ids of the arrays, which are held: no other one gets its id.
         self._made: dict[int, tuple[Any, Spread]] = {}
 
+    @contextlib.contextmanager
+    def nested(self) -> Iterator[None]:
+        """Forgets, at its end, what was made inside: tracers of a loop are none outside of it."""
+        before = self._made
+        self._made = dict(before)
+        try:
+            yield
+        finally:
+            self._made = before
+
     def measure(self, run: EquationRun) -> SpreadReading:
         """Returns the spread of the results of an equation, and of its operands."""
         # A literal is the same in all samples.
@@ -135,13 +146,19 @@ class Sample(Evaluator):
     """
 
     def __init__(self, number: Any) -> None:
-        super().__init__(SpreadProbe())
+        self._spreads = SpreadProbe()
+        super().__init__(self._spreads)
         self._number = number
         self._sites = 0
+        self.draw: Any = None
 
     def start(self, jaxpr: Any, programs: Any, arrays: Sequence[Any]) -> Evaluated:
         """Runs a whole program: see `Evaluator`."""
         return super().start(jaxpr, [RandomlyRounding(self)], arrays)
+
+    def _measure(self, *args: Any) -> Evaluated:
+        with self._spreads.nested():
+            return super()._measure(*args)
 
     def steers(self, x: Any) -> Any:
         """Returns the first sample's."""
@@ -151,8 +168,11 @@ class Sample(Evaluator):
         """Runs one equation, and measures it."""
         # A site is traced once, and may run again and again: the tick tells these runs apart.
         self._sites += 1
-        self.draw: Any = draw_of(self._number, site.context.tick, self._sites)
-        return super().emit(site, operands)
+        self.draw = draw_of(self._number, site.context.tick, self._sites)
+        try:
+            return super().emit(site, operands)
+        finally:
+            self.draw = None  # it may be a tracer of a loop, which ends
 
 
 class RandomlyRounding(Program):
