@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from ..export import Exported, counted, cut, table
 from .measured import MeasuredEquation
@@ -111,8 +111,6 @@ class Digits(Exported):
         >>> significant_digits(lambda x: x * 3.0 - x * 3.0, jnp.float32(0.1)).summary
         '<lambda>: 0 digits are right in the worst of 1 output (8 samples)'
     """
-
-    _computed: ClassVar[tuple[str, ...]] = ()
 
     name: str
     samples: int
