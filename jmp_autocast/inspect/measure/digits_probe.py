@@ -59,7 +59,8 @@ def spread(x: Any) -> Spread:
     An element that is not finite in some samples has no digit; one that is in none is left out.
     """
     parts = [jnp.real(x), jnp.imag(x)] if jnp.iscomplexobj(x) else [x]
-    x = jnp.stack([part.astype(jnp.promote_types(part.dtype, jnp.float32)) for part in parts])
+    wide = jnp.float64 if jnp.finfo(x.dtype).bits == 64 else jnp.float32
+    x = jnp.stack([part.astype(wide) for part in parts])
     count = lax.psum(1, SAMPLES)
     finite = lax.psum(jnp.isfinite(x).astype(jnp.int32), SAMPLES)
     known = finite == count

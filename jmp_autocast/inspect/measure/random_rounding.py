@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...formats import rounded
 from ...interpreters.compat import JaxprEqn
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.traits import having
@@ -66,8 +67,8 @@ def randomly_rounded(
         # Whole numbers add up exactly: counts, masks, one-hot rows.
         exact = _add_up_exactly(operands)
         operands = _unless(exact, operands, draw)
-        return _unless(exact, run(operands), draw + np.uint32(50))
-    results = run(operands)
+        return _unless(exact, _as_stored(run(operands)), draw + np.uint32(50))
+    results = _as_stored(run(operands))
     if (error := ERRORS.get(name)) is not None and _is_real(results[0]):
         values = [jnp.asarray(x) for x in operands]
         return [_up_or_down(results[0], error(results[0], *values), draw)]
@@ -75,6 +76,19 @@ def randomly_rounded(
     return [
         _unless(e, [x], draw + np.uint32(k))[0]
         for k, (e, x) in enumerate(zip(exact, results, strict=True))
+    ]
+
+
+def _as_stored(values: Sequence[Any]) -> list[Any]:
+    """Returns values that have no more digits than their dtypes.
+
+    XLA takes a cast to 16 bits with a cast back for nothing, and keeps what was to be rounded.
+    """
+    return [
+        rounded(x.astype(jnp.float32), x.dtype.name).astype(x.dtype)
+        if _is_real(x) and x.dtype.itemsize == 2
+        else x
+        for x in values
     ]
 
 
