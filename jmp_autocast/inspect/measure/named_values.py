@@ -139,7 +139,8 @@ class ProgramComparison(Exported):
             return [each.error, each.difference, each.cosine, each.largest, dtypes, each.name]
 
         lines = [self.summary, "", *table(columns, self.values, cells, _SHOWN)]
-        lines += ["", *table(columns, [*self.outputs.values()], cells, _SHOWN)]
+        if self.outputs:
+            lines += ["", *table(columns, [*self.outputs.values()], cells, _SHOWN)]
         if self.unmatched:
             lines += ["", cut(f"not compared: {', '.join(self.unmatched)}")]
         return "\n".join(lines)

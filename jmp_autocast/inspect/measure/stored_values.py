@@ -53,6 +53,19 @@ class StoredComparison(ProgramComparison):
 
     transposed: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
+    @property
+    def summary(self) -> str:
+        """The comparison in one line.
+
+        Example:
+            >>> import jax.numpy as jnp, numpy as np
+            >>> from jmp_autocast import compare
+            >>> compare(jnp.sin, jnp.zeros(4), against={"output 0": np.zeros(4)}).summary
+            'sin against 1 stored array: values err by 0 at most'
+        """
+        worst = max(each.error for each in (*self.values, *self.outputs.values()))
+        return cut(f"{self.name} against {self.against}: values err by {worst:.2g} at most")
+
     def __str__(self) -> str:
         """Returns the first value that is off, then what a `ProgramComparison` returns."""
         first = self.first_beyond()
