@@ -17,7 +17,9 @@ def docs_on_path(monkeypatch):
 
 
 @pytest.mark.usefixtures("docs_on_path")
-@pytest.mark.parametrize("name", ["generate_planner", "generate_primitives", "generate_results"])
+@pytest.mark.parametrize(
+    "name", ["generate_planner", "generate_primitives", "generate_results"]
+)
 def test_a_generated_page_is_up_to_date(name, tmp_path, capsys):
     generator = importlib.import_module(name)
     assert generator.main(["--check"]) == 0, f"run python docs/tools/{name}.py"
