@@ -78,7 +78,7 @@ def as_emulated(
     Example:
         >>> import jax.numpy as jnp
         >>> emulated = Emulated("e5m2", rounding="stochastic")
-        >>> float(as_emulated(emulated, emulated.format, jnp.full(4096, 1.1)).mean().round(2))
+        >>> print(as_emulated(emulated, emulated.format, jnp.full(4096, 1.1)).mean().round(1))
         1.1
     """
     function = _inlined(_emulated, emulated, format, axis, draw)

@@ -14,9 +14,9 @@ from ...call.fitting import of_a_call
 from ...interpreters.compat import aval_of, body_of, fresh_make_jaxpr, is_array_aval
 from ...policies.errors import shown, wrong_type
 from .devices import on_device
-from .digits_probe import SAMPLES, Sample, Spread, digits, spread
+from .digits_probe import SAMPLES, Sample, Spread, SpreadReading, digits, spread
 from .digits_report import Digits, DigitsRow, OutputDigits
-from .measured import each_reading, fields_of, is_measurable, measured_equations
+from .measured import MeasuredEquation, each_reading, fields_of, is_measurable, measured_equations
 
 
 @of_a_call("significant_digits(fn, *args)")
@@ -68,20 +68,8 @@ def significant_digits(
         True
     """
     check_function(fn, "significant_digits", "Pass the function itself, and its arguments.")
-    for name, value in (("samples", samples), ("seed", seed)):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise wrong_type(f"{name} must be an integer", value, "Write one, such as 8.")
-    if samples < 2:
-        raise ValueError(
-            f"samples must be at least 2, got {samples}: digits are those that samples share. "
-            "Write samples=8."
-        )
-    for leaf in jax.tree.leaves((args, kwargs)):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            raise TypeError(
-                f"significant_digits runs the function and needs arrays, got {shown(leaf)} of type "
-                f"{type(leaf).__name__}. Pass arrays."
-            )
+    _check_options(samples, seed)
+    _check_concrete(args, kwargs)
     with opened(fn, args, kwargs) as pure:
         call = flatten(pure.fn, (), pure.args, pure.kwargs)
         closed = fresh_make_jaxpr(call.traceable, *call.arrays)
@@ -101,31 +89,46 @@ def significant_digits(
             evaluated = Sample(number).start(closed, [], arrays)
             return {i: spread(evaluated.outputs[i][0]) for i in floats}, evaluated.readings
 
-        numbers = jnp.arange(samples, dtype=jnp.uint32) + jnp.uint32(seed % 2**31 * 1009)
+        numbers = jnp.arange(samples, dtype=jnp.uint32) + jnp.uint32(seed * 1009 % 2**32)
         each = jax.vmap(sample, axis_name=SAMPLES)(numbers)
         return jax.tree.map(lambda x: x[0], each)  # the samples know their spread together
 
     spreads, readings = jax.device_get(run(*arrays))
-    rows = []
-    for index, (equation, read) in enumerate(each_reading(measured_equations(closed), readings)):
-        dtype = equation.dtypes[0]
-        made, fewest, before = (
-            digits(ratio, dtype, samples) for ratio in (read.whole, read.worst, read.before)
-        )
-        lost = round(max(before - made, 0.0), 1)
-        rows.append(
-            DigitsRow(
-                **fields_of(equation),
-                digits=made,
-                fewest=fewest,
-                lost=lost,
-                runs=read.runs,
-                index=index,
-            )
-        )
+    equations = enumerate(each_reading(measured_equations(closed), readings))
+    rows = tuple(_row(index, *each, samples) for index, each in equations)
     outputs = {}
     for i, each in spreads.items():
         dtype = avals[i].dtype.name
         whole, worst = (digits(float(ratio), dtype, samples) for ratio in each)
         outputs[i] = OutputDigits(whole, worst, dtype)
-    return Digits(name_of(fn), samples, tuple(rows), outputs)
+    return Digits(name_of(fn), samples, rows, outputs)
+
+
+def _row(index: int, equation: MeasuredEquation, read: SpreadReading, samples: int) -> DigitsRow:
+    made, fewest, before = (
+        digits(ratio, equation.dtypes[0], samples)
+        for ratio in (read.whole, read.worst, read.before)
+    )
+    lost = round(max(before - made, 0.0), 1)
+    numbers = {"digits": made, "fewest": fewest, "lost": lost, "runs": read.runs, "index": index}
+    return DigitsRow(**fields_of(equation), **numbers)
+
+
+def _check_options(samples: Any, seed: Any) -> None:
+    for name, value in (("samples", samples), ("seed", seed)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise wrong_type(f"{name} must be an integer", value, "Write one, such as 8.")
+    if samples < 2:
+        raise ValueError(
+            f"samples must be at least 2, got {samples}: digits are those that samples share. "
+            "Write samples=8."
+        )
+
+
+def _check_concrete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"significant_digits runs the function and needs arrays, got {shown(leaf)} of type "
+                f"{type(leaf).__name__}. Pass arrays."
+            )
