@@ -33,6 +33,7 @@ from .policies import (
     FP16,
     CastPolicy,
     Decision,
+    Emulated,
     EquationView,
     Float8,
     Policy,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         explain_effects,
         explain_kept,
         op_stats,
+        significant_digits,
         tune,
     )
 
@@ -64,6 +66,7 @@ __all__ = [
     "FP16",
     "CastPolicy",
     "Decision",
+    "Emulated",
     "EquationView",
     "Float8",
     "LossScale",
@@ -91,6 +94,7 @@ __all__ = [
     "register_rule",
     "scaled_value_and_grad",
     "select_on_finite",
+    "significant_digits",
     "skipped_steps",
     "static_loss_scaling",
     "step_skipped",
@@ -106,9 +110,10 @@ _TOOLS = (
     "explain_effects",
     "explain_kept",
     "op_stats",
+    "significant_digits",
     "tune",
 )
-_ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
+_ROOMS = "formats", "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 _RENAMED = {"register_policy": "register_rule"}
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 import jax
 from jax.typing import DTypeLike
 
+from . import formats as formats  # registers what scopes with a format emit
 from .backend import Choice
 from .call import arguments, repeats
 from .call.forms import Decorator, NoContext, check_form

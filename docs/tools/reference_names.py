@@ -19,6 +19,7 @@ import jmp_autocast.integrations
 
 _CLAIMS = {
     "policies": "policies",
+    "formats": "formats",
     "quantized": "quantize_params",
     "loss_scaling": "loss_scaling",
     "optimizers": "optimizers",

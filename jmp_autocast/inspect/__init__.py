@@ -20,9 +20,12 @@ from .effects.explain_effects import explain_effects
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
+from .measure.digits_report import Digits, DigitsRow, OutputDigits, ScopeDigits
 from .measure.error_probe import ArrayError
 from .measure.named_values import NamedError, ProgramComparison
 from .measure.numerics_report import NumericsReport, NumericsRow
+from .measure.significant_digits import significant_digits
+from .measure.stored_values import StoredComparison
 from .report.explain import explain
 from .report.jaxprs import OpCount, OpCounts, op_stats
 from .report.kept import CutJaxpr, Island, KeptArray, KeptReport, explain_kept
@@ -54,6 +57,8 @@ __all__ = [
     "Device",
     "DeviceTime",
     "Difference",
+    "Digits",
+    "DigitsRow",
     "Effect",
     "Effects",
     "Finding",
@@ -67,15 +72,18 @@ __all__ = [
     "NumericsRow",
     "OpCount",
     "OpCounts",
+    "OutputDigits",
     "PlannedAndMade",
     "ProgramComparison",
     "Report",
     "Roofline",
     "Row",
+    "ScopeDigits",
     "ScopeEffect",
     "ScopeError",
     "ScopeTime",
     "Share",
+    "StoredComparison",
     "Totals",
     "TuneReport",
     "Wire",
@@ -87,5 +95,6 @@ __all__ = [
     "explain_effects",
     "explain_kept",
     "op_stats",
+    "significant_digits",
     "tune",
 ]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from ..policies import FLOAT32, FLOAT64, Policy, Rule, narrow_dtypes
+from ..policies import FLOAT32, FLOAT64, Emulated, Policy, Rule, narrow_dtypes
 from ..policies.precisions import precision_in
 from ..scopes import BECAUSE, CAST, FULL, GOVERNED, KERNEL, STORED, mark, read_mark
 from .compat import JaxprEqn, scope_names
@@ -42,6 +42,7 @@ class Region:
         default_precision: That of products of which neither policy nor program says one.
         product: Plans products that run otherwise than in the compute dtype; None for none.
         island: The dtype that all equations run in, one step above the wide one; else None.
+        emulated: The format that some of its numbers are rounded to; None for none.
     """
 
     wide: np.dtype
@@ -54,6 +55,7 @@ class Region:
     default_precision: str | None = None
     product: PlansProduct | None = None
     island: np.dtype | None = None
+    emulated: Emulated | None = None
 
 
 class Regions:
@@ -139,6 +141,8 @@ class Regions:
         if isinstance(dtype, str):
             product = self._product(dtype)
             return region(self._compute_dtype, False, cause, names, rules, product=product)
+        if isinstance(dtype, Emulated):
+            return region(None, False, cause, names, rules, emulated=dtype)
         if dtype in narrow_dtypes(self._wide):
             return region(dtype, False, cause, names, rules)
         island = None if dtype == self._wide else _check_island(dtype, cause, self._compute_dtype)

@@ -13,6 +13,7 @@ import numpy as np
 from .choices import check_choice, elsewhere
 from .dtypes import FLOAT32, FLOAT64, as_float_dtype, domain, find_dtype
 from .errors import did_you_mean, wrong_type
+from .formats import Emulated, is_format, parse
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
 """4 bits of precision up to 448: weights and activations."""
@@ -207,10 +208,10 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
 
 
 def as_scope_dtype(value: Any, argument: str, wide: np.dtype) -> Any:
-    """Returns the dtype of a scope: one of the program's, float64, or the word ``"float8"``.
+    """Returns the dtype of a scope: one of the program's, float64, ``"float8"``, or a format.
 
     Args:
-        value: A dtype, a scalar type or a name.
+        value: A dtype, a scalar type or a name; a number format, or an `Emulated`.
         argument: The argument's name, for the message.
         wide: The wide dtype of the policy. Beside float64 there is no recipe for 8 bits.
 
@@ -220,11 +221,20 @@ def as_scope_dtype(value: Any, argument: str, wide: np.dtype) -> Any:
     Example:
         >>> as_scope_dtype("float8", "scopes", FLOAT32), as_scope_dtype("f64", "scopes", FLOAT32)
         ('float8', dtype('float64'))
+        >>> as_scope_dtype("e4m3", "scopes", FLOAT32).gradient.name
+        'e5m2'
     """
     if isinstance(value, str) and value == FLOAT8 and wide == FLOAT32:
         return FLOAT8
-    if find_dtype(value) in FLOAT8_DTYPES:
-        raise ValueError(f"{argument} must be the recipe 'float8', not one of its formats.")
+    if is_format(value):
+        emulated = value if isinstance(value, Emulated) else Emulated(parse(value, argument))
+        if wide == FLOAT32:
+            return emulated
+        raise ValueError(
+            f"{argument} must not be a format if the compute dtype is float32, got "
+            f"{emulated.name!r}: a format is emulated in float32, and the program is in float64. "
+            "Leave it out, or write compute_dtype='bfloat16'."
+        )
     return as_float_dtype(value, argument, domain(wide) | {FLOAT64})
 
 

@@ -17,6 +17,7 @@ from .containers import as_mapping, as_tuples, as_words
 from .dtypes import DEFAULT, as_compute_dtype, as_float_dtype, domain, wide_dtype
 from .errors import did_you_mean
 from .float8 import Float8, RecipeName, as_recipe, as_scope_dtype
+from .formats import Emulated
 from .kernels import KernelWord, check_kernel
 from .patterns import check_pattern, match_depth, matching
 from .precisions import as_precision
@@ -79,7 +80,7 @@ class Policy:
     level: Level = "o1"
     dot_output: DotOutput = "compute"
     rules: tuple[tuple[str, Rule], ...] = ()
-    scopes: tuple[tuple[str, np.dtype | Literal["float8"]], ...] = ()
+    scopes: tuple[tuple[str, np.dtype | Emulated | Literal["float8"]], ...] = ()
     scoped_rules: tuple[tuple[str, str, Rule], ...] = ()
     weight_gradients: WeightGradients = "float32"
     precisions: tuple[tuple[str, str], ...] = ()
@@ -199,7 +200,7 @@ class Policy:
         added = tuple((scope, name, rule) for name, rule in merged.items())
         return dataclasses.replace(self, scoped_rules=(*self.scoped_rules, *added))
 
-    def with_scopes(self, scopes: Mapping[str, DTypeLike]) -> Policy:
+    def with_scopes(self, scopes: Mapping[str, DTypeLike | Emulated]) -> Policy:
         """Returns a policy in which named scopes compute in a given dtype.
 
         A pattern is a glob (as in `fnmatch`) over the names that ``jax.named_scope`` put around an
@@ -211,10 +212,12 @@ class Policy:
 
         Args:
             scopes: From a pattern to ``"float32"`` (nothing is lowered), to a compute dtype, to
-                ``"float8"``: products of weights run in 8 bits, the last one too; or to
-                ``"float64"``, with ``jax_enable_x64``: everything in the scope runs in float64, and
-                equations outside read its results in the dtypes that the program declares. With a
-                compute dtype of float32, ``"float64"`` says that nothing is lowered.
+                ``"float8"``: products of weights run in 8 bits, the last one too; to a number
+                format such as ``"e4m3"`` or ``"e5m7"``, or an `Emulated` with options: the operands
+                of products are rounded to it, emulated in float32; or to ``"float64"``, with
+                ``jax_enable_x64``: everything in the scope runs in float64, and equations outside
+                read its results in the dtypes that the program declares. With a compute dtype of
+                float32, ``"float64"`` says that nothing is lowered.
 
         Returns:
             The new policy; later patterns win over earlier ones at the same depth.

@@ -7,8 +7,10 @@ and registers nothing, and the primitives that it names need not exist.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -17,6 +19,7 @@ import tomllib
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from .cast_policy import CastPolicy, Rule, rule_name
@@ -24,6 +27,7 @@ from .choices import WORDS, check_choice
 from .dtypes import COMPUTE_DTYPES, DEFAULT, FLOAT_DTYPES, SHORT_NAMES, widest_first
 from .errors import did_you_mean, wrong_type
 from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
+from .formats import Emulated, is_format, parse
 from .kernels import KERNEL_WORDS
 from .precisions import PRECISIONS
 from .registry import known_primitives, made_of, structural_message
@@ -134,6 +138,7 @@ def policy_text(arguments: Mapping[str, Any]) -> str:
         "\n[[scopes]]\n"
         + _line("pattern", pattern)
         + _line("dtype", getattr(dtype, "name", FLOAT8))
+        + _emulation_lines(dtype)
         for pattern, dtype in arguments["scopes"]
     ]
     scoped_rules = []
@@ -156,6 +161,19 @@ def policy_text(arguments: Mapping[str, Any]) -> str:
         if body:
             lines += [heading, *body]
     return "".join(lines)
+
+
+def _emulation_lines(dtype: Any) -> str:
+    """Returns the options of a scope that has a number format, as far as they are not the usual."""
+    if not isinstance(dtype, Emulated):
+        return ""
+    for format in (dtype.format, dtype.gradient):
+        if parse(format.name) != format:
+            raise TypeError(
+                f"Cannot save the policy: {format} is no format that its name means. Pass the name "
+                "of one to Emulated, such as 'e4m3'."
+            )
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in dtype.changed.items())
 
 
 def _rule_line(primitive: str, rule: Rule) -> str:
@@ -342,10 +360,36 @@ def _rule(name: str, value: Any, where: str) -> CastPolicy:
     return CastPolicy[_choice(word, where, _POLICIES)]
 
 
-def _scopes(tables: Any, where: str) -> tuple[tuple[str, str], ...]:
+def _scopes(tables: Any, where: str) -> tuple[tuple[str, Any], ...]:
     fix = "Write a line [[scopes]] above each pattern = '*/LayerNorm_*' with its dtype."
-    readers = {"pattern": _pattern, "dtype": functools.partial(_dtype, allowed=_SCOPE_DTYPES)}
-    return tuple((t["pattern"], t["dtype"]) for t in _array(tables, readers, where, fix))
+    readers = {"pattern": _pattern, "dtype": _scope_dtype}
+    options = dict.fromkeys(_EMULATED, lambda value, where: value)
+    found = _array(tables, readers, where, fix, options)
+    return tuple((t.pop("pattern"), _emulated(t, f"{where}[{i}]")) for i, t in enumerate(found))
+
+
+def _scope_dtype(value: Any, where: str) -> Any:
+    return parse(value, where) if is_format(value) else _dtype(value, where, _SCOPE_DTYPES)
+
+
+_EMULATED = tuple(field.name for field in dataclasses.fields(Emulated))[1:]
+
+
+def _emulated(table: Mapping[str, Any], where: str) -> Any:
+    """Returns the dtype of a scope, or the format with its options."""
+    dtype, *options = table.values()
+    if isinstance(dtype, str) and not options:
+        return dtype
+    named = dict(zip([*table][1:], options, strict=True))
+    if isinstance(dtype, str):
+        raise ValueError(
+            f"{where} has {', '.join(named)}, which belong to a number format, and the dtype "
+            f"{dtype!r}. Write one such as dtype = 'e4m3', or leave them out."
+        )
+    try:
+        return Emulated(dtype, **named)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from None
 
 
 def _words(table: Any, where: str, line: str, allowed: Sequence[str]) -> tuple[Any, ...]:
@@ -379,18 +423,23 @@ def _scoped_rules(tables: Any, where: str) -> tuple[tuple[str, str, CastPolicy],
 
 
 def _array(
-    tables: Any, readers: Mapping[str, _Reader], where: str, fix: str
+    tables: Any,
+    readers: Mapping[str, _Reader],
+    where: str,
+    fix: str,
+    options: Mapping[str, _Reader] = MappingProxyType({}),
 ) -> Iterator[dict[str, Any]]:
-    """Reads the tables of an array, each of which has every key."""
+    """Reads the tables of an array, each of which has every key, and may have the options."""
     _check_type(tables, list, where, "an array of tables", fix)
     for position, table in enumerate(tables):
         here = f"{where}[{position}]"
         _check_type(table, dict, here, "a table", fix)
-        _check_keys(table, readers, here)
+        _check_keys(table, (*readers, *options), here)
         for key in readers:
             if key not in table:
                 raise ValueError(f"{here} has no {key}. {fix}")
-        yield _fields(table, readers, f"{here}.")
+        ordered = {key: table[key] for key in (*readers, *options) if key in table}
+        yield _fields(ordered, {**readers, **options}, f"{here}.")
 
 
 def _recipe(table: Any, where: str) -> Float8:

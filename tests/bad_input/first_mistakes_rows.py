@@ -572,10 +572,24 @@ GUESSED = [
     ),
     Row(
         "Policy",
-        "a format for a scope",
-        lambda w: BF16.with_scopes({"*": jnp.float8_e4m3fn}),
+        "a format without bits for a scope",
+        lambda w: BF16.with_scopes({"*": "fp8"}),
         ValueError,
-        r"scopes\['\*'\] | formats | must be | the recipe 'float8'",
+        r"scopes\['\*'\] | 'fp8' | must name its bits | Write 'e4m3' or 'e5m2'",
+    ),
+    Row(
+        "Policy",
+        "a slip in a format",
+        lambda w: BF16.with_scopes({"*": "e4m"}),
+        ValueError,
+        r"scopes\['\*'\] | 'e4m' | must name its bits | Write 'e5m7' for 5 exponent",
+    ),
+    Row(
+        "Policy",
+        "a format beside float64",
+        lambda w: Policy("float32").with_scopes({"*": "e4m3"}),
+        ValueError,
+        r"scopes\['\*'\] | 'e4m3' | must not be a format | Leave it out",
     ),
     Row(
         "Policy",

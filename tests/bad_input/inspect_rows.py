@@ -15,6 +15,7 @@ from jmp_autocast import (
     explain_effects,
     explain_kept,
     op_stats,
+    significant_digits,
 )
 from jmp_autocast.inspect import Device
 from jmp_autocast.inspect.compiled.hlo import UnreadableError
@@ -350,6 +351,55 @@ ROWS = [
         lambda w: compare(jnp.sin, jax.ShapeDtypeStruct((3,), jnp.float32)),
         TypeError,
         "compare | ShapeDtypeStruct | needs arrays | Pass arrays",
+    ),
+    Row(
+        "compare",
+        "a name that no value has",
+        lambda w: compare(jnp.sin, X, against={"output": X}),
+        ValueError,
+        "against= | 'output' | no value of sin has that name | Did you mean 'output 0'",
+    ),
+    Row(
+        "compare",
+        "an array of another shape",
+        lambda w: compare(jnp.sin, X, against={"output 0": X[0]}),
+        ValueError,
+        r"against\['output 0'\] | shape \(2,\) | the value has \(2, 2\) | Pass it in the value's",
+    ),
+    Row(
+        "compare",
+        "integers to compare with",
+        lambda w: compare(jnp.sin, X, against={"output 0": [1, 2]}),
+        TypeError,
+        r"against\['output 0'\] | \[1, 2\] of type list | an array of floats | Pass a NumPy array",
+    ),
+    Row(
+        "significant_digits",
+        "one sample",
+        lambda w: significant_digits(jnp.sin, X, samples=1),
+        ValueError,
+        "samples | got 1 | must be at least 2 | Write samples=8",
+    ),
+    Row(
+        "significant_digits",
+        "half a sample",
+        lambda w: significant_digits(jnp.sin, X, samples=2.5),
+        TypeError,
+        "samples | 2.5 of type float | must be an integer | Write one, such as 8",
+    ),
+    Row(
+        "significant_digits",
+        "a result of integers",
+        lambda w: significant_digits(jnp.argsort, X),
+        TypeError,
+        r"significant_digits | int32\[2,2\] | measures floats | Return a float",
+    ),
+    Row(
+        "significant_digits",
+        "a shape for an array",
+        lambda w: significant_digits(jnp.sin, jax.ShapeDtypeStruct((3,), jnp.float32)),
+        TypeError,
+        "significant_digits | ShapeDtypeStruct | needs arrays | Pass arrays",
     ),
     Row(
         "compare",

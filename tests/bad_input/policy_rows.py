@@ -6,7 +6,16 @@ import jmp
 import numpy as np
 from jax import lax
 
-from jmp_autocast import BF16, CastPolicy, Decision, Float8, Policy, autocast, register_rule
+from jmp_autocast import (
+    BF16,
+    CastPolicy,
+    Decision,
+    Emulated,
+    Float8,
+    Policy,
+    autocast,
+    register_rule,
+)
 
 from .row import Row, loss
 from .transform_rows import Unhashable
@@ -195,6 +204,20 @@ ROWS = [
         {np.dtype("float32"): "KEEP"},
         TypeError,
         rf"A primitive | dtype\('float32'\) | {PRIMITIVE} | name",
+    ),
+    Row(
+        "Emulated",
+        "another part",
+        lambda w: Emulated("e4m3", "weights"),
+        ValueError,
+        "Emulated.of | 'weights' | must be one of | 'parameters'",
+    ),
+    Row(
+        "Emulated",
+        "a seed that is no integer",
+        lambda w: Emulated("e4m3", seed=0.5),
+        TypeError,
+        "Emulated.seed | 0.5 of type float | must be an integer | Write one, such as 0",
     ),
     # with_scopes.
     _scopes(

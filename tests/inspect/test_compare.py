@@ -432,4 +432,4 @@ def test_against_takes_no_policy():
     with pytest.raises(ValueError, match=r"as they are.*got policy="):
         compare(head, P, X, against=head, policy=BF16)
     with pytest.raises(TypeError, match="callable"):
-        compare(head, P, X, against=P)
+        compare(head, P, X, against=X)

@@ -53,11 +53,6 @@ def test_a_recipe_has_a_name(name, tmp_path):
 WRONG = {
     "rows": (lambda: as_policy("compute=bf16,matmul=rows"), ValueError, "'float8_row', 'mxfp8'"),
     "a dtype": (lambda: Policy("bfloat16", matmul=jnp.float8_e4m3fn), TypeError, "matmul='float8'"),
-    "a scope's format": (
-        lambda: BF16.with_scopes({"*/mlp": "float8_e5m2"}),
-        ValueError,
-        "scopes.*'float8'",
-    ),
     "scaling": (lambda: Float8(scaling="rows"), ValueError, "'tensor', 'row', 'mx'"),
     "blocks": (lambda: Float8(scaling="block"), ValueError, "4,097 MiB.*scaling='mx'"),
     "wgrad": (lambda: Float8(wgrad="bfloat16"), ValueError, "'float8', 'compute'"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import jax
@@ -29,12 +29,17 @@ from .evaluator import Evaluated, Evaluator
 from .measured import is_measurable, measured_equations
 from .named_values import ProgramComparison, compare_programs
 from .side_by_side import Program
+from .stored_values import StoredComparison, compare_stored
 
 
 @overload
 def compare(
     fn: Callable[..., Any], *args: Any, against: Callable[..., Any], **kwargs: Any
 ) -> ProgramComparison: ...
+@overload
+def compare(
+    fn: Callable[..., Any], *args: Any, against: Mapping[str, Any], **kwargs: Any
+) -> StoredComparison: ...
 @overload
 def compare(
     fn: Callable[..., Any],
@@ -53,7 +58,7 @@ def compare(
     compute_dtype: DTypeLike | None = None,
     level: Level | None = None,
     argnums: int | Sequence[int] | None = None,
-    against: Callable[..., Any] | None = None,
+    against: Callable[..., Any] | Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Runs a function in float32 and in mixed precision, and finds where the error arises.
@@ -80,19 +85,22 @@ def compare(
             with itself in mixed precision: a sampler with a trainer, decoding with prefill, a batch
             of 1 with one of 8. Both run as they are, and values belong together by name: the last
             value of a ``jax.named_scope``, what ``jax.ad_checkpoint.checkpoint_name`` names, and
-            the outputs.
+            the outputs. Or arrays by such names, ``{"layer_0": array, "output 0": logits}``, which
+            another framework computed: what hooks of PyTorch stored, or the logits beside a
+            checkpoint. The last part of a name will do, points stand for slashes, and channels may
+            stand elsewhere, as in NCHW. ``first_beyond()`` is the first value that is off.
         **kwargs: Its keyword arguments.
 
     Returns:
         The comparison: ``print(comparison)``, ``comparison.rows``, the worst introduced error
-        first. With ``against`` a `ProgramComparison`.
+        first. With ``against`` a `ProgramComparison`, or a `StoredComparison` with arrays.
 
     Raises:
         TypeError: ``fn`` is not callable, an argument is no array but a
             ``jax.ShapeDtypeStruct``, or ``fn`` returns no scalar float and ``argnums`` is given.
         ValueError: ``fn`` is an `autocast` wrapper that is not enabled, or one whose policy
             ``policy`` contradicts, or ``argnums`` is out of range, or ``against`` comes with one of
-            them.
+            them; or an array of it has a name or a shape that no value has.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -111,10 +119,12 @@ def compare(
         given = {"policy": policy, "compute_dtype": compute_dtype, "level": level}
         if named := [name for name, x in {**given, "argnums": argnums}.items() if x is not None]:
             raise ValueError(
-                f"compare runs both functions as they are with against=, and got {named[0]}= as "
-                "well. Pass autocast(fn, ...) or jax.grad(fn) as the functions."
+                f"compare runs functions as they are with against=, and got {named[0]}= as well. "
+                "Pass autocast(fn, ...) or jax.grad(fn) as the functions."
             )
         _check_concrete(args, kwargs)
+        if isinstance(against, Mapping):
+            return compare_stored(fn, against, args, kwargs)
         return compare_programs(fn, against, args, kwargs)
     wrapper = looked_at(fn, tool_options(compute_dtype, policy, level), "compare", args, kwargs)
     _check_concrete(args, kwargs)

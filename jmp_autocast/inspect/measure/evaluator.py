@@ -87,6 +87,10 @@ class Evaluator(SideBySide[Recorder]):
         recorder.settle()
         return Evaluated([value.arrays for value in outputs], recorder.readings, recorder.tick)
 
+    def steers(self, x: Any) -> Any:
+        """Returns what says which branch runs, and whether a loop goes on, for what it says."""
+        return x
+
     def given(self, arrays: Iterable[Arrays]) -> list[Values]:
         """Returns values that no measured equation of this jaxpr made."""
         # The flags are those of the first program, which all others follow.
@@ -143,7 +147,7 @@ class Evaluator(SideBySide[Recorder]):
 
         # The branch is the float32 program's in all programs. Where a rounding changed the index,
         # the values of two branches would stand side by side, and nothing could be said of them.
-        index, rest = operands[0][0], [operands[i] for i in branches[0].operands]
+        index, rest = self.steers(operands[0][0]), [operands[i] for i in branches[0].operands]
         return lax.switch(index, [branch(k) for k in range(len(branches))], rest, tick)
 
     def _scan(self, site: Site[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
@@ -172,7 +176,7 @@ class Evaluator(SideBySide[Recorder]):
 
         def ask(carry: list[Arrays], tick: Any) -> tuple[Any, Any, Any]:
             found = self._measure(cond.jaxpr, of_cond, [*for_cond, *carry], tick)
-            return found.outputs[0][0], found.readings, found.tick
+            return self.steers(found.outputs[0][0]), found.readings, found.tick
 
         def step(state: Any) -> Any:
             before, asked, (carry, done, tick) = state

@@ -8,6 +8,7 @@ none: a loop over tokens makes as many as it has iterations.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from .error_probe import ArrayError, distance, largest_difference
 from .measured import is_measurable, user_scopes
 
 _SHOWN = 40
-_OUTPUT = "output "
+OUTPUT = "output "
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,6 +113,22 @@ class ProgramComparison(Exported):
         line = f"{self.name} against {self.against}: outputs differ by {worst:.2g} at most"
         return cut(f"{line}, and err by {error:.2g}; {len(self.values)} named values")
 
+    def first_beyond(self, tolerance: float = 1e-3) -> NamedError | None:
+        """Returns the first value that errs by more than a tolerance; None if none does.
+
+        Args:
+            tolerance: The largest relative error that is none. Rounding in float32 stays below
+                1e-3; in bfloat16 a value may err by 1e-2.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from jmp_autocast import compare
+            >>> compare(jnp.sin, jnp.ones(4), against=jnp.cos).first_beyond().name
+            'output 0'
+        """
+        values = (*self.values, *self.outputs.values())
+        return next((each for each in values if not each.error <= tolerance), None)
+
     def __str__(self) -> str:
         """Returns the summary, the named values in program order, and the outputs."""
         columns = {"error": ">8.2g", "difference": ">10.2g", "cosine": ">8.5f", "largest": ">9.3g"}
@@ -122,15 +139,26 @@ class ProgramComparison(Exported):
             return [each.error, each.difference, each.cosine, each.largest, dtypes, each.name]
 
         lines = [self.summary, "", *table(columns, self.values, cells, _SHOWN)]
-        lines += ["", *table(columns, [*self.outputs.values()], cells, _SHOWN)]
+        if self.outputs:
+            lines += ["", *table(columns, [*self.outputs.values()], cells, _SHOWN)]
         if self.unmatched:
             lines += ["", cut(f"not compared: {', '.join(self.unmatched)}")]
         return "\n".join(lines)
 
 
-def _values_of(closed: ClosedJaxpr, arrays: Sequence[Any]) -> dict[str, Any]:
-    """Returns the values of a program by their names, its outputs among them."""
+def values_of(
+    closed: ClosedJaxpr, arrays: Sequence[Any], ended: dict[str, int] | None = None
+) -> dict[str, Any]:
+    """Returns the values of a program by their names, its outputs among them.
+
+    Args:
+        closed: The jaxpr.
+        arrays: Its arguments.
+        ended: Takes, by the name of each value, how many were made before it.
+    """
     found: dict[str, Any] = {}
+    ended = {} if ended is None else ended
+    count = itertools.count()
 
     def run(jaxpr: AnyJaxpr, args: Sequence[Any], path: tuple[str, ...]) -> list[Any]:
         def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
@@ -144,16 +172,18 @@ def _values_of(closed: ClosedJaxpr, arrays: Sequence[Any]) -> dict[str, Any]:
             if measured := [x for x in made if is_measurable(jax.typeof(x))]:
                 # The last one stays: it is what the module returns.
                 scopes = ["/".join(names[: depth + 1]) for depth in range(len(names))]
-                found.update(dict.fromkeys(scopes, measured[0]))
                 if name := checkpoint_name_in(eqn):
-                    found[name] = measured[0]
+                    scopes.append(name)
+                found.update(dict.fromkeys(scopes, measured[0]))
+                ended.update(dict.fromkeys(scopes, next(count)))
             return made
 
         return evaluate(jaxpr, consts_of(jaxpr), args, literal_value, step)
 
     outputs = enumerate(run(closed, arrays, ()))
-    found.update({f"{_OUTPUT}{i}": x for i, x in outputs if is_measurable(jax.typeof(x))})
-    return found
+    returned = {f"{OUTPUT}{i}": x for i, x in outputs if is_measurable(jax.typeof(x))}
+    ended.update(dict.fromkeys(returned, next(count)))
+    return found | returned
 
 
 def compare_programs(
@@ -180,7 +210,7 @@ def compare_programs(
     @jax.jit
     def run(*arrays: Any) -> Traced:
         pairs = zip(traced, arrays, strict=True)
-        one, two = (_values_of(closed, each) for (closed, _), each in pairs)
+        one, two = (values_of(closed, each) for (closed, _), each in pairs)
         made, dtypes, unmatched = [], {}, []
         for name in dict.fromkeys([*one, *two]):
             x, y = one.get(name), two.get(name)
@@ -198,11 +228,11 @@ def compare_programs(
         NamedError(**dataclasses.asdict(error), name=name, dtypes=pair, difference=difference)
         for (error, difference), (name, pair) in zip(made, dtypes, strict=True)
     ]
-    outputs = [each for each in errors if each.name.startswith(_OUTPUT)]
+    outputs = [each for each in errors if each.name.startswith(OUTPUT)]
     return ProgramComparison(
         name=name_of(fn),
         against=name_of(other),
         values=tuple(each for each in errors if each not in outputs),
-        outputs={each.name.removeprefix(_OUTPUT): each for each in outputs},
+        outputs={each.name.removeprefix(OUTPUT): each for each in outputs},
         unmatched=unmatched,
     )

@@ -117,8 +117,8 @@ def plain_function(eqn: JaxprEqn, platform: str) -> Callable[..., Any] | None:
 
 def lowers_to_operand(primitive: Any, position: int) -> None:
     """Lowers a primitive to nothing: its result is one of its operands."""
-    mlir.register_lowering(primitive, lambda ctx, *operands: [operands[position]])
-    stands_for(primitive, lambda *operands: operands[position])
+    mlir.register_lowering(primitive, lambda ctx, *operands, **_: [operands[position]])
+    stands_for(primitive, lambda *operands, **_: operands[position])
 
 
 def lowers_by_platform(

@@ -36,6 +36,7 @@ from .basic_plans import (
     without_floats,
 )
 from .data import BIND, Bind, Contract, Demand, EquationPlan, Keep, Place, Source, ValueState, Want
+from .emulation import emulation
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_narrower
 from .islands import in_island
@@ -109,12 +110,15 @@ def _moves_a_source(policy: Policy, at: Place) -> EquationPlan | None:
 
 
 def _stands_in_scope(policy: Policy, at: Place) -> EquationPlan | None:
-    """A scope that names float32 or float64, ``full_precision()`` among them."""
+    """A scope that names float32 or float64, ``full_precision()`` among them, or a format."""
     if at.region.island is not None:
         return in_island(policy, at)
-    if at.region.compute_dtype is None:
-        return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
-    return None
+    if at.region.compute_dtype is not None:
+        return None
+    decision = emulation(at) if at.region.emulated is not None else None
+    if decision is not None:
+        return emitted(at, decision)
+    return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
 
 
 def _is_not_ours(policy: Policy, at: Place) -> EquationPlan | None:

@@ -222,6 +222,7 @@ class Planner:
             region.rules,
             region.precision,
             region.island,
+            region.emulated,
             at.accumulates,
             at.need & OF_PRODUCTS,
             *at.given,

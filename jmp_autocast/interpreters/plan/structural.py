@@ -145,8 +145,8 @@ def _may_lower_in_rule(at: Place) -> bool:
     The forward pass is a kernel, or a product of 8-bit integers, and the backward pass is written
     in JAX. The rules of JAX's own functions have no product but those of linear algebra.
     """
-    lowers = at.region.compute_dtype is not None and holds_rules(at.eqn)
-    return lowers and not jax_function(called(at.eqn))
+    lowers = at.region.compute_dtype is not None or at.region.emulated is not None
+    return lowers and holds_rules(at.eqn) and not jax_function(called(at.eqn))
 
 
 def _calls(has_rule: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
@@ -176,6 +176,37 @@ def free_dimensions(eqn: JaxprEqn) -> tuple[int, int] | None:
         for v, c, b in zip(eqn.invars[:2], contracting, batch, strict=True)
     )
     return left, right
+
+
+class SummedAxes(NamedTuple):
+    """Over which dimensions of its factors a product, and those of its gradients, sum.
+
+    The last one of several; -1 where there is none.
+
+    Args:
+        product: Of the left and of the right factor.
+        gradients: Of the other factor and of the result, for the gradient of either factor.
+    """
+
+    product: tuple[int, int]
+    gradients: tuple[tuple[int, int], tuple[int, int]]
+
+
+def summed_axes(eqn: JaxprEqn) -> SummedAxes:
+    """Returns over which dimensions of its factors a contraction sums."""
+    if eqn.primitive.name == "conv_general_dilated":
+        lhs, rhs, out = eqn.params["dimension_numbers"]
+        return SummedAxes((lhs[1], rhs[1]), ((rhs[0], out[1]), (lhs[0], out[0])))
+    contracting, batch = dot_dimensions(eqn)
+    ranks = [aval_of(v).ndim for v in eqn.invars[:2]]
+    free = [
+        [d for d in range(rank) if d not in c and d not in b]
+        for rank, c, b in zip(ranks, contracting, batch, strict=True)
+    ]
+    lhs, rhs = ([-1, *dims][-1] for dims in contracting)
+    # A result has the dimensions of the batch first, then what is free on the left.
+    of_lhs = len(batch[0]) + len(free[0]) - 1
+    return SummedAxes((lhs, rhs), (([-1, *free[1]][-1], -1), ([-1, *free[0]][-1], of_lhs)))
 
 
 def reduction_depth(eqn: JaxprEqn) -> int:
