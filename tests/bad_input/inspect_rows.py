@@ -47,8 +47,6 @@ def _effects(mistake, error, parts, fn=scoped_loss, **options):
     return Row("explain_effects", mistake, call, error, parts)
 
 
-FORMATS = "'bfloat16', 'float16', 'e4m3'"
-
 ROWS = [
     _effects(
         "no loss",
@@ -79,7 +77,7 @@ ROWS = [
     _effects(
         "a format that is none",
         ValueError,
-        f"formats | 'bfloat61' | must | Did you mean 'bfloat16'.*{FORMATS}",
+        "formats | 'bfloat61' | must | Did you mean 'bfloat16'.*'e5m7'",
         formats=["float16", "bfloat61"],
     ),
     _effects("no format", ValueError, "formats | got none | at least one | Write", formats=[]),

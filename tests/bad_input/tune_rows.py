@@ -98,7 +98,7 @@ ROWS = [
     _tolerance(
         "a device without rates",
         ValueError,
-        "cost='time' | 'abacus' | rates of a device | device='H100'",
+        "device | 'abacus' | must be a known device | rates",
         cost="time",
         device="abacus",
     ),

@@ -6,7 +6,6 @@ import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
@@ -14,8 +13,8 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jmp_autocast import explain_effects
+from jmp_autocast.formats import parse
 from jmp_autocast.inspect.effects import explain_effects as module
-from jmp_autocast.inspect.effects.rounding import FORMATS, rounded
 
 KEYS = jax.random.split(jax.random.key(0), 8)
 X = jax.random.normal(KEYS[0], (16, 8))
@@ -110,19 +109,6 @@ def test_one_trace_and_both_kinds_of_values():
     (whole, net) = effects.by_scope("bfloat16", "operation")
     assert (whole.scope, net.scope, whole.count) == ("", "net", net.count)
     assert net.spread >= exp.spread
-
-
-def test_formats_are_those_of_ml_dtypes():
-    sample = np.random.default_rng(0).normal(size=4096) * 2.0 ** np.random.default_rng(1).integers(
-        -30, 9, 4096
-    )
-    x = sample.astype(np.float32)
-    dtypes = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-    dtypes |= {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
-    for name, dtype in dtypes.items():
-        x_in = x[np.abs(x) < 440] if name == "e4m3" else x
-        expected = x_in.astype(dtype).astype(np.float32)
-        np.testing.assert_array_equal(rounded(jnp.asarray(x_in), FORMATS[name]), expected)
 
 
 def test_what_first_order_does_not_see_is_told():
@@ -246,7 +232,7 @@ def test_memory_is_that_of_a_gradient():
 
     x = jnp.ones((512, 64))
     program, (arrays,) = module._traced(loss, [(jnp.eye(64), x)], {}, 0)
-    formats = [FORMATS[name] for name in ("bfloat16", "float16")]
+    formats = [parse(name) for name in ("bfloat16", "float16")]
     look = module._Look(program, program.sites.where(lambda s: s.is_product), formats, True)
     measured, gradient = (
         jax.jit(f).lower(*arrays).compile().memory_analysis().temp_size_in_bytes

@@ -14,6 +14,7 @@ import numpy as np
 from ...autocast import Autocast, opened
 from ...call.arguments import check_function, flatten, name_of
 from ...call.fitting import of_a_call
+from ...formats import Format, parse
 from ...interpreters.compat import aval_of, body_of, fresh_make_jaxpr, mark_frames
 from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import did_you_mean, shown, wrong_type
@@ -22,7 +23,7 @@ from ..argnums import check_range, differentiated
 from ..measure.devices import on_device
 from ..progress_bar import shown_progress
 from .effects_report import Effect, Effects, Kind
-from .rounding import Format, narrowed, parse
+from .rounding import narrowed
 from .sites import Found, Site, Sites, sites_of
 from .walk import NUMBERS, Lowered, Tapped, numbers, rounded_inputs
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ...formats import Format
 from ...interpreters.compat import (
     AnyJaxpr,
     JaxprEqn,
@@ -35,7 +36,7 @@ from ...interpreters.primitives.structure import (
     runs_again,
     scan_direction,
 )
-from .rounding import Format, bound, is_float, is_product, lowered, narrowed
+from .rounding import bound, is_float, is_product, lowered, narrowed
 from .sites import Site, Sites
 
 NUMBERS = 3

@@ -110,7 +110,10 @@ def _is_real(x: Any) -> bool:
 
 def _of_sum(s: Any, a: Any, b: Any) -> Any:
     if s.dtype.itemsize == 2:
-        return a.astype(jnp.float32) + b.astype(jnp.float32) - s.astype(jnp.float32)
+        # A float32 sum is rounded, too: that of 8320 and 6e-5 is 8320.
+        wide = a.astype(jnp.float32) + b.astype(jnp.float32)
+        error = _of_sum(wide, a.astype(jnp.float32), b.astype(jnp.float32))
+        return (wide - s.astype(jnp.float32)) + error
     # Knuth's: exact for any two numbers.
     other = s - a
     return (a - (s - other)) + (b - other)

@@ -19,10 +19,10 @@ import numpy as np
 
 from ...backend import default_device
 from ...devices import Device, as_device, device_of_kind
+from ...formats import parse
 from ...interpreters.compat import fresh_make_jaxpr
 from ...interpreters.primitives.traits import having
 from ...policies import CONTRACTIONS, FLOAT32
-from ..effects.rounding import FORMATS
 from ..effects.sites import Found, Site, sites_of
 from ..effects.walk import NUMBERS, Tapped
 from ..report.rows import Row
@@ -167,7 +167,7 @@ def _program(
         lambda site: of_site(site) is not None
     )
     owners = [of_site(site) for site in sites.each()]
-    walk = Tapped([FORMATS[dtype]])
+    walk = Tapped([parse(dtype)])
 
     def run(*arrays: Any) -> Any:
         def scalar(zeros: Any) -> Any:

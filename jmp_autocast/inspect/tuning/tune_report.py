@@ -134,7 +134,7 @@ class TuneReport(Paged):
         Example:
             >>> import jax.numpy as jnp
             >>> from jmp_autocast import BF16, tune
-            >>> x = jnp.full((4, 4), 0.3)
+            >>> x = jnp.full((8, 8), 0.3)
             >>> options = dict(policy=BF16, tolerance=1e-5, cost="kept", progress=False)
             >>> _, report = tune(jnp.matmul, x, x, report=True, **options)
             >>> report.policy_at(0) == BF16

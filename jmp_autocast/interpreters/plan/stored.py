@@ -29,8 +29,9 @@ def written(at: Place) -> EquationPlan | None:
     if not stored or at.name not in _KEEPS or at.region.governed:
         return None
     i = stored[0]
-    assert at.given[i].dtype is not None
-    plan = in_dtype(at, at.given[i].dtype, Reason(ReasonCode.STORED, f"operand {i} is", (i,)))
+    dtype = at.given[i].dtype
+    assert dtype is not None
+    plan = in_dtype(at, dtype, Reason(ReasonCode.STORED, f"operand {i} is", (i,)))
     results = tuple(
         s if s.dtype is None else dataclasses.replace(s, is_stored=True) for s in plan.results
     )
