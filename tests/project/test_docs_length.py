@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.markdown_pages import ROOT
 
-# Words outside of programs, of their output, and of what is printed from the code, as the reference.
+# Words outside of programs, their output, and what is printed from the code, as the reference is.
 SITE, CHANGELOG, README_BYTES = 28_000, 600, 6_000
 REFERENCE = {"primitives.md", "reasons.md", "command_line.md", "pytorch_differences.md"}
 
