@@ -157,9 +157,9 @@ class Sample(Evaluator):
         """Runs a whole program: see `Evaluator`."""
         return super().start(jaxpr, [RandomlyRounding(self)], arrays)
 
-    def _measure(self, *args: Any) -> Evaluated:
+    def _measure(self, jaxpr: Any, programs: Any, args: Any, tick: Any) -> Evaluated:
         with self._spreads.nested():
-            return super()._measure(*args)
+            return super()._measure(jaxpr, programs, args, tick)
 
     def steers(self, x: Any) -> Any:
         """Returns the first sample's."""
