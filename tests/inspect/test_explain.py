@@ -297,7 +297,8 @@ def test_op_stats_counts_the_flops_of_convolutions_and_of_what_is_inside():
         x, k, (1, 1), "SAME", dimension_numbers=numbers
     )
     (conv,) = op_stats(convolve, images, kernel)
-    assert conv.flops == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
+    # Of the windows along a side the first and the last meet two elements, all others three.
+    assert conv.flops == 2 * (22 * 22) * (2 * 3 * 5)
     call, dot = sorted(op_stats(jax.jit(jnp.matmul), X, W), key=lambda count: count.flops)
     assert (call.primitive, call.flops, call.nbytes) == ("jit", 0, 0)
     assert dot.flops == 2 * 8 * 8 * 8

@@ -107,6 +107,7 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, images):
         x = nn.relu(nn.Conv(16, (3, 3), use_bias=False)(images))
+        x = nn.relu(nn.Conv(16, (3, 3), strides=2, use_bias=False)(x))
         x = x + nn.Conv(16, (3, 3), use_bias=False)(x)
         return nn.Dense(8)(jnp.mean(x, (1, 2)))
 
@@ -125,7 +126,7 @@ MODELS = {
     ),
     "resnet": (
         ResNet(),
-        jax.ShapeDtypeStruct((2, 48, 48, 3), jnp.float32),
+        jax.ShapeDtypeStruct((2, 16, 16, 3), jnp.float32),
         jax.ShapeDtypeStruct((2,), jnp.int32),
     ),
     "lstm": (

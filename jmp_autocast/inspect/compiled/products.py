@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from ...interpreters.primitives.convolution_products import pairs_that_meet
 from .hlo import Instruction, Module, Shape, bits_of, parse
 from .places import Place, place_of
 from .traffic import Kernel, Traffic, inside_fusions, traffic
@@ -200,7 +200,7 @@ def convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: 
     lhs_labels, rhs_labels, result_labels = re.split("_|->", labels or "bf_io->bf")
     window = _window(instruction.attributes, sum(c.isdigit() for c in lhs_labels))
     positions = math.prod(
-        _valid_positions(
+        pairs_that_meet(
             lhs.dims[lhs_labels.index(str(n))],
             rhs.dims[rhs_labels.index(str(n))],
             result.dims[result_labels.index(str(n))],
@@ -227,20 +227,6 @@ def _window(attributes: str, rank: int) -> list[tuple[int, int, int, int]]:
     lhs_dilations = map(int, per_dimension("lhs_dilate", "1"))
     rhs_dilations = map(int, per_dimension("rhs_dilate", "1"))
     return list(zip(strides, pads, lhs_dilations, rhs_dilations, strict=True))
-
-
-@functools.lru_cache(maxsize=4096)
-def _valid_positions(
-    size: int, kernel: int, result: int, stride: int, pad: int, dilation: int, kernel_dilation: int
-) -> int:
-    """Returns how many pairs of a result's and a kernel's position meet an element of the input."""
-    valid = 0
-    for k in range(kernel):
-        first = k * kernel_dilation - pad
-        # Position p of the result meets the element (first + p * stride) / dilation.
-        for at in range(first, first + result * stride, stride):
-            valid += at % dilation == 0 and 0 <= at < size * dilation
-    return valid
 
 
 def _cudnn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:

@@ -11,6 +11,7 @@ from jax import lax
 
 from ...policies.precisions import is_algorithm, precision_of
 from ..compat import JaxprEqn, Literal, assumed_size, aval_of
+from .convolution_products import convolution_products
 from .cpu_algorithms import asks_for_algorithm
 from .held_contraction import contraction_in
 from .traits import DERIVATIVES, having
@@ -252,8 +253,8 @@ def summands(eqn: JaxprEqn) -> int:
 def flops(eqn: JaxprEqn) -> int:
     """Returns the floating point operations of one run of an equation.
 
-    An estimate: two for each product that is summed, one for each element that is reduced or made,
-    and what the usual algorithm takes for a factorization.
+    An estimate: two for each product that is summed, none with padding, one for each element that
+    is reduced or made, and what the usual algorithm takes for a factorization.
     """
     eqn = contraction_in(eqn) or eqn
     if (algorithm := _LINEAR_ALGEBRA.get(eqn.primitive.name)) is not None:
@@ -264,6 +265,8 @@ def flops(eqn: JaxprEqn) -> int:
         count = math.prod(right) // max(math.prod((*batch, rows)), 1)
         each = algorithm(max(rows, columns), min(rows, columns), count)
         return round(math.prod(batch) * each)
+    if eqn.primitive.name == "conv_general_dilated":
+        return 2 * convolution_products(eqn)
     results = sum(math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars)
     each = 2 if eqn.primitive.name in _CONTRACTIONS else 1
     return each * results * reduction_depth(eqn)
