@@ -48,7 +48,7 @@ def _product(g: Generator, long: bool = False) -> str:
     n, shift = (512, "+ 0.7") if long else (2, "- 0.4")
     seeds = [g.integer(0, 99) for _ in range(2)]
     left, right = (
-        f"jnp.asarray(np.random.default_rng({seed}).random(({n}, 4, 4)) {shift}, 'float32')"
+        f"jnp.asarray(np.random.default_rng({seed}).random(({n}, 8, 8)) {shift}, 'float32')"
         for seed in seeds
     )
     return f"({left} @ {right})" if long else f"({left} @ {right})[{g.integer(0, 1)}]"
@@ -76,7 +76,7 @@ def long_sum(g: Generator) -> str:
 
 @operation("probes", 2)
 def rotated(g: Generator) -> str:
-    n = g.integer(2, 4)
+    n = g.integer(5, 8)
     w = g.choice(("jnp.array([[1.,0.1,0.01]])", "jnp.full((1,2),0.5)", "jnp.ones((1,1))"))
     return g.choice(ROTATED).format(t=_positions(g, n), w=w, n=n)
 
@@ -95,7 +95,7 @@ def one_call_for_several_kinds(g: Generator) -> Draw:
         calls = [f"{product}, {c}" for c in ("2.", g.choice(FAR))]
     else:
         body = g.choice(("a * 1.5 + b", "jnp.tanh(a) * b", "jnp.abs(a) + b", "a * a * b"))
-        calls = [f"{x}, 0.7" for x in (product, f"jnp.exp(jnp.sum({product}, 0) + jnp.eye(4))")]
+        calls = [f"{x}, 0.7" for x in (product, f"jnp.exp(jnp.sum({product}, 0) + jnp.eye(8))")]
     if g.chance(0.3):
         calls.reverse()
     before = (f"{name} = jax.jit(lambda a, b: {body})",)

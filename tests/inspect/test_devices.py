@@ -159,7 +159,7 @@ def test_the_dtype_is_that_of_the_device(device, dtype):
 
 def test_what_is_traced_for_another_device_does_not_run_here():
     """JAX keeps the traces of a jitted function: the one for a T4 is another."""
-    fn, x = jax.jit(autocast(jnp.matmul)), jnp.ones((4, 4))
+    fn, x = jax.jit(autocast(jnp.matmul)), jnp.ones((8, 8))
     assert "float16" in explain(fn, x, x, device="t4").compute_dtype
     assert dot_dtypes(jax.make_jaxpr(fn)(x, x)) == [("bfloat16",) * 3]
     assert default_device().platform == "cpu"

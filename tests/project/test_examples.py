@@ -23,7 +23,7 @@ SMALL = {
     "train_nnx": ("--dtype float16 --steps 12", ["losses.png"]),
     "train_haiku_resnet": ("--dtype float16 --steps 12 --blocks 1 --channels 4", ["losses.png"]),
     "train_neural_ode": (
-        "--dtype float16 --steps 12 --width 8 --batch-size 8",
+        "--dtype float16 --steps 12 --width 32 --batch-size 8",
         ["losses.png", "trajectories.png"],
     ),
 }

@@ -46,7 +46,7 @@ FORMS = [
     "xzyab,xzybc->xzyac",
     "bnd,ndf->bnf",
 ]
-SIZES = dict(a=48, b=512, c=40, d=3, f=24, n=5, x=2, y=3, z=4)
+SIZES = dict(a=48, b=512, c=40, d=6, f=24, n=5, x=2, y=3, z=4)
 
 
 def operands(form):
