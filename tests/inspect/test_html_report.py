@@ -16,7 +16,7 @@ from tests.support.report_pages import count, fits, page_opener  # noqa: F401 - 
 from .test_links import follow
 
 W = np.ones((8, 8), np.float32)
-X = np.ones((4, 8), np.float32)
+X = np.ones((8, 8), np.float32)
 PARAMS = {"w": W, "ws": np.stack([W] * 3)}
 
 

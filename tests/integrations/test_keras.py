@@ -165,11 +165,11 @@ class Own(keras.Model):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.attention = keras.layers.MultiHeadAttention(2, 4)
+        self.attention = keras.layers.MultiHeadAttention(2, 8)
         self.head = keras.layers.Dense(3)
 
     def call(self, x):
-        x = keras.ops.expand_dims(x, 1)
+        x = keras.ops.repeat(keras.ops.expand_dims(x, 1), 8, axis=1)
         return self.head(self.attention(x, x)[:, 0])
 
 

@@ -352,8 +352,8 @@ def test_a_method_has_a_scope():
     class Tied(nn.Module):
         @nn.compact
         def __call__(self, tokens):
-            embed = nn.Embed(8, 4, name="embed")
-            return embed.attend(nn.Dense(4)(embed(tokens)))
+            embed = nn.Embed(8, 8, name="embed")
+            return embed.attend(nn.Dense(8)(embed(tokens)))
 
     net, tokens = Tied(), jnp.zeros(3, int)
     variables = jax.jit(net.init)(jax.random.key(0), tokens)

@@ -100,7 +100,7 @@ class Tied(nnx.Module):
     """A head that is a method of the embedding; a mixer whose method calls another of its own."""
 
     def __init__(self):
-        self.embed, self.mixer = nnx.Embed(8, 4, rngs=nnx.Rngs(0)), Mixer()
+        self.embed, self.mixer = nnx.Embed(8, 8, rngs=nnx.Rngs(0)), Mixer()
 
     def logits(self, tokens):
         return self.embed.attend(self.mixer.mix(self.embed(tokens)))
@@ -108,7 +108,7 @@ class Tied(nnx.Module):
 
 class Mixer(nnx.Module):
     def __init__(self):
-        self.kernel = nnx.Param(jnp.ones((4, 4)))
+        self.kernel = nnx.Param(jnp.ones((8, 8)))
 
     def mix(self, x):
         return jnp.tanh(self._product(x))

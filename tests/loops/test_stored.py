@@ -11,8 +11,8 @@ from jmp_autocast import BF16, autocast, explain, full_precision
 from jmp_autocast.integrations.nnx import autocast as nnx_autocast
 from tests.support.jaxprs import equations, find, trace
 
-W = {"k": jnp.eye(4) * 0.5, "out": jnp.eye(4) + 0.1}
-X, CACHE = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4), jnp.zeros((8, 2, 4))
+W = {"k": jnp.eye(8) * 0.5, "out": jnp.eye(8) + 0.1}
+X, CACHE = jnp.linspace(-1.0, 1.0, 16).reshape(2, 8), jnp.zeros((8, 2, 8))
 low = BF16.with_storage("*cache*")
 
 
@@ -27,8 +27,8 @@ WRITES = {
     "dynamic_update_slice": lambda c, x, i: lax.dynamic_update_slice(c, x, (i, 0, 0)),
     "scatter": lambda c, x, i: c.at[i].set(x[0]),
     "select": lambda c, x, i: jnp.where((jnp.arange(8) == i)[:, None, None], x, c),
-    "flat": lambda c, x, i: lax.dynamic_update_slice(c.reshape(16, 4), x[0], (2 * i, 0)).reshape(
-        8, 2, 4
+    "flat": lambda c, x, i: lax.dynamic_update_slice(c.reshape(16, 8), x[0], (2 * i, 0)).reshape(
+        8, 2, 8
     ),
     "cond": lambda c, x, i: lax.cond(
         i < 8, lambda: lax.dynamic_update_slice(c, x, (i, 0, 0)), lambda: c
