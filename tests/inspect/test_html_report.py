@@ -234,7 +234,7 @@ def test_the_panel_tells_the_dtypes_and_who_made_and_reads_the_values(show, repo
     page = show(reports["forward"])
     pick(page, dot.index)
     operands, results = page.locator("#panel .values").all()
-    assert "f32[4,8] → bf16" in operands.inner_text()
+    assert "f32[8,8] → bf16" in operands.inner_text()
     assert "input 0/w, a parameter" in operands.inner_text()
     made = f"#{dot.operand_rows[0]} {rows[dot.operand_rows[0]].primitive}"
     assert f"made by {made}" in " ".join(operands.inner_text().split())
