@@ -11,12 +11,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ...policies import CONTRACTIONS
 from ..report.report import Report
 from ..report.rows import Row
+from ..report.wire import COLLECTIVES, collective_of
 from .hlo import UnreadableError
 from .report import CompiledCollective, CompiledProduct, Deviation, wider
 
@@ -24,14 +25,6 @@ from .report import CompiledCollective, CompiledProduct, Deviation, wider
 _SMALL = 0.05
 # A product that is computed twice, and not one that is split.
 _TWICE = 1.5
-# Collectives of a program, as JAX names them and as the compiler does.
-_COLLECTIVES: Mapping[str, str] = {
-    **dict.fromkeys(("psum", "psum2", "psum_invariant"), "all-reduce"),
-    **dict.fromkeys(("all_gather", "all_gather_invariant"), "all-gather"),
-    "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "ppermute": "collective-permute",
-}
 _NARROW = ("bfloat16", "float16")
 
 
@@ -131,7 +124,9 @@ def _of_line(rows: Sequence[Row], made: Sequence[CompiledProduct]) -> Iterator[D
 def _wires(rows: Sequence[Row], made: Sequence[CompiledCollective]) -> Iterator[Deviation]:
     """Yields the collectives of the program itself that run in more bits than they were planned."""
     for row in rows:
-        kind = _COLLECTIVES.get(row.primitive)
+        if not (name := collective_of(row.primitive)):
+            continue
+        kind = COLLECTIVES[name].compiled
         dtypes = {c.dtype for c in made if c.kind == kind and _same_line(c.source, row.source)}
         for dtype in sorted(dtypes):
             if row.operands and row.operands[0] in _NARROW and dtype == "float32":

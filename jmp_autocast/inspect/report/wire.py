@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ...interpreters.after.walk import Visit
 from ...interpreters.compat import (
@@ -21,18 +22,35 @@ from ...policies import FLOAT32
 from .jaxprs import nbytes_of
 from .totals import is_low
 
-# What each device sends of the bytes of its operand, where n devices talk in a ring, which no
-# algorithm beats in bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
-_SENT: Mapping[str, Any] = {
-    "psum": lambda n: 2 * (n - 1) / n,
-    "pmax": lambda n: 2 * (n - 1) / n,
-    "pmin": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: n - 1,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "ragged_all_to_all": lambda n: (n - 1) / n,
-    "ppermute": lambda n: 1 if n > 1 else 0,
-}
+
+class Collective(NamedTuple):
+    """An exchange between devices.
+
+    Args:
+        compiled: What compilers call it.
+        sent: What each of n devices sends of the bytes of its operand in a ring, which no algorithm
+            beats in bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+    """
+
+    compiled: str
+    sent: Callable[[int], float]
+
+
+_ALL_REDUCE = Collective("all-reduce", lambda n: 2 * (n - 1) / n)
+COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
+    {
+        "psum": _ALL_REDUCE,
+        "pmax": _ALL_REDUCE,
+        "pmin": _ALL_REDUCE,
+        "all_gather": Collective("all-gather", lambda n: n - 1),
+        "reduce_scatter": Collective("reduce-scatter", lambda n: (n - 1) / n),
+        "all_to_all": Collective("all-to-all", lambda n: (n - 1) / n),
+        "ragged_all_to_all": Collective("ragged-all-to-all", lambda n: (n - 1) / n),
+        "ppermute": Collective("collective-permute", lambda n: 1 if n > 1 else 0),
+    }
+)
+"""The collectives by the primitives of JAX, which has other forms of most: see `collective_of`."""
+
 # What asks XLA's partitioner for communication that is in no jaxpr.
 _PARTITIONED = frozenset(("sharding_constraint", "reshard"))
 
@@ -87,9 +105,9 @@ def wire_of(jaxpr: AnyJaxpr) -> tuple[Wire, ...]:
     for eqn, times in equations_in(plain):
         if not (axes := _axes(eqn)):
             continue
-        kind, devices = _kind(eqn.primitive.name), devices_along(eqn, axes)
+        kind, devices = collective_of(eqn.primitive.name), devices_along(eqn, axes)
         # Without a number of devices two are the least.
-        share = times * _SENT[kind](devices or 2)
+        share = times * COLLECTIVES[kind].sent(devices or 2)
         # One equation may send several arrays.
         for atom in eqn.invars:
             dtype = str(getattr(atom.aval, "dtype", None))
@@ -103,13 +121,24 @@ def wire_of(jaxpr: AnyJaxpr) -> tuple[Wire, ...]:
 
 def _axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     """Returns the axes over which an equation sends, () where it sends nothing."""
-    return collective_axes(eqn) if _kind(eqn.primitive.name) in _SENT else ()
+    return collective_axes(eqn) if collective_of(eqn.primitive.name) else ()
 
 
-def _kind(primitive: str) -> str:
-    """Returns the collective that a primitive is one form of: JAX has several of most."""
+def collective_of(primitive: str) -> str:
+    """Returns the collective that a primitive is one form of, ``""`` where it is none.
+
+    Args:
+        primitive: The name of the primitive.
+
+    Example:
+        >>> collective_of("psum_invariant"), collective_of("all_gather_reduced_start")
+        ('psum', 'all_gather')
+        >>> collective_of("dot_general")
+        ''
+    """
     name = primitive.removeprefix("unreduced_").removesuffix("_start")
-    return name.removesuffix("_invariant").removesuffix("_reduced")
+    name = name.removesuffix("_invariant").removesuffix("_reduced")
+    return name if name in COLLECTIVES else ""
 
 
 def is_partitioned(visits: Sequence[Visit], arguments: Sequence[Any]) -> bool:

@@ -27,14 +27,12 @@ from ..effects.sites import Found, Site, sites_of
 from ..effects.walk import NUMBERS, Tapped
 from ..report.rows import Row
 from ..report.totals import is_low, item_size
+from ..report.wire import collective_of
 from ..signature import Signature
 from .batches import Batch, arrays_of
 from .candidates import Candidate
 
 Cost = Literal["time", "kept", "wire"]
-_BETWEEN_DEVICES = frozenset(
-    "psum psum_invariant all_gather all_gather_invariant all_to_all ppermute reduce_scatter".split()
-)
 _MOVES = having("same")
 
 
@@ -213,7 +211,7 @@ def costs_of(
         if cost == "time":
             assert rates is not None
             saved[row.scope, row.primitive] += _seconds(row, rates, 4) - _seconds(row, rates, None)
-        elif (row.primitive in _BETWEEN_DEVICES) if cost == "wire" else row.primitive not in _MOVES:
+        elif collective_of(row.primitive) if cost == "wire" else row.primitive not in _MOVES:
             saved[row.scope, row.primitive] += _nbytes(row)
     return [max(saved[candidate], 0.0) for candidate in candidates]
 
