@@ -92,7 +92,7 @@ ROWS = [
     _tolerance(
         "a cost that is none",
         ValueError,
-        "cost | 'times' | must be one of 'time', 'kept', 'wire' | Did you mean 'time'",
+        "cost | 'times' | must be one of 'time', 'kept' | Did you mean 'time'",
         cost="times",
     ),
     _tolerance(

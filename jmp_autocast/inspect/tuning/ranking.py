@@ -2,7 +2,7 @@
 
 The error is predicted from one backward pass, as `explain_effects` does it: of the outputs' random
 sum, whose mean square is the square of the relative error. The cost of a candidate is what lowering
-it saves: seconds at best, bytes of results, or bytes between devices.
+it saves: seconds at best, or bytes of results.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from ..effects.sites import Found, Site, sites_of
 from ..effects.walk import NUMBERS, Tapped
 from ..report.rows import Row
 from ..report.totals import is_low, item_size
-from ..report.wire import collective_of
 from ..signature import Signature
 from .batches import Batch, arrays_of
 from .candidates import Candidate
 
-Cost = Literal["time", "kept", "wire"]
+Cost = Literal["time", "kept"]
 _MOVES = having("same")
 
 
@@ -211,7 +210,7 @@ def costs_of(
         if cost == "time":
             assert rates is not None
             saved[row.scope, row.primitive] += _seconds(row, rates, 4) - _seconds(row, rates, None)
-        elif collective_of(row.primitive) if cost == "wire" else row.primitive not in _MOVES:
+        elif row.primitive not in _MOVES:
             saved[row.scope, row.primitive] += _nbytes(row)
     return [max(saved[candidate], 0.0) for candidate in candidates]
 

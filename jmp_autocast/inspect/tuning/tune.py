@@ -134,7 +134,7 @@ def tune(
             as outputs, and what overflows in the backward pass is found.
         cost: What an operation costs in float32, more than in 16 bits: ``"time"``, the seconds that
             it takes at best, by the rates of a device; ``"kept"``, the bytes of its results, of
-            which the backward pass keeps some; ``"wire"``, the bytes that it sends between devices.
+            which the backward pass keeps some.
         device: The device whose rates count with ``cost="time"``, as `explain` takes it, such as
             ``"H100"``. None for the default device.
         log: A file that records the trials. A call with the log of a stopped call continues it.
