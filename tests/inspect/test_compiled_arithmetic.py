@@ -18,6 +18,10 @@ PROGRAMS = {
         lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
         (X,),
     ),
+    "windows over all of a row": (
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 127), (1, 1), ((0, 0), (63, 63))),
+        ((8, 64),),
+    ),
     "a pool backwards": (
         jax.grad(
             lambda x: jnp.sum(
@@ -79,6 +83,8 @@ SUM = """
         ("f32[8]{0} all-reduce(%x), to_apply=%add", 8),
         ("f32[8]{0} map(%x, %x), to_apply=%add", 8),
         ("f32[8]{0} call(%x), to_apply=%add", 1),
+        ("f32[8]{0} reduce-window(%x, %x), window={size=15 pad=7_7}, to_apply=%add", 1 + 7),
+        ("f32[8]{0} reduce-window(%x, %x), window={size=13 pad=6_6}, to_apply=%add", 8 * 12),
         ('f32[8]{0} custom-call(%x), custom_call_target="mine"', 0),
     ],
 )

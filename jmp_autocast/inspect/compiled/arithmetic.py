@@ -74,8 +74,7 @@ class _Counter:
                 summed = operands[0].shapes[0].elements - each.shapes[0].elements
                 return summed * self._called(each, "to_apply")
             case "reduce-window":
-                added = each.shapes[0].elements * (_window_size(each) - 1)
-                return added * self._called(each, "to_apply")
+                return _added_in_windows(each) * self._called(each, "to_apply")
             case "select-and-scatter":
                 source = operands[1].shapes[0].elements
                 compared = source * (_window_size(each) - 1)
@@ -92,6 +91,21 @@ class _Counter:
             case "all-reduce" | "all-reduce-start":
                 return each.elements
         return 0
+
+
+def _added_in_windows(instruction: Instruction) -> int:
+    """Returns how often a ``reduce-window`` adds, or takes the larger of two."""
+    result, size = instruction.shapes[0], _window_size(instruction)
+    # A window that reaches over all of one dimension from each of its n places: so the TPU compiler
+    # writes a row's maximum beside each of its elements. It is found once, and XLA counts it so.
+    found = re.search(r"window=\{size=[\dx]+ pad=([\d_x]+)\}", instruction.attributes)
+    pads = [pad.split("_") for pad in found[1].split("x")] if found else []
+    over = [k for k, pad in enumerate(pads) if pad != ["0", "0"]]
+    if len(over) == 1 and pads[over[0]] == [str(result.dims[over[0]] - 1)] * 2:
+        n = result.dims[over[0]]
+        if size == 2 * n - 1:
+            return result.elements // n + n - 1
+    return result.elements * (size - 1)
 
 
 def _window_size(instruction: Instruction) -> int:
