@@ -136,14 +136,14 @@ class _Lowers:
         low = [_cast(x, dtype) if _is_array(x) and x.dtype == self.wide else x for x in leaves]
         try:
             out = call.run(low, (self.wide, dtype))
-        except Exception as error:
+        except Exception as error:  # a kernel refuses 16 bits in any way: a check, or its compiler
             if rule[1] == "compute_or_declared":
                 return call.run(leaves, None)
             raise _explained(error, rule[0], names[0], dtype, self.wide) from error
         results, tree = jax.tree.flatten(out)
         # A kernel for 16 bits alone says nothing of float32: its results are as wide as the rest.
         declared = [self.wide if _is_array(x) and x.dtype == dtype else None for x in results]
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # it may refuse float32 in any way, too
             declared = call.declared()
         pairs = zip(results, declared, strict=True)
         wide = [
