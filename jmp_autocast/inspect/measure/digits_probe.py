@@ -196,7 +196,10 @@ class RandomlyRounding(Program):
         def run(operands: Sequence[Any]) -> list[Any]:
             return [value.array for value in plain(i, eqn, operands)]
 
-        return list(map(Value, randomly_rounded(eqn, operands, run, self._sample.draw)))
+        rounded = randomly_rounded(eqn, operands, run, self._sample.draw)
+        # Each element is read many times in the next equation's rounding, and that in the one after
+        # it: fused into one loop, a gelu took XLA for CPUs more than four minutes, and 1 s so.
+        return list(map(Value, jax.lax.optimization_barrier(rounded)))
 
     def inner(self, i: int, eqn: JaxprEqn) -> list[Program]:
         """Returns a program for each jaxpr inside equation ``i``."""
