@@ -116,6 +116,20 @@ def cut(text: str, width: int = WIDTH) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
+def place(*words: str, source: str) -> str:
+    """Returns what stands where, with the file of the source without its folders.
+
+    Args:
+        words: A primitive, its dtype, its scope; empty ones are left out.
+        source: The source line. Those of installed packages are longer than a line of text.
+
+    Example:
+        >>> place("dot_general", "", "mlp", source="/lib/python3.13/flax/linear.py:8:4 (f)")
+        'dot_general mlp linear.py:8:4 (f)'
+    """
+    return " ".join(filter(None, (*words, re.sub(r"^.*[\\/](?=.*:\d)", "", source))))
+
+
 def scaled(value: float) -> str:
     """Returns a number with three digits and the letter of its power of 1,000.
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..export import cut, table
+from ..export import cut, place, table
 from ..page.page import Page, Paged, section, tables_page
 from .cotangents import Tap
 from .error_probe import COMPUTED, ArrayError, ErrorReading
@@ -198,7 +198,7 @@ def _table(rows: Sequence[ComparisonRow]) -> list[str]:
     columns = {"introduced": ">10.2g", "error": ">8.2g", "cosine": ">8.5f", "largest": ">9.3g"}
 
     def cells(row: ComparisonRow) -> list[Any]:
-        where = " ".join(filter(None, (row.primitive, row.computed, row.scope, row.source)))
+        where = place(row.primitive, row.computed, row.scope, source=row.source)
         return [row.introduced, row.error, row.cosine, row.largest, where]
 
     return table({**columns, "equation": ""}, rows, cells, _SHOWN)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..export import Exported, counted, cut, table
+from ..export import Exported, counted, cut, place, table
 from .measured import MeasuredEquation
 
 # Twenty rows fit on a screen. The report holds all.
@@ -176,7 +176,7 @@ class Digits(Exported):
         numbers = {"digits": ">7.1f", "fewest": ">7.1f", "lost": ">5.1f"}
 
         def cells(row: DigitsRow) -> list[Any]:
-            where = " ".join(filter(None, (row.primitive, *row.dtypes[:1], row.scope, row.source)))
+            where = place(row.primitive, *row.dtypes[:1], row.scope, source=row.source)
             return [row.digits, row.fewest, row.lost, where]
 
         lines = [self.summary]

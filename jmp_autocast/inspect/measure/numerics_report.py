@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from ..export import NOT_EXPORTED, Exported, counted, cut, rest, table
+from ..export import NOT_EXPORTED, Exported, counted, cut, place, rest, table
 from .measured import MeasuredEquation, each_reading, fields_of
 from .numerics_probe import INFINITY, NEVER, Reading
 
@@ -201,7 +201,7 @@ class NumericsReport(Exported):
         columns = {"largest": ">10.3g", "smallest": ">10.3g", "zeros": ">7", "to 0 in f16": ">11"}
 
         def cells(row: NumericsRow) -> list[Any]:
-            where = f"{row.primitive} {','.join(row.dtypes)} {row.scope} {row.source}"
+            where = place(row.primitive, ",".join(row.dtypes), row.scope, source=row.source)
             return [row.largest, row.smallest, _share(row.zero, row), _share(row.small, row), where]
 
         # The range of a dtype is what a program outgrows: the largest values come first.
