@@ -23,6 +23,7 @@ from ..argnums import check_range, differentiated
 from ..measure.devices import on_device
 from ..progress_bar import shown_progress
 from .effects_report import Effect, Effects, Kind
+from .random_sum import floats_in, norms_of, random_sum
 from .rounding import narrowed
 from .sites import Found, Site, Sites, sites_of
 from .walk import NUMBERS, Lowered, Tapped, numbers, rounded_inputs
@@ -47,6 +48,7 @@ def explain_effects(
     scopes: str | Sequence[str] | None = None,
     kinds: Kind | Sequence[Kind] = ("product", "parameter"),
     runs: int | None = None,
+    relative: bool = False,
     **kwargs: Any,
 ) -> Effects:
     """Predicts what rounding each operation and parameter to each format does to a loss.
@@ -76,6 +78,9 @@ def explain_effects(
             ten times as many, the program compiles for several times as long.
         runs: How many operations to really round in each format. None for 3, and for 10 in formats
             with less than 7 bits of mantissa. What stands in a loop fills up to 10.
+        relative: The function returns arrays, such as a gradient or an optimizer's update, in place
+            of a loss. Predicted is the relative error of all float results together, in the L2
+            norm, as if the errors of roundings were independent.
         **kwargs: Its keyword arguments.
 
     Returns:
@@ -111,18 +116,21 @@ def explain_effects(
         raise ValueError("formats must name at least one format, got none. Write ['bfloat16'].")
     wanted = _Wanted.of(scopes, kinds)
     _check_runs(runs)
+    if not isinstance(relative, bool):
+        fix = "Write True for a function that returns arrays, such as jax.grad(loss)."
+        raise wrong_type("relative must be a bool", relative, fix)
     with shown_progress(None) as show:
         show("tracing", 0, 3)
-        program, arrays = _traced(loss, _calls(args, batches), kwargs, argnums)
+        program, arrays = _traced(loss, _calls(args, batches), kwargs, argnums, relative)
         sites = wanted.sites(program)
         look = _Look(program, sites, parsed, wanted.has("parameter"))
         show("one forward and backward pass", 1, 3)
         measure = jax.jit(look.measure)
-        losses, found = zip(*(jax.device_get(measure(*each)) for each in arrays), strict=True)
+        sizes, found = zip(*(jax.device_get(measure(*each)) for each in arrays), strict=True)
         look.predicted(found)
         show("rounding single operations", 2, 3)
         look.verified(arrays, runs)
-        return look.report(name_of(loss), float(np.mean(losses)), len(arrays))
+        return look.report(name_of(loss), float(np.mean(sizes)), len(arrays))
 
 
 def _check_runs(runs: Any) -> None:
@@ -164,6 +172,7 @@ class _Program:
         wrt: The positions of the inputs that are parameters.
         found: What looking for sites found besides them.
         sites: All sites.
+        relative: Its results are arrays, whose relative error counts.
     """
 
     closed: Any
@@ -171,10 +180,15 @@ class _Program:
     wrt: Sequence[int]
     found: Found
     sites: Sites
+    relative: bool
 
 
 def _traced(
-    loss: Any, calls: Sequence[tuple[Any, ...]], kwargs: dict[str, Any], argnums: Any
+    loss: Any,
+    calls: Sequence[tuple[Any, ...]],
+    kwargs: dict[str, Any],
+    argnums: Any,
+    relative: bool = False,
 ) -> tuple[_Program, list[list[Any]]]:
     """Returns the program of the first call, and the arrays of all."""
     arrays: list[list[Any]] = []
@@ -192,7 +206,7 @@ def _traced(
             if program is None:
                 closed = fresh_make_jaxpr(call.traceable, *call.arrays)
                 wrt = differentiated(argnums, len(args), call.paths, call.arrays, pure.untrained)
-                program = _checked(loss, closed, call.paths, wrt, argnums)
+                program = _checked(loss, closed, call.paths, wrt, argnums, relative)
         arrays.append([on_device(x) for x in call.arrays])
         types = [[jax.typeof(x) for x in each] for each in (arrays[0], arrays[-1])]
         if types[0] != types[1]:
@@ -205,15 +219,21 @@ def _traced(
 
 
 def _checked(
-    loss: Any, closed: Any, paths: Sequence[str], wrt: Sequence[int], argnums: Any
+    loss: Any, closed: Any, paths: Sequence[str], wrt: Sequence[int], argnums: Any, relative: bool
 ) -> _Program:
     avals = [aval_of(v) for v in body_of(closed).outvars]
-    is_scalar = avals and avals[0].shape == () and jnp.issubdtype(avals[0].dtype, jnp.floating)
-    if not is_scalar:
+    is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in avals]
+    returns = f"returns {', '.join(map(str, avals)) or 'nothing'}"
+    if relative and not any(is_float):
+        raise TypeError(
+            f"explain_effects with relative=True takes the error of float arrays, and "
+            f"{name_of(loss)} {returns}. Pass a function such as jax.grad(loss)."
+        )
+    if not relative and not (avals and avals[0].shape == () and is_float[0]):
         raise TypeError(
             f"explain_effects differentiates {name_of(loss)}, which must return a scalar float "
-            f"first, and returns {', '.join(map(str, avals)) or 'nothing'}. Pass a loss, such as "
-            "the mean of it."
+            f"first, and {returns}. Pass a loss, such as the mean of it, or relative=True for the "
+            "relative error of arrays."
         )
     if not wrt:
         raise ValueError(
@@ -223,13 +243,13 @@ def _checked(
         )
     found = Found()
     sites = sites_of(closed, [i in wrt for i in range(len(paths))], found)
-    if not sites.live[0]:
+    if not any(sites.live if relative else sites.live[:1]):
         raise ValueError(
             f"argnums={argnums!r} must name arguments that the loss depends on, and no derivative "
             f"of {name_of(loss)} by them passes through it. Name other arguments, or remove a "
             "stop_gradient or a rounding that is in the way."
         )
-    return _Program(closed, paths, wrt, found, sites)
+    return _Program(closed, paths, wrt, found, sites, relative)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,25 +344,29 @@ class _Look:
         walk = Tapped(self._formats)
         zeros = self._sites.tree(lambda site: jnp.zeros((*site.loops, count, NUMBERS)))
 
-        def scalar(zeros: Any, params: list[Any]) -> Any:
+        def scalar(zeros: Any, params: list[Any]) -> tuple[Any, Any]:
             run = lambda *xs: walk.run(program.closed, self._sites, xs, zeros)  # noqa: E731
-            return of_positions(run, arrays, self._params)(*params)[0]
+            outputs = of_positions(run, arrays, self._params)(*params)
+            if not program.relative:
+                return outputs[0], outputs[0]
+            floats = floats_in(outputs)
+            return random_sum(floats, together=True), norms_of(floats, together=True)[0]
 
         params = [arrays[i] for i in self._params]
-        value, (found, gradients) = jax.value_and_grad(scalar, (0, 1))(zeros, params)
-        parts = [x.reshape(-1, count, NUMBERS) for x in jax.tree.leaves(found)]
-        for x, gradient in zip(params, gradients, strict=True):
-            rows = [numbers([x], [narrowed(x, each)], [gradient]) for each in self._formats]
-            parts.append(jnp.stack(rows)[None])
-        return value, jnp.concatenate([jnp.zeros((0, count, NUMBERS)), *parts])
+        gradient = jax.grad(scalar, (0, 1), has_aux=True)
+        (found, cotangents), size = gradient(zeros, params)
+        parts = jax.tree.leaves(found)
+        for x, cotangent in zip(params, cotangents, strict=True):
+            rows = [numbers([x], [narrowed(x, each)], [cotangent]) for each in self._formats]
+            parts.append(jnp.stack(rows))
+        return size, parts
 
     def predicted(self, found: Sequence[Any]) -> None:
         """Takes what was measured of each batch."""
-        stacked = np.asarray(found, np.float64)
-        lengths = [int(np.prod(site.loops)) for site in self._each] + [1] * len(self._params)
-        ends = np.cumsum(lengths)[:-1] if lengths else []
+        form = (len(found), -1, len(self._formats), NUMBERS)
+        each = zip(*found, strict=True)
         # By site or parameter: of (batch, iteration, format, number).
-        self._numbers = np.split(stacked, ends, axis=1) if lengths else []
+        self._numbers = [np.asarray(x, np.float64).reshape(form) for x in each]
 
     def verified(self, arrays: Sequence[Sequence[Any]], runs: int | None) -> None:
         """Really lowers what has the largest predictions, each alone."""
@@ -361,23 +385,27 @@ class _Look:
             return
         run = jax.jit(lambda *given: self._lowered(chosen, *given))
         switches = np.eye(len(chosen), dtype=bool)
-        changes, losses = np.zeros(len(chosen)), []
+        changes, sizes = np.zeros(len(chosen)), [1.0]
         for each in arrays:
-            exact = float(run(np.zeros(len(chosen), bool), *each))
-            losses.append(abs(exact))
-            changes += [float(run(row, *each)) - exact for row in switches]
+            exact = run(np.zeros(len(chosen), bool), *each)
+            found = [run(row, *each) for row in switches]
+            if self._program.relative:
+                changes += [float(_distance(exact, x)) for x in found]
+            else:
+                changes += [float(x[0]) - float(exact[0]) for x in found]
+                sizes.append(abs(float(exact[0])))
         self._measured = dict(zip(chosen, (changes / len(arrays)).tolist(), strict=True))
-        self._resolution = _UNITS * float(jnp.finfo(jnp.float32).eps) * max(losses)
+        self._resolution = _UNITS * float(jnp.finfo(jnp.float32).eps) * max(sizes[1:] or sizes)
 
     def _is_in_loop(self, i: int) -> bool:
         return i < len(self._each) and bool(self._each[i].loops)
 
     def _size(self, i: int, k: int) -> float:
         change, squares, _ = self._numbers[i][:, :, k].sum(1).mean(0)
-        return max(abs(float(change)), float(squares) ** 0.5)
+        return max(0.0 if self._program.relative else abs(float(change)), float(squares) ** 0.5)
 
-    def _lowered(self, chosen: Sequence[tuple[int, int]], switches: Any, *arrays: Any) -> Any:
-        """Returns the loss with some of the chosen lowered."""
+    def _lowered(self, chosen: Sequence[tuple[int, int]], switches: Any, *arrays: Any) -> list[Any]:
+        """Returns the loss, or all float results, with some of the chosen lowered."""
         of_each: dict[int, dict[int, Any]] = {}
         for n, (i, k) in enumerate(chosen):
             of_each.setdefault(i, {})[k] = switches[n]
@@ -390,7 +418,8 @@ class _Look:
         tree, sites = self._sites.tree(held), len(self._each)
         inputs = {self._params[i - sites]: x for i, x in of_each.items() if i >= sites}
         given = rounded_inputs(arrays, self._formats, inputs)
-        return Lowered(self._formats).run(self._program.closed, self._sites, given, tree)[0]
+        made = Lowered(self._formats).run(self._program.closed, self._sites, given, tree)
+        return floats_in(made) if self._program.relative else made[:1]
 
     def report(self, name: str, loss: float, batches: int) -> Effects:
         """Returns the report."""
@@ -404,6 +433,7 @@ class _Look:
             rows=tuple(_doubted(rows, self._resolution)),
             decisions=tuple(found.decisions),
             closed=tuple(found.closed),
+            relative=self._program.relative,
         )
 
     def _rows(self, i: int) -> Iterable[Effect]:
@@ -414,15 +444,18 @@ class _Look:
             e, runs = site.equation, int(np.prod(site.loops))
             where = {"scope": e.scope, "source": e.source, "primitive": e.primitive}
             where |= {"kind": "product" if site.is_product else "operation", "inside": e.inside}
-            where |= {"shapes": e.shapes, "flops": runs * site.flops}
+            where |= {"shapes": e.shapes, "flops": runs * site.flops, "backward": e.backward}
         else:
             at = self._params[i - count]
             shape = tuple(aval_of(body_of(self._program.closed).invars[at]).shape)
             where = {"scope": self._program.paths[at], "source": "", "primitive": ""}
             where |= {"kind": "parameter", "inside": (), "shapes": (shape,), "flops": 0}
+            where |= {"backward": False}
         for k, format in enumerate(self._formats):
             found = self._numbers[i][:, :, k]
-            changes = found[:, :, 0].sum(1)
+            changes, by_iteration = found[:, :, 0].sum(1), found[:, :, 0]
+            if self._program.relative:
+                changes, by_iteration = (np.sqrt(x) for x in (found[:, :, 1].sum(1), found[:, :, 1]))
             yield Effect(
                 **where,
                 format=format.name,
@@ -431,9 +464,16 @@ class _Look:
                 deviation=float(changes.std()),
                 measured=self._measured.get((i, k)),
                 lost=int(found[:, :, 2].sum()),
-                iterations=tuple(found[:, :, 0].mean(0).tolist()) if site and site.loops else (),
+                iterations=tuple(by_iteration.mean(0).tolist()) if site and site.loops else (),
                 doubt="",
             )
+
+
+@jax.jit
+def _distance(exact: Sequence[Any], found: Sequence[Any]) -> Any:
+    """Returns the relative error of all arrays together."""
+    norm = lambda arrays: jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in arrays))  # noqa: E731
+    return norm([y - x for x, y in zip(exact, found, strict=True)]) / norm(exact)
 
 
 def _doubted(rows: Sequence[Effect], resolution: float) -> Iterable[Effect]:
