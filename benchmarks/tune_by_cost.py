@@ -1,14 +1,15 @@
-"""`tune(cost="time")` against the search for the fewest, at the same bound: predicted time, and runs.
+"""`tune(cost="time")` against the search for the fewest, at the same bound: predicted time, runs.
 
     python benchmarks/tune_by_cost.py [--programs seeded pyramid experts energy small]
 
-The bound lies between the error of the program in bfloat16 and that in float32, at ``--bound`` times
-the former. The predicted time is that of all matmuls on an H100, by `explain`'s roofline.
+The bound is the error of the program in bfloat16 times ``--bound``. The predicted time is that of
+all matmuls on an H100, by `explain`'s roofline.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ def seeded() -> tuple[Program, Sequence[Any]]:
 def pyramid() -> tuple[Program, Sequence[Any]]:
     """A perceptron whose layers become narrower: each adds about the same error."""
     widths = (2048, 2048, 2048, 512, 64, 16)
-    params = _draw(0, *zip(widths, widths[1:], strict=False))
+    params = _draw(0, *itertools.pairwise(widths))
 
     def run(params: Any, x: Any) -> Any:
         for i, w in enumerate(params):
@@ -140,7 +141,8 @@ def compared(program: Callable[[], tuple[Program, Sequence[Any]]], share: float)
     """
     fn, args = program()
     exact, low = (jax.tree.leaves(jax.jit(f)(*args)) for f in (fn, autocast(fn, policy=BF16)))
-    error = max(float(jnp.linalg.norm(y - x) / jnp.linalg.norm(x)) for x, y in zip(exact, low))
+    pairs = zip(exact, low, strict=True)
+    error = max(float(jnp.linalg.norm(y - x) / jnp.linalg.norm(x)) for x, y in pairs)
     options: Any = {"policy": BF16, "tolerance": share * error, "progress": False, "report": True}
     _, fewest = tune(fn, *args, **options)
     _, cheapest = tune(fn, *args, cost="time", device=DEVICE, **options)

@@ -80,6 +80,14 @@ ROWS = [
         "formats | 'bfloat61' | must | Did you mean 'bfloat16'.*'e5m7'",
         formats=["float16", "bfloat61"],
     ),
+    _effects("a word for a bool", TypeError, "relative | 'yes' | must be | Write", relative="yes"),
+    _effects(
+        "no arrays for an error",
+        TypeError,
+        r"relative=True | int32\[2,2\] | float arrays | Pass a function",
+        fn=lambda params, x: (x @ params["w"]).astype(jnp.int32),
+        relative=True,
+    ),
     _effects("no format", ValueError, "formats | got none | at least one | Write", formats=[]),
     _effects(
         "a number for a format", TypeError, "formats | 8 of type int | name | Write", formats=8

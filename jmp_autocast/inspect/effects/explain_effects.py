@@ -455,7 +455,9 @@ class _Look:
             found = self._numbers[i][:, :, k]
             changes, by_iteration = found[:, :, 0].sum(1), found[:, :, 0]
             if self._program.relative:
-                changes, by_iteration = (np.sqrt(x) for x in (found[:, :, 1].sum(1), found[:, :, 1]))
+                changes, by_iteration = (
+                    np.sqrt(x) for x in (found[:, :, 1].sum(1), found[:, :, 1])
+                )
             yield Effect(
                 **where,
                 format=format.name,

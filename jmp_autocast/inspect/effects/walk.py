@@ -200,7 +200,9 @@ def _tap(eqn: JaxprEqn, formats: Sequence[Format]) -> Any:
         # pass, and keep it. For a product in float32 one of its operands is enough.
         late = _after(_one_of(cotangents[0]), kept)
         first = min(range(len(kept)), key=lambda k: kept[k].size)
-        exact = _again(eqn, [x if k == first else y for k, (x, y) in enumerate(zip(late, kept, strict=True))])
+        exact = _again(
+            eqn, [x if k == first else y for k, (x, y) in enumerate(zip(late, kept, strict=True))]
+        )
         rows: list[Any] = []
         for format in formats:
             low = lowered(eqn, _operands(eqn, late), exact, format)

@@ -193,9 +193,7 @@ def _program(
     return jax.jit(run), [owner for owner in owners if owner is not None]
 
 
-def seconds_of(
-    rows: Sequence[Row], candidates: Sequence[Candidate], device: Device
-) -> list[float]:
+def seconds_of(rows: Sequence[Row], candidates: Sequence[Candidate], device: Device) -> list[float]:
     """Returns how much longer each candidate takes in float32 than lowered, at best.
 
     Args:

@@ -39,7 +39,7 @@ from .batches import (
     outputs_of,
     worst,
 )
-from .candidates import candidates_of, kept_under, keeping, largest_of, rows_under
+from .candidates import candidates_of, keeping, kept_under, largest_of, rows_under
 from .ranking import (
     Cost,
     bytes_of,
