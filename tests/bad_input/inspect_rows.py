@@ -107,7 +107,7 @@ ROWS = [
     _effects("runs in words", TypeError, "runs | 'all' | must be a number | Write", runs="all"),
     _effects("negative runs", ValueError, "runs | -1 | must not be negative | Write", runs=-1),
     _effects(
-        "an array for batches", TypeError, "batches | str | must be a list | Write", batches="x"
+        "an array for batches", TypeError, "batches | str | must be an iter | Write", batches="x"
     ),
     _effects("no batch", ValueError, "batches | got none | at least one | Write", batches=[]),
     _effects(

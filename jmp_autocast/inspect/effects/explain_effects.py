@@ -20,6 +20,7 @@ from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import did_you_mean, shown, wrong_type
 from ...policies.patterns import check_pattern, match_depth
 from ..argnums import check_range, differentiated
+from ..calls import calls_of
 from ..measure.devices import on_device
 from ..progress_bar import shown_progress
 from .effects_report import Effect, Effects, Kind
@@ -121,7 +122,9 @@ def explain_effects(
         raise wrong_type("relative must be a bool", relative, fix)
     with shown_progress(None) as show:
         show("tracing", 0, 3)
-        program, arrays = _traced(loss, _calls(args, batches), kwargs, argnums, relative)
+        program, arrays = _traced(
+            loss, calls_of("explain_effects", args, batches), kwargs, argnums, relative
+        )
         sites = wanted.sites(program)
         look = _Look(program, sites, parsed, wanted.has("parameter"))
         show("one forward and backward pass", 1, 3)
@@ -139,27 +142,6 @@ def _check_runs(runs: Any) -> None:
         raise wrong_type("runs must be a number of operations", runs, fix)
     if runs is not None and runs < 0:
         raise ValueError(f"runs must not be negative, got {runs}. {fix}")
-
-
-def _calls(args: tuple[Any, ...], batches: Any) -> list[tuple[Any, ...]]:
-    """Returns the arguments of each batch."""
-    fix = "Write batches=[(params, x1), (params, x2)]."
-    if batches is None:
-        return [args]
-    if args:
-        raise ValueError(
-            f"explain_effects takes arguments or batches, got {len(args)} arguments and batches. "
-            f"{fix}"
-        )
-    if isinstance(batches, str | dict) or not isinstance(batches, Iterable):
-        raise wrong_type("batches must be a list of tuples of arguments", batches, fix)
-    calls = list(batches)
-    for i, each in enumerate(calls):
-        if not isinstance(each, tuple):
-            raise wrong_type(f"batches[{i}] must be a tuple of arguments", each, fix)
-    if not calls:
-        raise ValueError(f"batches must hold at least one tuple of arguments, got none. {fix}")
-    return calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,11 +176,6 @@ def _traced(
     arrays: list[list[Any]] = []
     program = None
     for i, args in enumerate(calls):
-        if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((args, kwargs))):
-            raise TypeError(
-                "explain_effects runs the loss and needs arrays, got a jax.ShapeDtypeStruct. Pass "
-                "arrays, or use explain, which computes nothing."
-            )
         check_range(argnums, len(args), "the call, which has")
         # What a call changes in its objects is lost here: nothing of it is looked at.
         with opened(loss, args, kwargs) as pure:

@@ -24,13 +24,14 @@ from ...policies import Policy, PolicyLike
 from ...policies.choices import Level, check_choice
 from ...policies.errors import with_usage
 from ..argnums import check_range, positions_of
+from ..calls import calls_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..progress_bar import Show, shown_progress
 from ..report.rows import Row
 from ..report.totals import contraction_flops
+from ..signature import split
 from .batches import (
     Batch,
-    as_batches,
     as_bool,
     check,
     different,
@@ -186,7 +187,7 @@ def tune(
     start = (options or autocast_options()).chosen[0]
     if cost is not None:
         check_choice("cost", cost, get_args(Cost))
-    runs = as_batches(_batches(args, batches))
+    runs = [Batch(each, *split(each)) for each in calls_of("tune", args, batches)]
     count = min(len(batch.args) for batch in runs)
     check_range(argnums, count, "each batch, which have")
     with shown_progress(progress) as show:
@@ -197,17 +198,6 @@ def tune(
     if progress is not False:
         print(found)
     return (found.policy, found) if report else found.policy
-
-
-def _batches(args: tuple[Any, ...], batches: Any) -> Any:
-    """Returns the batches of a call of `tune`."""
-    fix = "Write batches=[(params, x1), (params, x2)], with a tuple of arguments for each call."
-    if batches is not None and args:
-        raise ValueError(f"tune takes arguments or batches, got {len(args)} and batches. {fix}")
-    is_list = len(args) == 1 and isinstance(args[0], list) and bool(args[0])
-    if is_list and all(isinstance(each, tuple) for each in args[0]):
-        raise TypeError(f"tune got a list of tuples, which would be one argument. {fix}")
-    return [args] if batches is None else batches
 
 
 @dataclasses.dataclass(eq=False)
