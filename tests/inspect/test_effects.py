@@ -222,6 +222,8 @@ def test_sharded_arrays(kind):
         assert row.predicted == pytest.approx(other.predicted, rel=0.02, abs=1e-7)
 
 
+# JAX itself keeps the trace of a loop in a device map for its checks of leaks.
+@pytest.mark.usefixtures("jit_caches")
 @pytest.mark.parametrize("checked", [True, False])
 def test_what_stands_in_a_device_map(checked):
     """Each device has a part of the error: the effect is that of the whole batch in one place."""
