@@ -1,7 +1,7 @@
 """Predicted against measured: what rounding each product of a trained model does to its loss.
 
     python benchmarks/effects.py [--models GPT ViT ResNet LSTM] [--steps 300]
-    python benchmarks/effects.py --models Gemma2
+    python benchmarks/effects.py --models Gemma2 --formats bfloat16
 
 A small model is trained in float32. `explain_effects` predicts the change of its loss for each
 product alone, and then all of them are really rounded, each alone. Printed are, for each format,
@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, Agreement]]:
     parser.add_argument("--rows", action="store_true", help="print each product, too")
     options = parser.parse_args(argv)
     if "Gemma2" in options.models:
-        print_seconds(options.formats[:1])
+        print_seconds(options.formats)
     found: dict[str, dict[str, Agreement]] = {}
     for name, task in tasks(options.width, options.layers).items():
         if name not in options.models:

@@ -121,10 +121,10 @@ def ranked(errors: Sequence[float], costs: Sequence[float]) -> Ranking:
     largest = max((x for x in errors if math.isfinite(x)), default=1.0)
     known = [largest if math.isnan(x) else x for x in errors]
 
-    def worth(i: int) -> tuple[float, int]:
+    def worth(i: int) -> tuple[float, float, int]:
         # The squares add up, so that a square is what is saved. What costs nothing comes first.
         saved = known[i] ** 2 if math.isfinite(known[i]) else math.inf
-        return -(saved / costs[i] if costs[i] else math.inf if saved else 0.0), i
+        return -(saved / costs[i] if costs[i] else math.inf if saved else 0.0), -saved, i
 
     order = tuple(sorted(range(len(known)), key=worth))
     return Ranking(order, tuple(known), tuple(costs), sum(map(math.isnan, errors)))
