@@ -212,6 +212,20 @@ def seconds_saved(rows: Sequence[Row], device: Device) -> list[float]:
     ]
 
 
+def why_no_gain(rows: Sequence[Row], device: Device) -> str:
+    """Returns why 16 bits make a program no faster on a device, "" where they do.
+
+    Args:
+        rows: The rows of its report.
+        device: The device.
+    """
+    products = products_of(rows, {})
+    if not products.rows:
+        return ""
+    speedup, _, says = _outcome(products, (), device, PLANNED)
+    return says if speedup < _GAIN else ""
+
+
 def roofline_of(
     products: Products, wire: Sequence[Wire], hardware: Hardware, note: str = ""
 ) -> Roofline:

@@ -193,10 +193,15 @@ def largest_of(
         for candidate, value in zip(measured.static, np.asarray(measured.arrays), strict=True):
             found[candidate] = max(found[candidate], float(value))
     # Measured equations have no marks of ours in their scopes, and candidates have.
-    return [found[_without_marks(candidate)] for candidate in candidates]
+    return [found[without_marks(candidate)] for candidate in candidates]
 
 
-def _without_marks(candidate: Candidate) -> Candidate:
+def without_marks(candidate: Candidate) -> Candidate:
+    """Returns a candidate as programs have it whose scopes have no marks of ours.
+
+    Args:
+        candidate: The candidate.
+    """
     names = [name for name in candidate.scope.split("/") if read_mark(name) is None]
     return Candidate("/".join(names), candidate.primitive)
 

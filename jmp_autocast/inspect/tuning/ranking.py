@@ -31,7 +31,7 @@ from ..report.rows import Row
 from ..report.totals import is_low, item_size
 from ..signature import Signature
 from .batches import Batch, arrays_of
-from .candidates import Candidate
+from .candidates import Candidate, without_marks
 
 Cost = Literal["time", "kept"]
 
@@ -212,19 +212,19 @@ def bytes_of(arrays: Iterable[KeptArray], candidates: Sequence[Candidate]) -> li
         arrays: What the program keeps under the policy that lowers them all.
         candidates: The candidates.
     """
-    known, saved = set(candidates), []
+    known, saved = {without_marks(each): each for each in candidates}, []
     for array in arrays:
         if is_low(array.dtype, FLOAT32):
             # What is cast is kept for the operation that reads it in 16 bits, in whose scope it is.
-            made = Candidate(array.scope, array.primitive)
-            readers = (Candidate(array.scope, name) for name in array.readers)
-            owner = next((each for each in (made, *readers) if each in known), made)
+            names = (array.primitive, *array.readers)
+            owners = (known.get(without_marks(Candidate(array.scope, name))) for name in names)
+            owner = next(filter(None, owners), None)
             saved.append((owner, array.nbytes * (4 / item_size(array.dtype) - 1)))
     return _sums(candidates, saved)
 
 
 def _sums(candidates: Sequence[Candidate], saved: Iterable[tuple[Any, float]]) -> list[float]:
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    found: defaultdict[Any, float] = defaultdict(float)
     for owner, amount in saved:
         found[owner] += amount
     return [max(found[candidate], 0.0) for candidate in candidates]

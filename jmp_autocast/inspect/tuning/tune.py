@@ -27,6 +27,7 @@ from ..argnums import check_range, positions_of
 from ..calls import calls_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..progress_bar import Show, shown_progress
+from ..report.roofline import why_no_gain
 from ..report.rows import Row
 from ..report.totals import contraction_flops
 from ..signature import split
@@ -217,6 +218,7 @@ class _Search:
     argnums: Any
     show: Show
     log_path: Any
+    _no_gain: str = ""
 
     def run(self) -> TuneReport:
         """Searches, and returns what was found."""
@@ -271,6 +273,7 @@ class _Search:
         if self.cost == "time":
             device = rates_of(self.device)
             rows = [row for b in batches for row in rows_under(self.fn, self.start, b)]
+            self._no_gain = why_no_gain(rows, device)
             return seconds_of(rows, self._candidates, device)
         if self.cost == "kept":
             arrays = [x for b in batches for x in kept_under(self.fn, self.start, b)]
@@ -281,9 +284,10 @@ class _Search:
         """Returns why cost has nothing to choose between, "" where it has."""
         if before.passed:
             return "nothing is kept: what it starts from is good enough"
-        if not any(costs):
-            where = f" on {rates_of(self.device).name}" if self.cost == "time" else ""
-            return f"16 bits save nothing{where}: explain says why"
+        if self._no_gain or not any(costs):
+            return self._no_gain or "the backward pass keeps nothing in 16 bits"
+        if math.fsum(costs[i] for i in kept) < 0.01 * math.fsum(costs):
+            return "what is kept costs less than 1 % of what 16 bits save"
         return "every operation is needed" if len(kept) == len(costs) else ""
 
     def _cheapest(self, costs: Sequence[float], before: Trial) -> TuneReport:
