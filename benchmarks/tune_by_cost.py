@@ -146,12 +146,11 @@ def compared(program: Callable[[], tuple[Program, Sequence[Any]]], share: float)
     options: Any = {"policy": BF16, "tolerance": share * error, "progress": False, "report": True}
     _, fewest = tune(fn, *args, **options)
     _, cheapest = tune(fn, *args, cost="time", device=DEVICE, **options)
-    both = fewest, cheapest
     return Found(
         share * error,
-        tuple(predicted(fn, args, each.policy) for each in both),  # type: ignore[arg-type]
-        tuple(each.runs for each in both),  # type: ignore[arg-type]
-        tuple(len(each.kept) for each in both),  # type: ignore[arg-type]
+        (predicted(fn, args, fewest.policy), predicted(fn, args, cheapest.policy)),
+        (fewest.runs, cheapest.runs),
+        (len(fewest.kept), len(cheapest.kept)),
         cheapest.because,
     )
 

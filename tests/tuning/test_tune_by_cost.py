@@ -105,7 +105,7 @@ def test_bytes_are_those_that_the_backward_pass_keeps():
     # What gelu makes on its way is computed again, and costs nothing.
     cost = dict(zip(report.order, np.diff([point.cost for point in report.curve]), strict=True))
     assert cost["first", "dot_general"] == X.size * 2
-    assert report.because == ""
+    assert report.because == "every operation is needed"
     assert cost["first", "tanh"] == 0
 
 
@@ -161,9 +161,9 @@ def test_why_there_is_nothing_to_gain(tolerance, cost, because):
 
 def test_a_ranking():
     ranking = ranked([1.0, 1.0, 3.0, float("inf"), float("nan")], [1.0, 0.0, 2.0, 9.0, 1e9])
-    assert ranking.order == (1, 3, 2, 0, 4)
+    assert ranking.order == (3, 1, 2, 0, 4)
     assert (ranking.unseen, ranking.errors[4]) == (1, 3.0)
     ranking = ranked([1.0, 1.0, 3.0, float("inf")], [1.0, 0.0, 2.0, 9.0])
-    assert ranking.error(1) == float("inf")
+    assert ranking.error(0) == float("inf")
     assert ranking.error(2) == pytest.approx(10**0.5)
     assert ranking.cost(ranking.order[:3]) == 11.0
