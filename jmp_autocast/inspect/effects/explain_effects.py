@@ -56,8 +56,9 @@ def explain_effects(
 
     One forward and backward pass in float32 says it for all of them: the change of the loss is, to
     first order, the error that the rounding makes times the cotangent. A product that is rounded
-    reads its operands in the format, adds up in float32, and returns its result in the format. Of
-    any other operation the result is rounded. What stands in a loop is rounded in each iteration.
+    reads its operands in the format, and adds up in float32. Its result is rounded to a format of
+    16 bits, and stays float32 for fewer, as that of products of 8 bits. Of any other operation the
+    result is rounded. What stands in a loop is rounded in each iteration.
 
     Where first order is not enough, the operations with the largest predictions are really rounded,
     each alone, and both numbers stand in the report. These runs share one more program, without a
