@@ -7,8 +7,8 @@ A small model is trained in float32. `explain_effects` predicts the change of it
 product alone, and then all of them are really rounded, each alone. Printed are, for each format,
 Pearson's r of the two over all products; the share of products with at least 1 % of the largest
 effect whose prediction is within a factor of 2; and the same r where the products with the largest
-predictions, ``--runs`` of them, have their measured effect, as in the report. In November 2026, with
-JAX 0.12 on a CPU, r was
+predictions, ``--runs`` of them, have their measured effect, as in the report. In November 2026,
+with JAX 0.12 on a CPU, r was
 
 | | bfloat16 | float16 | e4m3 | e4m3 in the report |
 |---|---|---|---|---|
@@ -17,8 +17,8 @@ JAX 0.12 on a CPU, r was
 | ResNet | 0.9993 | 1.0000 | 0.9988 | 1.0000 |
 | LSTM | 0.993 | 0.972, in the report 1.0000 | 0.9992 | 1.0000 |
 
-and at least 80 % were within a factor of 2. Four of the LSTM's five products stand in loops, and are
-really rounded unless the user says otherwise.
+and at least 80 % were within a factor of 2. Four of the LSTM's five products stand in loops, and
+are really rounded unless the user says otherwise.
 
 Of a Gemma 2 of 2 billion parameters with all its 26 layers, but a width of 64, printed is what
 `explain_effects` takes beside ``jit(grad)``: seconds of CPU time, both with compilation.

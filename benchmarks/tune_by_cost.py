@@ -3,8 +3,8 @@
     python benchmarks/tune_by_cost.py [--programs seeded pyramid experts energy small]
 
 The bound is the error of the program in bfloat16 times ``--bound``. The predicted time is that of
-all matmuls on an H100, by `explain`'s roofline. In November 2026 it was 15 % less for seeded, 11 % for
-pyramid, 0 % for energy and small, and 2 % more for experts, in 4 to 7 runs.
+all matmuls on an H100, by `explain`'s roofline. In November 2026 it was 15 % less for seeded, 11 %
+for pyramid, 0 % for energy and small, and 2 % more for experts, in 4 to 7 runs.
 """
 
 from __future__ import annotations
