@@ -67,8 +67,8 @@ def explain_effects(
     Args:
         loss: The function in float32. Its result, or the first of its results, is a scalar.
         *args: Its positional arguments.
-        formats: The formats, by name, or one of them. Compiled and run, one takes 2.5 times as
-            long as ``jit(grad)`` in a model of 26 layers; each further one adds to that.
+        formats: The formats, by name, or one of them. Compiled and run, one takes 2.5 to 3 times
+            as long as ``jit(grad)`` in a model of 26 layers; each further one adds to that.
         batches: Instead of ``args``: tuples of arguments of equal shapes, for the mean over them
             and the deviation from it.
         argnums: The arguments that hold the parameters, as for ``jax.grad``. Operations that do not
