@@ -11,7 +11,7 @@ from typing import Any
 
 from ..autocast import Autocast
 from ..call.arguments import name_of
-from ..inspect.tuning.batches import as_batches
+from ..inspect.calls import calls_of
 from ..policies import Policy
 from ..policies.dtypes import DEFAULT
 from ..policies.errors import did_you_mean
@@ -90,7 +90,7 @@ def batches_of(options: argparse.Namespace) -> list[tuple[Any, ...]]:
     if isinstance(made, Iterator):
         made = list(made)  # what it raises is the user's
     try:
-        return [batch.args for batch in as_batches(made)]
+        return calls_of("tune", (), () if made is None else made)
     except (TypeError, ValueError) as error:
         raise UsageError(f"--batches {options.batches}: {error}") from None
 

@@ -80,6 +80,14 @@ ROWS = [
         "formats | 'bfloat61' | must | Did you mean 'bfloat16'.*'e5m7'",
         formats=["float16", "bfloat61"],
     ),
+    _effects("a word for a bool", TypeError, "relative | 'yes' | must be | Write", relative="yes"),
+    _effects(
+        "no arrays for an error",
+        TypeError,
+        r"relative=True | int32\[2,2\] | float arrays | Pass a function",
+        fn=lambda params, x: (x @ params["w"]).astype(jnp.int32),
+        relative=True,
+    ),
     _effects("no format", ValueError, "formats | got none | at least one | Write", formats=[]),
     _effects(
         "a number for a format", TypeError, "formats | 8 of type int | name | Write", formats=8
@@ -99,7 +107,7 @@ ROWS = [
     _effects("runs in words", TypeError, "runs | 'all' | must be a number | Write", runs="all"),
     _effects("negative runs", ValueError, "runs | -1 | must not be negative | Write", runs=-1),
     _effects(
-        "an array for batches", TypeError, "batches | str | must be a list | Write", batches="x"
+        "an array for batches", TypeError, "batches | str | must be an iter | Write", batches="x"
     ),
     _effects("no batch", ValueError, "batches | got none | at least one | Write", batches=[]),
     _effects(

@@ -12,7 +12,7 @@ from .row import Row, X, loss, loss_at_call
 PARAMS = {"w": X}
 BATCHES = [(PARAMS, X)]
 GOAL = "Write tolerance=0.01"
-TUPLES = r"\[\(params, x\)\]"
+TUPLES = r"\[\(params, x1\)"
 
 
 def count(x):
@@ -119,7 +119,7 @@ ROWS = [
     _tolerance(
         "a shape in a batch",
         TypeError,
-        r"batches\[0\] | ShapeDtypeStruct | must hold arrays | pass values",
+        r"batches\[0\] | ShapeDtypeStruct | needs arrays | Pass arrays",
         batches=[(PARAMS, jax.ShapeDtypeStruct((2, 2), jnp.float32))],
     ),
     _tolerance(

@@ -222,6 +222,51 @@ def test_sharded_arrays(kind):
         assert row.predicted == pytest.approx(other.predicted, rel=0.02, abs=1e-7)
 
 
+# JAX itself keeps the trace of a loop in a device map for its checks of leaks.
+@pytest.mark.usefixtures("jit_caches")
+@pytest.mark.parametrize("checked", [True, False])
+def test_what_stands_in_a_device_map(checked):
+    """Each device has a part of the error: the effect is that of the whole batch in one place."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    loss = loss_of(in_loop_of_two)
+    specs = dict(in_specs=(PartitionSpec(), PartitionSpec("data")), out_specs=PartitionSpec())
+    mean = lambda w, x: lax.pmean(loss(w, x), "data")
+    mapped = jax.shard_map(mean, mesh=mesh, check_vma=checked, **specs)
+    found = explain_effects(mapped, W, X, formats="bfloat16", kinds="product")
+    expected = explain_effects(loss, W, X, formats="bfloat16", kinds="product")
+    assert not found.closed
+    for row, other in zip(found.rows, expected.rows, strict=True):
+        assert row.inside == ("shard_map", *other.inside)
+        assert row.predicted == pytest.approx(other.predicted, rel=1e-3)
+        assert row.spread == pytest.approx(other.spread, rel=1e-3)
+        assert row.measured == pytest.approx(other.measured, rel=0.05)
+
+
+def gradient(w, x):
+    return jax.grad(loss_of(plain))(w, x)
+
+
+def update(w, x):
+    """As Adam takes it: each element by its own size."""
+    return jax.tree.map(lambda g: g / (jnp.abs(g) + 0.1), gradient(w, x))
+
+
+@pytest.mark.parametrize("function", [gradient, update])
+def test_errors_of_gradients_and_of_updates(function):
+    """The predicted error is that of the results where a product is really rounded."""
+    found = explain_effects(function, W, X, formats="bfloat16", relative=True, runs=9)
+    rows = found.of("bfloat16", "product")
+    assert {row.backward for row in rows} == {True, False}
+    assert {row.doubt for row in rows} == {""}
+    assert all(2e-4 < row.measured < 2e-2 for row in rows)
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(function(W, X))))
+    assert found.loss == pytest.approx(float(norm), rel=1e-5)
+    (whole,) = found.by_scope("bfloat16")
+    assert whole.effect == pytest.approx(sum(row.effect**2 for row in rows) ** 0.5)
+    assert "the largest relative error is" in found.summary
+    assert "backward" in str(found)
+
+
 def test_memory_is_that_of_a_gradient():
     """Errors and cotangents of all products of a deep program are never there together."""
 

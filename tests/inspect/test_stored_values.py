@@ -7,6 +7,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from jmp_autocast import compare
+from tests.support import torch_activations
 
 random = np.random.default_rng(0)
 KERNELS = [random.normal(size=(3, 3, a, b)).astype(np.float32) / 5 for a, b in ((3, 8), (8, 8))]
@@ -72,6 +73,36 @@ def test_the_layer_that_is_broken_is_the_first(broken):
     assert all(each.error < 1e-5 for each in found.values[:place])
     assert all(each.error > 1e-3 for each in found.values[place:])
     assert str(found).startswith(f"first beyond 0.001: features/block_{broken}, which errs by 0.")
+
+
+def of_torch(weights, x):
+    """The model of `torch_activations`, with its weights in its layouts."""
+    for i in range(2):
+        with jax.named_scope("features"), jax.named_scope(str(i)):
+            kernel = jnp.transpose(weights[f"features.{i}.conv.weight"], (2, 3, 1, 0))
+            with jax.named_scope("conv"):
+                x = jax.lax.conv_general_dilated(
+                    x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+                )
+            with jax.named_scope("norm"):
+                mean, square = (
+                    x.mean((1, 2, 3), keepdims=True),
+                    (x * x).mean((1, 2, 3), keepdims=True),
+                )
+                x = (x - mean) * jax.lax.rsqrt(square - mean * mean + 1e-5)
+            x = jax.nn.relu(x)
+    with jax.named_scope("classifier"):
+        return x.mean((1, 2)) @ weights["classifier.weight"].T + weights["classifier.bias"]
+
+
+def test_a_layer_of_a_torch_model_that_is_broken_on_purpose():
+    """What PyTorch's own hooks got; the second convolution pads as a circle in the broken one."""
+    weights, right, broken = torch_activations.read()
+    x = weights.pop("x").transpose(0, 2, 3, 1)
+    assert compare(of_torch, weights, x, against=right).first_beyond(1e-4) is None
+    found = compare(of_torch, weights, x, against=broken)
+    assert found.first_beyond(1e-4).name == "features/1/conv"
+    assert found.transposed["features/1/conv"] == (0, 2, 3, 1)
 
 
 def test_the_last_part_of_a_name_will_do():

@@ -25,11 +25,12 @@ class Effect:
         primitive: The primitive's name; ``""`` of a parameter.
         kind: ``"product"`` (a matmul or a convolution), ``"operation"`` or ``"parameter"``.
         inside: The loops and branches around it, outermost first.
+        backward: It belongs to a backward pass in the function.
         shapes: The shape of each float result, or of the parameter.
         flops: The FLOPs of all its runs in one call.
         format: The format that it is rounded to.
         predicted: The change of the loss to first order: the rounding error times the cotangent,
-            summed up, the mean over the batches.
+            summed up, the mean over the batches. With ``relative=True`` the relative error.
         spread: The root of the sum of the squares of these products: how large the change would be
             if the errors were independent, as those of stochastic rounding are.
         deviation: The standard deviation of ``predicted`` over the batches; 0 of one.
@@ -61,6 +62,7 @@ class Effect:
     primitive: str
     kind: Kind
     inside: tuple[str, ...]
+    backward: bool
     shapes: tuple[tuple[int, ...], ...]
     flops: int
     format: str
@@ -129,8 +131,10 @@ class Effects(Exported):
         rows: What was found, an `Effect` for each operation or parameter and format.
         decisions: What ranks, compares or rounds values that are differentiated, each with its
             line: a rounding may change what it decides, and no derivative shows that.
-        closed: What has a derivative rule of its own, or is a kernel or a device map. It counts as
-            one operation: what it holds was not looked at.
+        closed: What has a derivative rule of its own, or is a kernel. It counts as one operation:
+            what it holds was not looked at.
+        relative: The effects are relative errors of all results together, and ``loss`` is the norm
+            of these.
 
     Example:
         >>> import jax.numpy as jnp
@@ -150,6 +154,7 @@ class Effects(Exported):
     rows: tuple[Effect, ...]
     decisions: tuple[str, ...]
     closed: tuple[str, ...]
+    relative: bool = False
 
     def of(self, format: str, kind: Kind | None = None) -> tuple[Effect, ...]:
         """Returns the rows of a format, the largest effect first.
@@ -202,13 +207,15 @@ class Effects(Exported):
             names = row.scope.split("/") if row.scope else []
             for depth in range(len(names) + 1):
                 groups.setdefault("/".join(names[:depth]), []).append(row)
+        # Errors have no signs, and do not cancel.
+        total = root_of_squares if self.relative else math.fsum
         return tuple(
             ScopeEffect(
                 scope=scope,
                 format=format,
                 count=len(rows),
                 flops=sum(row.flops for row in rows),
-                effect=math.fsum(row.effect for row in rows),
+                effect=total(row.effect for row in rows),
                 spread=root_of_squares(row.spread for row in rows),
             )
             for scope, rows in groups.items()
@@ -230,8 +237,10 @@ class Effects(Exported):
         params = sum(row.kind == "parameter" for row in of_one)
         largest = max((abs(row.effect) for row in self.rows), default=0.0)
         text = f"{self.name}: {counted(len(of_one) - params, 'operation')} and "
-        text += f"{counted(params, 'parameter')} in {', '.join(self.formats)}; "
-        return cut(f"{text}the largest effect is {largest:.2g} of a loss of {self.loss:.4g}")
+        text += f"{counted(params, 'parameter')} in {', '.join(self.formats)}; the largest "
+        if self.relative:
+            return cut(f"{text}relative error is {largest:.2g}")
+        return cut(f"{text}effect is {largest:.2g} of a loss of {self.loss:.4g}")
 
     def __str__(self) -> str:
         """Returns the summary, what first order does not see, and a table for each format."""
@@ -257,5 +266,6 @@ def root_of_squares(numbers: Iterable[float]) -> float:
 
 def _cells(row: Effect) -> Sequence[Any]:
     measured = "" if row.measured is None else f"{row.measured:.2g}"
-    where = " ".join(filter(None, (row.primitive or "parameter", row.scope, row.source)))
+    of = "backward" if row.backward else ""
+    where = " ".join(filter(None, (row.primitive or "parameter", of, row.scope, row.source)))
     return [row.predicted, measured, row.spread, row.deviation, row.doubt, where]

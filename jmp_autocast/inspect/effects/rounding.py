@@ -1,8 +1,8 @@
 """What it means to lower one equation to a number format.
 
-A product reads its operands in the format and rounds its result to it. In between it computes in
-float32, as matrix units do, which add up in float32 whatever they multiply. Any other operation
-rounds its result alone.
+A product reads its operands in the format, and adds up in float32, as matrix units do whatever they
+multiply. Its result is rounded to a format of 16 bits; of fewer, as those of 8-bit products and of
+scopes with a format are, it stays float32. Any other operation rounds its result alone.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def lowered(
     # the effects of a scope would add up to twice its own.
     if is_product(eqn):
         results = bound(eqn, [narrowed(x, format) for x in operands])
+        if format.bits < 16:
+            return list(results)
     return [narrowed(x, format) for x in results]
 
 

@@ -1,9 +1,9 @@
 """Which equations of a program have an effect on its loss, and where they stand.
 
 A site is an equation that a cotangent reaches: it is computed from a parameter, and makes floats
-that are not only moved. Calls, loops, branches and checkpoints are entered. What has a derivative
-rule of its own, a kernel and a device map are one site each: what they hold has no cotangent that
-JAX would make.
+that are not only moved. Calls, loops, branches, checkpoints and device maps are entered. What has a
+derivative rule of its own and a kernel are one site each: what they hold has no cotangent that JAX
+would make.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_DECISION = frozenset("stop_gradient iota is_finite eq ne and or xor not".spl
     "reduce_and reduce_or shift_left shift_right_arithmetic shift_right_logical".split()
 )
 _DECIDES = (_FLAT - _NO_DECISION) | {name for name, word in RISKS.items() if word == "routing"}
-_ENTERED = CALLS | {"scan", "cond"}
+_ENTERED = CALLS | {"scan", "cond", "shard_map"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,15 @@ computed in the backward pass: none is kept for it.
 from __future__ import annotations
 
 import abc
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from ...formats import Format
 from ...interpreters.compat import (
@@ -25,8 +28,10 @@ from ...interpreters.compat import (
     JaxprEqn,
     Literal,
     consts_of,
+    device_varying,
     fresh_make_jaxpr,
     literal_value,
+    varying_axes,
 )
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import (
@@ -35,6 +40,7 @@ from ...interpreters.primitives.structure import (
     rebound,
     runs_again,
     scan_direction,
+    shard_map_options,
 )
 from .rounding import bound, is_float, is_product, lowered, narrowed
 from .sites import Site, Sites
@@ -109,6 +115,12 @@ class Walk(abc.ABC):
 
             last, stacked = lax.scan(step, start, (scanned, held), **scan_direction(eqn))
             return [*last, *stacked]
+        if eqn.primitive.name == "shard_map":
+            options = shard_map_options(eqn)
+            # What is given is the same on all devices: its gradient is the sum over them.
+            options["in_specs"] = options["in_specs"], PartitionSpec()
+            inside = lambda args, held: tuple(self.run(body.jaxpr, sites, args, held))  # noqa: E731
+            return list(jax.shard_map(inside, **options)(tuple(operands), held))
         if runs_again(eqn) and eqn.primitive.name != "remat_opt":
             return self._checkpoint(eqn, body.jaxpr, sites, operands, held)
         return self.run(body.jaxpr, sites, operands, held)
@@ -142,16 +154,34 @@ class Tapped(Walk):
         results = bound(eqn, operands)
         floats = [k for k, x in enumerate(results) if is_float(x)]
         values = [results[k] for k in floats]
-        kept = _arrays(eqn, operands) if is_product(eqn) else values
+        kept = _kept(eqn, operands, values)
+        # In a device map each device has its own part of the numbers.
+        held = device_varying(held, frozenset().union(*map(varying_axes, values)))
         for k, x in zip(floats, _tap(eqn, self.formats)(held, kept, values), strict=True):
             results[k] = x
         return results
 
 
-def _arrays(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Returns the operands of an equation that are no numbers in the program's text."""
+def _kept(eqn: JaxprEqn, operands: Sequence[Any], values: list[Any]) -> list[Any]:
+    """Returns what is kept of a site for the backward pass: as for the derivative of a product."""
+    if not is_product(eqn):
+        return values
     pairs = zip(eqn.invars, operands, strict=True)
     return [x for v, x in pairs if not isinstance(v, Literal)]
+
+
+def _operands(eqn: JaxprEqn, kept: Sequence[Any]) -> list[Any]:
+    """Returns the operands of a site, of which the arrays were kept."""
+    given = iter(kept)
+    return [
+        literal_value(v) if isinstance(v, Literal) else next(given)
+        for v in (eqn.invars if is_product(eqn) else ())
+    ]
+
+
+def _again(eqn: JaxprEqn, kept: Sequence[Any]) -> list[Any]:
+    """Returns the results of a site in float32."""
+    return bound(eqn, _operands(eqn, kept)) if is_product(eqn) else list(kept)
 
 
 def _tap(eqn: JaxprEqn, formats: Sequence[Format]) -> Any:
@@ -167,22 +197,19 @@ def _tap(eqn: JaxprEqn, formats: Sequence[Format]) -> Any:
 
     def backward(kept: Sequence[Any], cotangents: list[Any]) -> tuple[Any, None, Any]:
         # Not before the cotangent is there: XLA would take what is computed here from the forward
-        # pass, and keep it.
-        kept = _after(_one_of(cotangents[0]), kept)
-        # Of a product its operands are kept, as for its own derivative.
-        operands, exact = [], list(kept)
-        if is_product(eqn):
-            given = iter(kept)
-            operands = [literal_value(v) if isinstance(v, Literal) else next(given)
-                        for v in eqn.invars]  # fmt: skip
-            exact = bound(eqn, operands)
+        # pass, and keep it. For a product in float32 one of its operands is enough.
+        late = _after(_one_of(cotangents[0]), kept)
+        first = min(range(len(kept)), key=lambda k: kept[k].size)
+        exact = _again(
+            eqn, [x if k == first else y for k, (x, y) in enumerate(zip(late, kept, strict=True))]
+        )
         rows: list[Any] = []
         for format in formats:
-            low = lowered(eqn, operands, exact, format)
+            low = lowered(eqn, _operands(eqn, late), exact, format)
             rows.append(numbers(exact, low, cotangents))
             # One after the other: XLA:CPU would compute them at the end, from arrays that it keeps.
-            operands, exact, cotangents = _after(rows[-1][0], (operands, exact, cotangents))
-        return jnp.stack(rows), None, cotangents
+            late = _after(rows[-1][0], late)
+        return jnp.stack(rows), None, _after(rows[-1][0], cotangents)
 
     tap.defvjp(lambda zeros, kept, values: (values, kept), backward)
     return tap
@@ -195,14 +222,14 @@ def _one_of(x: Any) -> Any:
     return jnp.max(x) if is_spread else x[(0,) * x.ndim]
 
 
-def _after(number: Any, tree: Any) -> Any:
+def _after(number: Any, arrays: Sequence[Any]) -> list[Any]:
     """Returns arrays that are there only when a number is.
 
     It has to be a use of the number: XLA:CPU drops an ``optimization_barrier`` early. Without it
     the pass of 12 layers took 3.9 times the memory of a gradient.
     """
     known = ~jnp.isnan(number)
-    return jax.tree.map(lambda x: jnp.where(known, x, jnp.nan) if is_float(x) else x, tree)
+    return [jnp.where(known, x, jnp.nan) if is_float(x) else x for x in arrays]
 
 
 def numbers(exact: Sequence[Any], low: Sequence[Any], cotangents: Sequence[Any]) -> Any:
@@ -213,10 +240,8 @@ def numbers(exact: Sequence[Any], low: Sequence[Any], cotangents: Sequence[Any])
         low: The same in a format.
         cotangents: Their cotangents.
     """
-    total = jnp.zeros(NUMBERS, jnp.float32)
-    for x, y, cotangent in zip(exact, low, cotangents, strict=True):
-        total += _numbers(x, y, cotangent)
-    return total
+    each = [_numbers(*given) for given in zip(exact, low, cotangents, strict=True)]
+    return sum(each[1:], each[0])
 
 
 @jax.jit
@@ -225,7 +250,16 @@ def _numbers(exact: Any, low: Any, cotangent: Any) -> Any:
     lost = jnp.isfinite(x) & ~jnp.isfinite(y)
     # What the format cannot hold is counted, and told: first order says nothing of an infinity.
     part = jnp.where(jnp.isfinite(x) & jnp.isfinite(y), (y - x) * c, 0.0)
-    return jnp.stack([jnp.sum(part), jnp.sum(part * part), jnp.sum(lost.astype(jnp.float32))])
+    each = (part, part * part, lost.astype(jnp.float32))
+    # One reduction of three numbers is one kernel of XLA, and three are six. Along the last
+    # dimension first: a sum of all elements, one after the other, would lose digits.
+    for axes in (range(x.ndim - 1, x.ndim), range(x.ndim - 1)) if x.ndim else ():
+        each = lax.reduce(each, (np.float32(0),) * NUMBERS, _added, tuple(axes))
+    return jnp.stack(each)
+
+
+def _added(x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(map(operator.add, x, y))
 
 
 class Lowered(Walk):

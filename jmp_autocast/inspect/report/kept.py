@@ -280,6 +280,24 @@ def kept_of(planned: PlannedCall, name: str) -> KeptReport:
     return _report(name, closed, planned.call, planned.residuals)
 
 
+def arrays_kept(planned: PlannedCall) -> list[KeptArray]:
+    """Returns the arrays that a call of a wrapper of `autocast` keeps, as its residuals say.
+
+    Args:
+        planned: The planned call.
+    """
+    closed = fresh_make_jaxpr(planned.declared, *planned.call.shapes)
+    return kept_arrays(_cut(closed, planned.call, planned.residuals)[0].planned)
+
+
+def _cut(
+    closed: ClosedJaxpr, call: arguments.Call, choice: ResidualChoice
+) -> tuple[Emitter, ClosedJaxpr]:
+    """Returns what was planned for the backward pass of a program, and the program that does it."""
+    emitter, is_param = Emitter(choice), [source is Source.PARAM for source in call.sources]
+    return emitter, fresh_make_jaxpr(lambda *xs: emitter.run(closed, xs, is_param), *call.shapes)
+
+
 def _report(
     name: str, closed: ClosedJaxpr, call: arguments.Call, choice: ResidualChoice
 ) -> KeptReport:
@@ -291,7 +309,7 @@ def _report(
 
     declared = kept = keeps(jaxpr_as_fun(closed))
     if not choice.is_off:
-        after = fresh_make_jaxpr(lambda *xs: emitter.run(closed, xs, is_param), *shapes)
+        emitter, after = _cut(closed, call, choice)
         kept = keeps(jaxpr_as_fun(after))
     return KeptReport(
         name,

@@ -57,8 +57,8 @@ def products_of(rows: Sequence[Row], elements: Mapping[str, int]) -> Products:
     """
     found = [row for row in rows if row.primitive in CONTRACTIONS]
     extra = _wide_reads(found, rows, elements)
-    full, planned = (np.array([_nbytes(row, way) for row in found]) for way in (FULL, PLANNED))
-    low, eight = (np.array([_nbytes(row, way) for row in found]) for way in (LOW, EIGHT))
+    full, planned = (np.array([nbytes_in(row, way) for row in found]) for way in (FULL, PLANNED))
+    low, eight = (np.array([nbytes_in(row, way) for row in found]) for way in (LOW, EIGHT))
     return Products(
         tuple(found),
         tuple(alike(row.scope) for row in found),
@@ -115,8 +115,13 @@ def _fits_eight(row: Row) -> bool:
     return all(size % recipe.multiple == 0 for size in sizes) and sorted(sizes)[1] >= recipe.minimum
 
 
-def _nbytes(row: Row, way: str) -> int:
-    """Returns the bytes of operands and results over all runs, in one of the ways."""
+def nbytes_in(row: Row, way: str) -> int:
+    """Returns the bytes of operands and results over all runs.
+
+    Args:
+        row: The row of an equation.
+        way: One of the ways to run it.
+    """
     names, shapes = (*row.operands, *row.results), (*row.operand_shapes, *row.result_shapes)
     eight = way == EIGHT and _in_eight(row) == EIGHT
 

@@ -23,8 +23,9 @@ from ...backend import (
     has_microscaling_units,
 )
 from ...devices import Device
-from ...policies import E2M1, E4M3, FLOAT32
-from .products import EIGHT, FULL, LOW, PLANNED, Products
+from ...policies import CONTRACTIONS, E2M1, E4M3, FLOAT32
+from .products import EIGHT, FULL, LOW, PLANNED, Products, nbytes_in, products_of
+from .rows import Row
 from .totals import is_low
 from .wire import Wire
 
@@ -188,6 +189,41 @@ def _rate(device: Device, name: str, full: str = "") -> float:
     has_blocks = device.float8 and has_microscaling_units(hardware_of(device))
     rates[E2M1.name] = 2 * eight if has_blocks else default
     return rates.get(name, default)
+
+
+def seconds_saved(rows: Sequence[Row], device: Device) -> list[float]:
+    """Returns by how much less time each equation takes at best than in float32.
+
+    What is no product counts by its bytes: fused into what reads it, it saves none of them.
+
+    Args:
+        rows: The rows of a program's report.
+        device: The device.
+    """
+    products = products_of(rows, {})
+    full, planned = (_times(products, device, way).parts.max(0) for way in (FULL, PLANNED))
+    of_products = iter((full - planned).tolist())
+    memory = device.memory or math.inf
+    return [
+        next(of_products)
+        if row.primitive in CONTRACTIONS
+        else (nbytes_in(row, FULL) - nbytes_in(row, PLANNED)) / memory
+        for row in rows
+    ]
+
+
+def why_no_gain(rows: Sequence[Row], device: Device) -> str:
+    """Returns why 16 bits make a program no faster on a device, "" where they do.
+
+    Args:
+        rows: The rows of its report.
+        device: The device.
+    """
+    products = products_of(rows, {})
+    if not products.rows:
+        return ""
+    speedup, _, says = _outcome(products, (), device, PLANNED)
+    return says if speedup < _GAIN else ""
 
 
 def roofline_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,13 +13,13 @@ import numpy as np
 
 from ...autocast import Autocast, opened
 from ...backend import EVERY_ROUNDING
-from ...call.arguments import check_function, flatten, is_array
+from ...call.arguments import check_function, flatten
 from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import wrong_type
 from ..argnums import differentiated
 from ..measure.devices import readable
 from ..measure.error_probe import ArrayError, distance
-from ..signature import Signature, split
+from ..signature import Signature
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,31 +40,6 @@ class Batch:
     def shapes(self) -> str:
         """The types of the arrays and the other leaves, as text."""
         return self.signature.text(self.arrays)
-
-
-def as_batches(batches: Any) -> list[Batch]:
-    """Returns the batches of an iterable.
-
-    Raises:
-        TypeError: It is none, or one of them is no tuple of arguments.
-        ValueError: There is none.
-    """
-    fix = "Write a list with a tuple of arguments for each call, such as [(params, x)]."
-    if isinstance(batches, str | dict) or is_array(batches) or not isinstance(batches, Iterable):
-        raise wrong_type("batches must be an iterable of tuples", batches, fix)
-    found = []
-    for i, args in enumerate(batches):
-        if not isinstance(args, tuple):
-            raise wrong_type(f"batches[{i}] must be a tuple of arguments", args, fix)
-        if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(args)):
-            raise TypeError(
-                f"batches[{i}] must hold arrays, got a jax.ShapeDtypeStruct. tune runs the "
-                "function: pass values that are typical of it."
-            )
-        found.append(Batch(args, *split(args)))
-    if not found:
-        raise ValueError(f"batches must hold at least one tuple of arguments, got none. {fix}")
-    return found
 
 
 def different(batches: Sequence[Batch]) -> list[Batch]:

@@ -26,6 +26,7 @@ from ..measure.evaluator import Evaluator
 from ..measure.measured import is_measurable, measured_equations
 from ..measure.side_by_side import Program
 from ..report.explain import looked_at
+from ..report.kept import KeptArray, arrays_kept
 from ..report.rows import Row, rows_of
 from ..signature import Signature, Traced
 from .batches import Batch, arrays_of
@@ -82,8 +83,22 @@ def rows_under(fn: Callable[..., Any], policy: Policy, batch: Batch) -> list[Row
     return list(rows_of(walk_plan(wrapper.planned(*batch.args).plan), policy))
 
 
-def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch) -> Autocast:
-    return looked_at(fn, autocast_options(policy=policy), "tune", batch.args, {})
+def kept_under(fn: Callable[..., Any], policy: Policy, batch: Batch) -> list[KeptArray]:
+    """Returns the arrays that the backward pass of a function keeps under a policy.
+
+    They are those of ``residuals="recompute"``: what is cheap to make again is not kept.
+
+    Args:
+        fn: The function in float32.
+        policy: The policy.
+        batch: The arguments of the call.
+    """
+    wrapper = _wrapper(fn, policy, batch, residuals="recompute")
+    return arrays_kept(wrapper.planned(*batch.args))
+
+
+def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch, **options: Any) -> Autocast:
+    return looked_at(fn, autocast_options(policy=policy, **options), "tune", batch.args, {})
 
 
 def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
@@ -178,10 +193,15 @@ def largest_of(
         for candidate, value in zip(measured.static, np.asarray(measured.arrays), strict=True):
             found[candidate] = max(found[candidate], float(value))
     # Measured equations have no marks of ours in their scopes, and candidates have.
-    return [found[_without_marks(candidate)] for candidate in candidates]
+    return [found[without_marks(candidate)] for candidate in candidates]
 
 
-def _without_marks(candidate: Candidate) -> Candidate:
+def without_marks(candidate: Candidate) -> Candidate:
+    """Returns a candidate as programs have it whose scopes have no marks of ours.
+
+    Args:
+        candidate: The candidate.
+    """
     names = [name for name in candidate.scope.split("/") if read_mark(name) is None]
     return Candidate("/".join(names), candidate.primitive)
 

@@ -2,7 +2,7 @@
 
 The error is predicted from one backward pass, as `explain_effects` does it: of the outputs' random
 sum, whose mean square is the square of the relative error. The cost of a candidate is what lowering
-it saves: seconds at best, or bytes of results.
+it saves: seconds at best, or bytes that are kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -21,18 +21,19 @@ from ...backend import default_device
 from ...devices import Device, as_device, device_of_kind
 from ...formats import parse
 from ...interpreters.compat import fresh_make_jaxpr
-from ...interpreters.primitives.traits import having
-from ...policies import CONTRACTIONS, FLOAT32
+from ...policies import FLOAT32
+from ..effects.random_sum import floats_in, random_sum
 from ..effects.sites import Found, Site, sites_of
 from ..effects.walk import NUMBERS, Tapped
+from ..report.kept import KeptArray
+from ..report.roofline import seconds_saved
 from ..report.rows import Row
 from ..report.totals import is_low, item_size
 from ..signature import Signature
 from .batches import Batch, arrays_of
-from .candidates import Candidate
+from .candidates import Candidate, without_marks
 
 Cost = Literal["time", "kept"]
-_MOVES = having("same")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +45,13 @@ class Ranking:
         errors: The predicted relative error of each, when it alone is lowered, by index: infinite
             where the dtype does not hold its values.
         costs: What each costs in float32, more than lowered, by index: seconds or bytes.
+        unseen: How many no prediction sees.
     """
 
     order: tuple[int, ...]
     errors: tuple[float, ...]
     costs: tuple[float, ...]
+    unseen: int
 
     def error(self, count: int) -> float:
         """Returns the predicted error with the first ``count`` of the order in float32."""
@@ -108,21 +111,31 @@ def find_cheapest(
 
 
 def ranked(errors: Sequence[float], costs: Sequence[float]) -> Ranking:
-    """Returns the ranking of candidates with these errors and costs."""
+    """Returns the ranking of candidates.
 
-    def worth(i: int) -> tuple[float, int]:
+    Args:
+        errors: The predicted error of each, NaN where there is none: it counts as the largest that
+            is finite, so that it is neither free nor kept before all others.
+        costs: What each costs.
+    """
+    largest = max((x for x in errors if math.isfinite(x)), default=1.0)
+    known = [largest if math.isnan(x) else x for x in errors]
+
+    def worth(i: int) -> tuple[float, float, int]:
         # The squares add up, so that a square is what is saved. What costs nothing comes first.
-        saved = errors[i] ** 2 if math.isfinite(errors[i]) else math.inf
-        return -(saved / costs[i] if costs[i] else math.inf if saved else 0.0), i
+        saved = known[i] ** 2 if math.isfinite(known[i]) else math.inf
+        return -(saved / costs[i] if costs[i] else math.inf if saved else 0.0), -saved, i
 
-    order = tuple(sorted(range(len(errors)), key=worth))
-    return Ranking(order, tuple(errors), tuple(costs))
+    order = tuple(sorted(range(len(known)), key=worth))
+    return Ranking(order, tuple(known), tuple(costs), sum(map(math.isnan, errors)))
 
 
 def errors_of(
     fn: Callable[..., Any], candidates: Sequence[Candidate], batches: Sequence[Batch], dtype: str
 ) -> list[float]:
     """Returns the relative error that lowering each candidate alone makes, as it is predicted.
+
+    It is NaN for what has no cotangent: an operation in a kernel, or in a derivative rule.
 
     Args:
         fn: The function in float32.
@@ -131,17 +144,17 @@ def errors_of(
         dtype: The name of the dtype that they are lowered to.
     """
     position = {candidate: i for i, candidate in enumerate(candidates)}
-    worst = np.zeros(len(candidates))
+    worst = np.full(len(candidates), np.nan)
     programs: dict[Any, tuple[Any, list[int]]] = {}
     for batch in batches:
         key = batch.signature, batch.shapes
         if key not in programs:
             programs[key] = _program(fn, batch.signature, batch, position, dtype)
         run, owners = programs[key]
-        squares = np.zeros(len(candidates))
+        squares = np.full(len(candidates), np.nan)
         for owner, (_, square, lost) in zip(owners, np.asarray(run(*batch.arrays)), strict=True):
-            squares[owner] += math.inf if lost else float(square)
-        worst = np.maximum(worst, np.sqrt(squares))
+            squares[owner] = np.nansum([squares[owner], math.inf if lost else float(square)])
+        worst = np.fmax(worst, np.sqrt(squares))
     return worst.tolist()
 
 
@@ -169,9 +182,7 @@ def _program(
     def run(*arrays: Any) -> Any:
         def scalar(zeros: Any) -> Any:
             outputs = walk.run(closed, sites, arrays, zeros)
-            floats = [x for x in outputs if jnp.issubdtype(x.dtype, jnp.floating)]
-            keys = jax.random.split(jax.random.key(0), max(len(floats), 1))
-            return sum((_sum(*pair) for pair in zip(keys, floats, strict=False)), jnp.float32(0))
+            return random_sum(floats_in(outputs), together=False)
 
         zeros = sites.tree(lambda site: jnp.zeros((*site.loops, 1, NUMBERS)))
         leaves = jax.tree.leaves(jax.grad(scalar)(zeros))
@@ -182,40 +193,52 @@ def _program(
     return jax.jit(run), [owner for owner in owners if owner is not None]
 
 
-def _sum(key: Any, x: Any) -> Any:
-    """Returns a random sum of an array, in units of its norm, which is not differentiated."""
-    x = x.astype(jnp.float32)
-    norm = jax.lax.stop_gradient(jnp.sqrt(jnp.sum(x * x)))
-    signs = jax.random.rademacher(key, x.shape, jnp.float32)
-    return jnp.sum(jnp.where(jnp.isfinite(x), x * signs, 0.0)) / jnp.where(norm > 0, norm, 1.0)
-
-
-def costs_of(
-    rows: Sequence[Row], candidates: Sequence[Candidate], cost: Cost, device: Any
-) -> list[float]:
-    """Returns what each candidate costs in float32, more than lowered.
+def seconds_of(rows: Sequence[Row], candidates: Sequence[Candidate], device: Device) -> list[float]:
+    """Returns how much longer each candidate takes in float32 than lowered, at best.
 
     Args:
         rows: The rows of the program's report under the policy that lowers them all.
         candidates: The candidates.
-        cost: What counts.
-        device: The device whose rates count, as `explain` takes it; None for the default one.
+        device: The device.
+    """
+    owners = [(row.scope, row.primitive) for row in rows]
+    return _sums(candidates, zip(owners, seconds_saved(rows, device), strict=True))
+
+
+def bytes_of(arrays: Iterable[KeptArray], candidates: Sequence[Candidate]) -> list[float]:
+    """Returns how many bytes more each candidate keeps for the backward pass in float32.
+
+    Args:
+        arrays: What the program keeps under the policy that lowers them all.
+        candidates: The candidates.
+    """
+    known, saved = {without_marks(each): each for each in candidates}, []
+    for array in arrays:
+        if is_low(array.dtype, FLOAT32):
+            # What is cast is kept for the operation that reads it in 16 bits, in whose scope it is.
+            names = (array.primitive, *array.readers)
+            owners = (known.get(without_marks(Candidate(array.scope, name))) for name in names)
+            owner = next(filter(None, owners), None)
+            saved.append((owner, array.nbytes * (4 / item_size(array.dtype) - 1)))
+    return _sums(candidates, saved)
+
+
+def _sums(candidates: Sequence[Candidate], saved: Iterable[tuple[Any, float]]) -> list[float]:
+    found: defaultdict[Any, float] = defaultdict(float)
+    for owner, amount in saved:
+        found[owner] += amount
+    return [max(found[candidate], 0.0) for candidate in candidates]
+
+
+def rates_of(device: Device | str | None) -> Device:
+    """Returns the device whose rates count.
+
+    Args:
+        device: The device as `explain` takes it; None for the default one.
 
     Raises:
-        ValueError: The rates of the device are not known.
+        ValueError: Its rates are not known.
     """
-    rates = _rates(device) if cost == "time" else None
-    saved: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for row in rows:
-        if cost == "time":
-            assert rates is not None
-            saved[row.scope, row.primitive] += _seconds(row, rates, 4) - _seconds(row, rates, None)
-        elif row.primitive not in _MOVES:
-            saved[row.scope, row.primitive] += _nbytes(row)
-    return [max(saved[candidate], 0.0) for candidate in candidates]
-
-
-def _rates(device: Any) -> Device:
     kind = default_device().kind
     found = device_of_kind(kind) if device is None else as_device(device)
     if found is None or found.memory is None:
@@ -225,27 +248,3 @@ def _rates(device: Any) -> Device:
             "one, such as device='H100' or device='TPU v5p', or write cost='kept'."
         )
     return found
-
-
-def _nbytes(row: Row) -> float:
-    """Returns how many bytes less its results have than in float32."""
-    pairs = zip(row.results, row.result_shapes, strict=True)
-    saved = [(4 - item_size(x)) * math.prod(shape) for x, shape in pairs if is_low(x, FLOAT32)]
-    return float(row.times * sum(saved))
-
-
-def _seconds(row: Row, device: Device, item: int | None) -> float:
-    """Returns how long an equation takes at best, in its dtypes or with floats of some bytes."""
-    names = (*row.operands, *row.results)
-    shapes = (*row.operand_shapes, *row.result_shapes)
-    low = any(is_low(name, FLOAT32) for name in row.operands[:2]) and item is None
-    sizes = [item if item and is_low(name, FLOAT32) else item_size(name) for name in names]
-    nbytes = row.times * sum(n * math.prod(x) for n, x in zip(sizes, shapes, strict=True))
-    assert device.memory is not None
-    full = device.default
-    assert full is not None
-    if row.primitive not in CONTRACTIONS:
-        return nbytes / device.memory
-    return max(
-        row.flops / (device.rate(device.low) or full if low else full), nbytes / device.memory
-    )

@@ -24,13 +24,15 @@ from ...policies import Policy, PolicyLike
 from ...policies.choices import Level, check_choice
 from ...policies.errors import with_usage
 from ..argnums import check_range, positions_of
+from ..calls import calls_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..progress_bar import Show, shown_progress
+from ..report.roofline import why_no_gain
 from ..report.rows import Row
 from ..report.totals import contraction_flops
+from ..signature import split
 from .batches import (
     Batch,
-    as_batches,
     as_bool,
     check,
     different,
@@ -39,8 +41,16 @@ from .batches import (
     outputs_of,
     worst,
 )
-from .candidates import candidates_of, keeping, largest_of, rows_under
-from .ranking import Cost, costs_of, errors_of, find_cheapest, ranked
+from .candidates import candidates_of, keeping, kept_under, largest_of, rows_under
+from .ranking import (
+    Cost,
+    bytes_of,
+    errors_of,
+    find_cheapest,
+    ranked,
+    rates_of,
+    seconds_of,
+)
 from .search import find_culprits, run_bound
 from .search_log import Log, Trial
 from .traced_once import own, traced_once
@@ -133,8 +143,8 @@ def tune(
         argnums: The arguments to differentiate ``fn``, a scalar function, by: the gradients count
             as outputs, and what overflows in the backward pass is found.
         cost: What an operation costs in float32, more than in 16 bits: ``"time"``, the seconds that
-            it takes at best, by the rates of a device; ``"kept"``, the bytes of its results, of
-            which the backward pass keeps some.
+            it takes at best, by the rates of a device; ``"kept"``, the bytes that it keeps for the
+            backward pass with ``residuals="recompute"``, as `explain_kept` counts them.
         device: The device whose rates count with ``cost="time"``, as `explain` takes it, such as
             ``"H100"``. None for the default device.
         log: A file that records the trials. A call with the log of a stopped call continues it.
@@ -178,7 +188,7 @@ def tune(
     start = (options or autocast_options()).chosen[0]
     if cost is not None:
         check_choice("cost", cost, get_args(Cost))
-    runs = as_batches(_batches(args, batches))
+    runs = [Batch(each, *split(each)) for each in calls_of("tune", args, batches)]
     count = min(len(batch.args) for batch in runs)
     check_range(argnums, count, "each batch, which have")
     with shown_progress(progress) as show:
@@ -189,17 +199,6 @@ def tune(
     if progress is not False:
         print(found)
     return (found.policy, found) if report else found.policy
-
-
-def _batches(args: tuple[Any, ...], batches: Any) -> Any:
-    """Returns the batches of a call of `tune`."""
-    fix = "Write batches=[(params, x1), (params, x2)], with a tuple of arguments for each call."
-    if batches is not None and args:
-        raise ValueError(f"tune takes arguments or batches, got {len(args)} and batches. {fix}")
-    is_list = len(args) == 1 and isinstance(args[0], list) and bool(args[0])
-    if is_list and all(isinstance(each, tuple) for each in args[0]):
-        raise TypeError(f"tune got a list of tuples, which would be one argument. {fix}")
-    return [args] if batches is None else batches
 
 
 @dataclasses.dataclass(eq=False)
@@ -219,6 +218,7 @@ class _Search:
     argnums: Any
     show: Show
     log_path: Any
+    _no_gain: str = ""
 
     def run(self) -> TuneReport:
         """Searches, and returns what was found."""
@@ -259,16 +259,36 @@ class _Search:
             # Values are compared by their power of two. Among candidates with equal ones the order
             # of the program stays: the first has made the value, and the others hand it on.
             order = sorted(everything, key=lambda i: (-math.frexp(largest[i])[1], i))
-            found = find_culprits(order, lambda kept: self._try(kept).passed, self._may_run)
-            kept = frozenset(found)
+            culprits = find_culprits(order, lambda kept: self._try(kept).passed, self._may_run)
+            kept = frozenset(culprits)
             after = self._try(kept)
-        return self._report(sorted(kept), largest, before, after)
+        found = self._report(sorted(kept), largest, before, after)
+        if self.cost is None:
+            return found
+        because = self._because(costs, (), before)
+        return dataclasses.replace(found, cost=self.cost, because=because)
 
     def _costs(self) -> list[float]:
-        if self.cost is None:
-            return []
-        rows = [row for b in different(self.batches) for row in rows_under(self.fn, self.start, b)]
-        return costs_of(rows, self._candidates, self.cost, self.device)
+        batches = different(self.batches)
+        if self.cost == "time":
+            device = rates_of(self.device)
+            rows = [row for b in batches for row in rows_under(self.fn, self.start, b)]
+            self._no_gain = why_no_gain(rows, device)
+            return seconds_of(rows, self._candidates, device)
+        if self.cost == "kept":
+            arrays = [x for b in batches for x in kept_under(self.fn, self.start, b)]
+            return bytes_of(arrays, self._candidates)
+        return []
+
+    def _because(self, costs: Sequence[float], kept: Sequence[int], before: Trial) -> str:
+        """Returns why cost has nothing to choose between, "" where it has."""
+        if before.passed:
+            return "nothing is kept: what it starts from is good enough"
+        if self._no_gain or not any(costs):
+            return self._no_gain or "the backward pass keeps nothing in 16 bits"
+        if math.fsum(costs[i] for i in kept) < 0.01 * math.fsum(costs):
+            return "what is kept costs less than 1 % of what 16 bits save"
+        return "every operation is needed" if len(kept) == len(costs) else ""
 
     def _cheapest(self, costs: Sequence[float], before: Trial) -> TuneReport:
         """Keeps what saves the most error for its cost, and then does without the dearest."""
@@ -291,11 +311,15 @@ class _Search:
             )
             for size in range(len(ranking.order) + 1)
         )
-        order = tuple(self._candidates[i] for i in ranking.order)
-        at = functools.partial(keeping, self.start)
-        cost = ranking.cost(kept)
         return dataclasses.replace(
-            found, cost=str(self.cost), cost_after=cost, curve=curve, order=order, keeping=at
+            found,
+            cost=str(self.cost),
+            cost_after=ranking.cost(kept),
+            because=self._because(costs, kept, before),
+            unseen=ranking.unseen,
+            curve=curve,
+            order=tuple(self._candidates[i] for i in ranking.order),
+            keeping=functools.partial(keeping, self.start),
         )
 
     def _may_run(self, culprits: int) -> bool:

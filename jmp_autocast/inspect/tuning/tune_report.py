@@ -86,8 +86,11 @@ class TuneReport(Paged):
         share_before: The share of the FLOPs of matmuls and convolutions that runs in 16 bits under
             the policy that the search started from.
         share_after: The same under the policy that was found.
-        cost: What ``cost=`` was, ``""`` without one; so are the next four empty.
+        cost: What ``cost=`` was, ``""`` without one; so are the next six empty.
         cost_after: What is kept in float32 costs, more than in 16 bits: seconds or bytes.
+        because: Why cost has nothing to choose between, ``""`` where it has.
+        unseen: How many operations the prediction does not see: they stand in kernels, in
+            derivative rules or in the backward pass, and count as the largest error of the others.
         curve: Cost against predicted error, for each number of operations that are kept.
         order: All operations, the one first that saves the most error for its cost.
         keeping: Returns the policy that keeps operations of the order; see `policy_at`.
@@ -116,6 +119,8 @@ class TuneReport(Paged):
     share_after: float
     cost: str = ""
     cost_after: float = 0.0
+    because: str = ""
+    unseen: int = 0
     curve: tuple[CurvePoint, ...] = ()
     order: tuple[tuple[str, str], ...] = ()
     keeping: Callable[[Sequence[Any]], Policy] | None = dataclasses.field(
@@ -175,11 +180,14 @@ class TuneReport(Paged):
         flops = f"of matmuls and convolutions in {self.policy.compute_dtype}: "
         flops += f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
         facts = {"error": error, "left out": left_out, "FLOPs": flops}
-        if self.cost:
+        if self.curve:
             unit = "seconds" if self.cost == "time" else "bytes"
-            most = self.curve[-1].cost if self.curve else 0.0
+            most = self.curve[-1].cost
             facts["cost"] = f"{self.cost_after:.3g} of {most:.3g} {unit} that 16 bits save"
-        return facts
+        if self.unseen:
+            what = f"{counted(self.unseen, 'operation')} in kernels, rules or the backward pass"
+            facts["not predicted"] = what
+        return facts | {"no gain": self.because or None}
 
     def _page(self) -> Page:
         facts = [(name, text) for name, text in self._facts().items() if text is not None]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..compat import source_line
+from ..primitives.held_contraction import contraction_in
 from .cut import Cut, is_statistic
 from .emit import Planned
 from .graph import Graph, Role, Step, StepKind, Value, assumed_elements
@@ -170,7 +171,7 @@ def _kept_arrays(planned: Planned) -> Iterator[KeptArray]:
     for step in planned.graph.steps:
         again = not planned.cut.recomputed.isdisjoint(step.results)
         for v in step.values if again else step.reads:
-            readers.setdefault(v, {})[step.eqn.primitive.name] = None
+            readers.setdefault(v, {})[_primitive(step)] = None
     for v in planned.graph.values:
         if v in planned.cut.kept and v.role is Role.FRESH and v.nbytes:
             yield KeptArray(
@@ -188,10 +189,15 @@ def _array(v: Value, planned: Planned) -> dict[str, Any]:
     return {
         "dtype": str(v.aval.dtype),
         "shape": tuple(v.aval.shape),
-        "primitive": step.eqn.primitive.name if step else "",
+        "primitive": _primitive(step) if step else "",
         "scope": _path(planned, step),
         "source": source_line(step.eqn) if step else "",
     }
+
+
+def _primitive(step: Step) -> str:
+    """Returns the primitive's name: of a product that autocast makes, that of its contraction."""
+    return (contraction_in(step.eqn) or step.eqn).primitive.name
 
 
 def _reason(v: Value, graph: Graph, cut: Cut) -> str:
