@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 from ...policies.errors import did_you_mean
-from ..export import Exported, counted, cut, labeled, rest, table
+from ..export import Exported, counted, cut, labeled, place, rest, table
 
 Kind = Literal["product", "operation", "parameter"]
 _SHOWN = 20
@@ -249,23 +249,24 @@ class Effects(Exported):
             "not opened": ", ".join(f"({each})" for each in self.closed) or None,
         }
         lines = [self.summary, *labeled(facts)]
-        columns = {"effect": ">9.2g", "measured": ">9", "spread": ">8.2g", "batches": ">8.2g"}
-        columns |= {"doubt": "13", f"operation in {'{}'}": ""}
+        columns = {"effect": ">9.2g", "measured": ">9", "spread": ">8.2g"}
+        columns |= {"batches": ">8.2g"} if self.batches > 1 else {}
+        columns |= {"doubt": "13", "operation in {}": ""}
         for format in self.formats:
             named = {title.format(format): spec for title, spec in columns.items()}
             rows = self.of(format)
-            lines += ["", *table(named, rows[:_SHOWN], _cells)]
+            lines += ["", *table(named, rows[:_SHOWN], self._cells)]
             lines += rest(rows, _SHOWN, "more; of() has all")
         return "\n".join(lines)
+
+    def _cells(self, row: Effect) -> Sequence[Any]:
+        measured = "" if row.measured is None else f"{row.measured:.2g}"
+        of_batches = [row.deviation] if self.batches > 1 else []
+        of = "backward" if row.backward else ""
+        where = place(row.primitive or "parameter", of, row.scope, source=row.source)
+        return [row.predicted, measured, row.spread, *of_batches, row.doubt, where]
 
 
 def root_of_squares(numbers: Iterable[float]) -> float:
     """Returns the root of the sum of the squares of numbers."""
     return math.sqrt(math.fsum(x * x for x in numbers))
-
-
-def _cells(row: Effect) -> Sequence[Any]:
-    measured = "" if row.measured is None else f"{row.measured:.2g}"
-    of = "backward" if row.backward else ""
-    where = " ".join(filter(None, (row.primitive or "parameter", of, row.scope, row.source)))
-    return [row.predicted, measured, row.spread, row.deviation, row.doubt, where]
