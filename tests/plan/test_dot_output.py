@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, Policy, autocast
+from jmp_autocast import BF16, CastPolicy, Policy, autocast
 from jmp_autocast.interpreters import ReasonCode
 from jmp_autocast.interpreters.compat import Literal
 from jmp_autocast.interpreters.plan.data import Contract
@@ -146,3 +146,50 @@ def test_reason_and_cause():
     assert (equation.reason.code, equation.reason.cause) == (ReasonCode.DOT_OUT, "read by exp")
     assert isinstance(equation.action, Contract)
     assert equation.action.of_sources
+
+
+def float8_product(x, w):
+    """As qwix and Flax write it: the result in the dtype of the model, and scaled."""
+
+    def quantized(x, axis):
+        scale = jnp.max(jnp.abs(x), axis, keepdims=True) / 448
+        return (x / scale).astype(jnp.float8_e4m3fn), scale
+
+    (a, s), (b, t) = quantized(x, 1), quantized(w, 0)
+    return lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=x.dtype) * s * t
+
+
+@pytest.mark.parametrize(
+    ("policy", "read", "dtype"),
+    [
+        (BF16, jnp.tanh, "bfloat16"),
+        (CONSUMER, jnp.exp, "float32"),
+        (BF16.with_rules({"dot_general": CastPolicy.KEEP}), jnp.tanh, "float32"),
+        (Policy(jnp.float32), jnp.tanh, "float32"),
+    ],
+    ids=["as by hand", "consumer", "kept by a rule", "nothing is lowered"],
+)
+def test_a_float8_product_of_the_program_is_rounded_as_ours_are(policy, read, dtype):
+    def fn(w, x):
+        return read(float8_product(x @ w, w))
+
+    jaxpr = trace(autocast(fn, policy=policy, params=0, output_dtype="computed"), W, X)
+    product = find(jaxpr, "dot_general")[-1]
+    assert {v.aval.dtype.name for v in product.invars} == {"float8_e4m3fn"}
+    (scaled,) = [
+        e for e in find(jaxpr, "mul", "convert_element_type") if e.invars[0] is product.outvars[0]
+    ]
+    assert scaled.outvars[0].aval.dtype == dtype
+
+
+def test_a_float8_product_has_the_dtypes_and_digits_of_a_model_by_hand():
+    def fn(w, x):
+        return jnp.tanh(float8_product(x @ w, w)) @ w
+
+    cast = autocast(fn, policy=BF16, params=0, output_dtype="computed")
+    by_hand = fn(W.astype(jnp.bfloat16), X.astype(jnp.bfloat16))
+    found = cast(W, X)
+    assert found.dtype == by_hand.dtype
+    exact = fn(W, X)
+    errors = [np.linalg.norm(np.float32(y) - exact) for y in (found, by_hand)]
+    assert errors[0] < 1.2 * errors[1]

@@ -96,8 +96,26 @@ def _first(chain: Sequence[Decides], policy: Policy, at: Place) -> EquationPlan:
 
 
 def _has_no_floats(policy: Policy, at: Place) -> EquationPlan | None:
-    """Integers and bools are never cast."""
-    return None if at.floats else without_floats(at)
+    """Integers and bools are never cast, nor are the 8 bits of others."""
+    return None if at.floats else _of_float8(policy, at) or without_floats(at)
+
+
+def _of_float8(policy: Policy, at: Place) -> EquationPlan | None:
+    """A product of float8 arrays of the program's own is rounded as ours are."""
+    # qwix and Flax ask for a result in the dtype of the model. In float32 it would raise what
+    # follows, the scales first of all: 105 casts where the model in bfloat16 has 67.
+    lowers = at.region.compute_dtype is not None and at.region.island is None
+    if not lowers or at.name not in _CONTRACTS or at.need & OF_PRODUCTS:
+        return None
+    is_wide = at.declared(at.eqn.outvars[0]) == at.region.wide
+    if not is_wide or any(aval_of(v).dtype.itemsize != 1 for v in at.eqn.invars[:2]):
+        return None
+    if len(at.foreign) != 2 or _wants_accumulator(policy, at):
+        return None
+    rule, _ = policy.rule_for(at.name, at.region.rules)
+    if rule is not CastPolicy.LOWER_PRECISION_FP:
+        return None
+    return rounded_once(without_floats(at), at.compute_dtype, _LOW)
 
 
 def _moves_a_source(policy: Policy, at: Place) -> EquationPlan | None:
@@ -349,9 +367,13 @@ def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan
         )
         accumulates = of_source and at.name != "conv_general_dilated"
         return dataclasses.replace(plan, action=action) if accumulates else plan
-    if any(want.demand is Demand.FULL for want in at.wants):
+    if _wants_accumulator(policy, at):
         return _with_float32_result(policy, plan, _because(ReasonCode.DOT_OUT, at.wants[0]))
     return dataclasses.replace(plan, action=action)
+
+
+def _wants_accumulator(policy: Policy, at: Place) -> bool:
+    return policy.dot_output != "compute" and any(w.demand is Demand.FULL for w in at.wants)
 
 
 def _contract(policy: Policy, plan: EquationPlan) -> Contract:
