@@ -37,7 +37,7 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
         return ()
     found: dict[tuple[int, CopyKey], None] = {}
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):
-        reads = demands_behind_moves(inner) if isolates(eqn) else ()
+        reads: Sequence[Demand] = demands_behind_moves(inner) if isolates(eqn) else ()
         for i, key in source_copies(inner, known):
             if isolates(eqn):
                 # Beside a float32 read the copy would be sent to the devices on top.

@@ -110,9 +110,13 @@ def _of_float8(policy: Policy, at: Place) -> EquationPlan | None:
     is_wide = at.declared(at.eqn.outvars[0]) == at.region.wide
     if not is_wide or any(aval_of(v).dtype.itemsize != 1 for v in at.eqn.invars[:2]):
         return None
-    if len(at.foreign) != 2 or _wants_accumulator(policy, at):
+    # With dot_output="consumer" the accumulator is what it returns.
+    if len(at.foreign) != 2 or policy.dot_output != "compute":
         return None
-    rule, _ = policy.rule_for(at.name, at.region.rules)
+    rule, origin = policy.rule_for(at.name, at.region.rules)
+    if not isinstance(rule, CastPolicy):
+        # A function of the user's is asked of what autocast may cast alone.
+        rule = _decided(rule, at).policy if origin == "default" else None
     if rule is not CastPolicy.LOWER_PRECISION_FP:
         return None
     return rounded_once(without_floats(at), at.compute_dtype, _LOW)
@@ -367,13 +371,9 @@ def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan
         )
         accumulates = of_source and at.name != "conv_general_dilated"
         return dataclasses.replace(plan, action=action) if accumulates else plan
-    if _wants_accumulator(policy, at):
+    if any(want.demand is Demand.FULL for want in at.wants):
         return _with_float32_result(policy, plan, _because(ReasonCode.DOT_OUT, at.wants[0]))
     return dataclasses.replace(plan, action=action)
-
-
-def _wants_accumulator(policy: Policy, at: Place) -> bool:
-    return policy.dot_output != "compute" and any(w.demand is Demand.FULL for w in at.wants)
 
 
 def _contract(policy: Policy, plan: EquationPlan) -> Contract:
