@@ -8,6 +8,7 @@ element, where codes at equal distances end at 1/255.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,7 +47,10 @@ def quantized(key: jax.Array, x: jax.Array, block: int) -> Compressed:
     spec = _explicit_spec(x)
     if spec is None:
         return _quantized(key, x, block)
-    specs: tuple[Any, Any] = spec, PartitionSpec(*spec[:-1], None)
+    axes = spec[-1] if isinstance(spec[-1], tuple) else (spec[-1],)
+    devices = math.prod(jax.typeof(x).sharding.mesh.shape[axis] for axis in axes)
+    is_split = -(-x.shape[-1] // block) % devices == 0
+    specs: tuple[Any, Any] = spec, spec if is_split else PartitionSpec(*spec[:-1], None)
     function = functools.partial(_quantized, block=block)
     return _on_automatic_axes(x, function, Compressed(*specs))(key, x)
 

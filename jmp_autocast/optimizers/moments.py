@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from .blocks import Compressed, dequantized, quantized
+from .named_axes import is_variable, lie_as_they_divide
 from .rounding import stochastically
 from .storing import check_transformation
 from .weights import WIDE_READERS, check_seed, first_key, split_key
@@ -25,7 +26,8 @@ class CompressedMomentsState(NamedTuple):
             or codes: uint8, in the array's own shape, so that its sharding fits.
         scales: In the structure of ``inner_state``: for codes the largest magnitude of each block
             along the last axis, float32, negative where all elements of the block are at least 0.
-            A zero for other arrays, in bfloat16 for those that are stored so.
+            A zero for other arrays, in bfloat16 for those that are stored so. Where the last axis
+            is split over devices, the blocks are too, if their number divides.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,17 +116,24 @@ def compressed_moments(
             # As it was, so that a step which donates the state writes it in its own place.
             return Compressed(x, scales)
 
-        # Two trees of arrays: a variable of Flax NNX takes an array, and no pair of them.
+        # Two trees of arrays: a variable of Flax NNX takes an array, and no pair of them. Those of
+        # scales may name other axes.
         leaves, structure = jax.tree.flatten(state)
-        columns = structure.flatten_up_to(keys), leaves, structure.flatten_up_to(before)
+        scales, structure_of_scales = jax.tree.flatten(before)
+        columns = structure.flatten_up_to(keys), leaves, scales
         made = [of(*row) for row in zip(*columns, strict=True)]
         values, scales = ([getattr(x, name) for x in made] for name in Compressed._fields)
-        return CompressedMomentsState(key, structure.unflatten(values), structure.unflatten(scales))
+        return CompressedMomentsState(
+            key, structure.unflatten(values), structure_of_scales.unflatten(scales)
+        )
 
     def init(params: optax.Params) -> CompressedMomentsState:
         state = inner.init(params)
         _check_order(state)
-        return compress(first_key(seed), state, jax.tree.map(scales_of, state))
+        state = compress(first_key(seed), state, jax.tree.map(scales_of, state))
+        for node in jax.tree.leaves(state.scales, is_leaf=is_variable):
+            lie_as_they_divide(node)
+        return state
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
@@ -134,8 +143,9 @@ def compressed_moments(
                 "The state that compressed_moments updates must be a CompressedMomentsState, from "
                 f"its init or its last update; got {type(state).__name__}."
             )
-        wide = jax.tree.map(_wide, state.inner_state, state.scales)
-        updates, new = inner.update(updates, wide, params, **extra_args)
+        leaves, structure = jax.tree.flatten(state.inner_state)
+        wide = map(_wide, leaves, jax.tree.leaves(state.scales))
+        updates, new = inner.update(updates, structure.unflatten(wide), params, **extra_args)
         return updates, compress(state.key, new, state.scales)
 
     return optax.GradientTransformationExtraArgs(init, update)

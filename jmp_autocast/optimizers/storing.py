@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .named_axes import is_variable
 from .rounding import to_nearest
 
 HALF_DTYPES = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
@@ -50,16 +51,35 @@ def as_wide(leaf: Any) -> Any:
     return leaf.astype(jnp.float32) if is_half(leaf) else leaf
 
 
-def map_half(fn: Callable[..., Any], params: Any, *trees: Any, other: Any = NOTHING) -> Any:
+def map_half(fn: Callable[..., Any], params: Any, *trees: Any) -> Any:
     """Maps a function over the 16-bit leaves of a tree.
 
     Args:
         fn: Takes a leaf of ``params`` and what stands at its place in each of the other trees.
         params: A pytree of arrays.
         trees: Trees of the same structure, down to the leaves of ``params``.
-        other: What stands in the result in place of any other leaf.
     """
-    return jax.tree.map(lambda *row: fn(*row) if is_half(row[0]) else other, params, *trees)
+    leaves, structure = jax.tree.flatten(params, is_leaf=is_masked)
+    columns = [jax.tree.leaves(tree, is_leaf=is_masked) for tree in trees]
+    rows = zip(leaves, *columns, strict=True)
+    return structure.unflatten([fn(*row) if is_half(row[0]) else NOTHING for row in rows])
+
+
+def is_masked(node: Any) -> bool:
+    """True for a leaf that a state does not have."""
+    return isinstance(node, optax.MaskedNode)
+
+
+def without_empty_variables(tree: Any) -> Any:
+    """Returns what a state keeps, where Flax NNX has no variables that hold nothing.
+
+    An ``nnx.Optimizer`` that is made under a mesh asks each of its variables for a shape.
+    """
+
+    def of(node: Any) -> Any:
+        return NOTHING if is_variable(node) and is_masked(node.get_value()) else node
+
+    return jax.tree.map(of, tree, is_leaf=is_variable)
 
 
 def storing(
@@ -79,7 +99,8 @@ def storing(
 
     def init(params: optax.Params) -> Any:
         # The inner optimizer sees float32 parameters: its moments are float32.
-        return scheme.state_type(scheme.start(params), inner.init(jax.tree.map(as_wide, params)))
+        kept = without_empty_variables(scheme.start(params))
+        return scheme.state_type(kept, inner.init(jax.tree.map(as_wide, params)))
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
@@ -96,7 +117,7 @@ def storing(
         out = jax.tree.map(
             lambda p, new, move: difference(p, new) if is_half(p) else move, params, stored, moves
         )
-        return out, scheme.state_type(kept, inner_state)
+        return out, scheme.state_type(without_empty_variables(kept), inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -149,7 +170,8 @@ def check_call(scheme: Scheme, state: Any, params: Any) -> None:
             f"{name} needs the parameters, in whose dtype they are stored: call "
             "update(gradients, state, params)."
         )
-    expected = jax.tree.structure(jax.eval_shape(scheme.start, params))
+    kept = without_empty_variables(jax.eval_shape(scheme.start, params))
+    expected = jax.tree.structure(kept)
     if jax.tree.structure(state[0]) != expected:
         raise ValueError(
             f"This {kind} was made for parameters of another structure, or with other leaves in 16 "

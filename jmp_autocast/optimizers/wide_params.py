@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from .storing import as_wide, is_half, map_half
+from .storing import as_wide, is_half, is_masked, map_half
 from .weights import (
     WIDE_READERS,
     KahanState,
@@ -82,7 +81,7 @@ def float32_params(opt_state: Any, params: Any) -> Any:
     own = _own(params, state)
     found = WIDE_READERS[type(state)](own, state[0])
     # What the state has no digits of is as it is stored.
-    return jax.tree.map(lambda p, w: as_wide(p) if _is_masked(w) else w, params, found)
+    return jax.tree.map(lambda p, w: as_wide(p) if is_masked(w) else w, params, found)
 
 
 def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
@@ -140,11 +139,7 @@ def _own(params: Any, state: Any) -> Any:
     """
     if isinstance(state, StochasticRoundingState):
         return params
-    return jax.tree.map(lambda p, held: held if _is_masked(held) else p, params, state[0])
-
-
-def _is_masked(node: Any) -> bool:
-    return isinstance(node, optax.MaskedNode)
+    return jax.tree.map(lambda p, held: held if is_masked(held) else p, params, state[0])
 
 
 def _check_wide(params: Any, wide: Any) -> None:

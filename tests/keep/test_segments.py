@@ -216,6 +216,7 @@ UNARY = {
     "floor": jnp.floor,
     "sign": jnp.sign,
     "stop_gradient": lax.stop_gradient,
+    "optimization_barrier": lax.optimization_barrier,
 }
 
 

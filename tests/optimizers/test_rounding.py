@@ -79,7 +79,7 @@ def test_eight_bits_hold_an_array(shape, kind):
 
 
 @pytest.mark.parametrize("spec", [P("d"), P(None, "d"), P(("d",), None)])
-@pytest.mark.parametrize("length", [128, 96])
+@pytest.mark.parametrize("length", [512, 96])
 def test_blocks_of_arrays_on_explicit_axes_lie_as_the_arrays(spec, length):
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
     x = jax.random.normal(jax.random.key(0), (16, length))
@@ -89,6 +89,9 @@ def test_blocks_of_arrays_on_explicit_axes_lie_as_the_arrays(spec, length):
     for one, other in zip(found, compress(x), strict=True):
         np.testing.assert_array_equal(one, other)
     assert found.values.sharding.is_equivalent_to(split.sharding, 2)
+    # Of 8 blocks of a row each device has one; 2 are on all of them.
+    blocks = P() if spec == P(None, "d") and length == 96 else spec
+    assert found.scales.sharding.is_equivalent_to(NamedSharding(mesh, blocks), 2)
     wide = jax.jit(dequantized)(found)
     assert wide.sharding.is_equivalent_to(split.sharding, 2)
     np.testing.assert_array_equal(wide, jax.jit(dequantized)(compress(x)))

@@ -310,6 +310,60 @@ def test_a_part_of_the_parameters_has_wide_weights(part, name):
     assert jax.tree.structure(updates) == jax.tree.structure(small)
 
 
+SHARDED = {
+    "8 bits": (compressed_moments, jnp.float32),
+    "16 bits": (functools.partial(compressed_moments, bits=16), jnp.float32),
+    "kahan": (lambda inner: kahan_summation(compressed_moments(inner)), jnp.bfloat16),
+    "stochastic": (stochastic_rounding, jnp.bfloat16),
+    "master": (master_weights, jnp.bfloat16),
+}
+
+
+class Sharded(nnx.Module):
+    """Parameters that are split along one axis or the other, in 3 and in 8 blocks, and a bias."""
+
+    def __init__(self, dtype):
+        draw = lambda *shape: jnp.sin(jnp.arange(np.prod(shape)).reshape(shape)).astype(dtype)
+        self.narrow = nnx.Param(draw(48, 192), out_sharding=P(None, "d"))
+        self.wide = nnx.Param(draw(24, 512 * 3), out_sharding=(None, "d"))
+        self.rows = nnx.Param(draw(48, 192), out_sharding=("d", None))
+        self.bias = nnx.Param(jnp.ones(24), out_sharding=("d",))
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("name", SHARDED)
+def test_the_state_of_sharded_variables_divides_by_any_number_of_devices(name, axis_type):
+    make, dtype = SHARDED[name]
+
+    def start():
+        net = Sharded(dtype)
+        return net, nnx.Optimizer(net, make(optax.adam(1e-2)), wrt=nnx.Param)
+
+    for count in (2, 4, 6, 8) if name == "8 bits" else (6,):
+        here = jax.make_mesh(
+            (count,), ("d",), axis_types=(axis_type,), devices=jax.devices()[:count]
+        )
+        with jax.set_mesh(here):
+            _, optimizer = nnx.eval_shape(start)
+        state = nnx.state(optimizer)
+        shardings = nnx.get_named_sharding(state, here)
+        pairs = zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True)
+        for x, sharding in pairs:
+            sharding.shard_shape(x.shape)  # or an error
+    if name == "8 bits":
+        specs = jax.tree_util.tree_leaves_with_path(nnx.get_partition_spec(state))
+        specs = [(jax.tree_util.keystr(path), spec) for path, spec in specs]
+        scales = {
+            key: spec
+            for key in ("narrow", "wide", "rows", "bias")
+            for path, spec in specs
+            if "scales" in path and "nu" in path and key in path
+        }
+        # Of 3 blocks, of 24, which divide by 8 devices, of rows, and a number.
+        expected = [P(None, None), P(None, "d"), P("d", None), P()]
+        assert list(scales.values()) == expected
+
+
 @pytest.mark.parametrize("bits", [8, 16])
 def test_moments_of_an_nnx_optimizer_are_those_of_a_plain_tree(bits):
     tx = compressed_moments(optax.adam(1e-2), bits=bits)

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from jmp_autocast import FP16, autocast
+from jmp_autocast import FP16, Policy, autocast
 from tests.support.jaxprs import assert_dots_run_in, find
 from tests.support.numerics import assert_trees_close
 
@@ -235,3 +235,96 @@ def test_parameters_gathered_by_a_constraint_are_16_bits(sharded):
     gradient = jax.jit(jax.grad(autocast(gathering, policy=FP16)), out_shardings=[rows, rows])
     moved = gathered(gradient.lower(weights, x).compile())
     assert moved == [("f16", "64,64")] * len(weights)
+
+
+# --- shard_map: what its body reads in 16 bits alone goes in, and travels, in 16 bits
+
+
+def experts(x, gate, up, down, scale):
+    """A block as a mixture of experts has it: weights that are gathered outside and inside."""
+    h = x * lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * scale
+    h = jnp.einsum("bi,eio->beo", jax.nn.relu(h @ gate), up).sum(1)
+    return x + h @ lax.all_gather(down, "data", tiled=True)
+
+
+EXPERT_SPECS = (P("data"), P(), P(), P("data"), P())
+EXPERT_SHAPES = ((16, 32), (8, 32, 24), (24, 16), (16,))
+
+
+def experts_loss(here, wrap, check_vma=True):
+    mapped = jax.shard_map(
+        experts, mesh=here, in_specs=EXPERT_SPECS, out_specs=P("data"), check_vma=check_vma
+    )
+    explicit = AxisType.Explicit in here.axis_types
+    whole = (lambda w: jax.reshard(w, P())) if explicit else (lambda w: w)
+
+    def loss(weights, x):
+        gate, up, down, scale = weights
+        layer = wrap(lambda x, w: mapped(x, *map(whole, w[:2]), *w[2:]))
+        return jnp.mean(layer(x, (gate, up, down, scale)) ** 2)
+
+    return loss
+
+
+def in_two_steps(f):
+    return lambda x, w: lax.scan(lambda x, _: (f(x, w), None), x, length=2)[0]
+
+
+EXPERTS = {
+    "plain": (lambda f: f, AxisType.Auto, True),
+    "unchecked": (lambda f: f, AxisType.Auto, False),
+    "explicit": (lambda f: f, AxisType.Explicit, True),
+    "scan of checkpoint": (lambda f: in_two_steps(jax.checkpoint(f)), AxisType.Auto, True),
+}
+
+
+def expert_arguments(here):
+    draw = np.random.default_rng(2).standard_normal
+    specs = (P("data"), P(None, "data"), P("data"), P())
+    put = lambda x, spec: jax.device_put(np.float32(x), NamedSharding(here, spec))
+    weights = [
+        put(draw(shape) / 4 if len(shape) > 1 else np.ones(shape), spec)
+        for shape, spec in zip(EXPERT_SHAPES, specs, strict=True)
+    ]
+    return weights, put(draw((32, 16)), P("data"))
+
+
+@pytest.mark.parametrize("kind", ["float32", "compute"])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_what_a_shard_map_reads_low_enters_low(name, kind):
+    """And the gradients leave it as the policy says, to be float32 in the end."""
+    wrap, axis_type, check_vma = EXPERTS[name]
+    here = jax.make_mesh((4,), ("data",), axis_types=(axis_type,), devices=jax.devices()[:4])
+    cast = lambda f: autocast(f, policy=Policy(np.float16, weight_gradients=kind))
+    with jax.set_mesh(here):
+        plain = experts_loss(here, wrap, check_vma)
+        weights, x = expert_arguments(here)
+        found = jax.jit(jax.grad(cast(plain))).trace(weights, x)
+        assert found.out_info == jax.eval_shape(jax.grad(plain), weights, x)
+        within = jax.make_jaxpr(cast(jax.grad(plain)))(weights, x)
+        if (name, kind) in (("explicit", "float32"), ("unchecked", "compute")):
+            values = found.lower().compile()(weights, x)
+            assert_trees_close(values, jax.jit(jax.grad(plain))(weights, x), 1e-2)
+    of = lambda atoms: [
+        {v.aval.dtype.name for v in atoms if v.aval.shape == shape} for shape in EXPERT_SHAPES
+    ]
+    # The source goes in, too, for its gradient in float32. No value there is made of it.
+    low = {"float16", kind} - {"compute"}
+    first, *_, last = find(found.jaxpr, "shard_map")
+    assert of(first.invars) == [low, low, low, {"float32"}]
+    left = {"float16" if kind == "compute" else "float32"}
+    assert of(last.outvars) == [left, left, left, {"float32"}]
+    assert_dots_run_in("float16", within)
+
+
+def test_weights_that_a_shard_map_gathers_travel_in_16_bits():
+    here = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    with jax.set_mesh(here):
+        weights, x = expert_arguments(here)
+        loss = autocast(experts_loss(here, lambda f: f), policy=FP16)
+        compiled = jax.jit(jax.grad(loss)).lower(weights, x).compile()
+    assert sorted(gathered(compiled)) == [
+        ("f16", "16,32"),
+        ("f16", "24,16"),
+        ("f16", "8,32,24"),
+    ]

@@ -8,10 +8,11 @@ from typing import TypeAlias
 import numpy as np
 
 from ..compat import JaxprEqn
+from ..plan.call_operands import demands_behind_moves
 from ..plan.copies import CopyKey
-from ..plan.data import EquationPlan, Inside, Move, Plan, ValueState
+from ..plan.data import Demand, EquationPlan, Inside, Move, Plan, ValueState
 from ..plan.float_dtypes import is_narrower
-from ..primitives.structure import Body, bodies, has_rule, isolates, runs_again
+from ..primitives.structure import Body, bodies, holds_rules, isolates, runs_again
 from ..primitives.traits import having
 from .provenance import Root, follow
 
@@ -32,12 +33,18 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
         plan: Its plan.
         known: The copies of the plans that were looked at.
     """
-    if not plan.inner or has_rule(eqn) or isolates(eqn):
+    if not plan.inner or holds_rules(eqn):
         return ()
     found: dict[tuple[int, CopyKey], None] = {}
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):
+        reads: Sequence[Demand] = demands_behind_moves(inner) if isolates(eqn) else ()
         for i, key in source_copies(inner, known):
-            if _is_handed_in(eqn, body, i, plan.given[body.operands[i]], key):
+            if isolates(eqn):
+                # Beside a float32 read the copy would be sent to the devices on top.
+                enters = isinstance(key, np.dtype) and reads[i] is Demand.LOW
+            else:
+                enters = _is_handed_in(eqn, body, i, plan.given[body.operands[i]], key)
+            if enters:
                 found[body.operands[i], key] = None
     return tuple(found)
 

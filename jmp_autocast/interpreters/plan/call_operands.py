@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..primitives.structure import has_rule, is_plain_call
-from .data import Demand, Place, Plan, Source, ValueState
+from ..compat import Atom, Literal, variables_in
+from ..primitives.structure import bodies, has_rule, is_plain_call, isolates
+from .data import Demand, Move, Place, Plan, Source, ValueState
 from .float_dtypes import is_in, is_narrower
 
 
@@ -30,8 +31,41 @@ def read_low(
         may_be = state.source in sources and state.known_value is None
         return may_be and demand is Demand.LOW and is_in(state.dtype, at.region.wide)
 
-    pairs = zip(at.given, inner.demands, strict=True)
+    demands = demands_behind_moves(inner) if isolates(at.eqn) else inner.demands
+    pairs = zip(at.given, demands, strict=True)
     return [at.region.compute_dtype if is_cast(*pair) else None for pair in pairs]
+
+
+def demands_behind_moves(plan: Plan) -> list[Demand]:
+    """Returns how each input of a jaxpr is read by what computes: a moved source is moved as read.
+
+    `Plan.demands` calls that a float32 read, because a float32 result is planned for it.
+
+    Args:
+        plan: The plan of the jaxpr.
+    """
+    found = [Demand.NONE] * len(plan.inputs)
+    inputs: dict[Atom, int] = {v: i for i, v in enumerate(plan.jaxpr.invars)}
+
+    def add(atoms: Sequence[Atom], demands: Sequence[Demand]) -> None:
+        for v, demand in zip(atoms, demands, strict=True):
+            if not isinstance(v, Literal) and v in inputs:
+                found[inputs[v]] |= demand
+
+    for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
+        moved = [inputs[v] for v in variables_in(eqn.invars) if v in inputs]
+        if isinstance(equation.action, Move) and moved:
+            inputs.update(dict.fromkeys(eqn.outvars, moved[0]))
+            continue
+        # What is cast before a call, or else what its bodies read.
+        dtypes = equation.operands if equation.inner else equation.reads
+        reads = [Demand.of(dtype, plan.wide) for dtype in dtypes]
+        for body, inner in zip(bodies(eqn), equation.inner, strict=True) if equation.inner else ():
+            for i, demand in zip(body.operands, demands_behind_moves(inner), strict=True):
+                reads[i] |= demand
+        add(eqn.invars, reads)
+    add(plan.jaxpr.outvars, [Demand.of(state.dtype, plan.wide) for state in plan.outputs])
+    return found
 
 
 def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:

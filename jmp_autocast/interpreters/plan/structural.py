@@ -19,7 +19,6 @@ from ..primitives.structure import (
     Body,
     bodies,
     called,
-    has_rule,
     holds_rules,
     is_plain_call,
 )
@@ -198,13 +197,26 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
     return _around(at, inner, operands)
 
 
-@plans(*(name for name, it in STRUCTURES.items() if it.isolates))
-def _isolated_call(planner: PlansBodies, at: Place) -> EquationPlan:
-    """Operands go in as they are: a ``shard_map``'s body, and a batching rule, see no copies."""
+@plans("custom_vmap_call")
+def _custom_batching(planner: PlansBodies, at: Place) -> EquationPlan:
+    """Operands go in as they are: a batching rule sees no copies."""
     (body,) = bodies(at.eqn)
-    given = untagged(at.given) if has_rule(at.eqn) else at.given
-    inner = planner.plan(body.jaxpr, given, at.wants, at.region.names)
+    inner = planner.plan(body.jaxpr, at.given, at.wants, at.region.names)
     return _around(at, inner, [None] * len(at.given))
+
+
+@plans("shard_map")
+def _device_map(planner: PlansBodies, at: Place) -> EquationPlan:
+    """What the body reads in 16 bits alone is cast before, and sent to the devices so.
+
+    Of a source they get a copy beside it: its gradient comes back in float32. With
+    ``weight_gradients="compute"`` they get the copy alone, and the gradient comes back as it is.
+    """
+    (body,) = bodies(at.eqn)
+    inner = planner.plan(body.jaxpr, at.given, at.wants, at.region.names)
+    kinds = (None, *Source) if planner.policy.weight_gradients == "compute" else (None,)
+    inner, operands = _with_casts(planner, at, inner, read_low(inner, at, kinds))
+    return _around(at, inner, operands)
 
 
 def untagged(states: Sequence[ValueState]) -> tuple[ValueState, ...]:

@@ -94,7 +94,7 @@ class Structure:
             the copies that each of these takes, to operands and parameters for a new equation.
             None for a primitive that cannot be bound again with other jaxprs.
         is_call: To run its one body on the operands gives the results.
-        isolates: No copy made outside is handed in: the body has a trace of its own.
+        isolates: No copy but a cast is handed in: the body has a trace, or parts, of its own.
         has_rule: It has a derivative rule of the user's own.
         runs_again: A backward pass runs its body again, as the user asked: a checkpoint.
     """
@@ -172,7 +172,7 @@ def rule_of(eqn: JaxprEqn) -> tuple[Hashable, list[Any]]:
 
 
 def isolates(eqn: JaxprEqn) -> bool:
-    """Returns whether no copy made outside is handed to the body of an equation."""
+    """Returns whether no copy but a cast is handed to the body of an equation."""
     return _structure_of(eqn).isolates
 
 
@@ -344,12 +344,18 @@ STRUCTURES["while"] = Structure(_while_bodies, _rebind_while)
 STRUCTURES["shard_map"] = Structure(_call_bodies, isolates=True)
 
 
-def shard_map_options(eqn: JaxprEqn) -> dict[str, Any]:
-    """Returns the options with which `jax.shard_map` maps over the same axes of the same mesh."""
+def shard_map_options(eqn: JaxprEqn, more: Sequence[int] = ()) -> dict[str, Any]:
+    """Returns the options with which `jax.shard_map` maps over the same axes of the same mesh.
+
+    Args:
+        eqn: The equation.
+        more: The positions of the operands whose copies follow all operands.
+    """
     params = eqn.params
+    specs = params["in_specs"]
     return {
         "mesh": params["mesh"],
-        "in_specs": tuple(params["in_specs"]),
+        "in_specs": (*specs, *(specs[i] for i in more)),
         "out_specs": tuple(params["out_specs"]),
         "check_vma": params["check_vma"],
         "axis_names": shard_map_axes(params),

@@ -233,7 +233,7 @@ _BACKWARD_ROWS: dict[str, str] = {
     # Not cheap, as their operands are large or lie on other devices; the derivative reads indices.
     """gather pick dynamic_slice dynamic_update_slice scatter-add cumsum reduce_window_sum pvary
     psum psum_invariant all_gather all_gather_invariant all_to_all ppermute reduce_scatter name
-    sharding_constraint reshard""": "linear",
+    sharding_constraint reshard optimization_barrier""": "linear",
 }
 
 BACKWARD: Mapping[str, frozenset[str]] = MappingProxyType(_read(_BACKWARD_ROWS, _BACKWARD_NAMES))

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax import lax
 
+from ..after.copies import handed_in
 from ..compat import JaxprEqn, bind, consts_of, mark_frames
 from ..plan.data import EquationPlan
 from ..primitives.structure import (
@@ -73,9 +75,16 @@ def _shard_map(
     rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
 ) -> Sequence[Any]:
     """The public function sets up the mesh axes for the trace of the body."""
-    (body,) = bodies(eqn)
+    (body,), arrays = bodies(eqn), read(plan, operands)
+    copied = handed_in(eqn, plan, rewriter.known_copies)
+    # Or XLA gives the casts the sharding of the parts, and moves float32 between devices.
+    held = lax.optimization_barrier
+    arrays = [x if d is None else held(x) for x, d in zip(arrays, plan.operands, strict=True)]
+    copies = [held(operands[i].copy(key)) for i, key in copied]
 
     def mapped(*xs: Any) -> tuple[Any, ...]:
-        return tuple(rewriter.evaluate(plan.inner[0], consts_of(body.jaxpr), xs))
+        args, more = xs[: len(arrays)], dict(zip(copied, xs[len(arrays) :], strict=True))
+        return tuple(rewriter.evaluate(plan.inner[0], consts_of(body.jaxpr), args, more))
 
-    return list(jax.shard_map(mapped, **shard_map_options(eqn))(*read(plan, operands)))
+    options = shard_map_options(eqn, [i for i, _ in copied])
+    return list(jax.shard_map(mapped, **options)(*arrays, *copies))
