@@ -1,27 +1,17 @@
 """The benchmarks run, and count what they say they count."""
 
-import pathlib
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
+from tests.support.scripts import run_from
 
 
 @pytest.fixture(scope="module")
 def vs_handwritten():
-    """The script and its package, as if run from their folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        patch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
-        import vs_handwritten
-
-        yield vs_handwritten
-        for name in [n for n in sys.modules if n.split(".")[0] in ("vs_handwritten", "comparison")]:
-            del sys.modules[name]
+    with run_from("benchmarks", module="vs_handwritten") as script:
+        yield script
 
 
 @pytest.mark.usefixtures("as_users_run_it")
@@ -107,14 +97,11 @@ def test_residuals_count_each_array_once(vs_handwritten):
 
 
 @pytest.fixture
-def training(monkeypatch):
-    """The package, as if run from the folder of the benchmarks."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import training.command_line
+def training():
+    with run_from("benchmarks", module="training.command_line"):
+        import training
 
-    yield training
-    for name in [n for n in sys.modules if n.split(".")[0] in ("training", "comparison")]:
-        del sys.modules[name]
+        yield training
 
 
 @pytest.mark.usefixtures("as_users_run_it")
@@ -149,14 +136,10 @@ def test_a_paired_difference_and_its_standard_error(training):
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-def test_predicted_and_measured_effects_of_a_tiny_gpt(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("effects", "comparison", "comparison.models"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import effects
-
+def test_predicted_and_measured_effects_of_a_tiny_gpt(capsys):
     command = "--models GPT --formats bfloat16 --steps 20 --width 16 --layers 1 --rows"
-    found = effects.main(command.split())["GPT"]["bfloat16"]
+    with run_from("benchmarks", module="effects") as effects:
+        found = effects.main(command.split())["GPT"]["bfloat16"]
     assert found.products == 7
     assert found.r > 0.98
     assert found.near >= 0.8

@@ -1,25 +1,17 @@
 """`benchmarks/compilers` measures programs by what `inspect.compiled` reads of them."""
 
-import pathlib
-import sys
-
 import pytest
 
 from tests.support.hlo_texts import TEXTS, compiled_text, module_of
-
-BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
+from tests.support.scripts import run_from
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compilers():
-    """The package, as if run from its folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        import compilers.measure
+    with run_from("benchmarks", module="compilers.measure"):
+        import compilers
 
         yield compilers
-        for name in [n for n in sys.modules if n.split(".")[0] in ("compilers", "comparison")]:
-            del sys.modules[name]
 
 
 def test_a_row_adds_up_what_a_text_says(compilers):

@@ -103,9 +103,17 @@ def test_float16_learns_as_float32_and_without_loss_scaling_worse(tmp_path):
     assert json.loads((tmp_path / "half" / "result.json").read_text())["losses"] == half.losses
 
 
+def on_a_short_text(name):
+    """The example with a validation text of a few batches; the whole one has a hundred."""
+    example = load(name)
+    text = example.load_text()
+    example.load_text = lambda: text._replace(validation=text.validation[:2100])
+    return example
+
+
 def test_a_run_that_is_interrupted_and_resumed_ends_in_the_same_bits(tmp_path, monkeypatch):
-    example = load("train_char_transformer")
-    arguments = [*TINY_GPT, *"--steps 60 --growth-interval 4 --checkpoint-every 7".split()]
+    example = on_a_short_text("train_char_transformer")
+    arguments = [*TINY_GPT, *"--steps 30 --growth-interval 2 --checkpoint-every 7".split()]
     whole = example.main([*arguments, "--output", str(tmp_path / "a")])
     assert whole.skipped_steps > 0
 
@@ -133,11 +141,12 @@ def test_a_run_that_is_interrupted_and_resumed_ends_in_the_same_bits(tmp_path, m
 
 
 def test_a_model_that_is_split_over_devices_trains_as_on_one(tmp_path, capsys):
-    # Each collective operation takes milliseconds: of large batches, few are the validation text.
-    sizes = "--layers 1 --width 16 --heads 2 --context 64 --batch-size 256 --learning-rate 1e-2"
+    sizes = "--layers 1 --width 16 --heads 2 --context 32 --batch-size 32 --learning-rate 1e-2"
     options = [*sizes.split(), *"--steps 6 --growth-interval 2".split(), "--output"]
-    one = load("train_char_transformer").main([*options, str(tmp_path / "one")])
-    split = load("train_sharded").main([*options, str(tmp_path / "split"), "--fsdp", "2"])
+    one = on_a_short_text("train_char_transformer").main([*options, str(tmp_path / "one")])
+    split = on_a_short_text("train_sharded").main(
+        [*options, str(tmp_path / "split"), "--fsdp", "2"]
+    )
     assert "8 devices in 1 processes: {'data': 4, 'fsdp': 2}" in capsys.readouterr().out
     assert (split.scales, split.skipped_steps, split.low_flops) == (one.scales, 0, 1)
     # Sums over devices are added in another order.

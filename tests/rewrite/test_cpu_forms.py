@@ -91,24 +91,23 @@ def test_a_random_product(seed):
     x, y = (jnp.asarray(rng.standard_normal([sizes[i] for i in t]), jnp.bfloat16) for t in terms)
     numbers = tuple([[t.index(i) for i in dims] for t in terms] for dims in (summed, batch))
     params = {"dimension_numbers": numbers}
+    found = jax.jit(lambda x, y: [matmul(x, y, params, jnp.float32, exchanged=e) for e in (0, 1)])
     if all(sizes[i] == 1 for i in summed):
-        assert matmul(x, y, params, jnp.float32) is None
+        assert found(x, y) == [None, None]
         return
-    wide = lax.dot_general(
-        x.astype(jnp.float32), y.astype(jnp.float32), numbers, precision="highest"
-    )
-    for exchanged in (False, True):
-        found = matmul(x, y, params, jnp.float32, exchanged=exchanged)
-        np.testing.assert_allclose(found, wide, rtol=1e-5, atol=1e-5)
+    wide = jax.jit(lambda x, y: lax.dot_general(x, y, numbers, precision="highest"))
+    expected = wide(*(np.asarray(a, np.float32) for a in (x, y)))
+    for product in found(x, y):
+        np.testing.assert_allclose(product, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_random_convolutions_whose_patches_do_not_overlap():
     rng, products = np.random.default_rng(0), 0
     for _ in range(150):
         program = random_convolution(rng)
-        x, w = (x.astype(jnp.bfloat16) for x in program.operands)
+        x, w = (np.asarray(x).astype(jnp.bfloat16) for x in program.operands)
         (eqn,) = jax.make_jaxpr(program.fn)(x, w).jaxpr.eqns
-        found = convolution(x, w, eqn.params, jnp.float32)
+        found = jax.jit(lambda x, w, eqn=eqn: convolution(x, w, eqn.params, jnp.float32))(x, w)
         if found is not None:
             products += 1
             np.testing.assert_allclose(found, program.exact[0], rtol=1e-5, atol=1e-4)
@@ -122,7 +121,7 @@ def test_no_gradient_of_a_convolution_aborts(seed):
     loss = lambda w, x: jnp.sum(jnp.sin(program.fn(x, w)))
     args = [x.astype(jnp.float32) for x in reversed(program.operands)]
     found = jax.jit(jax.grad(autocast(loss, policy=BF16), (0, 1)))(*args)
-    for got, wide in zip(found, jax.grad(loss, (0, 1))(*args), strict=True):
+    for got, wide in zip(found, jax.jit(jax.grad(loss, (0, 1)))(*args), strict=True):
         assert np.linalg.norm(got - wide) <= 0.03 * np.linalg.norm(wide) + 1e-6
 
 

@@ -1,13 +1,9 @@
 """`cast_params` on the models of the benchmarks and of the examples: same bits, few bytes."""
 
-import pathlib
-import sys
-
 import pytest
 
 from jmp_autocast import Policy, cast_params
-
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.support.scripts import run_from
 
 # What is stored, over what hand-written inference stores (benchmarks/stored_bytes.py).
 CASES = [
@@ -35,17 +31,8 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 @pytest.fixture(scope="module")
 def stored_bytes():
-    """The script, as if run from its folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        before = set(sys.modules)
-        patch.syspath_prepend(str(ROOT / "examples"))
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        import stored_bytes
-
-        yield stored_bytes
-        for name in set(sys.modules) - before:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(ROOT)):
-                del sys.modules[name]
+    with run_from("examples", "benchmarks", module="stored_bytes") as script:
+        yield script
 
 
 def test_every_model_is_here(stored_bytes):
