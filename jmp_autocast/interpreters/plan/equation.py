@@ -286,7 +286,8 @@ def _cannot_pay(policy: Policy, at: Place) -> EquationPlan | None:
 def _saying(why: str, plan: EquationPlan) -> EquationPlan:
     """Returns a plan by votes that says why votes decide, or why they do not."""
     reason = plan.reason
-    if reason.code not in (ReasonCode.PROMOTE_LOW, ReasonCode.PROMOTE_FULL):
+    votes = (ReasonCode.PROMOTE_LOW, ReasonCode.PROMOTE_FULL, ReasonCode.SOURCE)
+    if reason.code not in votes:
         return plan
     return dataclasses.replace(
         plan, reason=dataclasses.replace(reason, cause=f"{reason.cause}; {why}")
