@@ -50,8 +50,14 @@ def _names(primitives: Iterable[str]) -> str:
 
 
 def _listed(functions: Sequence[Callable[..., object]]) -> str:
-    firsts = [(inspect.getdoc(f) or "").partition("\n")[0] for f in functions]
-    return "\n".join(f"{i}. {text.replace('``', '`')}" for i, text in enumerate(firsts, 1))
+    """Returns what each function does, and what goes wrong without it where it says so."""
+    lines = []
+    for i, function in enumerate(functions, 1):
+        first, *others = (inspect.getdoc(function) or "").split("\n\n")
+        harm = next((text for text in others if text.startswith("Without it")), "")
+        said = " ".join(f"{first.partition(chr(10))[0]} {harm}".split())
+        lines.append(f"{i}. {said.replace('``', '`')}")
+    return "\n".join(lines)
 
 
 _SECTIONS: dict[str, Callable[[], str]] = {

@@ -17,7 +17,8 @@ from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precisi
 from jmp_autocast.inspect.report.jaxprs import count_casts
 from jmp_autocast.inspect.report.page_rows import explanations
 from jmp_autocast.interpreters.compat import body_of
-from jmp_autocast.interpreters.plan.reasons import ReasonCode
+from jmp_autocast.interpreters.plan.needs import ROWS
+from jmp_autocast.interpreters.plan.reasons import READ_BY, ReasonCode
 from jmp_autocast.interpreters.primitives.held_contraction import contraction_in
 from jmp_autocast.interpreters.primitives.structure import bodies
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
@@ -395,3 +396,66 @@ def test_other_programs_are_refused():
         report.difference(explain(jnp.tanh, SHAPE))
     with pytest.raises(TypeError, match=r"Report\.difference takes a Report"):
         report.difference("bfloat16")
+
+
+def halves(w, x):
+    a = jax.nn.sigmoid(x @ w)
+    return jax.lax.associative_scan(jnp.multiply, a)
+
+
+# A program, the primitive that is asked, and how its cause ends: who has the need.
+NEEDED = {
+    "ranked": (lambda w, x: jax.lax.top_k(jax.nn.sigmoid(x @ w), 2), "logistic", "top_k"),
+    "compared": (lambda w, x: jnp.tanh(x @ w) > jnp.tanh(x @ w.T), "tanh", "gt"),
+    "sorted": (lambda w, x: jnp.argsort(2 * jax.nn.sigmoid(x @ w)), "logistic", "sort"),
+    "from 1": (lambda w, x: (1 - jax.nn.sigmoid(x @ w)) @ w, "logistic", "sub"),
+    "factor": (lambda w, x: jnp.cumprod(jax.nn.sigmoid(x @ w), 0), "logistic", "cumprod"),
+    "snapped": (lambda w, x: jnp.floor(8 * (x @ w)) @ w, "mul", "floor"),
+    "expanded": (
+        lambda w, x: jnp.sum(x * x, 1)[:, None] - 2 * x @ w.T + jnp.sum(w * w, 1),
+        "dot_general",
+        "sub",
+    ),
+    "decomposed": (
+        lambda w, x: jnp.linalg.cholesky(jax.jit(lambda a: a.T @ a)(x) + jnp.eye(8)),
+        "dot_general",
+        "cholesky",
+    ),
+    "chained": (
+        lambda w, x: jnp.linalg.cholesky(w @ (x.T @ x) @ w.T),
+        "dot_general",
+        "dot_general",
+    ),
+    "neighbours": (halves, "logistic", "mul"),
+}
+
+
+@pytest.mark.parametrize("kind", NEEDED)
+def test_a_cause_names_who_has_the_need_and_its_line(kind):
+    fn, asked, reader = NEEDED[kind]
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    row = next(r for r in explain(fn, x, x, policy=BF16).rows if r.primitive == asked)
+    need, _, end = row.cause.rpartition(": ")
+    assert need in {READ_BY + row.reader for row in ROWS}
+    name, _, line = end.partition(", ")
+    assert name == reader
+    assert "test_explain.py:" in line
+
+
+WAVES = np.diff(np.eye(8, dtype=np.float32), axis=0)
+GUARDED = {
+    "cannot pay": (lambda w, x: x[:, :3] @ w[:3], BF16, "at most 4 elements are summed"),
+    "differences": (lambda w, x: WAVES @ (x @ w), BF16, "add up to 0"),
+    "positions": (lambda w, x: jnp.arange(64.0).reshape(8, 8) @ w, BF16, "integers up to 63"),
+    "a request": (lambda w, x: jnp.dot(x, w, precision="highest"), BF16, "precision="),
+    "a derivative": (lambda w, x: ((x @ w) / (x @ x)) @ w, FP16, "its derivative may leave"),
+    "range": (lambda w, x: jnp.where(x > 0, x @ w, -1e9) @ w, FP16, "has no float16 value"),
+    "far": (lambda w, x: (x @ w + 1000.0) @ w, BF16, "takes digits of what it meets"),
+}
+
+
+@pytest.mark.parametrize("kind", GUARDED)
+def test_a_cause_says_what_a_guard_sees(kind):
+    fn, policy, words = GUARDED[kind]
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    assert any(words in row.cause for row in explain(fn, x, x, policy=policy).rows)

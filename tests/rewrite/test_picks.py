@@ -106,6 +106,15 @@ def test_values_and_gradients_are_those_of_the_plain_program(form, policy):
         assert grads[name].dtype == jnp.float32
 
 
+@pytest.mark.parametrize("policy", [BF16, FP16])
+@pytest.mark.parametrize("form", [along_axis, by_rows, first_axis, vmapped])
+def test_what_an_operation_broadcasts_has_one_element_for_all_indices(form, policy):
+    # The deviation of a row: its label was looked for in the one element, and NaN for most.
+    fn = lambda w, x, y: form(jax.nn.standardize(x @ w), y)
+    found = jax.jit(autocast(fn, policy=policy))(W, X, Y)
+    np.testing.assert_allclose(found, fn(W, X, Y), rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize("form", [along_axis, of_softmax, soft_capped])
 def test_the_value_is_computed_from_elements_of_the_16_bit_logits(form):
     wrapped = autocast(functools.partial(loss, form), policy=BF16)

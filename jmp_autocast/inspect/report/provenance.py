@@ -14,9 +14,11 @@ from typing import Any
 
 from ...interpreters import ReasonCode
 from ...interpreters.after.walk import Origin, Visit
-from ...interpreters.compat import JaxprEqn
+from ...interpreters.compat import JaxprEqn, Literal, source_line
+from ...interpreters.plan.needs import ROWS, Need
 from ...interpreters.plan.reasons import READ_BY
 from ...interpreters.primitives.structure import bodies
+from ...interpreters.primitives.traits import having
 
 # These reasons are about who reads the result. All others are about what the equation reads.
 _ABOUT_READERS = frozenset(
@@ -61,6 +63,57 @@ def causes_of(visits: Sequence[Visit]) -> list[tuple[int, ...]]:
         # What nobody reads for a reason of its own is returned, maybe behind what moves it.
         ends = stuck and not ends
     return causes
+
+
+_MOVES = having("moves")
+_NEEDS = {READ_BY + row.reader: row for row in ROWS if row.reader}
+
+
+def readers_in_words(visits: Sequence[Visit]) -> dict[int, str]:
+    """Returns which equation has the need behind a reason, with its line, for each that has one.
+
+    It is the first that the value reaches through what passes the need on.
+
+    Args:
+        visits: What `walk_plan` returns.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> def router(w, x):
+        ...     return jax.lax.top_k(jax.nn.sigmoid(x @ w), 2)
+        >>> rows = explain(router, jnp.ones((8, 8)), jnp.ones((8, 8)), policy=BF16).rows
+        >>> row = next(row for row in rows if row.primitive == "logistic")
+        >>> row.cause.partition(", ")[0]
+        'read by what ranks it: top_k'
+    """
+    needed = {v.index: row for v in visits if (row := _NEEDS.get(v.plan.reason.cause))}
+    if not needed:
+        return {}
+    users: list[list[int]] = [[] for _ in visits]
+    for visit in visits:
+        for made in (*visit.origins, *(m for several in visit.returned for m in several)):
+            if isinstance(made, int):
+                users[made].append(visit.index)
+    found, around = {}, _around(visits)
+    for start, row in needed.items():
+        seen, waiting = {start}, list(users[start])
+        while waiting:
+            eqn = visits[at := waiting.pop(0)].eqn
+            name = eqn.primitive.name
+            # What is scaled or shifted by a number only passes it on.
+            scales = name in row.through and any(isinstance(v, Literal) for v in eqn.invars)
+            subtracts = row.need & Need.NEAR_1 and name == "sub"
+            if at > start and name in row.primitives and (subtracts or not scales):
+                # What JAX's own functions hold may have no line: that of the call does.
+                places = (visits[k].eqn for k in (at, *reversed(around[at])))
+                line = next((line for place in places if (line := source_line(place))), "")
+                found[start] = f"{name}, {line}"
+                break
+            if at not in seen and (name in row.through | _MOVES or visits[at].plan.inner):
+                seen.add(at)
+                waiting += users[at]
+    return found
 
 
 def _is_asked(visit: Visit) -> bool:

@@ -16,7 +16,7 @@ from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies
 from ...policies import STRUCTURAL, CastPolicy, Policy
 from .jaxprs import flops_of, nbytes_of
-from .provenance import causes_of
+from .provenance import causes_of, readers_in_words
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
         visits: What `walk_plan` returns, with the paths of the inputs in the arguments as origins.
         policy: The policy that the plan was made with.
     """
-    pairs = zip(visits, causes_of(visits), strict=True)
-    return [_row(visit, causes, policy) for visit, causes in pairs]
+    pairs, readers = zip(visits, causes_of(visits), strict=True), readers_in_words(visits)
+    return [_row(visit, causes, readers.get(visit.index, ""), policy) for visit, causes in pairs]
 
 
 def note_on_sizes(rows: Iterable[Row]) -> str:
@@ -117,7 +117,7 @@ def note_on_sizes(rows: Iterable[Row]) -> str:
     return f"symbolic lengths count as {ASSUMED_LENGTH}" if symbolic else ""
 
 
-def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
+def _row(visit: Visit, causes: tuple[int, ...], reader: str, policy: Policy) -> Row:
     eqn, plan, times = visit.eqn, visit.plan, visit.times
     # A contraction that hands out its accumulator, in a program that autocast has made, has the
     # sources of its operands behind them. It is the row of the contraction that runs.
@@ -143,7 +143,7 @@ def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
         results=tuple(results),
         rule=_rule_name(policy, eqn, visit.scope),
         reason=plan.reason.code.value,
-        cause=plan.reason.cause,
+        cause=": ".join(filter(None, (plan.reason.cause, reader))),
         operand_rows=tuple(x if isinstance(x, int) else None for x in origins),
         operand_inputs=tuple(x if isinstance(x, str) else "" for x in origins),
         operand_sources=tuple(

@@ -59,6 +59,8 @@ class Marks(NamedTuple):
         squares: 2 where it is a sum of squares, scaled or summed with others; 1 its root.
         sums_powers: A contraction of such products made it, since then only moved.
         crosses: It is a product of two contractions, or the square of one.
+        added_up: A sum of its elements made it, since then only moved and scaled.
+        of_sums: It is a product of two such sums, scaled.
         counted: Positions: an `iota` made it, or a cumulative sum of one value, since then only
             moved, scaled and shifted.
     """
@@ -75,6 +77,8 @@ class Marks(NamedTuple):
     squares: int = 0
     sums_powers: bool = False
     crosses: bool = False
+    added_up: bool = False
+    of_sums: bool = False
     counted: bool = False
 
     @classmethod
@@ -88,6 +92,7 @@ NONE = Marks()
 SUMMED = Marks(summed=True)
 GIVEN = Marks(given=True)
 COUNTED = Marks(counted=True)
+ADDED_UP = Marks(added_up=True)
 
 Memo: TypeAlias = dict[Any, Any]
 AllMarks: TypeAlias = Mapping[Any, Marks]
@@ -197,6 +202,8 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         )
     if name in _ADDS_UP and made[0].power == 2:
         return Marks(squares=2)
+    if name in _ADDS_UP:
+        return ADDED_UP
     if name in _MOVES or name == "convert_element_type":
         return made[0]
     is_mul = name == "mul"
@@ -223,7 +230,8 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     elif small and name in ("add", "sub"):
         scaled = False
     fresh = max([m.fresh for m in made]) if name in _KEEPS_FRESH else 0
-    if name in ("mul", "div") and any(is_given):
+    scales = name in ("mul", "div") and any(is_given)
+    if scales:
         fresh = min(1, max([m.fresh for m in made]))
     return Marks(
         summed=bool(adds(eqn, made)) or (passes and any([m.summed for m in made])),
@@ -237,6 +245,9 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         squares=_squares(eqn, made, is_given),
         sums_powers=name in _JOINS and any([m.sums_powers for m in made]),
         crosses=name not in _JOINS and bool(power) and all([m.fresh for m in made]),
+        added_up=scales and any([m.added_up for m in made]),
+        of_sums=(is_mul and all([m.added_up for m in made]))
+        or (scales and any([m.of_sums for m in made])),
         counted=name in _KEEPS_COUNT and _is_counted(eqn, made),
     )
 

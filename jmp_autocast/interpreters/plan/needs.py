@@ -151,11 +151,12 @@ def _expanded(at: At) -> Sequence[Any]:
         # The mean of squares: rounded before it is summed, it is no longer that of the mean's.
         powers = zip(at.eqn.invars[:2], at.made, strict=False)
         return [v for v, m in powers if m.power] if at.need & Need.EXPANDED else ()
-    # `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` by convolutions or products.
+    # `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` by convolutions, by products or of a batch.
     meets_squares = any([m.squares == 2 for m in at.made])
     if name == "sub":
         (b,) = more
         meets_squares |= (a.sums_powers and b.crosses) or (b.sums_powers and a.crosses)
+        meets_squares |= bool((a.fresh and b.of_sums) or (b.fresh and a.of_sums))
     return at.eqn.invars if meets_squares else ()
 
 

@@ -255,7 +255,9 @@ def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         indices: Its indices.
     """
     numbers, shape = eqn.params["dimension_numbers"], array.shape
-    if len(numbers.start_index_map) != 1:
+    # What is broadcast by an operation, as a norm's deviation, has one element for all indices.
+    is_whole = shape == aval_of(eqn.invars[0]).shape
+    if len(numbers.start_index_map) != 1 or not is_whole:
         return picked_elements(eqn, array, indices)
     (axis,) = numbers.start_index_map
     sliced = _sliced(eqn)

@@ -1,0 +1,711 @@
+"""One function, written in several ways: no spelling is much further off than the best of them.
+
+A program draws two values, a family of expressions that are equal in mathematics, and a reader. All
+spellings of a family are run, each inside of some call, and their values and gradients are compared
+with those in float64. None may have more than 4 times the error of the best, beyond what rounding
+the values that it begins with, and its own result, costs in float64.
+
+    python -m tests.fuzz.spellings --programs 1000 --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+import re
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmp_autocast import Policy, autocast
+
+from .comparison import interpreted
+from .generator import Generator
+from .program import NAMESPACE, jax_settings
+
+N, D = 12, 8
+MOST = 4.0
+"""How many times the error of the best spelling another one may have."""
+
+# A gate of which no spelling reads 1 - a stays below sigmoid(6): in 16 bits the slope of one that
+# is 1 is 0, as by hand (of sigmoid(12) all of the gradient was lost).
+# A name, what is computed before, and its spellings; a deeper line continues one.
+_TABLE = """
+complement
+    1 - jax.nn.sigmoid(p)
+    jax.nn.sigmoid(-p)
+    1 / (1 + jnp.exp(p))
+    jnp.exp(-jax.nn.softplus(p))
+    jax.lax.logistic(jnp.negative(p))
+quotient by a number
+    p / 3.7
+    p * (1 / 3.7)
+    p * np.float32(1 / 3.7)
+    (1 / 3.7) * p
+    jnp.divide(p, 7.4) * 2
+quotient: s = 1 + jnp.abs(q)
+    p / s
+    p * (1 / s)
+    p * s**-1
+    p * jnp.reciprocal(s)
+    jnp.true_divide(p, s)
+quotient by a root: s = 1 + q * q
+    p / jnp.sqrt(s)
+    p * jax.lax.rsqrt(s)
+    p * s**-0.5
+    p * jnp.sqrt(1 / s)
+sum of a row
+    p.sum(-1)
+    p @ jnp.ones(D)
+    jnp.einsum('nd->n', p)
+    jnp.einsum('nd,d->n', p, jnp.ones(D))
+    jax.lax.scan(lambda c, a: (c + a, None), jnp.zeros(N), p.T)[0]
+    sum(p[:, k] for k in range(D))
+    jnp.cumsum(p, -1)[:, -1]
+sum of a column
+    p.sum(0)
+    jnp.ones(N) @ p
+    jax.lax.fori_loop(0, N, lambda k, c: c + p[k], jnp.zeros(D))
+    jax.ops.segment_sum(p, jnp.zeros(N, 'int32'), 1)[0]
+    jax.vmap(jnp.sum, 1)(p)
+mean of a row
+    p.mean(-1)
+    p.sum(-1) / D
+    p @ jnp.full(D, 1 / D)
+    (p / D).sum(-1)
+    jnp.average(p, -1)
+rows by index
+    p[i]
+    jax.nn.one_hot(i, N) @ p
+    jnp.take(p, i, axis=0)
+    jnp.einsum('kn,nd->kd', (i[:, None] == jnp.arange(N)).astype(p.dtype), p)
+    jax.vmap(lambda k: jax.lax.dynamic_index_in_dim(p, k, 0, False))(i)
+element by index: c = i % D
+    jnp.take_along_axis(p, c[:, None], 1)[:, 0]
+    (p * jax.nn.one_hot(c, D)).sum(-1)
+    jnp.einsum('nd,nd->n', p, jnp.where(c[:, None] == jnp.arange(D), 1.0, 0.0))
+    p[jnp.arange(N), c]
+    jnp.where(c[:, None] == jnp.arange(D), p, 0).sum(-1)
+cumulative sum
+    jnp.cumsum(p, 0)
+    jnp.tril(jnp.ones((N, N))) @ p
+    jax.lax.scan(lambda c, a: (c + a, c + a), jnp.zeros(D), p)[1]
+    jax.lax.associative_scan(jnp.add, p)
+    jnp.einsum('nm,md->nd', jnp.tri(N), p)
+    jnp.stack([p[:k + 1].sum(0) for k in range(N)])
+distances
+    ((p[:, None] - q[None]) ** 2).sum(-1)
+    (p**2).sum(-1)[:, None] + (q**2).sum(-1)[None] - 2 * p @ q.T
+    (p * p).sum(-1, keepdims=True) - 2 * jnp.einsum('nd,md->nm', p, q) + (q * q).sum(-1)
+    jax.vmap(lambda a: jax.vmap(lambda b: jnp.dot(a - b, a - b))(q))(p)
+    jnp.square(jnp.linalg.norm(p[:, None] - q, axis=-1))
+    jnp.einsum('nmd,nmd->nm', p[:, None] - q, p[:, None] - q)
+product
+    p @ z
+    jnp.einsum('nd,de->ne', p, z)
+    jnp.dot(p, z)
+    jnp.tensordot(p, z, 1)
+    (p[:, :, None] * z).sum(1)
+    jax.vmap(lambda a: a @ z)(p)
+    (z.T @ p.T).T
+    jax.lax.dot_general(p, z, (((1,), (0,)), ((), ())))
+    jax.lax.scan(lambda c, a: (c, a @ z), 0, p)[1]
+inner product
+    jnp.sum(p * q)
+    jnp.trace(p @ q.T)
+    jnp.vdot(p, q)
+    jnp.einsum('nd,nd->', p, q)
+    p.ravel() @ q.ravel()
+    jnp.trace(p.T @ q)
+row by row
+    (p * q).sum(-1)
+    jnp.einsum('nd,nd->n', p, q)
+    jax.vmap(jnp.dot)(p, q)
+    (p[:, None] @ q[:, :, None])[:, 0, 0]
+    jnp.diagonal(p @ q.T)
+outer product
+    p[:, :, None] * q[:, None]
+    jnp.einsum('nd,ne->nde', p, q)
+    jax.vmap(jnp.outer)(p, q)
+form
+    (p @ z * q).sum(-1)
+    jnp.einsum('nd,de,ne->n', p, z, q)
+    jax.vmap(lambda a, b: a @ z @ b)(p, q)
+    jnp.einsum('nd,nd->n', q @ z.T, p)
+two products
+    (p @ z) @ u
+    p @ (z @ u)
+    jnp.linalg.multi_dot([p, z, u])
+    jnp.einsum('nd,de,ef->nf', p, z, u)
+joined
+    jnp.concatenate([p, q], 1) @ jnp.concatenate([z, u])
+    p @ z + q @ u
+    jnp.einsum('knd,kde->ne', jnp.stack([p, q]), jnp.stack([z, u]))
+    jnp.hstack([p, q]) @ jnp.vstack([z, u])
+log of a softmax
+    jnp.log(jax.nn.softmax(p))
+    jax.nn.log_softmax(p)
+    p - jax.nn.logsumexp(p, -1, keepdims=True)
+    (p - p.max(-1, keepdims=True)) - jnp.log(jnp.exp(p - p.max(-1, keepdims=True)).sum(-1,
+        keepdims=True))
+    p - jnp.log(jnp.sum(jnp.exp(p), -1, keepdims=True))
+softmax
+    jax.nn.softmax(p)
+    jnp.exp(jax.nn.log_softmax(p))
+    jnp.exp(p) / jnp.exp(p).sum(-1, keepdims=True)
+    jnp.exp(p - jax.nn.logsumexp(p, -1, keepdims=True))
+    (lambda e: e / (e @ jnp.ones((D, 1))))(jnp.exp(p - p.max(-1, keepdims=True)))
+    jnp.exp(p) * (1 / jnp.exp(p).sum(-1, keepdims=True))
+logarithm of a sum
+    jax.nn.logsumexp(p, -1)
+    jnp.log(jnp.exp(p).sum(-1))
+    functools.reduce(jnp.logaddexp, [p[:, k] for k in range(D)])
+    p.max(-1) + jnp.log(jnp.exp(p - p.max(-1, keepdims=True)).sum(-1))
+variance
+    jnp.var(p, -1)
+    (p**2).mean(-1) - p.mean(-1) ** 2
+    ((p - p.mean(-1, keepdims=True)) ** 2).mean(-1)
+    jnp.mean(p * p, -1) - jnp.square(jnp.mean(p, -1))
+    jnp.square(p) @ jnp.full(D, 1 / D) - (p @ jnp.full(D, 1 / D)) ** 2
+    jnp.mean((p[:, :, None] - p[:, None]) ** 2, (1, 2)) / 2
+    (jnp.einsum('nd,nd->n', p, p) - p.sum(-1) ** 2 / D) / D
+covariance
+    (p - p.mean(0)).T @ (q - q.mean(0)) / N
+    p.T @ q / N - jnp.outer(p.mean(0), q.mean(0))
+    jnp.einsum('nd,ne->de', p - p.mean(0), q) / N
+    jnp.mean((p - p.mean(0))[:, :, None] * (q - q.mean(0))[:, None], 0)
+norm of a layer
+    (p - p.mean(-1, keepdims=True)) / jnp.sqrt(p.var(-1, keepdims=True) + 1e-3)
+    (p - p.mean(-1, keepdims=True)) * jax.lax.rsqrt((p * p).mean(-1, keepdims=True) - p.mean(-1,
+        keepdims=True) ** 2 + 1e-3)
+    jax.nn.standardize(p, epsilon=1e-3)
+    (lambda c: c / jnp.sqrt((c * c).mean(-1, keepdims=True) + 1e-3))(p - p.mean(-1, keepdims=True))
+    (lambda c: c * ((c * c).mean(-1, keepdims=True) + 1e-3) ** -0.5)(p @ (jnp.eye(D) - 1 / D))
+unit vectors
+    p / jnp.linalg.norm(p, axis=-1, keepdims=True)
+    p * jax.lax.rsqrt((p * p).sum(-1, keepdims=True))
+    p / jnp.sqrt(jnp.einsum('nd,nd->n', p, p))[:, None]
+    p / jnp.sqrt(jnp.square(p).sum(-1, keepdims=True))
+    p / ((p**2) @ jnp.ones((D, 1))) ** 0.5
+cosines
+    (lambda a, b: a @ b.T)(p / jnp.linalg.norm(p, axis=-1, keepdims=True), q / jnp.linalg.norm(q,
+        axis=-1, keepdims=True))
+    p @ q.T / (jnp.linalg.norm(p, axis=-1)[:, None] * jnp.linalg.norm(q, axis=-1))
+    jnp.einsum('nd,md->nm', p, q) * jax.lax.rsqrt((p * p).sum(-1)[:, None] * (q * q).sum(-1))
+softplus
+    jax.nn.softplus(p)
+    jnp.log(1 + jnp.exp(p))
+    jnp.log1p(jnp.exp(p))
+    -jnp.log(jax.nn.sigmoid(-p))
+    -jnp.log(1 - jax.nn.sigmoid(p))
+    -jax.nn.log_sigmoid(-p)
+    jnp.logaddexp(p, 0)
+    jnp.maximum(p, 0) + jnp.log1p(jnp.exp(-jnp.abs(p)))
+cross entropy of two
+    -(y * jax.nn.log_sigmoid(p) + (1 - y) * jax.nn.log_sigmoid(-p))
+    jnp.maximum(p, 0) - p * y + jnp.log1p(jnp.exp(-jnp.abs(p)))
+    jax.nn.softplus(p) - p * y
+    -(y * jnp.log(jax.nn.sigmoid(p)) + (1 - y) * jnp.log(1 - jax.nn.sigmoid(p)))
+cross entropy: c = i % D
+    -jnp.take_along_axis(jax.nn.log_softmax(p), c[:, None], 1)[:, 0]
+    -(jax.nn.one_hot(c, D) * jax.nn.log_softmax(p)).sum(-1)
+    jax.nn.logsumexp(p, -1) - p[jnp.arange(N), c]
+    -jnp.log((jax.nn.softmax(p) * jax.nn.one_hot(c, D)).sum(-1))
+    jax.nn.logsumexp(p, -1) - jnp.einsum('nd,nd->n', p, jax.nn.one_hot(c, D))
+swish
+    p * jax.nn.sigmoid(p)
+    p / (1 + jnp.exp(-p))
+    jax.nn.silu(p)
+    p * (1 - jax.nn.sigmoid(-p))
+    p * 0.5 * (1 + jnp.tanh(p / 2))
+gelu
+    jax.nn.gelu(p, approximate=False)
+    0.5 * p * (1 + jax.lax.erf(p / np.sqrt(2).astype('float32')))
+    0.5 * p * jax.lax.erfc(-p * np.sqrt(0.5).astype('float32'))
+    p * jax.scipy.stats.norm.cdf(p)
+gelu by a tanh
+    jax.nn.gelu(p)
+    0.5 * p * (1 + jnp.tanh(0.7978845608 * (p + 0.044715 * p**3)))
+    p * jax.nn.sigmoid(2 * 0.7978845608 * (p + 0.044715 * p * p * p))
+    0.5 * p * (1 + jnp.tanh(0.7978845608 * p * (1 + 0.044715 * p * p)))
+tanh
+    jnp.tanh(p)
+    2 * jax.nn.sigmoid(2 * p) - 1
+    1 - 2 * jax.nn.sigmoid(-2 * p)
+    (jnp.exp(p) - jnp.exp(-p)) / (jnp.exp(p) + jnp.exp(-p))
+    jnp.sinh(p) / jnp.cosh(p)
+    1 - 2 / (jnp.exp(2 * p) + 1)
+slope of a tanh
+    1 - jnp.tanh(p) ** 2
+    (1 - jnp.tanh(p)) * (1 + jnp.tanh(p))
+    1 / jnp.cosh(p) ** 2
+    1 - jnp.square(jnp.tanh(p))
+slope of a sigmoid
+    jax.nn.sigmoid(p) * (1 - jax.nn.sigmoid(p))
+    jax.nn.sigmoid(p) * jax.nn.sigmoid(-p)
+    jax.nn.sigmoid(p) - jax.nn.sigmoid(p) ** 2
+    (lambda e: e / (1 + e) ** 2)(jnp.exp(-jnp.abs(p)))
+exponential, less 1
+    jnp.expm1(p)
+    jnp.exp(p) - 1
+    jnp.exp(p / 2) * 2 * jnp.sinh(p / 2)
+cube
+    p**3
+    p * p * p
+    jnp.power(p, 3)
+    p * jnp.square(p)
+    jax.lax.integer_pow(p, 3)
+square
+    p**2
+    p * p
+    jnp.square(p)
+    jnp.abs(p) ** 2
+    jnp.power(p, 2)
+absolute value
+    jnp.abs(p)
+    jnp.sqrt(p * p)
+    jnp.maximum(p, -p)
+    p * jnp.sign(p)
+    jnp.where(p > 0, p, -p)
+    jax.nn.relu(p) + jax.nn.relu(-p)
+relu
+    jax.nn.relu(p)
+    jnp.maximum(p, 0)
+    jnp.where(p > 0, p, 0)
+    p * (p > 0)
+    (p + jnp.abs(p)) / 2
+    -jnp.minimum(-p, 0)
+    jnp.clip(p, 0)
+maximum
+    jnp.maximum(p, q)
+    jnp.where(p > q, p, q)
+    q + jax.nn.relu(p - q)
+    (p + q + jnp.abs(p - q)) / 2
+    -jnp.minimum(-p, -q)
+    jnp.stack([p, q]).max(0)
+between: a = jax.nn.sigmoid(v)
+    a * p + (1 - a) * q
+    q + a * (p - q)
+    p + (1 - a) * (q - p)
+    p - (1 - a) * (p - q)
+    jax.nn.sigmoid(v) * p + jax.nn.sigmoid(-v) * q
+gated: a = jax.nn.sigmoid(q / 2)
+    a * p + (1 - a) * x
+    x + a * (p - x)
+    p + (1 - a) * (x - p)
+    jax.nn.sigmoid(q / 2) * p + jax.nn.sigmoid(-q / 2) * x
+gates of all steps: a = jax.nn.sigmoid(q + 3)
+    jnp.cumprod(a, 0)
+    jnp.exp(jnp.cumsum(jnp.log(a), 0))
+    jnp.exp(jnp.cumsum(jax.nn.log_sigmoid(q + 3), 0))
+    jax.lax.scan(lambda c, g: (c * g, c * g), jnp.ones(D), a)[1]
+    jax.lax.associative_scan(jnp.multiply, a)
+    jnp.exp(jnp.tril(jnp.ones((N, N))) @ jnp.log(a))
+averages: d = 0.9
+    jax.lax.scan(lambda c, a: (d * c + (1 - d) * a,) * 2, jnp.zeros(D), p)[1]
+    (jnp.tril(d ** jnp.abs(jnp.arange(N)[:, None] - jnp.arange(N) + 0.)) * (1 - d)) @ p
+    jax.lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (jnp.full((N, D), d),
+        (1 - d) * p))[1]
+    jax.lax.scan(lambda c, a: (c + (1 - d) * (a - c),) * 2, jnp.zeros(D), p)[1]
+retention: d = jnp.tril(0.9 ** jnp.abs(jnp.arange(N)[:, None] - jnp.arange(N) + 0.))
+    (p @ q.T * d) @ x
+    jax.lax.scan(lambda s, t: (lambda s: (s, t[0] @ s))(0.9 * s + jnp.outer(t[1], t[2])),
+        jnp.zeros((D, D)), (p, q, x))[1]
+    jnp.einsum('nd,md,nm,me->ne', p, q, d, x)
+linear attention: f = lambda a: jax.nn.elu(a) + 1
+    (f(p) @ f(q).T) @ x
+    f(p) @ (f(q).T @ x)
+    jnp.einsum('nd,md,me->ne', f(p), f(q), x)
+normalized linear attention: f = jnp.exp
+    (lambda s: s @ x / s.sum(-1, keepdims=True))(f(p) @ f(q).T)
+    (lambda s: (s / s.sum(-1, keepdims=True)) @ x)(f(p) @ f(q).T)
+    f(p) @ (f(q).T @ x) / (f(p) @ f(q).sum(0))[:, None]
+attention
+    jax.nn.softmax(p @ q.T / np.float32(np.sqrt(D))) @ x
+    jax.nn.dot_product_attention(p[None, :, None], q[None, :, None], x[None, :, None])[0, :, 0]
+    (lambda e: e @ x / e.sum(-1, keepdims=True))((lambda s: jnp.exp(s - s.max(-1,
+        keepdims=True)))(p @ q.T * np.float32(D**-0.5)))
+    jax.nn.softmax((p * np.float32(D**-0.5)) @ q.T) @ x
+    jnp.einsum('nm,md->nd', jax.nn.softmax(jnp.einsum('nd,md->nm', p, q) / np.float32(np.sqrt(D))),
+        x)
+differences of neighbours
+    p[1:] - p[:-1]
+    jnp.diff(p, axis=0)
+    jnp.asarray((np.eye(N, k=1) - np.eye(N))[:-1], 'float32') @ p
+    jax.vmap(lambda a: jnp.convolve(a, jnp.array([1., -1.]), 'valid'), 1, 1)(p)
+    -(p[:-1] - p[1:])
+centered
+    p - p.mean(0)
+    (jnp.eye(N) - 1 / N) @ p
+    p - jnp.ones((N, 1)) @ p.mean(0, keepdims=True)
+    p + -(p.sum(0) / N)
+filtered: f = v / 3
+    jnp.stack([jnp.convolve(a, f, 'valid') for a in p.T])
+    jnp.stack([p[t:t + D].T @ f[::-1] for t in range(5)], 1)
+    jax.lax.conv_general_dilated(p.T[:, None], f[::-1][None, None], (1,), 'VALID')[:, 0]
+    sum(f[D - 1 - t] * p[t:t + 5] for t in range(D)).T
+steps
+    jax.lax.scan(lambda c, _: (jnp.tanh(c @ z), None), p, None, length=3)[0]
+    jnp.tanh(jnp.tanh(jnp.tanh(p @ z) @ z) @ z)
+    jax.lax.fori_loop(0, 3, lambda k, c: jnp.tanh(c @ z), p)
+    jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), p, jnp.stack([z] * 3))[0]
+steps that add
+    jax.lax.scan(lambda c, _: (c + 0.1 * jnp.tanh(c @ z), None), p, None, length=4)[0]
+    functools.reduce(lambda c, _: c + 0.1 * jnp.tanh(c @ z), range(4), p)
+    jax.lax.fori_loop(0, 4, lambda k, c: c + jnp.tanh(c @ z) / 10, p)
+    functools.reduce(lambda c, _: jax.checkpoint(lambda c: c + 0.1 * jnp.tanh(c @ z))(c), range(4),
+        p)
+steps with a gate: a = jax.nn.sigmoid(q + 2)
+    jax.lax.scan(lambda c, t: (t[0] * c + (1 - t[0]) * t[1],) * 2, jnp.zeros(D), (a, p))[1]
+    jax.lax.scan(lambda c, t: (c + (1 - t[0]) * (t[1] - c),) * 2, jnp.zeros(D), (a, p))[1]
+    jnp.stack(functools.reduce(lambda c, k: [*c, a[k] * (c[-1] if c else 0.) + (1 - a[k]) * p[k]],
+        range(N), []))
+    jax.lax.associative_scan(lambda l, r: (l[0] * r[0], r[0] * l[1] + r[1]), (a, (1 - a) * p))[1]
+    jax.lax.scan(lambda c, t: (jax.nn.sigmoid(t[0]) * c + jax.nn.sigmoid(-t[0]) * t[1],) * 2,
+        jnp.zeros(D), (q + 2, p))[1]
+sine of a sum
+    jnp.sin(p + q)
+    jnp.sin(p) * jnp.cos(q) + jnp.cos(p) * jnp.sin(q)
+    jnp.cos(p + q - np.float32(np.pi / 2))
+exponential of a sum
+    jnp.exp((p + q) / 4)
+    jnp.exp(p / 4) * jnp.exp(q / 4)
+    jnp.exp(p / 4) / jnp.exp(-q / 4)
+logarithm of a quotient: s = 1 + jnp.abs(q)
+    jnp.log((1 + jnp.abs(p)) / s)
+    jnp.log(1 + jnp.abs(p)) - jnp.log(s)
+    jnp.log1p(jnp.abs(p)) - jnp.log1p(jnp.abs(q))
+difference of squares
+    p**2 - q**2
+    (p - q) * (p + q)
+    p * p - q * q
+determinants
+    p[:, 0] * q[:, 1] - p[:, 1] * q[:, 0]
+    jax.vmap(lambda a, b: jnp.linalg.det(jnp.stack([a[:2], b[:2]])))(p, q)
+    jnp.einsum('ij,ni,nj->n', jnp.array([[0., 1.], [-1., 0.]]), p[:, :2], q[:, :2])
+ridge: g = p.T @ p + jnp.eye(D)
+    jnp.linalg.solve(g, p.T @ y)
+    jnp.linalg.inv(g) @ (p.T @ y)
+    jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(g), p.T @ y)
+    jnp.linalg.solve(jnp.einsum('nd,ne->de', p, p) + jnp.eye(D), jnp.einsum('nd,ne->de', p, y))
+determinant of a Gram matrix: g = p.T @ p + jnp.eye(D)
+    jnp.linalg.slogdet(g)[1]
+    2 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(g))).sum()
+    jnp.linalg.slogdet(p @ p.T + jnp.eye(N))[1]
+    jnp.log(jnp.linalg.eigvalsh(g)).sum()
+chosen
+    jax.lax.top_k(p, 2)[1]
+    jax.lax.top_k(jax.nn.sigmoid(p), 2)[1]
+    jax.lax.top_k(jax.nn.softmax(p), 2)[1]
+    jnp.argsort(-jnp.tanh(p / 2), -1)[:, :2]
+    jnp.argsort(jax.nn.sigmoid(-p), -1)[:, :2]
+    jax.lax.top_k(jnp.log(jax.nn.softmax(p)), 2)[1]
+largest
+    jnp.argmax(p, -1)
+    jnp.argmax(jax.nn.softmax(p), -1)
+    jnp.argmax(jax.nn.log_softmax(p), -1)
+    jnp.argmin(jax.nn.sigmoid(-p), -1)
+    jnp.argmax(jnp.exp(p), -1)
+nearest
+    jnp.argmin(((p[:, None] - q[None]) ** 2).sum(-1), -1)
+    jnp.argmin((q**2).sum(-1) - 2 * p @ q.T, -1)
+    jnp.argmax(p @ q.T - 0.5 * jnp.einsum('md,md->m', q, q), -1)
+    jnp.argmin(jnp.linalg.norm(p[:, None] - q, axis=-1), -1)
+"""
+BEFORE = """
+    x@{w} jnp.tanh(x@{w}) jax.nn.relu(x@{w}+v) 0.05*(x@{w}) 3*(x@{w}) (x@{w})@u x@{w}+3 x*v
+    jax.nn.standardize(x@{w})*v+0.1 x+x@{w} jax.nn.silu(x@{w})@u x jax.jit(jnp.matmul)(x,{w})
+""".split()
+# No tanh, whose slope is lost in 16 bits where it is flat: that is no matter of the spelling.
+READERS = """
+    r r*r jnp.sin(r) jnp.sum(r) jnp.mean(jnp.square(r)) r@k r@k jax.nn.softmax(r) jnp.log(r*r+1e-3)
+    jnp.sin(r)@k jnp.exp(-jnp.abs(r)/8) r-jnp.mean(r) jnp.sqrt(jnp.abs(r)+1e-2) 1/(1+jnp.abs(r))
+""".split()
+AT_ONCE = 3
+# By a part of a spelling: so many times the error of the best it may have. Each is a choice of the
+# planner to keep 16 bits where PyTorch and casts by hand keep them, too.
+EXCEPTED = {
+    # A tanh next to 1 is 1: of tanh(4) the slope, 0.0013, is 0. In float32 each tanh of a network
+    # would be kept for the backward pass. Where a logarithm or a quotient reads it, `POLE` asks.
+    "1 - jnp.tanh(p)": 1000.0,
+    "1 - jnp.square(jnp.tanh(p))": 1000.0,
+    # As in a GELU: what is left of 1 + tanh(-2), 0.036, was 3 to 6 % off, beside values of order 1.
+    "(1 + jnp.tanh(": 40.0,
+    "jax.nn.gelu(p)": 40.0,
+    "(1 + jax.lax.erf(": 1000.0,
+    # Near 0 the two cotangents of sigmoid(p) cancel as those of a tanh do: 1 % off in float16.
+    "sigmoid(p) * (1 - jax.nn.sigmoid(p))": 40.0,
+    # `y - y * y` is a difference from 1 that no `1 - y` shows: of sigmoid(3 to 6) 0.3 % off in
+    # float16, of sigmoid(7) 57 % in bfloat16. `2 * y - 1` is one, too: of 2 * 0.51 - 1 0.1 %.
+    "jax.nn.sigmoid(p) - jax.nn.sigmoid(p) ** 2": 1000.0,
+    "2 * jax.nn.sigmoid(2 * p) - 1": 40.0,
+    # A product with the inverse is one with a factor, in 16 bits: at a condition number of 2,000
+    # the result was 13 % off, and that of `solve` is exact.
+    "jnp.linalg.inv(g) @": 400.0,
+}
+# Their slope is that of their result, y * (1 - y) or 1 - y * y: far from 0 it is lost where y is
+# rounded, as by hand. Of sigmoid(4) the gradient was 5 % off in bfloat16, that of tanh(4) was 0.
+SATURATES = re.compile(r"(sigmoid|tanh|gelu|silu|erf)\(|cdf")
+FAR = re.compile(r"[+-][34]\)")
+AROUND = (
+    "(lambda p, q: {e})(p, q)",
+    "(lambda p, q: {e})(p, q)",
+    "jax.jit(lambda p, q: {e})(p, q)",
+    "jax.checkpoint(lambda p, q: {e})(p, q)",
+    "jax.jit(jax.checkpoint(lambda p, q: {e}))(p, q)",
+    "jax.vmap(lambda p, q: {e})(p[None], q[None])[0]",
+    "jax.lax.scan(lambda _, t: (0, (lambda p, q: {e})(*t)), 0, (p[None], q[None]))[1][0]",
+    "jax.lax.cond(jnp.sum(i) >= 0, lambda p, q: {e}, lambda p, q: {e}, p, q)",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Expressions that are equal, and what they share."""
+
+    name: str
+    setup: str
+    spellings: tuple[str, ...]
+
+
+def _families() -> dict[str, Family]:
+    found: dict[str, Family] = {}
+    name, setup, rows = "", "", []
+    for line in [*_TABLE.strip().splitlines(), "end"]:
+        if line.startswith("        "):
+            rows[-1] += f" {line.strip()}"
+            continue
+        if line.startswith(" "):
+            rows.append(line.strip())
+            continue
+        if name:
+            found[name] = Family(name, setup.strip(), tuple(rows))
+        (name, _, setup), rows = line.partition(":"), []
+    return found
+
+
+FAMILIES = _families()
+
+
+@dataclasses.dataclass(frozen=True)
+class Spelled:
+    """A program in each of its spellings, its arguments and the dtype that it is run in."""
+
+    family: Family
+    texts: tuple[str, ...]
+    args: tuple[Any, ...]
+    dtype: str
+
+    def function(self, k: int, rounded: Callable[[Any], Any] = lambda a: a) -> Any:
+        """Returns a spelling; ``rounded`` is applied to what it begins with, and to its result."""
+        namespace = {**NAMESPACE, "N": N, "D": D, "functools": functools, "rounded": rounded}
+        exec(compile(self.texts[k], "<spelling>", "exec"), namespace)
+        return namespace["program"]
+
+
+def draw(seed: int, index: int, family: str = "") -> Spelled:
+    """Returns program number ``index`` of a campaign; equal numbers give equal programs.
+
+    Args:
+        seed: Number of the campaign.
+        index: Number of the program.
+        family: The name of its family; drawn by default.
+    """
+    g = Generator((seed, index, 11))
+    chosen = FAMILIES[family or g.choice(list(FAMILIES))]
+    p, q = g.choice(BEFORE).format(w="w"), g.choice(BEFORE).format(w="w2")
+    reader = g.choice(READERS)
+    # Where both are far from 0 differences cancel, and a sigmoid is next to 0 or 1.
+    away = g.choice(("", "", "+4", "-4"))
+    spellings = _some(g, chosen.spellings)
+    around = [g.choice(AROUND) for _ in spellings]
+    texts = tuple(
+        "\n    ".join(
+            [
+                "def program(params, x, y, i):",
+                "w, w2, z, u, v, k = (params[n] for n in ('w', 'w2', 'z', 'u', 'v', 'k'))",
+                f"p, q = rounded({p}{away}), rounded({q}{away})",
+                chosen.setup or "pass",
+                f"r = rounded({a.replace('{e}', e)})",
+                f"return {reader}",
+            ]
+        )
+        for a, e in zip(around, spellings, strict=True)
+    )
+    normal = lambda *shape: np.asarray(g.rng.normal(size=shape), np.float32)
+    params = {n: normal(D, D) / np.float32(np.sqrt(D)) for n in ("w", "w2", "z", "u")}
+    params["v"] = 1 + normal(D) / 4
+    y = np.asarray(g.rng.uniform(size=(N, D)), np.float32)
+    x, i = normal(N, D), np.asarray(g.rng.integers(0, N, N), np.int32)
+    made = Spelled(chosen, texts, ({**params, "k": params["z"]}, x, y, i), "")
+    r = jax.eval_shape(_result_of(made), *made.args)
+    last = r.shape[-1] if r.shape else 1
+    params["k"] = normal(last, D) / np.float32(np.sqrt(last))
+    if r.dtype == jnp.int32 or (not r.shape and "softmax" in reader):
+        texts = tuple(t.replace(f"return {reader}", "return r") for t in texts)
+    elif not r.shape:
+        texts = tuple(t.replace("@k", "*k") for t in texts)
+    return Spelled(chosen, texts, (params, x, y, i), g.choice(("bfloat16", "float16")))
+
+
+def _some(g: Generator, spellings: Sequence[str]) -> list[str]:
+    """Some spellings in order: what is traced takes nearly all of the time."""
+    left = sorted(range(len(spellings)), key=lambda _: g.rng.random())
+    return [spellings[k] for k in sorted(left[:AT_ONCE])]
+
+
+def _result_of(spelled: Spelled) -> Any:
+    text = spelled.texts[0].rpartition("\n")[0] + "\n    return r"
+    return dataclasses.replace(spelled, texts=(text,)).function(0)
+
+
+def _with_gradient(fn: Any) -> Any:
+    """The result of a function, and the gradients of a weighted sum of it."""
+
+    def total(floats: Any, i: Any) -> Any:
+        out = fn(*floats, i)
+        if not jnp.issubdtype(out.dtype, jnp.inexact):
+            return jnp.zeros((), floats[1].dtype), out
+        weights = 1 + 0.5 * jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape)
+        return jnp.sum(out * weights), out
+
+    def run(*args: Any) -> list[Any]:
+        (_, out), grads = jax.value_and_grad(total, has_aux=True)(args[:-1], args[-1])
+        return [out, *jax.tree.leaves(grads)]
+
+    return run
+
+
+def _rounds_to(dtype: str, is_rounded: Any) -> Callable[[Any], Any]:
+    """A function that rounds to a dtype, and so does its transpose, or does nothing."""
+    cast = lambda x: jnp.where(is_rounded, x.astype(dtype).astype(x.dtype), x)
+
+    @jax.custom_vjp
+    def rounded(x: Any) -> Any:
+        return cast(x)
+
+    rounded.defvjp(lambda x: (cast(x), None), lambda _, g: (cast(g),))
+    return lambda x: rounded(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
+def _distance(exact: Any, found: Any) -> float:
+    """How far an array is from the exact one, in its norm; of integers the share that differs."""
+    if exact.dtype.kind in "iub":
+        return float(np.mean(exact != found))
+    exact, found = (np.asarray(x).astype(np.float64) for x in (exact, found))
+    if not np.isfinite(found).all():
+        return np.inf
+    size = np.linalg.norm(exact)
+    return float(np.linalg.norm(found - exact) / size) if size else 0.0
+
+
+class Errors:
+    """The errors of all spellings of a program, of its result and of each gradient."""
+
+    def __init__(self, spelled: Spelled) -> None:
+        self.spelled = spelled
+        run = lambda k: _with_gradient(autocast(spelled.function(k), policy=Policy(spelled.dtype)))
+        self._ours = [jax.jit(run(k)).trace(*spelled.args) for k in range(len(spelled.texts))]
+        exact = lambda is_rounded, *args: _with_gradient(
+            spelled.function(0, _rounds_to(spelled.dtype, is_rounded))
+        )(*args)
+        with jax.enable_x64(True):
+            self._exact = jax.jit(exact).trace(np.bool_(True), *_in(np.float64, spelled.args))
+
+    def at(self, args: Any) -> np.ndarray:
+        """Returns a row for rounding what it begins with, and one for each spelling."""
+        with jax.enable_x64(True):
+            low = _in(np.float64, _in(jnp.dtype(self.spelled.dtype), args))
+            exact = interpreted(self._exact, (np.bool_(False), _in(np.float64, args)))
+            floor = interpreted(self._exact, (np.bool_(True), low))
+        found = [interpreted(ours, args) for ours in self._ours]
+        return np.array([list(map(_distance, exact, row)) for row in (floor, *found)])
+
+
+def _in(dtype: Any, args: Any) -> Any:
+    is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+    return jax.tree.map(lambda x: x.astype(dtype) if is_float(x) else x, args)
+
+
+def _near(args: Any, k: int) -> Any:
+    """The arguments with other digits."""
+    rng = np.random.default_rng(k)
+    other = lambda x: (x * (1 + 0.02 * rng.normal(size=x.shape))).astype(x.dtype)
+    return jax.tree.map(lambda x: other(x) if x.dtype.kind == "f" else x, args)
+
+
+def _complaints(spelled: Spelled, errors: np.ndarray) -> list[str]:
+    floor, found = errors[0], errors[1:]
+    best = found.min(0)
+    least = float(jnp.finfo(spelled.dtype).eps) / 4
+    said = []
+    for k, row in enumerate(found):
+        excepted = (most for text, most in EXCEPTED.items() if text in spelled.texts[k])
+        allowed = next(excepted, MOST) * np.maximum(np.maximum(best, floor), least)
+        # Where all of them lose most of it there is nothing to compare.
+        if FAR.search(spelled.texts[k]) and SATURATES.search(spelled.texts[k].split("r = ")[-1]):
+            allowed[1:] = np.inf
+        for j in np.flatnonzero((row > allowed) & (best < 0.25)):
+            what = "value" if j == 0 else f"gradient {j - 1}"
+            said.append(
+                f"{what} of spelling {k}: {row[j]:.2g}, the best of them {best[j]:.2g}, "
+                f"rounded inputs {floor[j]:.2g}"
+            )
+    return said
+
+
+DIGITS = (range(1), range(1, 4), range(4, 19))
+"""Which digits are tried: what looks wrong, with more of them. The luck of one rounding does not
+come back."""
+
+
+def check(spelled: Spelled) -> list[str]:
+    """Returns which spellings are too far off."""
+    errors, said = Errors(spelled), ["?"]
+    for digits in DIGITS:
+        if said:
+            tried = [errors.at(_near(spelled.args, k)) for k in digits]
+            said = _complaints(spelled, np.median(tried, axis=0))
+    return said
+
+
+def run(seed: int, index: int, family: str = "") -> tuple[Spelled, list[str]]:
+    """Draws and checks one program."""
+    with warnings.catch_warnings(), jax_settings(False), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        spelled = draw(seed, index, family)
+        try:
+            return spelled, check(spelled)
+        except Exception as error:  # any error of autocast is a finding
+            return spelled, [f"{type(error).__name__}: {error}"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.spellings")
+    parser.add_argument("--programs", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0, help="number of the first program")
+    parser.add_argument("--family", default="", choices=["", *FAMILIES])
+    options = parser.parse_args(argv)
+    start, failed = time.monotonic(), collections.Counter()
+    for index in range(options.start, options.start + options.programs):
+        spelled, said = run(options.seed, index, options.family)
+        if said:
+            failed[spelled.family.name] += 1
+            print(f"FAILED --seed {options.seed} --start {index} --programs 1 ({spelled.dtype})")
+            print("\n".join([f"{spelled.family.name}:", *spelled.texts, *said, ""]), flush=True)
+    families = "".join(f", {name} {count}" for name, count in failed.most_common())
+    seconds = time.monotonic() - start
+    print(f"{options.programs} programs, {failed.total()} failed{families}, {seconds:.0f} s")
+    return int(failed.total() > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
