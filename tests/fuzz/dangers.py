@@ -356,9 +356,9 @@ def main(argv: list[str] | None = None) -> int:
         drawn[danger.family] += 1
         if message:
             failed += 1
-            print(
-                f"FAILED --seed {options.seed} --start {index} --programs 1 ({danger.family}, {danger.dtype})"
-            )
+            only = f" --only {options.only}" if options.only else ""
+            print(f"FAILED --seed {options.seed} --start {index} --programs 1{only}")
+            print(f"{danger.family} in {danger.dtype}")
             print(f"{danger.text}\n{message}\n", flush=True)
     families = ", ".join(f"{name} {count}" for name, count in drawn.most_common())
     seconds = time.monotonic() - start

@@ -98,11 +98,10 @@ KINDS: Mapping[str, Kind] = {
     "exponentials": Kind(
         """
         (jnp.exp(p)@v)/jnp.exp(p).sum(-1,keepdims=True) (e@v)/(e@jnp.ones((D,1)))
-        jnp.einsum('nd,de->ne',e,v)/e.sum(1)[:,None]
-        jnp.exp2(p*1.4)@v/jnp.exp2(p*1.4).sum(1)[:,None]
-        jnp.log(e@jnp.abs(v)) (e/e.sum(-1,keepdims=True))@v
+        jnp.einsum('nd,de->ne',e,v)/e.sum(1)[:,None] t@v/t.sum(1)[:,None] jnp.log(e@jnp.abs(v))
+        (e/e.sum(-1,keepdims=True))@v
         """,
-        lines=("v, e = params['v'][:D], jnp.exp(p)",),
+        lines=("v, e, t = params['v'][:D], jnp.exp(p), jnp.exp2(1.4 * p)",),
         x=_TENS,
         dtypes=("float16",),
     ),
@@ -111,8 +110,8 @@ KINDS: Mapping[str, Kind] = {
         over(0.998+0.001*jnp.tanh(p)) over(jax.nn.hard_sigmoid(0.02*p+2.96)) over(jnp.sqrt(1-g))
         over(jnp.clip(0.995+0.001*p,0.9,0.999)) over(0.998+0.001*p/(1+jnp.abs(p))) over(1-0.01*s)
         over(0.99+(1-0.99)*s) over(jnp.exp(-0.01*jax.nn.softplus(p))) over(jax.nn.sigmoid(p/4+6))
-        over(1-g,jax.checkpoint(gated)) over(1-g,jax.jit(gated)) over(jax.jit(jax.nn.sigmoid)(p/4+6))
-        over(1-g,written) jnp.cumprod(many(1-g),0) over(jnp.maximum(1-g,0.9))
+        over(1-g,jax.checkpoint(gated)) over(1-g,jax.jit(gated)) over(1-g,written)
+        over(jax.jit(jax.nn.sigmoid)(p/4+6)) jnp.cumprod(many(1-g),0) over(jnp.maximum(1-g,0.9))
         """,
         lines=(
             "s = jax.nn.sigmoid(p)",

@@ -4,9 +4,9 @@ import pytest
 
 from .effects import PARTS, check
 
-# Chosen among the first hundred: without the order of `keep.graph` each loses a write or swaps
-# callbacks, which rows of `mutations.toml` show.
-SEEDS = ()
+# Without the order that `keep.graph` keeps, the first loses a write and the second swaps
+# callbacks: two rows of `mutations.toml`.
+SEEDS = (5, 6)
 
 
 @pytest.mark.usefixtures("as_users_run_it")
