@@ -40,7 +40,6 @@ def normal(mean: float = 0.0, deviation: float = 1.0, shape: Any = (N, D)) -> Ar
 
 _NEAR_ONE: Arrays = lambda rng: 1 + rng.integers(-16, 17, (N, D)) / 128
 _LARGE: Arrays = lambda rng: rng.integers(75, 255, (N, D)) * 8.0  # 600 to 2,040
-_TENS: Arrays = lambda rng: rng.integers(96, 112, (N, D)) / 8  # 12 to 14
 _UNITS: Arrays = lambda rng: rng.integers(-64, 65, (N, D)) / 32
 
 
@@ -87,23 +86,13 @@ KINDS: Mapping[str, Kind] = {
     "derivatives": Kind(
         """
         p/(jnp.abs(p)+1) p[:,::-1]/p jax.nn.gelu(p) jnp.tanh(p**3) jnp.tanh(lax.integer_pow(p,4))
-        100*jnp.arctan2(p,p+100) jnp.cbrt(p) p/jnp.maximum(jnp.abs(p),1) (p+1)/(3+p)
+        100*jnp.arctan2(p,p+100) jnp.cbrt(p) (p+1)/(3+p)
         jnp.divide(x,p) p*(1/(1+p)) (p[:,:4]/p[:,4:]) jnp.arctan2(p[:,:1],p) p/p[:,:1]
         """,
         x=_LARGE,
         dtypes=("float16",),
         gradients=True,
         bound=0.05,
-    ),
-    "exponentials": Kind(
-        """
-        (jnp.exp(p)@v)/jnp.exp(p).sum(-1,keepdims=True) (e@v)/(e@jnp.ones((D,1)))
-        jnp.einsum('nd,de->ne',e,v)/e.sum(1)[:,None] t@v/t.sum(1)[:,None] jnp.log(e@jnp.abs(v))
-        (e/e.sum(-1,keepdims=True))@v
-        """,
-        lines=("v, e, t = params['v'][:D], jnp.exp(p), jnp.exp2(1.4 * p)",),
-        x=_TENS,
-        dtypes=("float16",),
     ),
     "factors": Kind(
         """
@@ -154,11 +143,9 @@ KINDS: Mapping[str, Kind] = {
         norm(p)[:,None]+norm(c)-2*jnp.einsum('id,jd->ij',p,c) jax.jit(dist)(p,c).min(0)
         jnp.sqrt(jnp.maximum(dist(p,c),1e-9)) jax.checkpoint(dist)(p,c).argmin(1)
         lax.scan(lambda n,a:(n,dist(a,c)),0,p.reshape(2,8,8))[1] jnp.tensordot(p*p,ones,1)-2*p@c.T
-        jnp.diagonal(gram)[:,None]+jnp.diagonal(gram)-2*gram
         """,
         lines=(
             "c, ones = params['v'], jnp.ones((D, N))",
-            "gram = p @ p.T",
             "norm = lambda a: jnp.linalg.norm(a, axis=-1) ** 2",
             "dist = lambda a, b: (a*a).sum(-1)[:, None] + (b*b).sum(-1) + (-2. * a) @ b.T",
         ),
@@ -198,7 +185,7 @@ KINDS: Mapping[str, Kind] = {
         jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(gram(p)+E),y[0])
         jnp.log(jnp.diagonal(jnp.linalg.cholesky(gram(p)+E))) jnp.linalg.slogdet(gram(p)+E)[1]
         1/jnp.sqrt(jnp.linalg.eigh(gram(p)/N+E)[0]) jnp.linalg.svd(gram(p)+E,compute_uv=False)[-3:]
-        jax.jit(gram)(p)@jnp.linalg.inv(jax.jit(gram)(p)+E) jnp.linalg.cholesky(p@p.T+jnp.eye(N)/99)
+        jnp.linalg.inv(jax.jit(gram)(p)+E) jnp.linalg.cholesky(p@p.T+jnp.eye(N)/99)
         lax.fori_loop(0,2,lambda _,c:c-jnp.linalg.solve(gram(p)+E,c),y[0])
         jnp.linalg.solve(jax.checkpoint(gram)(p)+E,y[0]) jnp.linalg.qr(gram(p)+E)[1][-1:]
         """,
