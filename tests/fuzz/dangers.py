@@ -169,7 +169,8 @@ def draw(seed: int, index: int, only: str = "") -> Danger:
         only: The one family that is drawn; any by default.
     """
     g = Generator((seed, index, 7))
-    family = only or g.choice(list(FAMILIES), list(FAMILIES.values()))
+    family = g.choice(list(FAMILIES), list(FAMILIES.values()))
+    family = only or family
     if family in KINDS:
         return _of_kind(g, family)
     m = g.choice((1.0, 10.0, 100.0, 1000.0, 10000.0))

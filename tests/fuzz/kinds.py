@@ -136,16 +136,16 @@ KINDS: Mapping[str, Kind] = {
     ),
     "distances": Kind(
         """
-        jnp.argmin(jnp.sum(jnp.square(c),-1)-2*p@c.T,-1) dist(p,c) jnp.exp(-9*dist(p,c))
-        jnp.argmax(jnp.einsum('nd,kd->nk',p,c)-0.5*jnp.einsum('kd,kd->k',c,c),-1)
-        jnp.min(jnp.sum(p**2,1,keepdims=True)-2*jnp.matmul(p,c.T)+jnp.sum(c**2,1),-1)
-        jax.vmap(lambda a:jax.vmap(lambda b:jnp.dot(a,a)-2*jnp.dot(a,b)+jnp.dot(b,b))(c))(p)
-        norm(p)[:,None]+norm(c)-2*jnp.einsum('id,jd->ij',p,c) jax.jit(dist)(p,c).min(0)
-        jnp.sqrt(jnp.maximum(dist(p,c),1e-9)) jax.checkpoint(dist)(p,c).argmin(1)
-        lax.scan(lambda n,a:(n,dist(a,c)),0,p.reshape(2,8,8))[1] jnp.tensordot(p*p,ones,1)-2*p@c.T
+        jnp.argmin(jnp.sum(jnp.square(q),-1)-2*p@q.T,-1) dist(p,q) jnp.exp(-9*dist(p,q))
+        jnp.argmax(jnp.einsum('nd,kd->nk',p,q)-0.5*jnp.einsum('kd,kd->k',q,q),-1)
+        jnp.min(jnp.sum(p**2,1,keepdims=True)-2*jnp.matmul(p,q.T)+jnp.sum(q**2,1),-1)
+        jax.vmap(lambda a:jax.vmap(lambda b:jnp.dot(a,a)-2*jnp.dot(a,b)+jnp.dot(b,b))(q))(p)
+        norm(p)[:,None]+norm(q)-2*jnp.einsum('id,jd->ij',p,q) jax.jit(dist)(p,q).min(0)
+        jnp.sqrt(jnp.maximum(dist(p,q),1e-9)) jax.checkpoint(dist)(p,q).argmin(1)
+        lax.scan(lambda n,a:(n,dist(a,q)),0,p.reshape(2,8,8))[1] jnp.tensordot(p*p,ones,1)-2*p@q.T
         """,
         lines=(
-            "c, ones = params['v'], jnp.ones((D, N))",
+            "q, ones = params['v'], jnp.ones((D, N))",
             "norm = lambda a: jnp.linalg.norm(a, axis=-1) ** 2",
             "dist = lambda a, b: (a*a).sum(-1)[:, None] + (b*b).sum(-1) + (-2. * a) @ b.T",
         ),
@@ -267,7 +267,7 @@ KINDS: Mapping[str, Kind] = {
     "arguments": Kind(
         "s-300 jnp.tanh(s-300) (s-300)*2 jnp.maximum(s,0)-300",
         lines=("s = p + DATA['m']",),
-        y=normal(300, 1),
+        y=normal(300, 1, (D,)),
         heads=_TREES,
     ),
 }  # fmt: skip

@@ -32,4 +32,4 @@ LOST = {
 @pytest.mark.parametrize("family", LOST)
 def test_the_oracle_sees_a_lost_promise(family, monkeypatch):
     LOST[family](monkeypatch)
-    assert any(run(4, i, family)[1] for i in range(40))
+    assert any(run(4, i, family)[1] for i in range(400))
