@@ -2,9 +2,11 @@
 
 Each has a matrix product ``p`` of a parameter ``w`` and an argument ``x``, and meets it with
 another array in some role (argument, parameter, constant, counted, of integers), shape and size. No
-result may be further from float32 than twice the better of two simple rules (`by_hand`).
+result may be further from float32 than twice the better of two simple rules (`by_hand`). In the
+kinds of `kinds` the product is exact, and no result may be off by more than their bounds.
 
     python -m tests.fuzz.dangers --programs 1000 --seed 0
+    python -m tests.fuzz.dangers --programs 1000 --only ranked
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from jmp_autocast.interpreters.compat import jaxpr_as_fun
 from .by_hand import Rounded, errors
 from .comparison import interpreted
 from .generator import Generator
+from .kinds import KINDS, D, N, arrays, rows
 from .program import NAMESPACE, jax_settings
 
-N, D = 16, 8
 SHAPES = ((N, D), (D,), (N, 1), (), (1, D))
 # `{m}` is the magnitude, `{s}` the shape.
 ROLES = {
@@ -95,8 +97,10 @@ AROUND = (
 _NEIGHBORS = 25
 FAMILIES = {
     "summands": 0.4, "masks": 0.1, "positions": 0.12, "windows": 0.08, "rows": 0.1, "gates": 0.1,
-    "updates": 0.1,
+    "updates": 0.1, **dict.fromkeys(KINDS, 1 / len(KINDS)),
 }  # fmt: skip
+# A bound that is missed with these other numbers as well is missed by no luck of a rounding.
+_OTHERS = 4
 TABLES = {"masks": MASKS, "positions": POSITIONS, "windows": WINDOWS, "rows": ROWS, "gates": GATES}
 STEPS = (
     "w2 = w2 - R * grad(w2)",
@@ -144,10 +148,31 @@ def _statements(g: Generator, family: str, shape: Any, m: float) -> tuple[list[s
     return lines, [g.choice(TABLES[family]).format(m=m)]
 
 
-def draw(seed: int, index: int) -> Danger:
-    """Returns program number ``index`` of a campaign; equal numbers give equal programs."""
+def _of_kind(g: Generator, family: str) -> Danger:
+    kind = KINDS[family]
+    head, order = g.choice(kind.heads)
+    # Positions in the head say what a product reads, and what is added to it.
+    names = dict(zip(order.split(), head.split(", "), strict=True))
+    result = g.choice(AROUND).replace("{e}", g.choice(rows(family)))
+    lines = [f"def program({head}):", f"w = {names['params']}['w']", "p = x @ w"]
+    lines += [line.replace("DATA", names["y"]) for line in kind.lines]
+    text = "\n    ".join([*lines, f"return ({result},)"])
+    return Danger(family, text, np.zeros(0), arrays(family, order, g.rng), g.choice(kind.dtypes))
+
+
+def draw(seed: int, index: int, only: str = "") -> Danger:
+    """Returns program number ``index`` of a campaign; equal numbers give equal programs.
+
+    Args:
+        seed: The number of the campaign.
+        index: The number of the program.
+        only: The one family that is drawn; any by default.
+    """
     g = Generator((seed, index, 7))
     family = g.choice(list(FAMILIES), list(FAMILIES.values()))
+    family = only or family
+    if family in KINDS:
+        return _of_kind(g, family)
     m = g.choice((1.0, 10.0, 100.0, 1000.0, 10000.0))
     shape = g.choice(SHAPES) if family == "summands" else (N, D)
     lines, readers = _statements(g, family, shape, m)
@@ -256,6 +281,31 @@ def _digits_of_float32(danger: Danger, args: tuple[Any, ...], gradients: bool) -
         return errors(_results(fn, wide), exact)
 
 
+def _off(danger: Danger, args: tuple[Any, ...]) -> float:
+    """Returns how far a program of a kind is from float32, with the scale of a loss that fits."""
+    found = []
+    for scale in (2.0**10, 1.0) if KINDS[danger.family].gradients else (None,):
+        fn = danger.function()
+        cast = autocast(fn, policy=Policy(danger.dtype))
+        if scale is not None:
+            fn, cast = _derived(fn, scale), _derived(cast, scale)
+        exact = _results(fn, args)
+        found.append(max(errors(exact, _results(cast, args))))
+    return min(found)
+
+
+def _check_kind(danger: Danger) -> str:
+    kind = KINDS[danger.family]
+    off = _off(danger, danger.args)
+    if off <= kind.bound:
+        return ""
+    order = dict(kind.heads)[danger.text.partition("(")[2].partition(")")[0]]
+    others = (np.random.default_rng(k) for k in range(_OTHERS))
+    tried = [off, *(_off(danger, arrays(danger.family, order, rng)) for rng in others)]
+    off = float(np.median(tried))
+    return f"error {off:.2g}, allowed {kind.bound:.2g}" if off > kind.bound else ""
+
+
 def check(danger: Danger, gradients: bool) -> str:
     """Returns what is wrong with a program's results, or its gradients; empty if nothing is.
 
@@ -263,6 +313,8 @@ def check(danger: Danger, gradients: bool) -> str:
     a lost digit does. Gradients in float16 are scaled there, as far as they stay finite: without
     that small ones are zero.
     """
+    if danger.family in KINDS:
+        return _check_kind(danger)
     gradients &= _differentiates(danger)
     if not _complaints(danger, *_errors(danger, danger.args, gradients)):
         return ""
@@ -281,9 +333,9 @@ def check(danger: Danger, gradients: bool) -> str:
     return "; ".join(_complaints(danger, ours, rules))
 
 
-def run(seed: int, index: int) -> tuple[Danger, str]:
+def run(seed: int, index: int, only: str = "") -> tuple[Danger, str]:
     """Draws and checks one program: its values, or for every third one its gradients."""
-    danger = draw(seed, index)
+    danger = draw(seed, index, only)
     with warnings.catch_warnings(), jax_settings(False), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -297,14 +349,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0, help="number of the first program")
+    parser.add_argument("--only", default="", choices=FAMILIES, help="the one family of programs")
     options = parser.parse_args(argv)
     start, failed, drawn = time.monotonic(), 0, collections.Counter()
     for index in range(options.start, options.start + options.programs):
-        danger, message = run(options.seed, index)
+        danger, message = run(options.seed, index, options.only)
         drawn[danger.family] += 1
         if message:
             failed += 1
-            print(f"FAILED --seed {options.seed} --start {index} --programs 1 ({danger.dtype})")
+            only = f" --only {options.only}" if options.only else ""
+            print(f"FAILED --seed {options.seed} --start {index} --programs 1{only}")
+            print(f"{danger.family} in {danger.dtype}")
             print(f"{danger.text}\n{message}\n", flush=True)
     families = ", ".join(f"{name} {count}" for name, count in drawn.most_common())
     seconds = time.monotonic() - start

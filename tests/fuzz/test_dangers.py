@@ -32,5 +32,4 @@ LOST = {
 @pytest.mark.parametrize("family", LOST)
 def test_the_oracle_sees_a_lost_promise(family, monkeypatch):
     LOST[family](monkeypatch)
-    numbers = (i for i in range(400) if draw(4, i).family == family)
-    assert any(run(4, i)[1] for i in numbers)
+    assert any(run(4, i, family)[1] for i in range(400))

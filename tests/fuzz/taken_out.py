@@ -1,0 +1,108 @@
+"""Whether the fuzzer finds each kind once its row is taken out: ``python -m tests.fuzz.taken_out``.
+
+For each kind the same programs run twice: with nothing taken out they find nothing, and with the
+row (or the guard) of the kind taken out they do. The programs are judged by their values.
+
+    python -m tests.fuzz.taken_out --programs 30            # all kinds
+    python -m tests.fuzz.taken_out --only "ranked,few"
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pytest
+
+from jmp_autocast.call import arguments
+from jmp_autocast.interpreters import compat
+from jmp_autocast.interpreters.plan import equation, needs, readers
+from jmp_autocast.interpreters.plan.needs import Need
+from jmp_autocast.interpreters.primitives import reading
+
+from . import dangers
+
+TakesOut: TypeAlias = Callable[[pytest.MonkeyPatch], None]
+
+
+def _need(need: Need) -> TakesOut:
+    """A row of the needs."""
+
+    def take_out(patch: pytest.MonkeyPatch) -> None:
+        asked = {name: [r for r in rows if r.need != need] for name, rows in needs._ASKED.items()}
+        patch.setattr(needs, "_ASKED", asked)
+
+    return take_out
+
+
+def _link(table: str, name: str) -> TakesOut:
+    """A link of a chain that plans an equation."""
+
+    def take_out(patch: pytest.MonkeyPatch) -> None:
+        links = getattr(equation, table)
+        kept = tuple(link for link in links if link.__name__ != name)
+        assert len(kept) == len(links) - 1
+        patch.setattr(equation, table, kept)
+
+    return take_out
+
+
+def _calls_know_no_needs(patch: pytest.MonkeyPatch) -> None:
+    # What is needed of a result neither leaves the body that reads it nor enters the one that
+    # makes it.
+    patch.setattr(needs, "bodies", lambda eqn: ())
+    told = readers.Reads.as_want
+    patch.setattr(readers.Reads, "as_want", lambda reads, need: told(reads, 0))
+
+
+TAKEN_OUT: Mapping[str, TakesOut] = {
+    "derivatives": _link("PROMOTIONS", "_derivative_leaves"),
+    "factors": _need(Need.FACTOR),
+    "ranked": _need(Need.RANKED),
+    "distances": _need(Need.EXPANDED),
+    "variances": _need(Need.EXPANDED),
+    "stencils": _link("GUARDS", "_takes_differences"),
+    "decompositions": _need(Need.DECOMPOSED),
+    "chains": _need(Need.CHAINED),
+    "few": _link("GUARDS", "_cannot_pay"),
+    "ramps": _link("GUARDS", "_reads_positions"),
+    "requests": lambda patch: patch.setattr(reading, "asked_precision", lambda eqn: None),
+    "contexts": lambda patch: patch.setattr(
+        compat, "float64_for", lambda avals: contextlib.nullcontext()
+    ),
+    "calls": _calls_know_no_needs,
+    "arguments": lambda patch: patch.setattr(arguments, "guessed_params", lambda *_: {0}),
+}
+"""From a kind to what takes its row out of the package, in this process."""
+
+
+def first_found(kind: str, numbers: Sequence[int], takes_out: TakesOut | None) -> int | None:
+    """Returns the number of the first program of a kind that is wrong; None if none is."""
+    with pytest.MonkeyPatch.context() as patch:
+        if takes_out is not None:
+            takes_out(patch)
+        return next((i for i in numbers if dangers.run(0, i, kind)[1]), None)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints for each kind what finds it; returns the number of those that are not found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.taken_out")
+    parser.add_argument("--programs", type=int, default=30, help="of each kind, at most")
+    parser.add_argument("--only", default=",".join(TAKEN_OUT), help="kinds, by commas")
+    options = parser.parse_args(argv)
+    wrong = 0
+    for kind in options.only.split(","):
+        numbers = range(options.programs)
+        found: Any = first_found(kind, numbers, TAKEN_OUT[kind])
+        before = first_found(kind, numbers[: (found or 0) + 1], None)
+        wrong += found is None or before is not None
+        said = "SURVIVED" if found is None else f"found by program {found}"
+        also = "" if before is None else f"; WRONG with it, program {before}"
+        print(f"{kind:<16} {said}{also}", flush=True)
+    return wrong
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
