@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...interpreters.after.walk import Visit
+import jax
+import numpy as np
+
+from ...interpreters.after.walk import Visit, behind
 from ...interpreters.compat import (
     AnyJaxpr,
     JaxprEqn,
+    aval_of,
     body_of,
     collective_axes,
     devices_along,
+    name_stack,
     without_dead_equations,
 )
+from ...interpreters.plan.data import Contract, Source
 from ...interpreters.primitives.finalise import finalise
 from ...interpreters.primitives.structure import equations_in
-from ...policies import FLOAT32
+from ...policies import CONTRACTIONS, DATA_MOVEMENT, FLOAT32
 from .jaxprs import nbytes_of
 from .totals import is_low
 
@@ -150,5 +157,51 @@ def is_partitioned(visits: Sequence[Visit], arguments: Sequence[Any]) -> bool:
     """
     if any(visit.eqn.primitive.name in _PARTITIONED for visit in visits):
         return True
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and mesh.size > 1:
+        return True
     shardings = (getattr(x, "sharding", None) for x in arguments)
     return any(getattr(sharding, "num_devices", 1) > 1 for sharding in shardings)
+
+
+def wide_gradients(visits: Sequence[Visit], wide: np.dtype) -> int:
+    """Returns the bytes of gradients of weights that products hand out in the wide dtype.
+
+    Where arrays are split over devices, the partitioner adds these up in it. What `shard_map` holds
+    does not count: there the program itself adds.
+
+    Args:
+        visits: What `walk_plan` returns; of a program that holds autocast, its backward pass.
+        wide: The wide dtype of the policy.
+    """
+    sizes: dict[Any, int] = {}
+    inside = -1
+    for visit in visits:
+        if visit.eqn.primitive.name == "shard_map":
+            inside = max(inside, visit.index + visit.inner)
+        if visit.index > inside:
+            for origin, size in _wide_gradients(visit, wide):
+                # The uses of one weight are added up before.
+                weight = behind(visits, origin, DATA_MOVEMENT)
+                sizes[weight] = max(sizes.get(weight, 0), visit.times * size)
+    return wide.itemsize * sum(sizes.values())
+
+
+def _wide_gradients(visit: Visit, wide: np.dtype) -> list[tuple[Any, int]]:
+    """Returns which gradients of weights an equation hands out in the wide dtype, and how large."""
+    eqn, action = visit.eqn, visit.plan.action
+    if isinstance(action, Contract) and action.of_sources:
+        operands = zip(
+            visit.origins, visit.plan.given, visit.plan.operands, eqn.invars, strict=True
+        )
+        return [
+            (origin, math.prod(aval_of(atom).shape))
+            for origin, given, dtype, atom in list(operands)[:2]
+            if given.source is Source.PARAM and given.dtype == wide and dtype not in (None, wide)
+        ]
+    # In a gradient that is reported as it runs.
+    if eqn.primitive.name not in CONTRACTIONS or "transpose(" not in name_stack(eqn):
+        return []
+    dtypes = [aval_of(atom).dtype for atom in (*eqn.invars[:2], *eqn.outvars)]
+    is_wide = dtypes[2] == wide and all(is_low(str(dtype), wide) for dtype in dtypes[:2])
+    return [(visit.index, math.prod(aval_of(eqn.outvars[0]).shape))] if is_wide else []
