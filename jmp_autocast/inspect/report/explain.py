@@ -140,7 +140,10 @@ def _on_devices(report: Report, ran: _Ran, devices: Sequence[Device], asked: boo
     wire = wire_of(ran.rewritten)
     is_split = is_partitioned(ran.visits, call.arrays)
     if is_split:
-        sent = wide_gradients(ran.visits, ran.planned.plan.wide)
+        plan = ran.planned.plan
+        pairs = zip(call.paths, plan.inputs, strict=True)
+        params = {path for path, state in pairs if state.source is Source.PARAM}
+        sent = wide_gradients(ran.visits, params, plan.wide)
         report = dataclasses.replace(report, wide_gradient_nbytes=sent)
     if report.wide_dtype != FLOAT32.name or note_on_sizes(rows):
         return dataclasses.replace(report, wire=wire)  # no rates of float64 are known here

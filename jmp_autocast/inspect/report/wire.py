@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ...interpreters.after.walk import Visit, behind
+from ...interpreters.after.walk import Origin, Visit, behind
 from ...interpreters.compat import (
     AnyJaxpr,
     JaxprEqn,
@@ -19,13 +19,13 @@ from ...interpreters.compat import (
     body_of,
     collective_axes,
     devices_along,
-    name_stack,
     without_dead_equations,
 )
-from ...interpreters.plan.data import Contract, Source
+from ...interpreters.plan.data import Contract
 from ...interpreters.primitives.finalise import finalise
+from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import equations_in
-from ...policies import CONTRACTIONS, DATA_MOVEMENT, FLOAT32
+from ...policies import DATA_MOVEMENT, FLOAT32
 from .jaxprs import nbytes_of
 from .totals import is_low
 
@@ -164,44 +164,37 @@ def is_partitioned(visits: Sequence[Visit], arguments: Sequence[Any]) -> bool:
     return any(getattr(sharding, "num_devices", 1) > 1 for sharding in shardings)
 
 
-def wide_gradients(visits: Sequence[Visit], wide: np.dtype) -> int:
+def wide_gradients(visits: Sequence[Visit], params: Set[Origin], wide: np.dtype) -> int:
     """Returns the bytes of gradients of weights that products hand out in the wide dtype.
 
     Where arrays are split over devices, the partitioner adds these up in it. What `shard_map` holds
     does not count: there the program itself adds.
 
     Args:
-        visits: What `walk_plan` returns; of a program that holds autocast, its backward pass.
+        visits: What `walk_plan` returns; also of a program that holds autocast.
+        params: The paths of the weights.
         wide: The wide dtype of the policy.
     """
-    sizes: dict[Any, int] = {}
+    sizes: dict[Origin, int] = {}
     inside = -1
     for visit in visits:
         if visit.eqn.primitive.name == "shard_map":
             inside = max(inside, visit.index + visit.inner)
-        if visit.index > inside:
-            for origin, size in _wide_gradients(visit, wide):
-                # The uses of one weight are added up before.
-                weight = behind(visits, origin, DATA_MOVEMENT)
-                sizes[weight] = max(sizes.get(weight, 0), visit.times * size)
-    return wide.itemsize * sum(sizes.values())
+        for i in _with_wide_gradient(visit, wide) if visit.index > inside else ():
+            weight = behind(visits, visit.origins[i], DATA_MOVEMENT)
+            # The uses of one weight are added up before.
+            size = visit.times * math.prod(aval_of(visit.eqn.invars[i]).shape)
+            sizes[weight] = max(sizes.get(weight, 0), size)
+    return wide.itemsize * sum(sizes[weight] for weight in sizes.keys() & params)
 
 
-def _wide_gradients(visit: Visit, wide: np.dtype) -> list[tuple[Any, int]]:
-    """Returns which gradients of weights an equation hands out in the wide dtype, and how large."""
-    eqn, action = visit.eqn, visit.plan.action
-    if isinstance(action, Contract) and action.of_sources:
-        operands = zip(
-            visit.origins, visit.plan.given, visit.plan.operands, eqn.invars, strict=True
-        )
-        return [
-            (origin, math.prod(aval_of(atom).shape))
-            for origin, given, dtype, atom in list(operands)[:2]
-            if given.source is Source.PARAM and given.dtype == wide and dtype not in (None, wide)
-        ]
-    # In a gradient that is reported as it runs.
-    if eqn.primitive.name not in CONTRACTIONS or "transpose(" not in name_stack(eqn):
-        return []
-    dtypes = [aval_of(atom).dtype for atom in (*eqn.invars[:2], *eqn.outvars)]
-    is_wide = dtypes[2] == wide and all(is_low(str(dtype), wide) for dtype in dtypes[:2])
-    return [(visit.index, math.prod(aval_of(eqn.outvars[0]).shape))] if is_wide else []
+def _with_wide_gradient(visit: Visit, wide: np.dtype) -> Sequence[int]:
+    """Returns the positions of operands whose gradient a product hands out in the wide dtype."""
+    plan = visit.plan
+    if isinstance(plan.action, Contract):
+        pairs = enumerate(zip(plan.given[:2], plan.operands[:2], strict=True))
+        cast = [i for i, (x, dtype) in pairs if x.source and x.dtype == wide != (dtype or wide)]
+        return cast if plan.action.of_sources else ()
+    # What autocast has made of one has the wide sources of its operands behind them.
+    ran = contraction_in(visit.eqn)
+    return range(len(ran.invars), len(visit.eqn.invars)) if ran else ()
