@@ -147,6 +147,16 @@ def compilers(session: nox.Session) -> None:
     session.run("python", "-m", "tests.project.check_tpu")
 
 
+@nox.session(python=NEWER_PYTHONS[0])
+def maxtext(session: nox.Session) -> None:
+    """MaxText's training step by policy and by hand, as the TPU compiler makes it: small ones."""
+    # MaxText names its requirements in extras alone, of which each is a whole cluster.
+    needs = ["aqtp", "drjax", "einops", "jinja2", "ml-collections", "omegaconf", "orbax-checkpoint"]
+    needs += ["pydantic", "qwix", "tensorboardX", "tokamax", "transformers"]
+    session.install("-e", ".[bench-tpu]", "maxtext==0.2.5", *needs)
+    session.run("python", "benchmarks/maxtext_step.py", "llama", "mixtral", "--check")
+
+
 @nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])
 def package(session: nox.Session) -> None:
     """The sdist and the wheel, and tests of the wheel in an environment without the checkout."""

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ..interpreters.compat import is_ref
-from ..interpreters.compat.kernel_calls import calls_through, current_scopes
+from ..interpreters.compat.kernel_calls import INSIDE, calls_through, current_scopes
 from ..policies import Policy, narrow_dtypes
 from ..policies.dtypes import find_dtype
 from ..policies.errors import did_you_mean
@@ -113,7 +113,7 @@ class _Lowers:
         dtype, (pattern, word) = self._dtype_in(scope), rules[-1]
         with contextlib.ExitStack() as contexts:
             # What the function calls is part of it.
-            contexts.enter_context(calls_through(None))
+            contexts.enter_context(calls_through(INSIDE))
             for each, _ in rules:
                 contexts.enter_context(jax.named_scope(mark(f"{KERNEL}{each}")))
             if word == "declared" or dtype is None:

@@ -414,6 +414,33 @@ def test_what_the_partitioner_adds_is_not_known():
     assert says not in explain(jnp.matmul, *SHAPES[1:] * 2, device="h100").roofline.says
 
 
+def test_gradients_that_devices_add_in_float32_name_the_option():
+    """A stack that is scanned in checkpoints, a head, and what is not weighted by a product."""
+
+    def loss(params, x):
+        layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+        h, _ = jax.lax.scan(layer, x, params["stack"])
+        h = jax.shard_map(lambda w, h: h @ w, mesh=MESH, in_specs=(P(), P("d")), out_specs=P("d"))(
+            params["mapped"], h + params["bias"]
+        )
+        return jnp.mean((h @ params["head"]) @ params["head"].T)
+
+    split = NamedSharding(MESH, P(None, "d"))
+    stack = jax.ShapeDtypeStruct((3, 64, 64), jnp.float32, sharding=split)
+    params = {"stack": stack, "bias": shape(64), "mapped": shape(64, 64), "head": shape(64, 8)}
+    args, sent = (params, shape(8, 64)), 4 * (3 * 64 * 64 + 64 * 8)
+    report = explain(loss, *args, policy=BF16)
+    assert report.wide_gradient_nbytes == sent
+    assert "weight_gradients='compute' sends 25.6 kB less" in str(report)
+    # A gradient is reported as it runs.
+    gradient = explain(jax.grad(autocast(loss, policy=BF16, params=0)), *args)
+    assert gradient.wide_gradient_nbytes == sent
+    for policy, on in ((Policy("bfloat16", weight_gradients="compute"), args), (BF16, SHAPES)):
+        report = explain(loss if on is args else model, *on, policy=policy)
+        assert "gradients" not in str(report)
+        assert report.wide_gradient_nbytes == 0
+
+
 # --- what is kept -------------------------------------------------------------------------------
 
 

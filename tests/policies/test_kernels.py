@@ -128,6 +128,33 @@ def test_what_a_pattern_finds(pattern, is_low):
     assert found == (LOW if is_low else ("float32",) * 3)
 
 
+def test_what_a_named_function_keeps_in_float32_stays():
+    """As the sums of splash attention, which its rules hand on: these are traced later."""
+
+    def sums_kernel(q, o, total):
+        o[...], total[...] = q[...], jnp.exp(q[...].astype(jnp.float32))
+
+    def forward(q):
+        shapes = [jax.ShapeDtypeStruct(q.shape, d) for d in (q.dtype, jnp.float32)]
+        out, total = pl.pallas_call(sums_kernel, out_shape=shapes, interpret=True)(q)
+        return out, (q, total)
+
+    def backward(saved, g):
+        return (forward(g)[0] * saved[0],)
+
+    sums_attention = jax.custom_vjp(lambda q: forward(q)[0])
+    sums_attention.defvjp(forward, backward)
+
+    def loss(w, x):
+        step = jax.checkpoint(lambda h, w: (sums_attention(h @ w), None))
+        return jnp.sum(jax.lax.scan(step, x, jnp.stack([w, w]))[0])
+
+    policy = BF16.with_kernels(f"{__name__}.*")
+    calls = find(trace(jax.grad(autocast(loss, policy=policy)), W, X), "pallas_call")
+    assert len(calls) >= 3
+    assert {dtypes([*e.invars, *e.outvars]) for e in calls} == {("bfloat16", "bfloat16", "float32")}
+
+
 def test_of_several_names_the_last_wins_and_code_beats_all():
     def pinned(w, x):
         with full_precision():
@@ -185,6 +212,32 @@ def test_other_kernels(fn, name, primitive):
     jaxpr = trace(low, X[0])
     (call,) = find(jaxpr, primitive)
     assert set(dtypes([*call.invars, *call.outvars])) == {"bfloat16"}
+    assert jaxpr.out_avals[0].dtype == jnp.float32
+
+
+def grouped(x, w, preferred_element_type=jnp.float32):  # as a grouped product of a library
+    return jnp.dot(x, w, preferred_element_type=preferred_element_type)
+
+
+with_a_rule = jax.custom_vjp(grouped, nondiff_argnums=(2,))
+with_a_rule.defvjp(lambda x, w, d: (x @ w, None), lambda d, _, g: (g, g))
+
+
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        (lambda x: grouped(x, x, jnp.float32), "bfloat16"),
+        (lambda x: grouped(x, w=x, preferred_element_type="float32"), "bfloat16"),
+        (lambda x: grouped(x, x), "float32"),  # a default is the library's own
+        (lambda x: with_a_rule(x, x, jnp.float32), "bfloat16"),
+    ],
+    ids=["by position", "by name", "by default", "of a rule"],
+)
+def test_an_argument_that_names_the_dtype_of_results(call, result):
+    """The operands are 16 bits, and so is what the kernel writes."""
+    jaxpr = trace(autocast(call, policy=BF16.with_kernels(f"{__name__}.grouped")), X[0])
+    (product,) = find(jaxpr, "dot_general")
+    assert dtypes([*product.invars, *product.outvars]) == ("bfloat16", "bfloat16", result)
     assert jaxpr.out_avals[0].dtype == jnp.float32
 
 

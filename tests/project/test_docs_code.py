@@ -30,7 +30,7 @@ DIRECTIVES = {
     "{toctree}",
     "{eval-rst}",
 }
-NOT_INSTALLED = {"torch", "mpx"}
+NOT_INSTALLED = {"torch", "mpx", "maxtext"}
 
 PAGES = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in markdown_pages()}
 WITH_CODE = [name for name, text in PAGES.items() if "```python" in text]

@@ -49,7 +49,7 @@ from .report import Report
 from .roofline import device_time, roofline_of
 from .rows import Row, note_on_sizes, rows_of
 from .totals import Totals, contraction_flops, guarded
-from .wire import is_partitioned, wire_of
+from .wire import is_partitioned, wide_gradients, wire_of
 
 
 @of_a_call("explain(fn, *args)")
@@ -138,11 +138,18 @@ def _on_devices(report: Report, ran: _Ran, devices: Sequence[Device], asked: boo
     """Returns the report with what the program takes on devices."""
     rows, call = report.rows, ran.planned.call
     wire = wire_of(ran.rewritten)
+    is_split = is_partitioned(ran.visits, call.arrays)
+    if is_split:
+        plan = ran.planned.plan
+        pairs = zip(call.paths, plan.inputs, strict=True)
+        params = {path for path, state in pairs if state.source is Source.PARAM}
+        sent = wide_gradients(ran.visits, params, plan.wide)
+        report = dataclasses.replace(report, wide_gradient_nbytes=sent)
     if report.wide_dtype != FLOAT32.name or note_on_sizes(rows):
         return dataclasses.replace(report, wire=wire)  # no rates of float64 are known here
     sizes = zip(call.paths, (math.prod(x.shape) for x in call.shapes), strict=True)
     products = products_of(rows, dict(sizes))
-    note = _PARTITIONED if is_partitioned(ran.visits, call.arrays) else ""
+    note = _PARTITIONED if is_split else ""
     hardware = hardware_of(devices[0]) if asked else default_device()
     return dataclasses.replace(
         report,

@@ -143,6 +143,9 @@ class Report(Paged):
             explained for.
         wide_dtype: The dtype of what is not lowered, float32 or float64.
         wire: The collectives of the program itself, those of the most bytes first.
+        wide_gradient_nbytes: The bytes of gradients of weights that devices add up in float32,
+            because products hand them out so: ``weight_gradients="compute"`` halves them. 0 on one
+            device, and in `shard_map`, where the program itself adds them.
         devices: What the products take at best on each device that was asked for; on all that are
             known where none was. Empty without a matmul or convolution, in float64, and where a
             length is symbolic.
@@ -166,6 +169,7 @@ class Report(Paged):
     roofline: Roofline | None = None
     wide_dtype: str = "float32"
     wire: tuple[Wire, ...] = ()
+    wide_gradient_nbytes: int = 0
     devices: tuple[DeviceTime, ...] = ()
     asked: bool = False
 
@@ -239,6 +243,7 @@ class Report(Paged):
                 "residuals": residuals,
                 "instead of": self._instead(),
                 "wire": self._wire(),
+                "gradients": self._gradients(),
                 "loops": f"{loops} while loops, counted as one iteration" if loops else None,
                 "unknown": f"no rule for {unknown}: kept as declared" if unknown else None,
                 "scopes": f"nothing matched {unmatched}" if unmatched else None,
@@ -263,6 +268,12 @@ class Report(Paged):
             for wire in self.wire
         ]
         return ", ".join(parts) or None
+
+    def _gradients(self) -> str | None:
+        """Returns what devices add up in float32, and the option that sends less."""
+        sent = self.wide_gradient_nbytes
+        less = f"weight_gradients='compute' sends {scaled(sent // 2)}B less"
+        return f"{scaled(sent)}B added up in {self.wide_dtype}: {less}" if sent else None
 
     def _float8(self) -> str | None:
         """Returns how many products run in 8 bits, and what keeps the others from it."""

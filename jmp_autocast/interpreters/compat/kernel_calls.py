@@ -7,8 +7,10 @@ until it is called: what is traced inside `calls_through` calls each of them thr
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,8 @@ from typing import Any, Protocol
 
 import jax
 import jax.custom_batching
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import source_info_util
 
 
@@ -47,6 +51,22 @@ class Around(Protocol):
         """
         ...
 
+
+@dataclasses.dataclass(frozen=True)
+class _Inside:
+    """What a function calls that is called with other dtypes: as it is, whatever its name."""
+
+    functions: tuple[str, ...] = ()
+
+    def __call__(
+        self, names: Any, call: Callable[..., Any], args: Any, kwargs: Any, static: Any
+    ) -> Any:
+        return call(args, kwargs, None)
+
+
+INSIDE: Around = _Inside()
+"""For what is part of a call that went through. It includes rules of functions, which JAX traces
+when it differentiates: a kernel in one keeps what it declares in float32, such as its sums."""
 
 # A function that was jitted and traced elsewhere did not go through: it is traced again.
 _AROUND: Any = jax.make_user_context(None)
@@ -164,8 +184,32 @@ def names_of(function: Any) -> tuple[str, ...]:
 # --- what stands in their place ---------------------------------------------------------------
 
 
+# Arguments that say in which dtype a product is returned; it is added up in float32 in any case.
+_RESULT_DTYPES = ("preferred_element_type", "out_dtype", "output_dtype")
+
+
+def _returning(dtypes: Any, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Returns the arguments of a call with another dtype of the results, where they say one."""
+    if not dtypes:
+        return args, kwargs
+    old, new = dtypes
+
+    def changed(name: str, value: Any) -> Any:
+        is_dtype = isinstance(value, (str, type, np.dtype, type(jnp.float32)))
+        return new if name in _RESULT_DTYPES and is_dtype and jnp.dtype(value) == old else value
+
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a function of C
+        names = []
+    names += [""] * len(args)
+    args = tuple(changed(name, value) for name, value in zip(names, args, strict=False))
+    return args, {name: changed(name, value) for name, value in kwargs.items()}
+
+
 def _function(dotted: str, original: Any) -> Any:
     def call(args: Any, kwargs: Any, dtypes: Any) -> Any:
+        args, kwargs = _returning(dtypes, original, args, kwargs)
         return original(*args, **kwargs)
 
     @functools.wraps(original, updated=())
@@ -186,13 +230,35 @@ def _method(original: Any) -> Any:
             return original(self, *args, **kwargs)
 
         def call(args: Any, kwargs: Any, dtypes: Any) -> Any:
-            return original(self, *args, **kwargs)
+            args, kwargs = _returning(dtypes, vars(self).get("fun", self), args, kwargs)
+            function = _with_rules_inside(self) if _AROUND.value is INSIDE else self
+            return original(function, *args, **kwargs)
 
         static = vars(self).get("nondiff_argnums") or vars(self).get("static_argnums") or ()
         static = (static,) if isinstance(static, int) else tuple(static)
         return around(names_of(vars(self).get("fun", self)), call, args, kwargs, static)
 
     return __call__
+
+
+_RULES = ("fwd", "bwd", "jvp", "vmap_rule")
+
+
+def _with_rules_inside(function: Any) -> Any:
+    """Returns a function with rules that are traced as part of its call."""
+
+    def inside(rule: Any) -> Any:
+        @functools.wraps(rule, updated=())
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            with calls_through(INSIDE):
+                return rule(*args, **kwargs)
+
+        return traced
+
+    made = object.__new__(type(function))
+    rules = {k: inside(v) for k, v in vars(function).items() if k in _RULES and callable(v)}
+    vars(made).update(vars(function) | rules)
+    return made
 
 
 def _maker(original: Any, names: Callable[..., Sequence[str]], has_results: bool) -> Any:
