@@ -172,6 +172,26 @@ def windows(call, p, x):
     return a.sum(), y @ p["v"]
 
 
+def close_sigmoids(p, x):
+    """Eight a row, of which 16 bits leave one or two."""
+    return jax.nn.sigmoid(x @ p["w"] / 64 + 3)
+
+
+def ranked_beside_product(call, p, x):
+    """What a part ranks in float32, and a product in it reads, is not rounded before it."""
+    s = close_sigmoids(p, x)
+    return call(lambda s: (jnp.argmax(s, -1), s @ p["v"]))(s)
+
+
+def snapped_beside_product(call, p, x):
+    s = 1000 + x @ p["w"]
+    return call(lambda s: (s.astype(int), s @ p["v"]))(s)
+
+
+def ranked_data_beside_product(call, p, x):
+    return call(lambda x: (jnp.argmin(x, -1), x @ p["v"]))(1 + x / 1024)
+
+
 PROGRAMS = [
     sum_of_norms,
     complement,
@@ -198,6 +218,9 @@ PROGRAMS = [
     of_few,
     narrowed_data,
     windows,
+    ranked_beside_product,
+    snapped_beside_product,
+    ranked_data_beside_product,
 ]
 
 

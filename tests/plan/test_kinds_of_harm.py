@@ -323,6 +323,16 @@ def used_as_well(w, x):
     return lax.top_k(p, 4)[1], (p @ w).sum().astype(int) * 0
 
 
+def used_as_well_in_a_checkpoint(w, x):
+    part = lambda p: (jnp.argmax(p, -1), (p @ w).sum().astype(int) * 0)
+    return jax.checkpoint(part)(jax.nn.sigmoid(x @ w))
+
+
+def used_as_well_in_a_loop(w, x):
+    row = lambda used, p: (used + (p @ w).sum(), jnp.argmax(p))
+    return lax.scan(row, 0.0, jax.nn.sigmoid(x @ w))[1]
+
+
 RANKED = [
     (fn, (SAME, LOGITS), lambda a, b: differing(jax.tree.leaves(a)[0], jax.tree.leaves(b)[0]))
     for fn in (
@@ -334,6 +344,8 @@ RANKED = [
         ranks_by_counting,
         with_payload,
         used_as_well,
+        used_as_well_in_a_checkpoint,
+        used_as_well_in_a_loop,
     )
 ]
 RANKED.append(

@@ -12,10 +12,12 @@ from ..compat import Atom, Jaxpr, JaxprEqn, Literal
 from ..primitives.structure import bodies
 from ..primitives.traits import having
 from .data import Demand, EquationPlan, Want
+from .needs import NOTHING, Need, Needs
 from .reasons import ReasonCode
 
 _CONTRACTS = having("contracts")
 _ROUNDS = having("rounds")
+_INDEXED = Need.RANKED | Need.SNAP
 _LOW_CONTRACTION = (ReasonCode.LOWER_PRECISION, ReasonCode.DOT_OUT)
 OUTPUT = "the output"
 
@@ -51,10 +53,11 @@ class Readers:
         jaxpr: The open jaxpr.
         wants: What is asked of each output.
         wide: The wide dtype of the policy: float32, or float64 where this speaks of float32.
+        needs: What each value is needed for.
     """
 
-    def __init__(self, jaxpr: Jaxpr, wants: Sequence[Want], wide: np.dtype) -> None:
-        self._wide = wide
+    def __init__(self, jaxpr: Jaxpr, wants: Sequence[Want], wide: np.dtype, needs: Needs) -> None:
+        self._wide, self._needs = wide, needs
         self._inputs = jaxpr.invars
         self._reads: dict[Any, Reads] = {}
         for v, want in zip(jaxpr.outvars, wants, strict=True):
@@ -94,7 +97,7 @@ class Readers:
     ) -> None:
         """Adds how an equation reads its operands, if it follows the request."""
         name = eqn.primitive.name
-        demands = plan.demands or (self._demand(eqn, plan, request),) * len(eqn.invars)
+        demands = plan.demands or self._demands(eqn, plan, request)
         fulls: dict[int, int] = {}
         for body, inner in zip(bodies(eqn), plan.inner, strict=True) if plan.inner else ():
             for i, count in zip(body.operands, inner.fulls, strict=True):
@@ -103,10 +106,26 @@ class Readers:
             if not isinstance(v, Literal):
                 self._read(v, demand, name, fulls=fulls.get(i))
 
+    def _demands(
+        self, eqn: JaxprEqn, plan: EquationPlan, request: tuple[Want, ...] | None
+    ) -> Sequence[Demand]:
+        """Returns in which dtype an equation reads each operand."""
+        demand = self._demand(eqn, plan, request)
+        if demand:
+            return (demand,) * len(eqn.invars)
+        # What it ranks in float32 is not rounded for a product beside it: before a call, that cast
+        # would be the operand. It asks for no float32 that is not there.
+        return [
+            Demand.of(dtype, self._wide) & Demand.FULL
+            if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED
+            else Demand.NONE
+            for v, dtype in zip(eqn.invars, plan.reads, strict=True)
+        ]
+
     def _demand(
         self, eqn: JaxprEqn, plan: EquationPlan, request: tuple[Want, ...] | None
     ) -> Demand:
-        """Returns in which dtype an equation reads its operands."""
+        """Returns in which dtype an equation reads its operands; NONE where either will do."""
         name, code = eqn.primitive.name, plan.reason.code
         # A contraction reads 16 bits also where it returns its float32 accumulator.
         if name in _CONTRACTS and code in _LOW_CONTRACTION:
@@ -115,7 +134,7 @@ class Readers:
         if request is not None:
             return next(want.demand for want in request if want.demand)
         if all([state.dtype is None for state in plan.results]):
-            # A comparison or an index: exact enough in either dtype.
+            # A comparison or an index: exact enough in either dtype, unless it ranks.
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
             return Demand.FULL if kept else Demand.NONE
         # What is computed in float32 and rounded once reads float32.

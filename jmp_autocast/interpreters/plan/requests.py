@@ -258,7 +258,7 @@ def find_requests(
         needs: What each value is needed for.
     """
     requests: dict[int, tuple[Want, ...]] = {}
-    readers = Readers(jaxpr, wants, policy.wide_dtype)
+    readers = Readers(jaxpr, wants, policy.wide_dtype, needs)
     for i in reversed(range(len(equations))):
         eqn, plan = jaxpr.eqns[i], equations[i]
         request = None
