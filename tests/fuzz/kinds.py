@@ -40,6 +40,7 @@ def normal(mean: float = 0.0, deviation: float = 1.0, shape: Any = (N, D)) -> Ar
 
 _NEAR_ONE: Arrays = lambda rng: 1 + rng.integers(-16, 17, (N, D)) / 128
 _LARGE: Arrays = lambda rng: rng.integers(75, 255, (N, D)) * 8.0  # 600 to 2,040
+_TENS: Arrays = lambda rng: rng.integers(96, 112, (N, D)) / 8  # 12 to 14
 _UNITS: Arrays = lambda rng: rng.integers(-64, 65, (N, D)) / 32
 
 
@@ -94,6 +95,17 @@ KINDS: Mapping[str, Kind] = {
         gradients=True,
         bound=0.05,
     ),
+    "exponentials": Kind(
+        """
+        (jnp.exp(p)@v)/jnp.exp(p).sum(-1,keepdims=True) (e@v)/(e@jnp.ones((D,1)))
+        jnp.einsum('nd,de->ne',e,v)/e.sum(1)[:,None]
+        jnp.exp2(p*1.4)@v/jnp.exp2(p*1.4).sum(1)[:,None]
+        jnp.log(e@jnp.abs(v)) (e/e.sum(-1,keepdims=True))@v
+        """,
+        lines=("v, e = params['v'][:D], jnp.exp(p)",),
+        x=_TENS,
+        dtypes=("float16",),
+    ),
     "factors": Kind(
         """
         over(0.998+0.001*jnp.tanh(p)) over(jax.nn.hard_sigmoid(0.02*p+2.96)) over(jnp.sqrt(1-g))
@@ -143,9 +155,10 @@ KINDS: Mapping[str, Kind] = {
         norm(p)[:,None]+norm(q)-2*jnp.einsum('id,jd->ij',p,q) jax.jit(dist)(p,q).min(0)
         jnp.sqrt(jnp.maximum(dist(p,q),1e-9)) jax.checkpoint(dist)(p,q).argmin(1)
         lax.scan(lambda n,a:(n,dist(a,q)),0,p.reshape(2,8,8))[1] jnp.tensordot(p*p,ones,1)-2*p@q.T
+        jnp.diagonal(gram)[:,None]+jnp.diagonal(gram)-2*gram
         """,
         lines=(
-            "q, ones = params['v'], jnp.ones((D, N))",
+            "q, ones, gram = params['v'], jnp.ones((D, N)), p @ p.T",
             "norm = lambda a: jnp.linalg.norm(a, axis=-1) ** 2",
             "dist = lambda a, b: (a*a).sum(-1)[:, None] + (b*b).sum(-1) + (-2. * a) @ b.T",
         ),

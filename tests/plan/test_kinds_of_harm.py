@@ -136,6 +136,22 @@ def factorization_machine(v, x):
     return 0.5 * jnp.sum(jnp.square(x @ v) - jnp.square(x) @ jnp.square(v), -1)
 
 
+def of_gram(_, x):
+    g = x @ x.T
+    return jnp.diag(g)[:, None] + jnp.diag(g) - 2 * g
+
+
+def of_gram_called(_, x):
+    g = jax.jit(lambda a: jnp.einsum("nd,md->nm", a, a))(x)
+    d = jnp.einsum("ii->i", g)
+    return jnp.sqrt(jnp.maximum(-2 * g + d[:, None] + d[None], 0))
+
+
+def centered_kernel(_, x):
+    k = x @ x.T / 64
+    return k - k.mean(0) - k.mean(1, keepdims=True) + k.mean()
+
+
 MACHINE = (normal(64, 8), np.eye(64, dtype=np.float32)[:50] + 1e-3 * normal(50, 64))
 EXPANDED = [
     (nearest_without_its_own_norm, (CENTERS, POINTS), differing),
@@ -151,6 +167,7 @@ EXPANDED = [
     (variance_by_products, (0.0, POINTS), relative),
     (covariances_of_features, (0.0, POINTS), relative),
     (factorization_machine, MACHINE, relative),
+    *[(fn, (0.0, POINTS), relative) for fn in (of_gram, of_gram_called, centered_kernel)],
 ]
 
 # --- constants that take differences ---------------------------------------------------------
@@ -586,7 +603,40 @@ def of_float16(table):
     return [(gradient(fn), args, relative, PRODUCTS, name) for name, fn in table.items()]
 
 
+# --- exponentials beyond float16 ----------------------------------------------------------------
+
+WEIGHTED = {"w": np.eye(8, dtype=np.float32), "v": normal(8, 5)}
+SCORES = (RNG.integers(96, 112, (16, 8)) / 8).astype(np.float32)  # 12 to 14
+
+
+def of_exp(fn):
+    """A function of scores and of what they weigh."""
+    return lambda w, x: fn(x @ w["w"], w["v"])
+
+
+def accumulated(s, v):
+    step = lambda c, row: (c + jnp.exp(row)[:, None].T @ v, jnp.exp(row).sum())
+    total, sums = lax.scan(step, jnp.zeros((1, 5)), s)
+    return total / sums.sum()
+
+
+CAUSAL = np.tril(np.ones((16, 8), bool))
+EXPONENTIALS = {
+    "over its sum": lambda s, v: jnp.exp(s) @ v / jnp.exp(s).sum(-1, keepdims=True),
+    "einsum": lambda s, v: jnp.einsum("nd,de->ne", jnp.exp(s), v) / jnp.exp(s).sum(1)[:, None],
+    "exp2": lambda s, v: jnp.exp2(s * 1.4) @ v / jnp.exp2(s * 1.4).sum(1)[:, None],
+    "sum by a product": lambda s, v: (e := jnp.exp(s)) @ v / (e @ jnp.ones((8, 1))),
+    "logarithm": lambda s, v: jnp.log(jnp.exp(s) @ jnp.abs(v)),
+    "select": lambda s, v: jnp.where(CAUSAL, jnp.exp(s), 0.0) @ v / 1e5,
+    "mask": lambda s, v: (2 * jnp.exp(s) * (s < 13).astype(s.dtype) + 1e-6) @ v / 1e5,
+    "scores plus a bias, transposed": lambda s, v: (v.T @ (jnp.exp(s + v[:, 0]) / 2).T) / 1e5,
+    "call": lambda s, v: jax.jit(jnp.exp)(s) @ v / 1e5,
+    "scan": accumulated,
+}
+
+
 def rows():
+    reads_scores = lambda eqn: shapes(eqn) == [(16, 8), (8, 8)]
     kinds = {
         "cannot pay": (CANNOT_PAY, "_cannot_pay"),
         "expanded": (EXPANDED, Need.EXPANDED),
@@ -597,6 +647,13 @@ def rows():
         "positions": (POSITIONS, "_reads_positions"),
         "factors": (FACTORS, Need.FACTOR),
         "derivatives": (of_float16(IN_FLOAT16), "_derivative_leaves"),
+        "exponentials": (
+            [
+                (of_exp(fn), (WEIGHTED, SCORES), relative, reads_scores, name)
+                for name, fn in EXPONENTIALS.items()
+            ],
+            "_reads_exponentials",
+        ),
         "derivatives of more rows": (of_float16(OF_MORE_ROWS), ""),
         "factors of more rows": (OTHER_FACTORS, ""),
     }
@@ -674,7 +731,7 @@ def test_values_are_right_and_wrong_without_the_row(fn, args, measure, low, row,
     args = jax.tree.map(jnp.asarray, args)
     # A derivative is of the rounded program: that of a rule's, too.
     of_derivatives = isinstance(args[1], jax.Array) and args[1].shape == (1, 32)
-    policy = FP16 if of_derivatives else BF16
+    policy = FP16 if of_derivatives or row == "_reads_exponentials" else BF16
     wrapped = fn if of_derivatives else lambda cast: cast(fn)
     want = in_float64(wrapped(lambda f: f), args)
     error = lambda cast: measure(evaluated(wrapped(cast), args), want)
@@ -700,6 +757,25 @@ def newton_schulz(w, x):
         b = -4.775 * a + 2.0315 * (a @ a)
         g = 3.4445 * g + b @ g
     return g
+
+
+def polynomial(w, x):
+    a = w @ w.T
+    return 2.0315 * (a @ a) - 4.775 * a + (1.5 * jnp.eye(64) - 0.5 * a)
+
+
+def own_softmax(w, x):
+    """Attention with q = k, written by hand."""
+    q = x @ w
+    scores = q @ q.T / 8
+    e = jnp.exp(scores - scores.max(-1, keepdims=True))
+    return (e / e.sum(-1, keepdims=True)) @ q
+
+
+def contrastive(w, x):
+    z = x @ w
+    scores = z @ z.T / 0.07
+    return jnp.mean(jax.nn.logsumexp(scores, -1) - jnp.diag(scores))
 
 
 def attention(w, x):
@@ -767,6 +843,7 @@ def of_rank(rank):
 
 FAST = [
     *[(fn, normal(64, 64)) for fn in (newton_schulz, attention, gated_block, squared_relu)],
+    *[(fn, normal(64, 64)) for fn in (polynomial, own_softmax, contrastive)],
     *[(fn, normal(64, 64)) for fn in (with_weight_decay, denormalized, cosines, routed, sampled)],
     (lstm, normal(128, 256)),
     *[(adapted, of_rank(rank)) for rank in (2, 3, 4, 8)],
@@ -780,6 +857,65 @@ def test_products_of_networks_keep_16_bits(fn, params, level):
     products = [row for row in report.rows if row.primitive == "dot_general"]
     assert products
     assert {dtype for row in products for dtype in row.operands[:2]} == {"bfloat16"}
+
+
+def shifted(s, v):
+    return jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True))) @ v
+
+
+def flash(s, v):
+    """Blocks of keys, each less the largest score so far."""
+
+    def block(carry, now):
+        out, m, total = carry
+        scores, values = now
+        larger = jnp.maximum(m, scores.max(-1))
+        p, old = jnp.exp(scores - larger[:, None]), jnp.exp(m - larger)
+        return (out * old[:, None] + p @ values, larger, total * old + p.sum(-1)), None
+
+    start = jnp.zeros((16, 8)), jnp.full(16, -jnp.inf), jnp.zeros(16)
+    blocks = jnp.stack([s, s / 2]), jnp.stack([v, v + 1])
+    out, _, total = lax.scan(block, start, blocks)[0]
+    return out / total[:, None]
+
+
+AT_MOST_1 = {
+    "softmax": lambda s, v: jax.nn.softmax(s) @ v,
+    "masked softmax": lambda s, v: jax.nn.softmax(s, where=CAUSAL) @ v,
+    "shifted": shifted,
+    "flash": flash,
+    "over its sum": lambda s, v: (jnp.exp(s) / jnp.exp(s).sum(-1, keepdims=True)) @ v,
+    "times its reciprocal": lambda s, v: (jnp.exp(s) * (1 / jnp.exp(s).sum(-1)[:, None])) @ v,
+    "log softmax": lambda s, v: jnp.exp(jax.nn.log_softmax(s)) @ v,
+    "log of a sum": lambda s, v: jnp.exp(s - jax.nn.logsumexp(s, -1, keepdims=True)) @ v,
+    "square": lambda s, v: jnp.exp(-(s**2) / 2) @ v,
+    "magnitude": lambda s, v: jnp.exp(-3 * jnp.abs(s)) @ v,
+    "decay": lambda s, v: jnp.exp(-jnp.exp(v[0, 0]) * jax.nn.softplus(s)) @ v,
+    "kernel": lambda s, v: jnp.exp(-v[0, 0] * jnp.sum((s[:, None] - v) ** 2, -1)) @ v,
+    "capped": lambda s, v: jnp.exp(jnp.minimum(s, 5.0)) @ v + jnp.exp(jnp.clip(s, -20, 2)) @ v,
+    "segments": lambda s, v: (
+        jnp.exp(jnp.cumsum(s, -1)[:, :, None] - jnp.cumsum(s, -1)[:, None]) @ v
+    ),
+    "elu": lambda s, v: jax.nn.elu(s) @ v + jnp.where(s > 0, s + 1, jnp.exp(s)) @ v,
+    "drawn": lambda s, v: (s + jnp.exp(s / 2) * jnp.sin(9 * s)) @ v,
+    "bfloat16": lambda s, v: jnp.exp(s) @ v,
+}
+
+
+@pytest.mark.parametrize("name", AT_MOST_1)
+def test_bounded_exponentials_enter_products_in_16_bits(name):
+    policy = BF16 if name == "bfloat16" else FP16
+    fn = of_exp(AT_MOST_1[name])
+    report = explain(fn, {"w": SAME[:8, :8], "v": normal(8, 8)}, SCORES, policy=policy)
+    products = [row for row in report.rows if row.primitive == "dot_general"]
+    assert len(products) > 1
+    assert {dtype for row in products for dtype in row.operands[:2]} == {policy.compute_dtype.name}
+
+
+def test_explain_names_the_exponential():
+    fn, args = of_exp(EXPONENTIALS["over its sum"]), (WEIGHTED, SCORES)
+    causes = [row.cause for row in explain(fn, *args, policy=FP16).rows]
+    assert "operand 0 is an exp without a bound" in causes
 
 
 def test_explain_names_the_need():

@@ -366,12 +366,28 @@ def _is_needed(policy: Policy, at: Place) -> EquationPlan | None:
     return in_dtype(at, at.region.wide, Reason(ReasonCode.FEEDER, READ_BY + row.reader))
 
 
+def _reads_exponentials(policy: Policy, at: Place) -> EquationPlan | None:
+    """In float16, a contraction of an `exp` that nothing normalizes: float32.
+
+    Without it: `exp(s) @ v / exp(s).sum()` was infinite from scores of 11.1 on.
+    """
+    # An `exp` of what is less its row's largest is at most 1, and so is that of a negated square.
+    if at.name not in _CONTRACTS or at.compute_dtype != np.float16:
+        return None
+    for i, (state, made) in enumerate(zip(at.given[:2], at.made, strict=False)):
+        if made.exponential and state.dtype == at.region.wide:
+            reason = Reason(ReasonCode.LITERAL, f"operand {i} is an exp without a bound", (i,))
+            return in_dtype(at, at.region.wide, reason)
+    return None
+
+
 GUARDS: tuple[Decides, ...] = (
     _exceeds_the_range,
     _cannot_pay,
     _is_needed,
     _takes_differences,
     _reads_positions,
+    _reads_exponentials,
 )
 
 

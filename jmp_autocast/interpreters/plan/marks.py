@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, body_of
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
 from ..primitives.reading import exponent, free_dimensions, iota_length
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import having
@@ -31,14 +31,19 @@ from .symbolic_sizes import at_least, element_count, is_as_large
 _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
 _MOVES = having("moves")
+_REARRANGES = _MOVES | {"convert_element_type"}
 _CONTRACTS = having("contracts")
 _DAMPS = having("damps")  # the result is no longer made element by element
 _KEEPS_FRESH = having("shifts") | {"neg", "select_n", "concatenate"}
 _JOINS = frozenset(("concatenate", "stack", "pad"))
 _KEEPS_COUNT = having("affine") | {"rem", "floor", "sign", "integer_pow"}
 _ADDS_UP = frozenset(("reduce_sum", "reduce_window_sum"))
+_PICKS = frozenset(("gather", "dynamic_slice", "slice"))
+_EXPONENTIALS = frozenset(("exp", "exp2"))
+_AT_LEAST_0 = _EXPONENTIALS | {"abs", "sqrt"}
 MOST_FACTORS = 2
 _OF_ALL = frozenset(("convolved", "spread", "given", "fresh"))
+_ONE_SIDED = frozenset(("max", "min", "clamp"))
 
 
 class Marks(NamedTuple):
@@ -63,6 +68,12 @@ class Marks(NamedTuple):
         of_sums: It is a product of two such sums, scaled.
         counted: Positions: an `iota` made it, or a cumulative sum of one value, since then only
             moved, scaled and shifted.
+        gram: 2 where a product of one value with itself made it, since then only scaled, negated
+            and added to such; 1 where elements of one were picked or summed.
+        bound: 1 where no element is far below 0, -1 where none is far above it: the square of a
+            value, or less the largest element of its row.
+        exponential: An `exp` made it of what has no upper bound, since then only moved, masked,
+            scaled by what is given and added to such: beyond float16 from `exp(11.1)` on.
     """
 
     summed: bool = False
@@ -80,6 +91,9 @@ class Marks(NamedTuple):
     added_up: bool = False
     of_sums: bool = False
     counted: bool = False
+    gram: int = 0
+    bound: int = 0
+    exponential: bool = False
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
@@ -93,6 +107,7 @@ SUMMED = Marks(summed=True)
 GIVEN = Marks(given=True)
 COUNTED = Marks(counted=True)
 ADDED_UP = Marks(added_up=True)
+AT_LEAST_0 = Marks(bound=1)
 
 Memo: TypeAlias = dict[Any, Any]
 AllMarks: TypeAlias = Mapping[Any, Marks]
@@ -111,14 +126,39 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         return memo[key]
     marks = {v: m for v, m in zip(jaxpr.invars, inputs, strict=True) if m != NONE}
     marks.update(dict.fromkeys(jaxpr.constvars, GIVEN))
+    moved = moved_in(jaxpr)
     for eqn in jaxpr.eqns:
+        made = of(marks, eqn.invars)
         if eqn.primitive.name in STRUCTURES:
-            found = _of_structure(eqn, marks, memo)
+            found = _of_structure(eqn, made, memo)
+        elif eqn.primitive.name in _CONTRACTS:
+            found = [_of_contraction(eqn, made, moved)]
         else:
-            found = [_of_result(eqn, of(marks, eqn.invars))] * len(eqn.outvars)
+            found = [_of_result(eqn, made)] * len(eqn.outvars)
         marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
     memo[key] = marks
     return marks
+
+
+def moved_in(jaxpr: Jaxpr) -> Mapping[Var, Atom]:
+    """Returns of which array a variable holds the elements, moved or cast.
+
+    Args:
+        jaxpr: An open jaxpr.
+    """
+    return {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if e.primitive.name in _REARRANGES}
+
+
+def unmoved(atom: Atom, moved: Mapping[Var, Atom]) -> Atom:
+    """Returns the array of which an atom holds the elements.
+
+    Args:
+        atom: A variable or a literal.
+        moved: As `moved_in` returns it.
+    """
+    while not isinstance(atom, Literal) and atom in moved:
+        atom = moved[atom]
+    return atom
 
 
 def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
@@ -184,27 +224,42 @@ def _factors(eqn: JaxprEqn, made: Sequence[Marks]) -> int:
     return 1 + max([made[i].factors for i in found]) if len(found) == 2 else 0
 
 
+def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Var, Atom]) -> Marks:
+    a, b = eqn.invars[:2]
+    # `einsum("id,id->i", x, x)`, not a matrix that is multiplied by itself.
+    is_norm = a is b and free_dimensions(eqn) == (0, 0)
+    is_gram = not is_norm and unmoved(a, moved) is unmoved(b, moved)
+    return Marks(
+        convolved=eqn.primitive.name == "conv_general_dilated",
+        fresh=2,
+        squares=2 if is_norm else 0,
+        sums_powers=any([m.power for m in made[:2]]),
+        gram=2 if is_gram else 0,
+        bound=int(is_norm),
+    )
+
+
 def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     name = eqn.primitive.name
-    if name in _CONTRACTS:
-        # `einsum("id,id->i", x, x)`, not a matrix that is multiplied by itself.
-        is_norm = eqn.invars[0] is eqn.invars[1] and free_dimensions(eqn) == (0, 0)
-        return Marks(
-            convolved=name == "conv_general_dilated",
-            fresh=2,
-            squares=2 if is_norm else 0,
-            sums_powers=any([m.power for m in made[:2]]),
-        )
     if name == "broadcast_in_dim" and not is_as_large(eqn.invars[0], eqn.outvars[0]):
-        m = made[0]
-        return m._replace(
-            summed=False, factors=0, multiplied=False, convolved=False, scaled=False, spread=True
+        return made[0]._replace(
+            summed=False,
+            factors=0,
+            multiplied=False,
+            convolved=False,
+            scaled=False,
+            spread=True,
+            exponential=False,
         )
-    if name in _ADDS_UP and made[0].power == 2:
-        return Marks(squares=2)
     if name in _ADDS_UP:
-        return ADDED_UP
-    if name in _MOVES or name == "convert_element_type":
+        m = made[0]
+        found = Marks(squares=2) if m.power == 2 else ADDED_UP
+        return found._replace(gram=min(1, m.gram), bound=m.bound)
+    if name in _PICKS and made[0].gram:
+        return made[0]._replace(gram=1)
+    if name == "convert_element_type" and aval_of(eqn.invars[0]).dtype == bool:
+        return AT_LEAST_0
+    if name in _REARRANGES:
         return made[0]
     is_mul = name == "mul"
     if name == "iota":
@@ -212,7 +267,8 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     if name == "cumsum":
         return COUNTED if made[0].spread or made[0].counted else NONE
     power = _power(eqn, made)
-    if not (is_mul or power or name in _SUMS or any([m is not NONE for m in made])):
+    bounds = name in _AT_LEAST_0 or name in _ONE_SIDED or name == "neg"
+    if not (is_mul or power or bounds or name in _SUMS or any([m is not NONE for m in made])):
         return NONE
     if len(eqn.outvars) != 1 or name in _DAMPS:
         return NONE
@@ -249,7 +305,67 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         of_sums=(is_mul and all([m.added_up for m in made]))
         or (scales and any([m.of_sums for m in made])),
         counted=name in _KEEPS_COUNT and _is_counted(eqn, made),
+        gram=_gram(eqn, made, at, is_given),
+        bound=_bound(eqn, made, at),
+        exponential=_exponential(eqn, made, at, is_given),
     )
+
+
+def _gram(eqn: JaxprEqn, made: Sequence[Marks], at: Sequence[int], is_given: Sequence[bool]) -> int:
+    name = eqn.primitive.name
+    if name in ("mul", "div"):
+        return max([m.gram for m in made]) if any(is_given) else 0
+    if name == "select_n":  # `where(eye, gram, 0)`, not the matrix of a diagonal
+        return max([made[i].gram for i in at], default=0)
+    is_sum = name in _SUMS or name == "neg"
+    grams = [m.gram for m, given in zip(made, is_given, strict=True) if not given]
+    return min(grams) if is_sum and grams else 0
+
+
+def _bound(eqn: JaxprEqn, made: Sequence[Marks], at: Sequence[int]) -> int:
+    """Returns on which side of 0 what a program computes ends."""
+    name = eqn.primitive.name
+    if name in _AT_LEAST_0 or _power(eqn, made) == 2:
+        return 1
+    bounds = [
+        (-1 if v.val < 0 else 1) if isinstance(v, Literal) else m.bound
+        for v, m in zip(eqn.invars, made, strict=True)
+    ]
+    if name == "neg":  # what scales is taken to be above 0
+        return -(bounds[0] or int(at_least(1, element_count(eqn.invars[0]))))
+    if name in _ONE_SIDED:
+        # Beside a number that is its bound; `max` of two arrays has one where one of them has.
+        side = 1 if name == "max" else -1
+        return side if len(at) < len(made) or side in bounds else 0
+    if name in ("mul", "div"):
+        a, b = (bound if i in at else bound or 1 for i, bound in enumerate(bounds))
+        return a * b
+    if name in _SUMS:
+        # What is smaller is a number of its row: of a softmax, the largest; of a bias, a few.
+        if name == "sub" and 1 not in at and not isinstance(eqn.invars[1], Literal):
+            return -1
+        signed = {-bounds[i] if name == "sub" and i else bounds[i] for i in at}
+        return signed.pop() if len(signed) == 1 else 0
+    if name == "select_n":
+        return next((bound for bound in bounds[1:] if bound), 0)
+    return bounds[0] if name == "log1p" else 0
+
+
+def _exponential(
+    eqn: JaxprEqn, made: Sequence[Marks], at: Sequence[int], is_given: Sequence[bool]
+) -> bool:
+    name = eqn.primitive.name
+    if name in _EXPONENTIALS:
+        return made[0].bound >= 0
+    if not any([m.exponential for m in made]):
+        return False
+    if name == "mul":  # by what is given, or a mask; a computed row or a cotangent normalizes
+        each = enumerate(zip(made, is_given, strict=True))
+        return all([m.exponential or given or (m.bound > 0 and i in at) for i, (m, given) in each])
+    if name == "div":
+        return made[0].exponential and is_given[1]
+    large = [i for i in at if i or name != "select_n"]
+    return name in _KEEPS_FRESH and bool(large) and all([made[i].exponential for i in large])
 
 
 def _is_counted(eqn: JaxprEqn, made: Sequence[Marks]) -> bool:
@@ -283,8 +399,7 @@ def _squares(eqn: JaxprEqn, made: Sequence[Marks], is_given: Sequence[bool]) -> 
     return squares if name in _CHEAP else 0
 
 
-def _of_structure(eqn: JaxprEqn, marks: AllMarks, memo: Memo) -> list[Marks]:
-    given = of(marks, eqn.invars)
+def _of_structure(eqn: JaxprEqn, given: Sequence[Marks], memo: Memo) -> list[Marks]:
     found: list[list[Marks]] = [[] for _ in eqn.outvars]
     for body in bodies(eqn):
         jaxpr = body_of(body.jaxpr)
