@@ -83,12 +83,13 @@ def function_of(
     case: str,
     dtype: str,
     enter: Callable = through_a_dot,
-    beside: Callable = jnp.exp,
+    beside: Callable = jnp.log,
 ) -> Callable:
     """Returns the program of a row for one case, as a function of its float inputs.
 
     ``enter`` makes a 16-bit input of an argument; ``beside`` makes the float32 value that stands
-    next to a 16-bit one, if it is no parameter.
+    next to a 16-bit one, if it is no parameter. It is no ``exp``: in float16 a product of one
+    without a bound is float32.
     """
     low = _in_16_bits(case, len(row.shapes))
     program = row.program(dtype)
