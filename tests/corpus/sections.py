@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -146,7 +147,9 @@ def _or_error(text: Callable[[], str]) -> str:
 
 def _plan_line(row: Any) -> str:
     dtypes = f"{' '.join(row.operands)} -> {' '.join(row.results)}"
-    line = f"{'  ' * row.depth}{row.primitive} {dtypes} | {row.reason} | {row.cause}"
+    # The reader with the need stands at a line of a file, which is another one elsewhere.
+    cause = re.sub(r"(read by .*): [\w-]+, .+", r"\1", row.cause)
+    line = f"{'  ' * row.depth}{row.primitive} {dtypes} | {row.reason} | {cause}"
     return without_identity(line)
 
 
