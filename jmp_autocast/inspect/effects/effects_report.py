@@ -32,7 +32,9 @@ class Effect:
         predicted: The change of the loss to first order: the rounding error times the cotangent,
             summed up, the mean over the batches. With ``relative=True`` the relative error.
         spread: The root of the sum of the squares of these products: how large the change would be
-            if the errors were independent, as those of stochastic rounding are.
+            if the errors were independent, as those of stochastic rounding are. Of what all devices
+            of a device map compute alike it is too small by the root of their number, where
+            ``check_vma=False`` hides that they do.
         deviation: The standard deviation of ``predicted`` over the batches; 0 of one.
         measured: The change of the loss where this alone was really lowered; None where it was not.
         lost: How many elements are finite in float32 and not in the format, in all batches.
