@@ -239,10 +239,11 @@ def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Var, At
     )
 
 
-def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
+def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
+    """Returns what is known of elements that are spread, added up, picked or moved; else None."""
     name = eqn.primitive.name
     if name == "broadcast_in_dim" and not is_as_large(eqn.invars[0], eqn.outvars[0]):
-        return made[0]._replace(
+        return m._replace(
             summed=False,
             factors=0,
             multiplied=False,
@@ -252,15 +253,19 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
             exponential=False,
         )
     if name in _ADDS_UP:
-        m = made[0]
         found = Marks(squares=2) if m.power == 2 else ADDED_UP
         return found._replace(gram=min(1, m.gram), bound=m.bound)
-    if name in _PICKS and made[0].gram:
-        return made[0]._replace(gram=1)
+    if name in _PICKS and m.gram:
+        return m._replace(gram=1)
     if name == "convert_element_type" and aval_of(eqn.invars[0]).dtype == bool:
         return AT_LEAST_0
-    if name in _REARRANGES:
-        return made[0]
+    return m if name in _REARRANGES else None
+
+
+def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
+    name = eqn.primitive.name
+    if made and (found := _of_one_array(eqn, made[0])) is not None:
+        return found
     is_mul = name == "mul"
     if name == "iota":
         return COUNTED if not at_least(3, iota_length(eqn)) else NONE
