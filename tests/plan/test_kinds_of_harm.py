@@ -391,11 +391,6 @@ def counted_by_sums(w, x):
     return jnp.sin(t @ w) * x
 
 
-def counted_along(w, x):
-    t = jnp.cumsum(jnp.full((8,), 1 / 8))
-    return jnp.cos((t[None, :] + x[:, :8]) @ w)
-
-
 def spaced(w, x):
     return jnp.sin(jnp.linspace(-1, 1, 512).reshape(64, 8) @ w) * x
 
@@ -631,6 +626,7 @@ EXPONENTIALS = {
     "mask": lambda s, v: (2 * jnp.exp(s) * (s < 13).astype(s.dtype) + 1e-6) @ v / 1e5,
     "scores plus a bias, transposed": lambda s, v: (v.T @ (jnp.exp(s + v[:, 0]) / 2).T) / 1e5,
     "call": lambda s, v: jax.jit(jnp.exp)(s) @ v / 1e5,
+    "joined": lambda s, v: jnp.concatenate([jnp.exp(s), s], 0) @ v / 1e5,
     "scan": accumulated,
 }
 

@@ -171,7 +171,7 @@ def _traced(
     calls: Sequence[tuple[Any, ...]],
     kwargs: dict[str, Any],
     argnums: Any,
-    relative: bool = False,
+    relative: bool,
 ) -> tuple[_Program, list[list[Any]]]:
     """Returns the program of the first call, and the arrays of all."""
     arrays: list[list[Any]] = []
@@ -452,8 +452,9 @@ class _Look:
 @jax.jit
 def _distance(exact: Sequence[Any], found: Sequence[Any]) -> Any:
     """Returns the relative error of all arrays together."""
-    norm = lambda arrays: jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in arrays))  # noqa: E731
-    return norm([y - x for x, y in zip(exact, found, strict=True)]) / norm(exact)
+    # What became infinite is not left out: the error is infinite, too.
+    squares = [jnp.sum(jnp.square(y - x)) for x, y in zip(exact, found, strict=True)]
+    return jnp.sqrt(sum(squares)) / norms_of(exact, together=True)[0]
 
 
 def _doubted(rows: Sequence[Effect], resolution: float) -> Iterable[Effect]:

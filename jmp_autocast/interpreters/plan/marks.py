@@ -25,6 +25,7 @@ from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
 from ..primitives.reading import exponent, free_dimensions, iota_length
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import having
+from .bounds import BOUNDS, Operands, is_exponential
 from .returning_carries import accumulating_carries
 from .symbolic_sizes import at_least, element_count, is_as_large
 
@@ -39,11 +40,8 @@ _JOINS = frozenset(("concatenate", "stack", "pad"))
 _KEEPS_COUNT = having("affine") | {"rem", "floor", "sign", "integer_pow"}
 _ADDS_UP = frozenset(("reduce_sum", "reduce_window_sum"))
 _PICKS = frozenset(("gather", "dynamic_slice", "slice"))
-_EXPONENTIALS = frozenset(("exp", "exp2"))
-_AT_LEAST_0 = _EXPONENTIALS | {"abs", "sqrt"}
 MOST_FACTORS = 2
 _OF_ALL = frozenset(("convolved", "spread", "given", "fresh"))
-_ONE_SIDED = frozenset(("max", "min", "clamp"))
 
 
 class Marks(NamedTuple):
@@ -272,8 +270,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     if name == "cumsum":
         return COUNTED if made[0].spread or made[0].counted else NONE
     power = _power(eqn, made)
-    bounds = name in _AT_LEAST_0 or name in _ONE_SIDED or name == "neg"
-    if not (is_mul or power or bounds or name in _SUMS or any([m is not NONE for m in made])):
+    if not (power or name in BOUNDS or any([m is not NONE for m in made])):
         return NONE
     if len(eqn.outvars) != 1 or name in _DAMPS:
         return NONE
@@ -294,6 +291,11 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     scales = name in ("mul", "div") and any(is_given)
     if scales:
         fresh = min(1, max([m.fresh for m in made]))
+    signs = [
+        (-1 if v.val < 0 else 1) if isinstance(v, Literal) else m.bound
+        for v, m in zip(eqn.invars, made, strict=True)
+    ]
+    operands = Operands(eqn, signs, [m.exponential for m in made], is_given, at)
     return Marks(
         summed=bool(adds(eqn, made)) or (passes and any([m.summed for m in made])),
         factors=factors if passes else 0,
@@ -311,8 +313,8 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         or (scales and any([m.of_sums for m in made])),
         counted=name in _KEEPS_COUNT and _is_counted(eqn, made),
         gram=_gram(eqn, made, at, is_given),
-        bound=_bound(eqn, made, at),
-        exponential=_exponential(eqn, made, at, is_given),
+        bound=BOUNDS[name](operands) if name in BOUNDS else 0,
+        exponential=is_exponential(operands),
     )
 
 
@@ -325,52 +327,6 @@ def _gram(eqn: JaxprEqn, made: Sequence[Marks], at: Sequence[int], is_given: Seq
     is_sum = name in _SUMS or name == "neg"
     grams = [m.gram for m, given in zip(made, is_given, strict=True) if not given]
     return min(grams) if is_sum and grams else 0
-
-
-def _bound(eqn: JaxprEqn, made: Sequence[Marks], at: Sequence[int]) -> int:
-    """Returns on which side of 0 what a program computes ends."""
-    name = eqn.primitive.name
-    if name in _AT_LEAST_0 or _power(eqn, made) == 2:
-        return 1
-    bounds = [
-        (-1 if v.val < 0 else 1) if isinstance(v, Literal) else m.bound
-        for v, m in zip(eqn.invars, made, strict=True)
-    ]
-    if name == "neg":  # what scales is taken to be above 0
-        return -(bounds[0] or int(at_least(1, element_count(eqn.invars[0]))))
-    if name in _ONE_SIDED:
-        # Beside a number that is its bound; `max` of two arrays has one where one of them has.
-        side = 1 if name == "max" else -1
-        return side if len(at) < len(made) or side in bounds else 0
-    if name in ("mul", "div"):
-        a, b = (bound if i in at else bound or 1 for i, bound in enumerate(bounds))
-        return a * b
-    if name in _SUMS:
-        # What is smaller is a number of its row: of a softmax, the largest; of a bias, a few.
-        if name == "sub" and 1 not in at and not isinstance(eqn.invars[1], Literal):
-            return -1
-        signed = {-bounds[i] if name == "sub" and i else bounds[i] for i in at}
-        return signed.pop() if len(signed) == 1 else 0
-    if name == "select_n":
-        return next((bound for bound in bounds[1:] if bound), 0)
-    return bounds[0] if name == "log1p" else 0
-
-
-def _exponential(
-    eqn: JaxprEqn, made: Sequence[Marks], at: Sequence[int], is_given: Sequence[bool]
-) -> bool:
-    name = eqn.primitive.name
-    if name in _EXPONENTIALS:
-        return made[0].bound >= 0
-    if not any([m.exponential for m in made]):
-        return False
-    if name == "mul":  # by what is given, or a mask; a computed row or a cotangent normalizes
-        each = enumerate(zip(made, is_given, strict=True))
-        return all([m.exponential or given or (m.bound > 0 and i in at) for i, (m, given) in each])
-    if name == "div":
-        return made[0].exponential and is_given[1]
-    large = [i for i in at if i or name != "select_n"]
-    return name in _KEEPS_FRESH and bool(large) and all([made[i].exponential for i in large])
 
 
 def _is_counted(eqn: JaxprEqn, made: Sequence[Marks]) -> bool:

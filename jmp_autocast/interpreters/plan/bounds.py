@@ -1,0 +1,151 @@
+"""On which side of 0 a value ends, and which values are an `exp` without a bound: rules as rows.
+
+An `exp` is at most 1 where its operand ends at 0, as in a softmax, which takes the largest element
+of a row off first. Where nothing ends it, float16 does not hold it from `exp(11.1)` on, and no
+normalization after a product helps: `exp(s) @ v / exp(s).sum()` was infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ..compat import JaxprEqn, Literal
+from ..primitives.reading import exponent
+from ..primitives.traits import having
+from .symbolic_sizes import at_least, element_count
+
+
+class Operands(NamedTuple):
+    """What is known of the operands of an equation, a value for each.
+
+    Args:
+        eqn: The equation.
+        bounds: 1 where no element is far below 0, -1 where none is far above it, else 0; of a
+            literal its sign.
+        exponential: Whether it is an `exp` without a bound.
+        given: Whether it is an input, a constant or a number of the program.
+        large: Which are as large as the result, by their positions.
+    """
+
+    eqn: JaxprEqn
+    bounds: Sequence[int]
+    exponential: Sequence[bool]
+    given: Sequence[bool]
+    large: Sequence[int]
+
+
+def _at_least_0(it: Operands) -> int:
+    return 1
+
+
+def _of_power(it: Operands) -> int:
+    return int(exponent(it.eqn) == 2)
+
+
+def _negated(it: Operands) -> int:
+    # What scales is taken to be above 0.
+    return -(it.bounds[0] or int(at_least(1, element_count(it.eqn.invars[0]))))
+
+
+def _ended_at(side: int) -> Callable[[Operands], int]:
+    def rule(it: Operands) -> int:
+        # By a number, or by an array that itself ends there.
+        return side if len(it.large) < len(it.bounds) or side in it.bounds else 0
+
+    return rule
+
+
+def _scaled(it: Operands) -> int:
+    a, b = (x if i in it.large else x or 1 for i, x in enumerate(it.bounds))
+    return a * b
+
+
+def _multiplied(it: Operands) -> int:
+    a, b = it.eqn.invars
+    return 1 if a is b else _scaled(it)
+
+
+def _added(it: Operands) -> int:
+    return _common([it.bounds[i] for i in it.large])
+
+
+def _subtracted(it: Operands) -> int:
+    # What is smaller is a number of its row: of a softmax the largest, of a bias one of a few.
+    if 1 not in it.large and not isinstance(it.eqn.invars[1], Literal):
+        return -1
+    return _common([-it.bounds[i] if i else it.bounds[i] for i in it.large])
+
+
+def _common(bounds: Sequence[int]) -> int:
+    return bounds[0] if len(set(bounds)) == 1 else 0
+
+
+def _chosen(it: Operands) -> int:
+    # What a mask puts in is a number, beside the values.
+    return next((bound for bound in it.bounds[1:] if bound), 0)
+
+
+BOUNDS: Mapping[str, Callable[[Operands], int]] = MappingProxyType(
+    {
+        **dict.fromkeys(("exp", "exp2", "abs", "sqrt", "square"), _at_least_0),
+        "integer_pow": _of_power,
+        "log1p": lambda it: it.bounds[0],
+        "neg": _negated,
+        "max": _ended_at(1),
+        **dict.fromkeys(("min", "clamp"), _ended_at(-1)),
+        "mul": _multiplied,
+        "div": _scaled,
+        **dict.fromkeys(having("sums"), _added),
+        "sub": _subtracted,
+        "select_n": _chosen,
+    }
+)
+"""On which side of 0 a result ends, by the primitive; of any other nothing is known."""
+
+
+def _all_large(it: Operands) -> bool:
+    return bool(it.large) and all([it.exponential[i] for i in it.large])
+
+
+def _all_cases(it: Operands) -> bool:
+    # Of `where(x > 0, x, exp(x) - 1)` each has what it can hold.
+    return _all_large(it._replace(large=[i for i in it.large if i]))
+
+
+def _masked_or_scaled(it: Operands) -> bool:
+    # A computed row, or a cotangent, normalizes.
+    return all(
+        [
+            exponential or given or (bound > 0 and i in it.large)
+            for i, (exponential, given, bound) in enumerate(
+                zip(it.exponential, it.given, it.bounds, strict=True)
+            )
+        ]
+    )
+
+
+# From operands of which some are an `exp` without a bound to whether the result is.
+_STAYS: Mapping[str, Callable[[Operands], bool]] = MappingProxyType(
+    {
+        **dict.fromkeys(having("shifts") | {"neg"}, _all_large),
+        "select_n": _all_cases,
+        **dict.fromkeys(("concatenate", "stack", "pad"), lambda it: any(it.exponential)),
+        "mul": _masked_or_scaled,
+        "div": lambda it: it.exponential[0] and it.given[1],
+    }
+)
+
+
+def is_exponential(it: Operands) -> bool:
+    """Returns whether the result of an equation is an `exp` without a bound.
+
+    Args:
+        it: What is known of its operands.
+    """
+    name = it.eqn.primitive.name
+    if name in ("exp", "exp2"):
+        return it.bounds[0] >= 0
+    rule = _STAYS.get(name) if any(it.exponential) else None
+    return rule is not None and rule(it)
