@@ -91,13 +91,18 @@ def test_a_random_product(seed):
     x, y = (jnp.asarray(rng.standard_normal([sizes[i] for i in t]), jnp.bfloat16) for t in terms)
     numbers = tuple([[t.index(i) for i in dims] for t in terms] for dims in (summed, batch))
     params = {"dimension_numbers": numbers}
-    found = jax.jit(lambda x, y: [matmul(x, y, params, jnp.float32, exchanged=e) for e in (0, 1)])
+    # Two programs: of both in one, jaxlib 0.10.0 merges a transpose into a product and aborts. It
+    # has no kernels for bfloat16, so that there nothing but this test makes such a product.
+    found = [
+        jax.jit(lambda x, y, e=e: matmul(x, y, params, jnp.float32, exchanged=e))(x, y)
+        for e in (False, True)
+    ]
     if all(sizes[i] == 1 for i in summed):
-        assert found(x, y) == [None, None]
+        assert found == [None, None]
         return
     wide = jax.jit(lambda x, y: lax.dot_general(x, y, numbers, precision="highest"))
     expected = wide(*(np.asarray(a, np.float32) for a in (x, y)))
-    for product in found(x, y):
+    for product in found:
         np.testing.assert_allclose(product, expected, rtol=1e-5, atol=1e-5)
 
 
