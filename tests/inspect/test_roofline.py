@@ -108,7 +108,7 @@ def test_what_is_not_known_is_said(hardware, says):
     ("kernels", "policy", "says"),
     [
         (False, BF16, "not faster on this CPU: because"),
-        (True, BF16, "faster on this CPU, at an unknown rate: because"),
+        (True, BF16, "faster, at an unknown rate: because"),
         (True, FP16, "not faster on this CPU, which multiplies bfloat16 alone: because"),
     ],
 )

@@ -268,7 +268,7 @@ def _unknown(hardware: Hardware, products: Products) -> str:
         return f"not faster on this CPU: {choice.reason}"
     if choice.dtype.name not in dtypes and any(is_low(name, FLOAT32) for name in dtypes):
         return f"not faster on this CPU, which multiplies {choice.dtype} alone: {choice.reason}"
-    return f"faster on this CPU, at an unknown rate: {choice.reason}"
+    return f"faster, at an unknown rate: {choice.reason}"
 
 
 def _outcome(
