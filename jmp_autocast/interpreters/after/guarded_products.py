@@ -80,7 +80,7 @@ def guarded_products(plan: Plan) -> GuardedProducts | None:
         None where they are less than 1 % of the matmul and convolution FLOPs, or less than a
         million in one call, or where their number is symbolic.
     """
-    if not any(_is_guarded_product(*pair) for _, *pair in equations_once(plan)):
+    if not any(_is_guarded_product(eqn, own) for _, eqn, own in equations_once(plan)):
         return None  # without a walk, which goes into each call of one function
     visits = [v for v in walk_plan(plan) if v.eqn.primitive.name in _CONTRACTS]
     found = [v for v in visits if _is_guarded_product(v.eqn, v.plan)]
