@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jmp_autocast.inspect.compiled.casts import convert_kernels, converts
+from jmp_autocast.inspect.compiled.casts import first_convert
 from jmp_autocast.inspect.compiled.collectives import collectives
 from jmp_autocast.inspect.compiled.hlo import parse
 from jmp_autocast.inspect.compiled.products import products
@@ -68,8 +68,8 @@ def read(text: str) -> Row:
         traffic=found.nbytes,
         flops=sum(flops for _, flops in multiplied.values()),
         kernels=found.launches,
-        converts=converts(module).total(),
-        convert_kernels=sum(k.times for k in convert_kernels(found, module)),
+        converts=sum(each.opcode == "convert" for each in module.instructions),
+        convert_kernels=sum(k.times for k in found.kernels if first_convert(k, module)),
         products=multiplied,
         collectives=sent,
         wire=sum(nbytes for _, nbytes in sent.values()),

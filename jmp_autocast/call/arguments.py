@@ -352,7 +352,7 @@ def _param_predicate(
 def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> None:
     """Raises if ``fn`` changed an object among its arguments: the change would be lost."""
     given = jax.tree_util.tree_unflatten(tree, leaves)
-    if _same(arguments, given):
+    if same_objects(arguments, given):
         return
     before = jax.tree_util.tree_leaves(given, is_leaf=_is_opaque)
     now = jax.tree_util.tree_leaves(arguments, is_leaf=_is_opaque)
@@ -360,11 +360,11 @@ def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> N
     if len(before) != len(now):
         return
     for old, new in zip(before, now, strict=True):
-        if not _same(old, new, unreadable=True) and not jax.tree_util.all_leaves([old]):
+        if not same_objects(old, new, unreadable=True) and not jax.tree_util.all_leaves([old]):
             raise TypeError(_mutation_message(fn, type(new).__name__))
 
 
-def _same(one: Any, other: Any, unreadable: bool = False) -> bool:
+def same_objects(one: Any, other: Any, unreadable: bool = False) -> bool:
     """True for trees of one structure that hold the same objects.
 
     Args:

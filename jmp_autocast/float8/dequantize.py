@@ -13,8 +13,7 @@ from jax import export, lax
 
 from ..interpreters.compat import with_dtype
 from ..interpreters.compat.registration import (
-    at_front,
-    batch_size,
+    all_at_front,
     define_primitive,
     lowers_by_platform,
 )
@@ -133,9 +132,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 
 
 def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, int]:
-    size = batch_size(operands, dims)
-    front = [at_front(x, d, size) for x, d in zip(operands, dims, strict=True)]
-    return dequantize_p.bind(*front), 0
+    return dequantize_p.bind(*all_at_front(operands, dims)), 0
 
 
 # A primitive, so that planning finds it in the program that it traced.

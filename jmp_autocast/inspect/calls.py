@@ -1,14 +1,18 @@
-"""The calls that `tune` and `explain_effects` make: of their arguments, or of each batch."""
+"""The calls that tools make: of their arguments, or of each batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
-from ..call.arguments import is_array
-from ..policies.errors import wrong_type
+from ..autocast import opened
+from ..call.arguments import Call, flatten, is_array
+from ..interpreters.compat import ClosedJaxpr, fresh_make_jaxpr, mark_frames
+from ..policies.errors import shown, wrong_type
+
+mark_frames(__file__)
 
 _FIX = "Write batches=[(params, x1), (params, x2)], with a tuple of arguments for each call."
 
@@ -47,3 +51,38 @@ def calls_of(by: str, args: tuple[Any, ...], batches: Any) -> list[tuple[Any, ..
     if not calls:
         raise ValueError(f"batches must hold at least one tuple of arguments, got none. {_FIX}")
     return calls
+
+
+def check_concrete(by: str, arguments: Any, fix: str = "Pass arrays.") -> None:
+    """Raises TypeError where an argument is the type of an array, as `explain` takes it.
+
+    Args:
+        by: The public function that runs the call.
+        arguments: Those of the call.
+        fix: What to do instead.
+    """
+    for leaf in jax.tree.leaves(arguments):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"{by} runs the function and needs arrays, got {shown(leaf)} of type "
+                f"{type(leaf).__name__}. {fix}"
+            )
+
+
+def traced(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], abstract: bool = False
+) -> tuple[Call, ClosedJaxpr]:
+    """Returns a call of any function, flattened, and its jaxpr.
+
+    No argument is a parameter here: nothing is planned. What the call changes in its objects is
+    lost, as nothing of it is looked at.
+
+    Args:
+        fn: The function.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        abstract: Take types of arrays as arrays.
+    """
+    with opened(fn, args, kwargs) as pure:
+        call = flatten(pure.fn, (), pure.args, pure.kwargs, abstract)
+        return call, fresh_make_jaxpr(call.traceable, *call.arrays)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import errors, nnx
 
-from ..call.arguments import AUTO, Opened, name_of, param_positions
+from ..call.arguments import AUTO, Opened, name_of, param_positions, same_objects
 from .flax_compat import (
     is_hijax,
     is_unchanged,
@@ -121,7 +121,7 @@ class Pure:
         What did not change is no output: a module of an outer trace can be read, not written.
         """
         flat = [(path, with_metadata(values[name], data)) for path, name, data in graph.state]
-        contents = {name: jax.tree_util.tree_flatten(values[name]) for _, name, _ in graph.state}
+        contents = {name: jax.tree.map(lambda x: x, values[name]) for _, name, _ in graph.state}
         nodes, _ = merge_nodes(graph.graphdef, flat, inner=True)
         objects = iter(nodes)
         full = [next(objects) if name is None else values[name] for name in graph.leaves]
@@ -152,7 +152,7 @@ class Pure:
         for path, leaf in after:
             name, data = known.get(id(raw_value(leaf)), (None, None))
             # `sow` writes into a container in its place.
-            is_same = name is not None and _is_same(raw_value(leaf), contents[name])
+            is_same = name is not None and same_objects(raw_value(leaf), contents[name])
             if is_same and metadata(leaf) == data:
                 state.append((path, name))
             else:
@@ -275,12 +275,6 @@ def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str,
     if is_object(fn):
         return operator.call, ((fn,), {})
     return fn, ((), {})
-
-
-def _is_same(value: Any, contents: tuple[list[Any], Any]) -> bool:
-    leaves, tree = jax.tree_util.tree_flatten(value)
-    before, structure = contents
-    return tree == structure and all(a is b for a, b in zip(leaves, before, strict=True))
 
 
 def _tree_of(x: Any) -> Any:

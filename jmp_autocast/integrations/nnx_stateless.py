@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from flax import nnx
 
-from ..call.arguments import name_of
+from ..call.arguments import name_of, same_objects
 from .flax_compat import raw_value
 
 
@@ -67,7 +66,7 @@ def stateless(
         out = fn(net, *args, **kwargs)
         after = dict(_named(nnx.state(net)))
         for name, value in params.items():
-            if not _is_same(raw_value(after[name][1]), value):
+            if not same_objects(raw_value(after[name][1]), value):
                 raise TypeError(
                     f"{name_of(fn)} changes the parameter {name!r}, and stateless(fn, module) "
                     "returns no parameters. Hold what changes in another nnx.Variable, such as "
@@ -83,8 +82,3 @@ def stateless(
 def _named(state: Any) -> list[tuple[str, Any]]:
     """Returns the path, as the user writes it, and the variable of each part of a state."""
     return [("/".join(map(str, path)), (path, v)) for path, v in nnx.to_flat_state(state)]
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(a is b for a, b in pairs)

@@ -223,12 +223,7 @@ def only_loss_scale(opt_state: Any, where: str = "") -> LossScale:
         opt_state: The pytree.
         where: What is said of a state without one, after what it is.
     """
-
-    def is_state(node: Any) -> bool:
-        return isinstance(node, LossScale)
-
-    leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_state)
-    found = [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves if is_state(leaf)]
+    found = _found(opt_state)
     if len(found) == 1:
         return found[0][1]
     if not found:
@@ -248,16 +243,18 @@ def _instead(state: Any) -> str:
     """Returns what to pass for what holds no loss scale."""
     if callable(getattr(state, "init", None)) and callable(getattr(state, "update", None)):
         return " This is the optimizer: pass its state, opt_state = tx.init(params)."
-    if any(type(node).__module__.startswith("optax") for node in (state, *_nodes(state))):
+    parts = state if isinstance(state, tuple | list) else ()
+    if any(type(node).__module__.startswith("optax") for node in (state, *parts)):
         return " This optimizer has none: wrap it, tx = dynamic_loss_scaling(optax.adam(1e-3))."
     return ""
 
 
-def _nodes(state: Any) -> Any:
-    return state if isinstance(state, tuple | list) else ()
-
-
 def has_loss_scale(tree: Any) -> bool:
     """Returns whether a pytree holds a `LossScale`."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LossScale))
-    return any(isinstance(leaf, LossScale) for leaf in leaves)
+    return bool(_found(tree))
+
+
+def _found(tree: Any) -> list[tuple[str, LossScale]]:
+    """Returns the scales in a pytree, each with its path."""
+    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, LossScale))
+    return [(jax.tree_util.keystr(path), x) for path, x in nodes if isinstance(x, LossScale)]

@@ -12,7 +12,7 @@ import optax
 
 from .draws import as_key, split
 from .rounding import stochastically, to_nearest
-from .storing import Scheme, is_half, map_half, reached, storing
+from .storing import Scheme, as_wide, is_half, map_half, reached, storing
 
 # The compensation of float16 weights too: float16 has no number below 6e-8, and half of the
 # distance between weights near 1e-3 is 2e-7.
@@ -132,8 +132,7 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def _master(params: Any, master: Any) -> Any:
-    wide = map_half(lambda _, m: m, params, master)
-    return _where_half(params, wide)
+    return _wide(lambda _, m: m, params, master)
 
 
 def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -188,10 +187,7 @@ def missing(param: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _compensated(params: Any, compensation: Any) -> Any:
-    wide = map_half(
-        lambda p, c: p.astype(jnp.float32) + c.astype(jnp.float32), params, compensation
-    )
-    return _where_half(params, wide)
+    return _wide(lambda p, c: p.astype(jnp.float32) + c.astype(jnp.float32), params, compensation)
 
 
 def stochastic_rounding(
@@ -241,12 +237,12 @@ def stochastic_rounding(
 
 
 def _as_stored(params: Any, _: Any) -> Any:
-    return _where_half(params, map_half(lambda p: p.astype(jnp.float32), params))
+    return jax.tree.map(as_wide, params)
 
 
-def _where_half(params: Any, wide: Any) -> Any:
-    """Returns ``wide`` at the 16-bit leaves of ``params``, and ``params`` itself elsewhere."""
-    return jax.tree.map(lambda p, w: w if is_half(p) else p, params, wide)
+def _wide(weight: Callable[..., Any], params: Any, kept: Any) -> Any:
+    """Returns the float32 weights of 16-bit leaves, by what is kept of each; others as they are."""
+    return jax.tree.map(lambda p, w: w if is_half(p) else p, params, map_half(weight, params, kept))
 
 
 def check_seed(name: str, seed: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, cast
 
 import numpy as np
@@ -231,11 +231,8 @@ class Policy:
             >>> BF16.with_scopes({"*/LayerNorm_*": "float32"}).scopes
             (('*/LayerNorm_*', dtype('float32')),)
         """
-        merged: dict[str, Any] = dict(self.scopes)
-        for pattern, value in as_mapping(scopes, "scopes").items():
-            merged.pop(check_pattern(pattern), None)
-            merged[pattern] = value
-        return dataclasses.replace(self, scopes=tuple(merged.items()))
+        added = as_mapping(scopes, "scopes").items()
+        return dataclasses.replace(self, scopes=_followed_by(self.scopes, added))
 
     def with_precision(self, precision: Any, *, scope: str = "*") -> Policy:
         """Returns a policy that says how float32 products are computed.
@@ -268,9 +265,8 @@ class Policy:
             >>> "HIGHEST" in str(jax.make_jaxpr(fn)(jnp.ones((8, 8))))
             True
         """
-        merged = dict(self.precisions)
-        merged.pop(check_pattern(scope), None)
-        return dataclasses.replace(self, precisions=(*merged.items(), (scope, precision)))
+        added = [(check_pattern(scope), precision)]
+        return dataclasses.replace(self, precisions=_followed_by(self.precisions, added))
 
     def with_kernels(self, kernels: Mapping[str, KernelWord] | str | Sequence[str]) -> Policy:
         """Returns a policy that says which kernels run with 16-bit operands.
@@ -307,12 +303,8 @@ class Policy:
             >>> BF16.with_kernels(["splash", "*my_attention*"]).kernels
             (('splash', 'compute'), ('*my_attention*', 'compute'))
         """
-        merged: dict[str, Any] = dict(self.kernels)
-        for name, word in as_words(kernels, "kernels").items():
-            check_kernel(name, word)
-            merged.pop(name, None)
-            merged[name] = word
-        return dataclasses.replace(self, kernels=tuple(merged.items()))
+        added = as_words(kernels, "kernels").items()
+        return dataclasses.replace(self, kernels=_followed_by(self.kernels, added))
 
     def with_storage(self, storage: Mapping[str, StorageWord] | str | Sequence[str]) -> Policy:
         """Returns a policy that stores some arguments, results and carries in 16 bits.
@@ -349,12 +341,8 @@ class Policy:
             >>> step(params, jnp.zeros((8, 4), jnp.bfloat16), x).dtype
             dtype(bfloat16)
         """
-        merged: dict[str, Any] = dict(self.storage)
-        for pattern, word in as_words(storage, "storage").items():
-            check_storage(pattern, word)
-            merged.pop(pattern, None)
-            merged[pattern] = word
-        return dataclasses.replace(self, storage=tuple(merged.items()))
+        added = as_words(storage, "storage").items()
+        return dataclasses.replace(self, storage=_followed_by(self.storage, added))
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the policy to a TOML file that a person can read and change.
@@ -511,3 +499,14 @@ class Policy:
         """
         found = matching(self.scoped_rules, names)
         return tuple({name: rule for _, name, rule in found}.items())
+
+
+def _followed_by(pairs: Sequence[tuple[str, Any]], added: Iterable[tuple[str, Any]]) -> Any:
+    """Returns pairs with others behind them. What is given again moves there: the last one holds.
+
+    Args:
+        pairs: Those of a policy, which are checked.
+        added: Those of the user, which are checked when the new policy is made.
+    """
+    new = dict(added)
+    return (*(pair for pair in pairs if pair[0] not in new), *new.items())

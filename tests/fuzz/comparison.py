@@ -143,3 +143,10 @@ def _compare(
                 f" ({np.count_nonzero(wrong)} of {e.size} elements)"
             )
     return messages, medians
+
+
+def near(args: Any, k: int, share: float) -> Any:
+    """Returns the arguments with other digits: floats that differ by about a share of them."""
+    rng = np.random.default_rng(k)
+    other = lambda x: (x * (1 + share * rng.normal(size=x.shape))).astype(x.dtype)
+    return jax.tree.map(lambda x: other(x) if x.dtype.kind == "f" else x, args)

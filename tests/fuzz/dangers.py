@@ -27,7 +27,7 @@ from jmp_autocast import Policy, autocast
 from jmp_autocast.interpreters.compat import jaxpr_as_fun
 
 from .by_hand import Rounded, errors
-from .comparison import interpreted
+from .comparison import interpreted, near
 from .generator import Generator
 from .kinds import KINDS, D, N, arrays, rows
 from .program import NAMESPACE, jax_settings
@@ -265,13 +265,6 @@ def _complaints(danger: Danger, ours: list[float], rules: list[list[float]]) -> 
     ]
 
 
-def _near(args: tuple[Any, ...], k: int) -> tuple[Any, ...]:
-    """The arguments with other digits."""
-    rng = np.random.default_rng(k)
-    other = lambda x: (x * (1 + 0.01 * rng.normal(size=x.shape))).astype(x.dtype)
-    return jax.tree.map(lambda x: other(x) if x.dtype.kind == "f" else x, args)
-
-
 def _digits_of_float32(danger: Danger, args: tuple[Any, ...], gradients: bool) -> list[float]:
     """Returns how far float32 itself is from float64, relative to the largest element."""
     fn = _derived(danger.function(), 1.0) if gradients else danger.function()
@@ -320,7 +313,7 @@ def check(danger: Danger, gradients: bool) -> str:
         return ""
     tried = []
     for k in range(_NEIGHBORS):
-        args = _near(danger.args, k)
+        args = near(danger.args, k, 0.01)
         ours, rules = _errors(danger, args, gradients)
         for scale in (2.0**12, 2.0**6) if gradients and danger.dtype == "float16" else ():
             scaled = _errors(danger, args, gradients, scale)

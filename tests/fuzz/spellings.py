@@ -26,7 +26,7 @@ import numpy as np
 
 from jmp_autocast import Policy, autocast
 
-from .comparison import interpreted
+from .comparison import interpreted, near
 from .generator import Generator
 from .program import NAMESPACE, jax_settings
 
@@ -634,13 +634,6 @@ def _in(dtype: Any, args: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if is_float(x) else x, args)
 
 
-def _near(args: Any, k: int) -> Any:
-    """The arguments with other digits."""
-    rng = np.random.default_rng(k)
-    other = lambda x: (x * (1 + 0.02 * rng.normal(size=x.shape))).astype(x.dtype)
-    return jax.tree.map(lambda x: other(x) if x.dtype.kind == "f" else x, args)
-
-
 def _complaints(spelled: Spelled, errors: np.ndarray) -> list[str]:
     floor, found = errors[0], errors[1:]
     best = found.min(0)
@@ -671,7 +664,7 @@ def check(spelled: Spelled) -> list[str]:
     errors, said = Errors(spelled), ["?"]
     for digits in DIGITS:
         if said:
-            tried = [errors.at(_near(spelled.args, k)) for k in digits]
+            tried = [errors.at(near(spelled.args, k, 0.02)) for k in digits]
             said = _complaints(spelled, np.median(tried, axis=0))
     return said
 

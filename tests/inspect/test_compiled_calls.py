@@ -13,8 +13,8 @@ def test_a_splash_kernel_runs_in_float32():
         "splash_mha_fwd_residuals",
         "splash_mha_dq_no_residuals",
     )
-    assert {dtype for dtype in forward.operands if dtype[0] == "f"} == {"f32"}
-    assert set(forward.results) == set(backward.results) == {"f32"}
+    assert {dtype for dtype in forward.operands if dtype[0] == "f"} == {"float32"}
+    assert set(forward.results) == set(backward.results) == {"float32"}
     assert forward.flops is None
 
 
@@ -40,8 +40,8 @@ def test_a_call(target):
     (call,) = calls(found, module)
     assert (call.target, call.operands, call.results, call.nbytes) == (
         target,
-        ("bf16",),
-        ("f32",),
+        ("bfloat16",),
+        ("float32",),
         48,
     )
     assert (call.name, call.flops) == expected

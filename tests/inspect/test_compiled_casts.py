@@ -1,12 +1,10 @@
-"""Converts of compiled modules, and kernels that do nothing else."""
+"""Kernels of compiled modules that do nothing but convert."""
 
-import collections
-
-from jmp_autocast.inspect.compiled.casts import convert_kernels, converts
+from jmp_autocast.inspect.compiled.casts import first_convert
 from tests.support.hlo_texts import module_of, read
 
 
-def test_converts_by_dtype_and_kernels_that_only_convert():
+def test_kernels_that_only_convert():
     converting = """
 %only (a: f32[100]) -> bf16[100] {
   %a = f32[100]{0} parameter(0)
@@ -25,6 +23,7 @@ def test_converts_by_dtype_and_kernels_that_only_convert():
         before=converting,
     )
     module, found = read(text)
-    assert converts(module) == collections.Counter({"f32 -> bf16": 1, "bf16 -> f32": 1})
-    (kernel,) = convert_kernels(found, module)
-    assert kernel.instruction.name == "low"
+    found = {k.instruction.name: first_convert(k, module) for k in found.kernels}
+    (convert, dtype) = found["low"]
+    assert (convert.name, dtype) == ("c", "f32")
+    assert found["y"] is None

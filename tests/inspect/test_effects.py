@@ -278,7 +278,7 @@ def test_memory_is_that_of_a_gradient():
     x = jnp.ones((512, 64))
     program, (arrays,) = module._traced(loss, [(jnp.eye(64), x)], {}, 0, relative=False)
     formats = [parse(name) for name in ("bfloat16", "float16")]
-    look = module._Look(program, program.sites.where(lambda s: s.is_product), formats, True)
+    look = module._Look(program, program.sites.where(lambda s: s.kind == "product"), formats, True)
     measured, gradient = (
         jax.jit(f).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
         for f in (look.measure, jax.value_and_grad(loss))

@@ -14,13 +14,8 @@ from jmp_autocast import autocast
 from jmp_autocast.interpreters.compat import bind
 from tests.corpus.jaxpr_text import jaxpr_text
 from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, find, trace
-from tests.support.numerics import assert_trees_close
+from tests.support.numerics import assert_trees_close, draw
 from tests.support.own_rules import in_custom_jvp, in_custom_vjp, in_custom_vmap
-
-
-def draw(seed, *shape):
-    # NumPy: jax.random would be traced again at each call, as leak checks switch caches off.
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def params():

@@ -21,6 +21,28 @@ def test_a_row_adds_up_what_a_text_says(compilers):
     assert (row.converts, row.convert_kernels, row.wire, row.note) == (0, 0, 0, "")
 
 
+def test_converts_and_kernels_that_only_convert_count(compilers):
+    converting = """
+%only (a: f32[8]) -> bf16[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %c = bf16[8]{0} convert(%a)
+}
+%also (b: bf16[8]) -> f32[8] {
+  %b = bf16[8]{0} parameter(0)
+  %d = f32[8]{0} convert(%b)
+  ROOT %e = f32[8]{0} exponential(%d)
+}
+"""
+    text = module_of(
+        "%x = f32[8]{0} parameter(0)",
+        "%low = bf16[8]{0} fusion(%x), kind=kLoop, calls=%only",
+        "ROOT %y = f32[8]{0} fusion(%low), kind=kLoop, calls=%also",
+        before=converting,
+    )
+    row = compilers.measure.read(text)
+    assert (row.converts, row.convert_kernels) == (2, 1)
+
+
 def test_a_kernel_whose_metadata_has_line_breaks(compilers):
     row = compilers.measure.read((TEXTS / "tpu_splash_attention.txt").read_text("utf-8"))
     assert row.traffic > 3e6

@@ -11,6 +11,11 @@ def normal(seed, **shapes):
     return {n: random.normal(size=shape).astype(np.float32) for n, shape in shapes.items()}
 
 
+def draw(seed, *shape):
+    """An array of NumPy: one of JAX would be traced at each call while leaks are checked."""
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
 def relative_error(found, expected):
     """The norm of the difference, as a part of the reference's norm."""
     found, expected = (np.asarray(x, np.float64) for x in (found, expected))

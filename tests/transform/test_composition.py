@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.export
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -14,17 +13,12 @@ from jax.sharding import PartitionSpec as P
 from jmp_autocast import autocast, keep_less
 from jmp_autocast.interpreters.primitives.reading import reduction_depth
 from tests.support.jaxprs import assert_dots_run_in, find
-from tests.support.numerics import assert_trees_close
+from tests.support.numerics import assert_trees_close, draw
 
 DTYPES = ["bfloat16", "float16"]
 TOLERANCE = {"bfloat16": 4e-2, "float16": 5e-3}  # relative to the largest element
 DEVICES = 8
 SAVE_NAMES = jax.checkpoint_policies.save_only_these_names("hidden")
-
-
-def draw(seed, *shape):
-    # NumPy: jax.random would be traced again at each call, as leak checks switch caches off.
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def params():

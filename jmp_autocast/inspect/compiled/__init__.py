@@ -5,7 +5,7 @@ loops.py             how often a loop runs
 traffic.py           the kernels that run, and the bytes that they move
 products.py          matmuls and convolutions
 calls.py             kernels whose inside the text does not show
-casts.py             converts
+casts.py             kernels that only convert
 collectives.py       what devices exchange
 arithmetic.py        all FLOPs, as XLA counts them
 memory.py            what the program holds

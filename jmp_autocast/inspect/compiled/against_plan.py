@@ -74,7 +74,8 @@ def compared(
     # compared as one.
     others = [row for line in planned.keys() - shared for row in planned[line]]
     pairs = [(planned[line], made[line]) for line in planned if line in shared]
-    pairs += [([_nowhere(row) for row in others], made[""])] if others else []
+    nowhere = [dataclasses.replace(row, scope="", source="") for row in others]
+    pairs += [(nowhere, made[""])] if others else []
     found = [deviation for pair in pairs for deviation in _of_line(*pair)]
     missing = 0 if made[""] else sum(row.flops for row in others)
     return Compared((*found, *_wires(plan.rows, collectives)), missing)
@@ -89,10 +90,6 @@ def line_of(source: str) -> str:
     """
     found = re.match(r"(.*?:\d+)", source)
     return found[1] if found else source
-
-
-def _nowhere(row: Row) -> Row:
-    return dataclasses.replace(row, scope="", source="")
 
 
 def _of_line(rows: Sequence[Row], made: Sequence[CompiledProduct]) -> Iterator[Deviation]:
@@ -127,11 +124,8 @@ def _wires(rows: Sequence[Row], made: Sequence[CompiledCollective]) -> Iterator[
         if not (name := collective_of(row.primitive)):
             continue
         kind = COLLECTIVES[name].compiled
-        dtypes = {c.dtype for c in made if c.kind == kind and _same_line(c.source, row.source)}
+        line = line_of(row.source)
+        dtypes = {c.dtype for c in made if c.kind == kind and line_of(c.source) == line}
         for dtype in sorted(dtypes):
             if row.operands and row.operands[0] in _NARROW and dtype == "float32":
-                yield Deviation("wire", row.operands[0], dtype, 0, row.scope, line_of(row.source))
-
-
-def _same_line(one: str, other: str) -> bool:
-    return line_of(one) == line_of(other)
+                yield Deviation("wire", row.operands[0], dtype, 0, row.scope, line)

@@ -22,7 +22,6 @@ from .hlo import Module, parse
 from .places import Place, place_of
 from .products import Product, products, sums_of
 from .report import (
-    CompiledCall,
     CompiledCast,
     CompiledCollective,
     CompiledLoop,
@@ -115,7 +114,7 @@ def read(made: Made, plan: Report | None = None) -> CompiledReport:
         products=rows,
         casts=tuple(_casts(found, module)),
         collectives=wires,
-        calls=tuple(_calls(found, module)),
+        calls=tuple(calls(found, module)),
         loops=tuple(
             CompiledLoop(loop.steps, loop.times, *_where(place_of(loop.instruction, module)))
             for loop in found.loops
@@ -170,18 +169,3 @@ def _collectives(found: Traffic, module: Module) -> Iterator[CompiledCollective]
         nbytes = None if each.nbytes is None else each.nbytes * each.times
         place = place_of(each.kernel.instruction, module)
         yield CompiledCollective(kind, dtype_name(dtype), nbytes, each.times, *_where(place))
-
-
-def _calls(found: Traffic, module: Module) -> Iterator[CompiledCall]:
-    for each in calls(found, module):
-        yield CompiledCall(
-            target=each.target,
-            name=each.name,
-            operands=tuple(map(dtype_name, each.operands)),
-            results=tuple(map(dtype_name, each.results)),
-            nbytes=each.nbytes * each.times,
-            flops=None if each.flops is None else each.flops * each.times,
-            times=each.times,
-            scope=each.place.scope,
-            source=each.place.source,
-        )

@@ -504,14 +504,13 @@ def _bits(name: str) -> int:
 def _grouped(rows: Sequence[Any], size: Any) -> list[Any]:
     """Returns rows with those that differ in numbers alone as one, the largest first."""
     groups: dict[Any, list[Any]] = collections.defaultdict(list)
+    numbers = [name for name in ("flops", "nbytes", "times") if rows and hasattr(rows[0], name)]
     for row in rows:
-        numbers = {name: None for name in ("flops", "nbytes", "times") if hasattr(row, name)}
-        groups[dataclasses.replace(row, **numbers)].append(row)
-    merged = []
-    for key, members in groups.items():
-        fields = [name for name in ("flops", "nbytes", "times") if hasattr(key, name)]
-        sums = {name: _added([getattr(row, name) for row in members]) for name in fields}
-        merged.append(dataclasses.replace(key, **sums))
+        groups[dataclasses.replace(row, **dict.fromkeys(numbers))].append(row)
+    merged = [
+        dataclasses.replace(key, **{x: _added([getattr(row, x) for row in group]) for x in numbers})
+        for key, group in groups.items()
+    ]
     return sorted(merged, key=lambda row: -size(row))
 
 

@@ -120,57 +120,52 @@ class Traffic:
 
 def traffic(module: Module) -> Traffic:
     """Reads the traffic of a module."""
-    return _Visitor(module).visit(module.computations[module.entry], 1)
+    return _visited(module, module.computations[module.entry], 1)
 
 
-class _Visitor:
-    """Visits what runs: the entry, bodies of loops, calls, and one branch of each conditional."""
+def _visited(module: Module, within: Computation, times: int) -> Traffic:
+    """Returns what runs: of the entry, bodies of loops, calls, and a branch of each conditional."""
+    parts = [
+        found
+        for instruction in within.values()
+        for found in _visit_instruction(module, instruction, within, times)
+    ]
+    kernels, collectives, loops, unread = (
+        tuple(itertools.chain.from_iterable(getattr(part, name) for part in parts))
+        for name in ("kernels", "collectives", "loops", "unread")
+    )
+    return Traffic(kernels, collectives, loops, unread)
 
-    def __init__(self, module: Module):
-        self.module = module
 
-    def visit(self, within: Computation, times: int) -> Traffic:
-        parts = [
-            found
-            for instruction in within.values()
-            for found in self._visit_instruction(instruction, within, times)
-        ]
-        kernels, collectives, loops, unread = (
-            tuple(itertools.chain.from_iterable(getattr(part, name) for part in parts))
-            for name in ("kernels", "collectives", "loops", "unread")
-        )
-        return Traffic(kernels, collectives, loops, unread)
-
-    def _visit_instruction(
-        self, instruction: Instruction, within: Computation, times: int
-    ) -> Iterator[Traffic]:
-        module, opcode = self.module, instruction.opcode
-        if opcode == "while":
-            count = trip_count(instruction, within, module)
-            yield Traffic(loops=(Loop(instruction, times, count),))
-            yield self.visit(module.body(instruction, "body"), times * (count or 1))
-        elif opcode == "conditional":
-            # One branch runs. The one that moves most is the step that training is made of.
-            branches = [self.visit(branch, times) for branch in branches_of(instruction, module)]
-            yield max(branches, key=lambda branch: branch.nbytes)
-        elif opcode == "call":
-            yield self.visit(module.body(instruction, "to_apply"), times)
-        elif opcode == "async-start":
-            yield self.visit(module.body(instruction, "calls"), times)
-        elif is_collective(instruction):
-            if not opcode.endswith("-done"):
-                kernel = Kernel(instruction, within, times, 0)
-                yield Traffic(collectives=(kernel,))
-        elif opcode not in FREE and instruction.target not in FREE_TARGETS:
-            try:
-                nbytes, unread = moved_bytes(instruction, within, module), ()
-            except (LookupError, ValueError):  # a line that it needs could not be read
-                nbytes, unread = 0, (instruction.name,)
-            yield Traffic((Kernel(instruction, within, times, nbytes),), unread=unread)
-            for inner, inside in inside_fusions(instruction, within, module):
-                # The TPU compiler puts collectives into fusions with what they overlap with.
-                if is_collective(inner):
-                    yield Traffic(collectives=(Kernel(inner, inside, times, 0),))
+def _visit_instruction(
+    module: Module, instruction: Instruction, within: Computation, times: int
+) -> Iterator[Traffic]:
+    opcode = instruction.opcode
+    if opcode == "while":
+        count = trip_count(instruction, within, module)
+        yield Traffic(loops=(Loop(instruction, times, count),))
+        yield _visited(module, module.body(instruction, "body"), times * (count or 1))
+    elif opcode == "conditional":
+        # One branch runs. The one that moves most is the step that training is made of.
+        branches = [_visited(module, branch, times) for branch in branches_of(instruction, module)]
+        yield max(branches, key=lambda branch: branch.nbytes)
+    elif opcode == "call":
+        yield _visited(module, module.body(instruction, "to_apply"), times)
+    elif opcode == "async-start":
+        yield _visited(module, module.body(instruction, "calls"), times)
+    elif is_collective(instruction):
+        if not opcode.endswith("-done"):
+            yield Traffic(collectives=(Kernel(instruction, within, times, 0),))
+    elif opcode not in FREE and instruction.target not in FREE_TARGETS:
+        try:
+            nbytes, unread = moved_bytes(instruction, within, module), ()
+        except (LookupError, ValueError):  # a line that it needs could not be read
+            nbytes, unread = 0, (instruction.name,)
+        yield Traffic((Kernel(instruction, within, times, nbytes),), unread=unread)
+        for inner, inside in inside_fusions(instruction, within, module):
+            # The TPU compiler puts collectives into fusions with what they overlap with.
+            if is_collective(inner):
+                yield Traffic(collectives=(Kernel(inner, inside, times, 0),))
 
 
 def is_collective(instruction: Instruction) -> bool:

@@ -26,7 +26,7 @@ from ..progress_bar import shown_progress
 from .effects_report import Effect, Effects, Kind
 from .random_sum import floats_in, norms_of, random_sum
 from .rounding import narrowed
-from .sites import Found, Site, Sites, sites_of
+from .sites import Found, Site, Sites, parameter_site, sites_of
 from .walk import NUMBERS, Lowered, Tapped, numbers, rounded_inputs
 
 mark_frames(__file__)
@@ -282,7 +282,7 @@ class _Wanted:
                 )
 
         def wanted(site: Site) -> bool:
-            if not self.has("product" if site.is_product else "operation"):
+            if not self.has(site.kind):
                 return False
             names = _names(site)
             return patterns is None or any(match_depth(p, names) is not None for p in patterns)
@@ -311,7 +311,9 @@ class _Look:
         self._program, self._sites, self._formats = program, sites, formats
         self._params = list(program.wrt) if params else []
         # What is looked at, in the order of its numbers: sites, then parameters.
-        self._each = list(sites.each())
+        inputs = body_of(program.closed).invars
+        arguments = [parameter_site(program.paths[i], aval_of(inputs[i])) for i in self._params]
+        self._each = [*sites.each(), *arguments]
         self._numbers: list[np.ndarray] = []
         self._measured: dict[tuple[int, int], float] = {}
         self._resolution = 0.0
@@ -356,7 +358,7 @@ class _Look:
             first = order[: most if runs is None else runs]
             # In a loop the rounding of an iteration changes what the next one rounds: the errors
             # are then others than those of float32's values, though as large.
-            looped = [i for i in order if i not in first and self._is_in_loop(i)]
+            looped = [i for i in order if i not in first and self._each[i].loops]
             first += looped[: 0 if runs is not None else _MANY - len(first)]
             chosen += [(i, k) for i in first]
         if not chosen:
@@ -375,9 +377,6 @@ class _Look:
         self._measured = dict(zip(chosen, (changes / len(arrays)).tolist(), strict=True))
         self._resolution = _UNITS * float(jnp.finfo(jnp.float32).eps) * max(sizes[1:] or sizes)
 
-    def _is_in_loop(self, i: int) -> bool:
-        return i < len(self._each) and bool(self._each[i].loops)
-
     def _size(self, i: int, k: int) -> float:
         change, squares, _ = self._numbers[i][:, :, k].sum(1).mean(0)
         return max(0.0 if self._program.relative else abs(float(change)), float(squares) ** 0.5)
@@ -393,7 +392,7 @@ class _Look:
             found = of_each.get(next(numbered), {})
             return {k: jnp.broadcast_to(x, site.loops) for k, x in found.items()}
 
-        tree, sites = self._sites.tree(held), len(self._each)
+        tree, sites = self._sites.tree(held), len(self._each) - len(self._params)
         inputs = {self._params[i - sites]: x for i, x in of_each.items() if i >= sites}
         given = rounded_inputs(arrays, self._formats, inputs)
         made = Lowered(self._formats).run(self._program.closed, self._sites, given, tree)
@@ -415,20 +414,8 @@ class _Look:
         )
 
     def _rows(self, i: int) -> Iterable[Effect]:
-        count = len(self._each)
-        site = self._each[i] if i < count else None
-        where: dict[str, Any]
-        if site is not None:
-            e, runs = site.equation, int(np.prod(site.loops))
-            where = {"scope": e.scope, "source": e.source, "primitive": e.primitive}
-            where |= {"kind": "product" if site.is_product else "operation", "inside": e.inside}
-            where |= {"shapes": e.shapes, "flops": runs * site.flops, "backward": e.backward}
-        else:
-            at = self._params[i - count]
-            shape = tuple(aval_of(body_of(self._program.closed).invars[at]).shape)
-            where = {"scope": self._program.paths[at], "source": "", "primitive": ""}
-            where |= {"kind": "parameter", "inside": (), "shapes": (shape,), "flops": 0}
-            where |= {"backward": False}
+        site = self._each[i]
+        equation = site.equation
         for k, format in enumerate(self._formats):
             found = self._numbers[i][:, :, k]
             changes, by_iteration = found[:, :, 0].sum(1), found[:, :, 0]
@@ -437,14 +424,21 @@ class _Look:
                     np.sqrt(x) for x in (found[:, :, 1].sum(1), found[:, :, 1])
                 )
             yield Effect(
-                **where,
+                scope=equation.scope,
+                source=equation.source,
+                primitive=equation.primitive,
+                kind=site.kind,
+                inside=equation.inside,
+                backward=equation.backward,
+                shapes=equation.shapes,
+                flops=int(np.prod(site.loops)) * site.flops,
                 format=format.name,
                 predicted=float(changes.mean()),
                 spread=float(found[:, :, 1].sum(1).mean()) ** 0.5,
                 deviation=float(changes.std()),
                 measured=self._measured.get((i, k)),
                 lost=int(found[:, :, 2].sum()),
-                iterations=tuple(by_iteration.mean(0).tolist()) if site and site.loops else (),
+                iterations=tuple(by_iteration.mean(0).tolist()) if site.loops else (),
                 doubt="",
             )
 

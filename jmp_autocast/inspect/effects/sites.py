@@ -12,8 +12,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from ...interpreters.compat import (
     AnyJaxpr,
     JaxprEqn,
@@ -26,8 +24,9 @@ from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import Body, bodies
 from ...interpreters.primitives.traits import BACKWARD, RISKS, having
 from ...policies import CALLS, CONTRACTIONS
-from ..measure.measured import MeasuredEquation, described, is_measurable, user_scopes
+from ..measure.measured import MeasuredEquation, described, is_differentiable, user_scopes
 from ..report.jaxprs import flops_of
+from .effects_report import Kind
 
 _SAME_VALUES = having("same")
 _FLAT = frozenset(name for name, words in BACKWARD.items() if "flat" in words)
@@ -42,7 +41,7 @@ _ENTERED = CALLS | {"scan", "cond", "shard_map"}
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """An equation whose rounding has an effect.
+    """An equation, or an argument, whose rounding has an effect.
 
     Args:
         equation: The equation, as plain data.
@@ -55,9 +54,21 @@ class Site:
     flops: int
 
     @property
-    def is_product(self) -> bool:
-        """Whether it is a matmul or a convolution."""
-        return self.equation.primitive in CONTRACTIONS
+    def kind(self) -> Kind:
+        """Whether it is a matmul or a convolution, another operation, or an argument."""
+        name = self.equation.primitive
+        return "product" if name in CONTRACTIONS else "operation" if name else "parameter"
+
+
+def parameter_site(path: str, aval: Any) -> Site:
+    """Returns an argument as a site, whose rounding has an effect as that of an equation has.
+
+    Args:
+        path: Its path in the arguments.
+        aval: Its type.
+    """
+    shapes, dtypes = (tuple(aval.shape),), (aval.dtype.name,)
+    return Site(MeasuredEquation(path, "", "", (), False, shapes, dtypes), (), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +161,7 @@ def sites_of(
     body = body_of(jaxpr)
     alive = {v for v, is_live in zip(body.invars, live, strict=True) if is_live}
     if constants:
-        alive |= {v for v in body.constvars if _is_float(v.aval)}
+        alive |= {v for v in body.constvars if is_differentiable(v.aval)}
     at: dict[int, Site | tuple[Sites, ...]] = {}
     for i, eqn in enumerate(body.eqns):
         reads = [not isinstance(x, Literal) and x in alive for x in eqn.invars]
@@ -173,7 +184,7 @@ def _results(
 ) -> tuple[list[bool], Site | tuple[Sites, ...] | None]:
     """Returns which results are differentiated, and the site of an equation, or those inside."""
     name = eqn.primitive.name
-    floats = [_is_float(v.aval) for v in eqn.outvars]
+    floats = [is_differentiable(v.aval) for v in eqn.outvars]
     if name in _DECIDES or (name == "sort" and len(eqn.outvars) > 1):
         found.decisions.setdefault(f"{name}, {around.source}")
     # No backward pass goes through a `while`: what it makes is used behind a `stop_gradient`.
@@ -195,10 +206,6 @@ def _results(
     names, inside = around.names, around.inside
     equation = described(eqn, eqn.outvars, names, inside, backward, line)
     return floats, Site(equation, around.loops, flops_of(contraction_in(eqn) or eqn))
-
-
-def _is_float(aval: Any) -> bool:
-    return is_measurable(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
 def _inside(

@@ -11,17 +11,16 @@ import jax.numpy as jnp
 
 from ...autocast import opened
 from ...call.arguments import Call, check_function, flatten, name_of
+from ...call.outputs import as_traced
 from ...interpreters.compat import (
     ClosedJaxpr,
     Tracer,
     body_of,
     consts_of,
     fresh_make_jaxpr,
-    is_array_aval,
     is_ref,
     jaxpr_as_fun,
     mark_frames,
-    set_weak_type,
 )
 from ...policies.callables import has_hash
 from ...policies.choices import check_choice
@@ -193,7 +192,8 @@ class _Checked:
         probe = NumericsProbe(self._mode == "overflow", ranges=self._mode != "raise")
         evaluated = Evaluator(probe).start(declared.closed, [Program()], arrays)
         pairs = zip(evaluated.outputs, body_of(declared.closed).outvars, strict=True)
-        outputs = [_as_weak_as(x, v.aval) for (x,), v in pairs]
+        # An equation that is bound again may lose a weak type.
+        outputs = [as_traced(x, v.aval, "same") for (x,), v in pairs]
         equations = tuple(measured_equations(declared.closed))
         report = NumericsReport(self._name, self._mode, equations, evaluated.readings)
         return Traced((outputs, report), declared.unflatten)
@@ -224,12 +224,6 @@ def _is_traced(arrays: Sequence[Any]) -> bool:
     """Whether computing on arrays becomes a part of an outer trace."""
     probe = jnp.zeros((), jnp.int32) + 1
     return any(isinstance(x, Tracer) for x in (probe, *arrays))
-
-
-def _as_weak_as(x: Any, aval: Any) -> Any:
-    """An equation that is bound again may lose a weak type."""
-    differs = is_array_aval(aval) and jax.typeof(x).weak_type != aval.weak_type
-    return set_weak_type(x, aval) if differs else x
 
 
 def _raise(report: NumericsReport) -> None:

@@ -17,8 +17,8 @@ from ...interpreters import Rewriter
 from ...interpreters.compat import aval_of, body_of
 from ...policies import PolicyLike
 from ...policies.choices import Level
-from ...policies.errors import shown
 from ..argnums import check_range, differentiated
+from ..calls import check_concrete
 from ..progress_bar import Show, shown_progress
 from ..report.explain import looked_at
 from .comparison import Comparison, cotangent_rows, equation_rows, gradient_errors
@@ -30,6 +30,9 @@ from .measured import is_measurable, measured_equations
 from .named_values import ProgramComparison, compare_programs
 from .side_by_side import Program
 from .stored_values import StoredComparison, compare_stored
+
+# `explain` takes shapes, and a user may pass the same arguments here.
+_ABSTRACT = "Pass arrays, or use explain, which computes nothing."
 
 
 @overload
@@ -122,12 +125,12 @@ def compare(
                 f"compare runs functions as they are with against=, and got {named[0]}= as well. "
                 "Pass autocast(fn, ...) or jax.grad(fn) as the functions."
             )
-        _check_concrete(args, kwargs)
+        check_concrete("compare", (args, kwargs), _ABSTRACT)
         if isinstance(against, Mapping):
             return compare_stored(fn, against, args, kwargs)
         return compare_programs(fn, against, args, kwargs)
     wrapper = looked_at(fn, tool_options(compute_dtype, policy, level), "compare", args, kwargs)
-    _check_concrete(args, kwargs)
+    check_concrete("compare", (args, kwargs), _ABSTRACT)
     with shown_progress(None) as show:
         return _compared(fn, wrapper, args, kwargs, argnums, show)
 
@@ -197,16 +200,6 @@ def _programs(planned: PlannedCall, differentiated: bool = False) -> tuple[Progr
     """Returns the float32 and the mixed program, for one trace: the rewriter keeps jaxprs of it."""
     rewriter = Rewriter(planned.planner, planned.plan.wide)
     return Program(planned.plan), Program(planned.plan, rewriter, differentiated)
-
-
-def _check_concrete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # `explain` takes shapes, and a user may pass the same arguments here.
-    for leaf in jax.tree.leaves((args, kwargs)):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            raise TypeError(
-                f"compare runs the function and needs arrays, got {shown(leaf)} of type "
-                f"{type(leaf).__name__}. Pass arrays, or use explain, which computes nothing."
-            )
 
 
 def _check_scalar(planned: PlannedCall, fn: Any) -> None:

@@ -11,7 +11,7 @@ from ..export import cut, place, table
 from ..page.page import Page, Paged, section, tables_page
 from .cotangents import Tap
 from .error_probe import COMPUTED, ArrayError, ErrorReading
-from .measured import MeasuredEquation, each_reading, fields_of
+from .measured import MeasuredEquation, each_reading
 
 # Twenty rows fit on a screen. The comparison holds all.
 _SHOWN = 20
@@ -108,7 +108,7 @@ class Comparison(Paged):
         rows = sorted(self.rows, key=lambda row: row.index)
         for of_cotangents, group in enumerate((rows, self.cotangents)):
             for row in group:
-                name = row.scope if depth is None else "/".join(row.scope.split("/")[:depth])
+                name = "/".join(row.scope.split("/")[:depth])
                 groups.setdefault(name, ([], []))[of_cotangents].append(row)
         return tuple(
             ScopeError(
@@ -307,7 +307,7 @@ def equation_rows(
     rows = []
     for index, (equation, reading) in enumerate(each_reading(equations, readings)):
         numbers = reading._asdict() | {"computed": COMPUTED[reading.computed], "index": index}
-        rows.append(ComparisonRow(**fields_of(equation), **numbers))
+        rows.append(ComparisonRow(**dataclasses.asdict(equation), **numbers))
     return _ranked(rows)
 
 
@@ -334,7 +334,7 @@ def cotangent_rows(
         # Where a cotangent before it is lost already, this equation is not the one that lost it.
         lost = 0 if math.isinf(before) else distance.lost
         numbers = dataclasses.asdict(distance) | {"introduced": added, "introduced_lost": lost}
-        fields = fields_of(tap.equation) | {"computed": "", "runs": 1, "worst_run": 0}
+        fields = dataclasses.asdict(tap.equation) | {"computed": "", "runs": 1, "worst_run": 0}
         rows.append(ComparisonRow(**fields, **numbers, index=index))
     return _ranked(rows)
 

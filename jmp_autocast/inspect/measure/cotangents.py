@@ -25,7 +25,7 @@ from ...interpreters.primitives.structure import runs_again
 from ...interpreters.rewrite.values import Value
 from ...policies import CALLS
 from .devices import on_this_mesh
-from .measured import MeasuredEquation, described, is_measurable, user_scopes
+from .measured import MeasuredEquation, described, is_differentiable, user_scopes
 from .side_by_side import Program, SideBySide, Site, Values, refs_of
 
 
@@ -94,7 +94,7 @@ class Tapper(SideBySide[tuple[str, ...]]):
             refs = sources
             # An input or a constant that is only moved has no tap: with a zero added it would be a
             # computed value, and the gradients of its 16-bit copies would be added in 16 bits.
-            if _has_cotangent(v.aval) and not program.is_source(i, k):
+            if is_differentiable(v.aval) and not program.is_source(i, k):
                 at = len(self.taps)
                 refs = frozenset((at,))
                 self.taps.append(Tap(described(eqn, [v], path, (), True, line), sources))
@@ -125,10 +125,6 @@ def _noticed(x: Any, differentiated: Callable[[], None]) -> Any:
         return primals[0], tangent
 
     return same(x)
-
-
-def _has_cotangent(aval: Any) -> bool:
-    return is_measurable(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
 def cotangents(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from ...interpreters.compat import JaxprEqn, Tracer
 from ...interpreters.rewrite.values import Value
 from .basic_blocks import EquationRun, Probe
 from .evaluator import Evaluated, Evaluator
-from .measured import is_measurable
+from .measured import as_real, is_measurable
 from .random_rounding import draw_of, randomly_rounded, rounds
 from .side_by_side import Program, Site, Values
 
@@ -58,9 +59,8 @@ def spread(x: Any) -> Spread:
 
     An element that is not finite in some samples has no digit; one that is in none is left out.
     """
-    parts = [jnp.real(x), jnp.imag(x)] if jnp.iscomplexobj(x) else [x]
     wide = jnp.float64 if jnp.finfo(x.dtype).bits == 64 else jnp.float32
-    x = jnp.stack([part.astype(wide) for part in parts])
+    x = as_real(x).astype(wide)
     count = lax.psum(1, SAMPLES)
     finite = lax.psum(jnp.isfinite(x).astype(jnp.int32), SAMPLES)
     known = finite == count
@@ -131,10 +131,7 @@ class SpreadProbe(Probe):
 
 
 def _largest(values: Sequence[Any]) -> Any:
-    found: Any = jnp.float32(0)
-    for value in values:
-        found = jnp.maximum(found, value)
-    return found
+    return functools.reduce(jnp.maximum, values, jnp.float32(0))
 
 
 class Sample(Evaluator):

@@ -164,7 +164,7 @@ class Digits(Exported):
         """
         groups: dict[str, list[DigitsRow]] = {}
         for row in self.rows:
-            name = row.scope if depth is None else "/".join(row.scope.split("/")[:depth])
+            name = "/".join(row.scope.split("/")[:depth])
             groups.setdefault(name, []).append(row)
         return tuple(
             ScopeDigits(name, len(rows), min(r.digits for r in rows), max(r.lost for r in rows))

@@ -14,7 +14,7 @@ from jax import lax
 
 from .basic_blocks import EquationRun, Probe
 from .devices import is_whole_on_device, materialized, on_mesh_of, readable
-from .measured import is_measurable
+from .measured import as_real, is_measurable
 
 # Names of the dtypes that a result may have in the mixed program, by the code that stands for them
 # in a reading, which has to be an array; "" is any other.
@@ -246,15 +246,8 @@ def _error(sums: _Sums) -> Any:
 def _wide(reference: Any, result: Any) -> tuple[Any, Any]:
     # Float64 arrays are summed in float64, so that errors of 1e-12 are seen.
     wide = jnp.float64 if jnp.finfo(reference.dtype).bits == 64 else jnp.float32
-    pair = map(readable, (reference, result))
-    a, b = (_real(x).astype(wide) for x in pair)
+    a, b = (as_real(readable(x)).astype(wide) for x in (reference, result))
     return a, b
-
-
-def _real(x: Any) -> Any:
-    """Returns complex numbers as twice as many real ones."""
-    is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
-    return jnp.stack([jnp.real(x), jnp.imag(x)]) if is_complex else x
 
 
 def _as_read(declared: Any, mixed: Any) -> Any:

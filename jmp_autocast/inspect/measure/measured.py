@@ -52,12 +52,6 @@ class MeasuredEquation:
     dtypes: tuple[str, ...]
 
 
-def fields_of(equation: MeasuredEquation) -> dict[str, Any]:
-    """Returns the fields of an equation, for a row that adds what was measured of it."""
-    names = (field.name for field in dataclasses.fields(MeasuredEquation))
-    return {name: getattr(equation, name) for name in names}
-
-
 def each_reading(
     equations: Iterable[MeasuredEquation], readings: Any
 ) -> Iterator[tuple[MeasuredEquation, Any]]:
@@ -158,3 +152,14 @@ def is_measurable(aval: Any) -> bool:
     # Parts on devices that are not yet added up stay so: XLA of JAX 0.10.2 adds up a gradient that
     # a loop carries as such parts more than once where it is read in between (error 0.96).
     return not is_unreduced(aval)
+
+
+def is_differentiable(aval: Any) -> bool:
+    """True for arrays of real floats that are measured: each may have a cotangent."""
+    return is_measurable(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def as_real(x: Any) -> Any:
+    """Returns complex numbers as twice as many real ones."""
+    is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
+    return jnp.stack([jnp.real(x), jnp.imag(x)]) if is_complex else x

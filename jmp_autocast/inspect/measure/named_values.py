@@ -14,20 +14,19 @@ from typing import Any
 
 import jax
 
-from ...autocast import opened
-from ...call.arguments import check_function, flatten, name_of
+from ...call.arguments import check_function, name_of
 from ...interpreters.compat import (
     AnyJaxpr,
     ClosedJaxpr,
     JaxprEqn,
     bind,
     consts_of,
-    fresh_make_jaxpr,
     literal_value,
 )
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.reading import checkpoint_name_in
 from ...interpreters.primitives.structure import bodies, is_call
+from ..calls import traced
 from ..export import Exported, cut, table
 from ..signature import Traced
 from .error_probe import ArrayError, distance, largest_difference
@@ -200,17 +199,14 @@ def compare_programs(
         args: Positional arguments of both.
         kwargs: Keyword arguments of both.
     """
-    traced = []
     for each in (fn, other):
         check_function(each, "compare", "Pass the second function as against=.")
-        with opened(each, args, kwargs) as pure:
-            call = flatten(pure.fn, (), pure.args, pure.kwargs)
-            traced.append((fresh_make_jaxpr(call.traceable, *call.arrays), call.arrays))
+    calls = [traced(each, args, kwargs) for each in (fn, other)]
 
     @jax.jit
     def run(*arrays: Any) -> Traced:
-        pairs = zip(traced, arrays, strict=True)
-        one, two = (values_of(closed, each) for (closed, _), each in pairs)
+        pairs = zip(calls, arrays, strict=True)
+        one, two = (values_of(closed, each) for (_, closed), each in pairs)
         made, dtypes, unmatched = [], {}, []
         for name in dict.fromkeys([*one, *two]):
             x, y = one.get(name), two.get(name)
@@ -221,18 +217,25 @@ def compare_programs(
             made.append((distance(x, y), largest_difference(x, y)))
         return Traced(made, (tuple(dtypes.items()), tuple(unmatched)))
 
-    found = run(*(arrays for _, arrays in traced))
-    made = jax.tree.map(lambda x: x.item(), jax.device_get(found.arrays))
+    found = run(*(call.arrays for call, _ in calls))
     dtypes, unmatched = found.static
+    errors = named_errors(found.arrays, dtypes)
+    return ProgramComparison(name_of(fn), name_of(other), *errors, unmatched)
+
+
+def named_errors(
+    made: Sequence[tuple[ArrayError, Any]], names: Sequence[tuple[str, tuple[str, str]]]
+) -> tuple[tuple[NamedError, ...], dict[str, NamedError]]:
+    """Returns the errors of named values, and those of outputs by their position.
+
+    Args:
+        made: How far each value is off, relative and at most, as arrays.
+        names: The name of each value, which may stand twice, and its dtypes.
+    """
+    found = jax.tree.map(lambda x: x.item(), jax.device_get(made))
     errors = [
         NamedError(**dataclasses.asdict(error), name=name, dtypes=pair, difference=difference)
-        for (error, difference), (name, pair) in zip(made, dtypes, strict=True)
+        for (error, difference), (name, pair) in zip(found, names, strict=True)
     ]
-    outputs = [each for each in errors if each.name.startswith(OUTPUT)]
-    return ProgramComparison(
-        name=name_of(fn),
-        against=name_of(other),
-        values=tuple(each for each in errors if each not in outputs),
-        outputs={each.name.removeprefix(OUTPUT): each for each in outputs},
-        unmatched=unmatched,
-    )
+    outputs = {e.name.removeprefix(OUTPUT): e for e in errors if e.name.startswith(OUTPUT)}
+    return tuple(e for e in errors if not e.name.startswith(OUTPUT)), outputs

@@ -14,7 +14,7 @@ from jax import lax
 from ...interpreters.compat import Tracer, is_ref
 from .basic_blocks import EquationRun, Probe
 from .devices import readable
-from .measured import is_measurable
+from .measured import as_real, is_measurable
 
 # Rounding to float16: 65520 and above become infinite, 2**-25 and below become 0. The largest
 # float16 is 65504 with 65520 half a step above it; the smallest is 2**-24. Ties go to even.
@@ -173,9 +173,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
     would count them as zeros. No comparison asks whether the bits are 0, because LLVM turns that
     into a comparison of floats; subtracting 1, which sends 0 to the largest integer, replaces it.
     """
-    x = readable(x)
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        x = jnp.stack([jnp.real(x), jnp.imag(x)])
+    x = as_real(readable(x))
     bits = _magnitude_bits(x)
     # NaNs have the exponent of an infinity and a fraction: their bits are the largest of all.
     whole = bits.dtype.type

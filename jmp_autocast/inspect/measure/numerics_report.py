@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ..export import NOT_EXPORTED, Exported, counted, cut, place, rest, table
-from .measured import MeasuredEquation, each_reading, fields_of
+from .measured import MeasuredEquation, each_reading
 from .numerics_probe import INFINITY, NEVER, Reading
 
 # Twenty rows fit on a screen. The report holds all.
@@ -278,7 +278,7 @@ def _row(equation: MeasuredEquation, reading: Reading) -> NumericsRow:
     for name in empty:
         numbers[name] = float(np.uint32(numbers[name]).view(np.float32))
     return NumericsRow(
-        **fields_of(equation),
+        **dataclasses.asdict(equation),
         **numbers,
         runs=reading.runs,
         bad_runs=reading.bad_runs,

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ...autocast import opened
-from ...call.arguments import check_function, flatten, name_of
+from ...call.arguments import check_function, name_of
 from ...call.fitting import of_a_call
-from ...interpreters.compat import aval_of, body_of, fresh_make_jaxpr, is_array_aval
-from ...policies.errors import shown, wrong_type
+from ...interpreters.compat import aval_of, body_of, is_array_aval
+from ...policies.errors import wrong_type
+from ..calls import check_concrete, traced
 from .devices import on_device
 from .digits_probe import SAMPLES, Sample, Spread, SpreadReading, digits, spread
 from .digits_report import Digits, DigitsRow, OutputDigits
-from .measured import MeasuredEquation, each_reading, fields_of, is_measurable, measured_equations
+from .measured import MeasuredEquation, each_reading, is_measurable, measured_equations
 
 
 @of_a_call("significant_digits(fn, *args)")
@@ -69,11 +70,8 @@ def significant_digits(
     """
     check_function(fn, "significant_digits", "Pass the function itself, and its arguments.")
     _check_options(samples, seed)
-    _check_concrete(args, kwargs)
-    with opened(fn, args, kwargs) as pure:
-        call = flatten(pure.fn, (), pure.args, pure.kwargs)
-        closed = fresh_make_jaxpr(call.traceable, *call.arrays)
-        arrays = [on_device(x) for x in call.arrays]
+    check_concrete("significant_digits", (args, kwargs))
+    call, closed = traced(fn, args, kwargs)
     avals = [aval_of(v) for v in body_of(closed).outvars]
     floats = [i for i, aval in enumerate(avals) if is_array_aval(aval) and is_measurable(aval)]
     if not floats:
@@ -93,7 +91,7 @@ def significant_digits(
         each = jax.vmap(sample, axis_name=SAMPLES)(numbers)
         return jax.tree.map(lambda x: x[0], each)  # the samples know their spread together
 
-    spreads, readings = jax.device_get(run(*arrays))
+    spreads, readings = jax.device_get(run(*map(on_device, call.arrays)))
     equations = enumerate(each_reading(measured_equations(closed), readings))
     rows = tuple(_row(index, *each, samples) for index, each in equations)
     outputs = {}
@@ -111,7 +109,7 @@ def _row(index: int, equation: MeasuredEquation, read: SpreadReading, samples: i
     )
     lost = round(max(before - made, 0.0), 1)
     numbers = {"digits": made, "fewest": fewest, "lost": lost, "runs": read.runs, "index": index}
-    return DigitsRow(**fields_of(equation), **numbers)
+    return DigitsRow(**dataclasses.asdict(equation), **numbers)
 
 
 def _check_options(samples: Any, seed: Any) -> None:
@@ -123,12 +121,3 @@ def _check_options(samples: Any, seed: Any) -> None:
             f"samples must be at least 2, got {samples}: digits are those that samples share. "
             "Write samples=8."
         )
-
-
-def _check_concrete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for leaf in jax.tree.leaves((args, kwargs)):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            raise TypeError(
-                f"significant_digits runs the function and needs arrays, got {shown(leaf)} of type "
-                f"{type(leaf).__name__}. Pass arrays."
-            )

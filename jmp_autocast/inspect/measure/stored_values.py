@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...autocast import opened
-from ...call.arguments import check_function, flatten, name_of
-from ...interpreters.compat import fresh_make_jaxpr
+from ...call.arguments import check_function, name_of
 from ...policies.errors import did_you_mean, shown, wrong_type
+from ..calls import traced
 from ..export import cut
 from .error_probe import distance, largest_difference
-from .named_values import OUTPUT, NamedError, ProgramComparison, values_of
+from .named_values import ProgramComparison, named_errors, values_of
 
 TOLERANCE = 1e-3
 """An error that rounding in float32 does not make, in any order of sums."""
@@ -95,9 +94,7 @@ def compare_stored(
     """
     check_function(fn, "compare", "Pass the arrays as against=.")
     arrays = _arrays(stored)
-    with opened(fn, args, kwargs) as pure:
-        call = flatten(pure.fn, (), pure.args, pure.kwargs)
-        closed = fresh_make_jaxpr(call.traceable, *call.arrays)
+    call, closed = traced(fn, args, kwargs)
     # Shapes alone: what does not belong together is told before anything is compiled.
     ended: dict[str, int] = {}
     known = jax.eval_shape(lambda *xs: values_of(closed, xs, ended), *call.arrays)
@@ -115,26 +112,12 @@ def compare_stored(
         pairs = zip(references, results, strict=True)
         return [(distance(a, b), largest_difference(a, b)) for a, b in pairs]
 
-    made = jax.tree.map(lambda x: x.item(), jax.device_get(run(call.arrays, references)))
-    errors = [
-        NamedError(
-            **dataclasses.asdict(error),
-            name=names[key],
-            dtypes=(known[names[key]].dtype.name, arrays[key].dtype.name),
-            difference=difference,
-        )
-        for key, (error, difference) in zip(ordered, made, strict=True)
-    ]
-    outputs = [each for each in errors if each.name.startswith(OUTPUT)]
+    dtypes = [(known[names[key]].dtype.name, arrays[key].dtype.name) for key in ordered]
+    named = list(zip(map(names.__getitem__, ordered), dtypes, strict=True))
     moved = {names[key]: axes[key] for key in ordered if axes[key] != _same(arrays[key].ndim)}
-    return StoredComparison(
-        name=name_of(fn),
-        against=f"{len(arrays)} stored array{'s' * (len(arrays) != 1)}",
-        values=tuple(each for each in errors if each not in outputs),
-        outputs={each.name.removeprefix(OUTPUT): each for each in outputs},
-        unmatched=(),
-        transposed=moved,
-    )
+    against = f"{len(arrays)} stored array{'s' * (len(arrays) != 1)}"
+    errors = named_errors(run(call.arrays, references), named)
+    return StoredComparison(name_of(fn), against, *errors, unmatched=(), transposed=moved)
 
 
 def _arrays(stored: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:

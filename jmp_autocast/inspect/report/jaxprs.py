@@ -14,16 +14,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ...autocast import opened
-from ...call.arguments import check_function, flatten
+from ...call.arguments import check_function
 from ...call.fitting import of_a_call
-from ...interpreters.compat import AnyJaxpr, Atom, JaxprEqn, assumed_size, fresh_make_jaxpr
+from ...interpreters.compat import AnyJaxpr, Atom, JaxprEqn, assumed_size
 from ...interpreters.plan.symbolic_sizes import element_count
 from ...interpreters.primitives.called_back import bodies_that_run
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.reading import flops
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import DATA_MOVEMENT, FLOAT32, STRUCTURAL, narrow_dtypes
+from ..calls import traced
 from ..export import scaled, table
 
 
@@ -186,10 +186,7 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
         reduce_sum ('float32',) 1 64
     """
     check_function(fn, "op_stats", "Pass the function itself, then its arguments.")
-    # No argument is a parameter here: nothing is planned.
-    with opened(fn, args, kwargs) as pure:
-        call = flatten(pure.fn, (), pure.args, pure.kwargs, abstract=True)
-        closed = fresh_make_jaxpr(call.traceable, *call.arrays)
+    _, closed = traced(fn, args, kwargs, abstract=True)
     sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
     for eqn, times in equations_in(closed, inside=bodies_that_run):
         # A contraction that hands out its accumulator has the sources of its operands behind them,

@@ -130,19 +130,19 @@ class DeviceTime:
     device: str
     dtype: str
     multiplies: str
-    float32_seconds: float | None
-    default_seconds: float | None
-    tf32_seconds: float | None
-    low_seconds: float | None
-    float8_seconds: float | None
-    default_wire_seconds: float | None
-    wire_seconds: float | None
-    speedup: float | None
-    limit: str
-    says: str
-    no_gain: tuple[ScopeTime, ...]
-    source: str
-    date: str
+    float32_seconds: float | None = None
+    default_seconds: float | None = None
+    tf32_seconds: float | None = None
+    low_seconds: float | None = None
+    float8_seconds: float | None = None
+    default_wire_seconds: float | None = None
+    wire_seconds: float | None = None
+    speedup: float | None = None
+    limit: str = ""
+    says: str = ""
+    no_gain: tuple[ScopeTime, ...] = ()
+    source: str = ""
+    date: str = ""
 
 
 class Times(NamedTuple):
@@ -367,17 +367,7 @@ def _on_the_cpu(products: Products, device: Device) -> DeviceTime:
         device=device.name,
         dtype="" if dtype is None else dtype.name,
         multiplies=device.multiplies,
-        float32_seconds=None,
-        default_seconds=None,
-        tf32_seconds=None,
-        low_seconds=None,
-        float8_seconds=None,
-        default_wire_seconds=None,
-        wire_seconds=None,
-        speedup=None,
-        limit="",
         says=_unknown(hardware, products),
-        no_gain=(),
         source=device.source,
         date=device.date,
     )

@@ -29,7 +29,6 @@ from ..report.kept import KeptArray
 from ..report.roofline import seconds_saved
 from ..report.rows import Row
 from ..report.totals import is_low, item_size
-from ..signature import Signature
 from .batches import Batch, arrays_of
 from .candidates import Candidate, without_marks
 
@@ -149,7 +148,7 @@ def errors_of(
     for batch in batches:
         key = batch.signature, batch.shapes
         if key not in programs:
-            programs[key] = _program(fn, batch.signature, batch, position, dtype)
+            programs[key] = _program(fn, batch, position, dtype)
         run, owners = programs[key]
         squares = np.full(len(candidates), np.nan)
         for owner, (_, square, lost) in zip(owners, np.asarray(run(*batch.arrays)), strict=True):
@@ -159,24 +158,19 @@ def errors_of(
 
 
 def _program(
-    fn: Callable[..., Any],
-    signature: Signature,
-    batch: Batch,
-    position: Mapping[Candidate, int],
-    dtype: str,
+    fn: Callable[..., Any], batch: Batch, position: Mapping[Candidate, int], dtype: str
 ) -> tuple[Callable[..., Any], list[int]]:
     """Returns a compiled pass that gives the numbers of each site, and each site's candidate."""
     called = arrays_of(fn, None)
-    closed = fresh_make_jaxpr(lambda *xs: called(signature, *xs), *batch.arrays)
+    closed = fresh_make_jaxpr(lambda *xs: called(batch.signature, *xs), *batch.arrays)
     live = [jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in batch.arrays]
 
-    def of_site(site: Site) -> int | None:
-        return position.get(Candidate(site.equation.scope, site.equation.primitive))
+    def candidate(site: Site) -> Candidate:
+        return Candidate(site.equation.scope, site.equation.primitive)
 
-    sites = sites_of(closed, live, Found(), constants=True).where(
-        lambda site: of_site(site) is not None
-    )
-    owners = [of_site(site) for site in sites.each()]
+    found = sites_of(closed, live, Found(), constants=True)
+    sites = found.where(lambda site: candidate(site) in position)
+    owners = [position[candidate(site)] for site in sites.each()]
     walk = Tapped([parse(dtype)])
 
     def run(*arrays: Any) -> Any:
@@ -186,11 +180,11 @@ def _program(
 
         zeros = sites.tree(lambda site: jnp.zeros((*site.loops, 1, NUMBERS)))
         leaves = jax.tree.leaves(jax.grad(scalar)(zeros))
-        return jnp.stack([x.reshape(-1, NUMBERS).sum(0) for x in leaves] or [jnp.zeros(NUMBERS)])
+        return jnp.stack([x.reshape(-1, NUMBERS).sum(0) for x in leaves])
 
     if not owners:
         return lambda *_: np.zeros((0, NUMBERS)), []
-    return jax.jit(run), [owner for owner in owners if owner is not None]
+    return jax.jit(run), owners
 
 
 def seconds_of(rows: Sequence[Row], candidates: Sequence[Candidate], device: Device) -> list[float]:

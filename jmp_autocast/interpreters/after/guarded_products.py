@@ -14,13 +14,13 @@ from ..plan.reasons import ReasonCode
 from ..plan.symbolic_sizes import at_least
 from ..primitives.reading import flops
 from ..primitives.traits import having
-from .walk import Visit, walk_plan
+from .walk import Visit, equations_once, walk_plan
 
 _CONTRACTS = having("contracts")
 
 # A GPU multiplies float32 at a sixteenth of its 16-bit rate, so that 1 % of the FLOPs is a seventh
 # of the time. What is below a million FLOPs is done in microseconds at either rate.
-_LEAST_SHARE, _LEAST_FLOPS = 0.01, 10**6
+LEAST_SHARE, LEAST_FLOPS = 0.01, 10**6
 
 
 def is_guard(code: ReasonCode) -> bool:
@@ -80,25 +80,15 @@ def guarded_products(plan: Plan) -> GuardedProducts | None:
         None where they are less than 1 % of the matmul and convolution FLOPs, or less than a
         million in one call, or where their number is symbolic.
     """
-    if not _has_one(plan, set()):
+    if not any(_is_guarded_product(eqn, own) for _, eqn, own in equations_once(plan)):
         return None  # without a walk, which goes into each call of one function
     visits = [v for v in walk_plan(plan) if v.eqn.primitive.name in _CONTRACTS]
     found = [v for v in visits if _is_guarded_product(v.eqn, v.plan)]
     kept, total = _flops(found), _flops(visits)
-    if not at_least(kept, _LEAST_FLOPS) or not at_least(kept, _LEAST_SHARE * total):
+    if not at_least(kept, LEAST_FLOPS) or not at_least(kept, LEAST_SHARE * total):
         return None
     largest = max(found, key=lambda v: _flops([v]))
     return GuardedProducts(kept, kept / total, largest, plan.wide)
-
-
-def _has_one(plan: Plan, seen: set[int]) -> bool:
-    seen.add(id(plan))
-    pairs = zip(plan.jaxpr.eqns, plan.equations, strict=True)
-    return any(
-        _is_guarded_product(eqn, equation)
-        or any(id(inner) not in seen and _has_one(inner, seen) for inner in equation.inner)
-        for eqn, equation in pairs
-    )
 
 
 def _flops(visits: Sequence[Visit]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,8 @@ from ..plan.data import Plan
 from ..plan.symbolic_sizes import at_least
 from ..primitives.kernel_flops import kernel_flops
 from ..primitives.reading import flops
-from .walk import Visit, walk_plan
-
-# As for `guarded_products`: what is less is not felt.
-_LEAST_SHARE, _LEAST_FLOPS = 0.01, 10**6
+from .guarded_products import LEAST_FLOPS, LEAST_SHARE
+from .walk import Visit, equations_once, walk_plan
 
 
 def is_wide_kernel(eqn: JaxprEqn, reads: Sequence[np.dtype | None], wide: np.dtype) -> bool:
@@ -77,12 +75,12 @@ def wide_kernels(plan: Plan) -> WideKernels | None:
     Returns:
         None where they are less than 1 % of the FLOPs of products, or less than a million.
     """
-    if not any(_candidates(plan, set())):
+    if not any(kernel_flops(eqn) > 0 for _, eqn, _ in equations_once(plan)):
         return None  # without a walk, which goes into each call of one function
     found = kernels_in(walk_plan(plan), plan.wide)
-    if found is None or not at_least(found.flops, _LEAST_FLOPS):
+    if found is None or not at_least(found.flops, LEAST_FLOPS):
         return None
-    return found if at_least(found.share, _LEAST_SHARE) else None
+    return found if at_least(found.share, LEAST_SHARE) else None
 
 
 def kernels_in(visits: Sequence[Visit], wide: np.dtype) -> WideKernels | None:
@@ -100,12 +98,3 @@ def kernels_in(visits: Sequence[Visit], wide: np.dtype) -> WideKernels | None:
         return None
     largest = found[max(range(len(found)), key=each.__getitem__)]
     return WideKernels(sum(each), sum(each) / total, largest, wide)
-
-
-def _candidates(plan: Plan, seen: set[int]) -> Iterator[bool]:
-    seen.add(id(plan))
-    for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
-        yield kernel_flops(eqn) > 0
-        for inner in equation.inner:
-            if id(inner) not in seen:
-                yield from _candidates(inner, seen)

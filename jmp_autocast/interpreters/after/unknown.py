@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from ..compat import JaxprEqn
 from ..plan.data import Plan
 from ..plan.planner import Planner
 from ..plan.structural import planning_rule
+from .walk import equations_once
 
 
 def unknown_primitives(planner: Planner, plan: Plan) -> tuple[str, ...]:
@@ -16,18 +16,18 @@ def unknown_primitives(planner: Planner, plan: Plan) -> tuple[str, ...]:
         planner: What planned the program.
         plan: The plan of the program, or of a derivative rule in it.
     """
-    return tuple(dict.fromkeys(_unknown(planner, plan, set())))
+    return tuple(
+        dict.fromkeys(
+            eqn.primitive.name
+            for body, eqn, _ in equations_once(plan)
+            if _is_unknown(planner, body, eqn)
+        )
+    )
 
 
-def _unknown(planner: Planner, plan: Plan, seen: set[int]) -> Iterator[str]:
-    seen.add(id(plan))
-    for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
-        for inner in equation.inner:
-            if id(inner) not in seen:
-                yield from _unknown(planner, inner, seen)
-        name = eqn.primitive.name
-        # A rule of a scope may cover one that no rule of the whole program does, not the reverse.
-        if planning_rule(name) is None and planner.policy.rule_for(name)[1] == "unknown":
-            rules = planner.regions.at(plan.path, eqn).rules
-            if planner.policy.rule_for(name, rules)[1] == "unknown":
-                yield name
+def _is_unknown(planner: Planner, body: Plan, eqn: JaxprEqn) -> bool:
+    name, rule_for = eqn.primitive.name, planner.policy.rule_for
+    # A rule of a scope may cover one that no rule of the whole program does, not the reverse.
+    if planning_rule(name) is not None or rule_for(name)[1] != "unknown":
+        return False
+    return rule_for(name, planner.regions.at(body.path, eqn).rules)[1] == "unknown"

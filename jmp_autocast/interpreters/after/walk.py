@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import TypeAlias
 
 from ..compat import JaxprEqn, scope_names
@@ -71,6 +71,26 @@ def walk_with_outputs(
     origins = [None] * len(plan.jaxpr.invars) if inputs is None else inputs
     outputs = _walk(plan, origins, visits, plan.path, 0, 1)
     return visits, outputs
+
+
+def equations_once(
+    plan: Plan, seen: set[int] | None = None
+) -> Iterator[tuple[Plan, JaxprEqn, EquationPlan]]:
+    """Yields each equation with its plan and that of its jaxpr, those inside one before it.
+
+    A body that is called twice is gone into once: no walk, but for whoever asks what there is.
+
+    Args:
+        plan: The plan of a program.
+        seen: The ids of the bodies that were gone into.
+    """
+    seen = set() if seen is None else seen
+    seen.add(id(plan))
+    for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
+        for inner in equation.inner:
+            if id(inner) not in seen:
+                yield from equations_once(inner, seen)
+        yield plan, eqn, equation
 
 
 def behind(visits: Sequence[Visit], origin: Origin, names: Set[str]) -> Origin:

@@ -234,6 +234,12 @@ def at_front(x: Any, dim: int | None, size: int) -> Any:
     return lax.broadcast(x, (size,)) if dim is None else jax.numpy.moveaxis(x, dim, 0)
 
 
+def all_at_front(operands: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+    """Returns the operands of a batched equation, each with the dimension of the batch in front."""
+    size = batch_size(operands, dims)
+    return [at_front(x, d, size) for x, d in zip(operands, dims, strict=True)]
+
+
 def batch_size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
     """Returns the number of elements of the batch that the operands of an equation hold."""
     return next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)

@@ -15,8 +15,7 @@ from jax import lax
 
 from ..compat import JaxprEqn, aval_of, varying_axes
 from ..compat.registration import (
-    at_front,
-    batch_size,
+    all_at_front,
     define_primitive,
     is_undefined_primal,
     is_zero,
@@ -207,9 +206,7 @@ def _transpose(cotangent: Any, x: Any, index: Any, *, axis: int, outside: float)
 def _batch(
     operands: Sequence[Any], dims: Sequence[int | None], *, axis: int, outside: float
 ) -> tuple[Any, int]:
-    size = batch_size(operands, dims)
-    front = [at_front(x, d, size) for x, d in zip(operands, dims, strict=True)]
-    return pick_p.bind(*front, axis=axis + 1, outside=outside), 0
+    return pick_p.bind(*all_at_front(operands, dims), axis=axis + 1, outside=outside), 0
 
 
 pick_p: Any = define_primitive(

@@ -10,8 +10,7 @@ from jax import lax
 
 from ..compat import Tracer
 from ..compat.registration import (
-    at_front,
-    batch_size,
+    all_at_front,
     define_primitive,
     is_undefined_primal,
     is_zero,
@@ -37,9 +36,7 @@ def _transpose(cotangent: Any, full: Any, low: Any) -> list[Any]:
 
 
 def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, int]:
-    size = batch_size(operands, dims)
-    front = [at_front(x, d, size) for x, d in zip(operands, dims, strict=True)]
-    return source_view_p.bind(*front), 0
+    return source_view_p.bind(*all_at_front(operands, dims)), 0
 
 
 # A primitive and not a `custom_jvp`, because it stands at each use of each parameter: it costs one
