@@ -146,6 +146,26 @@ KINDS: Mapping[str, Kind] = {
         """,
         x=_levels,
     ),
+    "rounds": Kind(
+        """
+        over(argmax,sg) over(argmax,th) over(order,sg) over(lambda s,_:lax.top_k(s,3)[1],th)
+        over(lambda s,h:s[:,None]<sg(h),sg) over(lambda s,_:jnp.log(1-s),sg) over(minus,sg)
+        over(lambda s,_:jnp.arctanh(s),th) over(lambda s,_:jnp.cumprod(jnp.tile(s,40)),sg)
+        over(jax.checkpoint(order),jax.jit(sg)) over(order,sg,counted) over(minus,th,counted)
+        over(lambda s,_:jnp.log(s),lambda h:1-th(h),counted) jax.jit(lambda q:over(argmax,sg))(p)
+        """,
+        lines=(
+            "sg, th = jax.nn.sigmoid, lambda h: jnp.tanh(h / 2)",
+            "argmax, order = lambda s, _: jnp.argmax(s), lambda s, _: jnp.argsort(-s)",
+            "minus = lambda s, h: (1 - s) * h",
+            "scanned = lambda step, c: lax.scan(step, c, p)[1]",
+            "def counted(step, c):",
+            "    def body(k, z): n, e = step(z[0], p[k]); return n, z[1].at[k].set(e)",
+            "    return lax.fori_loop(0, N, body, (c, jnp.stack([step(c, p[0])[1]] * N)))[1]",
+            "over = lambda a, make, f=scanned: f(lambda s, h: (make(h), a(s, h)), make(p[0]))",
+        ),
+        x=_levels,
+    ),
     "distances": Kind(
         """
         jnp.argmin(jnp.sum(jnp.square(q),-1)-2*p@q.T,-1) dist(p,q) jnp.exp(-9*dist(p,q))
