@@ -26,6 +26,7 @@ from ..primitives.reading import exponent, free_dimensions, iota_length
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import having
 from .bounds import BOUNDS, Operands, is_exponential
+from .normalizers import Normalizers
 from .returning_carries import accumulating_carries
 from .symbolic_sizes import at_least, element_count, is_as_large
 
@@ -124,7 +125,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         return memo[key]
     marks = {v: m for v, m in zip(jaxpr.invars, inputs, strict=True) if m != NONE}
     marks.update(dict.fromkeys(jaxpr.constvars, GIVEN))
-    moved = moved_in(jaxpr)
+    moved, normalizers = moved_in(jaxpr), Normalizers(jaxpr)
     for eqn in jaxpr.eqns:
         made = of(marks, eqn.invars)
         if eqn.primitive.name in STRUCTURES:
@@ -132,7 +133,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         elif eqn.primitive.name in _CONTRACTS:
             found = [_of_contraction(eqn, made, moved)]
         else:
-            found = [_of_result(eqn, made)] * len(eqn.outvars)
+            found = [_of_result(eqn, made, normalizers)] * len(eqn.outvars)
         marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
     memo[key] = marks
     return marks
@@ -260,7 +261,7 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
     return m if name in _REARRANGES else None
 
 
-def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
+def _of_result(eqn: JaxprEqn, made: Sequence[Marks], normalizers: Normalizers) -> Marks:
     name = eqn.primitive.name
     if made and (found := _of_one_array(eqn, made[0])) is not None:
         return found
@@ -268,7 +269,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     if name == "iota":
         return COUNTED if not at_least(3, iota_length(eqn)) else NONE
     if name == "cumsum":
-        return COUNTED if made[0].spread or made[0].counted else NONE
+        return COUNTED if made[0].spread or made[0].counted else Marks(bound=made[0].bound)
     power = _power(eqn, made)
     if not (power or name in BOUNDS or any([m is not NONE for m in made])):
         return NONE
@@ -295,7 +296,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         (-1 if v.val < 0 else 1) if isinstance(v, Literal) else m.bound
         for v, m in zip(eqn.invars, made, strict=True)
     ]
-    operands = Operands(eqn, signs, [m.exponential for m in made], is_given, at)
+    operands = Operands(eqn, signs, [m.exponential for m in made], is_given, at, normalizers)
     return Marks(
         summed=bool(adds(eqn, made)) or (passes and any([m.summed for m in made])),
         factors=factors if passes else 0,
