@@ -615,6 +615,18 @@ def accumulated(s, v):
     return total / sums.sum()
 
 
+def of_the_step_before(s, v):
+    return lax.scan(lambda e, row: (jnp.exp(row), e @ v / 1e5), jnp.zeros(8), s)[1]
+
+
+def of_all_steps_before(s, v):
+    return lax.scan(lambda e, row: (e + jnp.exp(row), e @ v / 1e5), jnp.zeros(8), s)[1]
+
+
+def of_all_steps(s, v):
+    return lax.fori_loop(0, 16, lambda k, e: e + jnp.exp(s[k]), jnp.zeros(8)) @ v / 1e5
+
+
 CAUSAL = np.tril(np.ones((16, 8), bool))
 EXPONENTIALS = {
     "over its sum": lambda s, v: jnp.exp(s) @ v / jnp.exp(s).sum(-1, keepdims=True),
@@ -628,6 +640,9 @@ EXPONENTIALS = {
     "call": lambda s, v: jax.jit(jnp.exp)(s) @ v / 1e5,
     "joined": lambda s, v: jnp.concatenate([jnp.exp(s), s], 0) @ v / 1e5,
     "scan": accumulated,
+    "step before": of_the_step_before,
+    "all steps before": of_all_steps_before,
+    "all steps": of_all_steps,
     # What is taken off is below some elements.
     "less a bias": lambda s, v: jnp.exp(s - v[:, 0]) @ v / 1e5,
     "less a mean": lambda s, v: jnp.exp(20 * (s - s.mean(-1, keepdims=True))) @ v / 1e9,

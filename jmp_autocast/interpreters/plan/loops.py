@@ -14,7 +14,7 @@ from .call_operands import cast_states, read_low
 from .data import Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .float_dtypes import is_in, is_narrower
 from .loop_carries import first_guess, settled
-from .marks import NONE, SUMMED
+from .marks import Marks, inputs_of
 from .needs import LOST, Need, needs_in_bodies
 from .reasons import Reason, ReasonCode
 from .returning_carries import accumulating_carries, residual_streams
@@ -72,9 +72,10 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     accumulating = _accumulating(planner.policy, at, body).difference(stored)
 
     needs = _needs_of_carries(planner, at)
+    made = inputs_of(body, at.made, planner.memo)[start:end]
 
     def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Want]) -> Plan:
-        inputs = [*fixed, *_carried(carries, accumulating, stored), *xs]
+        inputs = [*fixed, *_carried(carries, accumulating, stored, made), *xs]
         pairs = zip(returned, needs, strict=True)
         wants = [dataclasses.replace(want, needs=need) for want, need in pairs]
         plan = planner.plan(body.jaxpr, inputs, [*wants, *ys], at.region.names)
@@ -103,7 +104,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         Inside((inner,), inner.identity and not any(operands)),
         given,
         tuple(operands),
-        (*_carried(carries, frozenset(), stored), *stacked_states(inner.outputs[len(carries) :])),
+        (*_returned(carries, stored), *stacked_states(inner.outputs[len(carries) :])),
         reason,
         demands=(*inner.demands[:start], *of_carries, *inner.demands[end:]),
     )
@@ -115,12 +116,23 @@ def _slices(states: Sequence[ValueState]) -> list[ValueState]:
 
 
 def _carried(
-    dtypes: Sequence[np.dtype | None], accumulating: frozenset[int], stored: Collection[int]
+    dtypes: Sequence[np.dtype | None],
+    accumulating: Collection[int],
+    stored: Collection[int],
+    made: Sequence[Marks],
 ) -> list[ValueState]:
-    """Returns what is known of the carries of a loop, inside of it."""
-    marks = [SUMMED if k in accumulating else NONE for k in range(len(dtypes))]
+    """Returns what is known of the carries of a loop, inside of it; ``made`` are their marks."""
+    marks = [
+        m._replace(summed=k in accumulating) if m.summed or k in accumulating else m
+        for k, m in enumerate(made)
+    ]
     pairs = enumerate(zip(dtypes, marks, strict=True))
     return [ValueState(dtype, marks=m, is_stored=k in stored) for k, (dtype, m) in pairs]
+
+
+def _returned(dtypes: Sequence[np.dtype | None], stored: Collection[int]) -> list[ValueState]:
+    """Returns what is known of the last values of the carries; the marks are those outside."""
+    return [ValueState(d, is_stored=k in stored) for k, d in enumerate(dtypes)]
 
 
 def _needs_of_carries(planner: PlansBodies, at: Place) -> list[int]:
@@ -214,7 +226,8 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
         inputs = loop_invariants([given[i] for i in constants])
         accumulating = accumulating_carries(jaxpr, body.fixed, len(body.carries))
         accumulating = accumulating.difference(stored)
-        inputs += _carried(dtypes, accumulating, stored)
+        made = inputs_of(body, at.made, planner.memo)[body.fixed :]
+        inputs += _carried(dtypes, accumulating, stored, made)
         returned = [
             Want() if r is None else Want(dtype=dtypes[k], needs=needs[k])
             for k, r in enumerate(body.results)
@@ -236,7 +249,7 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
         Inside(tuple(inner), unchanged),
         given,
         (*(None,) * start, *restored),
-        tuple(_carried(dtypes, frozenset(), stored)),
+        tuple(_returned(dtypes, stored)),
         Reason(ReasonCode.CARRY, "carries keep their declared dtypes", kept),
         demands=tuple(demands),
     )

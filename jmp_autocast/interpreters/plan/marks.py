@@ -18,7 +18,7 @@ A product of many factors is a chain as well, from the third product on: two rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
@@ -98,7 +98,8 @@ class Marks(NamedTuple):
     def union(cls, several: Sequence[Marks]) -> Marks:
         """Returns what holds of one of several branches; what lowers a value, only if of all."""
         found = zip(cls._fields, zip(*several, strict=True), strict=True)
-        return cls(**{name: (min if name in _OF_ALL else max)(values) for name, values in found})
+        made = cls(**{name: (min if name in _OF_ALL else max)(values) for name, values in found})
+        return made if len({m.bound for m in several}) == 1 else made._replace(bound=0)
 
 
 NONE = Marks()
@@ -369,7 +370,7 @@ def _of_structure(eqn: JaxprEqn, given: Sequence[Marks], memo: Memo) -> list[Mar
         accumulated = accumulated_in(body, memo)
         for k, (r, m) in enumerate(zip(body.results, of(inner, jaxpr.outvars), strict=True)):
             if r is not None:
-                found[r].append(SUMMED if k in accumulated else m)
+                found[r].append(_carried(True, m) if k in accumulated else m)
     return [Marks.union(several) if several else NONE for several in found]
 
 
@@ -382,11 +383,44 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
         memo: As for `marks_of`.
     """
     inputs = [given[i] for i in body.operands]
+    # What else a carry is made of differs between the first iteration and the others.
+    for i in body.carried:
+        inputs[i] = _carried(False, inputs[i])
     accumulated = accumulated_in(body, memo)
     for i, k in body.carries:
-        # What else a carry is made of differs between the first iteration and the others.
-        inputs[i] = SUMMED if k in accumulated else NONE
-    return inputs
+        inputs[i] = _carried(k in accumulated, inputs[i])
+    return _with_exponentials(body, inputs, memo) if body.carries else inputs
+
+
+def _with_exponentials(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
+    """Returns the marks of the inputs of a loop's body, with the carries that hold an `exp`."""
+    jaxpr = body_of(body.jaxpr)
+
+    def marked(at: Collection[int]) -> list[Marks]:
+        return [m._replace(exponential=True) if i in at else m for i, m in enumerate(inputs)]
+
+    def returned(at: Collection[int]) -> frozenset[int]:
+        made = of(marks_of(jaxpr, marked(at), memo), jaxpr.outvars)
+        return frozenset(i for i, k in body.carries if made[k].exponential)
+
+    found = frozenset(i for i, m in enumerate(inputs) if m.exponential)
+    while more := returned(found) - found:  # what is one stays one in the next iteration
+        found |= more
+    made = marks_of(jaxpr, marked(found), memo)
+    shapes = {aval_of(v).shape for v, m in made.items() if m.exponential}
+    # Beside a sum of them so far, each that is added leaves a sum of them.
+    sums = frozenset(
+        i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes
+    )
+    while sums and (fewer := returned(found | sums) & sums) != sums:
+        sums = fewer
+    return marked(found | sums)
+
+
+def _carried(is_accumulated: bool, m: Marks) -> Marks:
+    """Returns the marks of a carry, of those of its value."""
+    found = SUMMED if is_accumulated else NONE
+    return found._replace(exponential=True) if m.exponential else found
 
 
 def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:
