@@ -101,8 +101,15 @@ KINDS: Mapping[str, Kind] = {
         jnp.einsum('nd,de->ne',e,v)/e.sum(1)[:,None]
         jnp.exp2(p*1.4)@v/jnp.exp2(p*1.4).sum(1)[:,None]
         jnp.log(e@jnp.abs(v)) (e/e.sum(-1,keepdims=True))@v
+        mean(jnp.exp(p-v[0])) mean(jnp.exp(30*(p-p.mean(-1,keepdims=True)))) mean(jnp.exp(p-p[0]/4))
+        mean(jnp.exp(30*(p-p.min(-1,keepdims=True)))) mean(jnp.exp(jnp.where(i>0,p,-1e9))+1)
+        lax.scan(lambda c,r:(jnp.exp(r),c@v),e[0],p)[1]/1e6 mean(jax.nn.softmax(p))
+        lax.scan(lambda c,r:(c+jnp.exp(r),c@v),e[0],p)[1]/1e6 mean(jnp.exp(p-p.max(-1)[:,None]))
         """,
-        lines=("v, e = params['v'][:D], jnp.exp(p)",),
+        lines=(
+            "v, e = params['v'][:D], jnp.exp(p)",
+            "mean = lambda a: (a @ v) / a.sum(-1, keepdims=True)",
+        ),
         x=_TENS,
         dtypes=("float16",),
     ),
