@@ -447,8 +447,8 @@ EXCEPTED = {
     "jax.nn.sigmoid(p) - jax.nn.sigmoid(p) ** 2": 1000.0,
     "2 * jax.nn.sigmoid(2 * p) - 1": 40.0,
     # A product with the inverse is one with a factor, in 16 bits: at a condition number of 2,000
-    # the result was 13 % off, and that of `solve` is exact.
-    "jnp.linalg.inv(g) @": 400.0,
+    # the result was 13 % off, of 4,300 16 %, and that of `solve` is exact.
+    "jnp.linalg.inv(g) @": 1000.0,
 }
 # Their slope is that of their result, y * (1 - y) or 1 - y * y: far from 0 it is lost where y is
 # rounded, as by hand. Of sigmoid(4) the gradient was 5 % off in bfloat16, that of tanh(4) was 0.

@@ -639,6 +639,10 @@ EXPONENTIALS = {
     "scores plus a bias, transposed": lambda s, v: (v.T @ (jnp.exp(s + v[:, 0]) / 2).T) / 1e5,
     "call": lambda s, v: jax.jit(jnp.exp)(s) @ v / 1e5,
     "joined": lambda s, v: jnp.concatenate([jnp.exp(s), s], 0) @ v / 1e5,
+    "two products": lambda s, v: (jnp.exp(s) @ v) @ v.T / jnp.exp(s).sum(1)[:, None],
+    "linear attention": lambda s, v: (
+        (k := jnp.exp(s) @ jnp.exp(s).T) @ s / k.sum(-1, keepdims=True)
+    ),
     "scan": accumulated,
     "step before": of_the_step_before,
     "all steps before": of_all_steps_before,

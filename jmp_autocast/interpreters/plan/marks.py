@@ -72,7 +72,8 @@ class Marks(NamedTuple):
         bound: 1 where no element is far below 0, -1 where none is far above it: the square of a
             value, or less the largest element of its row.
         exponential: An `exp` made it of what has no upper bound, since then only moved, masked,
-            scaled by what is given and added to such: beyond float16 from `exp(11.1)` on.
+            scaled by what is given, multiplied as a matrix and added to such: beyond float16 from
+            `exp(11.1)` on.
     """
 
     summed: bool = False
@@ -236,6 +237,7 @@ def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Var, At
         sums_powers=any([m.power for m in made[:2]]),
         gram=2 if is_gram else 0,
         bound=int(is_norm),
+        exponential=any([m.exponential for m in made[:2]]),
     )
 
 
