@@ -101,8 +101,15 @@ KINDS: Mapping[str, Kind] = {
         jnp.einsum('nd,de->ne',e,v)/e.sum(1)[:,None]
         jnp.exp2(p*1.4)@v/jnp.exp2(p*1.4).sum(1)[:,None]
         jnp.log(e@jnp.abs(v)) (e/e.sum(-1,keepdims=True))@v
+        mean(jnp.exp(p-v[0])) mean(jnp.exp(30*(p-p.mean(-1,keepdims=True)))) mean(jnp.exp(p-p[0]/4))
+        mean(jnp.exp(30*(p-p.min(-1,keepdims=True)))) mean(jnp.exp(jnp.where(i>0,p,-1e9))+1)
+        lax.scan(lambda c,r:(jnp.exp(r),c@v),e[0],p)[1]/1e6 mean(jax.nn.softmax(p))
+        lax.scan(lambda c,r:(c+jnp.exp(r),c@v),e[0],p)[1]/1e6 mean(jnp.exp(p-p.max(-1)[:,None]))
         """,
-        lines=("v, e = params['v'][:D], jnp.exp(p)",),
+        lines=(
+            "v, e = params['v'][:D], jnp.exp(p)",
+            "mean = lambda a: (a @ v) / a.sum(-1, keepdims=True)",
+        ),
         x=_TENS,
         dtypes=("float16",),
     ),
@@ -144,6 +151,26 @@ KINDS: Mapping[str, Kind] = {
         lax.top_k(jax.jit(jax.checkpoint(jax.nn.sigmoid))(p),3)[1]
         lax.cond(x[0,0]>0,jax.nn.sigmoid,jnp.tanh,p).argsort(-1)
         """,
+        x=_levels,
+    ),
+    "rounds": Kind(
+        """
+        over(argmax,sg) over(argmax,th) over(order,sg) over(lambda s,_:lax.top_k(s,3)[1],th)
+        over(lambda s,h:s[:,None]<sg(h),sg) over(lambda s,_:jnp.log(1-s),sg) over(minus,sg)
+        over(lambda s,_:jnp.arctanh(s),th) over(lambda s,_:jnp.cumprod(jnp.tile(s,40)),sg)
+        over(jax.checkpoint(order),jax.jit(sg)) over(order,sg,counted) over(minus,th,counted)
+        over(lambda s,_:jnp.log(s),lambda h:1-th(h),counted) jax.jit(lambda q:over(argmax,sg))(p)
+        """,
+        lines=(
+            "sg, th = jax.nn.sigmoid, lambda h: jnp.tanh(h / 2)",
+            "argmax, order = lambda s, _: jnp.argmax(s), lambda s, _: jnp.argsort(-s)",
+            "minus = lambda s, h: (1 - s) * h",
+            "scanned = lambda step, c: lax.scan(step, c, p)[1]",
+            "def counted(step, c):",
+            "    def body(k, z): n, e = step(z[0], p[k]); return n, z[1].at[k].set(e)",
+            "    return lax.fori_loop(0, N, body, (c, jnp.stack([step(c, p[0])[1]] * N)))[1]",
+            "over = lambda a, make, f=scanned: f(lambda s, h: (make(h), a(s, h)), make(p[0]))",
+        ),
         x=_levels,
     ),
     "distances": Kind(

@@ -430,7 +430,12 @@ READERS = """
 """.split()
 AT_ONCE = 3
 # By a part of a spelling: so many times the error of the best it may have. Each is a choice of the
-# planner to keep 16 bits where PyTorch and casts by hand keep them, too.
+# planner to keep 16 bits where PyTorch and casts by hand keep them, too. Run by both (a test in
+# `test_spellings`), of x @ w + 4 in bfloat16, ours and the better of theirs: `y - y * y` 0.039 and
+# 0.039, `2 * y - 1` 0.0014 and 0.0014, 1 - tanh**2 0.072 and 0.072; gradients of a sigmoid 0.034
+# and 0.034, of a tanh 0.063 and 0.064, of a GELU 0.0048 and 0.0050; in float16 0.0056, 0.00025,
+# 0.013, 0.0040, 0.016 and 0.00093 on both sides. Of x @ w + 7 ours are smaller by far: a number
+# beyond 4 is added in float32.
 EXCEPTED = {
     # A tanh next to 1 is 1: of tanh(4) the slope, 0.0013, is 0. In float32 each tanh of a network
     # would be kept for the backward pass. Where a logarithm or a quotient reads it, `POLE` asks.
@@ -447,12 +452,13 @@ EXCEPTED = {
     "jax.nn.sigmoid(p) - jax.nn.sigmoid(p) ** 2": 1000.0,
     "2 * jax.nn.sigmoid(2 * p) - 1": 40.0,
     # A product with the inverse is one with a factor, in 16 bits: at a condition number of 2,000
-    # the result was 13 % off, and that of `solve` is exact.
-    "jnp.linalg.inv(g) @": 400.0,
+    # the result was 13 % off, of 4,300 16 %, and that of `solve` is exact.
+    "jnp.linalg.inv(g) @": 1000.0,
 }
 # Their slope is that of their result, y * (1 - y) or 1 - y * y: far from 0 it is lost where y is
 # rounded, as by hand. Of sigmoid(4) the gradient was 5 % off in bfloat16, that of tanh(4) was 0.
-SATURATES = re.compile(r"(sigmoid|tanh|gelu|silu|erf)\(|cdf")
+# The root of a square has none at 0, which x @ w + 3 - 4 is in bfloat16 once in some programs.
+SATURATES = re.compile(r"(sigmoid|logistic|tanh|gelu|silu|erf)\(|cdf|sqrt\(p \* p\)")
 FAR = re.compile(r"[+-][34]\)")
 AROUND = (
     "(lambda p, q: {e})(p, q)",

@@ -18,7 +18,7 @@ import pytest
 
 from jmp_autocast.call import arguments
 from jmp_autocast.interpreters import compat
-from jmp_autocast.interpreters.plan import equation, needs, readers
+from jmp_autocast.interpreters.plan import equation, loops, needs, readers
 from jmp_autocast.interpreters.plan.needs import Need
 from jmp_autocast.interpreters.primitives import reading
 
@@ -52,13 +52,19 @@ def _link(table: str, name: str) -> TakesOut:
 def _calls_know_no_needs(patch: pytest.MonkeyPatch) -> None:
     # What is needed of a result neither leaves the body that reads it nor enters the one that
     # makes it.
-    patch.setattr(needs, "bodies", lambda eqn: ())
+    patch.setattr(needs, "reads_of", lambda found: {})
     told = readers.Reads.as_want
     patch.setattr(readers.Reads, "as_want", lambda reads, need: told(reads, 0))
 
 
+def _needs_do_not_go_round(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(needs, "read_by_the_next", lambda body, reads: {})
+    patch.setattr(loops, "_with_next_step", lambda want, read: want)
+
+
 TAKEN_OUT: Mapping[str, TakesOut] = {
     "derivatives": _link("PROMOTIONS", "_derivative_leaves"),
+    "exponentials": _link("GUARDS", "_reads_exponentials"),
     "factors": _need(Need.FACTOR),
     "ranked": _need(Need.RANKED),
     "distances": _need(Need.EXPANDED),
@@ -73,6 +79,7 @@ TAKEN_OUT: Mapping[str, TakesOut] = {
         compat, "float64_for", lambda avals: contextlib.nullcontext()
     ),
     "calls": _calls_know_no_needs,
+    "rounds": _needs_do_not_go_round,
     "arguments": lambda patch: patch.setattr(arguments, "guessed_params", lambda *_: {0}),
 }
 """From a kind to what takes its row out of the package, in this process."""

@@ -615,6 +615,18 @@ def accumulated(s, v):
     return total / sums.sum()
 
 
+def of_the_step_before(s, v):
+    return lax.scan(lambda e, row: (jnp.exp(row), e @ v / 1e5), jnp.zeros(8), s)[1]
+
+
+def of_all_steps_before(s, v):
+    return lax.scan(lambda e, row: (e + jnp.exp(row), e @ v / 1e5), jnp.zeros(8), s)[1]
+
+
+def of_all_steps(s, v):
+    return lax.fori_loop(0, 16, lambda k, e: e + jnp.exp(s[k]), jnp.zeros(8)) @ v / 1e5
+
+
 CAUSAL = np.tril(np.ones((16, 8), bool))
 EXPONENTIALS = {
     "over its sum": lambda s, v: jnp.exp(s) @ v / jnp.exp(s).sum(-1, keepdims=True),
@@ -627,7 +639,31 @@ EXPONENTIALS = {
     "scores plus a bias, transposed": lambda s, v: (v.T @ (jnp.exp(s + v[:, 0]) / 2).T) / 1e5,
     "call": lambda s, v: jax.jit(jnp.exp)(s) @ v / 1e5,
     "joined": lambda s, v: jnp.concatenate([jnp.exp(s), s], 0) @ v / 1e5,
+    "branches": lambda s, v: jnp.exp(-lax.cond(s[0, 0] < 0, jnp.square, jnp.negative, s)) @ v / 1e5,
+    "one of two": lambda s, v: jnp.exp(jnp.where(s > 0, s, -jnp.square(s))) @ v / 1e5,
+    "two products": lambda s, v: (jnp.exp(s) @ v) @ v.T / jnp.exp(s).sum(1)[:, None],
+    "linear attention": lambda s, v: (
+        (k := jnp.exp(s) @ jnp.exp(s).T) @ s / k.sum(-1, keepdims=True)
+    ),
     "scan": accumulated,
+    "step before": of_the_step_before,
+    "all steps before": of_all_steps_before,
+    "all steps": of_all_steps,
+    # What is taken off is below some elements.
+    "less a bias": lambda s, v: jnp.exp(s - v[:, 0]) @ v / 1e5,
+    "less a mean": lambda s, v: jnp.exp(20 * (s - s.mean(-1, keepdims=True))) @ v / 1e9,
+    "less the smallest": lambda s, v: jnp.exp(20 * (s - s.min(-1, keepdims=True))) @ v / 1e9,
+    "less the first": lambda s, v: jnp.exp(20 * (s - s[:, :1])) @ v / 1e9,
+    "less the largest of others": lambda s, v: (
+        jnp.exp(s - (s / 9).max(-1, keepdims=True)) @ v / 1e5
+    ),
+    "masked before": lambda s, v: jnp.exp(jnp.where(CAUSAL, s, -1e9)) @ v / 1e5,
+    "less the largest of a part": lambda s, v: (
+        jnp.exp(20 * (s - s[:, :2].max(-1, keepdims=True))) @ v / 1e9
+    ),
+    "segments that rise": lambda s, v: (
+        jnp.exp((c := jnp.cumsum(s / 4, -1))[:, :, None] - c[:, None]) @ v / 1e9
+    ),
 }
 
 
@@ -875,6 +911,12 @@ def flash(s, v):
     return out / total[:, None]
 
 
+def of_blocks(s, v):
+    a, b = jnp.split(jnp.concatenate([s, s / 2], 1), 2, 1)
+    m = jnp.maximum(a.max(1), b.max(1))[:, None]
+    return jnp.exp(a - m) @ v + jnp.exp(b - m) @ v
+
+
 AT_MOST_1 = {
     "softmax": lambda s, v: jax.nn.softmax(s) @ v,
     "masked softmax": lambda s, v: jax.nn.softmax(s, where=CAUSAL) @ v,
@@ -890,8 +932,27 @@ AT_MOST_1 = {
     "kernel": lambda s, v: jnp.exp(-v[0, 0] * jnp.sum((s[:, None] - v) ** 2, -1)) @ v,
     "capped": lambda s, v: jnp.exp(jnp.minimum(s, 5.0)) @ v + jnp.exp(jnp.clip(s, -20, 2)) @ v,
     "segments": lambda s, v: (
-        jnp.exp(jnp.cumsum(s, -1)[:, :, None] - jnp.cumsum(s, -1)[:, None]) @ v
+        jnp.exp((c := jnp.cumsum(jax.nn.log_sigmoid(s), -1))[:, :, None] - c[:, None]) @ v
     ),
+    "segments of Mamba-2": lambda s, v: (
+        jnp.exp(
+            jnp.where(
+                jnp.tri(8, dtype=bool),
+                (c := jnp.cumsum(-jnp.exp(v[0]) * jax.nn.softplus(s), -1))[:, :, None] - c[:, None],
+                -jnp.inf,
+            )
+        )
+        @ v
+    ),
+    "own log of a sum": lambda s, v: jnp.exp(s - jnp.log(jnp.exp(s).sum(-1, keepdims=True))) @ v,
+    "largest of a mask": lambda s, v: (
+        jnp.exp((t := jnp.where(CAUSAL, s, -1e9)) - t.max(-1, keepdims=True)) @ v
+    ),
+    "largest of blocks": of_blocks,
+    "largest in a call": lambda s, v: (
+        jnp.exp(s - jax.jit(lambda t: t.max(-1, keepdims=True))(s)) @ v
+    ),
+    "temperature": lambda s, v: jnp.exp((s - s.max(-1, keepdims=True)) / jnp.exp(v[0, 0])) @ v,
     "elu": lambda s, v: jax.nn.elu(s) @ v + jnp.where(s > 0, s + 1, jnp.exp(s)) @ v,
     "drawn": lambda s, v: (s + jnp.exp(s / 2) * jnp.sin(9 * s)) @ v,
     "bfloat16": lambda s, v: jnp.exp(s) @ v,

@@ -11,6 +11,7 @@ from jax.experimental.compute_on import compute_on
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jmp_autocast import BF16, autocast, full_precision, keep_less
+from tests.fuzz.taken_out import TAKEN_OUT
 from tests.support.jaxprs import find, trace
 
 RNG = np.random.default_rng(0)
@@ -72,6 +73,18 @@ def test_a_part_in_float64_is_computed_in_float64(name, wrap):
     found = jax.jit(jax.grad(wrapped))(w, x)
     scale = float(jnp.abs(expected).max())
     np.testing.assert_allclose(found, expected, rtol=0.05, atol=0.05 * scale)
+
+
+@pytest.mark.parametrize("name", IN_FLOAT64)
+def test_and_is_wrong_where_equations_leave_their_context(name, monkeypatch):
+    fn, x, w = with_part(IN_FLOAT64[name]), jnp.round(X), jnp.eye(8)
+    expected = fn(w, x)
+    TAKEN_OUT["contexts"](monkeypatch)
+    try:
+        found = autocast(fn, policy=BF16)(w, x)
+    except Exception:  # as a rule an error that names no line of the user's
+        return
+    assert abs(found - expected) > 0.02 + 0.02 * abs(expected)
 
 
 def asks(x, word):

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..compat import JaxprEqn, Literal
+from ..compat import JaxprEqn
 from ..primitives.reading import exponent
 from ..primitives.traits import having
+from .normalizers import Normalizers
 from .symbolic_sizes import at_least, element_count
 
 
@@ -27,6 +28,7 @@ class Operands(NamedTuple):
         exponential: Whether it is an `exp` without a bound.
         given: Whether it is an input, a constant or a number of the program.
         large: Which are as large as the result, by their positions.
+        makers: What made them.
     """
 
     eqn: JaxprEqn
@@ -34,6 +36,7 @@ class Operands(NamedTuple):
     exponential: Sequence[bool]
     given: Sequence[bool]
     large: Sequence[int]
+    makers: Normalizers
 
 
 def _at_least_0(it: Operands) -> int:
@@ -72,26 +75,31 @@ def _added(it: Operands) -> int:
 
 
 def _subtracted(it: Operands) -> int:
-    # What is smaller is a number of its row: of a softmax the largest, of a bias one of a few.
-    if 1 not in it.large and not isinstance(it.eqn.invars[1], Literal):
+    # By the largest of its row, or a logarithm of a sum; a bias or a mean bounds nothing.
+    if it.makers.ends_at_0(it.eqn):
+        return -1
+    # What has decayed since an earlier position; a mask takes the later ones.
+    if set(it.bounds) == {-1} and it.makers.is_of_one_cumsum(it.eqn):
         return -1
     return _common([-it.bounds[i] if i else it.bounds[i] for i in it.large])
 
 
 def _common(bounds: Sequence[int]) -> int:
-    return bounds[0] if len(set(bounds)) == 1 else 0
+    return next(iter(bounds)) if len(set(bounds)) == 1 else 0
 
 
 def _chosen(it: Operands) -> int:
-    # What a mask puts in is a number, beside the values.
-    return next((bound for bound in it.bounds[1:] if bound), 0)
+    # What a mask puts in is a number, beside the values; what is NaN is no value.
+    if it.makers.chooses_nan(it.eqn):
+        return it.bounds[1]
+    return _common([it.bounds[i] for i in it.large if i] or it.bounds[1:])
 
 
 BOUNDS: Mapping[str, Callable[[Operands], int]] = MappingProxyType(
     {
         **dict.fromkeys(("exp", "exp2", "abs", "sqrt", "square"), _at_least_0),
         "integer_pow": _of_power,
-        "log1p": lambda it: it.bounds[0],
+        **dict.fromkeys(("log1p", "cumsum"), lambda it: it.bounds[0]),
         "neg": _negated,
         "max": _ended_at(1),
         **dict.fromkeys(("min", "clamp"), _ended_at(-1)),

@@ -14,8 +14,8 @@ from .call_operands import cast_states, read_low
 from .data import Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .float_dtypes import is_in, is_narrower
 from .loop_carries import first_guess, settled
-from .marks import NONE, SUMMED
-from .needs import NOTHING, OF_PRODUCTS, Need, round_a_loop
+from .marks import Marks, inputs_of
+from .needs import LOST, Need, needs_in_bodies
 from .reasons import Reason, ReasonCode
 from .returning_carries import accumulating_carries, residual_streams
 from .stored import stored_carries
@@ -71,13 +71,16 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     stored = stored_carries(planner.policy, at, body, planner.paths)
     accumulating = _accumulating(planner.policy, at, body).difference(stored)
 
-    needs = _needs_of_carries(planner, at, body)
+    needs = _needs_of_carries(planner, at)
+    made = inputs_of(body, at.made, planner.memo)[start:end]
 
     def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Want]) -> Plan:
-        inputs = [*fixed, *_carried(carries, accumulating, stored), *xs]
+        inputs = [*fixed, *_carried(carries, accumulating, stored, made), *xs]
         pairs = zip(returned, needs, strict=True)
         wants = [dataclasses.replace(want, needs=need) for want, need in pairs]
-        return planner.plan(body.jaxpr, inputs, [*wants, *ys], at.region.names)
+        plan = planner.plan(body.jaxpr, inputs, [*wants, *ys], at.region.names)
+        told = list(map(_with_next_step, wants, plan.demands[start:end]))
+        return planner.plan(body.jaxpr, inputs, [*told, *ys], at.region.names)
 
     # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair
     # is settled before anything else is read from the plan.
@@ -101,7 +104,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         Inside((inner,), inner.identity and not any(operands)),
         given,
         tuple(operands),
-        (*_carried(carries, frozenset(), stored), *stacked_states(inner.outputs[len(carries) :])),
+        (*_returned(carries, stored), *stacked_states(inner.outputs[len(carries) :])),
         reason,
         demands=(*inner.demands[:start], *of_carries, *inner.demands[end:]),
     )
@@ -113,19 +116,41 @@ def _slices(states: Sequence[ValueState]) -> list[ValueState]:
 
 
 def _carried(
-    dtypes: Sequence[np.dtype | None], accumulating: frozenset[int], stored: Collection[int]
+    dtypes: Sequence[np.dtype | None],
+    accumulating: Collection[int],
+    stored: Collection[int],
+    made: Sequence[Marks],
 ) -> list[ValueState]:
-    """Returns what is known of the carries of a loop, inside of it."""
-    marks = [SUMMED if k in accumulating else NONE for k in range(len(dtypes))]
+    """Returns what is known of the carries of a loop, inside of it; ``made`` are their marks."""
+    marks = [
+        m._replace(summed=k in accumulating) if m.summed or k in accumulating else m
+        for k, m in enumerate(made)
+    ]
     pairs = enumerate(zip(dtypes, marks, strict=True))
     return [ValueState(dtype, marks=m, is_stored=k in stored) for k, (dtype, m) in pairs]
 
 
-def _needs_of_carries(planner: PlansBodies, at: Place, body: Body) -> list[int]:
+def _returned(dtypes: Sequence[np.dtype | None], stored: Collection[int]) -> list[ValueState]:
+    """Returns what is known of the last values of the carries; the marks are those outside."""
+    return [ValueState(d, is_stored=k in stored) for k, d in enumerate(dtypes)]
+
+
+def _needs_of_carries(planner: PlansBodies, at: Place) -> list[int]:
     """Returns what the carries are needed for by the next iteration, and by who reads the last."""
-    wants = [NOTHING if r is None else Need(at.wants[r].needs) for r in body.results]
-    needs = round_a_loop(body, wants, planner.memo, at.made)
-    return [int(needs[k] & OF_PRODUCTS) for _, k in body.carries]
+    of_results = [Need(want.needs) for want in at.wants]
+    *_, last = needs_in_bodies(at.eqn, of_results, planner.memo, at.made)
+    return [int(last.returned[k]) for _, k in last.body.carries]
+
+
+def _with_next_step(want: Want, read: Demand) -> Want:
+    """Returns what is asked of a carry, of which the next iteration says how it reads it.
+
+    A tanh of 9 is 1 in bfloat16, and its `arctanh` in the next step is infinite.
+    """
+    if want.dtype is not None or not (want.needs & LOST and read & Demand.FULL):
+        return want
+    both, reader = Demand.LOW | Demand.FULL, "the next step"
+    return dataclasses.replace(want, demand=both, fulls=1, reader=reader, first_full=reader)
 
 
 def _accumulating(policy: Policy, at: Place, body: Body) -> frozenset[int]:
@@ -195,18 +220,16 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
     inner, demands = [], full_if_float(at)
     stored = stored_carries(planner.policy, at, held[-1], planner.paths)
     dtypes = [stored.get(k, at.kept(v)) for k, v in enumerate(at.eqn.outvars)]
+    needs = _needs_of_carries(planner, at)
     for body in held:
         jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]
         inputs = loop_invariants([given[i] for i in constants])
         accumulating = accumulating_carries(jaxpr, body.fixed, len(body.carries))
         accumulating = accumulating.difference(stored)
-        inputs += _carried(dtypes, accumulating, stored)
-        needs = {
-            k: n
-            for (_, k), n in zip(body.carries, _needs_of_carries(planner, at, body), strict=True)
-        }
+        made = inputs_of(body, at.made, planner.memo)[body.fixed :]
+        inputs += _carried(dtypes, accumulating, stored, made)
         returned = [
-            Want() if r is None else Want(dtype=dtypes[k], needs=needs.get(k, 0))
+            Want() if r is None else Want(dtype=dtypes[k], needs=needs[k])
             for k, r in enumerate(body.results)
         ]
         plan = planner.plan(body.jaxpr, inputs, returned, at.region.names)
@@ -226,7 +249,7 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
         Inside(tuple(inner), unchanged),
         given,
         (*(None,) * start, *restored),
-        tuple(_carried(dtypes, frozenset(), stored)),
+        tuple(_returned(dtypes, stored)),
         Reason(ReasonCode.CARRY, "carries keep their declared dtypes", kept),
         demands=tuple(demands),
     )

@@ -18,7 +18,7 @@ A product of many factors is a chain as well, from the third product on: two rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
@@ -26,6 +26,7 @@ from ..primitives.reading import exponent, free_dimensions, iota_length
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import having
 from .bounds import BOUNDS, Operands, is_exponential
+from .normalizers import Normalizers
 from .returning_carries import accumulating_carries
 from .symbolic_sizes import at_least, element_count, is_as_large
 
@@ -71,7 +72,8 @@ class Marks(NamedTuple):
         bound: 1 where no element is far below 0, -1 where none is far above it: the square of a
             value, or less the largest element of its row.
         exponential: An `exp` made it of what has no upper bound, since then only moved, masked,
-            scaled by what is given and added to such: beyond float16 from `exp(11.1)` on.
+            scaled by what is given, multiplied as a matrix and added to such: beyond float16 from
+            `exp(11.1)` on.
     """
 
     summed: bool = False
@@ -97,7 +99,8 @@ class Marks(NamedTuple):
     def union(cls, several: Sequence[Marks]) -> Marks:
         """Returns what holds of one of several branches; what lowers a value, only if of all."""
         found = zip(cls._fields, zip(*several, strict=True), strict=True)
-        return cls(**{name: (min if name in _OF_ALL else max)(values) for name, values in found})
+        made = cls(**{name: (min if name in _OF_ALL else max)(values) for name, values in found})
+        return made if len({m.bound for m in several}) == 1 else made._replace(bound=0)
 
 
 NONE = Marks()
@@ -124,7 +127,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         return memo[key]
     marks = {v: m for v, m in zip(jaxpr.invars, inputs, strict=True) if m != NONE}
     marks.update(dict.fromkeys(jaxpr.constvars, GIVEN))
-    moved = moved_in(jaxpr)
+    moved, normalizers = moved_in(jaxpr), Normalizers(jaxpr)
     for eqn in jaxpr.eqns:
         made = of(marks, eqn.invars)
         if eqn.primitive.name in STRUCTURES:
@@ -132,7 +135,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         elif eqn.primitive.name in _CONTRACTS:
             found = [_of_contraction(eqn, made, moved)]
         else:
-            found = [_of_result(eqn, made)] * len(eqn.outvars)
+            found = [_of_result(eqn, made, normalizers)] * len(eqn.outvars)
         marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
     memo[key] = marks
     return marks
@@ -234,6 +237,7 @@ def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Var, At
         sums_powers=any([m.power for m in made[:2]]),
         gram=2 if is_gram else 0,
         bound=int(is_norm),
+        exponential=any([m.exponential for m in made[:2]]),
     )
 
 
@@ -260,7 +264,7 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
     return m if name in _REARRANGES else None
 
 
-def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
+def _of_result(eqn: JaxprEqn, made: Sequence[Marks], normalizers: Normalizers) -> Marks:
     name = eqn.primitive.name
     if made and (found := _of_one_array(eqn, made[0])) is not None:
         return found
@@ -268,7 +272,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     if name == "iota":
         return COUNTED if not at_least(3, iota_length(eqn)) else NONE
     if name == "cumsum":
-        return COUNTED if made[0].spread or made[0].counted else NONE
+        return COUNTED if made[0].spread or made[0].counted else Marks(bound=made[0].bound)
     power = _power(eqn, made)
     if not (power or name in BOUNDS or any([m is not NONE for m in made])):
         return NONE
@@ -295,7 +299,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         (-1 if v.val < 0 else 1) if isinstance(v, Literal) else m.bound
         for v, m in zip(eqn.invars, made, strict=True)
     ]
-    operands = Operands(eqn, signs, [m.exponential for m in made], is_given, at)
+    operands = Operands(eqn, signs, [m.exponential for m in made], is_given, at, normalizers)
     return Marks(
         summed=bool(adds(eqn, made)) or (passes and any([m.summed for m in made])),
         factors=factors if passes else 0,
@@ -368,7 +372,7 @@ def _of_structure(eqn: JaxprEqn, given: Sequence[Marks], memo: Memo) -> list[Mar
         accumulated = accumulated_in(body, memo)
         for k, (r, m) in enumerate(zip(body.results, of(inner, jaxpr.outvars), strict=True)):
             if r is not None:
-                found[r].append(SUMMED if k in accumulated else m)
+                found[r].append(_carried(True, m) if k in accumulated else m)
     return [Marks.union(several) if several else NONE for several in found]
 
 
@@ -381,11 +385,44 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
         memo: As for `marks_of`.
     """
     inputs = [given[i] for i in body.operands]
+    # What else a carry is made of differs between the first iteration and the others.
+    for i in body.carried:
+        inputs[i] = _carried(False, inputs[i])
     accumulated = accumulated_in(body, memo)
     for i, k in body.carries:
-        # What else a carry is made of differs between the first iteration and the others.
-        inputs[i] = SUMMED if k in accumulated else NONE
-    return inputs
+        inputs[i] = _carried(k in accumulated, inputs[i])
+    return _with_exponentials(body, inputs, memo) if body.carries else inputs
+
+
+def _with_exponentials(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
+    """Returns the marks of the inputs of a loop's body, with the carries that hold an `exp`."""
+    jaxpr = body_of(body.jaxpr)
+
+    def marked(at: Collection[int]) -> list[Marks]:
+        return [m._replace(exponential=True) if i in at else m for i, m in enumerate(inputs)]
+
+    def returned(at: Collection[int]) -> frozenset[int]:
+        made = of(marks_of(jaxpr, marked(at), memo), jaxpr.outvars)
+        return frozenset(i for i, k in body.carries if made[k].exponential)
+
+    found = frozenset(i for i, m in enumerate(inputs) if m.exponential)
+    while more := returned(found) - found:  # what is one stays one in the next iteration
+        found |= more
+    made = marks_of(jaxpr, marked(found), memo)
+    shapes = {aval_of(v).shape for v, m in made.items() if m.exponential}
+    # Beside a sum of them so far, each that is added leaves a sum of them.
+    sums = frozenset(
+        i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes
+    )
+    while sums and (fewer := returned(found | sums) & sums) != sums:
+        sums = fewer
+    return marked(found | sums)
+
+
+def _carried(is_accumulated: bool, m: Marks) -> Marks:
+    """Returns the marks of a carry, of those of its value."""
+    found = SUMMED if is_accumulated else NONE
+    return found._replace(exponential=True) if m.exponential else found
 
 
 def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:
