@@ -476,7 +476,7 @@ def _derivative_leaves(policy: Policy, at: Place) -> EquationPlan | None:
 def _turns_positions(policy: Policy, at: Place) -> EquationPlan | None:
     """At "compute", a wave of positions is a constant: float32, and rounded for 16-bit readers.
 
-    Without it: RoPE's float32 factors made float32 of each query and key: 2 % of a step's traffic.
+    Without it: RoPE's factors made float32 of queries and keys: 2 to 3 % of a step's traffic.
     """
     # By hand, sin and cos are cast before they meet a query. What they are of is not rounded.
     if not policy.data_abstains or at.name not in _TURNS or not at.made[0].angle:
