@@ -151,8 +151,9 @@ def compilers(session: nox.Session) -> None:
 def maxtext(session: nox.Session) -> None:
     """MaxText's training step by policy and by hand, as the TPU compiler makes it: small ones."""
     # MaxText names its requirements in extras alone, of which each is a whole cluster.
-    needs = ["aqtp", "drjax", "einops", "jinja2", "ml-collections", "omegaconf", "orbax-checkpoint"]
-    needs += ["pydantic", "qwix", "tensorboardX", "tokamax", "transformers"]
+    needs = ["aqtp", "drjax", "einops", "grain", "jinja2", "ml-collections", "omegaconf"]
+    needs += ["orbax-checkpoint", "pathwaysutils", "pillow", "pydantic", "qwix", "sentencepiece"]
+    needs += ["sympy", "tensorboardX", "tiktoken", "tokamax", "transformers"]
     session.install("-e", ".[bench-tpu]", "maxtext==0.2.5", *needs)
     session.run("python", "benchmarks/maxtext_step.py", "llama", "mixtral", "--check")
 

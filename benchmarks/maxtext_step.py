@@ -18,7 +18,9 @@ import os
 import re
 from typing import Any
 
-os.environ |= {"DECOUPLE_GCLOUD": "TRUE", "TPU_SKIP_MDS_QUERY": "1"}  # read when it is imported
+# Read when they are imported; several may compile at once, as no chip is held.
+os.environ |= {"DECOUPLE_GCLOUD": "TRUE", "TPU_SKIP_MDS_QUERY": "1"}
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax

@@ -126,3 +126,5 @@ def test_a_reason_is_given_where_nothing_is_computed_again(fn, residuals, becaus
     assert report.islands == ()
     assert re.search(because, report.because)
     assert report.because in str(report)
+    mixed = autocast(fn, policy=BF16, residuals=residuals)
+    assert re.search(because, str(explain(mixed, jnp.ones((2, 8, 8)), jnp.ones((4, 8)))), re.M)

@@ -21,10 +21,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
-from ..primitives.reading import exponent, free_dimensions, iota_length
+from ..primitives.reading import exponent, free_dimensions, iota_length, reduction_depth
 from ..primitives.structure import STRUCTURES, Body, bodies
-from ..primitives.traits import having
+from ..primitives.traits import BACKWARD, having
 from .bounds import BOUNDS, Operands, is_exponential
 from .normalizers import Normalizers
 from .returning_carries import accumulating_carries
@@ -39,10 +41,11 @@ _DAMPS = having("damps")  # the result is no longer made element by element
 _KEEPS_FRESH = having("shifts") | {"neg", "select_n", "concatenate"}
 _JOINS = frozenset(("concatenate", "stack", "pad"))
 _KEEPS_COUNT = having("affine") | {"rem", "floor", "sign", "integer_pow"}
+_OF_ELEMENTS = _JOINS | {name for name, words in BACKWARD.items() if "elementwise" in words}
 _ADDS_UP = frozenset(("reduce_sum", "reduce_window_sum"))
 _PICKS = frozenset(("gather", "dynamic_slice", "slice"))
 MOST_FACTORS = 2
-_OF_ALL = frozenset(("convolved", "spread", "given", "fresh"))
+_OF_ALL = frozenset(("convolved", "spread", "given", "fresh", "angle"))
 
 
 class Marks(NamedTuple):
@@ -74,6 +77,8 @@ class Marks(NamedTuple):
         exponential: An `exp` made it of what has no upper bound, since then only moved, masked,
             scaled by what is given, multiplied as a matrix and added to such: beyond float16 from
             `exp(11.1)` on.
+        angle: Integers were cast to it, or it was computed of such and of what is given, element by
+            element or by an outer product: positions times frequencies.
     """
 
     summed: bool = False
@@ -94,6 +99,7 @@ class Marks(NamedTuple):
     gram: int = 0
     bound: int = 0
     exponential: bool = False
+    angle: bool = False
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
@@ -106,7 +112,8 @@ class Marks(NamedTuple):
 NONE = Marks()
 SUMMED = Marks(summed=True)
 GIVEN = Marks(given=True)
-COUNTED = Marks(counted=True)
+COUNTED = Marks(counted=True, angle=True)
+ANGLE = Marks(angle=True)
 ADDED_UP = Marks(added_up=True)
 AT_LEAST_0 = Marks(bound=1)
 
@@ -238,6 +245,7 @@ def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Var, At
         gram=2 if is_gram else 0,
         bound=int(is_norm),
         exponential=any([m.exponential for m in made[:2]]),
+        angle=at_least(1, reduction_depth(eqn)) and _is_angle(eqn.invars[:2], made),
     )
 
 
@@ -259,8 +267,12 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
         return found._replace(gram=min(1, m.gram), bound=m.bound)
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
-    if name == "convert_element_type" and aval_of(eqn.invars[0]).dtype == bool:
-        return AT_LEAST_0
+    if name == "convert_element_type":
+        kind = aval_of(eqn.invars[0]).dtype
+        if np.issubdtype(kind, np.bool_):
+            return AT_LEAST_0
+        if np.issubdtype(kind, np.integer):
+            return m._replace(angle=True)
     return m if name in _REARRANGES else None
 
 
@@ -270,7 +282,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks], normalizers: Normalizers) -
         return found
     is_mul = name == "mul"
     if name == "iota":
-        return COUNTED if not at_least(3, iota_length(eqn)) else NONE
+        return COUNTED if not at_least(3, iota_length(eqn)) else ANGLE
     if name == "cumsum":
         return COUNTED if made[0].spread or made[0].counted else Marks(bound=made[0].bound)
     power = _power(eqn, made)
@@ -319,6 +331,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks], normalizers: Normalizers) -
         gram=_gram(eqn, made, at, is_given),
         bound=BOUNDS[name](operands) if name in BOUNDS else 0,
         exponential=is_exponential(operands),
+        angle=name in _OF_ELEMENTS and _is_angle(eqn.invars, made),
     )
 
 
@@ -339,6 +352,16 @@ def _is_counted(eqn: JaxprEqn, made: Sequence[Marks]) -> bool:
     others = [v for v, m in pairs if not m.counted]
     are_numbers = all([isinstance(v, Literal) or at_least(1, element_count(v)) for v in others])
     return len(others) < len(pairs) and are_numbers
+
+
+def _is_angle(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
+    """Whether floats are computed of integers, and of nothing but what is given."""
+    floats = [
+        m
+        for v, m in zip(operands, made, strict=False)
+        if not isinstance(v, Literal) and np.issubdtype(aval_of(v).dtype, np.floating)
+    ]
+    return any([m.angle for m in floats]) and all([m.angle or m.given for m in floats])
 
 
 def _power(eqn: JaxprEqn, made: Sequence[Marks]) -> int:

@@ -30,6 +30,7 @@ decision is made, in `interpreters/plan`.
 | fuses | XLA computes it inside what reads it: its result is not stored for that |
 | zeros | all elements of its result are zero; it has the derivative of its operand |
 | writes | its result is an operand with other elements in places: a cache keeps its dtype |
+| turns | a wave within [-1, 1]: of an angle it makes the factors of a rotation |
 | contracts | it multiplies and sums: what tensor cores are for |
 """
 
@@ -44,7 +45,7 @@ import numpy as np
 _NAMES = frozenset(
     """
     moves affine rounds clears feeds sums shifts chooses snaps replicates repeats damps saturates
-    log0 div1 redispatch first same whole fuses zeros writes contracts
+    log0 div1 redispatch first same whole fuses zeros writes turns contracts
     """.split()
 )
 
@@ -81,6 +82,7 @@ _ROWS: dict[str, str] = {
     # A tanh is bounded, but near 0 it is the identity: `tanh(h + rate * y)` is an integrator.
     "logistic": "damps saturates",
     "tanh erf erfc": "saturates",
+    "sin cos": "turns",
     "dot_general conv_general_dilated ragged_dot_general": "contracts",
     "scatter": "redispatch writes",
     "scatter-add scatter-sub scatter-mul scatter-min scatter-max": "redispatch",
@@ -103,7 +105,7 @@ _ROWS: dict[str, str] = {
     "tangent_carrier": "zeros",
     "accumulate float8_dot dequantize row_major rounded_cotangent": "",
     # Considered: none of the traits holds.
-    """exp exp2 expm1 one_minus_square polynomial asinh atan cosh sinh tan sin cos sqrt cbrt
+    """exp exp2 expm1 one_minus_square polynomial asinh atan cosh sinh tan sqrt cbrt
     lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta
     bessel_i0e bessel_i1e random_gamma cholesky cholesky_update eig eigh geqp3 geqrf hessenberg
     householder_product lu ormqr qr schur svd symmetric_product triangular_solve tridiagonal
