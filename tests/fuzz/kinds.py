@@ -158,7 +158,7 @@ KINDS: Mapping[str, Kind] = {
         over(argmax,sg) over(argmax,th) over(order,sg) over(lambda s,_:lax.top_k(s,3)[1],th)
         over(lambda s,h:s[:,None]<sg(h),sg) over(lambda s,_:jnp.log(1-s),sg) over(minus,sg)
         over(lambda s,_:jnp.arctanh(s),th) over(lambda s,_:jnp.cumprod(jnp.tile(s,40)),sg)
-        over(jax.checkpoint(order),jax.jit(sg)) over(order,sg,counted) over(minus,th,counted)
+        over(jax.checkpoint(order),jax.jit(sg)) over(order,sg,counted) over(minus,sg,counted)
         over(lambda s,_:jnp.log(s),lambda h:1-th(h),counted) jax.jit(lambda q:over(argmax,sg))(p)
         """,
         lines=(
