@@ -440,7 +440,7 @@ def _is_rounded(plan: EquationPlan) -> bool:
 def _is_accumulator(policy: Policy, at: Place) -> EquationPlan | None:
     """A value that is added to, or multiplied, again and again is float32 (not at "compute").
 
-    Without it: of 24 branches of 1e-3 a stream in bfloat16 lost 83 %.
+    Without it: of 24 branches of 1e-3 a stream in bfloat16 lost 86 to 97 %.
     """
     accumulates = at.accumulates and not policy.data_abstains
     return in_dtype(at, at.region.wide, _ACCUMULATES) if accumulates else None
