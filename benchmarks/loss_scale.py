@@ -30,14 +30,9 @@ SIDE = 2500
 Params = list[jax.Array]
 
 
-def adam() -> optax.GradientTransformation:
-    return optax.adam(1e-3)
-
-
 BASE = "optax.adam"
 VARIANTS: dict[str, Callable[[], Optimizer]] = {
-    BASE: lambda: with_optax(adam()),
-    **{name: lambda way=way: way(adam()) for name, way in WAYS.items()},
+    name: lambda way=way: way(optax.adam(1e-3)) for name, way in {BASE: with_optax, **WAYS}.items()
 }
 
 
@@ -93,15 +88,9 @@ def table(runners: dict[str, Runner]) -> list[list[str]]:
         seconds = runner.seconds
         ratio = statistics.median(s / b for s, b in zip(seconds, base, strict=True))
         temporary = "" if runner.temporary is None else f"{runner.temporary / 1e6:.0f}"
+        median, least = (f"{1e3 * of(seconds):.1f}" for of in (statistics.median, min))
         rows.append(
-            [
-                name,
-                f"{1e3 * statistics.median(seconds):.1f}",
-                f"{1e3 * min(seconds):.1f}",
-                f"{ratio:.2f}",
-                f"{min(seconds) / min(base):.2f}",
-                temporary,
-            ]
+            [name, median, least, f"{ratio:.2f}", f"{min(seconds) / min(base):.2f}", temporary]
         )
     return rows
 

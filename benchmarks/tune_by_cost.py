@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,32 +109,14 @@ def small() -> tuple[Program, Sequence[Any]]:
 PROGRAMS = {each.__name__: each for each in (seeded, pyramid, experts, energy, small)}
 
 
-class Found(NamedTuple):
-    """What both searches found for a program.
-
-    Attributes:
-        bound: The bound.
-        seconds: The predicted time: of the fewest, and of what costs least.
-        runs: The runs of each.
-        kept: How many operations each keeps in float32.
-        because: Why there is nothing to gain.
-    """
-
-    bound: float
-    seconds: tuple[float, float]
-    runs: tuple[int, int]
-    kept: tuple[int, int]
-    because: str
-
-
 def predicted(fn: Program, args: Sequence[Any], policy: Policy) -> float:
     """Returns the seconds that the products of a program take at best."""
     (time,) = explain(fn, *args, policy=policy, device=DEVICE).devices
     return time.low_seconds or 0.0
 
 
-def compared(program: Callable[[], tuple[Program, Sequence[Any]]], share: float) -> Found:
-    """Runs both searches of a program.
+def line(program: Callable[[], tuple[Program, Sequence[Any]]], share: float) -> str:
+    """Runs both searches of a program, and says what they found.
 
     Args:
         program: Makes it.
@@ -143,36 +125,26 @@ def compared(program: Callable[[], tuple[Program, Sequence[Any]]], share: float)
     fn, args = program()
     exact, low = (jax.tree.leaves(jax.jit(f)(*args)) for f in (fn, autocast(fn, policy=BF16)))
     pairs = zip(exact, low, strict=True)
-    error = max(float(jnp.linalg.norm(y - x) / jnp.linalg.norm(x)) for x, y in pairs)
-    options: Any = {"policy": BF16, "tolerance": share * error, "progress": False, "report": True}
+    bound = share * max(float(jnp.linalg.norm(y - x) / jnp.linalg.norm(x)) for x, y in pairs)
+    options: Any = {"policy": BF16, "tolerance": bound, "progress": False, "report": True}
     _, fewest = tune(fn, *args, **options)
     _, cheapest = tune(fn, *args, cost="time", device=DEVICE, **options)
-    return Found(
-        share * error,
-        (predicted(fn, args, fewest.policy), predicted(fn, args, cheapest.policy)),
-        (fewest.runs, cheapest.runs),
-        (len(fewest.kept), len(cheapest.kept)),
-        cheapest.because,
+    before, after = (1e6 * predicted(fn, args, report.policy) for report in (fewest, cheapest))
+    return (
+        f"bound {bound:.2e}: fewest {before:6.1f} us, {len(fewest.kept)} kept, {fewest.runs} runs; "
+        f"by cost {after:6.1f} us, {len(cheapest.kept)} kept, {cheapest.runs} runs: "
+        f"{100 * (1 - after / before):.0f} % less {cheapest.because}"
     )
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Found]:
-    """Prints a line for each program, and returns what they say."""
+def main() -> None:
+    """Prints a line for each program."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--programs", nargs="*", default=list(PROGRAMS), choices=list(PROGRAMS))
     parser.add_argument("--bound", type=float, default=0.85)
-    options = parser.parse_args(argv)
-    found = {}
+    options = parser.parse_args()
     for name in options.programs:
-        each = found[name] = compared(PROGRAMS[name], options.bound)
-        before, after = (1e6 * x for x in each.seconds)
-        print(
-            f"{name:8} bound {each.bound:.2e}: fewest {before:6.1f} us, {each.kept[0]} kept, "
-            f"{each.runs[0]} runs; by cost {after:6.1f} us, {each.kept[1]} kept, {each.runs[1]} "
-            f"runs: {100 * (1 - after / before):.0f} % less {each.because}",
-            flush=True,
-        )
-    return found
+        print(f"{name:8} {line(PROGRAMS[name], options.bound)}", flush=True)
 
 
 if __name__ == "__main__":

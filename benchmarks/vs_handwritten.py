@@ -32,7 +32,7 @@ from comparison import report, tables
 from comparison.cases import SIZES, Case
 from comparison.errors import references
 from comparison.measure import LOSS_SCALE, Measurement, gradient, measure, median_step
-from comparison.variants import BASE, VARIANTS, Variant
+from comparison.variants import VARIANTS, Variant
 
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 
@@ -57,7 +57,6 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=names, default=default)
     parser.add_argument("--seeds", type=int, default=8, help="examples that errors are averaged of")
     parser.add_argument("--steps", type=int, default=10, help="steps of which the median counts")
-    parser.add_argument("--explain", action="store_true", help="list where ours differs")
     parser.add_argument("--markdown", action="store_true", help=f"write into {RESULTS.name}")
     parser.add_argument("--machine", help="its kind, for the tables; the default is the device's")
     parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
@@ -148,11 +147,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Measurem
             print(f"\n{tables.as_text(table)}")
             text = tables.as_markdown(table) if len(table) > 1 else table[0][0]
             written.append(text)
-        if chosen.explain and BASE in found:
-            for name in found:
-                if name.startswith("ours"):
-                    print(f"\n{name} against {BASE}, by scope:")
-                    print("\n".join(report.differences(found, name)))
     if chosen.markdown:
         name = f"vs_handwritten {chosen.size} {chosen.dtype} {machine}"
         tables.write_between_markers(RESULTS, name, "\n\n".join(written))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .measure import Measurement
-from .residuals import grouped
 from .variants import BASE
 
 Column = tuple[str, Callable[[Measurement], float | None], str]
@@ -83,29 +82,3 @@ def rows(columns: Sequence[Column], found: Mapping[str, Measurement]) -> list[li
             cells.append(f"{value:{form}}{ratio}")
         table.append(cells)
     return table
-
-
-def differences(found: Mapping[str, Measurement], name: str) -> Iterator[str]:
-    """Yields where a variant keeps or casts more or fewer bytes than the hand-written one.
-
-    One line for each shape whose bytes differ, most first, and below it where they come from:
-    ``-`` in the hand-written variant, ``+`` in the other.
-    """
-    for what, pick in (
-        ("kept", lambda m: [a for a in m.residuals.arrays if not a.parameter]),
-        ("cast", lambda m: [c for c in m.casts if c.kind == "activation"]),
-    ):
-        base, other = grouped(pick(found[BASE])), grouped(pick(found[name]))
-        heads = dict.fromkeys(head for head, _ in (*base, *other))
-        change = {
-            head: sum(n for key, n in other.items() if key[0] == head)
-            - sum(n for key, n in base.items() if key[0] == head)
-            for head in heads
-        }
-        for head in sorted(heads, key=lambda head: -abs(change[head])):
-            if change[head]:
-                yield f"{change[head] / 1e6:+10.3f} MB {what} {head}"
-                for sign, sizes in (("-", base), ("+", other)):
-                    for (at, where), size in sizes.items():
-                        if at == head:
-                            yield f"{sign:>14} {size / 1e6:.3f} MB {where}"

@@ -9,8 +9,7 @@ with that, `Residuals.nbytes` without.
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -178,11 +177,3 @@ def _hashable(value: Any) -> Any:
     except TypeError:
         return id(value)
     return value
-
-
-def grouped(items: Iterable[Any]) -> Counter[tuple[str, str]]:
-    """Returns the bytes of casts or residuals by what they are and where, all layers together."""
-    sizes: Counter[tuple[str, str]] = Counter()
-    for item in items:
-        sizes[item.what, re.sub(r"_[0-9]+", "_*", item.where)] += item.nbytes
-    return sizes

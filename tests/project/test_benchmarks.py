@@ -20,7 +20,7 @@ def test_comparison_of_a_tiny_gpt(vs_handwritten, capsys, tmp_path, monkeypatch)
     results.write_text("# Results\n")
     monkeypatch.setattr(vs_handwritten, "RESULTS", results)
     variants = ["float32", "hand-written", "ours o1"]
-    command = "--tiny --models GPT --seeds 1 --steps 1 --explain --markdown --machine CPU".split()
+    command = "--tiny --models GPT --seeds 1 --steps 1 --markdown --machine CPU".split()
     found = vs_handwritten.main([*command, "--variants", *variants])["GPT"]
     assert list(found) == variants
     full, hand, ours = found.values()

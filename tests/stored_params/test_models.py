@@ -4,8 +4,9 @@ import pytest
 
 from jmp_autocast import Policy, cast_params
 from tests.support.scripts import run_from
+from tests.support.stored_models import needless, programs, shaken
 
-# What is stored, over what hand-written inference stores (benchmarks/stored_bytes.py).
+# What is stored, over what hand-written inference stores.
 CASES = [
     # Rows of an embedding begin the residual stream, which is float32 but at level "compute".
     ("GPT", "bfloat16", "o1", 1.3),
@@ -35,19 +36,20 @@ def stored_bytes():
         yield script
 
 
-def test_every_model_is_here(stored_bytes):
+@pytest.mark.usefixtures("stored_bytes")
+def test_every_model_is_here():
     here = {name for name, *_ in CASES}
     # The GPT of the examples differs from that of the benchmarks in its attention alone.
-    assert here | {"char_gpt"} == set(stored_bytes.programs("tiny"))
+    assert here | {"char_gpt"} == set(programs("tiny"))
 
 
 @pytest.mark.parametrize(("name", "dtype", "level", "most"), CASES)
 def test_models_return_the_same_bits_with_all_that_allows_it_in_16(
     name, dtype, level, most, stored_bytes
 ):
-    program = stored_bytes.programs("tiny")[name]()
-    program = program._replace(params=stored_bytes.shaken(program.params))
+    program = programs("tiny")[name]()
+    program = program._replace(params=shaken(program.params))
     policy = Policy(dtype, level=level)
     small = cast_params(program.fn, program.params, *program.args, policy=policy, check=True)
     assert stored_bytes.nbytes(small) <= most * stored_bytes.by_hand(program.params)
-    assert list(stored_bytes.needless(program, policy)) == []
+    assert list(needless(program, policy)) == []

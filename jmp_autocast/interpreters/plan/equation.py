@@ -98,7 +98,7 @@ def _first(chain: Sequence[Decides], policy: Policy, at: Place) -> EquationPlan:
 
 
 def _has_no_floats(policy: Policy, at: Place) -> EquationPlan | None:
-    """Integers and bools are never cast, nor are the 8 bits of others."""
+    """Integers, bools and float8 arrays of the program are never cast."""
     return None if at.floats else _of_float8(policy, at) or without_floats(at)
 
 
@@ -146,7 +146,7 @@ def _stands_in_scope(policy: Policy, at: Place) -> EquationPlan | None:
 
 
 def _is_not_ours(policy: Policy, at: Place) -> EquationPlan | None:
-    """What is in another float dtype, or updates by a function of the user's, is kept."""
+    """Another float dtype is kept, and so is a scatter with an update of the user's own."""
     # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of
     # their own, and float16 in a bfloat16 program by somebody who knows its range.
     if foreign := at.foreign:
@@ -442,7 +442,7 @@ def _is_rounded(plan: EquationPlan) -> bool:
 def _is_accumulator(policy: Policy, at: Place) -> EquationPlan | None:
     """A value that is added to, or multiplied, again and again is float32 (not at "compute").
 
-    Without it: of 24 branches of 1e-3 a stream in bfloat16 lost 83 %.
+    Without it: of 24 branches of 1e-3 a stream in bfloat16 lost 86 to 97 %.
     """
     accumulates = at.accumulates and not policy.data_abstains
     return in_dtype(at, at.region.wide, _ACCUMULATES) if accumulates else None
