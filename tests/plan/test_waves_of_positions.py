@@ -126,3 +126,12 @@ def test_what_reads_the_wave(fn, primitive, level, expected):
 def test_a_float32_reader_reads_the_wave_as_it_is():
     made = equations(jax.make_jaxpr(autocast(read_by_an_exp, policy=COMPUTE))(X, W, POSITIONS))
     assert {v.aval.dtype.name for e in made for v in e.outvars} <= {"float32", "int32"}
+
+
+def test_keys_are_no_positions():
+    def fn(x, w, key):
+        key = jnp.where(x[0, 0] > 0, *jax.random.split(key))
+        return x @ w + jax.random.normal(key, x.shape)
+
+    key = jax.random.key(0)
+    np.testing.assert_allclose(autocast(fn, policy=COMPUTE)(X, W, key), fn(X, W, key), atol=0.05)

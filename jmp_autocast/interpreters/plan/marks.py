@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
+import jax.numpy as jnp
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
 from ..primitives.reading import exponent, free_dimensions, iota_length, reduction_depth
@@ -269,9 +269,9 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
         return m._replace(gram=1)
     if name == "convert_element_type":
         kind = aval_of(eqn.invars[0]).dtype
-        if np.issubdtype(kind, np.bool_):
+        if jnp.issubdtype(kind, jnp.bool_):
             return AT_LEAST_0
-        if np.issubdtype(kind, np.integer):
+        if jnp.issubdtype(kind, jnp.integer):
             return m._replace(angle=True)
     return m if name in _REARRANGES else None
 
@@ -359,7 +359,7 @@ def _is_angle(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
     floats = [
         m
         for v, m in zip(operands, made, strict=False)
-        if not isinstance(v, Literal) and np.issubdtype(aval_of(v).dtype, np.floating)
+        if not isinstance(v, Literal) and jnp.issubdtype(aval_of(v).dtype, jnp.floating)
     ]
     return any([m.angle for m in floats]) and all([m.angle or m.given for m in floats])
 
