@@ -969,6 +969,28 @@ def test_bounded_exponentials_enter_products_in_16_bits(name):
     assert {dtype for row in products for dtype in row.operands[:2]} == {policy.compute_dtype.name}
 
 
+def larger_of_both_ends(m):
+    return jnp.maximum(m, m[::-1])
+
+
+def of_one_end(m):
+    return jnp.where(m > 0, m, m[::-1])
+
+
+@pytest.mark.parametrize("step", [larger_of_both_ends, of_one_end, jax.jit(larger_of_both_ends)])
+def test_many_maxima_and_masks_are_looked_at_once(step):
+    # Looked at from each reader, they would be 2^25.
+    def fn(params, s):
+        m = s
+        for _ in range(25):
+            m = step(m)
+        return jnp.exp(s - m) @ params["v"]
+
+    rows = explain(fn, {"v": SAME[:8, :8]}, SCORES, policy=FP16).rows
+    (product,) = (row for row in rows if row.primitive == "dot_general")
+    assert product.operands[0] == ("float32" if step is of_one_end else "float16")
+
+
 def test_explain_names_the_exponential():
     fn, args = of_exp(EXPONENTIALS["over its sum"]), (WEIGHTED, SCORES)
     causes = [row.cause for row in explain(fn, *args, policy=FP16).rows]

@@ -28,7 +28,7 @@ from ..primitives.reading import exponent, free_dimensions, iota_length, reducti
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import BACKWARD, having
 from .bounds import BOUNDS, Operands, is_exponential
-from .normalizers import Normalizers
+from .normalizers import Normalizers, normalizers_of
 from .returning_carries import accumulating_carries
 from .symbolic_sizes import at_least, element_count, is_as_large
 
@@ -134,7 +134,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         return memo[key]
     marks = {v: m for v, m in zip(jaxpr.invars, inputs, strict=True) if m != NONE}
     marks.update(dict.fromkeys(jaxpr.constvars, GIVEN))
-    moved, normalizers = moved_in(jaxpr), Normalizers(jaxpr)
+    moved, normalizers = moved_in(jaxpr), normalizers_of(jaxpr, memo)
     for eqn in jaxpr.eqns:
         made = of(marks, eqn.invars)
         if eqn.primitive.name in STRUCTURES:
