@@ -50,6 +50,7 @@ _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
 _TURNS = having("turns")
+_SPECIAL = _TURNS.union(DERIVATIVES)  # what some of `PROMOTIONS` are about
 _SELECTS = having("affine") & having("rounds")  # elements of the operands, or their negatives
 
 # Matrix units multiply and add up float32 in float32: a float32 product has no wider accumulator.
@@ -228,7 +229,7 @@ def _by_policy(policy: Policy, at: Place, decision: Decision, guarded: bool) -> 
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
             return rounded_once(plan, at.compute_dtype, plan.reason)
         return plan
-    return _first(PROMOTIONS if at.name in DERIVATIVES else _OTHERS_PROMOTE, policy, at)
+    return _first(PROMOTIONS if at.name in _SPECIAL else _OTHERS_PROMOTE, policy, at)
 
 
 def _because(code: ReasonCode, want: Want) -> Reason:
@@ -533,8 +534,9 @@ PROMOTIONS: tuple[Decides, ...] = (
     _readers_agree,
     _voters_decide,
 )
-_OTHERS_PROMOTE = tuple(decides for decides in PROMOTIONS if decides is not _derivative_leaves)
-"""The chain of primitives that are not in `DERIVATIVES`."""
+_OF_SPECIAL = (_derivative_leaves, _turns_positions)
+_OTHERS_PROMOTE = tuple(decides for decides in PROMOTIONS if decides not in _OF_SPECIAL)
+"""The chain of primitives that are not in `_SPECIAL`."""
 
 
 def _joined(dtypes: Sequence[np.dtype | None], wide: np.dtype) -> np.dtype:
