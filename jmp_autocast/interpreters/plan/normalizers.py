@@ -52,7 +52,7 @@ class Normalizers:
     """
 
     def __init__(self, jaxpr: Jaxpr, memo: dict[Any, Any]) -> None:
-        self._jaxpr = jaxpr
+        self.jaxpr = jaxpr
         self._memo = memo
         self._makers: dict[Var, JaxprEqn] = {}
         # Where there is no entry, a value holds its own elements, and is not below no others.
@@ -102,7 +102,7 @@ class Normalizers:
         if not is_call(eqn):
             return eqn.primitive.name
         inner = self._inside(eqn)
-        return inner.made_by(inner._jaxpr.outvars[list(eqn.outvars).index(atom)])
+        return inner.made_by(inner.jaxpr.outvars[list(eqn.outvars).index(atom)])
 
     def held(self, atom: Atom) -> Found:
         """Returns the arrays of which a value holds elements, itself among them."""
@@ -119,7 +119,7 @@ class Normalizers:
     def _swept(self) -> Normalizers:
         if not self._is_swept:
             self._is_swept = True  # what an equation reads stands before it
-            for eqn in self._jaxpr.eqns:
+            for eqn in self.jaxpr.eqns:
                 self._look_at(eqn)
         return self
 
@@ -140,7 +140,7 @@ class Normalizers:
 
     def _look_into(self, eqn: JaxprEqn) -> None:
         inner = self._inside(eqn)
-        body = inner._jaxpr
+        body = inner.jaxpr
 
         def given(found: Found) -> list[Atom]:
             return [v for v, x in zip(eqn.invars, body.invars, strict=True) if x in found]
