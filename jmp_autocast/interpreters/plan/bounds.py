@@ -139,7 +139,7 @@ _STAYS: Mapping[str, Callable[[Operands], bool]] = MappingProxyType(
     {
         **dict.fromkeys(having("shifts") | {"neg"}, _all_large),
         "select_n": _all_cases,
-        **dict.fromkeys(("concatenate", "stack", "pad"), lambda it: any(it.exponential)),
+        **dict.fromkeys(having("joins"), lambda it: any(it.exponential)),
         "mul": _masked_or_scaled,
         "div": lambda it: it.exponential[0] and it.given[1],
     }

@@ -39,11 +39,11 @@ _REARRANGES = _MOVES | {"convert_element_type"}
 _CONTRACTS = having("contracts")
 _DAMPS = having("damps")  # the result is no longer made element by element
 _KEEPS_FRESH = having("shifts") | {"neg", "select_n", "concatenate"}
-_JOINS = frozenset(("concatenate", "stack", "pad"))
+_JOINS = having("joins")
 _KEEPS_COUNT = having("affine") | {"rem", "floor", "sign", "integer_pow"}
 _OF_ELEMENTS = _JOINS | {name for name, words in BACKWARD.items() if "elementwise" in words}
 _ADDS_UP = frozenset(("reduce_sum", "reduce_window_sum"))
-_PICKS = frozenset(("gather", "dynamic_slice", "slice"))
+_PICKS = having("picks")
 MOST_FACTORS = 2
 _OF_ALL = frozenset(("convolved", "spread", "given", "fresh", "angle"))
 

@@ -14,13 +14,8 @@ from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
 
-_PICKS = frozenset(("slice", "dynamic_slice", "gather", "split", "unstack"))
-_BETWEEN_DEVICES = frozenset(
-    """
-    all_gather all_gather_invariant all_gather_reduced all_to_all ppermute ragged_all_to_all
-    """.split()
-)
-_MOVES = (having("moves") | {"convert_element_type"}) - _PICKS - _BETWEEN_DEVICES
+_PICKS = having("picks")
+_MOVES = (having("moves") | {"convert_element_type"}) - _PICKS - having("travels")
 _LOGS = frozenset(("log", "log1p"))
 _SUMS_UP = _MOVES | {"reduce_sum", "add", "max", "abs"}
 # Of a value of more arrays nothing is known: a chain of a thousand masks would take their square.

@@ -26,6 +26,9 @@ decision is made, in `interpreters/plan`.
 | redispatch | its update computation is a parameter with a fixed dtype: it is emitted anew |
 | first | its values are those of operand 0; the others are indices, padding, a copy of it |
 | whole | each element of operand 0 is in the result: both have one largest element |
+| picks | its results hold some elements of operand 0 |
+| joins | its result holds the elements of all operands |
+| travels | its elements come from other devices |
 | same | it makes no value that its operands do not hold |
 | fuses | XLA computes it inside what reads it: its result is not stored for that |
 | zeros | all elements of its result are zero; it has the derivative of its operand |
@@ -45,7 +48,7 @@ import numpy as np
 _NAMES = frozenset(
     """
     moves affine rounds clears feeds sums shifts chooses snaps replicates repeats damps saturates
-    log0 div1 redispatch first same whole fuses zeros writes turns contracts
+    log0 div1 redispatch first picks joins travels same whole fuses zeros writes turns contracts
     """.split()
 )
 
@@ -73,8 +76,8 @@ _ROWS: dict[str, str] = {
     "reduce_window_max reduce_window_min": "rounds clears repeats",
     "cummax cummin sort": "rounds",
     "select_n": "affine rounds clears fuses writes",
-    "pad": "affine rounds clears first writes",
-    "concatenate stack": "affine rounds writes",
+    "pad": "affine rounds clears first joins writes",
+    "concatenate stack": "affine rounds joins writes",
     "dynamic_update_slice": "rounds writes",
     # functions
     "pow": "replicates log0",
@@ -89,15 +92,18 @@ _ROWS: dict[str, str] = {
     # movement of elements; what replicates them adds up their cotangents in its transpose
     "broadcast_in_dim": f"{_MOVING} repeats same fuses",
     "broadcast_to tile": _MOVING,
-    "gather": f"{_MOVING} repeats first",
-    "dynamic_slice": f"{_MOVING} clears first",
+    "gather": f"{_MOVING} repeats first picks",
+    "dynamic_slice": f"{_MOVING} clears first picks",
     "copy copy_p reshape rev squeeze transpose": f"{_MOVING} clears same whole fuses",
-    "slice split pvary": f"{_MOVING} clears same fuses",
+    "slice split": f"{_MOVING} clears picks same fuses",
+    "pvary": f"{_MOVING} clears same fuses",
     "stop_gradient name sharding_constraint": f"{_MOVING} clears whole",
-    """unstack device_put with_memory_space_constraint reshard relayout layout_constraint
-    pbroadcast pbroadcast_dynamic reduced_vary_cast
-    reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p all_gather all_gather_invariant
-    all_gather_reduced all_to_all ppermute ragged_all_to_all""": f"{_MOVING} clears",
+    "unstack": f"{_MOVING} clears picks",
+    """device_put with_memory_space_constraint reshard relayout layout_constraint pbroadcast
+    pbroadcast_dynamic reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast
+    vary_unreduced_cast_p""": f"{_MOVING} clears",
+    """all_gather all_gather_invariant all_gather_reduced all_to_all ppermute
+    ragged_all_to_all""": f"{_MOVING} clears travels",
     # planned by functions of their own, and what autocast itself makes
     "convert_element_type": "affine rounds",
     "optimization_barrier": "rounds same",
