@@ -11,7 +11,7 @@ the bytes of `cast_params` over those.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,29 +23,15 @@ from jmp_autocast import Policy, cast_params
 LEVELS = ("tensor_cores", "o1", "compute")
 
 
-class Program(NamedTuple):
-    """A forward pass.
-
-    Attributes:
-        fn: From parameters and other arguments to what inference returns.
-        params: The parameters.
-        args: The other arguments.
-    """
-
-    fn: Callable[..., Any]
-    params: Any
-    args: tuple[Any, ...]
-
-
-def shapes_of(case: Case) -> Program:
-    """Returns the program of a model for shapes alone."""
+def shapes_of(case: Case) -> tuple[Callable[..., Any], Any, Any]:
+    """Returns the forward pass of a model, and the shapes of its parameters and its batch."""
     model = case.build()
     dtype = jnp.int32 if len(case.inputs) == 2 else jnp.float32
     inputs = jax.ShapeDtypeStruct(case.inputs, dtype)
     state: Any = dict(jax.eval_shape(model.init, jax.random.key(0), inputs))
     params = state.pop("params")
     batch = {"inputs": inputs, "state": state}
-    return Program(lambda params, batch: forward(model, params, batch)[0], params, (batch,))
+    return lambda params, batch: forward(model, params, batch)[0], params, batch
 
 
 def by_hand(params: Any) -> int:
@@ -64,22 +50,23 @@ def nbytes(params: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
-def row(name: str, program: Program, dtype: str) -> list[str]:
+def row(case: Case, dtype: str) -> list[str]:
     """Returns a row of the table."""
-    hand, found = by_hand(program.params), []
+    fn, params, batch = shapes_of(case)
+    hand, found = by_hand(params), []
     for level in LEVELS:
         policy = Policy(dtype, level=level)
-        small = cast_params(program.fn, program.params, *program.args, policy=policy)
+        small = cast_params(fn, params, batch, policy=policy)
         found.append(f"{nbytes(small) / hand:.3f}")
-    count = sum(leaf.size for leaf in jax.tree.leaves(program.params))
-    return [name, dtype, f"{count:,}", *found]
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return [case.name, dtype, f"{count:,}", *found]
 
 
 def main() -> None:
     """Prints the table."""
     table = [["model", "dtype", "parameters", *LEVELS]]
     for case in SIZES["large"]:
-        table += [row(case.name, shapes_of(case), dtype) for dtype in ("bfloat16", "float16")]
+        table += [row(case, dtype) for dtype in ("bfloat16", "float16")]
     print(as_markdown(table))
 
 

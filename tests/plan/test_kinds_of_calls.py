@@ -17,19 +17,14 @@ from tests.fuzz.taken_out import TAKEN_OUT
 
 from .test_kinds_of_harm import (
     CENTERS,
-    LEAST,
     LOGITS,
     MIXING,
     POINTS,
     SAME,
     STEPS,
-    Hand,
-    Simple,
-    by_rule,
     differing,
-    evaluated,
     gated,
-    in_float64,
+    judge,
     normal,
     relative,
     shapes,
@@ -299,12 +294,7 @@ def rows():
 @pytest.mark.parametrize(("kind", "fn", "args", "measure", "low"), list(rows()))
 def test_values_are_right_and_wrong_without_it(kind, fn, args, measure, low, monkeypatch):
     args = jax.tree.map(jnp.asarray, args)
-    want = in_float64(fn, args)
-    error = lambda cast: measure(evaluated(cast(fn), args), want)
-    dtype = BF16.compute_dtype
-    rules = [Simple(dtype, True), Simple(dtype, False), Hand(dtype, low)]
-    judged = min(error(lambda f, rule=rule: by_rule(rule, f, args)) for rule in rules)
-    bound = max(4 * judged, LEAST.get(measure, 0.02))
+    error, judged, bound = judge(lambda cast: cast(fn), args, measure, BF16.compute_dtype, low)
     found = error(lambda f: autocast(f, policy=BF16))
     assert found <= bound, (judged, found)
     TAKEN_OUT[kind](monkeypatch)

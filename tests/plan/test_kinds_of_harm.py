@@ -758,6 +758,23 @@ LEAST = {relative: 1e-5}
 """What digits of float32 are worth; of choices one in fifty."""
 
 
+def judge(wrapped, args, measure, dtype, low):
+    """Returns what measures a program's error, the least one of the rules, and four times that.
+
+    Args:
+        wrapped: From a cast of functions, as `autocast` is one, to the program under it.
+        args: The arguments.
+        measure: The distance of two results.
+        dtype: That of the rules.
+        low: What `Hand` computes in it.
+    """
+    want = in_float64(wrapped(lambda f: f), args)
+    error = lambda cast: measure(evaluated(wrapped(cast), args), want)
+    rules = [Simple(dtype, True), Simple(dtype, False), Hand(dtype, low)]
+    judged = min(error(lambda f, rule=rule: by_rule(rule, f, args)) for rule in rules)
+    return error, judged, max(4 * judged, LEAST.get(measure, 0.02))
+
+
 @pytest.mark.parametrize(("fn", "args", "measure", "low", "row"), list(rows()))
 def test_values_are_right_and_wrong_without_the_row(fn, args, measure, low, row, monkeypatch):
     args = jax.tree.map(jnp.asarray, args)
@@ -765,12 +782,7 @@ def test_values_are_right_and_wrong_without_the_row(fn, args, measure, low, row,
     of_derivatives = isinstance(args[1], jax.Array) and args[1].shape == (1, 32)
     policy = FP16 if of_derivatives or row == "_reads_exponentials" else BF16
     wrapped = fn if of_derivatives else lambda cast: cast(fn)
-    want = in_float64(wrapped(lambda f: f), args)
-    error = lambda cast: measure(evaluated(wrapped(cast), args), want)
-    dtype = policy.compute_dtype
-    rules = [Simple(dtype, True), Simple(dtype, False), Hand(dtype, low)]
-    judged = min(error(lambda f, rule=rule: by_rule(rule, f, args)) for rule in rules)
-    bound = max(4 * judged, LEAST.get(measure, 0.02))
+    error, judged, bound = judge(wrapped, args, measure, policy.compute_dtype, low)
     found = error(lambda f: autocast(f, policy=policy))
     assert found <= bound, (judged, found)
     if row:
