@@ -217,7 +217,7 @@ def named_in_errors(eqn: JaxprEqn) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # raised again; one of the two types is private, so known by name
         kind = type(error).__name__
         if not isinstance(error, FloatingPointError) and kind != "InternalFloatingPointError":
             raise

@@ -54,7 +54,7 @@ class Normalizers:
         self._moved: dict[Var, Found] = {}
         self._held: dict[Var, Found] = {}
         self._exceeded: dict[Var, Found] = {}
-        self._is_swept = not jaxpr.eqns
+        self._is_swept = False
 
     def ends_at_0(self, eqn: JaxprEqn) -> bool:
         """Returns whether a difference is at most 0: of a value and what no element exceeds.
