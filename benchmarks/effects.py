@@ -17,8 +17,8 @@ with JAX 0.12 on a CPU, r was
 | ResNet | 0.9993 | 1.0000 | 0.9988 | 1.0000 |
 | LSTM | 0.993 | 0.972, in the report 1.0000 | 0.9992 | 1.0000 |
 
-and at least 80 % were within a factor of 2 (71 % of the ViT in e4m3, on an AMD). Four of the LSTM's five products stand in loops, and
-are really rounded unless the user says otherwise.
+and at least 80 % were within a factor of 2 (71 % of the ViT's in e4m3, on an AMD). Four of the
+LSTM's five products stand in loops, and are really rounded unless the user says otherwise.
 
 Of a Gemma 2 of 2 billion parameters with all its 26 layers, but a width of 64, printed is what
 `explain_effects` takes beside ``jit(grad)``: seconds of CPU time, both with compilation.
