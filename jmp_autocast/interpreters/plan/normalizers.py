@@ -85,7 +85,8 @@ class Normalizers:
             return False
         return maker.invars[0] is maker.invars[1]
 
-    def maker(self, atom: Atom) -> JaxprEqn | None:
+    # `JaxprEqn | None` would say it, but is partly unknown to `pyright --verifytypes`.
+    def maker(self, atom: Atom) -> Any:
         """Returns the equation that makes a value; None for an input or a literal."""
         return None if isinstance(atom, Literal) else self._swept()._makers.get(atom)
 
