@@ -1,4 +1,4 @@
-"""Matmuls that a guard keeps in float32: who did not look at the plan is told, once."""
+"""Matmuls that a guard, or a request, keeps in float32: who did not look is told, once."""
 
 import functools
 import warnings
@@ -44,6 +44,15 @@ def outer_product(w, x):
     return jnp.arange(float(ROWS))[:, None] @ w[:1]
 
 
+def all_requested(w, x):
+    with jax.named_scope("logits"):
+        return jnp.matmul(x, w, precision="highest")
+
+
+def half_requested(w, x):
+    return all_requested(w, x @ w @ w)
+
+
 def asked_for(w, x):
     with full_precision():
         return positions(w, x)
@@ -66,8 +75,9 @@ def on_trace(fn, policy):
         (positions, BF16, ["33 %", "positions", "'angles'", "COORD", "1023"]),
         (large_constant, FP16, ["100 %", "large_constant", "no scope", "LITERAL", "exceeds"]),
         (repeated, BF16, ["100 %", "COORD, operand 0 holds integers up to 7"]),
+        (all_requested, BF16, ["100 %", "'logits'", "USER_PRECISION, precision=", "HIGHEST"]),
     ],
-    ids=["positions", "constant", "in_a_loop"],
+    ids=["positions", "constant", "in_a_loop", "requested"],
 )
 def test_a_product_that_a_guard_keeps_is_told_once(fn, policy, said):
     (message,) = set(on_trace(fn, policy))
@@ -84,6 +94,7 @@ def test_a_product_that_a_guard_keeps_is_told_once(fn, policy, said):
         (small_share, BF16),
         (outer_product, BF16),
         (large_constant, BF16),
+        (half_requested, BF16),
         (asked_for, BF16),
         (positions, BF16.with_scopes({"angles": "float32"})),
         (positions, BF16.with_rules(RULES, scope="angles")),
@@ -94,11 +105,13 @@ def test_nothing_is_told_of_little_or_of_what_the_user_chose(fn, policy):
     assert on_trace(functools.partial(fn), policy) == []
 
 
-@pytest.mark.parametrize(("fn", "policy"), [(positions, BF16), (large_constant, FP16)])
+@pytest.mark.parametrize(
+    ("fn", "policy"), [(positions, BF16), (large_constant, FP16), (all_requested, BF16)]
+)
 def test_the_rule_that_the_message_names_lowers_the_product(fn, policy):
     (message,) = set(on_trace(fn, policy))
     assert 'policy.with_rules({"dot_general": "LOWER_PRECISION_FP"}' in message
-    scope = "angles" if fn is positions else None
+    scope = {positions: "angles", all_requested: "logits"}.get(fn)
     assert (f"scope={scope!r}" in message) == (scope is not None)
     lowered = autocast(fn, policy=policy.with_rules(RULES, scope=scope))
     args = [np.ones(W.shape, np.float32)] * 2

@@ -1,15 +1,20 @@
-"""Which matmuls and convolutions a guard keeps in float32, and whoever did not look is told."""
+"""Which matmuls and convolutions stay in float32 unseen: whoever did not look at a plan is told.
+
+A guard keeps some for the sake of values. A request (``precision=HIGHEST``) keeps others: of a few
+the user knows, but a model of somebody else may ask for all of its own, so that autocast does
+nothing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..compat import JaxprEqn, source_line
-from ..plan.data import EquationPlan, Plan
+from ..compat import source_line
+from ..plan.data import Plan
 from ..plan.reasons import ReasonCode
 from ..plan.symbolic_sizes import at_least
 from ..primitives.reading import flops
@@ -21,6 +26,9 @@ _CONTRACTS = having("contracts")
 # A GPU multiplies float32 at a sixteenth of its 16-bit rate, so that 1 % of the FLOPs is a seventh
 # of the time. What is below a million FLOPs is done in microseconds at either rate.
 LEAST_SHARE, LEAST_FLOPS = 0.01, 10**6
+# Of requests only those of a program of which they are most: umt5 of bonsai 0.1.0 asks for
+# HIGHEST at each of its products, and a Gaussian process on a network's features at some.
+LEAST_SHARE_OF_REQUESTS = 0.5
 
 
 def is_guard(code: ReasonCode) -> bool:
@@ -28,14 +36,13 @@ def is_guard(code: ReasonCode) -> bool:
     return code is ReasonCode.COORD or code is ReasonCode.LITERAL
 
 
-def _is_guarded_product(eqn: JaxprEqn, plan: EquationPlan) -> bool:
-    """Returns whether a guard keeps a matmul or convolution in float32."""
-    return eqn.primitive.name in _CONTRACTS and is_guard(plan.reason.code)
+def _is_requested(code: ReasonCode) -> bool:
+    return code is ReasonCode.USER_PRECISION
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GuardedProducts:
-    """The matmuls and convolutions that guards keep in float32.
+    """The matmuls and convolutions that guards, or requests, keep in float32.
 
     Args:
         flops: Their floating point operations in one call of the program.
@@ -71,21 +78,32 @@ class GuardedProducts:
 
 
 def guarded_products(plan: Plan) -> GuardedProducts | None:
-    """Returns the products that guards keep in float32, where they are worth a word.
+    """Returns the products that guards or requests keep in float32, where they are worth a word.
 
     Args:
         plan: The plan of a whole program.
 
     Returns:
-        None where they are less than 1 % of the matmul and convolution FLOPs, or less than a
-        million in one call, or where their number is symbolic.
+        None where guards keep less than 1 % of the matmul and convolution FLOPs and requests less
+        than half, or less than a million in one call, or where their number is symbolic.
     """
-    if not any(_is_guarded_product(eqn, own) for _, eqn, own in equations_once(plan)):
-        return None  # without a walk, which goes into each call of one function
+    codes = {
+        own.reason.code for _, eqn, own in equations_once(plan) if eqn.primitive.name in _CONTRACTS
+    }
+    for keeps, least in ((is_guard, LEAST_SHARE), (_is_requested, LEAST_SHARE_OF_REQUESTS)):
+        # Without a walk where there is none: it goes into each call of one function.
+        if any(map(keeps, codes)) and (found := _kept_by(keeps, plan, least)):
+            return found
+    return None
+
+
+def _kept_by(
+    keeps: Callable[[ReasonCode], bool], plan: Plan, least: float
+) -> GuardedProducts | None:
     visits = [v for v in walk_plan(plan) if v.eqn.primitive.name in _CONTRACTS]
-    found = [v for v in visits if _is_guarded_product(v.eqn, v.plan)]
+    found = [v for v in visits if keeps(v.plan.reason.code)]
     kept, total = _flops(found), _flops(visits)
-    if not at_least(kept, LEAST_FLOPS) or not at_least(kept, LEAST_SHARE * total):
+    if not at_least(kept, LEAST_FLOPS) or not at_least(kept, least * total):
         return None
     largest = max(found, key=lambda v: _flops([v]))
     return GuardedProducts(kept, kept / total, largest, plan.wide)
