@@ -116,7 +116,7 @@ def in_checkpoints(params, x):
             "auto",
             "plans loops only, .* 'recompute' would",
         ),
-        (in_checkpoints, "auto", "jax.checkpoint keeps what that says"),
+        (in_checkpoints, "auto", "jax.checkpoint keeps what its policy saves; .*='auto'"),
         (in_checkpoints, "declared", "^$"),
     ],
 )

@@ -152,7 +152,9 @@ class Emitter:
         if eqn.primitive.name == "scan":
             site = Site(site.scope, site.times * body.repeats, in_loop=True)
             for i, role in enumerate(given):
-                if role is not Role.PARAM:
+                if role in (Role.PARAM, Role.SLICE):
+                    given[i] = Role.PARAM if i < body.fixed else Role.SLICE
+                else:
                     given[i] = Role.STORED if i < body.fixed else Role.FRESH
             for i, _ in body.carries:
                 given[i] = Role.FRESH
