@@ -77,6 +77,13 @@ def jit_caches():
 
 
 @pytest.fixture
+def standard_promotion():
+    """For tests of libraries that add values of several dtypes."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
 def as_users_run_it():
     """With JAX's own defaults, for tests that run many steps."""
     with jax.check_tracer_leaks(False), jax.numpy_dtype_promotion("standard"):
