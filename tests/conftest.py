@@ -84,6 +84,13 @@ def standard_promotion():
 
 
 @pytest.fixture
+def float64():
+    """For tests of programs of 64 bits."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
 def as_users_run_it():
     """With JAX's own defaults, for tests that run many steps."""
     with jax.check_tracer_leaks(False), jax.numpy_dtype_promotion("standard"):
