@@ -51,7 +51,7 @@ SIZES = dict(a=48, b=512, c=40, d=6, f=24, n=5, x=2, y=3, z=4)
 def operands(form):
     rng = np.random.default_rng(0)
     terms = form.split("->")[0].split(",")
-    return [jnp.asarray(rng.standard_normal([SIZES[i] for i in t]), jnp.float32) for t in terms]
+    return [rng.standard_normal([SIZES[i] for i in t]).astype(np.float32) for t in terms]
 
 
 @pytest.mark.parametrize("compiled", [jax.jit, lambda fn: fn], ids=["jit", "op_by_op"])
@@ -61,14 +61,14 @@ def test_digits(form, gradients, compiled):
     policy = Policy("bfloat16", weight_gradients=gradients)
     a, b = operands(form)
     fn = autocast(lambda a, b: jnp.einsum(form, a, b), policy=policy, output_dtype="computed")
-    exact, exact_pullback = exact_einsum(form, *(np.asarray(x).astype("bfloat16") for x in (a, b)))
+    exact, exact_pullback = exact_einsum(form, *(x.astype(jnp.bfloat16) for x in (a, b)))
     found, pullback = jax.vjp(compiled(fn), a, b)
     assert found.dtype == jnp.bfloat16
     # A sum over all cancels, so that its error is compared with what is summed.
     scale = np.sqrt(SIZES["b"]) if exact.ndim == 0 else np.linalg.norm(exact)
     assert np.linalg.norm(np.asarray(found, np.float64) - exact) < BOUND * scale
-    cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(exact.shape), jnp.bfloat16)
-    expected = exact_pullback(np.asarray(cotangent, np.float64))
+    cotangent = np.random.default_rng(1).standard_normal(exact.shape).astype(jnp.bfloat16)
+    expected = exact_pullback(cotangent.astype(np.float64))
     for got, gradient in zip(compiled(pullback)(cotangent), expected, strict=True):
         assert error(got, gradient) < BOUND
 
@@ -81,7 +81,7 @@ def test_a_random_product(seed):
     batch, summed, rows, columns = ([next(letters) for _ in range(n)] for n in counts)
     sizes = {i: int(rng.choice([1, 2, 5, 9])) for i in "abcdefghij"}
     terms = [rng.permutation(batch + summed + free).tolist() for free in (rows, columns)]
-    x, y = (jnp.asarray(rng.standard_normal([sizes[i] for i in t]), jnp.bfloat16) for t in terms)
+    x, y = (rng.standard_normal([sizes[i] for i in t]).astype(jnp.bfloat16) for t in terms)
     numbers = tuple([[t.index(i) for i in dims] for t in terms] for dims in (summed, batch))
     params = {"dimension_numbers": numbers}
     # Two programs: of both in one, jaxlib 0.10.0 merges a transpose into a product and aborts. It

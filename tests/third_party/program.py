@@ -66,7 +66,7 @@ class Draw:
         return float32(np.exp2(self.rng.uniform(-1, 1, size=shape)))
 
     def integers(self, high, *shape):
-        return jnp.asarray(self.rng.integers(0, high, size=shape), jnp.int32)
+        return jax.device_put(np.asarray(self.rng.integers(0, high, size=shape), np.int32))
 
     def spd(self, *shape):
         """Symmetric positive definite matrices of condition number below 10."""
@@ -92,8 +92,8 @@ class Draw:
 
 
 def float32(x):
-    """An array of JAX. NumPy casts: a cast of JAX is compiled for each shape."""
-    return jnp.asarray(np.asarray(x, np.float32))
+    """An array of JAX, without `jnp.asarray`, which compiles a program for each shape."""
+    return jax.device_put(np.asarray(x, np.float32))
 
 
 def is_float(x):
