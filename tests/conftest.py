@@ -58,12 +58,12 @@ def time_does_not_matter(monkeypatch):
     monkeypatch.setattr(repeats, "LIMIT", math.inf)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def frozen_heap():
     """JAX collects garbage at each trace while leaks are checked.
 
-    What imports and earlier modules left alive need not be visited each time: it took half of the
-    suite's time.
+    What imports and earlier tests left alive need not be visited each time. Frozen before each
+    module alone, 143 tests of gradients and custom rules took 24.5 CPU seconds in place of 17.5.
     """
     gc.collect()
     gc.freeze()
@@ -73,6 +73,20 @@ def frozen_heap():
 def jit_caches():
     """For tests that trace much: while leaks are checked, JAX traces anew what it has traced."""
     with jax.check_tracer_leaks(False):
+        yield
+
+
+@pytest.fixture
+def standard_promotion():
+    """For tests of libraries that add values of several dtypes."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
+def float64():
+    """For tests of programs of 64 bits."""
+    with jax.enable_x64(True):
         yield
 
 

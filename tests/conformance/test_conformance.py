@@ -12,6 +12,8 @@ from .differences import DIFFERENCES, NO_RESULT, REASONS, UNMEASURED
 from .rows import all_rows, load_rows
 from .runner import comparable, disagreeing, function_of, outcomes
 
+# PyTorch promotes where strict JAX raises.
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tools" / "generate_torch_differences.py"
 
 
@@ -46,8 +48,7 @@ def test_arguments_in_16_bits(dtype):
 def plain_dtype(row, dtype):
     """What the program returns of 16-bit arguments without autocast."""
     args = [jax.ShapeDtypeStruct(shape, dtype) for shape in row.shapes]
-    with jax.check_tracer_leaks(False), jax.numpy_dtype_promotion("standard"):
-        return jax.eval_shape(row.program(dtype), *args).dtype.name
+    return jax.eval_shape(row.program(dtype), *args).dtype.name
 
 
 @pytest.mark.parametrize("case", ["first_f32_rest_bf16", "first_bf16_rest_f32"])
@@ -57,11 +58,10 @@ def test_float32_arguments_vote_as_computed_values_do(case):
     rows = [row for row in rows if row.op not in {*DIFFERENCES, "outer", "kron"}]
     rows = [row for row in rows if len(set(row.shapes)) == 1]
     assert len(rows) > 25
-    with jax.numpy_dtype_promotion("standard"):
-        for row in rows:
-            fn = function_of(row, case, "bfloat16", beside=lambda x: x)
-            found = jax.eval_shape(computed(fn, params=row.params), *arrays(row.shapes))
-            assert found.dtype == "float32", row.op
+    for row in rows:
+        fn = function_of(row, case, "bfloat16", beside=lambda x: x)
+        found = jax.eval_shape(computed(fn, params=row.params), *arrays(row.shapes))
+        assert found.dtype == "float32", row.op
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -25,11 +25,8 @@ DECOMPOSES = """
 ATTENTION = "scaled_dot_product_attention"
 
 
-@pytest.fixture(autouse=True)
-def as_programs_run():
-    """PyTorch promotes where strict JAX raises."""
-    with jax.check_tracer_leaks(False), jax.numpy_dtype_promotion("standard"):
-        yield
+# PyTorch promotes where strict JAX raises.
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def eps(dtype):

@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 from tests.support.jaxprs import find
+from tests.support.numerics import relative_error
 
 
 def layer(w, x):
@@ -19,6 +21,15 @@ def loss(fn):
 def with_gradients(fn):
     """Returns ``(w, x, cotangent) -> (y, dw, dx)``."""
     return jax.jit(lambda w, x, g: (lambda y, pull: (y, *pull(g)))(*jax.vjp(fn, w, x)))
+
+
+def assert_derivatives_near(low, full, w, x):
+    """The gradient of a loss, and the derivative of the loss along it, in forward mode."""
+    found, exact = jax.jit(jax.grad(low))(w, x), jax.jit(jax.grad(full))(w, x)
+    assert found.dtype == jnp.float32
+    assert relative_error(found, exact) < 0.15
+    tangent = jax.jit(lambda w: jax.jvp(lambda w: low(w, x), (w,), (exact,)))(w)[1]
+    assert relative_error(tangent, np.vdot(exact, exact)) < 0.1
 
 
 def over_layers(w, x):

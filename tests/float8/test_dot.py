@@ -16,6 +16,7 @@ from tests.support.numerics import assert_second_derivatives_close, normal, rela
 
 from .programs import (
     again,
+    assert_derivatives_near,
     in_a_loop,
     layer,
     loss,
@@ -199,13 +200,7 @@ def test_a_weight_is_quantized_once_where_it_comes_from(fn):
 
 @pytest.mark.parametrize("fn", DIFFERENTIABLE)
 def test_gradients_and_forward_mode_through_it(fn):
-    w, x = A["square"] / 8, A["x"]
-    low = loss(float8(fn))
-    gradient, exact = jax.jit(jax.grad(low))(w, x), jax.grad(loss(fn))(w, x)
-    assert gradient.dtype == jnp.float32
-    assert relative_error(gradient, exact) < 0.15
-    tangent = jax.jit(lambda w: jax.jvp(lambda w: low(w, x), (w,), (exact,)))(w)[1]
-    assert relative_error(tangent, np.vdot(exact, exact)) < 0.1
+    assert_derivatives_near(loss(float8(fn)), loss(fn), A["square"] / 8, A["x"])
 
 
 @pytest.mark.parametrize("wgrad", ["float8", "compute"])

@@ -40,7 +40,9 @@ class Program(NamedTuple):
 
 
 def _array(rng: Any, shape: Any) -> jax.Array:
-    return jnp.asarray(rng.standard_normal([int(n) for n in shape]), jnp.bfloat16)
+    # Not by `jnp.asarray`, which compiles a program for each shape.
+    numbers = rng.standard_normal([int(n) for n in shape]).astype(np.float32)
+    return jax.device_put(numbers.astype(jnp.bfloat16))
 
 
 def random_product(rng: Any) -> Program:

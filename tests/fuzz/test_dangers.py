@@ -32,4 +32,5 @@ LOST = {
 @pytest.mark.parametrize("family", LOST)
 def test_the_oracle_sees_a_lost_promise(family, monkeypatch):
     LOST[family](monkeypatch)
-    assert any(run(4, i, family)[1] for i in range(400))
+    # Of a campaign that finds each early: what looks wrong is checked with many other digits.
+    assert any(run(2, i, family)[1] for i in range(400))

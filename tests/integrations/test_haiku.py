@@ -20,11 +20,8 @@ LOW, FULL = ("bfloat16",) * 3, ("float32",) * 3
 bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Haiku's moving averages add integers to floats."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+# Haiku's moving averages add integers to floats.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def encoder(x):

@@ -33,12 +33,8 @@ from tests.support.loss_scale_runs import (
     scaled_run,
 )
 
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Most of optax needs it."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+# Most of optax needs it.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 INNER = {

@@ -47,11 +47,8 @@ TREES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """optax mixes widths where parameters have 16 bits."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+# optax mixes widths where parameters have 16 bits.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def filled(spec, rng, *, parameter):

@@ -21,6 +21,7 @@ from jmp_autocast import (
     skipped_steps,
     step_skipped,
 )
+from tests.support import loss_scale_worker
 from tests.support.loss_scale_runs import skipping_by
 from tests.support.loss_scale_worker import BAD_STEP, STEPS, WEIGHTS
 from tests.support.processes import run_workers
@@ -33,11 +34,8 @@ SCALES = [1024, 2048, 1024, 1024, 2048, 2048, 4096, 2048, 2048, 4096]
 BATCHES = np.random.default_rng(1).standard_normal((10, 16, 4)).astype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """optax computes the step count's powers with mixed dtypes."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+# optax computes the step count's powers with mixed dtypes.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def initial_weights():
@@ -331,9 +329,10 @@ def test_sums_over_shards_that_overflow_do_not_decide(scale, bad):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    with jax.numpy_dtype_promotion("standard"):
+        alone = loss_scale_worker.seen()
     folder = tmp_path_factory.mktemp("processes")
-    (alone,) = run_workers("loss_scale_worker.py", 1, folder)
-    return alone, *run_workers("loss_scale_worker.py", 2, folder)
+    return alone, *run_workers("loss_scale_worker", 2, folder)
 
 
 SEEN = ("weights", "count", "mu", "nu", "scale", "skips")

@@ -26,10 +26,7 @@ X = RNG.standard_normal((6, 8))
 W = RNG.standard_normal((8, 8)) / 3
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def single(fn, policy=SINGLE, **options):

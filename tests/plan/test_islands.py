@@ -15,10 +15,7 @@ RNG = np.random.default_rng(0)
 X = RNG.standard_normal((6, 6)).astype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def logdet(x):

@@ -13,11 +13,8 @@ W = jax.random.normal(jax.random.key(0), (64, 48))
 ROWS = jax.random.randint(jax.random.key(1), (16, 64), 0, 2)
 
 
-@pytest.fixture(autouse=True)
-def implicit_promotion():
-    """The tests promote strictly, and such a product is promoted by JAX."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+# JAX promotes such a product itself.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def product(w, x):

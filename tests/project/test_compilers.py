@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.hlo_texts import TEXTS, compiled_text, module_of
+from tests.support.hlo_texts import TEXTS, compiled_text, module_of, text_that_converts
 from tests.support.scripts import run_from
 
 
@@ -22,24 +22,7 @@ def test_a_row_adds_up_what_a_text_says(compilers):
 
 
 def test_converts_and_kernels_that_only_convert_count(compilers):
-    converting = """
-%only (a: f32[8]) -> bf16[8] {
-  %a = f32[8]{0} parameter(0)
-  ROOT %c = bf16[8]{0} convert(%a)
-}
-%also (b: bf16[8]) -> f32[8] {
-  %b = bf16[8]{0} parameter(0)
-  %d = f32[8]{0} convert(%b)
-  ROOT %e = f32[8]{0} exponential(%d)
-}
-"""
-    text = module_of(
-        "%x = f32[8]{0} parameter(0)",
-        "%low = bf16[8]{0} fusion(%x), kind=kLoop, calls=%only",
-        "ROOT %y = f32[8]{0} fusion(%low), kind=kLoop, calls=%also",
-        before=converting,
-    )
-    row = compilers.measure.read(text)
+    row = compilers.measure.read(text_that_converts())
     assert (row.converts, row.convert_kernels) == (2, 1)
 
 

@@ -180,32 +180,25 @@ def test_an_index_is_that_of_float32(name, rounding, dtype):
     np.testing.assert_array_equal(low(*args)[0], jax.jit(fn)(*args)[0])
 
 
-ROWS = {
-    "index": lambda h: h[jnp.zeros(8192, jnp.int32)],
-    "take": lambda h: jnp.take(h, jnp.zeros(8192, jnp.int32), axis=0),
-    "resize": lambda h: jax.image.resize(h[:1], (8192, h.shape[1]), "nearest"),
-    "broadcast": lambda h: jnp.broadcast_to(h[:1], (8192, h.shape[1])),
+EQUAL = jnp.ones((4, 8))
+PEAK = jnp.where(jnp.arange(1023) == 511, 2.0, 1.0)[:, None] * jnp.ones(8)
+# What reads a row thousands of times, and the rows.
+READ_OFTEN = {
+    "index": (lambda h: h[jnp.zeros(8192, jnp.int32)], EQUAL),
+    "take": (lambda h: jnp.take(h, jnp.zeros(8192, jnp.int32), axis=0), EQUAL),
+    "resize": (lambda h: jax.image.resize(h[:1], (8192, h.shape[1]), "nearest"), EQUAL),
+    "broadcast": (lambda h: jnp.broadcast_to(h[:1], (8192, h.shape[1])), EQUAL),
+    "maximum of large windows": (
+        lambda h: lax.reduce_window(h, -jnp.inf, lax.max, (512, 1), (1, 1), "VALID"),
+        PEAK,
+    ),
 }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ROWS)
-def test_the_gradient_of_a_row_that_is_read_8192_times(name, dtype):
-    def loss(w, x):
-        return jnp.sum(ROWS[name](x @ w) @ jnp.full((8, 1), 0.01))
-
-    x = jnp.ones((4, 8))
-    got = jax.grad(autocast(loss, compute_dtype=dtype))(ONE, x)
-    np.testing.assert_allclose(got, jax.grad(loss)(ONE, x), rtol=2 * EPS[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_gradient_of_a_maximum_of_large_windows(dtype):
-    def loss(w, x):
-        pooled = lax.reduce_window(x @ w, -jnp.inf, lax.max, (512, 1), (1, 1), "VALID")
-        return jnp.sum(pooled @ jnp.full((8, 1), 0.01))
-
-    x = jnp.where(jnp.arange(1023) == 511, 2.0, 1.0)[:, None] * jnp.ones(8)
+@pytest.mark.parametrize(("read", "x"), READ_OFTEN.values(), ids=READ_OFTEN)
+def test_the_gradient_of_a_row_that_is_read_often(read, x, dtype):
+    loss = lambda w, x: jnp.sum(read(x @ w) @ jnp.full((8, 1), 0.01))
     got = jax.grad(autocast(loss, compute_dtype=dtype))(ONE, x)
     np.testing.assert_allclose(got, jax.grad(loss)(ONE, x), rtol=2 * EPS[dtype])
 

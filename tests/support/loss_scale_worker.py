@@ -1,6 +1,6 @@
 """The program that each process of loss_scaling/test_sharded.py runs; it is no test itself.
 
-    python loss_scale_worker.py PROCESS PROCESSES COORDINATOR RESULT
+    python -m tests.support.loss_scale_worker PROCESS PROCESSES COORDINATOR RESULT
 
 It trains on four CPU devices, shared evenly by the processes, and saves what it sees to RESULT.
 """
@@ -97,28 +97,31 @@ def sliced(mesh):
     return train(mesh, mapped, P("data"), tx)
 
 
+def seen():
+    """What a process sees after each step, by the way to run them and the place in a step."""
+    mesh = jax.make_mesh((DEVICES,), ("data",))
+    found = {"jit": data_parallel(mesh), "shard_map": sliced(mesh)}
+    return {f"{name}.{i}": x for name, leaves in found.items() for i, x in enumerate(leaves)}
+
+
 def start(process, processes, coordinator):
     """Joins the other processes."""
     jax.config.update("jax_num_cpu_devices", DEVICES // processes)
-    if processes > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            coordinator,
-            processes,
-            process,
-            coordinator_bind_address=coordinator,
-            initialization_timeout=60,
-        )
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        coordinator,
+        processes,
+        process,
+        coordinator_bind_address=coordinator,
+        initialization_timeout=60,
+    )
     assert (jax.process_count(), jax.device_count()) == (processes, DEVICES)
 
 
 def main(process, processes, coordinator, result):
     start(process, processes, coordinator)
-    mesh = jax.make_mesh((DEVICES,), ("data",))
-    found = {"jit": data_parallel(mesh), "shard_map": sliced(mesh)}
-    np.savez(result, **{f"{n}.{i}": x for n, leaves in found.items() for i, x in enumerate(leaves)})
-    if processes > 1:
-        jax.distributed.shutdown()
+    np.savez(result, **seen())
+    jax.distributed.shutdown()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-_HERE = pathlib.Path(__file__).parent
+_ROOT = pathlib.Path(__file__).parents[2]
 LIMIT = 120  # seconds; a run takes some ten
 
 
@@ -36,10 +36,15 @@ def run_workers(worker, processes, folder):
     children = []
     try:
         for i, result in enumerate(results):
-            command = [sys.executable, _HERE / worker, str(i), str(processes), coordinator, result]
+            command = [sys.executable, "-m", f"tests.support.{worker}"]
+            command += [str(i), str(processes), coordinator, result]
             children.append(
                 subprocess.Popen(
-                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                    command,
+                    env=environment,
+                    cwd=_ROOT,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
                 )
             )
         said = [child.communicate(timeout=LIMIT)[0].decode() for child in children]

@@ -8,7 +8,7 @@ import numpy as np
 from tests.support.jaxprs import dot_dtypes
 
 from .noise import difference, noise, unit_roundoff
-from .program import Draw, Traced, directions_of, is_float, value_and_gradient
+from .program import Draw, Traced, directions_of, floats, is_float, value_and_gradient
 
 # A result that is zero but for rounding, such as the gradient of a bias before a norm, is off by
 # a part of what cancels in it: of the norm of all results of its kind.
@@ -46,7 +46,7 @@ class Comparison:
         roundings, solver = self.program.roundings, self.program.solver
         found, start = [], 0
         for kind, part, exact in zip(("value", "gradient"), got, self.exact, strict=True):
-            whole = np.sqrt(sum(difference(e, e * 0) ** 2 for e in floats_of(exact)))
+            whole = np.sqrt(sum(difference(e, e * 0) ** 2 for e in floats(exact)))
             for (path, g), e in zip(
                 jax.tree_util.tree_leaves_with_path(part), jax.tree.leaves(exact), strict=True
             ):
@@ -59,10 +59,6 @@ class Comparison:
                     found.append((where, float((g != e).sum()), 0.0))
                 start += 1
         return found
-
-
-def floats_of(tree):
-    return [x for x in jax.tree.leaves(tree) if is_float(x)]
 
 
 def error(got, exact):

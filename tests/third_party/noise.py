@@ -23,15 +23,18 @@ def unit_roundoff(dtype):
 
 def rounded(tree, dtype):
     """The float32 values of a tree, rounded to ``dtype``."""
-    return jax.tree.map(lambda x: x.astype(dtype).astype(x.dtype) if is_float32(x) else x, tree)
+    low = lambda x: np.asarray(x).astype(dtype).astype(np.float32)
+    return jax.tree.map(lambda x: low(x) if is_float32(x) else x, tree)
 
 
 def perturbed(tree, dtype, rng):
     """The float32 values of a tree, each off by the unit roundoff up or down."""
 
     def leaf(x):
-        signs = rng.choice([-1.0, 1.0], size=x.shape) if is_float32(x) else 0
-        return x + jnp.asarray(unit_roundoff(dtype) * signs, x.dtype) * x if is_float32(x) else x
+        if not is_float32(x):
+            return x
+        signs = rng.choice([-1.0, 1.0], size=x.shape)
+        return np.asarray(x) * (1 + np.float32(unit_roundoff(dtype) * signs))
 
     return jax.tree.map(leaf, tree)
 

@@ -59,20 +59,20 @@ class Draw:
 
     def __call__(self, *shape, scale=1.0):
         """Normal numbers."""
-        return jnp.asarray(scale * self.rng.normal(size=shape), jnp.float32)
+        return float32(scale * self.rng.normal(size=shape))
 
     def positive(self, *shape):
         """Numbers between 0.5 and 2."""
-        return jnp.asarray(np.exp2(self.rng.uniform(-1, 1, size=shape)), jnp.float32)
+        return float32(np.exp2(self.rng.uniform(-1, 1, size=shape)))
 
     def integers(self, high, *shape):
-        return jnp.asarray(self.rng.integers(0, high, size=shape), jnp.int32)
+        return jax.device_put(np.asarray(self.rng.integers(0, high, size=shape), np.int32))
 
     def spd(self, *shape):
         """Symmetric positive definite matrices of condition number below 10."""
         x = self.rng.normal(size=(*shape, shape[-1]))
         x = x @ np.swapaxes(x, -1, -2) / shape[-1]
-        return jnp.asarray(x + np.eye(shape[-1]), jnp.float32)
+        return float32(x + np.eye(shape[-1]))
 
     def filled(self, init, *args):
         """What an initialization returns, with weights of its shapes: without compiling it."""
@@ -89,6 +89,11 @@ class Draw:
             return self(*x.shape, scale=max(1, np.prod(x.shape[:-1])) ** -0.5)
 
         return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def float32(x):
+    """An array of JAX, without `jnp.asarray`, which compiles a program for each shape."""
+    return jax.device_put(np.asarray(x, np.float32))
 
 
 def is_float(x):
