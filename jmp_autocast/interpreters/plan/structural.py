@@ -86,14 +86,14 @@ def plan_structural(rule: PlanningRule, planner: PlansBodies, at: Place) -> Equa
     if at.region.governed:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
     # A rule may replace a call as a whole; what is inside is then never planned.
-    emission = _emission(planner.policy, at)
+    emission = _emission(at)
     if emission is not None:
         return emission
     wants = at.wants or (Want(),) * len(at.eqn.outvars)
     return rule(planner, at._replace(wants=wants))
 
 
-def _emission(policy: Policy, at: Place) -> EquationPlan | None:
+def _emission(at: Place) -> EquationPlan | None:
     """Returns the plan that calls a function of the user's rule in place of a call, loop or cast.
 
     ``full_precision()``, and scopes in float32, win over the rule: nothing is replaced there.
@@ -105,7 +105,7 @@ def _emission(policy: Policy, at: Place) -> EquationPlan | None:
     compute_dtype = at.region.compute_dtype
     if compute_dtype is None or not at.floats:
         return None
-    rule, _ = policy.rule_for(at.name, at.region.rules)
+    rule, _ = at.policy.rule_for(at.name, at.region.rules)
     if isinstance(rule, CastPolicy):  # no rule of the user's
         return None
     decided = rule(view_of(at.eqn, at.given, at.region.names, compute_dtype))

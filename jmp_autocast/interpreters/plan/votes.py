@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...policies import Policy
 from ..compat import JaxprEqn, aval_of
 from ..primitives.reading import adds_up_cotangents
 from ..primitives.traits import having
@@ -27,7 +26,7 @@ _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 
 
-def voters(policy: Policy, at: Place) -> list[int]:
+def voters(at: Place) -> list[int]:
     """Returns the operands whose dtypes decide the dtype of an operation that promotes.
 
     A computed value votes. Of the sources, those vote whose rounding may cost more than 2**-9 of
@@ -43,7 +42,6 @@ def voters(policy: Policy, at: Place) -> list[int]:
       with.
 
     Args:
-        policy: Says whether sources vote at all.
         at: The equation.
 
     Returns:
@@ -51,7 +49,7 @@ def voters(policy: Policy, at: Place) -> list[int]:
     """
     name, floats, given = at.name, at.floats, at.given
     computed = [i for i in floats if given[i].source is None]
-    if policy.data_abstains:
+    if at.policy.data_abstains:
         return computed
     vote = _factor_votes
     # What is made of sources alone is a source itself: it waits in float32 for who reads it.
