@@ -519,7 +519,7 @@ def _voters_decide(at: Place) -> EquationPlan | None:
         return in_dtype(at, target, Reason(ReasonCode.PROMOTE_FULL, cause, (by,)))
     reason = literal_guard(given, floats, target)
     if reason is None and not at.policy.data_abstains:
-        reason = far_literal(at.name, given, floats, target)
+        reason = far_literal(at, target)
     if reason is not None:
         return in_dtype(at, at.region.wide, reason)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
@@ -543,7 +543,7 @@ def _of_sources(at: Place) -> EquationPlan:
     if reason is not None:
         return in_dtype(at, at.region.wide, reason)
     # With `dtype=` by hand a residual stream is 16 bits from the embedding on.
-    if at.policy.data_abstains and starts_stream(at.name, given, floats):
+    if at.policy.data_abstains and starts_stream(at):
         return in_dtype(at, at.compute_dtype, _ROWS)
     # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.
     kinds = {given[i].source for i in floats}

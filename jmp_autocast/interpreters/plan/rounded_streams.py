@@ -62,10 +62,8 @@ def _promotes_computed(at: Place, plan: EquationPlan) -> bool:
         return False
     if any(at.given[i].source is not None for i in voters(at)):
         return False
-    guards = literal_guard(at.given, at.floats, at.compute_dtype) or far_literal(
-        at.name, at.given, at.floats, at.compute_dtype
-    )
-    return guards is None
+    guard = literal_guard(at.given, at.floats, at.compute_dtype)
+    return guard is None and far_literal(at, at.compute_dtype) is None
 
 
 def _was_rounded(at: Place, plan: EquationPlan) -> bool:

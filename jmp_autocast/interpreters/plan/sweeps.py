@@ -105,7 +105,7 @@ class Sweeps:
                 self._wants,
                 self._requests,
                 self._replanned,
-                self._planner.policy,
+                self._planner.policy.wide_dtype,
                 self._needs,
             )
             for i, shared in found.shared.items():

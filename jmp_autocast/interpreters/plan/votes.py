@@ -113,20 +113,18 @@ def is_harmless(state: ValueState) -> bool:
     return state.const_range is not None and state.const_range.is_within_one()
 
 
-def starts_stream(primitive: str, given: Sequence[ValueState], floats: Sequence[int]) -> bool:
+def starts_stream(at: Place) -> bool:
     """Returns whether rows of parameters are summed, scaled or joined: an embedding's, as a rule.
 
     Not where they are subtracted, or data is among the operands: `x - centers[nearest]` of the
     input of a program is a small difference, which float32 makes exact.
 
     Args:
-        primitive: The equation's primitive.
-        given: What is known of each operand, all of them sources.
-        floats: The positions of the float operands.
+        at: The equation, whose operands are all sources.
     """
-    rows = [given[i].is_looked_up for i in floats]
-    others = [given[i].source for i, is_row in zip(floats, rows, strict=True) if not is_row]
-    return primitive in _STARTS and any(rows) and Source.DATA not in others
+    operands = [at.given[i] for i in at.floats]
+    others = [state.source for state in operands if not state.is_looked_up]
+    return at.name in _STARTS and len(others) < len(operands) and Source.DATA not in others
 
 
 def literal_guard(
@@ -152,9 +150,7 @@ def literal_guard(
     return None
 
 
-def far_literal(
-    primitive: str, given: Sequence[ValueState], floats: Sequence[int], compute_dtype: np.dtype
-) -> Reason | None:
+def far_literal(at: Place, compute_dtype: np.dtype) -> Reason | None:
     """Returns which literal takes the digits of the 16-bit value that it meets, None if none does.
 
     A sum is rounded to 2**-9 of the larger summand: in bfloat16 ``x + 1000`` is a multiple of 4,
@@ -162,21 +158,19 @@ def far_literal(
     bfloat16, and its difference to 10,000 is -16 and not 0.
 
     Args:
-        primitive: The equation's primitive.
-        given: What is known of each operand.
-        floats: The positions of the float operands.
+        at: The equation.
         compute_dtype: float16 or bfloat16.
     """
-    chooses = primitive in _CLIPS or primitive == "select_n"
-    for i in floats:
-        value, const_range = given[i].known_value, given[i].const_range
+    chooses = at.name in _CLIPS or at.name == "select_n"
+    for i in at.floats:
+        value, const_range = at.given[i].known_value, at.given[i].const_range
         if value is None:
             takes = chooses and const_range is not None and compute_dtype in const_range.rounds()
-        elif primitive in _SHIFTS:
+        elif at.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
             # What is chosen below zero is a mask, what clips there a bound.
-            lowest = NEAR if primitive == "select_n" else -BOUND
+            lowest = NEAR if at.name == "select_n" else -BOUND
             is_inexact = float(clamped(value, compute_dtype)) != value
             takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND
         if takes:
