@@ -33,13 +33,13 @@ def _is_guarded_product(eqn: JaxprEqn, plan: EquationPlan) -> bool:
     return eqn.primitive.name in _CONTRACTS and is_guard(plan.reason.code)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GuardedProducts:
-    """The matmuls and convolutions that guards keep in float32.
+@dataclasses.dataclass(frozen=True)
+class KeptWide:
+    """Products that are kept in float32.
 
     Args:
         flops: Their floating point operations in one call of the program.
-        share: Their share of the operations of all matmuls and convolutions.
+        share: Their share of the operations of all products.
         largest: The one with the most.
         wide: The wide dtype of the policy, in which they are kept.
     """
@@ -48,6 +48,10 @@ class GuardedProducts:
     share: float
     largest: Visit
     wide: np.dtype
+
+
+class GuardedProducts(KeptWide):
+    """The matmuls and convolutions that guards keep in float32."""
 
     def message(self, name: str, compute_dtype: Any) -> str:
         """Returns what to tell the user: how many, which, why, and how to have it otherwise.
