@@ -47,19 +47,13 @@ def voters(at: Place) -> list[int]:
     Returns:
         The positions of the operands that vote.
     """
-    name, floats, given = at.name, at.floats, at.given
-    computed = [i for i in floats if given[i].source is None]
+    computed = [i for i in at.floats if at.given[i].source is None]
     if at.policy.data_abstains:
         return computed
-    vote = _factor_votes
     # What is made of sources alone is a source itself: it waits in float32 for who reads it.
-    if computed and name in _SHIFTS:
-        vote = _summand_votes
-    elif computed and name in _CHOOSES:
-        vote = _choice_votes
-    elif computed and name == "div" and at.compute_dtype == np.float16:
-        vote = _divisor_votes
-    return [i for i in floats if given[i].source is None or vote(at, i)]
+    votes = (vote for names, vote in _CLASSES if computed and at.name in names)
+    vote = next(votes, _factor_votes)
+    return [i for i in at.floats if at.given[i].source is None or vote(at, i)]
 
 
 def _factor_votes(at: Place, i: int) -> bool:
@@ -74,7 +68,8 @@ def _factor_votes(at: Place, i: int) -> bool:
 
 def _divisor_votes(at: Place, i: int) -> bool:
     has_gradient = at.given[i].known_value is None and at.given[i].source is not Source.CONST
-    return (i == 1 and has_gradient) or _factor_votes(at, i)
+    is_steep = at.compute_dtype == np.float16 and i == 1 and has_gradient
+    return is_steep or _factor_votes(at, i)
 
 
 def _summand_votes(at: Place, i: int) -> bool:
@@ -102,6 +97,10 @@ def _choice_votes(at: Place, i: int) -> bool:
         return False
     # A clip at a parameter is as exact as the parameter; a comparison with it is not.
     return at.given[i].source is Source.DATA or at.name not in _CLIPS
+
+
+_CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes), (having("div1"), _divisor_votes))
+"""Which sources vote beside what is computed, by the class of the operation; of others factors."""
 
 
 def is_harmless(state: ValueState) -> bool:
