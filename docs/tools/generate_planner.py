@@ -64,9 +64,9 @@ _SECTIONS: dict[str, Callable[[], str]] = {
     "needs": needs,
     "asks": lambda: _listed(ASKS),
     "refuses": lambda: _listed(REFUSES),
-    "decisions": lambda: _listed(DECISIONS),
-    "guards": lambda: _listed(GUARDS),
-    "promotions": lambda: _listed(PROMOTIONS),
+    "decisions": lambda: _listed([link.decides for link in DECISIONS]),
+    "guards": lambda: _listed([link.decides for link in GUARDS]),
+    "promotions": lambda: _listed([link.decides for link in PROMOTIONS]),
 }
 
 

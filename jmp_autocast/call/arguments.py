@@ -21,7 +21,13 @@ from ..interpreters import Planner
 from ..interpreters.after.unknown import unknown_primitives
 from ..interpreters.compat import AnyJaxpr, mark_frames
 from ..interpreters.plan.data import Plan, Source
-from ..policies.callables import check_rule_like, is_function, name_of, signature_of
+from ..policies.callables import (
+    check_rule_like,
+    is_function,
+    name_of,
+    positional_names,
+    signature_of,
+)
 from ..policies.errors import did_you_mean, shown, wrong_type
 from ..policies.patterns import unmatched_patterns
 from ..scopes import read_mark
@@ -108,10 +114,8 @@ def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
     if signature is None:  # a predicate, or a builtin: the call will tell
         return
     # `*args` may take any number: whether a position exists shows at the call.
-    kinds = [p.kind for p in signature.parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        count = sum(kind in positional for kind in kinds)
+    if all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values()):
+        count = len(positional_names(fn))
         _check_range(params, count, f": {name_of(fn)} takes ", ", numbered from 0.")
 
 
@@ -292,31 +296,24 @@ def argument_names(fn: Callable[..., Any], paths: Sequence[str]) -> list[str]:
         >>> argument_names(lambda params, cache: None, ["1/k"])
         ['cache/k']
     """
-    signature = signature_of(fn)
-    known = [] if signature is None else list(signature.parameters.values())
-    named = [p.name if p.kind is not inspect.Parameter.VAR_POSITIONAL else "" for p in known]
+    names = positional_names(fn)
 
     def with_name(path: str) -> str:
         first, *rest = path.split("/")
-        is_named = first.isdigit() and int(first) < len(named) and named[int(first)]
-        return "/".join([named[int(first)] if is_named else first, *rest])
+        is_named = first.isdigit() and int(first) < len(names)
+        return "/".join([names[int(first)] if is_named else first, *rest])
 
     return [with_name(path) for path in paths]
 
 
 def _flat_signature(fn: Callable[..., Any], paths: Sequence[str]) -> inspect.Signature:
     """Returns a signature of array leaves, each named by its argument and path: ``params_w``."""
-    signature = signature_of(fn)
-    known = [] if signature is None else list(signature.parameters.values())
+    names = positional_names(fn)
     parameters: dict[str, inspect.Parameter] = {}
     for path in paths:
         first, *rest = path.split("/")
-        is_named = first.isdigit() and int(first) < len(known)
-        kind = inspect.Parameter.VAR_POSITIONAL
-        if is_named and all(p.kind is not kind for p in known[: int(first) + 1]):
-            first = known[int(first)].name
-        elif first.isdigit():
-            first = f"args_{first}"
+        if first.isdigit():
+            first = names[int(first)] if int(first) < len(names) else f"args_{first}"
         name = re.sub(r"\W", "_", "_".join([first, *rest]))
         while name in parameters or keyword.iskeyword(name):
             name += "_"

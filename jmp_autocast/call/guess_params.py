@@ -9,7 +9,6 @@ decides, as it does for `jax.grad`.
 
 from __future__ import annotations
 
-import inspect
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..policies.callables import name_of, signature_of
+from ..policies.callables import name_of, positional_names
 from .read_as_weights import SURE
 
 # The last word of a name says what it is: `model_inputs` are inputs, `target_params` parameters.
@@ -64,7 +63,7 @@ def guessed_params(
     trees |= {name: x for name, x in kwargs.items() if _is_tree_of_floats(x)}
     if not trees:
         return set()
-    names = _names(fn, len(args))
+    names = dict[Any, str](enumerate(positional_names(fn)))
     found = {key: _evidence(names.get(key, str(key)), x) for key, x in trees.items()}
     # Names that say of one what it is, and of all others that they are data, need no second look.
     named = {key for key, it in found.items() if it == _PARAMS}
@@ -98,14 +97,6 @@ def _is_tree_of_floats(x: Any) -> bool:
         return False
     leaves = (getattr(leaf, "dtype", None) for leaf in jax.tree_util.tree_leaves(x))
     return any(dtype is not None and jnp.issubdtype(dtype, jnp.floating) for dtype in leaves)
-
-
-def _names(fn: Callable[..., Any], count: int) -> dict[Any, str]:
-    """Returns the names of the first positional parameters of a function, by position."""
-    signature = signature_of(fn)
-    parameters = [] if signature is None else list(signature.parameters.values())
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {i: p.name for i, p in enumerate(parameters[:count]) if p.kind in kinds}
 
 
 def _evidence(name: str, tree: Any) -> int:

@@ -94,13 +94,16 @@ def per_output(wanted: Any, unflatten: Callable[[Sequence[Any]], Any], count: in
     """
     if not isinstance(wanted, OutputDtypes):
         return [wanted] * count
-    out = unflatten([_Slot() for _ in range(count)])
+    out = unflatten([Slot(i) for i in range(count)])
     pairs = zip(jax.tree.leaves(out), wanted.of_leaves(out), strict=True)
-    return [dtype for leaf, dtype in pairs if isinstance(leaf, _Slot)]
+    return [dtype for leaf, dtype in pairs if isinstance(leaf, Slot)]
 
 
-class _Slot:
+@dataclasses.dataclass(frozen=True)
+class Slot:
     """Stands for an array, among the other leaves of what a function returns."""
+
+    index: int
 
 
 def want_of(aval: Any, output_dtype: Any, wide: Any) -> Want:

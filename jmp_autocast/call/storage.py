@@ -19,6 +19,7 @@ from ..policies.errors import did_you_mean
 from ..policies.storage import is_stored, unmatched_storage
 from ..scopes import STORED, mark
 from .arguments import Call, argument_names
+from .outputs import Slot
 
 
 def as_stored(call: Call, policy: Policy, fn: Any) -> tuple[Call, set[str]]:
@@ -51,9 +52,9 @@ def as_stored(call: Call, policy: Policy, fn: Any) -> tuple[Call, set[str]]:
             for x, is_here in zip(arrays, stored, strict=True)
         ]
         outputs = traceable(*given)
-        out = call.unflatten([_Slot(i) for i in range(len(outputs))])
+        out = call.unflatten([Slot(i) for i in range(len(outputs))])
         found, _ = jax.tree_util.tree_flatten_with_path(out)
-        slots = [(path, leaf.index) for path, leaf in found if isinstance(leaf, _Slot)]
+        slots = [(path, leaf.index) for path, leaf in found if isinstance(leaf, Slot)]
         for path, i in slots:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             name = f"result/{name}".rstrip("/")
@@ -63,13 +64,6 @@ def as_stored(call: Call, policy: Policy, fn: Any) -> tuple[Call, set[str]]:
         return outputs
 
     return dataclasses.replace(call, traceable=program), paths
-
-
-@dataclasses.dataclass(frozen=True)
-class _Slot:
-    """Stands for an output among those of a function."""
-
-    index: int
 
 
 def _cast(x: Any, dtype: Any) -> Any:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ..autocast import opened
 from ..call.arguments import Call, flatten, is_array
-from ..interpreters.compat import ClosedJaxpr, fresh_make_jaxpr, mark_frames
+from ..interpreters.compat import ClosedJaxpr, aval_of, body_of, fresh_make_jaxpr, mark_frames
 from ..policies.errors import shown, wrong_type
 
 mark_frames(__file__)
@@ -67,6 +68,17 @@ def check_concrete(by: str, arguments: Any, fix: str = "Pass arrays.") -> None:
                 f"{by} runs the function and needs arrays, got {shown(leaf)} of type "
                 f"{type(leaf).__name__}. {fix}"
             )
+
+
+def returned_by(closed: ClosedJaxpr) -> tuple[list[Any], str]:
+    """Returns the types of what a program returns, and these in words."""
+    avals = [aval_of(v) for v in body_of(closed).outvars]
+    return avals, ", ".join(map(str, avals)) or "nothing"
+
+
+def is_loss(avals: Sequence[Any]) -> bool:
+    """Returns whether the first of what a program returns is a scalar float."""
+    return bool(avals) and avals[0].shape == () and jnp.issubdtype(avals[0].dtype, jnp.floating)
 
 
 def traced(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..policies.callables import signature_of
 from ..policies.errors import a, shown
 from .check_arguments import check_scale, is_real
 from .find_state import check_order, has_loss_scale, only_loss_scale
@@ -341,9 +342,8 @@ def _with_signature(
     """Gives the wrapper the signature of ``fn`` with one parameter in front."""
     # `jax.jit(wrapper, static_argnames=...)` reads the positions of the names off the signature.
     # That of ``fn``, which functools.wraps hands on, is one position short.
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # some builtins have none
+    signature = signature_of(fn)
+    if signature is None:
         return wrapper
     # Two parameters of one name are an error, and ``fn`` may have one called `scale`.
     while first in signature.parameters:

@@ -36,6 +36,13 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+def positional_names(fn: Callable[..., Any]) -> list[str]:
+    """Returns the names of the positional parameters of a function, none where it does not say."""
+    signature = signature_of(fn)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in signature.parameters.values() if p.kind in kinds] if signature else []
+
+
 def check_rule_like(fn: Callable[..., Any], what: str, argument: str) -> None:
     """Raises TypeError for a function of an option that takes not one argument, or has no hash.
 

@@ -365,7 +365,10 @@ def _scopes(tables: Any, where: str) -> tuple[tuple[str, Any], ...]:
     readers = {"pattern": _pattern, "dtype": _scope_dtype}
     options = dict.fromkeys(_EMULATED, lambda value, where: value)
     found = _array(tables, readers, where, fix, options)
-    return tuple((t.pop("pattern"), _emulated(t, f"{where}[{i}]")) for i, t in enumerate(found))
+    return tuple(
+        (t.pop("pattern"), _emulated(t, t.pop("dtype"), f"{where}[{i}]"))
+        for i, t in enumerate(found)
+    )
 
 
 def _scope_dtype(value: Any, where: str) -> Any:
@@ -375,19 +378,17 @@ def _scope_dtype(value: Any, where: str) -> Any:
 _EMULATED = tuple(field.name for field in dataclasses.fields(Emulated))[1:]
 
 
-def _emulated(table: Mapping[str, Any], where: str) -> Any:
+def _emulated(options: Mapping[str, Any], dtype: Any, where: str) -> Any:
     """Returns the dtype of a scope, or the format with its options."""
-    dtype, *options = table.values()
     if isinstance(dtype, str) and not options:
         return dtype
-    named = dict(zip([*table][1:], options, strict=True))
     if isinstance(dtype, str):
         raise ValueError(
-            f"{where} has {', '.join(named)}, which belong to a number format, and the dtype "
+            f"{where} has {', '.join(options)}, which belong to a number format, and the dtype "
             f"{dtype!r}. Write one such as dtype = 'e4m3', or leave them out."
         )
     try:
-        return Emulated(dtype, **named)
+        return Emulated(dtype, **options)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from None
 

@@ -42,7 +42,7 @@ def _link(table: str, name: str) -> TakesOut:
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
         links = getattr(equation, table)
-        kept = tuple(link for link in links if link.__name__ != name)
+        kept = tuple(link for link in links if link.decides.__name__ != name)
         assert len(kept) == len(links) - 1
         patch.setattr(equation, table, kept)
 

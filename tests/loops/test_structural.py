@@ -202,3 +202,13 @@ def test_an_inner_autocast_reads_what_the_outer_one_made_low(name, options, dtyp
         assert {dot[:2] for dot in dot_dtypes(found)} == {("bfloat16",) * 2, (dtype,) * 2}
     expected = plain(params(), inputs())
     np.testing.assert_allclose(fn(params(), inputs()), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("is_product", [True, False])
+def test_branches_that_disagree_return_one_type(is_product):
+    # A product returns 16 bits and an exponential float32. XLA refuses that, and tracing does not.
+    plain = lambda p, x: lax.cond(is_product, lambda x: x @ p["w"], jnp.exp, x)
+    fn = jax.jit(autocast(plain, compute_dtype="bfloat16", output_dtype="computed"))
+    found, expected = fn(params(), inputs()), plain(params(), inputs())
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)

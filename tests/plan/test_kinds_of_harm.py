@@ -720,8 +720,8 @@ class Hand(Rounded):
 def without(row, monkeypatch):
     """Takes a row out of the planner: a need, a guard, or what promotes."""
     if isinstance(row, str):
-        name = "GUARDS" if any(f.__name__ == row for f in equation.GUARDS) else "PROMOTIONS"
-        kept = tuple(f for f in getattr(equation, name) if f.__name__ != row)
+        name = "GUARDS" if any(x.decides.__name__ == row for x in equation.GUARDS) else "PROMOTIONS"
+        kept = tuple(x for x in getattr(equation, name) if x.decides.__name__ != row)
         assert len(kept) < len(getattr(equation, name))
         monkeypatch.setattr(equation, name, kept)
     else:

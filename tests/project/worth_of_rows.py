@@ -14,6 +14,7 @@ import fnmatch
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,12 @@ def rows() -> Iterator[str]:
     """Yields the name of each row, as ``table: row``."""
     yield from (f"needs: {row.need.name}" for row in needs.ROWS)
     for table, module in (("ASKS", requests), ("REFUSES", requests), ("GUARDS", equation)):
-        yield from (f"{table}: {function.__name__}" for function in getattr(module, table))
+        yield from (f"{table}: {_name(one)}" for one in getattr(module, table))
+
+
+def _name(row: Any) -> str:
+    """Returns the name of who decides in a row: of a link of a chain, or of a function."""
+    return getattr(row, "decides", row).__name__
 
 
 def take_out(row: str) -> None:
@@ -38,7 +44,7 @@ def take_out(row: str) -> None:
         needs.ROWS = requests.ROWS = tuple(one for one in needs.ROWS if one.need.name != name)
         return
     module = equation if table == "GUARDS" else requests
-    kept = tuple(one for one in getattr(module, table) if one.__name__ != name)
+    kept = tuple(one for one in getattr(module, table) if _name(one) != name)
     setattr(module, table, kept)
 
 

@@ -145,8 +145,8 @@ def sums_of(product: Product, platform: str) -> str:
     return "f32" if platform or product.kernel else ""
 
 
-def share_in_kernels(found: Iterable[Product], dtype: str = "bf16") -> float:
-    """Returns the share of the FLOPs that a library multiplies in a dtype, from 0 to 1.
+def share_in_kernels(found: Iterable[Product]) -> float:
+    """Returns the share of the FLOPs that a library multiplies in bfloat16, from 0 to 1.
 
     Example:
         >>> nowhere = Place("", "dot_general", "")
@@ -159,7 +159,7 @@ def share_in_kernels(found: Iterable[Product], dtype: str = "bf16") -> float:
         0.75
     """
     all_of_them = [p for p in found if p.flops]
-    fast = sum(_total(p) for p in all_of_them if p.kernel and p.operands == (dtype, dtype))
+    fast = sum(_total(p) for p in all_of_them if p.kernel and p.operands == ("bf16", "bf16"))
     return fast / max(sum(map(_total, all_of_them)), 1)
 
 

@@ -20,7 +20,7 @@ from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import did_you_mean, shown, wrong_type
 from ...policies.patterns import check_pattern, match_depth
 from ..argnums import check_range, differentiated
-from ..calls import calls_of
+from ..calls import calls_of, is_loss, returned_by
 from ..measure.devices import on_device
 from ..progress_bar import shown_progress
 from .effects_report import Effect, Effects, Kind
@@ -199,19 +199,17 @@ def _traced(
 def _checked(
     loss: Any, closed: Any, paths: Sequence[str], wrt: Sequence[int], argnums: Any, relative: bool
 ) -> _Program:
-    avals = [aval_of(v) for v in body_of(closed).outvars]
-    is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in avals]
-    returns = f"returns {', '.join(map(str, avals)) or 'nothing'}"
-    if relative and not any(is_float):
+    avals, returned = returned_by(closed)
+    if relative and not any(jnp.issubdtype(x.dtype, jnp.floating) for x in avals):
         raise TypeError(
             f"explain_effects with relative=True takes the error of float arrays, and "
-            f"{name_of(loss)} {returns}. Pass a function such as jax.grad(loss)."
+            f"{name_of(loss)} returns {returned}. Pass a function such as jax.grad(loss)."
         )
-    if not relative and not (avals and avals[0].shape == () and is_float[0]):
+    if not relative and not is_loss(avals):
         raise TypeError(
             f"explain_effects differentiates {name_of(loss)}, which must return a scalar float "
-            f"first, and {returns}. Pass a loss, such as the mean of it, or relative=True for the "
-            "relative error of arrays."
+            f"first, and returns {returned}. Pass a loss, such as the mean of it, or relative=True "
+            "for the relative error of arrays."
         )
     if not wrt:
         raise ValueError(

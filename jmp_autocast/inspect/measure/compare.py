@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import jax
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from ...autocast import Autocast, PlannedCall
@@ -14,11 +13,10 @@ from ...call.arguments import name_of
 from ...call.fitting import of_a_call
 from ...call.options import tool_options
 from ...interpreters import Rewriter
-from ...interpreters.compat import aval_of, body_of
 from ...policies import PolicyLike
 from ...policies.choices import Level
 from ..argnums import check_range, differentiated
-from ..calls import check_concrete
+from ..calls import check_concrete, is_loss, returned_by
 from ..progress_bar import Show, shown_progress
 from ..report.explain import looked_at
 from .comparison import Comparison, cotangent_rows, equation_rows, gradient_errors
@@ -203,11 +201,9 @@ def _programs(planned: PlannedCall, differentiated: bool = False) -> tuple[Progr
 
 
 def _check_scalar(planned: PlannedCall, fn: Any) -> None:
-    avals = [aval_of(v) for v in body_of(planned.closed).outvars]
-    if avals and avals[0].shape == () and jnp.issubdtype(avals[0].dtype, jnp.floating):
-        return
-    raise TypeError(
-        f"compare(..., argnums=) differentiates {name_of(fn)}, which must return a scalar float "
-        f"first, and returns {', '.join(map(str, avals)) or 'nothing'}. Leave argnums out, or "
-        "pass a loss."
-    )
+    avals, returned = returned_by(planned.closed)
+    if not is_loss(avals):
+        raise TypeError(
+            f"compare(..., argnums=) differentiates {name_of(fn)}, which must return a scalar "
+            f"float first, and returns {returned}. Leave argnums out, or pass a loss."
+        )

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from ...call.arguments import check_function, name_of
 from ...call.fitting import of_a_call
-from ...interpreters.compat import aval_of, body_of, is_array_aval
+from ...interpreters.compat import is_array_aval
 from ...policies.errors import wrong_type
-from ..calls import check_concrete, traced
+from ..calls import check_concrete, returned_by, traced
 from .devices import on_device
 from .digits_probe import SAMPLES, Sample, Spread, SpreadReading, digits, spread
 from .digits_report import Digits, DigitsRow, OutputDigits
@@ -72,13 +72,12 @@ def significant_digits(
     _check_options(samples, seed)
     check_concrete("significant_digits", (args, kwargs))
     call, closed = traced(fn, args, kwargs)
-    avals = [aval_of(v) for v in body_of(closed).outvars]
+    avals, returned = returned_by(closed)
     floats = [i for i, aval in enumerate(avals) if is_array_aval(aval) and is_measurable(aval)]
     if not floats:
         raise TypeError(
-            f"significant_digits measures floats, and {name_of(fn)} returns "
-            f"{', '.join(map(str, avals)) or 'nothing'}. Return a float before it is rounded to "
-            "integers."
+            f"significant_digits measures floats, and {name_of(fn)} returns {returned}. Return a "
+            "float before it is rounded to integers."
         )
 
     @jax.jit

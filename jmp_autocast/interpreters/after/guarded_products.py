@@ -40,13 +40,13 @@ def _is_requested(code: ReasonCode) -> bool:
     return code is ReasonCode.USER_PRECISION
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GuardedProducts:
-    """The matmuls and convolutions that guards, or requests, keep in float32.
+@dataclasses.dataclass(frozen=True)
+class KeptWide:
+    """Products that are kept in float32.
 
     Args:
         flops: Their floating point operations in one call of the program.
-        share: Their share of the operations of all matmuls and convolutions.
+        share: Their share of the operations of all products.
         largest: The one with the most.
         wide: The wide dtype of the policy, in which they are kept.
     """
@@ -55,6 +55,10 @@ class GuardedProducts:
     share: float
     largest: Visit
     wide: np.dtype
+
+
+class GuardedProducts(KeptWide):
+    """The matmuls and convolutions that guards, or requests, keep in float32."""
 
     def message(self, name: str, compute_dtype: Any) -> str:
         """Returns what to tell the user: how many, which, why, and how to have it otherwise.

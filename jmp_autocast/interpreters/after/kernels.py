@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..plan.data import Plan
 from ..plan.symbolic_sizes import at_least
 from ..primitives.kernel_flops import kernel_flops
 from ..primitives.reading import flops
-from .guarded_products import LEAST_FLOPS, LEAST_SHARE
+from .guarded_products import LEAST_FLOPS, LEAST_SHARE, KeptWide
 from .walk import Visit, equations_once, walk_plan
 
 
@@ -33,21 +32,8 @@ def is_wide_kernel(eqn: JaxprEqn, reads: Sequence[np.dtype | None], wide: np.dty
     return is_wide and kernel_flops(eqn) > 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WideKernels:
-    """The kernels that keep float32.
-
-    Args:
-        flops: The operations of their products in one call of the program.
-        share: Their share of those of all products.
-        largest: The one with the most.
-        wide: The wide dtype of the policy.
-    """
-
-    flops: int
-    share: float
-    largest: Visit
-    wide: np.dtype
+class WideKernels(KeptWide):
+    """The kernels that keep float32."""
 
     def message(self, name: str, compute_dtype: Any) -> str:
         """Returns what to tell the user.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...policies import domain
+from ...policies import Policy, domain
 from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, is_array_aval
 from ..regions import Region
 from .constant_range import ConstantRange
@@ -137,6 +137,7 @@ class Place(NamedTuple):
         name: The name of its primitive.
         given: What is known of each operand.
         floats: The positions of the float operands.
+        policy: The policy of the program.
         region: The precision of the scope that the equation is in.
         wants: What the readers of each result ask for; empty if no sweep said.
         made: The marks of its operands.
@@ -148,6 +149,7 @@ class Place(NamedTuple):
     name: str
     given: tuple[ValueState, ...]
     floats: Sequence[int]
+    policy: Policy
     region: Region
     wants: tuple[Want, ...]
     made: Sequence[Marks]
@@ -181,6 +183,11 @@ class Place(NamedTuple):
     def full(self) -> np.dtype:
         """The dtype here of what is not lowered: the wide one, or that of the island."""
         return self.region.island or self.region.wide
+
+    def joined(self, positions: Sequence[int]) -> np.dtype:
+        """Returns the one dtype of some float operands, the wide one where they differ."""
+        first, *others = [self.given[i].dtype for i in positions]
+        return self.region.wide if first is None or any(d != first for d in others) else first
 
     def declared(self, atom: Atom) -> np.dtype | None:
         """Returns the dtype that the program declares for a value, None for what is no float."""

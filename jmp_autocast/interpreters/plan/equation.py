@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,13 +16,12 @@ from ...policies import (
     FULL_POLICIES,
     CastPolicy,
     Decision,
-    Policy,
     apply_rule,
 )
 from ...policies.registry import check_obeyed
 from ..compat import aval_of
 from ..primitives import reading
-from ..primitives.traits import DERIVATIVES, having, leaves_float16
+from ..primitives.traits import DERIVATIVES, FOLDS, having, leaves_float16
 from .basic_plans import (
     cast_results,
     emitted,
@@ -49,8 +48,6 @@ from .votes import far_literal, is_harmless, literal_guard, starts_stream, voter
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
-_TURNS = having("turns")
-_SPECIAL = _TURNS.union(DERIVATIVES)  # what some of `PROMOTIONS` are about
 _SELECTS = having("affine") & having("rounds")  # elements of the operands, or their negatives
 
 # Matrix units multiply and add up float32 in float32: a float32 product has no wider accumulator.
@@ -67,21 +64,28 @@ _TENSOR_CORES = Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'")
 _PLAIN = {policy: Decision(policy=policy) for policy in CastPolicy}
 
 
-Decides: TypeAlias = Callable[[Policy, Place], EquationPlan | None]
-"""One link of a chain: the plan of an equation, None where the next one decides."""
+class Link(NamedTuple):
+    """A link of a chain that plans an equation.
+
+    Args:
+        decides: From an equation to its plan, None where the next link decides.
+        names: The primitives that it decides about, None for all.
+    """
+
+    decides: Callable[[Place], EquationPlan | None]
+    names: Collection[str] | None = None
 
 
-def plan_equation(policy: Policy, at: Place) -> EquationPlan:
+def plan_equation(at: Place) -> EquationPlan:
     """Plans an ordinary equation: the first of `DECISIONS` that has a plan decides.
 
     Args:
-        policy: The policy of the program.
         at: The equation where it stands.
 
     Returns:
         The plan of the equation.
     """
-    plan = _first(DECISIONS, policy, at)
+    plan = next(_plans(DECISIONS, at))
     if isinstance(plan.action, Keep) and reading.names_algorithm(at.eqn):
         # XLA:CPU ignores algorithms: also where nothing changes, what is emitted can tell CPUs.
         plan = dataclasses.replace(plan, action=BIND)
@@ -90,20 +94,21 @@ def plan_equation(policy: Policy, at: Place) -> EquationPlan:
     return in_default_precision(at, plan) if at.region.default_precision else plan
 
 
-def _first(chain: Sequence[Decides], policy: Policy, at: Place) -> EquationPlan:
-    """Returns the plan of the first link that has one; the last link has always one."""
-    return next(plan for decides in chain if (plan := decides(policy, at)) is not None)
+def _plans(chain: Sequence[Link], at: Place) -> Iterator[EquationPlan]:
+    """Yields the plans of the links that have one: the first of them decides."""
+    asked = (decides for decides, names in chain if names is None or at.name in names)
+    return (plan for decides in asked if (plan := decides(at)) is not None)
 
 
 # --- every equation -------------------------------------------------------------------------
 
 
-def _has_no_floats(policy: Policy, at: Place) -> EquationPlan | None:
+def _has_no_floats(at: Place) -> EquationPlan | None:
     """Integers, bools and float8 arrays of the program are never cast."""
-    return None if at.floats else _of_float8(policy, at) or without_floats(at)
+    return None if at.floats else _of_float8(at) or without_floats(at)
 
 
-def _of_float8(policy: Policy, at: Place) -> EquationPlan | None:
+def _of_float8(at: Place) -> EquationPlan | None:
     """A product of float8 arrays of the program's own is rounded as ours are."""
     # qwix and Flax ask for a result in the dtype of the model. In float32 it would raise what
     # follows, the scales first of all: 105 casts where the model in bfloat16 has 67.
@@ -114,9 +119,9 @@ def _of_float8(policy: Policy, at: Place) -> EquationPlan | None:
     if not is_wide or any(aval_of(v).dtype.itemsize != 1 for v in at.eqn.invars[:2]):
         return None
     # With dot_output="consumer" the accumulator is what it returns.
-    if len(at.foreign) != 2 or policy.dot_output != "compute":
+    if len(at.foreign) != 2 or at.policy.dot_output != "compute":
         return None
-    rule, origin = policy.rule_for(at.name, at.region.rules)
+    rule, origin = at.policy.rule_for(at.name, at.region.rules)
     if not isinstance(rule, CastPolicy):
         # A function of the user's is asked of what autocast may cast alone.
         rule = _decided(rule, at).policy if origin == "default" else None
@@ -125,19 +130,19 @@ def _of_float8(policy: Policy, at: Place) -> EquationPlan | None:
     return rounded_once(without_floats(at), at.compute_dtype, _LOW)
 
 
-def _moves_a_source(policy: Policy, at: Place) -> EquationPlan | None:
+def _moves_a_source(at: Place) -> EquationPlan | None:
     """A parameter, an input or a literal is moved in its own dtype, and cast where it is read."""
     # Whether anyone reads it in 16 bits is not known yet, and the 16-bit copy can be moved instead.
-    if at.name in DATA_MOVEMENT and len(at.floats) == 1:
+    if len(at.floats) == 1:
         i = at.floats[0]
         return move_source(at, i) if at.given[i].source is not None else None
     return None
 
 
-def _stands_in_scope(policy: Policy, at: Place) -> EquationPlan | None:
+def _stands_in_scope(at: Place) -> EquationPlan | None:
     """A scope that names float32 or float64, ``full_precision()`` among them, or a format."""
     if at.region.island is not None:
-        return in_island(policy, at)
+        return in_island(at)
     if at.region.compute_dtype is not None:
         return None
     decision = emulation(at) if at.region.emulated is not None else None
@@ -146,7 +151,7 @@ def _stands_in_scope(policy: Policy, at: Place) -> EquationPlan | None:
     return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
 
 
-def _is_not_ours(policy: Policy, at: Place) -> EquationPlan | None:
+def _is_not_ours(at: Place) -> EquationPlan | None:
     """Another float dtype is kept, and so is a scatter with an update of the user's own."""
     # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of
     # their own, and float16 in a bfloat16 program by somebody who knows its range.
@@ -157,7 +162,7 @@ def _is_not_ours(policy: Policy, at: Place) -> EquationPlan | None:
     return None
 
 
-def _is_known(policy: Policy, at: Place) -> EquationPlan | None:
+def _is_known(at: Place) -> EquationPlan | None:
     """What is computed of literals alone is a literal."""
     # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
     # float32 value that votes, and would raise the scores of every attention.
@@ -167,27 +172,27 @@ def _is_known(policy: Policy, at: Place) -> EquationPlan | None:
     return None if known is None else folded(at, known)
 
 
-def _has_a_rule(policy: Policy, at: Place) -> EquationPlan | None:
+def _has_a_rule(at: Place) -> EquationPlan | None:
     """The rule of the primitive: ``with_rules``, a registered one, the default; else it is kept."""
-    rule, origin = policy.rule_for(at.name, at.region.rules)
+    rule, origin = at.policy.rule_for(at.name, at.region.rules)
     if origin == "unknown":
         return keep(at, Reason(ReasonCode.UNKNOWN, at.name))
     decision = _PLAIN[rule] if isinstance(rule, CastPolicy) else _decided(rule, at)
     if decision.emit is not None:
         return emitted(at, decision)
-    plan = _by_policy(policy, at, decision, guarded=origin != "rules")
+    plan = _by_policy(at, decision, guarded=origin != "rules")
     if decision.output_dtype is None and decision.precision is None:
         return plan
     return in_precision(at, cast_results(plan, decision), decision.precision)
 
 
-DECISIONS: tuple[Decides, ...] = (
-    _has_no_floats,
-    _moves_a_source,
-    _stands_in_scope,
-    _is_not_ours,
-    _is_known,
-    _has_a_rule,
+DECISIONS: tuple[Link, ...] = (
+    Link(_has_no_floats),
+    Link(_moves_a_source, DATA_MOVEMENT),
+    Link(_stands_in_scope),
+    Link(_is_not_ours),
+    Link(_is_known, FOLDS),
+    Link(_has_a_rule),
 )
 
 
@@ -201,11 +206,10 @@ def _decided(rule: Any, at: Place) -> Decision:
     return decision
 
 
-def _by_policy(policy: Policy, at: Place, decision: Decision, guarded: bool) -> EquationPlan:
+def _by_policy(at: Place, decision: Decision, guarded: bool) -> EquationPlan:
     """Returns the plan that a cast policy says, before what else the rule decides.
 
     Args:
-        policy: The policy of the program.
         at: The equation.
         decision: What the rule decided.
         guarded: `GUARDS` may keep a product in float32; not so where the user's own rule lowers it.
@@ -214,14 +218,14 @@ def _by_policy(policy: Policy, at: Place, decision: Decision, guarded: bool) -> 
     if decision.policy is CastPolicy.KEEP:
         return keep(at, _KEEP)
     if decision.policy is CastPolicy.LOWER_PRECISION_FP:
-        low = _lower(policy, at, guarded)
-        plan = _accumulating(policy, at, low)
+        low = _lower(at, guarded)
+        plan = _accumulating(at, low)
         if at.region.product is not None and contracts and _is_rounded(low):
             plan = cast_results(plan, decision)
-            return at.region.product(at, plan, _contract(policy, plan).of_sources)
+            return at.region.product(at, plan, _contract(at, plan).of_sources)
         return plan
     if decision.policy is CastPolicy.FP32_APPEND_DTYPE and contracts:
-        return _with_float32_result(policy, _lower(policy, at, guarded=True), _ASKED)
+        return _with_float32_result(at, _lower(at, guarded=True), _ASKED)
     if decision.policy in FULL_POLICIES:
         plan = in_dtype(at, at.region.wide, _FULL)
         is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
@@ -229,7 +233,7 @@ def _by_policy(policy: Policy, at: Place, decision: Decision, guarded: bool) -> 
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
             return rounded_once(plan, at.compute_dtype, plan.reason)
         return plan
-    return _first(PROMOTIONS if at.name in _SPECIAL else _OTHERS_PROMOTE, policy, at)
+    return next(_plans(PROMOTIONS, at))
 
 
 def _because(code: ReasonCode, want: Want) -> Reason:
@@ -239,16 +243,15 @@ def _because(code: ReasonCode, want: Want) -> Reason:
 # --- LOWER_PRECISION_FP ---------------------------------------------------------------------
 
 
-def _lower(policy: Policy, at: Place, guarded: bool) -> EquationPlan:
+def _lower(at: Place, guarded: bool) -> EquationPlan:
     """Returns the plan in the compute dtype, unless the user or a guard asks for float32."""
     contracts = at.name in _CONTRACTS
     # A rule of the policy, or a scope that names the dtype, is said later than the program's text.
     overrules = not guarded or bool(at.region.cause)
     if contracts and (plan := _asked(at, overrules)) is not None:
         return plan
-    for guard in GUARDS if guarded else ():
-        if (plan := guard(policy, at)) is not None:
-            return plan
+    if guarded and (plan := next(_plans(GUARDS, at), None)) is not None:
+        return plan
     # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; what is lost is
     # the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
     plan = in_dtype(at, at.compute_dtype, _LOW)
@@ -280,7 +283,7 @@ def _asked(at: Place, overrules: bool) -> EquationPlan | None:
     return None
 
 
-def _exceeds_the_range(policy: Policy, at: Place) -> EquationPlan | None:
+def _exceeds_the_range(at: Place) -> EquationPlan | None:
     """A literal or a constant that the compute dtype turns into infinity, 0, 1 or -1.
 
     Without it: -1e9 of a mask is -inf in float16, and a masked row NaN.
@@ -293,7 +296,7 @@ def _exceeds_the_range(policy: Policy, at: Place) -> EquationPlan | None:
     return None if reason is None else in_dtype(at, at.region.wide, reason)
 
 
-def _cannot_pay(policy: Policy, at: Place) -> EquationPlan | None:
+def _cannot_pay(at: Place) -> EquationPlan | None:
     """A contraction of at most 4 summed elements promotes, as a `mul` does: no unit gains.
 
     Without it: atoms in a cell of 70 A were 0.3 A off, pixels of a camera 2.6, and at a position of
@@ -302,10 +305,10 @@ def _cannot_pay(policy: Policy, at: Place) -> EquationPlan | None:
     if not cannot_pay(at.eqn):
         return None
     # Beside what has 16 bits a parameter has no vote: LoRA of rank 4 is a product as any other.
-    votes = voters(policy, at)
+    votes = voters(at)
     if votes and all([is_narrower(at.given[i].dtype, at.region.wide) for i in votes]):
         return None
-    return _saying("at most 4 elements are summed", _first(_OTHERS_PROMOTE, policy, at))
+    return _saying("at most 4 elements are summed", next(_plans(PROMOTIONS, at)))
 
 
 def _saying(why: str, plan: EquationPlan) -> EquationPlan:
@@ -319,14 +322,12 @@ def _saying(why: str, plan: EquationPlan) -> EquationPlan:
     )
 
 
-def _takes_differences(policy: Policy, at: Place) -> EquationPlan | None:
+def _takes_differences(at: Place) -> EquationPlan | None:
     """A contraction with a constant whose elements add up to 0: a stencil, a wavelet.
 
     Without it: the Laplacian of a smooth field was 3.7 times its size off.
     """
     # The result is a small difference of its terms. No learned weight adds up to 0.
-    if at.name not in _CONTRACTS:
-        return None
     for i, state in enumerate(at.given[:2]):
         if state.const_range is not None and state.const_range.is_stencil():
             cause = f"the elements of constant {i} add up to 0"
@@ -334,7 +335,7 @@ def _takes_differences(policy: Policy, at: Place) -> EquationPlan | None:
     return None
 
 
-def _reads_positions(policy: Policy, at: Place) -> EquationPlan | None:
+def _reads_positions(at: Place) -> EquationPlan | None:
     """A contraction of integers that count something: positions.
 
     Without it: the angle of position 255, a number of bfloat16, is half a radian off.
@@ -342,8 +343,6 @@ def _reads_positions(policy: Policy, at: Place) -> EquationPlan | None:
     # An angle is a position times a frequency. Those that are counted in the program are
     # positions; integers from outside are where at most three are summed (x, y, z): more are a
     # mask, one-hot rows, an adjacency or a weight.
-    if at.name not in _CONTRACTS:
-        return None
     for i in (0, 1):
         bound = at.given[i].integer_bound
         is_counted = bound is not None and 1 < bound < math.inf
@@ -358,24 +357,24 @@ def _reads_positions(policy: Policy, at: Place) -> EquationPlan | None:
     return None
 
 
-def _is_needed(policy: Policy, at: Place) -> EquationPlan | None:
+def _is_needed(at: Place) -> EquationPlan | None:
     """A contraction whose readers need its digits: squares, a decomposition.
 
     Without it: what `EXPANDED`, `DECOMPOSED` and `CHAINED` say above.
     """
-    if at.name not in _CONTRACTS or not at.need & OF_PRODUCTS:
+    if not at.need & OF_PRODUCTS:
         return None
     row = next(row for row in ROWS if at.need & OF_PRODUCTS & row.need)
     return in_dtype(at, at.region.wide, Reason(ReasonCode.FEEDER, READ_BY + row.reader))
 
 
-def _reads_exponentials(policy: Policy, at: Place) -> EquationPlan | None:
+def _reads_exponentials(at: Place) -> EquationPlan | None:
     """In float16, a contraction of an `exp` that nothing normalizes: float32.
 
     Without it: `exp(s) @ v / exp(s).sum()` was infinite from scores of 11.1 on.
     """
     # An `exp` of what is less its row's largest is at most 1, and so is that of a negated square.
-    if at.name not in _CONTRACTS or at.compute_dtype != np.float16:
+    if at.compute_dtype != np.float16:
         return None
     for i, (state, made) in enumerate(zip(at.given[:2], at.made, strict=False)):
         if made.exponential and state.dtype == at.region.wide:
@@ -384,17 +383,17 @@ def _reads_exponentials(policy: Policy, at: Place) -> EquationPlan | None:
     return None
 
 
-GUARDS: tuple[Decides, ...] = (
-    _exceeds_the_range,
-    _cannot_pay,
-    _is_needed,
-    _takes_differences,
-    _reads_positions,
-    _reads_exponentials,
+GUARDS: tuple[Link, ...] = (
+    Link(_exceeds_the_range),
+    Link(_cannot_pay),
+    Link(_is_needed, _CONTRACTS),
+    Link(_takes_differences, _CONTRACTS),
+    Link(_reads_positions, _CONTRACTS),
+    Link(_reads_exponentials, _CONTRACTS),
 )
 
 
-def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan:
+def _accumulating(at: Place, plan: EquationPlan) -> EquationPlan:
     """Returns the plan of a contraction that hands out its accumulator.
 
     To the sources as their gradient, which devices add up; with ``dot_output="consumer"`` also as
@@ -406,29 +405,29 @@ def _accumulating(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan
     # The gradient of a weight is a sum over a batch on many devices. Rounded before it is added up
     # there, it loses what differs between them: 257 becomes 256 in bfloat16.
     # ``weight_gradients="compute"`` takes that loss for half the bytes between the devices.
-    action = _contract(policy, plan)
-    if policy.dot_output == "compute":
+    action = _contract(at, plan)
+    if at.policy.dot_output == "compute":
         of_source = action.of_sources and any(
             s.source is not None and s.dtype == at.region.wide for s in at.given[:2]
         )
         accumulates = of_source and at.name != "conv_general_dilated"
         return dataclasses.replace(plan, action=action) if accumulates else plan
     if any(want.demand is Demand.FULL for want in at.wants):
-        return _with_float32_result(policy, plan, _because(ReasonCode.DOT_OUT, at.wants[0]))
+        return _with_float32_result(at, plan, _because(ReasonCode.DOT_OUT, at.wants[0]))
     return dataclasses.replace(plan, action=action)
 
 
-def _contract(policy: Policy, plan: EquationPlan) -> Contract:
+def _contract(at: Place, plan: EquationPlan) -> Contract:
     params = plan.action.params if isinstance(plan.action, Bind) else {}
-    return Contract(policy.weight_gradients == "float32", params)
+    return Contract(at.policy.weight_gradients == "float32", params)
 
 
-def _with_float32_result(policy: Policy, plan: EquationPlan, reason: Reason) -> EquationPlan:
+def _with_float32_result(at: Place, plan: EquationPlan, reason: Reason) -> EquationPlan:
     """Returns the plan of a contraction whose result is its accumulator, where it is rounded."""
     if not _is_rounded(plan):
         return plan
     results = tuple(ValueState(_ACCUMULATOR) for _ in plan.results)
-    return dataclasses.replace(plan, results=results, reason=reason, action=_contract(policy, plan))
+    return dataclasses.replace(plan, results=results, reason=reason, action=_contract(at, plan))
 
 
 def _is_rounded(plan: EquationPlan) -> bool:
@@ -440,16 +439,16 @@ def _is_rounded(plan: EquationPlan) -> bool:
 # --- PROMOTE --------------------------------------------------------------------------------
 
 
-def _is_accumulator(policy: Policy, at: Place) -> EquationPlan | None:
+def _is_accumulator(at: Place) -> EquationPlan | None:
     """A value that is added to, or multiplied, again and again is float32 (not at "compute").
 
     Without it: of 24 branches of 1e-3 a stream in bfloat16 lost 86 to 97 %.
     """
-    accumulates = at.accumulates and not policy.data_abstains
+    accumulates = at.accumulates and not at.policy.data_abstains
     return in_dtype(at, at.region.wide, _ACCUMULATES) if accumulates else None
 
 
-def _derivative_leaves(policy: Policy, at: Place) -> EquationPlan | None:
+def _derivative_leaves(at: Place) -> EquationPlan | None:
     """In float16, what has a derivative beyond its range: computed in float32, and rounded once.
 
     Without it: a gradient of linear attention was 20 times its size off, that of a GELU NaN.
@@ -467,27 +466,27 @@ def _derivative_leaves(policy: Policy, at: Place) -> EquationPlan | None:
     ]
     if not has_gradient:
         return None
-    plan = _saying("its derivative may leave float16", _first(PROMOTIONS[2:], policy, at))
+    plan = _saying("its derivative may leave float16", next(_plans(PROMOTIONS[2:], at)))
     if not is_narrower(plan.results[0].dtype, at.region.wide):
         return None
     wide = in_dtype(at, at.region.wide, plan.reason)
     return rounded_once(wide, at.compute_dtype, plan.reason)
 
 
-def _turns_positions(policy: Policy, at: Place) -> EquationPlan | None:
+def _turns_positions(at: Place) -> EquationPlan | None:
     """At "compute", a wave of positions is a constant: float32, and rounded for 16-bit readers.
 
     Without it: RoPE's factors made float32 of queries and keys: 2 to 3 % of a step's traffic.
     """
     # By hand, sin and cos are cast before they meet a query. What they are of is not rounded.
-    if not policy.data_abstains or at.name not in _TURNS or not at.made[0].angle:
+    if not at.policy.data_abstains or not at.made[0].angle:
         return None
     plan = in_dtype(at, at.region.wide, _TURN)
     results = (ValueState(at.region.wide, Source.CONST, may_be_rounded=True),)
     return dataclasses.replace(plan, results=results)
 
 
-def _readers_agree(policy: Policy, at: Place) -> EquationPlan | None:
+def _readers_agree(at: Place) -> EquationPlan | None:
     """What the readers ask for, unless something refuses."""
     # They come before the votes: a value that all of them read in another dtype would be cast for
     # each, and what the cast loses in 16 bits is lost to a reader that has the digits to use it.
@@ -501,17 +500,17 @@ def _readers_agree(policy: Policy, at: Place) -> EquationPlan | None:
     return None
 
 
-def _voters_decide(policy: Policy, at: Place) -> EquationPlan | None:
+def _voters_decide(at: Place) -> EquationPlan | None:
     """The widest operand that votes, as in PyTorch and NumPy; what has no voter is a source."""
     given, floats = at.given, at.floats
-    votes = voters(policy, at)
+    votes = voters(at)
     if not votes:
-        return _of_sources(policy, at)
+        return _of_sources(at)
     # A value that the program itself declares in 16 bits stays there, at every level.
     declared_full = any(aval_of(at.eqn.invars[i]).dtype == at.region.wide for i in votes)
-    if policy.level == "tensor_cores" and declared_full and at.name not in DATA_MOVEMENT:
+    if at.policy.level == "tensor_cores" and declared_full and at.name not in DATA_MOVEMENT:
         return in_dtype(at, at.region.wide, _TENSOR_CORES)
-    target = _joined([given[i].dtype for i in votes], at.region.wide)
+    target = at.joined(votes)
     if target == at.region.wide:
         by = next((i for i in votes if given[i].dtype == at.region.wide), votes[0])
         source = given[by].source
@@ -519,33 +518,24 @@ def _voters_decide(policy: Policy, at: Place) -> EquationPlan | None:
         cause = f"operand {by} is {target}, {what}"
         return in_dtype(at, target, Reason(ReasonCode.PROMOTE_FULL, cause, (by,)))
     reason = literal_guard(given, floats, target)
-    if reason is None and not policy.data_abstains:
-        reason = far_literal(at.name, given, floats, target)
+    if reason is None and not at.policy.data_abstains:
+        reason = far_literal(at, target)
     if reason is not None:
         return in_dtype(at, at.region.wide, reason)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
     return in_dtype(at, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
 
 
-PROMOTIONS: tuple[Decides, ...] = (
-    _is_accumulator,
-    _derivative_leaves,
-    _turns_positions,
-    _readers_agree,
-    _voters_decide,
+PROMOTIONS: tuple[Link, ...] = (
+    Link(_is_accumulator),
+    Link(_derivative_leaves, DERIVATIVES),
+    Link(_turns_positions, having("turns")),
+    Link(_readers_agree),
+    Link(_voters_decide),
 )
-_OF_SPECIAL = (_derivative_leaves, _turns_positions)
-_OTHERS_PROMOTE = tuple(decides for decides in PROMOTIONS if decides not in _OF_SPECIAL)
-"""The chain of primitives that are not in `_SPECIAL`."""
 
 
-def _joined(dtypes: Sequence[np.dtype | None], wide: np.dtype) -> np.dtype:
-    """Returns the one dtype of some operands, the wide one where they differ."""
-    first, *others = dtypes
-    return wide if first is None or any(dtype != first for dtype in others) else first
-
-
-def _of_sources(policy: Policy, at: Place) -> EquationPlan:
+def _of_sources(at: Place) -> EquationPlan:
     """What is made of sources alone is a source: it waits in its own dtype for who uses it."""
     floats, given = at.floats, at.given
     # What a literal takes out of the range of 16 bits is computed: no cast may follow.
@@ -553,14 +543,14 @@ def _of_sources(policy: Policy, at: Place) -> EquationPlan:
     if reason is not None:
         return in_dtype(at, at.region.wide, reason)
     # With `dtype=` by hand a residual stream is 16 bits from the embedding on.
-    if policy.data_abstains and starts_stream(at.name, given, floats):
+    if at.policy.data_abstains and starts_stream(at):
         return in_dtype(at, at.compute_dtype, _ROWS)
     # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.
     kinds = {given[i].source for i in floats}
     order = (Source.DATA, Source.PARAM, Source.CONST)
     source = next((kind for kind in order if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
-    plan = in_dtype(at, _joined([given[i].dtype for i in floats], at.region.wide), reason)
+    plan = in_dtype(at, at.joined(floats), reason)
     # One of small numbers is a small number: `where(mask, 1.0, 0.0)`.
     harmless = at.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
     tags = [s.tag for s in given if s.tag is not None and source is Source.PARAM]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...policies import CastPolicy, Policy
+from ...policies import CastPolicy
 from ..compat import body_of
 from ..primitives.called_back import functions_of
 from .basic_plans import in_dtype, keep
@@ -23,10 +23,10 @@ from .reasons import Reason, ReasonCode
 from .structural import PlansBodies
 
 
-def in_island(policy: Policy, at: Place) -> EquationPlan:
+def in_island(at: Place) -> EquationPlan:
     """Returns the plan of an ordinary equation in an island: all of its floats are wide."""
     assert at.region.island is not None
-    rule, _ = policy.rule_for(at.name, at.region.rules)
+    rule, _ = at.policy.rule_for(at.name, at.region.rules)
     if rule is CastPolicy.KEEP or at.foreign:
         return keep(at, Reason(ReasonCode.KEEP, f"no {at.region.island} form of {at.name}"))
     return in_dtype(at, at.region.island, Reason(ReasonCode.SCOPE, at.region.cause))

@@ -189,7 +189,7 @@ class Planner:
 
     def plan_at(self, at: Place) -> EquationPlan:
         """Plans an equation where it stands, with what follows from where it stands."""
-        return written(at) or rounded_stream(self.policy, at, self._plan_equation(at))
+        return written(at) or rounded_stream(at, self._plan_equation(at))
 
     def _plan_equation(self, at: Place) -> EquationPlan:
         if self.regions.has_islands and (beyond := outside(at)) is not at:
@@ -204,7 +204,7 @@ class Planner:
         has_range = any([state.const_range is not None for state in at.given])
         is_alone = self._rule_functions or (at.region.product and at.name in CONTRACTIONS)
         if at.wants or is_alone or has_range:
-            return plan_equation(self.policy, at)
+            return plan_equation(at)
         return self._shared_plan(at)
 
     def _shared_plan(self, at: Place) -> EquationPlan:
@@ -234,11 +234,11 @@ class Planner:
         try:
             plan = self._equations.get(signature)
         except TypeError:  # a parameter without a hash
-            return plan_equation(self.policy, at)
+            return plan_equation(at)
         if plan is None:
             # The states of the operands are part of the signature: the plan holds them, and may be
             # shared.
-            plan = self._equations[signature] = plan_equation(self.policy, at)
+            plan = self._equations[signature] = plan_equation(at)
         return plan
 
     def _const_state(self, var: Atom, value: Any) -> ValueState:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...policies import Policy
+import numpy as np
+
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import having
@@ -42,13 +43,11 @@ class Maker(NamedTuple):
         at: The equation where it stands; it has no jaxpr inside.
         plan: Its plan so far.
         reads: How its first result is read.
-        policy: The policy of the program.
     """
 
     at: Place
     plan: EquationPlan
     reads: Reads
-    policy: Policy
 
     @property
     def name(self) -> str:
@@ -106,7 +105,7 @@ def _one_full_reader(it: Maker) -> Want | None:
     loses = it.name == "sub" and bool(it.need & Need.POLE)
     loses |= it.name in _SATURATES and bool(it.need & LOST)
     # At level "compute" no source raises what it is added to, as with `dtype=` by hand.
-    loses |= it.name in _SUMS and not it.policy.data_abstains and _adds_a_source(it)
+    loses |= it.name in _SUMS and not it.at.policy.data_abstains and _adds_a_source(it)
     if loses and it.reads.first_full and it.reads.demand is not Demand.FULL:
         return it.asks(Demand.FULL, it.reads.first_full)
     return None
@@ -137,7 +136,7 @@ def _is_stream(it: Maker, want: Want) -> bool:
     So is that of a convolutional network at every level, unless its rounding does harm: a norm that
     reads it is no reason to store it in float32.
     """
-    if it.policy.data_abstains:
+    if it.at.policy.data_abstains:
         # One that is computed in float32 needs no rounding where all its readers are, too.
         return _is_residual_sum(it) and not it.plan.casts and not it.need & Need.CANCELS
     harmed = it.need & (HARMED | Need.CANCELS)
@@ -186,7 +185,7 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
         clears = it.name in _CLEARS and not (it.name in _MOVES and _shrinks(it.at.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
     if isinstance(it.plan.action, Contract):
-        return not (it.policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION)
+        return not (it.at.policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION)
     # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
     # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
     saturates = it.name in _SATURATES and it.need & (GUARDED | Need.RANKED)
@@ -240,7 +239,7 @@ def find_requests(
     wants: Sequence[Want],
     already: Requests,
     replanned: Callable[[int, tuple[Want, ...]], EquationPlan | None],
-    policy: Policy,
+    wide: np.dtype,
     needs: Needs,
 ) -> Found:
     """Finds the equations that should run in the dtype in which their readers read.
@@ -254,11 +253,11 @@ def find_requests(
         already: What earlier sweeps found: no equation is asked twice.
         replanned: From the index of a call, and what is asked of its results, to its plan; None
             where it was planned for that.
-        policy: The policy of the program.
+        wide: The wide dtype of the policy.
         needs: What each value is needed for.
     """
     requests: dict[int, tuple[Want, ...]] = {}
-    readers = Readers(jaxpr, wants, policy.wide_dtype, needs)
+    readers = Readers(jaxpr, wants, wide, needs)
     for i in reversed(range(len(equations))):
         eqn, plan = jaxpr.eqns[i], equations[i]
         request = None
@@ -276,12 +275,12 @@ def find_requests(
         elif i not in already and len(plan.results) == 1:
             state = plan.results[0]
             if state.dtype is not None and state.source is None:
-                it = Maker(places[i], plan, readers.of(eqn.outvars[0]), policy)
+                it = Maker(places[i], plan, readers.of(eqn.outvars[0]))
                 want = next((w for ask in ASKS if (w := ask(it)) is not None), None)
                 if want is not None and not any([refuses(it, want) for refuses in REFUSES]):
                     requests[i] = request = (want,)
         readers.add(eqn, plan, request)
-    shared = _find_shared(jaxpr, equations, states, {**already, **requests}, readers, policy)
+    shared = _find_shared(jaxpr, equations, states, {**already, **requests}, readers, wide)
     requests |= shared[0]
     return Found(requests, shared[1], *readers.of_inputs())
 
@@ -295,7 +294,7 @@ def _find_shared(
     states: Mapping[Any, ValueState],
     asked: Requests,
     readers: Readers,
-    policy: Policy,
+    wide: np.dtype,
 ) -> tuple[dict[int, tuple[Want, ...]], dict[int, frozenset[int]]]:
     """Finds what stands between one cast of a 16-bit value and its float32 readers.
 
@@ -308,7 +307,6 @@ def _find_shared(
     the loss. What has one float32 reader stays: masked scores, or an activation before a norm,
     which the backward pass would keep in float32.
     """
-    wide = policy.wide_dtype
     found: dict[int, tuple[Want, ...]] = {}
     shared: dict[int, frozenset[int]] = {}
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...policies import Policy
 from ..compat import aval_of
 from ..primitives.traits import having
 from .basic_plans import rounded_once
@@ -26,7 +25,7 @@ _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
 _HARM = Need.SNAP | Need.POLE | Need.NEAR_1
 
 
-def rounded_stream(policy: Policy, at: Place, plan: EquationPlan) -> EquationPlan:
+def rounded_stream(at: Place, plan: EquationPlan) -> EquationPlan:
     """Returns the plan of an equation, rounded if it is a stream, or marked as rounded before.
 
     A sum is a stream if a product reads it, directly or through cheap operations. One that only a
@@ -34,26 +33,25 @@ def rounded_stream(policy: Policy, at: Place, plan: EquationPlan) -> EquationPla
     logarithm or a denominator.
 
     Args:
-        policy: The policy of the program.
         at: The equation.
         plan: Its plan so far.
     """
     # At level "tensor_cores" nothing but contractions rounds.
-    if at.region.compute_dtype is None or policy.level == "tensor_cores":
+    if at.region.compute_dtype is None or at.policy.level == "tensor_cores":
         return plan
     if isinstance(plan.action, Inside) or not _was_rounded(at, plan):
         return plan
-    if not (policy.data_abstains or _promotes_computed(policy, at, plan)):
+    if not (at.policy.data_abstains or _promotes_computed(at, plan)):
         return plan
     read_low = bool(at.need & Need.PRODUCT) and not at.need & _HARM
-    if read_low and _is_sum(at, plan) and (policy.data_abstains or is_convolved(at.made)):
+    if read_low and _is_sum(at, plan) and (at.policy.data_abstains or is_convolved(at.made)):
         return rounded_once(plan, at.compute_dtype, _SUM)
     return dataclasses.replace(
         plan, results=(dataclasses.replace(plan.results[0], was_rounded=True),)
     )
 
 
-def _promotes_computed(policy: Policy, at: Place, plan: EquationPlan) -> bool:
+def _promotes_computed(at: Place, plan: EquationPlan) -> bool:
     """Whether computed operands alone make an equation float32, as in PyTorch.
 
     What PyTorch computes in float32 (an exponential), what a guard keeps there (``h + 10000``), and
@@ -62,12 +60,10 @@ def _promotes_computed(policy: Policy, at: Place, plan: EquationPlan) -> bool:
     """
     if plan.reason.code is not ReasonCode.PROMOTE_FULL or at.name == "add_any":
         return False
-    if any(at.given[i].source is not None for i in voters(policy, at)):
+    if any(at.given[i].source is not None for i in voters(at)):
         return False
-    guards = literal_guard(at.given, at.floats, at.compute_dtype) or far_literal(
-        at.name, at.given, at.floats, at.compute_dtype
-    )
-    return guards is None
+    guard = literal_guard(at.given, at.floats, at.compute_dtype)
+    return guard is None and far_literal(at, at.compute_dtype) is None
 
 
 def _was_rounded(at: Place, plan: EquationPlan) -> bool:

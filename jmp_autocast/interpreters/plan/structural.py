@@ -86,14 +86,14 @@ def plan_structural(rule: PlanningRule, planner: PlansBodies, at: Place) -> Equa
     if at.region.governed:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
     # A rule may replace a call as a whole; what is inside is then never planned.
-    emission = _emission(planner.policy, at)
+    emission = _emission(at)
     if emission is not None:
         return emission
     wants = at.wants or (Want(),) * len(at.eqn.outvars)
     return rule(planner, at._replace(wants=wants))
 
 
-def _emission(policy: Policy, at: Place) -> EquationPlan | None:
+def _emission(at: Place) -> EquationPlan | None:
     """Returns the plan that calls a function of the user's rule in place of a call, loop or cast.
 
     ``full_precision()``, and scopes in float32, win over the rule: nothing is replaced there.
@@ -105,7 +105,7 @@ def _emission(policy: Policy, at: Place) -> EquationPlan | None:
     compute_dtype = at.region.compute_dtype
     if compute_dtype is None or not at.floats:
         return None
-    rule, _ = policy.rule_for(at.name, at.region.rules)
+    rule, _ = at.policy.rule_for(at.name, at.region.rules)
     if isinstance(rule, CastPolicy):  # no rule of the user's
         return None
     decided = rule(view_of(at.eqn, at.given, at.region.names, compute_dtype))
@@ -255,9 +255,11 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     inner, joined, reason = plan_all(at.wants), list(at.wants), INSIDE
     # All branches have to return one type. float32 holds what either of them has.
     for k in range(len(joined)):
-        if len(set(_dtypes_of(k, inner, held))) > 1:
-            narrow = [d for d in _dtypes_of(k, inner, held) if is_narrower(d, at.full)]
-            joined[k] = Want(dtype=narrow[0] if _is_stored(k, inner, held) else at.full)
+        made = _made(k, inner, held)
+        if len({state.dtype for state in made}) > 1:
+            narrow = [state.dtype for state in made if is_narrower(state.dtype, at.full)]
+            is_stored = any(state.is_stored for state in made)
+            joined[k] = Want(dtype=narrow[0] if is_stored else at.full)
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
     if reason is not INSIDE:
         inner = plan_all(joined)
@@ -270,24 +272,19 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     declared = as_declared(at.eqn.invars, given)
     operands = tuple(None if i in inside else d for i, d in enumerate(declared))
     unchanged = all(plan.identity for plan in inner) and not any(operands)
-    made = [_dtypes_of(k, inner, held) or [at.declared(v)] for k, v in enumerate(at.eqn.outvars)]
-    stored = [_is_stored(k, inner, held) for k in range(len(made))]
-    pairs = zip(made, stored, strict=True)
-    results = tuple(ValueState(dtypes[0], is_stored=is_stored) for dtypes, is_stored in pairs)
+    results = []
+    for k, v in enumerate(at.eqn.outvars):
+        made = _made(k, inner, held) or [ValueState(at.declared(v))]
+        is_stored = any(state.is_stored for state in made)
+        results.append(ValueState(made[0].dtype, is_stored=is_stored))
     action = Inside(tuple(inner), unchanged)
-    return EquationPlan(action, given, operands, results, reason, demands=tuple(demands))
+    return EquationPlan(action, given, operands, tuple(results), reason, demands=tuple(demands))
 
 
-def _is_stored(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> bool:
-    """Returns whether a body returns as result ``k`` what is stored in 16 bits."""
+def _made(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[ValueState]:
+    """Returns result ``k`` as each body that makes it returns it."""
     pairs = zip(inner, held, strict=True)
-    return any(p.outputs[body.results.index(k)].is_stored for p, body in pairs if k in body.results)
-
-
-def _dtypes_of(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[np.dtype | None]:
-    """Returns the dtype in which each body that makes result ``k`` returns it."""
-    pairs = zip(inner, held, strict=True)
-    return [p.outputs[body.results.index(k)].dtype for p, body in pairs if k in body.results]
+    return [plan.outputs[body.results.index(k)] for plan, body in pairs if k in body.results]
 
 
 def full_if_float(at: Place) -> list[Demand]:

@@ -105,7 +105,7 @@ class Sweeps:
                 self._wants,
                 self._requests,
                 self._replanned,
-                self._planner.policy,
+                self._planner.policy.wide_dtype,
                 self._needs,
             )
             for i, shared in found.shared.items():
@@ -167,8 +167,9 @@ class Sweeps:
             need = self._needs.get(eqn.outvars[0], NOTHING)
             accumulating = accumulates(eqn, made, bool(need & Need.ADDED))
         floats = [k for k, state in enumerate(operands) if state.dtype is not None]
-        region, name = planner.region_at(self._path, eqn), eqn.primitive.name
-        return Place(eqn, name, tuple(operands), floats, region, wants, made, need, accumulating)
+        force = planner.policy, planner.region_at(self._path, eqn)
+        given = eqn, eqn.primitive.name, tuple(operands), floats
+        return Place(*given, *force, wants, made, need, accumulating)
 
     def _replanned(self, i: int, asked: tuple[Want, ...]) -> EquationPlan | None:
         """Plans a call anew, for what is asked of its results.

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...policies import Policy
 from ..compat import JaxprEqn, aval_of
 from ..primitives.reading import adds_up_cotangents
 from ..primitives.traits import having
@@ -27,7 +26,7 @@ _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 
 
-def voters(policy: Policy, at: Place) -> list[int]:
+def voters(at: Place) -> list[int]:
     """Returns the operands whose dtypes decide the dtype of an operation that promotes.
 
     A computed value votes. Of the sources, those vote whose rounding may cost more than 2**-9 of
@@ -43,25 +42,18 @@ def voters(policy: Policy, at: Place) -> list[int]:
       with.
 
     Args:
-        policy: Says whether sources vote at all.
         at: The equation.
 
     Returns:
         The positions of the operands that vote.
     """
-    name, floats, given = at.name, at.floats, at.given
-    computed = [i for i in floats if given[i].source is None]
-    if policy.data_abstains:
+    computed = [i for i in at.floats if at.given[i].source is None]
+    if at.policy.data_abstains:
         return computed
-    vote = _factor_votes
     # What is made of sources alone is a source itself: it waits in float32 for who reads it.
-    if computed and name in _SHIFTS:
-        vote = _summand_votes
-    elif computed and name in _CHOOSES:
-        vote = _choice_votes
-    elif computed and name == "div" and at.compute_dtype == np.float16:
-        vote = _divisor_votes
-    return [i for i in floats if given[i].source is None or vote(at, i)]
+    votes = (vote for names, vote in _CLASSES if computed and at.name in names)
+    vote = next(votes, _factor_votes)
+    return [i for i in at.floats if at.given[i].source is None or vote(at, i)]
 
 
 def _factor_votes(at: Place, i: int) -> bool:
@@ -76,7 +68,8 @@ def _factor_votes(at: Place, i: int) -> bool:
 
 def _divisor_votes(at: Place, i: int) -> bool:
     has_gradient = at.given[i].known_value is None and at.given[i].source is not Source.CONST
-    return (i == 1 and has_gradient) or _factor_votes(at, i)
+    is_steep = at.compute_dtype == np.float16 and i == 1 and has_gradient
+    return is_steep or _factor_votes(at, i)
 
 
 def _summand_votes(at: Place, i: int) -> bool:
@@ -106,6 +99,10 @@ def _choice_votes(at: Place, i: int) -> bool:
     return at.given[i].source is Source.DATA or at.name not in _CLIPS
 
 
+_CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes), (having("div1"), _divisor_votes))
+"""Which sources vote beside what is computed, by the class of the operation; of others factors."""
+
+
 def is_harmless(state: ValueState) -> bool:
     """Returns whether a source is known to be small, or exact, or one literal, as in PyTorch."""
     if state.known_value is not None or state.may_be_rounded:
@@ -115,20 +112,18 @@ def is_harmless(state: ValueState) -> bool:
     return state.const_range is not None and state.const_range.is_within_one()
 
 
-def starts_stream(primitive: str, given: Sequence[ValueState], floats: Sequence[int]) -> bool:
+def starts_stream(at: Place) -> bool:
     """Returns whether rows of parameters are summed, scaled or joined: an embedding's, as a rule.
 
     Not where they are subtracted, or data is among the operands: `x - centers[nearest]` of the
     input of a program is a small difference, which float32 makes exact.
 
     Args:
-        primitive: The equation's primitive.
-        given: What is known of each operand, all of them sources.
-        floats: The positions of the float operands.
+        at: The equation, whose operands are all sources.
     """
-    rows = [given[i].is_looked_up for i in floats]
-    others = [given[i].source for i, is_row in zip(floats, rows, strict=True) if not is_row]
-    return primitive in _STARTS and any(rows) and Source.DATA not in others
+    operands = [at.given[i] for i in at.floats]
+    others = [state.source for state in operands if not state.is_looked_up]
+    return at.name in _STARTS and len(others) < len(operands) and Source.DATA not in others
 
 
 def literal_guard(
@@ -154,9 +149,7 @@ def literal_guard(
     return None
 
 
-def far_literal(
-    primitive: str, given: Sequence[ValueState], floats: Sequence[int], compute_dtype: np.dtype
-) -> Reason | None:
+def far_literal(at: Place, compute_dtype: np.dtype) -> Reason | None:
     """Returns which literal takes the digits of the 16-bit value that it meets, None if none does.
 
     A sum is rounded to 2**-9 of the larger summand: in bfloat16 ``x + 1000`` is a multiple of 4,
@@ -164,21 +157,19 @@ def far_literal(
     bfloat16, and its difference to 10,000 is -16 and not 0.
 
     Args:
-        primitive: The equation's primitive.
-        given: What is known of each operand.
-        floats: The positions of the float operands.
+        at: The equation.
         compute_dtype: float16 or bfloat16.
     """
-    chooses = primitive in _CLIPS or primitive == "select_n"
-    for i in floats:
-        value, const_range = given[i].known_value, given[i].const_range
+    chooses = at.name in _CLIPS or at.name == "select_n"
+    for i in at.floats:
+        value, const_range = at.given[i].known_value, at.given[i].const_range
         if value is None:
             takes = chooses and const_range is not None and compute_dtype in const_range.rounds()
-        elif primitive in _SHIFTS:
+        elif at.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
             # What is chosen below zero is a mask, what clips there a bound.
-            lowest = NEAR if primitive == "select_n" else -BOUND
+            lowest = NEAR if at.name == "select_n" else -BOUND
             is_inexact = float(clamped(value, compute_dtype)) != value
             takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND
         if takes:
