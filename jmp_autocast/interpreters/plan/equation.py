@@ -50,7 +50,7 @@ _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
 _TURNS = having("turns")
-_SPECIAL = _TURNS.union(DERIVATIVES)  # what some of `PROMOTIONS` are about
+_SPECIAL = _TURNS.union(DERIVATIVES, _CONTRACTS)  # what some of `PROMOTIONS` are about
 _SELECTS = having("affine") & having("rounds")  # elements of the operands, or their negatives
 
 # Matrix units multiply and add up float32 in float32: a float32 product has no wider accumulator.
@@ -62,6 +62,7 @@ _KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
 _ASKED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
 _ACCUMULATES = Reason(ReasonCode.ACCUMULATOR, "added to, or multiplied, again and again")
 _ROWS = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
+_SQUARES = Reason(ReasonCode.FP32, "a sum of squares")
 _TURN = Reason(ReasonCode.SOURCE, "a wave of positions", (0,))
 _TENSOR_CORES = Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'")
 _PLAIN = {policy: Decision(policy=policy) for policy in CastPolicy}
@@ -487,6 +488,17 @@ def _turns_positions(policy: Policy, at: Place) -> EquationPlan | None:
     return dataclasses.replace(plan, results=results)
 
 
+def _is_norm(policy: Policy, at: Place) -> EquationPlan | None:
+    """A product of a vector with itself: float32, as `norm` is.
+
+    Without it: the squares of hundreds added up to infinity in float16.
+    """
+    # What is computed of sources alone waits for its readers, as in any other promotion.
+    if at.name not in _CONTRACTS or not reading.is_norm(at.eqn) or at.given[0].source is not None:
+        return None
+    return in_dtype(at, at.region.wide, _SQUARES)
+
+
 def _readers_agree(policy: Policy, at: Place) -> EquationPlan | None:
     """What the readers ask for, unless something refuses."""
     # They come before the votes: a value that all of them read in another dtype would be cast for
@@ -531,10 +543,11 @@ PROMOTIONS: tuple[Decides, ...] = (
     _is_accumulator,
     _derivative_leaves,
     _turns_positions,
+    _is_norm,
     _readers_agree,
     _voters_decide,
 )
-_OF_SPECIAL = (_derivative_leaves, _turns_positions)
+_OF_SPECIAL = (_derivative_leaves, _turns_positions, _is_norm)
 _OTHERS_PROMOTE = tuple(decides for decides in PROMOTIONS if decides not in _OF_SPECIAL)
 """The chain of primitives that are not in `_SPECIAL`."""
 

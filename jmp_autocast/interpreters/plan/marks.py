@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
-from ..primitives.reading import exponent, free_dimensions, iota_length, reduction_depth
+from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import BACKWARD, having
 from .bounds import BOUNDS, Operands, is_exponential
@@ -234,16 +234,15 @@ def _factors(eqn: JaxprEqn, made: Sequence[Marks]) -> int:
 
 def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Var, Atom]) -> Marks:
     a, b = eqn.invars[:2]
-    # `einsum("id,id->i", x, x)`, not a matrix that is multiplied by itself.
-    is_norm = a is b and free_dimensions(eqn) == (0, 0)
-    is_gram = not is_norm and unmoved(a, moved) is unmoved(b, moved)
+    is_sum_of_squares = is_norm(eqn)
+    is_gram = not is_sum_of_squares and unmoved(a, moved) is unmoved(b, moved)
     return Marks(
         convolved=eqn.primitive.name == "conv_general_dilated",
         fresh=2,
-        squares=2 if is_norm else 0,
+        squares=2 if is_sum_of_squares else 0,
         sums_powers=any([m.power for m in made[:2]]),
         gram=2 if is_gram else 0,
-        bound=int(is_norm),
+        bound=int(is_sum_of_squares),
         exponential=any([m.exponential for m in made[:2]]),
         angle=at_least(1, reduction_depth(eqn)) and _is_angle(eqn.invars[:2], made),
     )
