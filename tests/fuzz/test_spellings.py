@@ -61,6 +61,9 @@ EXCEPTED = {
     "weights that are nearly equal": lambda p: (lambda e: e @ (e.T @ p) / (e @ e.sum(0))[:, None])(
         jnp.exp(p / 4)
     ),
+    "an outer product": lambda p: jnp.log(
+        jnp.einsum("nd,ne->nde", p - 3.5, p - 4.5) ** 2 + 1e-3
+    ).sum(-1),
     "2 * y - 1": lambda p: 2 * jax.nn.sigmoid(2 * p) - 1,
     "1 - tanh**2": lambda p: 1 - jnp.tanh(p) ** 2,
     "sigmoid": jax.nn.sigmoid,
