@@ -712,17 +712,18 @@ come back."""
 
 def check(spelled: Spelled) -> list[str]:
     """Returns which spellings are too far off."""
-    errors, said = Errors(spelled), ["?"]
+    errors, said = Errors(spelled), []
     for digits in DIGITS:
-        if said:
-            args = [near(spelled.args, k, 0.02) for k in digits]
-            tried = np.median([errors.at(each) for each in args], axis=0)
-            said = _complaints(spelled, tried, np.zeros(len(tried) - 1))
+        args = [near(spelled.args, k, 0.02) for k in digits]
+        tried = np.asarray(np.median([errors.at(each) for each in args], axis=0))
+        said = _complaints(spelled, tried, np.zeros(len(tried) - 1))
         if said:
             scaled = np.median([errors.with_loss_scale(each) for each in args], axis=0)
             float32 = np.median([errors.in_float32(each) for each in args], axis=0)
-            tried[1:] = np.minimum(tried[1:], scaled)
-            said = _complaints(spelled, tried, float32)
+            mended = np.vstack([tried[:1], np.minimum(tried[1:], scaled)])
+            said = _complaints(spelled, mended, float32)
+        if not said:
+            break
     return said
 
 
