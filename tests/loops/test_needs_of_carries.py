@@ -13,6 +13,7 @@ from jax import lax
 from jmp_autocast import BF16, FP16, autocast
 from jmp_autocast.interpreters.plan import loops, needs
 from tests.fuzz.comparison import interpreted
+from tests.support.steps import LOOPS
 
 N, D = 16, 8
 RNG = np.random.default_rng(0)
@@ -21,50 +22,6 @@ LEVELS = RNG.integers(160, 224, (N, 1)) + np.stack([RNG.permutation(D) for _ in 
 ARGS = np.eye(D, dtype=np.float32), (LEVELS / 32).astype(np.float32)
 
 
-def scanned(read, make):
-    def run(w, x):
-        step = lambda made, row: (make(row @ w), read(made, row @ w))
-        return lax.scan(step, make(x[0] @ w), x)[1]
-
-    return run
-
-
-def counted(read, make):
-    def run(w, x):
-        def step(k, carry):
-            made, out = carry
-            return make(x[k] @ w), out.at[k].set(read(made, x[k] @ w))
-
-        out = jax.eval_shape(lambda: read(make(x[0]), x[0]))
-        return lax.fori_loop(0, N, step, (make(x[0] @ w), jnp.zeros((N, *out.shape), out.dtype)))[1]
-
-    return run
-
-
-def of_the_step_before_last(read, make):
-    """It goes through two carries."""
-
-    def run(w, x):
-        step = lambda made, row: ((make(row @ w), made[0]), read(made[1], row @ w))
-        return lax.scan(step, (make(x[0] @ w),) * 2, x)[1]
-
-    return run
-
-
-def in_a_loop_in_a_loop(read, make):
-    def run(w, x):
-        row = lambda made, row: (make(row @ w), read(made, row @ w))
-        rows = lambda made, rows: lax.scan(row, made, rows)
-        return lax.scan(rows, make(x[0] @ w), x.reshape(4, 4, D))[1]
-
-    return run
-
-
-def in_checkpoints(read, make):
-    return scanned(jax.checkpoint(read), jax.jit(make))
-
-
-LOOPS = [scanned, counted, of_the_step_before_last, in_a_loop_in_a_loop, in_checkpoints]
 sigmoid, tanh = jax.nn.sigmoid, lambda h: jnp.tanh(h / 2)
 READ = {
     "argmax": (lambda s, _: jnp.argmax(s), sigmoid),

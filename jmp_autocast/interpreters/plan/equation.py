@@ -59,6 +59,7 @@ _KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
 _ASKED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
 _ACCUMULATES = Reason(ReasonCode.ACCUMULATOR, "added to, or multiplied, again and again")
 _ROWS = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
+_SQUARES = Reason(ReasonCode.FP32, "a sum of squares")
 _TURN = Reason(ReasonCode.SOURCE, "a wave of positions", (0,))
 _TENSOR_CORES = Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'")
 _PLAIN = {policy: Decision(policy=policy) for policy in CastPolicy}
@@ -486,6 +487,17 @@ def _turns_positions(at: Place) -> EquationPlan | None:
     return dataclasses.replace(plan, results=results)
 
 
+def _is_norm(at: Place) -> EquationPlan | None:
+    """A product of a vector with itself: float32, as `norm` is.
+
+    Without it: the squares of hundreds added up to infinity in float16.
+    """
+    # What is computed of sources alone waits for its readers, as in any other promotion.
+    if not reading.is_norm(at.eqn) or at.given[0].source is not None:
+        return None
+    return in_dtype(at, at.region.wide, _SQUARES)
+
+
 def _readers_agree(at: Place) -> EquationPlan | None:
     """What the readers ask for, unless something refuses."""
     # They come before the votes: a value that all of them read in another dtype would be cast for
@@ -530,6 +542,7 @@ PROMOTIONS: tuple[Link, ...] = (
     Link(_is_accumulator),
     Link(_derivative_leaves, DERIVATIVES),
     Link(_turns_positions, having("turns")),
+    Link(_is_norm, _CONTRACTS),
     Link(_readers_agree),
     Link(_voters_decide),
 )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
-from ..primitives.reading import exponent, free_dimensions, iota_length, reduction_depth
+from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import BACKWARD, having
 from .bounds import BOUNDS, Operands, is_exponential
@@ -234,16 +234,15 @@ def _factors(eqn: JaxprEqn, made: Sequence[Marks]) -> int:
 
 def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Var, Atom]) -> Marks:
     a, b = eqn.invars[:2]
-    # `einsum("id,id->i", x, x)`, not a matrix that is multiplied by itself.
-    is_norm = a is b and free_dimensions(eqn) == (0, 0)
-    is_gram = not is_norm and unmoved(a, moved) is unmoved(b, moved)
+    is_sum_of_squares = is_norm(eqn)
+    is_gram = not is_sum_of_squares and unmoved(a, moved) is unmoved(b, moved)
     return Marks(
         convolved=eqn.primitive.name == "conv_general_dilated",
         fresh=2,
-        squares=2 if is_norm else 0,
+        squares=2 if is_sum_of_squares else 0,
         sums_powers=any([m.power for m in made[:2]]),
         gram=2 if is_gram else 0,
-        bound=int(is_norm),
+        bound=int(is_sum_of_squares),
         exponential=any([m.exponential for m in made[:2]]),
         angle=at_least(1, reduction_depth(eqn)) and _is_angle(eqn.invars[:2], made),
     )
@@ -395,12 +394,14 @@ def _of_structure(eqn: JaxprEqn, given: Sequence[Marks], memo: Memo) -> list[Mar
         accumulated = accumulated_in(body, memo)
         for k, (r, m) in enumerate(zip(body.results, of(inner, jaxpr.outvars), strict=True)):
             if r is not None:
-                found[r].append(_carried(True, m) if k in accumulated else m)
+                found[r].append(m._replace(summed=True) if k in accumulated else m)
     return [Marks.union(several) if several else NONE for several in found]
 
 
 def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
     """Returns the marks of the inputs of a body.
+
+    A carry has those of its initial value and those that an iteration gives it.
 
     Args:
         body: The body.
@@ -408,17 +409,31 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
         memo: As for `marks_of`.
     """
     inputs = [given[i] for i in body.operands]
-    # What else a carry is made of differs between the first iteration and the others.
+    # Of a carry that a condition reads the body says what it is.
     for i in body.carried:
-        inputs[i] = _carried(False, inputs[i])
+        inputs[i] = inputs[i]._replace(summed=False) if body.carries else NONE
+    if not body.carries:
+        return inputs
     accumulated = accumulated_in(body, memo)
     for i, k in body.carries:
-        inputs[i] = _carried(k in accumulated, inputs[i])
-    return _with_exponentials(body, inputs, memo) if body.carries else inputs
+        inputs[i] = inputs[i]._replace(summed=k in accumulated)
+    found = _gone_round(body, inputs, memo)
+    return _gone_round(body, _with_sums(body, found, memo), memo)
 
 
-def _with_exponentials(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
-    """Returns the marks of the inputs of a loop's body, with the carries that hold an `exp`."""
+def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
+    """Returns the marks of a loop's inputs, with what its iterations make of the carries."""
+    jaxpr = body_of(body.jaxpr)
+    while True:
+        before, made = list(inputs), of(marks_of(jaxpr, inputs, memo), jaxpr.outvars)
+        for i, k in body.carries:
+            inputs[i] = Marks.union([inputs[i], made[k]])._replace(summed=inputs[i].summed)
+        if inputs == before:  # a union of more has more of one kind of mark, and less of others
+            return inputs
+
+
+def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
+    """Returns the marks of a loop's inputs, with the carries that are sums of `exp` so far."""
     jaxpr = body_of(body.jaxpr)
 
     def marked(at: Collection[int]) -> list[Marks]:
@@ -428,24 +443,15 @@ def _with_exponentials(body: Body, inputs: list[Marks], memo: Memo) -> list[Mark
         made = of(marks_of(jaxpr, marked(at), memo), jaxpr.outvars)
         return frozenset(i for i, k in body.carries if made[k].exponential)
 
-    found = frozenset(i for i, m in enumerate(inputs) if m.exponential)
-    while more := returned(found) - found:  # what is one stays one in the next iteration
-        found |= more
-    made = marks_of(jaxpr, marked(found), memo)
+    made = marks_of(jaxpr, inputs, memo)
     shapes = {aval_of(v).shape for v, m in made.items() if m.exponential}
     # Beside a sum of them so far, each that is added leaves a sum of them.
     sums = frozenset(
         i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes
     )
-    while sums and (fewer := returned(found | sums) & sums) != sums:
+    while sums and (fewer := returned(sums) & sums) != sums:
         sums = fewer
-    return marked(found | sums)
-
-
-def _carried(is_accumulated: bool, m: Marks) -> Marks:
-    """Returns the marks of a carry, of those of its value."""
-    found = SUMMED if is_accumulated else NONE
-    return found._replace(exponential=True) if m.exponential else found
+    return marked(sums)
 
 
 def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:

@@ -15,6 +15,7 @@ from ...policies.registry import has_rule_functions
 from ..before import Preparation
 from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, body_of, consts_of
 from ..primitives.called_back import functions_of
+from ..primitives.reading import is_norm
 from ..primitives.structure import has_rule
 from ..regions import Region, Regions
 from .constant_range import constant_range
@@ -225,6 +226,7 @@ class Planner:
             region.emulated,
             at.accumulates,
             at.need & OF_PRODUCTS,
+            at.name in CONTRACTIONS and is_norm(eqn),
             *at.given,
             *[(m.fresh, m.spread, m.counted) for m in at.made],
             *[v.aval for v in eqn.invars],

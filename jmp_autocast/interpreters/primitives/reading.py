@@ -179,6 +179,14 @@ def free_dimensions(eqn: JaxprEqn) -> tuple[int, int] | None:
     return left, right
 
 
+def is_norm(eqn: JaxprEqn) -> bool:
+    """Returns whether a contraction is a sum of squares: `einsum("id,id->i", x, x)`.
+
+    Not so a matrix that is multiplied by itself.
+    """
+    return eqn.invars[0] is eqn.invars[1] and free_dimensions(eqn) == (0, 0)
+
+
 class SummedAxes(NamedTuple):
     """Over which dimensions of its factors a product, and those of its gradients, sum.
 
