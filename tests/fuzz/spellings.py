@@ -691,8 +691,8 @@ def _complaints(spelled: Spelled, errors: np.ndarray, float32: Any) -> list[str]
     said = []
     for k, row in enumerate(found):
         excepted = (most for text, most in EXCEPTED.items() if text in spelled.texts[k])
-        least_of_all = functools.reduce(np.maximum, (best, floor, float32[k], least))
-        allowed = next(excepted, MOST) * least_of_all
+        of_float32 = np.maximum(np.maximum(best, floor), float32[k])
+        allowed = next(excepted, MOST) * np.maximum(of_float32, least)
         # Where all of them lose most of it there is nothing to compare.
         if FAR.search(spelled.texts[k]) and SATURATES.search(spelled.texts[k].split("r = ")[-1]):
             allowed[1:] = np.inf
