@@ -192,6 +192,12 @@ def ranked_data_beside_product(call, p, x):
     return call(lambda x: (jnp.argmin(x, -1), x @ p["v"]))(1 + x / 1024)
 
 
+def returned_beside_sum(call, p, x):
+    """What a part negates and returns is no read in float32, where another part sums it."""
+    s = jnp.log1p(x @ p["w"]) @ p["v"]
+    return call(lambda s: (-s,))(s)[0], jnp.cumsum(s, 0)
+
+
 PROGRAMS = [
     sum_of_norms,
     complement,
@@ -221,6 +227,7 @@ PROGRAMS = [
     ranked_beside_product,
     snapped_beside_product,
     ranked_data_beside_product,
+    returned_beside_sum,
 ]
 
 

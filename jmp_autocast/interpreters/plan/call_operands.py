@@ -84,12 +84,13 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
     if not (is_plain_call(at.eqn) or has_rule(at.eqn)):
         return [None] * len(at.given)
 
-    def is_cast(state: ValueState, demand: Demand) -> bool:
+    def is_cast(state: ValueState, demand: Demand, fulls: int) -> bool:
         may_be = state.is_computed and state.known_value is None and state.is_widened
-        return may_be and demand is Demand.FULL and is_narrower(state.dtype, at.region.wide)
+        is_read = demand is Demand.FULL and fulls > 0  # what is only returned in float32 is not
+        return may_be and is_read and is_narrower(state.dtype, at.region.wide)
 
-    pairs = zip(at.given, inner.demands, strict=True)
-    return [at.region.wide if is_cast(*pair) else None for pair in pairs]
+    found = zip(at.given, inner.demands, inner.fulls, strict=True)
+    return [at.region.wide if is_cast(*one) else None for one in found]
 
 
 def cast_states(

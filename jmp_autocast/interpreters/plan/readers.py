@@ -102,6 +102,10 @@ class Readers:
         for body, inner in zip(bodies(eqn), plan.inner, strict=True) if plan.inner else ():
             for i, count in zip(body.operands, inner.fulls, strict=True):
                 fulls[i] = fulls.get(i, 0) + count
+        if request is None and not plan.demands and self._passes_on(eqn, plan):
+            # What is only returned in float32 has no reader, and so has what it is moved from.
+            read = any([self.of(v).fulls for v in eqn.outvars])
+            fulls = dict.fromkeys(range(len(eqn.invars)), int(read))
         for i, (v, demand) in enumerate(zip(eqn.invars, demands, strict=True)):
             if not isinstance(v, Literal):
                 self._read(v, demand, name, fulls=fulls.get(i))
@@ -138,13 +142,20 @@ class Readers:
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
             return Demand.FULL if kept else Demand.NONE
         # What is computed in float32 and rounded once reads float32.
-        is_full = Demand.of(plan.results[0].dtype, self._wide) is Demand.FULL
-        if is_full or any(plan.casts):
+        if self._is_full(plan) or any(plan.casts):
             return Demand.FULL
-        if name not in _ROUNDS:
+        if not self._passes_on(eqn, plan):
             return Demand.LOW
-        # Rounding commutes with it, so a reader behind it is as good as a direct one.
         through = Demand.NONE
         for out in eqn.outvars:
             through |= self.of(out).demand
         return through or Demand.LOW
+
+    def _passes_on(self, eqn: JaxprEqn, plan: EquationPlan) -> bool:
+        """Returns whether rounding commutes: a reader behind it is as good as a direct one."""
+        if eqn.primitive.name not in _ROUNDS or any(plan.casts):
+            return False
+        return any([s.dtype is not None for s in plan.results]) and not self._is_full(plan)
+
+    def _is_full(self, plan: EquationPlan) -> bool:
+        return Demand.of(plan.results[0].dtype, self._wide) is Demand.FULL
