@@ -8,16 +8,17 @@ nothing.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..compat import source_line
-from ..plan.data import Plan
+from ..compat import JaxprEqn, source_line
+from ..plan.data import EquationPlan, Plan
 from ..plan.reasons import ReasonCode
 from ..plan.symbolic_sizes import at_least
-from ..primitives.reading import flops
+from ..primitives.reading import flops, names_algorithm
 from ..primitives.traits import having
 from .walk import Visit, equations_once, walk_plan
 
@@ -36,8 +37,13 @@ def is_guard(code: ReasonCode) -> bool:
     return code is ReasonCode.COORD or code is ReasonCode.LITERAL
 
 
-def _is_requested(code: ReasonCode) -> bool:
-    return code is ReasonCode.USER_PRECISION
+def _is_guarded(eqn: JaxprEqn, plan: EquationPlan) -> bool:
+    return is_guard(plan.reason.code)
+
+
+def _is_requested(eqn: JaxprEqn, plan: EquationPlan) -> bool:
+    # Who names a dot algorithm has chosen the dtypes that it multiplies in.
+    return plan.reason.code is ReasonCode.USER_PRECISION and not names_algorithm(eqn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,21 +97,19 @@ def guarded_products(plan: Plan) -> GuardedProducts | None:
         None where guards keep less than 1 % of the matmul and convolution FLOPs and requests less
         than half, or less than a million in one call, or where their number is symbolic.
     """
-    codes = {
-        own.reason.code for _, eqn, own in equations_once(plan) if eqn.primitive.name in _CONTRACTS
-    }
-    for keeps, least in ((is_guard, LEAST_SHARE), (_is_requested, LEAST_SHARE_OF_REQUESTS)):
+    once = [(eqn, own) for _, eqn, own in equations_once(plan) if eqn.primitive.name in _CONTRACTS]
+    for keeps, least in ((_is_guarded, LEAST_SHARE), (_is_requested, LEAST_SHARE_OF_REQUESTS)):
         # Without a walk where there is none: it goes into each call of one function.
-        if any(map(keeps, codes)) and (found := _kept_by(keeps, plan, least)):
+        if any(itertools.starmap(keeps, once)) and (found := _kept_by(keeps, plan, least)):
             return found
     return None
 
 
 def _kept_by(
-    keeps: Callable[[ReasonCode], bool], plan: Plan, least: float
+    keeps: Callable[[JaxprEqn, EquationPlan], bool], plan: Plan, least: float
 ) -> GuardedProducts | None:
     visits = [v for v in walk_plan(plan) if v.eqn.primitive.name in _CONTRACTS]
-    found = [v for v in visits if keeps(v.plan.reason.code)]
+    found = [v for v in visits if keeps(v.eqn, v.plan)]
     kept, total = _flops(found), _flops(visits)
     if not at_least(kept, LEAST_FLOPS) or not at_least(kept, least * total):
         return None
