@@ -103,3 +103,15 @@ def test_what_holds_of_all_steps_holds_of_a_carry(name):
     fn, dtype = EXPONENTS[name]
     rows = [row for row in explain(fn, *ARGS, policy=FP16).rows if row.primitive == "dot_general"]
     assert rows[-1].operands[0] == dtype
+
+
+def test_a_sum_of_exp_that_begins_with_a_product_is_read_in_float32():
+    def summed(w, x):
+        def step(total, row):
+            total = total + jnp.exp(2 * (row @ w) + 6)
+            return total, total @ SMOOTH
+
+        return lax.scan(step, x[0] @ w, x)[1]
+
+    assert np.abs(summed(*ARGS)).max() > 65504 / 8  # an eighth of each of eight: beyond float16
+    assert error(summed, FP16) <= 0.004
