@@ -198,6 +198,13 @@ def returned_beside_sum(call, p, x):
     return call(lambda s: (-s,))(s)[0], jnp.cumsum(s, 0)
 
 
+def narrowed_to_another(call, p, x):
+    """What the program rounds to a 16-bit dtype of its own is not rounded to another before."""
+    formats = "float16", "bfloat16"
+    other = lambda x: tuple(x.astype(f).astype("float32") for f in formats)
+    return call(other)(x)
+
+
 PROGRAMS = [
     sum_of_norms,
     complement,
@@ -228,6 +235,7 @@ PROGRAMS = [
     snapped_beside_product,
     ranked_data_beside_product,
     returned_beside_sum,
+    narrowed_to_another,
 ]
 
 

@@ -64,6 +64,9 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     # The cast asks for the dtype it casts to: what feeds a cast to float32 is raised rather than
     # rounded and widened again.
     demand = Demand.of(target, at.region.wide)
+    if demand is Demand.LOW and target != at.region.compute_dtype:
+        # It has digits, or a range, that the compute dtype has not: nothing is rounded for it.
+        demand |= Demand.FULL
     lowers = at.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None
     return EquationPlan(action, given, (operand,), (result,), cast, demands=(demand,))
