@@ -95,6 +95,17 @@ KINDS: Mapping[str, Kind] = {
         gradients=True,
         bound=0.05,
     ),
+    "roots": Kind(
+        """
+        jnp.sqrt(p*p) jnp.sqrt(jnp.square(p)+p[:,::-1]**2) jnp.cbrt(p*p)
+        jax.jit(lambda p:jnp.sqrt(p*p))(p) jnp.sqrt(2*jnp.square(p/3))
+        lax.scan(lambda c,r:(c,jnp.sqrt(r*r+r*r)),0,p)[1] jnp.sqrt(lax.integer_pow(p,2)+p*p)
+        """,
+        x=lambda rng: rng.integers(8, 64, (N, D)) * 2.0**-19,  # 1.5e-5 to 1.2e-4
+        dtypes=("float16",),
+        gradients=True,
+        bound=0.05,
+    ),
     "exponentials": Kind(
         """
         (jnp.exp(p)@v)/jnp.exp(p).sum(-1,keepdims=True) (e@v)/(e@jnp.ones((D,1)))

@@ -64,6 +64,7 @@ def _needs_do_not_go_round(patch: pytest.MonkeyPatch) -> None:
 
 TAKEN_OUT: Mapping[str, TakesOut] = {
     "derivatives": _link("PROMOTIONS", "_derivative_leaves"),
+    "roots": _need(Need.STEEP),
     "exponentials": _link("GUARDS", "_reads_exponentials"),
     "factors": _need(Need.FACTOR),
     "ranked": _need(Need.RANKED),

@@ -61,6 +61,12 @@ EXCEPTED = {
     "weights that are nearly equal": lambda p: (lambda e: e @ (e.T @ p) / (e @ e.sum(0))[:, None])(
         jnp.exp(p / 4)
     ),
+    "a sum of such weights": lambda p: (lambda s: s @ p / s.sum(-1, keepdims=True))(
+        jnp.exp(p / 4) @ jnp.exp(p / 4).T
+    ),
+    "(p - q) * (p + q)": lambda p: (lambda a, q: (a - q) * (a + q))(
+        jnp.cos(1000 * p).round() + 2, p / 50
+    ),
     "an outer product": lambda p: jnp.log(
         jnp.einsum("nd,ne->nde", p - 3.5, p - 4.5) ** 2 + 1e-3
     ).sum(-1),

@@ -576,6 +576,16 @@ OF_MORE_ROWS = {
     "root": jnp.cbrt,
     "Hill function": lambda h: h / (h + 1000.0),
 }
+# x @ w of 1e-5 to 1e-4, whose squares are 0 in float16.
+ROOTS = {
+    "of a square": lambda h: jnp.sqrt(h * h),
+    "of a sum of squares": lambda h: jnp.sqrt(jnp.square(h) + (h[:, ::-1] / 2) ** 2),
+    "of a fourth power": lambda h: jnp.sqrt(lax.integer_pow(h, 4)),
+    "of a product": lambda h: jnp.sqrt(jnp.maximum(h * h[:, ::-1], 0)),
+    "in a call": jax.jit(lambda h: jnp.sqrt(h * h)),
+    "in a branch": lambda h: lax.cond(h[0, 0] > 1, jnp.abs, lambda h: jnp.sqrt(h * h), h),
+    "in a scan": lambda h: lax.scan(lambda _, r: (0, jnp.sqrt(r * r + r * r)), 0, h)[1],
+}
 GATES_OF_MORE_ROWS = {
     "clipped line": gated(lambda z: jnp.clip(0.995 + 0.001 * z, 0.9, 0.999)),
     "lower bound of HGRN": gated(lambda z: 0.99 + 0.01 * jax.nn.sigmoid(z)),
@@ -593,8 +603,8 @@ def gradient(fn):
     return lambda cast: jax.grad(cast(loss), argnums=1)
 
 
-def of_float16(table):
-    args = np.eye(32, dtype=np.float32), SIZES[None]
+def of_float16(table, sizes=SIZES):
+    args = np.eye(32, dtype=np.float32), sizes[None]
     return [(gradient(fn), args, relative, PRODUCTS, name) for name, fn in table.items()]
 
 
@@ -679,6 +689,7 @@ def rows():
         "positions": (POSITIONS, "_reads_positions"),
         "factors": (FACTORS, Need.FACTOR),
         "derivatives": (of_float16(IN_FLOAT16), "_derivative_leaves"),
+        "roots": (of_float16(ROOTS, np.geomspace(1e-5, 1e-4, 32, dtype=np.float32)), Need.STEEP),
         "exponentials": (
             [
                 (of_exp(fn), (WEIGHTED, SCORES), relative, reads_scores, name)

@@ -42,6 +42,7 @@ class Need(enum.IntFlag):
 
     Attributes:
         POLE: A function that is infinite at some value, and multiplies an error near it.
+        STEEP: A square root, whose derivative is infinite where its operand is 0.
         NEAR_1: A difference from 1.
         FACTOR: A product of many steps: of an accumulator, or of all elements.
         SNAP: A cast to an integer, or `floor`, `ceil` and `round`.
@@ -57,6 +58,7 @@ class Need(enum.IntFlag):
     """
 
     POLE = enum.auto()
+    STEEP = enum.auto()
     NEAR_1 = enum.auto()
     FACTOR = enum.auto()
     SNAP = enum.auto()
@@ -233,6 +235,15 @@ ROWS = (
         _CHEAP,
         # Near its pole the function multiplies an error of its operand by 1 / operand.
         "a sigmoid of 12 is 1 in bfloat16, and log(1 - 1) is infinite",
+    ),
+    Row(
+        Need.STEEP,
+        frozenset(("sqrt",)),
+        lambda at: at.eqn.invars,
+        _CHEAP - {"square", "integer_pow"},
+        "in float16 the square of 1e-4 is 0, and the gradient of its root NaN",
+        frozenset(("mul", "square", "integer_pow")),
+        "a square root, which is infinitely steep at 0",
     ),
     Row(
         Need.NEAR_1,
