@@ -290,6 +290,12 @@ def test_a_program_without_16_bit_operations_is_left_alone(fn, policy):
     assert str(trace(autocast(fn, policy=policy), X)) == str(trace(fn, X))
 
 
+@pytest.mark.parametrize("fn", [lambda x: jnp.exp(x) * 1j, lambda x: jnp.exp(1j * x)])
+def test_a_complex_literal_has_no_sign(fn):
+    x = jnp.asarray(0.3)
+    np.testing.assert_array_equal(jax.jit(autocast(fn))(x), jax.jit(fn)(x))
+
+
 def test_one_matmul_changes_a_plan():
     assert not plan_of(lambda x: x @ x, X).identity
     assert not plan_of(jax.jit(lambda x: x @ x), X).identity

@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
 from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
@@ -275,6 +276,11 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
     return m if name in _REARRANGES else None
 
 
+def _sign(literal: Literal) -> int:
+    # A complex number has none.
+    return 0 if np.iscomplexobj(literal.val) else -1 if literal.val < 0 else 1
+
+
 def _of_result(eqn: JaxprEqn, made: Sequence[Marks], normalizers: Normalizers) -> Marks:
     name = eqn.primitive.name
     if made and (found := _of_one_array(eqn, made[0])) is not None:
@@ -307,7 +313,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks], normalizers: Normalizers) -
     if scales:
         fresh = min(1, max([m.fresh for m in made]))
     signs = [
-        (-1 if v.val < 0 else 1) if isinstance(v, Literal) else m.bound
+        _sign(v) if isinstance(v, Literal) else m.bound
         for v, m in zip(eqn.invars, made, strict=True)
     ]
     operands = Operands(eqn, signs, [m.exponential for m in made], is_given, at, normalizers)

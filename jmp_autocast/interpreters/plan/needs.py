@@ -85,6 +85,7 @@ _CONTRACTS = having("contracts")
 _ALL = frozenset(TRAITS) - _CONTRACTS
 _CHEAP = having("feeds") | having("rounds")
 _SUMS = having("sums")
+_MOVES = having("moves")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
 # A mean of what is next to 1 is next to 1, and so is its root.
@@ -401,8 +402,10 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             continue
         if passed := of_results & _THROUGH.get(name, NOTHING):
             add(eqn.invars, passed)
-        if name not in _SUMS:
-            add(eqn.invars, Need.BEYOND_SUMS)
+        # What is moved and then summed, or returned, is read by a sum, or returned.
+        beyond = of_results & Need.BEYOND_SUMS if name in _MOVES else Need.BEYOND_SUMS
+        if name not in _SUMS and beyond:
+            add(eqn.invars, beyond)
         at = At(eqn, of(marks, eqn.invars), of_results, origins, moved)
         for row in _ASKED.get(name, ()):
             add(row.operands(at), row.need)
