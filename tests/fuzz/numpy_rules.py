@@ -48,7 +48,7 @@ def _for_jax(x: Any) -> Any:
 
 def _computable(x: Any) -> np.ndarray:
     """Narrow floats as float32: NumPy rounds each step of what it does in them."""
-    x = np.asarray(x)
+    x = np.asarray(x, order="C")  # in another order NumPy sums in another order
     if x.dtype == jax.dtypes.float0:
         return np.zeros(x.shape, bool)
     narrow = x.dtype.kind == "V" or (x.dtype.kind == "f" and x.dtype.itemsize < 4)
