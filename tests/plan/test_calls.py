@@ -198,6 +198,19 @@ def returned_beside_sum(call, p, x):
     return call(lambda s: (-s,))(s)[0], jnp.cumsum(s, 0)
 
 
+def distances(call, p, x):
+    """The part knows that what comes in are squares: rounded, its product lost 18 % of these."""
+    a, b = 1 + 0.1 * x, 1 + 0.1 * p["v"]
+    part = call(lambda m, n, a, b: (m[:, None] + n - 2 * (a @ b.T),))
+    return part(jnp.sum(a * a, -1), jnp.sum(b * b, -1), a, b)[0]
+
+
+def not_normalized(call, p, x):
+    """The part knows that an `exp` without a bound comes in: its product was infinite."""
+    e = jnp.exp(2 * x @ p["w"])
+    return call(lambda e, v: (e @ v,))(e, jnp.abs(p["v"]))[0] / jnp.sum(e, -1, keepdims=True)
+
+
 def narrowed_to_another(call, p, x):
     """What the program rounds to a 16-bit dtype of its own is not rounded to another before."""
     formats = "float16", "bfloat16"
@@ -235,6 +248,8 @@ PROGRAMS = [
     snapped_beside_product,
     ranked_data_beside_product,
     returned_beside_sum,
+    distances,
+    not_normalized,
     narrowed_to_another,
 ]
 
