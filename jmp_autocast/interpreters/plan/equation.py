@@ -35,12 +35,12 @@ from .basic_plans import (
     without_floats,
 )
 from .data import BIND, Bind, Contract, Demand, EquationPlan, Keep, Place, Source, ValueState, Want
-from .emulation import emulation
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_narrower
 from .islands import in_island
 from .needs import OF_PRODUCTS, ROWS, cannot_pay
 from .reasons import READ_BY, Reason, ReasonCode
+from .rooms import emulation
 from .symbolic_sizes import at_least
 from .value_facts import fold
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
@@ -113,8 +113,7 @@ def _of_float8(at: Place) -> EquationPlan | None:
     """A product of float8 arrays of the program's own is rounded as ours are."""
     # qwix and Flax ask for a result in the dtype of the model. In float32 it would raise what
     # follows, the scales first of all: 105 casts where the model in bfloat16 has 67.
-    lowers = at.region.compute_dtype is not None and at.region.island is None
-    if not lowers or at.name not in _CONTRACTS or at.need & OF_PRODUCTS:
+    if not at.region.lowers or at.name not in _CONTRACTS or at.need & OF_PRODUCTS:
         return None
     is_wide = at.declared(at.eqn.outvars[0]) == at.region.wide
     if not is_wide or any(aval_of(v).dtype.itemsize != 1 for v in at.eqn.invars[:2]):
