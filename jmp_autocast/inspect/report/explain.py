@@ -44,9 +44,9 @@ from ...scopes import BECAUSE, GOVERNED, read_mark
 from ..progress_bar import Show, shown_progress
 from .jaxprs import count_casts
 from .kept import KeptBytes, is_gradient, kept_bytes, kept_of
+from .products import products_of
 from .report import Report
 from .roofline import device_time, roofline_of
-from .products import products_of
 from .rows import Row, note_on_sizes, rows_of
 from .totals import Totals, contraction_flops, guarded
 from .wire import is_partitioned, wide_gradients, wire_of
