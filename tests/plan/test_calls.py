@@ -276,7 +276,7 @@ def test_a_call_changes_nothing(program, policy, jit_caches):
 def test_a_call_is_asked_again_when_its_readers_have_changed(policy):
     """A moving variance: `jnp.convolve` is a call, and its second reader asks a sweep later.
 
-    Asked once, its product was rounded, and the variance 58 % off in bfloat16.
+    Asked once, its product was rounded, and the variance 30 % off in bfloat16.
     """
 
     def variance(x):
