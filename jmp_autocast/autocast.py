@@ -27,8 +27,7 @@ from .float8.dequantize import dequantized
 from .float8.units import warn_without_units
 from .interpreters import Planner, Rewriter, Want
 from .interpreters.after.computed_outputs import computed_wants
-from .interpreters.after.guarded_products import guarded_products
-from .interpreters.after.kernels import wide_kernels
+from .interpreters.after.kept_wide import guarded_products, wide_kernels
 from .interpreters.compat import (
     ClosedJaxpr,
     body_of,

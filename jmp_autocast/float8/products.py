@@ -12,8 +12,8 @@ import numpy as np
 
 from ..interpreters.compat import AnyJaxpr, aval_of
 from ..interpreters.plan.data import Emit, EquationPlan, Place, Source, Stored, ValueState
-from ..interpreters.plan.products import plans_products
 from ..interpreters.plan.reasons import Reason, ReasonCode
+from ..interpreters.plan.rooms import plans_products
 from ..interpreters.plan.structural import INSIDE, PlansBodies, as_made, plans
 from ..interpreters.primitives.reading import dot_dimensions
 from ..interpreters.regions import PlansProduct

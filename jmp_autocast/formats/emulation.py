@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ..interpreters.compat import JaxprEqn, SymbolicZero, bind
 from ..interpreters.plan.data import Place, Source
-from ..interpreters.plan.emulation import emulates
+from ..interpreters.plan.rooms import emulates
 from ..interpreters.primitives.reading import summed_axes, with_precision
 from ..policies import CONTRACTIONS, DATA_MOVEMENT, DEFAULT_RULES, CastPolicy, Decision, Emulated
 from .rounded_cotangent import rounded_cotangent

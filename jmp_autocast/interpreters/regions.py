@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from ..policies import FLOAT32, FLOAT64, Emulated, Policy, Rule, narrow_dtypes
+from ..policies import FLOAT32, FLOAT64, CastPolicy, Emulated, Policy, Rule, narrow_dtypes
 from ..policies.precisions import precision_in
 from ..scopes import BECAUSE, CAST, FULL, GOVERNED, KERNEL, STORED, mark, read_mark
 from .compat import JaxprEqn, scope_names
@@ -24,7 +24,7 @@ _OF_CALLS = (BECAUSE, CAST, KERNEL, STORED)
 
 PlansProduct: TypeAlias = Callable[..., Any]
 """From a product (`Place`), its plan in the compute dtype, and whether the gradients of sources are
-float32, to the plan that another room makes of it: `plan/products.py`."""
+float32, to the plan that another room makes of it: `plan/rooms.py`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +56,29 @@ class Region:
     product: PlansProduct | None = None
     island: np.dtype | None = None
     emulated: Emulated | None = None
+
+    @property
+    def lowers(self) -> bool:
+        """Whether anything is lowered here: elsewhere a program stays as it is written."""
+        return self.compute_dtype is not None and self.island is None
+
+    def may_change(self, policy: Policy, name: str) -> bool:
+        """Returns whether a pass may write equations of a primitive otherwise (`before`).
+
+        Not where a function of the user's decides on it: it may be made for them as they are.
+
+        Args:
+            policy: The policy of the program.
+            name: The name of the primitive.
+        """
+        rule, origin = policy.rule_for(name, self.rules)
+        return self.lowers and (
+            origin not in ("rules", "registered") or isinstance(rule, CastPolicy)
+        )
+
+
+RegionOf: TypeAlias = Callable[[Any], Region]
+"""From an equation to its region."""
 
 
 class Regions:

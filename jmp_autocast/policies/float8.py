@@ -24,8 +24,6 @@ E5M2 = np.dtype(jnp.float8_e5m2)
 E2M1 = np.dtype(jnp.float4_e2m1fn)
 """2 bits of precision up to 6: the values of NVFP4."""
 
-FLOAT8_DTYPES = frozenset((E4M3, E5M2))
-
 FLOAT8 = "float8"
 """The name of the default recipe: in strings, in files, and as the dtype of a scope."""
 

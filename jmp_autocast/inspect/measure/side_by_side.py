@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from ...interpreters import Plan, Rewriter
-from ...interpreters.after.views import read_often
+from ...interpreters.after.copies import read_often
 from ...interpreters.compat import AnyJaxpr, JaxprEqn, bind, consts_of, literal_value
 from ...interpreters.plan.data import Move, ValueState
 from ...interpreters.primitives.evaluate import evaluate

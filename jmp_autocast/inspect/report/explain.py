@@ -20,7 +20,7 @@ from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
 from ...devices import CPU, Device, as_device, known_devices
 from ...interpreters import Source
-from ...interpreters.after.kernels import kernels_in
+from ...interpreters.after.kept_wide import kernels_in
 from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.unknown import unknown_primitives
 from ...interpreters.after.walk import Visit, walk_plan

@@ -12,7 +12,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from ...interpreters.after.guarded_products import is_guard
+from ...interpreters.after.kept_wide import is_guard
 from ...interpreters.compat import assumed_size
 from ...interpreters.plan.reasons import ReasonCode
 from ...policies import CONTRACTIONS, E2M1, E4M3

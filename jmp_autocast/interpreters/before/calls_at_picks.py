@@ -19,7 +19,7 @@ from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, body_of, consts
 from ..compat.rebuilding import is_dropped, standing_in, variable, with_equations
 from ..primitives.picking import is_elementwise, passes_picks, picks
 from ..primitives.structure import bodies, is_plain_call
-from .place import RegionOf, has_function, is_lowered
+from ..regions import RegionOf
 
 
 def calls_at_picks(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
@@ -32,12 +32,10 @@ def calls_at_picks(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
     """
 
     def may_inline(eqn: JaxprEqn) -> bool:
-        region = region_of(eqn)
-        # A rule of the user's may replace the call as a whole.
-        return is_lowered(region) and not has_function(policy, region, eqn.primitive.name)
+        return region_of(eqn).may_change(policy, eqn.primitive.name)
 
     def is_picked_from(eqn: JaxprEqn) -> bool:
-        return picks(eqn) and is_lowered(region_of(eqn))
+        return picks(eqn) and region_of(eqn).lowers
 
     while True:
         body = body_of(jaxpr)

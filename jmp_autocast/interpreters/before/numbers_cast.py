@@ -16,7 +16,7 @@ from ...policies import Policy, domain
 from ..compat import AnyJaxpr, JaxprEqn, aval_of, body_of, with_dtype
 from ..compat.rebuilding import equation_like, variable, with_equations
 from ..primitives.traits import having
-from .place import RegionOf, has_function, is_lowered
+from ..regions import RegionOf
 
 _CONTRACTS = having("contracts")
 
@@ -33,7 +33,7 @@ def numbers_cast(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
     eqns: list[Any] = []
     for eqn in body_of(jaxpr).eqns:
         i = _number(eqn, policy) if eqn.primitive.name in _CONTRACTS else None
-        if i is not None and _may_change(eqn, policy, region_of):
+        if i is not None and region_of(eqn).may_change(policy, eqn.primitive.name):
             number, dtype = eqn.invars[i], aval_of(eqn.outvars[0]).dtype
             if (number, dtype) not in casts:
                 casts[number, dtype] = variable(with_dtype(number.aval, dtype))
@@ -62,9 +62,3 @@ def _number(eqn: JaxprEqn, policy: Policy) -> int | None:
 
 def _is_number(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and dtype.kind in "biu"
-
-
-def _may_change(eqn: JaxprEqn, policy: Policy, region_of: RegionOf) -> bool:
-    region = region_of(eqn)
-    # A kernel of the user's may be made for the numbers as they are.
-    return is_lowered(region) and not has_function(policy, region, eqn.primitive.name)

@@ -9,10 +9,9 @@ from ...policies import Policy
 from ..compat import AnyJaxpr, JaxprEqn, body_of
 from ..compat.rebuilding import with_equations
 from ..primitives.structure import bodies, with_bodies
-from ..regions import Regions
+from ..regions import RegionOf, Regions
 from .calls_at_picks import calls_at_picks
 from .numbers_cast import numbers_cast
-from .place import RegionOf
 
 _PASSES = (numbers_cast, calls_at_picks)
 

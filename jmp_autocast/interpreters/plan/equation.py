@@ -35,12 +35,12 @@ from .basic_plans import (
     without_floats,
 )
 from .data import BIND, Bind, Contract, Demand, EquationPlan, Keep, Place, Source, ValueState, Want
-from .emulation import emulation
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_narrower
 from .islands import in_island
 from .needs import OF_PRODUCTS, ROWS, cannot_pay
 from .reasons import READ_BY, Reason, ReasonCode
+from .rooms import emulation
 from .symbolic_sizes import at_least
 from .value_facts import fold
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
@@ -57,7 +57,7 @@ _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
 _KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
 _ASKED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
-_ACCUMULATES = Reason(ReasonCode.ACCUMULATOR, "added to, or multiplied, again and again")
+_ACCUMULATES = Reason(ReasonCode.ACCUMULATOR, "added to again and again")
 _ROWS = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
 _SQUARES = Reason(ReasonCode.FP32, "a sum of squares")
 _TURN = Reason(ReasonCode.SOURCE, "a wave of positions", (0,))
@@ -113,8 +113,7 @@ def _of_float8(at: Place) -> EquationPlan | None:
     """A product of float8 arrays of the program's own is rounded as ours are."""
     # qwix and Flax ask for a result in the dtype of the model. In float32 it would raise what
     # follows, the scales first of all: 105 casts where the model in bfloat16 has 67.
-    lowers = at.region.compute_dtype is not None and at.region.island is None
-    if not lowers or at.name not in _CONTRACTS or at.need & OF_PRODUCTS:
+    if not at.region.lowers or at.name not in _CONTRACTS or at.need & OF_PRODUCTS:
         return None
     is_wide = at.declared(at.eqn.outvars[0]) == at.region.wide
     if not is_wide or any(aval_of(v).dtype.itemsize != 1 for v in at.eqn.invars[:2]):
@@ -441,7 +440,7 @@ def _is_rounded(plan: EquationPlan) -> bool:
 
 
 def _is_accumulator(at: Place) -> EquationPlan | None:
-    """A value that is added to, or multiplied, again and again is float32 (not at "compute").
+    """A value that is added to again and again is float32 (not at "compute").
 
     Without it: of 24 branches of 1e-3 a stream in bfloat16 lost 86 to 97 %.
     """
@@ -467,7 +466,7 @@ def _derivative_leaves(at: Place) -> EquationPlan | None:
     ]
     if not has_gradient:
         return None
-    plan = _saying("its derivative may leave float16", next(_plans(PROMOTIONS[2:], at)))
+    plan = _saying("its derivative may leave float16", next(_plans(_BY_READERS_AND_VOTES, at)))
     if not is_narrower(plan.results[0].dtype, at.region.wide):
         return None
     wide = in_dtype(at, at.region.wide, plan.reason)
@@ -538,13 +537,15 @@ def _voters_decide(at: Place) -> EquationPlan | None:
     return in_dtype(at, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
 
 
+_BY_READERS_AND_VOTES: tuple[Link, ...] = (Link(_readers_agree), Link(_voters_decide))
+"""Whatever its primitive is: what an equation gets of which no link before says more."""
+
 PROMOTIONS: tuple[Link, ...] = (
     Link(_is_accumulator),
     Link(_derivative_leaves, DERIVATIVES),
     Link(_turns_positions, having("turns")),
     Link(_is_norm, _CONTRACTS),
-    Link(_readers_agree),
-    Link(_voters_decide),
+    *_BY_READERS_AND_VOTES,
 )
 
 

@@ -13,7 +13,8 @@ is no chain. Nor is the stream of a convolutional network, where both summands c
 convolutions and none was scaled last: its traffic is its speed, and a batch norm gives each branch
 the size of the stream (PyTorch and ``dtype=`` by hand keep it in 16 bits, too).
 
-A product of many factors is a chain as well, from the third product on: two roundings cost 2**-8.
+A product of many factors rounds no more than its factors are: those are raised, from the third
+product on (`needs`, FACTOR).
 """
 
 from __future__ import annotations
@@ -220,8 +221,6 @@ def accumulates(eqn: JaxprEqn, made: Sequence[Marks], is_added: bool) -> bool:
         made: The marks of its operands.
         is_added: Its result is a summand of another sum.
     """
-    if eqn.primitive.name == "mul":
-        return _factors(eqn, made) > MOST_FACTORS
     summands = adds(eqn, made)
     return bool(summands) and (is_added or any([made[i].summed for i in summands]))
 

@@ -26,7 +26,7 @@ from .islands import leaving, outside, plan_called_back
 from .kinds import kind_of
 from .marks import Memo
 from .needs import OF_PRODUCTS
-from .products import products_of
+from .rooms import products_of
 from .rounded_streams import rounded_stream
 from .stored import written
 from .structural import plan_structural, planning_rule

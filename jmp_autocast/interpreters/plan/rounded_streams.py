@@ -55,10 +55,10 @@ def _promotes_computed(at: Place, plan: EquationPlan) -> bool:
     """Whether computed operands alone make an equation float32, as in PyTorch.
 
     What PyTorch computes in float32 (an exponential), what a guard keeps there (``h + 10000``), and
-    what a position or another source is added to, has digits of its own. Cotangents add up in
-    float32. At level "compute" none of this counts, as with ``dtype=`` by hand.
+    what a position or another source is added to, has digits of its own. At level
+    "compute" none of this counts, as with ``dtype=`` by hand.
     """
-    if plan.reason.code is not ReasonCode.PROMOTE_FULL or at.name == "add_any":
+    if plan.reason.code is not ReasonCode.PROMOTE_FULL:
         return False
     if any(at.given[i].source is not None for i in voters(at)):
         return False

@@ -16,7 +16,7 @@ from ..primitives.traits import FOLDS, having
 from .data import Source, ValueState
 from .float_dtypes import float_dtype
 from .marks import GIVEN
-from .products import products_of
+from .rooms import products_of
 
 _AFFINE = having("affine")
 

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..after.copies import Copies
-from ..after.views import read_often
+from ..after.copies import Copies, read_often
 from ..compat import (
     AnyJaxpr,
     JaxprEqn,

@@ -1,7 +1,7 @@
-"""Products that run otherwise than in the compute dtype: another room plans them.
+"""What other rooms plan: products in few bits, and scopes whose numbers are rounded to a format.
 
-The room registers itself; nothing here, in `plan` or in `rewrite` imports it. What it emits is an
-`Emit` action, with copies of the operands.
+A room registers itself; nothing here, in `plan` or in `rewrite` imports it. What it emits is an
+`Emit` action, of products with copies of the operands.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ...policies import Policy
+from ...policies import Decision, Policy
 from ..compat import AnyJaxpr
 from ..regions import PlansProduct
 from .copies import Tag
+from .data import Place
 
 
 class Products(Protocol):
@@ -36,15 +37,32 @@ class Products(Protocol):
         ...
 
 
-_ROOMS: list[Callable[[Policy], Products | None]] = []
+_PRODUCTS: list[Callable[[Policy], Products | None]] = []
+_FORMATS: list[Callable[[Place], Decision | None]] = []
 
 
 def plans_products(room: Callable[[Policy], Products | None]) -> None:
     """Registers what a room makes of a policy: None where the policy asks nothing of it."""
-    _ROOMS.append(room)
+    _PRODUCTS.append(room)
 
 
 def products_of(policy: Policy) -> Products | None:
     """Returns what plans products under a policy, None where the compute dtype holds for all."""
-    found = (room(policy) for room in _ROOMS)
+    found = (room(policy) for room in _PRODUCTS)
     return next((products for products in found if products is not None), None)
+
+
+def emulates(room: Callable[[Place], Decision | None]) -> Callable[[Place], Decision | None]:
+    """Registers what a room emits for an equation in such a scope: None to keep it as it is."""
+    _FORMATS.append(room)
+    return room
+
+
+def emulation(at: Place) -> Decision | None:
+    """Returns what is emitted in place of an equation, None where nothing of it is rounded.
+
+    Args:
+        at: The equation, in a scope that has a format.
+    """
+    found = (room(at) for room in _FORMATS)
+    return next((decision for decision in found if decision is not None), None)
