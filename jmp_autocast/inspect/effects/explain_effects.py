@@ -19,8 +19,7 @@ from ...interpreters.compat import aval_of, body_of, fresh_make_jaxpr, mark_fram
 from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import did_you_mean, shown, wrong_type
 from ...policies.patterns import check_pattern, match_depth
-from ..argnums import check_range, differentiated
-from ..calls import calls_of, is_loss, returned_by
+from ..calls import calls_of, check_range, differentiated, is_loss, returned_by
 from ..measure.devices import on_device
 from ..progress_bar import shown_progress
 from .effects_report import Effect, Effects, Kind

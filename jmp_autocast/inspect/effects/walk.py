@@ -27,6 +27,7 @@ from ...interpreters.compat import (
     AnyJaxpr,
     JaxprEqn,
     Literal,
+    bound,
     consts_of,
     device_varying,
     fresh_make_jaxpr,
@@ -42,7 +43,7 @@ from ...interpreters.primitives.structure import (
     scan_direction,
     shard_map_options,
 )
-from .rounding import bound, is_float, is_product, lowered, narrowed
+from .rounding import is_float, is_product, lowered, narrowed
 from .sites import Site, Sites
 
 NUMBERS = 3

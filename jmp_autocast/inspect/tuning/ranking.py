@@ -54,8 +54,7 @@ class Ranking:
 
     def error(self, count: int) -> float:
         """Returns the predicted error with the first ``count`` of the order in float32."""
-        left = [self.errors[i] for i in self.order[count:]]
-        return math.inf if math.inf in left else math.sqrt(math.fsum(x * x for x in left))
+        return math.hypot(*(self.errors[i] for i in self.order[count:]))
 
     def cost(self, kept: Sequence[int]) -> float:
         """Returns what keeping candidates costs."""
