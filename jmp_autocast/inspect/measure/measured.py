@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,9 @@ class MeasuredEquation:
     backward: bool
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
+
+
+Row = TypeVar("Row", bound=MeasuredEquation)
 
 
 def each_reading(
@@ -141,6 +144,19 @@ def described(eqn: JaxprEqn, results: Sequence[Any], around: Around) -> Measured
         shapes=tuple(tuple(aval.shape) for aval in avals),
         dtypes=tuple(aval.dtype.name for aval in avals),
     )
+
+
+def scopes_of(rows: Iterable[Row], depth: int | None) -> dict[str, list[Row]]:
+    """Returns the rows of each scope.
+
+    Args:
+        rows: The rows.
+        depth: How many names of a scope count, None for all.
+    """
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault("/".join(row.scope.split("/")[:depth]), []).append(row)
+    return found
 
 
 def user_scopes(eqn: JaxprEqn) -> tuple[str, ...]:
