@@ -36,8 +36,8 @@ from benchmarks.comparison.cases import Case
 from benchmarks.comparison.models import Gpt, Lstm, ResNet, Vit
 from benchmarks.comparison.variants import float32, handwritten, ours
 from benchmarks.cpu_models import Decoding, Digits, Mlp, MobileNetV2, ResNet50
+from benchmarks.fast_products import products_in, share_in_kernels
 from jmp_autocast import BF16, autocast, compiler_options, cpu_kernels
-from jmp_autocast.inspect.compiled.products import products_in, share_in_kernels
 
 GPT = {"layers": 4, "width": 512, "heads": 8, "vocabulary": 8192}
 GPT2 = {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50257}

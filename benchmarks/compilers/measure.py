@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 
-from jmp_autocast.inspect.compiled.casts import first_convert
 from jmp_autocast.inspect.compiled.collectives import collectives
 from jmp_autocast.inspect.compiled.hlo import parse
 from jmp_autocast.inspect.compiled.products import products
-from jmp_autocast.inspect.compiled.traffic import traffic
+from jmp_autocast.inspect.compiled.traffic import Loop, first_convert, traffic
 
 from .programs import Program
 
@@ -73,7 +72,7 @@ def read(text: str) -> Row:
         products=multiplied,
         collectives=sent,
         wire=sum(nbytes for _, nbytes in sent.values()),
-        note="; ".join(_notes(found.unknown_loops, (*module.unread, *found.unread))),
+        note="; ".join(_notes(found.loops, (*module.unread, *found.unread))),
     )
 
 
@@ -88,9 +87,9 @@ def _by_kind(items: Iterable[tuple[str, int, int | None]]) -> dict[str, tuple[in
     return {kind: (times, amount) for kind, (times, amount) in ordered}
 
 
-def _notes(loops: Sequence[str], unread: Sequence[str]) -> Iterator[str]:
-    if loops:
-        yield f"counted once: {', '.join(loops)}"
+def _notes(loops: Sequence[Loop], unread: Sequence[str]) -> Iterator[str]:
+    if unknown := [loop.instruction.name for loop in loops if loop.steps is None]:
+        yield f"counted once: {', '.join(unknown)}"
     if unread:
         yield f"not understood: {len(unread)} lines"
 

@@ -433,3 +433,8 @@ def test_against_takes_no_policy():
         compare(head, P, X, against=head, policy=BF16)
     with pytest.raises(TypeError, match="callable"):
         compare(head, P, X, against=X)
+
+
+def test_a_cotangent_in_a_function_of_jax_has_the_line_of_its_call():
+    rows = compare(lambda w: jnp.sum(jnp.var(w @ X.T)), W, policy=BF16, argnums=0).cotangents
+    assert all("test_compare.py" in row.source for row in rows)

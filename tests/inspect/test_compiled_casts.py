@@ -1,6 +1,6 @@
 """Kernels of compiled modules that do nothing but convert."""
 
-from jmp_autocast.inspect.compiled.casts import first_convert
+from jmp_autocast.inspect.compiled.traffic import first_convert
 from tests.support.hlo_texts import read, text_that_converts
 
 

@@ -284,3 +284,16 @@ def test_memory_is_that_of_a_gradient():
         for f in (look.measure, jax.value_and_grad(loss))
     )
     assert measured <= 2 * gradient, (measured, gradient)
+
+
+def test_what_a_loop_of_a_backward_pass_holds_belongs_to_it():
+    def loss(w, x):
+        return jnp.sum(lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0])
+
+    given = jnp.full((3, 8, 8), 0.3), X
+    rows = explain_effects(jax.grad(loss), *given, relative=True, kinds="product", runs=0).rows
+    assert [(row.inside, row.backward) for row in rows] == [
+        (("scan",), False),
+        (("scan",), True),
+        (("scan",), True),
+    ]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from benchmarks.fast_products import products_in
 from jmp_autocast import BF16, autocast, cpu_kernels, full_precision
-from jmp_autocast.inspect.compiled.products import products_in
 from tests.support.exact_products import error, exact_einsum
 
 PRESETS = lax.DotAlgorithmPreset

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks.fast_products import products_in, share_in_kernels
 from jmp_autocast import BF16, Policy, autocast, cpu_kernels
-from jmp_autocast.inspect.compiled.products import products_in, share_in_kernels
 from jmp_autocast.interpreters.primitives.cpu_convolutions import convolution
 from jmp_autocast.interpreters.primitives.cpu_products import matmul
 from tests.fuzz.products import random_convolution

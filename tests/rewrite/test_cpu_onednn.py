@@ -10,8 +10,8 @@ import optax
 import pytest
 from jax import lax
 
+from benchmarks.fast_products import products_in, share_in_kernels
 from jmp_autocast import BF16, autocast, compiler_options, cpu_kernels
-from jmp_autocast.inspect.compiled.products import products_in, share_in_kernels
 from tests.fuzz.products import random_convolution
 from tests.support.exact_products import error
 

@@ -1,16 +1,14 @@
 """What a compiler made of a program, read from the text of the compiled module.
 
-hlo.py               text to instructions
+hlo.py               text to instructions; names of dtypes
 loops.py             how often a loop runs
-traffic.py           the kernels that run, and the bytes that they move
+traffic.py           the kernels that run, the bytes that they move, and which only convert
 products.py          matmuls and convolutions
 calls.py             kernels whose inside the text does not show
-casts.py             kernels that only convert
 collectives.py       what devices exchange
 arithmetic.py        all FLOPs, as XLA counts them
 memory.py            what the program holds
 places.py            scopes and source lines
-dtypes.py            names of dtypes
 sources.py           what a user may ask about
 targets.py           compilers for devices that are not there
 report.py            the report

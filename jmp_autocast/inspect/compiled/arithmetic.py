@@ -12,7 +12,7 @@ import re
 
 from .hlo import Computation, Instruction, Module
 from .loops import trip_count
-from .products import convolution_flops
+from .products import flops_of
 from .traffic import branches_of
 
 _ELEMENTWISE = frozenset(
@@ -54,13 +54,9 @@ class _Counter:
         match each.opcode:
             case name if name in _ELEMENTWISE:
                 return each.elements
-            case "dot" | "ragged-dot":
-                dims = each.attribute("lhs_contracting_dims") or "{}"
-                lhs = operands[0].shapes[0].dims
-                return 2 * each.elements * math.prod(lhs[int(d)] for d in re.findall(r"\d+", dims))
-            case "convolution":
+            case "dot" | "ragged-dot" | "convolution":
                 lhs, rhs = (operand.shapes[0] for operand in operands[:2])
-                return convolution_flops(each, lhs, rhs, each.shapes[0])
+                return flops_of(each, lhs, rhs, each.shapes[0]) or 0
             case "fusion" | "async-start":
                 return self._called(each, "calls")
             case "call":

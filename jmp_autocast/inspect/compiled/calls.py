@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from .dtypes import dtype_name
-from .hlo import Instruction, Module, Shape
+from .hlo import Instruction, Module, Shape, dtype_name
 from .places import place_of
 from .products import name_of_product
 from .report import CompiledCall

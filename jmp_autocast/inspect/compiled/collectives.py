@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from .hlo import Instruction, Module, Shape
-from .traffic import Kernel, Traffic
+from .traffic import SENT, Kernel, Traffic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +43,8 @@ def collectives(found: Traffic, module: Module) -> Iterator[Collective]:
                 yield Collective(f"{name} {shape.dtype}", kernel.times, None, kernel)
                 continue
             size = shape.elements * _bytes_of(shape)
-            share = (devices - 1) / devices
-            sent = {
-                "all-gather": size * (devices - 1),  # hands its own part on, and n - 2 others
-                "all-reduce": 2 * size * share,  # a reduce-scatter and an all-gather
-                "reduce-scatter": size * share,
-                "all-to-all": size * share,
-            }.get(name, size)
-            yield Collective(f"{name} {shape.dtype}", kernel.times, round(sent), kernel)
+            sent = SENT[name](devices)
+            yield Collective(f"{name} {shape.dtype}", kernel.times, round(size * sent), kernel)
 
 
 def _bytes_of(shape: Shape) -> int:

@@ -15,10 +15,8 @@ from ..report.report import Report
 from .against_plan import compared
 from .arithmetic import flops_in
 from .calls import calls
-from .casts import first_convert
 from .collectives import collectives
-from .dtypes import dtype_name
-from .hlo import Module, parse
+from .hlo import Module, dtype_name, parse
 from .places import Place, place_of
 from .products import Product, products, sums_of
 from .report import (
@@ -29,7 +27,7 @@ from .report import (
     CompiledReport,
 )
 from .sources import Made, compiled_from, is_made
-from .traffic import Traffic, traffic
+from .traffic import Traffic, first_convert, traffic
 
 
 def explain_compiled(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...interpreters.primitives.convolution_products import pairs_that_meet
-from .hlo import Instruction, Module, Shape, bits_of, parse
+from .hlo import Instruction, Module, Shape, bits_of
 from .places import Place, place_of
-from .traffic import Kernel, Traffic, inside_fusions, traffic
+from .traffic import Kernel, Traffic, inside_fusions
 
 # What the compilers call of a library: cuBLAS, cuBLASLt, cuDNN, oneDNN. What holds more than one
 # product, as cuDNN's attention does, is no product: its inside is not in the text.
@@ -56,25 +56,6 @@ class Product(NamedTuple):
         return "conv" in self.name and "dot" not in self.place.operation
 
 
-def products_in(text: str) -> list[Product]:
-    """Returns the products of a compiled program.
-
-    Args:
-        text: The text of the compiled module, as ``jax.stages.Compiled.as_text`` returns it.
-
-    Returns:
-        One for each instruction that is a product and runs.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> compiled = jax.jit(jnp.matmul).lower(jnp.ones((8, 4)), jnp.ones((4, 16))).compile()
-        >>> [(p.operands, p.flops) for p in products_in(compiled.as_text())]
-        [(('f32', 'f32'), 1024)]
-    """
-    module = parse(text)
-    return list(products(traffic(module), module))
-
-
 def products(found: Traffic, module: Module) -> Iterator[Product]:
     """Yields the matrix products and convolutions, those inside fusions too."""
     for kernel in found.kernels:
@@ -92,7 +73,7 @@ def products(found: Traffic, module: Module) -> Iterator[Product]:
                 name,
                 (lhs.dtype, rhs.dtype),
                 result.dtype,
-                _flops(instruction, lhs, rhs, result) if lhs.dtype and rhs.dtype else None,
+                flops_of(instruction, lhs, rhs, result) if lhs.dtype and rhs.dtype else None,
                 (library[1] or library[2]) if library else fused,
                 kernel.times,
                 _precision(instruction),
@@ -145,34 +126,13 @@ def sums_of(product: Product, platform: str) -> str:
     return "f32" if platform or product.kernel else ""
 
 
-def share_in_kernels(found: Iterable[Product]) -> float:
-    """Returns the share of the FLOPs that a library multiplies in bfloat16, from 0 to 1.
-
-    Example:
-        >>> nowhere = Place("", "dot_general", "")
-        >>> share_in_kernels(
-        ...     [
-        ...         Product("dot", ("bf16", "bf16"), "f32", 3, "ynn", 1, "", nowhere),
-        ...         Product("dot", ("f32", "f32"), "f32", 1, "ynn", 1, "", nowhere),
-        ...     ]
-        ... )
-        0.75
-    """
-    all_of_them = [p for p in found if p.flops]
-    fast = sum(_total(p) for p in all_of_them if p.kernel and p.operands == ("bf16", "bf16"))
-    return fast / max(sum(map(_total, all_of_them)), 1)
-
-
-def _total(product: Product) -> int:
-    return product.times * (product.flops or 0)
-
-
 # --- floating point operations ------------------------------------------------------------------
 
 
-def _flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int | None:
+def flops_of(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int | None:
+    """Returns the FLOPs of one run of a product, None where the text does not say."""
     if instruction.opcode == "convolution":
-        return convolution_flops(instruction, lhs, rhs, result)
+        return _convolution_flops(instruction, lhs, rhs, result)
     if instruction.target.startswith("__onednn"):
         return _onednn_flops(instruction, lhs, rhs, result)
     # cuBLAS keeps the dimensions of the dot in its configuration.
@@ -189,7 +149,7 @@ def _numbers(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"-?\d+", text)]
 
 
-def convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
+def _convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
     """Counts the multiplications with an element of the input, not those with padding.
 
     A TPU runs every dot as a convolution, batch dimensions among them as spatial ones whose padding

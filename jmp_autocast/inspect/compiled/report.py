@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ..export import counted, cut, labeled, scaled, table
 from ..page.page import Page, Paged, section, tables_page
+from ..report.totals import item_size
 from .memory import CompiledMemory
 
 _SHOWN = 20
@@ -494,11 +495,7 @@ def call_dtypes_of(call: CompiledCall) -> str:
 
 def wider(names: Sequence[str]) -> str:
     """Returns the dtype with the most bits of two, in which a product of both computes."""
-    return max(names, key=_bits)
-
-
-def _bits(name: str) -> int:
-    return int("".join(c for c in name.partition("_")[0] if c.isdigit()) or 0)
+    return max(names, key=item_size)
 
 
 def _grouped(rows: Sequence[Any], size: Any) -> list[Any]:

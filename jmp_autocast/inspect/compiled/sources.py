@@ -53,6 +53,7 @@ def compiled_from(
         TypeError: It is nothing of the kind, or arguments are given for what takes none.
         ValueError: There is no such file or device, or its compiler is not installed.
     """
+    options = dict(options) if options else None
     if is_made(program):
         for name, given in (("arguments", args or kwargs), ("device=", device)):
             if given:
@@ -65,7 +66,7 @@ def compiled_from(
     if isinstance(program, jax.stages.Compiled):
         return _of_compiled(program)
     if isinstance(program, jax.stages.Lowered):
-        return _of_compiled(program.compile(_options(options)))
+        return _of_compiled(program.compile(options))
     fix = "Pass the function itself, then its arguments; or a Lowered, a Compiled, a text, a file."
     check_function(program, "explain_compiled", fix)
     return _of_function(program, args, kwargs, device, options)
@@ -76,16 +77,12 @@ def is_made(program: Any) -> bool:
     return isinstance(program, str | os.PathLike | jax.stages.Compiled | jax.stages.Lowered)
 
 
-def _options(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return dict(options) if options else None
-
-
 def _of_function(
     fn: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     device: str | None,
-    options: Mapping[str, Any] | None,
+    options: dict[str, Any] | None,
 ) -> Made:
     if device is not None:
         target, topology = targets.parse_target(device)
@@ -97,7 +94,7 @@ def _of_function(
         if target in targets.GPUS:
             options = {**targets.GPU_OPTIONS, **(options or {})}
     jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
-    return _of_compiled(jitted.lower(*args, **kwargs).compile(_options(options)))
+    return _of_compiled(jitted.lower(*args, **kwargs).compile(options))
 
 
 def _placed(leaf: Any, place: SingleDeviceSharding) -> Any:

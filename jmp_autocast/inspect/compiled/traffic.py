@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TypeAlias
 
+from ..report.wire import COLLECTIVES
 from .hlo import Computation, Instruction, Module
 from .loops import trip_count
 
@@ -32,15 +33,9 @@ FREE_TARGETS = frozenset(
     AllocateBuffer AssumeGatherIndicesInBound Sharding SPMDFullToShardShape SPMDShardToFullShape
     """.split()
 )
-COLLECTIVES = (
-    "all-gather",
-    "all-reduce",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
+# What each of n devices sends of the bytes of its operand, by the opcode. JAX has no broadcast.
+SENT = {each.compiled: each.sent for each in COLLECTIVES.values()}
+SENT["collective-broadcast"] = lambda n: 1
 # Each element of the result needs the same element of each operand, or one moved: a fusion that
 # slices the result reads slices of the operands.
 _ONE_TO_ONE = frozenset(
@@ -52,6 +47,10 @@ _ONE_TO_ONE = frozenset(
     shift-left shift-right-logical shift-right-arithmetic compare select clamp complex
     """.split()
 )
+
+
+# A kernel of nothing but a convert and these only casts.
+_MOVES = frozenset(("parameter", "bitcast", "copy", "tuple", "transpose", "reshape", "convert"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +100,6 @@ class Traffic:
     collectives: tuple[Kernel, ...] = ()
     loops: tuple[Loop, ...] = ()
     unread: tuple[str, ...] = ()
-
-    @property
-    def unknown_loops(self) -> tuple[str, ...]:
-        """Names of loops whose count the text does not say."""
-        return tuple(loop.instruction.name for loop in self.loops if loop.steps is None)
 
     @property
     def nbytes(self) -> int:
@@ -171,7 +165,7 @@ def _visit_instruction(
 def is_collective(instruction: Instruction) -> bool:
     """Says whether an instruction exchanges data between devices."""
     name = instruction.opcode.removesuffix("-start").removesuffix("-done")
-    return name in COLLECTIVES
+    return name in SENT
 
 
 def branches_of(instruction: Instruction, module: Module) -> list[Computation]:
@@ -192,6 +186,17 @@ def inside_fusions(
         for inner in body.values():
             yield inner, body
             yield from inside_fusions(inner, body, module)
+
+
+def first_convert(kernel: Kernel, module: Module) -> tuple[Instruction, str] | None:
+    """Returns the first convert of a kernel that only converts, and the dtype that it reads."""
+    inside = [(kernel.instruction, kernel.within)]
+    inside += inside_fusions(kernel.instruction, kernel.within, module)
+    opcodes = {instruction.opcode for instruction, _ in inside} - {"fusion"}
+    if "convert" not in opcodes or not opcodes <= _MOVES:
+        return None
+    first, within = next(pair for pair in inside if pair[0].opcode == "convert")
+    return first, within[first.operands[0]].shapes[0].dtype
 
 
 def moved_bytes(instruction: Instruction, within: Computation, module: Module) -> int:

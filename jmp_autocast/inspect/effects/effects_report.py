@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from ...policies.errors import did_you_mean
@@ -210,15 +210,15 @@ class Effects(Exported):
             for depth in range(len(names) + 1):
                 groups.setdefault("/".join(names[:depth]), []).append(row)
         # Errors have no signs, and do not cancel.
-        total = root_of_squares if self.relative else math.fsum
+        total = math.hypot if self.relative else lambda *numbers: math.fsum(numbers)
         return tuple(
             ScopeEffect(
                 scope=scope,
                 format=format,
                 count=len(rows),
                 flops=sum(row.flops for row in rows),
-                effect=total(row.effect for row in rows),
-                spread=root_of_squares(row.spread for row in rows),
+                effect=total(*(row.effect for row in rows)),
+                spread=math.hypot(*(row.spread for row in rows)),
             )
             for scope, rows in groups.items()
         )
@@ -267,8 +267,3 @@ class Effects(Exported):
         of = "backward" if row.backward else ""
         where = place(row.primitive or "parameter", of, row.scope, source=row.source)
         return [row.predicted, measured, row.spread, *of_batches, row.doubt, where]
-
-
-def root_of_squares(numbers: Iterable[float]) -> float:
-    """Returns the root of the sum of the squares of numbers."""
-    return math.sqrt(math.fsum(x * x for x in numbers))

@@ -16,18 +16,16 @@ from ...call.arguments import check_function, flatten, name_of
 from ...call.fitting import of_a_call
 from ...formats import Format, parse
 from ...interpreters.compat import aval_of, body_of, fresh_make_jaxpr, mark_frames
-from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import did_you_mean, shown, wrong_type
 from ...policies.patterns import check_pattern, match_depth
-from ..argnums import check_range, differentiated
-from ..calls import calls_of, is_loss, returned_by
+from ..calls import calls_of, check_range, differentiated, is_loss, returned_by
 from ..measure.devices import on_device
 from ..progress_bar import shown_progress
 from .effects_report import Effect, Effects, Kind
 from .random_sum import floats_in, norms_of, random_sum
 from .rounding import narrowed
 from .sites import Found, Site, Sites, parameter_site, sites_of
-from .walk import NUMBERS, Lowered, Tapped, numbers, rounded_inputs
+from .walk import NUMBERS, Lowered, tapped
 
 mark_frames(__file__)
 
@@ -116,7 +114,9 @@ def explain_effects(
     parsed = [parse(each, "formats") for each in given]
     if not parsed:
         raise ValueError("formats must name at least one format, got none. Write ['bfloat16'].")
-    wanted = _Wanted.of(scopes, kinds)
+    named, patterns = _checked_kinds(kinds), None
+    if scopes is not None:
+        patterns = [check_pattern(x) for x in ([scopes] if isinstance(scopes, str) else scopes)]
     _check_runs(runs)
     if not isinstance(relative, bool):
         fix = "Write True for a function that returns arrays, such as jax.grad(loss)."
@@ -126,8 +126,8 @@ def explain_effects(
         program, arrays = _traced(
             loss, calls_of("explain_effects", args, batches), kwargs, argnums, relative
         )
-        sites = wanted.sites(program)
-        look = _Look(program, sites, parsed, wanted.has("parameter"))
+        sites = _wanted(program.sites, patterns, named)
+        look = _Look(program, sites, parsed, patterns is None and "parameter" in named)
         show("one forward and backward pass", 1, 3)
         measure = jax.jit(look.measure)
         sizes, found = zip(*(jax.device_get(measure(*each)) for each in arrays), strict=True)
@@ -228,64 +228,41 @@ def _checked(
     return _Program(closed, paths, wrt, found, sites, relative)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """What the user asks for.
+def _checked_kinds(kinds: Any) -> tuple[Any, ...]:
+    """Returns the kinds that the user asks for."""
+    known, named = get_args(Kind), (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    for each in named:
+        if each not in known:
+            raise ValueError(
+                f"kinds must be {', '.join(map(repr, known))}, or several of them, got "
+                f"{shown(each)}.{did_you_mean(str(each), known)} Leave it out for products and "
+                "parameters."
+            )
+    return named
 
-    Args:
-        patterns: Patterns of scopes; None for all.
-        kinds: The kinds.
+
+def _wanted(sites: Sites, patterns: Sequence[str] | None, kinds: Sequence[Kind]) -> Sites:
+    """Returns the sites of some kinds, in the scopes that patterns match; None for all scopes.
+
+    Raises:
+        ValueError: No site stands in a scope that a pattern matches.
     """
+    scopes = [_names(site) for site in sites.each()]
+    for pattern in patterns or ():
+        if all(match_depth(pattern, names) is None for names in scopes):
+            known = {name for names in scopes for name in names}
+            fix = did_you_mean(pattern.strip("*/"), known)
+            fix = fix or f" Its scopes are {', '.join(sorted(known)[:8]) or 'none'}."
+            raise ValueError(
+                f"scopes must match scopes of the program, got {pattern!r}, which matches "
+                f"none.{fix}"
+            )
 
-    patterns: tuple[str, ...] | None
-    kinds: tuple[str, ...]
+    def wanted(site: Site) -> bool:
+        matches = (match_depth(p, _names(site)) is not None for p in patterns or ())
+        return site.kind in kinds and (patterns is None or any(matches))
 
-    @classmethod
-    def of(cls, scopes: Any, kinds: Any) -> _Wanted:
-        """Checks two arguments, and returns what they say."""
-        known = get_args(Kind)
-        named = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-        for each in named:
-            if each not in known:
-                raise ValueError(
-                    f"kinds must be {', '.join(map(repr, known))}, or several of them, got "
-                    f"{shown(each)}.{did_you_mean(str(each), known)} Leave it out for products and "
-                    "parameters."
-                )
-        if scopes is None:
-            return cls(None, named)
-        patterns = (scopes,) if isinstance(scopes, str) else tuple(scopes)
-        return cls(tuple(map(check_pattern, patterns)), named)
-
-    def has(self, kind: Kind) -> bool:
-        """Returns whether a kind is asked for."""
-        return kind in self.kinds and (kind != "parameter" or self.patterns is None)
-
-    def sites(self, program: _Program) -> Sites:
-        """Returns the sites that are asked for.
-
-        Raises:
-            ValueError: No site stands in a scope that a pattern matches.
-        """
-        patterns = self.patterns
-        scopes = [_names(site) for site in program.sites.each()]
-        for pattern in patterns or ():
-            if all(match_depth(pattern, names) is None for names in scopes):
-                known = {name for names in scopes for name in names}
-                fix = did_you_mean(pattern.strip("*/"), known)
-                fix = fix or f" Its scopes are {', '.join(sorted(known)[:8]) or 'none'}."
-                raise ValueError(
-                    f"scopes must match scopes of the program, got {pattern!r}, which matches "
-                    f"none.{fix}"
-                )
-
-        def wanted(site: Site) -> bool:
-            if not self.has(site.kind):
-                return False
-            names = _names(site)
-            return patterns is None or any(match_depth(p, names) is not None for p in patterns)
-
-        return program.sites.where(wanted)
+    return sites.where(wanted)
 
 
 def _names(site: Site) -> list[str]:
@@ -318,26 +295,15 @@ class _Look:
 
     def measure(self, *arrays: Any) -> tuple[Any, Any]:
         """Returns the loss, and the numbers of all sites and parameters, by iteration."""
-        program, count = self._program, len(self._formats)
-        walk = Tapped(self._formats)
-        zeros = self._sites.tree(lambda site: jnp.zeros((*site.loops, count, NUMBERS)))
+        program = self._program
 
-        def scalar(zeros: Any, params: list[Any]) -> tuple[Any, Any]:
-            run = lambda *xs: walk.run(program.closed, self._sites, xs, zeros)  # noqa: E731
-            outputs = of_positions(run, arrays, self._params)(*params)
+        def scalar(outputs: list[Any]) -> tuple[Any, Any]:
             if not program.relative:
                 return outputs[0], outputs[0]
             floats = floats_in(outputs)
             return random_sum(floats, together=True), norms_of(floats, together=True)[0]
 
-        params = [arrays[i] for i in self._params]
-        gradient = jax.grad(scalar, (0, 1), has_aux=True)
-        (found, cotangents), size = gradient(zeros, params)
-        parts = jax.tree.leaves(found)
-        for x, cotangent in zip(params, cotangents, strict=True):
-            rows = [numbers([x], [narrowed(x, each)], [cotangent]) for each in self._formats]
-            parts.append(jnp.stack(rows))
-        return size, parts
+        return tapped(program.closed, self._sites, self._formats, arrays, self._params, scalar)
 
     def predicted(self, found: Sequence[Any]) -> None:
         """Takes what was measured of each batch."""
@@ -390,9 +356,10 @@ class _Look:
             found = of_each.get(next(numbered), {})
             return {k: jnp.broadcast_to(x, site.loops) for k, x in found.items()}
 
-        tree, sites = self._sites.tree(held), len(self._each) - len(self._params)
-        inputs = {self._params[i - sites]: x for i, x in of_each.items() if i >= sites}
-        given = rounded_inputs(arrays, self._formats, inputs)
+        tree, given = self._sites.tree(held), list(arrays)
+        for i, x in enumerate(self._params, len(self._each) - len(self._params)):
+            for k, lowers in of_each.get(i, {}).items():
+                given[x] = jnp.where(lowers, narrowed(arrays[x], self._formats[k]), given[x])
         made = Lowered(self._formats).run(self._program.closed, self._sites, given, tree)
         return floats_in(made) if self._program.relative else made[:1]
 
@@ -416,11 +383,10 @@ class _Look:
         equation = site.equation
         for k, format in enumerate(self._formats):
             found = self._numbers[i][:, :, k]
-            changes, by_iteration = found[:, :, 0].sum(1), found[:, :, 0]
+            by_iteration = found[:, :, 1 if self._program.relative else 0]
+            changes = by_iteration.sum(1)
             if self._program.relative:
-                changes, by_iteration = (
-                    np.sqrt(x) for x in (found[:, :, 1].sum(1), found[:, :, 1])
-                )
+                changes, by_iteration = np.sqrt(changes), np.sqrt(by_iteration)
             yield Effect(
                 scope=equation.scope,
                 source=equation.source,

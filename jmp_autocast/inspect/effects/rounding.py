@@ -14,19 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from ...formats import Format, rounded
-from ...interpreters.compat import JaxprEqn, bind
+from ...interpreters.compat import JaxprEqn, bound
 from ...policies import CONTRACTIONS
-
-
-def bound(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Returns the results of an equation for other operands.
-
-    Args:
-        eqn: The equation.
-        operands: The operands.
-    """
-    made = bind(eqn.primitive, operands, eqn.params)
-    return list(made) if eqn.primitive.multiple_results else [made]
 
 
 def is_float(x: Any) -> bool:

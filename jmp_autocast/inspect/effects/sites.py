@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
-from ...interpreters.compat import (
-    AnyJaxpr,
-    JaxprEqn,
-    Literal,
-    body_of,
-    name_stack,
-    source_line,
-)
+from ...interpreters.compat import AnyJaxpr, JaxprEqn, body_of
+from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import Body, bodies
 from ...interpreters.primitives.traits import BACKWARD, RISKS, having
 from ...policies import CALLS, CONTRACTIONS
-from ..measure.measured import MeasuredEquation, described, is_differentiable, user_scopes
+from ..measure.measured import OUTSIDE, Around, MeasuredEquation, described, is_differentiable
 from ..report.jaxprs import flops_of
 from .effects_report import Kind
 
@@ -134,19 +129,11 @@ class Found:
     closed: dict[str, None] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Around:
-    names: tuple[str, ...] = ()
-    inside: tuple[str, ...] = ()
-    loops: tuple[int, ...] = ()
-    source: str = ""
-
-
 def sites_of(
     jaxpr: AnyJaxpr,
     live: Sequence[bool],
     found: Found,
-    around: _Around = _Around(),
+    around: Around = OUTSIDE,
     constants: bool = False,
 ) -> Sites:
     """Returns the sites of a jaxpr.
@@ -158,29 +145,23 @@ def sites_of(
         around: What is around the jaxpr.
         constants: Whether its constants are differentiated, too.
     """
-    body = body_of(jaxpr)
-    alive = {v for v, is_live in zip(body.invars, live, strict=True) if is_live}
-    if constants:
-        alive |= {v for v in body.constvars if is_differentiable(v.aval)}
     at: dict[int, Site | tuple[Sites, ...]] = {}
-    for i, eqn in enumerate(body.eqns):
-        reads = [not isinstance(x, Literal) and x in alive for x in eqn.invars]
+
+    def step(i: int, eqn: JaxprEqn, reads: list[bool]) -> list[bool]:
         if not any(reads):
-            continue
-        here = dataclasses.replace(
-            around,
-            names=(*around.names, *user_scopes(eqn)),
-            source=source_line(eqn) or around.source,
-        )
-        made, inner = _results(eqn, reads, found, here)
-        alive |= {v for v, is_live in zip(eqn.outvars, made, strict=True) if is_live}
+            return [False] * len(eqn.outvars)
+        made, inner = _results(eqn, reads, found, around.at(eqn))
         if inner is not None:
             at[i] = inner
-    return Sites(at, tuple(not isinstance(v, Literal) and v in alive for v in body.outvars))
+        return made
+
+    consts = [constants and is_differentiable(v.aval) for v in body_of(jaxpr).constvars]
+    outputs = evaluate(jaxpr, consts, live, lambda _: False, step, lambda _: nullcontext())
+    return Sites(at, tuple(outputs))
 
 
 def _results(
-    eqn: JaxprEqn, reads: Sequence[bool], found: Found, around: _Around
+    eqn: JaxprEqn, reads: Sequence[bool], found: Found, around: Around
 ) -> tuple[list[bool], Site | tuple[Sites, ...] | None]:
     """Returns which results are differentiated, and the site of an equation, or those inside."""
     name = eqn.primitive.name
@@ -191,34 +172,29 @@ def _results(
     if name in _FLAT or name == "while":
         return [False] * len(floats), None
     if name in _ENTERED:
-        inner = [_inside(eqn, body, reads, found, around) for body in bodies(eqn)]
-        made = [False] * len(floats)
-        for body, sites in zip(bodies(eqn), inner, strict=True):
-            for position, is_live in zip(body.results, sites.live, strict=True):
-                if position is not None:
-                    made[position] |= is_live
-        return made, tuple(inner) if any(each.at for each in inner) else None
+        inner = tuple(_inside(eqn, body, reads, found, around) for body in bodies(eqn))
+        made = {
+            result
+            for body, sites in zip(bodies(eqn), inner, strict=True)
+            for result, is_live in zip(body.results, sites.live, strict=True)
+            if is_live
+        }
+        live = [k in made for k in range(len(floats))]
+        return live, inner if any(each.at for each in inner) else None
     if name in _SAME_VALUES or eqn.effects or not any(floats):
         return floats, None
     if bodies(eqn) and name != "custom_jvp_call":
         found.closed.setdefault(f"{name}, {around.source}")
-    backward, line = "transpose(" in name_stack(eqn), around.source
-    names, inside = around.names, around.inside
-    equation = described(eqn, eqn.outvars, names, inside, backward, line)
+    equation = described(eqn, eqn.outvars, around)
     return floats, Site(equation, around.loops, flops_of(contraction_in(eqn) or eqn))
 
 
 def _inside(
-    eqn: JaxprEqn, body: Body, reads: Sequence[bool], found: Found, around: _Around
+    eqn: JaxprEqn, body: Body, reads: Sequence[bool], found: Found, around: Around
 ) -> Sites:
-    name = eqn.primitive.name
-    if name not in CALLS:
-        around = dataclasses.replace(around, inside=(*around.inside, name))
-    if name == "scan":
-        around = dataclasses.replace(around, loops=(*around.loops, body.repeats))
     live = [reads[k] for k in body.operands]
     while True:
-        sites = sites_of(body.jaxpr, live, found, around)
+        sites = sites_of(body.jaxpr, live, found, around.within(eqn, body))
         # What an iteration returns is what the next one takes.
         late = [i for i, k in body.carries if sites.live[k] and not live[i]]
         if not late:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,13 +27,14 @@ from ...interpreters.compat import (
     AnyJaxpr,
     JaxprEqn,
     Literal,
+    bound,
     consts_of,
     device_varying,
     fresh_make_jaxpr,
     literal_value,
     varying_axes,
 )
-from ...interpreters.primitives.evaluate import evaluate
+from ...interpreters.primitives.evaluate import evaluate, of_positions
 from ...interpreters.primitives.structure import (
     Copy,
     bodies,
@@ -42,7 +43,7 @@ from ...interpreters.primitives.structure import (
     scan_direction,
     shard_map_options,
 )
-from .rounding import bound, is_float, is_product, lowered, narrowed
+from .rounding import is_float, is_product, lowered, narrowed
 from .sites import Site, Sites
 
 NUMBERS = 3
@@ -262,6 +263,40 @@ def _added(x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(map(operator.add, x, y))
 
 
+def tapped(
+    closed: AnyJaxpr,
+    sites: Sites,
+    formats: Sequence[Format],
+    arrays: Sequence[Any],
+    params: Sequence[int],
+    scalar: Callable[[list[Any]], tuple[Any, Any]],
+) -> tuple[Any, list[Any]]:
+    """Returns what is computed beside a scalar, and the numbers of all sites and some inputs.
+
+    Args:
+        closed: The program.
+        sites: Its sites.
+        formats: The formats.
+        arrays: Its inputs.
+        params: The positions of inputs that are looked at, too.
+        scalar: From its outputs to the scalar that is differentiated, and something beside it.
+    """
+    walk, chosen = Tapped(formats), [arrays[i] for i in params]
+    zeros = sites.tree(lambda site: jnp.zeros((*site.loops, len(formats), NUMBERS)))
+
+    def of_zeros(zeros: Any, chosen: list[Any]) -> tuple[Any, Any]:
+        run = lambda *xs: walk.run(closed, sites, xs, zeros)  # noqa: E731
+        return scalar(of_positions(run, arrays, params)(*chosen))
+
+    gradient = jax.grad(of_zeros, (0, 1), has_aux=True)
+    (found, cotangents), beside = gradient(zeros, chosen)
+    rows = jax.tree.leaves(found)
+    for x, cotangent in zip(chosen, cotangents, strict=True):
+        each = [numbers([x], [narrowed(x, format)], [cotangent]) for format in formats]
+        rows.append(jnp.stack(each))
+    return beside, rows
+
+
 class Lowered(Walk):
     """Lowers sites: `held` has, for each, a dict from the position of a format to a bool."""
 
@@ -273,20 +308,3 @@ class Lowered(Walk):
             pairs = zip(results, low, strict=True)
             results = [jnp.where(chosen, y, x) if is_float(x) else x for x, y in pairs]
         return results
-
-
-def rounded_inputs(
-    arrays: Sequence[Any], formats: Sequence[Format], held: Mapping[int, Mapping[int, Any]]
-) -> list[Any]:
-    """Returns inputs of a program, some of them rounded.
-
-    Args:
-        arrays: The inputs.
-        formats: The formats.
-        held: By the position of an input, a dict from the position of a format to a bool.
-    """
-    given = list(arrays)
-    for i, chosen_by_format in held.items():
-        for k, chosen in chosen_by_format.items():
-            given[i] = jnp.where(chosen, narrowed(arrays[i], formats[k]), given[i])
-    return given

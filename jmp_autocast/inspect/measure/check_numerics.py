@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
@@ -109,6 +110,7 @@ class _ClosesOverTracersError(Exception):
     """The trace reads tracers of an outer one, so that no other call may use it."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Declared:
     """A traced function: equal to itself alone, as what `jax.jit` holds must be.
 
@@ -117,9 +119,8 @@ class _Declared:
         unflatten: Makes its outputs what the function returns.
     """
 
-    def __init__(self, closed: ClosedJaxpr, unflatten: Callable[..., Any]) -> None:
-        self.closed = closed
-        self.unflatten = unflatten
+    closed: ClosedJaxpr
+    unflatten: Callable[..., Any]
 
 
 class _Checked:

@@ -15,8 +15,7 @@ from ...call.options import tool_options
 from ...interpreters import Rewriter
 from ...policies import PolicyLike
 from ...policies.choices import Level
-from ..argnums import check_range, differentiated
-from ..calls import check_concrete, is_loss, returned_by
+from ..calls import check_concrete, check_range, differentiated, is_loss, returned_by
 from ..progress_bar import Show, shown_progress
 from ..report.explain import looked_at
 from .comparison import Comparison, cotangent_rows, equation_rows, gradient_errors

@@ -11,7 +11,7 @@ from ..export import cut, place, table
 from ..page.page import Page, Paged, section, tables_page
 from .cotangents import Tap
 from .error_probe import COMPUTED, ArrayError, ErrorReading
-from .measured import MeasuredEquation, each_reading
+from .measured import MeasuredEquation, each_reading, scopes_of
 
 # Twenty rows fit on a screen. The comparison holds all.
 _SHOWN = 20
@@ -103,15 +103,13 @@ class Comparison(Paged):
             >>> [each.scope for each in comparison.by_scope(depth=1)]
             ['layer']
         """
-        groups: dict[str, tuple[list[ComparisonRow], list[ComparisonRow]]] = {}
         # A scope stands where its first equation does, so that a model reads from its input on.
         rows = sorted(self.rows, key=lambda row: row.index)
-        for of_cotangents, group in enumerate((rows, self.cotangents)):
-            for row in group:
-                name = "/".join(row.scope.split("/")[:depth])
-                groups.setdefault(name, ([], []))[of_cotangents].append(row)
-        return tuple(
-            ScopeError(
+        values, cotangents = scopes_of(rows, depth), scopes_of(self.cotangents, depth)
+        found = []
+        for scope in dict.fromkeys([*values, *cotangents]):
+            made, taken = values.get(scope, []), cotangents.get(scope, [])
+            each = ScopeError(
                 scope,
                 len(made),
                 max((row.introduced for row in made), default=0.0),
@@ -121,8 +119,8 @@ class Comparison(Paged):
                 _weighted(taken),
                 sum(row.introduced_lost for row in taken),
             )
-            for scope, (made, taken) in groups.items()
-        )
+            found.append(each)
+        return tuple(found)
 
     def by_share(self) -> list[tuple[str, GradientError]]:
         """Returns the gradients with their paths, those first that add most to the error of all.

@@ -19,14 +19,17 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from ...interpreters.compat import ClosedJaxpr, JaxprEqn, source_line
+from ...interpreters.compat import ClosedJaxpr, JaxprEqn
 from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.structure import runs_again
 from ...interpreters.rewrite.values import Value
 from ...policies import CALLS
 from .devices import on_this_mesh
-from .measured import MeasuredEquation, described, is_differentiable, user_scopes
+from .measured import Around, MeasuredEquation, described, is_differentiable
 from .side_by_side import Program, SideBySide, Site, Values, refs_of
+
+# A cotangent belongs to the backward pass.
+_BACKWARD = Around(backward=True)
 
 
 class Tap(NamedTuple):
@@ -41,7 +44,7 @@ class Tap(NamedTuple):
     sources: frozenset[int]
 
 
-class Tapper(SideBySide[tuple[str, ...]]):
+class Tapper(SideBySide[Around]):
     """Runs a program with a zero added to results that its equations make.
 
     Args:
@@ -68,13 +71,12 @@ class Tapper(SideBySide[tuple[str, ...]]):
             program: How its equations are run.
             arrays: The arguments.
         """
-        outputs = self.run(closed, [program], self.given((x,) for x in arrays), ())
+        outputs = self.run(closed, [program], self.given((x,) for x in arrays), _BACKWARD)
         return [value.arrays[0] for value in outputs]
 
-    def inside(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
+    def inside(self, site: Site[Around], operands: list[Values]) -> list[Values]:
         """Runs what a call holds, within the scopes around the call."""
-        path = (*site.context, *user_scopes(site.eqn))
-        return super().inside(site._replace(context=path), operands)
+        return super().inside(site._replace(context=site.context.at(site.eqn)), operands)
 
     def enters(self, eqn: JaxprEqn) -> bool:
         """True for a call, but not for a checkpoint.
@@ -84,12 +86,12 @@ class Tapper(SideBySide[tuple[str, ...]]):
         """
         return eqn.primitive.name in CALLS and not runs_again(eqn)
 
-    def emit(self, site: Site[tuple[str, ...]], operands: list[Values]) -> list[Values]:
+    def emit(self, site: Site[Around], operands: list[Values]) -> list[Values]:
         """Runs one equation, and taps what it makes."""
         i, eqn, (program,), context = site
         sources = refs_of(operands)
         results = program.emit(i, eqn, [value.arrays[0] for value in operands])
-        path, line, made = (*context, *user_scopes(eqn)), source_line(eqn), []
+        here, made = context.at(eqn), []
         for k, (x, v) in enumerate(zip(results, eqn.outvars, strict=True)):
             refs = sources
             # An input or a constant that is only moved has no tap: with a zero added it would be a
@@ -97,7 +99,7 @@ class Tapper(SideBySide[tuple[str, ...]]):
             if is_differentiable(v.aval) and not program.is_source(i, k):
                 at = len(self.taps)
                 refs = frozenset((at,))
-                self.taps.append(Tap(described(eqn, [v], path, (), True, line), sources))
+                self.taps.append(Tap(described(eqn, [v], here), sources))
                 self.avals.append(jax.typeof(x.array))
                 x = self._tapped(at, x)
             made.append(Values((x,), refs))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..export import Exported, counted, cut, place, table
-from .measured import MeasuredEquation
+from .measured import MeasuredEquation, scopes_of
 
 # Twenty rows fit on a screen. The report holds all.
 _SHOWN = 20
@@ -162,13 +162,9 @@ class Digits(Exported):
             >>> [each.scope for each in significant_digits(f, jnp.ones(3)).by_scope(depth=1)]
             ['layer']
         """
-        groups: dict[str, list[DigitsRow]] = {}
-        for row in self.rows:
-            name = "/".join(row.scope.split("/")[:depth])
-            groups.setdefault(name, []).append(row)
         return tuple(
             ScopeDigits(name, len(rows), min(r.digits for r in rows), max(r.lost for r in rows))
-            for name, rows in groups.items()
+            for name, rows in scopes_of(self.rows, depth).items()
         )
 
     def __str__(self) -> str:

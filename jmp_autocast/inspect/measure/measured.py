@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from ...interpreters.compat import (
     source_line,
 )
 from ...interpreters.primitives.held_contraction import contraction_in
-from ...interpreters.primitives.structure import bodies, is_call
+from ...interpreters.primitives.structure import Body, bodies, is_call
 from ...interpreters.primitives.traits import having
 from ...scopes import read_mark
 
@@ -52,6 +52,9 @@ class MeasuredEquation:
     dtypes: tuple[str, ...]
 
 
+Row = TypeVar("Row", bound=MeasuredEquation)
+
+
 def each_reading(
     equations: Iterable[MeasuredEquation], readings: Any
 ) -> Iterator[tuple[MeasuredEquation, Any]]:
@@ -65,65 +68,95 @@ def each_reading(
         yield equation, jax.tree.map(lambda x, i=i: x[i].item(), readings)
 
 
-def measured_equations(
-    jaxpr: AnyJaxpr,
-    names: Sequence[str] = (),
-    inside: Sequence[str] = (),
-    backward: bool = False,
-    source: str = "",
-) -> Iterator[MeasuredEquation]:
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """What is around an equation, on a walk into a program.
+
+    Args:
+        names: The scopes.
+        inside: The loops, branches and device maps, outermost first.
+        loops: The lengths of the loops.
+        backward: It stands in a backward pass.
+        source: The source line.
+    """
+
+    names: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    loops: tuple[int, ...] = ()
+    backward: bool = False
+    source: str = ""
+
+    def at(self, eqn: JaxprEqn) -> Around:
+        """Returns this with an equation's own scopes and line."""
+        return dataclasses.replace(
+            self,
+            names=(*self.names, *user_scopes(eqn)),
+            # JAX marks the name stack of what it transposes. What is inside has no mark of its own.
+            backward=self.backward or "transpose(" in name_stack(eqn),
+            # A jaxpr that JAX's own functions have made, as that of `jnp.var`, has no line of the
+            # user's. The line of its call stands for it.
+            source=source_line(eqn) or self.source,
+        )
+
+    def within(self, eqn: JaxprEqn, body: Body) -> Around:
+        """Returns what is around the equations of a body, of an equation that this is at."""
+        name = eqn.primitive.name
+        loops = (*self.loops, body.repeats) if name == "scan" else self.loops
+        inside = self.inside if is_call(eqn) else (*self.inside, name)
+        return dataclasses.replace(self, inside=inside, loops=loops)
+
+
+OUTSIDE = Around()
+"""Around a whole program."""
+
+
+def measured_equations(jaxpr: AnyJaxpr, around: Around = OUTSIDE) -> Iterator[MeasuredEquation]:
     """Yields the measured equations of a jaxpr in program order, those inside one in its place.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        names: The scopes around it.
-        inside: The loops, branches and device maps around it.
-        backward: It stands in a backward pass.
-        source: The source line around it, for what JAX's own functions hold.
+        around: What is around it.
     """
     for eqn in body_of(jaxpr).eqns:
-        path = (*names, *user_scopes(eqn))
-        # JAX marks the name stack of what it transposes. What is inside has no mark of its own.
-        transposed = backward or "transpose(" in name_stack(eqn)
-        around = inside if is_call(eqn) else (*inside, eqn.primitive.name)
-        # A jaxpr that JAX's own functions have made, as that of `jnp.var`, has no line of the
-        # user's. The line of its call stands for it.
-        line = source_line(eqn) or source
+        here = around.at(eqn)
         for body in bodies(eqn):
-            yield from measured_equations(body.jaxpr, path, around, transposed, line)
+            yield from measured_equations(body.jaxpr, here.within(eqn, body))
         if is_measured(eqn):
-            yield described(eqn, eqn.outvars, path, inside, transposed, line)
+            yield described(eqn, eqn.outvars, here)
 
 
-def described(
-    eqn: JaxprEqn,
-    results: Sequence[Any],
-    path: Sequence[str],
-    inside: Sequence[str],
-    backward: bool,
-    source: str,
-) -> MeasuredEquation:
+def described(eqn: JaxprEqn, results: Sequence[Any], around: Around) -> MeasuredEquation:
     """Returns an equation as plain data.
 
     Args:
         eqn: The equation.
         results: Its results, or some of them.
-        path: The scopes around it.
-        inside: The loops, branches and device maps around it.
-        backward: It belongs to a backward pass.
-        source: The user's source line.
+        around: What is around it.
     """
     avals = [v.aval for v in results if is_measurable(v.aval)]
     return MeasuredEquation(
-        scope="/".join(path),
-        source=source,
+        scope="/".join(around.names),
+        source=around.source,
         # An accumulating contraction is our own primitive: users know the one that it stands for.
         primitive=(contraction_in(eqn) or eqn).primitive.name,
-        inside=tuple(inside),
-        backward=backward,
+        inside=around.inside,
+        backward=around.backward,
         shapes=tuple(tuple(aval.shape) for aval in avals),
         dtypes=tuple(aval.dtype.name for aval in avals),
     )
+
+
+def scopes_of(rows: Iterable[Row], depth: int | None) -> dict[str, list[Row]]:
+    """Returns the rows of each scope.
+
+    Args:
+        rows: The rows.
+        depth: How many names of a scope count, None for all.
+    """
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault("/".join(row.scope.split("/")[:depth]), []).append(row)
+    return found
 
 
 def user_scopes(eqn: JaxprEqn) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from ...interpreters.compat import (
     AnyJaxpr,
     ClosedJaxpr,
     JaxprEqn,
-    bind,
+    bound,
     consts_of,
     literal_value,
 )
@@ -166,8 +166,7 @@ def values_of(
                 (body,) = bodies(eqn)
                 made = run(body.jaxpr, [operands[k] for k in body.operands], names)
                 return [made[body.results.index(k)] for k in range(len(eqn.outvars))]
-            out = bind(eqn.primitive, operands, eqn.params)
-            made = out if eqn.primitive.multiple_results else [out]
+            made = bound(eqn, operands)
             if measured := [x for x in made if is_measurable(jax.typeof(x))]:
                 # The last one stays: it is what the module returns.
                 scopes = ["/".join(names[: depth + 1]) for depth in range(len(names))]

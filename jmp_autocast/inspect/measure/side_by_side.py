@@ -15,7 +15,7 @@ import numpy as np
 
 from ...interpreters import Plan, Rewriter
 from ...interpreters.after.copies import read_often
-from ...interpreters.compat import AnyJaxpr, JaxprEqn, bind, consts_of, literal_value
+from ...interpreters.compat import AnyJaxpr, JaxprEqn, bound, consts_of, literal_value
 from ...interpreters.plan.data import Move, ValueState
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import bodies
@@ -68,9 +68,7 @@ class Program:
         # What the rewriter emits for a Python number differs from what it emits for an array: the
         # number is cast at trace time.
         if self._plan is None or self._rewriter is None:
-            values = list(map(_as_value, operands))
-            out = bind(eqn.primitive, [value.array for value in values], eqn.params)
-            return [Value(x) for x in (out if eqn.primitive.multiple_results else [out])]
+            return list(map(Value, bound(eqn, [_as_value(x).array for x in operands])))
         equation = self._plan.equations[i]
         values = list(map(_as_value, operands, equation.given))
         results = self._rewriter.emit_equation(eqn, equation, values)

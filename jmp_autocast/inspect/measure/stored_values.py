@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -181,14 +182,11 @@ def _axes(key: str, stored: Sequence[int], own: Sequence[int]) -> tuple[int, ...
     stored, own = tuple(stored), tuple(own)
     if stored == own:
         return _same(len(own))
-    moves = set()
-    if len(stored) == len(own):
-        for source in _same(len(own)):
-            for target in _same(len(own)):
-                order = [axis for axis in _same(len(own)) if axis != source]
-                order.insert(target, source)
-                if tuple(stored[axis] for axis in order) == own:
-                    moves.add(tuple(order))
+    orders = set()
+    for source, target in itertools.product(_same(len(stored)), repeat=2):
+        order = [axis for axis in _same(len(stored)) if axis != source]
+        orders.add((*order[:target], source, *order[target:]))
+    moves = {order for order in orders if tuple(stored[axis] for axis in order) == own}
     if len(moves) == 1:
         return moves.pop()
     several = f", and {len(moves)} ways lead from one to the other" if moves else ""

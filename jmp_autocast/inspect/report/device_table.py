@@ -18,6 +18,7 @@ _DEVICES = (
     "device, gain, limited by, dtype, 16 bits, float8, by default, multiplies, TF32, float32, "
     "wire, outcome, source, date"
 )
+_SECONDS = "float32", "default", "low", "float8", "wire"
 _SCOPES = "device, scope, products, by default, 16 bits, limited by, because"
 _WIRE = "collective, dtype, devices, times, bytes, bytes in float32"
 
@@ -43,13 +44,10 @@ def device_lines(devices: Sequence[DeviceTime], roofline: Roofline | None) -> li
 
 def _cells(time: DeviceTime) -> list[Any]:
     gain = "-" if time.speedup is None else f"{time.speedup:.2g}"
-    seconds = map(timed, (time.float32_seconds, time.default_seconds, time.low_seconds))
-    float32, default, low = seconds
-    more = [timed(time.float8_seconds), timed(time.wire_seconds)]
+    full, default, low, eight, wire = map(timed, [getattr(time, f"{x}_seconds") for x in _SECONDS])
+    multiplies, dtype = (SHORT.get(name, name) for name in (time.multiplies, time.dtype or "-"))
     limit = time.limit or time.says
-    names = (SHORT.get(name, name) for name in (time.multiplies, time.dtype or "-"))
-    multiplies, dtype = names
-    return [time.device, float32, default, multiplies, low, dtype, *more, gain, limit]
+    return [time.device, full, default, multiplies, low, dtype, eight, wire, gain, limit]
 
 
 def _scope_cells(scope: ScopeTime) -> list[Any]:

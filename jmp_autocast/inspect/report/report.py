@@ -96,7 +96,8 @@ class Difference(Paged):
     def __str__(self) -> str:
         """Returns the summary, a table of totals, and one of the equations that differ."""
         columns = {"before": ">9", "after": ">9", "total": ""}
-        lines = table(columns, list(self.totals.items()), _total)
+        total = lambda item: [*map(_number, item[1]), item[0]]  # noqa: E731
+        lines = table(columns, list(self.totals.items()), total)
         changed = {"primitive": "16", "before": "16", "after": "16", "scope": "18", "because": ""}
         if self.changes:
             lines += ["", *table(changed, self.changes, _cells, _CHANGES, "more in .changes")]
@@ -106,13 +107,7 @@ class Difference(Paged):
         """Returns the page: the two tables, with all changes."""
         columns = "primitive, before, after, scope, because, because now, source"
         rows = [
-            (
-                each.before.primitive,
-                *map(short_dtypes, (each.before, each.after)),
-                each.before.scope,
-                *map(reason_of, (each.before, each.after)),
-                each.before.source,
-            )
+            (*_cells(each)[:-1], reason_of(each.before), reason_of(each.after), each.before.source)
             for each in self.changes
         ]
         totals = [(name, *map(_number, pair)) for name, pair in self.totals.items()]
@@ -410,11 +405,6 @@ class Report(Paged):
 
 def _number(value: int | None) -> str:
     return "not known" if value is None else scaled(value).rstrip()
-
-
-def _total(item: tuple[str, tuple[int | None, int | None]]) -> list[Any]:
-    name, pair = item
-    return [*map(_number, pair), name]
 
 
 def _cells(change: Change) -> list[Any]:

@@ -173,8 +173,13 @@ def _times(products: Products, device: Device, way: str, full: str = "") -> Time
     memory = products.nbytes[way] / (device.memory or math.inf)
     parts = np.stack([arithmetic, memory, device.launch * products.times])
     longest = parts.max(axis=0)
-    sums = np.bincount(parts.argmax(axis=0), longest, len(LIMITS))
-    return Times(parts, float(longest.sum()), LIMITS[int(sums.argmax())])
+    return Times(parts, float(longest.sum()), _limit(parts))
+
+
+def _limit(parts: np.ndarray) -> str:
+    """Returns what most of the time of products is limited by."""
+    sums = np.bincount(parts.argmax(axis=0), parts.max(axis=0), len(LIMITS))
+    return LIMITS[int(sums.argmax())]
 
 
 def _rate(device: Device, name: str, full: str = "") -> float:
@@ -207,7 +212,7 @@ def seconds_saved(rows: Sequence[Row], device: Device) -> list[float]:
     return [
         next(of_products)
         if row.primitive in CONTRACTIONS
-        else (nbytes_in(row, FULL) - nbytes_in(row, PLANNED)) / memory
+        else (nbytes_in(row, FULL) - row.nbytes) / memory
         for row in rows
     ]
 
@@ -317,11 +322,8 @@ def _seconds_of_wire(
     """Returns what the collectives take in float32, and as they are planned."""
     if not wire or not device.link:
         return None, None
-    full, planned = (sum(getattr(x, name) for x in wire) for name in _BYTES)
+    full, planned = sum(x.float32_nbytes for x in wire), sum(x.nbytes for x in wire)
     return full / device.link, planned / device.link
-
-
-_BYTES = "float32_nbytes", "nbytes"
 
 
 def device_time(products: Products, wire: Sequence[Wire], device: Device) -> DeviceTime:
@@ -380,9 +382,7 @@ def _no_gain(products: Products, device: Device, before: Times, after: Times) ->
     found = []
     for k in np.flatnonzero(sums[0] < _GAIN * sums[1]):
         chosen = index == k
-        longest = after.parts[:, chosen]
-        weights = np.bincount(longest.argmax(axis=0), longest.max(axis=0), len(LIMITS))
-        limit = LIMITS[int(weights.argmax())]
+        limit = _limit(after.parts[:, chosen])
         because = _because(products, device, LOW, chosen, limit)
         times = int(products.times[chosen].sum())
         seconds = (float(sums[0][k]), float(sums[1][k]))

@@ -16,7 +16,7 @@ from ...backend import EVERY_ROUNDING
 from ...call.arguments import check_function, flatten
 from ...interpreters.primitives.evaluate import of_positions
 from ...policies.errors import wrong_type
-from ..argnums import differentiated
+from ..calls import differentiated
 from ..measure.devices import readable
 from ..measure.error_probe import ArrayError, distance
 from ..signature import Signature

@@ -24,7 +24,7 @@ from ...interpreters.compat import fresh_make_jaxpr
 from ...policies import FLOAT32
 from ..effects.random_sum import floats_in, random_sum
 from ..effects.sites import Found, Site, sites_of
-from ..effects.walk import NUMBERS, Tapped
+from ..effects.walk import NUMBERS, tapped
 from ..report.kept import KeptArray
 from ..report.roofline import seconds_saved
 from ..report.rows import Row
@@ -54,8 +54,7 @@ class Ranking:
 
     def error(self, count: int) -> float:
         """Returns the predicted error with the first ``count`` of the order in float32."""
-        left = [self.errors[i] for i in self.order[count:]]
-        return math.inf if math.inf in left else math.sqrt(math.fsum(x * x for x in left))
+        return math.hypot(*(self.errors[i] for i in self.order[count:]))
 
     def cost(self, kept: Sequence[int]) -> float:
         """Returns what keeping candidates costs."""
@@ -168,19 +167,14 @@ def _program(
     def candidate(site: Site) -> Candidate:
         return Candidate(site.equation.scope, site.equation.primitive)
 
-    found = sites_of(closed, live, Found(), constants=True)
-    sites = found.where(lambda site: candidate(site) in position)
+    every = sites_of(closed, live, Found(), constants=True)
+    sites = every.where(lambda site: candidate(site) in position)
     owners = [position[candidate(site)] for site in sites.each()]
-    walk = Tapped([parse(dtype)])
 
     def run(*arrays: Any) -> Any:
-        def scalar(zeros: Any) -> Any:
-            outputs = walk.run(closed, sites, arrays, zeros)
-            return random_sum(floats_in(outputs), together=False)
-
-        zeros = sites.tree(lambda site: jnp.zeros((*site.loops, 1, NUMBERS)))
-        leaves = jax.tree.leaves(jax.grad(scalar)(zeros))
-        return jnp.stack([x.reshape(-1, NUMBERS).sum(0) for x in leaves])
+        scalar = lambda outputs: (random_sum(floats_in(outputs), together=False), None)  # noqa: E731
+        _, found = tapped(closed, sites, [parse(dtype)], arrays, (), scalar)
+        return jnp.stack([x.reshape(-1, NUMBERS).sum(0) for x in found])
 
     if not owners:
         return lambda *_: np.zeros((0, NUMBERS)), []

@@ -23,8 +23,7 @@ from ...interpreters.compat import mark_frames
 from ...policies import Policy, PolicyLike
 from ...policies.choices import Level, check_choice
 from ...policies.errors import with_usage
-from ..argnums import check_range, positions_of
-from ..calls import calls_of
+from ..calls import calls_of, check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
 from ..progress_bar import Show, shown_progress
 from ..report.roofline import why_no_gain
@@ -253,9 +252,7 @@ class _Search:
             if self.cost is not None:
                 return self._cheapest(costs, before)
             self.show("measuring the ranges of values")
-            largest = self._log.largest(
-                lambda: largest_of(self.fn, self._candidates, self.batches, self.argnums)
-            )
+            largest = self._largest()
             # Values are compared by their power of two. Among candidates with equal ones the order
             # of the program stays: the first has made the value, and the others hand it on.
             order = sorted(everything, key=lambda i: (-math.frexp(largest[i])[1], i))
@@ -297,10 +294,7 @@ class _Search:
         ranking = ranked(errors_of(self.fn, self._candidates, self.batches, dtype), costs)
         kept = find_cheapest(ranking, self.tolerance, lambda kept: self._try(kept).passed)
         after = self._try(frozenset(kept))
-        largest = self._log.largest(
-            lambda: largest_of(self.fn, self._candidates, self.batches, self.argnums)
-        )
-        found = self._report(sorted(kept), largest, before, after)
+        found = self._report(sorted(kept), self._largest(), before, after)
         measured = {trial.kept: trial.error for trial in self._log.trials.values()}
         curve = tuple(
             CurvePoint(
@@ -321,6 +315,10 @@ class _Search:
             order=tuple(self._candidates[i] for i in ranking.order),
             keeping=functools.partial(keeping, self.start),
         )
+
+    def _largest(self) -> list[float]:
+        measure = lambda: largest_of(self.fn, self._candidates, self.batches, self.argnums)  # noqa: E731
+        return self._log.largest(measure)
 
     def _may_run(self, culprits: int) -> bool:
         return len(self._tried) < run_bound(culprits, len(self._candidates))

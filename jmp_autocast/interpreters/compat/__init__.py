@@ -184,6 +184,17 @@ def bind(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any
     return primitive.bind(*operands, **primitive.get_bind_params(params))
 
 
+def bound(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Returns the results of an equation for other operands.
+
+    Args:
+        eqn: The equation.
+        operands: The operands.
+    """
+    made = bind(eqn.primitive, operands, eqn.params)
+    return list(made) if eqn.primitive.multiple_results else [made]
+
+
 def inlined(function: Callable) -> Callable:
     """Returns a jitted function whose calls leave no equation of their own in a jaxpr."""
     return jax.jit(function, inline=_INLINE)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from ..compat import AnyJaxpr, Literal, bind, body_of, consts_of, equation_context, literal_value
+from ..compat import AnyJaxpr, Literal, body_of, bound, consts_of, equation_context, literal_value
 
 V = TypeVar("V")
 
@@ -73,8 +73,7 @@ def as_function(
 
     def step(_: int, eqn: Any, operands: list[Any]) -> Sequence[Any]:
         with around(eqn):
-            results = bind(eqn.primitive, operands, eqn.params)
-        return results if eqn.primitive.multiple_results else [results]
+            return bound(eqn, operands)
 
     return lambda *args: evaluate(closed, consts_of(closed), args, literal_value, step)
 

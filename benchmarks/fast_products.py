@@ -1,0 +1,22 @@
+"""Which share of a program's products a CPU's library multiplies in bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jmp_autocast.inspect.compiled.hlo import parse
+from jmp_autocast.inspect.compiled.products import Product, products
+from jmp_autocast.inspect.compiled.traffic import traffic
+
+
+def products_in(text: str) -> list[Product]:
+    """Returns the products of the text of a compiled program."""
+    module = parse(text)
+    return list(products(traffic(module), module))
+
+
+def share_in_kernels(found: Iterable[Product]) -> float:
+    """Returns the share of the FLOPs that a library multiplies in bfloat16, from 0 to 1."""
+    flops = [(p.times * (p.flops or 0), p) for p in found]
+    fast = sum(n for n, p in flops if p.kernel and p.operands == ("bf16", "bf16"))
+    return fast / max(sum(n for n, _ in flops), 1)
