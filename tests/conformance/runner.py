@@ -39,29 +39,31 @@ def outcomes(dtype: str, arguments: bool = False, measured: bool = True) -> tupl
 
     With ``arguments`` 16-bit inputs are arguments of the program, not computed by it.
     """
-    return tuple(o for o in _all(dtype, arguments) if not measured or o.row.torch_call)
+    found = (o for case in CASES for o in outcomes_of(case, dtype, arguments))
+    return tuple(o for o in found if not measured or o.row.torch_call)
 
 
 @functools.cache
-def _all(dtype: str, arguments: bool) -> tuple[Outcome, ...]:
-    return tuple(_outcomes(dtype, arguments, load_rows() if arguments else all_rows()))
+def outcomes_of(case: str, dtype: str, arguments: bool = False) -> tuple[Outcome, ...]:
+    """The same of one case, with the rows that were not measured."""
+    return tuple(_outcomes(case, dtype, arguments, load_rows() if arguments else all_rows()))
 
 
-def _outcomes(dtype: str, arguments: bool, rows: tuple[Row, ...]) -> Iterator[Outcome]:
+def _outcomes(case: str, dtype: str, arguments: bool, rows: tuple[Row, ...]) -> Iterator[Outcome]:
     # Each check for leaks is a garbage collection. PyTorch promotes where strict JAX raises.
     with jax.check_tracer_leaks(False), jax.numpy_dtype_promotion("standard"):
         for row in rows:
-            for case, want in row.torch_dtypes.items():
-                if want.startswith("ERR") or unrunnable(row.op, case, dtype):
-                    continue
-                if row.op in NO_RESULT or (arguments and case != "all_bf16"):
-                    continue
-                want = dtype if want == "bfloat16" else want
-                try:
-                    yield Outcome(row, case, want, _got(row, case, dtype, arguments))
-                except TypeError:  # linear algebra of 16-bit arguments, in some versions of JAX
-                    if not arguments:
-                        raise
+            want = row.torch_dtypes.get(case, "ERR")
+            if want.startswith("ERR") or unrunnable(row.op, case, dtype):
+                continue
+            if row.op in NO_RESULT or (arguments and case != "all_bf16"):
+                continue
+            want = dtype if want == "bfloat16" else want
+            try:
+                yield Outcome(row, case, want, _got(row, case, dtype, arguments))
+            except TypeError:  # linear algebra of 16-bit arguments, in some versions of JAX
+                if not arguments:
+                    raise
 
 
 def disagreeing(dtype: str, measured: bool = True) -> dict[str, list[Outcome]]:

@@ -11,7 +11,7 @@ from tests.support.torch_ops import DTYPES, arrays, cast, computed, rounded, run
 
 from .differences import DIFFERENCES, UNMEASURED, unrunnable
 from .rows import all_rows
-from .runner import function_of, outcomes
+from .runner import function_of, outcomes_of
 
 # A part of them runs in 16 bits: a product that is added to float32, weights of an interpolation.
 LOW_INSIDE = {"addbmm", "addmm", "addr", "baddbmm"}
@@ -55,7 +55,7 @@ def test_inputs_that_a_dot_computed(dtype, case):
 
     PyTorch: check 1 to 5 of its autocast tests, for all lists.
     """
-    found = {o.row.op: o for o in outcomes(dtype, measured=False) if o.case == case}
+    found = {o.row.op: o for o in outcomes_of(case, dtype)}
     rows = [o.row for o in found.values()]
     xs = [arrays(row.shapes) for row in rows]
     low = lambda x: x.astype(dtype).astype(x.dtype)

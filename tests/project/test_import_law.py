@@ -1,6 +1,7 @@
 """Which room may import which, as CONTRIBUTING.md says; and who reads parameters of equations."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -25,16 +26,16 @@ def law():
     return {room: set(map(within, re.findall(r"`(\w+)`", cell))) for room, cell in names.items()}
 
 
+@functools.cache
 def modules():
-    """(parts of the module's path in the package, its syntax tree) of each file."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        yield parts, ast.parse(path.read_text(encoding="utf-8"))
+    """The syntax tree of each file, by the parts of its path in the package."""
+    paths = {p.relative_to(PACKAGE).with_suffix("").parts: p for p in sorted(PACKAGE.rglob("*.py"))}
+    return {parts: ast.parse(path.read_text(encoding="utf-8")) for parts, path in paths.items()}
 
 
 def file_of(parts):
     """The path of a module's file in the package, None if it is no module."""
-    return next((p for p in (parts, (*parts, "__init__")) if p in FILES), None)
+    return next((p for p in (parts, (*parts, "__init__")) if p in modules()), None)
 
 
 def imported(parts, tree):
@@ -52,21 +53,27 @@ def room_of(parts):
     return "/".join(parts[:2]) if parts[0] == "interpreters" else parts[0]
 
 
-FILES = {parts for parts, _ in modules()}
-IMPORTS = {parts: set(imported(parts, tree)) for parts, tree in modules()}
-ARROWS = sorted(
-    (room_of(own), room_of(other), "/".join(other))
-    for own, others in IMPORTS.items()
-    for other in others
-    if room_of(own) != room_of(other)
-)
+@functools.cache
+def imports():
+    return {parts: set(imported(parts, tree)) for parts, tree in modules().items()}
+
+
+@functools.cache
+def arrows():
+    """(room, room it imports, file of that) of each import between two rooms."""
+    return sorted(
+        (room_of(own), room_of(other), "/".join(other))
+        for own, others in imports().items()
+        for other in others
+        if room_of(own) != room_of(other)
+    )
 
 
 LAW = law() | DOORS
 
 
 def test_every_room_is_in_the_law():
-    assert {room_of(parts) for parts in FILES} == set(LAW)
+    assert {room_of(parts) for parts in modules()} == set(LAW)
 
 
 @pytest.mark.parametrize("room", LAW)
@@ -74,7 +81,7 @@ def test_a_room_imports_what_it_may(room):
     allowed = LAW[room]
     found = [
         f"{room} takes {module}"
-        for own, other, module in ARROWS
+        for own, other, module in arrows()
         if own == room and not allowed & {other, other.split("/")[0]}
     ]
     assert not found
@@ -89,7 +96,7 @@ def test_a_room_may_import_only_rooms_above_it():
 def test_the_interpreters_have_few_arrows_and_no_circle():
     inside = {
         (own, other)
-        for own, other, _ in ARROWS
+        for own, other, _ in arrows()
         if own.startswith("interpreters/") and other.startswith("interpreters/")
         if "__init__" not in own
     }
@@ -102,7 +109,7 @@ def test_the_interpreters_have_few_arrows_and_no_circle():
 def test_the_core_knows_nothing_of_what_is_built_on_it():
     core = [room for room in LAW if room.startswith(("policies", "interpreters/"))]
     above = {"float8", "formats", "interpreters/keep", "loss_scaling", "optimizers"}
-    assert not {(own, other) for own, other, _ in ARROWS if own in core and other in above}
+    assert not {(own, other) for own, other, _ in arrows() if own in core and other in above}
 
 
 def circles(imports):
@@ -122,7 +129,7 @@ def circles(imports):
 
 
 def test_no_files_import_each_other_in_a_circle():
-    assert not list(circles(IMPORTS))
+    assert not list(circles(imports()))
 
 
 def test_a_circle_is_found():
@@ -162,7 +169,7 @@ def test_parameters_of_equations_are_read_in_two_rooms_alone():
     allowed = ("interpreters/compat", "interpreters/primitives")
     found = [
         f"{'/'.join(parts)}:{line}"
-        for parts, tree in modules()
+        for parts, tree in modules().items()
         if room_of(parts) not in allowed
         for line in reads_of_parameters(tree)
     ]

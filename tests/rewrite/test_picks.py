@@ -15,6 +15,8 @@ from jmp_autocast.interpreters.primitives.structure import equations_in
 from tests.support.numerics import relative_error
 
 ROWS, LENGTH, VOCABULARY = 2, 6, 32
+# Rounds wherever the program does, and is one compilation.
+compiled = functools.partial(jax.jit, compiler_options={"xla_allow_excess_precision": False})
 keys = jax.random.split(jax.random.key(0), 4)
 W = jax.random.normal(keys[0], (8, VOCABULARY))
 B = jax.random.normal(keys[1], (VOCABULARY,))
@@ -76,7 +78,7 @@ def loss(form, params, x, y):
 @functools.cache
 def gradients_by_hand(dtype, form):
     loss = functools.partial(by_hand_in, dtype, form)
-    return jax.grad(loss)({"w": W, "b": B}, X, Y)
+    return compiled(jax.grad(loss))({"w": W, "b": B}, X, Y)
 
 
 def by_hand_in(dtype, form, params, x, y):
@@ -96,13 +98,13 @@ def exactly(form):
 def test_values_and_gradients_are_those_of_the_plain_program(form, policy):
     params = {"w": W, "b": B}
     low = autocast(functools.partial(loss, form), policy=policy)
-    value, grads = jax.value_and_grad(low)(params, X, Y)
+    value, grads = compiled(jax.value_and_grad(low))(params, X, Y)
     expected, exact = exactly(form)
     hand = gradients_by_hand(policy.compute_dtype, form)
     np.testing.assert_allclose(value, expected, rtol=2e-2)
     for name in params:
-        error = jnp.linalg.norm(grads[name] - exact[name])
-        assert error <= 1.2 * jnp.linalg.norm(hand[name] - exact[name]) + 1e-6
+        error = np.linalg.norm(grads[name] - exact[name])
+        assert error <= 1.2 * np.linalg.norm(hand[name] - exact[name]) + 1e-6
         assert grads[name].dtype == jnp.float32
 
 
@@ -145,7 +147,7 @@ def test_a_confident_label_keeps_its_gradient(form, level):
     plain = lambda x, w, y: -jnp.mean(form(x @ w, y))
     exact = jax.jit(jax.grad(plain))(x, w, y)
     policy = BF16.with_level(level)
-    found = jax.grad(autocast(plain, policy=policy, params=1))(x, w, y)
+    found = compiled(jax.grad(autocast(plain, policy=policy, params=1)))(x, w, y)
     label = exact[0, 0, 3]
     assert -1e-2 < label < 0
     np.testing.assert_allclose(found[0, 0, 3], label, rtol=1e-2)
@@ -161,17 +163,20 @@ def over_rows(w, x, y):
 
 
 TRANSFORMED = {
-    "scan": (over_rows, lambda f: jax.grad(f)(W, X, Y)),
-    "checkpoint": (jax.checkpoint(mean_of_labels), lambda f: jax.grad(f)(W, X, Y)),
-    "vmap": (mean_of_labels, lambda f: jax.vmap(jax.grad(f), (None, 0, 0))(W, X, Y)),
-    "hessian": (mean_of_labels, lambda f: jax.hessian(lambda s: f(W * s, X, Y))(1.0)),
-    "jvp": (mean_of_labels, lambda f: jax.jvp(lambda w: f(w, X, Y), (W,), (W,))[1]),
+    "scan": (over_rows, lambda f: compiled(jax.grad(f))(W, X, Y)),
+    "checkpoint": (jax.checkpoint(mean_of_labels), lambda f: compiled(jax.grad(f))(W, X, Y)),
+    "vmap": (mean_of_labels, lambda f: compiled(jax.vmap(jax.grad(f), (None, 0, 0)))(W, X, Y)),
+    "hessian": (mean_of_labels, lambda f: compiled(jax.hessian(lambda s: f(W * s, X, Y)))(1.0)),
+    "jvp": (
+        mean_of_labels,
+        lambda f: compiled(lambda w: jax.jvp(lambda w: f(w, X, Y), (w,), (w,))[1])(W),
+    ),
 }
 
 
 @pytest.mark.parametrize(("plain", "run"), TRANSFORMED.values(), ids=TRANSFORMED)
 def test_picks_under_transformations(plain, run):
-    found, expected = run(autocast(plain, policy=BF16, params=0)), run(jax.jit(plain))
+    found, expected = run(autocast(plain, policy=BF16, params=0)), run(plain)
     assert relative_error(found, expected) <= 2e-2
 
 
@@ -212,7 +217,7 @@ def test_narrow_labels_name_one_position_of_a_long_row(dtype):
         logits = jax.nn.log_softmax(x @ jnp.eye(600))
         return jnp.take_along_axis(logits, index, 1, mode="clip")
 
-    found = jax.grad(lambda x: autocast(clipped, policy=BF16)(x).sum())(x / 600)
+    found = compiled(jax.grad(lambda x: autocast(clipped, policy=BF16)(x).sum()))(x / 600)
     expected = jax.jit(jax.grad(lambda x: clipped(x).sum()))(x / 600)
     assert jnp.linalg.norm(found - expected) <= 1e-2 * jnp.linalg.norm(expected)
 
@@ -269,7 +274,7 @@ def test_a_label_out_of_range_is_what_the_gather_says(mode, outside):
     np.testing.assert_array_equal(jnp.isnan(found), jnp.isnan(expected))
     assert bool(jnp.isnan(found[0, 0])) is (outside and mode == "fill")
     np.testing.assert_allclose(found[1:], expected[1:], rtol=0.05, atol=0.05)
-    gradient = jax.grad(lambda x: autocast(loss, policy=BF16)(x)[1:].sum())(X)
+    gradient = compiled(jax.grad(lambda x: autocast(loss, policy=BF16)(x)[1:].sum()))(X)
     assert bool(jnp.isfinite(gradient).all())
 
 

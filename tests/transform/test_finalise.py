@@ -115,11 +115,13 @@ def without_kernels(monkeypatch):
 
 
 @pytest.mark.usefixtures("without_kernels")
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_values_are_the_same_bit_for_bit(name):
-    x = jnp.stack([X, -X]) if name == "mapped" else X
-    found, expected = results(PROGRAMS[name], PARAMS, x, holds=HOLDS.get(name, ("accumulate",)))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+def test_values_are_the_same_bit_for_bit():
+    """One test of all programs: each change of the CPU's kernels empties JAX's caches."""
+    for name, program in PROGRAMS.items():
+        x = jnp.stack([X, -X]) if name == "mapped" else X
+        found, expected = results(program, PARAMS, x, holds=HOLDS.get(name, ("accumulate",)))
+        equal = functools.partial(np.testing.assert_array_equal, err_msg=name)
+        jax.tree.map(equal, found, expected)
 
 
 @pytest.mark.parametrize("name", ["gradient"])
