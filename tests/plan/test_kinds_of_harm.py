@@ -147,6 +147,24 @@ def of_gram_called(_, x):
     return jnp.sqrt(jnp.maximum(-2 * g + d[:, None] + d[None], 0))
 
 
+def of_two_operands(_, x):
+    g = jax.jit(lambda a, b: a @ b)(x, x.T)
+    return jnp.diag(g)[:, None] + jnp.diag(g) - 2 * g
+
+
+def of_checkpointed(_, x):
+    g = jax.checkpoint(lambda a, b: jax.jit(lambda a, b: a @ b.T)(a, b))(x, x)
+    return jnp.diag(g)[:, None] + jnp.diag(g) - 2 * g
+
+
+def of_rows(_, x):
+    g = lax.map(lambda row: x @ row, x)
+    return jnp.diag(g)[:, None] + jnp.diag(g) - 2 * g
+
+
+OF_GRAM = of_gram, of_gram_called, of_two_operands, of_checkpointed, of_rows
+
+
 def centered_kernel(_, x):
     k = x @ x.T / 64
     return k - k.mean(0) - k.mean(1, keepdims=True) + k.mean()
@@ -167,7 +185,7 @@ EXPANDED = [
     (variance_by_products, (0.0, POINTS), relative),
     (covariances_of_features, (0.0, POINTS), relative),
     (factorization_machine, MACHINE, relative),
-    *[(fn, (0.0, POINTS), relative) for fn in (of_gram, of_gram_called, centered_kernel)],
+    *[(fn, (0.0, POINTS), relative) for fn in (*OF_GRAM, centered_kernel)],
 ]
 
 # --- constants that take differences ---------------------------------------------------------

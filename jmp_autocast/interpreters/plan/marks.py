@@ -47,6 +47,7 @@ _OF_ELEMENTS = _JOINS | {name for name, words in BACKWARD.items() if "elementwis
 _ADDS_UP = frozenset(("reduce_sum", "reduce_window_sum"))
 _PICKS = having("picks")
 MOST_FACTORS = 2
+_LOOPS = frozenset(("scan", "while"))
 _OF_ALL = frozenset(("convolved", "spread", "given", "fresh", "angle"))
 
 
@@ -79,6 +80,8 @@ class Marks(NamedTuple):
         exponential: An `exp` made it of what has no upper bound, since then only moved, masked,
             scaled by what is given, multiplied as a matrix and added to such: beyond float16 from
             `exp(11.1)` on.
+        same: Of an input of a body: so many inputs before it one stands that holds the elements of
+            the same array, moved; 0 for none.
         angle: Integers were cast to it, or it was computed of such and of what is given, element by
             element or by an outer product: positions times frequencies.
     """
@@ -101,6 +104,7 @@ class Marks(NamedTuple):
     gram: int = 0
     bound: int = 0
     exponential: bool = False
+    same: int = 0
     angle: bool = False
 
     @classmethod
@@ -136,11 +140,11 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         return memo[key]
     marks = {v: m for v, m in zip(jaxpr.invars, inputs, strict=True) if m != NONE}
     marks.update(dict.fromkeys(jaxpr.constvars, GIVEN))
-    moved, normalizers = moved_in(jaxpr), normalizers_of(jaxpr, memo)
+    moved, normalizers = moved_in(jaxpr, inputs), normalizers_of(jaxpr, memo)
     for eqn in jaxpr.eqns:
         made = of(marks, eqn.invars)
         if eqn.primitive.name in STRUCTURES:
-            found = _of_structure(eqn, made, memo)
+            found = _of_structure(eqn, given_to(eqn, marks, moved), memo)
         elif eqn.primitive.name in _CONTRACTS:
             found = [_of_contraction(eqn, made, moved)]
         else:
@@ -150,13 +154,16 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     return marks
 
 
-def moved_in(jaxpr: Jaxpr) -> Mapping[Var, Atom]:
+def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks]) -> Mapping[Var, Atom]:
     """Returns of which array a variable holds the elements, moved or cast.
 
     Args:
         jaxpr: An open jaxpr.
+        inputs: The marks of its inputs.
     """
-    return {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if e.primitive.name in _REARRANGES}
+    found = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if e.primitive.name in _REARRANGES}
+    pairs = enumerate(zip(jaxpr.invars, inputs, strict=True))
+    return found | {v: jaxpr.invars[i - m.same] for i, (v, m) in pairs if 0 < m.same <= i}
 
 
 def unmoved(atom: Atom, moved: Mapping[Var, Atom]) -> Atom:
@@ -174,6 +181,34 @@ def unmoved(atom: Atom, moved: Mapping[Var, Atom]) -> Atom:
 def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
     """Returns the marks of variables and literals."""
     return [NONE if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
+
+
+def given_to(eqn: JaxprEqn, marks: AllMarks, moved: Mapping[Var, Atom]) -> list[Marks]:
+    """Returns the marks of what a call or a loop is given, and what of it is one array.
+
+    In a `jit` of ``a @ b.T`` nothing else says that both are one: distances of a Gram matrix were
+    20 % off in bfloat16, and 0.6 % where they were written inline.
+
+    Args:
+        eqn: The call or the loop.
+        marks: As `marks_of` returns them.
+        moved: As `moved_in` returns it.
+    """
+    held, first = bodies(eqn), dict[Var, int]()
+    carried = {b.operands[k] for b in held for k in b.carried}
+    for b in held:  # `same` counts inputs: they stand one after the other, as the operands do
+        stay = [i for i in b.operands if i not in carried]
+        if stay and stay != list(range(stay[0], stay[0] + len(stay))):
+            carried |= set(stay)
+    fixed = max([b.fixed if b.repeats > 1 else len(eqn.invars) for b in held], default=0)
+    given: list[Marks] = []
+    for i, (v, m) in enumerate(zip(eqn.invars, of(marks, eqn.invars), strict=True)):
+        # Slices of an array are rows of it, and of what is transposed they are no rows.
+        array = unmoved(v, moved) if i < fixed else v
+        is_one = i not in carried and not isinstance(array, Literal)
+        same = i - first.setdefault(array, i) if is_one else 0
+        given.append(m if m.same == same else m._replace(same=same))
+    return given
 
 
 def full_size(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:

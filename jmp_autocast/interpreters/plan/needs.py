@@ -28,6 +28,7 @@ from .marks import (
     Memo,
     accumulated_in,
     adds,
+    given_to,
     inputs_of,
     marks_of,
     moved_in,
@@ -379,7 +380,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
         return memo[key]
     marks = marks_of(jaxpr, inputs, memo)
     origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
-    moved = moved_in(jaxpr)
+    moved = moved_in(jaxpr, inputs)
     needs: dict[Any, Need] = {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
@@ -396,7 +397,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             of_results |= needs.get(v, NOTHING)
         if name in STRUCTURES:
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            found = needs_in_bodies(eqn, of_each, memo, of(marks, eqn.invars))
+            found = needs_in_bodies(eqn, of_each, memo, given_to(eqn, marks, moved))
             for i, need in reads_of(found).items():
                 add([eqn.invars[i]], need)
             continue

@@ -17,7 +17,7 @@ from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from ..regions import Region
 from .data import Demand, EquationPlan, Place, ValueState, Want
-from .marks import Memo, accumulates, marks_of, of
+from .marks import Memo, accumulates, given_to, marks_of, moved_in, of
 from .needs import NOTHING, Need, needs_of
 from .requests import find_requests
 from .value_facts import literal_state
@@ -78,6 +78,7 @@ class Sweeps:
         made = [given[v].marks for v in jaxpr.invars]
         needed = [Need(want.needs) for want in wants]
         self._marks = marks_of(jaxpr, made, planner.memo)
+        self._moved = moved_in(jaxpr, made)
         self._needs = needs_of(jaxpr, needed, planner.memo, made)
         self._states = dict(given)
         self._places: list[Place] = []  # each equation as it was planned last
@@ -155,6 +156,7 @@ class Sweeps:
         wants, accumulating = self._requests.get(i, ()), False
         made, need = of(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
+            made = given_to(eqn, self._marks, self._moved)
             shared = self._shared.get(i, ())
             marked = zip(operands, made, strict=True)
             operands = [
