@@ -140,7 +140,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         return memo[key]
     marks = {v: m for v, m in zip(jaxpr.invars, inputs, strict=True) if m != NONE}
     marks.update(dict.fromkeys(jaxpr.constvars, GIVEN))
-    moved, normalizers = moved_in(jaxpr, inputs), normalizers_of(jaxpr, memo)
+    moved, normalizers = moved_in(jaxpr, inputs, memo), normalizers_of(jaxpr, memo)
     for eqn in jaxpr.eqns:
         made = of(marks, eqn.invars)
         if eqn.primitive.name in STRUCTURES:
@@ -154,16 +154,36 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     return marks
 
 
-def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks]) -> Mapping[Var, Atom]:
-    """Returns of which array a variable holds the elements, moved or cast.
+def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Var, Atom]:
+    """Returns of which array a variable holds the elements, moved or cast, in a call or not.
 
     Args:
         jaxpr: An open jaxpr.
         inputs: The marks of its inputs.
+        memo: As for `marks_of`.
     """
-    found = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if e.primitive.name in _REARRANGES}
+    key = "moved", id(jaxpr), tuple([m.same for m in inputs])
+    if key in memo:
+        return memo[key]
     pairs = enumerate(zip(jaxpr.invars, inputs, strict=True))
-    return found | {v: jaxpr.invars[i - m.same] for i, (v, m) in pairs if 0 < m.same <= i}
+    found: dict[Var, Atom] = {v: jaxpr.invars[i - m.same] for i, (v, m) in pairs if 0 < m.same <= i}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _REARRANGES:
+            found[eqn.outvars[0]] = eqn.invars[0]
+        elif eqn.primitive.name in STRUCTURES and len(held := bodies(eqn)) == 1:
+            found |= _moved_by(eqn, held[0], memo)
+    memo[key] = found
+    return found
+
+
+def _moved_by(eqn: JaxprEqn, body: Body, memo: Memo) -> Mapping[Var, Atom]:
+    jaxpr = body_of(body.jaxpr)
+    if body.repeats > 1:
+        return {}
+    moved = moved_in(jaxpr, [NONE] * len(jaxpr.invars), memo)
+    given = {v: eqn.invars[i] for v, i in zip(jaxpr.invars, body.operands, strict=True)}
+    pairs = [(r, unmoved(v, moved)) for r, v in zip(body.results, jaxpr.outvars, strict=True)]
+    return {eqn.outvars[r]: given[v] for r, v in pairs if r is not None and v in given}
 
 
 def unmoved(atom: Atom, moved: Mapping[Var, Atom]) -> Atom:
@@ -205,8 +225,9 @@ def given_to(eqn: JaxprEqn, marks: AllMarks, moved: Mapping[Var, Atom]) -> list[
     for i, (v, m) in enumerate(zip(eqn.invars, of(marks, eqn.invars), strict=True)):
         # Slices of an array are rows of it, and of what is transposed they are no rows.
         array = unmoved(v, moved) if i < fixed else v
-        is_one = i not in carried and not isinstance(array, Literal)
-        same = i - first.setdefault(array, i) if is_one else 0
+        same = 0
+        if i not in carried and not isinstance(array, Literal):
+            same = i - first.setdefault(array, i)
         given.append(m if m.same == same else m._replace(same=same))
     return given
 

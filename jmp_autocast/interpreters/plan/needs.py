@@ -380,7 +380,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
         return memo[key]
     marks = marks_of(jaxpr, inputs, memo)
     origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
-    moved = moved_in(jaxpr, inputs)
+    moved = moved_in(jaxpr, inputs, memo)
     needs: dict[Any, Need] = {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:

@@ -78,7 +78,7 @@ class Sweeps:
         made = [given[v].marks for v in jaxpr.invars]
         needed = [Need(want.needs) for want in wants]
         self._marks = marks_of(jaxpr, made, planner.memo)
-        self._moved = moved_in(jaxpr, made)
+        self._arrays = moved_in(jaxpr, made, planner.memo)
         self._needs = needs_of(jaxpr, needed, planner.memo, made)
         self._states = dict(given)
         self._places: list[Place] = []  # each equation as it was planned last
@@ -156,7 +156,7 @@ class Sweeps:
         wants, accumulating = self._requests.get(i, ()), False
         made, need = of(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
-            made = given_to(eqn, self._marks, self._moved)
+            made = given_to(eqn, self._marks, self._arrays)
             shared = self._shared.get(i, ())
             marked = zip(operands, made, strict=True)
             operands = [
