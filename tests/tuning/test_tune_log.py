@@ -63,7 +63,7 @@ def loud_blocks(x):
     for i in range(20):
         big = 600.0 if i in CULPRITS else 100.0
         with jax.named_scope(f"block_{i}"):
-            x = jnp.sqrt(jnp.square((x @ EYE) * big)) * (1.0 / big)
+            x = jnp.sqrt(jnp.square((x @ EYE) * big) + 1.0) * (1.0 / big)
     return x
 
 

@@ -183,7 +183,8 @@ def _moved_by(eqn: JaxprEqn, body: Body, memo: Memo) -> Mapping[Var, Atom]:
     moved = moved_in(jaxpr, [NONE] * len(jaxpr.invars), memo)
     given = {v: eqn.invars[i] for v, i in zip(jaxpr.invars, body.operands, strict=True)}
     pairs = [(r, unmoved(v, moved)) for r, v in zip(body.results, jaxpr.outvars, strict=True)]
-    return {eqn.outvars[r]: given[v] for r, v in pairs if r is not None and v in given}
+    of_inputs = [(r, v) for r, v in pairs if r is not None and not isinstance(v, Literal)]
+    return {eqn.outvars[r]: given[v] for r, v in of_inputs if v in given}
 
 
 def unmoved(atom: Atom, moved: Mapping[Var, Atom]) -> Atom:

@@ -11,6 +11,8 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ...policies import MOST_THAT_CANNOT_PAY
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of, variables_in
 from ..primitives.reading import (
@@ -125,6 +127,13 @@ def _poles(at: At) -> Sequence[Any]:
     if name in _POLE_AT_0 or (exponent(at.eqn) or 0) < 0:
         return at.eqn.invars[:1]
     return at.eqn.invars[1:] if name in _POLE_AT_1 else ()
+
+
+def _is_kept_away(eqn: JaxprEqn) -> bool:
+    """Whether its result is larger than a number: the root of `square(x) + 1.0` is not steep."""
+    if eqn.primitive.name not in _SUMS | {"max"}:
+        return False
+    return any([isinstance(v, Literal) and np.all(v.val > 0) for v in eqn.invars])
 
 
 def _factors(at: At) -> Sequence[Any]:
@@ -401,7 +410,10 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             for i, need in reads_of(found).items():
                 add([eqn.invars[i]], need)
             continue
-        if passed := of_results & _THROUGH.get(name, NOTHING):
+        passed = of_results & _THROUGH.get(name, NOTHING)
+        if passed & Need.STEEP and _is_kept_away(eqn):
+            passed &= ~Need.STEEP
+        if passed:
             add(eqn.invars, passed)
         # What is moved and then summed, or returned, is read by a sum, or returned.
         beyond = of_results & Need.BEYOND_SUMS if name in _MOVES else Need.BEYOND_SUMS
