@@ -457,7 +457,7 @@ def calls(case: Case) -> None:
     try:
         results = [interpreted(t, flat.arguments()) for t in programs]
     except (NotImplementedError, TypeError):
-        with _of_plain("calls"):  # as a decomposition in declared 16 bits
+        with _of_plain("calls"):  # what no rule evaluates op by op
             interpreted(flat.plain(forms[0]), flat.arguments())
         raise
     _same_bits(*results, f"calls, {where}")

@@ -47,7 +47,6 @@ _OF_ELEMENTS = _JOINS | {name for name, words in BACKWARD.items() if "elementwis
 _ADDS_UP = frozenset(("reduce_sum", "reduce_window_sum"))
 _PICKS = having("picks")
 MOST_FACTORS = 2
-_LOOPS = frozenset(("scan", "while"))
 _OF_ALL = frozenset(("convolved", "spread", "given", "fresh", "angle"))
 
 
@@ -217,7 +216,7 @@ def given_to(eqn: JaxprEqn, marks: AllMarks, moved: Mapping[Var, Atom]) -> list[
     """
     held, first = bodies(eqn), dict[Var, int]()
     carried = {b.operands[k] for b in held for k in b.carried}
-    for b in held:  # `same` counts inputs: they stand one after the other, as the operands do
+    for b in held:  # `same` counts inputs: those of a linear solve do not stand as its operands do
         stay = [i for i in b.operands if i not in carried]
         if stay and stay != list(range(stay[0], stay[0] + len(stay))):
             carried |= set(stay)

@@ -213,6 +213,10 @@ def _ranked(at: At) -> Sequence[Any]:
     return () if any(is_given) else at.eqn.invars
 
 
+def _nowhere(eqn: JaxprEqn) -> bool:
+    return False
+
+
 class Row(NamedTuple):
     """Who asks for a need of which operands, and through which primitives it passes.
 
@@ -226,6 +230,7 @@ class Row(NamedTuple):
         reader: Who asks them, in words.
         harms_once: One equation that has the need and is in 16 bits is a risk, of which `audit`
             tells; False for what is harmed over many steps alone.
+        stops: Whether it ends at an equation, although `through` names its primitive.
     """
 
     need: Need
@@ -236,6 +241,7 @@ class Row(NamedTuple):
     raises: frozenset[str] = frozenset()
     reader: str = ""
     harms_once: bool = True
+    stops: Callable[[JaxprEqn], bool] = _nowhere
 
 
 ROWS = (
@@ -255,6 +261,7 @@ ROWS = (
         "in float16 the square of 1e-4 is 0, and the gradient of its root NaN",
         frozenset(("mul", "square", "integer_pow")),
         "a square root, which is infinitely steep at 0",
+        stops=_is_kept_away,
     ),
     Row(
         Need.NEAR_1,
@@ -371,6 +378,10 @@ for _row in ROWS:
         _ASKED.setdefault(_name, []).append(_row)
     for _name in _row.through:
         _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | _row.need
+# What is moved and then summed, or returned, is read by a sum, or returned.
+for _name in _MOVES:
+    _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | Need.BEYOND_SUMS
+_STOPPED = [row for row in ROWS if row.stops is not _nowhere]
 
 Needs: TypeAlias = Mapping[Any, Need]
 
@@ -411,14 +422,13 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
                 add([eqn.invars[i]], need)
             continue
         passed = of_results & _THROUGH.get(name, NOTHING)
-        if passed & Need.STEEP and _is_kept_away(eqn):
-            passed &= ~Need.STEEP
+        for row in _STOPPED if passed else ():
+            if passed & row.need and row.stops(eqn):
+                passed &= ~row.need
         if passed:
             add(eqn.invars, passed)
-        # What is moved and then summed, or returned, is read by a sum, or returned.
-        beyond = of_results & Need.BEYOND_SUMS if name in _MOVES else Need.BEYOND_SUMS
-        if name not in _SUMS and beyond:
-            add(eqn.invars, beyond)
+        if name not in _SUMS | _MOVES:
+            add(eqn.invars, Need.BEYOND_SUMS)
         at = At(eqn, of(marks, eqn.invars), of_results, origins, moved)
         for row in _ASKED.get(name, ()):
             add(row.operands(at), row.need)
