@@ -444,8 +444,10 @@ EXCEPTED = {
     "1 - jnp.tanh(p)": 1000.0,
     "1 - jnp.square(jnp.tanh(p))": 1000.0,
     # As in a GELU: what is left of 1 + tanh(-2), 0.036, was 3 to 6 % off, beside values of order 1.
-    "(1 + jnp.tanh(": 40.0,
-    "jax.nn.gelu(p)": 40.0,
+    # Of x @ w - 4 values are 1.3 % off in float16 and 7 % in bfloat16, and gradients 4 and 17 %, by
+    # hand as well: `p * sigmoid(2 * z)` keeps them.
+    "(1 + jnp.tanh(": 1000.0,
+    "jax.nn.gelu(p)": 1000.0,
     "(1 + jax.lax.erf(": 1000.0,
     # Near 0 the two cotangents of sigmoid(p) cancel as those of a tanh do: 1 % off in float16.
     "sigmoid(p) * (1 - jax.nn.sigmoid(p))": 40.0,

@@ -111,7 +111,7 @@ def losses(fn, dtype, seed):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("away", [0.0, 4.0])
+@pytest.mark.parametrize("away", [0.0, 4.0, -4.0])
 @pytest.mark.parametrize("name", EXCEPTED)
 def test_what_is_excepted_is_lost_by_hand_and_by_the_rules_of_torch(name, away, dtype):
     fn = lambda w, x: EXCEPTED[name](x @ w + away) @ (jnp.eye(8, dtype=x.dtype) / 8)
