@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports t
 
 from pages import filled, run  # noqa: E402
 
-_MOST_NAMES = 12  # of the primitives in a cell
+_MOST_NAMES = 9  # of the primitives in a cell
 _MEANING = re.compile(r"^ *([A-Z_0-9]+): (.+)\.$", re.MULTILINE)
 
 
@@ -45,8 +45,9 @@ def needs() -> str:
 def _names(primitives: Iterable[str]) -> str:
     names, products = set(primitives), having("contracts")
     rest = [f"`{p}`" for p in sorted(names - products if names >= products else names)]
-    listed = ", ".join((["products"] if names >= products else []) + rest[:_MOST_NAMES])
-    return listed + (f" and {len(rest) - _MOST_NAMES} more" if len(rest) > _MOST_NAMES else "")
+    if len(rest) > _MOST_NAMES:
+        rest[_MOST_NAMES - 1] += f" and {len(rest) - _MOST_NAMES} more"
+    return ", ".join((["products"] if names >= products else []) + rest[:_MOST_NAMES])
 
 
 def _listed(functions: Sequence[Callable[..., object]]) -> str:

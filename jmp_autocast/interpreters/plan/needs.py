@@ -45,17 +45,17 @@ class Need(enum.IntFlag):
 
     Attributes:
         POLE: A function that is infinite at some value, and multiplies an error near it.
-        STEEP: A square root, whose derivative is infinite where its operand is 0.
+        STEEP: A square root, which is infinitely steep at 0.
         NEAR_1: A difference from 1.
-        FACTOR: A product of many steps: of an accumulator, or of all elements.
+        FACTOR: A product of many steps, or of all elements.
         SNAP: A cast to an integer, or `floor`, `ceil` and `round`.
         PRODUCT: A matmul or a convolution.
-        CANCELS: A difference from a product, in which digits cancel.
+        CANCELS: A difference of products: digits cancel.
         ADDED: A sum of two values of its size: see `marks`.
         EXPANDED: A sum with squares: a distance or a variance, multiplied out.
         DECOMPOSED: A decomposition of a matrix, or a solve.
         CHAINED: A product that makes such a matrix of more than one array.
-        RANKED: `top_k`, `argmax`, a sort, or a comparison with another computed value.
+        RANKED: A choice, a sort, or a comparison with a computed value.
         NEIGHBOR: A product with elements beside it.
         BEYOND_SUMS: Anything that is no sum.
     """
@@ -268,7 +268,7 @@ ROWS = (
         frozenset(("sub",)),
         lambda at: at.eqn.invars[1:] if subtracted_from_one(at.eqn) is not None else (),
         _CHEAP | _KEEPS_NEAR_1,
-        "a dice loss of sigmoids of 6 was 14 % off in bfloat16, its gradient 24 %",
+        "a dice loss of sigmoids of 6 was 14 % off in bfloat16",
         # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. The derivative of a
         # tanh subtracts it from 1, and a slope needs no digits there.
         having("saturates") - {"tanh"},
@@ -279,8 +279,7 @@ ROWS = (
         _MULTIPLIES_ALL | {"mul"},
         _factors,
         _CHEAP | _KEEPS_NEAR_1,
-        "a gate of 0.9975 is 1 or 0.996 in bfloat16: after 512 steps the state was 2.3 times as "
-        "large",
+        "behind 512 gates of 0.9975 a state was 2.3 times as large in bfloat16",
         _ALL,
         "a product of many steps",
         harms_once=False,
@@ -290,8 +289,7 @@ ROWS = (
         having("snaps") | {"convert_element_type", "bitcast_convert_type"},
         lambda at: at.eqn.invars if _becomes_whole(at.eqn) else (),
         _CHEAP,
-        "position 999 is 1,000 in bfloat16: of 1,000 indices of a grid and an offset 56 % were "
-        "wrong",
+        "position 999 is 1,000 in bfloat16: 56 % of the indices of a grid were wrong",
         _ALL,
         "what rounds it to an integer",
     ),
@@ -307,7 +305,7 @@ ROWS = (
         frozenset(("sub",)),
         _cancelled,
         _SUMS | having("rounds"),
-        "in float16, products of three numbers up to 324 made 8 of 8 determinants NaN or infinite",
+        "in float16, 8 of 8 determinants of numbers up to 324 were NaN or infinite",
     ),
     Row(
         Need.ADDED,
@@ -321,8 +319,7 @@ ROWS = (
         _SUMS | {"sub"} | _CONTRACTS,
         _expanded,
         _SUMS | having("rounds") | {"sub", "mul", "div", "square", "integer_pow"},
-        "of features of mean 1 and deviation 0.1, 66 % of the nearest centroids were wrong in "
-        "bfloat16, an SSIM of 0.984 was 0.71, and distances of a Gram matrix 55 % off",
+        "in bfloat16, 66 % of the nearest centroids were wrong, and an SSIM of 0.984 was 0.71",
         _ALL | _CONTRACTS,
         "what takes it from squares, of which it is nearly all",
     ),
@@ -358,7 +355,7 @@ ROWS = (
         frozenset(("mul",)),
         _neighbors,
         frozenset(),
-        "an `associative_scan` of 2,048 gates multiplies all of them, and no equation says so",
+        "an `associative_scan` of 2,048 gates multiplies all of them",
         _ALL,
         "a product of its elements",
     ),
