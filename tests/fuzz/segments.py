@@ -22,6 +22,7 @@ from jmp_autocast.interpreters.compat import (
     consts_of,
     equation_context,
     literal_value,
+    without_dead_equations,
 )
 from tests.support.jaxprs import inner_jaxprs, open_jaxpr
 
@@ -123,13 +124,7 @@ def _run(eqns: Any, env: dict[Any, Any], outputs: Any) -> list[Any]:
 def without_dead(closed: Any) -> Any:
     """A jaxpr without the equations that no output needs: nobody sees in which dtypes they are."""
     body = body_of(closed)
-    needed = {v for v in body.outvars if not isinstance(v, Literal)}
-    kept = []
-    for eqn in reversed(body.eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outvars):
-            kept.append(eqn)
-            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-    live = body.replace(eqns=kept[::-1])
+    live = without_dead_equations(body)
     return live if body is closed else closed.replace(jaxpr=live)
 
 
@@ -150,14 +145,19 @@ def draw_segment(closed: Any, rng: np.random.Generator) -> Segment | None:
 _CALLS = frozenset(
     """
     jit pjit closed_call core_call remat2 checkpoint remat custom_jvp_call custom_vjp_call
-    custom_vmap_call scan while cond
+    custom_vmap_call scan while cond shard_map
     """.split()
 )
 # Casts stand at a border, and so may what moves elements.
 NO_COMPUTATION = (
     _CALLS
     | MOVEMENT
-    | frozenset("source_view tangent_carrier row_major stack unstack reduce_precision".split())
+    | frozenset(
+        """
+        source_view tangent_carrier row_major stack unstack tile reduce_precision
+        optimization_barrier
+        """.split()
+    )
 )
 _PRODUCTS = CONTRACTIONS | {"accumulate"}
 _RANKS = frozenset(("argmax", "argmin"))
@@ -166,8 +166,11 @@ Line = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 
 def computed_in(jaxpr: Any) -> list[Line]:
-    """What a program computes, and in which dtypes: its equations in order, calls taken apart."""
-    return list(_lines(jaxpr))
+    """What a program computes, and in which dtypes: its equations in order, calls taken apart.
+
+    What nobody reads does not count, in whatever call it stands.
+    """
+    return list(_lines(without_dead_equations(open_jaxpr(jaxpr))))
 
 
 def _lines(jaxpr: Any) -> Iterator[Line]:
@@ -179,6 +182,8 @@ def _lines(jaxpr: Any) -> Iterator[Line]:
         elif name in _PRODUCTS:
             # Whether gradients of its operands are accumulated depends on what they are made of.
             yield "product", _dtypes(eqn.invars[:2]), _dtypes(eqn.outvars)
+        elif name == "source_view" and isinstance(eqn.invars[0], Literal):
+            yield "pick", (), ()  # of float32: the view of a value that has no source
         elif name not in NO_COMPUTATION:
             results = _dtypes(eqn.outvars)
             # A comparison of 16-bit numbers says the same of their casts; one that ranks float32

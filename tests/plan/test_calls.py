@@ -4,6 +4,8 @@ The property `calls` of the fuzzer, on the smallest programs that it has found. 
 which wraps a part, and parameters and data.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -225,6 +227,38 @@ def gram(call, p, x):
     return jnp.linalg.cholesky(g + jnp.eye(8))
 
 
+def gram_of_results(call, p, x):
+    """Two results of a part are one array, moved."""
+    a, b = call(lambda x, w: ((h := x @ w).T, h[None]))(x, p["w"])
+    return jnp.linalg.cholesky(a @ b[0] + jnp.eye(8))
+
+
+def largest_outside(call, p, x):
+    """The part knows that no element of one operand exceeds the other: its product is 16 bits."""
+    s = x @ p["w"]
+    part = call(lambda s, m: (jnp.exp(s - m) @ p["v"],))
+    return part(s, jnp.max(s, -1, keepdims=True))
+
+
+def largest_inside(call, p, x):
+    """What a part returns beside a value is its largest element."""
+    s, m = call(lambda h: (h.T, jnp.max(h, -1)))(x @ p["w"])
+    return jnp.exp(s - m) @ p["v"]
+
+
+def declared(call, p, x):
+    """A product whose result the program rounds reads float32, and a part that holds it, too."""
+    dot = lambda a, b: (jnp.dot(a, b, preferred_element_type=jnp.bfloat16),)
+    return call(dot)(jnp.arange(8.0) + 0.5, p["s"])
+
+
+def few_rows(call, p, x):
+    """A stream over layers whose weight a function with a rule of its own gets in 16 bits."""
+    layer = lambda w: lambda h, _: (h + h @ w, None)
+    stream = lambda w: (jax.lax.scan(layer(w), w, None, length=2)[0],)
+    return call(stream)(p["w"][:4, :4])
+
+
 def gated(call, p, x):
     """A loop of one step moves what it returns: that is no reader beyond sums."""
     return call(lambda h, g: (jnp.tanh(h) * jax.nn.sigmoid(g),))(x @ p["w"], x @ p["v"])[0]
@@ -232,6 +266,11 @@ def gated(call, p, x):
 
 PROGRAMS = [
     gram,
+    gram_of_results,
+    largest_outside,
+    largest_inside,
+    declared,
+    few_rows,
     gated,
     sum_of_norms,
     complement,
@@ -284,6 +323,20 @@ def test_a_call_changes_nothing(program, policy, jit_caches):
         assert not text, f"{name}\n{text}"
         for value, x in zip(values, interpreted(called, (PARAMS, X)), strict=True):
             np.testing.assert_array_equal(as_numbers(x), value, name)
+
+
+def test_a_result_that_nobody_minds_keeps_its_accumulator(jit_caches):
+    """What a part returns is read in float32 inside, and outside only compared."""
+
+    def program(call, p, x):
+        h, e = call(lambda a, b: ((h := a @ b), jnp.exp(h)))(x, p["w"])
+        return h > 0, e
+
+    policy = dataclasses.replace(BF16, dot_output="consumer")
+    calls = [wrap for name, wrap in WRAPPERS.items() if name != "scan"]  # whose rows are moved
+    forms = [computed_in(rewritten(program, wrap, policy).jaxpr) for wrap in (inline, *calls)]
+    products = {line for form in forms for line in form if line[0] == "product"}
+    assert products == {("product", ("bfloat16", "bfloat16"), ("float32",))}
 
 
 @pytest.mark.parametrize("policy", ["bfloat16", "float16"])

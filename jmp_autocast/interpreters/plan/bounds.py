@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..compat import JaxprEqn
 from ..primitives.reading import exponent
 from ..primitives.traits import having
-from .normalizers import Normalizers
+from .arrays import Arrays
 from .symbolic_sizes import at_least, element_count
 
 
@@ -28,7 +28,7 @@ class Operands(NamedTuple):
         exponential: Whether it is an `exp` without a bound.
         given: Whether it is an input, a constant or a number of the program.
         large: Which are as large as the result, by their positions.
-        makers: What made them.
+        arrays: What made them, and which exceed which.
     """
 
     eqn: JaxprEqn
@@ -36,7 +36,7 @@ class Operands(NamedTuple):
     exponential: Sequence[bool]
     given: Sequence[bool]
     large: Sequence[int]
-    makers: Normalizers
+    arrays: Arrays
 
 
 def _at_least_0(it: Operands) -> int:
@@ -76,10 +76,10 @@ def _added(it: Operands) -> int:
 
 def _subtracted(it: Operands) -> int:
     # By the largest of its row, or a logarithm of a sum; a bias or a mean bounds nothing.
-    if it.makers.ends_at_0(it.eqn):
+    if it.arrays.ends_at_0(it.eqn):
         return -1
     # What has decayed since an earlier position; a mask takes the later ones.
-    if set(it.bounds) == {-1} and it.makers.is_of_one_cumsum(it.eqn):
+    if set(it.bounds) == {-1} and it.arrays.is_of_one_cumsum(it.eqn):
         return -1
     return _common([-it.bounds[i] if i else it.bounds[i] for i in it.large])
 
@@ -90,7 +90,7 @@ def _common(bounds: Sequence[int]) -> int:
 
 def _chosen(it: Operands) -> int:
     # What a mask puts in is a number, beside the values; what is NaN is no value.
-    if it.makers.chooses_nan(it.eqn):
+    if it.arrays.chooses_nan(it.eqn):
         return it.bounds[1]
     return _common([it.bounds[i] for i in it.large if i] or it.bounds[1:])
 

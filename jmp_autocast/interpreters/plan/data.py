@@ -113,12 +113,13 @@ class Want:
 
     Args:
         dtype: The dtype it must be returned in, None for any.
-        demand: How its readers read it; NONE where that is not known yet.
+        demand: How its readers read it; NONE where either will do, or that is not known yet.
         needs: What it is needed for outside, as `needs.Need`.
         fulls: How many readers outside read it in float32, counted up to two.
         reader: The primitive that reads it first, for the reason's text. Two wants that differ in
             the readers' names alone are equal, so that a jaxpr is planned once for both.
         first_full: The primitive that reads it first in float32.
+        is_known: All readers outside have said how they read it.
     """
 
     dtype: np.dtype | None = None
@@ -127,6 +128,7 @@ class Want:
     fulls: int = 0
     reader: str = dataclasses.field(default="", compare=False)
     first_full: str = dataclasses.field(default="", compare=False)
+    is_known: bool = False
 
 
 class Place(NamedTuple):

@@ -14,7 +14,7 @@ from ..regions import Region
 from .call_operands import cast_states, read_low
 from .data import Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .float_dtypes import is_in, is_narrower
-from .marks import Marks, inputs_of
+from .marks import PARAMETER, Marks, inputs_of
 from .needs import LOST, Need, needs_in_bodies
 from .reasons import Reason, ReasonCode
 from .returning_carries import accumulating_carries, residual_streams
@@ -169,7 +169,12 @@ def _accumulating(policy: Policy, at: Place, body: Body) -> frozenset[int]:
     if policy.data_abstains:
         # At level "compute" a residual stream is 16 bits by intent, also in a scan over layers: a
         # TPU moved 1.12 times the bytes of the hand-written model while it was float32 there.
-        parameters = frozenset(i for i, s in enumerate(at.given) if s.source is Source.PARAM)
+        # One that was cast before a function with a rule of its own is no source inside of it.
+        parameters = frozenset(
+            i
+            for i, (state, m) in enumerate(zip(at.given, at.made, strict=True))
+            if state.source is Source.PARAM or m.given == PARAMETER.given
+        )
         found -= residual_streams(jaxpr, body.fixed, count, parameters)
     return found
 

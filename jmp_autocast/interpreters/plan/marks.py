@@ -25,19 +25,18 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, body_of
 from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import BACKWARD, having
+from .arrays import UNRELATED, Arrays, Related, arrays_of
 from .bounds import BOUNDS, Operands, is_exponential
-from .normalizers import Normalizers, normalizers_of
 from .returning_carries import accumulating_carries
 from .symbolic_sizes import at_least, element_count, is_as_large
 
 _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
-_MOVES = having("moves")
-_REARRANGES = _MOVES | {"convert_element_type"}
+_REARRANGES = having("moves") | {"convert_element_type"}
 _CONTRACTS = having("contracts")
 _DAMPS = having("damps")  # the result is no longer made element by element
 _KEEPS_FRESH = having("shifts") | {"neg", "select_n", "concatenate"}
@@ -60,7 +59,7 @@ class Marks(NamedTuple):
         convolved: A convolution made it, since then only operations element by element.
         scaled: The last of those was a factor that is given: it may be small beside others.
         spread: Smaller values are repeated in it: a bias.
-        given: An input or a constant of the program, or elements of one.
+        given: 1 for an input or a constant of the program, or elements of one; 2 for a parameter.
         fresh: 2 where a contraction made it, since then only moved or summed; 1 where it was scaled
             as well. A bias that is added to it is about as large.
         power: 2 where it was multiplied by itself, 1 where two values of its size were multiplied,
@@ -79,8 +78,7 @@ class Marks(NamedTuple):
         exponential: An `exp` made it of what has no upper bound, since then only moved, masked,
             scaled by what is given, multiplied as a matrix and added to such: beyond float16 from
             `exp(11.1)` on.
-        same: Of an input of a body: so many inputs before it one stands that holds the elements of
-            the same array, moved; 0 for none.
+        related: Of an input of a body: what it is of the others.
         angle: Integers were cast to it, or it was computed of such and of what is given, element by
             element or by an outer product: positions times frequencies.
     """
@@ -91,7 +89,7 @@ class Marks(NamedTuple):
     convolved: bool = False
     scaled: bool = False
     spread: bool = False
-    given: bool = False
+    given: int = 0
     fresh: int = 0
     power: int = 0
     squares: int = 0
@@ -103,7 +101,7 @@ class Marks(NamedTuple):
     gram: int = 0
     bound: int = 0
     exponential: bool = False
-    same: int = 0
+    related: Related = UNRELATED
     angle: bool = False
 
     @classmethod
@@ -116,7 +114,8 @@ class Marks(NamedTuple):
 
 NONE = Marks()
 SUMMED = Marks(summed=True)
-GIVEN = Marks(given=True)
+GIVEN = Marks(given=1)
+PARAMETER = Marks(given=2)
 COUNTED = Marks(counted=True, angle=True)
 ANGLE = Marks(angle=True)
 ADDED_UP = Marks(added_up=True)
@@ -137,65 +136,22 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     key = "marks", id(jaxpr), tuple(inputs)
     if key in memo:
         return memo[key]
-    marks = {v: m for v, m in zip(jaxpr.invars, inputs, strict=True) if m != NONE}
+    arrays = arrays_of(jaxpr, [m.related for m in inputs], memo)
+    # What it is of others is said of an input here, and not of what is made of it elsewhere.
+    alone = [m._replace(related=UNRELATED) for m in inputs]
+    marks = {v: m for v, m in zip(jaxpr.invars, alone, strict=True) if m != NONE}
     marks.update(dict.fromkeys(jaxpr.constvars, GIVEN))
-    moved, normalizers = moved_in(jaxpr, inputs, memo), normalizers_of(jaxpr, memo)
     for eqn in jaxpr.eqns:
         made = of(marks, eqn.invars)
         if eqn.primitive.name in STRUCTURES:
-            found = _of_structure(eqn, given_to(eqn, marks, moved), memo)
+            found = _of_structure(eqn, given_to(eqn, marks, arrays), memo)
         elif eqn.primitive.name in _CONTRACTS:
-            found = [_of_contraction(eqn, made, moved)]
+            found = [_of_contraction(eqn, made, arrays)]
         else:
-            found = [_of_result(eqn, made, normalizers)] * len(eqn.outvars)
+            found = [_of_result(eqn, made, arrays)] * len(eqn.outvars)
         marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
     memo[key] = marks
     return marks
-
-
-def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Var, Atom]:
-    """Returns of which array a variable holds the elements, moved or cast, in a call or not.
-
-    Args:
-        jaxpr: An open jaxpr.
-        inputs: The marks of its inputs.
-        memo: As for `marks_of`.
-    """
-    key = "moved", id(jaxpr), tuple([m.same for m in inputs])
-    if key in memo:
-        return memo[key]
-    pairs = enumerate(zip(jaxpr.invars, inputs, strict=True))
-    found: dict[Var, Atom] = {v: jaxpr.invars[i - m.same] for i, (v, m) in pairs if 0 < m.same <= i}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _REARRANGES:
-            found[eqn.outvars[0]] = eqn.invars[0]
-        elif eqn.primitive.name in STRUCTURES and len(held := bodies(eqn)) == 1:
-            found |= _moved_by(eqn, held[0], memo)
-    memo[key] = found
-    return found
-
-
-def _moved_by(eqn: JaxprEqn, body: Body, memo: Memo) -> Mapping[Var, Atom]:
-    jaxpr = body_of(body.jaxpr)
-    if body.repeats > 1:
-        return {}
-    moved = moved_in(jaxpr, [NONE] * len(jaxpr.invars), memo)
-    given = {v: eqn.invars[i] for v, i in zip(jaxpr.invars, body.operands, strict=True)}
-    pairs = [(r, unmoved(v, moved)) for r, v in zip(body.results, jaxpr.outvars, strict=True)]
-    of_inputs = [(r, v) for r, v in pairs if r is not None and not isinstance(v, Literal)]
-    return {eqn.outvars[r]: given[v] for r, v in of_inputs if v in given}
-
-
-def unmoved(atom: Atom, moved: Mapping[Var, Atom]) -> Atom:
-    """Returns the array of which an atom holds the elements.
-
-    Args:
-        atom: A variable or a literal.
-        moved: As `moved_in` returns it.
-    """
-    while not isinstance(atom, Literal) and atom in moved:
-        atom = moved[atom]
-    return atom
 
 
 def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
@@ -203,8 +159,8 @@ def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
     return [NONE if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
 
 
-def given_to(eqn: JaxprEqn, marks: AllMarks, moved: Mapping[Var, Atom]) -> list[Marks]:
-    """Returns the marks of what a call or a loop is given, and what of it is one array.
+def given_to(eqn: JaxprEqn, marks: AllMarks, arrays: Arrays) -> list[Marks]:
+    """Returns the marks of what a call or a loop is given, and how its operands are related.
 
     In a `jit` of ``a @ b.T`` nothing else says that both are one: distances of a Gram matrix were
     20 % off in bfloat16, and 0.6 % where they were written inline.
@@ -212,24 +168,10 @@ def given_to(eqn: JaxprEqn, marks: AllMarks, moved: Mapping[Var, Atom]) -> list[
     Args:
         eqn: The call or the loop.
         marks: As `marks_of` returns them.
-        moved: As `moved_in` returns it.
+        arrays: What is known of the jaxpr in which it stands.
     """
-    held, first = bodies(eqn), dict[Var, int]()
-    carried = {b.operands[k] for b in held for k in b.carried}
-    for b in held:  # `same` counts inputs: those of a linear solve do not stand as its operands do
-        stay = [i for i in b.operands if i not in carried]
-        if stay and stay != list(range(stay[0], stay[0] + len(stay))):
-            carried |= set(stay)
-    fixed = max([b.fixed if b.repeats > 1 else len(eqn.invars) for b in held], default=0)
-    given: list[Marks] = []
-    for i, (v, m) in enumerate(zip(eqn.invars, of(marks, eqn.invars), strict=True)):
-        # Slices of an array are rows of it, and of what is transposed they are no rows.
-        array = unmoved(v, moved) if i < fixed else v
-        same = 0
-        if i not in carried and not isinstance(array, Literal):
-            same = i - first.setdefault(array, i)
-        given.append(m if m.same == same else m._replace(same=same))
-    return given
+    pairs = zip(of(marks, eqn.invars), arrays.given(eqn), strict=True)
+    return [m if related == UNRELATED else m._replace(related=related) for m, related in pairs]
 
 
 def full_size(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
@@ -288,10 +230,10 @@ def _factors(eqn: JaxprEqn, made: Sequence[Marks]) -> int:
     return 1 + max([made[i].factors for i in found]) if len(found) == 2 else 0
 
 
-def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Var, Atom]) -> Marks:
+def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], arrays: Arrays) -> Marks:
     a, b = eqn.invars[:2]
     is_sum_of_squares = is_norm(eqn)
-    is_gram = not is_sum_of_squares and unmoved(a, moved) is unmoved(b, moved)
+    is_gram = not is_sum_of_squares and arrays.array(a) is arrays.array(b)
     return Marks(
         convolved=eqn.primitive.name == "conv_general_dilated",
         fresh=2,
@@ -336,7 +278,7 @@ def _sign(literal: Literal) -> int:
     return 0 if np.iscomplexobj(literal.val) else -1 if literal.val < 0 else 1
 
 
-def _of_result(eqn: JaxprEqn, made: Sequence[Marks], normalizers: Normalizers) -> Marks:
+def _of_result(eqn: JaxprEqn, made: Sequence[Marks], arrays: Arrays) -> Marks:
     name = eqn.primitive.name
     if made and (found := _of_one_array(eqn, made[0])) is not None:
         return found
@@ -358,7 +300,9 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks], normalizers: Normalizers) -
     if is_mul and len(large) == 2:
         factors = min(MOST_FACTORS, _factors(eqn, made))
     scaled = any([m.scaled for m in large])
-    is_given = [isinstance(v, Literal) or m.given for v, m in zip(eqn.invars, made, strict=True)]
+    is_given = [
+        isinstance(v, Literal) or m.given > 0 for v, m in zip(eqn.invars, made, strict=True)
+    ]
     if small and name in ("mul", "div"):
         scaled = any([is_given[i] for i in small])
     elif small and name in ("add", "sub"):
@@ -371,7 +315,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks], normalizers: Normalizers) -
         _sign(v) if isinstance(v, Literal) else m.bound
         for v, m in zip(eqn.invars, made, strict=True)
     ]
-    operands = Operands(eqn, signs, [m.exponential for m in made], is_given, at, normalizers)
+    operands = Operands(eqn, signs, [m.exponential for m in made], is_given, at, arrays)
     return Marks(
         summed=bool(adds(eqn, made)) or (passes and any([m.summed for m in made])),
         factors=factors if passes else 0,
@@ -421,7 +365,7 @@ def _is_angle(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
         for v, m in zip(operands, made, strict=False)
         if not isinstance(v, Literal) and jnp.issubdtype(aval_of(v).dtype, jnp.floating)
     ]
-    return any([m.angle for m in floats]) and all([m.angle or m.given for m in floats])
+    return any([m.angle for m in floats]) and all([m.angle or m.given > 0 for m in floats])
 
 
 def _power(eqn: JaxprEqn, made: Sequence[Marks]) -> int:

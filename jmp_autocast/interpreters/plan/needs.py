@@ -24,6 +24,7 @@ from ..primitives.reading import (
 )
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
+from .arrays import Arrays, arrays_of
 from .marks import (
     MOST_FACTORS,
     Marks,
@@ -33,9 +34,7 @@ from .marks import (
     given_to,
     inputs_of,
     marks_of,
-    moved_in,
     of,
-    unmoved,
 )
 from .symbolic_sizes import at_least
 
@@ -112,14 +111,14 @@ class At(NamedTuple):
         made: The marks of its operands.
         need: What its results are needed for.
         origins: Of which array a variable holds every other element.
-        moved: Of which array a variable holds the elements, moved.
+        arrays: What is known of the arrays of its jaxpr.
     """
 
     eqn: JaxprEqn
     made: Sequence[Marks]
     need: Need
     origins: Mapping[Var, Atom]
-    moved: Mapping[Var, Atom]
+    arrays: Arrays
 
 
 def _poles(at: At) -> Sequence[Any]:
@@ -186,17 +185,19 @@ def _expanded(at: At) -> Sequence[Any]:
     return at.eqn.invars if meets_squares else ()
 
 
+def _is_given(v: Atom, made: Marks) -> bool:
+    return isinstance(v, Literal) or made.given > 0
+
+
 def _chained(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name == "mul":
         # A scaled matrix, and not a gate of a network: that stops here.
-        a, b = (
-            isinstance(v, Literal) or m.given for v, m in zip(at.eqn.invars, at.made, strict=True)
-        )
+        a, b = map(_is_given, at.eqn.invars, at.made)
         return at.eqn.invars if at.need & Need.CHAINED and (a or b) else ()
     if not at.need & _OF_MATRICES:
         return ()
     # The Gram matrix of what was rounded is one; `h @ p @ h.T` is not, where `h @ p` was rounded.
-    a, b = (unmoved(v, at.moved) for v in at.eqn.invars[:2])
+    a, b = map(at.arrays.array, at.eqn.invars[:2])
     return () if a is b else at.eqn.invars[:2]
 
 
@@ -207,10 +208,7 @@ def _ranked(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars
     # A threshold is no rank.
-    is_given = [
-        isinstance(v, Literal) or m.given for v, m in zip(at.eqn.invars, at.made, strict=True)
-    ]
-    return () if any(is_given) else at.eqn.invars
+    return () if any(map(_is_given, at.eqn.invars, at.made)) else at.eqn.invars
 
 
 def _nowhere(eqn: JaxprEqn) -> bool:
@@ -397,7 +395,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
         return memo[key]
     marks = marks_of(jaxpr, inputs, memo)
     origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
-    moved = moved_in(jaxpr, inputs, memo)
+    arrays = arrays_of(jaxpr, [m.related for m in inputs], memo)
     needs: dict[Any, Need] = {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
@@ -414,7 +412,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             of_results |= needs.get(v, NOTHING)
         if name in STRUCTURES:
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            found = needs_in_bodies(eqn, of_each, memo, given_to(eqn, marks, moved))
+            found = needs_in_bodies(eqn, of_each, memo, given_to(eqn, marks, arrays))
             for i, need in reads_of(found).items():
                 add([eqn.invars[i]], need)
             continue
@@ -426,7 +424,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             add(eqn.invars, passed)
         if name not in _SUMS | _MOVES:
             add(eqn.invars, Need.BEYOND_SUMS)
-        at = At(eqn, of(marks, eqn.invars), of_results, origins, moved)
+        at = At(eqn, of(marks, eqn.invars), of_results, origins, arrays)
         for row in _ASKED.get(name, ()):
             add(row.operands(at), row.need)
     memo[key] = needs

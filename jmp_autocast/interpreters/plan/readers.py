@@ -40,7 +40,8 @@ class Reads:
 
     def as_want(self, needs: int) -> Want:
         """Returns what these readers say to the equation that makes the value."""
-        return Want(None, self.demand, needs, min(self.fulls, 2), self.first, self.first_full)
+        fulls = min(self.fulls, 2)
+        return Want(None, self.demand, needs, fulls, self.first, self.first_full, is_known=True)
 
 
 NOBODY = Reads()
@@ -65,7 +66,7 @@ class Readers:
                 continue
             if want.dtype is not None:
                 self._read(v, Demand.of(want.dtype, wide), OUTPUT)
-            elif want.demand:
+            elif want.is_known:
                 self._read(v, want.demand, want.reader, want.first_full, want.fulls)
             else:
                 # Whoever reads it outside is not known yet: no reason to change it.
@@ -141,8 +142,8 @@ class Readers:
             # A comparison or an index: exact enough in either dtype, unless it ranks.
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
             return Demand.FULL if kept else Demand.NONE
-        # What is computed in float32 and rounded once reads float32.
-        if self._is_full(plan) or any(plan.casts):
+        # What is computed in float32 and rounded once, here or by the program, reads float32.
+        if self._is_full(plan) or any(plan.casts) or self._reads_full(plan):
             return Demand.FULL
         if not self._passes_on(eqn, plan):
             return Demand.LOW
@@ -159,3 +160,7 @@ class Readers:
 
     def _is_full(self, plan: EquationPlan) -> bool:
         return Demand.of(plan.results[0].dtype, self._wide) is Demand.FULL
+
+    def _reads_full(self, plan: EquationPlan) -> bool:
+        reads = [Demand.of(dtype, self._wide) for dtype in plan.reads if dtype is not None]
+        return bool(reads) and all([demand is Demand.FULL for demand in reads])

@@ -16,8 +16,9 @@ from ...policies import Policy
 from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from ..regions import Region
+from .arrays import arrays_of
 from .data import Demand, EquationPlan, Place, ValueState, Want
-from .marks import Memo, accumulates, given_to, marks_of, moved_in, of
+from .marks import Memo, accumulates, given_to, marks_of, of
 from .needs import NOTHING, Need, needs_of
 from .requests import find_requests
 from .value_facts import literal_state
@@ -78,7 +79,7 @@ class Sweeps:
         made = [given[v].marks for v in jaxpr.invars]
         needed = [Need(want.needs) for want in wants]
         self._marks = marks_of(jaxpr, made, planner.memo)
-        self._arrays = moved_in(jaxpr, made, planner.memo)
+        self._arrays = arrays_of(jaxpr, [m.related for m in made], planner.memo)
         self._needs = needs_of(jaxpr, needed, planner.memo, made)
         self._states = dict(given)
         self._places: list[Place] = []  # each equation as it was planned last

@@ -15,7 +15,7 @@ from ..primitives.clamped_cast import clamped
 from ..primitives.traits import FOLDS, having
 from .data import Source, ValueState
 from .float_dtypes import float_dtype
-from .marks import GIVEN
+from .marks import GIVEN, PARAMETER
 from .rooms import products_of
 
 _AFFINE = having("affine")
@@ -33,12 +33,16 @@ def input_states(
     """
     products, wide = products_of(policy), policy.wide_dtype
     tag = None if products is None else products.tag
-    return [
-        ValueState(dtype, source, tag=tag if source is Source.PARAM else None, marks=GIVEN)
-        if (dtype := float_dtype(v.aval, wide)) is not None
-        else ValueState(None)
-        for v, source in zip(variables, sources, strict=True)
-    ]
+
+    def state(v: Atom, source: Source) -> ValueState:
+        dtype = float_dtype(v.aval, wide)
+        if dtype is None:
+            return ValueState(None)
+        if source is Source.PARAM:
+            return ValueState(dtype, source, tag=tag, marks=PARAMETER)
+        return ValueState(dtype, source, marks=GIVEN)
+
+    return list(map(state, variables, sources))
 
 
 def literal_state(literal: Literal, wide: np.dtype) -> ValueState:
