@@ -194,6 +194,12 @@ def ranked_data_beside_product(call, p, x):
     return call(lambda x: (jnp.argmin(x, -1), x @ p["v"]))(1 + x / 1024)
 
 
+def compared_data_beside_product(call, p, x):
+    """Data that a part compares in float32, and a product in it reads, is not rounded before it."""
+    close = jnp.float32(1 - 2**-12) * x
+    return call(lambda h, x: (h > x, h @ x))(jnp.cumsum(close, 0) - jnp.cumsum(close, 0) + close, x)
+
+
 def returned_beside_sum(call, p, x):
     """What a part negates and returns is no read in float32, where another part sums it."""
     s = jnp.log1p(x @ p["w"]) @ p["v"]
@@ -246,6 +252,18 @@ def largest_inside(call, p, x):
     return jnp.exp(s - m) @ p["v"]
 
 
+def largest_of_a_part(call, p, x):
+    """What is less the largest of some of its elements has no bound: the product is float32."""
+    s = x @ p["w"]
+    part = call(lambda s, few: (jnp.exp(s - jnp.max(few, -1, keepdims=True)) @ p["v"],))
+    return part(s, s[:, :2])
+
+
+def largest_of_a_returned_part(call, p, x):
+    few, s = call(lambda h: (h[:, :2], h.T))(x @ p["w"])
+    return jnp.exp(s - jnp.max(few, -1)) @ p["v"]
+
+
 def declared(call, p, x):
     """A product whose result the program rounds reads float32, and a part that holds it, too."""
     dot = lambda a, b: (jnp.dot(a, b, preferred_element_type=jnp.bfloat16),)
@@ -269,6 +287,8 @@ PROGRAMS = [
     gram_of_results,
     largest_outside,
     largest_inside,
+    largest_of_a_part,
+    largest_of_a_returned_part,
     declared,
     few_rows,
     gated,
@@ -300,6 +320,7 @@ PROGRAMS = [
     ranked_beside_product,
     snapped_beside_product,
     ranked_data_beside_product,
+    compared_data_beside_product,
     returned_beside_sum,
     distances,
     not_normalized,

@@ -29,6 +29,12 @@ def convolution(w, x):
 PROGRAMS = {
     "read_in_float32": (lambda w, x: jnp.exp(x @ w), W, X, "float32"),
     "behind_a_move": (lambda w, x: jnp.exp((x @ w).T), W, X, "float32"),
+    "cast_to_more_digits": (
+        lambda w, x: jnp.abs((x @ w).astype("complex64") * 1j),
+        W,
+        X,
+        "float32",
+    ),
     "read_by_both": (lambda w, x: jnp.exp(y := x @ w) @ y.T, W, X, "bfloat16"),
     "read_in_16_bits": (lambda w, x: jnp.tanh(x @ w) @ w, W, X, "bfloat16"),
     "residual": (lambda w, x: x + x @ w, W, X, "float32"),

@@ -97,11 +97,12 @@ class Arrays:
     def _array_through(self, eqn: JaxprEqn, body: Body) -> None:
         inner = arrays_of(body_of(body.jaxpr), [UNRELATED] * len(body.operands), self._memo)
         self.has_largest |= inner.has_largest
-        outer = _outside(eqn, body, inner)
+        outer = _outside(eqn, body)
         for r, result in zip(body.results, inner.jaxpr.outvars, strict=True):
             array = inner.array(result)
-            if r is not None and not isinstance(array, Literal) and array in outer:
-                v = outer[array]
+            if r is not None and not isinstance(array, Literal):
+                # An array of the body alone goes by the name of the first result that holds it.
+                v = outer.setdefault(array, eqn.outvars[r])
                 if v is not eqn.outvars[r]:
                     self._array[eqn.outvars[r]] = v
 
@@ -205,11 +206,10 @@ class Arrays:
         if not self._is_swept:
             self._is_swept = True  # what an equation reads stands before it
             inputs = self.jaxpr.invars
-            for i, (v, (same, above)) in enumerate(self._inputs):
-                if 0 < same <= i:
-                    self._moved[v] = self._held[v] = frozenset((v, inputs[i - same]))
-                if above:
-                    self._exceeded[v] = frozenset([inputs[i + k] for k in above])
+            for i, (v, related) in enumerate(self._inputs):
+                # What is the same may be a part of it, whose largest element is not that of all.
+                if related.above:
+                    self._exceeded[v] = frozenset([inputs[i + k] for k in related.above])
             for eqn in self.jaxpr.eqns:
                 self._look_at(eqn)
         return self
@@ -231,21 +231,21 @@ class Arrays:
                 self._exceeded[v] = found
 
     def _look_into(self, eqn: JaxprEqn, body: Body) -> None:
-        inner = self._inside(eqn, body)
-        outer = _outside(eqn, body, inner)
+        inner, outer = self._inside(eqn, body), _outside(eqn, body)
+        pairs = zip(body.results, inner.jaxpr.outvars, strict=True)
+        results = [(eqn.outvars[r], result) for r, result in pairs if r is not None]
 
         def outside(found: Found) -> list[Atom]:
             return [outer[v] for v in found if v in outer]
 
-        for r, result in zip(body.results, inner.jaxpr.outvars, strict=True):
-            if r is None:
-                continue
-            v, moved, largest = eqn.outvars[r], inner.moved(result), inner.exceeded(result)
+        for v, result in results:
+            moved, largest = inner.moved(result), inner.exceeded(result)
             self._moved[v] = _joined(_one(v), map(self.moved, outside(moved)))
             self._held[v] = _joined(_one(v), map(self.held, outside(inner.held(result))))
             found = [*map(self.moved, outside(largest))]
             found += map(self.exceeded, outside(largest | moved))
-            self._exceeded[v] = _joined(_NONE, found)
+            beside = [w for w, other in results if not largest.isdisjoint(inner.held(other))]
+            self._exceeded[v] = _joined(frozenset(beside), found)
 
     def _inside(self, eqn: JaxprEqn, body: Body) -> Arrays:
         given = self.given(eqn)
@@ -258,16 +258,10 @@ def _once(eqn: JaxprEqn) -> Body | None:
     return held[0] if len(held) == 1 and held[0].repeats == 1 else None
 
 
-def _outside(eqn: JaxprEqn, body: Body, inner: Arrays) -> dict[Var, Atom]:
-    """Returns under which names the arrays of a body are known outside: operands and results."""
-    outer = dict(zip(inner.jaxpr.invars, [eqn.invars[i] for i in body.operands], strict=True))
-    for r, v in zip(body.results, inner.jaxpr.outvars, strict=True):
-        if r is None:
-            continue
-        for array in (v, inner.array(v)):
-            if not isinstance(array, Literal):
-                outer.setdefault(array, eqn.outvars[r])
-    return outer
+def _outside(eqn: JaxprEqn, body: Body) -> dict[Var, Atom]:
+    """Returns what the inputs of a body are outside: operands."""
+    inputs = body_of(body.jaxpr).invars
+    return dict(zip(inputs, [eqn.invars[i] for i in body.operands], strict=True))
 
 
 def _one(v: Var) -> Found:

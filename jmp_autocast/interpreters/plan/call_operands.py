@@ -31,9 +31,13 @@ def read_low(
         may_be = state.source in sources and state.known_value is None
         return may_be and demand is Demand.LOW and is_in(state.dtype, at.region.wide)
 
-    demands = demands_behind_moves(inner) if isolates(at.eqn) else inner.demands
-    pairs = zip(at.given, demands, strict=True)
-    return [at.region.compute_dtype if is_cast(*pair) else None for pair in pairs]
+    demands: Sequence[Demand] = demands_behind_moves(inner) if isolates(at.eqn) else inner.demands
+    casts = list(map(is_cast, at.given, demands))
+    if any(casts) and not isolates(at.eqn):
+        # A comparison asks for no float32, and where it reads that inline, it does so in a call.
+        reads = demands_behind_moves(inner)
+        casts = [cast and not read & Demand.FULL for cast, read in zip(casts, reads, strict=True)]
+    return [at.region.compute_dtype if cast else None for cast in casts]
 
 
 def demands_behind_moves(plan: Plan) -> list[Demand]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 
 from ...scopes import CAST, STORED, mark
@@ -48,7 +49,11 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     as_declared = state.dtype == source
     action = KEEP if as_declared else Cast()
     if target is None:
-        return EquationPlan(action, given, (None,), (ValueState(None),), cast)
+        # float64 and complex numbers have the digits of float32, which a cast to them asks for.
+        made = aval_of(eqn.outvars[0]).dtype
+        is_wider = jnp.issubdtype(made, jnp.inexact) and made.itemsize > at.region.wide.itemsize
+        demands = (Demand.FULL,) if is_wider else ()
+        return EquationPlan(action, given, (None,), (ValueState(None),), cast, demands=demands)
     if source == target:
         # Only the weak type changes: the value stays what it is.
         if state.source is not None:
