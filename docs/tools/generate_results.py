@@ -44,7 +44,7 @@ better than by hand):
 {rows}
 
 The first two rows are full AdamW steps as the TPU compiler builds them; no step has been timed on a
-device. The others are gradients of smaller models at the default level.
+TPU. The others are gradients of smaller models at the default level.
 
 One Adam step with {parameters} parameters, with a check of the gradients and a skip of bad steps,
 takes {ours} times as long as without; with Flax's `DynamicScale` {flax}, with jmp's
