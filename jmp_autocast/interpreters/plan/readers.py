@@ -66,7 +66,7 @@ class Readers:
                 continue
             if want.dtype is not None:
                 self._read(v, Demand.of(want.dtype, wide), OUTPUT)
-            elif want.is_known:
+            elif want.is_known or want.demand:
                 self._read(v, want.demand, want.reader, want.first_full, want.fulls)
             else:
                 # Whoever reads it outside is not known yet: no reason to change it.
