@@ -82,7 +82,7 @@ class Arrays:
         self._held: dict[Var, Found] = {}
         self._exceeded: dict[Var, Found] = {}
         self._is_swept = False
-        self.has_largest = any([related.above for related in inputs])
+        self.has_largest: bool = any([related.above for related in inputs])
         for i, (v, related) in enumerate(self._inputs):
             if 0 < related.same <= i:
                 self._array[v] = jaxpr.invars[i - related.same]
