@@ -248,7 +248,7 @@ def largest_outside(call, p, x):
 
 def largest_inside(call, p, x):
     """What a part returns beside a value is its largest element."""
-    s, m = call(lambda h: (h.T, jnp.max(h, -1)))(x @ p["w"])
+    s, m = call(lambda x, w: ((h := x @ w).T, jnp.max(h, -1)))(x, p["w"])
     return jnp.exp(s - m) @ p["v"]
 
 

@@ -118,6 +118,18 @@ def test_the_rule_that_the_message_names_lowers_the_product(fn, policy):
     assert_dots_run_in(policy.compute_dtype, trace(lowered, *args))
 
 
+def test_a_product_of_few_that_the_program_rounds_has_float32_operands():
+    """Its result is rounded, and not what nearly cancels in it: 1,001 less 1,000 was 0."""
+
+    def turned(w, x):
+        near = -jnp.cumsum(x, -1)
+        return jnp.dot(near, w, preferred_element_type=jnp.bfloat16)
+
+    w, x = np.float32([[1.0], [-1.0]]), np.float32([[1000.0, 1.0], [1001.0, 3.0]])
+    found = autocast(turned, policy=BF16, params=0)(w, x)
+    np.testing.assert_array_equal(np.asarray(found, np.float32), [[1.0], [3.0]])
+
+
 def test_explain_says_how_many_and_why():
     report = explain(positions, W, W, policy=BF16)
     share, kept = report.summary.split("; ")
