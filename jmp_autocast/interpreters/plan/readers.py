@@ -150,7 +150,7 @@ class Readers:
         through = Demand.NONE
         for out in eqn.outvars:
             through |= self.of(out).demand
-        return through or Demand.LOW
+        return through
 
     def _passes_on(self, eqn: JaxprEqn, plan: EquationPlan) -> bool:
         """Returns whether rounding commutes: a reader behind it is as good as a direct one."""
