@@ -28,7 +28,7 @@ import numpy as np
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, body_of
 from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
 from ..primitives.structure import STRUCTURES, Body, bodies
-from ..primitives.traits import BACKWARD, having
+from ..primitives.traits import BACKWARD, FOLDS, having
 from .arrays import UNRELATED, Arrays, Related, arrays_of
 from .bounds import BOUNDS, Operands, is_exponential
 from .returning_carries import accumulating_carries
@@ -59,7 +59,8 @@ class Marks(NamedTuple):
         convolved: A convolution made it, since then only operations element by element.
         scaled: The last of those was a factor that is given: it may be small beside others.
         spread: Smaller values are repeated in it: a bias.
-        given: 1 for an input or a constant of the program, or elements of one; 2 for a parameter.
+        given: 1 for an input or a constant of the program, or elements of one; 2 for a parameter; 3
+            for a number: a literal, or what is computed of literals alone.
         fresh: 2 where a contraction made it, since then only moved or summed; 1 where it was scaled
             as well. A bias that is added to it is about as large.
         power: 2 where it was multiplied by itself, 1 where two values of its size were multiplied,
@@ -116,10 +117,12 @@ NONE = Marks()
 SUMMED = Marks(summed=True)
 GIVEN = Marks(given=1)
 PARAMETER = Marks(given=2)
+NUMBER = Marks(given=3)
 COUNTED = Marks(counted=True, angle=True)
 ANGLE = Marks(angle=True)
 ADDED_UP = Marks(added_up=True)
 AT_LEAST_0 = Marks(bound=1)
+_UNMARKED = (NONE, NUMBER)
 
 Memo: TypeAlias = dict[Any, Any]
 AllMarks: TypeAlias = Mapping[Any, Marks]
@@ -156,7 +159,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
 
 def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
     """Returns the marks of variables and literals."""
-    return [NONE if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
+    return [NUMBER if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
 
 
 def given_to(eqn: JaxprEqn, marks: AllMarks, arrays: Arrays) -> list[Marks]:
@@ -282,13 +285,15 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks], arrays: Arrays) -> Marks:
     name = eqn.primitive.name
     if made and (found := _of_one_array(eqn, made[0])) is not None:
         return found
+    if name in FOLDS and all([m.given == NUMBER.given for m in made]):
+        return NUMBER
     is_mul = name == "mul"
     if name == "iota":
         return COUNTED if not at_least(3, iota_length(eqn)) else ANGLE
     if name == "cumsum":
         return COUNTED if made[0].spread or made[0].counted else Marks(bound=made[0].bound)
     power = _power(eqn, made)
-    if not (power or name in BOUNDS or any([m is not NONE for m in made])):
+    if not (power or name in BOUNDS or any([m not in _UNMARKED for m in made])):
         return NONE
     if len(eqn.outvars) != 1 or name in _DAMPS:
         return NONE
@@ -300,9 +305,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks], arrays: Arrays) -> Marks:
     if is_mul and len(large) == 2:
         factors = min(MOST_FACTORS, _factors(eqn, made))
     scaled = any([m.scaled for m in large])
-    is_given = [
-        isinstance(v, Literal) or m.given > 0 for v, m in zip(eqn.invars, made, strict=True)
-    ]
+    is_given = [m.given > 0 for m in made]
     if small and name in ("mul", "div"):
         scaled = any([is_given[i] for i in small])
     elif small and name in ("add", "sub"):
@@ -360,11 +363,8 @@ def _is_counted(eqn: JaxprEqn, made: Sequence[Marks]) -> bool:
 
 def _is_angle(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
     """Whether floats are computed of integers, and of nothing but what is given."""
-    floats = [
-        m
-        for v, m in zip(operands, made, strict=False)
-        if not isinstance(v, Literal) and jnp.issubdtype(aval_of(v).dtype, jnp.floating)
-    ]
+    pairs = zip(operands, made, strict=False)
+    floats = [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
     return any([m.angle for m in floats]) and all([m.angle or m.given > 0 for m in floats])
 
 

@@ -185,15 +185,11 @@ def _expanded(at: At) -> Sequence[Any]:
     return at.eqn.invars if meets_squares else ()
 
 
-def _is_given(v: Atom, made: Marks) -> bool:
-    return isinstance(v, Literal) or made.given > 0
-
-
 def _chained(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name == "mul":
         # A scaled matrix, and not a gate of a network: that stops here.
-        a, b = map(_is_given, at.eqn.invars, at.made)
-        return at.eqn.invars if at.need & Need.CHAINED and (a or b) else ()
+        is_scaled = any([m.given for m in at.made])
+        return at.eqn.invars if at.need & Need.CHAINED and is_scaled else ()
     if not at.need & _OF_MATRICES:
         return ()
     # The Gram matrix of what was rounded is one; `h @ p @ h.T` is not, where `h @ p` was rounded.
@@ -208,7 +204,7 @@ def _ranked(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars
     # A threshold is no rank.
-    return () if any(map(_is_given, at.eqn.invars, at.made)) else at.eqn.invars
+    return () if any([m.given for m in at.made]) else at.eqn.invars
 
 
 def _nowhere(eqn: JaxprEqn) -> bool:
