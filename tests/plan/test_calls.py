@@ -78,6 +78,13 @@ def decay(call, p, x):
     return jax.lax.scan(step, jnp.zeros_like(x), None, length=16)[0] @ p["v"]
 
 
+def compared_with_a_number(call, p, x):
+    """A threshold is no rank, also where the number is given to the part."""
+    h = jax.nn.relu(x @ p["w"] + p["b"])
+    (above,) = call(lambda h, least: (h > least,))(h, jnp.float32(0.5))
+    return jnp.where(above, 1.0, 0.0) + h @ p["v"]
+
+
 def residual(call, p, x):
     layer = call(lambda h, w: (h + jax.nn.relu(centered(h) @ w),))
     h = x @ p["w"]
@@ -303,6 +310,7 @@ PROGRAMS = [
     picked,
     decay,
     residual,
+    compared_with_a_number,
     gate,
     angles,
     determinant,
@@ -354,8 +362,8 @@ def test_a_result_that_nobody_minds_keeps_its_accumulator(jit_caches):
         return h > 0, e
 
     policy = dataclasses.replace(BF16, dot_output="consumer")
-    calls = [wrap for name, wrap in WRAPPERS.items() if name != "scan"]  # whose rows are moved
-    forms = [computed_in(rewritten(program, wrap, policy).jaxpr) for wrap in (inline, *calls)]
+    calls = (inline, *WRAPPERS.values())
+    forms = [computed_in(rewritten(program, wrap, policy).jaxpr) for wrap in calls]
     products = {line for form in forms for line in form if line[0] == "product"}
     assert products == {("product", ("bfloat16", "bfloat16"), ("float32",))}
 

@@ -197,3 +197,32 @@ def test_a_guard_is_said_where_it_is():
     planned = autocast(masked, policy=FP16).planned(X, W, X > 0)
     inner = next(plan.inner[0] for plan in planned.plan.equations if plan.inner)
     assert "LITERAL" in [plan.reason.code.value for plan in inner.equations]
+
+
+def attention(p, x, mask):
+    q, k, v = (x @ p[name] for name in "qkv")
+    scores = jnp.where(mask, q @ k.T / 8, jnp.finfo(x.dtype).min)
+    return jnp.sum(jnp.square(jax.nn.softmax(scores) @ v))
+
+
+def test_a_move_for_who_does_not_mind_is_not_minded():
+    """The gradient of a maximum compares: that is no reason to round the scores before."""
+    p, x = {name: np.ones((8, 8), np.float32) for name in "qkv"}, np.ones((8, 8), np.float32)
+    mask = np.tri(8, dtype=bool)
+    for fn in (attention, jax.grad(attention)):
+        rows = explain(fn, p, x, mask, policy=BF16).rows
+        scores = next(r for r in rows if r.primitive == "div")
+        assert (scores.results, scores.reason) == (("float32",), "FEEDER")
+
+
+@pytest.mark.parametrize("least", [float, jnp.sqrt], ids=["literal", "computed"])
+def test_a_threshold_made_of_literals_is_no_rank(least):
+    def divided(p, x):
+        h = jax.nn.relu(x @ p["w"] + p["b"])
+        largest = jnp.max(h, 1, keepdims=True)
+        return h / jnp.where(largest < least(1e-38), 1.0, largest) @ p["w"]
+
+    p, x = {"w": np.ones((8, 8), np.float32), "b": np.ones(8, np.float32)}, np.ones((8, 8))
+    rows = explain(divided, p, np.float32(x), policy=BF16).rows
+    found = {r.results for r in rows if r.primitive in ("add", "max", "reduce_max")}
+    assert found == {("bfloat16",)}
