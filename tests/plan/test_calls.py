@@ -85,6 +85,12 @@ def compared_with_a_number(call, p, x):
     return jnp.where(above, 1.0, 0.0) + h @ p["v"]
 
 
+def two_readers_beside_a_result(call, p, x):
+    """The part reads in float32 what it returns, and so does who moves that: one cast for both."""
+    h, e = call(lambda a, b: ((h := a @ b), jnp.exp(h)))(x, p["w"])
+    return jnp.exp(-jnp.abs(h)) + e
+
+
 def residual(call, p, x):
     layer = call(lambda h, w: (h + jax.nn.relu(centered(h) @ w),))
     h = x @ p["w"]
@@ -318,6 +324,7 @@ PROGRAMS = [
     logistic_loss,
     two_readers,
     two_readers_and_product,
+    two_readers_beside_a_result,
     split_for_two,
     moved_through,
     cotangents,

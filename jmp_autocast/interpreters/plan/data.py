@@ -55,7 +55,7 @@ class ValueState:
         was_rounded: In float32, and made element by element of what was 16 bits: `rounded_streams`.
         is_stored: A policy stores it in 16 bits: what is written into it is cast.
         marks: How it is made, whatever its dtype: of an input of a jaxpr alone.
-        is_widened: Others outside the jaxpr read it in float32: likewise.
+        is_widened: Others read it in float32: of an input outside the jaxpr, of a result inside.
     """
 
     dtype: np.dtype | None

@@ -156,7 +156,11 @@ class Planner:
         equations, states = swept.equations, swept.states
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
-            state = literal_state(v, self._wide) if isinstance(v, Literal) else states[v]
+            if isinstance(v, Literal):
+                state = literal_state(v, self._wide)
+            else:
+                widened = states[v].is_widened or v in swept.widened
+                state = dataclasses.replace(states[v], is_widened=widened)
             unchanged = want.dtype is None or is_in(state.dtype, None, want.dtype)
             cast = None if unchanged else want.dtype
             output_dtypes.append(cast)

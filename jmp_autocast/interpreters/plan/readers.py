@@ -71,6 +71,7 @@ class Readers:
             else:
                 # Whoever reads it outside is not known yet: no reason to change it.
                 self._read(v, Demand.LOW | Demand.FULL, "")
+        self._outside = {v: reads.fulls for v, reads in self._reads.items()}
 
     def _read(
         self, v: Atom, demand: Demand, reader: str, first_full: str = "", fulls: int | None = None
@@ -92,6 +93,10 @@ class Readers:
         """Returns how each input is read, and by how many in float32, counted up to two."""
         found = [self.of(v) for v in self._inputs]
         return tuple([r.demand for r in found]), tuple([min(r.fulls, 2) for r in found])
+
+    def widened(self) -> frozenset[Any]:
+        """Returns the outputs that an equation reads in float32, beside who reads them outside."""
+        return frozenset([v for v, n in self._outside.items() if self._reads[v].fulls > n])
 
     def add(
         self, eqn: JaxprEqn, plan: EquationPlan, request: tuple[Want, ...] | None = None

@@ -223,12 +223,14 @@ class Found(NamedTuple):
             float32, too.
         demands: How the equations, if they follow, read each input of the jaxpr.
         fulls: How many of them read it in float32, counted up to two.
+        widened: The outputs that they read in float32, too.
     """
 
     requests: dict[int, tuple[Want, ...]]
     shared: dict[int, frozenset[int]]
     demands: tuple[Demand, ...]
     fulls: tuple[int, ...]
+    widened: frozenset[Any]
 
 
 def find_requests(
@@ -282,7 +284,7 @@ def find_requests(
         readers.add(eqn, plan, request)
     shared = _find_shared(jaxpr, equations, states, {**already, **requests}, readers, wide)
     requests |= shared[0]
-    return Found(requests, shared[1], *readers.of_inputs())
+    return Found(requests, shared[1], *readers.of_inputs(), readers.widened())
 
 
 # --- one cast for all float32 readers of a 16-bit value ------------------------------------------

@@ -27,7 +27,7 @@ from .call_operands import cast_states, read_full, read_low
 from .data import BIND, KEEP, Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .equation_view import check_domain, view_of
 from .float_dtypes import is_in, is_narrower
-from .marks import Memo
+from .marks import NONE, Memo
 from .reasons import Reason, ReasonCode
 
 
@@ -318,18 +318,10 @@ def as_made(planner: PlansBodies, at: Place) -> EquationPlan:
 def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
     """Returns what is known of results that stack what each iteration returns.
 
-    Sources that are stacked are one; how each slice was stored or made is another matter.
+    It is what is known of each slice, but for what belongs to the iteration.
     """
     return tuple(
-        ValueState(
-            s.dtype,
-            s.source,
-            known_value=s.known_value,
-            integer_bound=s.integer_bound,
-            may_be_rounded=s.may_be_rounded,
-            is_stored=s.is_stored,
-        )
-        for s in states
+        [dataclasses.replace(s, loop_invariant=False, tag=None, marks=NONE) for s in states]
     )
 
 

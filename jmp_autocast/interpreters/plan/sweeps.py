@@ -54,6 +54,7 @@ class Swept(NamedTuple):
     states: Mapping[Any, ValueState]
     demands: tuple[Demand, ...]
     fulls: tuple[int, ...]
+    widened: frozenset[Any]
 
 
 class Sweeps:
@@ -116,7 +117,7 @@ class Sweeps:
                     self._moved.add(i)
             more = self._moved | found.requests.keys()
             if not more:
-                return Swept(self._equations, self._states, found.demands, found.fulls)
+                return Swept(self._equations, self._states, *found[2:])
             self._requests.update(found.requests)
             self._moved = set()
             self._forward(more)
