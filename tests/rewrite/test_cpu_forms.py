@@ -82,7 +82,9 @@ def test_a_random_product(seed):
     sizes = {i: int(rng.choice([1, 2, 5, 9])) for i in "abcdefghij"}
     terms = [rng.permutation(batch + summed + free).tolist() for free in (rows, columns)]
     x, y = (rng.standard_normal([sizes[i] for i in t]).astype(jnp.bfloat16) for t in terms)
-    numbers = tuple([[t.index(i) for i in dims] for t in terms] for dims in (summed, batch))
+    numbers = tuple(
+        tuple(tuple(t.index(i) for i in dims) for t in terms) for dims in (summed, batch)
+    )
     params = {"dimension_numbers": numbers}
     # Two programs: of both in one, jaxlib 0.10.0 merges a transpose into a product and aborts. It
     # has no kernels for bfloat16, so that there nothing but this test makes such a product.
