@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast
 from tests.fuzz.comparison import as_numbers, interpreted
@@ -89,6 +90,12 @@ def two_readers_beside_a_result(call, p, x):
     """The part reads in float32 what it returns, and so does who moves that: one cast for both."""
     h, e = call(lambda a, b: ((h := a @ b), jnp.exp(h)))(x, p["w"])
     return jnp.exp(-jnp.abs(h)) + e
+
+
+def sorted_together(call, p, x):
+    """A sort stays in 16 bits for float32 readers: it is none that shares a cast."""
+    part = call(lambda h: tuple(lax.sort((h, h), num_keys=1)))
+    return tuple(map(jnp.exp, part(x @ p["w"])))
 
 
 def residual(call, p, x):
@@ -325,6 +332,7 @@ PROGRAMS = [
     two_readers,
     two_readers_and_product,
     two_readers_beside_a_result,
+    sorted_together,
     split_for_two,
     moved_through,
     cotangents,

@@ -78,7 +78,7 @@ ENABLE_FLOAT64 = 'Call jax.config.update("jax_enable_x64", True) before the firs
 
 def has_float64() -> bool:
     """Returns whether JAX makes float64 arrays now."""
-    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+    return bool(_CONFIG.jax_enable_x64)
 
 
 _WIDE = frozenset(map(np.dtype, ("float64", "int64", "uint64", "complex128")))

@@ -364,11 +364,15 @@ def _becomes_whole(eqn: JaxprEqn) -> bool:
 
 _ASKED: dict[str, list[Row]] = {}
 _THROUGH: dict[str, Need] = {}
+RAISED: dict[str, Need] = {}
+"""What the primitives are asked for float32 for, by their names."""
 for _row in ROWS:
     for _name in _row.primitives:
         _ASKED.setdefault(_name, []).append(_row)
     for _name in _row.through:
         _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | _row.need
+    for _name in _row.raises:
+        RAISED[_name] = RAISED.get(_name, NOTHING) | _row.need
 # What is moved and then summed, or returned, is read by a sum, or returned.
 for _name in _MOVES:
     _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | Need.BEYOND_SUMS

@@ -16,6 +16,7 @@ from .needs import NOTHING, Need, Needs
 from .reasons import ReasonCode
 
 _CONTRACTS = having("contracts")
+_FUSES = having("fuses")
 _ROUNDS = having("rounds")
 _INDEXED = Need.RANKED | Need.SNAP
 _LOW_CONTRACTION = (ReasonCode.LOWER_PRECISION, ReasonCode.DOT_OUT)
@@ -109,8 +110,9 @@ class Readers:
             for i, count in zip(body.operands, inner.fulls, strict=True):
                 fulls[i] = fulls.get(i, 0) + count
         if request is None and not plan.demands and self._passes_on(eqn, plan):
-            # What is only returned in float32 has no reader, and so has what it is moved from.
-            read = any([self.of(v).fulls for v in eqn.outvars])
+            # What is only returned in float32 has no reader, and so has what it is moved from. Of
+            # what is sorted in 16 bits nobody shares a cast.
+            read = name in _FUSES and any([self.of(v).fulls for v in eqn.outvars])
             fulls = dict.fromkeys(range(len(eqn.invars)), int(read))
         for i, (v, demand) in enumerate(zip(eqn.invars, demands, strict=True)):
             if not isinstance(v, Literal):

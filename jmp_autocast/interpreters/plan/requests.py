@@ -21,7 +21,7 @@ from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, Place, Source, ValueState, Want
 from .float_dtypes import is_narrower
 from .marks import is_convolved_sum
-from .needs import GUARDED, HARMED, LOST, NOTHING, OF_PRODUCTS, ROWS, Need, Needs
+from .needs import GUARDED, HARMED, LOST, NOTHING, OF_PRODUCTS, RAISED, ROWS, Need, Needs
 from .readers import Readers, Reads
 from .reasons import ReasonCode
 from .symbolic_sizes import at_least, element_count
@@ -82,8 +82,9 @@ def _by_need(it: Maker) -> Want | None:
     """What its readers need in float32, however they read it: who is raised for a need."""
     if not it.is_low:
         return None
-    raised = (row for row in ROWS if it.need & row.need and it.name in row.raises)
-    return next((it.asks(Demand.FULL, row.reader) for row in raised), None)
+    if not (needed := it.need & RAISED.get(it.name, NOTHING)):
+        return None
+    return next(it.asks(Demand.FULL, row.reader) for row in ROWS if needed & row.need)
 
 
 def _all_readers(it: Maker) -> Want | None:
