@@ -115,6 +115,12 @@ def angles(call, p, x):
     return jnp.sin(a) @ p["w"]
 
 
+def narrowed_positions(call, p, x):
+    """A part that casts positions, and multiplies them, gets them cast."""
+    part = call(lambda t, a: (a @ t.reshape(4, 1).astype(a.dtype),))
+    return part(jnp.linspace(0.0, 9.0, 4), x[:, :4].astype(jnp.float16))[0]
+
+
 def determinant(call, p, x):
     a = x @ p["w"]
     (part,) = call(lambda a: (a[..., 0] * a[..., 1] + a[..., 2] * a[..., 3],))(a)
@@ -326,6 +332,7 @@ PROGRAMS = [
     compared_with_a_number,
     gate,
     angles,
+    narrowed_positions,
     determinant,
     softmax,
     logistic_loss,

@@ -114,6 +114,8 @@ def cast_states(
         if dtype is None:
             return state
         was_rounded = dtype == wide and is_narrower(state.dtype, wide)
-        return ValueState(dtype, was_rounded=was_rounded, marks=state.marks)
+        # Positions do not become fewer by being rounded.
+        bound = state.integer_bound
+        return ValueState(dtype, integer_bound=bound, was_rounded=was_rounded, marks=state.marks)
 
     return list(map(after, given, operands))
