@@ -154,7 +154,7 @@ NO_COMPUTATION = (
     | MOVEMENT
     | frozenset(
         """
-        source_view tangent_carrier row_major stack unstack tile reduce_precision
+        source_view tangent_carrier row_major stack unstack tile reduce_precision device_put
         optimization_barrier
         """.split()
     )
