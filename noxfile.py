@@ -31,14 +31,14 @@ def oldest_jax() -> str:
 def tests_oldest(session: nox.Session) -> None:
     """The tests with the oldest JAX; pip picks Flax and the others to match."""
     session.install("-e", ".[dev]", oldest_jax())
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run("python", "-m", "pytest", *(session.posargs or ["tests"]))
 
 
 @nox.session(python=PYTHONS)
 def tests_newest(session: nox.Session) -> None:
     """The tests with the newest JAX; the last release for Python 3.11 is of the 0.10 series."""
     session.install("-e", ".[dev]")
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run("python", "-m", "pytest", *(session.posargs or ["tests"]))
 
 
 @nox.session(python=[OLDEST_PYTHON, NEWER_PYTHONS[-1]])
@@ -52,7 +52,7 @@ def any_cpu(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     for kind in ("SSE4_2", "AVX2", "AVX512", None):
         env = {"XLA_FLAGS": f"--xla_cpu_max_isa={kind}"} if kind else {}
-        session.run("python", "-m", "pytest", *session.posargs, env=env)
+        session.run("python", "-m", "pytest", *(session.posargs or ["tests"]), env=env)
         command = ("python", "-m", "pytest", "-n", "0", "--doctest-modules", "jmp_autocast")
         session.run(*command, env=env)
 
@@ -63,7 +63,7 @@ def coverage(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     report = str(pathlib.Path(session.create_tmp()).resolve() / "coverage.json")
     arguments = ("--cov", "--cov-report=term", f"--cov-report=json:{report}")
-    session.run("python", "-m", "pytest", *arguments, *session.posargs)
+    session.run("python", "-m", "pytest", *arguments, *(session.posargs or ["tests"]))
     session.run("python", "-m", "tests.project.coverage_rates", report)
 
 

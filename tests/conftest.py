@@ -33,6 +33,13 @@ hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """Without a path or a mark, the tests that take seconds each are left to `pytest tests`."""
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr:
+        config.option.markexpr = "not slow"
+
+
 def pytest_collection_modifyitems(items):
     """A test that opens a page needs a browser."""
     for item in items:

@@ -3,7 +3,6 @@
     python -m tests.project.mutations                      # all of mutations.toml
     python -m tests.project.mutations --only "carries:*"   # by name
     python -m tests.project.mutations --jobs 2
-    python -m tests.project.mutations --values             # which rows keep a value right
 
 Each mutation of `mutations.toml` holds a file of the package, a text that is in it once, the text
 in its place, and the tests that shall fail. A text that has moved is looked for in the whole
@@ -29,13 +28,6 @@ import tomllib
 
 ROOT = pathlib.Path(__file__).parents[2]
 TABLE = pathlib.Path(__file__).with_name("mutations.toml")
-VALUES = """
-    scenarios/test_traps.py scenarios/test_chains.py plan/test_determinants.py plan/test_near_one.py
-    plan/test_shared_reads.py loops fuzz/test_dangers.py scenarios/test_silent_errors.py
-    plan/test_kinds_of_harm.py plan/test_kinds_of_calls.py fuzz/test_spellings.py
-""".split()
-"""The tests that hold values to bounds. A row that none of them misses is there for what it costs,
-or for what the program asks."""
 LIMIT = 1800  # seconds; a program that no longer ends is found, too
 FOUND, SURVIVED, NO_TEST, LOST = "found", "SURVIVED", "NO TEST RAN", "LOST"
 
@@ -107,11 +99,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="*", metavar="PATTERN", help="of names, as in a shell")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--values", action="store_true", help="run the tests that judge values")
     options = parser.parse_args(argv)
     mutations = load(options.only)
-    if options.values:
-        mutations = [dataclasses.replace(m, tests=VALUES) for m in mutations]
     counts = dict.fromkeys((FOUND, SURVIVED, NO_TEST, LOST), 0)
     with tempfile.TemporaryDirectory() as scratch:
         trees: queue.Queue[pathlib.Path] = queue.Queue()

@@ -82,9 +82,9 @@ def _by_need(it: Maker) -> Want | None:
     """What its readers need in float32, however they read it: who is raised for a need."""
     if not it.is_low:
         return None
-    if not (needed := it.need & RAISED.get(it.name, NOTHING)):
-        return None
-    return next(it.asks(Demand.FULL, row.reader) for row in ROWS if needed & row.need)
+    needed = it.need & RAISED.get(it.name, NOTHING)
+    raised = (row for row in ROWS if needed & row.need) if needed else ()
+    return next((it.asks(Demand.FULL, row.reader) for row in raised), None)
 
 
 def _all_readers(it: Maker) -> Want | None:
