@@ -154,6 +154,7 @@ class Readers:
             return Demand.FULL
         if not self._passes_on(eqn, plan):
             return Demand.LOW
+        # A move for who does not mind is not minded itself.
         through = Demand.NONE
         for out in eqn.outvars:
             through |= self.of(out).demand
