@@ -40,6 +40,7 @@ SHARES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(8))
 def test_random_programs(block):
     outcomes = [campaign.run(0, 50 * block + i, SHARES) for i in range(50)]

@@ -101,6 +101,7 @@ def results():
     return dict(zip(programs, zip(run(nets), nets, strict=True), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("jit_caches")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_state_and_results_are_as_without_autocast(name):

@@ -56,6 +56,7 @@ def test_the_readme_has_the_figures_of_the_results():
 PICTURES = {"flow", "coloring", "training", "memory", "compilers", "seconds", "effects"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("docs_on_path", "as_users_run_it")
 def test_pictures_are_the_same_each_time(tmp_path):
     drawing = importlib.import_module("figures.draw")

@@ -63,6 +63,7 @@ def test_a_page_lists_the_examples():
     assert "tour.ipynb" in text
 
 
+@pytest.mark.slow
 def test_digits_train_in_16_bits_as_far_as_in_float32(capsys, tmp_path):
     full, *low = load("train_digits").main(["--steps", "66", "--output", str(tmp_path)])
     assert is_picture(tmp_path / "losses.png")
@@ -77,6 +78,7 @@ def test_digits_train_in_16_bits_as_far_as_in_float32(capsys, tmp_path):
     assert all(name in table for name in ("float32", "float16", "bfloat16", "accuracy"))
 
 
+@pytest.mark.slow
 def test_float16_learns_as_float32_and_without_loss_scaling_worse(tmp_path):
     # With batches of 512 characters, a weight of 1e-4 stands for batches of 5 million.
     shared = [*TINY_GPT, "--steps", "40", "--loss-weight", "1e-4", "--growth-interval", "15"]
@@ -111,6 +113,7 @@ def on_a_short_text(name):
     return example
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_and_resumed_ends_in_the_same_bits(tmp_path, monkeypatch):
     example = on_a_short_text("train_char_transformer")
     arguments = [*TINY_GPT, *"--steps 30 --growth-interval 2 --checkpoint-every 7".split()]
@@ -140,6 +143,7 @@ def test_a_run_that_is_interrupted_and_resumed_ends_in_the_same_bits(tmp_path, m
         example.main([*resumed, "--seed", "1"])
 
 
+@pytest.mark.slow
 def test_a_model_that_is_split_over_devices_trains_as_on_one(tmp_path, capsys):
     sizes = "--layers 1 --width 16 --heads 2 --context 32 --batch-size 32 --learning-rate 1e-2"
     options = [*sizes.split(), *"--steps 6 --growth-interval 2".split(), "--output"]
@@ -246,6 +250,7 @@ def test_float8_trains_as_bfloat16_does(tmp_path, capsys):
     assert "- float32" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_exported_model_computes_the_same_elsewhere(tmp_path, capsys):
     results = load("export_classifier").main(["--epochs", "1", "--output", str(tmp_path)])
     assert [result.dtype for result in results] == ["float32", "bfloat16", "float16"]
@@ -312,6 +317,7 @@ def test_the_notebook_is_committed_without_outputs():
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     command = [sys.executable, "-m", "tests.support.run_notebook", NOTEBOOK]

@@ -47,6 +47,7 @@ def equations(model):
     return len(trace(model, X).eqns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("culprits", "count"), [({37}, 80), ({20, 137, 201}, 400)])
 def test_planted_overflows_among_480_and_2400_equations(culprits, count):
     model = blocks(culprits, count)
@@ -93,6 +94,7 @@ def cancelling(culprits, count):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("culprits", "count"),
     # The bounds for other numbers, and for 2,000 equations, are in test_tune_search.py.
