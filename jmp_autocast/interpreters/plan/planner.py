@@ -156,11 +156,9 @@ class Planner:
         equations, states = swept.equations, swept.states
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
-            if isinstance(v, Literal):
-                state = literal_state(v, self._wide)
-            else:
-                widened = states[v].is_widened or v in swept.widened
-                state = dataclasses.replace(states[v], is_widened=widened)
+            state = literal_state(v, self._wide) if isinstance(v, Literal) else states[v]
+            if not isinstance(v, Literal) and v in swept.widened:
+                state = dataclasses.replace(state, is_widened=True)
             unchanged = want.dtype is None or is_in(state.dtype, None, want.dtype)
             cast = None if unchanged else want.dtype
             output_dtypes.append(cast)

@@ -26,7 +26,8 @@ from ..compat import Jaxpr, JaxprEqn, aval_of, inlined
 _ROWS = 2
 
 
-# Equal products are traced once: traced at each lowering, they were half of that of a GPT.
+# Equal products are traced once: traced at each lowering, they were a quarter of that of a GPT of
+# 12 layers, 109 of 417 thousand calls of Python functions (seconds: `benchmarks/trace_time.py`).
 @functools.partial(inlined, static_argnames=("dimension_numbers", "dtype", "exchanged"))
 def product(
     lhs: Any, rhs: Any, dimension_numbers: Any, dtype: Any, *, exchanged: bool = False
