@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
+from jax.interpreters import mlir
 
 from jmp_autocast import autocast
 from jmp_autocast.interpreters.compat import name_stack, source_line
@@ -196,6 +197,24 @@ def test_name_stacks_reach_the_compiler():
     assert operation_names(autocast(scoped), X) == plain
     assert any("outer_scope/inner_scope" in name for name in plain)
     assert operation_names(autocast(jax.grad(scoped)), X) == operation_names(jax.grad(scoped), X)
+
+
+def test_equal_products_are_lowered_once_and_keep_their_name_stacks(monkeypatch):
+    """JAX caches the lowering of equal equations, and inlines it under each one's location."""
+
+    def layers(w, x):
+        for i in range(4):
+            with jax.named_scope(f"layer_{i}"):
+                x = jnp.tanh(x @ w)
+        return jnp.sum(x)
+
+    lowered = []
+    lower_fun = mlir.lower_fun
+    monkeypatch.setattr(mlir, "lower_fun", lambda f, **k: lowered.append(f) or lower_fun(f, **k))
+    names = operation_names(autocast(layers, compute_dtype=jnp.bfloat16), X, X)
+    assert [re.findall(r"layer_\d", name) for name in names] == [[f"layer_{i}"] for i in range(4)]
+    # One for the layers, whose product is rounded, and one for the last.
+    assert len(lowered) <= 2
 
 
 def test_name_stacks_of_the_backward_pass():

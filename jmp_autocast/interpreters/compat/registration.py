@@ -126,9 +126,8 @@ def lowers_by_platform(
 ) -> None:
     """Lowers a primitive to what a function of arrays emits, on some platforms another one.
 
-    It is one rule for all platforms: JAX 0.10 to 0.12 cannot choose between several that are not
-    cached, for `jax.export` to more platforms than one. And it is not cached, because a second
-    equal equation would get the name stack of the first.
+    JAX lowers equal equations once per module, and inlines the function under the location of each
+    of them. Its key holds the mesh context, which tells the inside of a `shard_map` from outside.
 
     Args:
         primitive: The primitive.
@@ -155,7 +154,7 @@ def lowers_by_platform(
             function = functools.partial(of_several, functions)
         return mlir.lower_fun(function, multiple_results=False)(ctx, *operands, **params)
 
-    mlir.register_lowering(primitive, rule, cacheable=False)
+    mlir.register_lowering(primitive, rule)
     stands_for(primitive, default, **on_one)
 
 
