@@ -35,6 +35,7 @@ from .interpreters.compat import (
     is_computed_now,
     mark_frames,
 )
+from .interpreters.compat.other_interpreters import register_with_imported
 from .interpreters.compat.settings import (
     backends_are_set_up,
     default_precision,
@@ -444,6 +445,7 @@ def run_call(
         kwargs: Its keyword arguments.
     """
     start = repeats.clock()
+    register_with_imported()
     planned = plan_call(fn, options, args, kwargs)
     if wrapper.is_whole:
         arguments.report_unmatched(planned.planner, fn)

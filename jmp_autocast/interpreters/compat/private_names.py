@@ -37,6 +37,13 @@ PRIVATE: Mapping[str, str] = MappingProxyType(
             "checkpoint policies compute our products again"
         ),
         "jax.extend.linear_util.WrappedFun": "calls of one function with a rule do not share it",
+        "jax.experimental.jet.jet": "`jet` of a rewritten program needs `finalise`",
+        "jax.experimental.jet.jet_rules": "the same",
+        "jax.experimental.sparse.transform.sparse_rules_bcoo": (
+            "`sparsify` of a rewritten program needs `finalise`"
+        ),
+        "jax.experimental.sparse.transform.sparse_rules_bcsr": "the same",
+        "jax.experimental.sparse.transform.sparsify_raw": "the same",
         "jax.experimental.topologies.get_topology_desc": (
             "`explain_compiled` compiles for the devices at hand alone"
         ),

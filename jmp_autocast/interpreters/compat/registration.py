@@ -7,7 +7,7 @@ is told of them. The same in all supported versions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -101,6 +101,11 @@ def stands_for(
         **by_platform: Another one by the name of a platform.
     """
     _stands_for[primitive] = {"default": default, **by_platform}
+
+
+def stand_ins() -> Mapping[Any, Mapping[str, Callable[..., Any]]]:
+    """Returns for each of our primitives what `stands_for` was given."""
+    return _stands_for
 
 
 def plain_function(eqn: JaxprEqn, platform: str) -> Callable[..., Any] | None:
