@@ -34,6 +34,7 @@ from ..scopes import read_mark
 from .forms import check_linen, check_no_class
 from .guess_params import Reads, guessed_params
 from .read_as_weights import read_as_weights
+from .returned import check_returned
 
 mark_frames(__file__)
 
@@ -269,6 +270,9 @@ def flatten(
             raise
         _check_unchanged((own_args, own_kwargs), tree, full, fn)
         out_leaves, result["tree"] = jax.tree_util.tree_flatten(out)
+        for leaf in out_leaves:
+            if not is_array(leaf):
+                check_returned(leaf, name_of(fn))
         result["leaves"] = [None if is_array(x) else (x,) for x in out_leaves]
         return [x for x in out_leaves if is_array(x)]
 

@@ -29,6 +29,23 @@ def test_debug_nans_finds_what_it_finds_without_autocast(dtype, run):
                 run(program)(-abs(W))
 
 
+@pytest.mark.parametrize("derivative", [lambda f: f, jax.grad, lambda f: jax.vmap(f)])
+@pytest.mark.parametrize("is_off", [False, True], ids=["jit", "disable_jit"])
+@pytest.mark.parametrize("run", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_debug_nans_leaves_constants_in_peace(run, is_off, derivative):
+    """`jnp.quantile` and `jnp.interp` broadcast a NaN that they do not choose."""
+
+    def fn(x):
+        h = x @ W
+        steps = jnp.interp(jax.nn.relu(h), np.linspace(0, 1, 9), np.arange(9.0))
+        return jnp.sum(jnp.where(h > 5, jnp.nan, steps)) + jnp.quantile(h, 0.3)
+
+    x = W / 8 if derivative is jax.grad else np.stack([W, -W]) / 8
+    with jax.debug_nans(True), jax.disable_jit(is_off):
+        found = run(derivative(autocast(fn, compute_dtype=jnp.bfloat16)))(x)
+    assert np.isfinite(found).all()
+
+
 def test_debug_infs_finds_an_overflow_of_float16():
     fn = lambda x: x @ abs(W)
     big = jnp.full((8, 8), 1e5)

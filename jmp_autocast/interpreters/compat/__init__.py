@@ -40,7 +40,12 @@ from .avals import (
 )
 from .private_names import private
 from .scans import scan_split as scan_split, scan_with_more as scan_with_more
-from .settings import float64_for, is_checked as is_checked, trace_context as trace_context
+from .settings import (
+    float64_for,
+    is_checked as is_checked,
+    trace_context as trace_context,
+    without_nan_checks as without_nan_checks,
+)
 
 Jaxpr: TypeAlias = jex_core.Jaxpr
 ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr

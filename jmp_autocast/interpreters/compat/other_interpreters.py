@@ -16,6 +16,7 @@ import jax
 from .private_names import private
 from .registration import stand_ins
 
+
 def register_with_imported() -> None:
     """Adds the rules to those of the two interpreters that the program has imported.
 

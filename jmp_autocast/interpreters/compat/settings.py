@@ -73,6 +73,15 @@ def is_checked() -> bool:
     return _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs
 
 
+def without_nan_checks() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which JAX looks for no NaN, for what only casts or moves elements.
+
+    A constant may be NaN, as in ``jnp.where(is_bad, nan, x)``. JAX compiles it into the function
+    around it and checks what that returns; here its broadcast may be an operation of its own.
+    """
+    return jax.debug_nans(False) if is_checked() else contextlib.nullcontext()
+
+
 ENABLE_FLOAT64 = 'Call jax.config.update("jax_enable_x64", True) before the first array is made'
 
 

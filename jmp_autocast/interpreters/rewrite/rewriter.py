@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from ..compat import (
     mark_frames,
     named_in_errors,
     with_dtype,
+    without_nan_checks,
 )
 from ..plan.copies import CopyKey, copy_aval
 from ..plan.data import (
@@ -59,6 +60,7 @@ from ..primitives.cpu_algorithms import asks_for_algorithm
 from ..primitives.evaluate import as_function, evaluate
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, called, has_rule, is_plain_call
+from ..primitives.traits import having
 from ..regions import AS_DECLARED
 from .closures import KeepsValues
 from .emitted import emitted
@@ -197,14 +199,14 @@ class Rewriter(KeepsValues):
             if is_checked():
                 if is_plain_call(eqn) and not eqn.effects:
                     return self._opened(eqn, plan, operands)
-                contexts.enter_context(named_in_errors(eqn))
+                contexts.enter_context(_checked(eqn))
             return self.emit_equation(eqn, plan, operands)
 
     def _opened(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         """Emits what a call holds, so that JAX looks at each result of it."""
         if plan.inner:
             return self._inlined(eqn, plan, operands)
-        results = as_function(called(eqn), named_in_errors)(*read(plan, operands))
+        results = as_function(called(eqn), _checked)(*read(plan, operands))
         return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
 
     def emit_equation(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
@@ -403,6 +405,22 @@ class Rewriter(KeepsValues):
         if plan.identity and not self.closed_over.look(closed):
             return as_function(closed)(*args)
         return self.program(plan, closed, args)
+
+
+_MAKES_NO_NAN = (having("moves") | {"convert_element_type"}) - {"gather"}
+
+
+@contextlib.contextmanager
+def _checked(eqn: JaxprEqn) -> Iterator[None]:
+    """The context of an equation whose results JAX checks, unless it only moves elements."""
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(named_in_errors(eqn))
+        if eqn.primitive.name in _MAKES_NO_NAN:
+            contexts.enter_context(without_nan_checks())
+        if not bodies(eqn):
+            # Its batching rule may broadcast such a constant: it is one operation with that, too.
+            contexts.enter_context(jax.disable_jit(False))
+        yield
 
 
 # --- one function per action ----------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from ...policies import FLOAT32, wide_dtype
-from ..compat import JaxprEqn, Tracer, aval_of
+from ..compat import JaxprEqn, Tracer, aval_of, without_nan_checks
 from ..plan.constant_range import ConstantRange
 from ..plan.copies import CopyKey, Tag
 from ..plan.data import EquationPlan, ValueState
@@ -110,7 +110,8 @@ class Value:
         if key not in self.copies:
             # From 0.12 JAX casts what is not traced with NumPy, which warns of an infinity.
             is_traced = isinstance(self.array, Tracer)
-            with contextlib.nullcontext() if is_traced else np.errstate(over="ignore"):
+            quiet = contextlib.nullcontext() if is_traced else np.errstate(over="ignore")
+            with quiet, without_nan_checks():
                 if self.move:
                     self.copies[key] = self.move(key)
                 elif isinstance(key, np.dtype):
@@ -120,16 +121,21 @@ class Value:
                         self.copies |= key.copies(self.array, self.copies, self.tag)
         return self.copies[key]
 
-    def _where_made(self) -> contextlib.AbstractContextManager[Any]:
-        """Where the copies are made: of a source that is no tracer, while the program is traced."""
-        if self.source and not isinstance(self.array, Tracer):
-            return jax.ensure_compile_time_eval()
-        # A user of the value may stand under another mesh: `x.at[i].set` of an explicitly sharded
-        # array runs under automatic axes.
+    @contextlib.contextmanager
+    def _where_made(self) -> Iterator[None]:
+        """Where the copies are made: of a source that is no tracer, while the program is traced.
+
+        And under the value's own mesh, empty for an array that was made outside of meshes: its
+        first consumer may stand under another one. `x.at[i].get(out_sharding=...)` of an explicitly
+        sharded array runs under automatic axes.
+        """
         mesh = jax.typeof(self.array).sharding.mesh
-        if mesh.empty or mesh == jax.sharding.get_abstract_mesh():
-            return contextlib.nullcontext()
-        return jax.sharding.use_abstract_mesh(mesh)
+        with contextlib.ExitStack() as contexts:
+            if mesh != jax.sharding.get_abstract_mesh():
+                contexts.enter_context(jax.sharding.use_abstract_mesh(mesh))
+            if self.source and not isinstance(self.array, Tracer):
+                contexts.enter_context(jax.ensure_compile_time_eval())
+            yield
 
     def _cast(self, dtype: np.dtype) -> Any:
         # The mask of a jitted `where` comes as an operand; its value is known nevertheless.

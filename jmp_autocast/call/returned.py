@@ -1,0 +1,69 @@
+"""What a traced function may return besides arrays."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from ..interpreters.compat import Tracer
+
+_DEPTH = 4
+"""How many objects deep a tracer is looked for: an array in a list of an attribute is at 2."""
+
+
+def check_returned(leaf: Any, name: str) -> None:
+    """Raises if an object that is no array holds arrays of the trace.
+
+    `jax.jit` refuses every such object. Here strings, numbers and functions are returned as they
+    are, but an array in an object would be a tracer that nothing replaces with its value.
+
+    Args:
+        leaf: A leaf of the function's result.
+        name: The function's name.
+
+    Raises:
+        TypeError: The object holds a tracer.
+    """
+    if _holds_tracer(leaf, _DEPTH, set()):
+        raise TypeError(
+            f"autocast({name}) traced a function that returns a value of type "
+            f"{type(leaf).__module__}.{type(leaf).__qualname__}, which holds arrays and is not a "
+            "valid JAX type. Return arrays in a pytree: a dict, a tuple, a NamedTuple or a class "
+            "registered with jax.tree_util.register_dataclass. To build a module, call its class "
+            "outside autocast and wrap the method that computes."
+        )
+
+
+def _holds_tracer(value: Any, depth: int, seen: set[int]) -> bool:
+    if isinstance(value, Tracer):
+        return True
+    if depth == 0 or id(value) in seen or isinstance(value, str | bytes | type | types.ModuleType):
+        return False
+    seen.add(id(value))
+    return any(
+        _holds_tracer(leaf, depth - 1, seen)
+        for part in _parts(value)
+        for leaf in jax.tree.leaves(part)
+    )
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    yield from getattr(value, "__dict__", {}).values()
+    for owner in type(value).__mro__:
+        slots = vars(owner).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            yield getattr(value, slot, None)
+    if isinstance(value, functools.partial):
+        yield value.args, value.keywords
+    if isinstance(value, types.MethodType):
+        yield value.__self__
+    if isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # a name that is not bound yet
+                continue
