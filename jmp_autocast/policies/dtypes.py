@@ -95,6 +95,9 @@ def find_dtype(value: Any) -> np.dtype | None:
     # mistake: an array in place of a dtype is a forgotten keyword, as in `autocast(fn, x)`.
     if value is None or isinstance(value, jax.Array):
         return None
+    # NumPy's error would hold the `repr` of a function, exponential for one that calls two others.
+    if callable(value) and not isinstance(value, type):
+        return None
     name = SHORT_NAMES.get(value, value) if isinstance(value, str) else value
     try:
         return np.dtype(jnp.dtype(name))

@@ -1,5 +1,7 @@
 """Equations that look alike share one plan; those that differ in what counts do not."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from jmp_autocast.interpreters.plan import constant_range, planner, sweeps
 from jmp_autocast.interpreters.plan.kinds import kind_of
 from jmp_autocast.interpreters.plan.reasons import ReasonCode
 from jmp_autocast.interpreters.plan.requests import find_requests
+from jmp_autocast.interpreters.rewrite.closures import ClosedOver
 from tests.support.jaxprs import find, trace
 from tests.support.plans import FULL, LOW, LOWEST, all_equations, low, plan_of
 
@@ -225,3 +228,33 @@ def test_a_second_sweep_plans_what_differs_from_the_first(monkeypatch):
     assert plan.equations[-2].reason.code is ReasonCode.FEEDER
     # 42 equations, and once more the one that is asked and its reader.
     assert len(planned) == len(plan.equations) + 2
+
+
+def test_shared_calls_are_looked_at_once(monkeypatch):
+    """Twelve functions that call the one below twice have 8,191 call sites."""
+    seen = []
+    found = ClosedOver._found
+
+    def counted(*args):
+        seen.append(args)
+        return found(*args)
+
+    monkeypatch.setattr(ClosedOver, "_found", counted)
+    twice = jax.jit(lambda x: jnp.sin(x @ X))
+    for _ in range(12):
+        twice = jax.jit(functools.partial(lambda f, x: f(x) + f(-x), twice))
+    jax.make_jaxpr(autocast(twice, compute_dtype=jnp.bfloat16))(X)
+    assert 12 <= len(seen) < 60
+
+
+def test_no_text_of_a_function_is_made_to_wrap_it():
+    """The `repr` of a function that holds two others is exponential in the depth."""
+
+    class Silent:
+        def __call__(self, x):
+            return x
+
+        def __repr__(self):
+            raise AssertionError("its repr is asked for")
+
+    autocast(Silent(), compute_dtype=jnp.bfloat16)

@@ -44,7 +44,7 @@ class ClosedOver:
             jaxpr: A closed jaxpr, which is evaluated once.
         """
         held: list[tuple[Any, set[Any]]] = []
-        if not (found := self._found(jaxpr, held)):
+        if not (found := self._found(jaxpr, held, {})):
             return False
         body = body_of(jaxpr)
         made = (v for eqn in body.eqns for v in eqn.outvars)
@@ -54,11 +54,23 @@ class ClosedOver:
         self._equations.update((id(eqn), eqn) for eqn in here)
         return bool(here)
 
-    def _found(self, jaxpr: AnyJaxpr, held: list[tuple[Any, set[Any]]]) -> set[Any]:
-        """Returns the variables that rules in a jaxpr hold, and lists those of each equation."""
+    def _found(
+        self,
+        jaxpr: AnyJaxpr,
+        held: list[tuple[Any, set[Any]]],
+        seen: dict[int, tuple[AnyJaxpr, set[Any]]],
+    ) -> set[Any]:
+        """Returns the variables that rules in a jaxpr hold, and lists those of each equation.
+
+        A jaxpr that several equations call is looked at once, or the time would grow with the call
+        sites: exponentially, where jitted functions call others twice each.
+        """
+        if id(jaxpr) in seen:
+            return seen[id(jaxpr)][1]
         found: set[Any] = set()
         for eqn in body_of(jaxpr).eqns:
-            variables = set().union(*(self._found(body.jaxpr, held) for body in bodies(eqn)))
+            inner = [self._found(body.jaxpr, held, seen) for body in bodies(eqn)]
+            variables = set().union(*inner)
             if holds_rules(eqn):
                 key, own = rule_of(eqn)
                 self._rules[id(eqn)] = eqn, key
@@ -67,6 +79,7 @@ class ClosedOver:
             if variables:
                 held.append((eqn, variables))
                 found |= variables
+        seen[id(jaxpr)] = jaxpr, found
         return found
 
     def rule_of(self, eqn: JaxprEqn) -> Hashable:
