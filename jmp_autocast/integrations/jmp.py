@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jmp
 
 from ..call.options import with_compute_dtype
-from ..policies import Policy, as_policy
+from ..policies import FLOAT32, Policy, as_policy
 
 
 def to_jmp(policy: Any) -> jmp.Policy:
@@ -51,7 +51,7 @@ def to_jmp(policy: Any) -> jmp.Policy:
             stacklevel=2,
         )
     return jmp.Policy(
-        param_dtype=policy.wide_dtype,
+        param_dtype=FLOAT32,
         compute_dtype=jnp.dtype(policy.compute_dtype),
-        output_dtype=jnp.dtype(policy.output_dtype or policy.wide_dtype),
+        output_dtype=jnp.dtype(policy.output_dtype or FLOAT32),
     )

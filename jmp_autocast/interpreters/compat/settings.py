@@ -73,9 +73,6 @@ def is_checked() -> bool:
     return _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs
 
 
-ENABLE_FLOAT64 = 'Call jax.config.update("jax_enable_x64", True) before the first array is made'
-
-
 def has_float64() -> bool:
     """Returns whether JAX makes float64 arrays now."""
     return bool(_CONFIG.jax_enable_x64)

@@ -108,7 +108,6 @@ class Sweeps:
                 self._wants,
                 self._requests,
                 self._replanned,
-                self._planner.policy.wide_dtype,
                 self._needs,
             )
             for i, shared in found.shared.items():
@@ -150,10 +149,9 @@ class Sweeps:
 
     def _place(self, i: int, eqn: JaxprEqn) -> Place:
         """Returns an equation where it stands, with all that is known of its operands."""
-        planner, wide = self._planner, self._planner.policy.wide_dtype
+        planner = self._planner
         operands = [
-            literal_state(v, wide) if isinstance(v, Literal) else self._states[v]
-            for v in eqn.invars
+            literal_state(v) if isinstance(v, Literal) else self._states[v] for v in eqn.invars
         ]
         wants, accumulating = self._requests.get(i, ()), False
         made, need = of(self._marks, eqn.invars), NOTHING
