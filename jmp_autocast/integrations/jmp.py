@@ -16,10 +16,9 @@ from ..policies import FLOAT32, Policy, as_policy
 def to_jmp(policy: Any) -> jmp.Policy:
     """Returns the ``jmp.Policy`` with the dtypes of a policy, for code that casts by hand.
 
-    A ``jmp.Policy`` is three dtypes: parameters, which are float32 (float64 for a compute dtype of
-    float32), compute dtype and output dtype, which is that of the parameters where the policy
-    leaves it to the function. It says nothing of single operations: levels, rules and scopes are
-    lost, with a warning that names them.
+    A ``jmp.Policy`` is three dtypes: parameters, which are float32, compute dtype and output dtype,
+    which is float32 where the policy leaves it to the function. It says nothing of single
+    operations: levels, rules and scopes are lost, with a warning that names them.
 
     Args:
         policy: A `Policy` or a string, as for `jmp_autocast.autocast`.

@@ -119,7 +119,7 @@ def wire_of(jaxpr: AnyJaxpr) -> tuple[Wire, ...]:
             dtype = str(getattr(atom.aval, "dtype", None))
             sent = sums.setdefault((kind, dtype, devices), [0, 0, 0])
             sent[0] += times
-            for k, name in enumerate((dtype, FLOAT32.name if is_low(dtype, FLOAT32) else dtype), 1):
+            for k, name in enumerate((dtype, FLOAT32.name if is_low(dtype) else dtype), 1):
                 sent[k] += round(share * nbytes_of(atom, name))
     found = [Wire(*key, *sent) for key, sent in sums.items()]
     return tuple(sorted(found, key=lambda wire: -wire.nbytes))

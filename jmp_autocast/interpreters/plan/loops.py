@@ -191,7 +191,7 @@ def _carries(
     start, count = body.fixed, len(body.carries)
     initial = at.given[start : start + count]
     variables = body_of(body.jaxpr).invars[start : start + count]
-    declared = list(map(at.kept, variables))
+    declared = list(map(at.declared, variables))
     guess = _first_guess(declared, initial, accumulating, at.region, policy.data_abstains)
     guess = [stored.get(k, dtype) for k, dtype in enumerate(guess)]
 
