@@ -81,12 +81,12 @@ SIZE = 48
     [
         (jnp.linalg.cholesky, (3, SIZE, SIZE), "cholesky", 3 * SIZE**3 / 3),
         (jax.scipy.linalg.lu_factor, (SIZE, SIZE), "lu", 2 * SIZE**3 / 3),
-        (jnp.linalg.qr, (32, SIZE), "geqrf", 2 * 32 * SIZE**2 - 2 * SIZE**3 / 3),
+        (jnp.linalg.qr, (64, SIZE), "qr", 2 * 64 * SIZE**2 - 2 * SIZE**3 / 3),
         (jnp.linalg.eigh, (SIZE, SIZE), "eigh", 9 * SIZE**3),
     ],
 )
 def test_a_factorization_counts_what_its_algorithm_takes(fn, shape, primitive, flops):
-    (view,) = views_of(fn, of(*shape), primitive=primitive)
+    view, *_ = views_of(fn, of(*shape), primitive=primitive)
     assert view.flops == round(flops)
 
 
