@@ -14,7 +14,6 @@ from typing import NamedTuple
 from ..compat import JaxprEqn
 from ..primitives.reading import exponent
 from ..primitives.traits import having
-from .arrays import Arrays
 from .symbolic_sizes import at_least, element_count
 
 
@@ -28,7 +27,9 @@ class Operands(NamedTuple):
         exponential: Whether it is an `exp` without a bound.
         given: Whether it is an input, a constant or a number of the program.
         large: Which are as large as the result, by their positions.
-        arrays: What made them, and which exceed which.
+        largest: Whether it is a maximum, or the logarithm of a sum.
+        fallen: Whether it is a cumulative sum of values that end at 0.
+        is_nan: Whether it is a test for NaN.
     """
 
     eqn: JaxprEqn
@@ -36,7 +37,9 @@ class Operands(NamedTuple):
     exponential: Sequence[bool]
     given: Sequence[bool]
     large: Sequence[int]
-    arrays: Arrays
+    largest: Sequence[bool]
+    fallen: Sequence[bool]
+    is_nan: Sequence[bool]
 
 
 def _at_least_0(it: Operands) -> int:
@@ -76,10 +79,10 @@ def _added(it: Operands) -> int:
 
 def _subtracted(it: Operands) -> int:
     # By the largest of its row, or a logarithm of a sum; a bias or a mean bounds nothing.
-    if it.arrays.ends_at_0(it.eqn):
+    if it.largest[1]:
         return -1
     # What has decayed since an earlier position; a mask takes the later ones.
-    if set(it.bounds) == {-1} and it.arrays.is_of_one_cumsum(it.eqn):
+    if all(it.fallen):
         return -1
     return _common([-it.bounds[i] if i else it.bounds[i] for i in it.large])
 
@@ -90,7 +93,7 @@ def _common(bounds: Sequence[int]) -> int:
 
 def _chosen(it: Operands) -> int:
     # What a mask puts in is a number, beside the values; what is NaN is no value.
-    if it.arrays.chooses_nan(it.eqn):
+    if it.is_nan[0]:
         return it.bounds[1]
     return _common([it.bounds[i] for i in it.large if i] or it.bounds[1:])
 
