@@ -339,21 +339,28 @@ def _sign(literal: Literal) -> int:
     return 0 if np.iscomplexobj(literal.val) else -1 if literal.val < 0 else 1
 
 
-def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
+def _of_counting(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks | None:
+    """Returns the marks of positions, of a cumulative sum and of a test for NaN; else None."""
     name = eqn.primitive.name
-    if made and (found := _of_one_array(eqn, made[0])) is not None:
-        return found
-    if name in FOLDS and all([m.given == NUMBER.given for m in made]):
-        return NUMBER
-    is_mul = name == "mul"
     if name == "iota":
         return COUNTED if not at_least(3, iota_length(eqn)) else ANGLE
     if name == "cumsum":
         if made[0].spread or made[0].counted:
             return COUNTED
         return Marks(bound=made[0].bound, fallen=made[0].bound < 0)
-    if name == "ne" and eqn.invars[0] is eqn.invars[1]:
-        return IS_NAN
+    is_nan = name == "ne" and eqn.invars[0] is eqn.invars[1]
+    return IS_NAN if is_nan else None
+
+
+def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
+    name = eqn.primitive.name
+    if made and (found := _of_one_array(eqn, made[0])) is not None:
+        return found
+    if name in FOLDS and all([m.given == NUMBER.given for m in made]):
+        return NUMBER
+    if (found := _of_counting(eqn, made)) is not None:
+        return found
+    is_mul = name == "mul"
     power = _power(eqn, made)
     if not (power or name in BOUNDS or name in _LARGEST or any([m not in _UNMARKED for m in made])):
         return NONE
@@ -380,16 +387,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         _sign(v) if isinstance(v, Literal) else m.bound
         for v, m in zip(eqn.invars, made, strict=True)
     ]
-    operands = Operands(
-        eqn,
-        signs,
-        [m.exponential for m in made],
-        is_given,
-        at,
-        [m.largest for m in made],
-        [m.fallen for m in made],
-        [m.is_nan for m in made],
-    )
+    operands = Operands(eqn, signs, made, at)
     return Marks(
         summed=bool(adds(eqn, made)) or (passes and any([m.summed for m in made])),
         factors=factors if passes else 0,
