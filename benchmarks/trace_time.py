@@ -204,12 +204,11 @@ def trace_and_plan(
     closed = jax.make_jaxpr(function)(params, *args)
     middle = time.perf_counter()
     leaves = len(jax.tree.leaves(params))
-    wide = planner.policy.wide_dtype
     inputs = [
-        ValueState(float_dtype(v.aval, wide), Source.PARAM if i < leaves else Source.DATA)
+        ValueState(float_dtype(v.aval), Source.PARAM if i < leaves else Source.DATA)
         for i, v in enumerate(closed.jaxpr.invars)
     ]
-    wanted = [Want(float_dtype(v.aval, wide)) for v in closed.jaxpr.outvars]
+    wanted = [Want(float_dtype(v.aval)) for v in closed.jaxpr.outvars]
     planner.plan(planner.prepare(closed), inputs, wanted)
     return middle - start, time.perf_counter() - middle
 

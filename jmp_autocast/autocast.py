@@ -45,7 +45,6 @@ from .interpreters.compat.settings import (
 )
 from .interpreters.keep.choice import ResidualChoice, Residuals
 from .interpreters.plan.data import EquationPlan, Plan
-from .interpreters.plan.float64 import check_float64, check_outputs, warn_without_float64
 from .interpreters.plan.value_facts import input_states
 from .keep_less import may_plan, run_planned
 from .policies import Policy, PolicyLike
@@ -113,8 +112,7 @@ def autocast(
             as a decorator with options.
         compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, without one that of the
             default backend: float16 on GPUs with tensor cores for it alone (V100, T4), bfloat16 on
-            all others. It is asked when the program is traced. ``float32`` is for a float64
-            program: then read float64 for float32, and float32 for 16 bits, in this docstring.
+            all others. It is asked when the program is traced.
             ``"auto"`` is the dtype for which the default backend has matrix units, whatever the
             policy says. Without such units, as on most CPUs, nothing is lowered.
         policy: A `Policy`, a string such as ``"params=float32,compute=bfloat16,output=float32"``,
@@ -154,8 +152,7 @@ def autocast(
         TypeError: ``fn`` is not callable, ``enabled`` is a traced value, or an option has the
             wrong type.
         ValueError: ``compute_dtype`` is another dtype, ``params`` is out of range, or another
-            option has an invalid value. At a call: ``compute_dtype`` is float32, or a scope is
-            float64, and ``jax_enable_x64`` is off.
+            option has an invalid value.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -370,7 +367,7 @@ class PlannedCall:
         # A derivative rule that is made here is traced later, and calls kernels as well.
         with jax.named_scope(mark(GOVERNED)), kernels_of(self.planner.policy, lowers):
             label = _reason if ANNOTATED.value else None
-            rewriter = Rewriter(self.planner, self.plan.wide, planned, label, self.onednn)
+            rewriter = Rewriter(self.planner, planned, label, self.onednn)
             return rewriter.program(self.plan, self.closed, arrays)
 
 
@@ -387,7 +384,6 @@ def plan_call(
         abstract: A ``jax.ShapeDtypeStruct`` stands for an array.
     """
     policy, choice = options.chosen
-    check_float64(policy)
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
     call, paths = as_stored(call, policy, fn)
     # Not from JAX's cache: the function may close over arrays that have changed since.
@@ -404,12 +400,10 @@ def plan_call(
         closed = planner.prepare(traced)
         body = body_of(closed)
         warn_without_units(policy)
-        warn_without_float64(policy, closed, arguments.name_of(fn))
         inputs = input_states(body.invars, call.sources, policy)
         wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
-        check_outputs(wanted)
         pairs = zip(body.outvars, wanted, strict=True)
-        wants = [want_of(v.aval, dtype, policy.wide_dtype) for v, dtype in pairs]
+        wants = [want_of(v.aval, dtype) for v, dtype in pairs]
         plan = planner.plan_program(closed, inputs, [Want()] * len(wants) if paths else wants)
         if paths:
             wants = wants_of_stored(planner, plan, wants, wanted)

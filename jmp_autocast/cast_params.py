@@ -17,7 +17,7 @@ from .planned_params import (
     is_abstract,
     wrapper_of_program,
 )
-from .policies import PolicyLike, may_use_float8, narrow_dtypes
+from .policies import COMPUTE_DTYPES, PolicyLike, may_use_float8
 
 T = TypeVar("T")
 
@@ -87,11 +87,12 @@ def cast_params(
     if is_switched_off():  # as the program reads them then
         return params
     program = PlannedParams(wrapper, "cast_params", params, args, kwargs)
-    narrow = narrow_dtypes(wrapper.policy.wide_dtype)
     # What `quantize_params` would store in 8 bits is left to it, whatever the batch is here.
     serving = program.known(untrained) if may_use_float8(wrapper.policy) else program
     pairs = zip(program.reads(), serving.reads(), strict=True)
-    dtypes = [d if d == e and isinstance(d, np.dtype) and d in narrow else None for d, e in pairs]
+    dtypes = [
+        d if d == e and isinstance(d, np.dtype) and d in COMPUTE_DTYPES else None for d, e in pairs
+    ]
     leaves = program.leaves
     if check:
         found = program.outputs(list(map(_cast, leaves, dtypes)))

@@ -20,7 +20,7 @@ from .call.wrapping import wrapper_of
 from .interpreters.after.stored_reads import Read, read_dtypes
 from .interpreters.compat import Tracer
 from .interpreters.plan.data import ValueState
-from .interpreters.plan.float_dtypes import is_in
+from .policies import FLOAT32
 from .policies.callables import name_of
 
 
@@ -84,7 +84,7 @@ class PlannedParams:
         return other
 
     def reads(self) -> list[Read | None]:
-        """Returns the one way in which the program reads each leaf of the wide dtype.
+        """Returns the one way in which the program reads each float32 leaf.
 
         Returns:
             None for a leaf that is read in several ways, in none, or that is of another dtype.
@@ -93,7 +93,7 @@ class PlannedParams:
         ways = read_dtypes(plan)
         found: list[set[Read | None]] = [set() for _ in self.leaves]
         for i, k in self._entries:
-            found[i] |= ways[k] if is_in(plan.inputs[k].dtype, plan.wide) else {None}
+            found[i] |= ways[k] if plan.inputs[k].dtype == FLOAT32 else {None}
         return [next(iter(reads)) if len(reads) == 1 else None for reads in found]
 
     def outputs(self, leaves: Sequence[Any]) -> list[jax.Array]:

@@ -28,7 +28,7 @@ from .planned_params import (
     is_abstract,
     wrapper_of_program,
 )
-from .policies import E4M3, FLOAT32, Policy, PolicyLike, as_recipe, may_use_float8, narrow_dtypes
+from .policies import COMPUTE_DTYPES, E4M3, FLOAT32, Policy, PolicyLike, as_recipe, may_use_float8
 from .policies.callables import name_of
 
 __all__ = ["QuantizedArray", "quantize_params"]
@@ -132,7 +132,7 @@ _FIXES = {
 
 def _widened(leaf: Any) -> Any:
     """Returns what a leaf is in the program: what a checkpoint holds in 16 bits is float32."""
-    is_narrow = getattr(leaf, "dtype", None) in narrow_dtypes(FLOAT32)
+    is_narrow = getattr(leaf, "dtype", None) in COMPUTE_DTYPES
     return jax.eval_shape(lambda x: x.astype(FLOAT32), leaf) if is_narrow else leaf
 
 

@@ -119,9 +119,7 @@ def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any
     """The compute dtype of this region is ``dtype``.
 
     Args:
-        dtype: ``float16`` or ``bfloat16``, or ``float32`` for `full_precision`; in a float64
-            program ``float32``, or ``float64`` for `full_precision`. ``float64`` in a float32
-            program is an island, as in `Policy.with_scopes`.
+        dtype: ``float16`` or ``bfloat16``, or ``float32`` for `full_precision`.
 
     Returns:
         A context manager for use in code that autocast traces. Outside autocast it does nothing.

@@ -14,7 +14,7 @@ from jax import lax
 
 from ..interpreters.compat import is_ref
 from ..interpreters.compat.kernel_calls import INSIDE, calls_through, current_scopes
-from ..policies import Policy, narrow_dtypes
+from ..policies import COMPUTE_DTYPES, FLOAT32, Policy
 from ..policies.dtypes import find_dtype
 from ..policies.errors import did_you_mean
 from ..policies.kernels import KNOWN, kernel_rules, named_functions
@@ -33,9 +33,9 @@ def kernels_of(policy: Policy, lowers: bool = True) -> Iterator[set[str]]:
         The names of the functions that a rule could name.
     """
     seen: set[str] = set()
-    dtype, wide = np.dtype(policy.compute_dtype), policy.wide_dtype
+    dtype = np.dtype(policy.compute_dtype)
     has_rules = lowers and bool(policy.kernels)
-    with calls_through(_Lowers(policy.kernels, dtype, wide, seen) if has_rules else None):
+    with calls_through(_Lowers(policy.kernels, dtype, seen) if has_rules else None):
         yield seen
 
 
@@ -80,13 +80,11 @@ class _Lowers:
     Args:
         rules: Those of a policy.
         dtype: Its compute dtype.
-        wide: Its wide dtype.
         seen: Gets the names of the functions.
     """
 
     rules: tuple[tuple[str, str], ...]
     dtype: np.dtype
-    wide: np.dtype
     seen: set[str] = dataclasses.field(compare=False)
 
     @property
@@ -126,30 +124,30 @@ class _Lowers:
         for said in filter(None, map(read_mark, scope)):
             found = find_dtype(said)
             if found is not None or said in (FULL, GOVERNED):
-                dtype = found if found in narrow_dtypes(self.wide) else None
+                dtype = found if found in COMPUTE_DTYPES else None
         return dtype
 
     def _lowered(
         self, rule: tuple[str, str], names: Sequence[str], call: _Call, dtype: np.dtype
     ) -> Any:
         leaves = call.flat()[0]
-        low = [_cast(x, dtype) if _is_array(x) and x.dtype == self.wide else x for x in leaves]
+        low = [_cast(x, dtype) if _is_array(x) and x.dtype == FLOAT32 else x for x in leaves]
         try:
-            out = call.run(low, (self.wide, dtype))
+            out = call.run(low, (FLOAT32, dtype))
         except Exception as error:  # a kernel refuses 16 bits in any way: a check, or its compiler
             if rule[1] == "compute_or_declared":
                 return call.run(leaves, None)
-            raise _explained(error, rule[0], names[0], dtype, self.wide) from error
+            raise _explained(error, rule[0], names[0], dtype) from error
         results, tree = jax.tree.flatten(out)
         # A kernel for 16 bits alone says nothing of float32: its results are as wide as the rest.
-        declared = [self.wide if _is_array(x) and x.dtype == dtype else None for x in results]
+        declared = [FLOAT32 if _is_array(x) and x.dtype == dtype else None for x in results]
         with contextlib.suppress(Exception):  # it may refuse float32 in any way, too
             declared = call.declared()
         pairs = zip(results, declared, strict=True)
-        wide = [
+        full = [
             x if d is None or not _is_array(x) or x.dtype == d else _cast(x, d) for x, d in pairs
         ]
-        return jax.tree.unflatten(tree, wide)
+        return jax.tree.unflatten(tree, full)
 
 
 def _is_array(x: Any) -> bool:
@@ -161,14 +159,12 @@ def _cast(x: Any, dtype: Any) -> Any:
         return lax.convert_element_type(x, dtype)
 
 
-def _explained(
-    error: Exception, pattern: str, name: str, dtype: np.dtype, wide: np.dtype
-) -> Exception:
+def _explained(error: Exception, pattern: str, name: str, dtype: np.dtype) -> Exception:
     """Returns the error of a function that refuses 16 bits, with a sentence in front."""
     text = (
         f"The policy has {name} run with {dtype} operands, by with_kernels({{{pattern!r}: "
         f"'compute'}}), and it cannot be traced with them. Write 'compute_or_declared' to run it "
-        f"in {wide} where that is so, or name the function that calls it. It says: {error}"
+        f"in float32 where that is so, or name the function that calls it. It says: {error}"
     )
     with contextlib.suppress(Exception):
         made = type(error)(text)

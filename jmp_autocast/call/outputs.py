@@ -13,7 +13,7 @@ import numpy as np
 from ..interpreters import Want
 from ..interpreters.compat import is_array_aval, set_weak_type
 from ..interpreters.plan.float_dtypes import float_dtype
-from ..policies import FLOAT64, Policy, domain, listed
+from ..policies import FLOAT_DTYPES, Policy, listed
 from ..policies.dtypes import find_dtype
 
 _NUMBERS = bool, int, float, complex, np.generic, np.ndarray
@@ -74,11 +74,9 @@ def _word_or_dtype(value: Any, policy: Policy) -> Any:
     if isinstance(value, str) and value in ("same", "computed"):
         return policy.output_dtype if value == "same" and policy.output_dtype else value
     dtype = find_dtype(value)
-    # What a float64 island makes of a float32 program may keep its digits.
-    allowed = domain(policy.wide_dtype) | {FLOAT64}
-    if dtype not in allowed:
+    if dtype not in FLOAT_DTYPES:
         raise ValueError(
-            f"output_dtype must be 'same', 'computed', {listed(allowed)}, or a pytree of "
+            f"output_dtype must be 'same', 'computed', {listed(FLOAT_DTYPES)}, or a pytree of "
             f"'same' and dtypes, got {repr(value) if dtype is None else dtype.name}."
         )
     return dtype
@@ -106,16 +104,15 @@ class Slot:
     index: int
 
 
-def want_of(aval: Any, output_dtype: Any, wide: Any) -> Want:
+def want_of(aval: Any, output_dtype: Any) -> Want:
     """Returns what is asked of the equation that makes an output.
 
     Args:
         aval: The type of the output.
         output_dtype: ``"same"``, ``"computed"`` or a dtype.
-        wide: The wide dtype of the policy.
     """
     # What is no float32 or 16-bit array goes out as the program made it, whatever is asked for.
-    declared = float_dtype(aval, wide)
+    declared = float_dtype(aval)
     if declared is None or output_dtype == "computed":
         return Want()
     return Want(dtype=declared if output_dtype == "same" else output_dtype)

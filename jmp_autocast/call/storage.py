@@ -14,7 +14,7 @@ from jax import lax
 
 from ..interpreters import Planner, Want
 from ..interpreters.plan.data import Plan
-from ..policies import Policy, domain, narrow_dtypes
+from ..policies import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES, Policy
 from ..policies.errors import did_you_mean
 from ..policies.storage import is_stored, unmatched_storage
 from ..scopes import STORED, mark
@@ -35,7 +35,7 @@ def as_stored(call: Call, policy: Policy, fn: Any) -> tuple[Call, set[str]]:
     """
     if not policy.storage:
         return call, set()
-    dtype, wide = np.dtype(policy.compute_dtype), policy.wide_dtype
+    dtype = np.dtype(policy.compute_dtype)
     names = argument_names(fn, call.paths)
     paths = {*call.paths, *names}
     pairs = zip(call.paths, names, strict=True)
@@ -46,8 +46,8 @@ def as_stored(call: Call, policy: Policy, fn: Any) -> tuple[Call, set[str]]:
     def program(*arrays: Any) -> list[Any]:
         # What is given in 16 bits is float32 to the program, which may have no other word for it.
         given = [
-            _cast(x if x.dtype != wide else _cast(x, dtype), wide)
-            if is_here and x.dtype in domain(wide)
+            _cast(x if x.dtype != FLOAT32 else _cast(x, dtype), FLOAT32)
+            if is_here and x.dtype in FLOAT_DTYPES
             else x
             for x, is_here in zip(arrays, stored, strict=True)
         ]
@@ -59,7 +59,7 @@ def as_stored(call: Call, policy: Policy, fn: Any) -> tuple[Call, set[str]]:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             name = f"result/{name}".rstrip("/")
             paths.add(name)
-            if is_stored(policy.storage, [name]) and outputs[i].dtype == wide:
+            if is_stored(policy.storage, [name]) and outputs[i].dtype == FLOAT32:
                 outputs[i] = _cast(outputs[i], dtype)
         return outputs
 
@@ -82,10 +82,9 @@ def wants_of_stored(
         wants: What is asked of each.
         wanted: What the caller asks of it: ``"same"`` or another word or dtype.
     """
-    narrow = narrow_dtypes(planner.policy.wide_dtype)
     return [
         Want(dtype=state.dtype)
-        if asked == "same" and state.is_stored and state.dtype in narrow
+        if asked == "same" and state.is_stored and state.dtype in COMPUTE_DTYPES
         else want
         for want, state, asked in zip(wants, plan.outputs, wanted, strict=True)
     ]

@@ -93,7 +93,7 @@ _POLICY: _Options = {
     "--policy": {**_FILE, "help": "a policy, as Policy.save writes it"},
     "--compute-dtype": {
         "choices": tuple(dtype.name for dtype in COMPUTE_DTYPES),
-        "help": "by default that of the device; float32 for a function in float64",
+        "help": "by default that of the device",
     },
     "--level": {"choices": LEVELS, "help": "how much is lowered"},
 }

@@ -10,16 +10,15 @@ import jax.numpy as jnp
 import jmp
 
 from ..call.options import with_compute_dtype
-from ..policies import Policy, as_policy
+from ..policies import FLOAT32, Policy, as_policy
 
 
 def to_jmp(policy: Any) -> jmp.Policy:
     """Returns the ``jmp.Policy`` with the dtypes of a policy, for code that casts by hand.
 
-    A ``jmp.Policy`` is three dtypes: parameters, which are float32 (float64 for a compute dtype of
-    float32), compute dtype and output dtype, which is that of the parameters where the policy
-    leaves it to the function. It says nothing of single operations: levels, rules and scopes are
-    lost, with a warning that names them.
+    A ``jmp.Policy`` is three dtypes: parameters, which are float32, compute dtype and output dtype,
+    which is float32 where the policy leaves it to the function. It says nothing of single
+    operations: levels, rules and scopes are lost, with a warning that names them.
 
     Args:
         policy: A `Policy` or a string, as for `jmp_autocast.autocast`.
@@ -51,7 +50,7 @@ def to_jmp(policy: Any) -> jmp.Policy:
             stacklevel=2,
         )
     return jmp.Policy(
-        param_dtype=policy.wide_dtype,
+        param_dtype=FLOAT32,
         compute_dtype=jnp.dtype(policy.compute_dtype),
-        output_dtype=jnp.dtype(policy.output_dtype or policy.wide_dtype),
+        output_dtype=jnp.dtype(policy.output_dtype or FLOAT32),
     )

@@ -126,6 +126,6 @@ def _autocast(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
             return out, changed
         # A variable keeps its dtype: batch statistics that came in as float32 go out as float32.
         out = cast_outputs(out, options)
-        return out, cast_leaves(changed, declared, options.policy)
+        return out, cast_leaves(changed, declared)
 
     return packed(inner, "autocast")

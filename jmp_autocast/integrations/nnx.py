@@ -121,9 +121,9 @@ class NNXAutocast(Autocast):
             out, changed, after = run_call(self, call.fn, options, call.args, call.kwargs)
             # State must keep its dtype: where outputs need not, both are cast out here.
             if options.output_dtype == "computed":
-                changed = cast_leaves(changed, after.dtypes, options.policy)
+                changed = cast_leaves(changed, after.dtypes)
             wanted = per_output(self._options.output_dtype, after.arranged, len(out))
-            out = cast_leaves(out, wanted, options.policy)
+            out = cast_leaves(out, wanted)
             return call.finish((out, changed, after))
 
     # The tools open calls through these two; the objects among the arguments stay as they are.

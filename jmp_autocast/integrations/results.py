@@ -10,7 +10,7 @@ import jax
 
 from ..autocast import Options
 from ..call.outputs import OutputDtypes
-from ..policies import Policy, domain
+from ..policies import FLOAT_DTYPES
 
 
 def without_output_dtype(options: Options) -> Options:
@@ -29,19 +29,17 @@ def dtypes_of(tree: Any) -> list[Any]:
     return [getattr(x, "dtype", None) for x in jax.tree_util.tree_leaves(tree)]
 
 
-def cast_leaves(tree: Any, dtypes: Sequence[Any], policy: Policy) -> Any:
+def cast_leaves(tree: Any, dtypes: Sequence[Any]) -> Any:
     """Returns the tree with its float32 and 16-bit leaves in the given dtypes.
 
     Args:
         tree: A pytree.
         dtypes: The dtype of each leaf; what is none is left as it is.
-        policy: Its wide dtype says what is cast: with float64 that are float64 and float32 leaves.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    castable = domain(policy.wide_dtype)
     # An integer or a key is no number to round, and a float64 or float8 leaf was declared so.
     cast = [
-        x.astype(dtype) if {dtype, getattr(x, "dtype", None)} <= castable else x
+        x.astype(dtype) if {dtype, getattr(x, "dtype", None)} <= FLOAT_DTYPES else x
         for x, dtype in zip(leaves, dtypes, strict=True)
     ]
     return jax.tree_util.tree_unflatten(structure, cast)
@@ -52,4 +50,4 @@ def cast_outputs(out: Any, options: Options) -> Any:
     wanted = options.output_dtype
     one_each = [wanted] * len(dtypes_of(out))
     dtypes = wanted.of_leaves(out) if isinstance(wanted, OutputDtypes) else one_each
-    return cast_leaves(out, dtypes, options.policy)  # a word is no dtype, and casts nothing
+    return cast_leaves(out, dtypes)  # a word is no dtype, and casts nothing

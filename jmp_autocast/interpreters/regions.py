@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 
-from ..policies import FLOAT32, FLOAT64, CastPolicy, Emulated, Policy, Rule, narrow_dtypes
+from ..policies import COMPUTE_DTYPES, FLOAT32, CastPolicy, Emulated, Policy, Rule
 from ..policies.precisions import precision_in
 from ..scopes import BECAUSE, CAST, FULL, GOVERNED, KERNEL, STORED, mark, read_mark
 from .compat import JaxprEqn, scope_names
-from .compat.settings import ENABLE_FLOAT64, has_float64
 
 AS_DECLARED = (mark(GOVERNED),)
 """The path of a jaxpr in which nothing is lowered, whatever the policy says."""
@@ -32,7 +30,6 @@ class Region:
     """The precision in force where an equation stands.
 
     Args:
-        wide: The wide dtype of the policy.
         compute_dtype: The dtype of matmuls, None where nothing is lowered.
         governed: An inner autocast has already dealt with the region.
         cause: The scope that says so.
@@ -41,11 +38,9 @@ class Region:
         precision: The precision of float32 products, None for that of each equation.
         default_precision: That of products of which neither policy nor program says one.
         product: Plans products that run otherwise than in the compute dtype; None for none.
-        island: The dtype that all equations run in, one step above the wide one; else None.
         emulated: The format that some of its numbers are rounded to; None for none.
     """
 
-    wide: np.dtype
     compute_dtype: np.dtype | None
     governed: bool
     cause: str
@@ -54,13 +49,12 @@ class Region:
     precision: str | None = None
     default_precision: str | None = None
     product: PlansProduct | None = None
-    island: np.dtype | None = None
     emulated: Emulated | None = None
 
     @property
     def lowers(self) -> bool:
         """Whether anything is lowered here: elsewhere a program stays as it is written."""
-        return self.compute_dtype is not None and self.island is None
+        return self.compute_dtype is not None
 
     def may_change(self, policy: Policy, name: str) -> bool:
         """Returns whether a pass may write equations of a primitive otherwise (`before`).
@@ -106,9 +100,7 @@ class Regions:
         self._product = product or (lambda _: None)
         self._lowers_nothing = lowers_nothing
         self._marks_only = marks_only
-        self.has_islands: bool = False  # of those that were asked for
         self._compute_dtype = np.dtype(policy.compute_dtype)
-        self._wide = policy.wide_dtype
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
 
     @property
@@ -139,60 +131,32 @@ class Regions:
         return self._found[path, names]
 
     def _find(self, names: tuple[str, ...]) -> Region:
-        region = functools.partial(Region, self._wide)
         marks = [(i + 1, found) for i, name in enumerate(names) if (found := read_mark(name))]
         marks = [(depth, found) for depth, found in marks if not found.startswith(_OF_CALLS)]
         # Whatever stands there was planned by an inner autocast under its own policy.
         if any(found == GOVERNED for _, found in marks):
-            return region(None, True, "an inner autocast governs the region", names)
+            return Region(None, True, "an inner autocast governs the region", names)
         hits = [
             (depth, 0, dtype, f"scope {p!r}")
             for depth, p, dtype in self._policy.scope_matches(names)
         ]
         hits += [
-            (depth, 1, self._wide if found == FULL else jnp.dtype(found), f"scope {found}")
+            (depth, 1, FLOAT32 if found == FULL else jnp.dtype(found), f"scope {found}")
             for depth, found in marks
         ]
         rules = self._policy.rules_in(names)
         if not hits and self._lowers_nothing:
-            return region(None, False, self._lowers_nothing, names, rules)
+            return Region(None, False, self._lowers_nothing, names, rules)
         if not hits:
-            return region(self._compute_dtype, False, "", names, rules, product=self._product(""))
+            return Region(self._compute_dtype, False, "", names, rules, product=self._product(""))
         # Of scopes at one depth a mark in the code wins, then the latest pattern. `max` returns the
         # first of equals, so the hits are reversed.
         _, _, dtype, cause = max(reversed(hits), key=lambda hit: hit[:2])
         if isinstance(dtype, str):
             product = self._product(dtype)
-            return region(self._compute_dtype, False, cause, names, rules, product=product)
+            return Region(self._compute_dtype, False, cause, names, rules, product=product)
         if isinstance(dtype, Emulated):
-            return region(None, False, cause, names, rules, emulated=dtype)
-        if dtype in narrow_dtypes(self._wide):
-            return region(dtype, False, cause, names, rules)
-        island = None if dtype == self._wide else _check_island(dtype, cause, self._compute_dtype)
-        self.has_islands |= island is not None
-        return region(None, False, cause, names, rules, island=island)
-
-
-def _check_island(dtype: np.dtype, cause: str, compute_dtype: np.dtype) -> np.dtype:
-    """Returns the dtype of an island, a region that is wider than the program.
-
-    Args:
-        dtype: What its scope asks for.
-        cause: The scope, for messages.
-        compute_dtype: The compute dtype of the policy.
-
-    Raises:
-        ValueError: JAX has no float64 now; or the dtype is no wider than the program.
-    """
-    # A pattern was checked with the policy that it belongs to; a mark in the code knew of none.
-    if dtype != FLOAT64:
-        raise ValueError(
-            f"{cause} asks for {dtype} in a program with compute_dtype={compute_dtype}, which is "
-            f"cast between {FLOAT64} and {FLOAT32}. Write one of these two."
-        )
-    if not has_float64():
-        raise ValueError(
-            f"{cause} asks for float64, and JAX makes no float64 arrays while jax_enable_x64 is "
-            f"off. {ENABLE_FLOAT64}, or leave the scope out."
-        )
-    return dtype
+            return Region(None, False, cause, names, rules, emulated=dtype)
+        if dtype in COMPUTE_DTYPES:
+            return Region(dtype, False, cause, names, rules)
+        return Region(None, False, cause, names, rules)

@@ -1,7 +1,7 @@
 """Which operation runs in which precision: policies, rules, tables. Knows no interpreter."""
 
 from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
-from .dtypes import FLOAT32, FLOAT64, FLOAT_DTYPES, domain, listed, narrow_dtypes, wide_dtype
+from .dtypes import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES, listed
 from .equation_view import EquationView
 from .float8 import E2M1, E4M3, Float8, as_recipe, may_use_float8
 from .formats import Emulated
@@ -27,13 +27,13 @@ __all__ = [
     "BF16",
     "BY_HAND",
     "CALLS",
+    "COMPUTE_DTYPES",
     "CONTRACTIONS",
     "DATA_MOVEMENT",
     "DEFAULT_RULES",
     "E2M1",
     "E4M3",
     "FLOAT32",
-    "FLOAT64",
     "FLOAT_DTYPES",
     "FP8",
     "FP16",
@@ -55,12 +55,9 @@ __all__ = [
     "apply_rule",
     "as_policy",
     "as_recipe",
-    "domain",
     "listed",
     "match_depth",
     "may_use_float8",
-    "narrow_dtypes",
     "parse_policy",
     "register_rule",
-    "wide_dtype",
 ]

@@ -22,8 +22,7 @@ class CastPolicy(enum.Enum):
 
     The first five members are those of PyTorch's autocast (``ATen/autocast_mode.h``); ``KEEP`` is
     ours. Only values that the program declares as float32, or in the compute dtype, are ever cast:
-    float64, complex, float8, the other 16-bit dtype, integers, bools and keys pass through. Where
-    the compute dtype is float32, read float64 for float32 here and below.
+    float64, complex, float8, the other 16-bit dtype, integers, bools and keys pass through.
 
     Attributes:
         LOWER_PRECISION_FP: Operands are cast to the compute dtype.

@@ -13,22 +13,15 @@ import numpy as np
 from .errors import shown
 
 FLOAT32 = np.dtype(np.float32)
-FLOAT64 = np.dtype(np.float64)
-# What a program declares, and what of it runs in each compute dtype's place, is one step wider.
-_WIDE = {
-    np.dtype(jnp.float16): FLOAT32,
-    np.dtype(jnp.bfloat16): FLOAT32,
-    FLOAT32: FLOAT64,
-}
-COMPUTE_DTYPES: tuple[np.dtype, ...] = tuple(_WIDE)
+COMPUTE_DTYPES: tuple[np.dtype, ...] = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
 DEFAULT = "default"
 """A compute dtype that is the device's own 16 bits, known when a program is traced."""
-_NARROW = {wide: tuple(d for d in _WIDE if _WIDE[d] == wide) for wide in (FLOAT32, FLOAT64)}
-# The dtypes between which values are cast. Others stay what they are: a float64 in a float32
-# program has an author who chose more than 24 bits on purpose, a float8 one who chose fewer.
-_DOMAINS = {wide: frozenset((wide, *narrow)) for wide, narrow in _NARROW.items()}
-FLOAT_DTYPES: frozenset[np.dtype] = frozenset.union(*_DOMAINS.values())
+# Values of other dtypes stay what they are: the author of a float64 chose more than 24 bits on
+# purpose, the author of a float8 fewer.
+FLOAT_DTYPES: frozenset[np.dtype] = frozenset((FLOAT32, *COMPUTE_DTYPES))
+"""The dtypes between which values are cast."""
 _EIGHT_BITS = re.compile(r"(fp|float|f|int|uint|mxfp|nvfp)[48](_.*)?|mxfp8|nvfp4")
+_NOT_16_BITS = "It is the dtype of products of float32 values; float64 values are never cast. "
 SHORT_NAMES = {
     "f64": "float64",
     "fp64": "float64",
@@ -41,19 +34,6 @@ SHORT_NAMES = {
 """What jmp, jaxprs and PyTorch users call these dtypes; read wherever a dtype is named."""
 
 
-def wide_dtype(compute_dtype: Any) -> np.dtype:
-    """Returns the dtype beside a compute dtype: of sums, solves and all that is not lowered.
-
-    Args:
-        compute_dtype: float16, bfloat16, float32, or the word for one of the first two.
-
-    Example:
-        >>> wide_dtype("bfloat16"), wide_dtype("float32")
-        (dtype('float32'), dtype('float64'))
-    """
-    return FLOAT32 if is_default(compute_dtype) else _WIDE[np.dtype(compute_dtype)]
-
-
 def is_default(compute_dtype: Any) -> bool:
     """True for a compute dtype that the device chooses.
 
@@ -62,26 +42,6 @@ def is_default(compute_dtype: Any) -> bool:
         (True, False)
     """
     return isinstance(compute_dtype, str) and compute_dtype == DEFAULT
-
-
-def narrow_dtypes(wide: np.dtype) -> tuple[np.dtype, ...]:
-    """Returns the compute dtypes of a wide dtype.
-
-    Example:
-        >>> narrow_dtypes(FLOAT64)
-        (dtype('float32'),)
-    """
-    return _NARROW[wide]
-
-
-def domain(wide: np.dtype) -> frozenset[np.dtype]:
-    """Returns the dtypes between which values are cast where a wide dtype is in force.
-
-    Example:
-        >>> sorted(dtype.name for dtype in domain(FLOAT64))
-        ['float32', 'float64']
-    """
-    return _DOMAINS[wide]
 
 
 def find_dtype(value: Any) -> np.dtype | None:
@@ -141,7 +101,7 @@ def as_float_dtype(value: Any, argument: str, allowed: Collection[np.dtype]) -> 
         ValueError: Another dtype is meant by ``value``, or none.
 
     Example:
-        >>> as_float_dtype("float32", "output_dtype", domain(FLOAT64))
+        >>> as_float_dtype("float32", "output_dtype", FLOAT_DTYPES)
         dtype('float32')
     """
     dtype = as_dtype(value, argument)
@@ -154,7 +114,7 @@ def widest_first(dtypes: Collection[np.dtype]) -> list[np.dtype]:
     """Returns dtypes in the order in which messages and files name them.
 
     Example:
-        >>> widest_first(domain(FLOAT32))
+        >>> widest_first(FLOAT_DTYPES)
         [dtype('float32'), dtype('float16'), dtype(bfloat16)]
     """
     return sorted(dtypes, key=lambda dtype: (-dtype.itemsize, len(dtype.name)))
@@ -164,7 +124,7 @@ def listed(dtypes: Collection[np.dtype]) -> str:
     """Returns the names of dtypes for a message.
 
     Example:
-        >>> listed(domain(FLOAT32))
+        >>> listed(FLOAT_DTYPES)
         'float32, float16 or bfloat16'
     """
     *first, last = (dtype.name for dtype in widest_first(dtypes))
@@ -175,7 +135,7 @@ def as_compute_dtype(value: Any) -> np.dtype | Literal["default"]:
     """Returns the compute dtype meant by ``value``.
 
     Raises:
-        ValueError: It is none of float16, bfloat16, float32 and the word ``"default"``.
+        ValueError: It is none of float16, bfloat16 and the word ``"default"``.
 
     Example:
         >>> as_compute_dtype("float16"), as_compute_dtype("default")
@@ -192,9 +152,11 @@ def as_compute_dtype(value: Any) -> np.dtype | Literal["default"]:
             "Products run in 8 bits by policy=jmp_autocast.FP8, which is Policy(jnp.bfloat16, "
             "matmul='float8'), and all else in 16. "
         )
+        is_wide = dtype in (FLOAT32, np.float64)
+        hint = eight if is_narrow else _NOT_16_BITS if is_wide else ""
         raise ValueError(
-            "compute_dtype must be float16 or bfloat16, or float32 for a float64 program, got "
-            f"{value if dtype is None else dtype.name}. {eight if is_narrow else ''}To run without "
-            "casts, pass enabled=False."
+            "compute_dtype must be float16 or bfloat16, got "
+            f"{value if dtype is None else dtype.name}. {hint}To run without casts, pass "
+            "enabled=False."
         )
     return dtype

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .choices import check_choice, elsewhere
-from .dtypes import FLOAT32, FLOAT64, as_float_dtype, domain, find_dtype
+from .dtypes import FLOAT_DTYPES, as_float_dtype, find_dtype
 from .errors import did_you_mean, wrong_type
 from .formats import Emulated, is_format, parse
 
@@ -173,27 +173,20 @@ RECIPES: dict[str, Float8] = {
 which is what Transformer Engine's `MXFP8BlockScaling` has for it, too."""
 
 
-def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
+def as_recipe(value: Any) -> Float8 | None:
     """Returns the recipe that ``Policy(matmul=...)`` means.
 
     Args:
         value: A `Float8`, the name of one (`RECIPES`), or None.
-        wide: The wide dtype of the policy.
 
     Raises:
-        ValueError: A string names no recipe; the nearest is named. Or the policy is for programs in
-            float64.
+        ValueError: A string names no recipe; the nearest is named.
         TypeError: It is none of these.
 
     Example:
         >>> as_recipe("float8").gradient, as_recipe("mxfp8").scaling
         ('e5m2', 'mx')
     """
-    if value is not None and wide != FLOAT32:
-        raise ValueError(
-            f"matmul must be None if the compute dtype is float32, got {value!r}: a program that "
-            "needs float64 cannot multiply in 8 bits."
-        )
     if value is None or isinstance(value, Float8):
         return value
     if isinstance(value, str):
@@ -205,35 +198,27 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
     raise wrong_type("matmul must be a Float8, the name of a recipe or None", value, fix)
 
 
-def as_scope_dtype(value: Any, argument: str, wide: np.dtype) -> Any:
-    """Returns the dtype of a scope: one of the program's, float64, ``"float8"``, or a format.
+def as_scope_dtype(value: Any, argument: str) -> Any:
+    """Returns the dtype of a scope: one of the program's, ``"float8"``, or a format.
 
     Args:
         value: A dtype, a scalar type or a name; a number format, or an `Emulated`.
         argument: The argument's name, for the message.
-        wide: The wide dtype of the policy. Beside float64 there is no recipe for 8 bits.
 
     Raises:
         ValueError: Another dtype is meant by ``value``, or none.
 
     Example:
-        >>> as_scope_dtype("float8", "scopes", FLOAT32), as_scope_dtype("f64", "scopes", FLOAT32)
-        ('float8', dtype('float64'))
-        >>> as_scope_dtype("e4m3", "scopes", FLOAT32).gradient.name
+        >>> as_scope_dtype("float8", "scopes"), as_scope_dtype("f32", "scopes")
+        ('float8', dtype('float32'))
+        >>> as_scope_dtype("e4m3", "scopes").gradient.name
         'e5m2'
     """
-    if isinstance(value, str) and value == FLOAT8 and wide == FLOAT32:
+    if isinstance(value, str) and value == FLOAT8:
         return FLOAT8
     if is_format(value):
-        emulated = value if isinstance(value, Emulated) else Emulated(parse(value, argument))
-        if wide == FLOAT32:
-            return emulated
-        raise ValueError(
-            f"{argument} must not be a format if the compute dtype is float32, got "
-            f"{emulated.name!r}: a format is emulated in float32, and the program is in float64. "
-            "Leave it out, or write compute_dtype='bfloat16'."
-        )
-    return as_float_dtype(value, argument, domain(wide) | {FLOAT64})
+        return value if isinstance(value, Emulated) else Emulated(parse(value, argument))
+    return as_float_dtype(value, argument, FLOAT_DTYPES)
 
 
 def recipe_of(table: Mapping[str, Any]) -> Float8:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from .choices import WORDS
-from .dtypes import COMPUTE_DTYPES, as_compute_dtype, as_dtype, find_dtype, wide_dtype
+from .dtypes import COMPUTE_DTYPES, FLOAT32, as_dtype, find_dtype
 from .errors import did_you_mean, wrong_type
 from .policy import Policy
 
@@ -52,7 +52,7 @@ def parse_policy(text: str) -> Policy:
     Raises:
         ValueError: A key or dtype is unknown, a key is given twice, ``compute`` is missing, or
             ``params`` is not float32 (parameters are kept in float32 and cast in the traced
-            graph), or not float64 with ``compute=float32``.
+            graph).
 
     Example:
         >>> parse_policy("params=float32,compute=bfloat16,output=float32").output_dtype
@@ -87,8 +87,8 @@ def _only_dtype(text: str) -> np.dtype:
     dtype = find_dtype(text.removeprefix(_KERAS_PREFIX))
     if dtype is None or dtype not in COMPUTE_DTYPES:
         raise ValueError(
-            "policy must be a compute dtype, 'float16', 'bfloat16' or 'float32', or a string such "
-            f"as 'params=float32,compute=bfloat16,output=float32', got {text!r}. {_instead(text)}"
+            "policy must be a compute dtype, 'float16' or 'bfloat16', or a string such as "
+            f"'params=float32,compute=bfloat16,output=float32', got {text!r}. {_instead(text)}"
         )
     return dtype
 
@@ -146,10 +146,9 @@ def _build(
 ) -> Policy:
     # jmp's policies may cast the parameters themselves. Here updates are added to a float32 copy:
     # bfloat16 has 8 bits, and a parameter would lose every update below 1/512 of it.
-    wide = wide_dtype(as_compute_dtype(compute))
-    if param is not None and param != wide:
+    if param is not None and param != FLOAT32:
         raise ValueError(
-            f"params must be {wide}, got {param.name}: parameters are kept in {wide} and cast "
+            f"params must be float32, got {param.name}: parameters are kept in float32 and cast "
             "once in the traced graph."
         )
     return Policy(compute, output, **words)

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from .cast_policy import CastPolicy, Rule
 from .choices import WORDS, DotOutput, Level, WeightGradients, check_choice
 from .containers import as_mapping, as_tuples, as_words
-from .dtypes import DEFAULT, as_compute_dtype, as_float_dtype, domain, wide_dtype
+from .dtypes import DEFAULT, FLOAT_DTYPES, as_compute_dtype, as_float_dtype
 from .errors import did_you_mean
 from .float8 import Float8, RecipeName, as_recipe, as_scope_dtype
 from .formats import Emulated
@@ -40,10 +40,10 @@ class Policy:
     Immutable and hashable: `with_rules` and `with_scopes` return a new policy.
 
     Args:
-        compute_dtype: ``float16`` or ``bfloat16``, the dtype of matmuls and convolutions of a
-            float32 program; ``float32`` for a float64 program. ``"default"``: the 16 bits that the
-            default backend multiplies, float16 on GPUs with tensor cores for it alone (V100, T4),
-            bfloat16 on all others. It is asked when a program is traced, and `save` keeps the word.
+        compute_dtype: ``float16`` or ``bfloat16``, the dtype of matmuls and convolutions.
+            ``"default"``: the 16 bits that the default backend multiplies, float16 on GPUs with
+            tensor cores for it alone (V100, T4), bfloat16 on all others. It is asked when a program
+            is traced, and `save` keeps the word.
         output_dtype: The dtype of the function's float32 or 16-bit outputs, None for the dtype
             that the function declares.
         level: How much is lowered, from the most careful to the leanest; see `with_level`.
@@ -91,20 +91,19 @@ class Policy:
     def __post_init__(self) -> None:
         set_field = functools.partial(object.__setattr__, self)
         set_field("compute_dtype", as_compute_dtype(self.compute_dtype))
-        wide = self.wide_dtype
         if self.output_dtype is not None:
-            dtype = as_float_dtype(self.output_dtype, "output_dtype", domain(wide))
+            dtype = as_float_dtype(self.output_dtype, "output_dtype", FLOAT_DTYPES)
             set_field("output_dtype", dtype)
         for option, allowed in WORDS.items():
             check_choice(option, getattr(self, option), allowed)
-        set_field("matmul", as_recipe(self.matmul, wide))
+        set_field("matmul", as_recipe(self.matmul))
         # Rules are read here and not in `with_rules`, so that a policy made by hand or from a file
         # is checked. As in `with_rules` a later rule replaces one for the same primitive.
         rules = [(primitive_name(name), rule) for name, rule in as_tuples(self.rules, "rules", 2)]
-        read = {name: as_rule(rule, name, wide) for name, rule in rules}
+        read = {name: as_rule(rule, name) for name, rule in rules}
         set_field("rules", tuple(read.items()))
         pairs = as_tuples(self.scopes, "scopes", 2)
-        scopes = ((check_pattern(p), as_scope_dtype(d, f"scopes[{p!r}]", wide)) for p, d in pairs)
+        scopes = ((check_pattern(p), as_scope_dtype(d, f"scopes[{p!r}]")) for p, d in pairs)
         set_field("scopes", tuple(scopes))
         scoped: dict[tuple[str, str], Rule] = {}
         for pattern, name, rule in as_tuples(self.scoped_rules, "scoped_rules", 3):
@@ -112,7 +111,7 @@ class Policy:
             # Unlike those of the whole program, scoped rules depend on their order: of those that
             # match at one depth the last wins, so that a rule given again moves to the end.
             scoped.pop(key, None)
-            scoped[key] = as_rule(rule, name, wide)
+            scoped[key] = as_rule(rule, name)
         words = as_tuples(self.precisions, "precisions", 2)
         words = ((check_pattern(p), as_precision(w, f"precisions[{p!r}]")) for p, w in words)
         set_field("precisions", tuple(dict(words).items()))
@@ -214,10 +213,7 @@ class Policy:
             scopes: From a pattern to ``"float32"`` (nothing is lowered), to a compute dtype, to
                 ``"float8"``: products of weights run in 8 bits, the last one too; to a number
                 format such as ``"e4m3"`` or ``"e5m7"``, or an `Emulated` with options: the operands
-                of products are rounded to it, emulated in float32; or to ``"float64"``, with
-                ``jax_enable_x64``: everything in the scope runs in float64, and equations outside
-                read its results in the dtypes that the program declares. With a compute dtype of
-                float32, ``"float64"`` says that nothing is lowered.
+                of products are rounded to it, emulated in float32.
 
         Returns:
             The new policy; later patterns win over earlier ones at the same depth.
@@ -412,17 +408,6 @@ class Policy:
             return cls(**fields)
         except ValueError as error:  # what is right alone, and not beside the compute dtype
             raise ValueError(f"Policy file {str(path)!r}: {error}") from None
-
-    @property
-    def wide_dtype(self) -> np.dtype:
-        """The dtype of what is not lowered: float32 beside 16 bits, float64 beside float32.
-
-        Example:
-            >>> from jmp_autocast import BF16, Policy
-            >>> BF16.wide_dtype, Policy("float32").wide_dtype
-            (dtype('float32'), dtype('float64'))
-        """
-        return wide_dtype(self.compute_dtype)
 
     @functools.cached_property
     def _rule_map(self) -> dict[str, Rule]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-import numpy as np
-
 from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
 from .dtypes import FLOAT32, find_dtype
@@ -124,13 +122,12 @@ def primitive_name(primitive: Any) -> str:
     return name
 
 
-def as_rule(value: Any, primitive: str, wide: np.dtype = FLOAT32) -> Rule:
+def as_rule(value: Any, primitive: str) -> Rule:
     """Returns the rule meant by a policy, a policy's name or a rule function.
 
     Args:
-        value: The policy, its name, the name of the wide dtype, or the function.
+        value: The policy, its name, ``"float32"``, or the function.
         primitive: The primitive's name.
-        wide: The wide dtype of the policy that the rule is for.
 
     Raises:
         TypeError: It is none of the three.
@@ -148,9 +145,9 @@ def as_rule(value: Any, primitive: str, wide: np.dtype = FLOAT32) -> Rule:
             return as_rule(CastPolicy[value.upper()], primitive)
         # `with_scopes` takes a dtype, and its user writes one here as well. A 16-bit dtype is
         # refused: operations are lowered to the compute dtype, which may be the other one.
-        if (dtype := find_dtype(value)) is not None and dtype == wide:
+        if find_dtype(value) == FLOAT32:
             return as_rule(CastPolicy.FP32, primitive)
-        if (dtype := find_dtype(value)) is not None:
+        if find_dtype(value) is not None:
             hint = " Operations are lowered to the compute dtype: write 'LOWER_PRECISION_FP'."
         else:
             hint = did_you_mean(value.upper(), names)

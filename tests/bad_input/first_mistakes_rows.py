@@ -586,13 +586,6 @@ GUESSED = [
     ),
     Row(
         "Policy",
-        "a format beside float64",
-        lambda w: Policy("float32").with_scopes({"*": "e4m3"}),
-        ValueError,
-        r"scopes\['\*'\] | 'e4m3' | must not be a format | Leave it out",
-    ),
-    Row(
-        "Policy",
         "integers",
         lambda w: Policy(matmul="int8"),
         ValueError,

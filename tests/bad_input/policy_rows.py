@@ -70,22 +70,20 @@ ROWS = [
     _policy(
         "float64",
         ValueError,
-        "compute_dtype | float64 | float16 or bfloat16, or float32 for a float64 | enabled=False",
+        "compute_dtype | float64 | must be float16 or bfloat16 | enabled=False",
         compute_dtype=np.float64,
     ),
     _policy(
-        "float8 beside float64",
+        "float32",
         ValueError,
-        "matmul | got 'float8' | must be None | cannot multiply in 8 bits",
+        "compute_dtype | float32 | must be float16 or bfloat16 | enabled=False",
         compute_dtype=np.float32,
-        matmul="float8",
     ),
     _policy(
-        "16 bits beside float64",
+        "a scope in float64",
         ValueError,
-        r"scopes\['a'\] | got bfloat16 | must be float64 | float32",
-        compute_dtype=np.float32,
-        scopes=(("a", "bfloat16"),),
+        r"scopes\['a'\] | got float64 | must be float32, float16 | bfloat16",
+        scopes=(("a", "float64"),),
     ),
     _policy(
         "int32", ValueError, f"output_dtype | int32 | {FLOATS} | float32", output_dtype="int32"
@@ -138,7 +136,7 @@ ROWS = [
     _policy(
         "no dtype in the scopes",
         ValueError,
-        r"scopes\['\*/ln'\] | int8 | must be float64, float32, float16 | bfloat16",
+        r"scopes\['\*/ln'\] | int8 | must be float32, float16 | bfloat16",
         scopes=(("*/ln", "int8"),),
     ),
     Row(
@@ -224,7 +222,7 @@ ROWS = [
         "complex64",
         {"*/ln": "complex64"},
         ValueError,
-        r"scopes\['\*/ln'\] | complex64 | must be float64, float32, float16 | bfloat16",
+        r"scopes\['\*/ln'\] | complex64 | must be float32, float16 | bfloat16",
     ),
     _scopes(
         "no dtype", {"*/ln": "full"}, ValueError, r"scopes\['\*/ln'\] | 'full' | a dtype | Pass one"
@@ -346,7 +344,7 @@ ROWS = [
     _decision(
         "int32",
         ValueError,
-        "Decision.output_dtype | int32 | must be float64, float32, float16 | bfloat16",
+        "Decision.output_dtype | int32 | must be float32, float16 | bfloat16",
         output_dtype="int32",
     ),
     _decision(

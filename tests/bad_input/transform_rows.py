@@ -29,7 +29,7 @@ unheard_of = Primitive("bad_input_unheard_of")
 unheard_of.def_abstract_eval(lambda x: x)
 
 HALVES = "must be float16 or bfloat16"
-OUTPUTS = "must be 'same', 'computed', float64, float32, float16 or bfloat16"
+OUTPUTS = "must be 'same', 'computed', float32, float16 or bfloat16"
 SHARES = "'recompute', 'auto' or a share from 0 to 1"
 PARAMS = "must be the position of an argument, several positions, or a predicate"
 STRING = "'params=float32,compute=bfloat16,output=float32'"
@@ -135,10 +135,10 @@ ROWS = [
     # compute_dtype.
     Row(
         "autocast",
-        "float32 for a float32 program",
+        "float32",
         lambda w: autocast(loss_at_call, compute_dtype="float32")(w.params, X),
         ValueError,
-        "compute_dtype=float32 | programs in float64 | jax_enable_x64 is off | enabled=False",
+        f"compute_dtype | got float32 | {HALVES} | enabled=False",
     ),
     _option("int8", ValueError, "int8", HALVES, "enabled=False", compute_dtype=jnp.int8),
     _option("a type", ValueError, "float64", HALVES, "enabled=False", compute_dtype=float),
@@ -324,9 +324,10 @@ ROWS = [
             mistake,
             lambda w, value=value: compute_precision(value),
             ValueError,
-            f"compute_precision | got {found} | takes float64, float32, float16 | bfloat16",
+            f"compute_precision | got {found} | takes float32, float16 | bfloat16",
         )
         for mistake, value, found in (
+            ("float64", "float64", "float64"),
             ("float8", "float8_e5m2", "float8_e5m2"),
             ("no name", "bf17", "'bf17'"),
             ("None", None, "None"),

@@ -435,7 +435,7 @@ def _flat(case: Case) -> Flat:
 
 
 def calls(case: Case) -> None:
-    """A segment in a call, a checkpoint, a custom rule or a loop of one step changes nothing.
+    """A segment in a call, a checkpoint or a custom rule changes nothing.
 
     Neither a dtype nor, evaluated op by op, a bit of the result. Casts at the border and what moves
     elements may stand outside.

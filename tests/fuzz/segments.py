@@ -1,7 +1,7 @@
 """A program with one segment of it in a call, and what a rewritten program computes in which dtype.
 
-A segment is a run of equations. Inline, in a `jit`, in a checkpoint, in a function whose rule is
-JAX's own or in a loop of one step it is the same program: `autocast` has to make the same of it.
+A segment is a run of equations. Inline, in a `jit`, in a checkpoint or in a function whose rule is
+JAX's own it is the same program: `autocast` has to make the same of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
 from jmp_autocast.interpreters.compat import (
     Literal,
@@ -42,22 +41,10 @@ def with_rule(fn: Function) -> Function:
     return function
 
 
-def in_one_step(fn: Function) -> Function:
-    """A loop of one step: what the function takes are slices, what it returns is stacked."""
-
-    def looped(*xs: Any) -> list[Any]:
-        step = lambda _, row: ((), fn(*row))
-        stacked = tuple(lax.expand_dims(x, (0,)) for x in xs)
-        return [lax.squeeze(y, (0,)) for y in lax.scan(step, (), stacked, length=1)[1]]
-
-    return looped
-
-
 WRAPPERS: dict[str, Callable[[Function], Function]] = {
     "jit": jax.jit,
     "checkpoint": jax.checkpoint,
     "custom_jvp": with_rule,
-    "scan": in_one_step,
 }
 
 

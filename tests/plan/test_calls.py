@@ -1,4 +1,4 @@
-"""A part of a program in a call, a checkpoint, a custom rule or a loop of one step changes nothing.
+"""A part of a program in a call, a checkpoint or a custom rule changes nothing.
 
 The property `calls` of the fuzzer, on the smallest programs that it has found. Each takes ``call``,
 which wraps a part, and parameters and data.
@@ -303,11 +303,6 @@ def few_rows(call, p, x):
     return call(stream)(p["w"][:4, :4])
 
 
-def gated(call, p, x):
-    """A loop of one step moves what it returns: that is no reader beyond sums."""
-    return call(lambda h, g: (jnp.tanh(h) * jax.nn.sigmoid(g),))(x @ p["w"], x @ p["v"])[0]
-
-
 PROGRAMS = [
     gram,
     gram_of_results,
@@ -317,7 +312,6 @@ PROGRAMS = [
     largest_of_a_returned_part,
     declared,
     few_rows,
-    gated,
     sum_of_norms,
     complement,
     complement_inside,

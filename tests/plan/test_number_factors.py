@@ -3,7 +3,6 @@
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jmp_autocast import BF16, FP16, Float8, Policy, autocast, explain
@@ -71,10 +70,3 @@ def test_a_result_that_is_no_float_keeps_its_dtype():
 def test_with_weights_in_8_bits_the_product_is_in_16():
     policy = Policy(jnp.bfloat16, matmul=Float8(emulate=True, skip=()))
     assert row_of(product, W, ROWS.astype(jnp.int8), policy=policy).operands == ("bfloat16",) * 2
-
-
-def test_in_a_program_in_float64():
-    with jax.enable_x64(True):
-        w = np.asarray(W, np.float64)
-        row = row_of(product, w, np.asarray(ROWS, np.int8), policy=Policy(jnp.float32))
-    assert row.operands == ("float32", "float32")

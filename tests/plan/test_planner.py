@@ -186,7 +186,7 @@ def test_reasons_and_that_what_is_planned_is_emitted(fn, primitive, code, dtype)
     fn = autocast(fn, compute_dtype=jnp.bfloat16, params=None, output_dtype="computed")
     emitted = [v.aval for v in trace(fn, X).jaxpr.outvars]
     for state, aval in zip(plan.outputs, emitted, strict=True):
-        assert state.dtype == float_dtype(aval, FULL)
+        assert state.dtype == float_dtype(aval)
 
 
 def test_a_reason_names_its_cause():

@@ -73,6 +73,33 @@ def test_flops_and_reduction_depth(fn, args, primitive, depth, flops):
     assert (view.reduction_depth, view.flops) == (depth, flops)
 
 
+SIZE = 48
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "primitive", "flops"),
+    [
+        (jnp.linalg.cholesky, (3, SIZE, SIZE), "cholesky", 3 * SIZE**3 / 3),
+        (jax.scipy.linalg.lu_factor, (SIZE, SIZE), "lu", 2 * SIZE**3 / 3),
+        (jnp.linalg.qr, (64, SIZE), "qr", 2 * 64 * SIZE**2 - 2 * SIZE**3 / 3),
+        (jnp.linalg.eigh, (SIZE, SIZE), "eigh", 9 * SIZE**3),
+    ],
+)
+def test_a_factorization_counts_what_its_algorithm_takes(fn, shape, primitive, flops):
+    view, *_ = views_of(fn, of(*shape), primitive=primitive)
+    assert view.flops == round(flops)
+
+
+@pytest.mark.parametrize("left_side", [True, False])
+def test_a_triangular_solve_counts_each_right_hand_side_on_either_side(left_side):
+    def solve(a, b):
+        return lax.linalg.triangular_solve(a, b, left_side=left_side, lower=True)
+
+    right = of(2, SIZE, 5) if left_side else of(2, 5, SIZE)
+    (view,) = views_of(solve, of(2, SIZE, SIZE), right, primitive="triangular_solve")
+    assert view.flops == 2 * SIZE**2 * 5
+
+
 def test_the_fields_of_an_equation_view():
     def model(x, mask):
         with jax.named_scope("outer"), jax.named_scope("inner"):

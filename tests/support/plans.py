@@ -24,7 +24,7 @@ def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
     closed = planner.prepare(trace(fn, *args))
     avals = [v.aval for v in closed.jaxpr.invars]
     kinds = [*leaves, *(Source.DATA,) * (len(avals) - len(leaves))]
-    dtypes = [float_dtype(aval, policy.wide_dtype) for aval in avals]
+    dtypes = [float_dtype(aval) for aval in avals]
     pairs = zip(dtypes, kinds, strict=True)
     inputs = [ValueState(dtype, leaf if dtype else None, marks=GIVEN) for dtype, leaf in pairs]
     wanted = [wanted or Want()] * len(closed.jaxpr.outvars)

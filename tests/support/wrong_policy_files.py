@@ -1,8 +1,8 @@
 """Files that are no policies: the content, the error, and parts of its message in their order."""
 
 HEAD = "version = 1\ncompute_dtype = 'bfloat16'\n"
-COMPUTE = "must be one of 'float16', 'bfloat16', 'float32', 'default', got"
-FLOATS = "must be one of 'float64', 'float32', 'float16', 'bfloat16', "
+COMPUTE = "must be one of 'float16', 'bfloat16', 'default', got"
+FLOATS = "must be one of 'float32', 'float16', 'bfloat16', "
 A_STRING = "must be a string, one of"
 KEYS = (
     "The keys are version, rules_version, compute_dtype, output_dtype, level, dot_output, "
@@ -72,10 +72,10 @@ WRONG = {
         ValueError,
         ["compute_dtype", COMPUTE, "'bfloat61'", "mean 'bfloat16'"],
     ),
-    "an output that the compute dtype does not go with": (
+    "an output in float64": (
         HEAD + "output_dtype = 'float64'",
         ValueError,
-        ["output_dtype must be float32, float16 or bfloat16, got float64"],
+        ["output_dtype", FLOATS, "'float64'"],
     ),
     "a dtype's code": (HEAD + "output_dtype = 'f4'", ValueError, ["output_dtype", FLOATS, "'f4'"]),
     "no dtype": (HEAD + "output_dtype = ''", ValueError, ["output_dtype", FLOATS, "''"]),

@@ -69,35 +69,3 @@ def test_same_stands_for_the_policy_and_equal_prefixes_are_equal():
 def test_wrong_prefixes_are_refused(wanted, message):
     with pytest.raises(ValueError, match=message):
         autocast(step, policy=BF16, output_dtype=wanted)({"w": W}, X)
-
-
-def total(w, x):
-    e = jnp.tanh(x @ w)
-    with jax.named_scope("total"):
-        return {"energy": jnp.sum(e + 1e6), "nodes": e}
-
-
-@pytest.mark.parametrize(
-    ("wanted", "energy", "nodes"),
-    [
-        ("same", "float32", "float32"),
-        ("computed", "float64", "bfloat16"),
-        (jnp.float64, "float64", "float64"),
-        ({"energy": "float64", "nodes": "same"}, "float64", "float32"),
-        (jnp.bfloat16, "bfloat16", "bfloat16"),
-    ],
-)
-def test_an_island_keeps_its_digits_for_who_asks(wanted, energy, nodes):
-    policy = BF16.with_scopes({"*total": "float64"})
-    fn = autocast(total, policy=policy, output_dtype=wanted)
-    with jax.enable_x64(True):
-        out = jax.jit(fn)(W, X)
-        exact = np.sum(np.float64(autocast(total, policy=BF16)(W, X)["nodes"]) + 1e6)
-        assert (out["energy"].dtype.name, out["nodes"].dtype.name) == (energy, nodes)
-        if energy == "float64":
-            np.testing.assert_allclose(out["energy"], exact, rtol=1e-9)
-
-
-def test_float64_outputs_need_float64():
-    with pytest.raises(ValueError, match=r"output_dtype asks for float64.*jax_enable_x64"):
-        autocast(total, policy=BF16, output_dtype="float64")(W, X)

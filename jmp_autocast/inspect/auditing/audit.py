@@ -14,7 +14,7 @@ from ...call.options import autocast_options
 from ...call.wrapping import wrapper_of
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.primitives.structure import equations_in
-from ...policies import FLOAT32, narrow_dtypes
+from ...policies import COMPUTE_DTYPES
 from ...policies.choices import check_choice
 from ...policies.tables import TRACED_FOR_DTYPES
 from ..export import Exported, counted, cut, labeled, table
@@ -72,14 +72,14 @@ def audit(
     for kind in ignore:
         check_choice("each kind in ignore", kind, tuple(KINDS))
     found, dtypes, opaque = [], [], {}
-    for dtype in narrow_dtypes(FLOAT32):
+    for dtype in COMPUTE_DTYPES:
         # The policy of a dtype leaves the other one alone: a program in both is planned for each.
         wrapper = wrapper_of(fn, autocast_options(dtype), kind_of(fn, args, kwargs))
         planned = wrapper.planned(*args, **kwargs)
         readers = [
             eqn.primitive.name
             for eqn, _ in equations_in(planned.closed)
-            if any(float_dtype(v.aval, FLOAT32) == dtype for v in (*eqn.invars, *eqn.outvars))
+            if any(float_dtype(v.aval) == dtype for v in (*eqn.invars, *eqn.outvars))
         ]
         if readers:
             dtypes.append(str(dtype))

@@ -110,7 +110,7 @@ class Program:
 
     def _is_low(self, atom: Atom) -> bool:
         """Whether a variable or literal is declared in the dtype."""
-        return float_dtype(atom.aval, FLOAT32) == self._dtype
+        return float_dtype(atom.aval) == self._dtype
 
     def _is_parameter(self, origin: Origin) -> bool:
         """Whether a value is an input that holds parameters, cast or moved."""
@@ -256,7 +256,7 @@ class Program:
 def _counted(visit: Visit) -> float | None:
     """Returns the bound of the integers that an equation turns into floats, None for others."""
     (result, *_), (state, *_) = visit.eqn.outvars, visit.plan.results
-    if float_dtype(result.aval, FLOAT32) is None:
+    if float_dtype(result.aval) is None:
         return None
     if not visit.eqn.invars:
         return state.integer_bound  # an iota

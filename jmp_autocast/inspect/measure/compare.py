@@ -195,7 +195,7 @@ def _derivatives(
 
 def _programs(planned: PlannedCall, differentiated: bool = False) -> tuple[Program, Program]:
     """Returns the float32 and the mixed program, for one trace: the rewriter keeps jaxprs of it."""
-    rewriter = Rewriter(planned.planner, planned.plan.wide)
+    rewriter = Rewriter(planned.planner)
     return Program(planned.plan), Program(planned.plan, rewriter, differentiated)
 
 

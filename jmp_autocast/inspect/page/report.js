@@ -159,9 +159,9 @@ function fillHead() {
   ];
   if (totals.residual_nbytes !== null) {
     const declared = totals.declared_residual_nbytes;
-    const instead = declared === null ? "" : `instead of ${number(declared, "B")} in ${data.wide_dtype}; `;
+    const instead = declared === null ? "" : `instead of ${number(declared, "B")} in float32; `;
     facts.splice(3, 0, fact(number(totals.residual_nbytes, "B"), "kept for the backward pass",
-      `${instead}${number(totals.float32_residual_nbytes, "B")} of it in ${data.wide_dtype}`));
+      `${instead}${number(totals.float32_residual_nbytes, "B")} of it in float32`));
   }
   const { roofline } = data;
   if (roofline && roofline.speedup !== null) {

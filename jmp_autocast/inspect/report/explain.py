@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import numpy as np
 from jax.typing import DTypeLike
 
 from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
@@ -36,7 +35,7 @@ from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueSta
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
 from ...interpreters.primitives.structure import bodies, equations_in
-from ...policies import FLOAT32, FLOAT64, Policy, PolicyLike, narrow_dtypes
+from ...policies import COMPUTE_DTYPES, FLOAT32, Policy, PolicyLike
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
 from ...policies.storage import unmatched_storage
@@ -143,10 +142,10 @@ def _on_devices(report: Report, ran: _Ran, devices: Sequence[Device], asked: boo
         plan = ran.planned.plan
         pairs = zip(call.paths, plan.inputs, strict=True)
         params = {path for path, state in pairs if state.source is Source.PARAM}
-        sent = wide_gradients(ran.visits, params, plan.wide)
+        sent = wide_gradients(ran.visits, params)
         report = dataclasses.replace(report, wide_gradient_nbytes=sent)
-    if report.wide_dtype != FLOAT32.name or note_on_sizes(rows):
-        return dataclasses.replace(report, wire=wire)  # no rates of float64 are known here
+    if note_on_sizes(rows):
+        return dataclasses.replace(report, wire=wire)
     sizes = zip(call.paths, (math.prod(x.shape) for x in call.shapes), strict=True)
     products = products_of(rows, dict(sizes))
     note = _PARTITIONED if is_split else ""
@@ -184,27 +183,24 @@ def _explained(
     if planned.choice is not None:
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
     kept = None if planned.residuals.is_off else kept_of(planned, name_of(fn))
-    wide = chosen.wide_dtype
-    report = Report(name_of(fn), dtype, rows, totals, reason, kept, wide_dtype=wide.name)
+    report = Report(name_of(fn), dtype, rows, totals, reason, kept)
     return report, _Ran(visits, planned, rewritten)
 
 
 def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> tuple[Report, _Ran]:
     """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
-    plan = declared_plan(planned.traced, planned.plan.wide)
+    plan = declared_plan(planned.traced)
     visits = walk_plan(plan, planned.call.paths)
     inputs = planned.plan.inputs
     sources = dict(zip(planned.call.paths, inputs, strict=True))
     rows = with_reasons(rows_of(visits, policy), visits, sources)
-    # The policy is that of `explain`, and says nothing of the autocast that stands inside.
-    wide = wide_of(rows)
-    planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, wide=wide, inputs=inputs))
-    copies = sum(is_parameter_copy(row, wide) for row in rows)
+    planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, inputs=inputs))
+    copies = sum(is_parameter_copy(row) for row in rows)
     rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
     totals = _totals(planned, rewritten, rows, ())
     totals = dataclasses.replace(totals, cast_parameters=copies, unknown=())
-    dtype = low_dtypes(rows, wide)
-    report = Report(name, dtype, rows, totals, wide_dtype=wide.name)
+    dtype = low_dtypes(rows)
+    report = Report(name, dtype, rows, totals)
     return report, _Ran(visits, planned, rewritten)
 
 
@@ -244,16 +240,16 @@ def _totals(
     planned: PlannedCall, rewritten: ClosedJaxpr, rows: Sequence[Row], unmatched: tuple[str, ...]
 ) -> Totals:
     plan = planned.plan
-    flops, low_flops, float8_flops = contraction_flops(rows, plan.wide)
+    flops, low_flops, float8_flops = contraction_flops(rows)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
-    reads, narrow = read_dtypes(plan), narrow_dtypes(plan.wide)
-    kernels = kernels_in(walk_plan(plan), plan.wide)
+    reads = read_dtypes(plan)
+    kernels = kernels_in(walk_plan(plan))
     shapes = planned.call.shapes
     residuals = KeptBytes()
     # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
     # count what nobody keeps.
     if not is_gradient(planned.closed):
-        residuals = kept_bytes(jaxpr_as_fun(rewritten), shapes, params, plan.wide)
+        residuals = kept_bytes(jaxpr_as_fun(rewritten), shapes, params)
     return Totals(
         equations=len(rows),
         flops=sum(row.flops for row in rows),
@@ -264,9 +260,9 @@ def _totals(
         wide_kernel_flops=kernels.flops if kernels else 0,
         # In the program that runs: one cast serves all readers of a value, and a plan asks for one
         # per reader.
-        casts=count_casts(rewritten, plan.wide),
+        casts=count_casts(rewritten),
         parameters=len(params),
-        cast_parameters=sum(len(reads[i].intersection(narrow)) for i in params),
+        cast_parameters=sum(len(reads[i].intersection(COMPUTE_DTYPES)) for i in params),
         quantized_parameters=sum(Copied(0) in reads[i] for i in params),
         residual_nbytes=residuals.nbytes,
         float32_residual_nbytes=residuals.float32_nbytes,
@@ -291,27 +287,26 @@ def holds_autocast(jaxpr: AnyJaxpr) -> bool:
     return any(read_mark(name) == GOVERNED for eqn in equations for name in scope_names(eqn))
 
 
-def declared_plan(jaxpr: AnyJaxpr, wide: np.dtype) -> Plan:
+def declared_plan(jaxpr: AnyJaxpr) -> Plan:
     """Returns the plan that runs a jaxpr as it is, down to what its loops and calls hold.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        wide: The wide dtype of the policy.
     """
 
     def states(atoms: Sequence[Any]) -> tuple[ValueState, ...]:
-        return tuple(ValueState(float_dtype(v.aval, wide)) for v in atoms)
+        return tuple(ValueState(float_dtype(v.aval)) for v in atoms)
 
     body, equations = body_of(jaxpr), []
     for eqn in body.eqns:
-        plans = tuple(declared_plan(held.jaxpr, wide) for held in bodies(eqn))
+        plans = tuple(declared_plan(held.jaxpr) for held in bodies(eqn))
         action = Inside(plans, unchanged=True) if plans else KEEP
         reason = Reason(ReasonCode.STRUCTURAL if plans else ReasonCode.SCOPE)
         casts, results = (None,) * len(eqn.invars), states(eqn.outvars)
         equations.append(EquationPlan(action, states(eqn.invars), casts, results, reason))
     wants, outputs = (Want(),) * len(body.outvars), states(body.outvars)
     ends = states(body.constvars), states(body.invars), wants, tuple(equations), outputs
-    return Plan(body, *ends, (None,) * len(body.outvars), (), (), identity=True, path=(), wide=wide)
+    return Plan(body, *ends, (None,) * len(body.outvars), (), (), identity=True, path=())
 
 
 def with_reasons(
@@ -345,36 +340,23 @@ def _is_ours(name: str) -> bool:
     return mark is not None and (mark == GOVERNED or mark.startswith(BECAUSE))
 
 
-def wide_of(rows: Sequence[Row]) -> np.dtype:
-    """Returns the wide dtype of a program that runs: float64 where that and no 16 bits are in it.
-
-    Args:
-        rows: Its rows.
-    """
-    names = {name for row in rows for name in (*row.operands, *row.results)}
-    has_low = any(dtype.name in names for dtype in narrow_dtypes(FLOAT32))
-    return FLOAT64 if FLOAT64.name in names and not has_low else FLOAT32
-
-
-def low_dtypes(rows: Iterable[Row], wide: np.dtype) -> str:
+def low_dtypes(rows: Iterable[Row]) -> str:
     """Returns the 16-bit dtypes of a program, such as ``"bfloat16"``; ``"float32"`` if none is.
 
     Args:
         rows: Its rows.
-        wide: Its wide dtype.
     """
-    low = {dtype.name for dtype in narrow_dtypes(wide)}
+    low = {dtype.name for dtype in COMPUTE_DTYPES}
     found = dict.fromkeys(name for row in rows for name in row.operands if name in low)
-    return " and ".join(found) or wide.name
+    return " and ".join(found) or FLOAT32.name
 
 
-def is_parameter_copy(row: Row, wide: np.dtype) -> bool:
+def is_parameter_copy(row: Row) -> bool:
     """True for the cast of a parameter to 16 bits.
 
     Args:
         row: A row.
-        wide: The wide dtype of the program.
     """
-    low = {dtype.name for dtype in narrow_dtypes(wide)}
+    low = {dtype.name for dtype in COMPUTE_DTYPES}
     is_cast = row.primitive == "convert_element_type" and row.operand_sources[:1] == ("param",)
     return is_cast and row.declared_operands[0] not in low and row.results[0] in low

@@ -12,17 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from ...call.arguments import check_function
 from ...call.fitting import of_a_call
 from ...interpreters.compat import AnyJaxpr, Atom, JaxprEqn, assumed_size
 from ...interpreters.plan.symbolic_sizes import element_count
-from ...interpreters.primitives.called_back import bodies_that_run
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.reading import flops
 from ...interpreters.primitives.structure import bodies, equations_in
-from ...policies import DATA_MOVEMENT, FLOAT32, STRUCTURAL, narrow_dtypes
+from ...policies import COMPUTE_DTYPES, DATA_MOVEMENT, FLOAT32, STRUCTURAL
 from ..calls import traced
 from ..export import scaled, table
 
@@ -58,8 +56,6 @@ def nbytes_of(atom: Atom, dtype: str | None = None) -> int:
 class Casts:
     """Casts between float32 and the 16-bit dtypes, with loops multiplied by their length.
 
-    Where float32 is the compute dtype: between float64 and float32.
-
     Args:
         down: The number of casts to 16 bits.
         down_nbytes: The bytes that they read and write.
@@ -73,12 +69,11 @@ class Casts:
     up_nbytes: int = 0
 
 
-def count_casts(jaxpr: AnyJaxpr, wide: np.dtype = FLOAT32) -> Casts:
+def count_casts(jaxpr: AnyJaxpr) -> Casts:
     """Counts the casts of a jaxpr and of those inside it.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        wide: The wide dtype of the policy.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -92,7 +87,7 @@ def count_casts(jaxpr: AnyJaxpr, wide: np.dtype = FLOAT32) -> Casts:
         (operand,), (result,) = eqn.invars, eqn.outvars
         # Casts of other dtypes are the program's own: `autocast` makes none of them.
         for way, full, low in (("down", operand, result), ("up", result, operand)):
-            if full.aval.dtype == wide and low.aval.dtype in narrow_dtypes(wide):
+            if full.aval.dtype == FLOAT32 and low.aval.dtype in COMPUTE_DTYPES:
                 found[way] += times
                 found[f"{way}_nbytes"] += times * (nbytes_of(full) + nbytes_of(low))
     return Casts(**found)
@@ -188,7 +183,7 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
     check_function(fn, "op_stats", "Pass the function itself, then its arguments.")
     _, closed = traced(fn, args, kwargs, abstract=True)
     sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for eqn, times in equations_in(closed, inside=bodies_that_run):
+    for eqn, times in equations_in(closed, inside=bodies):
         # A contraction that hands out its accumulator has the sources of its operands behind them,
         # for their gradients. It counts as the contraction that runs.
         ran = contraction_in(eqn) or eqn
@@ -197,7 +192,7 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
         counted = sums[ran.primitive.name, *names]
         counted[0] += times
         # What has an inside counts there.
-        if not bodies_that_run(eqn):
+        if not bodies(eqn):
             counted[1] += times * flops_of(eqn)
             counted[2] += times * sum(map(nbytes_of, [*ends[0], *ends[1]]))
     counts = [OpCount(*key, *counted) for key, counted in sums.items()]

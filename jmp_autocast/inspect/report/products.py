@@ -86,7 +86,7 @@ def alike(scope: str) -> str:
 
 
 def _is_lowered(row: Row) -> bool:
-    return all(is_low(name, FLOAT32) for name in row.operands[:2])
+    return all(is_low(name) for name in row.operands[:2])
 
 
 def _in_plan(row: Row) -> str:
@@ -126,7 +126,7 @@ def nbytes_in(row: Row, way: str) -> int:
     eight = way == EIGHT and _in_eight(row) == EIGHT
 
     def size(k: int, name: str) -> int:
-        if way == PLANNED or not is_low(name, FLOAT32):
+        if way == PLANNED or not is_low(name):
             return item_size(name)
         return 4 if way == FULL else 1 if eight and k < 2 else 2
 
@@ -145,7 +145,7 @@ def _wide_reads(
         for k, name in enumerate(row.operands[:2]):
             path, stored = _argument(rows, row, k, seen)
             # One cast serves all readers: the first of them reads the argument as it is stored.
-            if path in seen or not path or stored != FLOAT32.name or not is_low(name, FLOAT32):
+            if path in seen or not path or stored != FLOAT32.name or not is_low(name):
                 continue
             seen.add(path)
             read = row.times * math.prod(row.operand_shapes[k])

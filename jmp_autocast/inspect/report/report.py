@@ -15,7 +15,7 @@ from .kept import KeptReport
 from .page_rows import data_of
 from .roofline import DeviceTime, Roofline
 from .rows import Row, note_on_sizes, reason_of, short_dtypes
-from .totals import Share, Totals, by_dtype, guarded, item_size
+from .totals import Share, Totals, by_dtype, guarded
 from .wire import Wire
 
 # A screen of changes. A program of 48 layers may have thousands.
@@ -136,14 +136,13 @@ class Report(Paged):
             be without; None where the function has no such option.
         roofline: Whether 16 bits make its matmuls and convolutions faster on the device that it is
             explained for.
-        wide_dtype: The dtype of what is not lowered, float32 or float64.
         wire: The collectives of the program itself, those of the most bytes first.
         wide_gradient_nbytes: The bytes of gradients of weights that devices add up in float32,
             because products hand them out so: ``weight_gradients="compute"`` halves them. 0 on one
             device, and in `shard_map`, where the program itself adds them.
         devices: What the products take at best on each device that was asked for; on all that are
-            known where none was. Empty without a matmul or convolution, in float64, and where a
-            length is symbolic.
+            known where none was. Empty without a matmul or convolution, and where a length is
+            symbolic.
         asked: Whether a device was asked for: then the text shows them.
 
     Example:
@@ -162,7 +161,6 @@ class Report(Paged):
     dtype_reason: str = ""
     kept: KeptReport | None = None
     roofline: Roofline | None = None
-    wide_dtype: str = "float32"
     wire: tuple[Wire, ...] = ()
     wide_gradient_nbytes: int = 0
     devices: tuple[DeviceTime, ...] = ()
@@ -188,10 +186,10 @@ class Report(Paged):
         more = f"{totals.equations} equations, {casts} casts"
         if kept := guarded(self.rows):
             part = totals.guarded_contraction_flops / max(totals.contraction_flops, 1)
-            more = f"{kept[0].reason} keeps {100 * part:.1f} % in {self.wide_dtype}"
+            more = f"{kept[0].reason} keeps {100 * part:.1f} % in float32"
         # Of a program that was lowered before, the rows say to what; to nothing, if to none.
-        is_none = self.compute_dtype == self.wide_dtype
-        dtypes = f"less than {self.wide_dtype}" if is_none else self.compute_dtype
+        is_none = self.compute_dtype == "float32"
+        dtypes = "less than float32" if is_none else self.compute_dtype
         if totals.float8_contraction_flops:
             dtypes += f", of them {100 * totals.float8_share:.1f} % in float8"
         return cut(f"{self.name}: {share} in {dtypes}; {more}")
@@ -208,16 +206,16 @@ class Report(Paged):
         loops, nbytes = totals.loops_of_unknown_length, totals.residual_nbytes
         full, error = scaled(totals.float32_residual_nbytes or 0), totals.residual_error
         residuals = f"{scaled(nbytes or 0)}B kept for the backward pass, of them {full}B"
-        residuals += f" in {self.wide_dtype}"
+        residuals += " in float32"
         if nbytes is None:
             residuals = f"not known: {error}" if error else None
-        kept, bits = guarded(self.rows), 8 * item_size(self.wide_dtype) // 2
+        kept = guarded(self.rows)
         guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
         part = totals.wide_kernel_flops / max(
             totals.wide_kernel_flops + totals.contraction_flops, 1
         )
         kernels = f"{scaled(totals.wide_kernel_flops)} FLOPs, {100 * part:.0f} % of all products, "
-        kernels += f"run in {self.wide_dtype}: with_kernels names what runs in 16 bits"
+        kernels += "run in float32: with_kernels names what runs in 16 bits"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
         chosen = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
         return labeled(
@@ -225,14 +223,14 @@ class Report(Paged):
                 "dtype": chosen,
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
                 "matmuls and convolutions",
-                self.wide_dtype: f"{guards}: {reason_of(kept[0])}" if kept else None,
+                "float32": f"{guards}: {reason_of(kept[0])}" if kept else None,
                 "kernels": kernels if totals.wide_kernel_flops else None,
                 "sizes": note_on_sizes(self.rows) or None,
                 "roofline": self.roofline and self.roofline.says,
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
                 "parameters": f"{totals.parameters} arrays, "
-                f"{totals.cast_parameters} {bits}-bit copies"
+                f"{totals.cast_parameters} 16-bit copies"
                 + (f", {totals.quantized_parameters} 8-bit" if totals.quantized_parameters else ""),
                 "float8": self._float8(),
                 "residuals": residuals,
@@ -250,7 +248,7 @@ class Report(Paged):
         declared, kept = self.totals.declared_residual_nbytes, self.kept
         parts = []
         if declared is not None:
-            parts = [f"{scaled(declared)}B of the program in {self.wide_dtype}"]
+            parts = [f"{scaled(declared)}B of the program in float32"]
         if kept:
             parts.append(f"{scaled(kept.declared_nbytes or 0)}B without {kept.residuals=}")
         return ", ".join(parts).replace("kept.residuals", "residuals") or None
@@ -268,7 +266,7 @@ class Report(Paged):
         """Returns what devices add up in float32, and the option that sends less."""
         sent = self.wide_gradient_nbytes
         less = f"weight_gradients='compute' sends {scaled(sent // 2)}B less"
-        return f"{scaled(sent)}B added up in {self.wide_dtype}: {less}" if sent else None
+        return f"{scaled(sent)}B added up in float32: {less}" if sent else None
 
     def _float8(self) -> str | None:
         """Returns how many products run in 8 bits, and what keeps the others from it."""
@@ -304,7 +302,6 @@ class Report(Paged):
         summary = "; ".join(filter(None, [self.summary, sizes]))
         data = {
             "compute_dtype": self.compute_dtype,
-            "wide_dtype": self.wide_dtype,
             "totals": self.totals,
             "roofline": self.roofline,
             "sections": device_sections(self.devices, self.wire),

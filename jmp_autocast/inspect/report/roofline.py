@@ -23,7 +23,7 @@ from ...backend import (
     has_microscaling_units,
 )
 from ...devices import Device
-from ...policies import CONTRACTIONS, E2M1, E4M3, FLOAT32
+from ...policies import CONTRACTIONS, E2M1, E4M3
 from .products import EIGHT, FULL, LOW, PLANNED, Products, nbytes_in, products_of
 from .rows import Row
 from .totals import is_low
@@ -271,7 +271,7 @@ def _unknown(hardware: Hardware, products: Products) -> str:
     dtypes = {name for row in products.rows for name in row.operands[:2]}
     if choice.dtype is None:
         return f"not faster on this CPU: {choice.reason}"
-    if choice.dtype.name not in dtypes and any(is_low(name, FLOAT32) for name in dtypes):
+    if choice.dtype.name not in dtypes and any(is_low(name) for name in dtypes):
         return f"not faster on this CPU, which multiplies {choice.dtype} alone: {choice.reason}"
     return f"faster, at an unknown rate: {choice.reason}"
 
@@ -307,7 +307,7 @@ def _because(products: Products, device: Device, way: str, chosen: np.ndarray, l
         return "as many bytes are moved"
     rows = [row for row, is_chosen in zip(products.rows, chosen, strict=True) if is_chosen]
     names = [name for row in rows for name in row.operands[:2]]
-    lowered = [name for name in names if is_low(name, FLOAT32)]
+    lowered = [name for name in names if is_low(name)]
     if 2 * len(lowered) < len(names):
         reasons = dict.fromkeys(row.reason for row in rows)
         return f"it stays in float32: {', '.join(reasons)}"

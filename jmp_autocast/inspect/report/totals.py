@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
 from ...interpreters.after.kept_wide import is_guard
 from ...interpreters.compat import assumed_size
@@ -169,16 +168,15 @@ def nbytes_by_dtype(row: Row) -> dict[str, int]:
     return nbytes
 
 
-def contraction_flops(rows: Iterable[Row], wide: np.dtype) -> tuple[int, int, int]:
+def contraction_flops(rows: Iterable[Row]) -> tuple[int, int, int]:
     """Returns the FLOPs of matmuls and convolutions: all, those that are lowered, those in 8 bits.
 
     Args:
         rows: The rows of a report.
-        wide: The wide dtype of the policy.
     """
     found = [row for row in rows if row.primitive in CONTRACTIONS]
     # Only the two factors count: what follows them in a ragged dot are the sizes of its groups.
-    low = [row for row in found if all(is_low(name, wide) for name in row.operands[:2])]
+    low = [row for row in found if all(is_low(name) for name in row.operands[:2])]
     low8 = [row for row in low if row.operands[0] in (E2M1.name, E4M3.name)]
     total, total_low, total_low8 = (sum(row.flops for row in rows) for rows in (found, low, low8))
     return total, total_low, total_low8
@@ -194,9 +192,9 @@ def guarded(rows: Iterable[Row]) -> list[Row]:
     return sorted(found, key=lambda row: -row.flops)
 
 
-def is_low(name: str, wide: np.dtype) -> bool:
-    """True for the names of float dtypes that are narrower than the wide one of the policy."""
-    return is_float(name) and item_size(name) < wide.itemsize
+def is_low(name: str) -> bool:
+    """True for the names of float dtypes of fewer than 32 bits."""
+    return is_float(name) and item_size(name) < 4
 
 
 def dtype_of(row: Row) -> str:

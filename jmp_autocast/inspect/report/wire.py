@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from ...interpreters.after.walk import Origin, Visit, behind
 from ...interpreters.compat import (
@@ -25,7 +24,7 @@ from ...interpreters.plan.data import Contract
 from ...interpreters.primitives.finalise import finalise
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import equations_in
-from ...policies import DATA_MOVEMENT, FLOAT32
+from ...policies import COMPUTE_DTYPES, DATA_MOVEMENT, FLOAT32
 from .jaxprs import nbytes_of
 from .totals import is_low
 
@@ -120,7 +119,7 @@ def wire_of(jaxpr: AnyJaxpr) -> tuple[Wire, ...]:
             dtype = str(getattr(atom.aval, "dtype", None))
             sent = sums.setdefault((kind, dtype, devices), [0, 0, 0])
             sent[0] += times
-            for k, name in enumerate((dtype, FLOAT32.name if is_low(dtype, FLOAT32) else dtype), 1):
+            for k, name in enumerate((dtype, FLOAT32.name if is_low(dtype) else dtype), 1):
                 sent[k] += round(share * nbytes_of(atom, name))
     found = [Wire(*key, *sent) for key, sent in sums.items()]
     return tuple(sorted(found, key=lambda wire: -wire.nbytes))
@@ -164,8 +163,8 @@ def is_partitioned(visits: Sequence[Visit], arguments: Sequence[Any]) -> bool:
     return any(getattr(sharding, "num_devices", 1) > 1 for sharding in shardings)
 
 
-def wide_gradients(visits: Sequence[Visit], params: Set[Origin], wide: np.dtype) -> int:
-    """Returns the bytes of gradients of weights that products hand out in the wide dtype.
+def wide_gradients(visits: Sequence[Visit], params: Set[Origin]) -> int:
+    """Returns the bytes of gradients of weights that products hand out in float32.
 
     Where arrays are split over devices, the partitioner adds these up in it. What `shard_map` holds
     does not count: there the program itself adds.
@@ -173,28 +172,31 @@ def wide_gradients(visits: Sequence[Visit], params: Set[Origin], wide: np.dtype)
     Args:
         visits: What `walk_plan` returns; also of a program that holds autocast.
         params: The paths of the weights.
-        wide: The wide dtype of the policy.
     """
     sizes: dict[Origin, int] = {}
     inside = -1
     for visit in visits:
         if visit.eqn.primitive.name == "shard_map":
             inside = max(inside, visit.index + visit.inner)
-        for i in _with_wide_gradient(visit, wide) if visit.index > inside else ():
+        for i in _with_wide_gradient(visit) if visit.index > inside else ():
             weight = behind(visits, visit.origins[i], DATA_MOVEMENT)
             # The uses of one weight are added up before.
             size = visit.times * math.prod(aval_of(visit.eqn.invars[i]).shape)
             sizes[weight] = max(sizes.get(weight, 0), size)
-    return wide.itemsize * sum(sizes[weight] for weight in sizes.keys() & params)
+    return FLOAT32.itemsize * sum(sizes[weight] for weight in sizes.keys() & params)
 
 
-def _with_wide_gradient(visit: Visit, wide: np.dtype) -> Sequence[int]:
-    """Returns the positions of operands whose gradient a product hands out in the wide dtype."""
+def _with_wide_gradient(visit: Visit) -> Sequence[int]:
+    """Returns the positions of operands whose gradient a product hands out in float32."""
     plan = visit.plan
     if isinstance(plan.action, Contract):
         pairs = enumerate(zip(plan.given[:2], plan.operands[:2], strict=True))
-        cast = [i for i, (x, dtype) in pairs if x.source and x.dtype == wide != (dtype or wide)]
+        cast = [
+            i
+            for i, (x, dtype) in pairs
+            if x.source and x.dtype == FLOAT32 and dtype in COMPUTE_DTYPES
+        ]
         return cast if plan.action.of_sources else ()
-    # What autocast has made of one has the wide sources of its operands behind them.
+    # What autocast has made of one has the float32 sources of its operands behind them.
     ran = contraction_in(visit.eqn)
     return range(len(ran.invars), len(visit.eqn.invars)) if ran else ()

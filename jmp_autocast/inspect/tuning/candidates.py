@@ -19,7 +19,7 @@ from ...call.options import autocast_options
 from ...interpreters import Plan, Planner, Want
 from ...interpreters.after.walk import walk_plan
 from ...interpreters.compat import fresh_make_jaxpr
-from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy, narrow_dtypes
+from ...policies import COMPUTE_DTYPES, DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy
 from ...scopes import read_mark
 from ..measure.basic_blocks import EquationRun, Probe
 from ..measure.evaluator import Evaluator
@@ -64,7 +64,7 @@ def candidates_of(
                 rows += rows_of(walk_plan(plan), policy)
         for row in rows:
             # What has no FLOPs moves data, casts, or holds others: there is nothing to keep.
-            if row.flops and _is_lowered(row, policy.wide_dtype):
+            if row.flops and _is_lowered(row):
                 found.setdefault(Candidate(row.scope, row.primitive), row.source)
     return found
 
@@ -128,12 +128,12 @@ def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
     )
 
 
-def _is_lowered(row: Row, wide: np.dtype) -> bool:
+def _is_lowered(row: Row) -> bool:
     """True for an equation that computes in 16 bits what the program declares as float32."""
-    low = {dtype.name for dtype in narrow_dtypes(wide)}
+    low = {dtype.name for dtype in COMPUTE_DTYPES}
     declared = (*row.declared_operands, *row.declared_results)
     return any(
-        before == wide.name and now in low
+        before == "float32" and now in low
         for before, now in zip(declared, (*row.operands, *row.results), strict=True)
     )
 

@@ -21,7 +21,6 @@ from ...backend import default_device
 from ...devices import Device, as_device, device_of_kind
 from ...formats import parse
 from ...interpreters.compat import fresh_make_jaxpr
-from ...policies import FLOAT32
 from ..effects.random_sum import floats_in, random_sum
 from ..effects.sites import Found, Site, sites_of
 from ..effects.walk import NUMBERS, tapped
@@ -202,7 +201,7 @@ def bytes_of(arrays: Iterable[KeptArray], candidates: Sequence[Candidate]) -> li
     """
     known, saved = {without_marks(each): each for each in candidates}, []
     for array in arrays:
-        if is_low(array.dtype, FLOAT32):
+        if is_low(array.dtype):
             # What is cast is kept for the operation that reads it in 16 bits, in whose scope it is.
             names = (array.primitive, *array.readers)
             owners = (known.get(without_marks(Candidate(array.scope, name))) for name in names)

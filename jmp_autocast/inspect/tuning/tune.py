@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args, overload
 
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from ...autocast import Autocast, Part, kind_of
@@ -423,11 +422,11 @@ class _Search:
             undetermined=0 if self.accept is not None else max(map(sum, self._undetermined)),
             error_before=before.error,
             error_after=after.error,
-            share_before=_low_share(at_first, policy.wide_dtype),
-            share_after=_low_share(now, policy.wide_dtype),
+            share_before=_low_share(at_first),
+            share_after=_low_share(now),
         )
 
 
-def _low_share(rows: Sequence[Row], wide: np.dtype) -> float:
-    total, low, _ = contraction_flops(rows, wide)
+def _low_share(rows: Sequence[Row]) -> float:
+    total, low, _ = contraction_flops(rows)
     return low / total if total else 1.0

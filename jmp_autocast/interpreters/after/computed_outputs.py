@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ...policies import (
+    FLOAT32,
     FUNCTIONS_RETURNING_FLOAT32,
     FUNCTIONS_RETURNING_OPERAND_DTYPE,
     RETURNS_FLOAT32,
@@ -22,7 +23,7 @@ from ...policies import (
 )
 from ..compat import Atom, JaxprEqn, aval_of, jax_function
 from ..plan.data import EquationPlan, Plan, ValueState, Want
-from ..plan.float_dtypes import is_narrower
+from ..plan.float_dtypes import is_16_bit
 from ..plan.planner import Planner
 from ..plan.reasons import ReasonCode
 from ..primitives.reading import cast_dtype
@@ -58,7 +59,7 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Oth
         equation, results = plan.equations[i], [None] * len(eqn.outvars)
         if equation.inner and is_call(eqn):
             (inner,) = equation.inner
-            entering = _cast(equation, given, plan.wide)
+            entering = _cast(equation, given)
             pairs = zip(_follow(planner, inner, entering), inner.output_dtypes, strict=True)
             results = [other if cast is None else None for other, cast in pairs]
         elif _hands_on(eqn):
@@ -67,24 +68,24 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Oth
         if region.compute_dtype is None:
             return results
         _, origin = planner.policy.rule_for(eqn.primitive.name, region.rules)
-        dtype = _torch_dtype(origin, eqn, equation, given, region.compute_dtype, plan.wide)
+        dtype = _torch_dtype(origin, eqn, equation, given, region.compute_dtype)
         if dtype is None:
             return results
         return [
-            other if not _is_free(state, v, plan.wide) else None if dtype == state.dtype else dtype
+            other if not _is_free(state, v) else None if dtype == state.dtype else dtype
             for other, state, v in zip(results, equation.results, eqn.outvars, strict=True)
         ]
 
     return follow(plan.jaxpr, inputs, None, step)
 
 
-def _cast(plan: EquationPlan, given: Sequence[_Other], wide: np.dtype) -> list[_Other]:
+def _cast(plan: EquationPlan, given: Sequence[_Other]) -> list[_Other]:
     """Returns the dtypes of the operands of a call: PyTorch does not widen them before it."""
 
     def inside(other: _Other, state: ValueState, cast: _Other) -> _Other:
         if cast is None:
             return other
-        return (other or state.dtype) if cast == wide and is_narrower(state.dtype, wide) else None
+        return (other or state.dtype) if cast == FLOAT32 and is_16_bit(state.dtype) else None
 
     return list(map(inside, given, plan.given, plan.operands))
 
@@ -96,9 +97,9 @@ def _hands_on(eqn: JaxprEqn) -> bool:
     return cast_dtype(eqn) is not None and cast_dtype(eqn) == aval_of(eqn.invars[0]).dtype
 
 
-def _is_free(state: ValueState, variable: Atom, wide: np.dtype) -> bool:
+def _is_free(state: ValueState, variable: Atom) -> bool:
     """A value that is computed, and not in 16 bits because the program declares it so."""
-    declared_low = state.dtype != wide and aval_of(variable).dtype == state.dtype
+    declared_low = state.dtype != FLOAT32 and aval_of(variable).dtype == state.dtype
     return state.is_computed and not declared_low
 
 
@@ -108,7 +109,6 @@ def _torch_dtype(
     plan: EquationPlan,
     given: Sequence[_Other],
     compute_dtype: np.dtype,
-    wide: np.dtype,
 ) -> _Other:
     """Returns the dtype in which PyTorch returns what an equation computes, None if in its own.
 
@@ -118,19 +118,18 @@ def _torch_dtype(
         plan: Its plan.
         given: The dtype of each operand in PyTorch, None for that of the plan.
         compute_dtype: The compute dtype where the equation stands.
-        wide: The wide dtype of the policy, which stands for PyTorch's float32.
     """
     name, code = eqn.primitive.name, plan.reason.code
     # JAX's own functions are known by the name of the function that they trace.
     if is_call(eqn):
         function = jax_function(called(eqn))
         if function in FUNCTIONS_RETURNING_FLOAT32:
-            return wide
+            return FLOAT32
         follows = function in FUNCTIONS_RETURNING_OPERAND_DTYPE
     elif origin != "default":
         return None
     elif name in RETURNS_FLOAT32:
-        return wide
+        return FLOAT32
     elif code in _RAISED:
         return compute_dtype
     else:

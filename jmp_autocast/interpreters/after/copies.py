@@ -12,7 +12,7 @@ from ..compat import Atom, JaxprEqn, Literal
 from ..plan.call_operands import demands_behind_moves
 from ..plan.copies import CopyKey
 from ..plan.data import Demand, EquationPlan, Inside, Move, Plan, ValueState
-from ..plan.float_dtypes import is_narrower
+from ..plan.float_dtypes import is_16_bit
 from ..primitives.structure import Body, bodies, holds_rules, isolates, runs_again
 from ..primitives.traits import having
 from .provenance import Root, follow
@@ -90,7 +90,7 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
         equation = plan.equations[i]
         for k, key in _reads(eqn, equation, known):
             root = given[k]
-            if root is not None and _is_copy(root, key, plan.wide):
+            if root is not None and _is_copy(root, key):
                 copies[root.input, key] = None
         return _moved(eqn, equation, given)
 
@@ -112,10 +112,10 @@ def _reads(
     yield from handed_in(eqn, plan, known)
 
 
-def _is_copy(root: Root, key: CopyKey, wide: np.dtype) -> bool:
+def _is_copy(root: Root, key: CopyKey) -> bool:
     """Returns whether what is read of a value is a copy of its input in few bits, maybe moved."""
     if isinstance(key, np.dtype):
-        return is_narrower(key, wide)
+        return is_16_bit(key)
     return root.slices is not None and not (root.is_moved and key.when_moved == "anew")
 
 
@@ -155,9 +155,9 @@ def read_often(plan: Plan) -> frozenset[Any]:
         state = None if isinstance(v, Literal) else made.get(v)
         if state is None or state.source is not None:
             return
-        if is_narrower(dtype or state.dtype, plan.wide):
+        if is_16_bit(dtype or state.dtype):
             reads[v] += 1
-        elif is_narrower(state.dtype, plan.wide):
+        elif is_16_bit(state.dtype):
             widened.add(v)
 
     for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...policies import FLOAT32
 from ..compat import JaxprEqn, aval_of, is_array_aval, source_line
 from ..plan.data import EquationPlan, Plan
 from ..plan.reasons import ReasonCode
@@ -55,13 +56,11 @@ class KeptWide:
         flops: Their floating point operations in one call of the program.
         share: Their share of the operations of all products.
         largest: The one with the most.
-        wide: The wide dtype of the policy, in which they are kept.
     """
 
     flops: int
     share: float
     largest: Visit
-    wide: np.dtype
 
 
 class GuardedProducts(KeptWide):
@@ -80,9 +79,9 @@ class GuardedProducts(KeptWide):
         where, within = (f"scope {scope!r}", f", scope={scope!r}") if scope else ("no scope", "")
         return (
             f"autocast keeps {100 * self.share:.0f} % of the matmul and convolution FLOPs of "
-            f"{name} in {self.wide}, first of all {eqn.primitive.name} in {where} "
+            f"{name} in float32, first of all {eqn.primitive.name} in {where} "
             f"({source_line(eqn)}): {reason.code.value}, {reason.cause}. "
-            f"If {compute_dtype} will do, use policy.with_rules({rule}{within}). If {self.wide} is "
+            f"If {compute_dtype} will do, use policy.with_rules({rule}{within}). If float32 is "
             "what you want, say so with full_precision() around it, or silence this by "
             'warnings.filterwarnings("ignore", message="autocast keeps").'
         )
@@ -115,23 +114,22 @@ def _kept_by(
     if not at_least(kept, LEAST_FLOPS) or not at_least(kept, least * total):
         return None
     largest = max(found, key=lambda v: _flops([v]))
-    return GuardedProducts(kept, kept / total, largest, plan.wide)
+    return GuardedProducts(kept, kept / total, largest)
 
 
 def _flops(visits: Sequence[Visit]) -> int:
     return sum(visit.times * flops(visit.eqn) for visit in visits)
 
 
-def is_wide_kernel(eqn: JaxprEqn, reads: Sequence[np.dtype | None], wide: np.dtype) -> bool:
-    """Returns whether an equation is a kernel that multiplies operands of the wide dtype.
+def is_wide_kernel(eqn: JaxprEqn, reads: Sequence[np.dtype | None]) -> bool:
+    """Returns whether an equation is a kernel that multiplies float32 operands.
 
     Args:
         eqn: The equation.
         reads: The dtype in which it reads each operand.
-        wide: The wide dtype of the policy.
     """
     is_wide = any(
-        dtype == wide and is_array_aval(v.aval) and aval_of(v).dtype == wide
+        dtype == FLOAT32 and is_array_aval(v.aval) and aval_of(v).dtype == FLOAT32
         for v, dtype in zip(eqn.invars, reads, strict=True)
     )
     return is_wide and kernel_flops(eqn) > 0
@@ -149,10 +147,10 @@ class WideKernels(KeptWide):
         """
         return (
             f"autocast leaves {100 * self.share:.0f} % of the matmul FLOPs of {name} in kernels "
-            f"that run in {self.wide}, first of all {self.largest.eqn.primitive.name} "
+            f"that run in float32, first of all {self.largest.eqn.primitive.name} "
             f"({source_line(self.largest.eqn)}): a kernel keeps its dtypes. To run it with "
             f"{compute_dtype} operands name its function: policy.with_kernels('*name*'). If "
-            f"{self.wide} is what you want, silence this by "
+            f"float32 is what you want, silence this by "
             'warnings.filterwarnings("ignore", message="autocast leaves").'
         )
 
@@ -168,24 +166,23 @@ def wide_kernels(plan: Plan) -> WideKernels | None:
     """
     if not any(kernel_flops(eqn) > 0 for _, eqn, _ in equations_once(plan)):
         return None  # without a walk, which goes into each call of one function
-    found = kernels_in(walk_plan(plan), plan.wide)
+    found = kernels_in(walk_plan(plan))
     if found is None or not at_least(found.flops, LEAST_FLOPS):
         return None
     return found if at_least(found.share, LEAST_SHARE) else None
 
 
-def kernels_in(visits: Sequence[Visit], wide: np.dtype) -> WideKernels | None:
+def kernels_in(visits: Sequence[Visit]) -> WideKernels | None:
     """Returns the kernels that keep float32, None where none does.
 
     Args:
         visits: What `walk_plan` returns.
-        wide: The wide dtype of the policy.
     """
-    found = [v for v in visits if is_wide_kernel(v.eqn, v.plan.reads, wide)]
+    found = [v for v in visits if is_wide_kernel(v.eqn, v.plan.reads)]
     each = [v.times * kernel_flops(v.eqn) for v in found]
     products = [v for v in visits if v.eqn.primitive.name in _CONTRACTS]
     total = sum(each) + _flops(products)
     if not found:
         return None
     largest = found[max(range(len(found)), key=each.__getitem__)]
-    return WideKernels(sum(each), sum(each) / total, largest, wide)
+    return WideKernels(sum(each), sum(each) / total, largest)

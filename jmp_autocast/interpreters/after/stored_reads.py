@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...policies import narrow_dtypes
+from ...policies import COMPUTE_DTYPES, FLOAT32
 from ..compat import JaxprEqn
 from ..plan.data import Bind, EquationPlan, Keep, Move, Plan
 from ..primitives.reading import cast_dtype
@@ -42,7 +42,7 @@ _WHOLE = having("whole")
 
 
 def read_dtypes(plan: Plan) -> list[set[Read]]:
-    """Returns the dtypes in which a program reads each input of the wide dtype, where it moves it.
+    """Returns the dtypes in which a program reads each float32 input, where it moves it.
 
     ``demands`` asks what would serve the readers, and a comparison does well in either dtype. This
     asks what happens: an input that is read in bfloat16 alone may be rounded to that before.
@@ -55,7 +55,7 @@ def read_dtypes(plan: Plan) -> list[set[Read]]:
     """
     reads: list[set[Read]] = [set() for _ in plan.inputs]
     for roots in _follow(plan, [frozenset((Root(i),)) for i in range(len(reads))], reads):
-        _read(roots, plan.wide, reads)
+        _read(roots, FLOAT32, reads)
     return reads
 
 
@@ -71,10 +71,10 @@ def _follow(plan: Plan, inputs: Sequence[Roots], reads: list[set[Read]]) -> list
             is_all = isinstance(equation.action, Move) and eqn.primitive.name in _WHOLE
             results = [_moved(given, is_all)] * count
         elif equation.inner:
-            results = _inside(plan.wide, eqn, equation, given, reads)
+            results = _inside(eqn, equation, given, reads)
         else:
             for k, roots in enumerate(given):
-                _read(roots, _way(plan.wide, eqn, equation, k), reads)
+                _read(roots, _way(eqn, equation, k), reads)
         return _cast(results, equation.casts or [None] * count, reads)
 
     return _cast(follow(plan.jaxpr, inputs, _NONE, step), plan.output_dtypes, reads)
@@ -112,18 +112,18 @@ def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool
     return as_it_is and eqn.primitive.name in _ELEMENTS and isinstance(plan.action, Bind | Keep)
 
 
-def _way(wide: np.dtype, eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
+def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
     """Returns the dtype in which an equation reads an operand, None for an encoding."""
     if plan.copies:
         # An activation is encoded as it is, too, but is stored nowhere.
-        return None if any(k == i for i, _ in plan.copies) else wide
-    # As it is: in the wide dtype, but where the program rounds it itself.
+        return None if any(k == i for i, _ in plan.copies) else FLOAT32
+    # As it is: in float32, but where the program rounds it itself.
     target = cast_dtype(eqn)
-    return plan.operands[k] or (target if target in narrow_dtypes(wide) else wide)
+    return plan.operands[k] or (target if target in COMPUTE_DTYPES else FLOAT32)
 
 
 def _inside(
-    wide: np.dtype, eqn: JaxprEqn, plan: EquationPlan, given: list[Roots], reads: list[set[Read]]
+    eqn: JaxprEqn, plan: EquationPlan, given: list[Roots], reads: list[set[Read]]
 ) -> list[Roots]:
     """Adds how the bodies of an equation read the inputs, and returns which its results are."""
     given = _cast(given, plan.operands, reads)
@@ -131,7 +131,7 @@ def _inside(
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):
         for i in body.carried:
             # What a loop carries is another value in the next iteration.
-            _read(given[body.operands[i]], wide, reads)
+            _read(given[body.operands[i]], FLOAT32, reads)
         inside = entering(body, given, _NONE)
         for i in range(body.takes_copies_at, len(inside)):
             inside[i] = frozenset(root.sliced() for root in inside[i])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ...policies import Policy, domain
+from ...policies import FLOAT_DTYPES, Policy
 from ..compat import AnyJaxpr, JaxprEqn, aval_of, body_of, with_dtype
 from ..compat.rebuilding import equation_like, variable, with_equations
 from ..primitives.traits import having
@@ -55,7 +55,7 @@ def _number(eqn: JaxprEqn, policy: Policy) -> int | None:
     dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
     for i in (0, 1):
         of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]
-        if _is_number(of_number) and of_float == result and result in domain(policy.wide_dtype):
+        if _is_number(of_number) and of_float == result and result in FLOAT_DTYPES:
             return i
     return None
 

@@ -82,9 +82,6 @@ def without_nan_checks() -> contextlib.AbstractContextManager[Any]:
     return jax.debug_nans(False) if is_checked() else contextlib.nullcontext()
 
 
-ENABLE_FLOAT64 = 'Call jax.config.update("jax_enable_x64", True) before the first array is made'
-
-
 def has_float64() -> bool:
     """Returns whether JAX makes float64 arrays now."""
     return bool(_CONFIG.jax_enable_x64)

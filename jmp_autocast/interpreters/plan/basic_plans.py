@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...policies import DATA_MOVEMENT, FLOAT32, Decision, domain
+from ...policies import DATA_MOVEMENT, FLOAT32, FLOAT_DTYPES, Decision
 from ..compat import Atom, aval_of
 from ..primitives import reading
 from ..primitives.traits import having
@@ -27,7 +27,7 @@ from .data import (
     Source,
     ValueState,
 )
-from .float_dtypes import is_in, is_narrower
+from .float_dtypes import is_16_bit
 from .reasons import Reason, ReasonCode
 from .symbolic_sizes import largest_index
 from .value_facts import coordinate_bound
@@ -93,10 +93,10 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     # that sum stops growing at 256 times its first term, long before a batch of pixels ends: a row
     # gathered 8,192 times had a gradient of 4.0 for 81.92. What is known at trace time has no
     # gradient to lose.
-    if at.name in _REPLICATES and is_narrower(target, at.region.wide):
+    if at.name in _REPLICATES and is_16_bit(target):
         unknown = [i for i in floats if at.given[i].known_value is None]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
-    if at.name in _CONTRACTS and reading.preferred_dtype(at.eqn) in domain(at.region.wide):
+    if at.name in _CONTRACTS and reading.preferred_dtype(at.eqn) in FLOAT_DTYPES:
         return Bind(reading.with_preferred_dtype(target), replicates)
     return Bind(replicates=replicates) if replicates else BIND
 
@@ -122,7 +122,7 @@ def rounded_once(plan: EquationPlan, dtype: np.dtype, reason: Reason) -> Equatio
         dtype: The dtype.
         reason: Why the results have it.
     """
-    casts = tuple(None if is_in(s.dtype, None, dtype) else dtype for s in plan.results)
+    casts = tuple(None if s.dtype in (None, dtype) else dtype for s in plan.results)
     results = tuple(ValueState(dtype) if s.dtype is not None else s for s in plan.results)
     action = BIND if any(casts) and isinstance(plan.action, Keep) else plan.action
     return dataclasses.replace(plan, casts=casts, results=results, action=action, reason=reason)
@@ -159,7 +159,7 @@ def in_default_precision(at: Place, plan: EquationPlan) -> EquationPlan:
     is_product = at.name in _CONTRACTS and isinstance(plan.action, Keep | Bind)
     if word is None or not is_product or reading.says_precision(at.eqn):
         return plan
-    is_low = any(d is not None and is_narrower(d, at.region.wide) for d in plan.operands[:2])
+    is_low = any(map(is_16_bit, plan.operands[:2]))
     return plan if is_low else _with_precision(at, plan, word)
 
 
@@ -196,7 +196,7 @@ def emitted(at: Place, decision: Decision) -> EquationPlan:
         tuple(None if d == s.dtype else d for d, s in zip(dtypes, at.given, strict=True)),
         tuple(ValueState(d and np.dtype(d if told is None else told)) for d in declared),
         Reason(ReasonCode.EMIT, decision.emitted_name),
-        demands=tuple([Demand.of(dtype, at.region.wide) for dtype in dtypes]),
+        demands=tuple([Demand.of(dtype) for dtype in dtypes]),
     )
 
 

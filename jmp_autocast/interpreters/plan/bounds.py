@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..compat import JaxprEqn
 from ..primitives.reading import exponent
 from ..primitives.traits import having
-from .arrays import Arrays
 from .symbolic_sizes import at_least, element_count
 
 
@@ -25,18 +24,14 @@ class Operands(NamedTuple):
         eqn: The equation.
         bounds: 1 where no element is far below 0, -1 where none is far above it, else 0; of a
             literal its sign.
-        exponential: Whether it is an `exp` without a bound.
-        given: Whether it is an input, a constant or a number of the program.
+        made: Their `Marks`.
         large: Which are as large as the result, by their positions.
-        arrays: What made them, and which exceed which.
     """
 
     eqn: JaxprEqn
     bounds: Sequence[int]
-    exponential: Sequence[bool]
-    given: Sequence[bool]
+    made: Sequence[Any]
     large: Sequence[int]
-    arrays: Arrays
 
 
 def _at_least_0(it: Operands) -> int:
@@ -76,10 +71,10 @@ def _added(it: Operands) -> int:
 
 def _subtracted(it: Operands) -> int:
     # By the largest of its row, or a logarithm of a sum; a bias or a mean bounds nothing.
-    if it.arrays.ends_at_0(it.eqn):
+    if it.made[1].largest:
         return -1
     # What has decayed since an earlier position; a mask takes the later ones.
-    if set(it.bounds) == {-1} and it.arrays.is_of_one_cumsum(it.eqn):
+    if all([m.fallen for m in it.made]):
         return -1
     return _common([-it.bounds[i] if i else it.bounds[i] for i in it.large])
 
@@ -90,7 +85,7 @@ def _common(bounds: Sequence[int]) -> int:
 
 def _chosen(it: Operands) -> int:
     # What a mask puts in is a number, beside the values; what is NaN is no value.
-    if it.arrays.chooses_nan(it.eqn):
+    if it.made[0].is_nan:
         return it.bounds[1]
     return _common([it.bounds[i] for i in it.large if i] or it.bounds[1:])
 
@@ -114,7 +109,7 @@ BOUNDS: Mapping[str, Callable[[Operands], int]] = MappingProxyType(
 
 
 def _all_large(it: Operands) -> bool:
-    return bool(it.large) and all([it.exponential[i] for i in it.large])
+    return bool(it.large) and all([it.made[i].exponential for i in it.large])
 
 
 def _all_cases(it: Operands) -> bool:
@@ -126,10 +121,8 @@ def _masked_or_scaled(it: Operands) -> bool:
     # A computed row, or a cotangent, normalizes.
     return all(
         [
-            exponential or given or (bound > 0 and i in it.large)
-            for i, (exponential, given, bound) in enumerate(
-                zip(it.exponential, it.given, it.bounds, strict=True)
-            )
+            m.exponential or m.given or (bound > 0 and i in it.large)
+            for i, (m, bound) in enumerate(zip(it.made, it.bounds, strict=True))
         ]
     )
 
@@ -139,9 +132,9 @@ _STAYS: Mapping[str, Callable[[Operands], bool]] = MappingProxyType(
     {
         **dict.fromkeys(having("shifts") | {"neg"}, _all_large),
         "select_n": _all_cases,
-        **dict.fromkeys(having("joins"), lambda it: any(it.exponential)),
+        **dict.fromkeys(having("joins"), lambda it: any([m.exponential for m in it.made])),
         "mul": _masked_or_scaled,
-        "div": lambda it: it.exponential[0] and it.given[1],
+        "div": lambda it: it.made[0].exponential and bool(it.made[1].given),
     }
 )
 
@@ -155,5 +148,5 @@ def is_exponential(it: Operands) -> bool:
     name = it.eqn.primitive.name
     if name in ("exp", "exp2"):
         return it.bounds[0] >= 0
-    rule = _STAYS.get(name) if any(it.exponential) else None
+    rule = _STAYS.get(name) if any([m.exponential for m in it.made]) else None
     return rule is not None and rule(it)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...policies import FLOAT32
 from ..compat import Atom, Literal, variables_in
 from ..primitives.structure import bodies, has_rule, is_plain_call, isolates
 from .data import Demand, Move, Place, Plan, Source, ValueState
-from .float_dtypes import is_in, is_narrower
+from .float_dtypes import is_16_bit
 
 
 def read_low(
@@ -29,7 +30,7 @@ def read_low(
     # A known value is cast at trace time, and a source reads through a view of its own.
     def is_cast(state: ValueState, demand: Demand) -> bool:
         may_be = state.source in sources and state.known_value is None
-        return may_be and demand is Demand.LOW and is_in(state.dtype, at.region.wide)
+        return may_be and demand is Demand.LOW and state.dtype == FLOAT32
 
     demands: Sequence[Demand] = demands_behind_moves(inner) if isolates(at.eqn) else inner.demands
     casts = list(map(is_cast, at.given, demands))
@@ -63,12 +64,12 @@ def demands_behind_moves(plan: Plan) -> list[Demand]:
             continue
         # What is cast before a call, or else what its bodies read.
         dtypes = equation.operands if equation.inner else equation.reads
-        reads = [Demand.of(dtype, plan.wide) for dtype in dtypes]
+        reads = [Demand.of(dtype) for dtype in dtypes]
         for body, inner in zip(bodies(eqn), equation.inner, strict=True) if equation.inner else ():
             for i, demand in zip(body.operands, demands_behind_moves(inner), strict=True):
                 reads[i] |= demand
         add(eqn.invars, reads)
-    add(plan.jaxpr.outvars, [Demand.of(state.dtype, plan.wide) for state in plan.outputs])
+    add(plan.jaxpr.outvars, [Demand.of(state.dtype) for state in plan.outputs])
     return found
 
 
@@ -91,29 +92,27 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
     def is_cast(state: ValueState, demand: Demand, fulls: int) -> bool:
         may_be = state.is_computed and state.known_value is None and state.is_widened
         is_read = demand is Demand.FULL and fulls > 0  # what is only returned in float32 is not
-        return may_be and is_read and is_narrower(state.dtype, at.region.wide)
+        return may_be and is_read and is_16_bit(state.dtype)
 
     found = zip(at.given, inner.demands, inner.fulls, strict=True)
-    return [at.region.wide if is_cast(*one) else None for one in found]
+    return [FLOAT32 if is_cast(*one) else None for one in found]
 
 
 def cast_states(
     given: Sequence[ValueState],
     operands: Sequence[np.dtype | None],
-    wide: np.dtype,
 ) -> list[ValueState]:
     """Returns what is known of operands after they are cast.
 
     Args:
         given: What is known of them before.
         operands: The dtype that each is cast to, None for none.
-        wide: The wide dtype of the policy.
     """
 
     def after(state: ValueState, dtype: np.dtype | None) -> ValueState:
         if dtype is None:
             return state
-        was_rounded = dtype == wide and is_narrower(state.dtype, wide)
+        was_rounded = dtype == FLOAT32 and is_16_bit(state.dtype)
         # Positions do not become fewer by being rounded.
         bound = state.integer_bound
         return ValueState(dtype, integer_bound=bound, was_rounded=was_rounded, marks=state.marks)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ...policies import narrow_dtypes
+from ...policies import COMPUTE_DTYPES, FLOAT32
 from ..compat import Tracer
 from ..primitives.clamped_cast import clamped, is_clamped
-from .float_dtypes import is_in
 
 NEAR = 4.0
 """A number up to this costs what values of its size are rounded by anyway: layers add 3
@@ -38,11 +37,10 @@ class ConstantRange:
     Two are equal if all that is asked of them is, so that plans are shared between constants.
     """
 
-    __slots__ = ("_found", "_is_small", "_value", "_wide")
+    __slots__ = ("_found", "_is_small", "_value")
 
-    def __init__(self, value: Any, wide: np.dtype) -> None:
+    def __init__(self, value: Any) -> None:
         self._value = value
-        self._wide = wide
         self._is_small = np.size(value) <= _MOST
         self._found: _Found | None = None
 
@@ -79,7 +77,7 @@ class ConstantRange:
 
     def _find(self) -> _Found:
         if self._found is None:
-            self._found, self._value = _range_of(np.asarray(self._value), self._wide), None
+            self._found, self._value = _range_of(np.asarray(self._value)), None
         return self._found
 
     def __eq__(self, other: object) -> bool:
@@ -89,7 +87,7 @@ class ConstantRange:
         return hash(self._find())
 
 
-def _range_of(array: np.ndarray, wide: np.dtype) -> _Found:
+def _range_of(array: np.ndarray) -> _Found:
     if not array.size:
         return _Found(frozenset(), True, False, frozenset(), False, False)
     shaped = array
@@ -99,10 +97,10 @@ def _range_of(array: np.ndarray, wide: np.dtype) -> _Found:
     if not np.isfinite(largest):
         finite = np.abs(array[np.isfinite(array)])
         largest = finite.max() if finite.size else array.dtype.type(0)
-    exceeds = frozenset(d for d in narrow_dtypes(wide) if not np.isfinite(clamped(largest, d)))
-    beyond = any(is_clamped(float(largest), d) for d in narrow_dtypes(wide))
+    exceeds = frozenset(d for d in COMPUTE_DTYPES if not np.isfinite(clamped(largest, d)))
+    beyond = any(is_clamped(float(largest), d) for d in COMPUTE_DTYPES)
     far = array[(array > NEAR) & (array <= BOUND)] if largest > NEAR else array[:0]
-    rounds = frozenset(d for d in narrow_dtypes(wide) if (far.astype(d) != far).any())
+    rounds = frozenset(d for d in COMPUTE_DTYPES if (far.astype(d) != far).any())
     is_small = array.size <= _MOST and bool(np.isfinite(array).all())
     stencil = is_small and _is_stencil(shaped.astype(np.float64))
     even = is_small and _is_even(shaped.astype(np.float64))
@@ -140,10 +138,10 @@ def _is_even(array: np.ndarray) -> bool:
     return False
 
 
-def constant_range(value: Any, wide: np.dtype) -> ConstantRange | None:
-    """Returns the range of a constant of the wide dtype; a tracer has no values to look at."""
-    if isinstance(value, Tracer) or not is_in(getattr(value, "dtype", None), wide):
+def constant_range(value: Any) -> ConstantRange | None:
+    """Returns the range of a float32 constant; a tracer has no values to look at."""
+    if isinstance(value, Tracer) or getattr(value, "dtype", None) != FLOAT32:
         return None
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return None
-    return ConstantRange(value, wide)
+    return ConstantRange(value)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...policies import Policy, domain
+from ...policies import FLOAT32, Policy
 from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, is_array_aval
 from ..regions import Region
 from .constant_range import ConstantRange
 from .copies import CopyKey, Tag
-from .float_dtypes import float_dtype, is_narrower
+from .float_dtypes import float_dtype, is_16_bit
 from .marks import NONE, Marks
 from .needs import Need
 from .reasons import Reason
@@ -95,16 +95,15 @@ class Demand(enum.Flag):
     FULL = enum.auto()
 
     @classmethod
-    def of(cls, dtype: np.dtype | None, wide: np.dtype) -> Demand:
+    def of(cls, dtype: np.dtype | None) -> Demand:
         """Returns how a value is read in a dtype, None for what is no float.
 
         Args:
             dtype: The dtype.
-            wide: The wide dtype of the policy.
         """
         if dtype is None:
             return cls.NONE
-        return cls.LOW if is_narrower(dtype, wide) else cls.FULL
+        return cls.LOW if is_16_bit(dtype) else cls.FULL
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,9 +167,7 @@ class Place(NamedTuple):
     def foreign(self) -> tuple[int, ...]:
         """The positions of the float and complex operands that autocast never touches."""
         region = self.region
-        ours = (region.wide, region.compute_dtype)
-        if region.island is not None:
-            ours = (*domain(region.wide), region.island)
+        ours = (FLOAT32, region.compute_dtype)
         avals = [(i, aval_of(v)) for i, v in enumerate(self.eqn.invars)]
         dtypes = [(i, aval.dtype) for i, aval in avals if is_array_aval(aval)]
         return tuple(
@@ -181,24 +178,14 @@ class Place(NamedTuple):
             ]
         )
 
-    @property
-    def full(self) -> np.dtype:
-        """The dtype here of what is not lowered: the wide one, or that of the island."""
-        return self.region.island or self.region.wide
-
     def joined(self, positions: Sequence[int]) -> np.dtype:
-        """Returns the one dtype of some float operands, the wide one where they differ."""
+        """Returns the one dtype of some float operands, float32 where they differ."""
         first, *others = [self.given[i].dtype for i in positions]
-        return self.region.wide if first is None or any(d != first for d in others) else first
+        return FLOAT32 if first is None or any(d != first for d in others) else first
 
     def declared(self, atom: Atom) -> np.dtype | None:
         """Returns the dtype that the program declares for a value, None for what is no float."""
-        return float_dtype(atom.aval, self.region.wide)
-
-    def kept(self, atom: Atom) -> np.dtype | None:
-        """Returns the dtype of a value that is not lowered, None for what is no float."""
-        declared = self.declared(atom)
-        return declared and (self.region.island or declared)
+        return float_dtype(atom.aval)
 
 
 # --- actions: what is emitted in place of an equation ---------------------------------------
@@ -275,13 +262,6 @@ class Inside:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CallBack:
-    """The functions that the equation calls back are rewritten: a plan for each, in their order."""
-
-    functions: tuple[Plan, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Emit:
     """A function of a rule, or of another room, is called in place of the equation.
 
@@ -311,7 +291,7 @@ class Stored:
     keys: tuple[CopyKey, ...]
 
 
-_OfArrays = Keep | Bind | Cast | Contract | Redispatch | Emit | CallBack
+_OfArrays = Keep | Bind | Cast | Contract | Redispatch | Emit
 Action = _OfArrays | Move | Inside | Stored
 
 # Most equations of a program have one of these two actions: one object each.
@@ -386,7 +366,6 @@ class Plan:
         fulls: How many of them read it in float32, counted up to two.
         identity: Rewriting would give the jaxpr back unchanged.
         path: The enclosing scopes, as far as the policy looks at them.
-        wide: The wide dtype of the policy.
     """
 
     jaxpr: AnyJaxpr
@@ -400,4 +379,3 @@ class Plan:
     fulls: tuple[int, ...]
     identity: bool
     path: tuple[str, ...]
-    wide: np.dtype

@@ -35,9 +35,8 @@ from .basic_plans import (
     without_floats,
 )
 from .data import BIND, Bind, Contract, Demand, EquationPlan, Keep, Place, Source, ValueState, Want
-from .equation_view import check_domain, view_of
-from .float_dtypes import is_narrower
-from .islands import in_island
+from .equation_view import view_of
+from .float_dtypes import is_16_bit
 from .needs import OF_PRODUCTS, ROWS, cannot_pay
 from .reasons import READ_BY, Reason, ReasonCode
 from .rooms import emulation
@@ -115,7 +114,7 @@ def _of_float8(at: Place) -> EquationPlan | None:
     # follows, the scales first of all: 105 casts where the model in bfloat16 has 67.
     if not at.region.lowers or at.name not in _CONTRACTS or at.need & OF_PRODUCTS:
         return None
-    is_wide = at.declared(at.eqn.outvars[0]) == at.region.wide
+    is_wide = at.declared(at.eqn.outvars[0]) == FLOAT32
     if not is_wide or any(aval_of(v).dtype.itemsize != 1 for v in at.eqn.invars[:2]):
         return None
     # With dot_output="consumer" the accumulator is what it returns.
@@ -140,9 +139,7 @@ def _moves_a_source(at: Place) -> EquationPlan | None:
 
 
 def _stands_in_scope(at: Place) -> EquationPlan | None:
-    """A scope that names float32 or float64, ``full_precision()`` among them, or a format."""
-    if at.region.island is not None:
-        return in_island(at)
+    """A scope that names float32, ``full_precision()`` among them, or a format."""
     if at.region.compute_dtype is not None:
         return None
     decision = emulation(at) if at.region.emulated is not None else None
@@ -166,9 +163,9 @@ def _is_known(at: Place) -> EquationPlan | None:
     """What is computed of literals alone is a literal."""
     # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
     # float32 value that votes, and would raise the scores of every attention.
-    if any([state.known_value is None or state.dtype != at.region.wide for state in at.given]):
+    if any([state.known_value is None or state.dtype != FLOAT32 for state in at.given]):
         return None
-    known = fold(at.name, at.given, at.region.wide)
+    known = fold(at.name, at.given)
     return None if known is None else folded(at, known)
 
 
@@ -200,7 +197,6 @@ def _decided(rule: Any, at: Place) -> Decision:
     """Returns what a function of the user's decides."""
     view = view_of(at.eqn, at.given, at.region.names, at.compute_dtype)
     decision = apply_rule(rule, view)
-    check_domain(decision, at)
     if decision.policy is not None:
         check_obeyed(at.name, decision.policy)
     return decision
@@ -227,7 +223,7 @@ def _by_policy(at: Place, decision: Decision, guarded: bool) -> EquationPlan:
     if decision.policy is CastPolicy.FP32_APPEND_DTYPE and contracts:
         return _with_float32_result(at, _lower(at, guarded=True), _ASKED)
     if decision.policy in FULL_POLICIES:
-        plan = in_dtype(at, at.region.wide, _FULL)
+        plan = in_dtype(at, FLOAT32, _FULL)
         is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
         if is_sum and at.given[at.floats[0]].narrowed_by_user:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
@@ -255,10 +251,10 @@ def _lower(at: Place, guarded: bool) -> EquationPlan:
     # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; what is lost is
     # the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
     plan = in_dtype(at, at.compute_dtype, _LOW)
-    # jnp.matmul records the dtype of its operands: the wide one is a request only of others.
+    # jnp.matmul records the dtype of its operands: float32 is a request only of others.
     declared_low = all(aval_of(at.eqn.invars[i]).dtype == at.compute_dtype for i in at.floats)
-    if contracts and declared_low and reading.preferred_dtype(at.eqn) == at.region.wide:
-        results = tuple(ValueState(at.region.wide) for _ in plan.results)
+    if contracts and declared_low and reading.preferred_dtype(at.eqn) == FLOAT32:
+        results = tuple(ValueState(FLOAT32) for _ in plan.results)
         action = plan.action if isinstance(plan.action, Keep) else BIND
         plan = dataclasses.replace(plan, results=results, action=action)
     if contracts and isinstance(plan.action, Bind) and (dropped := reading.without_request(at.eqn)):
@@ -293,7 +289,7 @@ def _exceeds_the_range(at: Place) -> EquationPlan | None:
     if at.name in _CONTRACTS and at.compute_dtype != np.float16:
         return None
     reason = literal_guard(at.given, at.floats, at.compute_dtype)
-    return None if reason is None else in_dtype(at, at.region.wide, reason)
+    return None if reason is None else in_dtype(at, FLOAT32, reason)
 
 
 def _cannot_pay(at: Place) -> EquationPlan | None:
@@ -306,7 +302,7 @@ def _cannot_pay(at: Place) -> EquationPlan | None:
         return None
     # Beside what has 16 bits a parameter has no vote: LoRA of rank 4 is a product as any other.
     votes = voters(at)
-    if votes and all([is_narrower(at.given[i].dtype, at.region.wide) for i in votes]):
+    if votes and all([is_16_bit(at.given[i].dtype) for i in votes]):
         return None
     return _saying("at most 4 elements are summed", next(_plans(PROMOTIONS, at)))
 
@@ -331,7 +327,7 @@ def _takes_differences(at: Place) -> EquationPlan | None:
     for i, state in enumerate(at.given[:2]):
         if state.const_range is not None and state.const_range.is_stencil():
             cause = f"the elements of constant {i} add up to 0"
-            return in_dtype(at, at.region.wide, Reason(ReasonCode.LITERAL, cause, (i,)))
+            return in_dtype(at, FLOAT32, Reason(ReasonCode.LITERAL, cause, (i,)))
     return None
 
 
@@ -348,12 +344,12 @@ def _reads_positions(at: Place) -> EquationPlan | None:
         is_counted = bound is not None and 1 < bound < math.inf
         if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(at.eqn))):
             reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-            return in_dtype(at, at.region.wide, reason)
+            return in_dtype(at, FLOAT32, reason)
         # Scaled, or in a constant of the program, they are positions, too.
         const_range = at.given[i].const_range
         if at.made[i].counted or (const_range is not None and const_range.is_even()):
             reason = Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
-            return in_dtype(at, at.region.wide, reason)
+            return in_dtype(at, FLOAT32, reason)
     return None
 
 
@@ -365,7 +361,7 @@ def _is_needed(at: Place) -> EquationPlan | None:
     if not at.need & OF_PRODUCTS:
         return None
     row = next(row for row in ROWS if at.need & OF_PRODUCTS & row.need)
-    return in_dtype(at, at.region.wide, Reason(ReasonCode.FEEDER, READ_BY + row.reader))
+    return in_dtype(at, FLOAT32, Reason(ReasonCode.FEEDER, READ_BY + row.reader))
 
 
 def _reads_exponentials(at: Place) -> EquationPlan | None:
@@ -377,9 +373,9 @@ def _reads_exponentials(at: Place) -> EquationPlan | None:
     if at.compute_dtype != np.float16:
         return None
     for i, (state, made) in enumerate(zip(at.given[:2], at.made, strict=False)):
-        if made.exponential and state.dtype == at.region.wide:
+        if made.exponential and state.dtype == FLOAT32:
             reason = Reason(ReasonCode.LITERAL, f"operand {i} is an exp without a bound", (i,))
-            return in_dtype(at, at.region.wide, reason)
+            return in_dtype(at, FLOAT32, reason)
     return None
 
 
@@ -408,7 +404,7 @@ def _accumulating(at: Place, plan: EquationPlan) -> EquationPlan:
     action = _contract(at, plan)
     if at.policy.dot_output == "compute":
         of_source = action.of_sources and any(
-            s.source is not None and s.dtype == at.region.wide for s in at.given[:2]
+            s.source is not None and s.dtype == FLOAT32 for s in at.given[:2]
         )
         accumulates = of_source and at.name != "conv_general_dilated"
         return dataclasses.replace(plan, action=action) if accumulates else plan
@@ -445,7 +441,7 @@ def _is_accumulator(at: Place) -> EquationPlan | None:
     Without it: of 24 branches of 1e-3 a stream in bfloat16 lost 86 to 97 %.
     """
     accumulates = at.accumulates and not at.policy.data_abstains
-    return in_dtype(at, at.region.wide, _ACCUMULATES) if accumulates else None
+    return in_dtype(at, FLOAT32, _ACCUMULATES) if accumulates else None
 
 
 def _derivative_leaves(at: Place) -> EquationPlan | None:
@@ -467,10 +463,10 @@ def _derivative_leaves(at: Place) -> EquationPlan | None:
     if not has_gradient:
         return None
     plan = _saying("its derivative may leave float16", next(_plans(_BY_READERS_AND_VOTES, at)))
-    if not is_narrower(plan.results[0].dtype, at.region.wide):
+    if not is_16_bit(plan.results[0].dtype):
         return None
-    wide = in_dtype(at, at.region.wide, plan.reason)
-    return rounded_once(wide, at.compute_dtype, plan.reason)
+    full = in_dtype(at, FLOAT32, plan.reason)
+    return rounded_once(full, at.compute_dtype, plan.reason)
 
 
 def _turns_positions(at: Place) -> EquationPlan | None:
@@ -481,8 +477,8 @@ def _turns_positions(at: Place) -> EquationPlan | None:
     # By hand, sin and cos are cast before they meet a query. What they are of is not rounded.
     if not at.policy.data_abstains or not at.made[0].angle:
         return None
-    plan = in_dtype(at, at.region.wide, _TURN)
-    results = (ValueState(at.region.wide, Source.CONST, may_be_rounded=True),)
+    plan = in_dtype(at, FLOAT32, _TURN)
+    results = (ValueState(FLOAT32, Source.CONST, may_be_rounded=True),)
     return dataclasses.replace(plan, results=results)
 
 
@@ -494,7 +490,7 @@ def _is_norm(at: Place) -> EquationPlan | None:
     # What is computed of sources alone waits for its readers, as in any other promotion.
     if not reading.is_norm(at.eqn) or at.given[0].source is not None:
         return None
-    return in_dtype(at, at.region.wide, _SQUARES)
+    return in_dtype(at, FLOAT32, _SQUARES)
 
 
 def _readers_agree(at: Place) -> EquationPlan | None:
@@ -504,7 +500,7 @@ def _readers_agree(at: Place) -> EquationPlan | None:
     for want in at.wants:
         if want.demand is Demand.FULL:
             code = ReasonCode.LOG_GUARD if at.name in _SATURATES else ReasonCode.FEEDER
-            return in_dtype(at, at.region.wide, _because(code, want))
+            return in_dtype(at, FLOAT32, _because(code, want))
         is_held = literal_guard(at.given, at.floats, at.compute_dtype) is None
         if want.demand is Demand.LOW and is_held:
             return in_dtype(at, at.compute_dtype, _because(ReasonCode.CLEAR_NARROW, want))
@@ -518,12 +514,12 @@ def _voters_decide(at: Place) -> EquationPlan | None:
     if not votes:
         return _of_sources(at)
     # A value that the program itself declares in 16 bits stays there, at every level.
-    declared_full = any(aval_of(at.eqn.invars[i]).dtype == at.region.wide for i in votes)
+    declared_full = any(aval_of(at.eqn.invars[i]).dtype == FLOAT32 for i in votes)
     if at.policy.level == "tensor_cores" and declared_full and at.name not in DATA_MOVEMENT:
-        return in_dtype(at, at.region.wide, _TENSOR_CORES)
+        return in_dtype(at, FLOAT32, _TENSOR_CORES)
     target = at.joined(votes)
-    if target == at.region.wide:
-        by = next((i for i in votes if given[i].dtype == at.region.wide), votes[0])
+    if target == FLOAT32:
+        by = next((i for i in votes if given[i].dtype == FLOAT32), votes[0])
         source = given[by].source
         what = "computed" if source is None else f"a {source.value} source"
         cause = f"operand {by} is {target}, {what}"
@@ -532,7 +528,7 @@ def _voters_decide(at: Place) -> EquationPlan | None:
     if reason is None and not at.policy.data_abstains:
         reason = far_literal(at, target)
     if reason is not None:
-        return in_dtype(at, at.region.wide, reason)
+        return in_dtype(at, FLOAT32, reason)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
     return in_dtype(at, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
 
@@ -555,7 +551,7 @@ def _of_sources(at: Place) -> EquationPlan:
     # What a literal takes out of the range of 16 bits is computed: no cast may follow.
     reason = literal_guard(given, floats, at.compute_dtype)
     if reason is not None:
-        return in_dtype(at, at.region.wide, reason)
+        return in_dtype(at, FLOAT32, reason)
     # With `dtype=` by hand a residual stream is 16 bits from the embedding on.
     if at.policy.data_abstains and starts_stream(at):
         return in_dtype(at, at.compute_dtype, _ROWS)

@@ -7,28 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import Decision, EquationView, domain, listed
+from ...policies import EquationView
 from ..compat import Atom, JaxprEqn, function_name, source_line
 from ..primitives.reading import exponent, flops, free_dimensions, reduction_depth
 from ..primitives.structure import called, is_call
-from .data import Place, ValueState
-
-
-def check_domain(decision: Decision, at: Place) -> None:
-    """Raises ValueError for a rule that asks for a dtype that the policy does not cast to.
-
-    Args:
-        decision: What the rule decided.
-        at: The equation.
-    """
-    allowed = domain(at.region.wide)
-    for field in ("output_dtype", "operand_dtype"):
-        dtype = getattr(decision, field)
-        if dtype is not None and dtype not in allowed:
-            raise ValueError(
-                f"The rule for primitive {at.name!r} decided {field}={dtype}, but the policy "
-                f"casts only {listed(allowed)}. Return one of these."
-            )
+from .data import ValueState
 
 
 def view_of(

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from ...policies import Policy
+from ...policies import FLOAT32, Policy
 from ..compat import body_of
 from ..primitives.structure import Body, bodies
 from ..regions import Region
 from .call_operands import cast_states, read_low
 from .data import Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
-from .float_dtypes import is_in, is_narrower
+from .float_dtypes import is_16_bit
 from .marks import PARAMETER, Marks, inputs_of
 from .needs import LOST, Need, needs_in_bodies
 from .reasons import Reason, ReasonCode
@@ -30,13 +30,13 @@ from .structural import (
 from .votes import literal_guard
 
 
-def _widened(states: Sequence[ValueState], wide: np.dtype) -> list[np.dtype | None]:
+def _widened(states: Sequence[ValueState]) -> list[np.dtype | None]:
     """Returns the casts of what is computed in 16 bits before a loop and read in it."""
-    return [wide if s.source is None and is_narrower(s.dtype, wide) else None for s in states]
+    return [FLOAT32 if s.source is None and is_16_bit(s.dtype) else None for s in states]
 
 
 def _as_parameters(
-    states: Sequence[ValueState], casts: Sequence[np.dtype | None], wide: np.dtype
+    states: Sequence[ValueState], casts: Sequence[np.dtype | None]
 ) -> list[ValueState]:
     """Returns what is known, inside a loop, of what is computed before it: a source in the loop.
 
@@ -46,14 +46,14 @@ def _as_parameters(
 
     def parameter(state: ValueState, cast: np.dtype | None) -> ValueState:
         dtype = cast or state.dtype
-        if not is_in(dtype, wide) or state.source is not None:
+        if dtype != FLOAT32 or state.source is not None:
             return state
         # What was float32 before the loop votes in it, as data does: rounded like a bias, times
         # that were computed turned a cosine in the loop by 2**-11 of the time. What was 16 bits is
         # a number of 16 bits, and may be one again.
         if cast is None:
             return dataclasses.replace(state, source=Source.DATA)
-        return dataclasses.replace(state, dtype=wide, source=Source.PARAM, may_be_rounded=True)
+        return dataclasses.replace(state, dtype=FLOAT32, source=Source.PARAM, may_be_rounded=True)
 
     return [parameter(state, cast) for state, cast in zip(states, casts, strict=True)]
 
@@ -66,8 +66,8 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     initial = given[start:end]
     # A 16-bit value from before the loop is widened once, so that its gradients of all steps meet
     # in float32; the steps read a view of the 16-bit copy that is there already.
-    widened = _widened(given[:start], at.region.wide)
-    fixed = loop_invariants(_as_parameters(given[:start], widened, at.region.wide))
+    widened = _widened(given[:start])
+    fixed = loop_invariants(_as_parameters(given[:start], widened))
     xs, ys = _slices(given[end:]), at.wants[len(initial) :]
     stored = stored_carries(planner.policy, at, body, planner.paths)
     accumulating = _accumulating(planner.policy, at, body).difference(stored)
@@ -96,14 +96,14 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     operands = [*widened, *(None,) * (len(given) - start)]
     operands[end:] = read_low(inner, at, (None, Source.DATA))[end:]
     if any(operands[end:]):
-        xs = cast_states(xs, operands[end:], at.region.wide)
+        xs = cast_states(xs, operands[end:])
         inner = plan_body(carries, returned)
     # The initial value is cast before the loop to the dtype that goes round in it.
     operands[start:end] = [
         d if s.dtype is not None and s.dtype != d else None
         for s, d in zip(initial, carries, strict=True)
     ]
-    of_carries = [Demand.of(d, at.region.wide) for d in carries]
+    of_carries = [Demand.of(d) for d in carries]
     return EquationPlan(
         Inside((inner,), inner.identity and not any(operands)),
         given,
@@ -191,7 +191,7 @@ def _carries(
     start, count = body.fixed, len(body.carries)
     initial = at.given[start : start + count]
     variables = body_of(body.jaxpr).invars[start : start + count]
-    declared = list(map(at.kept, variables))
+    declared = list(map(at.declared, variables))
     guess = _first_guess(declared, initial, accumulating, at.region, policy.data_abstains)
     guess = [stored.get(k, dtype) for k, dtype in enumerate(guess)]
 
@@ -201,7 +201,7 @@ def _carries(
         free = [Want(d if d == e or k in stored else None) for k, (d, e) in pairs]
         return plan_body(carries, free).outputs[:count]
 
-    carries = _settled(guess, declared, initial, returned_by_body, at.region.wide)
+    carries = _settled(guess, declared, initial, returned_by_body)
     return carries, _carry_reason(carries, declared, accumulating, start)
 
 
@@ -229,7 +229,7 @@ def _first_guess(
     compute_dtype = region.compute_dtype
 
     def guess(k: int, declared: np.dtype | None, state: ValueState) -> np.dtype | None:
-        if compute_dtype is None or not is_in(declared, region.wide) or k in accumulating:
+        if compute_dtype is None or declared != FLOAT32 or k in accumulating:
             return declared
         # A running maximum starts at finfo(float32).min, which 16 bits turn into -inf, and exp(-inf
         # + inf) into NaN.
@@ -247,7 +247,6 @@ def _settled(
     declared: Sequence[np.dtype | None],
     initial: Sequence[ValueState],
     returned_by_body: Callable[[Sequence[np.dtype | None]], Sequence[ValueState]],
-    wide: np.dtype,
 ) -> list[np.dtype | None]:
     """Returns the dtypes with which the body returns each carry in the dtype that it took.
 
@@ -258,14 +257,12 @@ def _settled(
         declared: The dtypes that the program declares.
         initial: What is known of each initial value.
         returned_by_body: Plans the body for given carries and says what it returns.
-        wide: The wide dtype of the policy.
     """
     while carries != declared:
         states = zip(returned_by_body(carries), initial, carries, strict=True)
-        returned = [None if _can_be(d, s, i, wide) else s.dtype for s, i, d in states]
+        returned = [None if _can_be(d, s, i) else s.dtype for s, i, d in states]
         joined = [
-            d if is_in(r, None, d) else e
-            for d, e, r in zip(carries, declared, returned, strict=True)
+            d if r in (None, d) else e for d, e, r in zip(carries, declared, returned, strict=True)
         ]
         if joined == carries:
             break
@@ -273,9 +270,7 @@ def _settled(
     return carries
 
 
-def _can_be(
-    dtype: np.dtype | None, returned: ValueState, initial: ValueState, wide: np.dtype
-) -> bool:
+def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -> bool:
     """Returns whether a carry can be cast to a dtype, although its body returns another.
 
     A source that the body returns, such as zeros that reset a state, can be cast if the dtype holds
@@ -286,13 +281,12 @@ def _can_be(
         dtype: The dtype.
         returned: What the body returns.
         initial: What the carry starts as.
-        wide: The wide dtype of the policy.
     """
     if returned.source in (None, Source.DATA) or dtype is None:
         return False
     if returned.source is Source.PARAM and initial.source is not None:
         return False
-    return dtype == wide or literal_guard([returned], [0], dtype) is None
+    return dtype == FLOAT32 or literal_guard([returned], [0], dtype) is None
 
 
 def _carry_reason(
@@ -323,7 +317,7 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
     held, given = bodies(at.eqn), at.given
     inner, demands = [], full_if_float(at)
     stored = stored_carries(planner.policy, at, held[-1], planner.paths)
-    dtypes = [stored.get(k, at.kept(v)) for k, v in enumerate(at.eqn.outvars)]
+    dtypes = [stored.get(k, at.declared(v)) for k, v in enumerate(at.eqn.outvars)]
     needs = _needs_of_carries(planner, at)
     for body in held:
         jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]

@@ -24,7 +24,6 @@ from ..primitives.reading import (
 )
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
-from .arrays import Arrays, arrays_of
 from .marks import (
     MOST_FACTORS,
     Marks,
@@ -34,6 +33,7 @@ from .marks import (
     given_to,
     inputs_of,
     marks_of,
+    moved_in,
     of,
 )
 from .symbolic_sizes import at_least
@@ -111,14 +111,14 @@ class At(NamedTuple):
         made: The marks of its operands.
         need: What its results are needed for.
         origins: Of which array a variable holds every other element.
-        arrays: What is known of the arrays of its jaxpr.
+        moved: As `moved_in` returns it.
     """
 
     eqn: JaxprEqn
     made: Sequence[Marks]
     need: Need
     origins: Mapping[Var, Atom]
-    arrays: Arrays
+    moved: Mapping[Any, Atom]
 
 
 def _poles(at: At) -> Sequence[Any]:
@@ -193,7 +193,7 @@ def _chained(at: At) -> Sequence[Any]:
     if not at.need & _OF_MATRICES:
         return ()
     # The Gram matrix of what was rounded is one; `h @ p @ h.T` is not, where `h @ p` was rounded.
-    a, b = map(at.arrays.array, at.eqn.invars[:2])
+    a, b = [v if isinstance(v, Literal) else at.moved.get(v, v) for v in at.eqn.invars[:2]]
     return () if a is b else at.eqn.invars[:2]
 
 
@@ -395,7 +395,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
         return memo[key]
     marks = marks_of(jaxpr, inputs, memo)
     origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
-    arrays = arrays_of(jaxpr, [m.related for m in inputs], memo)
+    moved = moved_in(jaxpr, inputs, memo)
     needs: dict[Any, Need] = {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
@@ -412,7 +412,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             of_results |= needs.get(v, NOTHING)
         if name in STRUCTURES:
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            found = needs_in_bodies(eqn, of_each, memo, given_to(eqn, marks, arrays))
+            found = needs_in_bodies(eqn, of_each, memo, given_to(eqn, marks, moved))
             for i, need in reads_of(found).items():
                 add([eqn.invars[i]], need)
             continue
@@ -424,7 +424,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             add(eqn.invars, passed)
         if name not in _SUMS | _MOVES:
             add(eqn.invars, Need.BEYOND_SUMS)
-        at = At(eqn, of(marks, eqn.invars), of_results, origins, arrays)
+        at = At(eqn, of(marks, eqn.invars), of_results, origins, moved)
         for row in _ASKED.get(name, ()):
             add(row.operands(at), row.need)
     memo[key] = needs

@@ -14,15 +14,13 @@ from ...policies import CONTRACTIONS, Policy
 from ...policies.registry import has_rule_functions
 from ..before import Preparation
 from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, body_of, consts_of
-from ..primitives.called_back import functions_of
 from ..primitives.reading import is_norm
 from ..primitives.structure import has_rule
 from ..regions import Region, Regions
 from .constant_range import constant_range
 from .data import EquationPlan, Place, Plan, Source, ValueState, Want
 from .equation import plan_equation
-from .float_dtypes import float_dtype, is_in
-from .islands import leaving, outside, plan_called_back
+from .float_dtypes import float_dtype
 from .kinds import kind_of
 from .marks import Memo
 from .needs import OF_PRODUCTS
@@ -55,7 +53,6 @@ class Planner:
     ) -> None:
         self.policy = policy
         self.default_precision = default_precision
-        self._wide = policy.wide_dtype
         self._plans: dict[Any, tuple[Any, Plan]] = {}
         self._kinds: dict[tuple[Any, ...], Plan] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
@@ -156,10 +153,10 @@ class Planner:
         equations, states = swept.equations, swept.states
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
-            state = literal_state(v, self._wide) if isinstance(v, Literal) else states[v]
+            state = literal_state(v) if isinstance(v, Literal) else states[v]
             if not isinstance(v, Literal) and v in swept.widened:
                 state = dataclasses.replace(state, is_widened=True)
-            unchanged = want.dtype is None or is_in(state.dtype, None, want.dtype)
+            unchanged = want.dtype is None or state.dtype in (None, want.dtype)
             cast = None if unchanged else want.dtype
             output_dtypes.append(cast)
             outputs.append(ValueState(cast) if cast is not None else state)
@@ -183,7 +180,6 @@ class Planner:
             swept.fulls,
             identity,
             path,
-            self._wide,
         )
 
     def region_at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
@@ -195,11 +191,7 @@ class Planner:
         return written(at) or rounded_stream(at, self._plan_equation(at))
 
     def _plan_equation(self, at: Place) -> EquationPlan:
-        if self.regions.has_islands and (beyond := outside(at)) is not at:
-            return leaving(self._plan_equation(beyond), at.given)
         rule = planning_rule(at.name)
-        if at.region.island is not None and functions_of(at.eqn):
-            rule = plan_called_back
         if rule is not None:
             self.has_rules |= has_rule(at.eqn)
             return plan_structural(rule, self, at)
@@ -224,7 +216,6 @@ class Planner:
             region.cause,
             region.rules,
             region.precision,
-            region.island,
             region.emulated,
             at.accumulates,
             at.need & OF_PRODUCTS,
@@ -246,7 +237,7 @@ class Planner:
         return plan
 
     def _const_state(self, var: Atom, value: Any) -> ValueState:
-        dtype = float_dtype(var.aval, self._wide)
+        dtype = float_dtype(var.aval)
         if dtype is None:
             return ValueState(None)
-        return ValueState(dtype, Source.CONST, const_range=constant_range(value, self._wide))
+        return ValueState(dtype, Source.CONST, const_range=constant_range(value))

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal
 from ..primitives.structure import bodies
 from ..primitives.traits import having
@@ -54,19 +52,18 @@ class Readers:
     Args:
         jaxpr: The open jaxpr.
         wants: What is asked of each output.
-        wide: The wide dtype of the policy: float32, or float64 where this speaks of float32.
         needs: What each value is needed for.
     """
 
-    def __init__(self, jaxpr: Jaxpr, wants: Sequence[Want], wide: np.dtype, needs: Needs) -> None:
-        self._wide, self._needs = wide, needs
+    def __init__(self, jaxpr: Jaxpr, wants: Sequence[Want], needs: Needs) -> None:
+        self._needs = needs
         self._inputs = jaxpr.invars
         self._reads: dict[Any, Reads] = {}
         for v, want in zip(jaxpr.outvars, wants, strict=True):
             if isinstance(v, Literal):
                 continue
             if want.dtype is not None:
-                self._read(v, Demand.of(want.dtype, wide), OUTPUT)
+                self._read(v, Demand.of(want.dtype), OUTPUT)
             elif want.is_known or want.demand:
                 self._read(v, want.demand, want.reader, want.first_full, want.fulls)
             else:
@@ -128,7 +125,7 @@ class Readers:
         # What it ranks in float32 is not rounded for a product beside it: before a call, that cast
         # would be the operand. It asks for no float32 that is not there.
         return [
-            Demand.of(dtype, self._wide) & Demand.FULL
+            Demand.of(dtype) & Demand.FULL
             if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED
             else Demand.NONE
             for v, dtype in zip(eqn.invars, plan.reads, strict=True)
@@ -167,8 +164,8 @@ class Readers:
         return any([s.dtype is not None for s in plan.results]) and not self._is_full(plan)
 
     def _is_full(self, plan: EquationPlan) -> bool:
-        return Demand.of(plan.results[0].dtype, self._wide) is Demand.FULL
+        return Demand.of(plan.results[0].dtype) is Demand.FULL
 
     def _reads_full(self, plan: EquationPlan) -> bool:
-        reads = [Demand.of(dtype, self._wide) for dtype in plan.reads if dtype is not None]
+        reads = [Demand.of(dtype) for dtype in plan.reads if dtype is not None]
         return bool(reads) and all([demand is Demand.FULL for demand in reads])

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, Place, Source, ValueState, Want
-from .float_dtypes import is_narrower
+from .float_dtypes import is_16_bit
 from .marks import is_convolved_sum
 from .needs import GUARDED, HARMED, LOST, NOTHING, OF_PRODUCTS, RAISED, ROWS, Need, Needs
 from .readers import Readers, Reads
@@ -67,8 +65,8 @@ class Maker(NamedTuple):
 
     @property
     def is_low(self) -> bool:
-        """Whether its result is narrower than the wide dtype."""
-        return is_narrower(self.plan.results[0].dtype, self.at.region.wide)
+        """Whether its result has 16 bits."""
+        return is_16_bit(self.plan.results[0].dtype)
 
     def asks(self, demand: Demand, reader: str) -> Want:
         """Returns what is asked of it."""
@@ -89,8 +87,8 @@ def _by_need(it: Maker) -> Want | None:
 
 def _all_readers(it: Maker) -> Want | None:
     """What all readers read in the other dtype: float32 costs nothing, and 16 bits move less."""
-    demand, wide = it.reads.demand, it.at.region.wide
-    differs = demand is not Demand.of(it.plan.results[0].dtype, wide)
+    demand = it.reads.demand
+    differs = demand is not Demand.of(it.plan.results[0].dtype)
     if demand in (Demand.LOW, Demand.FULL) and differs:
         return it.asks(demand, it.reads.first)
     return None
@@ -242,7 +240,6 @@ def find_requests(
     wants: Sequence[Want],
     already: Requests,
     replanned: Callable[[int, tuple[Want, ...]], EquationPlan | None],
-    wide: np.dtype,
     needs: Needs,
 ) -> Found:
     """Finds the equations that should run in the dtype in which their readers read.
@@ -256,11 +253,10 @@ def find_requests(
         already: What earlier sweeps found: no equation is asked twice.
         replanned: From the index of a call, and what is asked of its results, to its plan; None
             where it was planned for that.
-        wide: The wide dtype of the policy.
         needs: What each value is needed for.
     """
     requests: dict[int, tuple[Want, ...]] = {}
-    readers = Readers(jaxpr, wants, wide, needs)
+    readers = Readers(jaxpr, wants, needs)
     for i in reversed(range(len(equations))):
         eqn, plan = jaxpr.eqns[i], equations[i]
         request = None
@@ -283,7 +279,7 @@ def find_requests(
                 if want is not None and not any([refuses(it, want) for refuses in REFUSES]):
                     requests[i] = request = (want,)
         readers.add(eqn, plan, request)
-    shared = _find_shared(jaxpr, equations, states, {**already, **requests}, readers, wide)
+    shared = _find_shared(jaxpr, equations, states, {**already, **requests}, readers)
     requests |= shared[0]
     return Found(requests, shared[1], *readers.of_inputs(), readers.widened())
 
@@ -297,7 +293,6 @@ def _find_shared(
     states: Mapping[Any, ValueState],
     asked: Requests,
     readers: Readers,
-    wide: np.dtype,
 ) -> tuple[dict[int, tuple[Want, ...]], dict[int, frozenset[int]]]:
     """Finds what stands between one cast of a 16-bit value and its float32 readers.
 
@@ -316,7 +311,7 @@ def _find_shared(
     def is_shared(v: Atom) -> bool:
         if isinstance(v, Literal) or not states[v].is_computed:
             return False
-        is_low = is_narrower(states[v].dtype, wide)
+        is_low = is_16_bit(states[v].dtype)
         return is_low and (states[v].is_widened or readers.of(v).fulls > 1)
 
     for i, (eqn, plan) in enumerate(zip(jaxpr.eqns, equations, strict=True)):
@@ -329,7 +324,7 @@ def _find_shared(
             continue
         reads = readers.of(eqn.outvars[0])
         is_moved = reads.demand is Demand.FULL and reads.fulls > 0
-        is_low = is_narrower(plan.results[0].dtype, wide)
+        is_low = is_16_bit(plan.results[0].dtype)
         if i not in asked and is_moved and is_low and any(map(is_shared, eqn.invars)):
             found[i] = (Want(None, Demand.FULL, 0, 0, reads.first),)
     return found, shared

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from ...policies import FLOAT32
 from ..compat import aval_of
 from ..primitives.traits import having
 from .basic_plans import rounded_once
 from .data import EquationPlan, Inside, Place
-from .float_dtypes import is_in, is_narrower
+from .float_dtypes import is_16_bit
 from .marks import is_convolved
 from .needs import Need
 from .reasons import Reason, ReasonCode
@@ -68,12 +69,12 @@ def _promotes_computed(at: Place, plan: EquationPlan) -> bool:
 
 def _was_rounded(at: Place, plan: EquationPlan) -> bool:
     """Whether the float32 result is made element by element of values that were 16 bits before."""
-    if len(plan.results) != 1 or not is_in(plan.results[0].dtype, at.region.wide):
+    if len(plan.results) != 1 or plan.results[0].dtype != FLOAT32:
         return False
     shape = aval_of(at.eqn.outvars[0]).shape
     pairs = zip(at.eqn.invars, at.given, strict=True)
     found = [
-        s.was_rounded or is_narrower(s.dtype, at.region.wide)
+        s.was_rounded or is_16_bit(s.dtype)
         for v, s in pairs
         if s.is_computed and aval_of(v).shape == shape
     ]

@@ -6,14 +6,13 @@ import dataclasses
 
 import numpy as np
 
-from ...policies import DATA_MOVEMENT, Policy
+from ...policies import DATA_MOVEMENT, FLOAT32, Policy
 from ...policies.storage import is_stored
 from ..compat import argument_paths, body_of
 from ..primitives.structure import Body
 from ..primitives.traits import having
 from .basic_plans import in_dtype
 from .data import EquationPlan, Place
-from .float_dtypes import is_in
 from .reasons import Reason, ReasonCode
 
 _KEEPS = having("writes") | DATA_MOVEMENT
@@ -54,7 +53,7 @@ def stored_carries(policy: Policy, at: Place, body: Body, paths: set[str]) -> di
     for k, (i, _) in enumerate(body.carries):
         paths.add(names[i])
         initial = at.given[body.operands[i]]
-        if not is_in(at.declared(variables[i]), at.region.wide):
+        if at.declared(variables[i]) != FLOAT32:
             continue
         if initial.is_stored and initial.dtype is not None:
             found[k] = initial.dtype

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...policies import CastPolicy, Decision, Policy
+from ...policies import FLOAT32, CastPolicy, Decision, Policy
 from ..compat import AnyJaxpr, is_ref, jax_function
 from ..primitives.structure import (
     STRUCTURES,
@@ -25,8 +25,8 @@ from ..primitives.structure import (
 from .basic_plans import as_declared, emitted, keep
 from .call_operands import cast_states, read_full, read_low
 from .data import BIND, KEEP, Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
-from .equation_view import check_domain, view_of
-from .float_dtypes import is_in, is_narrower
+from .equation_view import view_of
+from .float_dtypes import is_16_bit
 from .marks import NONE, Memo
 from .reasons import Reason, ReasonCode
 
@@ -112,7 +112,6 @@ def _emission(at: Place) -> EquationPlan | None:
     if decided is None:
         return None
     if isinstance(decided, Decision) and decided.emit is not None:
-        check_domain(decided, at)
         return emitted(at, decided)
     raise TypeError(
         f"The rule for primitive {at.name!r} decided {decided}, but the primitive has no cast "
@@ -166,7 +165,7 @@ def _with_casts(
     """
     casts = [low or full for low, full in zip(operands, read_full(inner, at), strict=True)]
     if any(casts):
-        given = cast_states(at.given, casts, at.region.wide)
+        given = cast_states(at.given, casts)
         inner = planner.plan(called(at.eqn), given, at.wants, at.region.names)
     return inner, casts
 
@@ -257,9 +256,9 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     for k in range(len(joined)):
         made = _made(k, inner, held)
         if len({state.dtype for state in made}) > 1:
-            narrow = [state.dtype for state in made if is_narrower(state.dtype, at.full)]
+            narrow = [state.dtype for state in made if is_16_bit(state.dtype)]
             is_stored = any(state.is_stored for state in made)
-            joined[k] = Want(dtype=narrow[0] if is_stored else at.full)
+            joined[k] = Want(dtype=narrow[0] if is_stored else FLOAT32)
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
     if reason is not INSIDE:
         inner = plan_all(joined)
@@ -289,9 +288,7 @@ def _made(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[ValueStat
 
 def full_if_float(at: Place) -> list[Demand]:
     """Returns how an equation itself reads its operands: in their declared dtypes."""
-    return [
-        Demand.FULL if is_in(at.declared(v), at.region.wide) else Demand.NONE for v in at.eqn.invars
-    ]
+    return [Demand.FULL if at.declared(v) == FLOAT32 else Demand.NONE for v in at.eqn.invars]
 
 
 # --- others without a cast policy -----------------------------------------------------------

@@ -16,9 +16,8 @@ from ...policies import Policy
 from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from ..regions import Region
-from .arrays import arrays_of
 from .data import Demand, EquationPlan, Place, ValueState, Want
-from .marks import Memo, accumulates, given_to, marks_of, of
+from .marks import Memo, accumulates, given_to, marks_of, moved_in, of
 from .needs import NOTHING, Need, needs_of
 from .requests import find_requests
 from .value_facts import literal_state
@@ -80,7 +79,7 @@ class Sweeps:
         made = [given[v].marks for v in jaxpr.invars]
         needed = [Need(want.needs) for want in wants]
         self._marks = marks_of(jaxpr, made, planner.memo)
-        self._arrays = arrays_of(jaxpr, [m.related for m in made], planner.memo)
+        self._moved_from = moved_in(jaxpr, made, planner.memo)
         self._needs = needs_of(jaxpr, needed, planner.memo, made)
         self._states = dict(given)
         self._places: list[Place] = []  # each equation as it was planned last
@@ -108,7 +107,6 @@ class Sweeps:
                 self._wants,
                 self._requests,
                 self._replanned,
-                self._planner.policy.wide_dtype,
                 self._needs,
             )
             for i, shared in found.shared.items():
@@ -150,15 +148,14 @@ class Sweeps:
 
     def _place(self, i: int, eqn: JaxprEqn) -> Place:
         """Returns an equation where it stands, with all that is known of its operands."""
-        planner, wide = self._planner, self._planner.policy.wide_dtype
+        planner = self._planner
         operands = [
-            literal_state(v, wide) if isinstance(v, Literal) else self._states[v]
-            for v in eqn.invars
+            literal_state(v) if isinstance(v, Literal) else self._states[v] for v in eqn.invars
         ]
         wants, accumulating = self._requests.get(i, ()), False
         made, need = of(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
-            made = given_to(eqn, self._marks, self._arrays)
+            made = given_to(eqn, self._marks, self._moved_from)
             shared = self._shared.get(i, ())
             marked = zip(operands, made, strict=True)
             operands = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from ...policies import FLOAT32
 from ...scopes import CAST, STORED, mark
 from ..compat import Atom, aval_of
 from ..primitives.reading import cast_dtype
@@ -25,7 +26,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     """
     given, eqn = at.given, at.eqn
     (state,), (var,) = given, eqn.invars
-    if at.region.names and aval_of(eqn.outvars[0]).dtype == at.region.wide:
+    if at.region.names and aval_of(eqn.outvars[0]).dtype == FLOAT32:
         # Around a kernel, or of what is stored, for the program: the value stays what it is.
         no_cast = Reason(ReasonCode.STRUCTURAL, "no cast")
         if at.region.names[-1] == _OURS:
@@ -43,7 +44,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     if source is None:
         assert target is not None
         action = Move() if _is_exact(var) else KEEP
-        result = number_state(aval_of(var).dtype, target, state, at.region.wide)
+        result = number_state(aval_of(var).dtype, target, state)
         return EquationPlan(action, given, (None,), (result,), cast)
     # The value may run in another dtype than the one that the cast was written for.
     as_declared = state.dtype == source
@@ -51,7 +52,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     if target is None:
         # float64 and complex numbers have the digits of float32, which a cast to them asks for.
         made = aval_of(eqn.outvars[0]).dtype
-        is_wider = jnp.issubdtype(made, jnp.inexact) and made.itemsize > at.region.wide.itemsize
+        is_wider = jnp.issubdtype(made, jnp.inexact) and made.itemsize > FLOAT32.itemsize
         demands = (Demand.FULL,) if is_wider else ()
         return EquationPlan(action, given, (None,), (ValueState(None),), cast, demands=demands)
     if source == target:
@@ -65,10 +66,10 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
         result = ValueState(target, Source.LITERAL, state.known_value)
     else:
         bound = state.integer_bound
-        result = ValueState(target, integer_bound=bound, narrowed_by_user=target != at.region.wide)
+        result = ValueState(target, integer_bound=bound, narrowed_by_user=target != FLOAT32)
     # The cast asks for the dtype it casts to: what feeds a cast to float32 is raised rather than
     # rounded and widened again.
-    demand = Demand.of(target, at.region.wide)
+    demand = Demand.of(target)
     if demand is Demand.LOW and target != at.region.compute_dtype:
         # It has digits, or a range, that the compute dtype has not: nothing is rounded for it.
         demand |= Demand.FULL

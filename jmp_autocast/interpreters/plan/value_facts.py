@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...policies import Policy
+from ...policies import FLOAT32, Policy
 from ..compat import Atom, Literal
 from ..primitives.clamped_cast import clamped
 from ..primitives.traits import FOLDS, having
@@ -31,11 +31,11 @@ def input_states(
         sources: Which of them are parameters.
         policy: The policy of the program.
     """
-    products, wide = products_of(policy), policy.wide_dtype
+    products = products_of(policy)
     tag = None if products is None else products.tag
 
     def state(v: Atom, source: Source) -> ValueState:
-        dtype = float_dtype(v.aval, wide)
+        dtype = float_dtype(v.aval)
         if dtype is None:
             return ValueState(None)
         if source is Source.PARAM:
@@ -45,14 +45,13 @@ def input_states(
     return list(map(state, variables, sources))
 
 
-def literal_state(literal: Literal, wide: np.dtype) -> ValueState:
+def literal_state(literal: Literal) -> ValueState:
     """Returns what is known of a literal of a jaxpr.
 
     Args:
         literal: The literal.
-        wide: The wide dtype of the policy.
     """
-    dtype = float_dtype(literal.aval, wide)
+    dtype = float_dtype(literal.aval)
     shape = getattr(literal.aval, "shape", None)
     if shape == () and isinstance(literal.val, bool | int | float | np.generic | np.ndarray):
         value = np.asarray(literal.val)
@@ -62,18 +61,17 @@ def literal_state(literal: Literal, wide: np.dtype) -> ValueState:
     return ValueState(dtype, Source.CONST if dtype else None)
 
 
-def number_state(dtype: Any, target: np.dtype, state: ValueState, wide: np.dtype) -> ValueState:
+def number_state(dtype: Any, target: np.dtype, state: ValueState) -> ValueState:
     """Returns what is known of a number that is cast to a float: a source, with its bound.
 
     Args:
         dtype: The dtype of the number: a bool's, an integer's, or another one.
         target: The float dtype.
         state: What is known of the number.
-        wide: The wide dtype of the policy.
     """
     kind = dtype.kind if isinstance(dtype, np.dtype) else ""
     if kind not in tuple("biu"):
-        return ValueState(target, narrowed_by_user=target != wide)
+        return ValueState(target, narrowed_by_user=target != FLOAT32)
     if state.known_value is not None:
         return ValueState(target, Source.LITERAL, state.known_value)
     if dtype.itemsize == 1:
@@ -108,13 +106,12 @@ def representable(value: float, dtype: np.dtype) -> bool:
     return math.isfinite(rounded) and not (rounded in (0.0, 1.0, -1.0) and rounded != value)
 
 
-def fold(primitive: str, operands: Sequence[ValueState], wide: np.dtype) -> float | None:
+def fold(primitive: str, operands: Sequence[ValueState]) -> float | None:
     """Returns the value of an equation all of whose operands are known, None where it is not.
 
     Args:
         primitive: The equation's primitive.
         operands: What is known of each operand.
-        wide: The wide dtype of the policy.
     """
     function = FOLDS.get(primitive)
     if function is None or any(state.known_value is None for state in operands):
@@ -122,7 +119,7 @@ def fold(primitive: str, operands: Sequence[ValueState], wide: np.dtype) -> floa
     # Folded in the declared dtype, as XLA would compute it: the literal is guarded by the value
     # that it has there.
     with np.errstate(all="ignore"):
-        return float(function(*(wide.type(state.known_value) for state in operands)))
+        return float(function(*(FLOAT32.type(state.known_value) for state in operands)))
 
 
 def coordinate_bound(

@@ -13,7 +13,6 @@ from ...policies import FLOAT_DTYPES
 from ..compat import JaxprEqn, current_name_stack, equation_context, mark_frames
 from ..plan.copies import CopyKey
 from ..plan.data import EquationPlan
-from ..plan.float_dtypes import is_in
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.reading import cast_dtype
 from ..primitives.traits import having
@@ -38,7 +37,7 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
     results = arrays = [value.array for value in operands]
     # The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for;
     # any other is a change of weak type, of a value that is in another dtype.
-    if is_in(cast_dtype(eqn), None, plan.results[0].dtype):
+    if cast_dtype(eqn) in (None, plan.results[0].dtype):
         results = bind_cached(eqn.primitive, arrays, eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
     # A copy is made when it is first read, in the scopes of the reader.

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...policies import FLOAT32
 from ..compat import JaxprEqn, Literal, aval_of, mark_frames
 from ..compat.rebuilding import equation_like, variable, with_equations
 from ..plan.data import BIND, Bind, Cast, Emit, EquationPlan, Keep, Move, Plan, ValueState
-from ..plan.float_dtypes import is_narrower
+from ..plan.float_dtypes import is_16_bit
 from ..plan.reasons import ReasonCode
 from ..primitives.picking import (
     is_elementwise,
@@ -53,15 +54,15 @@ def _is_lowered(plan: Plan, k: int) -> bool:
     is_bound = isinstance(of.action, Keep | Bind) and of.reason.code is not ReasonCode.SCOPE
     # Who names explicit mesh axes says where each result lies; XLA divides all others itself.
     is_sharded = any(any(aval_of(v).sharding.spec) for v in (eqn.invars[0], eqn.outvars[0]))
-    return is_bound and not is_sharded and _is_wide(of, plan.wide)
+    return is_bound and not is_sharded and _is_float32(of)
 
 
-def _is_wide(plan: EquationPlan, wide: np.dtype) -> bool:
+def _is_float32(plan: EquationPlan) -> bool:
     """Whether an equation is computed in float32 element by element."""
     if not isinstance(plan.action, Keep | Bind | Cast | Move) or plan.casts:
         return False
     replicates = isinstance(plan.action, Bind) and plan.action.replicates
-    return not replicates and plan.results[0].dtype == wide
+    return not replicates and plan.results[0].dtype == FLOAT32
 
 
 class _Picking:
@@ -74,7 +75,6 @@ class _Picking:
 
     def __init__(self, plan: Plan, places: Collection[int]) -> None:
         self._plan = plan
-        self._wide = plan.wide
         self._states = dict(zip(plan.jaxpr.invars, plan.inputs, strict=True))
         self._states.update(zip(plan.jaxpr.constvars, plan.consts, strict=True))
         self._makers: dict[Any, _Planned] = {}
@@ -84,7 +84,7 @@ class _Picking:
         self._rounded: dict[Any, Any] = {}
         for k, (eqn, of) in enumerate(zip(plan.jaxpr.eqns, plan.equations, strict=True)):
             self._states.update(zip(eqn.outvars, of.results, strict=True))
-            if is_elementwise(eqn) and _is_wide(of, plan.wide):
+            if is_elementwise(eqn) and _is_float32(of):
                 self._makers[eqn.outvars[0]] = eqn, of
             if k in places:
                 self._pick(eqn, of)
@@ -94,7 +94,7 @@ class _Picking:
     def planned(self) -> Plan:
         """Returns the plan with all equations."""
         made, self._made = self._made, []
-        read = {v for eqn, of in made for v in _read_in(self._wide, eqn, of)}
+        read = {v for eqn, of in made for v in _read_in(FLOAT32, eqn, of)}
         self._narrow &= read
         inputs = (*self._plan.jaxpr.constvars, *self._plan.jaxpr.invars)
         self._round(inputs, *made[0])
@@ -114,7 +114,7 @@ class _Picking:
         def picked(array: Any, indices: Any, element: Any) -> Any:
             return source_view(picked_by_rows(eqn, array, indices), element)
 
-        given, reads = (*of.given, self._states[element]), (*of.operands, self._wide)
+        given, reads = (*of.given, self._states[element]), (*of.operands, FLOAT32)
         of = dataclasses.replace(of, action=Emit(picked, "picks"), given=given, operands=reads)
         self._made.append((eqn.replace(invars=[*eqn.invars, element]), of))
 
@@ -155,7 +155,7 @@ class _Picking:
         made = self._variable(pick, v, state)
         plan = EquationPlan(Emit(picked, "picks"), given, (dtype, None), (state,), of.reason)
         self._made.append((pick.replace(invars=[v, pick.invars[1]], outvars=[made]), plan))
-        self._narrow |= {v, made} if is_narrower(state.dtype, self._wide) else set()
+        self._narrow |= {v, made} if is_16_bit(state.dtype) else set()
         return made
 
     def _variable(self, pick: Any, like: Any, state: ValueState) -> Any:
@@ -179,28 +179,28 @@ class _Picking:
             of: Its plan.
         """
         for v in self._narrow.intersection(variables):
-            state, wide = self._states[v], ValueState(self._wide)
+            state, full = self._states[v], ValueState(FLOAT32)
             # Cotangents pass here, too: with the five bits of float16's exponent the small ones
             # became 0.
             bits = {
-                "exponent_bits": jnp.finfo(self._wide).nexp,
+                "exponent_bits": jnp.finfo(FLOAT32).nexp,
                 "mantissa_bits": jnp.finfo(state.dtype).nmant,
             }
-            self._rounded[v] = variable(v.aval.update(dtype=self._wide))
+            self._rounded[v] = variable(v.aval.update(dtype=FLOAT32))
             rounding = equation_like(eqn, lax.reduce_precision_p, [v], self._rounded[v], bits)
-            plan = EquationPlan(BIND, (state,), (self._wide,), (wide,), of.reason)
+            plan = EquationPlan(BIND, (state,), (FLOAT32,), (full,), of.reason)
             self._made.append((rounding, plan))
 
     def _of_rounded(self, eqn: JaxprEqn, of: EquationPlan) -> _Planned:
         """Returns an equation that reads rounded values in float32."""
-        read = _read_in(self._wide, eqn, of)
+        read = _read_in(FLOAT32, eqn, of)
         if self._rounded.keys().isdisjoint(read):
             return eqn, of
         given, operands, invars = list(of.given), list(of.operands), list(eqn.invars)
         for i, v in enumerate(eqn.invars):
-            if of.operands[i] == self._wide and v in self._rounded:
+            if of.operands[i] == FLOAT32 and v in self._rounded:
                 invars[i], operands[i] = self._rounded[v], None
-                given[i] = ValueState(self._wide)
+                given[i] = ValueState(FLOAT32)
         of = dataclasses.replace(of, given=tuple(given), operands=tuple(operands))
         return eqn.replace(invars=invars), of
 

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..after.copies import Copies, read_often
 from ..compat import (
@@ -35,7 +34,6 @@ from ..compat import (
 from ..plan.copies import CopyKey, copy_aval
 from ..plan.data import (
     Bind,
-    CallBack,
     Cast,
     Contract,
     Emit,
@@ -55,7 +53,6 @@ from ..primitives.accumulate import (
     product_in_algorithm,
 )
 from ..primitives.cached_bind import bind_cached, cast
-from ..primitives.called_back import functions_of, with_functions
 from ..primitives.cpu_algorithms import asks_for_algorithm
 from ..primitives.evaluate import as_function, evaluate
 from ..primitives.reading import cast_dtype, redispatched
@@ -116,14 +113,12 @@ class Rewriter(KeepsValues):
     Args:
         planner: Plans the derivative rules of custom functions, which come into being only when JAX
             differentiates the rewritten program.
-        wide: The wide dtype of the policy.
         planned: Is called with each such plan before it is emitted; None where nobody looks.
         label: Returns the scope name that what is emitted for a plan stands in; None for none.
         onednn: As for `accumulating_contraction`.
     """
 
     planner: Plans
-    wide: np.dtype
     planned: Callable[[Plan], None] | None = None
     label: Callable[[EquationPlan], str] | None = None
     onednn: bool = False
@@ -267,10 +262,6 @@ class Rewriter(KeepsValues):
                 return [x if x.dtype == target else cast(x, target)]
             case Emit():
                 return emitted(eqn, plan, operands)
-            case CallBack(functions):
-                pairs = zip(functions, functions_of(eqn), strict=True)
-                jaxprs = [self.jaxpr(inner, body.jaxpr) for inner, body in pairs]
-                return bind(eqn.primitive, read(plan, operands), with_functions(eqn, jaxprs))
             case Inside(unchanged=False):
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
             case Inside() if has_rule(eqn) or self.looks_at(eqn):
@@ -333,7 +324,7 @@ class Rewriter(KeepsValues):
         inner = []
         for held in bodies(eqn):
             body = body_of(held.jaxpr)
-            states = [ValueState(float_dtype(v.aval, self.wide)) for v in body.invars]
+            states = [ValueState(float_dtype(v.aval)) for v in body.invars]
             wants = [Want()] * len(body.outvars)
             inner.append(self.planner.plan(held.jaxpr, states, wants, AS_DECLARED))
         return dataclasses.replace(plan, action=Inside(tuple(inner), unchanged=True))
@@ -396,7 +387,7 @@ class Rewriter(KeepsValues):
         variables = body_of(closed).invars
         args = [as_array(x, v.aval) for x, v in zip(args, variables, strict=True)]
         states = [
-            ValueState(None if float_dtype(v.aval, of.wide) is None else x.dtype)
+            ValueState(None if float_dtype(v.aval) is None else x.dtype)
             for v, x in zip(variables, args, strict=True)
         ]
         plan = self.planner.plan(closed, states, wants, of.path)

@@ -146,5 +146,5 @@ class _Question:
 
 @functools.lru_cache(maxsize=512)
 def _kept(asked: _Question) -> Any:
-    rewriter = asked.rewriter(asked.planner(), asked.plan.wide)
+    rewriter = asked.rewriter(asked.planner())
     return rewriter.jaxpr(asked.plan, asked.closed, asked.copies, asked.at)

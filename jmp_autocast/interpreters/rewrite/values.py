@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...policies import FLOAT32, wide_dtype
+from ...policies import FLOAT32
 from ..compat import JaxprEqn, Tracer, aval_of, without_nan_checks
 from ..plan.constant_range import ConstantRange
 from ..plan.copies import CopyKey, Tag
@@ -38,8 +38,8 @@ class Value:
         known: The value of every element, where it is known at trace time.
         const_range: The range of a constant's elements, None for anything else.
         tag: What another room knows of it.
-        wide: The dtype in which the cotangents of its reads meet, where it was computed in a
-            narrower one; None for its own.
+        meets_in_float32: The cotangents of its reads are added up in float32, though it was
+            computed in a narrower dtype.
     """
 
     array: Any
@@ -48,7 +48,7 @@ class Value:
     known: float | None = None
     const_range: ConstantRange | None = None
     tag: Tag | None = None
-    wide: np.dtype | None = None
+    meets_in_float32: bool = False
     copies: dict[CopyKey, Any] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
@@ -66,22 +66,21 @@ class Value:
     def is_read_often(self) -> None:
         """Makes the reads in 16 bits of what was computed views, as those of a source are."""
         self.source = True
-        if self.array.dtype.itemsize < FLOAT32.itemsize:
-            self.wide = FLOAT32
+        self.meets_in_float32 = self.array.dtype.itemsize < FLOAT32.itemsize
 
     def read(self, dtype: np.dtype | None) -> Any:
         """Returns the value in a dtype, None for the value as it is."""
         if dtype is None or self.array.dtype == dtype:
-            if self.wide is None:
+            if not self.meets_in_float32:
                 return self.array
-            return source_view(self.copy(self.wide), self.array)
+            return source_view(self.copy(FLOAT32), self.array)
         # What is computed needs no view: its cotangents meet in the dtype in which it was computed.
         # Nor does what is read wider than it is.
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
         return source_view(self.array, low) if self.source and is_rounded else low
 
     def replicated(self, dtype: np.dtype | None, broadcast: Callable[[Any], Any]) -> Any:
-        """Returns the value in a compute dtype and broadcast, with the derivative of the wide one.
+        """Returns the value in a compute dtype and broadcast, with the derivative of float32.
 
         The transpose of a broadcast is a sum. Over 4,096 pixels, one of 16-bit cotangents stops
         growing at 256.
@@ -90,7 +89,7 @@ class Value:
         # pass.
         compute_dtype = dtype or self.array.dtype
         low = broadcast(self.copy(compute_dtype))
-        full = self.copy(wide_dtype(compute_dtype))
+        full = self.copy(FLOAT32)
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
 
     def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:
