@@ -43,7 +43,6 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         # Transformer Engine and qwix
         "fp8_autocast": 'autocast(fn, policy=Policy(jnp.bfloat16, matmul="float8"))',
         "DelayedScaling": "Float8(), whose scales are those of the current values",
-        "MXFP8BlockScaling": 'Policy(jnp.bfloat16, matmul="mxfp8")',
         "quantize_model": "quantize_params(fn, params, *args)",
     }
 )
