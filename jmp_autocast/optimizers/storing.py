@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .named_axes import is_variable
 from .rounding import to_nearest
 
 HALF_DTYPES = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
@@ -70,6 +69,11 @@ def is_masked(node: Any) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
+def _is_variable(node: Any) -> bool:
+    """Returns whether a node is a variable of Flax NNX: an array with metadata."""
+    return hasattr(node, "set_metadata") and hasattr(node, "get_metadata")
+
+
 def without_empty_variables(tree: Any) -> Any:
     """Returns what a state keeps, where Flax NNX has no variables that hold nothing.
 
@@ -77,9 +81,9 @@ def without_empty_variables(tree: Any) -> Any:
     """
 
     def of(node: Any) -> Any:
-        return NOTHING if is_variable(node) and is_masked(node.get_value()) else node
+        return NOTHING if _is_variable(node) and is_masked(node.get_value()) else node
 
-    return jax.tree.map(of, tree, is_leaf=is_variable)
+    return jax.tree.map(of, tree, is_leaf=_is_variable)
 
 
 def storing(
