@@ -12,14 +12,8 @@ import pytest
 from flax import nnx, serialization
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from jmp_autocast import (
-    BF16,
-    Policy,
-    autocast,
-    dynamic_loss_scaling,
-    scaled_value_and_grad,
-    step_skipped,
-)
+from jmp_autocast import BF16, Policy, autocast, dynamic_loss_scaling, scaled_value_and_grad
+from jmp_autocast.loss_scaling import step_skipped
 from jmp_autocast.optimizers import (
     as_float32,
     float32_params,
