@@ -229,15 +229,22 @@ def _scaled(x: Any, inverse: Any, dtype: np.dtype) -> Any:
 
 
 def _inverse(x: Any, dtype: np.dtype, rows: tuple[int, ...]) -> Any:
-    largest = _largest(x, rows)
-    bits = lax.bitcast_convert_type(largest, jnp.int32) + jnp.int32(_CARRY)
-    power = lax.bitcast_convert_type(bits & jnp.int32(_EXPONENT), FLOAT32)
+    largest = _largest_bits(x, rows)
+    exponent = (largest + jnp.int32(_CARRY)) & jnp.int32(_EXPONENT)
+    power = lax.bitcast_convert_type(exponent, FLOAT32)
     inverse = lax.clamp(_SMALLEST, power * (1 / _TOP[dtype]), 1 / _SMALLEST)
     # NaN and not the infinity alone: rows without one would be finite, and wrong.
-    return lax.select(lax.is_finite(largest), inverse, lax.full_like(inverse, jnp.nan))
+    is_finite = largest < jnp.int32(_EXPONENT)
+    return lax.select(is_finite, inverse, lax.full_like(inverse, jnp.nan))
 
 
-def _largest(x: Any, rows: tuple[int, ...]) -> Any:
+def _largest_bits(x: Any, rows: tuple[int, ...]) -> Any:
+    """Returns the largest magnitude as the bits of a float32, which are ordered as it is.
+
+    As an integer a NaN is above infinity. XLA:CPU drops it from a maximum of about 4,096 floats or
+    more: the scale would be finite.
+    """
     reduced = tuple(d for d in range(x.ndim) if d not in rows)
-    largest = lax.convert_element_type(lax.reduce_max(lax.abs(x), reduced), FLOAT32)
+    magnitudes = lax.abs(lax.convert_element_type(x, FLOAT32))
+    largest = lax.reduce_max(lax.bitcast_convert_type(magnitudes, jnp.int32), reduced)
     return lax.expand_dims(largest, reduced) if rows else largest
