@@ -5,6 +5,7 @@ gradients.py        gradients of a scaled loss
 find_state.py       reads the scale and the skips out of any optimizer state
 scale.py            the scale itself: what it starts with, how it grows and backs off
 unscale.py          the division of gradients by the scale, and the check that they are finite
+float16_weights.py  float16 weights, for which the optimizer computes in float32
 integer_leaves.py   updates of integer parameters, whose gradients are float0
 check_arguments.py  errors for arguments that are wrong
 """

@@ -13,6 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from ..policies.errors import shown, with_usage
+from .float16_weights import as_read_by, float32_state
 from .integer_leaves import as_zeros, without_integer_updates
 from .scale import ScaleState, adjusted, dynamic_scale, static_scale
 from .unscale import AxisName, all_finite, unscale
@@ -73,6 +74,12 @@ def dynamic_loss_scaling(
     0.2.8 resets it by multiplying it with zero). Gradients that the program itself adds up before
     one ``update`` share a scale, and one bad gradient drops their sum. ``optax.apply_if_finite``
     also belongs inside: around the wrapper it hides bad steps from the scale.
+
+    float16 parameters are float32 for ``inner``, and so are its moments: in float16, Adam's second
+    moment of gradients below 5e-3 is zero. Updates of 16-bit parameters are float32:
+    ``optax.apply_updates`` rounds the sum to 16 bits, ``eqx.apply_updates`` makes float32
+    parameters of it. What the rounding loses,
+    `jmp_autocast.optimizers.master_weights` inside the wrapper keeps.
 
     ``init`` reads the arguments; from then on they are part of the state, and of checkpoints:
     ``state.loss_scale._replace(growth_interval=jnp.int32(500))`` changes one without a
@@ -200,7 +207,7 @@ def _loss_scaling(
     inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> LossScalingState:
-        return LossScalingState(loss_scale=make_scale(), inner_state=inner.init(params))
+        return LossScalingState(make_scale(), float32_state(inner.init(params), params))
 
     def update(
         updates: optax.Updates,
@@ -224,8 +231,9 @@ def _loss_scaling(
         @jax.jit
         def run(grads: optax.Updates, inner_state: optax.OptState) -> tuple[Any, Any]:
             unscaled = {n: unscale(divisor, extra_args[n]) for n in ("grad",) if n in extra_args}
+            own = as_read_by(inner_state, params)
             updates, new_inner_state = inner.update(
-                as_zeros(unscale(divisor, grads)), inner_state, params, **(extra_args | unscaled)
+                as_zeros(unscale(divisor, grads)), inner_state, own, **(extra_args | unscaled)
             )
             updates = without_integer_updates(updates, grads, params)
             return updates, jax.tree.map(_with_dtype_of, inner_state, new_inner_state)

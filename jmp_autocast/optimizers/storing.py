@@ -179,6 +179,23 @@ def check_call(scheme: Scheme, state: Any, params: Any) -> None:
     if jax.tree.structure(state[0]) != expected:
         raise ValueError(
             f"This {kind} was made for parameters of another structure, or with other leaves in 16 "
-            "bits. Call init with the parameters as they are trained, 16-bit leaves included; "
-            "start_from puts the digits of float32 weights into the state."
+            f"bits. {_instead(state[0], params)}"
         )
+
+
+def _instead(kept: Any, params: Any) -> str:
+    """Returns what to do about parameters that a state was not made for."""
+    held, leaves = jax.tree.leaves(kept, is_leaf=is_masked), jax.tree.leaves(params)
+    if len(held) == len(leaves) and any(
+        not is_masked(own) and getattr(leaf, "dtype", None) == jnp.float32
+        for own, leaf in zip(held, leaves, strict=True)
+    ):
+        return (
+            "Parameters that were in 16 bits are float32: the updates are float32, and "
+            "eqx.apply_updates adds them. Write optax.apply_updates, which keeps the dtype, or "
+            "apply_gradients of jmp_autocast.integrations.equinox."
+        )
+    return (
+        "Call init with the parameters as they are trained, 16-bit leaves included; start_from "
+        "puts the digits of float32 weights into the state."
+    )

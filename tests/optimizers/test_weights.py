@@ -247,7 +247,8 @@ BAD = {
         "must be a KahanState",
     ),
     "no parameters": (lambda: updated(None), "needs the parameters"),
-    "other dtype": (lambda: updated(jnp.ones(1)), "made for parameters of another structure"),
+    "float32": (lambda: updated(jnp.ones(1)), "another structure.*eqx.apply_updates adds them"),
+    "other leaves": (lambda: updated([jnp.ones(1)] * 2), "another structure.*Call init with"),
     "no state": (lambda: float32_params((), jnp.ones(1)), "0 states in this tuple"),
     "wide": (
         lambda: start_from((), jnp.ones(1, jnp.bfloat16), jnp.ones(2)),
