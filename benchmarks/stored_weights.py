@@ -1,4 +1,4 @@
-"""Trains a small GPT with weights and moments in few bits, and compares loss and bytes.
+"""Trains a small GPT with weights in 16 bits, and compares loss and bytes.
 
     python benchmarks/stored_weights.py [--seeds 5] [--steps 1000] [--width 64] [--layers 2]
 
@@ -26,7 +26,6 @@ from comparison.tables import as_markdown
 from jmp_autocast import BF16, autocast, cast_params
 from jmp_autocast.optimizers import (
     as_float32,
-    compressed_moments,
     float32_params,
     kahan_summation,
     master_weights,
@@ -43,7 +42,7 @@ def alone(tx: optax.GradientTransformation) -> optax.GradientTransformation:
 
 
 class Recipe(NamedTuple):
-    """How weights and moments are stored.
+    """How weights are stored.
 
     Attributes:
         stored: Whether weights are stored as `cast_params` casts them; else in float32.
@@ -60,11 +59,6 @@ RECIPES = {
     "master weights": Recipe(True, master_weights),
     "Kahan summation": Recipe(True, kahan_summation),
     "stochastic rounding": Recipe(True, stochastic_rounding),
-    "float32 weights, 16-bit moments": Recipe(False, lambda tx: compressed_moments(tx, bits=16)),
-    "float32 weights, 8-bit moments": Recipe(False, compressed_moments),
-    "Kahan summation, 8-bit moments": Recipe(
-        True, lambda tx: kahan_summation(compressed_moments(tx))
-    ),
 }
 
 

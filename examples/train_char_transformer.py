@@ -49,11 +49,11 @@ from runs import low_share
 from jmp_autocast import (
     autocast,
     dynamic_loss_scaling,
-    loss_scale,
     scaled_value_and_grad,
     skipped_steps,
     static_loss_scaling,
 )
+from jmp_autocast.loss_scaling import loss_scale
 
 DTYPES = ("float32", "float16", "bfloat16")
 NUMBERS = {

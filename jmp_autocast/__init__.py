@@ -15,16 +15,10 @@ from .compiler_options import compiler_options
 from .interpreters.primitives.finalise import finalise
 from .keep_less import keep_less
 from .loss_scaling import (
-    LossScale,
-    check_step,
     dynamic_loss_scaling,
-    finite_value_and_grad,
-    loss_scale,
     scaled_value_and_grad,
-    select_on_finite,
     skipped_steps,
     static_loss_scaling,
-    step_skipped,
 )
 from .policies import (
     BF16,
@@ -69,13 +63,11 @@ __all__ = [
     "Emulated",
     "EquationView",
     "Float8",
-    "LossScale",
     "Policy",
     "audit",
     "autocast",
     "cast_params",
     "check_numerics",
-    "check_step",
     "compare",
     "compiler_options",
     "compute_precision",
@@ -85,19 +77,15 @@ __all__ = [
     "explain_effects",
     "explain_kept",
     "finalise",
-    "finite_value_and_grad",
     "full_precision",
     "keep_less",
-    "loss_scale",
     "op_stats",
     "quantize_params",
     "register_rule",
     "scaled_value_and_grad",
-    "select_on_finite",
     "significant_digits",
     "skipped_steps",
     "static_loss_scaling",
-    "step_skipped",
     "tune",
 ]
 

@@ -110,16 +110,6 @@ def has_float8_units(hardware: Hardware) -> bool:
     return "float8" in (_units(hardware) or ())
 
 
-def has_microscaling_units(hardware: Hardware) -> bool:
-    """Returns whether a device is known to multiply in MXFP8: NVIDIA's GPUs from B200 on.
-
-    Example:
-        >>> [has_microscaling_units(Hardware("gpu", "a GPU", c)) for c in ("9.0", "10.0", "gfx950")]
-        [False, True, False]
-    """
-    return "blocks" in (_units(hardware) or ())
-
-
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """A compute dtype, and why.

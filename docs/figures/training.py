@@ -11,14 +11,8 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
-from jmp_autocast import (
-    autocast,
-    dynamic_loss_scaling,
-    loss_scale,
-    scaled_value_and_grad,
-    static_loss_scaling,
-    step_skipped,
-)
+from jmp_autocast import autocast, dynamic_loss_scaling, scaled_value_and_grad, static_loss_scaling
+from jmp_autocast.loss_scaling import loss_scale, step_skipped
 
 from .style import Style
 

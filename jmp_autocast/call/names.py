@@ -17,11 +17,11 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "custom_bwd": "full_precision() inside the function",
         "is_autocast_enabled": "explain(fn, *args), which says what runs in which dtype",
         # jmp
-        "DynamicLossScale": "LossScale.dynamic()",
-        "StaticLossScale": "LossScale.static(scale)",
-        "NoOpLossScale": "LossScale.static(1.0)",
-        "all_finite": "LossScale.unscale(grads), which says so as well",
-        "select_tree": "select_on_finite(finite, new, old)",
+        "DynamicLossScale": "dynamic_loss_scaling(optimizer)",
+        "StaticLossScale": "static_loss_scaling(optimizer, scale)",
+        "NoOpLossScale": "static_loss_scaling(optimizer, 1.0)",
+        "all_finite": "jmp_autocast.loss_scaling.step_skipped(opt_state)",
+        "select_tree": "jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)",
         "get_policy": "Policy(compute_dtype), or the string itself: autocast(fn, policy=...)",
         "set_policy": "Policy.with_scopes, which takes the names of modules",
         "half_dtype": "autocast(fn), which takes the 16-bit dtype of the device",
@@ -32,18 +32,17 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "set_global_policy": "autocast(fn, policy=...) for each function",
         "mixed_precision": "autocast(fn, compute_dtype=jnp.bfloat16)",
         "LossScaleOptimizer": "dynamic_loss_scaling(optimizer)",
-        "DynamicScale": "LossScale.dynamic(), and finite_value_and_grad(loss)",
+        "DynamicScale": "dynamic_loss_scaling(optimizer), and scaled_value_and_grad(loss)",
         # Apex and others for JAX
         "initialize": "autocast(fn, compute_dtype=jnp.float16)",
         "scale_loss": "scaled_value_and_grad(loss)(opt_state, params, ...)",
-        "DynamicLossScaling": "LossScale.dynamic()",
+        "DynamicLossScaling": "dynamic_loss_scaling(optimizer)",
         "filter_value_and_grad": "jmp_autocast.integrations.equinox.scaled_value_and_grad",
         "filter_grad": "jmp_autocast.integrations.equinox.scaled_value_and_grad",
         "force_full_precision": "full_precision() inside the function",
         # Transformer Engine and qwix
         "fp8_autocast": 'autocast(fn, policy=Policy(jnp.bfloat16, matmul="float8"))',
         "DelayedScaling": "Float8(), whose scales are those of the current values",
-        "MXFP8BlockScaling": 'Policy(jnp.bfloat16, matmul="mxfp8")',
         "quantize_model": "quantize_params(fn, params, *args)",
     }
 )

@@ -30,7 +30,6 @@ from ..interpreters.compat.registration import (
     is_undefined_primal,
     is_zero,
     lowers_by_platform,
-    lowers_with_devices,
     zero_tangent,
 )
 from ..interpreters.primitives.accumulate import tangent_contraction
@@ -41,9 +40,8 @@ from ..interpreters.primitives.held_contraction import (
 )
 from ..interpreters.primitives.reading import dot_dimensions
 from ..policies import E4M3, FLOAT32, Float8
-from .block_scaled import block_scaled_dot
 from .dimensions import batched, kept, met, transposed
-from .scale import WHOLE, Along, along, quantize, unscaled
+from .scale import quantize, rows_of
 from .tangent_carrier import tangent_carrier
 
 
@@ -54,7 +52,7 @@ class Factor(NamedTuple):
         source: The array that it was quantized from, whose derivative it has.
         values: The 8-bit values.
         inverse: The inverse scale: a scalar, or an array as `quantize` returns it, of length 1
-            along the dimensions that the product sums over, where its scales are not of blocks.
+            along the dimensions that the product sums over.
     """
 
     source: Any
@@ -104,7 +102,7 @@ def float8_dot(
     avals = jax.typeof(lhs.values), jax.typeof(rhs.values)
     jaxpr = _dot_jaxpr(dimension_numbers, *avals)
     operands = (lhs.values, rhs.values, lhs.inverse, rhs.inverse, lhs.source, rhs.source)
-    options = {"raw": None, "dtype": None, "where": WHOLE, "split": split}
+    options = {"raw": None, "dtype": None, "rows": (), "split": split}
     return float8_dot_p.bind(
         *operands, jaxpr=jaxpr, recipe=recipe, weight=weight, out=np.dtype(out), **options
     )
@@ -113,12 +111,12 @@ def float8_dot(
 # --- the primitive --------------------------------------------------------------------------
 #
 # float8_dot(lhs, rhs, inverse scales, sources; jaxpr, recipe, weight, out, split, raw, dtype,
-# where)
+# rows)
 #
 # Each factor has its 8-bit values at the front, and its inverse scale and source behind. The factor
 # at position `raw` is an array instead, a tangent, which the equation quantizes to `dtype` itself:
-# the equation is linear in it. It has no scale and no source, and scales of their own as `where`
-# says. `jaxpr` holds the `dot_general` of the values.
+# the equation is linear in it. It has no scale and no source, and scales of their own along `rows`.
+# `jaxpr` holds the `dot_general` of the values.
 
 
 def _factors(operands: Sequence[Any], raw: int | None) -> list[Factor]:
@@ -150,27 +148,20 @@ def _by_tangent(
 ) -> Any:
     """Returns the product of the tangent of factor ``i`` and the other factor."""
     is_weight = i == params["weight"]
-    if not recipe.lowers_gradients or (is_weight and recipe.wgrad == "compute"):
+    if is_weight and recipe.wgrad == "compute":
         numbers = contraction_numbers(jaxpr)
         pair = (tangent, other.source) if i == 0 else (other.source, tangent)
-        # The weight may be float32, the activation is in the compute dtype.
-        low = other.source.dtype if is_weight else tangent.dtype
+        low = other.source.dtype  # the activation's: the weight may be float32
         return tangent_contraction(*pair, numbers, low=low, out=params["out"])
     numbers, ranks = contraction_numbers(jaxpr), _ranks(jaxpr)
     if other.values is None:
-        other = Factor(other.source, *quantize(other.source, params["dtype"], params["where"]))
-    if recipe.scaling == "mx":
-        # Blocks lie along what a product sums over, which is another dimension in the transpose.
-        # From the 8-bit copy: with powers of two, only what becomes subnormal is rounded again.
-        array = unscaled(other.values, other.inverse)
-        across = along("mx", transposed(numbers, ranks, i)[0], ranks[1 - i], 1 - i)
-        other = Factor(other.source, *quantize(array, other.values.dtype, across))
+        other = Factor(other.source, *quantize(other.source, params["dtype"], params["rows"]))
     operands = [other.values, other.inverse, tangent_carrier(other.source)]
     operands.insert(i, tangent)
     # GPUs have no product of two e5m2 arrays: XLA would convert both to float16.
     dtype = recipe.gradient_dtype if other.values.dtype == E4M3 else E4M3
-    where = along(recipe.scaling, numbers, ranks[i], i)
-    params |= {"raw": i, "dtype": dtype, "where": where, "split": True}
+    rows = rows_of(recipe.scaling, numbers, ranks[i], i)
+    params |= {"raw": i, "dtype": dtype, "rows": rows, "split": True}
     return float8_dot_p.bind(*operands, jaxpr=jaxpr, recipe=recipe, **params)
 
 
@@ -192,11 +183,10 @@ def _transpose(
     numbers, order = transposed(contraction_numbers(jaxpr), _ranks(jaxpr), raw)
     ranks = [other.values.ndim] * 2
     ranks[raw] = cotangent.ndim
-    if recipe.scaling != "mx":
-        cotangent, other = _without_summed_scales(cotangent, other, numbers, ranks, raw)
+    cotangent, other = _without_summed_scales(cotangent, other, numbers, ranks, raw)
     factors = [other, other]
-    where = along(recipe.scaling, numbers, ranks[raw], raw)
-    factors[raw] = Factor(cotangent, *quantize(cotangent, dtype, where))
+    rows = rows_of(recipe.scaling, numbers, ranks[raw], raw)
+    factors[raw] = Factor(cotangent, *quantize(cotangent, dtype, rows))
     product = float8_dot(
         factors[0],
         factors[1],
@@ -234,7 +224,7 @@ def _batch(
     *,
     jaxpr: ClosedJaxpr,
     raw: int | None,
-    where: Along,
+    rows: tuple[int, ...],
     **params: Any,
 ) -> tuple[Any, int]:
     size = batch_size(operands, dims)
@@ -244,14 +234,14 @@ def _batch(
     factors, is_mapped = zip(*mapped, strict=True)
     numbers, at = batched(contraction_numbers(jaxpr), ranks, is_mapped)
     if raw is not None and is_mapped[raw]:
-        where = where.batched()
+        rows = (0, *(d + 1 for d in rows))
     values = [f.source if i == raw else f.values for i, f in enumerate(factors)]
     rest = [f for i, f in enumerate(factors) if i != raw]
     arrays = [*values, *(f.inverse for f in rest), *(f.source for f in rest)]
     avals = [jax.typeof(x) for x in values]
     if raw is not None:
         avals[raw] = with_dtype(avals[raw], params["dtype"])
-    params |= {"jaxpr": _dot_jaxpr(numbers, *avals), "raw": raw, "where": where}
+    params |= {"jaxpr": _dot_jaxpr(numbers, *avals), "raw": raw, "rows": rows}
     return float8_dot_p.bind(*arrays, **params), at
 
 
@@ -299,7 +289,7 @@ def _lowered(
     split: bool,
     raw: int | None,
     dtype: np.dtype | None,
-    where: Along,
+    rows: tuple[int, ...],
     **_: Any,
 ) -> Any:
     """Multiplies the values, and the result by the scales.
@@ -308,14 +298,9 @@ def _lowered(
     """
     numbers = contraction_numbers(jaxpr)
     factors = _factors(operands, raw)
-    if recipe.scaling in ("mx", "nv"):
-        lhs, rhs = (
-            (f.source, None) if i == raw else (f.values, f.inverse) for i, f in enumerate(factors)
-        )
-        return block_scaled_dot(lhs, rhs, numbers, out=out, widen=widen, emulate=recipe.emulate)
     if raw is not None:
         assert dtype is not None
-        factors[raw] = Factor(None, *quantize(factors[raw].source, dtype, where))
+        factors[raw] = Factor(None, *quantize(factors[raw].source, dtype, rows))
     values = [f.values for f in factors]
     ranks = [v.ndim for v in values]
     if recipe.emulate:
@@ -349,5 +334,4 @@ lowers_by_platform(
     default=functools.partial(_lowered, widen=False),
     cpu=functools.partial(_lowered, widen=True),
 )
-lowers_with_devices(float8_dot_p)
 holds_contraction(float8_dot_p)

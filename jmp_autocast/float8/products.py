@@ -17,19 +17,14 @@ from ..interpreters.plan.rooms import plans_products
 from ..interpreters.plan.structural import INSIDE, PlansBodies, as_made, plans
 from ..interpreters.primitives.reading import dot_dimensions
 from ..interpreters.regions import PlansProduct
-from ..policies import FLOAT32, Float8, Policy, as_recipe, may_use_float8
+from ..policies import E4M3, FLOAT32, Float8, Policy, as_recipe, may_use_float8
 from .dimensions import DimensionNumbers, free
 from .dot import Factor, float8_dot
 from .last_products import last_products
-from .scale import BLOCK, BLOCK4, ScaleOf, Values, Weight, factor_keys
+from .scale import ScaleOf, Values, Weight, factor_keys
 from .units import refusal
 
-_SCALES = {
-    "tensor": "",
-    "row": ", scales by row",
-    "mx": f", scales of {BLOCK} elements",
-    "nv": f", 4 bits, scales of {BLOCK4} elements",
-}
+_SCALES = {"tensor": "", "row": ", scales by row"}
 
 
 class Products:
@@ -84,7 +79,7 @@ class Products:
             # Derivatives are with respect to the weight in float32, and to the activation in the
             # compute dtype.
             as_they_are=(weight,) if of_sources else (),
-            reads=(recipe.value_dtype,) * 2,
+            reads=(E4M3, E4M3),
         )
         reason = Reason(ReasonCode.FLOAT8, cause, (weight,))
         return dataclasses.replace(plan, action=action, reason=reason)
@@ -141,7 +136,7 @@ def _stored(planner: PlansBodies, at: Place) -> EquationPlan:
 
 def _obstacle(at: Place, weights: list[int], recipe: Float8, is_last: bool) -> str:
     """Returns what keeps a contraction in the compute dtype, "" where nothing does."""
-    if not recipe.emulate and (cause := refusal(recipe)):
+    if not recipe.emulate and (cause := refusal()):
         return cause
     if at.name != "dot_general":
         return f"no 8-bit product for {at.name}"
@@ -197,20 +192,4 @@ def _size_in_the_way(at: Place, weight: int, recipe: Float8) -> str:
         # M, the number of tokens, is the batch's: a layer shall not change with it.
         if size < (1 if name == "M" else recipe.minimum):
             return f"{name}={size} is below the minimum, {recipe.minimum}"
-    return _block_in_the_way(numbers, shapes, recipe)
-
-
-def _block_in_the_way(numbers: Any, shapes: Sequence[tuple[int, ...]], recipe: Float8) -> str:
-    """Returns which dimension has no whole blocks.
-
-    Each of the three is summed over in one of the three products of a training step, of which the
-    first has blocks in NVFP4.
-    """
-    block = {"mx": BLOCK, "nv": BLOCK4}.get(recipe.scaling, 1)
-    summed = [(0, numbers[0][0][-1])]
-    if recipe.lowers_gradients:
-        summed += [(i, free(numbers, len(shapes[i]), i)[-1]) for i in (0, 1)]
-    for i, d in summed:
-        if shapes[i][d] % block:
-            return f"dimension {d} of operand {i}, {shapes[i][d]}, is no multiple of {block}"
     return ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ from jax import lax
 
 from ..interpreters.compat import inlined
 from ..interpreters.plan.copies import CopyKey, Tag
-from ..policies import E2M1, E4M3, FLOAT32, Float8
+from ..policies import E4M3, FLOAT32, Float8
 from .dimensions import DimensionNumbers, uncontracted
 from .row_major import row_major
 
@@ -31,44 +31,8 @@ _EXPONENT = 0x7F800000
 _SMALLEST = 2.0**-126
 
 
-BLOCK = 32
-"""How many elements share a scale in the microscaling formats of the Open Compute Project."""
-
-BLOCK4 = 16
-"""How many elements share a scale in NVFP4."""
-
-_LARGEST4 = 6.0
-# The smallest number of e4m3: the scale of a block of zeros.
-_SMALLEST8 = 2.0**-9
-
-
-class Along(NamedTuple):
-    """Where an 8-bit array has scales of their own.
-
-    Args:
-        keep: The dimensions along which it has.
-        block: The one of them along which ``size`` elements share one, None if there is none.
-        size: The number of elements of a block.
-    """
-
-    keep: tuple[int, ...] = ()
-    block: int | None = None
-    size: int = BLOCK
-
-    def batched(self) -> Along:
-        """Returns the same for an array with the dimension of a batch in front."""
-        block = None if self.block is None else self.block + 1
-        return Along((0, *(d + 1 for d in self.keep)), block, self.size)
-
-
-WHOLE = Along()
-"""One scale."""
-
-_BLOCKS = {"mx": BLOCK, "nv": BLOCK4}
-
-
-def along(scaling: str, numbers: DimensionNumbers, rank: int, i: int) -> Along:
-    """Returns where one factor of a product has scales of their own.
+def rows_of(scaling: str, numbers: DimensionNumbers, rank: int, i: int) -> tuple[int, ...]:
+    """Returns the dimensions along which one factor of a product has scales of their own.
 
     Args:
         scaling: That of the recipe.
@@ -78,14 +42,10 @@ def along(scaling: str, numbers: DimensionNumbers, rank: int, i: int) -> Along:
 
     Example:
         >>> numbers = (((1,), (0,)), ((), ()))
-        >>> along("row", numbers, 2, 1)
-        Along(keep=(1,), block=None, size=32)
-        >>> along("mx", numbers, 2, 1)
-        Along(keep=(0, 1), block=0, size=32)
+        >>> rows_of("row", numbers, 2, 1), rows_of("tensor", numbers, 2, 1)
+        ((1,), ())
     """
-    if scaling in _BLOCKS:
-        return Along(tuple(range(rank)), numbers[0][i][-1], _BLOCKS[scaling])
-    return Along(uncontracted(numbers, rank, i)) if scaling == "row" else WHOLE
+    return uncontracted(numbers, rank, i) if scaling == "row" else ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,23 +84,23 @@ class Values:
 
     Args:
         format: Their dtype. Not called ``dtype``: NumPy takes what has that for one.
-        along: Where it has scales of their own.
+        rows: The dimensions along which it has scales of their own.
     """
 
     format: np.dtype
-    along: Along = WHOLE
+    rows: tuple[int, ...] = ()
 
     @property
     def when_moved(self) -> Literal["moves", "anew"]:
         """Scales of rows are not moved: what was a row may lie across."""
-        return "moves" if self.along == WHOLE else "anew"
+        return "anew" if self.rows else "moves"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
         """Returns the values, and the scale if it is not known."""
-        where, rest = _along(self, x.ndim, tag)
+        rows, rest = _scale_dimensions(self, x.ndim, tag)
         if (inverse := known.get(ScaleOf(self))) is not None:
             return {self: scaled(row_major(x), lax.expand_dims(inverse, rest), self.format)}
-        values, inverse = quantize(x, self.format, where)
+        values, inverse = quantize(x, self.format, rows)
         return {self: values, ScaleOf(self): lax.squeeze(inverse, rest)}
 
     def enters(self, tag: Tag | None, runs_again: bool) -> bool:
@@ -166,24 +126,26 @@ class ScaleOf:
     @property
     def when_moved(self) -> Literal["stays", "anew"]:
         """One scale is that of the moved array."""
-        return "stays" if self.values.along == WHOLE else "anew"
+        return "anew" if self.values.rows else "stays"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
         """Returns the scale alone."""
-        where, rest = _along(self.values, x.ndim, tag)
-        return {self: lax.squeeze(inverse_scale(x, self.values.format, where), rest)}
+        rows, rest = _scale_dimensions(self.values, x.ndim, tag)
+        return {self: lax.squeeze(inverse_scale(x, self.values.format, rows), rest)}
 
     def enters(self, tag: Tag | None, runs_again: bool) -> bool:
         """Returns True: it is one number, and finding it reads all of the weight."""
         return True
 
 
-def _along(key: Values, rank: int, tag: Tag | None) -> tuple[Along, Sequence[int]]:
+def _scale_dimensions(
+    key: Values, rank: int, tag: Tag | None
+) -> tuple[tuple[int, ...], Sequence[int]]:
     """Returns where a copy has scales of their own, and the dimensions that its scales lack."""
     stored = tag.scales or 0 if isinstance(tag, Weight) else 0
-    if key.along != WHOLE or not stored:
-        return key.along, ()
-    return Along(tuple(range(stored))), range(stored, rank)
+    if key.rows or not stored:
+        return key.rows, ()
+    return tuple(range(stored)), range(stored, rank)
 
 
 def factor_keys(
@@ -193,19 +155,19 @@ def factor_keys(
 
     Args:
         recipe: How it is scaled.
-        numbers: As for `along`.
-        rank: As for `along`.
-        i: As for `along`.
+        numbers: As for `rows_of`.
+        rank: As for `rows_of`.
+        i: As for `rows_of`.
 
     Example:
         >>> factor_keys(Float8(), (((1,), (0,)), ((), ())), 2, 1)[0].format
         dtype(float8_e4m3fn)
     """
-    values = Values(recipe.value_dtype, along(recipe.scaling, numbers, rank, i))
+    values = Values(E4M3, rows_of(recipe.scaling, numbers, rank, i))
     return values, ScaleOf(values)
 
 
-def quantize(x: Any, dtype: np.dtype, where: Along = WHOLE) -> tuple[Any, Any]:
+def quantize(x: Any, dtype: np.dtype, rows: tuple[int, ...] = ()) -> tuple[Any, Any]:
     """Returns an array in 8 bits, and what its values are multiplied by to get ``x`` back.
 
     The largest element comes as close to the largest number of the format as a power of two brings
@@ -213,9 +175,8 @@ def quantize(x: Any, dtype: np.dtype, where: Along = WHOLE) -> tuple[Any, Any]:
 
     Args:
         x: A float32, float16 or bfloat16 array.
-        dtype: float8_e4m3fn, float8_e5m2 or, with scales of blocks, float4_e2m1fn. The scales of
-            that are e4m3 numbers times one power of two.
-        where: Where there are scales of their own: along a batch, or rows.
+        dtype: float8_e4m3fn or float8_e5m2.
+        rows: The dimensions along which there are scales of their own.
 
     Returns:
         The values, of dtype ``dtype``, and the inverse scale, float32: a scalar or, with several,
@@ -228,18 +189,18 @@ def quantize(x: Any, dtype: np.dtype, where: Along = WHOLE) -> tuple[Any, Any]:
         >>> values.tolist(), float(inverse)
         ([-448.0, 128.0], 0.0078125)
     """
-    return _inlined(_quantized, np.dtype(dtype), where)(lax.stop_gradient(x))
+    return _inlined(_quantized, np.dtype(dtype), rows)(lax.stop_gradient(x))
 
 
-def inverse_scale(x: Any, dtype: np.dtype, where: Along = WHOLE) -> Any:
+def inverse_scale(x: Any, dtype: np.dtype, rows: tuple[int, ...] = ()) -> Any:
     """Returns what `quantize` would multiply the values by to get ``x`` back.
 
     Args:
         x: As for `quantize`.
         dtype: As for `quantize`.
-        where: As for `quantize`.
+        rows: As for `quantize`.
     """
-    return _inlined(_inverse, np.dtype(dtype), where)(lax.stop_gradient(x))
+    return _inlined(_inverse, np.dtype(dtype), rows)(lax.stop_gradient(x))
 
 
 def scaled(x: Any, inverse: Any, dtype: np.dtype) -> Any:
@@ -258,88 +219,32 @@ def _inlined(function: Callable[..., Any], *options: Any) -> Callable[..., Any]:
     return inlined(lambda *arrays: function(*arrays, *options))
 
 
-def spread(inverse: Any, shape: tuple[int, ...]) -> Any:
-    """Returns inverse scales that broadcast against their values: those of blocks are repeated.
-
-    Args:
-        inverse: A scalar, or an array as `quantize` returns it.
-        shape: The shape of the values.
-    """
-    for d, count in enumerate(inverse.shape):
-        if 1 < count < shape[d]:
-            repeated = (*inverse.shape[: d + 1], shape[d] // count, *inverse.shape[d + 1 :])
-            where = [k for k in range(len(repeated)) if k != d + 1]
-            inverse = lax.broadcast_in_dim(inverse, repeated, where)
-            inverse = lax.collapse(inverse, d, d + 2)
-    return inverse
-
-
-def unscaled(values: Any, inverse: Any) -> Any:
-    """Returns the float32 array that 8-bit values and their inverse scales stand for.
-
-    Args:
-        values: The values.
-        inverse: A scalar, or an array as `quantize` returns it.
-    """
-    return lax.convert_element_type(values, FLOAT32) * spread(inverse, values.shape)
-
-
-def _quantized(x: Any, dtype: np.dtype, where: Along) -> tuple[Any, Any]:
-    inverse = _inverse(x, dtype, where)
+def _quantized(x: Any, dtype: np.dtype, rows: tuple[int, ...]) -> tuple[Any, Any]:
+    inverse = _inverse(x, dtype, rows)
     return _scaled(x, inverse, dtype), inverse
 
 
 def _scaled(x: Any, inverse: Any, dtype: np.dtype) -> Any:
-    if dtype == E2M1:
-        # No power of two: rounded to e4m3 a scale may be 6 % too small for the largest element.
-        quotient = lax.convert_element_type(x, FLOAT32) / spread(inverse, x.shape)
-        return lax.convert_element_type(lax.clamp(-_LARGEST4, quotient, _LARGEST4), dtype)
-    scale = spread(1 / inverse, x.shape)
-    return lax.convert_element_type(lax.convert_element_type(x, FLOAT32) * scale, dtype)
+    return lax.convert_element_type(lax.convert_element_type(x, FLOAT32) * (1 / inverse), dtype)
 
 
-def _inverse(x: Any, dtype: np.dtype, where: Along) -> Any:
-    keep, block, size = where
-    if block is not None:
-        x = x.reshape(*x.shape[:block], -1, size, *x.shape[block + 1 :])
-        rest = tuple(d for d in range(x.ndim) if d != block + 1)
-        inverse = _inverse4 if dtype == E2M1 else functools.partial(_inverse, dtype=dtype)
-        return lax.squeeze(inverse(x, where=Along(rest)), (block + 1,))
-    largest = _largest(x, keep)
-    bits = lax.bitcast_convert_type(largest, jnp.int32) + jnp.int32(_CARRY)
-    power = lax.bitcast_convert_type(bits & jnp.int32(_EXPONENT), FLOAT32)
+def _inverse(x: Any, dtype: np.dtype, rows: tuple[int, ...]) -> Any:
+    largest = _largest_bits(x, rows)
+    exponent = (largest + jnp.int32(_CARRY)) & jnp.int32(_EXPONENT)
+    power = lax.bitcast_convert_type(exponent, FLOAT32)
     inverse = lax.clamp(_SMALLEST, power * (1 / _TOP[dtype]), 1 / _SMALLEST)
     # NaN and not the infinity alone: rows without one would be finite, and wrong.
-    return lax.select(lax.is_finite(largest), inverse, lax.full_like(inverse, jnp.nan))
+    is_finite = largest < jnp.int32(_EXPONENT)
+    return lax.select(is_finite, inverse, lax.full_like(inverse, jnp.nan))
 
 
-def _largest(x: Any, keep: tuple[int, ...]) -> Any:
-    reduced = tuple(d for d in range(x.ndim) if d not in keep)
-    largest = lax.convert_element_type(lax.reduce_max(lax.abs(x), reduced), FLOAT32)
-    return lax.expand_dims(largest, reduced) if keep else largest
+def _largest_bits(x: Any, rows: tuple[int, ...]) -> Any:
+    """Returns the largest magnitude as the bits of a float32, which are ordered as it is.
 
-
-def _inverse4(x: Any, where: Along) -> Any:
-    """Returns the inverse scales of NVFP4: e4m3 numbers times one power of two."""
-    exact = _largest(x, where.keep) * (1 / _LARGEST4)
-    whole = _inverse(exact, E4M3, WHOLE)
-    # Behind a barrier: XLA for GPUs removes a cast to 8 bits that is followed by one back, and the
-    # product reads the rounded scale.
-    scale8 = lax.optimization_barrier(lax.convert_element_type(exact / whole, E4M3))
-    return lax.max(lax.convert_element_type(scale8, FLOAT32), _SMALLEST8) * whole
-
-
-def split_scales(inverse: Any) -> tuple[Any, Any]:
-    """Returns the inverse scales of NVFP4 as e4m3 numbers, and the power of two beside them.
-
-    Args:
-        inverse: As `quantize` returns it.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> scales, whole = split_scales(jnp.array([0.875, 0.0625]))
-        >>> scales.tolist(), float(whole)
-        ([448.0, 32.0], 0.001953125)
+    As an integer a NaN is above infinity. XLA:CPU drops it from a maximum of about 4,096 floats or
+    more: the scale would be finite.
     """
-    whole = inverse_scale(inverse, E4M3)
-    return lax.convert_element_type(inverse / whole, E4M3), whole
+    reduced = tuple(d for d in range(x.ndim) if d not in rows)
+    magnitudes = lax.abs(lax.convert_element_type(x, FLOAT32))
+    largest = lax.reduce_max(lax.bitcast_convert_type(magnitudes, jnp.int32), reduced)
+    return lax.expand_dims(largest, reduced) if rows else largest

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import warnings
 
-from ..backend import default_device, has_float8_units, has_microscaling_units
+from ..backend import default_device, has_float8_units
 from ..policies import Float8, Policy, as_recipe, may_use_float8
 
 _EMULATE = "Float8(emulate=True) rounds to 8 bits on any backend, for studies."
-_IN_BLOCKS = {"mx": "MXFP8", "nv": "NVFP4"}
 
 
-def refusal(recipe: Float8) -> str:
+def refusal() -> str:
     """Returns why the default backend shall not get 8-bit products, "" where it may.
 
     A GPU without units for them converts the operands to float16, and XLA removes casts to 8 bits
-    on the way: neither 8-bit speed nor 8-bit rounding is left. Of scales of blocks every backend
-    without units makes 16-bit copies: an H100 took 160 MiB for a product for which a B200 takes 2.
-
-    Args:
-        recipe: What is asked for.
+    on the way: neither 8-bit speed nor 8-bit rounding is left.
     """
     device = default_device()
-    if recipe.scaling in _IN_BLOCKS:
-        name = _IN_BLOCKS[recipe.scaling]
-        return "" if has_microscaling_units(device) else f"{device.kind} has no units for {name}"
     if device.platform != "gpu" or has_float8_units(device):
         return ""
     return f"{device.kind} has no float8 units"
@@ -42,7 +34,7 @@ def warn_without_units(policy: Policy) -> None:
     if recipe.emulate:
         return
     device = default_device()
-    if cause := refusal(recipe):
+    if cause := refusal():
         message = f"{cause}: its matrix products stay in {policy.compute_dtype}"
     elif device.platform == "cpu":
         message = "A CPU has no float8 units: products run with 8-bit rounding, and slower"
@@ -51,6 +43,4 @@ def warn_without_units(policy: Policy) -> None:
     else:
         return
     fix = 'Leave matmul="float8" out of the policy here: bfloat16 is faster.'
-    if recipe.scaling in _IN_BLOCKS and has_float8_units(device):
-        fix = 'Float8(scaling="row") has the finest scales that it has units for.'
     warnings.warn(f"{message}. {fix} {_EMULATE}", stacklevel=5)

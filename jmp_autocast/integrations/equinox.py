@@ -64,8 +64,8 @@ def apply_gradients(
 
     Returns:
         The model and the optimizer's state after the step, both as they were if it was skipped.
-        An ``eqx.nn.State`` that the loss returned is not part of them:
-        ``select_on_finite(~step_skipped(opt_state), new, old)`` holds it back.
+        An ``eqx.nn.State`` that the loss returned is not part of them. To hold it back, too, select
+        each of its leaves: ``jnp.where(step_skipped(opt_state), old, new)``.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, optax

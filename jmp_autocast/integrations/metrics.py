@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from ..inspect import Report
-from ..loss_scaling import consecutive_skips, loss_scale, skipped_steps, step_skipped
+from ..loss_scaling import loss_scale, skipped_steps, step_skipped
+from ..loss_scaling.find_state import only_loss_scale
 from ..policies.errors import wrong_type
 
 
@@ -68,7 +69,7 @@ def precision_metrics(
         metrics["skipped_steps"] = skipped_steps(opt_state)
         # Writers take numbers: TensorBoard has no booleans.
         metrics["step_skipped"] = step_skipped(opt_state).astype(jnp.int32)
-        metrics["consecutive_skips"] = consecutive_skips(opt_state)
+        metrics["consecutive_skips"] = jnp.asarray(only_loss_scale(opt_state).consecutive_skips)
     if report is not None:
         metrics["low_precision_share"] = jnp.float32(report.totals.low_share)
     return {prefix + name: value for name, value in metrics.items()}

@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
-from ..loss_scaling import select_on_finite, step_skipped
+from ..loss_scaling import step_skipped
 from ..loss_scaling.gradients import scaled_by
 from ..policies.errors import a
 from .flax_compat import raw_value
@@ -77,8 +79,9 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
     Example:
         >>> import jax.numpy as jnp, optax
         >>> from flax import nnx
-        >>> from jmp_autocast import dynamic_loss_scaling, step_skipped
+        >>> from jmp_autocast import dynamic_loss_scaling
         >>> from jmp_autocast.integrations.nnx import autocast, train_step
+        >>> from jmp_autocast.loss_scaling import step_skipped
         >>> net = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
         >>> tx = dynamic_loss_scaling(optax.adam(1e-3))
         >>> optimizer = nnx.Optimizer(net, tx, wrt=nnx.Param)
@@ -104,10 +107,12 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
         gradient = scaled_value_and_grad(fn, nnx.DiffState(0, _wrt(optimizer)), has_aux)
         value, grads = gradient(optimizer, model, *args, **kwargs)
         optimizer.update(model, grads)
-        after = {p: x for p, x in _statistics(optimizer, model).items() if p in before}
-        kept = {path: before[path] for path in after}
-        held = select_on_finite(~step_skipped(optimizer), list(after.values()), list(kept.values()))
-        nnx.update(model, nnx.from_flat_state(list(zip(after, held, strict=True))))
+        skipped, held = step_skipped(optimizer), []
+        for path, new in _statistics(optimizer, model).items():
+            if path in before:
+                old, new = jnp.asarray(before[path]), jnp.asarray(new)
+                held.append((path, lax.select_n(skipped, new, old)))
+        nnx.update(model, nnx.from_flat_state(held))
         return value
 
     return step

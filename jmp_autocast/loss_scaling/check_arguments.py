@@ -20,22 +20,6 @@ LARGEST_SCALE = float(np.finfo(np.float32).max)
 MAX_COUNT = np.iinfo(np.int32).max
 
 
-def as_bool_scalar(finite: Any) -> jax.Array:
-    """Returns ``finite`` as a bool scalar array; raises an error where it is something else."""
-    if not isinstance(finite, jax.Array | np.ndarray | np.generic | bool | numbers.Number):
-        raise TypeError(
-            f"finite must be a bool array of shape (), got {shown(finite)}. It comes first: "
-            "select_on_finite(finite, new, old), scale.adjust(finite)."
-        )
-    finite = jnp.asarray(finite)
-    if finite.shape or finite.dtype != bool:
-        raise ValueError(
-            f"finite must be a bool array of shape (), got shape {finite.shape} and dtype "
-            f"{finite.dtype}. With several, pass jnp.all of them."
-        )
-    return finite
-
-
 def is_real(dtype: Any) -> bool:
     """True for the dtypes of integers and floating numbers, those of ``ml_dtypes`` included."""
     return any(jnp.issubdtype(dtype, kind) for kind in (np.integer, np.floating))
@@ -47,7 +31,7 @@ def check_scale(value: Any) -> None:
 
 
 def check_configuration(**arguments: ArrayLike) -> dict[str, ArrayLike]:
-    """Checks the numbers among the arguments of `LossScale.dynamic`, and returns all arguments.
+    """Checks the arguments of `dynamic_scale`, and returns them.
 
     A JAX array passes, whatever its value: ``optax.inject_hyperparams`` hands over traced ones.
     """

@@ -1,4 +1,4 @@
-"""Finds the loss scale inside any state that holds one, and holds other state back."""
+"""Finds the loss scale inside any state that holds one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
-from ..policies.errors import a, with_usage
-from .check_arguments import as_bool_scalar
-from .scale import LossScale
+from ..policies.errors import a
+from .scale import ScaleState
 
 
 def loss_scale(opt_state: Any) -> jax.Array:
     """Returns the loss scale inside an optimizer state.
 
     Args:
-        opt_state: A pytree that holds one `LossScale` at any depth: the state of ``optax.chain``
-            or ``MultiSteps``, a Flax ``TrainState``, an ``nnx.Optimizer``.
+        opt_state: A pytree that holds one `LossScalingState` at any depth: the state of
+            ``optax.chain``, a Flax ``TrainState``, an ``nnx.Optimizer``.
 
     Returns:
         float32 scalar array: the loss must be multiplied by it before the next ``update``.
@@ -31,7 +29,8 @@ def loss_scale(opt_state: Any) -> jax.Array:
 
     Example:
         >>> import optax
-        >>> from jmp_autocast import dynamic_loss_scaling, loss_scale
+        >>> from jmp_autocast import dynamic_loss_scaling
+        >>> from jmp_autocast.loss_scaling import loss_scale
         >>> tx = optax.chain(dynamic_loss_scaling(optax.adam(1e-3)), optax.scale(0.5))
         >>> print(loss_scale(tx.init({"w": 1.0})))
         65536.0
@@ -55,7 +54,8 @@ def step_skipped(opt_state: Any) -> jax.Array:
     Example:
         >>> import jax.numpy as jnp
         >>> import optax
-        >>> from jmp_autocast import dynamic_loss_scaling, loss_scale, step_skipped
+        >>> from jmp_autocast import dynamic_loss_scaling
+        >>> from jmp_autocast.loss_scaling import loss_scale, step_skipped
         >>> tx = dynamic_loss_scaling(optax.sgd(0.1))
         >>> opt_state = tx.init(jnp.ones(2))
         >>> _, opt_state = tx.update(jnp.array([1.0, jnp.inf]), opt_state)
@@ -86,84 +86,6 @@ def skipped_steps(opt_state: Any) -> jax.Array:
         0
     """
     return jnp.asarray(only_loss_scale(opt_state).skipped_steps)
-
-
-def consecutive_skips(opt_state: Any) -> jax.Array:
-    """Returns how many steps were skipped in a row up to now, during which nothing was trained.
-
-    Args:
-        opt_state: As in `loss_scale`.
-
-    Returns:
-        int32 scalar array; 0 after a finite step.
-
-    Raises:
-        ValueError: ``opt_state`` holds no loss scale, or several.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import optax
-        >>> from jmp_autocast import dynamic_loss_scaling
-        >>> from jmp_autocast.loss_scaling import consecutive_skips
-        >>> tx = dynamic_loss_scaling(optax.sgd(0.1))
-        >>> state = tx.init(jnp.ones(2))
-        >>> for _ in range(3):
-        ...     _, state = tx.update(jnp.array([1.0, jnp.inf]), state)
-        >>> print(consecutive_skips(state))
-        3
-    """
-    return jnp.asarray(only_loss_scale(opt_state).consecutive_skips)
-
-
-@with_usage("select_on_finite(finite, new, old)")
-def select_on_finite(finite: ArrayLike, new: Any, old: Any) -> Any:
-    """Takes ``new`` after a finite step and ``old`` after a skipped one, bit for bit.
-
-    It is for state that must not move on a skipped step and is not part of the optimizer's state:
-    the statistics of BatchNorm, a moving average of the parameters, a PRNG key.
-
-    Args:
-        finite: bool scalar, such as ``~step_skipped(opt_state)``.
-        new: A pytree of arrays.
-        old: A pytree of the same structure, shapes and dtypes.
-
-    Returns:
-        A pytree like ``old``.
-
-    Raises:
-        TypeError: ``finite`` is not an array.
-        ValueError: ``new`` and ``old`` differ in structure, shape or dtype, or ``finite`` is not a
-            bool scalar.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jmp_autocast import select_on_finite
-        >>> statistics = select_on_finite(
-        ...     False, {"mean": jnp.array(jnp.nan)}, {"mean": jnp.zeros([])}
-        ... )
-        >>> print(statistics["mean"])
-        0.0
-    """
-    finite = as_bool_scalar(finite)
-    structures = jax.tree.structure(new), jax.tree.structure(old)
-    if structures[0] != structures[1]:
-        raise ValueError(
-            "new and old must be trees of the same structure, but new is a {} and old a {}.".format(
-                *structures
-            )
-        )
-
-    def select(path: Any, new_leaf: Any, old_leaf: Any) -> jax.Array:
-        new_type, old_type = jax.typeof(new_leaf), jax.typeof(old_leaf)
-        if (new_type.shape, new_type.dtype) != (old_type.shape, old_type.dtype):
-            # jnp.where would broadcast and promote, and the state would change its type.
-            raise ValueError(
-                f"new and old must agree in shape and dtype, but at {jax.tree_util.keystr(path)}"
-                f" new is {new_type} and old is {old_type}."
-            )
-        return jnp.where(finite, new_leaf, old_leaf)
-
-    return jax.tree_util.tree_map_with_path(select, new, old)
 
 
 def _is_around(kind: Any) -> Callable[[Any], bool]:
@@ -216,8 +138,8 @@ def check_order(opt_state: Any, stacklevel: int) -> None:
             warnings.warn(message, stacklevel=stacklevel)
 
 
-def only_loss_scale(opt_state: Any, where: str = "") -> LossScale:
-    """Returns the one `LossScale` in a pytree, at whatever depth.
+def only_loss_scale(opt_state: Any, where: str = "") -> ScaleState:
+    """Returns the one `ScaleState` in a pytree, at whatever depth.
 
     Args:
         opt_state: The pytree.
@@ -250,11 +172,11 @@ def _instead(state: Any) -> str:
 
 
 def has_loss_scale(tree: Any) -> bool:
-    """Returns whether a pytree holds a `LossScale`."""
+    """Returns whether a pytree holds a `ScaleState`."""
     return bool(_found(tree))
 
 
-def _found(tree: Any) -> list[tuple[str, LossScale]]:
+def _found(tree: Any) -> list[tuple[str, ScaleState]]:
     """Returns the scales in a pytree, each with its path."""
-    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, LossScale))
-    return [(jax.tree_util.keystr(path), x) for path, x in nodes if isinstance(x, LossScale)]
+    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, ScaleState))
+    return [(jax.tree_util.keystr(path), x) for path, x in nodes if isinstance(x, ScaleState)]

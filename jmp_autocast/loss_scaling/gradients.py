@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,33 +18,7 @@ from ..policies.callables import signature_of
 from ..policies.errors import a, shown
 from .check_arguments import check_scale, is_real
 from .find_state import check_order, has_loss_scale, only_loss_scale
-from .scale import LossScale
-from .unscale import AxisName, at_least_float32, is_inexact
-
-
-class FiniteGradients(NamedTuple):
-    """What a function made by `finite_value_and_grad` returns.
-
-    Attributes:
-        loss_scale: The `LossScale` for the next step.
-        finite: bool scalar: whether all gradients are finite.
-        value: The loss, or the loss and the auxiliary data.
-        grads: The gradients, unscaled. Do not use them where ``finite`` is False.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jmp_autocast import LossScale, finite_value_and_grad
-        >>> square = finite_value_and_grad(lambda w: jnp.sum(w**2))
-        >>> result = square(LossScale.dynamic(), jnp.array([3.0]))
-        >>> print(result.finite, result.value, result.grads, result.loss_scale.scale)
-        True 9.0 [6.] 65536.0
-    """
-
-    loss_scale: LossScale
-    finite: jax.Array
-    value: Any
-    grads: Any
-
+from .unscale import at_least_float32, is_inexact
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -154,79 +128,7 @@ def scaled_by(
             grads = _multiplied(grads, factor / _cotangent(factor, dtype))
         return out, grads
 
-    return _with_signature("scale", value_and_scaled_grad, fn)
-
-
-def finite_value_and_grad(
-    fn: Callable[P, Any],
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    *,
-    allow_int: bool = False,
-    axis_name: AxisName = None,
-) -> Callable[Concatenate[LossScale, P], FiniteGradients]:
-    """Returns gradients that are not scaled: scales, unscales, checks and adapts in one call.
-
-    It is for training loops that hold the scale themselves, with no optimizer or with several. If
-    ``finite`` is False, the loop must leave parameters and optimizer state as they are:
-    `select_on_finite` does that. If several losses share a scale, pass the same scale to each, and
-    call ``scale.adjust(finite, other_finite)`` once in each iteration.
-
-    Args:
-        fn: As in `scaled_value_and_grad`.
-        argnums: As in `scaled_value_and_grad`.
-        has_aux: As in `scaled_value_and_grad`.
-        allow_int: As in `scaled_value_and_grad`.
-        axis_name: Mapped axis or axes over which one bad shard counts for all.
-
-    Returns:
-        A function ``(loss_scale, *args, **kwargs) -> FiniteGradients``, whose first argument is a
-        `LossScale`.
-
-    Raises:
-        TypeError: ``fn`` is not callable. At the call: the first argument is not a `LossScale`, or
-            the loss is not a floating scalar.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jmp_autocast import LossScale, finite_value_and_grad, select_on_finite
-        >>> scale, w = LossScale.dynamic(), jnp.array([3.0])
-        >>> step = finite_value_and_grad(lambda w: jnp.sum(w**2))
-        >>> scale, finite, value, grads = step(scale, w)
-        >>> w = select_on_finite(finite, w - 0.1 * grads, w)
-        >>> print(value, grads, finite)
-        9.0 [6.] True
-    """
-    gradient = scaled_value_and_grad(fn, argnums, has_aux, allow_int=allow_int)
-
-    @functools.wraps(fn)
-    def value_and_unscaled_grad(
-        loss_scale: LossScale, /, *args: Any, **kwargs: Any
-    ) -> FiniteGradients:
-        if not isinstance(loss_scale, LossScale):
-            raise TypeError(
-                "The first argument must be a LossScale, from LossScale.dynamic() or "
-                f"LossScale.static(scale); got {type(loss_scale).__name__}.{_as_scale(loss_scale)}"
-            )
-        value, grads = gradient(loss_scale.scale, *args, **kwargs)
-        grads, finite = loss_scale.unscale(grads, axis_name)
-        return FiniteGradients(loss_scale.adjust(finite), finite, value, grads)
-
-    return _with_signature("loss_scale", value_and_unscaled_grad, fn)
-
-
-def _as_scale(given: Any) -> str:
-    """Returns what to pass to `finite_value_and_grad` in place of something else."""
-    if isinstance(given, int | float):
-        return f" Write scale = LossScale.dynamic({float(given)})."
-    if given is LossScale or callable(given):
-        return " Call it: scale = LossScale.dynamic()."
-    if has_loss_scale(given):
-        return (
-            " It is in this state: pass opt_state.loss_scale; or write scaled_value_and_grad, "
-            "whose gradients the optimizer unscales itself."
-        )
-    return " It comes before the arguments of the loss, and is returned for the next step."
+    return _with_signature(value_and_scaled_grad, fn)
 
 
 _INTEGRATIONS = {"equinox": "equinox", "flax.nnx": "nnx"}
@@ -336,16 +238,15 @@ def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
     )
 
 
-def _with_signature(
-    first: str, wrapper: Callable[..., Any], fn: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Gives the wrapper the signature of ``fn`` with one parameter in front."""
+def _with_signature(wrapper: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the wrapper the signature of ``fn`` with the scale in front."""
     # `jax.jit(wrapper, static_argnames=...)` reads the positions of the names off the signature.
     # That of ``fn``, which functools.wraps hands on, is one position short.
     signature = signature_of(fn)
     if signature is None:
         return wrapper
     # Two parameters of one name are an error, and ``fn`` may have one called `scale`.
+    first = "scale"
     while first in signature.parameters:
         first += "_"
     scale = inspect.Parameter(first, inspect.Parameter.POSITIONAL_ONLY)

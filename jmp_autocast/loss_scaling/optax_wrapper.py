@@ -13,17 +13,22 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from ..policies.errors import shown, with_usage
+from .float16_weights import as_read_by, float32_state
 from .integer_leaves import as_zeros, without_integer_updates
-from .progress import STUCK_AFTER, OnStuck, progress_reporter
-from .scale import LossScale
-from .unscale import AxisName, unscale
+from .scale import ScaleState, adjusted, dynamic_scale, static_scale
+from .unscale import AxisName, all_finite, unscale
 
 
 class LossScalingState(NamedTuple):
     """State of `dynamic_loss_scaling` and `static_loss_scaling`.
 
     Attributes:
-        loss_scale: The `LossScale`.
+        loss_scale: The scale and all that decides how it changes, a named tuple of scalar arrays:
+            ``scale`` (float32), by which the loss is multiplied; ``good_steps`` (int32), the finite
+            steps in a row since it last moved; ``consecutive_skips`` and ``skipped_steps`` (int32),
+            the steps skipped in a row and since the start; and the arguments of
+            `dynamic_loss_scaling`: ``growth_factor``, ``backoff_factor``, ``growth_interval``,
+            ``min_scale`` and ``max_scale``.
         inner_state: The state of the inner transformation.
 
     Example:
@@ -35,7 +40,7 @@ class LossScalingState(NamedTuple):
         65536.0 [0. 0.]
     """
 
-    loss_scale: LossScale
+    loss_scale: ScaleState
     inner_state: optax.OptState
 
 
@@ -50,15 +55,15 @@ def dynamic_loss_scaling(
     min_scale: ArrayLike = 1.0,
     max_scale: ArrayLike = 2.0**24,
     axis_name: AxisName = None,
-    on_stuck: OnStuck = "ignore",
-    stuck_after: int = STUCK_AFTER,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer for gradients of a scaled loss, with a scale that adapts.
 
     ``update`` divides the gradients by the scale in float32. If all of them are finite, ``inner``
     runs on them. If one is not, the step is skipped: the updates are -0.0 (so that even a parameter
-    of -0.0 keeps its bits), the state of ``inner`` keeps its bits, and the scale backs off.
-    `LossScale.adjust` says how the scale changes.
+    of -0.0 keeps its bits), the state of ``inner`` keeps its bits, and the scale backs off. After
+    ``growth_interval`` finite steps in a row it grows. The defaults are those of PyTorch's
+    ``GradScaler``, which has no bounds: its scale can sink to 0, after which every parameter
+    becomes NaN.
 
     A transformation inside ``inner`` sees unscaled gradients, so ``optax.clip_by_global_norm``
     belongs there. A transformation chained before the wrapper sees scaled gradients, of which
@@ -70,27 +75,29 @@ def dynamic_loss_scaling(
     one ``update`` share a scale, and one bad gradient drops their sum. ``optax.apply_if_finite``
     also belongs inside: around the wrapper it hides bad steps from the scale.
 
-    ``init`` reads the arguments; from then on they are part of the state. Arguments given as JAX
-    arrays are read again by each ``update``, as ``optax.inject_hyperparams`` needs.
+    float16 parameters are float32 for ``inner``, and so are its moments: in float16, Adam's second
+    moment of gradients below 5e-3 is zero. Updates of 16-bit parameters are float32:
+    ``optax.apply_updates`` rounds the sum to 16 bits, ``eqx.apply_updates`` makes float32
+    parameters of it. What the rounding loses,
+    `jmp_autocast.optimizers.master_weights` inside the wrapper keeps.
+
+    ``init`` reads the arguments; from then on they are part of the state, and of checkpoints:
+    ``state.loss_scale._replace(growth_interval=jnp.int32(500))`` changes one without a
+    recompilation. Arguments given as JAX arrays are read again by each ``update``, as
+    ``optax.inject_hyperparams`` needs.
 
     Args:
         inner: Any optax transformation. Extra arguments of ``update`` reach it as they are, but
             ``grad``, which line searches take, is unscaled like the gradients.
-        init_scale: As in `LossScale.dynamic`.
-        growth_factor: As in `LossScale.dynamic`.
-        backoff_factor: As in `LossScale.dynamic`.
-        growth_interval: As in `LossScale.dynamic`.
-        min_scale: As in `LossScale.dynamic`.
-        max_scale: As in `LossScale.dynamic`.
+        init_scale: The first scale, within ``[min_scale, max_scale]``.
+        growth_factor: The scale is multiplied by it when it grows; above 1.
+        backoff_factor: The scale is multiplied by it on a skipped step; between 0 and 1.
+        growth_interval: Consecutive finite steps after which the scale grows; an integer of at
+            least 1.
+        min_scale: Lower bound; a normal float32 number above 0.
+        max_scale: Upper bound; a finite float32 number.
         axis_name: Mapped axis or axes (``shard_map``, ``pmap``) over which one bad shard skips the
             step everywhere. Under ``jit`` with sharded arrays none is needed.
-        on_stuck: ``"warn"`` or ``"raise"``: what the host does after ``stuck_after`` skipped steps
-            in a row, and again after each further ``stuck_after``. The compiled step then holds a
-            callback, in a branch that other steps do not enter; an error is raised where the
-            program waits for the results of the step. ``"ignore"`` puts nothing into the step;
-            `jmp_autocast.loss_scaling.check_progress` checks from outside.
-        stuck_after: A number of steps. With the default bounds the largest scale reaches the lowest
-            after 24.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with a `LossScalingState`.
@@ -98,18 +105,15 @@ def dynamic_loss_scaling(
     Raises:
         TypeError: ``inner`` is not a gradient transformation, or an argument is not a number. At
             ``update``: the state is not one that ``init`` or ``update`` returned.
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range. JAX arrays are not checked: their values may be
+            unknown before the program runs.
 
     Example:
         >>> import jax
         >>> import jax.numpy as jnp
         >>> import optax
-        >>> from jmp_autocast import (
-        ...     dynamic_loss_scaling,
-        ...     loss_scale,
-        ...     scaled_value_and_grad,
-        ...     step_skipped,
-        ... )
+        >>> from jmp_autocast import dynamic_loss_scaling, scaled_value_and_grad
+        >>> from jmp_autocast.loss_scaling import loss_scale, step_skipped
         >>> tx = dynamic_loss_scaling(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)))
         >>> params = {"w": jnp.ones(2)}
         >>> opt_state = tx.init(params)
@@ -124,16 +128,15 @@ def dynamic_loss_scaling(
         [1. 1.] True 32768.0
     """
     make_scale = functools.partial(
-        LossScale.dynamic,
-        init_scale,
+        dynamic_scale,
+        init_scale,  # not by its name: no field of the state has it
         growth_factor=growth_factor,
         backoff_factor=backoff_factor,
         growth_interval=growth_interval,
         min_scale=min_scale,
         max_scale=max_scale,
     )
-    report = progress_reporter(on_stuck, stuck_after)
-    return _loss_scaling("dynamic_loss_scaling", inner, make_scale, axis_name, report)
+    return _loss_scaling("dynamic_loss_scaling", inner, make_scale, axis_name)
 
 
 @with_usage("static_loss_scaling(optax.adam(1e-3), 1024.0), and options by keyword")
@@ -142,8 +145,6 @@ def static_loss_scaling(
     scale: ArrayLike,
     *,
     axis_name: AxisName = None,
-    on_stuck: OnStuck = "ignore",
-    stuck_after: int = STUCK_AFTER,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer for gradients of a scaled loss, with a scale that never changes.
 
@@ -153,8 +154,6 @@ def static_loss_scaling(
         inner: Any optax transformation.
         scale: The scale; a normal, finite float32 number above 0.
         axis_name: As in `dynamic_loss_scaling`.
-        on_stuck: As in `dynamic_loss_scaling`.
-        stuck_after: As in `dynamic_loss_scaling`.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with a `LossScalingState`.
@@ -172,17 +171,15 @@ def static_loss_scaling(
         >>> print(updates)
         [-2.]
     """
-    make_scale = functools.partial(LossScale.static, scale)
-    report = progress_reporter(on_stuck, stuck_after)
-    return _loss_scaling("static_loss_scaling", inner, make_scale, axis_name, report)
+    make_scale = functools.partial(static_scale, scale)
+    return _loss_scaling("static_loss_scaling", inner, make_scale, axis_name)
 
 
 def _loss_scaling(
     name: str,
     inner: optax.GradientTransformation,
-    make_scale: functools.partial[LossScale],
+    make_scale: functools.partial[ScaleState],
     axis_name: AxisName,
-    report: Callable[[LossScale], None],
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the transformation, for a scale that adapts and for one that does not.
 
@@ -191,7 +188,6 @@ def _loss_scaling(
         inner: The transformation that gets the unscaled gradients.
         make_scale: Makes the scale before the first step.
         axis_name: Mapped axis or axes over which one bad shard counts for all.
-        report: Is called with the scale after each step.
     """
     make_scale()  # raises here what is wrong with the arguments, and not first in `init`
     # optax.inject_hyperparams builds the transformation anew in each step, with traced arrays: the
@@ -211,7 +207,7 @@ def _loss_scaling(
     inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> LossScalingState:
-        return LossScalingState(loss_scale=make_scale(), inner_state=inner.init(params))
+        return LossScalingState(make_scale(), float32_state(inner.init(params), params))
 
     def update(
         updates: optax.Updates,
@@ -226,8 +222,8 @@ def _loss_scaling(
                 "state, params)."
             )
         scale = state.loss_scale._replace(**arrays)
-        _, finite = scale.unscale(updates, axis_name)
         divisor = jnp.asarray(scale.scale, jnp.float32)
+        finite = all_finite(divisor, updates, axis_name)
 
         # The gradients are divided a second time in here, and not handed in: XLA fuses the
         # division into the optimizer, and stores no float32 copy of the gradients.
@@ -235,16 +231,15 @@ def _loss_scaling(
         @jax.jit
         def run(grads: optax.Updates, inner_state: optax.OptState) -> tuple[Any, Any]:
             unscaled = {n: unscale(divisor, extra_args[n]) for n in ("grad",) if n in extra_args}
+            own = as_read_by(inner_state, params)
             updates, new_inner_state = inner.update(
-                as_zeros(unscale(divisor, grads)), inner_state, params, **(extra_args | unscaled)
+                as_zeros(unscale(divisor, grads)), inner_state, own, **(extra_args | unscaled)
             )
             updates = without_integer_updates(updates, grads, params)
             return updates, jax.tree.map(_with_dtype_of, inner_state, new_inner_state)
 
         updates, inner_state = _if_finite(finite, run, updates, state.inner_state)
-        adjusted = scale.adjust(finite)
-        report(adjusted)
-        return updates, LossScalingState(adjusted, inner_state)
+        return updates, LossScalingState(adjusted(scale, finite), inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -14,16 +14,15 @@ from .check_arguments import LARGEST_SCALE, SMALLEST_SCALE
 AxisName = Hashable | tuple[Hashable, ...] | None
 
 
-def unscale_and_check(scale: jax.Array, grads: Any, axis_name: AxisName) -> tuple[Any, jax.Array]:
-    """Divides gradients by the scale, and says whether the scale and all results are finite.
+def all_finite(scale: jax.Array, grads: Any, axis_name: AxisName) -> jax.Array:
+    """Says whether the scale is usable, and all gradients are finite once divided by it.
+
+    The division decides: a finite scaled gradient may overflow in it.
 
     Args:
         scale: float32 scalar.
-        grads: A pytree of arrays; leaves that are neither floating nor complex pass through.
+        grads: A pytree of arrays; leaves that are neither floating nor complex do not count.
         axis_name: Mapped axis or axes over which one bad shard counts for all.
-
-    Returns:
-        The gradients, leaves narrower than float32 as float32; and a bool scalar.
     """
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(grads) if is_inexact(leaf)]
     # The saving of `_is_finite_by_sums` was measured on CPUs; elsewhere no conditional is added
@@ -32,11 +31,11 @@ def unscale_and_check(scale: jax.Array, grads: Any, axis_name: AxisName) -> tupl
     if axis_name is not None:
         # A minimum over the axis: `&` has no collective of its own.
         finite = lax.pmin(finite.astype(jnp.int32), axis_name) > 0
-    return unscale(scale, grads), finite
+    return finite
 
 
 def unscale(scale: jax.Array, grads: Any) -> Any:
-    """Divides gradients by the scale; see `unscale_and_check`."""
+    """Divides gradients by the scale in float32; leaves that are no float pass through."""
     return jax.tree.map(lambda leaf: _unscaled_leaf(leaf, scale), grads)
 
 

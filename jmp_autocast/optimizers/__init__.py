@@ -1,15 +1,12 @@
-"""Weights that are stored, and trained, in 16 bits; moments that are stored in 16 or 8.
+"""Weights that are stored, and trained, in 16 bits.
 
 weights.py       optax transformations: master weights, Kahan summation, stochastic rounding
-moments.py       an optax transformation that stores the moments of any optimizer in few bits
 wide_params.py   float32 weights out of 16-bit ones and their optimizer state, and back into it
 storing.py       what the three transformations of weights share
 rounding.py      float32 to 16 bits: to the nearest, and stochastically
-blocks.py        float32 to 8 bits, in blocks that share a scale
 draws.py         keys and random bits, such that a GPU updates one array after another
 """
 
-from .moments import CompressedMomentsState, compressed_moments
 from .weights import (
     KahanState,
     MasterWeightsState,
@@ -21,12 +18,10 @@ from .weights import (
 from .wide_params import as_float32, float32_params, start_from
 
 __all__ = [
-    "CompressedMomentsState",
     "KahanState",
     "MasterWeightsState",
     "StochasticRoundingState",
     "as_float32",
-    "compressed_moments",
     "float32_params",
     "kahan_summation",
     "master_weights",

@@ -2,9 +2,8 @@
 
 XLA for GPUs merges kernels that read the same array, however small. `jax.random.bits` numbers the
 elements by a vector that all arrays of one width share, and `jax.random.split` gives one array of
-keys: one kernel then updates all matrices, and their gradients and new moments exist at once. Six
-matrices with 8-bit moments took 13.13 to 15.13 bytes per parameter on an H100, now 6.17 to 8.17. A
-number that all read merges nothing.
+keys: one kernel then updates all matrices, and their gradients exist at once. A number that all
+read merges nothing.
 
 Both functions are traced once for each count and shape: 444 draws took 0.5 s more, and outside of a
 jit each call traced its branches again.

@@ -77,22 +77,11 @@ def stochastically(key: jax.Array, x: jax.Array, dtype: np.dtype) -> jax.Array:
     inverse = np.uint32(_ONE_OVER) - lax.bitcast_convert_type(spacing, jnp.uint32)
     steps = x * lax.bitcast_convert_type(inverse, jnp.float32)
     below = jnp.floor(steps)
-    rounded = (below + goes_up(key, steps - below)) * spacing
+    rounded = (below + _goes_up(key, steps - below)) * spacing
     return jnp.where(jnp.isfinite(x), rounded, x)
 
 
-def goes_up(key: jax.Array, probability: jax.Array) -> jax.Array:
-    """Draws 1.0 with the given probabilities, in steps of 2**-16, and else 0.0.
-
-    Args:
-        key: A PRNG key.
-        probability: float32 array of numbers within [0, 1].
-
-    Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> print(goes_up(jax.random.key(0), jnp.array([0.0, 1.0])))
-        [0. 1.]
-    """
+def _goes_up(key: jax.Array, probability: jax.Array) -> jax.Array:
+    """Draws 1.0 with the given probabilities, in steps of 2**-16, and else 0.0."""
     draws = bits(jax.random.key_data(key), probability.shape)
     return (draws.astype(jnp.float32) < probability * 2.0**16).astype(jnp.float32)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .named_axes import is_variable
 from .rounding import to_nearest
 
 HALF_DTYPES = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
@@ -70,6 +69,11 @@ def is_masked(node: Any) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
+def _is_variable(node: Any) -> bool:
+    """Returns whether a node is a variable of Flax NNX: an array with metadata."""
+    return hasattr(node, "set_metadata") and hasattr(node, "get_metadata")
+
+
 def without_empty_variables(tree: Any) -> Any:
     """Returns what a state keeps, where Flax NNX has no variables that hold nothing.
 
@@ -77,9 +81,9 @@ def without_empty_variables(tree: Any) -> Any:
     """
 
     def of(node: Any) -> Any:
-        return NOTHING if is_variable(node) and is_masked(node.get_value()) else node
+        return NOTHING if _is_variable(node) and is_masked(node.get_value()) else node
 
-    return jax.tree.map(of, tree, is_leaf=is_variable)
+    return jax.tree.map(of, tree, is_leaf=_is_variable)
 
 
 def storing(
@@ -175,6 +179,23 @@ def check_call(scheme: Scheme, state: Any, params: Any) -> None:
     if jax.tree.structure(state[0]) != expected:
         raise ValueError(
             f"This {kind} was made for parameters of another structure, or with other leaves in 16 "
-            "bits. Call init with the parameters as they are trained, 16-bit leaves included; "
-            "start_from puts the digits of float32 weights into the state."
+            f"bits. {_instead(state[0], params)}"
         )
+
+
+def _instead(kept: Any, params: Any) -> str:
+    """Returns what to do about parameters that a state was not made for."""
+    held, leaves = jax.tree.leaves(kept, is_leaf=is_masked), jax.tree.leaves(params)
+    if len(held) == len(leaves) and any(
+        not is_masked(own) and getattr(leaf, "dtype", None) == jnp.float32
+        for own, leaf in zip(held, leaves, strict=True)
+    ):
+        return (
+            "Parameters that were in 16 bits are float32: the updates are float32, and "
+            "eqx.apply_updates adds them. Write optax.apply_updates, which keeps the dtype, or "
+            "apply_gradients of jmp_autocast.integrations.equinox."
+        )
+    return (
+        "Call init with the parameters as they are trained, 16-bit leaves included; start_from "
+        "puts the digits of float32 weights into the state."
+    )

@@ -36,6 +36,8 @@ class MasterWeightsState(NamedTuple):
         dtype('float32')
     """
 
+    stores_16_bits = True  # a loss scale hands it the weights as they are
+
     master_params: Any
     inner_state: optax.OptState
 
@@ -56,6 +58,8 @@ class KahanState(NamedTuple):
         [0 0]
     """
 
+    stores_16_bits = True
+
     compensation: Any
     inner_state: optax.OptState
 
@@ -75,6 +79,8 @@ class StochasticRoundingState(NamedTuple):
         >>> print(stochastic_rounding(optax.sgd(0.1), seed=3).init(jnp.ones(2)).key)
         [0 3]
     """
+
+    stores_16_bits = True
 
     key: jax.Array
     inner_state: optax.OptState
@@ -100,7 +106,9 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with a `MasterWeightsState`. Updates of 16-bit
-        weights are float32, which ``optax.apply_updates`` takes.
+        weights are float32: ``optax.apply_updates`` rounds the sum to 16 bits, where
+        ``eqx.apply_updates`` makes float32 weights of it. In Equinox, write
+        `jmp_autocast.integrations.equinox.apply_gradients`.
 
     Raises:
         TypeError: ``inner`` is not a gradient transformation. At ``update``: the state is that of
@@ -146,7 +154,8 @@ def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransf
         inner: Any optax transformation. Its state is made for float32 weights.
 
     Returns:
-        An ``optax.GradientTransformationExtraArgs`` with a `KahanState`.
+        An ``optax.GradientTransformationExtraArgs`` with a `KahanState`. Its updates are for
+        ``optax.apply_updates``, not for ``eqx.apply_updates``, as those of `master_weights`.
 
     Raises:
         TypeError: As in `master_weights`.
@@ -205,7 +214,9 @@ def stochastic_rounding(
         seed: The first PRNG key. Equal seeds give equal bits, on any number of devices.
 
     Returns:
-        An ``optax.GradientTransformationExtraArgs`` with a `StochasticRoundingState`.
+        An ``optax.GradientTransformationExtraArgs`` with a `StochasticRoundingState`. Its updates
+        are for ``optax.apply_updates``, not for ``eqx.apply_updates``, as those of
+        `master_weights`.
 
     Raises:
         TypeError: As in `master_weights`; or ``seed`` is no integer.

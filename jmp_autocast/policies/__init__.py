@@ -3,7 +3,7 @@
 from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
 from .dtypes import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES, listed
 from .equation_view import EquationView
-from .float8 import E2M1, E4M3, Float8, as_recipe, may_use_float8
+from .float8 import E4M3, Float8, as_recipe, may_use_float8
 from .formats import Emulated
 from .parse import PolicyLike, as_policy, parse_policy
 from .patterns import match_depth
@@ -31,7 +31,6 @@ __all__ = [
     "CONTRACTIONS",
     "DATA_MOVEMENT",
     "DEFAULT_RULES",
-    "E2M1",
     "E4M3",
     "FLOAT32",
     "FLOAT_DTYPES",

@@ -18,17 +18,20 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 """The options of a policy that are words, by their names."""
 
+_NO_BLOCKS = "There are no scales of blocks: write 'float8_row'."
 # What other libraries call them: by the last name of the option and the word in small letters.
 _ELSEWHERE: dict[tuple[str, str], str] = {
     ("level", "o0"): "Apex's O0 is autocast(fn, enabled=False).",
     ("level", "o2"): "Apex's O2 is 'compute'; parameters stay float32.",
     ("level", "o3"): "Apex's O3 has 16-bit parameters: write 'compute', and cast_params them.",
-    ("matmul", "fp8"): "Write matmul='float8'; 'mxfp8' is for GPUs from B200 on.",
+    ("matmul", "fp8"): "Write matmul='float8'.",
     ("matmul", "e4m3"): "Write matmul='float8', whose weights and activations are e4m3.",
     ("matmul", "e5m2"): "Write matmul='float8', whose gradients are e5m2.",
     ("matmul", "hybrid"): "Write matmul='float8', which is e4m3 forward and e5m2 for gradients.",
     ("matmul", "delayed"): "Write matmul='float8': scales are those of the current values.",
-    ("matmul", "fp4"): "Write 'nvfp4'.",
+    ("matmul", "fp4"): _NO_BLOCKS,
+    ("matmul", "nvfp4"): _NO_BLOCKS,
+    ("matmul", "mxfp8"): _NO_BLOCKS,
     ("matmul", "int8"): "There are no integer products: write matmul='float8'.",
     ("residuals", "remat"): "Write 'recompute', or 'auto'.",
 }
@@ -38,8 +41,8 @@ def elsewhere(argument: str, value: Any) -> str:
     """Returns a sentence for a word that another library uses, "" for any other.
 
     Example:
-        >>> elsewhere("matmul", "fp4")
-        " Write 'nvfp4'."
+        >>> elsewhere("matmul", "fp8")
+        " Write matmul='float8'."
     """
     word = str(value).lower().removeprefix("float8_")
     found = _ELSEWHERE.get((argument.rsplit(".", 1)[-1], word.removesuffix("fn")))

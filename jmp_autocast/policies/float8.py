@@ -21,19 +21,14 @@ E4M3 = np.dtype(jnp.float8_e4m3fn)
 E5M2 = np.dtype(jnp.float8_e5m2)
 """3 bits of precision up to 57,344: gradients, which have a wider range."""
 
-E2M1 = np.dtype(jnp.float4_e2m1fn)
-"""2 bits of precision up to 6: the values of NVFP4."""
-
 FLOAT8 = "float8"
 """The name of the default recipe: in strings, in files, and as the dtype of a scope."""
 
 Gradient = Literal["e5m2", "e4m3"]
 WeightGradient = Literal["float8", "compute"]
-Scaling = Literal["tensor", "row", "mx", "nv"]
+Scaling = Literal["tensor", "row"]
 Skip = Literal["last"]
-
-
-RecipeName = Literal["float8", "float8_row", "mxfp8", "nvfp4"]
+RecipeName = Literal["float8", "float8_row"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +55,7 @@ class Float8:
             would remove a cast to 8 bits that is followed by one back.
         scaling: ``"tensor"``: one scale for an array. ``"row"``: one for each token of an
             activation and each output of a weight, so that an outlier costs the precision of its
-            row alone. On a GPU that is one more kernel for each product. ``"mx"``: the microscaling
-            format MXFP8 of the Open Compute Project, one for 32 elements along what a product sums
-            over, for GPUs from B200 on. Weights and activations are quantized again for the
-            gradients, and ``gradient="e4m3"`` is usual. ``"nv"``: NVIDIA's NVFP4, 4 bits with an
-            8-bit scale for 16 elements and one for the array, on the same GPUs. That is for
-            products of the forward pass: gradients are products in the compute dtype, of what was
-            not rounded, and ``gradient`` and ``wgrad`` mean nothing.
+            row alone. On a GPU that is one more kernel for each product.
 
     Raises:
         ValueError: An option has an invalid value, or a size is not positive.
@@ -96,8 +85,7 @@ class Float8:
             raise ValueError(
                 "Float8.scaling='block' is not supported: XLA has no product with scales of blocks "
                 "of 128, and for an H100 one of 8,192 x 4,096 x 4,096 took 4,097 MiB of "
-                "temporaries. Write scaling='mx', blocks of 32 for GPUs from B200 on, or "
-                "scaling='row'."
+                "temporaries. Write scaling='row'."
             )
         check_choice("Float8.scaling", self.scaling, get_args(Scaling))
         for name in ("minimum", "multiple"):
@@ -140,37 +128,12 @@ class Float8:
         """
         return E5M2 if self.gradient == "e5m2" else E4M3
 
-    @property
-    def value_dtype(self) -> np.dtype:
-        """The dtype of weights and activations in a product.
-
-        Example:
-            >>> from jmp_autocast import Float8
-            >>> Float8().value_dtype, Float8(scaling="nv").value_dtype
-            (dtype(float8_e4m3fn), dtype(float4_e2m1fn))
-        """
-        return E2M1 if self.scaling == "nv" else E4M3
-
-    @property
-    def lowers_gradients(self) -> bool:
-        """Whether gradients are products of narrow operands, too.
-
-        Example:
-            >>> from jmp_autocast import Float8
-            >>> Float8().lowers_gradients, Float8(scaling="nv").lowers_gradients
-            (True, False)
-        """
-        return self.scaling != "nv"
-
 
 RECIPES: dict[str, Float8] = {
     FLOAT8: Float8(),
     "float8_row": Float8(scaling="row"),
-    "mxfp8": Float8(scaling="mx", gradient="e4m3"),
-    "nvfp4": Float8(scaling="nv"),
 }
-"""Recipes by name. With a scale for each 32 elements a cotangent needs no wider range than e4m3,
-which is what Transformer Engine's `MXFP8BlockScaling` has for it, too."""
+"""Recipes by name."""
 
 
 def as_recipe(value: Any) -> Float8 | None:
@@ -184,8 +147,8 @@ def as_recipe(value: Any) -> Float8 | None:
         TypeError: It is none of these.
 
     Example:
-        >>> as_recipe("float8").gradient, as_recipe("mxfp8").scaling
-        ('e5m2', 'mx')
+        >>> as_recipe("float8").gradient, as_recipe("float8_row").scaling
+        ('e5m2', 'row')
     """
     if value is None or isinstance(value, Float8):
         return value

@@ -146,7 +146,7 @@ _WITHOUT_BITS = {
     "float4": "'e2m1'",
     "int8": "'mxfp8': there are no integer formats",
     "int4": "'mxfp4': there are no integer formats",
-    "nvfp4": "'mxfp4', or matmul='nvfp4'",
+    "nvfp4": "'mxfp4'",
     "tf32": "'e8m10'",
 }
 # What gradients are rounded to where a product has a format and nobody says another: that of

@@ -61,8 +61,8 @@ class Policy:
         kernels: Pairs of the name or pattern of a function and a word; build it with
             `with_kernels`.
         storage: Pairs of a pattern of paths and a word; build it with `with_storage`.
-        matmul: A `Float8`, or the name of one, ``"float8"``, ``"float8_row"``, ``"mxfp8"`` or
-            ``"nvfp4"``: products of weights run in 8 bits, or 4; None: none do.
+        matmul: A `Float8`, or the name of one, ``"float8"`` or ``"float8_row"``: products
+            of weights run in 8 bits; None: none do.
 
     Raises:
         ValueError: A dtype is not one of those allowed, or there is no such level or policy.

@@ -5,16 +5,12 @@ import numpy as np
 import optax
 
 from jmp_autocast import (
-    check_step,
     dynamic_loss_scaling,
-    finite_value_and_grad,
-    loss_scale,
     scaled_value_and_grad,
-    select_on_finite,
     skipped_steps,
     static_loss_scaling,
-    step_skipped,
 )
+from jmp_autocast.loss_scaling import loss_scale, step_skipped
 
 from .row import Row, X, loss
 
@@ -25,7 +21,6 @@ ABOVE_ZERO = "a finite float32 number above 0"
 INNER = r"wraps an optax gradient transformation such as optax.adam\(1e-3\)"
 LOSS = r"must be a floating array of shape \(\)"
 UPDATE = r"The arguments of update are \(gradients, state, params\)"
-FLAG = r"must be a bool array of shape \(\)"
 POSITION = "the position of an argument of the loss, or a sequence"
 
 
@@ -44,23 +39,7 @@ def _state(read, state_of, value):
     return Row(read.__name__, f"of {value}", call, ValueError, "state", value, NO_SCALE, INIT)
 
 
-def _flag(mistake, finite, error, value):
-    select = lambda w: select_on_finite(finite, w.grads, w.params)
-    adjust = lambda w: w.opt_state.loss_scale.adjust(finite)
-    for public, call in (("select_on_finite", select), ("LossScale", adjust)):
-        yield Row(public, mistake, call, error, "finite", value, FLAG, "bool array")
-
-
 ROWS = [
-    Row(
-        "check_step",
-        "arguments without a scale",
-        lambda w: check_step(lambda params: params, w.params),
-        ValueError,
-        "state | a tuple",
-        NO_SCALE,
-        INIT,
-    ),
     *(
         Row(public, f"{value}, no optimizer", call, TypeError, public, value, INNER, "optax.adam")
         for public, call, value in (
@@ -84,36 +63,27 @@ ROWS = [
         r"axis_name | \['data'\] | the name of a mapped axis | or a tuple of names",
     ),
     _update("the inner state", lambda w: w.opt_state.inner_state, "got tuple"),
-    _update("the scale alone", lambda w: w.opt_state.loss_scale, "got LossScale"),
+    _update("the scale alone", lambda w: w.opt_state.loss_scale, "got ScaleState"),
     _update("parameters for the state", lambda w: w.params, "got dict"),
     _update("no state", lambda w: None, "got NoneType"),
     # Gradients.
-    *(
-        Row(
-            gradient.__name__,
-            "a loss that was called already",
-            lambda w, gradient=gradient: gradient(jnp.float32(1)),
-            TypeError,
-            "value_and_grad | float32.* | takes a function | are arguments of what it returns",
-        )
-        for gradient in (scaled_value_and_grad, finite_value_and_grad)
+    _gradient(
+        "a loss that was called already",
+        lambda w: scaled_value_and_grad(jnp.float32(1)),
+        TypeError,
+        "value_and_grad | float32.* | takes a function | are arguments of what it returns",
     ),
     *(
-        Row(
-            gradient.__name__,
+        _gradient(
             f"{value}, no positions",
-            lambda w, gradient=gradient, argnums=argnums: gradient(loss, argnums),
+            lambda w, argnums=argnums: scaled_value_and_grad(loss, argnums),
             TypeError,
             "argnums",
             value,
             POSITION,
             "The scale does not count",
         )
-        for gradient, argnums, value in (
-            (scaled_value_and_grad, "params", "'params'"),
-            (scaled_value_and_grad, (0, "x"), r"\(0, 'x'\)"),
-            (finite_value_and_grad, 0.0, "0.0"),
-        )
+        for argnums, value in (("params", "'params'"), ((0, "x"), r"\(0, 'x'\)"), (0.0, "0.0"))
     ),
     *(
         _gradient(
@@ -188,22 +158,6 @@ ROWS = [
             ("two of them", lambda p: (p["w"][0, 0], 1, 2), "returns a tuple"),
         )
     ),
-    *(
-        Row(
-            "finite_value_and_grad",
-            f"{value} for the scale",
-            lambda w, scale_of=scale_of: finite_value_and_grad(loss)(scale_of(w), w.params, X),
-            TypeError,
-            (
-                f"The first argument | got {value} | must be a LossScale | "
-                r"from LossScale.dynamic\(\) or LossScale.static"
-            ),
-        )
-        for scale_of, value in (
-            (lambda w: 8.0, "float"),
-            (lambda w: w.opt_state, "LossScalingState"),
-        )
-    ),
     # Reading.
     _state(loss_scale, lambda w: w.params, "a dict"),
     _state(step_skipped, lambda w: None, "a NoneType"),
@@ -217,27 +171,6 @@ ROWS = [
         (
             r"state | \[0\].loss_scale, \[1\].loss_scale | 2 loss scales | "
             "Pass the part that holds the one you mean"
-        ),
-    ),
-    *_flag("a string", "yes", TypeError, "'yes'"),
-    *_flag("None", None, TypeError, "None"),
-    *_flag("a number", 1, ValueError, "dtype int32"),
-    *_flag("one for each leaf", np.ones(2, bool), ValueError, r"shape \(2,\)"),
-    Row(
-        "select_on_finite",
-        "two structures",
-        lambda w: select_on_finite(True, w.params, [w.params["w"]]),
-        ValueError,
-        (r"new and old | old a PyTreeDef\(\[\*\]\) | must be trees | " "of the same structure"),
-    ),
-    Row(
-        "select_on_finite",
-        "two dtypes",
-        lambda w: select_on_finite(True, {"w": np.ones((2, 2), np.float16)}, w.params),
-        ValueError,
-        (
-            r"new and old.*\['w'\] | new is float16\[2,2\] and old is float32\[2,2\] | "
-            "must agree | in shape and dtype"
         ),
     ),
 ]

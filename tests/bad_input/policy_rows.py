@@ -104,7 +104,7 @@ ROWS = [
     _policy(
         "matmul",
         ValueError,
-        "matmul | 'float9' | 'float8', 'float8_row', 'mxfp8' | mean",
+        "matmul | 'float9' | 'float8', 'float8_row', got | mean",
         matmul="float9",
     ),
     Row(

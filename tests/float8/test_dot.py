@@ -1,6 +1,7 @@
 """Products in 8 bits: their values, their gradients, and what JAX does to programs around them."""
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -10,6 +11,8 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, Float8, Policy, autocast
+from jmp_autocast.float8.scale import quantize
+from jmp_autocast.policies import E4M3
 from tests.support import float8_reference as reference
 from tests.support.jaxprs import casts, equations, find, trace
 from tests.support.numerics import assert_second_derivatives_close, normal, relative_error
@@ -122,6 +125,20 @@ def test_what_is_not_finite_reaches_losses_and_gradients(bad):
     g[0, 0] = bad
     weighted = lambda w: jnp.sum(float8(layer)(w, A["x"]) * g)
     assert np.isnan(jax.grad(weighted)(A["w"])).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [1_000, 100_000])
+def test_one_bad_element_makes_all_values_of_its_scale_nan(size, dtype):
+    """XLA:CPU drops a NaN from a maximum of about 4,096 float32 numbers or more."""
+    x = np.ones((20, size // 20), np.float32)
+    for bad in (np.nan, -np.nan, np.inf, -np.inf):
+        x[13, 7] = bad
+        for rows, nans in (((), size), ((0,), size // 20), ((1,), 20)):
+            in_8_bits = jax.jit(functools.partial(quantize, dtype=E4M3, rows=rows))
+            values, inverse = in_8_bits(x.astype(dtype))
+            assert np.isnan(values.astype(np.float32)).sum() == nans
+            assert np.isnan(inverse).sum() == 1
 
 
 def test_zeros_and_float16():

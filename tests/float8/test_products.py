@@ -131,12 +131,11 @@ def test_scopes_say_where():
 STORED = {"w": QuantizedArray(A["w"].astype(jnp.float8_e4m3fn), jnp.float32(1))}
 TOKENS = {"1": 1, "7": 7, "symbolic": jax.export.symbolic_shape("rows")[0]}
 # What a product says of a number of tokens that is no multiple of 16. What is stored in 8 bits has
-# no gradient, which would sum over them; scales of rows and blocks stand along them.
+# no gradient, which would sum over them; scales of rows stand along them.
 WEIGHTS = {
     "trained": (A, RECIPE, False),
     "stored": (STORED, RECIPE, True),
     "stored, rows": (STORED, dataclasses.replace(RECIPE, scaling="row"), False),
-    "stored, blocks": (STORED, dataclasses.replace(RECIPE, scaling="mx"), False),
 }
 
 

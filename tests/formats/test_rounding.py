@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from jmp_autocast import formats
-from jmp_autocast.float8.scale import Along, quantize, unscaled
-from jmp_autocast.formats.rounding import block_scales
 
 # The name of a format here, and of the dtype that has its numbers.
 DTYPES = {
@@ -147,19 +145,6 @@ def test_a_last_block_may_be_shorter(name):
     np.testing.assert_array_equal(
         formats.rounded(x, name), by_the_specification(padded, BLOCKS[name])[:, :50]
     )
-
-
-def test_scales_that_fit_are_those_of_our_own_mxfp8():
-    x = _blocks((64, 96))
-    format = dataclasses.replace(formats.parse("mxfp8"), fits=True)
-    values, inverse = quantize(x, jnp.dtype("float8_e4m3fn"), Along((0, 1), 1))
-    np.testing.assert_array_equal(formats.rounded(x, format), unscaled(values, inverse))
-    # And those of the specification, wherever no element is cut off by it.
-    blocks = x.reshape(64, 3, 32)
-    usual, fits = (block_scales(blocks, f) for f in (formats.parse("mxfp8"), format))
-    mantissa = np.frexp(np.abs(blocks).max(axis=-1, keepdims=True))[0] * 2
-    np.testing.assert_array_equal(fits, np.where(mantissa > 1.75, 2 * usual, usual))
-    assert (mantissa > 1.75).any()
 
 
 def test_what_is_not_finite_makes_its_block_nan_and_no_other():

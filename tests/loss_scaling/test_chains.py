@@ -4,8 +4,6 @@ PyTorch's tests of GradScaler train with clipping, penalties, accumulation, seve
 fused ones; here each is an inner transformation, or a program of its own.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,15 +12,12 @@ import pytest
 from optax import contrib
 
 from jmp_autocast import (
-    LossScale,
     dynamic_loss_scaling,
-    loss_scale,
     scaled_value_and_grad,
-    select_on_finite,
     skipped_steps,
     static_loss_scaling,
-    step_skipped,
 )
+from jmp_autocast.loss_scaling import loss_scale, step_skipped
 from tests.support.loss_scale_runs import (
     assert_trees_close,
     batches,
@@ -202,37 +197,6 @@ def test_extra_arguments_are_dropped_for_an_inner_that_takes_none():
     assert updates.tolist() == [-1.0, -1.0]
 
 
-def test_one_scale_for_two_optimizers_counts_an_iteration_once():
-    """As PyTorch's GradScaler trains a GAN: each optimizer skips alone."""
-    inners = [optax.sgd(0.1), optax.adam(0.1)]
-    data = [batches(3), batches(3, bad=[1], seed=2)]
-
-    def body(carry, xs):
-        scale, models = carry
-        finites, after = [], []
-        for inner, (params, state), x in zip(inners, models, xs, strict=True):
-            _, grads = scaled_value_and_grad(model_loss)(scale, params, x)
-            grads, finite = scale.unscale(grads)
-            updates, new_state = inner.update(grads, state, params)
-            new = optax.apply_updates(params, updates), new_state
-            after.append(select_on_finite(finite, new, (params, state)))
-            finites.append(finite)
-        return (scale.adjust(*finites), after), jnp.stack(finites)
-
-    @jax.jit
-    def run(*models):
-        start = [(p, inner.init(p)) for inner, p in zip(inners, models, strict=True)]
-        return jax.lax.scan(body, (LossScale.dynamic(128.0, growth_interval=1), start), data)
-
-    (scale, models), finites = run(model_params(0), model_params(1))
-    assert np.asarray(finites).tolist() == [[True, True], [True, False], [True, True]]
-    assert float(scale.scale) == 128.0 * 2 * 0.5 * 2
-    assert int(scale.skipped_steps) == 1
-    first = last(control_run(inners[0], model_params(0), data[0]))
-    second = last(control_run(inners[1], model_params(1), data[1][[0, 2]]))
-    assert_trees_close(models, [first, second], rtol=1e-4, atol=1e-5)
-
-
 READERS = [loss_scale, step_skipped, skipped_steps]
 WRAPPED = dynamic_loss_scaling(optax.sgd(0.5), init_scale=8.0)
 LABELS = {"a": "x", "b": "y"}
@@ -276,10 +240,3 @@ def test_all_nestings(nesting):
 def test_the_part_of_a_state_that_holds_one_scale_is_enough():
     state = optax.chain(WRAPPED, static_loss_scaling(optax.identity(), 3.0)).init(np.ones(2))
     assert [float(loss_scale(part)) for part in state] == [8.0, 3.0]
-
-
-def test_select_on_finite_broadcasts_nothing_under_vmap():
-    finite = np.array([True, False])
-    new, old = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
-    out = jax.vmap(functools.partial(select_on_finite))(finite, new, old)
-    assert out.tolist() == [[1, 1, 1], [0, 0, 0]]

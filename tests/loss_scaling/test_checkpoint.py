@@ -15,11 +15,11 @@ from flax import nnx
 from jmp_autocast import (
     autocast,
     dynamic_loss_scaling,
-    loss_scale,
     scaled_value_and_grad,
     skipped_steps,
     static_loss_scaling,
 )
+from jmp_autocast.loss_scaling import loss_scale
 from tests.support.loss_scale_runs import bits
 
 STEPS = 12

@@ -10,12 +10,11 @@ import pytest
 
 from jmp_autocast import (
     dynamic_loss_scaling,
-    loss_scale,
     scaled_value_and_grad,
     skipped_steps,
     static_loss_scaling,
-    step_skipped,
 )
+from jmp_autocast.loss_scaling import loss_scale, step_skipped
 from tests.support.loss_scale_runs import (
     WAYS,
     batches,

@@ -12,14 +12,16 @@ import optax
 import pytest
 
 from jmp_autocast import (
-    LossScale,
+    Float8,
+    Policy,
+    autocast,
     dynamic_loss_scaling,
-    loss_scale,
+    explain,
     scaled_value_and_grad,
     skipped_steps,
     static_loss_scaling,
-    step_skipped,
 )
+from jmp_autocast.loss_scaling import loss_scale, step_skipped
 from tests.support.loss_scale_runs import WAYS, bits, skipping_by
 
 SCALE = 4.0
@@ -201,6 +203,15 @@ def test_a_gradient_that_overflows_only_in_the_division_is_bad():
     assert bits(optax.apply_updates(params, updates)) == bits(params)
 
 
+@pytest.mark.parametrize(("scale", "size"), [(4.0, 3e38), (0.5, 1e38)])
+def test_gradients_whose_sum_overflows_are_good(scale, size):
+    tx = dynamic_loss_scaling(optax.sgd(1e-30), init_scale=scale, min_scale=0.25)
+    params = jnp.ones(4)
+    updates, state = jax.jit(tx.update)(jnp.full(4, size), tx.init(params), params)
+    assert not step_skipped(state)
+    np.testing.assert_allclose(updates, -size / scale * 1e-30, rtol=1e-6)
+
+
 @functools.cache
 def compiled_run(kind, loss_dtype):
     """Sixty steps from a given scale: parameters, skips, scales and losses after each."""
@@ -253,9 +264,56 @@ def test_a_restored_scale_of_any_value_never_gives_nan_parameters(restored, kind
 @pytest.mark.parametrize("finite", [True, False])
 def test_a_state_of_numpy_arrays_or_numbers_works_outside_jit(make, finite):
     """A checkpoint may bring NumPy's arrays, whose overflow would warn."""
-    state = LossScale.dynamic(3e38, growth_interval=1, max_scale=3.4e38)
+    tx = dynamic_loss_scaling(optax.sgd(1.0), init_scale=3e38, growth_interval=1, max_scale=3.4e38)
+    params = {"w": np.ones(2, np.float32)}
+    grads = {"w": np.full(2, 3e38 if finite else np.inf, np.float32)}
+    state = tx.init(params)
     plain = jax.tree.map(lambda leaf: make(leaf) if leaf.dtype == "float32" else int(leaf), state)
-    after, expected = plain.adjust(finite), state.adjust(finite)
-    assert bits(after) == bits(expected)
-    grads = {"w": np.full(2, 3e38, np.float32)}
-    assert bits(plain.unscale(grads)) == bits(state.unscale(grads))
+    assert bits(tx.update(grads, plain, params)) == bits(tx.update(grads, state, params))
+
+
+POLICIES = {
+    **{level: Policy(jnp.float16, level=level) for level in ("tensor_cores", "o1", "compute")},
+    **{
+        scaling: Policy(jnp.float16, matmul=Float8(scaling=scaling, minimum=8, multiple=1, skip=()))
+        for scaling in ("tensor", "row")
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:A CPU has no float8 units:UserWarning")
+@pytest.mark.parametrize("size", [1_000, 100_000])
+@pytest.mark.parametrize("name", POLICIES)
+def test_one_bad_element_of_any_argument_reaches_the_loss_and_the_scale(name, size):
+    """XLA:CPU drops a NaN from a maximum of about 4,096 float32 numbers or more."""
+    rows = 40 if size == 1_000 else 400
+    shape = size // rows, rows  # an equal number of elements for each argument
+    draw = np.random.default_rng(0).standard_normal
+    x, w = draw(shape).astype(np.float32), draw(shape[::-1]).astype(np.float32)
+    target = np.resize(x @ w / size, (shape[0], shape[0]))
+    tx = dynamic_loss_scaling(optax.sgd(0.1), init_scale=SCALE)
+
+    @functools.partial(autocast, policy=POLICIES[name], params=0)
+    def loss(w, x, target):
+        return jnp.mean((x @ w / size - target) ** 2)
+
+    @jax.jit
+    def step(w, x, target):
+        state = tx.init(w)
+        value, grads = scaled_value_and_grad(loss)(state, w, x, target)
+        _, state = tx.update(grads, state, w)
+        return value, loss_scale(state)
+
+    good = [w, x, target.astype(np.float32)]
+    (reason,) = [r.reason for r in explain(loss, *good).rows if r.primitive == "dot_general"]
+    assert (reason == "FLOAT8") == (POLICIES[name].matmul is not None)
+    value, scale = step(*good)
+    assert np.isfinite(value)
+    assert scale == SCALE
+    for i in range(3):
+        for bad in (np.nan, np.inf):
+            args = [arg.copy() for arg in good]
+            args[i].reshape(-1)[args[i].size // 3] = bad
+            value, scale = step(*args)
+            assert not np.isfinite(value)
+            assert scale == SCALE / 2

@@ -9,13 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from jmp_autocast import (
-    LossScale,
-    autocast,
-    dynamic_loss_scaling,
-    finite_value_and_grad,
-    scaled_value_and_grad,
-)
+from jmp_autocast import autocast, dynamic_loss_scaling, scaled_value_and_grad
+from tests.support.loss_scale_runs import dynamic
 
 SCALE = 1024.0
 A, B = np.array([1.0, 2.0], np.float32), np.array([3.0, -1.0], np.float32)
@@ -62,14 +57,10 @@ def test_the_forms_of_value_and_grad(argnums, has_aux, kwargs):
         return (
             jax.value_and_grad(fn, argnums, has_aux)(a, b, **kwargs),
             scaled_value_and_grad(fn, argnums, has_aux)(scale, a, b, **kwargs),
-            finite_value_and_grad(fn, argnums, has_aux)(scale, a, b, **kwargs),
         )
 
-    (value, grads), scaled, step = everything(LossScale.static(SCALE), A, {"b": B})
+    (value, grads), scaled = everything(SCALE, A, {"b": B})
     assert_same(scaled, (value, times(grads, SCALE)))
-    assert_same((step.value, step.grads), (value, grads))
-    assert step.finite
-    assert int(step.loss_scale.good_steps) == 1
 
 
 @pytest.mark.parametrize("form", ["python", "numpy", "jax", "opt_state", "scale_state"])
@@ -79,7 +70,7 @@ def test_the_forms_of_a_scale(form):
         "numpy": np.float64(8),
         "jax": jnp.bfloat16(8),
         "opt_state": dynamic_loss_scaling(optax.sgd(1.0), init_scale=8.0).init(A),
-        "scale_state": LossScale.dynamic(8.0),
+        "scale_state": dynamic(8.0),
     }[form]
     value, grads = scaled_value_and_grad(jnp.sum)(scale, A)
     assert_same((value, grads), (np.float32(3), np.full(2, 8, np.float32)))
@@ -91,14 +82,11 @@ def test_the_signature_says_where_the_scale_goes():
     def loss(scale, cubed, w):
         return scale * (w**3 if cubed else w)
 
-    for make, first in ((scaled_value_and_grad, "scale_"), (finite_value_and_grad, "loss_scale")):
-        wrapped = make(loss, argnums=2)
-        assert list(inspect.signature(wrapped).parameters) == [first, "scale", "cubed", "w"]
-        assert wrapped.__name__ == "loss"
-        jitted = jax.jit(wrapped, static_argnames="cubed")
-        out = jitted(LossScale.static(4.0), np.float32(1), True, np.float32(2))
-        grads = out[1] if make is scaled_value_and_grad else out.grads * 4
-        assert float(grads) == 4.0 * 12.0
+    wrapped = scaled_value_and_grad(loss, argnums=2)
+    assert list(inspect.signature(wrapped).parameters) == ["scale_", "scale", "cubed", "w"]
+    assert wrapped.__name__ == "loss"
+    jitted = jax.jit(wrapped, static_argnames="cubed")
+    assert float(jitted(4.0, np.float32(1), True, np.float32(2))[1]) == 4.0 * 12.0
     partial = scaled_value_and_grad(functools.partial(loss, 3.0, False))
     assert float(partial(4.0, np.float32(2))[1]) == 12.0
     assert float(scaled_value_and_grad(jnp.sum)(4.0, np.float32(2))[1]) == 4.0
@@ -111,8 +99,6 @@ def test_a_loss_without_a_signature():
     losses = (jnp.float32(2), jnp.float32(3))
     value, grads = scaled_value_and_grad(max)(4.0, losses)
     assert_same((value, grads), (np.float32(3), (np.float32(0), np.float32(4))))
-    step = finite_value_and_grad(max)(LossScale.static(4.0), losses)
-    assert_same((step.value, step.grads), (np.float32(3), (np.float32(0), np.float32(1))))
 
 
 NARROW = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
@@ -123,24 +109,15 @@ NARROW = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 def test_a_narrow_loss_and_any_scale(dtype, scale):
     """Neither the product with the scale overflows nor its cotangent, and neither vanishes."""
 
-    @jax.jit
-    def both(scale, w):
-        def loss(w):
-            return jnp.sum(w * w).astype(dtype)
-
-        return (
-            scaled_value_and_grad(loss)(scale, w),
-            finite_value_and_grad(loss)(LossScale.static(scale), w),
-        )
+    def loss(w):
+        return jnp.sum(w * w).astype(dtype)
 
     w = np.array([0.5, 1.25, -3.0], np.float32)
-    (value, grads), step = both(np.float32(scale), w)
-    assert value.dtype == step.value.dtype == jnp.dtype(dtype)
+    value, grads = jax.jit(scaled_value_and_grad(loss))(np.float32(scale), w)
+    assert value.dtype == jnp.dtype(dtype)
     assert np.asarray(value) == np.sum(w * w).astype(jnp.dtype(dtype))
     assert grads.dtype == jnp.float32
     np.testing.assert_allclose(grads, 2 * w * np.float32(scale), rtol=3e-7)
-    assert step.finite
-    np.testing.assert_allclose(step.grads, 2 * w, rtol=3e-7)
 
 
 def test_a_float64_loss():
@@ -182,9 +159,6 @@ def test_allow_int():
         _, grads = scaled_value_and_grad(fn, allow_int=True)(8.0, params)
         assert grads["n"].dtype == jax.dtypes.float0
         assert grads["w"].tolist() == [24.0, 24.0]
-        step = finite_value_and_grad(fn, allow_int=True)(LossScale.static(8.0), params)
-        assert step.grads["n"].dtype == jax.dtypes.float0
-        assert (bool(step.finite), step.grads["w"].tolist()) == (True, [3.0, 3.0])
 
 
 def test_vmap_over_examples_and_over_scales():
@@ -195,17 +169,12 @@ def test_vmap_over_examples_and_over_scales():
     scales = np.array([1, 2, 2**24], np.float32)
     _, grads = jax.jit(jax.vmap(fn))(scales, rows)
     assert_same(grads, 2 * rows * scales[:, None])
-    step = finite_value_and_grad(lambda w: jnp.sum(w**2))
-    states, finite, *_ = jax.jit(jax.vmap(step, in_axes=(None, 0)))(
-        LossScale.dynamic(8.0), rows * np.array([1, np.inf, 1], np.float32)[:, None]
-    )
-    assert finite.tolist() == [True, False, True]
-    assert states.scale.tolist() == [8, 4, 8]
-    step = finite_value_and_grad(lambda w: jnp.sum(w**2), axis_name="i")
-    shared = jax.jit(jax.vmap(step, (None, 0), axis_name="i"))
-    states, finite, *_ = shared(LossScale.dynamic(8.0), rows * [[1], [np.nan], [1]])
-    assert finite.tolist() == [False] * 3
-    assert states.scale.tolist() == [4] * 3
+    for axis_name, scales in ((None, [8, 4, 8]), ("i", [4, 4, 4])):
+        tx = dynamic_loss_scaling(optax.sgd(1.0), init_scale=8.0, axis_name=axis_name)
+        step = jax.vmap(tx.update, (0, None, None), axis_name="i")
+        bad = rows * np.array([1, np.inf, 1], np.float32)[:, None]
+        _, state = jax.jit(step)(bad, tx.init(rows[0]), rows[0])
+        assert state.loss_scale.scale.tolist() == scales
 
 
 def test_grad_of_grad():
@@ -236,13 +205,13 @@ def test_gradients_that_vanish_in_float16_do_not_with_a_scale(loss_dtype):
 
     @jax.jit
     def both(scale, w, x):
-        return jax.grad(low)(w, x), finite_value_and_grad(low)(scale, w, x)
+        return jax.grad(low)(w, x), scaled_value_and_grad(low)(scale, w, x)[1]
 
     w, x = np.ones((8, 2), np.float32), np.ones((8, 8), np.float32)
-    unscaled, step = both(LossScale.dynamic(2.0**16), w, x)
+    unscaled, grads = both(2.0**16, w, x)
     assert (np.asarray(unscaled) == 0).all()
-    assert step.grads.dtype == jnp.float32
-    np.testing.assert_allclose(step.grads, np.full((8, 2), 8e-8), rtol=1e-3)
+    assert grads.dtype == jnp.float32
+    np.testing.assert_allclose(grads / 2**16, np.full((8, 2), 8e-8), rtol=1e-3)
 
 
 @pytest.mark.parametrize("order", ["autocast inside", "autocast outside"])

@@ -11,16 +11,9 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from jmp_autocast import (
-    LossScale,
-    dynamic_loss_scaling,
-    finite_value_and_grad,
-    loss_scale,
-    scaled_value_and_grad,
-    select_on_finite,
-    skipped_steps,
-    step_skipped,
-)
+from jmp_autocast import dynamic_loss_scaling, scaled_value_and_grad, skipped_steps
+from jmp_autocast.loss_scaling import loss_scale, step_skipped
+from jmp_autocast.loss_scaling.unscale import all_finite
 from tests.support import loss_scale_worker
 from tests.support.loss_scale_runs import skipping_by
 from tests.support.loss_scale_worker import BAD_STEP, STEPS, WEIGHTS
@@ -286,31 +279,6 @@ def test_gradients_of_a_scaled_loss_in_shard_map(check_vma, dtype):
         np.testing.assert_allclose(found[1][name] / scale, leaf, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("named", [True, False])
-def test_one_call_form_in_shard_map(named, check_vma):
-    """Without a name each shard decides for itself; with one, all decide alike."""
-
-    def local(scale, w, x):
-        step = finite_value_and_grad(lambda w: w * jnp.sum(x), axis_name="data" if named else None)
-        scale, finite, _, grads = step(scale, w)
-        return select_on_finite(finite, w - grads, w)[None], scale.scale[None], finite[None]
-
-    specs = {"in_specs": (P(), P(), P("data")), "out_specs": P("data"), "check_vma": check_vma}
-    x = jnp.arange(8.0).at[6].set(jnp.nan)
-    varying = check_vma  # the sum over shards that JAX would add is not wanted here
-
-    def entry(scale, w, x):
-        return local(scale, lax.pcast(w, "data", to="varying") if varying else w, x)
-
-    step = jax.jit(jax.shard_map(entry, mesh=grid("data"), **specs))
-    w, scale, finite = step(LossScale.dynamic(64.0), jnp.float32(1), x)
-    good = np.zeros(8, bool) if named else np.arange(8) != 6
-    np.testing.assert_array_equal(finite, good)
-    np.testing.assert_array_equal(scale, np.where(good, 64.0, 32.0))
-    np.testing.assert_array_equal(w, np.where(good, 1.0 - np.arange(8.0), 1.0))
-
-
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("scale", [4.0, 0.99])
 def test_sums_over_shards_that_overflow_do_not_decide(scale, bad):
@@ -318,12 +286,12 @@ def test_sums_over_shards_that_overflow_do_not_decide(scale, bad):
     grads = np.full((16, 3), 3e38, np.float32)
     if bad is not None:
         grads[13, 1] = bad
-    state = LossScale.dynamic(scale, min_scale=0.5)
+    scale = jnp.float32(scale)
     named = jax.shard_map(
-        lambda g: state.unscale(g, "data")[1], mesh=mesh, in_specs=P("data"), out_specs=P()
+        lambda g: all_finite(scale, g, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()
     )
-    for unscale in (lambda g: state.unscale(g)[1], named):
-        finite = jax.jit(unscale)(jax.device_put(grads, NamedSharding(mesh, P("data"))))
+    for check in (lambda g: all_finite(scale, g, None), named):
+        finite = jax.jit(check)(jax.device_put(grads, NamedSharding(mesh, P("data"))))
         assert values(finite) == {bad is None}
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import LossScale
+from jmp_autocast.loss_scaling.scale import adjusted, static_scale
+from tests.support.loss_scale_runs import dynamic
 
 
 def float32(value: float) -> float:
@@ -52,7 +53,7 @@ def sequence(state, pattern):
     """The states after each step of a pattern of finite (True) and bad (False) steps."""
 
     def step(state, finite):
-        state = state.adjust(finite)
+        state = adjusted(state, finite)
         return state, state
 
     return jax.lax.scan(step, state, pattern)[1]
@@ -96,7 +97,7 @@ def test_10000_random_patterns_give_the_scales_of_pytorch(count, steps, configur
     patterns = random_patterns(rng, count, steps)
     if not configuration:  # the default interval of 2000: few bad steps, at random places
         patterns = rng.random((count, steps)) >= rng.choice([0, 1e-4, 3e-4, 1e-3], (count, 1))
-    states = sequences(LossScale.dynamic(**configuration, **WIDE_OPEN), patterns)
+    states = sequences(dynamic(**configuration, **WIDE_OPEN), patterns)
     scales, trackers = model_sequences(patterns, **configuration)
     # The model has no bounds: from where it leaves the normal float32 numbers on, ours differs.
     inside = np.logical_and.accumulate(
@@ -111,7 +112,7 @@ def test_10000_random_patterns_give_the_scales_of_pytorch(count, steps, configur
 
 
 def test_the_defaults_are_those_of_pytorch():
-    state, model = LossScale.dynamic(), GradScalerModel()
+    state, model = dynamic(), GradScalerModel()
     assert float(state.scale) == model.scale
     assert float(state.growth_factor) == model.growth_factor
     assert float(state.backoff_factor) == model.backoff_factor
@@ -120,15 +121,13 @@ def test_the_defaults_are_those_of_pytorch():
 
 
 def test_growth_stops_at_max_scale_and_backoff_at_min_scale():
-    state = LossScale.dynamic(
-        4.0, growth_interval=1, growth_factor=3.0, min_scale=1.5, max_scale=50
-    )
+    state = dynamic(4.0, growth_interval=1, growth_factor=3.0, min_scale=1.5, max_scale=50)
     assert np.asarray(sequence(state, np.ones(4, bool)).scale).tolist() == [12, 36, 50, 50]
     assert np.asarray(sequence(state, np.zeros(3, bool)).scale).tolist() == [2, 1.5, 1.5]
 
 
 def test_growth_that_would_overflow_keeps_the_scale():
-    state = LossScale.dynamic(3e38, growth_interval=1, max_scale=3.4e38)
+    state = dynamic(3e38, growth_interval=1, max_scale=3.4e38)
     states = sequence(state, np.ones(3, bool))
     assert (np.asarray(states.scale) == np.float32(3e38)).all()
     assert (np.asarray(states.good_steps) == 0).all()
@@ -137,44 +136,45 @@ def test_growth_that_would_overflow_keeps_the_scale():
 def test_a_scale_above_max_scale_comes_down_when_it_would_grow():
     """A restored scale may lie above a bound that was lowered, also where growing overflows."""
     for high in (3e38, 2.0**30):
-        state = LossScale.dynamic(growth_interval=2)._replace(scale=jnp.float32(high))
+        state = dynamic(growth_interval=2)._replace(scale=jnp.float32(high))
         scales = np.asarray(sequence(state, np.ones(3, bool)).scale)
         assert scales.tolist() == [np.float32(high), 2.0**24, 2.0**24]
 
 
 def test_an_interval_lowered_below_the_count_still_grows():
-    state = LossScale.dynamic(growth_interval=10)
+    state = dynamic(growth_interval=10)
     for _ in range(6):
-        state = state.adjust(True)
-    state = state._replace(growth_interval=jnp.int32(4)).adjust(True)
+        state = adjusted(state, np.True_)
+    state = adjusted(state._replace(growth_interval=jnp.int32(4)), np.True_)
     assert (float(state.scale), int(state.good_steps)) == (2.0**17, 0)
 
 
 def test_an_interval_of_zero_in_the_state_grows_on_every_good_step():
-    state = LossScale.dynamic()._replace(growth_interval=jnp.int32(0))
+    state = dynamic()._replace(growth_interval=jnp.int32(0))
     assert np.asarray(sequence(state, np.ones(2, bool)).scale).tolist() == [2.0**17, 2.0**18]
 
 
 @pytest.mark.parametrize("as_field", [jnp.int32, np.int32, int], ids=["jax", "numpy", "python"])
 def test_counters_saturate(as_field):
     full = as_field(MAX_INT32)
-    state = LossScale.dynamic()._replace(consecutive_skips=full, skipped_steps=full)
-    state = state.adjust(False)
+    state = dynamic()._replace(consecutive_skips=full, skipped_steps=full)
+    state = adjusted(state, np.False_)
     assert int(state.consecutive_skips) == int(state.skipped_steps) == MAX_INT32
-    state = LossScale.dynamic(growth_interval=MAX_INT32)._replace(good_steps=full).adjust(True)
+    state = dynamic(growth_interval=MAX_INT32)._replace(good_steps=full)
+    state = adjusted(state, np.True_)
     assert (int(state.good_steps), float(state.scale)) == (0, 2.0**17)
 
 
 def test_consecutive_skips_restart_after_a_good_step_and_skipped_steps_do_not():
     pattern = np.array([0, 0, 1, 0, 1, 1, 0, 0, 0], bool)
-    states = sequence(LossScale.dynamic(), pattern)
+    states = sequence(dynamic(), pattern)
     assert np.asarray(states.consecutive_skips).tolist() == [1, 2, 0, 1, 0, 0, 1, 2, 3]
     assert np.asarray(states.skipped_steps).tolist() == [1, 2, 2, 3, 3, 3, 4, 5, 6]
 
 
 def test_a_static_scale_never_moves():
-    states = sequence(LossScale.static(128.0), np.array([0, 1, 1, 0, 0, 1], bool))
+    states = sequence(static_scale(128.0), np.array([0, 1, 1, 0, 0, 1], bool))
     assert (np.asarray(states.scale) == 128.0).all()
     assert np.asarray(states.skipped_steps).tolist() == [1, 1, 1, 2, 3, 3]
-    nearly = LossScale.static(3e38)._replace(good_steps=jnp.int32(MAX_INT32 - 1))
+    nearly = static_scale(3e38)._replace(good_steps=jnp.int32(MAX_INT32 - 1))
     assert (np.asarray(sequence(nearly, np.ones(3, bool)).scale) == np.float32(3e38)).all()

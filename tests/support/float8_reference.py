@@ -19,13 +19,6 @@ def rounded(x, dtype=E4M3, axis=None):
     return (np.asarray(x, np.float64) * scale).astype(dtype).astype(np.float64) / scale
 
 
-def rounded_in_blocks(x, axis, dtype=E4M3):
-    """The same with a scale for each 32 elements along an axis."""
-    x = np.moveaxis(np.asarray(x, np.float64), axis, -1)
-    blocks = rounded(x.reshape(*x.shape[:-1], -1, 32), dtype, axis=-1)
-    return np.moveaxis(blocks.reshape(x.shape), -1, axis)
-
-
 def bfloat16(x):
     return np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
 
@@ -44,10 +37,3 @@ def layer_by_row(x, w, g, gradient=E5M2, wgrad="float8"):
     dx = rounded(g / of_w, gradient, axis=1) @ (w8 * of_w).T
     dw = (x8 * of_x).T @ rounded(g / of_x, gradient, axis=0)
     return x8 @ w8, dx, dw if wgrad == "float8" else bfloat16(x).T @ g
-
-
-def layer_in_blocks(x, w, g, gradient=E4M3):
-    """The same in MXFP8: weights and activations are quantized again along what a gradient sums."""
-    g, x8, w8 = bfloat16(g), rounded_in_blocks(x, 1), rounded_in_blocks(w, 0)
-    dx = rounded_in_blocks(g, 1, gradient) @ rounded_in_blocks(w8, 1).T
-    return x8 @ w8, dx, rounded_in_blocks(x8, 0).T @ rounded_in_blocks(g, 0, gradient)

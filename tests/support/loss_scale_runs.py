@@ -8,10 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jmp_autocast import scaled_value_and_grad
+from jmp_autocast import dynamic_loss_scaling, scaled_value_and_grad
 
 # How a bad step is skipped: a CPU runs a conditional, a TPU and a GPU a selection.
 WAYS = ("conditional", "selection")
+
+
+def dynamic(init_scale=2.0**16, **options):
+    """The scale before the first step."""
+    return (
+        dynamic_loss_scaling(optax.identity(), init_scale=init_scale, **options).init(()).loss_scale
+    )
 
 
 @contextlib.contextmanager

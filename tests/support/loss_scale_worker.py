@@ -12,7 +12,8 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jmp_autocast import dynamic_loss_scaling, loss_scale, scaled_value_and_grad, skipped_steps
+from jmp_autocast import dynamic_loss_scaling, scaled_value_and_grad, skipped_steps
+from jmp_autocast.loss_scaling import loss_scale
 
 DEVICES, STEPS, BAD_STEP = 4, 6, 3
 # Quarters, so that sums are exact and do not depend on who adds them in which order.

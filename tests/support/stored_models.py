@@ -128,17 +128,6 @@ def loss_scaling_nnx() -> Program:
     return Program(lambda p, x: nnx.merge(graph, p)(x), params, (images()[0, :, :2, 0],))
 
 
-def loss_scaling_plain() -> Program:
-    """The network of one input, one output and 97 parameters."""
-    import loss_scaling_plain
-
-    keys = jax.random.split(jax.random.key(0), 2)
-    params = {"w1": jax.random.normal(keys[0], (1, 32)), "b1": jnp.zeros(32),
-              "w2": jax.random.normal(keys[1], (32, 1)), "b2": jnp.zeros(1)}  # fmt: skip
-    x = np.linspace(-2, 2, 64, dtype=np.float32)[:, None]
-    return Program(loss_scaling_plain.loss_fn, params, (x, np.sin(x)))
-
-
 def tune_policy() -> Program:
     """The blocks, one of which has large activations."""
     import tune_policy
@@ -148,8 +137,7 @@ def tune_policy() -> Program:
 
 
 EXAMPLES = (char_gpt, train_digits, train_haiku_resnet, train_neural_ode, train_nnx,
-            fused_attention, loss_scaling_linen, loss_scaling_nnx, loss_scaling_plain,
-            tune_policy)  # fmt: skip
+            fused_attention, loss_scaling_linen, loss_scaling_nnx, tune_policy)  # fmt: skip
 
 
 def programs(size: str) -> dict[str, Callable[[], Program]]:

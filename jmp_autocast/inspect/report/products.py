@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
-from ...policies import CONTRACTIONS, DATA_MOVEMENT, E2M1, E4M3, FLOAT32, Float8
+from ...policies import CONTRACTIONS, DATA_MOVEMENT, E4M3, FLOAT32, Float8
 from .rows import Row
 from .totals import is_low, item_size
 
@@ -20,8 +20,6 @@ PLANNED = "planned"
 """As it is planned."""
 
 _HANDS_ON = DATA_MOVEMENT | {"convert_element_type", "source_view"}
-
-_BITS8 = (E4M3.name, E2M1.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +95,7 @@ def _in_plan(row: Row) -> str:
 def _in_eight(row: Row) -> str:
     if not _is_lowered(row):
         return FULL
-    return EIGHT if row.operands[0] in _BITS8 or _fits_eight(row) else LOW
+    return EIGHT if row.operands[0] == E4M3.name or _fits_eight(row) else LOW
 
 
 def _fits_eight(row: Row) -> bool:

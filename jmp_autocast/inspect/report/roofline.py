@@ -20,10 +20,9 @@ from ...backend import (
     choose_for,
     device_of,
     hardware_of,
-    has_microscaling_units,
 )
 from ...devices import Device
-from ...policies import CONTRACTIONS, E2M1, E4M3
+from ...policies import CONTRACTIONS, E4M3
 from .products import EIGHT, FULL, LOW, PLANNED, Products, nbytes_in, products_of
 from .rows import Row
 from .totals import is_low
@@ -190,9 +189,6 @@ def _rate(device: Device, name: str, full: str = "") -> float:
     rates = {FULL: default, LOW: low, EIGHT: eight, E4M3.name: eight}
     for dtype in ("bfloat16", "float16"):
         rates[dtype] = device.rate(dtype) or default
-    # Of MXFP8 and NVFP4 the second is twice as fast, as NVIDIA's tables say of all that have them.
-    has_blocks = device.float8 and has_microscaling_units(hardware_of(device))
-    rates[E2M1.name] = 2 * eight if has_blocks else default
     return rates.get(name, default)
 
 

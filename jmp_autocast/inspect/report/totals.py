@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ...interpreters.after.kept_wide import is_guard
 from ...interpreters.compat import assumed_size
 from ...interpreters.plan.reasons import ReasonCode
-from ...policies import CONTRACTIONS, E2M1, E4M3
+from ...policies import CONTRACTIONS, E4M3
 from .jaxprs import Casts
 from .rows import Row
 
@@ -177,7 +177,7 @@ def contraction_flops(rows: Iterable[Row]) -> tuple[int, int, int]:
     found = [row for row in rows if row.primitive in CONTRACTIONS]
     # Only the two factors count: what follows them in a ragged dot are the sizes of its groups.
     low = [row for row in found if all(is_low(name) for name in row.operands[:2])]
-    low8 = [row for row in low if row.operands[0] in (E2M1.name, E4M3.name)]
+    low8 = [row for row in low if row.operands[0] == E4M3.name]
     total, total_low, total_low8 = (sum(row.flops for row in rows) for rows in (found, low, low8))
     return total, total_low, total_low8
 

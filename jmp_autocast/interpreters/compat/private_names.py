@@ -16,9 +16,6 @@ from typing import Any
 PRIVATE: Mapping[str, str] = MappingProxyType(
     {
         "jax._src.config.trace_context": "nothing that depends on settings is found in a cache",
-        "jax._src.dispatch.prim_requires_devices_during_lowering": (
-            "block-scaled products are not partitioned over GPUs"
-        ),
         "jax._src.interpreters.ad.backward_pass": (
             "gradients of products with an unreduced result are refused"
         ),

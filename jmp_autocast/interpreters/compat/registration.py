@@ -163,17 +163,6 @@ def lowers_by_platform(
     stands_for(primitive, default, **on_one)
 
 
-def lowers_with_devices(primitive: Any) -> None:
-    """Has JAX say on which devices a program runs that has a primitive.
-
-    `jax.nn.scaled_matmul` is partitioned by a rule of JAX's own, which asks for them, and JAX looks
-    for it in jaxprs, not in what our lowerings emit.
-    """
-    known = private("jax._src.dispatch.prim_requires_devices_during_lowering")
-    if known is not None:
-        known.add(primitive)
-
-
 def lowers_to_row_major(primitive: Any) -> None:
     """Lowers a primitive of one operand to that operand, for one NVIDIA GPU in row-major layout.
 

@@ -8,8 +8,9 @@ import optax
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from jmp_autocast import dynamic_loss_scaling, explain, loss_scale, skipped_steps
+from jmp_autocast import dynamic_loss_scaling, explain, skipped_steps
 from jmp_autocast.integrations.nnx import autocast, train_step
+from jmp_autocast.loss_scaling import loss_scale
 
 
 class Net(nnx.Module):

@@ -8,10 +8,10 @@ from jmp_autocast import (
     autocast,
     dynamic_loss_scaling,
     full_precision,
-    loss_scale,
     scaled_value_and_grad,
     skipped_steps,
 )
+from jmp_autocast.loss_scaling import loss_scale
 
 
 def loss(params, x, y):
