@@ -45,15 +45,11 @@ from .scopes import compute_precision, full_precision
 if TYPE_CHECKING:
     from . import inspect as inspect
     from .inspect import (
-        audit,
         check_numerics,
         compare,
         explain,
         explain_compiled,
         explain_effects,
-        explain_kept,
-        op_stats,
-        significant_digits,
         tune,
     )
 
@@ -71,7 +67,6 @@ __all__ = [
     "Float8",
     "LossScale",
     "Policy",
-    "audit",
     "autocast",
     "cast_params",
     "check_numerics",
@@ -83,18 +78,15 @@ __all__ = [
     "explain",
     "explain_compiled",
     "explain_effects",
-    "explain_kept",
     "finalise",
     "finite_value_and_grad",
     "full_precision",
     "keep_less",
     "loss_scale",
-    "op_stats",
     "quantize_params",
     "register_rule",
     "scaled_value_and_grad",
     "select_on_finite",
-    "significant_digits",
     "skipped_steps",
     "static_loss_scaling",
     "step_skipped",
@@ -102,15 +94,11 @@ __all__ = [
 ]
 
 _TOOLS = (
-    "audit",
     "check_numerics",
     "compare",
     "explain",
     "explain_compiled",
     "explain_effects",
-    "explain_kept",
-    "op_stats",
-    "significant_digits",
     "tune",
 )
 _ROOMS = "formats", "inspect", "integrations", "loss_scaling", "optimizers", "policies"

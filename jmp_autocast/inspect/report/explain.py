@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax.typing import DTypeLike
 
 from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
-from ...backend import default_device, device_of, hardware_of, supposing
 from ...call.arguments import check_function, name_of
 from ...call.fitting import of_a_call
 from ...call.kernels import unmatched_kernels
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
-from ...devices import CPU, Device, as_device, known_devices
 from ...interpreters import Source
 from ...interpreters.after.kept_wide import kernels_in
 from ...interpreters.after.stored_reads import Copied, read_dtypes
@@ -42,14 +38,12 @@ from ...policies.patterns import unmatched_patterns
 from ...policies.storage import unmatched_storage
 from ...scopes import BECAUSE, GOVERNED, read_mark
 from ..progress_bar import Show, shown_progress
+from .at_risk import at_risk
 from .jaxprs import count_casts
-from .kept import KeptBytes, is_gradient, kept_bytes, kept_of
-from .products import products_of
+from .kept import KeptBytes, is_gradient, kept_bytes
 from .report import Report
-from .roofline import device_time, roofline_of
-from .rows import Row, note_on_sizes, rows_of
+from .rows import Row, rows_of
 from .totals import Totals, contraction_flops, guarded
-from .wire import is_partitioned, wide_gradients, wire_of
 
 
 @of_a_call("explain(fn, *args)")
@@ -59,7 +53,6 @@ def explain(
     policy: PolicyLike | None = None,
     compute_dtype: DTypeLike | None = None,
     level: Level | None = None,
-    device: str | Device | Sequence[str | Device] | None = None,
     **kwargs: Any,
 ) -> Report:
     """Reports in which dtypes `autocast` runs a function, and the reason of each.
@@ -72,26 +65,23 @@ def explain(
         fn: The function in float32, or an `autocast` wrapper, whose options then apply. A function
             that contains such a wrapper, as ``jax.jit(autocast(loss))``,
             ``jax.grad(autocast(loss))`` or a training step, is reported as it runs: casts are rows,
-            and an equation of a backward pass has the reason of the one that it belongs to.
+            and an equation of a backward pass has the reason of the one that it belongs to. Of a
+            function that its author wrote in 16 bits, ``report.at_risk`` lists what `autocast`
+            would compute in float32.
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``. A symbolic length of
             `jax.export` counts as 128 in FLOPs and bytes, and the report says so.
         policy: As for `autocast`; None for the wrapper's own, or the default.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
         level: As for `Policy.with_level`; None for the policy's.
-        device: The device to explain it for, by name (``"h100"``, ``"a100-40gb"``, ``"v5e"``,
-            ``"mi300x"``, ``"cpu"``) or as a `jmp_autocast.inspect.Device` with its rates. The
-            default dtype is then that of this device, and the report says what the program takes
-            there at best. Of several the first chooses the dtype, and all stand beside each other;
-            ``"all"`` are all that are known. None for the default device.
         **kwargs: Its keyword arguments.
 
     Returns:
         The report, for ``print(report)``, ``report.rows`` and ``report.totals``.
 
     Raises:
-        TypeError: ``fn`` is not callable, or ``device`` is no device.
+        TypeError: ``fn`` is not callable.
         ValueError: ``fn`` is an `autocast` wrapper that is not enabled, or one whose policy
-            ``policy`` contradicts; no device of that name is known.
+            ``policy`` contradicts.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -105,67 +95,16 @@ def explain(
         >>> next(row.operands for row in report.rows if row.primitive == "exp")
         ('float32',)
     """
-    devices = _devices(device)
     chosen = tool_options(compute_dtype, policy, level)
     wrapper = looked_at(fn, chosen, "explain", args, kwargs)
     as_it_runs = chosen is None and wrapper is not fn
-    with shown_progress(None) as show, supposing(devices[0]) if device else nullcontext():
-        report, ran = _explained(fn, wrapper, as_it_runs, args, kwargs, show)
-        return _on_devices(report, ran, devices, bool(device))
-
-
-def _devices(asked: Any) -> tuple[Device, ...]:
-    """Returns the devices that a report is about; the first of them chooses the dtype if asked."""
-    if asked not in (None, "all"):
-        several = asked if isinstance(asked, list | tuple) else (asked,)
-        return tuple(map(as_device, several)) or _devices("all")
-    # What JAX runs on is the first, but a CPU the last: it has no rates.
-    hardware = default_device()
-    here, known = device_of(hardware), known_devices()
-    first = [here] if here else []
-    return (*first, *(d for d in known if d is not here), *[CPU] * (hardware.platform == "cpu"))
-
-
-class _Ran(NamedTuple):
-    """What a report is about: the visits of its rows, the call, and the program that runs."""
-
-    visits: Sequence[Visit]
-    planned: PlannedCall
-    rewritten: ClosedJaxpr
-
-
-def _on_devices(report: Report, ran: _Ran, devices: Sequence[Device], asked: bool) -> Report:
-    """Returns the report with what the program takes on devices."""
-    rows, call = report.rows, ran.planned.call
-    wire = wire_of(ran.rewritten)
-    is_split = is_partitioned(ran.visits, call.arrays)
-    if is_split:
-        plan = ran.planned.plan
-        pairs = zip(call.paths, plan.inputs, strict=True)
-        params = {path for path, state in pairs if state.source is Source.PARAM}
-        sent = wide_gradients(ran.visits, params, plan.wide)
-        report = dataclasses.replace(report, wide_gradient_nbytes=sent)
-    if report.wide_dtype != FLOAT32.name or note_on_sizes(rows):
-        return dataclasses.replace(report, wire=wire)  # no rates of float64 are known here
-    sizes = zip(call.paths, (math.prod(x.shape) for x in call.shapes), strict=True)
-    products = products_of(rows, dict(sizes))
-    note = _PARTITIONED if is_split else ""
-    hardware = hardware_of(devices[0]) if asked else default_device()
-    return dataclasses.replace(
-        report,
-        wire=wire,
-        roofline=roofline_of(products, wire, hardware, note),
-        devices=tuple(device_time(products, wire, d) for d in devices if products.rows),
-        asked=asked,
-    )
-
-
-_PARTITIONED = "on one device: what XLA's partitioner splits and sends is not known before"
+    with shown_progress(None) as show:
+        return _explained(fn, wrapper, as_it_runs, args, kwargs, show)
 
 
 def _explained(
     fn: Any, wrapper: Autocast, as_it_runs: bool, args: Any, kwargs: Any, show: Show
-) -> tuple[Report, _Ran]:
+) -> Report:
     show("tracing and planning", 0, 2)
     with ANNOTATED(as_it_runs):  # which changes nothing in a program that holds no autocast
         planned = wrapper.planned(*args, **kwargs)
@@ -179,17 +118,18 @@ def _explained(
     unmatched = (*unmatched_patterns(chosen, scopes), *unmatched_kernels(chosen, list(scopes)))
     unmatched += tuple(unmatched_storage(chosen.storage, planned.paths))
     rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
-    totals = _totals(planned, rewritten, rows, unmatched)
+    residuals = _residuals(planned, rewritten)
+    totals = _totals(planned, rewritten, rows, unmatched, residuals)
     dtype, reason = str(chosen.compute_dtype), ""
     if planned.choice is not None:
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
-    kept = None if planned.residuals.is_off else kept_of(planned, name_of(fn))
-    wide = chosen.wide_dtype
-    report = Report(name_of(fn), dtype, rows, totals, reason, kept, wide_dtype=wide.name)
-    return report, _Ran(visits, planned, rewritten)
+    # What a wrapper raises is at risk only without it.
+    risks = () if wrapper is fn else at_risk(planned, chosen)
+    wide = chosen.wide_dtype.name
+    return Report(name_of(fn), dtype, rows, totals, reason, wide, residuals.rows, risks)
 
 
-def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> tuple[Report, _Ran]:
+def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
     plan = declared_plan(planned.traced, planned.plan.wide)
     visits = walk_plan(plan, planned.call.paths)
@@ -201,11 +141,14 @@ def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> tuple[Report
     planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, wide=wide, inputs=inputs))
     copies = sum(is_parameter_copy(row, wide) for row in rows)
     rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
-    totals = _totals(planned, rewritten, rows, ())
-    totals = dataclasses.replace(totals, cast_parameters=copies, unknown=())
+    residuals = _residuals(planned, rewritten)
+    totals = _totals(planned, rewritten, rows, (), residuals)
+    unknown = (row.primitive for row in rows if row.reason == ReasonCode.UNKNOWN.value)
+    totals = dataclasses.replace(
+        totals, cast_parameters=copies, unknown=tuple(dict.fromkeys(unknown))
+    )
     dtype = low_dtypes(rows, wide)
-    report = Report(name, dtype, rows, totals, wide_dtype=wide.name)
-    return report, _Ran(visits, planned, rewritten)
+    return Report(name, dtype, rows, totals, wide_dtype=wide.name, kept=residuals.rows)
 
 
 def looked_at(
@@ -240,20 +183,29 @@ def looked_at(
     return fn
 
 
+def _residuals(planned: PlannedCall, rewritten: ClosedJaxpr) -> KeptBytes:
+    """Returns what the program keeps for its backward pass, nothing for a gradient."""
+    # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
+    # count what nobody keeps.
+    if is_gradient(planned.closed):
+        return KeptBytes()
+    plan = planned.plan
+    params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
+    return kept_bytes(jaxpr_as_fun(rewritten), planned.call.shapes, params, plan.wide)
+
+
 def _totals(
-    planned: PlannedCall, rewritten: ClosedJaxpr, rows: Sequence[Row], unmatched: tuple[str, ...]
+    planned: PlannedCall,
+    rewritten: ClosedJaxpr,
+    rows: Sequence[Row],
+    unmatched: tuple[str, ...],
+    residuals: KeptBytes,
 ) -> Totals:
     plan = planned.plan
     flops, low_flops, float8_flops = contraction_flops(rows, plan.wide)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
     reads, narrow = read_dtypes(plan), narrow_dtypes(plan.wide)
     kernels = kernels_in(walk_plan(plan), plan.wide)
-    shapes = planned.call.shapes
-    residuals = KeptBytes()
-    # What a gradient keeps for its backward pass is inside it. To differentiate it once more would
-    # count what nobody keeps.
-    if not is_gradient(planned.closed):
-        residuals = kept_bytes(jaxpr_as_fun(rewritten), shapes, params, plan.wide)
     return Totals(
         equations=len(rows),
         flops=sum(row.flops for row in rows),

@@ -10,13 +10,11 @@ from typing import Any, ClassVar
 from ...policies.errors import wrong_type
 from ..export import WIDTH, counted, cut, labeled, scaled, table
 from ..page.page import Page, Paged, section, tables_page
-from .device_table import device_lines, device_sections
-from .kept import KeptReport
+from .at_risk import AtRisk, risk_lines
+from .kept import KeptRow, kept_lines
 from .page_rows import data_of
-from .roofline import DeviceTime, Roofline
 from .rows import Row, note_on_sizes, reason_of, short_dtypes
 from .totals import Share, Totals, by_dtype, guarded, item_size
-from .wire import Wire
 
 # A screen of changes. A program of 48 layers may have thousands.
 _CHANGES = 40
@@ -118,6 +116,9 @@ class Difference(Paged):
         return tables_page("Two policies", self.name, self.summary, sections)
 
 
+_OF_KEPT = "bytes, arrays, dtype, primitive, scope"
+_OF_RISKS = "primitive, dtype, because, equations, scope, source"
+
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
 
@@ -132,19 +133,11 @@ class Report(Paged):
         rows: A row per equation, in program order.
         totals: Sums over the rows.
         dtype_reason: Why this compute dtype, where the device chose it; else ``""``.
-        kept: What is kept for the backward pass with ``autocast(residuals=...)``, and what it would
-            be without; None where the function has no such option.
-        roofline: Whether 16 bits make its matmuls and convolutions faster on the device that it is
-            explained for.
         wide_dtype: The dtype of what is not lowered, float32 or float64.
-        wire: The collectives of the program itself, those of the most bytes first.
-        wide_gradient_nbytes: The bytes of gradients of weights that devices add up in float32,
-            because products hand them out so: ``weight_gradients="compute"`` halves them. 0 on one
-            device, and in `shard_map`, where the program itself adds them.
-        devices: What the products take at best on each device that was asked for; on all that are
-            known where none was. Empty without a matmul or convolution, in float64, and where a
-            length is symbolic.
-        asked: Whether a device was asked for: then the text shows them.
+        kept: What the program keeps for its backward pass, the most bytes first; ``()`` where
+            ``totals.residual_nbytes`` is None.
+        at_risk: What the program itself declares in 16 bits, and the planner raises to float32;
+            ``()`` for an `autocast` wrapper, which raises it.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -160,13 +153,9 @@ class Report(Paged):
     rows: tuple[Row, ...]
     totals: Totals
     dtype_reason: str = ""
-    kept: KeptReport | None = None
-    roofline: Roofline | None = None
     wide_dtype: str = "float32"
-    wire: tuple[Wire, ...] = ()
-    wide_gradient_nbytes: int = 0
-    devices: tuple[DeviceTime, ...] = ()
-    asked: bool = False
+    kept: tuple[KeptRow, ...] = ()
+    at_risk: tuple[AtRisk, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -198,10 +187,8 @@ class Report(Paged):
 
     def __str__(self) -> str:
         """Returns the summary, the totals, and the equations grouped by what is alike in them."""
-        kept = ["", *self.kept.tables()] if self.kept else []
-        devices = device_lines(self.devices, self.roofline) if self.asked else []
-        lines = [self.summary, "", *self._facts(), "", *devices, *self._table(), *kept]
-        return "\n".join(lines)
+        tables = [*self._table(), *kept_lines(self.kept), *risk_lines(self.at_risk)]
+        return "\n".join([self.summary, "", *self._facts(), "", *tables])
 
     def _facts(self) -> list[str]:
         totals, casts = self.totals, self.totals.casts
@@ -211,6 +198,8 @@ class Report(Paged):
         residuals += f" in {self.wide_dtype}"
         if nbytes is None:
             residuals = f"not known: {error}" if error else None
+        declared = f"{scaled(totals.declared_residual_nbytes or 0)}B of the program in "
+        declared += self.wide_dtype
         kept, bits = guarded(self.rows), 8 * item_size(self.wide_dtype) // 2
         guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
         part = totals.wide_kernel_flops / max(
@@ -228,7 +217,6 @@ class Report(Paged):
                 self.wide_dtype: f"{guards}: {reason_of(kept[0])}" if kept else None,
                 "kernels": kernels if totals.wide_kernel_flops else None,
                 "sizes": note_on_sizes(self.rows) or None,
-                "roofline": self.roofline and self.roofline.says,
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
                 "parameters": f"{totals.parameters} arrays, "
@@ -236,39 +224,14 @@ class Report(Paged):
                 + (f", {totals.quantized_parameters} 8-bit" if totals.quantized_parameters else ""),
                 "float8": self._float8(),
                 "residuals": residuals,
-                "instead of": self._instead(),
-                "wire": self._wire(),
-                "gradients": self._gradients(),
+                "instead of": declared if totals.declared_residual_nbytes is not None else None,
                 "loops": f"{loops} while loops, counted as one iteration" if loops else None,
-                "unknown": f"no rule for {unknown}: kept as declared" if unknown else None,
+                "unknown": f"no rule for {unknown}: operands keep their declared dtypes"
+                if unknown
+                else None,
                 "scopes": f"nothing matched {unmatched}" if unmatched else None,
             }
         )
-
-    def _instead(self) -> str | None:
-        """Returns what would be kept in float32, and without the option that keeps less."""
-        declared, kept = self.totals.declared_residual_nbytes, self.kept
-        parts = []
-        if declared is not None:
-            parts = [f"{scaled(declared)}B of the program in {self.wide_dtype}"]
-        if kept:
-            parts.append(f"{scaled(kept.declared_nbytes or 0)}B without {kept.residuals=}")
-        return ", ".join(parts).replace("kept.residuals", "residuals") or None
-
-    def _wire(self) -> str | None:
-        """Returns what each device sends, by collective and dtype."""
-        parts = [
-            f"{scaled(wire.nbytes)}B by {wire.collective} in {wire.dtype}"
-            + (f" over {wire.devices}" if wire.devices else "")
-            for wire in self.wire
-        ]
-        return ", ".join(parts) or None
-
-    def _gradients(self) -> str | None:
-        """Returns what devices add up in float32, and the option that sends less."""
-        sent = self.wide_gradient_nbytes
-        less = f"weight_gradients='compute' sends {scaled(sent // 2)}B less"
-        return f"{scaled(sent)}B added up in {self.wide_dtype}: {less}" if sent else None
 
     def _float8(self) -> str | None:
         """Returns how many products run in 8 bits, and what keeps the others from it."""
@@ -306,8 +269,10 @@ class Report(Paged):
             "compute_dtype": self.compute_dtype,
             "wide_dtype": self.wide_dtype,
             "totals": self.totals,
-            "roofline": self.roofline,
-            "sections": device_sections(self.devices, self.wire),
+            "sections": [
+                section("Kept for the backward pass", _OF_KEPT, self.kept),
+                section("At risk in 16 bits", _OF_RISKS, self.at_risk),
+            ],
             **data_of(self.rows),
         }
         return Page("rows", "Precision report", self.name, summary, data)
