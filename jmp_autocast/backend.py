@@ -19,9 +19,8 @@ EVERY_ROUNDING = {"xla_allow_excess_precision": False}
 _BFLOAT16, _FLOAT16 = np.dtype(jnp.bfloat16), np.dtype(jnp.float16)
 
 
-# What matrix units multiply; "blocks" are MXFP8 and NVFP4. Of NVIDIA's GPUs by the compute
-# capability from which on it holds, the newest first; of AMD's by how the capability begins; of TPUs
-# by how the name begins.
+# The dtypes of matrix units; "blocks" are MXFP8 and NVFP4. NVIDIA's GPUs by their least compute
+# capability, the newest first; AMD's by the prefix of the capability; TPUs by that of the name.
 _NVIDIA: tuple[tuple[float, tuple[str, ...]], ...] = (
     (10.0, ("bfloat16", "float16", "float8", "blocks")),  # Blackwell
     (8.9, ("bfloat16", "float16", "float8")),  # Ada, Hopper

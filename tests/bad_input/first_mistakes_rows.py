@@ -33,7 +33,6 @@ from jmp_autocast import (
     finite_value_and_grad,
     full_precision,
     loss_scale,
-    op_stats,
     quantize_params,
     register_rule,
     scaled_value_and_grad,
@@ -41,7 +40,6 @@ from jmp_autocast import (
     tune,
 )
 from jmp_autocast.cli import main
-from jmp_autocast.inspect import audit
 from jmp_autocast.integrations import equinox as for_equinox
 from jmp_autocast.integrations.nnx import train_step
 from jmp_autocast.loss_scaling import check_step
@@ -421,7 +419,7 @@ SEEN = [
             ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
             ("DynamicLossScale", r"LossScale.dynamic\(\)"),
             ("get_policy", "Policy"),
-            ("AuditReport", "from jmp_autocast.inspect import AuditReport"),
+            ("NumericsReport", "from jmp_autocast.inspect import NumericsReport"),
             ("check_progress", "from jmp_autocast.loss_scaling import check_progress"),
         )
     ),
@@ -435,7 +433,7 @@ SEEN = [
         )
         for name, instead in (
             ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
-            ("Finding", "from jmp_autocast.inspect import Finding"),
+            ("Comparison", "from jmp_autocast.inspect import Comparison"),
         )
     ),
 ]
@@ -686,20 +684,6 @@ GUESSED = [
         lambda w: compare(loss),
         TypeError,
         r"compare calls loss\(params, x\) | missing | 'params' | compare\(loss, params, x\)",
-    ),
-    Row(
-        "op_stats",
-        "no arguments",
-        lambda w: op_stats(loss),
-        TypeError,
-        r"op_stats calls loss\(params, x\) | missing | 'params' | op_stats\(loss, params, x\)",
-    ),
-    Row(
-        "audit",
-        "no arguments",
-        lambda w: audit(loss),
-        TypeError,
-        r"audit calls loss\(params, x\) | missing | 'params' | audit\(loss, params, x\)",
     ),
     Row(
         "check_numerics",

@@ -13,7 +13,7 @@ import pandas
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
+from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision
 from jmp_autocast.inspect.report.jaxprs import count_casts
 from jmp_autocast.inspect.report.page_rows import explanations
 from jmp_autocast.interpreters.compat import body_of
@@ -276,42 +276,6 @@ def test_the_difference_of_two_policies():
     assert "bf16 -> bf16 LOWER_PRECISION  =>  f32 -> f32 FP32" in str(dots[0])
 
 
-def test_op_stats_counts_by_primitive_and_dtype():
-    low = autocast(scanned, policy=BF16)
-    counts = {(c.primitive, c.operands): c for c in op_stats(low, {"w": W}, X)}
-    dot = counts["dot_general", ("bfloat16",)]
-    assert (dot.times, dot.flops, dot.nbytes) == (5, 5 * 2 * 8 * 64, 5 * 2 * (64 + 64 + 64))
-    assert counts["reduce_sum", ("float32",)].times == 5
-    assert next(c for c in counts.values() if c.primitive == "scan").flops == 0
-
-
-def test_op_stats_of_a_plain_function_and_the_order():
-    counts = op_stats(lambda x: jnp.sin(x) @ W + jnp.sin(x) @ W, jax.ShapeDtypeStruct((8, 8), "f4"))
-    assert [c.primitive for c in counts] == ["dot_general", "sin", "add"]
-    assert counts[0].times == counts[1].times == 2
-
-
-def test_op_stats_counts_the_flops_of_convolutions_and_of_what_is_inside():
-    images, kernel = (jax.ShapeDtypeStruct(s, "float32") for s in ((2, 8, 8, 3), (3, 3, 3, 5)))
-    numbers = ("NHWC", "HWIO", "NHWC")
-    convolve = lambda x, k: lax.conv_general_dilated(
-        x, k, (1, 1), "SAME", dimension_numbers=numbers
-    )
-    (conv,) = op_stats(convolve, images, kernel)
-    # Of the windows along a side the first and the last meet two elements, all others three.
-    assert conv.flops == 2 * (22 * 22) * (2 * 3 * 5)
-    call, dot = sorted(op_stats(jax.jit(jnp.matmul), X, W), key=lambda count: count.flops)
-    assert (call.primitive, call.flops, call.nbytes) == ("jit", 0, 0)
-    assert dot.flops == 2 * 8 * 8 * 8
-
-
-def test_op_stats_sees_the_backward_pass():
-    low = jax.grad(autocast(attention, policy=BF16))
-    dots = [c for c in op_stats(low, {"w": W}, X) if c.primitive == "dot_general"]
-    assert {c.operands for c in dots} == {("bfloat16",)}
-    assert sum(c.times for c in dots) > 3
-
-
 def test_the_page_on_reasons_says_of_every_code_what_the_report_says():
     page = pathlib.Path(__file__).parents[2] / "docs" / "reasons.md"
     row = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) *\|$", re.MULTILINE)
@@ -321,14 +285,29 @@ def test_the_page_on_reasons_says_of_every_code_what_the_report_says():
     assert set(explanations()) == set(ReasonCode)
 
 
+def test_the_flops_of_a_convolution():
+    images, kernel = (jax.ShapeDtypeStruct(s, "float32") for s in ((2, 8, 8, 3), (3, 3, 3, 5)))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    convolve = lambda x, k: lax.conv_general_dilated(
+        x, k, (1, 1), "SAME", dimension_numbers=numbers
+    )
+    (conv,) = explain(convolve, images, kernel).rows
+    # Of the windows along a side the first and the last meet two elements, all others three.
+    assert conv.flops == 2 * (22 * 22) * (2 * 3 * 5)
+
+
 def test_a_matmul_that_returns_its_accumulator_counts_as_what_it_returns():
     loss = autocast(lambda params, x: jnp.sum(jnp.exp(x @ params["w"])), policy=BF16)
-    counts = [c for c in op_stats(jax.grad(loss), {"w": W}, X) if c.primitive == "dot_general"]
-    assert {c.results: (c.operands, c.times, c.flops, c.nbytes) for c in counts} == {
-        ("bfloat16",): (("bfloat16",), 1, 1024, 2 * (64 + 64 + 64)),
-        ("float32",): (("bfloat16",), 1, 1024, 2 * (64 + 64) + 4 * 64),
+    rows = explain(jax.grad(loss), {"w": W}, X).rows
+    dots = {
+        r.results: (r.operands, r.flops, r.nbytes) for r in rows if r.primitive == "dot_general"
     }
-    assert not [c for c in op_stats(jax.grad(loss), {"w": W}, X) if c.primitive == "accumulate"]
+    low = ("bfloat16", "bfloat16")
+    assert dots == {
+        ("bfloat16",): (low, 1024, 2 * (64 + 64 + 64)),
+        ("float32",): (low, 1024, 2 * (64 + 64) + 4 * 64),
+    }
+    assert "accumulate" not in {row.primitive for row in rows}
 
 
 SHAPE = jax.ShapeDtypeStruct((8, 64), jnp.float32)

@@ -14,7 +14,6 @@ from jmp_autocast import (
     check_numerics,
     compare,
     explain,
-    op_stats,
     quantize_params,
     tune,
 )
@@ -27,18 +26,12 @@ def nnx_loss(net, x):
 
 
 def test_programs_are_read():
-    """`explain` and `op_stats`: of the function, its wrapper, and the gradients of both."""
+    """`explain`: of the function, its wrapper, and the gradients of both."""
     args, mixed = (new_net(), X), integration.autocast(nnx_loss, policy=BF16)
     for f in (nnx_loss, nnx.grad(nnx_loss)):
         assert explain(f, *args, compute_dtype="bfloat16").totals.low_share == 1
-        assert {c.operands[0] for c in dots(f, args)} == {"float32"}
-    assert explain(mixed, *args).totals.low_share == 1
     for f in (mixed, nnx.grad(mixed)):
-        assert {c.operands[0] for c in dots(f, args)} == {"bfloat16"}
-
-
-def dots(fn, args):
-    return [c for c in op_stats(fn, *args) if c.primitive == "dot_general"]
+        assert explain(f, *args).totals.low_share == 1
 
 
 @pytest.mark.slow

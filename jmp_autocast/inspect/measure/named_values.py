@@ -223,7 +223,8 @@ def compare_arrays(
             raise wrong_type(f"compare takes arrays of floats, and {name!r}", x, _FIX)
     if not arrays.keys() & others.keys():
         raise ValueError(
-            f"compare finds no name in both dicts: {sorted(arrays)[:12]} and {sorted(others)[:12]}. "
+            "compare finds no name that both dicts of arrays have, in "
+            f"{sorted(arrays)[:12]} and {sorted(others)[:12]}. "
             "Give both arrays of one value the same key."
         )
     found = jax.jit(_errors)(dict(arrays), dict(others))

@@ -15,8 +15,8 @@ from ...interpreters.after.walk import Visit, walk_plan
 from ...interpreters.compat import Atom, body_of, source_line
 from ...interpreters.plan.data import Plan, Want
 from ...interpreters.plan.float_dtypes import float_dtype
-from ...interpreters.plan.value_facts import input_states
 from ...interpreters.plan.reasons import ReasonCode
+from ...interpreters.plan.value_facts import input_states
 from ...interpreters.primitives.structure import equations_in
 from ...policies import Policy, narrow_dtypes
 from ..export import cut, table

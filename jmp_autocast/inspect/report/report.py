@@ -116,8 +116,13 @@ class Difference(Paged):
         return tables_page("Two policies", self.name, self.summary, sections)
 
 
-_OF_KEPT = "bytes, arrays, dtype, primitive, scope"
-_OF_RISKS = "primitive, dtype, because, equations, scope, source"
+_OF_KEPT = "dtype, made by, scope, arrays, bytes"
+_OF_RISKS = "primitive, dtype, reason, because, equations, scope, source"
+
+
+def _values(row: Any) -> tuple[Any, ...]:
+    return tuple(getattr(row, field.name) for field in dataclasses.fields(row))
+
 
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
@@ -270,8 +275,8 @@ class Report(Paged):
             "wide_dtype": self.wide_dtype,
             "totals": self.totals,
             "sections": [
-                section("Kept for the backward pass", _OF_KEPT, self.kept),
-                section("At risk in 16 bits", _OF_RISKS, self.at_risk),
+                section("Kept for the backward pass", _OF_KEPT, list(map(_values, self.kept))),
+                section("At risk in 16 bits", _OF_RISKS, list(map(_values, self.at_risk))),
             ],
             **data_of(self.rows),
         }

@@ -1,8 +1,7 @@
 """Functions that a primitive calls back: those of an iterative solver, and of its derivative.
 
 The planner leaves them as the program declares them, so reports of a plan have no rows for what is
-inside, and measurements do not look into them. `op_stats` counts what is inside the one that runs.
-In an island, where everything has another dtype, they are traced for that dtype.
+inside, and measurements do not look into them. In an island, where everything has another dtype, they are traced for that dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..compat import Jaxpr, JaxprEqn
-from .structure import Body, bodies
+from .structure import Body
 
 
 def functions_of(eqn: JaxprEqn) -> tuple[Body, ...]:
@@ -57,15 +56,3 @@ def with_functions(eqn: JaxprEqn, jaxprs: Sequence[Jaxpr]) -> dict[str, Any]:
     new, old = iter(jaxprs), eqn.params["jaxprs"]
     named = {name: next(new) for name in old._fields if getattr(old, name) is not None}
     return {**eqn.params, "jaxprs": old._replace(**named)}
-
-
-def bodies_that_run(eqn: JaxprEqn) -> tuple[Body, ...]:
-    """Returns what runs inside an equation: its bodies, and of what it calls back the solver.
-
-    The other functions of a solver run only where its derivative makes a solver of them.
-
-    Args:
-        eqn: The equation.
-    """
-    solvers = [body for body in functions_of(eqn) if None not in body.results]
-    return (*bodies(eqn), *solvers)
