@@ -1,7 +1,8 @@
 """Functions that a primitive calls back: those of an iterative solver, and of its derivative.
 
 The planner leaves them as the program declares them, so reports of a plan have no rows for what is
-inside, and measurements do not look into them. In an island, where everything has another dtype, they are traced for that dtype.
+inside, and measurements do not look into them. In an island, where everything has another dtype,
+they are traced for that dtype.
 """
 
 from __future__ import annotations
