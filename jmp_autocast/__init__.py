@@ -49,7 +49,6 @@ if TYPE_CHECKING:
         compare,
         explain,
         explain_compiled,
-        explain_effects,
         tune,
     )
 
@@ -77,7 +76,6 @@ __all__ = [
     "dynamic_loss_scaling",
     "explain",
     "explain_compiled",
-    "explain_effects",
     "finalise",
     "finite_value_and_grad",
     "full_precision",
@@ -98,7 +96,6 @@ _TOOLS = (
     "compare",
     "explain",
     "explain_compiled",
-    "explain_effects",
     "tune",
 )
 _ROOMS = "formats", "inspect", "integrations", "loss_scaling", "optimizers", "policies"

@@ -12,8 +12,6 @@ from .compiled.report import (
     CompiledReport,
     Deviation,
 )
-from .effects.effects_report import Effect, Effects, ScopeEffect
-from .effects.explain_effects import explain_effects
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
@@ -27,7 +25,7 @@ from .report.report import Change, Difference, Report
 from .report.rows import Row
 from .report.totals import Share, Totals
 from .tuning.tune import tune
-from .tuning.tune_report import CurvePoint, KeptOperation, TuneReport
+from .tuning.tune_report import KeptOperation, TuneReport
 
 __all__ = [
     "ArrayError",
@@ -42,11 +40,8 @@ __all__ = [
     "CompiledMemory",
     "CompiledProduct",
     "CompiledReport",
-    "CurvePoint",
     "Deviation",
     "Difference",
-    "Effect",
-    "Effects",
     "GradientError",
     "KeptOperation",
     "KeptRow",
@@ -57,7 +52,6 @@ __all__ = [
     "ProgramComparison",
     "Report",
     "Row",
-    "ScopeEffect",
     "ScopeError",
     "Share",
     "Totals",
@@ -66,6 +60,5 @@ __all__ = [
     "compare",
     "explain",
     "explain_compiled",
-    "explain_effects",
     "tune",
 ]
