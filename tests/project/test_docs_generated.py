@@ -20,7 +20,7 @@ def docs_on_path(monkeypatch):
 @pytest.mark.usefixtures("docs_on_path")
 @pytest.mark.parametrize(
     "name",
-    ["generate_devices", "generate_planner", "generate_primitives", "generate_results"],
+    ["generate_planner", "generate_primitives", "generate_results"],
 )
 def test_a_generated_page_is_up_to_date(name, tmp_path, capsys):
     generator = importlib.import_module(name)

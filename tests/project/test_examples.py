@@ -265,18 +265,6 @@ def test_an_exported_model_computes_the_same_elsewhere(tmp_path, capsys):
     assert "bfloat16" in capsys.readouterr().out
 
 
-def test_refinement_in_two_dtypes_ends_where_float64_does(tmp_path, capsys):
-    example = load("iterative_refinement")
-    options = "--size 60 --condition 20 --rounds 5 --steps 20 --output".split()
-    double, single, mixed = example.main([*options, str(tmp_path)])
-    assert max(double.error, mixed.error) < 1e-14 < 1e-8 < single.error
-    assert (double.low_flops, single.low_flops) == (0, 1)
-    assert 0.9 < mixed.low_flops < 1
-    assert mixed.left[1] < 1e-4 * mixed.left[0]
-    assert is_picture(tmp_path / "refinement.png")
-    assert "3/3" in capsys.readouterr().out
-
-
 def test_one_cast_is_rounded_at_random_and_right_in_the_mean(tmp_path, capsys):
     example = load("stochastic_rounding")
     options = ["--steps", "200", "--weights", "512", "--output", str(tmp_path)]

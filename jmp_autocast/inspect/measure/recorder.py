@@ -140,7 +140,7 @@ class Recorder:
         self._held.append(
             functools.reduce(operator.or_, (on_this_mesh(f.bits) for f in read), np.uint8(0))
         )
-        return frozenset((Flags(lambda: self._probe.flags_made(measured)),))
+        return frozenset((Flags(lambda: self._probe.flags_made(on_this_mesh(measured))),))
 
     def take(self, readings: Any, tick: Any) -> None:
         """Takes over the readings of what is inside an equation, and how many ran up to there."""
