@@ -21,7 +21,7 @@ from .measure.numerics_report import NumericsReport, NumericsRow
 from .report.at_risk import AtRisk
 from .report.explain import explain
 from .report.kept import KeptRow
-from .report.report import Change, Difference, Report
+from .report.report import Change, Report
 from .report.rows import Row
 from .report.totals import Share, Totals
 from .tuning.tune import tune
@@ -41,7 +41,6 @@ __all__ = [
     "CompiledProduct",
     "CompiledReport",
     "Deviation",
-    "Difference",
     "GradientError",
     "KeptOperation",
     "KeptRow",

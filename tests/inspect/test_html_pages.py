@@ -34,11 +34,6 @@ def in_16_bits(x):
         return jnp.sum(jax.nn.softmax(x))
 
 
-def difference():
-    careful = explain(model, PARAMS, X, policy=BF16.with_level("tensor_cores"))
-    return explain(model, PARAMS, X, policy=BF16).difference(careful)
-
-
 # The report; the texts of its page; for each table a column that sorts it, and its rows.
 PAGES = {
     "explain": (
@@ -72,14 +67,6 @@ PAGES = {
                 *("error", lambda r: len(r.cotangents)),
             ),
             "Gradients": ("of all", lambda r: len(r.gradients)),
-        },
-    ),
-    "difference": (
-        difference,
-        ["Two policies", "bytes kept for the backward pass", "level='tensor_cores'"],
-        {
-            "What the program costs": ("total", lambda r: len(r.totals)),
-            "Equations whose dtypes differ": ("primitive", lambda r: len(r.changes)),
         },
     ),
 }

@@ -58,7 +58,7 @@ def test_reports_are_written(model):
     (product,) = (row for row in rows if row["operand_shapes"][1:] == [[16, 16]])
     assert product["flops"] == 2 * 128 * 16 * 16
     assert "symbolic lengths count as 128" in report.to_html()
-    assert not report.difference(report).changes
+    assert not report.diff(report)
 
 
 @of_models

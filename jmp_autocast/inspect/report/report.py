@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from ...policies.errors import wrong_type
-from ..export import WIDTH, counted, cut, labeled, scaled, table
-from ..page.page import Page, Paged, section, tables_page
+from ..export import WIDTH, cut, labeled, scaled, table
+from ..page.page import Page, Paged, section
 from .at_risk import AtRisk, risk_lines
 from .kept import KeptRow, kept_lines
 from .page_rows import data_of
 from .rows import Row, note_on_sizes, reason_of, short_dtypes
 from .totals import Share, Totals, by_dtype, guarded, item_size
-
-# A screen of changes. A program of 48 layers may have thousands.
-_CHANGES = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,79 +47,9 @@ class Change:
         return f"{cut(where)}\n    {cut(f'{was}  =>  {now}', WIDTH - 4)}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference(Paged):
-    """What ``report.difference(other)`` returns.
-
-    Args:
-        name: The function's name.
-        equations: The number of equations.
-        totals: What the program costs, before and after, by what it is: FLOPs and bytes of each
-            dtype, casts, bytes kept for the backward pass. None where it is not known.
-        changes: The equations whose dtypes differ, in program order.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain
-        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
-        >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
-        >>> explain(f, x, policy=BF16).difference(careful).totals["FLOPs in bfloat16"]
-        (1088, 1024)
-    """
-
-    _computed: ClassVar[tuple[str, ...]] = ("summary",)
-
-    name: str
-    equations: int
-    totals: Mapping[str, tuple[int | None, int | None]]
-    changes: tuple[Change, ...]
-
-    @property
-    def summary(self) -> str:
-        """The difference in one line.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
-            >>> report = explain(jnp.tanh, jnp.ones(4), policy=BF16)
-            >>> report.difference(report).summary
-            'tanh: 0 of 1 equation differ'
-        """
-        count = counted(self.equations, "equation")
-        return cut(f"{self.name}: {len(self.changes)} of {count} differ")
-
-    def __str__(self) -> str:
-        """Returns the summary, a table of totals, and one of the equations that differ."""
-        columns = {"before": ">9", "after": ">9", "total": ""}
-        total = lambda item: [*map(_number, item[1]), item[0]]  # noqa: E731
-        lines = table(columns, list(self.totals.items()), total)
-        changed = {"primitive": "16", "before": "16", "after": "16", "scope": "18", "because": ""}
-        if self.changes:
-            lines += ["", *table(changed, self.changes, _cells, _CHANGES, "more in .changes")]
-        return "\n".join([self.summary, "", *lines])
-
-    def _page(self) -> Page:
-        """Returns the page: the two tables, with all changes."""
-        columns = "primitive, before, after, scope, because, because now, source"
-        rows = [
-            (*_cells(each)[:-1], reason_of(each.before), reason_of(each.after), each.before.source)
-            for each in self.changes
-        ]
-        totals = [(name, *map(_number, pair)) for name, pair in self.totals.items()]
-        sections = [
-            section("What the program costs", "total, before, after", totals),
-            section("Equations whose dtypes differ", columns, rows),
-        ]
-        return tables_page("Two policies", self.name, self.summary, sections)
-
-
+# The columns of the tables of a page, as the fields stand.
 _OF_KEPT = "dtype, made by, scope, arrays, bytes"
 _OF_RISKS = "primitive, dtype, reason, because, equations, scope, source"
-
-
-def _values(row: Any) -> tuple[Any, ...]:
-    return tuple(getattr(row, field.name) for field in dataclasses.fields(row))
-
 
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
@@ -275,8 +202,8 @@ class Report(Paged):
             "wide_dtype": self.wide_dtype,
             "totals": self.totals,
             "sections": [
-                section("Kept for the backward pass", _OF_KEPT, list(map(_values, self.kept))),
-                section("At risk in 16 bits", _OF_RISKS, list(map(_values, self.at_risk))),
+                section("Kept for the backward pass", _OF_KEPT, _cells(self.kept)),
+                section("At risk in 16 bits", _OF_RISKS, _cells(self.at_risk)),
             ],
             **data_of(self.rows),
         }
@@ -293,28 +220,6 @@ class Report(Paged):
             {'float32': Share(flops=64, nbytes=512), 'bfloat16': Share(flops=1024, nbytes=384)}
         """
         return by_dtype(self.rows)
-
-    def to_pandas(self) -> Any:
-        """Returns the rows as a ``pandas.DataFrame``.
-
-        Raises:
-            ImportError: pandas is not installed.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
-            >>> frame = explain(jnp.exp, jnp.ones(4), policy=BF16).to_pandas()
-            >>> frame["reason"].tolist()
-            ['FP32']
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError(
-                "Report.to_pandas needs pandas: pip install pandas. Report.rows and "
-                "Report.to_json hold the same without it."
-            ) from error
-        return pandas.DataFrame([dataclasses.asdict(row) for row in self.rows])
 
     def diff(self, other: Report) -> list[Change]:
         """Returns the equations whose dtypes another policy changes.
@@ -335,70 +240,24 @@ class Report(Paged):
             >>> [(c.before.primitive, c.before.operands, c.after.operands) for c in changes]
             [('tanh', ('bfloat16',), ('float32',))]
         """
-        return list(self._beside(other, "diff").changes)
-
-    def difference(self, other: Report) -> Difference:
-        """Returns this report beside that of another policy: totals, and what differs.
-
-        Args:
-            other: As for `diff`.
-
-        Raises:
-            TypeError: As for `diff`.
-            ValueError: As for `diff`.
-
-        Example:
-            >>> import jax, jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
-            >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
-            >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
-            >>> explain(f, x, policy=BF16).difference(careful).summary
-            '<lambda>: 1 of 2 equations differ'
-        """
-        return self._beside(other, "difference")
-
-    def _beside(self, other: Any, by: str) -> Difference:
         if not isinstance(other, Report):
             fix = "Make one with explain(fn, *args, policy=other_policy)."
-            raise wrong_type(f"Report.{by} takes a Report", other, fix)
+            raise wrong_type("Report.diff takes a Report", other, fix)
         if _program(self.rows) != _program(other.rows):
             raise ValueError(
-                f"Report.{by} compares policies on one program, but {self.name} and {other.name} "
-                "are different programs. Explain the same function on arguments of the same shapes."
+                "Report.diff compares policies on one program, but "
+                f"{self.name} and {other.name} are different programs. "
+                "Explain the same function on arguments of the same shapes."
             )
         pairs = zip(self.rows, other.rows, strict=True)
-        changes = [
+        return [
             Change(a, b) for a, b in pairs if (a.operands, a.results) != (b.operands, b.results)
         ]
-        return Difference(self.name, len(self.rows), _totals(self, other), tuple(changes))
 
 
-def _number(value: int | None) -> str:
-    return "not known" if value is None else scaled(value).rstrip()
-
-
-def _cells(change: Change) -> list[Any]:
-    before, after = change.before, change.after
-    dtypes = [short_dtypes(row) for row in (before, after)]
-    return [before.primitive, *dtypes, before.scope, reason_of(after)]
-
-
-def _totals(before: Report, after: Report) -> dict[str, tuple[int | None, int | None]]:
-    shares = by_dtype(before.rows), by_dtype(after.rows)
-    names = list(dict.fromkeys([*shares[0], *shares[1]]))
-    found: dict[str, tuple[int | None, int | None]] = {}
-    for field, title in (("flops", "FLOPs"), ("nbytes", "bytes")):
-        for name in names:
-            of_dtype = [getattr(share[name], field) if name in share else 0 for share in shares]
-            if any(of_dtype):
-                found[f"{title} in {name}"] = (of_dtype[0], of_dtype[1])
-    totals = before.totals, after.totals
-    casts = [(x.casts.down + x.casts.up, x.casts.down_nbytes + x.casts.up_nbytes) for x in totals]
-    found["casts"], found["bytes of casts"] = zip(*casts, strict=True)
-    found["16-bit copies of parameters"] = (totals[0].cast_parameters, totals[1].cast_parameters)
-    kept = [x.residual_nbytes for x in totals]
-    found["bytes kept for the backward pass"] = (kept[0], kept[1])
-    return found
+def _cells(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Returns the values of the fields of each row."""
+    return [tuple(getattr(row, field.name) for field in dataclasses.fields(row)) for row in rows]
 
 
 def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
