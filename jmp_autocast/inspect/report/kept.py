@@ -54,9 +54,9 @@ class KeptRow:
         >>> def loss(w, x):
         ...     with jax.named_scope("layer_0"):
         ...         return jnp.sin(x @ w)
-        >>> (row,) = explain(loss, jnp.ones((8, 8)), jnp.ones((4, 8)), policy=BF16).kept
-        >>> row.dtype, row.primitive, row.scope, row.nbytes
-        ('bfloat16', 'cos', 'layer_*', 64)
+        >>> rows = explain(loss, jnp.ones((8, 8)), jnp.ones((4, 8)), policy=BF16).kept
+        >>> [(row.dtype, row.primitive, row.scope, row.nbytes) for row in rows]
+        [('bfloat16', 'convert_element_type', 'layer_*', 192), ('bfloat16', 'cos', 'layer_*', 64)]
     """
 
     dtype: str
