@@ -16,6 +16,7 @@ from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precisi
 from jmp_autocast.inspect.report.jaxprs import count_casts
 from jmp_autocast.inspect.report.page_rows import explanations
 from jmp_autocast.interpreters.compat import body_of
+from jmp_autocast.interpreters.compat.registration import define_primitive
 from jmp_autocast.interpreters.plan.needs import ROWS
 from jmp_autocast.interpreters.plan.reasons import READ_BY, ReasonCode
 from jmp_autocast.interpreters.primitives.held_contraction import contraction_in
@@ -270,6 +271,16 @@ def test_the_page_on_reasons_says_of_every_code_what_the_report_says():
     said = {code.value: [e.says, e.otherwise] for code, e in explanations().items()}
     assert listed == said
     assert set(explanations()) == set(ReasonCode)
+
+
+def test_primitives_without_a_rule_are_named():
+    mystery = define_primitive("mystery", aval=lambda x: x)
+    fn = lambda x: mystery.bind(x @ x)
+    for program in (fn, autocast(fn, policy=BF16), jax.jit(autocast(fn, policy=BF16))):
+        report = explain(program, X)
+        assert report.totals.unknown == ("mystery",)
+        said = "no rule for mystery: operands keep their declared dtypes; register_rule gives one"
+        assert said in str(report)
 
 
 def test_the_flops_of_a_convolution():

@@ -49,13 +49,13 @@ def compare(
 ) -> Comparison: ...
 @of_a_call("compare(fn, *args)")
 def compare(
-    fn: Callable[..., Any] | Mapping[str, Any],
+    fn: Any,
     *args: Any,
     policy: PolicyLike | None = None,
     compute_dtype: DTypeLike | None = None,
     level: Level | None = None,
     argnums: int | Sequence[int] | None = None,
-    against: Callable[..., Any] | Mapping[str, Any] | None = None,
+    against: Any = None,
     **kwargs: Any,
 ) -> Any:
     """Runs a function in float32 and in mixed precision, and finds where the error arises.

@@ -143,10 +143,10 @@ def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
     residuals = _residuals(planned, rewritten)
     totals = _totals(planned, rewritten, rows, (), residuals)
-    unknown = (row.primitive for row in rows if row.reason == ReasonCode.UNKNOWN.value)
-    totals = dataclasses.replace(
-        totals, cast_parameters=copies, unknown=tuple(dict.fromkeys(unknown))
-    )
+    # The casts around a primitive without a rule have its reason.
+    unknown = {row.primitive: None for row in rows if row.reason == ReasonCode.UNKNOWN.value}
+    unknown.pop("convert_element_type", None)
+    totals = dataclasses.replace(totals, cast_parameters=copies, unknown=tuple(unknown))
     dtype = low_dtypes(rows, wide)
     return Report(name, dtype, rows, totals, wide_dtype=wide.name, kept=residuals.rows)
 

@@ -47,6 +47,8 @@ class Change:
         return f"{cut(where)}\n    {cut(f'{was}  =>  {now}', WIDTH - 4)}"
 
 
+_UNKNOWN = "operands keep their declared dtypes; register_rule gives one"
+
 # The columns of the tables of a page, as the fields stand.
 _OF_KEPT = "dtype, made by, scope, arrays, bytes"
 _OF_RISKS = "primitive, dtype, reason, because, equations, scope, source"
@@ -158,9 +160,7 @@ class Report(Paged):
                 "residuals": residuals,
                 "instead of": declared if totals.declared_residual_nbytes is not None else None,
                 "loops": f"{loops} while loops, counted as one iteration" if loops else None,
-                "unknown": f"no rule for {unknown}: operands keep their declared dtypes"
-                if unknown
-                else None,
+                "unknown": f"no rule for {unknown}: {_UNKNOWN}" if unknown else None,
                 "scopes": f"nothing matched {unmatched}" if unmatched else None,
             }
         )
