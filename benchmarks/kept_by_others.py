@@ -3,7 +3,7 @@
     KERAS_BACKEND=jax python benchmarks/kept_by_others.py [--models ResNet50 MobileNetV2]
 
 The models are those of the libraries, in training mode, with a batch of eight images of 224 x 224.
-Nothing runs: the residuals are counted in the traced program, as `explain_kept` counts them.
+Nothing runs: the residuals are counted in the traced program, as `explain` counts them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import keras
 from comparison.tables import as_markdown
 
-from jmp_autocast import BF16, autocast
-from jmp_autocast.inspect import explain_kept
+from jmp_autocast import BF16, autocast, explain
 
 IMAGES = jax.ShapeDtypeStruct((8, 224, 224, 3), jnp.float32)
 KERAS = (
@@ -70,9 +69,10 @@ MODELS: dict[str, Callable[[], Program]] = {
 def row(name: str) -> list[str]:
     """Returns the cells of a model: megabytes, and the shares of those of bfloat16."""
     loss, shapes = MODELS[name]()
-    full = explain_kept(loss, *shapes).declared_nbytes or 0
-    mixed = explain_kept(autocast(loss, policy=BF16, residuals="recompute"), *shapes)
-    low, kept = mixed.declared_nbytes or 1, mixed.nbytes or 0
+    mixed = explain(autocast(loss, policy=BF16), *shapes).totals
+    less = explain(autocast(loss, policy=BF16, residuals="recompute"), *shapes).totals
+    full, low = mixed.declared_residual_nbytes or 0, mixed.residual_nbytes or 1
+    kept = less.residual_nbytes or 0
     megabytes = [f"{nbytes / 1e6:.0f}" for nbytes in (full, low, kept)]
     return [name, *megabytes, f"{kept / low:.2f}"]
 

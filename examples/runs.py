@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jmp_autocast import dynamic_loss_scaling, op_stats, static_loss_scaling
+from jmp_autocast import dynamic_loss_scaling, explain, full_precision, static_loss_scaling
 
 DTYPES = ("float32", "bfloat16", "float16")
 COLORS = {"float32": "#bd5407", "bfloat16": "#0b6fc2", "float16": "#3b8f4e"}
@@ -120,11 +120,12 @@ def run_all(
 
 def low_share(fn: Callable[..., Any], *args: Any) -> float:
     """Returns the share of a function's arithmetic, of matmuls and convolutions, in 16 bits."""
-    products = [
-        op for op in op_stats(fn, *args) if op.primitive in ("dot_general", "conv_general_dilated")
-    ]
-    low = sum(op.flops for op in products if "float32" not in op.operands)
-    return low / sum(op.flops for op in products)
+
+    def as_it_runs(*args: Any) -> Any:
+        with full_precision():  # what no autocast governs stays as it is
+            return fn(*args)
+
+    return explain(as_it_runs, *args).totals.low_share
 
 
 def show(runs: Sequence[Run], title: str, score: str, console: Console) -> None:

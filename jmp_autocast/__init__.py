@@ -39,15 +39,10 @@ from .scopes import compute_precision, full_precision
 if TYPE_CHECKING:
     from . import inspect as inspect
     from .inspect import (
-        audit,
         check_numerics,
         compare,
         explain,
         explain_compiled,
-        explain_effects,
-        explain_kept,
-        op_stats,
-        significant_digits,
         tune,
     )
 
@@ -64,7 +59,6 @@ __all__ = [
     "EquationView",
     "Float8",
     "Policy",
-    "audit",
     "autocast",
     "cast_params",
     "check_numerics",
@@ -74,31 +68,22 @@ __all__ = [
     "dynamic_loss_scaling",
     "explain",
     "explain_compiled",
-    "explain_effects",
-    "explain_kept",
     "finalise",
     "full_precision",
     "keep_less",
-    "op_stats",
     "quantize_params",
     "register_rule",
     "scaled_value_and_grad",
-    "significant_digits",
     "skipped_steps",
     "static_loss_scaling",
     "tune",
 ]
 
 _TOOLS = (
-    "audit",
     "check_numerics",
     "compare",
     "explain",
     "explain_compiled",
-    "explain_effects",
-    "explain_kept",
-    "op_stats",
-    "significant_digits",
     "tune",
 )
 _ROOMS = "formats", "inspect", "integrations", "loss_scaling", "optimizers", "policies"

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+import re
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax import numpy as jnp
 
 from .cpu_kernels import cpu_kernels
-from .devices import DTYPES, Device, device_of_kind, generation_of
 
 # XLA may leave out a rounding to 16 bits and back; XLA:CPU does so for a convolution's kernel.
 EVERY_ROUNDING = {"xla_allow_excess_precision": False}
 """Options of a compiler that rounds wherever the program says so."""
 
 _BFLOAT16, _FLOAT16 = np.dtype(jnp.bfloat16), np.dtype(jnp.float16)
+
+
+# The dtypes of matrix units; "blocks" are MXFP8 and NVFP4. NVIDIA's GPUs by their least compute
+# capability, the newest first; AMD's by the prefix of the capability; TPUs by that of the name.
+_NVIDIA: tuple[tuple[float, tuple[str, ...]], ...] = (
+    (10.0, ("bfloat16", "float16", "float8", "blocks")),  # Blackwell
+    (8.9, ("bfloat16", "float16", "float8")),  # Ada, Hopper
+    (8.0, ("bfloat16", "float16")),  # Ampere
+    (7.0, ("float16",)),  # V100, T4
+    (0.0, ()),
+)
+_AMD: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("gfx908", "gfx90a", "gfx11"), ("bfloat16", "float16")),  # CDNA 1 and 2, RDNA 3
+    (("gfx94", "gfx95", "gfx12"), ("bfloat16", "float16", "float8")),  # CDNA 3 and 4, RDNA 4
+    (("gfx",), ()),
+)
+_TPU: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("7", "v7", "ironwood"), ("bfloat16", "float8")),
+    (("",), ("bfloat16",)),
+)
 
 
 class Hardware(NamedTuple):
@@ -27,76 +46,31 @@ class Hardware(NamedTuple):
         platform: ``"cpu"``, ``"gpu"`` (``"cuda"``, ``"rocm"``), ``"tpu"`` or another.
         kind: Its name, for messages.
         capability: What JAX says of a GPU: ``"8.0"``, or ``"gfx90a"``; "" of anything else.
-        given: The device with its rates, where a user named it; None of the device at hand.
     """
 
     platform: str
     kind: str
     capability: str = ""
-    given: Device | None = None
-
-
-# A user context is part of the key of JAX's caches: what is traced for another device is not found
-# when the program runs here.
-_SUPPOSED: Any = jax.make_user_context(None)
-
-
-def supposing(device: Device) -> AbstractContextManager[Any]:
-    """Returns the context in which programs are traced and planned for another device.
-
-    Args:
-        device: The device.
-    """
-    return _SUPPOSED(hardware_of(device))
-
-
-def hardware_of(device: Device) -> Hardware:
-    """Returns a device as JAX would describe it.
-
-    Args:
-        device: The device.
-    """
-    platform = {"nvidia": "gpu", "amd": "gpu"}.get(device.platform, device.platform)
-    return Hardware(platform, device.name, device.capability, device)
 
 
 def default_device() -> Hardware:
     """Returns the device that a program runs on where nobody chooses another."""
-    if _SUPPOSED.value is not None:
-        return _SUPPOSED.value
     device = jax.devices()[0]
     # JAX does not document the attribute, and devices other than GPUs lack it.
     capability = str(getattr(device, "compute_capability", ""))
     return Hardware(device.platform, device.device_kind, capability)
 
 
-def device_of(hardware: Hardware) -> Device | None:
-    """Returns the rates of a device, None where they are not known.
-
-    Args:
-        hardware: The device.
-
-    Example:
-        >>> device = device_of(Hardware("gpu", "NVIDIA H100 80GB HBM3", "9.0"))
-        >>> device.name, round(device.bfloat16 / device.memory)
-        ('H100 SXM', 295)
-        >>> device_of(Hardware("cpu", "cpu")) is None
-        True
-    """
-    if hardware.platform == "cpu":
-        return None
-    return hardware.given or device_of_kind(hardware.kind)
-
-
 def _units(hardware: Hardware) -> tuple[str, ...] | None:
-    """Returns what a device multiplies in matrix units, None where nothing is known of it."""
-    generation = generation_of(*hardware[:3])
-    if generation is not None:
-        return generation.units
-    if hardware.given is None:
-        return None
-    own, slow = hardware.given, hardware.given.float32 or 0
-    return tuple(dtype for dtype in DTYPES if (own.rate(dtype) or 0) > slow)
+    """Returns the dtypes that the matrix units multiply, None for an unknown device."""
+    platform, kind, capability = hardware
+    if platform == "tpu":
+        name, rows = re.sub(r"google|cloud|tpu|[^a-z0-9]", "", kind.lower()), _TPU
+    elif re.fullmatch(r"\d+(\.\d+)?", capability):
+        return next(units for start, units in _NVIDIA if float(capability) >= start)
+    else:
+        name, rows = capability, _AMD
+    return next((units for prefixes, units in rows if name.startswith(prefixes)), None)
 
 
 def has_float8_units(hardware: Hardware) -> bool:

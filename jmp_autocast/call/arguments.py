@@ -399,8 +399,8 @@ def _mutation_message(fn: Any, module: str) -> str:
         f"{name_of(fn)} changes the state of {module} (batch statistics, an RNG counter, a cache) "
         "while autocast traces it, and the change would be lost. For Flax NNX use "
         "jmp_autocast.integrations.nnx.autocast, which carries the state; once that module is "
-        "imported, cast_params, check_numerics, compare, explain, op_stats, quantize_params and "
-        "tune carry it, too. Where the change may be lost, as jax.jit loses it, write "
+        "imported, cast_params, check_numerics, compare, explain, quantize_params and tune "
+        "carry it, too. Where the change may be lost, as jax.jit loses it, write "
         "nnx.merge(graphdef, state, copy=True). Otherwise return the new state from the function."
     )
 

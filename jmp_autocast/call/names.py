@@ -60,8 +60,8 @@ def hint_for(name: str, package: str) -> str:
         A sentence, "" for a name that means nothing here.
 
     Example:
-        >>> hint_for("Finding", "jmp_autocast")
-        'Write: from jmp_autocast.inspect import Finding'
+        >>> hint_for("Comparison", "jmp_autocast")
+        'Write: from jmp_autocast.inspect import Comparison'
     """
     if name in INSTEAD:
         return f"Write {INSTEAD[name]}."

@@ -1,8 +1,5 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
-from ..devices import Device
-from ..interpreters.keep.account import CutValue
-from .auditing.audit import AuditReport, Finding, audit
 from .compiled.beside import PlannedAndMade
 from .compiled.explain_compiled import explain_compiled
 from .compiled.memory import CompiledMemory
@@ -15,31 +12,24 @@ from .compiled.report import (
     CompiledReport,
     Deviation,
 )
-from .effects.effects_report import Effect, Effects, ScopeEffect
-from .effects.explain_effects import explain_effects
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
-from .measure.digits_report import Digits, DigitsRow, OutputDigits, ScopeDigits
 from .measure.error_probe import ArrayError
 from .measure.named_values import NamedError, ProgramComparison
 from .measure.numerics_report import NumericsReport, NumericsRow
-from .measure.significant_digits import significant_digits
-from .measure.stored_values import StoredComparison
+from .report.at_risk import AtRisk
 from .report.explain import explain
-from .report.jaxprs import OpCount, OpCounts, op_stats
-from .report.kept import CutJaxpr, Island, KeptArray, KeptReport, explain_kept
-from .report.report import Change, Difference, Report
-from .report.roofline import DeviceTime, Roofline, ScopeTime
+from .report.kept import KeptRow
+from .report.report import Change, Report
 from .report.rows import Row
 from .report.totals import Share, Totals
-from .report.wire import Wire
 from .tuning.tune import tune
-from .tuning.tune_report import CurvePoint, KeptOperation, TuneReport
+from .tuning.tune_report import KeptOperation, TuneReport
 
 __all__ = [
     "ArrayError",
-    "AuditReport",
+    "AtRisk",
     "Change",
     "Comparison",
     "ComparisonRow",
@@ -50,51 +40,24 @@ __all__ = [
     "CompiledMemory",
     "CompiledProduct",
     "CompiledReport",
-    "CurvePoint",
-    "CutJaxpr",
-    "CutValue",
     "Deviation",
-    "Device",
-    "DeviceTime",
-    "Difference",
-    "Digits",
-    "DigitsRow",
-    "Effect",
-    "Effects",
-    "Finding",
     "GradientError",
-    "Island",
-    "KeptArray",
     "KeptOperation",
-    "KeptReport",
+    "KeptRow",
     "NamedError",
     "NumericsReport",
     "NumericsRow",
-    "OpCount",
-    "OpCounts",
-    "OutputDigits",
     "PlannedAndMade",
     "ProgramComparison",
     "Report",
-    "Roofline",
     "Row",
-    "ScopeDigits",
-    "ScopeEffect",
     "ScopeError",
-    "ScopeTime",
     "Share",
-    "StoredComparison",
     "Totals",
     "TuneReport",
-    "Wire",
-    "audit",
     "check_numerics",
     "compare",
     "explain",
     "explain_compiled",
-    "explain_effects",
-    "explain_kept",
-    "op_stats",
-    "significant_digits",
     "tune",
 ]

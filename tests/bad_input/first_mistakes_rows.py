@@ -3,8 +3,6 @@
 The first table was collected by watching: each row was once silent, or misdirected.
 """
 
-import contextlib
-import io
 import pathlib
 import tempfile
 
@@ -30,14 +28,11 @@ from jmp_autocast import (
     dynamic_loss_scaling,
     explain,
     full_precision,
-    op_stats,
     quantize_params,
     register_rule,
     scaled_value_and_grad,
     tune,
 )
-from jmp_autocast.cli import main
-from jmp_autocast.inspect import audit
 from jmp_autocast.integrations import equinox as for_equinox
 from jmp_autocast.integrations.nnx import train_step
 from jmp_autocast.loss_scaling import loss_scale
@@ -66,13 +61,6 @@ def _loaded(text):
         path = pathlib.Path(folder, "policy.toml")
         path.write_text(f"version = 1\ncompute_dtype = 'bfloat16'\n{text}")
         Policy.load(path)
-
-
-def _command(*words):
-    """Raises what the command line prints: all that its user sees."""
-    with contextlib.redirect_stderr(io.StringIO()) as printed:
-        main(words)
-    raise SystemExit(printed.getvalue())
 
 
 def loss(params, x):
@@ -396,7 +384,7 @@ SEEN = [
             ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
             ("DynamicLossScale", r"dynamic_loss_scaling\(optimizer\)"),
             ("get_policy", "Policy"),
-            ("AuditReport", "from jmp_autocast.inspect import AuditReport"),
+            ("NumericsReport", "from jmp_autocast.inspect import NumericsReport"),
             ("step_skipped", "from jmp_autocast.loss_scaling import step_skipped"),
         )
     ),
@@ -410,7 +398,7 @@ SEEN = [
         )
         for name, instead in (
             ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
-            ("Finding", "from jmp_autocast.inspect import Finding"),
+            ("Comparison", "from jmp_autocast.inspect import Comparison"),
         )
     ),
 ]
@@ -559,49 +547,6 @@ GUESSED = [
         TypeError,
         r"quantize_params\(\) | missing | 'params' | quantize_params\(fn, params, \*args\)",
     ),
-    # The command line.
-    Row(
-        "cli",
-        "a path for a module",
-        lambda w: _command("explain", "model.py:loss", "--args", "model:args"),
-        SystemExit,
-        r"the function | model.py:loss | no module named | current directory",
-    ),
-    Row(
-        "cli",
-        "without a function",
-        lambda w: _command("explain", "math", "--args", "math:pi"),
-        SystemExit,
-        "the function | 'math' | must be MODULE:FUNCTION | package.module:function",
-    ),
-    Row(
-        "cli",
-        "without --args",
-        lambda w: _command("explain", "math:sin"),
-        SystemExit,
-        "explain | --args | required | usage",
-    ),
-    Row(
-        "cli",
-        "a short dtype",
-        lambda w: _command("explain", "math:sin", "--args", "math:pi", "--compute-dtype", "half"),
-        SystemExit,
-        "--compute-dtype | 'half' | invalid choice | bfloat16",
-    ),
-    Row(
-        "cli",
-        "a command misspelled",
-        lambda w: _command("explane"),
-        SystemExit,
-        "COMMAND | 'explane' | invalid choice | explain",
-    ),
-    Row(
-        "cli",
-        "no goal",
-        lambda w: _command("tune", "math:sin", "--args", "math:pi"),
-        SystemExit,
-        "tune | required | one of the arguments | --tolerance",
-    ),
     # The tools.
     Row(
         "explain",
@@ -633,20 +578,6 @@ GUESSED = [
         lambda w: compare(loss),
         TypeError,
         r"compare calls loss\(params, x\) | missing | 'params' | compare\(loss, params, x\)",
-    ),
-    Row(
-        "op_stats",
-        "no arguments",
-        lambda w: op_stats(loss),
-        TypeError,
-        r"op_stats calls loss\(params, x\) | missing | 'params' | op_stats\(loss, params, x\)",
-    ),
-    Row(
-        "audit",
-        "no arguments",
-        lambda w: audit(loss),
-        TypeError,
-        r"audit calls loss\(params, x\) | missing | 'params' | audit\(loss, params, x\)",
     ),
     Row(
         "check_numerics",

@@ -1,23 +1,16 @@
-"""Wrong uses of `check_numerics`, `compare`, `explain` and `op_stats`."""
+"""Wrong uses of `check_numerics`, `compare`, `explain` and the other tools."""
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jmp_autocast import (
     BF16,
-    audit,
     autocast,
     check_numerics,
     compare,
     explain,
     explain_compiled,
-    explain_effects,
-    explain_kept,
-    op_stats,
-    significant_digits,
 )
-from jmp_autocast.inspect import Device
 from jmp_autocast.inspect.compiled.hlo import UnreadableError
 from tests.support.hlo_texts import TEXTS, module_of
 
@@ -34,124 +27,9 @@ def _each(tools, mistake, call, error, parts):
         yield Row(name, mistake, lambda w, tool=tool: call(w, tool), error, parts.format(name))
 
 
-def scoped_loss(params, x):
-    with jax.named_scope("head"):
-        return loss(params, x)
-
-
-def _effects(mistake, error, parts, fn=scoped_loss, **options):
-    def call(w):
-        args = () if "batches" in options else (w.params, X)
-        return explain_effects(fn, *args, **options)
-
-    return Row("explain_effects", mistake, call, error, parts)
-
-
 ROWS = [
-    _effects(
-        "no loss",
-        TypeError,
-        r"scalar float | float32\[2,2\] | must return | Pass a loss",
-        fn=lambda params, x: x @ params["w"],
-    ),
-    _effects(
-        "no float parameters",
-        ValueError,
-        "argnums=1 | holds none | float parameters | Pass the parameters as an argument",
-        fn=lambda x, params: loss({"w": x["w"]}, X),
-        batches=[({"w": X}, {"n": np.arange(3)})],
-        argnums=1,
-    ),
-    _effects(
-        "parameters that do not count",
-        ValueError,
-        "argnums=0 | no derivative | depends on | stop_gradient",
-        fn=lambda params, x: loss(jax.lax.stop_gradient(params), x),
-    ),
-    _effects(
-        "a position that is none",
-        ValueError,
-        "argnums=3 | has 2 | positional arguments | numbered from 0",
-        argnums=3,
-    ),
-    _effects(
-        "a format that is none",
-        ValueError,
-        "formats | 'bfloat61' | must | Did you mean 'bfloat16'.*'e5m7'",
-        formats=["float16", "bfloat61"],
-    ),
-    _effects("a word for a bool", TypeError, "relative | 'yes' | must be | Write", relative="yes"),
-    _effects(
-        "no arrays for an error",
-        TypeError,
-        r"relative=True | int32\[2,2\] | float arrays | Pass a function",
-        fn=lambda params, x: (x @ params["w"]).astype(jnp.int32),
-        relative=True,
-    ),
-    _effects("no format", ValueError, "formats | got none | at least one | Write", formats=[]),
-    _effects(
-        "a number for a format", TypeError, "formats | 8 of type int | name | Write", formats=8
-    ),
-    _effects(
-        "a scope that is none",
-        ValueError,
-        r"scopes | '\*/haed' | must match | Did you mean 'head'",
-        scopes="*/haed",
-    ),
-    _effects(
-        "a kind that is none",
-        ValueError,
-        "kinds | 'products' | must be | Did you mean 'product'",
-        kinds="products",
-    ),
-    _effects("runs in words", TypeError, "runs | 'all' | must be a number | Write", runs="all"),
-    _effects("negative runs", ValueError, "runs | -1 | must not be negative | Write", runs=-1),
-    _effects(
-        "an array for batches", TypeError, "batches | str | must be an iter | Write", batches="x"
-    ),
-    _effects("no batch", ValueError, "batches | got none | at least one | Write", batches=[]),
-    _effects(
-        "a batch without a tuple",
-        TypeError,
-        r"batches\[0\] | float32\[2,2\] | must be a tuple | Write",
-        batches=[X],
-    ),
-    _effects(
-        "batches of two shapes",
-        ValueError,
-        r"batches\[1\] | float32\[1,2\] | the same shapes | Leave out",
-        batches=[({"w": X}, X), ({"w": X}, X[:1])],
-    ),
-    Row(
-        "explain_effects",
-        "arguments and batches",
-        lambda w: explain_effects(loss, w.params, X, batches=[(w.params, X)]),
-        ValueError,
-        "batches | got 2 | arguments or batches | Write",
-    ),
-    Row(
-        "explain_effects",
-        "a shape for an array",
-        lambda w: explain_effects(loss, w.params, jax.ShapeDtypeStruct((2, 2), jnp.float32)),
-        TypeError,
-        "explain_effects | ShapeDtypeStruct | needs arrays | Pass arrays",
-    ),
-    Row(
-        "explain_effects",
-        "a wrapper",
-        lambda w: explain_effects(autocast(loss_at_call), w.params, X),
-        ValueError,
-        "explain_effects | autocast\\( | already wrapped | Pass the function",
-    ),
-    Row(
-        "explain_effects",
-        "a format that was not asked for",
-        lambda w: explain_effects(loss, w.params, X, formats="float16").of("bfloat16"),
-        ValueError,
-        "format | 'bfloat16' | asked for | formats=",
-    ),
     *_each(
-        (explain, op_stats, compare, check_numerics),
+        (explain, compare, check_numerics),
         "an array for the function",
         lambda w, tool: tool(X),
         TypeError,
@@ -180,69 +58,6 @@ ROWS = [
     ),
     Row(
         "explain",
-        "a device that is misspelled",
-        lambda w: explain(loss, w.params, X, device="h1000"),
-        ValueError,
-        "device='h1000' | Did you mean 'h100' | must be a known device | inspect.Device",
-    ),
-    Row(
-        "explain",
-        "a part of a device's name",
-        lambda w: explain(loss, w.params, X, device=["v5e", "a100-30gb"]),
-        ValueError,
-        "device='a100-30gb' | Did you mean 'a100 80gb' | Known are GB200, .*, and cpu | rates",
-    ),
-    Row(
-        "explain",
-        "a number for a device",
-        lambda w: explain(loss, w.params, X, device=100),
-        TypeError,
-        'device | 100 of type int | the name of a device | Write device="h100"',
-    ),
-    Row(
-        "explain",
-        "a device in GB",
-        lambda w: explain(loss, w.params, X, device=Device("mine", float32=20e12, memory=900)),
-        ValueError,
-        "Device.memory | 900 | in a second | Write 900e9 for",
-    ),
-    Row(
-        "explain",
-        "a rate as text",
-        lambda w: explain(loss, w.params, X, device=Device("mine", float32="20 T", memory=1e12)),
-        TypeError,
-        "Device.float32 | '20 T' | is a number | Write 900e9",
-    ),
-    Row(
-        "explain",
-        "a device without memory",
-        lambda w: explain(loss, w.params, X, device=Device("mine", float32=20e12)),
-        ValueError,
-        "Device | 'mine' | needs float32= and memory= | as Device",
-    ),
-    Row(
-        "explain",
-        "a launch in microseconds",
-        lambda w: Device("mine", float32=20e12, memory=1e12, launch=2),
-        ValueError,
-        "Device.launch | 2 | is seconds | Write 2e-6",
-    ),
-    Row(
-        "explain",
-        "float32 in a dtype without a rate",
-        lambda w: Device("mine", float32=20e12, memory=1e12, multiplies="tf32"),
-        ValueError,
-        "Device.multiplies | 'tf32' | have a rate | Give tf32=",
-    ),
-    Row(
-        "explain",
-        "rates without a name",
-        lambda w: Device(20e12),
-        TypeError,
-        'Device | 2.*of type float | takes a name | Write Device\\("mine"',
-    ),
-    Row(
-        "explain",
         "a policy for a report",
         lambda w: explain(jnp.sin, X).diff(BF16),
         TypeError,
@@ -254,16 +69,6 @@ ROWS = [
         lambda w: explain(jnp.sin, X).diff(explain(jnp.cos, X)),
         ValueError,
         r"Report\.diff | sin and cos | one program | Explain the same function",
-    ),
-    *(
-        Row(
-            name,
-            "no function",
-            lambda w, tool=tool: tool(X),
-            TypeError,
-            rf"{name} | got float32\[2,2\] | of type ndarray | Pass the function itself",
-        )
-        for name, tool in (("audit", audit), ("explain_kept", explain_kept))
     ),
     Row(
         "explain_compiled",
@@ -360,52 +165,31 @@ ROWS = [
     ),
     Row(
         "compare",
-        "a name that no value has",
-        lambda w: compare(jnp.sin, X, against={"output": X}),
+        "dicts without a name in common",
+        lambda w: compare({"a": X}, against={"b": X}),
         ValueError,
-        "against= | 'output' | no value of sin has that name | Did you mean 'output 0'",
+        r"\['a'\] and \['b'\] | no name | both dicts | the same key",
     ),
     Row(
         "compare",
-        "an array of another shape",
-        lambda w: compare(jnp.sin, X, against={"output 0": X[0]}),
-        ValueError,
-        r"against\['output 0'\] | shape \(2,\) | the value has \(2, 2\) | Pass it in the value's",
+        "a dict and a function",
+        lambda w: compare({"a": X}, against=jnp.sin),
+        TypeError,
+        "dict of arrays | of type PjitFunction | another dict as against= | Write compare\\(",
     ),
     Row(
         "compare",
-        "integers to compare with",
-        lambda w: compare(jnp.sin, X, against={"output 0": [1, 2]}),
+        "a function and a dict",
+        lambda w: compare(jnp.sin, X, against={"a": X}),
         TypeError,
-        r"against\['output 0'\] | \[1, 2\] of type list | an array of floats | Pass a NumPy array",
+        "compare | of type dict | takes a callable | Pass the second function as against=",
     ),
     Row(
-        "significant_digits",
-        "one sample",
-        lambda w: significant_digits(jnp.sin, X, samples=1),
-        ValueError,
-        "samples | got 1 | must be at least 2 | Write samples=8",
-    ),
-    Row(
-        "significant_digits",
-        "half a sample",
-        lambda w: significant_digits(jnp.sin, X, samples=2.5),
+        "compare",
+        "lists for arrays",
+        lambda w: compare({"a": [1.0, 2.0]}, against={"a": X}),
         TypeError,
-        "samples | 2.5 of type float | must be an integer | Write one, such as 8",
-    ),
-    Row(
-        "significant_digits",
-        "a result of integers",
-        lambda w: significant_digits(jnp.argsort, X),
-        TypeError,
-        r"significant_digits | int32\[2,2\] | measures floats | Return a float",
-    ),
-    Row(
-        "significant_digits",
-        "a shape for an array",
-        lambda w: significant_digits(jnp.sin, jax.ShapeDtypeStruct((3,), jnp.float32)),
-        TypeError,
-        "significant_digits | ShapeDtypeStruct | needs arrays | Pass arrays",
+        r"arrays of floats | 'a' | \[1.0, 2.0\] of type list | Write compare\(",
     ),
     Row(
         "compare",

@@ -14,7 +14,6 @@ from jmp_autocast import (
     check_numerics,
     compare,
     explain,
-    op_stats,
     quantize_params,
     tune,
 )
@@ -27,18 +26,12 @@ def nnx_loss(net, x):
 
 
 def test_programs_are_read():
-    """`explain` and `op_stats`: of the function, its wrapper, and the gradients of both."""
+    """`explain`: of the function, its wrapper, and the gradients of both."""
     args, mixed = (new_net(), X), integration.autocast(nnx_loss, policy=BF16)
     for f in (nnx_loss, nnx.grad(nnx_loss)):
         assert explain(f, *args, compute_dtype="bfloat16").totals.low_share == 1
-        assert {c.operands[0] for c in dots(f, args)} == {"float32"}
-    assert explain(mixed, *args).totals.low_share == 1
     for f in (mixed, nnx.grad(mixed)):
-        assert {c.operands[0] for c in dots(f, args)} == {"bfloat16"}
-
-
-def dots(fn, args):
-    return [c for c in op_stats(fn, *args) if c.primitive == "dot_general"]
+        assert explain(f, *args).totals.low_share == 1
 
 
 @pytest.mark.slow
@@ -52,9 +45,8 @@ def test_values_and_gradients_are_measured():
     assert kernel.startswith("0/")
     assert not [path for path in comparison.gradients if "mean" in path or "rngs" in path]
     assert 0 < comparison.gradients[kernel].error < 0.1
-    policy = tune(
-        nnx_loss, batches=[args], tolerance=0.5, argnums=0, level="compute", progress=False
-    )
+    start = Policy(level="compute")
+    policy = tune(nnx_loss, *args, tolerance=0.5, argnums=0, policy=start).policy
     assert (policy.compute_dtype, policy.level) == (jnp.bfloat16, "compute")
 
 

@@ -63,7 +63,7 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
 
     Outside of ``jit`` and on one device, the check runs equation by equation, and compiles each
     kind of equation once. Inside ``jit`` and on several devices it is compiled as a whole, which
-    takes up to 27 times as long as to compile the function. It is traced once per signature, as
+    takes up to 32 times as long as to compile the function. It is traced once per signature, as
     with ``jit``. Use it to find a fault, not to train. The modes are those of Paddle's
     ``TensorCheckerConfig``.
 

@@ -24,9 +24,8 @@ from .devices import is_on_one_device, on_device
 from .error_probe import ArrayError, ErrorProbe, distance, distance_and_norms
 from .evaluator import Evaluated, Evaluator
 from .measured import is_measurable, measured_equations
-from .named_values import ProgramComparison, compare_programs
+from .named_values import ProgramComparison, compare_arrays, compare_programs
 from .side_by_side import Program
-from .stored_values import StoredComparison, compare_stored
 
 # `explain` takes shapes, and a user may pass the same arguments here.
 _ABSTRACT = "Pass arrays, or use explain, which computes nothing."
@@ -37,9 +36,7 @@ def compare(
     fn: Callable[..., Any], *args: Any, against: Callable[..., Any], **kwargs: Any
 ) -> ProgramComparison: ...
 @overload
-def compare(
-    fn: Callable[..., Any], *args: Any, against: Mapping[str, Any], **kwargs: Any
-) -> StoredComparison: ...
+def compare(fn: Mapping[str, Any], *, against: Mapping[str, Any]) -> ProgramComparison: ...
 @overload
 def compare(
     fn: Callable[..., Any],
@@ -52,13 +49,13 @@ def compare(
 ) -> Comparison: ...
 @of_a_call("compare(fn, *args)")
 def compare(
-    fn: Callable[..., Any],
+    fn: Any,
     *args: Any,
     policy: PolicyLike | None = None,
     compute_dtype: DTypeLike | None = None,
     level: Level | None = None,
     argnums: int | Sequence[int] | None = None,
-    against: Callable[..., Any] | Mapping[str, Any] | None = None,
+    against: Any = None,
     **kwargs: Any,
 ) -> Any:
     """Runs a function in float32 and in mixed precision, and finds where the error arises.
@@ -73,7 +70,9 @@ def compare(
     as a whole. So are the two backward passes, and all their cotangents are in memory together.
 
     Args:
-        fn: The function in float32, or an `autocast` wrapper, whose options then apply.
+        fn: The function in float32, or an `autocast` wrapper, whose options then apply. Or a dict
+            of arrays by name, to compare with the dict ``against``: what hooks of another framework
+            stored, say.
         *args: Its positional arguments.
         policy: As for `autocast`; None for the wrapper's own, or the default.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
@@ -85,22 +84,19 @@ def compare(
             with itself in mixed precision: a sampler with a trainer, decoding with prefill, a batch
             of 1 with one of 8. Both run as they are, and values belong together by name: the last
             value of a ``jax.named_scope``, what ``jax.ad_checkpoint.checkpoint_name`` names, and
-            the outputs. Or arrays by such names, ``{"layer_0": array, "output 0": logits}``, which
-            another framework computed: what hooks of PyTorch stored, or the logits beside a
-            checkpoint. The last part of a name will do, points stand for slashes, and channels may
-            stand elsewhere, as in NCHW. ``first_beyond()`` is the first value that is off.
+            the outputs. ``first_beyond()`` is the first value that is off.
         **kwargs: Its keyword arguments.
 
     Returns:
         The comparison: ``print(comparison)``, ``comparison.rows``, the worst introduced error
-        first. With ``against`` a `ProgramComparison`, or a `StoredComparison` with arrays.
+        first. With ``against`` a `ProgramComparison`.
 
     Raises:
         TypeError: ``fn`` is not callable, an argument is no array but a
             ``jax.ShapeDtypeStruct``, or ``fn`` returns no scalar float and ``argnums`` is given.
         ValueError: ``fn`` is an `autocast` wrapper that is not enabled, or one whose policy
             ``policy`` contradicts, or ``argnums`` is out of range, or ``against`` comes with one of
-            them; or an array of it has a name or a shape that no value has.
+            them; or two dicts have no name in common.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -123,8 +119,8 @@ def compare(
                 "Pass autocast(fn, ...) or jax.grad(fn) as the functions."
             )
         check_concrete("compare", (args, kwargs), _ABSTRACT)
-        if isinstance(against, Mapping):
-            return compare_stored(fn, against, args, kwargs)
+        if isinstance(fn, Mapping):
+            return compare_arrays(fn, against, args, kwargs)
         return compare_programs(fn, against, args, kwargs)
     wrapper = looked_at(fn, tool_options(compute_dtype, policy, level), "compare", args, kwargs)
     check_concrete("compare", (args, kwargs), _ABSTRACT)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .basic_blocks import EquationRun, Probe
 from .devices import is_whole_on_device, materialized, on_mesh_of, readable
 from .measured import as_real, is_measurable
+from .recorder import EquationRun, Probe
 
 # Names of the dtypes that a result may have in the mixed program, by the code that stands for them
 # in a reading, which has to be an array; "" is any other.

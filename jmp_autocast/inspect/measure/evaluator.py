@@ -23,9 +23,9 @@ from ...interpreters.primitives.structure import (
     scan_direction,
     shard_map_options,
 )
-from .basic_blocks import EquationRun, FlagRef, Given, Probe, Recorder, concatenated
 from .devices import materialized, on_each_device
 from .measured import is_measurable, is_measured, measured_equations
+from .recorder import EquationRun, Probe, Recorder, concatenated, flags_of
 from .side_by_side import Arrays, Programs, SideBySide, Site, Values, refs_of
 
 
@@ -94,14 +94,14 @@ class Evaluator(SideBySide[Recorder]):
     def given(self, arrays: Iterable[Arrays]) -> list[Values]:
         """Returns values that no measured equation of this jaxpr made."""
         # The flags are those of the first program, which all others follow.
-        return [Values(x, frozenset((FlagRef(Given(self._probe, x[0])),))) for x in arrays]
+        return [Values(x, flags_of(self._probe, x[0])) for x in arrays]
 
     def enters(self, eqn: JaxprEqn) -> bool:
         """True for an equation that is measured by what is inside it."""
         return bool(bodies(eqn))
 
     def inside(self, site: Site[Recorder], operands: list[Values]) -> list[Values]:
-        """Runs what is inside an equation: what a call holds is part of the basic block around."""
+        """Runs what is inside an equation; what a call holds is run in its place."""
         rule = self._rules.get(site.eqn.primitive.name)
         if rule is None:
             return super().inside(site, operands)
@@ -121,7 +121,7 @@ class Evaluator(SideBySide[Recorder]):
         results = list(map(run, range(len(arrays)), arrays))
         refs = refs_of(operands)
         if is_measured(eqn):
-            if self._probe.flags and (axes := collective_axes(eqn)):
+            if self._probe.has_flags and (axes := collective_axes(eqn)):
                 refs = refs_of(self.given((_on_all_devices(x, axes),) for x in arrays[0]))
             # With several programs there are several reductions over a result. Over that of one
             # program there is one, and to compile a branch per result cost more than it saved.

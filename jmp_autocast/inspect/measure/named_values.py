@@ -8,7 +8,6 @@ none: a loop over tokens makes as many as it has iterations.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from ...interpreters.compat import (
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.reading import checkpoint_name_in
 from ...interpreters.primitives.structure import bodies, is_call
+from ...policies.errors import wrong_type
 from ..calls import traced
 from ..export import Exported, cut, table
 from ..signature import Traced
@@ -71,7 +71,7 @@ class ProgramComparison(Exported):
     """What ``compare(fn, ..., against=other)`` returns.
 
     Args:
-        name: The first function's name.
+        name: The first function's name; ``"arrays"`` for a dict of arrays.
         against: The second function's name.
         values: The named values that both programs have in one shape, in the order of the first.
         outputs: The outputs that both return in one shape, by their position.
@@ -107,9 +107,11 @@ class ProgramComparison(Exported):
             >>> compare(jnp.sin, jnp.ones(4), against=jax.jit(jnp.sin)).summary
             'sin against sin: outputs differ by 0 at most, and err by 0; 0 named values'
         """
-        worst = max((each.difference for each in self.outputs.values()), default=0.0)
-        error = max((each.error for each in self.outputs.values()), default=0.0)
-        line = f"{self.name} against {self.against}: outputs differ by {worst:.2g} at most"
+        compared = [*self.outputs.values()] or self.values
+        worst = max((each.difference for each in compared), default=0.0)
+        error = max((each.error for each in compared), default=0.0)
+        what = "outputs" if self.outputs else "values"
+        line = f"{self.name} against {self.against}: {what} differ by {worst:.2g} at most"
         return cut(f"{line}, and err by {error:.2g}; {len(self.values)} named values")
 
     def first_beyond(self, tolerance: float = 1e-3) -> NamedError | None:
@@ -145,19 +147,14 @@ class ProgramComparison(Exported):
         return "\n".join(lines)
 
 
-def values_of(
-    closed: ClosedJaxpr, arrays: Sequence[Any], ended: dict[str, int] | None = None
-) -> dict[str, Any]:
+def values_of(closed: ClosedJaxpr, arrays: Sequence[Any]) -> dict[str, Any]:
     """Returns the values of a program by their names, its outputs among them.
 
     Args:
         closed: The jaxpr.
         arrays: Its arguments.
-        ended: Takes, by the name of each value, how many were made before it.
     """
     found: dict[str, Any] = {}
-    ended = {} if ended is None else ended
-    count = itertools.count()
 
     def run(jaxpr: AnyJaxpr, args: Sequence[Any], path: tuple[str, ...]) -> list[Any]:
         def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
@@ -173,15 +170,12 @@ def values_of(
                 if name := checkpoint_name_in(eqn):
                     scopes.append(name)
                 found.update(dict.fromkeys(scopes, measured[0]))
-                ended.update(dict.fromkeys(scopes, next(count)))
             return made
 
         return evaluate(jaxpr, consts_of(jaxpr), args, literal_value, step)
 
     outputs = enumerate(run(closed, arrays, ()))
-    returned = {f"{OUTPUT}{i}": x for i, x in outputs if is_measurable(jax.typeof(x))}
-    ended.update(dict.fromkeys(returned, next(count)))
-    return found | returned
+    return found | {f"{OUTPUT}{i}": x for i, x in outputs if is_measurable(jax.typeof(x))}
 
 
 def compare_programs(
@@ -205,36 +199,61 @@ def compare_programs(
     @jax.jit
     def run(*arrays: Any) -> Traced:
         pairs = zip(calls, arrays, strict=True)
-        one, two = (values_of(closed, each) for (_, closed), each in pairs)
-        made, dtypes, unmatched = [], {}, []
-        for name in dict.fromkeys([*one, *two]):
-            x, y = one.get(name), two.get(name)
-            if x is None or y is None or x.shape != y.shape:
-                unmatched.append(name)
-                continue
-            dtypes[name] = (x.dtype.name, y.dtype.name)
-            made.append((distance(x, y), largest_difference(x, y)))
-        return Traced(made, (tuple(dtypes.items()), tuple(unmatched)))
+        return _errors(*(values_of(closed, each) for (_, closed), each in pairs))
 
     found = run(*(call.arrays for call, _ in calls))
-    dtypes, unmatched = found.static
-    errors = named_errors(found.arrays, dtypes)
-    return ProgramComparison(name_of(fn), name_of(other), *errors, unmatched)
+    return _comparison(name_of(fn), name_of(other), found)
 
 
-def named_errors(
-    made: Sequence[tuple[ArrayError, Any]], names: Sequence[tuple[str, tuple[str, str]]]
-) -> tuple[tuple[NamedError, ...], dict[str, NamedError]]:
-    """Returns the errors of named values, and those of outputs by their position.
+def compare_arrays(
+    arrays: Mapping[str, Any], others: Mapping[str, Any], args: Any, kwargs: Any
+) -> ProgramComparison:
+    """Compares the arrays of the same name in two dicts.
 
     Args:
-        made: How far each value is off, relative and at most, as arrays.
-        names: The name of each value, which may stand twice, and its dtypes.
+        arrays: The references, by name.
+        others: The arrays that are compared with them.
+        args: Positional arguments, of which there must be none.
+        kwargs: Keyword arguments, of which there must be none.
     """
-    found = jax.tree.map(lambda x: x.item(), jax.device_get(made))
+    if args or kwargs or not isinstance(others, Mapping):
+        raise wrong_type("compare of a dict of arrays takes another dict as against=", others, _FIX)
+    for name, x in (*arrays.items(), *others.items()):
+        if not hasattr(x, "dtype") or not is_measurable(jax.typeof(x)):
+            raise wrong_type(f"compare takes arrays of floats, and {name!r}", x, _FIX)
+    if not arrays.keys() & others.keys():
+        raise ValueError(
+            "compare finds no name that both dicts of arrays have, in "
+            f"{sorted(arrays)[:12]} and {sorted(others)[:12]}. "
+            "Give both arrays of one value the same key."
+        )
+    found = jax.jit(_errors)(dict(arrays), dict(others))
+    return _comparison("arrays", "arrays", found)
+
+
+_FIX = "Write compare({'layer_0': x}, against={'layer_0': y})."
+
+
+def _errors(one: Mapping[str, Any], two: Mapping[str, Any]) -> Traced:
+    """Returns the error of each value that both have in one shape, and what identifies it."""
+    made, dtypes, unmatched = [], [], []
+    for name in dict.fromkeys([*one, *two]):
+        x, y = one.get(name), two.get(name)
+        if x is None or y is None or x.shape != y.shape:
+            unmatched.append(name)
+            continue
+        dtypes.append((name, (x.dtype.name, y.dtype.name)))
+        made.append((distance(x, y), largest_difference(x, y)))
+    return Traced(made, (tuple(dtypes), tuple(unmatched)))
+
+
+def _comparison(name: str, against: str, found: Traced) -> ProgramComparison:
+    names, unmatched = found.static
+    made = jax.tree.map(lambda x: x.item(), jax.device_get(found.arrays))
     errors = [
         NamedError(**dataclasses.asdict(error), name=name, dtypes=pair, difference=difference)
-        for (error, difference), (name, pair) in zip(found, names, strict=True)
+        for (error, difference), (name, pair) in zip(made, names, strict=True)
     ]
     outputs = {e.name.removeprefix(OUTPUT): e for e in errors if e.name.startswith(OUTPUT)}
-    return tuple(e for e in errors if not e.name.startswith(OUTPUT)), outputs
+    values = tuple(e for e in errors if not e.name.startswith(OUTPUT))
+    return ProgramComparison(name, against, values, outputs, unmatched)

@@ -12,9 +12,9 @@ import numpy as np
 from jax import lax
 
 from ...interpreters.compat import Tracer, is_ref
-from .basic_blocks import EquationRun, Probe
 from .devices import readable
 from .measured import as_real, is_measurable
+from .recorder import EquationRun, Probe
 
 # Rounding to float16: 65520 and above become infinite, 2**-25 and below become 0. The largest
 # float16 is 65504 with 65520 half a step above it; the smallest is 2**-24. Ties go to even.
@@ -70,6 +70,14 @@ class Reading(NamedTuple):
     first: Any
 
 
+# The flags of a value: it holds a NaN, it holds an infinity.
+_NAN, _INF = np.uint8(1), np.uint8(2)
+
+
+def _flags(nan: Any, inf: Any) -> Any:
+    return nan.astype(np.uint8) * _NAN | inf.astype(np.uint8) * _INF
+
+
 class NumericsProbe(Probe):
     """Counts what each equation makes, and marks the equation that made the first fault.
 
@@ -82,7 +90,7 @@ class NumericsProbe(Probe):
         ranges: Count more than NaNs and infinities. It takes twice as long to compile.
     """
 
-    flags = 2  # holds a NaN; holds an infinity
+    has_flags = True
 
     def __init__(self, overflow: bool = False, ranges: bool = True) -> None:
         self._overflow = overflow
@@ -96,36 +104,34 @@ class NumericsProbe(Probe):
         """Counts what is in the results of an equation."""
         (results,) = run.results
         counts = [_counts(x, self._ranges) for x in results if is_measurable(jax.typeof(x))]
-        # Scalars, not a vector: the basic block stacks those of all its equations at once, and XLA
-        # would compile a concatenation for each equation.
+        # Scalars, not a vector: those of all equations are stacked at once, and XLA would compile a
+        # concatenation for each equation.
         return functools.reduce(_sum, counts)
 
-    def flags_of(self, array: Any) -> list[Any]:
+    def flags_of(self, array: Any) -> Any:
         """Returns whether an array, or what a ref refers to, holds a NaN, and an infinity."""
         if is_ref(jax.typeof(array)):
             array = array[...]  # NumPy takes a ref for a sequence, which never ends in a trace
         if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
-            return [False, False]
+            return np.uint8(0)
         if isinstance(array, jax.Array) and not isinstance(array, Tracer):
             # Counted as results are: XLA has compiled that already where a gradient is returned.
-            counts = jax.device_get(_counts(array, self._ranges))
-            return [counts.nan > 0, counts.inf > 0]
+            return self.flags_made(jax.device_get(_counts(array, self._ranges)))
         # NumPy looks at its own arrays here and now: XLA gets nothing to compile for them.
         numpy = jnp if isinstance(array, jax.Array) else np
         array = readable(array) if isinstance(array, jax.Array) else array
         # One reduction: it is NaN where an element is. A NaN excuses infinities as well, so that
         # nobody asks for those beside it.
         largest = numpy.max(numpy.abs(array), initial=0)
-        return [numpy.isnan(largest), numpy.isinf(largest)]
+        return _flags(numpy.isnan(largest), numpy.isinf(largest))
 
     def flags_made(self, measured: Any) -> Any:
-        """Returns whether there is a NaN, and whether an infinity, in what equations made."""
-        numpy = np if isinstance(measured.nan, np.ndarray) else jnp
-        return numpy.stack([measured.nan, measured.inf], 1) > 0
+        """Returns whether the results of an equation hold a NaN, and an infinity."""
+        return _flags(measured.nan > 0, measured.inf > 0)
 
     def settle(self, measured: Any, held: Any, ticks: Any) -> Reading:
         """Returns the readings of equations that have each run once."""
-        counts, (nan, inf) = measured, held.T
+        counts, nan, inf = measured, held & _NAN > 0, held & _INF > 0
         # inf - inf is a NaN: an operand's NaN excuses both, an operand's infinity only infinities.
         bad = (counts.nan > 0) & ~nan | (counts.inf > 0) & ~nan & ~inf
         if self._overflow:

@@ -1,337 +1,81 @@
-"""`explain_kept`: what a function keeps for its backward pass, why, and what it computes again."""
+"""What a program keeps for its backward pass: bytes, by dtype, by what makes it and by scope."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence, Set
-from typing import Any, ClassVar
+import re
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ...autocast import Autocast, PlannedCall
-from ...call import arguments
-from ...call.arguments import check_function, name_of
-from ...call.fitting import of_a_call
-from ...interpreters import Source
 from ...interpreters.after.provenance import entering, follow, leaving
 from ...interpreters.compat import (
     AnyJaxpr,
-    ClosedJaxpr,
     JaxprEqn,
     Literal,
     body_of,
     fresh_make_jaxpr,
-    jaxpr_as_fun,
     name_stack,
     without_dead_equations,
 )
-from ...interpreters.keep.account import (
-    CutJaxpr,
-    CutValue,
-    Island,
-    KeptArray,
-    cut_jaxprs,
-    islands,
-    kept_arrays,
-)
-from ...interpreters.keep.choice import ResidualChoice
-from ...interpreters.keep.emit import Emitter, has_loop
+from ...interpreters.plan.float_dtypes import is_in
 from ...interpreters.primitives.evaluate import of_positions
-from ...interpreters.primitives.structure import bodies, equations_in, runs_again
+from ...interpreters.primitives.held_contraction import contraction_in
+from ...interpreters.primitives.structure import bodies, equations_in
 from ...interpreters.primitives.traits import having
-from ...keep_less import KeepLess, keep_less
-from ...policies import COMPUTE_DTYPES, FLOAT32
-from ..export import cut, labeled, scaled, table
-from ..page.page import Page, Paged, section, tables_page
+from ...policies import FLOAT32, narrow_dtypes
+from ..export import scaled, table
+from ..measure.measured import user_scopes
 from .jaxprs import nbytes_of
-from .products import alike
 
-# Half a screen of groups each; `arrays` and `islands` hold all.
 _SHOWN = 16
-
-# More bars than a reader looks at; JSON has all.
-_BARS, _PICTURES, _SCOPES = 400, 6, 40
-
-_OF_SCOPES = "scope, bytes kept, bytes computed again"
 
 
 @dataclasses.dataclass(frozen=True)
-class KeptReport(Paged):
-    """What `jmp_autocast.inspect.explain_kept` returns.
+class KeptRow:
+    """Arrays that a program keeps for its backward pass, of one dtype, origin and scope.
 
     Args:
-        name: The function's name.
-        residuals: What was asked for: a word, or a share.
-        declared_nbytes: The bytes that `jax.vjp` of the function keeps without a plan, as
-            ``residual_nbytes`` in `Totals` counts them; None where JAX cannot differentiate it.
-        nbytes: The bytes that it keeps with the plan, counted alike.
-        arrays: The arrays that the planned jaxprs keep, the largest first. What is not planned, as
-            with ``"auto"`` what stands in no loop, is in the totals alone.
-        islands: What is computed again, in program order.
-        cuts: The planned jaxprs, value by value, that which keeps the most first.
-        because: Why nothing is computed again, in a sentence; "" where something is.
+        dtype: Their dtype.
+        primitive: The primitive that makes them; ``""`` for the carry of a loop.
+        scope: The names of the scopes around it, joined by ``/``, with ``*`` for numbers, so that
+            equal layers are one row.
+        arrays: The number of arrays. The values of all iterations of a ``scan`` are one array.
+        nbytes: Their bytes.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import keep_less
-        >>> from jmp_autocast.inspect import explain_kept
-        >>> @keep_less
-        ... def loss(params, x):
-        ...     layer = lambda x, w: (jax.nn.gelu(x @ w), None)
-        ...     return jax.lax.scan(layer, x, params["w"])[0].sum()
-        >>> report = explain_kept(loss, {"w": jnp.ones((3, 8, 8))}, jnp.ones((4, 8)))
-        >>> [(array.shape, array.times, array.primitive) for array in report.arrays]
-        [((4, 8), 3, ''), ((4, 8), 3, 'dot_general')]
+        >>> from jmp_autocast import BF16, explain
+        >>> def loss(w, x):
+        ...     with jax.named_scope("layer_0"):
+        ...         return jnp.sin(x @ w)
+        >>> rows = explain(loss, jnp.ones((8, 8)), jnp.ones((4, 8)), policy=BF16).kept
+        >>> [(row.dtype, row.primitive, row.scope, row.nbytes) for row in rows]
+        [('bfloat16', 'convert_element_type', 'layer_*', 192), ('bfloat16', 'cos', 'layer_*', 64)]
     """
 
-    _computed: ClassVar[tuple[str, ...]] = ("share",)
-
-    name: str
-    residuals: str | float
-    declared_nbytes: int | None
-    nbytes: int | None
-    arrays: tuple[KeptArray, ...]
-    islands: tuple[Island, ...]
-    cuts: tuple[CutJaxpr, ...]
-    because: str = ""
-
-    @property
-    def share(self) -> float:
-        """The bytes that are kept, as a share of those that are kept without a plan.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast.inspect import explain_kept
-            >>> explain_kept(jnp.sin, jnp.ones(4)).share  # without a loop nothing changes
-            1.0
-        """
-        return (self.nbytes or 0) / self.declared_nbytes if self.declared_nbytes else 1.0
-
-    @property
-    def summary(self) -> str:
-        """The report in one line.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast.inspect import explain_kept
-            >>> explain_kept(jnp.sin, jnp.ones(4)).summary
-            "sin: 16 B kept for the backward pass, 16 B without residuals='auto'"
-        """
-        if self.nbytes is None or self.declared_nbytes is None:
-            return f"{self.name}: JAX cannot differentiate it"
-        line = f"{self.name}: {scaled(self.nbytes)}B kept for the backward pass"
-        if self.residuals == "declared":
-            return line
-        return f"{line}, {scaled(self.declared_nbytes)}B without residuals={self.residuals!r}"
-
-    def _page(self) -> Page:
-        """Returns the page: a picture of each cut, and tables of the arrays and the islands."""
-        of_arrays = "bytes, dtype, shape, times, made by, read by, because, scope, source"
-        of_islands = "bytes, FLOPs, times, computed again, scope"
-        sections = [
-            section("Arrays that are kept, the largest first", of_arrays, self.arrays),
-            section("Computed again, in program order", of_islands, self.islands),
-        ]
-        by_scope = self.by_scope()
-        rows = [(scope or "no scope", *nbytes) for scope, nbytes in by_scope.items()]
-        sections.insert(0, section("By scope, the most bytes first", _OF_SCOPES, rows))
-        some = [each for each in self.cuts[:_PICTURES] if each.values]
-        cuts = [(each.scope, each.times, len(each.values), _largest(each)) for each in some]
-        page = tables_page("Kept for the backward pass", self.name, self.summary, sections, cuts)
-        return page._replace(data={**page.data, "scopes": rows[:_SCOPES]})
-
-    def by_scope(self) -> dict[str, tuple[int, int]]:
-        """Returns the bytes that are kept and those that are computed again, by scope.
-
-        Scopes that differ by a number alone, as those of layers, are one. Those of the most bytes
-        are the first.
-
-        Example:
-            >>> import jax, jax.numpy as jnp
-            >>> from jmp_autocast.inspect import explain_kept
-            >>> def loss(params, x):
-            ...     layer = lambda x, w: (jax.nn.silu(x @ w), None)
-            ...     with jax.named_scope("layers"):
-            ...         return jax.lax.scan(layer, x, params["w"])[0].sum()
-            >>> explain_kept(loss, {"w": jnp.ones((3, 8, 8))}, jnp.ones((4, 8))).by_scope()
-            {'layers': (768, 384)}
-        """
-        found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
-        for k, items in enumerate((self.arrays, self.islands)):
-            for item in items:
-                found[alike(item.scope)][k] += item.nbytes
-        by_bytes = sorted(found.items(), key=lambda pair: -sum(pair[1]))
-        return {scope: (kept, again) for scope, (kept, again) in by_bytes}
-
-    def __str__(self) -> str:
-        """Returns the summary, the arrays and the islands, those that are alike together."""
-        return "\n".join([cut(self.summary), "", *self.tables()])
-
-    def tables(self) -> list[str]:
-        """Returns the lines of two tables: what is kept and why, and what is computed again.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast.inspect import explain_kept
-            >>> report = explain_kept(jnp.sin, jnp.ones(4))
-            >>> report.tables()[0], report.because[:23]
-            ('again       nothing is computed again', "'auto' plans loops only")
-        """
-        because = self.because or None
-        nothing = labeled({"again": "nothing is computed again", "because": because})
-        if not self.arrays and not self.islands:
-            return nothing
-
-        def of_array(a: KeptArray) -> Any:
-            what = f"{a.dtype} {list(a.shape)}"
-            return what, a.primitive or "input", ", ".join(a.readers), a.reason
-
-        def again(item: tuple[Sequence[str], Sequence[Island]]) -> list[Any]:
-            names, found = item
-            counts = collections.Counter(names)
-            text = ", ".join(f"{n} {k}" if n > 1 else k for k, n in counts.items())
-            return [scaled(_nbytes(found)), scaled(sum(i.flops for i in found)), text]
-
-        columns = {"bytes": ">7", "kept": "23", "made by": "14", "read by": "15", "because": ""}
-        kept = lambda item: [scaled(_nbytes(item[1])), *item[0]]  # noqa: E731
-        more = "more; KeptReport.arrays has all"
-        lines = table(columns, _groups(self.arrays, of_array), kept, _SHOWN, more)
-        if self.because:
-            return [*lines, "", *nothing]
-        columns = {"bytes": ">7", "FLOPs": ">7", "computed again, and not kept": ""}
-        islands = _groups(self.islands, lambda island: island.recomputed)
-        more = "more; KeptReport.islands has all"
-        return [*lines, "", *table(columns, islands, again, _SHOWN, more)]
+    dtype: str
+    primitive: str
+    scope: str
+    arrays: int
+    nbytes: int
 
 
-def _groups(items: Sequence[Any], key: Callable[[Any], Any]) -> list[tuple[Any, list[Any]]]:
-    """Returns what is alike together, the groups of the most bytes first."""
-    found: dict[Any, list[Any]] = collections.defaultdict(list)
-    for item in items:
-        found[key(item)].append(item)
-    return sorted(found.items(), key=lambda group: -_nbytes(group[1]))
+def kept_lines(rows: Sequence[KeptRow]) -> list[str]:
+    """Returns the lines of the table of kept arrays; none without rows."""
+    if not rows:
+        return []
+    columns = {"bytes": ">7", "arrays": ">7", "dtype": "10", "kept, made by": "24", "scope": ""}
 
+    def cells(row: KeptRow) -> list[Any]:
+        return [scaled(row.nbytes), row.arrays, row.dtype, row.primitive or "a loop", row.scope]
 
-def _largest(cut: CutJaxpr) -> list[CutValue]:
-    """Returns the largest values of a cut, in program order."""
-    sizes = [-value.nbytes for value in cut.values]
-    first = sorted(range(len(sizes)), key=sizes.__getitem__)[:_BARS]
-    return [cut.values[k] for k in sorted(first)]
-
-
-def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:
-    return sum(item.nbytes for item in items)
-
-
-@of_a_call("explain_kept(fn, *args)")
-def explain_kept(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> KeptReport:
-    """Reports what a function keeps for its backward pass, and what is computed again instead.
-
-    It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array. A symbolic
-    length counts as 128. The counts are those of jaxprs; XLA may merge equal arrays, and
-    compute cheap ones again by itself.
-
-    Args:
-        fn: A `keep_less` or `autocast` wrapper, whose options then apply; any other function is
-            treated as `keep_less` treats it by default. Pass the loss, not its gradient.
-        *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``.
-        **kwargs: Its keyword arguments.
-
-    Returns:
-        The report, for ``print(report)``, ``report.arrays`` and ``report.islands``.
-
-    Raises:
-        TypeError: ``fn`` is not callable.
-        ValueError: ``fn`` is an `autocast` wrapper that is not enabled.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import BF16, autocast
-        >>> from jmp_autocast.inspect import explain_kept
-        >>> def loss(params, x):
-        ...     layer = lambda x, w: (jax.nn.gelu(x @ w), None)
-        ...     return jax.lax.scan(layer, x, params["w"])[0].sum()
-        >>> mixed = autocast(loss, policy=BF16, residuals="auto")
-        >>> report = explain_kept(mixed, {"w": jnp.ones((3, 8, 8))}, jnp.ones((4, 8)))
-        >>> report.islands[-1].recomputed.count("tanh"), report.share < 0.5
-        (1, True)
-    """
-    check_function(fn, "explain_kept", "Pass the function itself, then its arguments.")
-    if isinstance(fn, Autocast):
-        return kept_of(fn.planned(*args, **kwargs), name_of(fn))
-    wrapper: Any = fn if isinstance(fn, KeepLess) else keep_less(fn)
-    call, closed = wrapper.traced(args, kwargs, abstract=True)
-    return _report(name_of(fn), closed, call, wrapper.choice)
-
-
-def kept_of(planned: PlannedCall, name: str) -> KeptReport:
-    """Returns the report of a call of a wrapper of `autocast`.
-
-    Args:
-        planned: The planned call.
-        name: The function's name.
-    """
-    closed = fresh_make_jaxpr(planned.declared, *planned.call.shapes)
-    return _report(name, closed, planned.call, planned.residuals)
-
-
-def arrays_kept(planned: PlannedCall) -> list[KeptArray]:
-    """Returns the arrays that a call of a wrapper of `autocast` keeps, as its residuals say.
-
-    Args:
-        planned: The planned call.
-    """
-    closed = fresh_make_jaxpr(planned.declared, *planned.call.shapes)
-    return kept_arrays(_cut(closed, planned.call, planned.residuals)[0].planned)
-
-
-def _cut(
-    closed: ClosedJaxpr, call: arguments.Call, choice: ResidualChoice
-) -> tuple[Emitter, ClosedJaxpr]:
-    """Returns what was planned for the backward pass of a program, and the program that does it."""
-    emitter, is_param = Emitter(choice), [source is Source.PARAM for source in call.sources]
-    return emitter, fresh_make_jaxpr(lambda *xs: emitter.run(closed, xs, is_param), *call.shapes)
-
-
-def _report(
-    name: str, closed: ClosedJaxpr, call: arguments.Call, choice: ResidualChoice
-) -> KeptReport:
-    shapes, is_param = call.shapes, [source is Source.PARAM for source in call.sources]
-    emitter = Emitter(choice)
-
-    def keeps(program: Callable[..., Any]) -> KeptBytes:
-        return kept_bytes(program, shapes, [i for i, param in enumerate(is_param) if param])
-
-    declared = kept = keeps(jaxpr_as_fun(closed))
-    if not choice.is_off:
-        emitter, after = _cut(closed, call, choice)
-        kept = keeps(jaxpr_as_fun(after))
-    return KeptReport(
-        name,
-        choice.residuals,
-        declared.nbytes,
-        kept.nbytes,
-        tuple(kept_arrays(emitter.planned)),
-        tuple(islands(emitter.planned)),
-        tuple(cut_jaxprs(emitter.planned)),
-        "" if choice.is_off or islands(emitter.planned) else _because(closed, choice, keeps),
-    )
-
-
-def _because(closed: ClosedJaxpr, choice: ResidualChoice, keeps: Callable[..., Any]) -> str:
-    """Returns why nothing of a program is computed again, "" where it is not known."""
-    if any(runs_again(eqn) for eqn, _ in equations_in(closed)):
-        either = f"a layer takes that or residuals={choice.residuals!r}"
-        return f"jax.checkpoint keeps what its policy saves; {either}"
-    if not choice.loops_only or has_loop(closed):
-        return ""
-    whole = Emitter(dataclasses.replace(choice, residuals="recompute"))
-    nbytes = keeps(lambda *xs: whole.run(closed, xs, [False] * len(xs))).nbytes
-    more = f"; 'recompute' would keep {scaled(nbytes)}B" if nbytes else ""
-    return f"{choice.residuals!r} plans loops only, and there is none{more}"
+    return ["", *table(columns, rows, cells, _SHOWN, "more; report.kept has all")]
 
 
 # A parameter stays one through these: what the backward pass keeps of it is in memory anyway.
@@ -353,22 +97,25 @@ class KeptBytes:
 
     Args:
         nbytes: All of them, None where they are not known.
-        float32_nbytes: Those in float32.
+        float32_nbytes: Those in float32, or float64 where that is the wide dtype.
         uncast_nbytes: What the same arrays would take if nothing were cast: all in float32, a copy
             is the array itself, and that of an input is in memory anyway.
         error: Why they are not known: what JAX, or a rule of the user's own, said.
+        rows: The arrays by dtype, primitive and scope, the most bytes first.
     """
 
     nbytes: int | None = None
     float32_nbytes: int | None = None
     uncast_nbytes: int | None = None
     error: str = ""
+    rows: tuple[KeptRow, ...] = ()
 
 
 def kept_bytes(
     program: Callable[..., Sequence[Any]],
     shapes: Sequence[Any],
     params: Sequence[int],
+    wide: np.dtype = FLOAT32,
 ) -> KeptBytes:
     """Returns what `jax.vjp` of a program keeps.
 
@@ -382,6 +129,7 @@ def kept_bytes(
         program: From arrays to arrays.
         shapes: What it takes.
         params: The positions of its parameters.
+        wide: The wide dtype of the policy.
     """
     floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
     wanted = [i for i in params if i in floats] or floats
@@ -411,11 +159,44 @@ def kept_bytes(
     views: dict[Any, Any] = {eqn.outvars[0]: eqn.invars[1] for eqn in jaxpr.eqns if _is_view(eqn)}
     arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
-    full = sum(nbytes_of(v) for v in arrays if getattr(v.aval, "dtype", None) == FLOAT32)
-    return KeptBytes(sum(map(nbytes_of, arrays)), full, _uncast_nbytes(jaxpr, arrays))
+    full = sum(nbytes_of(v) for v in arrays if is_in(getattr(v.aval, "dtype", None), wide))
+    return KeptBytes(
+        sum(map(nbytes_of, arrays)),
+        full,
+        _uncast_nbytes(jaxpr, arrays, wide),
+        rows=_rows(jaxpr, arrays),
+    )
 
 
-def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any]) -> int:
+def _rows(jaxpr: AnyJaxpr, arrays: Iterable[Any]) -> tuple[KeptRow, ...]:
+    counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
+    nbytes: collections.Counter[tuple[str, str, str]] = collections.Counter()
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    for v in arrays:
+        primitive, names = _maker(makers[v], v) if v in makers else ("", ())
+        key = str(getattr(v.aval, "dtype", None)), primitive, re.sub(r"\d+", "*", "/".join(names))
+        counts[key] += 1
+        nbytes[key] += nbytes_of(v)
+    rows = [KeptRow(*key, counts[key], nbytes[key]) for key in counts if nbytes[key]]
+    return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.scope, row.primitive)))
+
+
+def _maker(eqn: JaxprEqn, v: Any) -> tuple[str, tuple[str, ...]]:
+    """Returns the primitive that makes a result, also inside a call or loop, and its scopes."""
+    names = user_scopes(eqn)
+    held = bodies(eqn)
+    if len(held) != 1:
+        return (contraction_in(eqn) or eqn).primitive.name, names
+    body, k = body_of(held[0].jaxpr), held[0].results.index(eqn.outvars.index(v))
+    inner = body.outvars[k]
+    makers = (each for each in body.eqns if inner in each.outvars)
+    if isinstance(inner, Literal) or (maker := next(makers, None)) is None:
+        return "", names
+    primitive, more = _maker(maker, inner)
+    return primitive, (*names, *more)
+
+
+def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any], wide: np.dtype) -> int:
     """Returns the bytes of arrays as they would be without casts to narrower dtypes."""
     # Of a program in float32 there is no trace: to differentiate it as well would take half as long
     # again as the whole report.
@@ -426,9 +207,9 @@ def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any]) -> int:
             array = casts[array]
         sources.add(array)
     sources.difference_update(jaxpr.invars)
-    narrow = {dtype.name for dtype in COMPUTE_DTYPES}
+    narrow = {dtype.name for dtype in narrow_dtypes(wide)}
     names = ((v, str(getattr(v.aval, "dtype", None))) for v in sources)
-    return sum(nbytes_of(v, FLOAT32.name if name in narrow else None) for v, name in names)
+    return sum(nbytes_of(v, wide.name if name in narrow else None) for v, name in names)
 
 
 def _is_cast(eqn: JaxprEqn) -> bool:

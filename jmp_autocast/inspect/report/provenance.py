@@ -66,7 +66,7 @@ def causes_of(visits: Sequence[Visit]) -> list[tuple[int, ...]]:
 
 
 _MOVES = having("moves")
-_NEEDS = {READ_BY + row.reader: row for row in ROWS if row.reader}
+NEEDS = {READ_BY + row.reader: row for row in ROWS if row.reader}
 
 
 def readers_in_words(visits: Sequence[Visit]) -> dict[int, str]:
@@ -87,7 +87,7 @@ def readers_in_words(visits: Sequence[Visit]) -> dict[int, str]:
         >>> row.cause.partition(", ")[0]
         'read by what ranks it: top_k'
     """
-    needed = {v.index: row for v in visits if (row := _NEEDS.get(v.plan.reason.cause))}
+    needed = {v.index: row for v in visits if (row := NEEDS.get(v.plan.reason.cause))}
     if not needed:
         return {}
     users: list[list[int]] = [[] for _ in visits]

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from ...policies.errors import wrong_type
-from ..export import WIDTH, counted, cut, labeled, scaled, table
-from ..page.page import Page, Paged, section, tables_page
-from .device_table import device_lines, device_sections
-from .kept import KeptReport
+from ..export import WIDTH, cut, labeled, scaled, table
+from ..page.page import Page, Paged, section
+from .at_risk import AtRisk, risk_lines
+from .kept import KeptRow, kept_lines
 from .page_rows import data_of
-from .roofline import DeviceTime, Roofline
 from .rows import Row, note_on_sizes, reason_of, short_dtypes
-from .totals import Share, Totals, by_dtype, guarded
-from .wire import Wire
-
-# A screen of changes. A program of 48 layers may have thousands.
-_CHANGES = 40
+from .totals import Share, Totals, by_dtype, guarded, item_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,71 +47,11 @@ class Change:
         return f"{cut(where)}\n    {cut(f'{was}  =>  {now}', WIDTH - 4)}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference(Paged):
-    """What ``report.difference(other)`` returns.
+_UNKNOWN = "operands keep their declared dtypes; register_rule gives one"
 
-    Args:
-        name: The function's name.
-        equations: The number of equations.
-        totals: What the program costs, before and after, by what it is: FLOPs and bytes of each
-            dtype, casts, bytes kept for the backward pass. None where it is not known.
-        changes: The equations whose dtypes differ, in program order.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain
-        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
-        >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
-        >>> explain(f, x, policy=BF16).difference(careful).totals["FLOPs in bfloat16"]
-        (1088, 1024)
-    """
-
-    _computed: ClassVar[tuple[str, ...]] = ("summary",)
-
-    name: str
-    equations: int
-    totals: Mapping[str, tuple[int | None, int | None]]
-    changes: tuple[Change, ...]
-
-    @property
-    def summary(self) -> str:
-        """The difference in one line.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
-            >>> report = explain(jnp.tanh, jnp.ones(4), policy=BF16)
-            >>> report.difference(report).summary
-            'tanh: 0 of 1 equation differ'
-        """
-        count = counted(self.equations, "equation")
-        return cut(f"{self.name}: {len(self.changes)} of {count} differ")
-
-    def __str__(self) -> str:
-        """Returns the summary, a table of totals, and one of the equations that differ."""
-        columns = {"before": ">9", "after": ">9", "total": ""}
-        total = lambda item: [*map(_number, item[1]), item[0]]  # noqa: E731
-        lines = table(columns, list(self.totals.items()), total)
-        changed = {"primitive": "16", "before": "16", "after": "16", "scope": "18", "because": ""}
-        if self.changes:
-            lines += ["", *table(changed, self.changes, _cells, _CHANGES, "more in .changes")]
-        return "\n".join([self.summary, "", *lines])
-
-    def _page(self) -> Page:
-        """Returns the page: the two tables, with all changes."""
-        columns = "primitive, before, after, scope, because, because now, source"
-        rows = [
-            (*_cells(each)[:-1], reason_of(each.before), reason_of(each.after), each.before.source)
-            for each in self.changes
-        ]
-        totals = [(name, *map(_number, pair)) for name, pair in self.totals.items()]
-        sections = [
-            section("What the program costs", "total, before, after", totals),
-            section("Equations whose dtypes differ", columns, rows),
-        ]
-        return tables_page("Two policies", self.name, self.summary, sections)
-
+# The columns of the tables of a page, as the fields stand.
+_OF_KEPT = "dtype, made by, scope, arrays, bytes"
+_OF_RISKS = "primitive, dtype, reason, because, equations, scope, source"
 
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
@@ -132,18 +67,11 @@ class Report(Paged):
         rows: A row per equation, in program order.
         totals: Sums over the rows.
         dtype_reason: Why this compute dtype, where the device chose it; else ``""``.
-        kept: What is kept for the backward pass with ``autocast(residuals=...)``, and what it would
-            be without; None where the function has no such option.
-        roofline: Whether 16 bits make its matmuls and convolutions faster on the device that it is
-            explained for.
-        wire: The collectives of the program itself, those of the most bytes first.
-        wide_gradient_nbytes: The bytes of gradients of weights that devices add up in float32,
-            because products hand them out so: ``weight_gradients="compute"`` halves them. 0 on one
-            device, and in `shard_map`, where the program itself adds them.
-        devices: What the products take at best on each device that was asked for; on all that are
-            known where none was. Empty without a matmul or convolution, and where a length is
-            symbolic.
-        asked: Whether a device was asked for: then the text shows them.
+        wide_dtype: The dtype of what is not lowered, float32 or float64.
+        kept: What the program keeps for its backward pass, the most bytes first; ``()`` where
+            ``totals.residual_nbytes`` is None.
+        at_risk: What the program itself declares in 16 bits, and the planner raises to float32;
+            ``()`` for an `autocast` wrapper, which raises it.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -159,12 +87,9 @@ class Report(Paged):
     rows: tuple[Row, ...]
     totals: Totals
     dtype_reason: str = ""
-    kept: KeptReport | None = None
-    roofline: Roofline | None = None
-    wire: tuple[Wire, ...] = ()
-    wide_gradient_nbytes: int = 0
-    devices: tuple[DeviceTime, ...] = ()
-    asked: bool = False
+    wide_dtype: str = "float32"
+    kept: tuple[KeptRow, ...] = ()
+    at_risk: tuple[AtRisk, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -186,36 +111,36 @@ class Report(Paged):
         more = f"{totals.equations} equations, {casts} casts"
         if kept := guarded(self.rows):
             part = totals.guarded_contraction_flops / max(totals.contraction_flops, 1)
-            more = f"{kept[0].reason} keeps {100 * part:.1f} % in float32"
+            more = f"{kept[0].reason} keeps {100 * part:.1f} % in {self.wide_dtype}"
         # Of a program that was lowered before, the rows say to what; to nothing, if to none.
-        is_none = self.compute_dtype == "float32"
-        dtypes = "less than float32" if is_none else self.compute_dtype
+        is_none = self.compute_dtype == self.wide_dtype
+        dtypes = f"less than {self.wide_dtype}" if is_none else self.compute_dtype
         if totals.float8_contraction_flops:
             dtypes += f", of them {100 * totals.float8_share:.1f} % in float8"
         return cut(f"{self.name}: {share} in {dtypes}; {more}")
 
     def __str__(self) -> str:
         """Returns the summary, the totals, and the equations grouped by what is alike in them."""
-        kept = ["", *self.kept.tables()] if self.kept else []
-        devices = device_lines(self.devices, self.roofline) if self.asked else []
-        lines = [self.summary, "", *self._facts(), "", *devices, *self._table(), *kept]
-        return "\n".join(lines)
+        tables = [*self._table(), *kept_lines(self.kept), *risk_lines(self.at_risk)]
+        return "\n".join([self.summary, "", *self._facts(), "", *tables])
 
     def _facts(self) -> list[str]:
         totals, casts = self.totals, self.totals.casts
         loops, nbytes = totals.loops_of_unknown_length, totals.residual_nbytes
         full, error = scaled(totals.float32_residual_nbytes or 0), totals.residual_error
         residuals = f"{scaled(nbytes or 0)}B kept for the backward pass, of them {full}B"
-        residuals += " in float32"
+        residuals += f" in {self.wide_dtype}"
         if nbytes is None:
             residuals = f"not known: {error}" if error else None
-        kept = guarded(self.rows)
+        declared = f"{scaled(totals.declared_residual_nbytes or 0)}B of the program in "
+        declared += self.wide_dtype
+        kept, bits = guarded(self.rows), 8 * item_size(self.wide_dtype) // 2
         guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
         part = totals.wide_kernel_flops / max(
             totals.wide_kernel_flops + totals.contraction_flops, 1
         )
         kernels = f"{scaled(totals.wide_kernel_flops)} FLOPs, {100 * part:.0f} % of all products, "
-        kernels += "run in float32: with_kernels names what runs in 16 bits"
+        kernels += f"run in {self.wide_dtype}: with_kernels names what runs in 16 bits"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
         chosen = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
         return labeled(
@@ -223,50 +148,22 @@ class Report(Paged):
                 "dtype": chosen,
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
                 "matmuls and convolutions",
-                "float32": f"{guards}: {reason_of(kept[0])}" if kept else None,
+                self.wide_dtype: f"{guards}: {reason_of(kept[0])}" if kept else None,
                 "kernels": kernels if totals.wide_kernel_flops else None,
                 "sizes": note_on_sizes(self.rows) or None,
-                "roofline": self.roofline and self.roofline.says,
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
                 "parameters": f"{totals.parameters} arrays, "
-                f"{totals.cast_parameters} 16-bit copies"
+                f"{totals.cast_parameters} {bits}-bit copies"
                 + (f", {totals.quantized_parameters} 8-bit" if totals.quantized_parameters else ""),
                 "float8": self._float8(),
                 "residuals": residuals,
-                "instead of": self._instead(),
-                "wire": self._wire(),
-                "gradients": self._gradients(),
+                "instead of": declared if totals.declared_residual_nbytes is not None else None,
                 "loops": f"{loops} while loops, counted as one iteration" if loops else None,
-                "unknown": f"no rule for {unknown}: kept as declared" if unknown else None,
+                "unknown": f"no rule for {unknown}: {_UNKNOWN}" if unknown else None,
                 "scopes": f"nothing matched {unmatched}" if unmatched else None,
             }
         )
-
-    def _instead(self) -> str | None:
-        """Returns what would be kept in float32, and without the option that keeps less."""
-        declared, kept = self.totals.declared_residual_nbytes, self.kept
-        parts = []
-        if declared is not None:
-            parts = [f"{scaled(declared)}B of the program in float32"]
-        if kept:
-            parts.append(f"{scaled(kept.declared_nbytes or 0)}B without {kept.residuals=}")
-        return ", ".join(parts).replace("kept.residuals", "residuals") or None
-
-    def _wire(self) -> str | None:
-        """Returns what each device sends, by collective and dtype."""
-        parts = [
-            f"{scaled(wire.nbytes)}B by {wire.collective} in {wire.dtype}"
-            + (f" over {wire.devices}" if wire.devices else "")
-            for wire in self.wire
-        ]
-        return ", ".join(parts) or None
-
-    def _gradients(self) -> str | None:
-        """Returns what devices add up in float32, and the option that sends less."""
-        sent = self.wide_gradient_nbytes
-        less = f"weight_gradients='compute' sends {scaled(sent // 2)}B less"
-        return f"{scaled(sent)}B added up in float32: {less}" if sent else None
 
     def _float8(self) -> str | None:
         """Returns how many products run in 8 bits, and what keeps the others from it."""
@@ -302,9 +199,12 @@ class Report(Paged):
         summary = "; ".join(filter(None, [self.summary, sizes]))
         data = {
             "compute_dtype": self.compute_dtype,
+            "wide_dtype": self.wide_dtype,
             "totals": self.totals,
-            "roofline": self.roofline,
-            "sections": device_sections(self.devices, self.wire),
+            "sections": [
+                section("Kept for the backward pass", _OF_KEPT, _cells(self.kept)),
+                section("At risk in 16 bits", _OF_RISKS, _cells(self.at_risk)),
+            ],
             **data_of(self.rows),
         }
         return Page("rows", "Precision report", self.name, summary, data)
@@ -320,28 +220,6 @@ class Report(Paged):
             {'float32': Share(flops=64, nbytes=512), 'bfloat16': Share(flops=1024, nbytes=384)}
         """
         return by_dtype(self.rows)
-
-    def to_pandas(self) -> Any:
-        """Returns the rows as a ``pandas.DataFrame``.
-
-        Raises:
-            ImportError: pandas is not installed.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
-            >>> frame = explain(jnp.exp, jnp.ones(4), policy=BF16).to_pandas()
-            >>> frame["reason"].tolist()
-            ['FP32']
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError(
-                "Report.to_pandas needs pandas: pip install pandas. Report.rows and "
-                "Report.to_json hold the same without it."
-            ) from error
-        return pandas.DataFrame([dataclasses.asdict(row) for row in self.rows])
 
     def diff(self, other: Report) -> list[Change]:
         """Returns the equations whose dtypes another policy changes.
@@ -362,70 +240,24 @@ class Report(Paged):
             >>> [(c.before.primitive, c.before.operands, c.after.operands) for c in changes]
             [('tanh', ('bfloat16',), ('float32',))]
         """
-        return list(self._beside(other, "diff").changes)
-
-    def difference(self, other: Report) -> Difference:
-        """Returns this report beside that of another policy: totals, and what differs.
-
-        Args:
-            other: As for `diff`.
-
-        Raises:
-            TypeError: As for `diff`.
-            ValueError: As for `diff`.
-
-        Example:
-            >>> import jax, jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
-            >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
-            >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
-            >>> explain(f, x, policy=BF16).difference(careful).summary
-            '<lambda>: 1 of 2 equations differ'
-        """
-        return self._beside(other, "difference")
-
-    def _beside(self, other: Any, by: str) -> Difference:
         if not isinstance(other, Report):
             fix = "Make one with explain(fn, *args, policy=other_policy)."
-            raise wrong_type(f"Report.{by} takes a Report", other, fix)
+            raise wrong_type("Report.diff takes a Report", other, fix)
         if _program(self.rows) != _program(other.rows):
             raise ValueError(
-                f"Report.{by} compares policies on one program, but {self.name} and {other.name} "
-                "are different programs. Explain the same function on arguments of the same shapes."
+                "Report.diff compares policies on one program, but "
+                f"{self.name} and {other.name} are different programs. "
+                "Explain the same function on arguments of the same shapes."
             )
         pairs = zip(self.rows, other.rows, strict=True)
-        changes = [
+        return [
             Change(a, b) for a, b in pairs if (a.operands, a.results) != (b.operands, b.results)
         ]
-        return Difference(self.name, len(self.rows), _totals(self, other), tuple(changes))
 
 
-def _number(value: int | None) -> str:
-    return "not known" if value is None else scaled(value).rstrip()
-
-
-def _cells(change: Change) -> list[Any]:
-    before, after = change.before, change.after
-    dtypes = [short_dtypes(row) for row in (before, after)]
-    return [before.primitive, *dtypes, before.scope, reason_of(after)]
-
-
-def _totals(before: Report, after: Report) -> dict[str, tuple[int | None, int | None]]:
-    shares = by_dtype(before.rows), by_dtype(after.rows)
-    names = list(dict.fromkeys([*shares[0], *shares[1]]))
-    found: dict[str, tuple[int | None, int | None]] = {}
-    for field, title in (("flops", "FLOPs"), ("nbytes", "bytes")):
-        for name in names:
-            of_dtype = [getattr(share[name], field) if name in share else 0 for share in shares]
-            if any(of_dtype):
-                found[f"{title} in {name}"] = (of_dtype[0], of_dtype[1])
-    totals = before.totals, after.totals
-    casts = [(x.casts.down + x.casts.up, x.casts.down_nbytes + x.casts.up_nbytes) for x in totals]
-    found["casts"], found["bytes of casts"] = zip(*casts, strict=True)
-    found["16-bit copies of parameters"] = (totals[0].cast_parameters, totals[1].cast_parameters)
-    kept = [x.residual_nbytes for x in totals]
-    found["bytes kept for the backward pass"] = (kept[0], kept[1])
-    return found
+def _cells(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Returns the values of the fields of each row."""
+    return [tuple(getattr(row, field.name) for field in dataclasses.fields(row)) for row in rows]
 
 
 def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:

@@ -6,5 +6,4 @@ cut.py       which values are kept, and which are computed again
 segments.py  which steps become one `jax.checkpoint`, and in which order all is emitted
 equal.py     which segments are one function
 emit.py      the program, with its segments
-account.py   what was planned, for reports
 """

@@ -36,13 +36,11 @@ class Cut:
         kept: The values that are kept, those among them too that are in memory anyway.
         recomputed: The values that the backward pass makes again.
         wanted: The values that derivatives read.
-        fixed: The values that could not be made again.
     """
 
     kept: frozenset[Value]
     recomputed: frozenset[Value]
     wanted: frozenset[Value]
-    fixed: frozenset[Value]
 
     @property
     def nbytes(self) -> int:
@@ -169,12 +167,7 @@ class _Network:
         again = [v for v, i in self.number.items() if 2 * i in needed]
         behind = {v for v, i in self.behind.items() if i in needed}
         kept = behind.union(kept, self.forced)
-        return Cut(
-            frozenset(kept),
-            frozenset(again) - kept,
-            frozenset(self.wanted),
-            frozenset(self.fixed | behind),
-        )
+        return Cut(frozenset(kept), frozenset(again) - kept, frozenset(self.wanted))
 
 
 def _fixed(graph: Graph, strict: bool) -> set[Value]:
@@ -185,7 +178,7 @@ def _fixed(graph: Graph, strict: bool) -> set[Value]:
         if (
             step is None
             or step.kind not in (StepKind.CHEAP, StepKind.FLOATING)
-            or is_statistic(step)
+            or _is_statistic(step)
         ):
             fixed.add(v)
     for step in graph.steps:
@@ -195,12 +188,8 @@ def _fixed(graph: Graph, strict: bool) -> set[Value]:
     return fixed
 
 
-def is_statistic(step: Step) -> bool:
-    """Returns whether a step is a reduction whose result is small beside its operand.
-
-    Args:
-        step: The step.
-    """
+def _is_statistic(step: Step) -> bool:
+    """Returns whether a step is a reduction whose result is small beside its operand."""
     if "reduces" not in step.words:
         return False
     largest = max((v.nbytes for v in step.values), default=0)

@@ -222,8 +222,6 @@ class Row(NamedTuple):
         why: What went wrong without it.
         raises: The primitives that are asked for float32 where their result has the need.
         reader: Who asks them, in words.
-        harms_once: One equation that has the need and is in 16 bits is a risk, of which `audit`
-            tells; False for what is harmed over many steps alone.
         stops: Whether it ends at an equation, although `through` names its primitive.
     """
 
@@ -234,7 +232,6 @@ class Row(NamedTuple):
     why: str
     raises: frozenset[str] = frozenset()
     reader: str = ""
-    harms_once: bool = True
     stops: Callable[[JaxprEqn], bool] = _nowhere
 
 
@@ -276,7 +273,6 @@ ROWS = (
         "behind 512 gates of 0.9975 a state was 2.3 times as large in bfloat16",
         _ALL,
         "a product of many steps",
-        harms_once=False,
     ),
     Row(
         Need.SNAP,

@@ -1,7 +1,6 @@
 """What planning knows of each primitive besides its cast policy: one row per primitive.
 
-A second table, `BACKWARD`, says what a backward pass reads of it, for `interpreters/keep`. A third,
-`RISKS`, says what 16 bits do to it, for `audit`.
+A second table, `BACKWARD`, says what a backward pass reads of it, for `interpreters/keep`.
 
 A new primitive gets a row here and a policy in `policies/tables.py`; a test fails without either.
 A trait says what the primitive does to values. Which decision follows from it is said where the
@@ -250,40 +249,3 @@ _BACKWARD_ROWS: dict[str, str] = {
 BACKWARD: Mapping[str, frozenset[str]] = MappingProxyType(_read(_BACKWARD_ROWS, _BACKWARD_NAMES))
 """From the name of a primitive to what a backward pass reads of it. What has no row is opaque: it
 is never computed again, and its derivative is taken to read all of its operands."""
-
-
-# --- what 16 bits do to it -----------------------------------------------------------------------
-
-# | word | meaning |
-# |---|---|
-# | sum | it adds up many terms, each sum rounded |
-# | product | it multiplies many factors |
-# | exponential | the larger its operand, the more digits of it are in the result |
-# | logarithm | the digits of its operand next to 1 are all that the result has |
-# | power | both at once |
-# | norm | what it divides by is a sum of squares |
-# | square | it doubles the exponent: 256 is beyond float16 |
-# | angle | it is periodic: a rounding error of a large operand is a phase |
-# | slope | that of a tanh, which errs by u as the tanh does: no risk |
-# | routing | it picks some of its operands: rounded to one number they are told apart by position |
-_RISK_NAMES = frozenset(
-    "sum product exponential logarithm power norm square angle slope routing".split()
-)
-_RISK_ROWS: dict[str, str] = {
-    "reduce_sum reduce_window_sum cumsum scatter-add scatter-sub": "sum",
-    "reduce_prod cumprod scatter-mul": "product",
-    "exp exp2 expm1 cosh sinh cumlogsumexp": "exponential",
-    "log log1p log2": "logarithm",
-    "pow": "power",
-    "rsqrt": "norm",
-    "square integer_pow": "square",
-    "sin cos tan": "angle",
-    "one_minus_square": "slope",
-    "top_k approx_top_k": "routing",
-}
-
-RISKS: Mapping[str, str] = MappingProxyType(
-    {name: word for name, (word,) in _read(_RISK_ROWS, _RISK_NAMES).items()}
-)
-"""From the name of a primitive to what 16 bits do to it; what has no row loses what each operation
-does, or has a policy that says so."""

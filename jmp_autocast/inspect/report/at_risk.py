@@ -1,0 +1,161 @@
+"""What a program computes in 16 bits by itself, and the planner computes in float32."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...autocast import PlannedCall
+from ...interpreters import Planner
+from ...interpreters.after.walk import Visit, walk_plan
+from ...interpreters.compat import Atom, body_of, source_line
+from ...interpreters.plan.data import Plan, Want
+from ...interpreters.plan.float_dtypes import float_dtype
+from ...interpreters.plan.reasons import ReasonCode
+from ...interpreters.plan.value_facts import input_states
+from ...interpreters.primitives.structure import equations_in
+from ...policies import Policy, narrow_dtypes
+from ..export import cut, table
+from ..measure.measured import user_names
+from .page_rows import explanations
+from .provenance import NEEDS
+
+_SHOWN = 20
+
+# The reasons that raise an equation for its own sake. All others follow an operand or a consumer.
+_RAISES = frozenset(
+    (
+        ReasonCode.FP32,
+        ReasonCode.LOG_GUARD,
+        ReasonCode.LITERAL,
+        ReasonCode.COORD,
+        ReasonCode.ACCUMULATOR,
+        ReasonCode.CARRY_ACCUMULATOR,
+    )
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AtRisk:
+    """Equations that the program declares in 16 bits, and that the planner raises to float32.
+
+    `autocast` raises them; the program loses precision where it runs without `autocast`.
+
+    Args:
+        primitive: The primitive's name.
+        dtype: The 16-bit dtype.
+        reason: The code of the planner's reason.
+        because: The same in a sentence.
+        equations: The number of equations of the source line.
+        scope: The scopes around the first one, joined by ``/``.
+        source: The source line.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jmp_autocast import BF16, explain
+        >>> def attention(q, k):
+        ...     return jax.nn.softmax(q @ k.T)
+        >>> q = jax.ShapeDtypeStruct((128, 64), jnp.bfloat16)
+        >>> (risk,) = explain(attention, q, q, policy=BF16).at_risk
+        >>> risk.primitive, risk.dtype, risk.because
+        ('exp', 'bfloat16', 'The operation loses too much in 16 bits.')
+    """
+
+    primitive: str
+    dtype: str
+    reason: str
+    because: str
+    equations: int
+    scope: str
+    source: str
+
+
+def risk_lines(risks: Sequence[AtRisk]) -> list[str]:
+    """Returns the lines of the table of risks; none without one."""
+    if not risks:
+        return []
+    columns = {"at risk": ">7", "primitive": "20", "dtype": "9", "scope": "24", "because": ""}
+
+    def cells(risk: AtRisk) -> list[Any]:
+        return [risk.equations, risk.primitive, risk.dtype, risk.scope, risk.because]
+
+    lines = ["", *table(columns, risks, cells, _SHOWN, "more; report.at_risk has all")]
+    # Whole paths, which terminals turn into links.
+    return [*lines, *(cut(f"  at {risk.source}") for risk in risks[:_SHOWN])]
+
+
+def at_risk(planned: PlannedCall, policy: Policy) -> tuple[AtRisk, ...]:
+    """Returns what the program declares in 16 bits, and the planner raises, in program order.
+
+    Args:
+        planned: The planned program.
+        policy: Its policy, which covers one 16-bit dtype; the program may declare another one.
+    """
+    counts: collections.Counter[tuple[str, ...]] = collections.Counter()
+    scopes: dict[tuple[str, ...], str] = {}
+    atoms = [v for eqn, _ in equations_in(planned.closed) for v in (*eqn.invars, *eqn.outvars)]
+    declared = {float_dtype(v.aval, policy.wide_dtype) for v in atoms}
+    lowered = planned.choice.dtype if planned.choice else policy.compute_dtype
+    for dtype in narrow_dtypes(policy.wide_dtype):
+        if dtype not in declared:
+            continue
+        plan = planned.plan if dtype == lowered else _plan_in(dtype, planned, policy)
+        for visit, source in _raised(walk_plan(plan), dtype, policy.wide_dtype):
+            reason = visit.plan.reason.code
+            key = (visit.eqn.primitive.name, str(dtype), reason.value, _sentence(visit), source)
+            counts[key] += 1
+            scopes.setdefault(key, "/".join(user_names(visit.scope)))
+    return tuple(
+        AtRisk(*key[:4], equations=count, scope=scopes[key], source=key[4])
+        for key, count in counts.items()
+    )
+
+
+def _plan_in(dtype: np.dtype, planned: PlannedCall, policy: Policy) -> Plan:
+    """Returns the plan under the same policy with another compute dtype."""
+    other = dataclasses.replace(policy, compute_dtype=dtype)
+    planner = Planner(other)
+    closed = planner.prepare(planned.traced)
+    body = body_of(closed)
+    inputs = input_states(body.invars, planned.call.sources, other)
+    return planner.plan_program(closed, inputs, [Want()] * len(body.outvars))
+
+
+def _raised(
+    visits: Sequence[Visit], dtype: np.dtype, wide: np.dtype
+) -> Iterator[tuple[Visit, str]]:
+    """Yields the equations that a plan raises for their own sake, with their source lines."""
+    lines: list[str] = []
+    for visit in visits:
+        # JAX's own functions, such as `jnp.where`, hold equations without a line of the user's.
+        del lines[visit.depth :]
+        lines.append(source_line(visit.eqn) or (lines[-1] if lines else ""))
+        eqn, plan = visit.eqn, visit.plan
+        if plan.reason.code not in _RAISES and plan.reason.cause not in NEEDS:
+            continue
+        results = [state.dtype for state in plan.results]
+        ends = zip((*eqn.invars, *eqn.outvars), (*plan.reads, *results), strict=True)
+        raised = [v for v, planned in ends if planned == wide]
+        if plan.reason.code is ReasonCode.CARRY_ACCUMULATOR:
+            raised = [eqn.invars[i] for i in plan.reason.operands]
+        if any(_is_declared(v, dtype, wide) for v in raised):
+            yield visit, lines[-1]
+
+
+def _is_declared(atom: Atom, dtype: np.dtype, wide: np.dtype) -> bool:
+    return float_dtype(atom.aval, wide) == dtype
+
+
+def _sentence(visit: Visit) -> str:
+    """Returns the planner's reason in one sentence."""
+    reason = visit.plan.reason
+    if (need := NEEDS.get(reason.cause)) is not None:
+        return f"It is {reason.cause}: {need.why}."
+    if reason.code is ReasonCode.LITERAL:
+        return f"{reason.cause}."
+    says = explanations()[reason.code].says.partition(":")[0].partition(". ")[0]
+    return says.removesuffix(".") + "."
