@@ -15,8 +15,6 @@ from .compiled.report import (
     CompiledReport,
     Deviation,
 )
-from .effects.effects_report import Effect, Effects, ScopeEffect
-from .effects.explain_effects import explain_effects
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
@@ -35,7 +33,7 @@ from .report.rows import Row
 from .report.totals import Share, Totals
 from .report.wire import Wire
 from .tuning.tune import tune
-from .tuning.tune_report import CurvePoint, KeptOperation, TuneReport
+from .tuning.tune_report import KeptOperation, TuneReport
 
 __all__ = [
     "ArrayError",
@@ -50,7 +48,6 @@ __all__ = [
     "CompiledMemory",
     "CompiledProduct",
     "CompiledReport",
-    "CurvePoint",
     "CutJaxpr",
     "CutValue",
     "Deviation",
@@ -59,8 +56,6 @@ __all__ = [
     "Difference",
     "Digits",
     "DigitsRow",
-    "Effect",
-    "Effects",
     "Finding",
     "GradientError",
     "Island",
@@ -79,7 +74,6 @@ __all__ = [
     "Roofline",
     "Row",
     "ScopeDigits",
-    "ScopeEffect",
     "ScopeError",
     "ScopeTime",
     "Share",
@@ -92,7 +86,6 @@ __all__ = [
     "compare",
     "explain",
     "explain_compiled",
-    "explain_effects",
     "explain_kept",
     "op_stats",
     "significant_digits",

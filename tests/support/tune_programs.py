@@ -13,7 +13,7 @@ EYE = jnp.eye(8)
 
 
 def tuned(fn, batches, policy=FP16, **options):
-    return tune(fn, batches=batches, policy=policy, progress=False, report=True, **options)
+    return tune(fn, batches=batches, policy=policy, **options)
 
 
 def pins(report):

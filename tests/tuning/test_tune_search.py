@@ -1,11 +1,12 @@
 """The search of `tune`, on sets of numbers."""
 
+import math
 import random
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from jmp_autocast.inspect.tuning.search import find_culprits, run_bound
+from jmp_autocast.inspect.tuning.search import find_needed, run_bound
 
 
 class Test:
@@ -22,62 +23,79 @@ class Test:
             self.seen[kept] = self._passes(kept)
         return self.seen[kept]
 
-    def may_run(self, units):
-        return lambda culprits: len(self.seen) < run_bound(culprits, units)
 
-
-def search(units, passes, order=None):
+def search(sizes, passes, share=0.0, bound=None):
     """What is found, after a run with nothing and one with everything kept, as in `tune`."""
-    test = Test(passes)
-    everything = frozenset(range(units))
+    test, everything = Test(passes), frozenset(range(len(sizes)))
+    bound = bound or run_bound(len(sizes))
     assert not test(frozenset())
     assert test(everything)
-    order = list(range(units)) if order is None else order
-    return find_culprits(order, test, test.may_run(units)), test
+    found = find_needed(sizes, share, test, lambda: len(test.seen) < bound)
+    assert len(set(found)) == len(found)
+    assert test.seen[frozenset(found)]
+    assert len(test.seen) <= bound
+    return set(found), test
+
+
+def predicted(units):
+    """What a prediction may say of them: also that all are alike, and that some are infinite."""
+    return st.lists(
+        st.sampled_from([0.0, 1e-3, 0.5, 1.0, 7.0, math.inf]), min_size=units, max_size=units
+    )
 
 
 @st.composite
-def planted(draw):
-    units = draw(st.integers(1, 2000))
-    count = draw(st.integers(1, min(5, units)))
-    culprits = draw(st.sets(st.integers(0, units - 1), min_size=count, max_size=count))
-    order = list(range(units))
-    random.Random(draw(st.integers(0, 9))).shuffle(order)
-    return units, culprits, order
+def one_planted(draw):
+    units = draw(st.integers(1, 300))
+    return draw(predicted(units)), draw(st.integers(0, units - 1)), draw(st.floats(0, 1))
 
 
 @settings(max_examples=500)
-@given(planted())
-def test_planted_culprits_are_found_within_the_bound(problem):
-    units, culprits, order = problem
-    found, test = search(units, culprits.issubset, order)
-    assert set(found) == culprits
-    assert len(found) == len(culprits)
-    assert len(test.seen) <= run_bound(len(culprits), units)
+@given(one_planted())
+def test_one_culprit_is_found_whatever_is_predicted(problem):
+    sizes, culprit, share = problem
+    assert search(sizes, {culprit}.issubset, share)[0] == {culprit}
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 20, 100])
-@pytest.mark.parametrize("units", [100, 127, 128, 129, 191, 192, 193, 1000, 2000])
-@pytest.mark.parametrize("where", ["first", "last", "spread"])
-def test_the_bound_holds_where_culprits_stand_in_the_worst_places(units, count, where):
-    culprits = {
-        "first": set(range(count)),
-        "last": set(range(units - count, units)),
-        "spread": {i * units // count for i in range(count)},
-    }[where]
-    found, test = search(units, culprits.issubset)
-    assert set(found) == culprits
-    assert len(test.seen) <= run_bound(count, units)
+@pytest.mark.parametrize("units", [1, 2, 100, 127, 128, 129, 2000])
+@pytest.mark.parametrize("where", [0, 0.5, 1])
+def test_one_culprit_in_the_worst_places(units, where):
+    culprit = round(where * (units - 1))
+    sizes = [1.0 / (1 + i) for i in range(units)]
+    assert search(sizes, {culprit}.issubset)[0] == {culprit}
 
 
-@pytest.mark.parametrize(("culprits", "units", "runs"), [(1, 1, 10), (1, 2000, 31), (3, 2000, 75)])
-def test_the_bound(culprits, units, runs):
-    assert run_bound(culprits, units) == runs
+@settings(max_examples=200)
+@given(st.integers(3, 300), st.randoms(use_true_random=False))
+def test_culprits_that_are_predicted(units, draw):
+    """Their ranges are exceeded, and that of others without harm."""
+    culprits = set(draw.sample(range(units), 3))
+    suspects = culprits | {draw.randrange(units), draw.randrange(units)}
+    sizes = [math.inf if i in suspects else draw.random() for i in range(units)]
+    found, test = search(sizes, culprits.issubset)
+    assert found == culprits
+    assert len(test.seen) <= 14
 
 
-def test_a_good_order_takes_few_runs():
-    _, test = search(2000, {1990, 1995}.issubset, [1990, 1995, *range(1990), *range(1996, 2000)])
-    assert len(test.seen) <= 7
+@settings(max_examples=200)
+@given(st.integers(1, 200), st.floats(0.1, 0.9), st.randoms(use_true_random=False))
+def test_errors_that_add_up_as_predicted(units, share, draw):
+    """The largest are kept, in a few runs, and as many as it takes."""
+    sizes = [0.01 + draw.random() ** 4 for _ in range(units)]
+    total = math.hypot(*sizes)
+
+    def passes(kept):
+        return math.hypot(*(x for i, x in enumerate(sizes) if i not in kept)) <= share * total
+
+    found, test = search(sizes, passes, share)
+    smallest = min(found, key=lambda i: sizes[i])
+    assert len(found) == 1 or not passes(found - {smallest})
+    assert len(test.seen) <= 8
+
+
+@pytest.mark.parametrize(("units", "runs"), [(1, 10), (100, 23), (2000, 31)])
+def test_the_bound(units, runs):
+    assert run_bound(units) == runs
 
 
 @settings(max_examples=200)
@@ -86,31 +104,30 @@ def test_alternatives_of_culprits(units, draw):
     """Monotone, with several smallest sets: what is found is one that nothing can leave."""
     groups = [{draw.randrange(units) for _ in range(3)} for _ in range(3)]
     passes = lambda kept: all(kept & group for group in groups)
-    found, _ = search(units, passes)
-    assert passes(set(found))
-    assert not any(passes(set(found) - {unit}) for unit in found)
+    found, _ = search([math.inf] * units, passes, bound=1000)
+    assert not any(passes(found - {unit}) for unit in found)
 
 
 @settings(max_examples=300)
 @given(st.integers(1, 80), st.integers(0, 2**32))
 def test_a_test_that_is_not_monotone_ends_with_what_has_passed(units, seed):
     everything = frozenset(range(units))
+    sizes = [random.Random(seed).random() for _ in range(units)]
 
     def passes(kept):
         if kept in (frozenset(), everything):
             return bool(kept)
         return random.Random(f"{seed} {sorted(kept)}").random() < 0.4
 
-    found, test = search(units, passes)
-    assert test.seen[frozenset(found)]
-    again, repeated = search(units, passes)
+    found, test = search(sizes, passes)
+    again, repeated = search(sizes, passes)
     assert (found, list(test.seen.items())) == (again, list(repeated.seen.items()))
 
 
 def test_what_is_needless_in_the_end_is_left_out():
     """2 is found first, since 0 harms 1; without 0, the 1 that is found then does alone."""
     passing = [{1}, {1, 2}, {0, 1, 2}]
-    found, _ = search(3, lambda kept: kept in passing)
-    assert found == (1,)
-    test = Test(lambda kept: kept in passing)
-    assert find_culprits(range(3), test, lambda culprits: False) == (2, 1)
+    found, _ = search([math.inf] * 3, lambda kept: kept in passing)
+    assert found == {1}
+    found, _ = search([math.inf] * 3, lambda kept: kept in passing, bound=6)
+    assert found == {1, 2}

@@ -1,1 +1,1 @@
-"""What rounding each operation does to a loss, from one backward pass."""
+"""What rounding each operation to 16 bits does to a program's results, from one backward pass."""

@@ -1,8 +1,6 @@
-"""What it means to lower one equation to a number format.
+"""One equation in a 16-bit dtype: what a product reads and what any operation returns is rounded.
 
-A product reads its operands in the format, and adds up in float32, as matrix units do whatever they
-multiply. Its result is rounded to a format of 16 bits; of fewer, as those of 8-bit products and of
-scopes with a format are, it stays float32. Any other operation rounds its result alone.
+A product adds up in float32, as matrix units do.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ...formats import Format, rounded
 from ...interpreters.compat import JaxprEqn, bound
 from ...policies import CONTRACTIONS
 
@@ -24,39 +22,31 @@ def is_float(x: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
 
 
-def narrowed(x: Any, format: Format) -> Any:
-    """Returns a value as a format has it, in its own dtype; what is no float comes back.
-
-    Args:
-        x: The value.
-        format: The format.
-    """
-    if not is_float(x):
-        return x
-    x = jnp.asarray(x)
-    return rounded(x.astype(jnp.float32), format).astype(x.dtype)
-
-
-def lowered(
-    eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any], format: Format
-) -> list[Any]:
-    """Returns the results of an equation that is lowered to a format.
-
-    Args:
-        eqn: The equation.
-        operands: Its operands.
-        results: Its results in float32.
-        format: The format.
-    """
-    # What another operation reads was rounded, or not, where it was made: counted once more here,
-    # the effects of a scope would add up to twice its own.
-    if is_product(eqn):
-        results = bound(eqn, [narrowed(x, format) for x in operands])
-        if format.bits < 16:
-            return list(results)
-    return [narrowed(x, format) for x in results]
-
-
 def is_product(eqn: JaxprEqn) -> bool:
     """Returns whether an equation is a matmul or a convolution."""
     return eqn.primitive.name in CONTRACTIONS
+
+
+def rounded(x: Any, dtype: np.dtype) -> Any:
+    """Returns a float rounded to a dtype, in its own dtype, and any other value as it is."""
+    if not is_float(x):
+        return x
+    x = jnp.asarray(x)
+    return x.astype(dtype).astype(x.dtype)
+
+
+def lowered(
+    eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any], dtype: np.dtype
+) -> list[Any]:
+    """Returns the results of an equation in a dtype.
+
+    Args:
+        eqn: The equation.
+        operands: Its operands; only those of a product are read.
+        results: Its results in float32.
+        dtype: The dtype.
+    """
+    # The operands of any other operation are results of others, whose rounding counts there.
+    if is_product(eqn):
+        results = bound(eqn, [rounded(x, dtype) for x in operands])
+    return [rounded(x, dtype) for x in results]

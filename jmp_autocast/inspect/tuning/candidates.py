@@ -1,34 +1,22 @@
-"""What `tune` can keep in float32: operations by scope and primitive, their values, policies."""
+"""What `tune` can keep in float32: operations by scope and primitive, and policies that do."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import glob
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
-
-from ...autocast import Autocast
+from ...autocast import Autocast, kind_of
 from ...call.options import autocast_options
+from ...call.wrapping import wrapper_of
 from ...interpreters import Plan, Planner, Want
 from ...interpreters.after.walk import walk_plan
 from ...interpreters.compat import fresh_make_jaxpr
-from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy, narrow_dtypes
+from ...policies import CONTRACTIONS, DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy
 from ...scopes import read_mark
-from ..measure.basic_blocks import EquationRun, Probe
-from ..measure.evaluator import Evaluator
-from ..measure.measured import is_measurable, measured_equations
-from ..measure.side_by_side import Program
-from ..report.explain import looked_at
-from ..report.kept import KeptArray, arrays_kept
 from ..report.rows import Row, rows_of
-from ..signature import Signature, Traced
 from .batches import Batch, arrays_of
 
 
@@ -42,6 +30,12 @@ class Candidate(NamedTuple):
 
     scope: str
     primitive: str
+
+    @property
+    def operation(self) -> tuple[str, str]:
+        """Its name in a program whose scopes have no marks of this package."""
+        names = [name for name in self.scope.split("/") if read_mark(name) is None]
+        return "/".join(names), self.primitive
 
 
 def candidates_of(
@@ -64,7 +58,7 @@ def candidates_of(
                 rows += rows_of(walk_plan(plan), policy)
         for row in rows:
             # What has no FLOPs moves data, casts, or holds others: there is nothing to keep.
-            if row.flops and _is_lowered(row, policy.wide_dtype):
+            if row.flops and _is_lowered(row):
                 found.setdefault(Candidate(row.scope, row.primitive), row.source)
     return found
 
@@ -83,22 +77,16 @@ def rows_under(fn: Callable[..., Any], policy: Policy, batch: Batch) -> list[Row
     return list(rows_of(walk_plan(wrapper.planned(*batch.args).plan), policy))
 
 
-def kept_under(fn: Callable[..., Any], policy: Policy, batch: Batch) -> list[KeptArray]:
-    """Returns the arrays that the backward pass of a function keeps under a policy.
-
-    They are those of ``residuals="recompute"``: what is cheap to make again is not kept.
-
-    Args:
-        fn: The function in float32.
-        policy: The policy.
-        batch: The arguments of the call.
-    """
-    wrapper = _wrapper(fn, policy, batch, residuals="recompute")
-    return arrays_kept(wrapper.planned(*batch.args))
+def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch) -> Autocast:
+    return wrapper_of(fn, autocast_options(policy=policy), kind_of(fn, batch.args, {}))
 
 
-def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch, **options: Any) -> Autocast:
-    return looked_at(fn, autocast_options(policy=policy, **options), "tune", batch.args, {})
+def low_share(rows: Sequence[Row]) -> float:
+    """Returns the share of the FLOPs of matmuls and convolutions on lowered operands; 1 of none."""
+    products = [row for row in rows if row.primitive in CONTRACTIONS]
+    low = sum(row.flops for row in products if not {"float32", "float64"} & {*row.operands})
+    total = sum(row.flops for row in products)
+    return low / total if total else 1.0
 
 
 def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
@@ -128,14 +116,12 @@ def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
     )
 
 
-def _is_lowered(row: Row, wide: np.dtype) -> bool:
+def _is_lowered(row: Row) -> bool:
     """True for an equation that computes in 16 bits what the program declares as float32."""
-    low = {dtype.name for dtype in narrow_dtypes(wide)}
-    declared = (*row.declared_operands, *row.declared_results)
-    return any(
-        before == wide.name and now in low
-        for before, now in zip(declared, (*row.operands, *row.results), strict=True)
+    pairs = zip(
+        (*row.declared_operands, *row.declared_results), (*row.operands, *row.results), strict=True
     )
+    return any(x == "float32" and y in ("bfloat16", "float16") for x, y in pairs)
 
 
 def _derivative_rules(
@@ -161,73 +147,3 @@ def _derivative_rules(
 
     fresh_make_jaxpr(functools.partial(arrays_of(run, argnums), batch.signature), *batch.arrays)
     return plans
-
-
-def largest_of(
-    fn: Callable[..., Any], candidates: Sequence[Candidate], batches: Sequence[Batch], argnums: Any
-) -> list[float]:
-    """Returns the largest finite magnitude among operands and results of each candidate.
-
-    The program runs as `check_numerics` runs it, with one number per equation: with all that
-    `check_numerics` counts, a program of 2,000 equations compiles four times as long.
-
-    Args:
-        fn: The function in float32.
-        candidates: The candidates.
-        batches: The batches.
-        argnums: The arguments to differentiate by, None for the function alone.
-    """
-    called = arrays_of(fn, argnums)
-    found: dict[Candidate, float] = defaultdict(float)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def run(signature: Signature, *arrays: Any) -> Traced:
-        closed = fresh_make_jaxpr(functools.partial(called, signature), *arrays)
-        evaluated = Evaluator(_Largest()).start(closed, [Program()], arrays)
-        made = tuple(Candidate(e.scope, e.primitive) for e in measured_equations(closed))
-        return Traced(evaluated.readings, made)
-
-    # The largest of all batches: one batch that overflows is enough.
-    for batch in batches:
-        measured = run(batch.signature, *batch.arrays)
-        for candidate, value in zip(measured.static, np.asarray(measured.arrays), strict=True):
-            found[candidate] = max(found[candidate], float(value))
-    # Measured equations have no marks of ours in their scopes, and candidates have.
-    return [found[without_marks(candidate)] for candidate in candidates]
-
-
-def without_marks(candidate: Candidate) -> Candidate:
-    """Returns a candidate as programs have it whose scopes have no marks of ours.
-
-    Args:
-        candidate: The candidate.
-    """
-    names = [name for name in candidate.scope.split("/") if read_mark(name) is None]
-    return Candidate("/".join(names), candidate.primitive)
-
-
-class _Largest(Probe):
-    """Measures the largest finite magnitude that an equation reads or makes."""
-
-    unread = np.float32(0)
-
-    def measure(self, run: EquationRun) -> Any:
-        arrays = [x for x in (*run.operands[0], *run.results[0]) if is_measurable(jax.typeof(x))]
-        return jnp.stack([_largest(x) for x in arrays]).max()
-
-    def settle(self, measured: Any, held: Any, ticks: Any) -> Any:
-        return measured
-
-    def merge(self, first: Any, second: Any) -> Any:
-        return jnp.maximum(first, second)
-
-
-@jax.jit
-def _largest(x: Any) -> Any:
-    # An array without elements is not measured: `is_measurable`.
-    magnitude = lax.abs(x)
-    finite = lax.select(lax.is_finite(magnitude), magnitude, lax.full_like(magnitude, 0))
-    largest = lax.reduce_max(finite, range(finite.ndim))
-    if largest.dtype.itemsize > 4:  # beyond float32's range counts as the end of that
-        largest = jnp.minimum(largest, jnp.finfo(jnp.float32).max)
-    return largest.astype(jnp.float32)

@@ -1,84 +1,105 @@
-"""The search of `tune`: which few of many candidates have to be kept in float32.
+"""The search of `tune`: which few of many candidates have to stay in float32.
 
-It knows nothing of programs. A test says whether a set of candidates passes. Where the test is
-monotone (whatever contains a set that passes, passes), the result is smallest; that the search ends
-and that its result passes does not depend on it.
+It knows nothing of programs. A test says whether a set of candidates passes. The result has always
+passed; where runs are left at the end, and whatever contains a set that passes passes as well, none
+of it can be left out.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 
 Test = Callable[[frozenset[int]], bool]
 
 
-def run_bound(culprits: int, candidates: int) -> int:
-    """Returns how many runs a search takes at most for a monotone test.
-
-    Args:
-        culprits: The number of candidates that have to be kept.
-        candidates: The number of candidates.
-    """
-    # A culprit takes log2 of its position for the doubling and as many for the halves. The 10 are
-    # the runs with nothing and with everything, and those that leave one out again.
-    return math.floor(2 * culprits * math.log2(max(candidates, 1)) + 10)
+def run_bound(candidates: int) -> int:
+    """Returns how many runs a search takes at most, those with nothing and everything included."""
+    # Finding the shortest prefix that passes takes at most twice log2: for steps that double, and
+    # for halves. The others are for leaving out.
+    return math.floor(2 * math.log2(max(candidates, 1)) + 10)
 
 
-def find_culprits(
-    order: Sequence[int],
-    passes: Test,
-    may_run: Callable[[int], bool] = lambda culprits: True,
+def find_needed(
+    sizes: Sequence[float], share: float, passes: Test, may_run: Callable[[], bool]
 ) -> tuple[int, ...]:
-    """Returns candidates that pass together, and none of which can be left out.
+    """Returns candidates that pass together.
 
-    The shortest prefix of the order that passes, together with what was found before, ends in a
-    culprit; the next one stands before it. This is delta debugging (Zeller and Hildebrandt, 2002)
-    in the form of Junker's QuickXplain (2004), and the order is a guess of who it is. It always
-    ends, and what it returns has passed, also where the test is not monotone.
+    The shortest prefix of an order that passes, together with the candidates found before, ends in
+    a candidate that is needed; the next one stands before it. This is delta debugging (Zeller and
+    Hildebrandt, 2002) in the form of Junker's QuickXplain (2004). The order is that of the
+    predicted errors, which also say where each search for a prefix starts.
 
     Args:
-        order: The candidates, the most suspicious first. All together pass.
+        sizes: The predicted error of each candidate, the independent parts of an error that is
+            small enough if all candidates are left out of it.
+        share: The part of the whole error that is small enough.
         passes: The test of a set of candidates.
-        may_run: Whether there may be one more run, given the number of culprits. It is asked where
-            a run is no longer part of the search, but may make the result smaller.
+        may_run: Whether one more test may be made.
 
     Example:
-        >>> find_culprits(range(1000), {3, 700}.issubset)
-        (700, 3)
+        >>> find_needed([0.0, 3.0, 0.1, 4.0], 0.1, {1, 3}.issubset, lambda: True)
+        (1, 3)
     """
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    # Squares of independent errors add up.
+    squares = [x * x for x in sizes]
+    total = sum(squares)
+    limit = share * share * total if math.isfinite(total) else sys.float_info.max
     found: list[int] = []
-    end = len(order)  # what was found and this prefix have passed together
-    while end:
+    end, trusted = len(order), True  # this prefix and `found` have passed together
+    while end and may_run():
         known = frozenset(found)
-        end = _shortest(end, lambda size, known=known: passes(known | {*order[:size]}))
+        if found and passes(known):
+            end = 0
+            break
+        left = (0.0 if i in found else squares[i] for i in reversed(order))
+        errors = [*itertools.accumulate(left, initial=0.0)][::-1]
+        guess = next((n for n in range(end) if errors[n] <= limit), end - 1)
+        guess = guess if trusted else end // 2
+        test = lambda n, known=known: passes(known | {*order[:n]})  # noqa: E731
+        size = _shortest(end, guess, 1 if trusted else end, test, may_run)
+        trusted = trusted and size <= 2 * guess + 1
+        # Errors that add up as predicted are all needed; a range may be exceeded without harm.
+        if found and size == end and trusted and math.isfinite(sizes[order[0]]):
+            break
+        end = size
         if end:
             end -= 1
             found.append(order[end])
-    # Where the test is not monotone, a culprit may be needless once the others are kept.
+    found += order[:end]
+    # Where the test is not monotone, a candidate may be needless once others are kept.
     for candidate in tuple(found):
-        if len(found) > 1 and may_run(len(found)) and passes(frozenset(found) - {candidate}):
+        is_sure = trusted and math.isfinite(sizes[candidate])
+        if not is_sure and len(found) > 1 and may_run() and passes(frozenset(found) - {candidate}):
             found.remove(candidate)
     return tuple(found)
 
 
-def _shortest(end: int, passes: Callable[[int], bool]) -> int:
-    """Returns the least size that passes, found by doubling steps and then by halves.
+def _shortest(
+    end: int,
+    guess: int,
+    step: int,
+    passes: Callable[[int], bool],
+    may_run: Callable[[], bool],
+) -> int:
+    """Returns the least size that passes, by steps that double from a guess, and then by halves.
 
     Args:
         end: A size that is known to pass.
+        guess: The first size to test, less than ``end``.
+        step: The first step from there.
         passes: The test of a size.
+        may_run: As for `find_needed`; a larger size is returned where it stops the search.
     """
-    # Doubling first: suspects stand in front, and a culprit at position 3 is found in 6 runs, also
-    # among 2,000 candidates.
-    fails, size = -1, 0
-    while size < end and not passes(size):
-        fails, size = size, 2 * size + 1
-    size = min(size, end)
-    while size - fails > 1:
-        middle = (size + fails) // 2
+    fails, size = -1, end
+    while size - fails > 1 and may_run():
+        middle = guess if fails < guess < size else (size + fails) // 2
         if passes(middle):
-            size = middle
+            size, guess = middle, middle - step
         else:
-            fails = middle
+            fails, guess = middle, middle + step
+        step *= 2
     return size

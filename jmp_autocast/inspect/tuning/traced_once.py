@@ -18,29 +18,22 @@ from ..signature import split
 mark_frames(__file__)
 
 
-def own(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns another function around the user's.
-
-    The wrappers of all the policies that are tried live in its ``__dict__``, as `autocast` keeps
-    them, and go when it goes; in that of the user's function they would stay.
-
-    Args:
-        fn: The user's function. What is no plain function has no such ``__dict__``, and comes back.
-    """
-    return _around(fn, fn)
-
-
 def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function, as `own` does, that runs the user's once for arguments of equal types.
+    """Returns a function that runs the user's once for arguments of equal types.
 
     A trial asks what a policy makes of the program, and the program is the same in all of them.
     Later calls bind the equations of the first trace, with their scopes and source lines.
 
     Args:
-        fn: The user's function.
+        fn: The user's function. Without a ``__dict__`` of a plain function it is returned itself.
     """
+    if not inspect.isfunction(fn):
+        return fn
     known: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
+    # The wrappers of all policies that are tried live in the ``__dict__`` of this function, as
+    # `autocast` keeps them, and go when it goes; in that of the user's function they would stay.
+    @functools.wraps(fn)
     def call(*args: Any) -> Any:
         signature, arrays = split(args)
         # A function of objects that hold state writes into them, which no jaxpr says. A static
@@ -54,15 +47,4 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
         run, unflatten = known[key]
         return unflatten(run(*arrays))
 
-    return _around(fn, call)
-
-
-def _around(fn: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    if not inspect.isfunction(fn):
-        return fn
-
-    @functools.wraps(fn)
-    def function(*args: Any) -> Any:
-        return call(*args)
-
-    return function
+    return call

@@ -1,0 +1,139 @@
+"""The effect of lowering each operation of a function: one backward pass in float32 gives them all.
+
+To first order the change of a scalar is the rounding error of an operation times its cotangent,
+summed over the elements. The scalar is the function's result where that is a loss. Other results
+are added up with random signs, each array in units of its norm: the mean square of the change is
+then the square of the relative error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...backend import EVERY_ROUNDING
+from ...interpreters.compat import aval_of, body_of, fresh_make_jaxpr
+from ...interpreters.primitives.evaluate import as_function
+from ..calls import is_loss
+from .sites import Operation, Site, sites_of
+from .walk import NUMBERS, Tapped
+
+
+class Effect(NamedTuple):
+    """The effect of rounding one operation to 16 bits, in the units of the loss.
+
+    Args:
+        change: The change of the loss to first order; without a loss the same as ``spread``.
+        spread: The root of the sum of the squares of its parts: how large the change is if the
+            errors are independent. Without a loss it is the relative error.
+        in_range: The dtype holds the operation's values, and its cotangents.
+    """
+
+    change: float
+    spread: float
+    in_range: bool
+
+    @property
+    def size(self) -> float:
+        """How large the change may be; infinite for what the dtype does not hold."""
+        return max(abs(self.change), self.spread) if self.in_range else math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """The pass of a function for arguments of one form.
+
+    Args:
+        operations: What is looked at.
+        sites: The sites.
+        run: From arrays to `NUMBERS` of each site.
+        has_loss: The result is a loss.
+        gradients: A cotangent that the dtype does not hold counts, too.
+        error: The error of JAX for a function that it cannot differentiate, else ``""``.
+    """
+
+    operations: frozenset[Operation]
+    sites: Sequence[Site]
+    run: Callable[..., Any]
+    has_loss: bool
+    gradients: bool
+    error: str = ""
+
+    def effects(self, arrays: Sequence[Any]) -> dict[Operation, Effect]:
+        """Returns the effect of each operation that a cotangent reaches."""
+        sums = {operation: np.zeros(NUMBERS) for operation in self.operations}
+        if self.sites:
+            for site, numbers in zip(self.sites, np.asarray(self.run(*arrays)), strict=True):
+                for operation in site.operations & self.operations:
+                    sums[operation] += numbers
+        found = {}
+        for operation, (change, square, lost, off, size) in sums.items():
+            if size:
+                # Of a cotangent that underflows or overflows at least half is lost.
+                in_range = not lost and not (self.gradients and off > size / 2)
+                spread = math.sqrt(square)
+                found[operation] = Effect(change if self.has_loss else spread, spread, in_range)
+        return found
+
+
+def pass_of(
+    fn: Callable[..., Any],
+    arrays: Sequence[Any],
+    operations: Iterable[Operation],
+    dtype: np.dtype,
+    gradients: bool,
+) -> Pass:
+    """Returns the pass that measures the effects of operations.
+
+    Args:
+        fn: From arrays to arrays, in float32.
+        arrays: Its arguments.
+        operations: The operations.
+        dtype: The dtype that they are rounded to.
+        gradients: As for `Pass`: the first result is a loss, also beside other arrays.
+    """
+    closed = fresh_make_jaxpr(fn, *arrays)
+    avals = [aval_of(v) for v in body_of(closed).outvars]
+    floats = [k for k, x in enumerate(avals) if jnp.issubdtype(x.dtype, jnp.floating)]
+    has_loss = is_loss(avals) and (gradients or len(floats) == 1)
+    live = [jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in arrays]
+    wanted = frozenset(operations)
+    tree, _ = sites_of(closed, live, lambda site: not wanted.isdisjoint(site.operations))
+
+    def run(*arrays: Any) -> Any:
+        def scalar(zeros: Any) -> Any:
+            outputs = Tapped(dtype).run(closed, arrays, zeros)
+            return outputs[0] if has_loss else _random_sum([outputs[k] for k in floats])
+
+        zeros = jax.tree.map(lambda site: jnp.zeros((*site.loops, NUMBERS)), tree)
+        found = jax.tree.leaves(jax.grad(scalar)(zeros))
+        return jnp.stack([x.reshape(-1, NUMBERS).sum(0) for x in found])
+
+    found = Pass(wanted, jax.tree.leaves(tree), run, has_loss, gradients)
+    if not found.sites:
+        return found
+    try:
+        traced = as_function(fresh_make_jaxpr(run, *arrays))
+    except Exception as error:  # JAX, or a rule of the user's own, may refuse in any way
+        text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return dataclasses.replace(found, sites=(), error=text)
+    first = lambda *arrays: traced(*arrays)[0]  # noqa: E731
+    return dataclasses.replace(found, run=jax.jit(first, compiler_options=EVERY_ROUNDING))
+
+
+def _random_sum(arrays: Sequence[Any]) -> Any:
+    """Returns the sum of all elements with random signs, each array in units of its norm."""
+    keys = jax.random.split(jax.random.key(0), max(len(arrays), 1))
+    total = jnp.float32(0)
+    for x, key in zip(arrays, keys, strict=False):
+        x = jnp.where(jnp.isfinite(x), x, 0).astype(jnp.float32)
+        norm = jax.lax.stop_gradient(jnp.sqrt(jnp.sum(x * x)))
+        signs = jax.random.rademacher(key, x.shape, jnp.float32)
+        total += jnp.sum(x * signs) / jnp.where(norm > 0, norm, 1.0)
+    return total
