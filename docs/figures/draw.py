@@ -15,7 +15,7 @@ if __name__ == "__main__":
     _DOCS = pathlib.Path(__file__).parents[1]
     sys.path[:0] = [str(_DOCS / "tools"), str(_DOCS), str(_DOCS.parent)]
 
-from figures import coloring, compilers, effects, flow, memory, seconds, training
+from figures import coloring, compilers, flow, memory, seconds, training
 from figures.style import FOLDER, MODES, save, styled
 
 PICTURES: dict[str, ModuleType] = {
@@ -25,7 +25,6 @@ PICTURES: dict[str, ModuleType] = {
     "memory": memory,
     "compilers": compilers,
     "seconds": seconds,
-    "effects": effects,
 }
 
 

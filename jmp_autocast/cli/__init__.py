@@ -1,4 +1,4 @@
-"""The command line: explain, stats, check, audit, compiled and tune, for a function of a module.
+"""The command line: explain, stats, check, audit and compiled, for a function of a module.
 
 It may import everything else of the package, and nothing imports it.
 """

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import functools
-import os
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from ..autocast import Autocast, autocast
-from ..inspect import audit, check_numerics, explain, explain_compiled, op_stats, tune
+from ..inspect import audit, check_numerics, explain, explain_compiled, op_stats
 from ..inspect.compiled.hlo import UnreadableError
 from ..inspect.export import json_text, saved
-from ..inspect.tuning.search_log import LogError
-from ..inspect.tuning.tune import UnreachableError
-from .targets import UsageError, arguments_of, batches_of, function_of, load, written
+from .targets import UsageError, arguments_of, function_of, load, written
 
 
 def run_explain(options: argparse.Namespace) -> int:
@@ -123,47 +118,6 @@ def run_audit(options: argparse.Namespace) -> int:
     return 0 if report.is_clean else 1
 
 
-def run_tune(options: argparse.Namespace) -> int:
-    """Prints and saves what `tune` finds."""
-    fn, start = function_of(options)
-    if isinstance(fn, Autocast):
-        raise UsageError(
-            f"{options.function} is wrapped by autocast, and tune tries policies itself. Name the "
-            "function that was wrapped"
-        )
-    accept = options.accept and load(options.accept, "--accept")
-    if options.batches is not None:
-        batches = batches_of(options)
-    else:
-        args, kwargs = arguments_of(options)
-        batches = [args]
-        if kwargs:
-            fn = functools.wraps(fn)(lambda *args, fn=fn: fn(*args, **kwargs))
-    # Before the search, not after it: a search may take hours.
-    for path in (options.output, options.json):
-        if path is not None and not os.access(path.parent, os.W_OK):
-            raise UsageError(f"cannot write {path}: {path.parent} is not a writable folder")
-    try:
-        policy, report = tune(
-            fn,
-            batches=batches,
-            tolerance=options.tolerance,
-            accept=accept,
-            policy=start,
-            argnums=0 if options.gradient else None,
-            log=options.log,
-            report=True,
-        )
-    except UnreachableError as error:
-        print(f"jmp-autocast: {error}", file=sys.stderr)
-        return 1
-    except LogError as error:
-        raise UsageError(str(error)) from None
-    written(options.output, policy.save)
-    written(options.json, report.to_json)
-    return 0
-
-
 def _in_mixed_precision(options: argparse.Namespace) -> Callable[..., Any]:
     """Returns the function as it is asked for: in mixed precision, or its gradient."""
     fn, policy = function_of(options)
@@ -183,5 +137,4 @@ ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "check": run_check,
     "audit": run_audit,
     "compiled": run_compiled,
-    "tune": run_tune,
 }

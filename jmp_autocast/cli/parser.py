@@ -9,16 +9,14 @@ examples:
   jmp-autocast audit model:loss --args model:arguments --json findings.json
   jmp-autocast compiled model:loss --args model:arguments --require bfloat16=95
   jmp-autocast compiled dump/module_0042.jit_step.sm_9.0_gpu_after_optimizations.txt
-  jmp-autocast tune model:loss --batches model:batches --tolerance 0.01 --output policy.toml
 
 where model.py, in the current directory, holds
 
   def loss(params, x): ...
   def arguments(): return params, x              # or (params, x), {"keyword": value}
-  def batches(): return [(params, x1), (params, x2)]
 
-exit codes: 0 all is well; 1 check found a fault, audit a risk, compiled less than is required, or
-tune cannot reach the tolerance; 2 wrong use. Exceptions of your own code show their traceback.
+exit codes: 0 all is well; 1 check found a fault, audit a risk, compiled less than is required;
+2 wrong use. Exceptions of your own code show their traceback.
 """  # noqa: D405 - as argparse writes its own titles
 
 from __future__ import annotations
@@ -37,17 +35,6 @@ from ..inspect.auditing.kinds import KINDS
 from ..keep_less import Residuals, as_choice
 from ..policies.choices import LEVELS
 from ..policies.dtypes import COMPUTE_DTYPES
-
-
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    # Checked here as well as in `tune`: argparse then names the option. NaN fails the comparison.
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a positive number such as 0.01, got {text!r}")
-    return value
 
 
 def _required(text: str) -> tuple[str, float]:
@@ -147,26 +134,8 @@ _COMPILED: _Options = {
     },
     "--html": {**_FILE, "help": "write a page as well"},
 }
-_TUNE: _Options = {
-    "--gradient": {
-        **_FLAG,
-        "help": "the gradient by the first argument counts as a result as well",
-    },
-    "--output": {**_FILE, "help": "save the policy here"},
-    "--log": {**_FILE, "help": "what was tried, to go on after a stop"},
-}
-_BATCHES: _Options = {
-    "--batches": {**_TARGET, "help": "returns an iterable of tuples of arguments"},
-    "--args": {**_TARGET, "help": "returns a tuple of arguments: the one batch"},
-}
-_ACCEPT = "says whether the function in mixed precision, which it is given, is good enough"
-_GOAL: _Options = {
-    "--tolerance": {"type": _tolerance, "help": "the largest relative error against float32"},
-    "--accept": {**_TARGET, "help": _ACCEPT},
-}
-
-# For each command what it does, its options, and groups of which exactly one option is given.
-_COMMANDS: dict[str, tuple[str, _Options, list[_Options]]] = {
+# For each command what it does, and its options.
+_COMMANDS: dict[str, tuple[str, _Options]] = {
     "explain": (
         "which equation runs in which dtype, and why; nothing is computed",
         _POLICY
@@ -174,32 +143,22 @@ _COMMANDS: dict[str, tuple[str, _Options, list[_Options]]] = {
         | {"--html": {**_FILE, "help": "write a page as well"}}
         | _KEPT
         | _DEVICE,
-        [],
     ),
     "stats": (
         "how often each primitive runs in each dtype; nothing is computed",
         _POLICY | _ONE_CALL | _AS_IS,
-        [],
     ),
     "check": (
         "run the function, and find what makes an infinity or NaN",
         _POLICY | _ONE_CALL | {"--overflow": {**_FLAG, "help": _OVERFLOW}} | _AS_IS,
-        [],
     ),
     "audit": (
         "list what is risky in a function written in 16 bits by hand; nothing is computed",
         _ONE_CALL | _IGNORE,
-        [],
     ),
     "compiled": (
         "what the compiler made of a function, or of a dump; nothing runs",
         _POLICY | _COMPILED,
-        [],
-    ),
-    "tune": (
-        "find the smallest set of operations to keep in float32",
-        _POLICY | _TUNE,
-        [_BATCHES, _GOAL],
     ),
 }
 
@@ -221,13 +180,9 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="jmp-autocast", description=_DESCRIPTION, **_HELP)
     top.add_argument("--version", action="version", version=f"jmp-autocast {_version()}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (text, options, exclusive) in _COMMANDS.items():
+    for name, (text, options) in _COMMANDS.items():
         description = f"{text[0].upper()}{text[1:]}."
         command = commands.add_parser(name, help=text, description=description, **_HELP)
         for option, settings in (_COMMON | options).items():
             command.add_argument(option, **settings)
-        for choices in exclusive:
-            group = command.add_mutually_exclusive_group(required=True)
-            for option, settings in choices.items():
-                group.add_argument(option, **settings)
     return top

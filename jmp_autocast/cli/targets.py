@@ -6,12 +6,11 @@ import argparse
 import dataclasses
 import importlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..autocast import Autocast
 from ..call.arguments import name_of
-from ..inspect.calls import calls_of
 from ..policies import Policy
 from ..policies.dtypes import DEFAULT
 from ..policies.errors import did_you_mean
@@ -78,21 +77,6 @@ def arguments_of(options: argparse.Namespace) -> tuple[tuple[Any, ...], dict[str
     if isinstance(keywords, dict) and all(isinstance(key, str) for key in keywords):
         return made
     return made, {}
-
-
-def batches_of(options: argparse.Namespace) -> list[tuple[Any, ...]]:
-    """Returns the tuples of arguments that ``--batches`` makes.
-
-    Raises:
-        UsageError: It does not return an iterable of tuples.
-    """
-    made = load(options.batches, "--batches")()
-    if isinstance(made, Iterator):
-        made = list(made)  # what it raises is the user's
-    try:
-        return calls_of("tune", (), () if made is None else made)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"--batches {options.batches}: {error}") from None
 
 
 def function_of(options: argparse.Namespace) -> tuple[Callable[..., Any], Policy | None]:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import jmp_autocast
-from jmp_autocast import BF16, FP16, Policy
+from jmp_autocast import BF16, Policy
 from jmp_autocast.cli import main
 from tests.support.hlo_texts import TEXTS, module_of
 
@@ -47,10 +47,6 @@ def small(): return arguments(0.1)
 def with_keywords(): return arguments(), {"scale": 0.1}
 def shapes(): return jax.eval_shape(arguments)
 def no_tuple(): return list(arguments())
-def batches(): return (arguments(size) for size in (1.0, 10.0))
-def no_batches(): return [1, 2]
-def accept(mixed): return bool(jnp.abs(mixed(*arguments()) - loss(*arguments())) < 0.5)
-def never(mixed): return False
 def broken(): raise ZeroDivisionError("in the user's code")
 """
 
@@ -241,47 +237,6 @@ def test_compiled(line, code, said, capsys):
     assert pathlib.Path("made.html").read_text("utf-8").startswith("<!doctype html>")
 
 
-@pytest.mark.usefixtures("folder")
-def test_tune(capsys):
-    line = "tune users_model:loss --batches users_model:batches --tolerance 0.01 --gradient"
-    line += " --compute-dtype float16"
-    assert run(f"{line} --output policy.toml --log log.jsonl --json report.json") == 0
-    text = capsys.readouterr().out
-    assert text.startswith("loss: ")
-    assert text.endswith("wrote policy.toml\nwrote report.json\n")
-    assert Policy.load("policy.toml").scoped_rules
-    trials = pathlib.Path("log.jsonl").read_text("utf-8").splitlines()
-    assert len(trials) == json.loads(pathlib.Path("report.json").read_text("utf-8"))["runs"] + 2
-    assert run(f"check {LOSS} --policy policy.toml") == 0
-    capsys.readouterr()
-    assert run(line.replace("0.01", "0.1") + " --log log.jsonl") == 2
-    assert "is of another search: its tolerance is 0.01" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("folder")
-def test_tune_by_a_callable_on_one_batch(capsys):
-    line = "tune users_model:loss --args users_model:arguments --accept users_model:accept"
-    assert run(f"{line} --compute-dtype float16 --output policy.toml") == 0
-    assert Policy.load("policy.toml") != FP16
-    BF16.save("start.toml")
-    assert run(f"{line} --policy start.toml --output policy.toml") == 0
-    assert Policy.load("policy.toml") == BF16
-    capsys.readouterr()
-    assert run(line.replace(":accept", ":never")) == 1
-    captured = capsys.readouterr()
-    assert captured.err.startswith("jmp-autocast: accept returns False for loss also with all")
-    assert captured.out == ""
-
-
-@pytest.mark.usefixtures("folder")
-def test_tune_with_keywords():
-    line = "tune users_model:loss --args users_model:with_keywords --tolerance 0.5"
-    assert run(f"{line} --json report.json") == 0
-    assert json.loads(pathlib.Path("report.json").read_text("utf-8"))["name"] == "loss"
-
-
-TUNE = "tune users_model:loss --batches users_model:batches --tolerance"
-
 WRONG = {
     "compiled no_file.txt": "no_file.txt is no file. Name a file of an XLA dump",
     "compiled users_model.py": "it is no HLO module; it starts",
@@ -302,10 +257,6 @@ WRONG = {
     f"stats {LOSS} --device h100": "unrecognized arguments: --device",
     f"audit {LOSS} --ignore los": "invalid choice: 'los'",
     f"audit {LOSS} --policy bf16.toml": "unrecognized arguments: --policy",
-    f"{TUNE} none": "must be a positive number such as 0.01, got 'none'",
-    f"{TUNE} 0": "must be a positive number such as 0.01, got '0'",
-    "tune users_model:loss --tolerance 1": "one of the arguments --batches --args is required",
-    "tune users_model:loss --batches users_model:batches": "--tolerance --accept is required",
     "explain users_model --args users_model:arguments": "must be MODULE:FUNCTION, such as",
     "explain :loss --args users_model:arguments": "must be MODULE:FUNCTION",
     "explain users_model: --args users_model:arguments": "must be MODULE:FUNCTION",
@@ -325,12 +276,6 @@ WRONG = {
     f"check {LOSS} --overflow --policy bf16.toml": "or --as-is and --overflow",
     "check users_model:loss --args users_model:shapes": "returns a jax.ShapeDtypeStruct, and check",
     "explain users_model:wrapped --args users_model:arguments --level o1": "has its own policy",
-    "tune users_model:wrapped --args users_model:arguments --tolerance 1": "tune tries policies",
-    "tune users_model:loss --batches users_model:no_batches --tolerance 1": "batches[0] must be a",
-    "tune users_model:loss --batches users_model:number --tolerance 1": "must be callable",
-    f"{TUNE} 0.1 --output no/policy.toml": "no/policy.toml: no is not a writable folder",
-    f"{TUNE} 0.1 --log bf16.toml": "is not a log of tune",
-    f"{TUNE} 0.1 --accept users_model:accept": "not allowed with argument --tolerance",
 }
 
 
@@ -355,7 +300,6 @@ def test_a_wrong_use_is_one_line_without_a_traceback(line, message, capsys):
         ("explain users_model:loss --args users_model:broken", ZeroDivisionError),
         ("check users_model:broken --args users_model:arguments", TypeError),
         ("explain imports_what_is_not_there:f --args users_model:arguments", ModuleNotFoundError),
-        (f"{TUNE} 0.1 --policy bf16.toml".replace(":batches", ":broken"), ZeroDivisionError),
     ],
 )
 def test_exceptions_of_the_users_own_code_are_raised(line, error):
@@ -364,7 +308,7 @@ def test_exceptions_of_the_users_own_code_are_raised(line, error):
         run(line)
 
 
-@pytest.mark.parametrize("command", ["", "explain", "stats", "check", "audit", "tune"])
+@pytest.mark.parametrize("command", ["", "explain", "stats", "check", "audit"])
 def test_help(command, capsys):
     assert run(f"{command} --help") == 0
     text = capsys.readouterr().out
@@ -373,7 +317,6 @@ def test_help(command, capsys):
     own = {
         "explain": ["--html", "--device"],
         "audit": ["--ignore"],
-        "tune": ["--tolerance", "--log"],
     }
     for option in own.get(command, []):
         assert option in text

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, FP16, compare, explain, keep_less, tune
+from jmp_autocast import BF16, compare, explain, keep_less
 from jmp_autocast.inspect import explain_kept
 from tests.support.report_pages import count, fits, page_opener  # noqa: F401 - the fixture `show`
 
@@ -28,18 +28,6 @@ def model(params, x):
     h = jax.lax.scan(layer, x, params["ws"])[0]
     with jax.named_scope(SCOPE):
         return jnp.mean(jnp.square(100 * jnp.tanh(h @ params["w"])))
-
-
-def energy(w, x):
-    with jax.named_scope(SCOPE):
-        return jnp.sqrt(jnp.square(x @ w) + 1.0)
-
-
-def tuned():
-    batches = [(np.eye(8, dtype=np.float32), 500 * X)]
-    return tune(energy, batches=batches, policy=FP16, tolerance=0.01, progress=False, report=True)[
-        1
-    ]
 
 
 def difference():
@@ -94,14 +82,6 @@ PAGES = {
         {
             "What the program costs": ("total", lambda r: len(r.totals)),
             "Equations whose dtypes differ": ("primitive", lambda r: len(r.changes)),
-        },
-    ),
-    "tune": (
-        tuned,
-        ["Tuned policy", "of matmuls and convolutions in float16", "square"],
-        {
-            "What the search found": ("what", lambda _: 2),
-            "Kept in float32, in program order": ("largest", lambda r: len(r.kept)),
         },
     ),
 }

@@ -181,7 +181,7 @@ def test_compare_measures_it(fn):
 def test_explain_and_tune_read_it(fn):
     with arguments_of(fn) as args:
         assert explain(fn, *args, policy=BF16).rows
-        assert tune(fn, batches=[args], policy=BF16, tolerance=0.1, progress=False) == BF16
+        assert tune(fn, *args, policy=BF16, tolerance=0.1).policy == BF16
 
 
 def test_a_fault_on_the_other_mesh_is_found():

@@ -83,4 +83,4 @@ def test_the_tools_take_variables():
     np.testing.assert_allclose(check_numerics(loss)(layer, X), loss(layer, X), rtol=1e-6)
     rows = compare(loss, layer, X, policy=BF16).rows
     assert [row.computed for row in rows if row.primitive == "dot_general"] == ["bfloat16"]
-    assert tune(loss, batches=[(layer, X)], policy=BF16, tolerance=0.1) == BF16
+    assert tune(loss, layer, X, policy=BF16, tolerance=0.1).policy == BF16

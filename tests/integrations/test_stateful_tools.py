@@ -52,9 +52,8 @@ def test_values_and_gradients_are_measured():
     assert kernel.startswith("0/")
     assert not [path for path in comparison.gradients if "mean" in path or "rngs" in path]
     assert 0 < comparison.gradients[kernel].error < 0.1
-    policy = tune(
-        nnx_loss, batches=[args], tolerance=0.5, argnums=0, level="compute", progress=False
-    )
+    start = Policy(level="compute")
+    policy = tune(nnx_loss, *args, tolerance=0.5, argnums=0, policy=start).policy
     assert (policy.compute_dtype, policy.level) == (jnp.bfloat16, "compute")
 
 

@@ -133,15 +133,3 @@ def test_a_paired_difference_and_its_standard_error(training):
     assert found.error == pytest.approx(np.std([0.5, 1.5, 2], ddof=1) / 3**0.5)
     assert str(found).endswith(" *")
     assert not str(difference(outcome(1, 3), outcome(2, 1))).endswith("*")
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-def test_predicted_and_measured_effects_of_a_tiny_gpt(capsys):
-    command = "--models GPT --formats bfloat16 --steps 20 --width 16 --layers 1 --rows"
-    with run_from("benchmarks", module="effects") as effects:
-        found = effects.main(command.split())["GPT"]["bfloat16"]
-    assert found.products == 7
-    assert found.r > 0.98
-    assert found.near >= 0.8
-    assert found.reported >= found.r - 1e-6
-    assert "within a factor of 2" in capsys.readouterr().out

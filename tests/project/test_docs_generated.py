@@ -53,7 +53,7 @@ def test_the_readme_has_the_figures_of_the_results():
     assert set(rows) <= set(readme)
 
 
-PICTURES = {"flow", "coloring", "training", "memory", "compilers", "seconds", "effects"}
+PICTURES = {"flow", "coloring", "training", "memory", "compilers", "seconds"}
 
 
 @pytest.mark.slow
@@ -71,13 +71,6 @@ def test_pictures_are_the_same_each_time(tmp_path):
         with drawing.styled(style):
             drawing.save(module.draw(module.data(), style), name, style, tmp_path)
         assert path.read_bytes() == first, name
-
-
-@pytest.mark.usefixtures("docs_on_path")
-def test_the_guide_to_effects_has_the_table_of_its_picture():
-    effects = importlib.import_module("figures.effects")
-    page = (DOCS / "guides" / "effects.md").read_text(encoding="utf-8")
-    assert "\n".join(effects.rows(effects.data())) in page
 
 
 @pytest.mark.usefixtures("docs_on_path")

@@ -100,6 +100,5 @@ def test_compare_measures_what_is_inside():
 
 
 def test_tune_finds_a_culprit_inside():
-    options = {"policy": BF16, "tolerance": 1e-6, "progress": False, "report": True}
-    _, report = tune(program, batches=[(X, X)], **options)
+    report = tune(program, X, X, policy=BF16, tolerance=1e-6)
     assert any("inside" in kept.scope for kept in report.kept)
