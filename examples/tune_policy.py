@@ -206,14 +206,14 @@ def main(argv: Sequence[str] | None = None) -> Result:
     loss = make_loss(options.loud)
     folder = folder_of(options, "tune_policy")
 
-    _, report = tune(
+    report = tune(
         loss,
         batches=[(params, *batch) for batch in batches[:4]],
         policy=FP16,
         tolerance=options.tolerance,
         argnums=0,  # the gradients count, too: it shall train
-        report=True,
     )
+    print(report)
     file = folder / "policy.toml"
     report.policy.save(file)
 

@@ -648,13 +648,6 @@ GUESSED = [
         SystemExit,
         "COMMAND | 'explane' | invalid choice | explain",
     ),
-    Row(
-        "cli",
-        "no goal",
-        lambda w: _command("tune", "math:sin", "--args", "math:pi"),
-        SystemExit,
-        "tune | required | one of the arguments | --tolerance",
-    ),
     # The tools.
     Row(
         "explain",

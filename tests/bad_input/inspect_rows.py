@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jmp_autocast import (
     BF16,
@@ -12,7 +11,6 @@ from jmp_autocast import (
     compare,
     explain,
     explain_compiled,
-    explain_effects,
     explain_kept,
     op_stats,
     significant_digits,
@@ -34,122 +32,7 @@ def _each(tools, mistake, call, error, parts):
         yield Row(name, mistake, lambda w, tool=tool: call(w, tool), error, parts.format(name))
 
 
-def scoped_loss(params, x):
-    with jax.named_scope("head"):
-        return loss(params, x)
-
-
-def _effects(mistake, error, parts, fn=scoped_loss, **options):
-    def call(w):
-        args = () if "batches" in options else (w.params, X)
-        return explain_effects(fn, *args, **options)
-
-    return Row("explain_effects", mistake, call, error, parts)
-
-
 ROWS = [
-    _effects(
-        "no loss",
-        TypeError,
-        r"scalar float | float32\[2,2\] | must return | Pass a loss",
-        fn=lambda params, x: x @ params["w"],
-    ),
-    _effects(
-        "no float parameters",
-        ValueError,
-        "argnums=1 | holds none | float parameters | Pass the parameters as an argument",
-        fn=lambda x, params: loss({"w": x["w"]}, X),
-        batches=[({"w": X}, {"n": np.arange(3)})],
-        argnums=1,
-    ),
-    _effects(
-        "parameters that do not count",
-        ValueError,
-        "argnums=0 | no derivative | depends on | stop_gradient",
-        fn=lambda params, x: loss(jax.lax.stop_gradient(params), x),
-    ),
-    _effects(
-        "a position that is none",
-        ValueError,
-        "argnums=3 | has 2 | positional arguments | numbered from 0",
-        argnums=3,
-    ),
-    _effects(
-        "a format that is none",
-        ValueError,
-        "formats | 'bfloat61' | must | Did you mean 'bfloat16'.*'e5m7'",
-        formats=["float16", "bfloat61"],
-    ),
-    _effects("a word for a bool", TypeError, "relative | 'yes' | must be | Write", relative="yes"),
-    _effects(
-        "no arrays for an error",
-        TypeError,
-        r"relative=True | int32\[2,2\] | float arrays | Pass a function",
-        fn=lambda params, x: (x @ params["w"]).astype(jnp.int32),
-        relative=True,
-    ),
-    _effects("no format", ValueError, "formats | got none | at least one | Write", formats=[]),
-    _effects(
-        "a number for a format", TypeError, "formats | 8 of type int | name | Write", formats=8
-    ),
-    _effects(
-        "a scope that is none",
-        ValueError,
-        r"scopes | '\*/haed' | must match | Did you mean 'head'",
-        scopes="*/haed",
-    ),
-    _effects(
-        "a kind that is none",
-        ValueError,
-        "kinds | 'products' | must be | Did you mean 'product'",
-        kinds="products",
-    ),
-    _effects("runs in words", TypeError, "runs | 'all' | must be a number | Write", runs="all"),
-    _effects("negative runs", ValueError, "runs | -1 | must not be negative | Write", runs=-1),
-    _effects(
-        "an array for batches", TypeError, "batches | str | must be an iter | Write", batches="x"
-    ),
-    _effects("no batch", ValueError, "batches | got none | at least one | Write", batches=[]),
-    _effects(
-        "a batch without a tuple",
-        TypeError,
-        r"batches\[0\] | float32\[2,2\] | must be a tuple | Write",
-        batches=[X],
-    ),
-    _effects(
-        "batches of two shapes",
-        ValueError,
-        r"batches\[1\] | float32\[1,2\] | the same shapes | Leave out",
-        batches=[({"w": X}, X), ({"w": X}, X[:1])],
-    ),
-    Row(
-        "explain_effects",
-        "arguments and batches",
-        lambda w: explain_effects(loss, w.params, X, batches=[(w.params, X)]),
-        ValueError,
-        "batches | got 2 | arguments or batches | Write",
-    ),
-    Row(
-        "explain_effects",
-        "a shape for an array",
-        lambda w: explain_effects(loss, w.params, jax.ShapeDtypeStruct((2, 2), jnp.float32)),
-        TypeError,
-        "explain_effects | ShapeDtypeStruct | needs arrays | Pass arrays",
-    ),
-    Row(
-        "explain_effects",
-        "a wrapper",
-        lambda w: explain_effects(autocast(loss_at_call), w.params, X),
-        ValueError,
-        "explain_effects | autocast\\( | already wrapped | Pass the function",
-    ),
-    Row(
-        "explain_effects",
-        "a format that was not asked for",
-        lambda w: explain_effects(loss, w.params, X, formats="float16").of("bfloat16"),
-        ValueError,
-        "format | 'bfloat16' | asked for | formats=",
-    ),
     *_each(
         (explain, op_stats, compare, check_numerics),
         "an array for the function",

@@ -4,14 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from jmp_autocast import autocast, tune
-from jmp_autocast.inspect.tuning.search_log import LogError
 from jmp_autocast.inspect.tuning.tune import UnreachableError
 
 from .row import Row, X, loss, loss_at_call
 
 PARAMS = {"w": X}
 BATCHES = [(PARAMS, X)]
-GOAL = "Write tolerance=0.01"
 TUPLES = r"\[\(params, x1\)"
 
 
@@ -33,7 +31,7 @@ class Random:
 
 
 def _tune(mistake, error, parts, fn=loss, batches=BATCHES, **options):
-    call = lambda w: tune(fn, batches=batches, progress=False, **options)
+    call = lambda w: tune(fn, batches=batches, **options)
     return Row("tune", mistake, call, error, parts)
 
 
@@ -54,12 +52,12 @@ ROWS = [
         r"tune | autocast\(<function loss_at_call | already wrapped | function that was wrapped",
         fn=autocast(loss_at_call),
     ),
-    _tune("no goal", ValueError, f"tolerance and accept | neither | exactly one | {GOAL}"),
+    _tune("no goal", TypeError, r"tune | missing 1 required | 'tolerance' | Write tune\(fn"),
     _tolerance(
-        "two goals",
-        ValueError,
-        f"tolerance and accept | both | exactly one | {GOAL}",
-        accept=bool,
+        "a policy by its old name",
+        TypeError,
+        r"tune | unexpected keyword | 'compute_dtype' | Write tune\(fn",
+        compute_dtype="float16",
     ),
     _tolerance("negative", ValueError, "tolerance | -1 | positive number | =0.01", tolerance=-1),
     _tolerance(
@@ -67,14 +65,6 @@ ROWS = [
         TypeError,
         "tolerance | '0.1' of type str | must be a number | tolerance=0.01",
         tolerance="0.1",
-    ),
-    *(
-        _tune(mistake, TypeError, f"accept | {value} | {rule}", accept=accept)
-        for mistake, accept, value, rule in (
-            ("a number", 0.1, "0.1 of type float", "must be a function | tolerance="),
-            ("no return", lambda mixed: None, "None of", "must return a bool | Return True"),
-            ("an array", lambda mixed: X > 0, "of type ndarray", "must return a bool | Return"),
-        )
     ),
     *(
         _tolerance(mistake, error, f"{parts} | {TUPLES}", batches=batches)
@@ -89,32 +79,12 @@ ROWS = [
             ("no batches", [], ValueError, "batches | none | at least one"),
         )
     ),
-    _tolerance(
-        "a cost that is none",
-        ValueError,
-        "cost | 'times' | must be one of 'time', 'kept' | Did you mean 'time'",
-        cost="times",
-    ),
-    _tolerance(
-        "a device without rates",
-        ValueError,
-        "device | 'abacus' | must be a known device | rates",
-        cost="time",
-        device="abacus",
-    ),
     Row(
         "tune",
         "arguments and batches",
         lambda w: tune(loss, w.params, X, batches=BATCHES, tolerance=0.1),
         ValueError,
         "batches | got 2 | arguments or batches | Write",
-    ),
-    Row(
-        "tune",
-        "a point that is none",
-        lambda w: tune(jnp.matmul, X, X, tolerance=1, report=True, progress=False)[1].policy_at(3),
-        ValueError,
-        "kept=3 | no points | a point of the curve | Pass cost=",
     ),
     _tolerance(
         "a shape in a batch",
@@ -135,28 +105,9 @@ ROWS = [
         policy="o1",
     ),
     _tolerance(
-        "a number for the log",
-        TypeError,
-        "log | 3 of type int | must be a path | 'tune.jsonl'",
-        log=3,
-    ),
-    _tolerance(
-        "a log that is none",
-        LogError,
-        "log | tune_rows.py | not a log of tune | Pass the path",
-        log=__file__,
-    ),
-    Row(
-        "tune",
-        "a number for progress",
-        lambda w: tune(loss, batches=BATCHES, tolerance=0.1, progress=1),
-        TypeError,
-        "progress | got 1 | True, False or None | Leave it out",
-    ),
-    _tolerance(
         "nothing to compare",
         ValueError,
-        "tolerance=0.1 | count returns none | float arrays | pass accept",
+        "tolerance=0.1 | count returns none | float arrays | Return the arrays",
         fn=count,
         batches=[(X,)],
     ),
