@@ -1,6 +1,7 @@
 """What the effects predict is what really rounding an operation does."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,30 @@ def test_prediction_and_real_run(program):
     assert found.has_loss
     loops = [site.loops for site in found.sites if FIRST in site.operations]
     assert loops == [(2,) if program is in_loop_of_two else ()]
+
+
+@pytest.mark.parametrize("bits", [7, 10], ids=["bfloat16", "float16"])
+def test_predictions_and_real_runs_of_a_network_agree(bits):
+    names = "abcdefgh"
+    keys = jax.random.split(jax.random.key(1), len(names))
+    params = {n: jax.random.normal(k, (16, 16)) / 3 for n, k in zip(names, keys, strict=True)}
+    x = jax.random.normal(jax.random.key(2), (32, 16))
+
+    def loss(params, x, lowered=""):
+        for name in names:
+            with jax.named_scope(name):
+                h, w = x / jnp.std(x), params[name]
+                y = low(low(h, bits) @ low(w, bits), bits) if name == lowered else h @ w
+                x = x + jnp.tanh(y)
+        return jnp.mean(x**2)
+
+    operations = [(name, "dot_general") for name in names]
+    dtype = jnp.bfloat16 if bits == 7 else jnp.float16
+    effects, _ = effects_of(loss, params, x, operations=operations, dtype=dtype)
+    run = jax.jit(loss, static_argnums=2)
+    measured = [float(run(params, x, name) - run(params, x)) for name in names]
+    predicted = [effects[each].change for each in operations]
+    assert np.corrcoef(predicted, measured)[0, 1] > 0.98
 
 
 def test_operations_besides_products():
@@ -186,7 +211,8 @@ def test_what_stands_in_a_device_map(checked):
     """Each device has a part of the error: the effect is that of the whole batch in one place."""
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     loss, operations = loss_of(in_loop_of_two), [FIRST, ("", "dot_general")]
-    specs = dict(in_specs=(PartitionSpec(), PartitionSpec("data")), out_specs=PartitionSpec())
+    specs: dict[str, Any] = dict(in_specs=(PartitionSpec(), PartitionSpec("data")))
+    specs["out_specs"] = PartitionSpec()
     mean = lambda w, x: lax.pmean(loss(w, x), "data")
     mapped = jax.shard_map(mean, mesh=mesh, check_vma=checked, **specs)
     found, _ = effects_of(mapped, W, X, operations=operations)
@@ -206,8 +232,8 @@ def test_memory_is_that_of_a_gradient():
 
     arrays = (jnp.eye(64), jnp.ones((512, 64)))
     _, found = effects_of(loss, *arrays)
+    jitted: list[Any] = [found.run, jax.jit(jax.value_and_grad(loss))]
     measured, gradient = (
-        f.lower(*arrays).compile().memory_analysis().temp_size_in_bytes
-        for f in (found.run, jax.jit(jax.value_and_grad(loss)))
+        f.lower(*arrays).compile().memory_analysis().temp_size_in_bytes for f in jitted
     )
     assert measured <= 2 * gradient, (measured, gradient)

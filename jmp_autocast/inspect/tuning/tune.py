@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...autocast import Autocast, Part, kind_of
 from ...call.arguments import name_of
 from ...call.options import autocast_options
@@ -17,7 +19,7 @@ from ...interpreters.compat import mark_frames
 from ...policies import CONTRACTIONS, Policy, PolicyLike
 from ...policies.errors import with_usage
 from ..calls import calls_of, check_range
-from ..effects.predicted import Effect, pass_of
+from ..effects.predicted import Effect, Pass, pass_of
 from ..signature import split
 from .batches import Batch, arrays_of, check, different, distances, nudged, outputs_of, worst
 from .candidates import candidates_of, keeping, low_share, rows_under
@@ -191,9 +193,9 @@ class _Search:
 
     def _effects(self) -> list[Effect | None]:
         """Returns the largest effect of each candidate in any batch, None where it has none."""
-        called, passes = arrays_of(self._fn, None), {}
+        called, passes = arrays_of(self._fn, None), dict[Any, Pass]()
         operations = [candidate.operation for candidate in self._candidates]
-        dtype, gradients = self._start.compute_dtype, self._argnums is not None
+        dtype, gradients = np.dtype(self._start.compute_dtype), self._argnums is not None
         found: dict[Any, Effect] = {}
         for batch in self._batches:
             key = batch.signature, batch.shapes
@@ -201,8 +203,8 @@ class _Search:
                 program = functools.partial(called, batch.signature)
                 passes[key] = pass_of(program, batch.arrays, operations, dtype, gradients)
             for operation, effect in passes[key].effects(batch.arrays).items():
-                before = found.get(operation, effect)
-                found[operation] = max(before, effect, key=lambda each: each.size)
+                other = found.get(operation, effect)
+                found[operation] = effect if effect.size >= other.size else other
         self._has_loss = all(each.has_loss for each in passes.values())
         self._refused = next((each.error for each in passes.values() if each.error), "")
         return list(map(found.get, operations))
@@ -229,9 +231,7 @@ class _Search:
         return TuneReport(
             name=name_of(self._fn),
             policy=policy,
-            kept=tuple(
-                sorted(rows, key=lambda row: -math.inf if row.worth is None else -row.worth)
-            ),
+            kept=tuple(sorted(rows, key=lambda row: -(row.worth or 0.0))),
             candidates=len(self._candidates),
             runs=len(self._errors),
             tolerance=self._tolerance,

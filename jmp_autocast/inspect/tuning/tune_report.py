@@ -64,7 +64,7 @@ class TuneReport(Exported):
     Args:
         name: The function's name.
         policy: The policy that was found.
-        kept: What it keeps in float32, the largest worth first.
+        kept: What it keeps in float32, the largest worth first, and last what is not seen.
         candidates: The number of operations that could have been kept.
         runs: How many policies were tried.
         tolerance: The tolerance.
