@@ -3,8 +3,6 @@
 The first table was collected by watching: each row was once silent, or misdirected.
 """
 
-import contextlib
-import io
 import pathlib
 import tempfile
 
@@ -40,7 +38,6 @@ from jmp_autocast import (
     select_on_finite,
     tune,
 )
-from jmp_autocast.cli import main
 from jmp_autocast.inspect import audit
 from jmp_autocast.integrations import equinox as for_equinox
 from jmp_autocast.integrations.nnx import train_step
@@ -70,13 +67,6 @@ def _loaded(text):
         path = pathlib.Path(folder, "policy.toml")
         path.write_text(f"version = 1\ncompute_dtype = 'bfloat16'\n{text}")
         Policy.load(path)
-
-
-def _command(*words):
-    """Raises what the command line prints: all that its user sees."""
-    with contextlib.redirect_stderr(io.StringIO()) as printed:
-        main(words)
-    raise SystemExit(printed.getvalue())
 
 
 def loss(params, x):
@@ -611,49 +601,6 @@ GUESSED = [
         lambda w: quantize_params(w.params),
         TypeError,
         r"quantize_params\(\) | missing | 'params' | quantize_params\(fn, params, \*args\)",
-    ),
-    # The command line.
-    Row(
-        "cli",
-        "a path for a module",
-        lambda w: _command("explain", "model.py:loss", "--args", "model:args"),
-        SystemExit,
-        r"the function | model.py:loss | no module named | current directory",
-    ),
-    Row(
-        "cli",
-        "without a function",
-        lambda w: _command("explain", "math", "--args", "math:pi"),
-        SystemExit,
-        "the function | 'math' | must be MODULE:FUNCTION | package.module:function",
-    ),
-    Row(
-        "cli",
-        "without --args",
-        lambda w: _command("explain", "math:sin"),
-        SystemExit,
-        "explain | --args | required | usage",
-    ),
-    Row(
-        "cli",
-        "a short dtype",
-        lambda w: _command("explain", "math:sin", "--args", "math:pi", "--compute-dtype", "half"),
-        SystemExit,
-        "--compute-dtype | 'half' | invalid choice | bfloat16",
-    ),
-    Row(
-        "cli",
-        "a command misspelled",
-        lambda w: _command("explane"),
-        SystemExit,
-        "COMMAND | 'explane' | invalid choice | explain",
-    ),
-    Row(
-        "cli",
-        "no goal",
-        lambda w: _command("tune", "math:sin", "--args", "math:pi"),
-        SystemExit,
-        "tune | required | one of the arguments | --tolerance",
     ),
     # The tools.
     Row(

@@ -8,7 +8,7 @@ from tests.support.markdown_pages import ROOT
 
 # Words outside of programs, their output, and what is printed from the code, as the reference is.
 SITE, CHANGELOG, README_BYTES = 28_000, 600, 6_000
-REFERENCE = {"primitives.md", "reasons.md", "command_line.md", "pytorch_differences.md"}
+REFERENCE = {"primitives.md", "reasons.md", "pytorch_differences.md"}
 
 
 def words(text):

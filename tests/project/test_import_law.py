@@ -12,7 +12,6 @@ PACKAGE = pathlib.Path(__file__).parents[2] / "jmp_autocast"
 # What the table leaves out: doors, which hold no code of their own.
 DOORS = {
     "interpreters/__init__": {"interpreters/plan", "interpreters/rewrite"},
-    "__main__": {"cli"},
 }
 
 
