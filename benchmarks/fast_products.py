@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from jmp_autocast.inspect.compiled.hlo import parse
 from jmp_autocast.inspect.compiled.products import Product, products
-from jmp_autocast.inspect.compiled.traffic import traffic
+from jmp_autocast.inspect.compiled.runs import runs
 
 
 def products_in(text: str) -> list[Product]:
     """Returns the products of the text of a compiled program."""
     module = parse(text)
-    return list(products(traffic(module), module))
+    found = runs(module, lambda run: run.times)
+    return [product for run in found for product in products(run, module)]
 
 
 def share_in_kernels(found: Iterable[Product]) -> float:

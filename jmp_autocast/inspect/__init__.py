@@ -3,18 +3,8 @@
 from ..devices import Device
 from ..interpreters.keep.account import CutValue
 from .auditing.audit import AuditReport, Finding, audit
-from .compiled.beside import PlannedAndMade
 from .compiled.explain_compiled import explain_compiled
-from .compiled.memory import CompiledMemory
-from .compiled.report import (
-    CompiledCall,
-    CompiledCast,
-    CompiledCollective,
-    CompiledLoop,
-    CompiledProduct,
-    CompiledReport,
-    Deviation,
-)
+from .compiled.report import CompiledKernel, CompiledProduct, CompiledReport
 from .effects.effects_report import Effect, Effects, ScopeEffect
 from .effects.explain_effects import explain_effects
 from .measure.check_numerics import check_numerics
@@ -43,17 +33,12 @@ __all__ = [
     "Change",
     "Comparison",
     "ComparisonRow",
-    "CompiledCall",
-    "CompiledCast",
-    "CompiledCollective",
-    "CompiledLoop",
-    "CompiledMemory",
+    "CompiledKernel",
     "CompiledProduct",
     "CompiledReport",
     "CurvePoint",
     "CutJaxpr",
     "CutValue",
-    "Deviation",
     "Device",
     "DeviceTime",
     "Difference",
@@ -73,7 +58,6 @@ __all__ = [
     "OpCount",
     "OpCounts",
     "OutputDigits",
-    "PlannedAndMade",
     "ProgramComparison",
     "Report",
     "Roofline",

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jmp_autocast.inspect.compiled.products import products, sums_of
-from tests.support.hlo_texts import TEXTS, compiled_text, module_of, read
+from jmp_autocast.inspect.compiled.products import sums_of
+from tests.support.hlo_texts import TEXTS, compiled_text, module_of, products_of
 
 CUBLAS = (
     '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]},"precision_config":'
@@ -113,8 +113,7 @@ PRODUCTS = {
 def test_a_product(row):
     operands, line, (name, dtypes), flops, (kernel, precision), is_convolution = row
     a, b = (f"{shape} parameter({i})" for i, shape in enumerate(operands))
-    module, found = read(module_of(f"%a = {a}", f"%b = {b}", f"ROOT %c = {line}"))
-    (product,) = products(found, module)
+    (product,) = products_of(module_of(f"%a = {a}", f"%b = {b}", f"ROOT %c = {line}"))
     assert (product.name, " ".join((*product.operands, product.result))) == (name, dtypes)
     assert product.flops == flops
     assert (product.kernel, product.precision) == (kernel, precision)
@@ -127,8 +126,7 @@ def test_a_product_of_a_line_that_is_not_understood_has_no_dtype_and_no_flops():
         "%b = f32[4,2]{1,0} parameter(0)",
         "ROOT %c = f32[8,2]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
     )
-    module, found = read(text)
-    (product,) = products(found, module)
+    (product,) = products_of(text)
     assert (product.operands, product.flops) == (("", "f32"), None)
 
 
@@ -140,8 +138,7 @@ def test_a_product_of_a_line_that_is_not_understood_has_no_dtype_and_no_flops():
     ],
 )
 def test_what_the_gpu_compiler_calls(name, kernel, expected):
-    module, found = read((TEXTS / f"{name}.txt").read_text("utf-8"))
-    calls = list(products(found, module))
+    calls = products_of((TEXTS / f"{name}.txt").read_text("utf-8"))
     assert [p.flops for p in calls] == expected
     assert {(p.operands, p.result, p.kernel) for p in calls} == {(("bf16", "bf16"), "bf16", kernel)}
 
@@ -149,8 +146,7 @@ def test_what_the_gpu_compiler_calls(name, kernel, expected):
 def of(result, kernel=""):
     line = f"{result}[8,2]{{1,0}} dot(%a, %b), lhs_contracting_dims={{1}}"
     text = module_of(*(f"%{n} = bf16[8,8] parameter(0)" for n in "ab"), f"ROOT %c = {line}")
-    module, found = read(text)
-    return next(products(found, module))._replace(kernel=kernel)
+    return products_of(text)[0]._replace(kernel=kernel)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +167,7 @@ def test_the_dtype_that_sums_have(product, platform, dtype):
 def test_a_naked_product_of_a_cpu_loses_what_its_sums_say():
     """The reason for `sums`: in JAX 0.12's own code 4,096 ones add up to 3,328 in bfloat16."""
     fn = lambda a, b: (a @ b).T  # no kernel has this form
-    module, found = read(compiled_text(fn, (64, 4096), (4096, 64), dtype=jnp.bfloat16))
-    narrow = any(sums_of(product, "cpu") == "bf16" for product in products(found, module))
+    found = products_of(compiled_text(fn, (64, 4096), (4096, 64), dtype=jnp.bfloat16))
+    narrow = any(sums_of(product, "cpu") == "bf16" for product in found)
     ones = jnp.ones((64, 4096), jnp.bfloat16)
     assert bool(jnp.all(jax.jit(fn)(ones, ones.T) == 4096)) is not narrow

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...interpreters.primitives.convolution_products import pairs_that_meet
 from .hlo import Instruction, Module, Shape, bits_of
 from .places import Place, place_of
-from .traffic import Kernel, Traffic, inside_fusions
+from .runs import Run, inside_fusions
 
 # What the compilers call of a library: cuBLAS, cuBLASLt, cuDNN, oneDNN. What holds more than one
 # product, as cuDNN's attention does, is no product: its inside is not in the text.
@@ -46,39 +46,35 @@ class Product(NamedTuple):
     place: Place
 
     @property
-    def is_call(self) -> bool:
-        """Whether it is the call of a library, and no instruction that XLA counts."""
-        return self.name not in _OPCODES
-
-    @property
     def is_convolution(self) -> bool:
         """Whether it is a convolution for JAX: a TPU writes every dot as one, too."""
         return "conv" in self.name and "dot" not in self.place.operation
 
 
-def products(found: Traffic, module: Module) -> Iterator[Product]:
-    """Yields the matrix products and convolutions, those inside fusions too."""
-    for kernel in found.kernels:
-        fused = _kernel(kernel)
-        inside = inside_fusions(kernel.instruction, kernel.within, module)
-        for instruction, within in ((kernel.instruction, kernel.within), *inside):
-            name = name_of_product(instruction)
-            if name is None or len(instruction.operands) < 2:
-                continue
-            # Behind asynchronous copies an operand is a tuple, whose first array it is.
-            lhs, rhs = (_first(within.get(operand)) for operand in instruction.operands[:2])
-            result = instruction.shapes[0]
-            library = _LIBRARY.match(name)
-            yield Product(
-                name,
-                (lhs.dtype, rhs.dtype),
-                result.dtype,
-                flops_of(instruction, lhs, rhs, result) if lhs.dtype and rhs.dtype else None,
-                (library[1] or library[2]) if library else fused,
-                kernel.times,
-                _precision(instruction),
-                place_of(instruction, module),
-            )
+def products(run: Run, module: Module) -> Iterator[Product]:
+    """Yields the matrix products and convolutions of a kernel, those inside fusions too."""
+    fused = (
+        _FUSED.search(run.instruction.attributes) if run.instruction.opcode == "fusion" else None
+    )
+    inside = inside_fusions(run.instruction, run.within, module)
+    for instruction, within in ((run.instruction, run.within), *inside):
+        name = name_of_product(instruction)
+        if name is None or len(instruction.operands) < 2:
+            continue
+        # Behind asynchronous copies an operand is a tuple, whose first array it is.
+        lhs, rhs = (_first(within.get(operand)) for operand in instruction.operands[:2])
+        result = instruction.shapes[0]
+        library = _LIBRARY.match(name)
+        yield Product(
+            name,
+            (lhs.dtype, rhs.dtype),
+            result.dtype,
+            flops_of(instruction, lhs, rhs, result) if lhs.dtype and rhs.dtype else None,
+            (library[1] or library[2]) if library else (fused[1] if fused else ""),
+            run.times,
+            _precision(instruction),
+            place_of(instruction, module),
+        )
 
 
 def _first(operand: Instruction | None) -> Shape:
@@ -92,11 +88,6 @@ def name_of_product(instruction: Instruction) -> str | None:
         return instruction.opcode
     found = _LIBRARY.match(instruction.target)
     return found[0] if found else None
-
-
-def _kernel(kernel: Kernel) -> str:
-    found = _FUSED.search(kernel.instruction.attributes)
-    return found[1] if found and kernel.instruction.opcode == "fusion" else ""
 
 
 def _precision(instruction: Instruction) -> str:

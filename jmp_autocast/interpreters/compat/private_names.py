@@ -37,9 +37,6 @@ PRIVATE: Mapping[str, str] = MappingProxyType(
             "checkpoint policies compute our products again"
         ),
         "jax.extend.linear_util.WrappedFun": "calls of one function with a rule do not share it",
-        "jax.experimental.topologies.get_topology_desc": (
-            "`explain_compiled` compiles for the devices at hand alone"
-        ),
         "jax.experimental.layout.Layout": "8-bit weights in a loop are transposed as a stack",
         "jax.experimental.layout.with_layout_constraint": "the same",
     }
