@@ -1,7 +1,7 @@
 """Dynamic loss scaling with a Flax Linen `TrainState` and BatchNorm.
 
 The optimizer skips the step of a bad batch by itself. The statistics of BatchNorm are not in it, so
-the step holds them back. The data: points, and the quadrants they lie in::
+`select_on_finite` holds them back. The data: points, and the quadrants they lie in::
 
     python examples/loss_scaling_linen.py
 
@@ -25,10 +25,12 @@ from runs import draw_scale, folder_of, loss_scaling_options, progress_bar
 from jmp_autocast import (
     autocast,
     dynamic_loss_scaling,
+    loss_scale,
     scaled_value_and_grad,
+    select_on_finite,
     skipped_steps,
+    step_skipped,
 )
-from jmp_autocast.loss_scaling import loss_scale, step_skipped
 
 
 class Network(nn.Module):
@@ -53,9 +55,8 @@ def train_step(state: TrainState, x: jax.Array, labels: jax.Array) -> tuple[Trai
     gradient = scaled_value_and_grad(autocast(loss_fn, compute_dtype=jnp.float16), has_aux=True)
     (loss, batch_stats), grads = gradient(state.opt_state, state.params, x)
     new = state.apply_gradients(grads=grads)
-    skipped = step_skipped(new.opt_state)
-    kept = optax.tree.where(skipped, state.batch_stats, batch_stats)
-    return new.replace(batch_stats=kept), loss
+    finite = ~step_skipped(new.opt_state)
+    return new.replace(batch_stats=select_on_finite(finite, batch_stats, state.batch_stats)), loss
 
 
 def main(argv: Sequence[str] | None = None) -> tuple[float, TrainState]:

@@ -23,10 +23,10 @@ from runs import draw_scale, folder_of, loss_scaling_options, progress_bar
 from jmp_autocast import (
     autocast,
     dynamic_loss_scaling,
+    loss_scale,
     scaled_value_and_grad,
     skipped_steps,
 )
-from jmp_autocast.loss_scaling import loss_scale
 
 
 class Network(nnx.Module):

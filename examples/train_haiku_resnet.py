@@ -39,9 +39,10 @@ from train_digits import BATCH_SIZE, batches, load_data
 from jmp_autocast import (
     autocast,
     scaled_value_and_grad,
+    select_on_finite,
     skipped_steps,
+    step_skipped,
 )
-from jmp_autocast.loss_scaling import step_skipped
 
 
 class ResidualBlock(hk.Module):
@@ -95,7 +96,7 @@ def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) 
         gradient = scaled_value_and_grad(fast_loss, has_aux=True)
         (loss, changed), grads = gradient(opt_state, params, state, images, labels)
         updates, opt_state = tx.update(grads, opt_state, params)
-        state = optax.tree.where(step_skipped(opt_state), state, changed)
+        state = select_on_finite(~step_skipped(opt_state), changed, state)
         return optax.apply_updates(params, updates), state, opt_state, loss
 
     train_data, (images, labels) = load_data(options.seed)

@@ -27,9 +27,8 @@ from rich.console import Console
 from runs import Run, finish, folder_of, make_parser, optimizer_for, run_all
 from train_digits import BATCH_SIZE, batches, load_data
 
-from jmp_autocast import explain, skipped_steps
+from jmp_autocast import explain, loss_scale, select_on_finite, skipped_steps, step_skipped
 from jmp_autocast.integrations.nnx import autocast
-from jmp_autocast.loss_scaling import loss_scale, step_skipped
 
 
 class ConvNet(nnx.Module):
@@ -76,7 +75,7 @@ def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) 
         (_, loss), grads = nnx.value_and_grad(scaled, has_aux=True)(net)
         optimizer.update(net, grads)  # unscales, and skips a step that is not finite
         after = nnx.state(net, nnx.BatchStat)
-        nnx.update(net, optax.tree.where(step_skipped(optimizer), before, after))
+        nnx.update(net, select_on_finite(~step_skipped(optimizer), after, before))
         return loss
 
     train_data, (images, labels) = load_data(options.seed)

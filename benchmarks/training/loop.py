@@ -15,10 +15,11 @@ from comparison.counts import casts_and_dots, low_share
 from jmp_autocast import (
     dynamic_loss_scaling,
     scaled_value_and_grad,
+    select_on_finite,
     skipped_steps,
     static_loss_scaling,
+    step_skipped,
 )
-from jmp_autocast.loss_scaling import step_skipped
 
 from .programs import Precision, Program, Task, Tree
 
@@ -98,7 +99,7 @@ def train(task: Task, precision: Precision, begin: Start) -> Outcome:
         params, state, opt_state = carry
         (loss, new_state), grads = take_gradient(opt_state, params, state, batch)
         updates, opt_state = tx.update(grads, opt_state, params)
-        state = optax.tree.where(step_skipped(opt_state), state, new_state)
+        state = select_on_finite(~step_skipped(opt_state), new_state, state)
         return (optax.apply_updates(params, updates), state, opt_state), loss
 
     def one(begin: Start) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -19,6 +19,7 @@ from jmp_autocast import (
     BF16,
     CastPolicy,
     Float8,
+    LossScale,
     Policy,
     autocast,
     cast_params,
@@ -27,17 +28,20 @@ from jmp_autocast import (
     compute_precision,
     dynamic_loss_scaling,
     explain,
+    finite_value_and_grad,
     full_precision,
+    loss_scale,
     op_stats,
     quantize_params,
     register_rule,
     scaled_value_and_grad,
+    select_on_finite,
     tune,
 )
 from jmp_autocast.inspect import audit
 from jmp_autocast.integrations import equinox as for_equinox
 from jmp_autocast.integrations.nnx import train_step
-from jmp_autocast.loss_scaling import loss_scale
+from jmp_autocast.loss_scaling import check_step
 from jmp_autocast.optimizers import master_weights
 
 from .row import Row, X
@@ -254,6 +258,20 @@ SEEN = [
         rf"{FIRST} | a tuple | {NO_SCALE} | wrap it, tx = dynamic_loss_scaling\(optax.adam",
     ),
     Row(
+        "finite_value_and_grad",
+        "a state",
+        lambda w: finite_value_and_grad(loss)(w.opt_state, w.params, X),
+        TypeError,
+        "first argument | LossScalingState | must be a LossScale | opt_state.loss_scale",
+    ),
+    Row(
+        "finite_value_and_grad",
+        "a number",
+        lambda w: finite_value_and_grad(loss)(1024.0, w.params, X),
+        TypeError,
+        r"first argument | float | must be a LossScale | scale = LossScale.dynamic\(1024.0\)",
+    ),
+    Row(
         "dynamic_loss_scaling",
         "nothing",
         lambda w: dynamic_loss_scaling(),
@@ -353,6 +371,13 @@ SEEN = [
         r"cast_params\(\) | missing | 'params' | Write cast_params\(fn, params, \*args\)",
     ),
     Row(
+        "select_on_finite",
+        "the answer last",
+        lambda w: select_on_finite(w.params, w.params, True),
+        TypeError,
+        r"finite | got {'w': float32\[2,2\]} | bool array | select_on_finite\(finite, new, old\)",
+    ),
+    Row(
         "full_precision",
         "with, not called",
         lambda w: _with(full_precision),
@@ -384,10 +409,10 @@ SEEN = [
         )
         for name, instead in (
             ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
-            ("DynamicLossScale", r"dynamic_loss_scaling\(optimizer\)"),
+            ("DynamicLossScale", r"LossScale.dynamic\(\)"),
             ("get_policy", "Policy"),
             ("AuditReport", "from jmp_autocast.inspect import AuditReport"),
-            ("step_skipped", "from jmp_autocast.loss_scaling import step_skipped"),
+            ("check_progress", "from jmp_autocast.loss_scaling import check_progress"),
         )
     ),
     *(
@@ -491,6 +516,27 @@ GUESSED = [
         lambda w: loss_scale(_plain_state(w)),
         ValueError,
         rf"state | a tuple | {NO_SCALE} | tx = dynamic_loss_scaling\(",
+    ),
+    Row(
+        "LossScale",
+        "a number",
+        lambda w: LossScale(1024.0),
+        TypeError,
+        r"LossScale | missing | 'good_steps' | LossScale.dynamic\(\) or LossScale.static\(scale\)",
+    ),
+    Row(
+        "finite_value_and_grad",
+        "the method",
+        lambda w: finite_value_and_grad(loss)(LossScale.dynamic, w.params, X),
+        TypeError,
+        r"first argument | got function | must be a LossScale | scale = LossScale.dynamic\(\)",
+    ),
+    Row(
+        "check_step",
+        "without arguments",
+        lambda w: check_step(loss),
+        ValueError,
+        rf"state | a tuple | {NO_SCALE} | from the init",
     ),
     Row(
         "optimizers",

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import jmp_autocast
-from jmp_autocast import autocast, dynamic_loss_scaling
+from jmp_autocast import autocast, dynamic_loss_scaling, select_on_finite, step_skipped
 from jmp_autocast.integrations import equinox, nnx as integration
 from tests.support import equinox_models
 from tests.support.nnx_models import X, loss_fn, new_net
@@ -51,7 +51,7 @@ def test_equinox_in_two_lines():
         fn = equinox.scaled_value_and_grad(half, has_aux=True)
         (value, new), grads = fn(opt_state, net, state, x, key)
         net, opt_state = equinox.apply_gradients(tx, grads, opt_state, net)
-        return net, optax.tree.where(step_skipped(opt_state), state, new), opt_state, value
+        return net, select_on_finite(~step_skipped(opt_state), new, state), opt_state, value
 
     for x, skipped in ((X, False), (X * np.inf, True), (X, False)):
         before = jax.tree.leaves(eqx.filter((net, state), eqx.is_array))

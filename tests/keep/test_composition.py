@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from jmp_autocast import keep_less, scaled_value_and_grad
+from jmp_autocast import LossScale, finite_value_and_grad, keep_less
 from tests.support.numerics import relative_error
 
 from .programs import PROGRAMS, WEIGHTS, X, small
@@ -60,7 +60,9 @@ TRANSFORMS = {
     "cond": lambda f: jax.grad(lambda w, x: jax.lax.cond(x[0, 0] > 0, f, f, w, x)),
     "shard_map": sharded,
     "twice": lambda f: jax.grad(keep_less(f)),
-    "loss scaling": lambda f: lambda w, x: scaled_value_and_grad(f)(1024.0, w, x)[1],
+    "loss scaling": lambda f: (
+        lambda w, x: finite_value_and_grad(f)(LossScale.static(1024.0), w, x).grads
+    ),
 }
 
 

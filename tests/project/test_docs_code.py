@@ -130,7 +130,7 @@ TRAINS = re.compile(
     r"apply_updates\(|(optimizer|tx)\.update\(|apply_gradients\(|\.fit\(|train_step\("
 )
 HALF = re.compile(r"jnp\.float16|FP16|[\"']float16[\"']")
-SCALED = re.compile(r"scaled_value_and_grad|LossScale|loss_scaling|GradScaler")
+SCALED = re.compile(r"(scaled|finite)_value_and_grad|LossScale|loss_scaling|GradScaler")
 
 
 def trains_without_a_scale(source):

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jmp_autocast import Policy, skipped_steps
-from jmp_autocast.loss_scaling import loss_scale
+from jmp_autocast import Policy, loss_scale, skipped_steps
 from tests.support.examples import EXAMPLES, is_picture, load
 
 ROOT = EXAMPLES.parent
@@ -176,6 +175,14 @@ def test_a_tuned_policy_trains_where_float16_fails(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "float16  last loss nan, 40 steps skipped" in text
     assert all(str(path) in text for path in result.files)
+
+
+def test_loss_scaling_of_a_plain_loop(capsys, tmp_path):
+    loss, scale = load("loss_scaling_plain").main(["--output", str(tmp_path)])
+    assert loss < 0.05
+    assert (scale.skipped_steps, scale.scale) == (1, 2.0**18)
+    assert is_picture(tmp_path / "scale.png")
+    assert "skipped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["loss_scaling_linen", "loss_scaling_nnx"])
