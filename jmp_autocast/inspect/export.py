@@ -1,7 +1,7 @@
 """What reports are written as: lines of 100 columns, tables, plain data, JSON and files.
 
-The four reports (`Report`, `Comparison`, `NumericsReport`, `TuneReport`), the log of `tune` and the
-command line all write through this file. So there is one way to write an infinity: ``"inf"``.
+All reports and the log of `tune` write through this file. So there is one way to write an infinity:
+``"inf"``.
 """
 
 from __future__ import annotations

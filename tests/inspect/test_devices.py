@@ -280,7 +280,6 @@ def test_json_and_the_page_have_them(report):
     # Nobody asked: all that are known are there, and the plan is that of the device at hand.
     unasked = explain(model, *SHAPES)
     assert len(json.loads(unasked.to_json())["devices"]) == len(KNOWN) + 1
-    assert "H100 SXM" in unasked.to_html()
     assert unasked.dtype_reason == "the default on a CPU"
 
 

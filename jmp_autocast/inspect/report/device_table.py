@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..export import scaled, table, timed
-from ..page.page import section
 from .roofline import DeviceTime, Roofline, ScopeTime
 from .rows import SHORT
-from .wire import Wire
 
 # A screen: a program has some ten scopes, once those of layers are one.
 _SHOWN = 12
@@ -53,40 +51,3 @@ def _cells(time: DeviceTime) -> list[Any]:
 def _scope_cells(scope: ScopeTime) -> list[Any]:
     name = scope.scope or "no scope"
     return [scaled(scope.products), timed(scope.low_seconds), name, scope.because]
-
-
-def device_sections(devices: Sequence[DeviceTime], wire: Sequence[Wire]) -> list[dict[str, Any]]:
-    """Returns the tables of a page: devices, what gains nothing, and collectives.
-
-    Args:
-        devices: What the program takes on each.
-        wire: Its collectives.
-    """
-    times = [
-        (
-            *(d.device, d.speedup, d.limit, d.dtype, d.low_seconds, d.float8_seconds),
-            *(d.default_seconds, d.multiplies, d.tf32_seconds, d.float32_seconds),
-            *(d.wire_seconds, d.says, d.source, d.date),
-        )
-        for d in devices
-    ]
-    scopes = [
-        (
-            *(d.device, s.scope or "no scope", scaled(s.products)),
-            *(s.default_seconds, s.low_seconds, s.limit, s.because),
-        )
-        for d in devices
-        for s in d.no_gain
-    ]
-    sent = [
-        (
-            *(w.collective, w.dtype, w.devices or "not known"),
-            *(w.times, w.nbytes, w.float32_nbytes),
-        )
-        for w in wire
-    ]
-    return [
-        section("Products on each device, at best", _DEVICES, times),
-        section("What gains nothing by 16 bits", _SCOPES, scopes),
-        section("What each device sends", _WIRE, sent),
-    ]

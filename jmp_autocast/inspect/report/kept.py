@@ -31,7 +31,6 @@ from ...interpreters.compat import (
 )
 from ...interpreters.keep.account import (
     CutJaxpr,
-    CutValue,
     Island,
     KeptArray,
     cut_jaxprs,
@@ -46,22 +45,16 @@ from ...interpreters.primitives.structure import bodies, equations_in, runs_agai
 from ...interpreters.primitives.traits import having
 from ...keep_less import KeepLess, keep_less
 from ...policies import FLOAT32, narrow_dtypes
-from ..export import cut, labeled, scaled, table
-from ..page.page import Page, Paged, section, tables_page
+from ..export import Exported, cut, labeled, scaled, table
 from .jaxprs import nbytes_of
 from .products import alike
 
 # Half a screen of groups each; `arrays` and `islands` hold all.
 _SHOWN = 16
 
-# More bars than a reader looks at; JSON has all.
-_BARS, _PICTURES, _SCOPES = 400, 6, 40
-
-_OF_SCOPES = "scope, bytes kept, bytes computed again"
-
 
 @dataclasses.dataclass(frozen=True)
-class KeptReport(Paged):
+class KeptReport(Exported):
     """What `jmp_autocast.inspect.explain_kept` returns.
 
     Args:
@@ -128,22 +121,6 @@ class KeptReport(Paged):
         if self.residuals == "declared":
             return line
         return f"{line}, {scaled(self.declared_nbytes)}B without residuals={self.residuals!r}"
-
-    def _page(self) -> Page:
-        """Returns the page: a picture of each cut, and tables of the arrays and the islands."""
-        of_arrays = "bytes, dtype, shape, times, made by, read by, because, scope, source"
-        of_islands = "bytes, FLOPs, times, computed again, scope"
-        sections = [
-            section("Arrays that are kept, the largest first", of_arrays, self.arrays),
-            section("Computed again, in program order", of_islands, self.islands),
-        ]
-        by_scope = self.by_scope()
-        rows = [(scope or "no scope", *nbytes) for scope, nbytes in by_scope.items()]
-        sections.insert(0, section("By scope, the most bytes first", _OF_SCOPES, rows))
-        some = [each for each in self.cuts[:_PICTURES] if each.values]
-        cuts = [(each.scope, each.times, len(each.values), _largest(each)) for each in some]
-        page = tables_page("Kept for the backward pass", self.name, self.summary, sections, cuts)
-        return page._replace(data={**page.data, "scopes": rows[:_SCOPES]})
 
     def by_scope(self) -> dict[str, tuple[int, int]]:
         """Returns the bytes that are kept and those that are computed again, by scope.
@@ -215,13 +192,6 @@ def _groups(items: Sequence[Any], key: Callable[[Any], Any]) -> list[tuple[Any, 
     for item in items:
         found[key(item)].append(item)
     return sorted(found.items(), key=lambda group: -_nbytes(group[1]))
-
-
-def _largest(cut: CutJaxpr) -> list[CutValue]:
-    """Returns the largest values of a cut, in program order."""
-    sizes = [-value.nbytes for value in cut.values]
-    first = sorted(range(len(sizes)), key=sizes.__getitem__)[:_BARS]
-    return [cut.values[k] for k in sorted(first)]
 
 
 def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import html
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...policies.errors import wrong_type
-from ..export import WIDTH, counted, cut, labeled, scaled, table
-from ..page.page import Page, Paged, section, tables_page
-from .device_table import device_lines, device_sections
+from ..export import WIDTH, Exported, counted, cut, labeled, saved, scaled, table
+from ..page.page import page_text
+from .device_table import device_lines
 from .kept import KeptReport
-from .page_rows import data_of
+from .page_rows import page_rows
 from .roofline import DeviceTime, Roofline
 from .rows import Row, note_on_sizes, reason_of, short_dtypes
 from .totals import Share, Totals, by_dtype, guarded, item_size
@@ -53,7 +55,7 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference(Paged):
+class Difference(Exported):
     """What ``report.difference(other)`` returns.
 
     Args:
@@ -103,27 +105,13 @@ class Difference(Paged):
             lines += ["", *table(changed, self.changes, _cells, _CHANGES, "more in .changes")]
         return "\n".join([self.summary, "", *lines])
 
-    def _page(self) -> Page:
-        """Returns the page: the two tables, with all changes."""
-        columns = "primitive, before, after, scope, because, because now, source"
-        rows = [
-            (*_cells(each)[:-1], reason_of(each.before), reason_of(each.after), each.before.source)
-            for each in self.changes
-        ]
-        totals = [(name, *map(_number, pair)) for name, pair in self.totals.items()]
-        sections = [
-            section("What the program costs", "total, before, after", totals),
-            section("Equations whose dtypes differ", columns, rows),
-        ]
-        return tables_page("Two policies", self.name, self.summary, sections)
-
 
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
 
 
 @dataclasses.dataclass(frozen=True)
-class Report(Paged):
+class Report(Exported):
     """What `jmp_autocast.explain` returns.
 
     Args:
@@ -298,19 +286,34 @@ class Report(Paged):
         more = "more groups; report.rows holds all rows"
         return table(columns, ordered, cells, _SHOWN, more)
 
-    def _page(self) -> Page:
-        """Returns the page: totals, modules, the chart and all rows; a row leads to its cause."""
-        sizes = note_on_sizes(self.rows)
-        summary = "; ".join(filter(None, [self.summary, sizes]))
-        data = {
-            "compute_dtype": self.compute_dtype,
-            "wide_dtype": self.wide_dtype,
-            "totals": self.totals,
-            "roofline": self.roofline,
-            "sections": device_sections(self.devices, self.wire),
-            **data_of(self.rows),
-        }
-        return Page("rows", "Precision report", self.name, summary, data)
+    def to_html(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the report as an HTML page, to be opened in any browser.
+
+        It is one file that runs no script and asks nothing of a network. Links lead from each
+        equation to those that made its operands, and to the cause of its dtypes.
+
+        Args:
+            path: A file to write it to as well.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import explain
+            >>> page = explain(jnp.dot, jnp.ones((8, 8)), jnp.ones((8, 8))).to_html()
+            >>> page.splitlines()[0]
+            '<!doctype html>'
+        """
+        facts = [(line[:12].rstrip(), line[12:]) for line in self._facts()]
+        shares = [(d, scaled(s.flops), f"{scaled(s.nbytes)}B") for d, s in self.by_dtype().items()]
+        tables = [("By dtype", ("dtype", "FLOPs", "bytes"), shares)]
+        return saved(page_text(self.name, self.summary, facts, page_rows(self.rows), tables), path)
+
+    def _repr_html_(self) -> str:
+        """Returns the page in a frame, for notebooks: it shares nothing with the notebook."""
+        return (
+            f'<iframe title="{html.escape(self.name)}" sandbox="" '
+            f'style="width:100%;height:760px;border:0" srcdoc="{html.escape(self.to_html())}">'
+            "</iframe>"
+        )
 
     def by_dtype(self) -> dict[str, Share]:
         """Returns the FLOPs and bytes of each dtype, the most bytes first.

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...policies import Policy
-from ..export import NOT_EXPORTED, counted, cut, labeled, scaled, table
-from ..page.page import Page, Paged, section, tables_page
+from ..export import NOT_EXPORTED, Exported, counted, cut, labeled, scaled, table
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class CurvePoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class TuneReport(Paged):
+class TuneReport(Exported):
     """What `jmp_autocast.tune` has found, beside the policy.
 
     Args:
@@ -188,15 +187,6 @@ class TuneReport(Paged):
             what = f"{counted(self.unseen, 'operation')} in kernels, rules or the backward pass"
             facts["not predicted"] = what
         return facts | {"no gain": self.because or None}
-
-    def _page(self) -> Page:
-        facts = [(name, text) for name, text in self._facts().items() if text is not None]
-        columns = "largest, FLOPs, why, operation, scope, source"
-        sections = [
-            section("What the search found", "what, found", facts),
-            section("Kept in float32, in program order", columns, self.kept),
-        ]
-        return tables_page("Tuned policy", self.name, self.summary, sections)
 
     def __str__(self) -> str:
         """Returns the result in a line, the cost, and a table of what is kept in float32."""
