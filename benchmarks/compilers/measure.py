@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jmp_autocast.inspect.compiled.hlo import parse
-from jmp_autocast.inspect.compiled.kinds import cycles_of, kind_of
+from jmp_autocast.inspect.compiled.kernels import cycles_of, kernel_of
 from jmp_autocast.inspect.compiled.products import products
 
 from .collectives import collectives
@@ -62,12 +62,14 @@ def read(text: str) -> Row:
     module = parse(text)
     found = traffic(module)
     multiplied = _by_kind(
-        (f"{p.name} {' x '.join(p.operands)} -> {p.result}", p.times, p.flops)
+        (f"{p.kind} {' x '.join(p.operands)} -> {p.result}", p.times, p.flops)
         for kernel in found.kernels
-        for p in products(kernel.run, module)
+        for p in products(kernel.run, module, "")
     )
     cycles = [cycles_of(kernel.run) for kernel in found.kernels]
-    sent = _by_kind((c.kind, c.times, c.nbytes) for c in collectives(found, module))
+    sent = _by_kind(
+        (c.kind, c.times, c.times * (c.nbytes or 0)) for c in collectives(found, module)
+    )
     return Row(
         cycles=sum(filter(None, cycles)) if any(cycles) else None,
         traffic=found.nbytes,
@@ -75,7 +77,7 @@ def read(text: str) -> Row:
         kernels=found.launches,
         converts=sum(each.opcode == "convert" for each in module.instructions),
         convert_kernels=sum(
-            k.run.times for k in found.kernels if kind_of(k.run, module).name == "cast"
+            k.run.times for k in found.kernels if kernel_of(k.run, module).kind == "cast"
         ),
         products=multiplied,
         collectives=sent,
@@ -90,7 +92,7 @@ def _by_kind(items: Iterable[tuple[str, int, int | None]]) -> dict[str, tuple[in
     for kind, times, amount in items:
         count = groups.setdefault(kind, [0, 0])
         count[0] += times
-        count[1] += times * (amount or 0)
+        count[1] += amount or 0
     ordered = sorted(groups.items(), key=lambda group: -group[1][1])
     return {kind: (times, amount) for kind, (times, amount) in ordered}
 

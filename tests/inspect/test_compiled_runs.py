@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jmp_autocast.inspect.compiled.kinds import cycles_of, kind_of
+from jmp_autocast.inspect.compiled.kernels import cycles_of, kernel_of
 from tests.support.hlo_texts import (
     TEXTS,
     compiled_text,
@@ -24,8 +24,8 @@ def test_a_loop_multiplies():
     text = compiled_text(loop, (64, 128), (128, 128))
     assert [run.steps for run in read(text)[1] if run.is_loop] == [7]
     (product,) = products_of(text)
-    assert (product.operands, product.times) == (("f32", "f32"), 7)
-    assert product.flops == 2 * 64 * 128 * 128
+    assert (product.operands, product.times) == (("float32", "float32"), 7)
+    assert product.flops == 7 * 2 * 64 * 128 * 128
 
 
 LOOP = """
@@ -123,9 +123,10 @@ def test_what_runs(line, names):
 
 def test_a_kernel_that_only_converts_is_a_cast():
     module, found = read(text_that_converts())
-    low, y = (kind_of(run, module) for run in found)
-    assert (low.name, low.main.name, low.operand) == ("cast", "c", "f32")
-    assert (y.name, y.main.name, y.operand) == ("other", "y", "")
+    low, y = (kernel_of(run, module) for run in found)
+    assert (low.kind, low.operand, low.result) == ("cast", "float32", "bfloat16")
+    assert (low.nbytes, low.cycles) == (8 * (4 + 2), None)
+    assert (y.kind, y.operand, y.nbytes) == ("other", "", None)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_a_kernel_that_only_converts_is_a_cast():
 )
 def test_kinds(line, kind):
     module, (run,) = read(module_of("%x = f32[8,4]{1,0} parameter(0)", f"ROOT %y = {line}"))
-    assert kind_of(run, module).name == kind
+    assert kernel_of(run, module).kind == kind
 
 
 def test_cycles_are_those_of_the_text_with_loops_multiplied():

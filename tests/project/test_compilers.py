@@ -21,7 +21,7 @@ def compilers():
 
 def test_a_row_adds_up_what_a_text_says(compilers):
     row = compilers.measure.read(compiled_text(lambda x, y: x @ y @ y, (16, 32), (32, 32)))
-    assert row.products == {"dot f32 x f32 -> f32": (2, 2 * 2 * 16 * 32 * 32)}
+    assert row.products == {"dot float32 x float32 -> float32": (2, 2 * 2 * 16 * 32 * 32)}
     assert row.flops == 2 * 2 * 16 * 32 * 32
     assert (row.converts, row.convert_kernels, row.wire, row.note) == (0, 0, 0, "")
 

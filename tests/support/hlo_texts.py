@@ -45,10 +45,10 @@ def read(text):
     return module, list(runs(module, lambda run: run.instruction.nbytes))
 
 
-def products_of(text):
+def products_of(text, platform=""):
     """The products of a text."""
     module, found = read(text)
-    return [product for run in found for product in products(run, module)]
+    return [product for run in found for product in products(run, module, platform)]
 
 
 def compiled_text(function, *shapes, dtype=jnp.float32):

@@ -3,7 +3,7 @@
 hlo.py               text to instructions; names of dtypes
 loops.py             how often a loop runs
 runs.py              which instructions run by themselves, and how often
-kinds.py             what a kernel is: a product, a cast, a copy or other; its estimated cycles
+kernels.py           what a kernel is: a product, a cast, a copy or other; its cycles
 products.py          matmuls and convolutions
 places.py            scopes and source lines
 sources.py           what a user may ask about

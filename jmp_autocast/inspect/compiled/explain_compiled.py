@@ -10,10 +10,9 @@ from typing import Any
 import jax
 
 from .hlo import Module, dtype_name, parse
-from .kinds import cycles_of, kind_of
-from .places import place_of
-from .products import Product, name_of_product, products, sums_of
-from .report import CompiledKernel, CompiledProduct, CompiledReport
+from .kernels import cycles_of, kernel_of
+from .products import name_of_product, products
+from .report import CompiledReport
 from .runs import Run, collective_of, inside_fusions, is_free, runs
 from .sources import COMPILED, Made, compiled_from
 
@@ -83,10 +82,8 @@ def _read(made: Made) -> CompiledReport:
     return CompiledReport(
         name=module.name,
         platform=made.platform,
-        products=tuple(
-            _product(each, made.platform) for run in kernels for each in products(run, module)
-        ),
-        kernels=tuple(_kernel(run, module) for run in kernels),
+        products=tuple(x for run in kernels for x in products(run, module, made.platform)),
+        kernels=tuple(kernel_of(run, module) for run in kernels),
         collectives=dict(exchanges),
         calls=tuple(name for run in kernels for name in _calls(run, module)),
         loops_of_unknown_length=sum(run.is_loop and run.steps is None for run in found),
@@ -98,43 +95,6 @@ def _read(made: Made) -> CompiledReport:
 def _weight(run: Run) -> int:
     """Returns what decides which branch of a conditional counts: cycles, or bytes of results."""
     return cycles_of(run) or run.times * run.instruction.nbytes
-
-
-def _product(each: Product, platform: str) -> CompiledProduct:
-    return CompiledProduct(
-        kind="convolution" if each.is_convolution else "dot",
-        operands=(dtype_name(each.operands[0]), dtype_name(each.operands[1])),
-        result=dtype_name(each.result),
-        sums=dtype_name(sums_of(each, platform)),
-        kernel=each.kernel,
-        precision=each.precision,
-        flops=None if each.flops is None else each.flops * each.times,
-        times=each.times,
-        scope=each.place.scope,
-        source=each.place.source,
-    )
-
-
-def _kernel(run: Run, module: Module) -> CompiledKernel:
-    kind = kind_of(run, module)
-    place = place_of(kind.main, module)
-    return CompiledKernel(
-        name=run.instruction.name,
-        kind=kind.name,
-        operand=dtype_name(kind.operand),
-        result=dtype_name(run.instruction.shapes[0].dtype) if run.instruction.shapes else "",
-        nbytes=run.times * _moved(run) if kind.name in ("cast", "copy") else None,
-        cycles=cycles_of(run),
-        times=run.times,
-        scope=place.scope,
-        source=place.source,
-    )
-
-
-def _moved(run: Run) -> int:
-    """Returns the bytes that a cast or copy loads and stores; of a tuple it stores the first."""
-    operands = [run.within[name] for name in run.instruction.operands if name in run.within]
-    return sum(each.nbytes for each in operands) + run.instruction.shapes[0].nbytes
 
 
 def _calls(run: Run, module: Module) -> list[str]:

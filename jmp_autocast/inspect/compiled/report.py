@@ -10,7 +10,9 @@ from typing import Any, ClassVar, TypeAlias
 
 from ..export import Exported, counted, cut, scaled, table
 from ..report.totals import item_size
-from .kinds import KINDS
+
+KINDS = ("product", "cast", "copy", "other")
+"""The kinds of kernels."""
 
 _SHOWN = 20
 
