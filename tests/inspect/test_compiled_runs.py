@@ -134,7 +134,7 @@ def test_a_kernel_that_only_converts_is_a_cast():
     [
         ("f32[8,4]{0,1} copy(%x)", "copy"),
         ("f32[4,8]{1,0} transpose(%x), dimensions={1,0}", "copy"),
-        ("(f32[8,4]{1,0:S(1)}, f32[8,4]{1,0}, u32[]) copy-start(%x)", "copy"),
+        ("(f32[8,4]{1,0:S(1)}, f32[8,4]{1,0}, u32[]) copy-start(%x)", "other"),
         ("bf16[8,4]{1,0} convert(%x)", "cast"),
         ("f32[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}", "product"),
         ("f32[8,4]{1,0} negate(%x)", "other"),

@@ -96,7 +96,7 @@ def test_cycles_by_scope_and_kind():
     assert scopes["layer"] == kinds["product"] > 0
     assert report.cycles_by_kind("lay") == dict.fromkeys(kinds, 0)
     copies = [each for each in report.kernels if each.name.startswith("copy-start")]
-    assert [(each.kind, each.cycles) for each in copies] == [("copy", None)] * 2
+    assert [(each.kind, each.cycles) for each in copies] == [("other", None)] * 2
     said = str(report)
     assert "cycles (estimate)" in said
     assert "the compiler's estimate, which leaves out asynchronous copies" in said

@@ -10,10 +10,9 @@ from .products import name_of_product
 from .report import CompiledKernel
 from .runs import Run, inside_fusions
 
-# A kernel of nothing but these only copies, or casts if a convert is among them.
-_MOVES = frozenset(
-    "parameter bitcast copy copy-start tuple transpose reshape convert fusion".split()
-)
+# A kernel of nothing but these only copies, or casts if a convert is among them. An asynchronous
+# copy (`copy-start`) is neither: it brings an operand near while others compute.
+_MOVES = frozenset("parameter bitcast copy tuple transpose reshape convert fusion".split())
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # Where the TPU compiler has no estimate, it writes the largest number of 64 bits.
 _SENTINEL = 2**60

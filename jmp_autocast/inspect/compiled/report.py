@@ -63,7 +63,7 @@ class CompiledKernel:
         name: Its name in the text of the module, as profiles have it.
         kind: ``"product"`` if it multiplies matrices or convolves, whatever else it does;
             ``"cast"`` if it does nothing but cast, ``"copy"`` if it does nothing but move;
-            ``"other"``.
+            ``"other"``, also for asynchronous copies.
         operand: The dtype that a cast or copy loads; ``""`` for others.
         result: The dtype that it stores, of several results the first.
         nbytes: The bytes that a cast or copy moves from and to the large memory, over all
