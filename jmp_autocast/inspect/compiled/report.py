@@ -6,12 +6,12 @@ import collections
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from ..export import Exported, counted, cut, scaled, table
 from ..report.totals import item_size
 
-KINDS = ("product", "cast", "copy", "other")
+KINDS: tuple[str, ...] = ("product", "cast", "copy", "other")
 """The kinds of kernels."""
 
 _SHOWN = 20
@@ -146,11 +146,8 @@ class CompiledReport(Exported):
         """
         return _total(kernel.cycles for kernel in self.kernels)
 
-    def cycles_by_kind(self, scope: str = "") -> dict[str, int]:
-        """Returns the estimated cycles of each kind of kernel, of all kinds that there are.
-
-        Args:
-            scope: Count the kernels in this scope alone, and in the scopes inside it.
+    def cycles_by_kind(self) -> dict[str, int]:
+        """Returns the estimated cycles of each kind of kernel.
 
         Example:
             >>> import jax.numpy as jnp
@@ -158,14 +155,10 @@ class CompiledReport(Exported):
             >>> explain_compiled(jnp.sin, jnp.ones(4)).cycles_by_kind()  # no TPU
             {'product': 0, 'cast': 0, 'copy': 0, 'other': 0}
         """
-        counts = dict.fromkeys(KINDS, 0)
-        for kernel in self.kernels:
-            if f"{kernel.scope}/".startswith(f"{scope}/" if scope else ""):
-                counts[kernel.kind] += kernel.cycles or 0
-        return counts
+        return {kind: _total(k.cycles for k in self._of(kind)) or 0 for kind in KINDS}
 
-    def cycles_by_scope(self) -> dict[str, int]:
-        """Returns the estimated cycles of each scope without those inside it, the most first.
+    def cycles_by_scope(self) -> dict[str, dict[str, int]]:
+        """Returns the estimated cycles in each scope by kind, without the scopes inside it.
 
         Example:
             >>> import jax.numpy as jnp
@@ -173,11 +166,12 @@ class CompiledReport(Exported):
             >>> explain_compiled(jnp.sin, jnp.ones(4)).cycles_by_scope()  # no TPU
             {}
         """
-        counts: collections.Counter[str] = collections.Counter()
+        found: dict[str, dict[str, int]] = {}
         for kernel in self.kernels:
             if kernel.cycles is not None:
-                counts[kernel.scope] += kernel.cycles
-        return dict(counts.most_common())
+                by_kind = found.setdefault(kernel.scope, dict.fromkeys(KINDS, 0))
+                by_kind[kernel.kind] += kernel.cycles
+        return found
 
     @property
     def product_flops(self) -> int:
@@ -249,7 +243,7 @@ class CompiledReport(Exported):
         other, lines = self.against, [self.summary]
         if other is not None:
             lines.append(cut(f"against {other.summary}"))
-        lines += ["", *_beside("total", self._totals(), other and other._totals())]
+        lines += ["", *_totals_table(self._totals(), other and other._totals())]
         lines += ["", *notes] if (notes := list(self._notes())) else []
         return "\n".join([*lines, *self._scopes(), *self._tables()])
 
@@ -270,26 +264,25 @@ class CompiledReport(Exported):
 
     def _scopes(self) -> Iterator[str]:
         """Yields the table of cycles by scope and kind; layers that differ in numbers are one."""
-        own, other = self._by_scope(), self.against and self.against._by_scope()
-        scopes = sorted({*own, *(other or {})}, key=lambda scope: -own[scope].total())
+        own, other = self._by_layers(), self.against and self.against._by_layers()
         columns = dict.fromkeys(("cycles", *_PLURAL.values()), ">8")
         columns |= {"against": ">8", "ratio": ">5"} if other else {}
 
         def cells(scope: str) -> list[str]:
-            all_own, found = own[scope].total(), [_number(own[scope][kind]) for kind in KINDS]
-            if other:
-                found += [_number(other[scope].total()), _ratio(all_own, other[scope].total())]
-            return [_number(all_own), *found, scope or "(no scope)"]
+            numbers = [own[scope].total(), *(own[scope][kind] for kind in KINDS)]
+            beside = [other[scope].total()] if other else []
+            ratios = [_ratio(numbers[0], *beside)] if other else []
+            return [*map(_number, (*numbers, *beside)), *ratios, scope or "(no scope)"]
 
         if self.cycles is not None:
+            scopes = sorted({**own, **(other or {})}, key=lambda scope: -own[scope].total())
             columns |= {"scope": ""}
             yield from ("", *table(columns, scopes, cells, _SHOWN, "more scopes"))
 
-    def _by_scope(self) -> Mapping[str, collections.Counter[str]]:
+    def _by_layers(self) -> Mapping[str, collections.Counter[str]]:
         counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        for kernel in self.kernels:
-            if kernel.cycles is not None:
-                counts[_layers(kernel.scope)][kernel.kind] += kernel.cycles
+        for scope, cycles in self.cycles_by_scope().items():
+            counts[_layers(scope)].update(cycles)
         return counts
 
     def _notes(self) -> Iterator[str]:
@@ -313,10 +306,13 @@ class CompiledReport(Exported):
         columns = {"times": ">5", "FLOPs": ">7", "dtypes": "32", "kernel": "8"}
         yield from _table("Products", columns, products)
         moves = [
-            ((_move_of(k), _layers(k.scope), k.source), (k.times, k.nbytes, k.cycles))
+            (
+                (f"{k.kind} {k.operand} -> {k.result}", _layers(k.scope), k.source),
+                (k.times, k.nbytes, k.cycles),
+            )
             for k in (*self._of("cast"), *self._of("copy"))
         ]
-        columns = {"times": ">5", "bytes": ">7", "cycles": ">7", "dtypes": "24"}
+        columns = {"times": ">5", "bytes": ">7", "cycles": ">7", "dtypes": "28"}
         yield from _table("Kernels that only cast or copy", columns, moves)
 
     def _of(self, kind: str) -> list[CompiledKernel]:
@@ -341,12 +337,6 @@ def _ratio(own: int | None, other: int | None) -> str:
     return f"{own / other:.2f}" if own and other else "-"
 
 
-def _move_of(kernel: CompiledKernel) -> str:
-    return (
-        f"copy {kernel.result}" if kernel.kind == "copy" else f"{kernel.operand} -> {kernel.result}"
-    )
-
-
 def _total(numbers: Iterable[int | None]) -> int | None:
     known = [number for number in numbers if number is not None]
     return sum(known) if known else None
@@ -356,44 +346,41 @@ def _number(value: int | None) -> str:
     return "-" if value is None else scaled(value)
 
 
-def _beside(
-    title: str, own: Mapping[str, int | None], other: Mapping[str, int | None] | None
+def _totals_table(
+    own: Mapping[str, int | None], other: Mapping[str, int | None] | None
 ) -> list[str]:
     """Returns the lines of a table of totals, beside those of another program if there is one."""
     pairs = {name: (own.get(name), (other or {}).get(name)) for name in {**own, **(other or {})}}
-    items = [(name, *pair) for name, pair in pairs.items() if pair != (None, None)]
-    if other is None:
-        return table({"": ">9", title: ""}, items, lambda item: [_number(item[1]), item[0]], _SHOWN)
+    columns = {"": ">9", **({} if other is None else {"against": ">9", "ratio": ">6"}), "total": ""}
 
-    def cells(item: tuple[str, int | None, int | None]) -> list[str]:
-        name, mine, theirs = item
-        return [_number(mine), _number(theirs), _ratio(mine, theirs), name]
+    def cells(name: str) -> list[str]:
+        mine, theirs = pairs[name]
+        beside = [] if other is None else [_number(theirs), _ratio(mine, theirs)]
+        return [_number(mine), *beside, name]
 
-    return table({"": ">9", "against": ">9", "ratio": ">6", title: ""}, items, cells, _SHOWN)
-
-
-Words: TypeAlias = tuple[str, ...]
-Numbers: TypeAlias = tuple[int | None, ...]
+    names = [name for name, pair in pairs.items() if pair != (None, None)]
+    return table(columns, names, cells, _SHOWN)
 
 
 def _table(
-    title: str, columns: dict[str, str], rows: Sequence[tuple[Words, Numbers]]
+    title: str,
+    columns: dict[str, str],
+    rows: Sequence[tuple[tuple[str, ...], tuple[int | None, ...]]],
 ) -> Iterator[str]:
     """Yields the lines of a table; rows of the same words are one, the largest stand first."""
-    groups: dict[Words, list[Numbers]] = collections.defaultdict(list)
+    groups: dict[tuple[str, ...], list[tuple[int | None, ...]]] = collections.defaultdict(list)
     for words, numbers in rows:
         groups[words].append(numbers)
     merged = [
-        (words, *(_total(column) for column in zip(*found, strict=True)))
+        (words, [_total(column) for column in zip(*found, strict=True)])
         for words, found in groups.items()
     ]
-    merged.sort(key=lambda row: -(row[2] or 0))
 
-    def cells(row: Any) -> list[Any]:
-        (*words, source), times, *numbers = row
+    def cells(row: tuple[tuple[str, ...], list[int | None]]) -> list[Any]:
+        (*words, source), (times, *numbers) = row
         return [times, *map(_number, numbers), *words, source.rpartition("/")[2]]
 
     if merged:
-        yield from ("", title)
-        columns |= {"scope": "22", "source": ""}
-        yield from table(columns, merged, cells, _SHOWN, "more rows")
+        merged.sort(key=lambda row: -(row[1][1] or 0))
+        columns = {**columns, "scope": "22", "source": ""}
+        yield from ("", title, *table(columns, merged, cells, _SHOWN, "more rows"))
