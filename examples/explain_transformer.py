@@ -5,7 +5,7 @@ Nothing is trained or downloaded, and no weights exist: shapes are enough. Run i
     python examples/explain_transformer.py
     python examples/explain_transformer.py --dtype float16 --level compute --output report
 
-and open ``report/gradient.html``: a click on an equation leads to why its dtype was chosen.
+and open ``report/gradient.html``: links lead from each equation to the cause of its dtype.
 
 It prints the reports of the loss and of its gradient, with the share that stays float32.
 """

@@ -9,13 +9,6 @@ import pytest
 
 from jmp_autocast.call import repeats
 from jmp_autocast.policies import registry
-from tests.support.browser import (  # noqa: F401 - pytest finds them here
-    browser,
-    browser_thread,
-    pytest_pyfunc_call,
-    pytest_terminal_summary,
-    visit,
-)
 from tests.support.compiled_programs import keep_programs
 from tests.support.cpu_float16 import excused
 from tests.support.eager_operations import keep_compiled
@@ -38,13 +31,6 @@ def pytest_configure(config):
     """Without a path or a mark, the tests that take seconds each are left to `pytest tests`."""
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr:
         config.option.markexpr = "not slow"
-
-
-def pytest_collection_modifyitems(items):
-    """A test that opens a page needs a browser."""
-    for item in items:
-        if "visit" in getattr(item, "fixturenames", ()):
-            item.add_marker("browser")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 
-from jmp_autocast.inspect.compiled.collectives import collectives
 from jmp_autocast.inspect.compiled.hlo import parse
+from jmp_autocast.inspect.compiled.kernels import cycles_of, kernel_of
 from jmp_autocast.inspect.compiled.products import products
-from jmp_autocast.inspect.compiled.traffic import Loop, first_convert, traffic
 
+from .collectives import collectives
 from .programs import Program
+from .traffic import traffic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Row:
     Args:
         temporary: The compiler's temporary bytes, or what its out-of-memory message asks for.
         arguments: The bytes of the arguments; donated ones are also those of the results.
+        cycles: The cycles that the TPU compiler estimates, without asynchronous copies.
         traffic: The bytes that kernels read and write, loops multiplied.
         flops: Of matrix products and convolutions, loops multiplied.
         kernels: How many kernels run.
@@ -41,6 +43,7 @@ class Row:
 
     temporary: float | None = None
     arguments: int | None = None
+    cycles: int | None = None
     traffic: int | None = None
     flops: int | None = None
     kernels: int | None = None
@@ -59,20 +62,27 @@ def read(text: str) -> Row:
     module = parse(text)
     found = traffic(module)
     multiplied = _by_kind(
-        (f"{p.name} {' x '.join(p.operands)} -> {p.result}", p.times, p.flops)
-        for p in products(found, module)
+        (f"{p.kind} {' x '.join(p.operands)} -> {p.result}", p.times, p.flops)
+        for kernel in found.kernels
+        for p in products(kernel.run, module, "")
     )
-    sent = _by_kind((c.kind, c.times, c.nbytes) for c in collectives(found, module))
+    cycles = [cycles_of(kernel.run) for kernel in found.kernels]
+    sent = _by_kind(
+        (c.kind, c.times, c.times * (c.nbytes or 0)) for c in collectives(found, module)
+    )
     return Row(
+        cycles=sum(filter(None, cycles)) if any(cycles) else None,
         traffic=found.nbytes,
         flops=sum(flops for _, flops in multiplied.values()),
         kernels=found.launches,
         converts=sum(each.opcode == "convert" for each in module.instructions),
-        convert_kernels=sum(k.times for k in found.kernels if first_convert(k, module)),
+        convert_kernels=sum(
+            k.run.times for k in found.kernels if kernel_of(k.run, module).kind == "cast"
+        ),
         products=multiplied,
         collectives=sent,
         wire=sum(nbytes for _, nbytes in sent.values()),
-        note="; ".join(_notes(found.loops, (*module.unread, *found.unread))),
+        note="; ".join(_notes(found.unknown_loops, (*module.unread, *found.unread))),
     )
 
 
@@ -82,14 +92,14 @@ def _by_kind(items: Iterable[tuple[str, int, int | None]]) -> dict[str, tuple[in
     for kind, times, amount in items:
         count = groups.setdefault(kind, [0, 0])
         count[0] += times
-        count[1] += times * (amount or 0)
+        count[1] += amount or 0
     ordered = sorted(groups.items(), key=lambda group: -group[1][1])
     return {kind: (times, amount) for kind, (times, amount) in ordered}
 
 
-def _notes(loops: Sequence[Loop], unread: Sequence[str]) -> Iterator[str]:
-    if unknown := [loop.instruction.name for loop in loops if loop.steps is None]:
-        yield f"counted once: {', '.join(unknown)}"
+def _notes(loops: Sequence[str], unread: Sequence[str]) -> Iterator[str]:
+    if loops:
+        yield f"counted once: {', '.join(loops)}"
     if unread:
         yield f"not understood: {len(unread)} lines"
 

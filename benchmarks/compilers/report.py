@@ -20,6 +20,7 @@ def _in(unit: float, value: Callable[[Row], float | None]) -> Callable[[Row], fl
 COLUMNS: tuple[Column, ...] = (
     ("temp MB", _in(1e6, lambda row: row.temporary), "#.4g"),
     ("args MB", _in(1e6, lambda row: row.arguments), "#.4g"),
+    ("Mcycles", _in(1e6, lambda row: row.cycles), "#.4g"),
     ("traffic GB", _in(1e9, lambda row: row.traffic), "#.4g"),
     ("TFLOP", _in(1e12, lambda row: row.flops), "#.3g"),
     ("kernels", lambda row: row.kernels, "d"),

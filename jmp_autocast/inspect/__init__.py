@@ -1,17 +1,7 @@
 """Looking at precision: what a plan says of a program, and what its values are when it runs."""
 
-from .compiled.beside import PlannedAndMade
 from .compiled.explain_compiled import explain_compiled
-from .compiled.memory import CompiledMemory
-from .compiled.report import (
-    CompiledCall,
-    CompiledCast,
-    CompiledCollective,
-    CompiledLoop,
-    CompiledProduct,
-    CompiledReport,
-    Deviation,
-)
+from .compiled.report import CompiledKernel, CompiledProduct, CompiledReport
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
 from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
@@ -33,21 +23,15 @@ __all__ = [
     "Change",
     "Comparison",
     "ComparisonRow",
-    "CompiledCall",
-    "CompiledCast",
-    "CompiledCollective",
-    "CompiledLoop",
-    "CompiledMemory",
+    "CompiledKernel",
     "CompiledProduct",
     "CompiledReport",
-    "Deviation",
     "GradientError",
     "KeptOperation",
     "KeptRow",
     "NamedError",
     "NumericsReport",
     "NumericsRow",
-    "PlannedAndMade",
     "ProgramComparison",
     "Report",
     "Row",

@@ -86,17 +86,17 @@ ROWS = [
     ),
     Row(
         "explain_compiled",
-        "a device for what is compiled",
-        lambda w: explain_compiled(jax.jit(jnp.sin).lower(X), device="v5e"),
+        "a path for a text",
+        lambda w: explain_compiled(TEXTS / "gpu_cublas.txt"),
         TypeError,
-        "device= | of type Lowered | for a function alone | pass the function",
+        r"explain_compiled | gpu_cublas.txt | takes a callable | path.read_text\(\)",
     ),
     Row(
         "explain_compiled",
-        "a policy for a plan",
-        lambda w: explain_compiled(jnp.sin, X, plan=BF16),
+        "a policy to compare with",
+        lambda w: explain_compiled(jnp.sin, X, against=BF16),
         TypeError,
-        r"plan= | of type Policy | takes the Report | Make one with explain",
+        r"explain_compiled\(against=\) | of type Policy | takes a callable | Pass the function",
     ),
     Row(
         "explain_compiled",
@@ -114,47 +114,10 @@ ROWS = [
     ),
     Row(
         "explain_compiled",
-        "a buffer assignment",
-        lambda w: explain_compiled("BufferAssignment:\nallocation 0: size 4"),
-        UnreadableError,
-        "text | a buffer assignment | no instructions | Pass the file beside it",
-    ),
-    Row(
-        "explain_compiled",
-        "a file that is not there",
+        "the name of a file for its text",
         lambda w: explain_compiled("dump/module_0042.txt"),
         UnreadableError,
-        "text | dump/module_0042.txt | neither an HLO module nor a file | Pass what",
-    ),
-    Row(
-        "explain_compiled",
-        "a folder of other files",
-        lambda w: explain_compiled(TEXTS),
-        UnreadableError,
-        "compiled_texts | none | holds 0 files | Pass one file",
-    ),
-    Row(
-        "explain_compiled",
-        "a dump of another program",
-        lambda w: explain_compiled(
-            TEXTS / "gpu_cublas.txt", plan=explain(loss_at_call, w.params, X)
-        ),
-        UnreadableError,
-        "not loss_at_call | row.py | none of its products | or leave the plan out",
-    ),
-    Row(
-        "explain_compiled",
-        "an unknown device",
-        lambda w: explain_compiled(jnp.sin, X, device="v5"),
-        UnreadableError,
-        "device= | 'v5' | Known are v5e | Did you mean 'v5",
-    ),
-    Row(
-        "explain_compiled",
-        "a topology of a GPU",
-        lambda w: explain_compiled(jnp.sin, X, device="h100:2x2"),
-        UnreadableError,
-        "device= | '2x2' | no topology of h100 | Write h100 alone",
+        r"text | dump/module_0042.txt | no HLO module | path.read_text\(\)",
     ),
     Row(
         "compare",

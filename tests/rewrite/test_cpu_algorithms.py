@@ -77,7 +77,7 @@ def test_an_algorithm_has_its_digits_and_its_products_in_both_directions(word, a
     products = products_in(compiled.as_text())
     if HAS_KERNELS:
         assert len(products) == 2 * count
-        assert all(p.operands == ("bf16", "bf16") and p.kernel for p in products)
+        assert all(p.operands == ("bfloat16", "bfloat16") and p.kernel for p in products)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_the_products_of_a_gpt_are_in_fast_kernels_or_nothing_is_lowered_for_the
         assert share > 0.95
     else:
         # A naked bfloat16 product is a loop that adds up in bfloat16.
-        assert all(p.operands == ("f32", "f32") for p in products)
+        assert all(p.operands == ("float32", "float32") for p in products)
 
 
 def test_a_product_that_the_program_transposes_adds_up_in_float32():

@@ -81,7 +81,7 @@ def test_digits_and_kernels_of_a_convolution(images, kernel, params, library, op
     for got, wide in zip(found, pullback(cotangent.astype(jnp.float32)), strict=True):
         assert error(got, np.asarray(wide, np.float64)) < BOUND
     if OPTIONS and options:
-        kernels = {p.kernel for p in products_in(compiled.as_text()) if "bf16" in p.operands}
+        kernels = {p.kernel for p in products_in(compiled.as_text()) if "bfloat16" in p.operands}
         assert kernels == ({library} if library else set())
 
 
@@ -118,7 +118,7 @@ def test_the_convolutions_of_a_resnet_are_in_fast_kernels_or_nothing_is_lowered_
     if OPTIONS:
         assert share > 0.95
     elif not cpu_kernels.cpu_kernels().wide:
-        assert all(p.operands == ("f32", "f32") for p in products)
+        assert all(p.operands == ("float32", "float32") for p in products)
     # Without the option the gradients of kernels are: a third of the FLOPs.
     if cpu_kernels.cpu_kernels().wide:
         assert share_of_a_resnet(None)[0] > 0.3

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jmp_autocast.inspect.compiled.hlo import parse
-from jmp_autocast.inspect.compiled.traffic import traffic
+from jmp_autocast.inspect.compiled.products import products
+from jmp_autocast.inspect.compiled.runs import runs
 
 TEXTS = pathlib.Path(__file__).parents[1] / "inspect" / "compiled_texts"
 
@@ -39,9 +40,15 @@ def text_that_converts():
 
 
 def read(text):
-    """A parsed module and its traffic."""
+    """A parsed module and what runs in it; of a conditional the branch of the largest results."""
     module = parse(text)
-    return module, traffic(module)
+    return module, list(runs(module, lambda run: run.instruction.nbytes))
+
+
+def products_of(text, platform=""):
+    """The products of a text."""
+    module, found = read(text)
+    return [product for run in found for product in products(run, module, platform)]
 
 
 def compiled_text(function, *shapes, dtype=jnp.float32):

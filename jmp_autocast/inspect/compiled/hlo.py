@@ -1,7 +1,7 @@
 """Reads the text of an HLO module, as ``compiled.as_text()`` returns it and XLA dumps it.
 
-The text is what all compilers of XLA share. `memory_analysis()` says nothing about traffic,
-`cost_analysis()` counts the body of a loop once and is None for a GPU without a device.
+The text is what all compilers of XLA share. `cost_analysis()` counts the body of a loop once, knows
+no dtypes, and is None for a GPU without a device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAVES = frozenset(("parameter", "constant", "iota", "partition-id", "replica-i
 
 
 class UnreadableError(ValueError):
-    """A text, file or device of which no program is read; the message says what to pass."""
+    """A text that holds no program; the message says what to pass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +113,6 @@ class Instruction:
     def nbytes(self) -> int:
         """The bytes of its result in the large memory."""
         return sum(shape.nbytes for shape in self.shapes)
-
-    @property
-    def elements(self) -> int:
-        """The elements of its result."""
-        return sum(shape.elements for shape in self.shapes)
 
     @property
     def target(self) -> str:
@@ -214,15 +209,11 @@ def _no_module(text: str) -> str:
             "The text is StableHLO, which is what JAX gives to the compiler and not what that made "
             "of it. Pass the Lowered itself, or lowered.compile().as_text()."
         )
-    if "BufferAssignment" in text[:200]:
-        return (
-            "The text is a buffer assignment, which has no instructions. Pass the file beside it "
-            "whose name ends in after_optimizations.txt."
-        )
     return (
         f"The text has no ENTRY computation, so it is no HLO module; it starts {start!r}. Pass "
-        "what compiled.as_text() returns, or a file of an XLA dump (XLA_FLAGS=--xla_dump_to=DIR) "
-        "whose name ends in after_optimizations.txt."
+        "what compiled.as_text() returns, or the text of a file of an XLA dump "
+        "(XLA_FLAGS=--xla_dump_to=DIR) whose name ends in after_optimizations.txt: of a path, "
+        "path.read_text()."
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from ...interpreters.primitives.convolution_products import pairs_that_meet
-from .hlo import Instruction, Module, Shape, bits_of
-from .places import Place, place_of
-from .traffic import Kernel, Traffic, inside_fusions
+from .hlo import Instruction, Module, Shape, bits_of, dtype_name
+from .places import place_of
+from .report import CompiledProduct
+from .runs import Run, inside_fusions
 
 # What the compilers call of a library: cuBLAS, cuBLASLt, cuDNN, oneDNN. What holds more than one
 # product, as cuDNN's attention does, is no product: its inside is not in the text.
@@ -21,64 +21,35 @@ _FILTER = re.compile(r'"output_feature_dim":"(\d+)","shape":\[(.*?)\]')
 _OPCODES = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
 
 
-class Product(NamedTuple):
-    """A matmul or convolution of a compiled program.
-
-    Args:
-        name: The instruction or what it calls: ``"dot"``, ``"__cublas$lt$matmul"``.
-        operands: The dtypes of its two operands, as XLA names them: ``"bf16"``.
-        result: That of its result.
-        flops: Floating point operations of one run; None where the text does not say.
-        kernel: What runs it: ``"ynn"``, ``"onednn"``, ``"cublas"``, ``"cudnn"``, ``"triton"``; or
-            ``""`` for the compiler's own code.
-        times: How often it runs.
-        precision: What the program asked for: ``"highest"``, a dot algorithm; ``""`` by default.
-        place: Where it comes from.
-    """
-
-    name: str
-    operands: tuple[str, str]
-    result: str
-    flops: int | None
-    kernel: str
-    times: int
-    precision: str
-    place: Place
-
-    @property
-    def is_call(self) -> bool:
-        """Whether it is the call of a library, and no instruction that XLA counts."""
-        return self.name not in _OPCODES
-
-    @property
-    def is_convolution(self) -> bool:
-        """Whether it is a convolution for JAX: a TPU writes every dot as one, too."""
-        return "conv" in self.name and "dot" not in self.place.operation
-
-
-def products(found: Traffic, module: Module) -> Iterator[Product]:
-    """Yields the matrix products and convolutions, those inside fusions too."""
-    for kernel in found.kernels:
-        fused = _kernel(kernel)
-        inside = inside_fusions(kernel.instruction, kernel.within, module)
-        for instruction, within in ((kernel.instruction, kernel.within), *inside):
-            name = name_of_product(instruction)
-            if name is None or len(instruction.operands) < 2:
-                continue
-            # Behind asynchronous copies an operand is a tuple, whose first array it is.
-            lhs, rhs = (_first(within.get(operand)) for operand in instruction.operands[:2])
-            result = instruction.shapes[0]
-            library = _LIBRARY.match(name)
-            yield Product(
-                name,
-                (lhs.dtype, rhs.dtype),
-                result.dtype,
-                flops_of(instruction, lhs, rhs, result) if lhs.dtype and rhs.dtype else None,
-                (library[1] or library[2]) if library else fused,
-                kernel.times,
-                _precision(instruction),
-                place_of(instruction, module),
-            )
+def products(run: Run, module: Module, platform: str) -> Iterator[CompiledProduct]:
+    """Yields the matmuls and convolutions of a kernel, those inside fusions too."""
+    is_fusion = run.instruction.opcode == "fusion"
+    fused = _FUSED.search(run.instruction.attributes) if is_fusion else None
+    inside = inside_fusions(run.instruction, run.within, module)
+    for instruction, within in ((run.instruction, run.within), *inside):
+        name = name_of_product(instruction)
+        if name is None or len(instruction.operands) < 2:
+            continue
+        # Behind asynchronous copies an operand is a tuple, whose first array it is.
+        lhs, rhs = (_first(within.get(operand)) for operand in instruction.operands[:2])
+        result, place = instruction.shapes[0], place_of(instruction, module)
+        flops = flops_of(instruction, lhs, rhs, result) if lhs.dtype and rhs.dtype else None
+        library = _LIBRARY.match(name)
+        kernel = (library[1] or library[2]) if library else (fused[1] if fused else "")
+        # A TPU writes every dot as a convolution, too.
+        is_convolution = "conv" in name and "dot" not in place.operation
+        yield CompiledProduct(
+            kind="convolution" if is_convolution else "dot",
+            operands=(dtype_name(lhs.dtype), dtype_name(rhs.dtype)),
+            result=dtype_name(result.dtype),
+            sums=dtype_name(_sums(result.dtype, kernel, platform)),
+            kernel=kernel,
+            precision=_precision(instruction),
+            flops=None if flops is None else flops * run.times,
+            times=run.times,
+            scope=place.scope,
+            source=place.source,
+        )
 
 
 def _first(operand: Instruction | None) -> Shape:
@@ -94,11 +65,6 @@ def name_of_product(instruction: Instruction) -> str | None:
     return found[0] if found else None
 
 
-def _kernel(kernel: Kernel) -> str:
-    found = _FUSED.search(kernel.instruction.attributes)
-    return found[1] if found and kernel.instruction.opcode == "fusion" else ""
-
-
 def _precision(instruction: Instruction) -> str:
     if algorithm := instruction.attribute("algorithm"):
         return algorithm
@@ -108,22 +74,16 @@ def _precision(instruction: Instruction) -> str:
     return max((name for name in named if name != "default"), key=len, default="")
 
 
-def sums_of(product: Product, platform: str) -> str:
+def _sums(result: str, kernel: str, platform: str) -> str:
     """Returns the dtype in which a product adds up; ``""`` where that is not known.
 
     The units of TPUs and GPUs and the kernels of libraries add 16 bits up in float32. The code that
     XLA:CPU writes itself for a ``dot`` adds up in the dtype of the result: 4,096 addends of one
     sign lose half of their sum in bfloat16.
-
-    Args:
-        product: The product.
-        platform: ``"cpu"``, ``"gpu"``, ``"tpu"``; ``""`` if it is not known.
     """
-    if bits_of(product.result) > 16:
-        return product.result
-    if platform == "cpu" and not product.kernel:
-        return product.result
-    return "f32" if platform or product.kernel else ""
+    if bits_of(result) > 16 or (platform == "cpu" and not kernel):
+        return result
+    return "f32" if platform or kernel else ""
 
 
 # --- floating point operations ------------------------------------------------------------------

@@ -1,16 +1,18 @@
-"""`CompiledReport`: what a compiler made of a program, as plain data, a table and a page."""
+"""`CompiledReport`: what a compiler made of a program, as plain data and a page of text."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
-from ..export import counted, cut, labeled, scaled, table
-from ..page.page import Page, Paged, section, tables_page
+from ..export import Exported, counted, cut, scaled, table
 from ..report.totals import item_size
-from .memory import CompiledMemory
+
+KINDS: tuple[str, ...] = ("product", "cast", "copy", "other")
+"""The kinds of kernels."""
 
 _SHOWN = 20
 
@@ -21,7 +23,7 @@ class CompiledProduct:
 
     Args:
         kind: ``"dot"`` or ``"convolution"``, as the program has it: a TPU convolves for both.
-        operands: The dtypes of its two operands, as it reads them.
+        operands: The dtypes of its two operands, as the kernel loads them.
         result: The dtype of its result.
         sums: The dtype in which it adds up; ``""`` where that is not known.
         kernel: The library or code generator that runs it: ``"cublas"``, ``"cudnn"``, ``"onednn"``,
@@ -54,13 +56,20 @@ class CompiledProduct:
 
 
 @dataclasses.dataclass(frozen=True)
-class CompiledCast:
-    """A kernel that only casts: a pass over the memory for a dtype alone.
+class CompiledKernel:
+    """A kernel that runs.
 
     Args:
-        operand: The dtype that it reads.
-        result: The dtype that it writes. Where both are the same, it rounds.
-        nbytes: Bytes that it reads and writes, over all ``times``.
+        name: Its name in the text of the module, as profiles have it.
+        kind: ``"product"`` if it multiplies matrices or convolves, whatever else it does;
+            ``"cast"`` if it does nothing but cast, ``"copy"`` if it does nothing but move;
+            ``"other"``, also for asynchronous copies.
+        operand: The dtype that a cast or copy loads; ``""`` for others.
+        result: The dtype that it stores, of several results the first.
+        nbytes: The bytes that a cast or copy moves from and to the large memory, over all
+            ``times``: none from and to the memory on a chip. None for others.
+        cycles: The cycles that the TPU compiler estimates, over all ``times``; None without an
+            estimate, as for asynchronous copies and on other devices.
         times: How often it runs in one run of the program.
         scope: As of a `CompiledProduct`.
         source: As of a `CompiledProduct`.
@@ -68,162 +77,39 @@ class CompiledCast:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import explain_compiled
-        >>> (cast,) = explain_compiled(lambda x: x.astype(jnp.bfloat16), jnp.ones(100)).casts
-        >>> cast.operand, cast.result, cast.nbytes
-        ('float32', 'bfloat16', 600)
+        >>> (cast,) = explain_compiled(lambda x: x.astype(jnp.bfloat16), jnp.ones(100)).kernels
+        >>> cast.kind, cast.operand, cast.result, cast.nbytes
+        ('cast', 'float32', 'bfloat16', 600)
     """
 
+    name: str
+    kind: str
     operand: str
     result: str
-    nbytes: int
-    times: int
-    scope: str
-    source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class CompiledCollective:
-    """An exchange between devices.
-
-    Args:
-        kind: Such as ``"all-gather"``.
-        dtype: The dtype that goes over the wire.
-        nbytes: The bytes that a device sends, over all ``times``, in a ring. None where the text
-            does not say which devices exchange.
-        times: How often it runs in one run of the program.
-        scope: As of a `CompiledProduct`.
-        source: As of a `CompiledProduct`.
-
-    Example:
-        >>> from jmp_autocast.inspect import CompiledCollective
-        >>> gathered = CompiledCollective("all-gather", "bfloat16", 600, 1, "layer", "/model.py:12")
-        >>> gathered.kind, gathered.nbytes
-        ('all-gather', 600)
-    """
-
-    kind: str
-    dtype: str
     nbytes: int | None
+    cycles: int | None
     times: int
     scope: str
     source: str
 
 
 @dataclasses.dataclass(frozen=True)
-class CompiledCall:
-    """A kernel whose inside the text does not show; it may multiply. Its FLOPs count nowhere.
+class CompiledReport(Exported):
+    """What `jmp_autocast.explain_compiled` returns. All numbers have loops multiplied.
 
     Args:
-        target: What is called: ``"tpu_custom_call"`` of Mosaic, ``"__gpu$xla.gpu.triton"``.
-        name: The name of the kernel, ``""`` where the text does not say.
-        operands: The dtypes of its operands.
-        results: The dtypes of its results.
-        nbytes: Bytes that it reads and writes, over all ``times``.
-        flops: What its author estimates, over all ``times``; None without an estimate.
-        times: How often it runs in one run of the program.
-        scope: As of a `CompiledProduct`.
-        source: As of a `CompiledProduct`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import explain_compiled
-        >>> (call, *_) = explain_compiled(jnp.linalg.cholesky, jnp.eye(4)).calls
-        >>> call.operands[0], call.flops is None
-        ('float32', True)
-    """
-
-    target: str
-    name: str
-    operands: tuple[str, ...]
-    results: tuple[str, ...]
-    nbytes: int
-    flops: int | None
-    times: int
-    scope: str
-    source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class CompiledLoop:
-    """A loop.
-
-    Args:
-        steps: How often its body runs each time; None where the text does not say: then what is
-            inside counts once.
-        times: How often it is entered in one run of the program.
-        scope: As of a `CompiledProduct`.
-        source: As of a `CompiledProduct`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import explain_compiled
-        >>> fn = lambda x: jax.lax.fori_loop(0, 7, lambda _, h: jnp.tanh(h @ h), x)
-        >>> [loop.steps for loop in explain_compiled(fn, jnp.ones((8, 8))).loops]
-        [7]
-    """
-
-    steps: int | None
-    times: int
-    scope: str
-    source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Deviation:
-    """Products or a collective that the compiler made in another way than they were planned.
-
-    Args:
-        kind: ``"wider"`` (planned in fewer bits than it runs in), ``"narrower"`` (in more),
-            ``"sums"`` (planned to add up in float32, adds up in 16 bits), ``"repeated"`` (computed
-            more often than planned), ``"wire"`` (a collective in more bits than planned).
-        planned: The dtype that was planned; for what is repeated, the FLOPs.
-        made: The dtype that it runs in; for what is repeated, the FLOPs.
-        flops: The floating point operations that it is about; 0 for a collective.
-        scope: The scopes around it, joined by ``/``.
-        source: The source line.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain, explain_compiled
-        >>> layer, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
-        >>> plan = explain(layer, x, policy=BF16)
-        >>> (found,) = explain_compiled(jax.jit(layer).lower(x), plan=plan).deviations
-        >>> found.kind, found.planned, found.made, found.flops
-        ('wider', 'bfloat16', 'float32', 1024)
-    """
-
-    kind: str
-    planned: str
-    made: str
-    flops: int
-    scope: str
-    source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class CompiledReport(Paged):
-    """What `jmp_autocast.explain_compiled` returns.
-
-    Args:
-        name: The name of the compiled module.
-        platform: ``"cpu"``, ``"gpu"`` or ``"tpu"``; ``""`` where the text does not show it.
+        name: The name of the module.
+        platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``""`` if it is not known.
         products: The matmuls and convolutions, those inside fusions too, in program order.
-        casts: The kernels that only cast.
-        collectives: The exchanges between devices.
-        calls: The kernels whose inside the text does not show.
-        loops: The loops.
-        memory: The bytes that the program holds; None where they are not known: a text alone does
-            not say.
-        nbytes: Bytes that kernels read from and write to the large memory in one run.
-        flops: All floating point operations of one run: what XLA's cost analysis counts, with loops
-            multiplied, and the products of libraries. Those of ``calls`` are not among them.
-        kernels: How many kernels run.
-        lines: The instructions of the text.
-        unread: The lines of the text that are not understood, and the names of kernels whose bytes
-            are not known. None of them counts as anything else.
-        deviations: What differs from the plan; None without a plan.
-        unmatched_flops: The planned FLOPs of products at source lines of which the compiled program
-            has no product: of these no deviation can be known. None without a plan.
+        kernels: The kernels, in program order.
+        collectives: How often each exchange between devices runs, by kind and dtype:
+            ``"all-gather bfloat16"``.
+        calls: The custom calls whose inside the text does not show, each as often as it stands in
+            the text. They may multiply; their FLOPs count nowhere.
+        loops_of_unknown_length: The number of loops whose body counts once.
+        temporary: The bytes of the compiler's own buffers; None where a text alone is read.
+        unread: The lines of the text that are not understood. None of them counts as anything else.
+        against: The program that it is shown beside, None without one.
 
     Example:
         >>> import jax.numpy as jnp
@@ -233,33 +119,63 @@ class CompiledReport(Paged):
         [('dot', ('float32', 'float32'), 1024)]
     """
 
-    _computed: ClassVar[tuple[str, ...]] = (
-        "summary",
-        "product_flops",
-        "unknown_products",
-        "unread_share",
-        "opaque_share",
-    )
+    _computed: ClassVar[tuple[str, ...]] = ("summary", "cycles", "product_flops")
 
     name: str
     platform: str
     products: tuple[CompiledProduct, ...]
-    casts: tuple[CompiledCast, ...]
-    collectives: tuple[CompiledCollective, ...]
-    calls: tuple[CompiledCall, ...]
-    loops: tuple[CompiledLoop, ...]
-    memory: CompiledMemory | None
-    nbytes: int
-    flops: int
-    kernels: int
-    lines: int
+    kernels: tuple[CompiledKernel, ...]
+    collectives: Mapping[str, int]
+    calls: tuple[str, ...]
+    loops_of_unknown_length: int
+    temporary: int | None
     unread: tuple[str, ...]
-    deviations: tuple[Deviation, ...] | None = None
-    unmatched_flops: int | None = None
+    against: CompiledReport | None = None
+
+    @property
+    def cycles(self) -> int | None:
+        """The cycles that the TPU compiler estimates; None for any other device.
+
+        They are the compiler's estimate, and leave out asynchronous copies.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import explain_compiled
+            >>> explain_compiled(jnp.sin, jnp.ones(4)).cycles is None  # no TPU
+            True
+        """
+        return _total(kernel.cycles for kernel in self.kernels)
+
+    def cycles_by_kind(self) -> dict[str, int]:
+        """Returns the estimated cycles of each kind of kernel.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import explain_compiled
+            >>> explain_compiled(jnp.sin, jnp.ones(4)).cycles_by_kind()  # no TPU
+            {'product': 0, 'cast': 0, 'copy': 0, 'other': 0}
+        """
+        return {kind: _total(k.cycles for k in self._of(kind)) or 0 for kind in KINDS}
+
+    def cycles_by_scope(self) -> dict[str, dict[str, int]]:
+        """Returns the estimated cycles in each scope by kind, without the scopes inside it.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import explain_compiled
+            >>> explain_compiled(jnp.sin, jnp.ones(4)).cycles_by_scope()  # no TPU
+            {}
+        """
+        found: dict[str, dict[str, int]] = {}
+        for kernel in self.kernels:
+            if kernel.cycles is not None:
+                by_kind = found.setdefault(kernel.scope, dict.fromkeys(KINDS, 0))
+                by_kind[kernel.kind] += kernel.cycles
+        return found
 
     @property
     def product_flops(self) -> int:
-        """The FLOPs of matmuls and convolutions, loops multiplied.
+        """The FLOPs of matmuls and convolutions, as far as the text says them.
 
         Example:
             >>> import jax.numpy as jnp
@@ -268,42 +184,6 @@ class CompiledReport(Paged):
             1024
         """
         return sum(product.flops or 0 for product in self.products)
-
-    @property
-    def unknown_products(self) -> int:
-        """The number of products whose FLOPs the text does not say.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import explain_compiled
-            >>> explain_compiled(jnp.sin, jnp.ones(4)).unknown_products
-            0
-        """
-        return sum(product.flops is None for product in self.products)
-
-    @property
-    def unread_share(self) -> float:
-        """The share of the text's instructions that are not understood, from 0 to 1.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import explain_compiled
-            >>> explain_compiled(jnp.sin, jnp.ones(4)).unread_share
-            0.0
-        """
-        return len(self.unread) / max(self.lines, 1)
-
-    @property
-    def opaque_share(self) -> float:
-        """The share of the moved bytes that kernels move whose inside the text does not show.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import explain_compiled
-            >>> explain_compiled(jnp.sin, jnp.ones(4)).opaque_share
-            0.0
-        """
-        return sum(call.nbytes for call in self.calls) / max(self.nbytes, 1)
 
     def by_dtype(self) -> dict[str, int]:
         """Returns the FLOPs of products by the wider dtype of their operands, the most first.
@@ -316,7 +196,7 @@ class CompiledReport(Paged):
         """
         counts: collections.Counter[str] = collections.Counter()
         for product in self.products:
-            counts[wider(product.operands)] += product.flops or 0
+            counts[max(product.operands, key=item_size)] += product.flops or 0
         return dict(counts.most_common())
 
     def share(self, dtype: str) -> float:
@@ -344,173 +224,163 @@ class CompiledReport(Paged):
             >>> import jax.numpy as jnp
             >>> from jmp_autocast import explain_compiled
             >>> explain_compiled(jnp.matmul, jnp.ones((8, 4)), jnp.ones((4, 16))).summary
-            'jit_matmul on cpu: products 100.0 % in float32; 1 kernel, 0 only cast'
+            'jit_matmul on cpu: products 100.0 % in float32; 1 kernel, 0 only cast, 0 only copy'
         """
         shares = [f"{100 * self.share(name):.1f} % in {name}" for name in self.by_dtype()]
         found = f"products {', '.join(shares)}" if self.products else "no products"
-        casts = sum(cast.times for cast in self.casts)
         where = f" on {self.platform}" if self.platform else ""
-        kernels = counted(self.kernels, "kernel")
-        return cut(f"{self.name}{where}: {found}; {kernels}, {casts:,} only cast")
-
-    def __str__(self) -> str:
-        """Returns the summary, the totals, and a table of each kind of row that there is."""
-        lines = [self.summary, "", *self._facts()]
-        for each in self._tables():
-            if each.rows:
-                lines += ["", *each.lines()]
-        return "\n".join(lines)
-
-    def _facts(self) -> list[str]:
-        memory, wire = self.memory, sum(each.nbytes or 0 for each in self.collectives)
-        unknown = [loop for loop in self.loops if loop.steps is None]
-        return labeled(
-            {
-                "FLOPs": f"{scaled(self.flops)}, of them {scaled(self.product_flops)} in products",
-                "not known": f"the FLOPs of {counted(self.unknown_products, 'product')}"
-                if self.unknown_products
-                else None,
-                "moved": f"{scaled(self.nbytes)}B read and written by kernels",
-                "wire": f"{scaled(wire)}B sent by each device" if self.collectives else None,
-                "memory": f"{scaled(memory.temporary)}B temporary, {scaled(memory.arguments)}B of "
-                "arguments"
-                if memory
-                else "unknown: the text does not say",
-                "loops": f"{counted(len(unknown), 'loop')} of unknown length, counted once"
-                if unknown
-                else None,
-                "kernels": f"{100 * self.opaque_share:.1f} % of the moved bytes in kernels whose "
-                "inside is not shown"
-                if self.calls
-                else None,
-                "unread": f"{counted(len(self.unread), 'line')} of {self.lines} not understood "
-                f"({100 * self.unread_share:.1f} %), such as {self.unread[0]}"
-                if self.unread
-                else None,
-                "plan": self._plan(),
-            }
+        kernels = counted(sum(kernel.times for kernel in self.kernels), "kernel")
+        casts, copies = (sum(k.times for k in self._of(kind)) for kind in ("cast", "copy"))
+        return cut(
+            f"{self.name}{where}: {found}; {kernels}, {casts:,} only cast, {copies:,} only copy"
         )
 
-    def _plan(self) -> str | None:
-        if self.deviations is None:
-            return None
-        found = counted(len(self.deviations), "deviation") if self.deviations else "as planned"
-        if self.unmatched_flops:
-            found += f"; {scaled(self.unmatched_flops)}FLOPs of the plan are at lines without one"
-        return found
+    def __str__(self) -> str:
+        """Returns the summary, totals, cycles by scope, and tables of products, casts and copies.
 
-    def _tables(self) -> list[_Table]:
-        return [
-            _Table(
-                "Not as planned",
-                {"kind": "9", "planned": "10", "made": "10", "FLOPs": ">7"},
-                self.deviations or (),
-                lambda row: (row.kind, row.planned, row.made, row.flops),
-            ),
-            _Table(
-                "Products",
-                {"times": ">5", "FLOPs": ">7", "dtypes": "32", "kernel": "8"},
-                _grouped(self.products, lambda row: row.flops or 0),
-                lambda row: (row.times, row.flops, dtypes_of(row), row.kernel or "-"),
-            ),
-            _Table(
-                "Kernels that only cast",
-                {"times": ">5", "bytes": ">7", "dtypes": "24"},
-                _grouped(self.casts, lambda row: row.nbytes),
-                lambda row: (row.times, row.nbytes, f"{row.operand} -> {row.result}"),
-            ),
-            _Table(
-                "Collectives",
-                {"times": ">5", "sent": ">7", "kind": "28"},
-                _grouped(self.collectives, lambda row: row.nbytes or 0),
-                lambda row: (row.times, row.nbytes, f"{row.kind} {row.dtype}"),
-            ),
-            _Table(
-                "Kernels whose inside is not shown",
-                {"times": ">5", "bytes": ">7", "call": "26", "dtypes": "26"},
-                _grouped(self.calls, lambda row: row.nbytes),
-                lambda row: (row.times, row.nbytes, row.name or row.target, call_dtypes_of(row)),
-            ),
-            _Table(
-                "Loops",
-                {"times": ">5", "steps": ">7"},
-                self.loops,
-                lambda row: (row.times, row.steps),
-            ),
+        Totals and cycles stand beside those of the other program, if there is one.
+        """
+        other, lines = self.against, [self.summary]
+        if other is not None:
+            lines.append(cut(f"against {other.summary}"))
+        lines += ["", *_totals_table(self._totals(), other and other._totals())]
+        lines += ["", *notes] if (notes := list(self._notes())) else []
+        return "\n".join([*lines, *self._scopes(), *self._tables()])
+
+    def _totals(self) -> dict[str, int | None]:
+        by_kind = {} if self.cycles is None else self.cycles_by_kind()
+        moved = {kind: _total(k.nbytes for k in self._of(kind)) for kind in ("cast", "copy")}
+        return {
+            "cycles (estimate)": self.cycles,
+            **{f"  of {_PLURAL[kind]}": found for kind, found in by_kind.items()},
+            "FLOPs of products": self.product_flops,
+            **{f"  in {dtype}": flops for dtype, flops in self.by_dtype().items()},
+            "bytes of casts": moved["cast"],
+            "bytes of copies": moved["copy"],
+            "temporary bytes": self.temporary,
+            "kernels": sum(kernel.times for kernel in self.kernels),
+            **self.collectives,
+        }
+
+    def _scopes(self) -> Iterator[str]:
+        """Yields the table of cycles by scope and kind; layers that differ in numbers are one."""
+        own, other = self._by_layers(), self.against and self.against._by_layers()
+        columns = dict.fromkeys(("cycles", *_PLURAL.values()), ">8")
+        columns |= {"against": ">8", "ratio": ">5"} if other else {}
+
+        def cells(scope: str) -> list[str]:
+            numbers = [own[scope].total(), *(own[scope][kind] for kind in KINDS)]
+            beside = [other[scope].total()] if other else []
+            ratios = [_ratio(numbers[0], *beside)] if other else []
+            return [*map(_number, (*numbers, *beside)), *ratios, scope or "(no scope)"]
+
+        if self.cycles is not None:
+            scopes = sorted({**own, **(other or {})}, key=lambda scope: -own[scope].total())
+            columns |= {"scope": ""}
+            yield from ("", *table(columns, scopes, cells, _SHOWN, "more scopes"))
+
+    def _by_layers(self) -> Mapping[str, collections.Counter[str]]:
+        counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        for scope, cycles in self.cycles_by_scope().items():
+            counts[_layers(scope)].update(cycles)
+        return counts
+
+    def _notes(self) -> Iterator[str]:
+        if self.cycles is not None:
+            yield "Cycles are the compiler's estimate, which leaves out asynchronous copies."
+        if loops := self.loops_of_unknown_length:
+            yield f"{counted(loops, 'loop')} of unknown length, counted once."
+        if unknown := sum(product.flops is None for product in self.products):
+            yield f"The FLOPs of {counted(unknown, 'product')} are not known."
+        if self.calls:
+            names = ", ".join(dict.fromkeys(self.calls))
+            yield cut(f"{counted(len(self.calls), 'kernel')} of others, not looked into: {names}")
+        if self.unread:
+            yield cut(f"{counted(len(self.unread), 'line')} not understood: {self.unread[0]}")
+
+    def _tables(self) -> Iterator[str]:
+        products = [
+            ((dtypes_of(p), p.kernel or "-", _layers(p.scope), p.source), (p.times, p.flops))
+            for p in self.products
         ]
-
-    def _page(self) -> Page:
-        """Returns the page: a table of each kind of row."""
-        sections = [
-            section(each.title, ", ".join([*each.columns, *_WHERE]), each.page_rows())
-            for each in self._tables()
+        columns = {"times": ">5", "FLOPs": ">7", "dtypes": "32", "kernel": "8"}
+        yield from _table("Products", columns, products)
+        moves = [
+            (
+                (f"{k.kind} {k.operand} -> {k.result}", _layers(k.scope), k.source),
+                (k.times, k.nbytes, k.cycles),
+            )
+            for k in (*self._of("cast"), *self._of("copy"))
         ]
-        return tables_page("Compiled program", self.name, self.summary, sections)
+        columns = {"times": ">5", "bytes": ">7", "cycles": ">7", "dtypes": "28"}
+        yield from _table("Kernels that only cast or copy", columns, moves)
+
+    def _of(self, kind: str) -> list[CompiledKernel]:
+        return [kernel for kernel in self.kernels if kernel.kind == kind]
 
 
-_WHERE = {"scope": "22", "source": ""}
-
-
-class _Table(NamedTuple):
-    """A table of rows, for a page and, with short numbers and file names, for a text."""
-
-    title: str
-    columns: dict[str, str]
-    rows: Sequence[Any]
-    cells: Callable[[Any], tuple[Any, ...]]
-
-    def page_rows(self) -> list[tuple[Any, ...]]:
-        """Returns the cells of all rows; ``"?"`` for what is not known."""
-        return [
-            (*("?" if x is None else x for x in self.cells(row)), row.scope, row.source)
-            for row in self.rows
-        ]
-
-    def lines(self) -> list[str]:
-        """Returns the title and the lines of the table."""
-        scales = [title in ("FLOPs", "bytes", "sent") for title in self.columns]
-
-        def short(cells: tuple[Any, ...]) -> list[Any]:
-            numbers = zip(cells, scales, strict=False)  # the place has no scale
-            texts = [scaled(x) if scale and x != "?" else x for x, scale in numbers]
-            *_, scope, source = cells
-            return [*texts, scope, source.rpartition("/")[2]]
-
-        columns = {**self.columns, **_WHERE}
-        return [self.title, *table(columns, self.page_rows(), short, _SHOWN, "more rows")]
+_PLURAL = {"product": "products", "cast": "casts", "copy": "copies", "other": "others"}
 
 
 def dtypes_of(product: CompiledProduct) -> str:
-    """Returns the dtypes of a product in a few words: what it reads, writes and adds up in."""
+    """Returns the dtypes of a product in a few words: operands, result and sums."""
     text = f"{' x '.join(dict.fromkeys(product.operands))} -> {product.result}"
     text = f"conv {text}" if product.kind == "convolution" else text
     return f"{text} (sums too)" if product.sums in ("bfloat16", "float16") else text
 
 
-def call_dtypes_of(call: CompiledCall) -> str:
-    """Returns the dtypes of a kernel's operands and results in a few words."""
-    ends = (", ".join(dict.fromkeys(names)) for names in (call.operands, call.results))
-    return " -> ".join(ends)
+def _layers(scope: str) -> str:
+    return re.sub(r"\d+", "*", scope)
 
 
-def wider(names: Sequence[str]) -> str:
-    """Returns the dtype with the most bits of two, in which a product of both computes."""
-    return max(names, key=item_size)
+def _ratio(own: int | None, other: int | None) -> str:
+    return f"{own / other:.2f}" if own and other else "-"
 
 
-def _grouped(rows: Sequence[Any], size: Any) -> list[Any]:
-    """Returns rows with those that differ in numbers alone as one, the largest first."""
-    groups: dict[Any, list[Any]] = collections.defaultdict(list)
-    numbers = [name for name in ("flops", "nbytes", "times") if rows and hasattr(rows[0], name)]
-    for row in rows:
-        groups[dataclasses.replace(row, **dict.fromkeys(numbers))].append(row)
-    merged = [
-        dataclasses.replace(key, **{x: _added([getattr(row, x) for row in group]) for x in numbers})
-        for key, group in groups.items()
-    ]
-    return sorted(merged, key=lambda row: -size(row))
-
-
-def _added(numbers: Sequence[int | None]) -> int | None:
+def _total(numbers: Iterable[int | None]) -> int | None:
     known = [number for number in numbers if number is not None]
     return sum(known) if known else None
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else scaled(value)
+
+
+def _totals_table(
+    own: Mapping[str, int | None], other: Mapping[str, int | None] | None
+) -> list[str]:
+    """Returns the lines of a table of totals, beside those of another program if there is one."""
+    pairs = {name: (own.get(name), (other or {}).get(name)) for name in {**own, **(other or {})}}
+    columns = {"": ">9", **({} if other is None else {"against": ">9", "ratio": ">6"}), "total": ""}
+
+    def cells(name: str) -> list[str]:
+        mine, theirs = pairs[name]
+        beside = [] if other is None else [_number(theirs), _ratio(mine, theirs)]
+        return [_number(mine), *beside, name]
+
+    names = [name for name, pair in pairs.items() if pair != (None, None)]
+    return table(columns, names, cells, _SHOWN)
+
+
+def _table(
+    title: str,
+    columns: dict[str, str],
+    rows: Sequence[tuple[tuple[str, ...], tuple[int | None, ...]]],
+) -> Iterator[str]:
+    """Yields the lines of a table; rows of the same words are one, the largest stand first."""
+    groups: dict[tuple[str, ...], list[tuple[int | None, ...]]] = collections.defaultdict(list)
+    for words, numbers in rows:
+        groups[words].append(numbers)
+    merged = [
+        (words, [_total(column) for column in zip(*found, strict=True)])
+        for words, found in groups.items()
+    ]
+
+    def cells(row: tuple[tuple[str, ...], list[int | None]]) -> list[Any]:
+        (*words, source), (times, *numbers) = row
+        return [times, *map(_number, numbers), *words, source.rpartition("/")[2]]
+
+    if merged:
+        merged.sort(key=lambda row: -(row[1][1] or 0))
+        columns = {**columns, "scope": "22", "source": ""}
+        yield from ("", title, *table(columns, merged, cells, _SHOWN, "more rows"))

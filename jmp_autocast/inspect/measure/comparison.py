@@ -7,22 +7,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..export import cut, place, table
-from ..page.page import Page, Paged, section, tables_page
+from ..export import Exported, cut, place, table
 from .cotangents import Tap
 from .error_probe import COMPUTED, ArrayError, ErrorReading
 from .measured import MeasuredEquation, each_reading, scopes_of
 
 # Twenty rows fit on a screen. The comparison holds all.
 _SHOWN = 20
-# Equations beyond the worst 200 introduce nothing that a reader would look at; JSON has all.
-_ON_PAGE = 200
-
-_OF_ROWS = "primitive, dtypes, computed, introduced, error, cosine, scope, source"
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison(Paged):
+class Comparison(Exported):
     """What `jmp_autocast.compare` returns.
 
     Args:
@@ -134,26 +129,6 @@ class Comparison(Paged):
             ['0']
         """
         return sorted(self.gradients.items(), key=lambda item: (-item[1].share, -item[1].error))
-
-    def _page(self) -> Page:
-        """Returns the page: the errors by scope, by equation, of cotangents, of gradients."""
-        of_scopes = "scope, introduced, error, lost"
-        of_cotangents = ", error of cotangents, cotangents lost" if self.gradients else ""
-        gradients = [
-            (path, each.share, each.error, each.cosine, each.lost) for path, each in self.by_share()
-        ]
-        by_error = "the largest introduced error first"
-        return tables_page(
-            "Comparison with float32",
-            f"{self.name} in {self.compute_dtype}",
-            self.summary,
-            [
-                section("By scope, in program order", of_scopes + of_cotangents, self.by_scope()),
-                section(f"Equations, {by_error}", _OF_ROWS, self.rows[:_ON_PAGE]),
-                section(f"Cotangents, {by_error}", _OF_ROWS, self.cotangents[:_ON_PAGE]),
-                section("Gradients", "argument, of all, error, cosine, lost", gradients),
-            ],
-        )
 
     def __str__(self) -> str:
         """Returns the summary, the scopes and equations with the largest errors, and gradients."""

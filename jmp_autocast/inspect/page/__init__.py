@@ -1,1 +1,1 @@
-"""HTML pages of reports: one template, one style, one table, in files that need nothing else."""
+"""The HTML page of `explain`: a template and a style, in one file that needs nothing else."""

@@ -1,175 +1,65 @@
-"""A report as an HTML page that needs nothing beside itself.
+"""A report as an HTML page that needs nothing beside itself, and runs nothing.
 
-The template, the style and the scripts are the other files of this folder. Texts of the program
-(scopes, names, source lines) reach the page in one block of JSON and are shown as text alone.
+Filters are radio buttons that rules of the style look at. Texts of the program (scopes, names,
+source lines) reach the page escaped.
 """
 
 from __future__ import annotations
 
-import abc
 import base64
 import functools
 import hashlib
 import html
-import json
-import pathlib
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-from ..export import Exported, plain, saved
+# The page may apply the style that is in it, by hash, and nothing else.
+_POLICY = "default-src 'none'; style-src '{style}'; img-src data:; base-uri 'none'"
 
-# What the cells of a column are, by its title: scaled numbers and bytes, counts, relative errors,
-# which have a bar. All others are texts.
-_KINDS = {
-    **dict.fromkeys(("introduced", "error", "error of cotangents", "of all"), "error"),
-    **dict.fromkeys(("times", "steps", "lost", "cotangents lost", "devices"), "count"),
-    **dict.fromkeys(("FLOPs", "largest", "sent"), "number"),
-    **dict.fromkeys(("bytes", "bytes kept", "bytes computed again", "bytes in float32"), "bytes"),
-    "gain": "gain",
-    **dict.fromkeys(("float32", "by default", "TF32", "16 bits", "float8", "wire"), "seconds"),
-}
-# Of which field of an item, where the title is no name of one.
-_FIELDS = {
-    **dict.fromkeys(("made by", "operation"), "primitive"),
-    **{"read by": "readers", "because": "reason", "computed again": "recomputed"},
-    **{"bytes": "nbytes", "FLOPs": "flops"},
-    **{"error of cotangents": "cotangent_error", "cotangents lost": "cotangent_lost"},
-}
-
-# A page of rows has modules, a chart and a panel for each row; a page of tables has tables.
-_SCRIPTS = {
-    "rows": (
-        "text.js",
-        "rows.js",
-        "chart.js",
-        "tree.js",
-        "table.js",
-        "panel.js",
-        "sections.js",
-        "report.js",
-    ),
-    "tables": ("text.js", "chart.js", "table.js", "sections.js", "tables.js"),
-}
-
-# What the page may do: run and apply what is in it, by hash, and nothing else.
-_POLICY = (
-    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; "
-    "base-uri 'none'; form-action 'none'"
+# Characters that would hide, or reverse what follows them.
+_UNSEEN = re.compile(
+    "[\0-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
 
-# In JSON a letter may stand as its number: nothing in the block looks like a tag or a comment.
-_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+Row: TypeAlias = Mapping[str, Any]
+"""An equation. Of its keys ``kind`` is ``"low"``, ``"full"``, ``"other"`` or ``"none"``,
+``operands`` are pairs of a text and the index of the row that made it, or None."""
 
-# The height of the page in a notebook, in pixels: the chart and a screen of rows.
-_FRAME_HEIGHT = 760
-
-
-class Page(NamedTuple):
-    """What a page shows.
-
-    Args:
-        kind: What it is made of: ``"rows"`` or ``"tables"``.
-        about: What kind of report it is.
-        name: The name of the program.
-        summary: The report in one line.
-        data: The rest, as the scripts of its kind read it.
-    """
-
-    kind: str
-    about: str
-    name: str
-    summary: str
-    data: Mapping[str, Any]
+Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
+"""A title, the titles of the columns, and the rows; numbers stand at the right."""
 
 
-def section(title: str, columns: str, items: Sequence[Any]) -> dict[str, Any]:
-    """Returns a table of a page.
-
-    Args:
-        title: Its title.
-        columns: The titles of its columns, between commas.
-        items: What has a row: a tuple of cells, or an object with a field for each column.
-    """
-    titles = columns.split(", ")
-    fields = [_FIELDS.get(each, each) for each in titles]
-
-    def cells(item: Any) -> Sequence[Any]:
-        return item if isinstance(item, tuple) else [_text(getattr(item, name)) for name in fields]
-
-    kinds = [(each, _KINDS.get(each, "text")) for each in titles]
-    return {"title": title, "columns": kinds, "rows": list(map(cells, items))}
-
-
-def _text(cell: Any) -> Any:
-    is_words = isinstance(cell, tuple) and all(isinstance(word, str) for word in cell)
-    return ", ".join(cell) if is_words else cell
-
-
-def tables_page(
-    about: str, name: str, summary: str, sections: Sequence[Any], cuts: Sequence[Any] = ()
-) -> Page:
-    """Returns a page of tables, those without a row left out, and of pictures of cuts."""
-    data = {"sections": [each for each in sections if each["rows"]], "cuts": cuts}
-    return Page("tables", about, name, summary, data)
-
-
-class Paged(Exported, abc.ABC):
-    """A report that has an HTML page."""
-
-    @abc.abstractmethod
-    def _page(self) -> Page:
-        """Returns the page."""
-
-    def to_html(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the report as an HTML page, to be opened in any browser.
-
-        Its tables can be sorted and searched. It is one file that asks nothing of a network, and
-        shows names and source lines of the program as text alone.
-
-        Args:
-            path: A file to write it to as well.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from jmp_autocast import explain
-            >>> page = explain(jnp.dot, jnp.ones((8, 8)), jnp.ones((8, 8))).to_html()
-            >>> page.splitlines()[0]
-            '<!doctype html>'
-        """
-        return saved(page_text(self._page()), path)
-
-    def _repr_html_(self) -> str:
-        """Returns the page in a frame, for notebooks.
-
-        It shares no style, script or storage with the notebook.
-        """
-        page = self._page()
-        return (
-            f'<iframe title="{_escaped(page.summary)}" sandbox="allow-scripts" '
-            f'style="width:100%;height:{_FRAME_HEIGHT}px;border:0" '
-            f'srcdoc="{html.escape(page_text(page))}"></iframe>'
-        )
-
-
-def page_text(page: Page) -> str:
+def page_text(
+    name: str,
+    summary: str,
+    facts: Sequence[tuple[str, str]],
+    rows: Sequence[Row],
+    tables: Sequence[Table],
+) -> str:
     """Returns the text of a page.
 
     Args:
-        page: What it shows.
+        name: The name of the program.
+        summary: The report in one line.
+        facts: The totals: a name and a text.
+        rows: The equations, in program order.
+        tables: Tables that stand before the equations; one without rows is left out.
     """
-    style, script = "\n" + _file("page.css"), _script(page.kind)
-    data = {"name": page.name, "summary": page.summary, **page.data}
+    style = _file("page.css") + "\n".join(_rules(rows))
     parts = {
-        "policy": html.escape(_POLICY.format(script=_hash(script), style=_hash(style))),
-        "about": _escaped(page.about),
-        "title": _escaped(f"{page.name}: {page.about}"),
-        "summary": _escaped(page.summary),
+        "policy": html.escape(_POLICY.format(style=_hash(style))),
+        "name": _shown(name),
+        "summary": _shown(summary),
         "style": style,
-        "body": _file(f"{page.kind}.html"),
-        "data": json.dumps(plain(data, finite=True), separators=(",", ":")).translate(_ESCAPES),
-        "script": script,
+        "facts": "\n".join(f"<dt>{_shown(k)}</dt><dd>{_shown(text)}</dd>" for k, text in facts),
+        "tables": "\n".join(_table(*each) for each in tables if each[2]),
+        "filters": "\n".join(_filters(rows)),
+        "equations": "\n".join(_equations(rows)),
+        "reasons": "\n".join(_reasons(rows)),
     }
     # One pass: what is filled in is not searched for slots.
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], _file("page.html"))
@@ -177,19 +67,107 @@ def page_text(page: Page) -> str:
 
 @functools.cache
 def _file(name: str) -> str:
-    """A file of this folder; a line end of another kind would change a hash."""
     return (resources.files(__package__ or "") / name).read_text(encoding="utf-8")
-
-
-@functools.cache
-def _script(kind: str) -> str:
-    return "\n".join(["", '"use strict";', "", *map(_file, _SCRIPTS[kind])])
 
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _escaped(text: str) -> str:
-    """Any text, also half a pair of surrogates, which no file can hold."""
-    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
+def _shown(text: object) -> str:
+    """Returns a text as HTML; characters that are not seen are shown by their numbers."""
+    return html.escape(_UNSEEN.sub(lambda c: f"\u27e8U+{ord(c[0]):04X}\u27e9", str(text)))
+
+
+def _with_code(text: str) -> str:
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", _shown(text))
+
+
+def _link(index: int) -> str:
+    return f'<a href="#equation-{index}">#{index}</a>'
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    head = "".join(f"<th>{_shown(each)}</th>" for each in columns)
+    return f"<section><h2>{_shown(title)}</h2><table><tr>{head}</tr>{_body(rows)}</table></section>"
+
+
+def _body(rows: Iterable[Sequence[Any]]) -> str:
+    return "\n".join(f"<tr>{''.join(map(_cell, cells))}</tr>" for cells in rows)
+
+
+def _cell(value: Any) -> str:
+    is_number = isinstance(value, int | float)
+    text = f"{value:,}" if is_number else _shown(value)
+    return f'<td class="number">{text}</td>' if is_number else f"<td>{text}</td>"
+
+
+# --- equations ----------------------------------------------------------------------------------
+
+_COLUMNS = ("#", "primitive", "operands", "results", "reason", "FLOPs", "source")
+
+
+def _equations(rows: Sequence[Row]) -> Iterable[str]:
+    """Yields a table for each run of equations in one scope."""
+    head = "".join(f"<th>{each}</th>" for each in _COLUMNS)
+    for scope, found in itertools.groupby(rows, lambda row: row["scope"]):
+        inside = list(found)
+        title = f"{_shown(scope or '(no scope)')} <small>{len(inside)}</small>"
+        body = "\n".join(map(_equation, inside))
+        table = f"<table><tr>{head}</tr>{body}</table>"
+        yield f"<details open><summary>{title}</summary>{table}</details>"
+
+
+def _equation(row: Row) -> str:
+    operands = "<br>".join(
+        f"{_shown(text)} {'' if maker is None else _link(maker)}" for text, maker in row["operands"]
+    )
+    results = "<br>".join(map(_shown, row["results"]))
+    times = f" <small>{row['times']:,} times</small>" if row["times"] > 1 else ""
+    causes = "".join(f" {_link(each)}" for each in row["cause_rows"])
+    reason = f'<a href="#{row["reason"]}">{row["reason"]}</a> {_shown(row["cause"])}{causes}'
+    classes = f"{row['kind']} {row['reason']}{' changed' if row['changed'] else ''}"
+    primitive = f"{'&emsp;' * row['depth']}{_shown(row['primitive'])}{times}"
+    return (
+        f'<tr id="equation-{row["index"]}" class="{classes}"><td>{row["index"]}</td>'
+        + "".join(f"<td>{cell}</td>" for cell in (primitive, operands, results, reason))
+        + f'<td class="number">{_shown(row["flops"])}</td><td>{_shown(row["source"])}</td></tr>'
+    )
+
+
+def _reasons(rows: Sequence[Row]) -> Iterable[str]:
+    for code, text in sorted({row["reason"]: row["explanation"] for row in rows}.items()):
+        yield f'<dt id="{code}">{code}</dt><dd>{_with_code(text)}</dd>'
+
+
+# --- filters ------------------------------------------------------------------------------------
+
+_KINDS = {"low": "16 bits", "full": "float32", "other": "other floats", "none": "no float"}
+
+
+def _choices(rows: Sequence[Row]) -> dict[str, tuple[str, int]]:
+    """Returns what rows are filtered by: the title and the count of each class of rows."""
+    kinds, reasons = Counter(r["kind"] for r in rows), Counter(r["reason"] for r in rows)
+    changed = sum(row["changed"] for row in rows)
+    found = {kind: (title, kinds[kind]) for kind, title in _KINDS.items()}
+    found |= {"changed": ("changed by the policy", changed)}
+    found |= {code: (code, count) for code, count in reasons.most_common()}
+    return {name: choice for name, choice in found.items() if choice[1]}
+
+
+def _filters(rows: Sequence[Row]) -> Iterable[str]:
+    everything = {"all": ("all", len(rows))}
+    for name, (title, count) in (everything | _choices(rows)).items():
+        checked = " checked" if name == "all" else ""
+        yield (
+            f'<label><input type="radio" name="filter" value="{name}"{checked}> {title} '
+            f"<small>{count}</small></label>"
+        )
+
+
+def _rules(rows: Sequence[Row]) -> Iterable[str]:
+    """Yields the rules of the style that hide what a filter leaves out."""
+    for name in _choices(rows):
+        chosen = f'#equations:has([value="{name}"]:checked)'
+        left_out = f"{chosen} tr[id]:not(.{name}), {chosen} details:not(:has(.{name}))"
+        yield left_out + " { display: none; }"

@@ -12,13 +12,13 @@ import numpy as np
 from ...autocast import PlannedCall
 from ...interpreters import Planner
 from ...interpreters.after.walk import Visit, walk_plan
-from ...interpreters.compat import Atom, body_of, source_line
+from ...interpreters.compat import body_of, source_line
 from ...interpreters.plan.data import Plan, Want
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import ReasonCode
 from ...interpreters.plan.value_facts import input_states
 from ...interpreters.primitives.structure import equations_in
-from ...policies import Policy, narrow_dtypes
+from ...policies import COMPUTE_DTYPES, FLOAT32, Policy
 from ..export import cut, table
 from ..measure.measured import user_names
 from .page_rows import explanations
@@ -98,13 +98,13 @@ def at_risk(planned: PlannedCall, policy: Policy) -> tuple[AtRisk, ...]:
     counts: collections.Counter[tuple[str, ...]] = collections.Counter()
     scopes: dict[tuple[str, ...], str] = {}
     atoms = [v for eqn, _ in equations_in(planned.closed) for v in (*eqn.invars, *eqn.outvars)]
-    declared = {float_dtype(v.aval, policy.wide_dtype) for v in atoms}
+    declared = {float_dtype(v.aval) for v in atoms}
     lowered = planned.choice.dtype if planned.choice else policy.compute_dtype
-    for dtype in narrow_dtypes(policy.wide_dtype):
+    for dtype in COMPUTE_DTYPES:
         if dtype not in declared:
             continue
         plan = planned.plan if dtype == lowered else _plan_in(dtype, planned, policy)
-        for visit, source in _raised(walk_plan(plan), dtype, policy.wide_dtype):
+        for visit, source in _raised(walk_plan(plan), dtype):
             reason = visit.plan.reason.code
             key = (visit.eqn.primitive.name, str(dtype), reason.value, _sentence(visit), source)
             counts[key] += 1
@@ -125,9 +125,7 @@ def _plan_in(dtype: np.dtype, planned: PlannedCall, policy: Policy) -> Plan:
     return planner.plan_program(closed, inputs, [Want()] * len(body.outvars))
 
 
-def _raised(
-    visits: Sequence[Visit], dtype: np.dtype, wide: np.dtype
-) -> Iterator[tuple[Visit, str]]:
+def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, str]]:
     """Yields the equations that a plan raises for their own sake, with their source lines."""
     lines: list[str] = []
     for visit in visits:
@@ -139,15 +137,11 @@ def _raised(
             continue
         results = [state.dtype for state in plan.results]
         ends = zip((*eqn.invars, *eqn.outvars), (*plan.reads, *results), strict=True)
-        raised = [v for v, planned in ends if planned == wide]
+        raised = [v for v, planned in ends if planned == FLOAT32]
         if plan.reason.code is ReasonCode.CARRY_ACCUMULATOR:
             raised = [eqn.invars[i] for i in plan.reason.operands]
-        if any(_is_declared(v, dtype, wide) for v in raised):
+        if any(float_dtype(v.aval) == dtype for v in raised):
             yield visit, lines[-1]
-
-
-def _is_declared(atom: Atom, dtype: np.dtype, wide: np.dtype) -> bool:
-    return float_dtype(atom.aval, wide) == dtype
 
 
 def _sentence(visit: Visit) -> str:

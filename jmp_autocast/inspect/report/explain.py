@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from jax.typing import DTypeLike
 
 from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
@@ -32,7 +31,7 @@ from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueSta
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
 from ...interpreters.primitives.structure import bodies, equations_in
-from ...policies import FLOAT32, FLOAT64, Policy, PolicyLike, narrow_dtypes
+from ...policies import COMPUTE_DTYPES, FLOAT32, Policy, PolicyLike
 from ...policies.choices import Level
 from ...policies.patterns import unmatched_patterns
 from ...policies.storage import unmatched_storage
@@ -125,21 +124,18 @@ def _explained(
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
     # What a wrapper raises is at risk only without it.
     risks = () if wrapper is fn else at_risk(planned, chosen)
-    wide = chosen.wide_dtype.name
-    return Report(name_of(fn), dtype, rows, totals, reason, wide, residuals.rows, risks)
+    return Report(name_of(fn), dtype, rows, totals, reason, residuals.rows, risks)
 
 
 def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
-    plan = declared_plan(planned.traced, planned.plan.wide)
+    plan = declared_plan(planned.traced)
     visits = walk_plan(plan, planned.call.paths)
     inputs = planned.plan.inputs
     sources = dict(zip(planned.call.paths, inputs, strict=True))
     rows = with_reasons(rows_of(visits, policy), visits, sources)
-    # The policy is that of `explain`, and says nothing of the autocast that stands inside.
-    wide = wide_of(rows)
-    planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, wide=wide, inputs=inputs))
-    copies = sum(is_parameter_copy(row, wide) for row in rows)
+    planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, inputs=inputs))
+    copies = sum(is_parameter_copy(row) for row in rows)
     rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
     residuals = _residuals(planned, rewritten)
     totals = _totals(planned, rewritten, rows, (), residuals)
@@ -147,8 +143,8 @@ def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     unknown = {row.primitive: None for row in rows if row.reason == ReasonCode.UNKNOWN.value}
     unknown.pop("convert_element_type", None)
     totals = dataclasses.replace(totals, cast_parameters=copies, unknown=tuple(unknown))
-    dtype = low_dtypes(rows, wide)
-    return Report(name, dtype, rows, totals, wide_dtype=wide.name, kept=residuals.rows)
+    dtype = low_dtypes(rows)
+    return Report(name, dtype, rows, totals, kept=residuals.rows)
 
 
 def looked_at(
@@ -191,7 +187,7 @@ def _residuals(planned: PlannedCall, rewritten: ClosedJaxpr) -> KeptBytes:
         return KeptBytes()
     plan = planned.plan
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
-    return kept_bytes(jaxpr_as_fun(rewritten), planned.call.shapes, params, plan.wide)
+    return kept_bytes(jaxpr_as_fun(rewritten), planned.call.shapes, params)
 
 
 def _totals(
@@ -202,10 +198,10 @@ def _totals(
     residuals: KeptBytes,
 ) -> Totals:
     plan = planned.plan
-    flops, low_flops, float8_flops = contraction_flops(rows, plan.wide)
+    flops, low_flops, float8_flops = contraction_flops(rows)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
-    reads, narrow = read_dtypes(plan), narrow_dtypes(plan.wide)
-    kernels = kernels_in(walk_plan(plan), plan.wide)
+    reads = read_dtypes(plan)
+    kernels = kernels_in(walk_plan(plan))
     return Totals(
         equations=len(rows),
         flops=sum(row.flops for row in rows),
@@ -216,9 +212,9 @@ def _totals(
         wide_kernel_flops=kernels.flops if kernels else 0,
         # In the program that runs: one cast serves all readers of a value, and a plan asks for one
         # per reader.
-        casts=count_casts(rewritten, plan.wide),
+        casts=count_casts(rewritten),
         parameters=len(params),
-        cast_parameters=sum(len(reads[i].intersection(narrow)) for i in params),
+        cast_parameters=sum(len(reads[i].intersection(COMPUTE_DTYPES)) for i in params),
         quantized_parameters=sum(Copied(0) in reads[i] for i in params),
         residual_nbytes=residuals.nbytes,
         float32_residual_nbytes=residuals.float32_nbytes,
@@ -243,27 +239,26 @@ def holds_autocast(jaxpr: AnyJaxpr) -> bool:
     return any(read_mark(name) == GOVERNED for eqn in equations for name in scope_names(eqn))
 
 
-def declared_plan(jaxpr: AnyJaxpr, wide: np.dtype) -> Plan:
+def declared_plan(jaxpr: AnyJaxpr) -> Plan:
     """Returns the plan that runs a jaxpr as it is, down to what its loops and calls hold.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        wide: The wide dtype of the policy.
     """
 
     def states(atoms: Sequence[Any]) -> tuple[ValueState, ...]:
-        return tuple(ValueState(float_dtype(v.aval, wide)) for v in atoms)
+        return tuple(ValueState(float_dtype(v.aval)) for v in atoms)
 
     body, equations = body_of(jaxpr), []
     for eqn in body.eqns:
-        plans = tuple(declared_plan(held.jaxpr, wide) for held in bodies(eqn))
+        plans = tuple(declared_plan(held.jaxpr) for held in bodies(eqn))
         action = Inside(plans, unchanged=True) if plans else KEEP
         reason = Reason(ReasonCode.STRUCTURAL if plans else ReasonCode.SCOPE)
         casts, results = (None,) * len(eqn.invars), states(eqn.outvars)
         equations.append(EquationPlan(action, states(eqn.invars), casts, results, reason))
     wants, outputs = (Want(),) * len(body.outvars), states(body.outvars)
     ends = states(body.constvars), states(body.invars), wants, tuple(equations), outputs
-    return Plan(body, *ends, (None,) * len(body.outvars), (), (), identity=True, path=(), wide=wide)
+    return Plan(body, *ends, (None,) * len(body.outvars), (), (), identity=True, path=())
 
 
 def with_reasons(
@@ -297,36 +292,23 @@ def _is_ours(name: str) -> bool:
     return mark is not None and (mark == GOVERNED or mark.startswith(BECAUSE))
 
 
-def wide_of(rows: Sequence[Row]) -> np.dtype:
-    """Returns the wide dtype of a program that runs: float64 where that and no 16 bits are in it.
-
-    Args:
-        rows: Its rows.
-    """
-    names = {name for row in rows for name in (*row.operands, *row.results)}
-    has_low = any(dtype.name in names for dtype in narrow_dtypes(FLOAT32))
-    return FLOAT64 if FLOAT64.name in names and not has_low else FLOAT32
-
-
-def low_dtypes(rows: Iterable[Row], wide: np.dtype) -> str:
+def low_dtypes(rows: Iterable[Row]) -> str:
     """Returns the 16-bit dtypes of a program, such as ``"bfloat16"``; ``"float32"`` if none is.
 
     Args:
         rows: Its rows.
-        wide: Its wide dtype.
     """
-    low = {dtype.name for dtype in narrow_dtypes(wide)}
+    low = {dtype.name for dtype in COMPUTE_DTYPES}
     found = dict.fromkeys(name for row in rows for name in row.operands if name in low)
-    return " and ".join(found) or wide.name
+    return " and ".join(found) or FLOAT32.name
 
 
-def is_parameter_copy(row: Row, wide: np.dtype) -> bool:
+def is_parameter_copy(row: Row) -> bool:
     """True for the cast of a parameter to 16 bits.
 
     Args:
         row: A row.
-        wide: The wide dtype of the program.
     """
-    low = {dtype.name for dtype in narrow_dtypes(wide)}
+    low = {dtype.name for dtype in COMPUTE_DTYPES}
     is_cast = row.primitive == "convert_element_type" and row.operand_sources[:1] == ("param",)
     return is_cast and row.declared_operands[0] not in low and row.results[0] in low

@@ -10,14 +10,13 @@ import dataclasses
 from collections import Counter
 
 import jax.numpy as jnp
-import numpy as np
 
 from ...interpreters.compat import AnyJaxpr, Atom, JaxprEqn, assumed_size
 from ...interpreters.plan.symbolic_sizes import element_count
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.reading import flops
 from ...interpreters.primitives.structure import bodies, equations_in
-from ...policies import DATA_MOVEMENT, FLOAT32, STRUCTURAL, narrow_dtypes
+from ...policies import COMPUTE_DTYPES, DATA_MOVEMENT, FLOAT32, STRUCTURAL
 
 
 def is_arithmetic(eqn: JaxprEqn) -> bool:
@@ -51,8 +50,6 @@ def nbytes_of(atom: Atom, dtype: str | None = None) -> int:
 class Casts:
     """Casts between float32 and the 16-bit dtypes, with loops multiplied by their length.
 
-    Where float32 is the compute dtype: between float64 and float32.
-
     Args:
         down: The number of casts to 16 bits.
         down_nbytes: The bytes that they read and write.
@@ -66,12 +63,11 @@ class Casts:
     up_nbytes: int = 0
 
 
-def count_casts(jaxpr: AnyJaxpr, wide: np.dtype = FLOAT32) -> Casts:
+def count_casts(jaxpr: AnyJaxpr) -> Casts:
     """Counts the casts of a jaxpr and of those inside it.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        wide: The wide dtype of the policy.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -85,7 +81,7 @@ def count_casts(jaxpr: AnyJaxpr, wide: np.dtype = FLOAT32) -> Casts:
         (operand,), (result,) = eqn.invars, eqn.outvars
         # Casts of other dtypes are the program's own: `autocast` makes none of them.
         for way, full, low in (("down", operand, result), ("up", result, operand)):
-            if full.aval.dtype == wide and low.aval.dtype in narrow_dtypes(wide):
+            if full.aval.dtype == FLOAT32 and low.aval.dtype in COMPUTE_DTYPES:
                 found[way] += times
                 found[f"{way}_nbytes"] += times * (nbytes_of(full) + nbytes_of(low))
     return Casts(**found)

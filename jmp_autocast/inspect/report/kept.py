@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ...interpreters.after.provenance import entering, follow, leaving
 from ...interpreters.compat import (
@@ -23,12 +22,11 @@ from ...interpreters.compat import (
     name_stack,
     without_dead_equations,
 )
-from ...interpreters.plan.float_dtypes import is_in
 from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...interpreters.primitives.traits import having
-from ...policies import FLOAT32, narrow_dtypes
+from ...policies import COMPUTE_DTYPES, FLOAT32
 from ..export import scaled, table
 from ..measure.measured import user_scopes
 from .jaxprs import nbytes_of
@@ -97,7 +95,7 @@ class KeptBytes:
 
     Args:
         nbytes: All of them, None where they are not known.
-        float32_nbytes: Those in float32, or float64 where that is the wide dtype.
+        float32_nbytes: Those in float32.
         uncast_nbytes: What the same arrays would take if nothing were cast: all in float32, a copy
             is the array itself, and that of an input is in memory anyway.
         error: Why they are not known: what JAX, or a rule of the user's own, said.
@@ -115,7 +113,6 @@ def kept_bytes(
     program: Callable[..., Sequence[Any]],
     shapes: Sequence[Any],
     params: Sequence[int],
-    wide: np.dtype = FLOAT32,
 ) -> KeptBytes:
     """Returns what `jax.vjp` of a program keeps.
 
@@ -129,7 +126,6 @@ def kept_bytes(
         program: From arrays to arrays.
         shapes: What it takes.
         params: The positions of its parameters.
-        wide: The wide dtype of the policy.
     """
     floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
     wanted = [i for i in params if i in floats] or floats
@@ -159,11 +155,11 @@ def kept_bytes(
     views: dict[Any, Any] = {eqn.outvars[0]: eqn.invars[1] for eqn in jaxpr.eqns if _is_view(eqn)}
     arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
-    full = sum(nbytes_of(v) for v in arrays if is_in(getattr(v.aval, "dtype", None), wide))
+    full = sum(nbytes_of(v) for v in arrays if getattr(v.aval, "dtype", None) == FLOAT32)
     return KeptBytes(
         sum(map(nbytes_of, arrays)),
         full,
-        _uncast_nbytes(jaxpr, arrays, wide),
+        _uncast_nbytes(jaxpr, arrays),
         rows=_rows(jaxpr, arrays),
     )
 
@@ -196,7 +192,7 @@ def _maker(eqn: JaxprEqn, v: Any) -> tuple[str, tuple[str, ...]]:
     return primitive, (*names, *more)
 
 
-def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any], wide: np.dtype) -> int:
+def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any]) -> int:
     """Returns the bytes of arrays as they would be without casts to narrower dtypes."""
     # Of a program in float32 there is no trace: to differentiate it as well would take half as long
     # again as the whole report.
@@ -207,9 +203,9 @@ def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any], wide: np.dtype) -> int:
             array = casts[array]
         sources.add(array)
     sources.difference_update(jaxpr.invars)
-    narrow = {dtype.name for dtype in narrow_dtypes(wide)}
+    narrow = {dtype.name for dtype in COMPUTE_DTYPES}
     names = ((v, str(getattr(v.aval, "dtype", None))) for v in sources)
-    return sum(nbytes_of(v, wide.name if name in narrow else None) for v, name in names)
+    return sum(nbytes_of(v, FLOAT32.name if name in narrow else None) for v, name in names)
 
 
 def _is_cast(eqn: JaxprEqn) -> bool:

@@ -1,8 +1,7 @@
-"""Rows as the page of a report reads them: as lists, in which numbers stand for repeated values."""
+"""Rows as the page of a report shows them."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,41 +9,49 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from ...interpreters.plan.reasons import ReasonCode
-from .rows import Row
-from .totals import dtype_of, is_float, nbytes_by_dtype
-
-# Columns whose values stand in the rows themselves. They are short, and mostly different: of the
-# others a program of 2,000 equations has few, and each is in the page once.
-_OWN = frozenset("depth inner times flops nbytes declared_nbytes operand_rows cause_rows".split())
+from ..export import scaled
+from .rows import SHORT, Row
+from .totals import dtype_of, is_float
 
 
-def data_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns what a page knows of rows.
+def page_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Returns the rows of a report as the page takes them."""
+    return [_page_row(row) for row in rows]
 
-    Args:
-        rows: The rows.
-    """
-    numbers: dict[Any, int] = {}  # from a value to its position in the list of the page
-    fields = [f.name for f in dataclasses.fields(Row) if f.name != "index"]
-    derived = {"dtype": dtype_of, "nbytes_by_dtype": lambda row: (*nbytes_by_dtype(row).items(),)}
-    lists = []
-    for row in rows:
-        cells = {name: getattr(row, name) for name in fields}
-        cells |= {name: of_row(row) for name, of_row in derived.items()}
-        lists.append(
-            [x if k in _OWN else numbers.setdefault(x, len(numbers)) for k, x in cells.items()]
-        )
-    columns = [*fields, *derived]
-    # The page colors floats, and does not know the names of all float dtypes.
-    names = {name for row in rows for name in (*row.operands, *row.results)}
+
+def _page_row(row: Row) -> dict[str, Any]:
+    explained = explanations()[ReasonCode(row.reason)]
+    operands = map(
+        _value, row.operands, row.declared_operands, row.operand_shapes, row.operand_inputs
+    )
+    no_inputs = ("",) * len(row.results)
+    results = map(_value, row.results, row.declared_results, row.result_shapes, no_inputs)
+    kinds = {"float16": "low", "bfloat16": "low", "float32": "full"}
+    dtype = dtype_of(row)
     return {
-        "floats": sorted(filter(is_float, names)),
-        "explanations": {code.value: text for code, text in explanations().items()},
-        "columns": columns,
-        "shared": [name for name in columns if name not in _OWN],
-        "rows": lists,
-        "values": list(numbers),
+        "index": row.index,
+        "depth": row.depth,
+        "primitive": row.primitive,
+        "times": row.times,
+        "scope": row.scope,
+        "source": row.source,
+        "operands": list(zip(operands, row.operand_rows, strict=True)),
+        "results": list(results),
+        "reason": row.reason,
+        "explanation": f"{explained.says} {explained.otherwise}".rstrip(),
+        "cause": row.cause,
+        "cause_rows": row.cause_rows,
+        "flops": scaled(row.flops).rstrip() if row.flops else "",
+        "kind": kinds.get(dtype, "other" if is_float(dtype) else "none"),
+        "changed": (row.operands, row.results) != (row.declared_operands, row.declared_results),
     }
+
+
+def _value(dtype: str, declared: str, shape: tuple[int, ...], source: str) -> str:
+    """Returns an operand or result in a few words: ``"bf16[8,8] of f32 0/w"``."""
+    text = f"{SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
+    was = "" if dtype == declared else f" of {SHORT.get(declared, declared)}"
+    return f"{text}{was} {source}".rstrip()
 
 
 class Explanation(NamedTuple):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import html
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from ...policies.errors import wrong_type
-from ..export import WIDTH, cut, labeled, scaled, table
-from ..page.page import Page, Paged, section
+from ..export import WIDTH, Exported, cut, labeled, saved, scaled, table
+from ..page.page import page_text
 from .at_risk import AtRisk, risk_lines
 from .kept import KeptRow, kept_lines
-from .page_rows import data_of
+from .page_rows import page_rows
 from .rows import Row, note_on_sizes, reason_of, short_dtypes
-from .totals import Share, Totals, by_dtype, guarded, item_size
+from .totals import Share, Totals, by_dtype, guarded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +52,15 @@ class Change:
 _UNKNOWN = "operands keep their declared dtypes; register_rule gives one"
 
 # The columns of the tables of a page, as the fields stand.
-_OF_KEPT = "dtype, made by, scope, arrays, bytes"
-_OF_RISKS = "primitive, dtype, reason, because, equations, scope, source"
+_OF_KEPT = ("dtype", "made by", "scope", "arrays", "bytes")
+_OF_RISKS = ("primitive", "dtype", "reason", "because", "equations", "scope", "source")
 
 # A screen of groups. Rows are many more: a program may have 2,000 of them.
 _SHOWN = 30
 
 
 @dataclasses.dataclass(frozen=True)
-class Report(Paged):
+class Report(Exported):
     """What `jmp_autocast.explain` returns.
 
     Args:
@@ -67,7 +69,6 @@ class Report(Paged):
         rows: A row per equation, in program order.
         totals: Sums over the rows.
         dtype_reason: Why this compute dtype, where the device chose it; else ``""``.
-        wide_dtype: The dtype of what is not lowered, float32 or float64.
         kept: What the program keeps for its backward pass, the most bytes first; ``()`` where
             ``totals.residual_nbytes`` is None.
         at_risk: What the program itself declares in 16 bits, and the planner raises to float32;
@@ -87,7 +88,6 @@ class Report(Paged):
     rows: tuple[Row, ...]
     totals: Totals
     dtype_reason: str = ""
-    wide_dtype: str = "float32"
     kept: tuple[KeptRow, ...] = ()
     at_risk: tuple[AtRisk, ...] = ()
 
@@ -111,10 +111,10 @@ class Report(Paged):
         more = f"{totals.equations} equations, {casts} casts"
         if kept := guarded(self.rows):
             part = totals.guarded_contraction_flops / max(totals.contraction_flops, 1)
-            more = f"{kept[0].reason} keeps {100 * part:.1f} % in {self.wide_dtype}"
+            more = f"{kept[0].reason} keeps {100 * part:.1f} % in float32"
         # Of a program that was lowered before, the rows say to what; to nothing, if to none.
-        is_none = self.compute_dtype == self.wide_dtype
-        dtypes = f"less than {self.wide_dtype}" if is_none else self.compute_dtype
+        is_none = self.compute_dtype == "float32"
+        dtypes = "less than float32" if is_none else self.compute_dtype
         if totals.float8_contraction_flops:
             dtypes += f", of them {100 * totals.float8_share:.1f} % in float8"
         return cut(f"{self.name}: {share} in {dtypes}; {more}")
@@ -129,18 +129,17 @@ class Report(Paged):
         loops, nbytes = totals.loops_of_unknown_length, totals.residual_nbytes
         full, error = scaled(totals.float32_residual_nbytes or 0), totals.residual_error
         residuals = f"{scaled(nbytes or 0)}B kept for the backward pass, of them {full}B"
-        residuals += f" in {self.wide_dtype}"
+        residuals += " in float32"
         if nbytes is None:
             residuals = f"not known: {error}" if error else None
-        declared = f"{scaled(totals.declared_residual_nbytes or 0)}B of the program in "
-        declared += self.wide_dtype
-        kept, bits = guarded(self.rows), 8 * item_size(self.wide_dtype) // 2
+        declared = f"{scaled(totals.declared_residual_nbytes or 0)}B of the program in float32"
+        kept = guarded(self.rows)
         guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
         part = totals.wide_kernel_flops / max(
             totals.wide_kernel_flops + totals.contraction_flops, 1
         )
         kernels = f"{scaled(totals.wide_kernel_flops)} FLOPs, {100 * part:.0f} % of all products, "
-        kernels += f"run in {self.wide_dtype}: with_kernels names what runs in 16 bits"
+        kernels += "run in float32: with_kernels names what runs in 16 bits"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
         chosen = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
         return labeled(
@@ -148,13 +147,13 @@ class Report(Paged):
                 "dtype": chosen,
                 "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
                 "matmuls and convolutions",
-                self.wide_dtype: f"{guards}: {reason_of(kept[0])}" if kept else None,
+                "float32": f"{guards}: {reason_of(kept[0])}" if kept else None,
                 "kernels": kernels if totals.wide_kernel_flops else None,
                 "sizes": note_on_sizes(self.rows) or None,
                 "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
                 f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
                 "parameters": f"{totals.parameters} arrays, "
-                f"{totals.cast_parameters} {bits}-bit copies"
+                f"{totals.cast_parameters} 16-bit copies"
                 + (f", {totals.quantized_parameters} 8-bit" if totals.quantized_parameters else ""),
                 "float8": self._float8(),
                 "residuals": residuals,
@@ -193,21 +192,38 @@ class Report(Paged):
         more = "more groups; report.rows holds all rows"
         return table(columns, ordered, cells, _SHOWN, more)
 
-    def _page(self) -> Page:
-        """Returns the page: totals, modules, the chart and all rows; a row leads to its cause."""
-        sizes = note_on_sizes(self.rows)
-        summary = "; ".join(filter(None, [self.summary, sizes]))
-        data = {
-            "compute_dtype": self.compute_dtype,
-            "wide_dtype": self.wide_dtype,
-            "totals": self.totals,
-            "sections": [
-                section("Kept for the backward pass", _OF_KEPT, _cells(self.kept)),
-                section("At risk in 16 bits", _OF_RISKS, _cells(self.at_risk)),
-            ],
-            **data_of(self.rows),
-        }
-        return Page("rows", "Precision report", self.name, summary, data)
+    def to_html(self, path: str | pathlib.Path | None = None) -> str:
+        """Returns the report as an HTML page, to be opened in any browser.
+
+        It is one file that runs no script and asks nothing of a network. Links lead from each
+        equation to those that made its operands, and to the cause of its dtypes.
+
+        Args:
+            path: A file to write it to as well.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jmp_autocast import explain
+            >>> page = explain(jnp.dot, jnp.ones((8, 8)), jnp.ones((8, 8))).to_html()
+            >>> page.splitlines()[0]
+            '<!doctype html>'
+        """
+        facts = [(line[:12].rstrip(), line[12:]) for line in self._facts()]
+        shares = [(d, scaled(s.flops), f"{scaled(s.nbytes)}B") for d, s in self.by_dtype().items()]
+        tables = [
+            ("By dtype", ("dtype", "FLOPs", "bytes"), shares),
+            ("Kept for the backward pass", _OF_KEPT, _cells(self.kept)),
+            ("At risk in 16 bits", _OF_RISKS, _cells(self.at_risk)),
+        ]
+        return saved(page_text(self.name, self.summary, facts, page_rows(self.rows), tables), path)
+
+    def _repr_html_(self) -> str:
+        """Returns the page in a frame, for notebooks: it shares nothing with the notebook."""
+        return (
+            f'<iframe title="{html.escape(self.name)}" sandbox="" '
+            f'style="width:100%;height:760px;border:0" srcdoc="{html.escape(self.to_html())}">'
+            "</iframe>"
+        )
 
     def by_dtype(self) -> dict[str, Share]:
         """Returns the FLOPs and bytes of each dtype, the most bytes first.

@@ -41,9 +41,6 @@ PRIVATE: Mapping[str, str] = MappingProxyType(
         ),
         "jax.experimental.sparse.transform.sparse_rules_bcsr": "the same",
         "jax.experimental.sparse.transform.sparsify_raw": "the same",
-        "jax.experimental.topologies.get_topology_desc": (
-            "`explain_compiled` compiles for the devices at hand alone"
-        ),
         "jax.experimental.layout.Layout": "8-bit weights in a loop are transposed as a stack",
         "jax.experimental.layout.with_layout_constraint": "the same",
     }

@@ -10,32 +10,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import TypeAlias
 
-from ..report.wire import COLLECTIVES
-from .hlo import Computation, Instruction, Module
-from .loops import trip_count
+from jmp_autocast.inspect.compiled.hlo import Computation, Instruction, Module
+from jmp_autocast.inspect.compiled.runs import Run, collective_of, runs
 
-# These move no bytes: they name a value, wait for one, or tell the compiler something.
-FREE = frozenset(
-    """
-    parameter constant tuple get-tuple-element bitcast after-all add-dependency opt-barrier
-    partition-id replica-id get-dimension-size
-    copy-done slice-done async-update async-done send-done recv-done
-    all-gather-done all-reduce-done collective-permute-done
-    """.split()
-)
-FREE_TARGETS = frozenset(
-    """
-    AllocateBuffer AssumeGatherIndicesInBound Sharding SPMDFullToShardShape SPMDShardToFullShape
-    """.split()
-)
-# What each of n devices sends of the bytes of its operand, by the opcode. JAX has no broadcast.
-SENT = {each.compiled: each.sent for each in COLLECTIVES.values()}
-SENT["collective-broadcast"] = lambda n: 1
 # Each element of the result needs the same element of each operand, or one moved: a fusion that
 # slices the result reads slices of the operands.
 _ONE_TO_ONE = frozenset(
@@ -49,154 +29,58 @@ _ONE_TO_ONE = frozenset(
 )
 
 
-# A kernel of nothing but a convert and these only casts.
-_MOVES = frozenset(("parameter", "bitcast", "copy", "tuple", "transpose", "reshape", "convert"))
-
-
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """An instruction that runs by itself.
+    """A kernel, and what it reads and writes in one run."""
 
-    Args:
-        instruction: The instruction.
-        within: The computation that holds it.
-        times: How often it runs in one run of the program.
-        nbytes: What it reads and writes in one run.
-    """
-
-    instruction: Instruction
-    within: Computation
-    times: int
+    run: Run
     nbytes: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
-    """A loop of a program.
-
-    Args:
-        instruction: The ``while``.
-        times: How often it is entered in one run of the program.
-        steps: How often its body runs each time; None where the text does not say.
-    """
-
-    instruction: Instruction
-    times: int
-    steps: int | None
-
-
-@dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The kernels of a program.
+    """What runs in a program.
 
     Args:
         kernels: All kernels; collectives are not among them.
         collectives: The collectives, those inside fusions too.
-        loops: The loops; a body of unknown count counts once.
-        unread: Names of kernels whose bytes cannot be told from the text: they count none.
+        unknown_loops: The names of loops of unknown length: their bodies count once.
+        unread: The names of kernels whose bytes cannot be told from the text: they count none.
     """
 
-    kernels: tuple[Kernel, ...] = ()
-    collectives: tuple[Kernel, ...] = ()
-    loops: tuple[Loop, ...] = ()
-    unread: tuple[str, ...] = ()
+    kernels: tuple[Kernel, ...]
+    collectives: tuple[Run, ...]
+    unknown_loops: tuple[str, ...]
+    unread: tuple[str, ...]
 
     @property
     def nbytes(self) -> int:
         """What all kernels read and write."""
-        return sum(kernel.times * kernel.nbytes for kernel in self.kernels)
+        return sum(kernel.run.times * kernel.nbytes for kernel in self.kernels)
 
     @property
     def launches(self) -> int:
         """How many kernels run."""
-        return sum(kernel.times for kernel in self.kernels)
+        return sum(kernel.run.times for kernel in self.kernels)
 
 
 def traffic(module: Module) -> Traffic:
-    """Reads the traffic of a module."""
-    return _visited(module, module.computations[module.entry], 1)
+    """Reads the traffic of a module; of a conditional the branch counts that moves most."""
 
-
-def _visited(module: Module, within: Computation, times: int) -> Traffic:
-    """Returns what runs: of the entry, bodies of loops, calls, and a branch of each conditional."""
-    parts = [
-        found
-        for instruction in within.values()
-        for found in _visit_instruction(module, instruction, within, times)
-    ]
-    kernels, collectives, loops, unread = (
-        tuple(itertools.chain.from_iterable(getattr(part, name) for part in parts))
-        for name in ("kernels", "collectives", "loops", "unread")
-    )
-    return Traffic(kernels, collectives, loops, unread)
-
-
-def _visit_instruction(
-    module: Module, instruction: Instruction, within: Computation, times: int
-) -> Iterator[Traffic]:
-    opcode = instruction.opcode
-    if opcode == "while":
-        count = trip_count(instruction, within, module)
-        yield Traffic(loops=(Loop(instruction, times, count),))
-        yield _visited(module, module.body(instruction, "body"), times * (count or 1))
-    elif opcode == "conditional":
-        # One branch runs. The one that moves most is the step that training is made of.
-        branches = [_visited(module, branch, times) for branch in branches_of(instruction, module)]
-        yield max(branches, key=lambda branch: branch.nbytes)
-    elif opcode == "call":
-        yield _visited(module, module.body(instruction, "to_apply"), times)
-    elif opcode == "async-start":
-        yield _visited(module, module.body(instruction, "calls"), times)
-    elif is_collective(instruction):
-        if not opcode.endswith("-done"):
-            yield Traffic(collectives=(Kernel(instruction, within, times, 0),))
-    elif opcode not in FREE and instruction.target not in FREE_TARGETS:
+    def nbytes_of(run: Run) -> int | None:
         try:
-            nbytes, unread = moved_bytes(instruction, within, module), ()
+            return moved_bytes(run.instruction, run.within, module) if run.is_kernel else 0
         except (LookupError, ValueError):  # a line that it needs could not be read
-            nbytes, unread = 0, (instruction.name,)
-        yield Traffic((Kernel(instruction, within, times, nbytes),), unread=unread)
-        for inner, inside in inside_fusions(instruction, within, module):
-            # The TPU compiler puts collectives into fusions with what they overlap with.
-            if is_collective(inner):
-                yield Traffic(collectives=(Kernel(inner, inside, times, 0),))
+            return None
 
-
-def is_collective(instruction: Instruction) -> bool:
-    """Says whether an instruction exchanges data between devices."""
-    name = instruction.opcode.removesuffix("-start").removesuffix("-done")
-    return name in SENT
-
-
-def branches_of(instruction: Instruction, module: Module) -> list[Computation]:
-    """Returns the branches of a conditional."""
-    listed = instruction.attribute("branch_computations")
-    if listed:
-        names = [name.strip().lstrip("%") for name in listed.strip("{}").split(",")]
-        return [module.computations[name] for name in names]
-    return [module.body(instruction, f"{answer}_computation") for answer in ("true", "false")]
-
-
-def inside_fusions(
-    instruction: Instruction, within: Computation, module: Module
-) -> Iterator[tuple[Instruction, Computation]]:
-    """Yields the instructions of a fusion and of the fusions in it, each with its computation."""
-    if instruction.opcode == "fusion":
-        body = module.body(instruction, "calls")
-        for inner in body.values():
-            yield inner, body
-            yield from inside_fusions(inner, body, module)
-
-
-def first_convert(kernel: Kernel, module: Module) -> tuple[Instruction, str] | None:
-    """Returns the first convert of a kernel that only converts, and the dtype that it reads."""
-    inside = [(kernel.instruction, kernel.within)]
-    inside += inside_fusions(kernel.instruction, kernel.within, module)
-    opcodes = {instruction.opcode for instruction, _ in inside} - {"fusion"}
-    if "convert" not in opcodes or not opcodes <= _MOVES:
-        return None
-    first, within = next(pair for pair in inside if pair[0].opcode == "convert")
-    return first, within[first.operands[0]].shapes[0].dtype
+    found = list(runs(module, lambda run: run.times * (nbytes_of(run) or 0)))
+    kernels = [(run, nbytes_of(run)) for run in found if run.is_kernel]
+    return Traffic(
+        tuple(Kernel(run, nbytes or 0) for run, nbytes in kernels),
+        tuple(run for run in found if collective_of(run.instruction)),
+        tuple(run.instruction.name for run in found if run.is_loop and run.steps is None),
+        tuple(run.instruction.name for run, nbytes in kernels if nbytes is None),
+    )
 
 
 def moved_bytes(instruction: Instruction, within: Computation, module: Module) -> int:
@@ -226,10 +110,16 @@ def moved_bytes(instruction: Instruction, within: Computation, module: Module) -
     return sum(operand.nbytes for operand in operands) + instruction.nbytes
 
 
+def _elements(instruction: Instruction) -> int:
+    return sum(shape.elements for shape in instruction.shapes)
+
+
 def _slice_bytes(instruction: Instruction, whole: Instruction) -> int:
     """Returns the bytes of a slice where it is read: none where the whole lies on the chip."""
-    elements = instruction.elements
-    return whole.nbytes * elements // whole.elements if whole.elements > elements else whole.nbytes
+    elements = _elements(instruction)
+    return (
+        whole.nbytes * elements // _elements(whole) if _elements(whole) > elements else whole.nbytes
+    )
 
 
 def _without_scratch(instruction: Instruction) -> int:
@@ -245,7 +135,7 @@ _Parts: TypeAlias = dict[Instruction, Fraction]
 
 
 def _share(part: Instruction, whole: Instruction) -> Fraction:
-    return min(Fraction(part.elements, max(whole.elements, 1)), Fraction(1))
+    return min(Fraction(_elements(part), max(_elements(whole), 1)), Fraction(1))
 
 
 class _FusionReader:
@@ -338,7 +228,7 @@ class _FusionReader:
 
 
 def _same_place(root: Instruction, update: Instruction) -> int:
-    return root.nbytes * update.elements // max(root.elements, 1)
+    return root.nbytes * _elements(update) // max(_elements(root), 1)
 
 
 def _readers(body: Computation) -> dict[str, list[Instruction]]:

@@ -5,10 +5,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from .hlo import Instruction, Module, Shape
-from .traffic import SENT, Kernel, Traffic
+from jmp_autocast.inspect.compiled.hlo import Instruction, Module, Shape
+from jmp_autocast.inspect.compiled.runs import collective_of
+
+from .traffic import Traffic
+
+# What each of n devices sends of the bytes of its operand in a ring, which no algorithm beats in
+# bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+SENT: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: n - 1,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "ragged-all-to-all": lambda n: (n - 1) / n,
+    "collective-permute": lambda n: 1 if n > 1 else 0,
+    "collective-broadcast": lambda n: 1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,31 +34,26 @@ class Collective:
         times: How often it runs.
         nbytes: The bytes that a device sends in one run, by the best known algorithms: a ring.
             None where the text does not say which devices exchange.
-        kernel: The kernel that it is.
     """
 
     kind: str
     times: int
     nbytes: int | None
-    kernel: Kernel
 
 
 def collectives(found: Traffic, module: Module) -> Iterator[Collective]:
     """Yields the collectives, one for each array that is exchanged."""
-    for kernel in found.collectives:
-        name = kernel.instruction.opcode.removesuffix("-start")
-        devices = _group_size(kernel.instruction, module)
-        operands = [kernel.within[name] for name in kernel.instruction.operands]
+    for run in found.collectives:
+        name = collective_of(run.instruction) or ""
+        devices = _group_size(run.instruction, module)
+        operands = [run.within[name] for name in run.instruction.operands]
         shapes = [shape for operand in operands for shape in operand.shapes]
         if name == "collective-permute":
             shapes = shapes[:1]  # others are buffers and offsets
         for shape in shapes:
-            if devices is None:
-                yield Collective(f"{name} {shape.dtype}", kernel.times, None, kernel)
-                continue
             size = shape.elements * _bytes_of(shape)
-            sent = SENT[name](devices)
-            yield Collective(f"{name} {shape.dtype}", kernel.times, round(size * sent), kernel)
+            nbytes = None if devices is None else round(size * SENT[name](devices))
+            yield Collective(f"{name} {shape.dtype}", run.times, nbytes)
 
 
 def _bytes_of(shape: Shape) -> int:

@@ -1,0 +1,232 @@
+"""The HTML page of `explain`: what it shows, where it leads, and that it runs nothing."""
+
+import base64
+import collections
+import hashlib
+import html
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jmp_autocast import BF16, explain
+from jmp_autocast.inspect.page.page import page_text
+from jmp_autocast.inspect.report.page_rows import page_rows
+from tests.support.html_pages import read_page
+
+from .test_links import follow
+
+W = np.ones((8, 8), np.float32)
+X = np.ones((8, 8), np.float32)
+PARAMS = {"w": W, "ws": np.stack([W] * 3)}
+
+
+def transformer(params, x):
+    def layer(h, w):
+        with jax.named_scope("attention"):
+            scores = jax.nn.softmax(h @ w @ h.T / jnp.sqrt(8.0))
+            h = h + scores @ h
+        with jax.named_scope("mlp"):
+            return h + jnp.tanh(h @ w), jnp.sum(h)
+
+    with jax.named_scope("layers"):
+        h, sums = lax.scan(layer, x, params["ws"])
+    with jax.named_scope("head"):
+        h = lax.cond(jnp.sum(sums) > 0, lambda h: h @ params["w"], lambda h: jnp.exp(h), h)
+        return jnp.mean(jnp.log(jax.nn.sigmoid(h @ params["w"])))
+
+
+def looped(params, x):
+    return lax.while_loop(lambda c: jnp.sum(c) < 9, lambda c: jnp.abs(c @ params["w"]) + 1, x)
+
+
+PROGRAMS = {
+    "forward": (transformer, BF16),
+    "gradient": (jax.grad(transformer), BF16),
+    "while": (looped, BF16),
+    "unmatched": (transformer, BF16.with_scopes({"*/nowhere": "float32"})),
+    "no equation": (lambda params, x: x, BF16),
+}
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return {name: explain(fn, PARAMS, X, policy=policy) for name, (fn, policy) in PROGRAMS.items()}
+
+
+def equations(page):
+    return [tr for tr in page.all("tr") if "id" in tr.attributes]
+
+
+def cells(row):
+    return list(row.all("td"))
+
+
+def links(element):
+    return [int(a.attributes["href"].removeprefix("#equation-")) for a in element.all("a")]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_shows_every_program(reports, name, tmp_path):
+    report, path = reports[name], tmp_path / "report.html"
+    text = report.to_html(path)
+    assert path.read_text("utf-8") == text
+    page = read_page(text)
+    assert page.first("h1").text == report.name
+    assert report.summary in page.first("header").text
+    facts = zip(page.first("dl").all("dt"), page.first("dl").all("dd"), strict=True)
+    assert dict((dt.text, dd.text) for dt, dd in facts) == {
+        line[:12].rstrip(): line[12:] for line in report._facts()
+    }
+    assert [row.attributes["id"] for row in equations(page)] == [
+        f"equation-{row.index}" for row in report.rows
+    ]
+    for row, tr in zip(report.rows, equations(page), strict=True):
+        number, primitive, operands, results, reason, _, source = cells(tr)
+        assert number.text == str(row.index)
+        assert primitive.text.split()[0] == row.primitive
+        assert [n for n in row.operand_rows if n is not None] == links(operands)
+        assert results.text.count("[") == len(row.results)
+        assert reason.text.startswith(row.reason)
+        assert source.text == row.source
+    scopes = [scope.text for scope in page.all("summary")]
+    assert all(any(s.startswith(row.scope or "(no scope)") for s in scopes) for row in report.rows)
+
+
+def test_dtypes_and_inputs_of_a_product(reports):
+    dot = [row for row in reports["forward"].rows if row.primitive == "dot_general"][-1]
+    page = read_page(reports["forward"].to_html())
+    _, _, operands, results, *_ = cells(page.first("tr", id=f"equation-{dot.index}"))
+    assert operands.text.endswith("bf16[8,8] of f32 0/w ")
+    assert results.text == "bf16[8,8] of f32"
+
+
+@pytest.mark.parametrize("name", ["forward", "gradient"])
+def test_a_reason_is_followed_to_its_cause(reports, name):
+    rows = reports[name].rows
+    page = read_page(reports[name].to_html())
+    ids = collections.Counter(e.attributes["id"] for e in page.all() if "id" in e.attributes)
+    assert set(ids.values()) == {1}
+    assert {a.attributes["href"][1:] for a in page.all("a")} <= ids.keys()
+    start = max(rows, key=lambda row: len(follow(rows, row)))
+    way, index = [], start.index
+    while index is not None and index not in way:
+        way.append(index)
+        reason, *causes = cells(page.first("tr", id=f"equation-{index}"))[4].all("a")
+        assert page.first("dt", id=reason.text).text == reason.text
+        index = int(causes[0].text.removeprefix("#")) if causes else None
+    assert way == follow(rows, start)
+    assert len(way) > 1
+
+
+def test_a_reason_is_explained_once(reports):
+    page = read_page(reports["forward"].to_html())
+    codes = [dt.text for dt in page.first("section", id="reasons").all("dt")]
+    assert codes == sorted({row.reason for row in reports["forward"].rows})
+    low = page.first("section", id="reasons").first("dd")
+    assert low.text
+    assert "full_precision()" in [code.text for code in page.all("code")]
+
+
+def test_filters_are_rules_of_the_style(reports):
+    rows = page_rows(reports["forward"].rows)
+    page = read_page(reports["forward"].to_html())
+    style = page.first("style").text
+    found = {}
+    for label in page.all("label"):
+        name = label.first("input").attributes["value"]
+        found[name] = int(label.first("small").text)
+        if name != "all":
+            hidden = f'#equations:has([value="{name}"]:checked) tr[id]:not(.{name})'
+            assert hidden in style
+            assert sum(name in tr.classes for tr in equations(page)) == found[name]
+    assert found["all"] == len(rows)
+    assert found["changed"] == sum(row["changed"] for row in rows) > 0
+    assert found["low"] == sum(row["kind"] == "low" for row in rows) > 0
+    assert found["LOWER_PRECISION"] > 0
+    (chosen,) = (i for i in page.all("input") if "checked" in i.attributes)
+    assert chosen.attributes["value"] == "all"
+
+
+def test_tables_stand_before_the_equations():
+    tables = [("Kept", ("array", "bytes"), [("x<y", 1024)]), ("Empty", ("array",), [])]
+    page = read_page(page_text("f", "a summary", [("FLOPs", "12 k")], [], tables))
+    assert [h2.text for h2 in page.all("h2")] == ["Kept", "Equations", "Reasons"]
+    name, nbytes = page.all("td")
+    assert (name.text, name.classes) == ("x<y", [])
+    assert (nbytes.text, nbytes.classes) == ("1,024", ["number"])
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(2)>',
+    "</style><!--{{rows}}{{style}}",
+    "\u202egnp.exe\u2028\u2029\x00\ufeff\ud800",
+    "&lt;b&gt; &amp;",
+    "/",
+    "",
+]
+
+
+def hostile_report(name):
+    def fn(params, x):
+        with jax.named_scope(name), jax.named_scope("inner"):
+            return jnp.exp(x @ params[name])
+
+    fn.__name__ = name or "empty"
+    return explain(fn, {name: W}, X, policy=BF16.with_scopes({f"{name}x": "float32"}))
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=[f"name{i}" for i in range(len(HOSTILE))])
+def test_a_hostile_name_is_text(name):
+    report = hostile_report(name)
+    text = report.to_html()
+    text.encode("utf-8")
+    page = read_page(text)
+    assert {e.tag for e in page.all()}.isdisjoint({"script", "img", "iframe", "object", "embed"})
+    assert not [e for e in page.all() if any(each.startswith("on") for each in e.attributes)]
+    assert len(equations(page)) == len(report.rows)
+    shown = page.first("h1").text
+    assert shown.isprintable()
+    if "\u202e" in name:
+        assert "⟨U+202E⟩" in shown
+    elif name:
+        assert shown == report.name
+        assert f"0/{name}" in cells(equations(page)[0])[2].text
+
+
+def test_a_page_may_apply_its_style_and_nothing_else(reports):
+    page = read_page(reports["forward"].to_html())
+    (policy,) = page.all("meta", **{"http-equiv": "Content-Security-Policy"})
+    digest = hashlib.sha256(page.first("style").text.encode()).digest()
+    style = f"style-src 'sha256-{base64.b64encode(digest).decode()}'"
+    assert policy.attributes["content"].split("; ")[:2] == ["default-src 'none'", style]
+    assert not [e for e in page.all() if "style" in e.attributes or "src" in e.attributes]
+    assert {e.attributes["href"] for e in page.all("link")} == {"data:,"}
+
+
+def test_the_frame_of_a_notebook_shares_nothing_with_it(reports):
+    report = reports["forward"]
+    (frame,) = read_page(report._repr_html_()).all("iframe")
+    assert frame.attributes["sandbox"] == ""
+    assert html.unescape(frame.attributes["srcdoc"]) == html.unescape(report.to_html())
+
+
+def light(color):
+    parts = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_texts_are_readable(reports, scheme):
+    style = read_page(reports["forward"].to_html()).first("style").text
+    block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[scheme]
+    colors = dict(re.findall(r"--(\w+): (#\w{6});", block))
+    for text in ("text", "quiet", "link"):
+        for back in ("page", "card", "target"):
+            dark, bright = sorted((light(colors[text]), light(colors[back])))
+            assert (bright + 0.05) / (dark + 0.05) >= 4.5, (text, back)
