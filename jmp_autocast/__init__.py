@@ -9,6 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from .autocast import autocast
+from .call.kernels import in_compute_dtype
 from .call.names import hint_for
 from .cast_params import cast_params
 from .compiler_options import compiler_options
@@ -33,7 +34,6 @@ from .policies import (
     FP16,
     CastPolicy,
     Decision,
-    Emulated,
     EquationView,
     Float8,
     Policy,
@@ -66,7 +66,6 @@ __all__ = [
     "FP16",
     "CastPolicy",
     "Decision",
-    "Emulated",
     "EquationView",
     "Float8",
     "LossScale",
@@ -87,6 +86,7 @@ __all__ = [
     "finalise",
     "finite_value_and_grad",
     "full_precision",
+    "in_compute_dtype",
     "keep_less",
     "loss_scale",
     "op_stats",
@@ -113,7 +113,7 @@ _TOOLS = (
     "significant_digits",
     "tune",
 )
-_ROOMS = "formats", "inspect", "integrations", "loss_scaling", "optimizers", "policies"
+_ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 _RENAMED = {"register_policy": "register_rule"}
 
 

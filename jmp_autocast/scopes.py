@@ -30,15 +30,8 @@ GOVERNED = "declared"
 BECAUSE = "because "
 """The start of the mark that `explain` has each equation carry: dtype, code and cause."""
 
-KERNEL = "kernel "
-"""The start of the mark of a function that a policy's kernels name."""
-
 CAST = "cast"
 """The mark of a cast that is not the program's: back to the declared dtype it changes nothing."""
-
-STORED = "stored"
-"""The mark of a cast of what a policy stores in 16 bits."""
-
 
 P = ParamSpec("P")
 _WRITTEN = {
@@ -121,7 +114,7 @@ def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any
     Args:
         dtype: ``float16`` or ``bfloat16``, or ``float32`` for `full_precision`; in a float64
             program ``float32``, or ``float64`` for `full_precision`. ``float64`` in a float32
-            program is an island, as in `Policy.with_scopes`.
+            program is an island.
 
     Returns:
         A context manager for use in code that autocast traces. Outside autocast it does nothing.

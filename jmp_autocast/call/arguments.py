@@ -29,7 +29,7 @@ from ..policies.callables import (
     signature_of,
 )
 from ..policies.errors import did_you_mean, shown, wrong_type
-from ..policies.patterns import unmatched_patterns
+from ..policies.rules import unmatched_patterns
 from ..scopes import read_mark
 from .forms import check_linen, check_no_class
 from .guess_params import Reads, guessed_params

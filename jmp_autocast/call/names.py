@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from ..policies.retired import RETIRED
+
 _ROOMS = "inspect", "loss_scaling", "optimizers", "quantize_params", "policies"
 
 INSTEAD: Mapping[str, str] = MappingProxyType(
@@ -23,7 +25,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "all_finite": "LossScale.unscale(grads), which says so as well",
         "select_tree": "select_on_finite(finite, new, old)",
         "get_policy": "Policy(compute_dtype), or the string itself: autocast(fn, policy=...)",
-        "set_policy": "Policy.with_scopes, which takes the names of modules",
+        "set_policy": "Policy.with_rules, whose scope= takes the names of modules",
         "half_dtype": "autocast(fn), which takes the 16-bit dtype of the device",
         "cast_to_half": "cast_params(fn, params, *args)",
         "cast_to_full": "jmp_autocast.optimizers.as_float32(params)",
@@ -45,6 +47,8 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "DelayedScaling": "Float8(), whose scales are those of the current values",
         "MXFP8BlockScaling": 'Policy(jnp.bfloat16, matmul="mxfp8")',
         "quantize_model": "quantize_params(fn, params, *args)",
+        # what is gone
+        **RETIRED,
     }
 )
 """Names of other libraries, and what is written here instead."""

@@ -119,7 +119,7 @@ def function_of(options: argparse.Namespace) -> tuple[Callable[..., Any], Policy
     if dtype is not None:
         policy = dataclasses.replace(policy or Policy(), compute_dtype=dtype)
     if options.level is not None:
-        policy = (policy or Policy()).with_level(options.level)
+        policy = dataclasses.replace(policy or Policy(), level=options.level)
     if isinstance(fn, Autocast) and policy is not None:
         raise UsageError(
             f"{options.function} is wrapped by autocast and has its own policy. Leave out "

@@ -4,7 +4,6 @@ from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
 from .dtypes import FLOAT32, FLOAT64, FLOAT_DTYPES, domain, listed, narrow_dtypes, wide_dtype
 from .equation_view import EquationView
 from .float8 import E2M1, E4M3, Float8, as_recipe, may_use_float8
-from .formats import Emulated
 from .parse import PolicyLike, as_policy, parse_policy
 from .patterns import match_depth
 from .policy import Policy
@@ -46,7 +45,6 @@ __all__ = [
     "STRUCTURAL",
     "CastPolicy",
     "Decision",
-    "Emulated",
     "EquationView",
     "Float8",
     "Policy",

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .choices import check_choice, elsewhere
-from .dtypes import FLOAT32, FLOAT64, as_float_dtype, domain, find_dtype
+from .dtypes import FLOAT32, find_dtype
 from .errors import did_you_mean, wrong_type
-from .formats import Emulated, is_format, parse
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
 """4 bits of precision up to 448: weights and activations."""
@@ -205,37 +204,6 @@ def as_recipe(value: Any, wide: np.dtype = FLOAT32) -> Float8 | None:
     raise wrong_type("matmul must be a Float8, the name of a recipe or None", value, fix)
 
 
-def as_scope_dtype(value: Any, argument: str, wide: np.dtype) -> Any:
-    """Returns the dtype of a scope: one of the program's, float64, ``"float8"``, or a format.
-
-    Args:
-        value: A dtype, a scalar type or a name; a number format, or an `Emulated`.
-        argument: The argument's name, for the message.
-        wide: The wide dtype of the policy. Beside float64 there is no recipe for 8 bits.
-
-    Raises:
-        ValueError: Another dtype is meant by ``value``, or none.
-
-    Example:
-        >>> as_scope_dtype("float8", "scopes", FLOAT32), as_scope_dtype("f64", "scopes", FLOAT32)
-        ('float8', dtype('float64'))
-        >>> as_scope_dtype("e4m3", "scopes", FLOAT32).gradient.name
-        'e5m2'
-    """
-    if isinstance(value, str) and value == FLOAT8 and wide == FLOAT32:
-        return FLOAT8
-    if is_format(value):
-        emulated = value if isinstance(value, Emulated) else Emulated(parse(value, argument))
-        if wide == FLOAT32:
-            return emulated
-        raise ValueError(
-            f"{argument} must not be a format if the compute dtype is float32, got "
-            f"{emulated.name!r}: a format is emulated in float32, and the program is in float64. "
-            "Leave it out, or write compute_dtype='bfloat16'."
-        )
-    return as_float_dtype(value, argument, domain(wide) | {FLOAT64})
-
-
 def recipe_of(table: Mapping[str, Any]) -> Float8:
     """Returns the recipe that a table of a policy file holds.
 
@@ -283,7 +251,8 @@ def may_use_float8(policy: Any) -> bool:
 
     Example:
         >>> from jmp_autocast import BF16
-        >>> may_use_float8(BF16), may_use_float8(BF16.with_scopes({"*/mlp": "float8"}))
+        >>> may_use_float8(BF16), may_use_float8(BF16.with_rules({"*": "float8"}, scope="*/mlp"))
         (False, True)
     """
-    return policy.matmul is not None or any(isinstance(dtype, str) for _, dtype in policy.scopes)
+    asked = (what for _, _, what in policy.rules if isinstance(what, str))
+    return policy.matmul is not None or FLOAT8 in asked

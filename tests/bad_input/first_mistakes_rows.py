@@ -326,7 +326,7 @@ SEEN = [
     Row(
         "Policy",
         "a level of Apex",
-        lambda w: BF16.with_level("O2"),
+        lambda w: Policy(jnp.bfloat16, level="O2"),
         ValueError,
         "level | 'O2' | must be one of | Apex's O2 is 'compute'",
     ),
@@ -573,21 +573,21 @@ GUESSED = [
     Row(
         "Policy",
         "a format without bits for a scope",
-        lambda w: BF16.with_scopes({"*": "fp8"}),
+        lambda w: BF16.with_rules({"*": "fp8"}),
         ValueError,
         r"scopes\['\*'\] | 'fp8' | must name its bits | Write 'e4m3' or 'e5m2'",
     ),
     Row(
         "Policy",
         "a slip in a format",
-        lambda w: BF16.with_scopes({"*": "e4m"}),
+        lambda w: BF16.with_rules({"*": "e4m"}),
         ValueError,
         r"scopes\['\*'\] | 'e4m' | must name its bits | Write 'e5m7' for 5 exponent",
     ),
     Row(
         "Policy",
         "a format beside float64",
-        lambda w: Policy("float32").with_scopes({"*": "e4m3"}),
+        lambda w: Policy("float32").with_rules({"*": "e4m3"}),
         ValueError,
         r"scopes\['\*'\] | 'e4m3' | must not be a format | Leave it out",
     ),
@@ -726,7 +726,7 @@ GUESSED = [
     Row(
         "Policy",
         "a member for a scope",
-        lambda w: BF16.with_scopes({"*/head": CastPolicy.FP32}),
+        lambda w: BF16.with_rules({"*": CastPolicy.FP32}, scope="*/head"),
         ValueError,
         r"scopes\['\*/head'\] | FP32 | must be a dtype | jnp.bfloat16",
     ),

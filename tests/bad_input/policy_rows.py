@@ -1,5 +1,7 @@
 """Wrong uses of policies, rules and the registry."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax.numpy as jnp
 import jmp
@@ -144,7 +146,7 @@ ROWS = [
     Row(
         "Policy",
         "no such level",
-        lambda w: w.policy.with_level("computes"),
+        lambda w: dataclasses.replace(w.policy, level="computes"),
         ValueError,
         "level | 'computes' | must be one of | mean 'compute'",
     ),
@@ -384,7 +386,7 @@ ROWS = [
     Row(
         "BF16",
         "a policy for a level",
-        lambda w: BF16.with_level(BF16),
+        lambda w: Policy(jnp.bfloat16, level=BF16),
         ValueError,
         r"level | Policy\( | must be one of | 'tensor_cores'",
     ),

@@ -1,6 +1,7 @@
 """`explain` says what `autocast` does: dtypes, reasons, casts, totals."""
 
 import collections
+import dataclasses
 import json
 import pathlib
 import re
@@ -13,7 +14,7 @@ import pandas
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision, op_stats
+from jmp_autocast import BF16, FP16, CastPolicy, Policy, autocast, explain, full_precision, op_stats
 from jmp_autocast.inspect.report.jaxprs import count_casts
 from jmp_autocast.inspect.report.page_rows import explanations
 from jmp_autocast.interpreters.compat import body_of
@@ -127,7 +128,7 @@ FUNCTIONS["gradient"] = jax.grad(attention)
 @pytest.mark.parametrize("level", ["tensor_cores", "o1", "compute"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_dtypes_are_those_of_the_program_that_runs(name, level, dtype):
-    policy = (BF16 if dtype == "bfloat16" else FP16).with_level(level)
+    policy = dataclasses.replace(BF16 if dtype == "bfloat16" else FP16, level=level)
     assert_rows_are_what_runs(autocast(FUNCTIONS[name], policy=policy), {"w": W}, X)
 
 
@@ -186,7 +187,9 @@ def test_a_rule_function_is_named():
 
 @pytest.mark.filterwarnings("ignore:No equation of")
 def test_totals():
-    policy = BF16.with_scopes({"*/norm": "float32", "*/missing": "float32"})
+    policy = BF16.with_rules({"*": "float32"}, scope="*/norm").with_rules(
+        {"*": "float32"}, scope="*/missing"
+    )
 
     def f(params, x):
         with jax.named_scope("net"), jax.named_scope("norm"):
@@ -342,7 +345,7 @@ def mlp(params, x):
 
 @pytest.fixture(scope="module")
 def difference():
-    careful = explain(mlp, WEIGHTS, SHAPE, policy=BF16.with_level("tensor_cores"))
+    careful = explain(mlp, WEIGHTS, SHAPE, policy=Policy(jnp.bfloat16, level="tensor_cores"))
     return explain(mlp, WEIGHTS, SHAPE, policy=BF16).difference(careful)
 
 

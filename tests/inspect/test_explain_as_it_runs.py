@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, autocast, compare, explain, op_stats, tune
+from jmp_autocast import BF16, Policy, autocast, compare, explain, op_stats, tune
 
 W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
 X = np.ones((4, 8), np.float32)
@@ -82,12 +82,13 @@ def test_tools_take_a_dtype_and_a_level():
     options = {"compute_dtype": "bfloat16", "level": "tensor_cores"}
     f = lambda p, x: jnp.tanh(x @ p["w"]) @ p["w"]
     expected = [
-        row.results for row in explain(f, P, X, policy=BF16.with_level("tensor_cores")).rows
+        row.results
+        for row in explain(f, P, X, policy=Policy(jnp.bfloat16, level="tensor_cores")).rows
     ]
     assert [row.results for row in explain(f, P, X, **options).rows] == expected
     assert compare(f, P, X, **options).compute_dtype == "bfloat16"
     policy = tune(f, batches=[(P, X)], tolerance=0.5, progress=False, **options)
-    assert policy == BF16.with_level("tensor_cores")
+    assert policy == Policy(jnp.bfloat16, level="tensor_cores")
     for wrong in ({"level": "O1"}, {"compute_dtype": "float16", "policy": BF16}):
         with pytest.raises(ValueError, match=r"level must be|contradicts"):
             explain(f, P, X, **wrong)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, FP16, compare, explain, keep_less, tune
+from jmp_autocast import BF16, FP16, Policy, compare, explain, keep_less, tune
 from jmp_autocast.inspect import explain_kept
 from tests.support.report_pages import count, fits, page_opener  # noqa: F401 - the fixture `show`
 
@@ -43,7 +43,7 @@ def tuned():
 
 
 def difference():
-    careful = explain(model, PARAMS, X, policy=BF16.with_level("tensor_cores"))
+    careful = explain(model, PARAMS, X, policy=Policy(jnp.bfloat16, level="tensor_cores"))
     return explain(model, PARAMS, X, policy=BF16).difference(careful)
 
 
@@ -245,7 +245,7 @@ def hostile_report(name):
             return jnp.exp(x @ params[name])
 
     fn.__name__ = name or "empty"
-    policy = BF16.with_scopes({f"{name}x": "float32"})
+    policy = BF16.with_rules({"*": "float32"}, scope=f"{name}x")
     return explain(fn, {name: W}, X, policy=policy)
 
 

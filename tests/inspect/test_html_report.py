@@ -43,7 +43,7 @@ PROGRAMS = {
     "forward": (transformer, BF16),
     "gradient": (jax.grad(transformer), BF16),
     "while": (looped, BF16),
-    "unmatched": (transformer, BF16.with_scopes({"*/nowhere": "float32"})),
+    "unmatched": (transformer, BF16.with_rules({"*": "float32"}, scope="*/nowhere")),
     "one equation": (lambda params, x: jnp.sin(x), BF16),
     "no equation": (lambda params, x: x, BF16),
 }

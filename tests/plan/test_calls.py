@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, autocast
+from jmp_autocast import BF16, FP16, Policy, autocast
 from tests.fuzz.comparison import as_numbers, interpreted
 from tests.fuzz.segments import WRAPPERS, computed_in, difference, inline
 from tests.support.numerics import normal, relative_error
 
 PARAMS = normal(0, w=(8, 8), v=(8, 8), s=(8,), b=(8,))
 X = normal(1, x=(8, 8))["x"]
-POLICIES = {"bfloat16": BF16, "float16": FP16, "compute": BF16.with_level("compute")}
+POLICIES = {"bfloat16": BF16, "float16": FP16, "compute": Policy(jnp.bfloat16, level="compute")}
 
 
 def centered(a):

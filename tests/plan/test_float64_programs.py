@@ -1,5 +1,7 @@
 """float64 programs with products in float32: the planner one step up."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +51,7 @@ def test_products_are_float32_and_sums_float64():
 
 @pytest.mark.parametrize("level", ["tensor_cores", "o1", "compute"])
 def test_values_and_gradients_are_those_of_float64_but_for_the_rounding_of_products(level):
-    fn = single(layer, SINGLE.with_level(level))
+    fn = single(layer, dataclasses.replace(SINGLE, level=level))
     assert fn(W, X).dtype == FULL
     np.testing.assert_allclose(fn(W, X), layer(W, X), rtol=1e-6)
     gradient = jax.grad(fn)(W, X)
@@ -83,7 +85,7 @@ def test_a_carry_that_a_body_returns_wider_than_it_took_it(level):
         return x + lax.scan(inner, (start, jnp.dot(start, start)), None, length=2)[0][0], None
 
     fn = lambda x: lax.scan(outer, x, None, length=2)[0]
-    mixed = single(fn, SINGLE.with_level(level), params=None)
+    mixed = single(fn, dataclasses.replace(SINGLE, level=level), params=None)
     np.testing.assert_allclose(jax.jit(mixed)(X[0]), jax.jit(fn)(X[0]), rtol=1e-4)
 
 
@@ -108,7 +110,7 @@ def test_regions_and_rules_name_the_two_dtypes():
 
     for fn in (
         single(region),
-        single(lambda x: x @ W, SINGLE.with_scopes({"*": "float64"})),
+        single(lambda x: x @ W, SINGLE.with_rules({"*": "float64"})),
         single(lambda x: x @ W, SINGLE.with_rules({"dot_general": "float64"})),
     ):
         assert dtypes(fn, X)["dot_general"] == {FULL}
@@ -118,7 +120,7 @@ def test_regions_and_rules_name_the_two_dtypes():
             return x @ W
 
     assert dtypes(single(low), X)["dot_general"] == {LOW}
-    assert dtypes(single(low, SINGLE.with_scopes({"*": "float64"})), X)["dot_general"] == {LOW}
+    assert dtypes(single(low, SINGLE.with_rules({"*": "float64"})), X)["dot_general"] == {LOW}
     with pytest.raises(ValueError, match="Unknown policy 'float32'"):
         SINGLE.with_rules({"dot_general": "float32"})
 
@@ -163,7 +165,7 @@ def test_no_float64_no_program():
 
 
 def test_a_policy_is_read_from_strings_and_files(tmp_path):
-    policy = SINGLE.with_scopes({"*/residual": "float64"})
+    policy = SINGLE.with_rules({"*": "float64"}, scope="*/residual")
     policy.save(tmp_path / "policy.toml")
     assert Policy.load(tmp_path / "policy.toml") == policy
     fn = single(layer, "params=float64,compute=float32,output=float64")

@@ -96,7 +96,7 @@ def test_a_product_that_a_guard_keeps_is_told_once(fn, policy, said):
         (large_constant, BF16),
         (half_requested, BF16),
         (asked_for, BF16),
-        (positions, BF16.with_scopes({"angles": "float32"})),
+        (positions, BF16.with_rules({"*": "float32"}, scope="angles")),
         (positions, BF16.with_rules(RULES, scope="angles")),
         (large_constant, FP16.with_rules(RULES)),
     ],

@@ -10,7 +10,7 @@ from jmp_autocast import BF16, FP16, Policy, autocast, compute_precision, explai
 from tests.support.jaxprs import equations, find, floats_of, trace
 
 SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
-ISLAND = BF16.with_scopes({"*chol*": "float64"})
+ISLAND = BF16.with_rules({"*": "float64"}, scope="*chol*")
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((6, 6)).astype(np.float32)
 
@@ -30,7 +30,7 @@ def dtypes(fn, *args):
     return floats_of(trace(fn, *args))
 
 
-@pytest.mark.parametrize("policy", [ISLAND, FP16.with_scopes({"*chol*": "float64"})])
+@pytest.mark.parametrize("policy", [ISLAND, FP16.with_rules({"*": "float64"}, scope="*chol*")])
 def test_an_island_runs_in_float64_and_nothing_else_does(policy):
     fn = autocast(logdet, policy=policy, params=None)
     found = dtypes(fn, X)
@@ -165,7 +165,7 @@ def test_what_has_no_float64_form_is_reported():
 
 
 def test_an_inner_scope_leaves_the_island():
-    policy = ISLAND.with_scopes({"*/cheap": "bfloat16"})
+    policy = ISLAND.with_rules({"*": "bfloat16"}, scope="*/cheap")
 
     def fn(x):
         with jax.named_scope("chol"):

@@ -12,7 +12,9 @@ from jmp_autocast.policies import as_policy, may_use_float8
 POLICIES = {
     "preset": FP8,
     "options": Policy(jnp.float16, matmul=Float8("e4m3", "compute", 16, 32, (), True, "row")),
-    "scopes": FP8.with_scopes({"*/head": "bfloat16", "*/mlp": "float8"}),
+    "scopes": FP8.with_rules({"*": "bfloat16"}, scope="*/head").with_rules(
+        {"*": "float8"}, scope="*/mlp"
+    ),
 }
 
 

@@ -23,7 +23,8 @@ from tests.support.wrong_policy_files import HEAD, WRONG
 FULL = (
     Policy("bfloat16", "float32", "compute", "consumer", weight_gradients="compute")
     .with_rules({"tanh": "FP32", "scatter-add": "KEEP", "exp": "PROMOTE"})
-    .with_scopes({"*/LayerNorm_*": "float32", "*/ln": "float16"})
+    .with_rules({"*": "float32"}, scope="*/LayerNorm_*")
+    .with_rules({"*": "float16"}, scope="*/ln")
     .with_rules({"dot_general": "FP32", "scatter-add": "FP32_APPEND_DTYPE"}, scope="*/head")
     .with_rules({"dot_general": "KEEP"}, scope="net/head")
 )
@@ -228,10 +229,10 @@ BY_HAND = {
     "a short dtype": ("version = 1\ncompute_dtype = 'bf16'\n", BF16),
     "a byte order mark": ("\ufeff" + HEAD, BF16),
     "Windows line ends": (HEAD.replace("\n", "\r\n"), BF16),
-    "any order": ("level = 'compute'\n" + HEAD, BF16.with_level("compute")),
+    "any order": ("level = 'compute'\n" + HEAD, Policy("bfloat16", level="compute")),
     "inline": (
         HEAD + "rules = {tanh = 'fp32'}\nscopes = [{dtype = 'float32', pattern = 'a'}]",
-        BF16.with_rules({"tanh": "FP32"}).with_scopes({"a": "float32"}),
+        BF16.with_rules({"tanh": "FP32"}).with_rules({"*": "float32"}, scope="a"),
     ),
     "empty": (HEAD + "scopes = []\nscoped_rules = []\n[rules]", BF16),
     "no rules in a scope": (HEAD + "[[scoped_rules]]\npattern = 'a'\nrules = {}", BF16),

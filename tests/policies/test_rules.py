@@ -176,7 +176,7 @@ def test_what_beats_rules_in_scopes_and_what_they_beat():
     assert io(rewritten(tanh_in("net"), X, policy=policy), "tanh")[1] == (FULL,)
     low = BF16.with_rules({"tanh": "LOWER_PRECISION_FP"}, scope="net")
     assert io(rewritten(tanh_in("net"), X, policy=low), "tanh")[1] == (LOW,)
-    scoped = low.with_scopes({"net": "float32"})
+    scoped = low.with_rules({"*": "float32"}, scope="net")
     assert io(rewritten(tanh_in("net"), X, policy=scoped), "tanh")[1] == (FULL,)
 
 
@@ -222,7 +222,7 @@ def test_rules_of_a_scope_reach_into_loops(scope):
 
 def test_patterns_of_rules_that_match_nothing_are_reported():
     policy = BF16.with_rules({"tanh": "FP32"}, scope="net").with_rules({"exp": "KEEP"}, scope="no")
-    report = explain(tanh_in("net"), X, policy=policy.with_scopes({"net": "float16"}))
+    report = explain(tanh_in("net"), X, policy=policy.with_rules({"*": "float16"}, scope="net"))
     assert report.totals.unmatched_scopes == ("no",)
     (row,) = [row for row in report.rows if row.primitive == "tanh"]
     assert (row.rule, row.reason, row.operands) == ("FP32", "FP32", (FULL,))

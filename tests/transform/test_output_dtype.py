@@ -88,7 +88,7 @@ def total(w, x):
     ],
 )
 def test_an_island_keeps_its_digits_for_who_asks(wanted, energy, nodes):
-    policy = BF16.with_scopes({"*total": "float64"})
+    policy = BF16.with_rules({"*": "float64"}, scope="*total")
     fn = autocast(total, policy=policy, output_dtype=wanted)
     with jax.enable_x64(True):
         out = jax.jit(fn)(W, X)

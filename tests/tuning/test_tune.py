@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, tune
+from jmp_autocast import BF16, FP16, CastPolicy, Policy, autocast, explain, tune
 from jmp_autocast.inspect.tuning.batches import distances, worst
 from jmp_autocast.inspect.tuning.search import run_bound
 from jmp_autocast.inspect.tuning.tune import UnreachableError
@@ -183,7 +183,11 @@ def test_nothing_to_keep():
 
 
 def test_the_policy_that_it_starts_from_stays():
-    start = BF16.with_level("compute").with_rules({"tanh": "FP32"}).with_scopes({"*/no": "float32"})
+    start = (
+        Policy(jnp.bfloat16, level="compute")
+        .with_rules({"tanh": "FP32"})
+        .with_rules({"*": "float32"}, scope="*/no")
+    )
     start = start.with_rules({"abs": "PROMOTE"}, scope="block_77")
     policy, _ = tuned(cancelling({7}, 10), [(X,)], tolerance=0.05, policy=start)
     assert policy == start.with_rules({"add": FP32}, scope="block_7")

@@ -14,7 +14,6 @@ import numpy as np
 from ...autocast import Autocast, opened
 from ...call.arguments import check_function, flatten, name_of
 from ...call.fitting import of_a_call
-from ...formats import Format, parse
 from ...interpreters.compat import aval_of, body_of, fresh_make_jaxpr, mark_frames
 from ...policies.errors import did_you_mean, shown, wrong_type
 from ...policies.patterns import check_pattern, match_depth
@@ -22,6 +21,7 @@ from ..calls import calls_of, check_range, differentiated, is_loss, returned_by
 from ..measure.devices import on_device
 from ..progress_bar import shown_progress
 from .effects_report import Effect, Effects, Kind
+from .number_format import Format, parse
 from .random_sum import floats_in, norms_of, random_sum
 from .rounding import narrowed
 from .sites import Found, Site, Sites, parameter_site, sites_of
@@ -71,7 +71,7 @@ def explain_effects(
             and the deviation from it.
         argnums: The arguments that hold the parameters, as for ``jax.grad``. Operations that do not
             depend on them are left out.
-        scopes: Patterns of the scopes to look at, as in `Policy.with_scopes`; None for all. The
+        scopes: Patterns of the scopes to look at, as in `Policy.with_rules`; None for all. The
             fewer, the sooner the program is compiled. Parameters are left out then.
         kinds: What to look at: ``"product"`` (a matmul or a convolution), ``"operation"`` (any
             other), ``"parameter"``, or several of them. With other operations, of which there are

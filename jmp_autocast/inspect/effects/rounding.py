@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...formats import Format, rounded
 from ...interpreters.compat import JaxprEqn, bound
 from ...policies import CONTRACTIONS
+from .number_format import Format, rounded
 
 
 def is_float(x: Any) -> bool:

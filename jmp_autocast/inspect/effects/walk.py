@@ -22,7 +22,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ...formats import Format
 from ...interpreters.compat import (
     AnyJaxpr,
     JaxprEqn,
@@ -43,6 +42,7 @@ from ...interpreters.primitives.structure import (
     scan_direction,
     shard_map_options,
 )
+from .number_format import Format
 from .rounding import is_float, is_product, lowered, narrowed
 from .sites import Site, Sites
 

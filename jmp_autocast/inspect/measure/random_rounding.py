@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...formats import rounded
 from ...interpreters.compat import JaxprEqn
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.traits import having
 from ...policies import CONTRACTIONS, DEFAULT_RULES, CastPolicy
+from ..effects.number_format import rounded
 
 _INTEGERS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 # The last bits of a number that a product of two of its upper halves does not have room for.

@@ -32,9 +32,9 @@ class Change:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain
+        >>> from jmp_autocast import BF16, Policy, explain
         >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
-        >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
+        >>> careful = explain(f, x, policy=Policy("bfloat16", level="tensor_cores"))
         >>> (change,) = explain(f, x, policy=BF16).diff(careful)
         >>> change.before.reason, change.after.results
         ('PROMOTE_LOW', ('float32',))
@@ -65,9 +65,9 @@ class Difference(Paged):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain
+        >>> from jmp_autocast import BF16, Policy, explain
         >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
-        >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
+        >>> careful = explain(f, x, policy=Policy("bfloat16", level="tensor_cores"))
         >>> explain(f, x, policy=BF16).difference(careful).totals["FLOPs in bfloat16"]
         (1088, 1024)
     """
@@ -85,7 +85,7 @@ class Difference(Paged):
 
         Example:
             >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
+            >>> from jmp_autocast import BF16, Policy, explain
             >>> report = explain(jnp.tanh, jnp.ones(4), policy=BF16)
             >>> report.difference(report).summary
             'tanh: 0 of 1 equation differ'
@@ -139,7 +139,7 @@ class Report(Paged):
         wide_dtype: The dtype of what is not lowered, float32 or float64.
         wire: The collectives of the program itself, those of the most bytes first.
         wide_gradient_nbytes: The bytes of gradients of weights that devices add up in float32,
-            because products hand them out so: ``weight_gradients="compute"`` halves them. 0 on one
+            because products hand them out so: ``level="by_hand"`` halves them. 0 on one
             device, and in `shard_map`, where the program itself adds them.
         devices: What the products take at best on each device that was asked for; on all that are
             known where none was. Empty without a matmul or convolution, in float64, and where a
@@ -148,7 +148,7 @@ class Report(Paged):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain
+        >>> from jmp_autocast import BF16, Policy, explain
         >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
         >>> report = explain(lambda w, x: jnp.exp(x @ w), x, x, policy=BF16)
         >>> [(row.primitive, row.results, row.reason) for row in report.rows]
@@ -174,7 +174,7 @@ class Report(Paged):
 
         Example:
             >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
+            >>> from jmp_autocast import BF16, Policy, explain
             >>> def layer(w, x):
             ...     return jnp.exp(x @ w)
             >>> explain(layer, jnp.ones((8, 8)), jnp.ones((8, 8)), policy=BF16).summary
@@ -217,7 +217,7 @@ class Report(Paged):
             totals.wide_kernel_flops + totals.contraction_flops, 1
         )
         kernels = f"{scaled(totals.wide_kernel_flops)} FLOPs, {100 * part:.0f} % of all products, "
-        kernels += f"run in {self.wide_dtype}: with_kernels names what runs in 16 bits"
+        kernels += f"run in {self.wide_dtype}: in_compute_dtype has one run in 16 bits"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
         chosen = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
         return labeled(
@@ -267,7 +267,7 @@ class Report(Paged):
     def _gradients(self) -> str | None:
         """Returns what devices add up in float32, and the option that sends less."""
         sent = self.wide_gradient_nbytes
-        less = f"weight_gradients='compute' sends {scaled(sent // 2)}B less"
+        less = f"level='by_hand' sends {scaled(sent // 2)}B less"
         return f"{scaled(sent)}B added up in {self.wide_dtype}: {less}" if sent else None
 
     def _float8(self) -> str | None:
@@ -317,7 +317,7 @@ class Report(Paged):
 
         Example:
             >>> import jax, jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
+            >>> from jmp_autocast import BF16, Policy, explain
             >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
             >>> explain(lambda w, x: jnp.exp(x @ w), x, x, policy=BF16).by_dtype()
             {'float32': Share(flops=64, nbytes=512), 'bfloat16': Share(flops=1024, nbytes=384)}
@@ -332,7 +332,7 @@ class Report(Paged):
 
         Example:
             >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
+            >>> from jmp_autocast import BF16, Policy, explain
             >>> frame = explain(jnp.exp, jnp.ones(4), policy=BF16).to_pandas()
             >>> frame["reason"].tolist()
             ['FP32']
@@ -379,9 +379,9 @@ class Report(Paged):
 
         Example:
             >>> import jax, jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
+            >>> from jmp_autocast import BF16, Policy, explain
             >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
-            >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
+            >>> careful = explain(f, x, policy=Policy("bfloat16", level="tensor_cores"))
             >>> explain(f, x, policy=BF16).difference(careful).summary
             '<lambda>: 1 of 2 equations differ'
         """

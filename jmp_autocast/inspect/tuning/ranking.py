@@ -19,9 +19,9 @@ import numpy as np
 
 from ...backend import default_device
 from ...devices import Device, as_device, device_of_kind
-from ...formats import parse
 from ...interpreters.compat import fresh_make_jaxpr
 from ...policies import FLOAT32
+from ..effects.number_format import parse
 from ..effects.random_sum import floats_in, random_sum
 from ..effects.sites import Found, Site, sites_of
 from ..effects.walk import NUMBERS, tapped

@@ -138,7 +138,7 @@ def tune(
             of its argument is the candidate.
         policy: Where to start, as for `autocast`, which names the default one as well.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
-        level: As for `Policy.with_level`; None for the policy's.
+        level: As for `Policy`; None for the policy's.
         argnums: The arguments to differentiate ``fn``, a scalar function, by: the gradients count
             as outputs, and what overflows in the backward pass is found.
         cost: What an operation costs in float32, more than in 16 bits: ``"time"``, the seconds that
@@ -172,7 +172,7 @@ def tune(
         ...         return jnp.sqrt(jnp.square(h) + 1.0)
         >>> params, x = {"w": jnp.eye(8)}, jnp.full((2, 8), 500.0)
         >>> policy = tune(model, params, x, policy=FP16, tolerance=0.01, progress=False)
-        >>> policy.scoped_rules
+        >>> policy.rules
         (('energy', 'square', <CastPolicy.FP32: 'fp32'>),)
         >>> bool(jnp.isfinite(autocast(model, policy=policy)(params, x)).all())
         True

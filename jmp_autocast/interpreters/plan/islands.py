@@ -26,7 +26,7 @@ from .structural import PlansBodies
 def in_island(at: Place) -> EquationPlan:
     """Returns the plan of an ordinary equation in an island: all of its floats are wide."""
     assert at.region.island is not None
-    rule, _ = at.policy.rule_for(at.name, at.region.rules)
+    rule, _ = at.region.rule_of(at.name)
     if rule is CastPolicy.KEEP or at.foreign:
         return keep(at, Reason(ReasonCode.KEEP, f"no {at.region.island} form of {at.name}"))
     return in_dtype(at, at.region.island, Reason(ReasonCode.SCOPE, at.region.cause))

@@ -186,7 +186,7 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
         clears = it.name in _CLEARS and not (it.name in _MOVES and _shrinks(it.at.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
     if isinstance(it.plan.action, Contract):
-        return not (it.at.policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION)
+        return True
     # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
     # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
     saturates = it.name in _SATURATES and it.need & (GUARDED | Need.RANKED)
