@@ -38,6 +38,8 @@ class Policy:
             float32 program; ``float32`` for a float64 program. ``"default"``: the 16 bits that the
             default backend multiplies, float16 on GPUs with tensor cores for it alone (V100, T4),
             bfloat16 on all others. It is asked when a program is traced, and `save` keeps the word.
+        output_dtype: The dtype of the function's float32 or 16-bit outputs, None for the dtype
+            that the function declares. ``output_dtype=`` of `autocast` wins over it.
         level: How much is lowered, from the most careful to the leanest. ``"tensor_cores"``: only
             matmuls, convolutions and data movement of their results run in the compute dtype;
             everything else is float32. ``"o1"``: operations without a fixed dtype follow their
@@ -46,8 +48,6 @@ class Policy:
             so that a residual stream runs in the compute dtype. ``"by_hand"``: as a model whose
             author passed ``dtype=`` to each layer: the gradients of weights are rounded to the
             compute dtype, too, for half the bytes between devices that add them up.
-        output_dtype: The dtype of the function's float32 or 16-bit outputs, None for the dtype
-            that the function declares. ``output_dtype=`` of `autocast` wins over it.
         rules: Triples of scope pattern, primitive or ``"*"``, and what holds there; build it with
             `with_rules`.
         matmul: A `Float8`, or the name of one, ``"float8"``, ``"float8_row"``, ``"mxfp8"`` or
@@ -66,8 +66,8 @@ class Policy:
     """
 
     compute_dtype: DTypeLike = DEFAULT
-    level: Level = "o1"
     output_dtype: DTypeLike | None = None
+    level: Level = "o1"
     rules: tuple[PolicyRule, ...] = ()
     matmul: Float8 | RecipeName | None = None
 

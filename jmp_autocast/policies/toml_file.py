@@ -39,7 +39,7 @@ _RULES = """
 # Scope, primitive or "*", and what holds there: the innermost scope wins, then a named
 # primitive, then the later rule.
 """
-_KEYS = ("compute_dtype", "level", "output_dtype", "rules", "matmul")
+_KEYS = ("compute_dtype", "output_dtype", "level", "rules", "matmul")
 
 
 def write_policy(policy: Any, path: str | pathlib.Path) -> None:

@@ -12,7 +12,7 @@ from tests.support.jaxprs import find, trace
 
 X = jnp.ones((8, 8))
 IMAGE, KERNEL = jnp.ones((1, 1, 4, 4)), jnp.ones((1, 1, 3, 3))
-TF32 = lax.DotAlgorithmPreset.TF32_TF32_F32
+TF16, TF32 = lax.DotAlgorithmPreset.F16_F16_F16, lax.DotAlgorithmPreset.TF32_TF32_F32
 HIGH, HIGHEST = ((level,) * 2 for level in (lax.Precision.HIGH, lax.Precision.HIGHEST))
 
 
@@ -75,18 +75,20 @@ def test_explain_shows_it_and_the_backward_pass_has_it():
 
 def test_a_file_holds_it(tmp_path):
     policy = BF16.with_rules({"*": TF32}).with_rules({"*": "HIGHEST"}, scope="*/head")
-    assert policy.precisions == (("*", "tf32_tf32_f32"), ("*/head", "highest"))
+    assert policy.rules == (("*", "*", "tf32_tf32_f32"), ("*/head", "*", "highest"))
     policy.save(tmp_path / "policy.toml")
     assert Policy.load(tmp_path / "policy.toml") == policy
-    assert policy.with_rules({"*": "high"}).precisions[-1] == ("*", "high")
+    assert policy.with_rules({"*": "high"}).rules[-1] == ("*", "*", "high")
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: BF16.with_rules({"*": "higest"}), ValueError, "Did you mean 'highest'"),
-        (lambda: BF16.with_rules({"*": "f16_f16_f16"}), ValueError, "must be one of 'default'"),
-        (lambda: BF16.with_rules({"*": 3}), TypeError, "name of a precision, got 3"),
+        (lambda: BF16.with_rules({"*": "f16_f16_f16"}), ValueError, "or a precision"),
+        (lambda: BF16.with_rules({"*": TF16}), ValueError, "must be one of 'default'"),
+        (lambda: BF16.with_rules({"tanh": "high"}), ValueError, "'tanh' is none: give it to"),
+        (lambda: BF16.with_rules({"*": 3}), TypeError, "a precision, .* got 3"),
         (lambda: Decision(emit=jnp.dot, precision="high"), ValueError, "belongs to policy="),
     ],
 )
@@ -99,8 +101,7 @@ LOWER = {"dot_general": "LOWER_PRECISION_FP"}
 OVERRULING = {
     "a rule": BF16.with_rules(LOWER),
     "a scope": BF16.with_rules({"*": "bfloat16"}, scope="low"),
-    "rounded gradients": Policy(jnp.bfloat16, weight_gradients="compute").with_rules(LOWER),
-    "a float32 result": Policy(jnp.bfloat16, dot_output="consumer").with_rules(LOWER),
+    "rounded gradients": Policy(jnp.bfloat16, level="by_hand").with_rules(LOWER),
 }
 
 

@@ -253,7 +253,10 @@ MODULES = ["layer_0/up", "layer_0/proj", "layer_1/up", "layer_1/proj", "head"]
 )
 def test_patterns_over_module_paths(model, patterns, expected):
     apply, variables = model()
-    fn = autocast(apply, policy=BF16.with_scopes(patterns))
+    policy = BF16
+    for pattern, dtype in patterns.items():
+        policy = policy.with_rules({"*": dtype}, scope=pattern)
+    fn = autocast(apply, policy=policy)
     jaxpr = trace(fn, variables, np.ones((2, 8), np.float32))
     assert [d[0] for d in dot_dtypes(jaxpr)] == expected
     assert len(expected) == len(MODULES)
