@@ -41,7 +41,8 @@ def elsewhere(argument: str, value: Any) -> str:
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
     """Raises ValueError for what is none of the words, and names the nearest."""
     if value not in allowed:
+        word = value if isinstance(value, str) else ""
         raise ValueError(
             f"{argument} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}."
-            f"{elsewhere(argument, value) or did_you_mean(str(value), allowed)}"
+            f"{elsewhere(argument, word) or did_you_mean(word, allowed)}"
         )

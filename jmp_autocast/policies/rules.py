@@ -10,7 +10,7 @@ import numpy as np
 from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
 from .dtypes import FLOAT64, domain, find_dtype, narrow_dtypes, widest_first
-from .errors import did_you_mean, wrong_type
+from .errors import did_you_mean, shown, wrong_type
 from .float8 import FLOAT8
 from .patterns import check_pattern, match_depth
 from .precisions import PRECISIONS, as_precision, is_precision
@@ -128,7 +128,7 @@ def as_what(value: Any, primitive: str, wide: np.dtype) -> What:
     hint = did_you_mean(name, [*dtypes, FLOAT8, *PRECISIONS])
     hint = did_you_mean(name.upper(), policies) or hint
     raise ValueError(
-        f"Unknown rule {name!r} for primitive {primitive!r}.{hint} It is a cast policy "
+        f"Unknown rule {shown(name)} for primitive {primitive!r}.{hint} It is a cast policy "
         f"({', '.join(policies)}), a dtype ({', '.join(dtypes)}), 'float8', or a precision."
     )
 

@@ -39,6 +39,7 @@ _RULES = """
 # Scope, primitive or "*", and what holds there: the innermost scope wins, then a named
 # primitive, then the later rule.
 """
+_MATMUL = "\n# Products of weights in 8 bits, and their options.\n[matmul]\n"
 _KEYS = ("compute_dtype", "output_dtype", "level", "rules", "matmul")
 
 
@@ -109,7 +110,7 @@ def policy_text(policy: Any) -> str:
             triples = (", ".join(map(_quoted, _written(*rule))) for rule in value)
             rules += [f"    [{triple}],\n" for triple in triples]
         elif isinstance(value, Float8):
-            tables += [f"\n[{field.name}]\n", *recipe_lines(value)]
+            tables += [_MATMUL, *recipe_lines(value)]
         elif value is not None:
             lines.append(f"{field.name} = {_quoted(str(value))}\n")
     if rules:
@@ -282,7 +283,7 @@ def _warn_of_other_rules(made_with: Any, start: str) -> None:
             f"rules {RULES_VERSION!r}: some equations may have other dtypes. CHANGELOG.md lists "
             "them under 'Dtypes', and `explain` shows those of your program. Then save the policy "
             f"again. {fix}",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
