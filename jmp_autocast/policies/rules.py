@@ -9,6 +9,7 @@ import numpy as np
 
 from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
+from .choices import elsewhere
 from .dtypes import FLOAT64, domain, find_dtype, narrow_dtypes, widest_first
 from .errors import did_you_mean, shown, wrong_type
 from .float8 import FLOAT8
@@ -109,7 +110,9 @@ def as_what(value: Any, primitive: str, wide: np.dtype) -> What:
             f"Products of weights run in 8 bits, and {primitive!r} is none: give 'float8' to '*'."
         )
     allowed = domain(wide) | ({FLOAT64} if primitive == ANY else set())
+    # To NumPy any other class is a dtype of objects.
     dtype = None if isinstance(value, CastPolicy) else find_dtype(value)
+    dtype = None if dtype is not None and dtype.kind == "O" else dtype
     if dtype == wide and primitive != ANY:
         value = CastPolicy.FP32
     elif dtype in allowed:
@@ -126,7 +129,7 @@ def as_what(value: Any, primitive: str, wide: np.dtype) -> What:
         raise wrong_type(f"The rule for primitive {primitive!r} must be {what}", value)
     dtypes = [dtype.name for dtype in widest_first(allowed)]
     hint = did_you_mean(name, [*dtypes, FLOAT8, *PRECISIONS])
-    hint = did_you_mean(name.upper(), policies) or hint
+    hint = elsewhere("matmul", name) or did_you_mean(name.upper(), policies) or hint
     raise ValueError(
         f"Unknown rule {shown(name)} for primitive {primitive!r}.{hint} It is a cast policy "
         f"({', '.join(policies)}), a dtype ({', '.join(dtypes)}), 'float8', or a precision."

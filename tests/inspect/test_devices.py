@@ -431,11 +431,11 @@ def test_gradients_that_devices_add_in_float32_name_the_option():
     args, sent = (params, shape(8, 64)), 4 * (3 * 64 * 64 + 64 * 8)
     report = explain(loss, *args, policy=BF16)
     assert report.wide_gradient_nbytes == sent
-    assert "weight_gradients='compute' sends 25.6 kB less" in str(report)
+    assert "level='by_hand' sends 25.6 kB less" in str(report)
     # A gradient is reported as it runs.
     gradient = explain(jax.grad(autocast(loss, policy=BF16, params=0)), *args)
     assert gradient.wide_gradient_nbytes == sent
-    for policy, on in ((Policy("bfloat16", weight_gradients="compute"), args), (BF16, SHAPES)):
+    for policy, on in ((Policy("bfloat16", level="by_hand"), args), (BF16, SHAPES)):
         report = explain(loss if on is args else model, *on, policy=policy)
         assert "gradients" not in str(report)
         assert report.wide_gradient_nbytes == 0

@@ -34,10 +34,7 @@ def test_there_and_back(policy, expected):
 
 LOST = {
     "level": Policy("bfloat16", level="compute"),
-    "dot_output": Policy("bfloat16", dot_output="consumer"),
-    "weight_gradients": Policy("bfloat16", weight_gradients="compute"),
     "rules": BF16.with_rules({"tanh": CastPolicy.FP32}),
-    "scopes": BF16.with_rules({"*": "float32"}, scope="*/norm"),
     "level, rules": Policy("bfloat16", level="compute").with_rules({"tanh": CastPolicy.FP32}),
 }
 

@@ -25,7 +25,7 @@ POLICIES = {
     "tensor_cores": Policy(jnp.bfloat16, level="tensor_cores"),
     "o1": BF16,
     "compute": Policy(jnp.bfloat16, level="compute"),
-    "consumer": Policy(jnp.bfloat16, dot_output="consumer"),
+    "by_hand": Policy(jnp.bfloat16, level="by_hand"),
 }
 
 

@@ -47,7 +47,7 @@ VALUES = {
     "FP16": FP16,
     "rules": RULED,
     "scopes": BF16.with_rules({"*": "float32"}, scope="*/ln"),
-    "fields": Policy("bfloat16", "float32", "compute", "consumer"),
+    "fields": Policy("bfloat16", "float32", "compute", matmul="float8"),
     "emission": BF16.with_rules({"tanh": emit_double}),
     "decision": Decision(policy=CastPolicy.FP32, output_dtype="bfloat16"),
     "member": CastPolicy.FP32_SET_OPT_DTYPE,

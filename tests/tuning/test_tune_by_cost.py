@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, FP16, autocast, explain, explain_kept, tune
+from jmp_autocast import BF16, FP16, Policy, autocast, explain, explain_kept, tune
 from jmp_autocast.devices import as_device
 from jmp_autocast.inspect.report.roofline import seconds_saved
 from jmp_autocast.inspect.tuning.ranking import find_cheapest, ranked
@@ -32,8 +32,9 @@ def one_large_and_two_tiny(w, x):
 def test_two_tiny_products_for_a_large_one():
     args = (BIG, jax.random.normal(KEYS[2], (1024, 1024)))
     full = one_large_and_two_tiny(*args)
+    rules = lambda kept: tuple((scope, "*", "float32") for scope in kept)
     of = lambda kept: jax.jit(
-        autocast(one_large_and_two_tiny, policy=BF16.with_scopes(dict.fromkeys(kept, "float32")))
+        autocast(one_large_and_two_tiny, policy=Policy("bfloat16", rules=rules(kept)))
     )(*args)
     error = lambda kept: float(jnp.linalg.norm(of(kept) - full) / jnp.linalg.norm(full))
     both, large = error(["tiny_0", "tiny_1"]), error(["large"])
