@@ -285,27 +285,6 @@ def flatten(
     return Call([x for _, x in parts], kinds, paths, traceable, unflatten, guess)
 
 
-def argument_names(fn: Callable[..., Any], paths: Sequence[str]) -> list[str]:
-    """Returns paths with the names of arguments in place of their positions, as far as known.
-
-    Args:
-        fn: The function.
-        paths: Paths of arrays in its arguments.
-
-    Example:
-        >>> argument_names(lambda params, cache: None, ["1/k"])
-        ['cache/k']
-    """
-    names = positional_names(fn)
-
-    def with_name(path: str) -> str:
-        first, *rest = path.split("/")
-        is_named = first.isdigit() and int(first) < len(names)
-        return "/".join([names[int(first)] if is_named else first, *rest])
-
-    return [with_name(path) for path in paths]
-
-
 def _flat_signature(fn: Callable[..., Any], paths: Sequence[str]) -> inspect.Signature:
     """Returns a signature of array leaves, each named by its argument and path: ``params_w``."""
     names = positional_names(fn)
