@@ -10,7 +10,7 @@ import numpy as np
 from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
 from .choices import elsewhere
-from .dtypes import FLOAT64, domain, find_dtype, narrow_dtypes, widest_first
+from .dtypes import FLOAT32, FLOAT64, domain, find_dtype, narrow_dtypes, widest_first
 from .errors import did_you_mean, shown, wrong_type
 from .float8 import FLOAT8
 from .patterns import check_pattern, match_depth
@@ -32,7 +32,6 @@ WITHOUT_POLICY: frozenset[str] = STRUCTURAL | TRACED_FOR_DTYPES
 """Primitives that take no cast policy; a rule for ``"*"`` says nothing of them."""
 
 _IN_CODE = 2
-_FLOAT32 = "float32"
 
 
 def as_rules(value: Any, wide: np.dtype) -> tuple[PolicyRule, ...]:
@@ -63,9 +62,9 @@ def as_rules(value: Any, wide: np.dtype) -> tuple[PolicyRule, ...]:
 
 def _question(what: What) -> Literal["policy", "dtype", "precision"]:
     """Returns what a rule answers: rules that answer different questions do not compete."""
-    if isinstance(what, np.dtype) or what == FLOAT8:
-        return "dtype"
-    return "precision" if isinstance(what, str) else "policy"
+    if isinstance(what, str):
+        return "dtype" if what == FLOAT8 else "precision"
+    return "dtype" if isinstance(what, np.dtype) else "policy"
 
 
 def as_what(value: Any, primitive: str, wide: np.dtype) -> What:
@@ -82,12 +81,9 @@ def as_what(value: Any, primitive: str, wide: np.dtype) -> What:
         ValueError: There is no such cast policy, dtype or precision, or the primitive takes none.
 
     Example:
-        >>> as_what("float32", "tanh", np.dtype("float32"))
+        >>> as_what("float32", "tanh", FLOAT32)
         <CastPolicy.FP32: 'fp32'>
-        >>> (
-        ...     as_what("float32", "*", np.dtype("float32")),
-        ...     as_what("HIGHEST", "*", np.dtype("float32")),
-        ... )
+        >>> as_what("float32", "*", FLOAT32), as_what("HIGHEST", "*", FLOAT32)
         (dtype('float32'), 'highest')
     """
     if is_function(value):
@@ -103,7 +99,7 @@ def as_what(value: Any, primitive: str, wide: np.dtype) -> What:
                 f"to one of {', '.join(sorted(CONTRACTIONS))}, or to '*'."
             )
         return as_precision(value, "rules")
-    if isinstance(value, str) and value == FLOAT8 and wide.name == _FLOAT32:
+    if isinstance(value, str) and value == FLOAT8 and wide == FLOAT32:
         if primitive in (ANY, *CONTRACTIONS):
             return FLOAT8
         raise ValueError(
@@ -211,7 +207,6 @@ def said_of(found: Iterable[Match], primitive: str, wide: np.dtype) -> Said:
         wide: The wide dtype of the policy.
 
     Example:
-        >>> FLOAT32 = np.dtype("float32")
         >>> rules = as_rules((("*", "tanh", "fp32"), ("*/mlp", "*", "float32")), FLOAT32)
         >>> said_of(matches(rules, ["net"]), "tanh", FLOAT32).rule
         <CastPolicy.FP32: 'fp32'>
@@ -219,29 +214,24 @@ def said_of(found: Iterable[Match], primitive: str, wide: np.dtype) -> Said:
         >>> said.dtype.what, said.rule
         (dtype('float32'), None)
     """
-    winners: dict[str, Match] = {}
-    for match in found:
-        if match.primitive not in (ANY, primitive):
+    dtype = policy = precision = None
+    for match in sorted(found, key=lambda match: match.rank):  # the last one wins
+        is_named = match.primitive == primitive
+        if not is_named and match.primitive != ANY:
             continue
         question = _question(match.what)
-        is_all = match.primitive == ANY
-        if question == "policy" and is_all and primitive in WITHOUT_POLICY:
-            continue
-        asked = [question]
-        if question == "dtype" and not is_all and match.what in narrow_dtypes(wide):
-            asked.append("policy")  # the primitive runs in it
-        for each in asked:
-            if each not in winners or match.rank > winners[each].rank:
-                winners[each] = match
-    dtype, policy = winners.get("dtype"), winners.get("policy")
+        if question == "precision":
+            precision = match
+        elif question == "dtype":
+            dtype = match
+            if is_named and match.what in narrow_dtypes(wide):
+                policy = match  # the primitive runs in it
+        elif is_named or primitive not in WITHOUT_POLICY:
+            policy = match
     # A scope in which nothing is lowered competes with cast policies; its compute dtype does not.
-    lowers = dtype is None or dtype.what == FLOAT8 or dtype.what in narrow_dtypes(wide)
+    lowers = dtype is None or isinstance(dtype.what, str) or dtype.what in narrow_dtypes(wide)
     if policy is not None and dtype is not None and not lowers:
-        if policy.rank > dtype.rank:
-            dtype = None
-        else:
-            policy = None
-    precision = winners.get("precision")
+        dtype, policy = (None, policy) if policy.rank > dtype.rank else (dtype, None)
     return Said(dtype, policy, None if precision is None else str(precision.what))
 
 

@@ -10,7 +10,6 @@ import functools
 import linecache
 import math
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
