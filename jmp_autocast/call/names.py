@@ -48,6 +48,12 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "MXFP8BlockScaling": 'Policy(jnp.bfloat16, matmul="mxfp8")',
         "quantize_model": "quantize_params(fn, params, *args)",
         # what is gone
+        "op_stats": "collections.Counter(row.results for row in explain(fn, *args).rows)",
+        "significant_digits": "compare(fn, *args)",
+        "explain_kept": "explain(fn, *args), which has a table of what is kept",
+        "LossScale": "dynamic_loss_scaling(optimizer), and scaled_value_and_grad(loss)",
+        "finite_value_and_grad": "scaled_value_and_grad(loss)",
+        "select_on_finite": "dynamic_loss_scaling(optimizer), which skips such a step",
         **RETIRED,
     }
 )

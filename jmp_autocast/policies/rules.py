@@ -111,7 +111,7 @@ def as_what(value: Any, primitive: str, wide: np.dtype) -> What:
     dtype = None if dtype is not None and dtype.kind == "O" else dtype
     if dtype == wide and primitive != ANY:
         value = CastPolicy.FP32
-    elif dtype in allowed:
+    elif dtype is not None and dtype in allowed:
         return dtype
     policies = {policy.name: policy for policy in CastPolicy}
     if isinstance(value, str) and value.upper() in policies:
@@ -149,7 +149,7 @@ class Match(NamedTuple):
     kind: int
     position: int
     primitive: str
-    what: What
+    what: Any  # a `What`
     cause: str
 
     @property
@@ -195,7 +195,7 @@ class Said(NamedTuple):
         """The cast policy, or the function that decides on it; None for nothing."""
         what = None if self.policy is None else self.policy.what
         # A primitive that a rule gives a 16-bit dtype runs in it.
-        return CastPolicy.LOWER_PRECISION_FP if isinstance(what, np.dtype) else cast(Any, what)
+        return CastPolicy.LOWER_PRECISION_FP if isinstance(what, np.dtype) else what
 
 
 def said_of(found: Iterable[Match], primitive: str, wide: np.dtype) -> Said:
