@@ -121,8 +121,8 @@ def test_regions_and_rules_name_the_two_dtypes():
 
     assert dtypes(single(low), X)["dot_general"] == {LOW}
     assert dtypes(single(low, SINGLE.with_rules({"*": "float64"})), X)["dot_general"] == {LOW}
-    with pytest.raises(ValueError, match="Unknown policy 'float32'"):
-        SINGLE.with_rules({"dot_general": "float32"})
+    policy = SINGLE.with_rules({"*": "float64", "dot_general": "float32"})
+    assert dtypes(single(lambda x: x @ W, policy), X)["dot_general"] == {LOW}
 
 
 def test_a_mark_for_16_bits_is_refused():

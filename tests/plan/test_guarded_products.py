@@ -113,7 +113,7 @@ def test_the_rule_that_the_message_names_lowers_the_product(fn, policy):
     assert 'policy.with_rules({"dot_general": "LOWER_PRECISION_FP"}' in message
     scope = {positions: "angles", all_requested: "logits"}.get(fn)
     assert (f"scope={scope!r}" in message) == (scope is not None)
-    lowered = autocast(fn, policy=policy.with_rules(RULES, scope=scope))
+    lowered = autocast(fn, policy=policy.with_rules(RULES, scope=scope or "*"))
     args = [np.ones(W.shape, np.float32)] * 2
     assert_dots_run_in(policy.compute_dtype, trace(lowered, *args))
 

@@ -183,4 +183,4 @@ def test_without_x64_an_island_is_refused():
         with pytest.raises(ValueError, match=r"scope '.chol.' asks for float64, .* is off"):
             autocast(logdet, policy=ISLAND)(X)
         # A policy may be written and read where no program runs.
-        assert Policy("bfloat16", scopes=(("*chol*", "float64"),)) == ISLAND
+        assert Policy("bfloat16", rules=(("*chol*", "*", "float64"),)) == ISLAND
