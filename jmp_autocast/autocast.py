@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
-import numpy as np
 from jax.typing import DTypeLike
 
 from .backend import Choice
 from .call import arguments, repeats
 from .call.forms import Decorator, NoContext, check_form
+from .call.kernels import kernels_of, traced_with_kernels
 from .call.nesting import naming_the_nesting
 from .call.options import OnUnknown, Options, autocast_options
 from .call.outputs import as_traced, per_output, want_of
@@ -33,7 +33,7 @@ from .interpreters.compat import (
     is_computed_now,
     mark_frames,
 )
-from .interpreters.compat.kernel_calls import KERNEL_DTYPE
+from .interpreters.compat.kernel_calls import kernels_in
 from .interpreters.compat.settings import (
     backends_are_set_up,
     default_precision,
@@ -203,7 +203,7 @@ class Autocast(Wrapper, NoContext):
             # The mark tells an autocast around this one that the region is dealt with: nothing is
             # cast.
             args, kwargs = dequantized((args, kwargs))
-            with jax.named_scope(mark(GOVERNED)), with_default_precision(), KERNEL_DTYPE(None):
+            with jax.named_scope(mark(GOVERNED)), with_default_precision(), kernels_in(None):
                 return self._fn(*args, **kwargs)
         return run_call(self, self._fn, self._options, args, kwargs)
 
@@ -362,15 +362,13 @@ class PlannedCall:
         """
         lowers = not (self.choice and self.choice.dtype is None)
         # A derivative rule that is made here is traced later, and calls kernels as well.
-        dtype = _kernel_dtype(self.planner.policy, lowers)
-        with jax.named_scope(mark(GOVERNED)), KERNEL_DTYPE(dtype):
+        kernels = (
+            kernels_of(self.planner.policy, lowers) if self.planner.has_rules else nullcontext()
+        )
+        with jax.named_scope(mark(GOVERNED)), kernels:
             label = _reason if ANNOTATED.value else None
             rewriter = Rewriter(self.planner, self.plan.wide, planned, label, self.onednn)
             return rewriter.program(self.plan, self.closed, arrays)
-
-
-def _kernel_dtype(policy: Policy, lowers: bool) -> np.dtype | None:
-    return np.dtype(policy.compute_dtype) if lowers else None
 
 
 def plan_call(
@@ -391,11 +389,9 @@ def plan_call(
     # Not from JAX's cache: the function may close over arrays that have changed since.
     around = precision_around(default_precision())
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
-    with (
-        without_default_precision() if around else nullcontext(),
-        KERNEL_DTYPE(_kernel_dtype(policy, not lowers_nothing)),
-    ):
-        traced = fresh_make_jaxpr(call.traceable, *call.arrays)
+    with without_default_precision() if around else nullcontext():
+        trace = functools.partial(fresh_make_jaxpr, call.traceable, *call.arrays)
+        traced = traced_with_kernels(policy, not lowers_nothing, trace)
     call.look_at(traced)
     planner = Planner(policy, lowers_nothing=lowers_nothing, default_precision=around)
     with naming_the_nesting(traced, fn):

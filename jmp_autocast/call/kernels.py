@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import jax
@@ -12,14 +13,45 @@ import numpy as np
 from jax import lax
 
 from ..interpreters.compat import is_ref
-from ..interpreters.compat.kernel_calls import KERNEL_DTYPE, current_scopes
-from ..policies import narrow_dtypes, wide_dtype
+from ..interpreters.compat.kernel_calls import KERNEL_DTYPE, current_scopes, kernels_in
+from ..policies import Policy, narrow_dtypes, wide_dtype
 from ..policies.callables import is_function, name_of
 from ..policies.dtypes import find_dtype
 from ..policies.errors import wrong_type
 from ..scopes import CAST, FULL, GOVERNED, mark, read_mark
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+_decorated: set[str] = set()  # "yes" once a kernel was decorated in this process
+
+
+def kernels_of(policy: Policy, lowers: bool) -> AbstractContextManager[Any]:
+    """Returns a context in which decorated kernels run in the compute dtype of a policy.
+
+    Args:
+        policy: The policy.
+        lowers: Whether anything is lowered.
+    """
+    return kernels_in(np.dtype(policy.compute_dtype) if lowers else None)
+
+
+def traced_with_kernels(policy: Policy, lowers: bool, trace: Callable[[], T]) -> T:
+    """Returns what a trace returns, in which decorated kernels run in the compute dtype.
+
+    Without such kernels JAX's caches are shared with traces outside of `autocast`.
+
+    Args:
+        policy: As for `kernels_of`.
+        lowers: As for `kernels_of`.
+        trace: Traces a program. It is called again if it decorates the first kernel.
+    """
+    if not _decorated:
+        traced = trace()
+        if not _decorated:
+            return traced
+    with kernels_of(policy, lowers):
+        return trace()
 
 
 def in_compute_dtype(kernel: F) -> F:
@@ -57,6 +89,8 @@ def in_compute_dtype(kernel: F) -> F:
             "in_compute_dtype takes a function", kernel, "Write in_compute_dtype(my_kernel)."
         )
 
+    _decorated.add("yes")
+
     @functools.wraps(kernel, updated=())
     def called(*args: Any, **kwargs: Any) -> Any:
         dtype = _dtype_here()
@@ -91,7 +125,7 @@ def _lowered(kernel: Callable[..., Any], dtype: np.dtype, args: Any, kwargs: Any
         return run([arrays.get(i, x) for i, x in enumerate(leaves)])
 
     # What the kernel calls is part of it, and keeps what it declares in float32.
-    with KERNEL_DTYPE(None):
+    with kernels_in(None):
         low = [_cast(x, dtype) if _is_array(x) and x.dtype == wide else x for x in leaves]
         try:
             results, form = jax.tree.flatten(run(low))

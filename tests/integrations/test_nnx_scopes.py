@@ -11,6 +11,7 @@ from flax import nnx
 from jmp_autocast import BF16, explain
 from jmp_autocast.integrations.nnx import autocast
 from jmp_autocast.interpreters.compat import scope_names, source_line
+from jmp_autocast.policies import match_depth
 from tests.support.jaxprs import dot_dtypes, find, named
 from tests.support.nnx_models import (
     Block,
@@ -183,9 +184,9 @@ def test_what_is_replayed_for_a_cast_is_named_once(fn):
         names = scope_names(eqn)
         path = "/".join(name for name in names if "autocast" not in name)
         assert path == "Storing/dense/Stored"
-        matches = BF16.with_rules({"*": "float32"}, scope="*/dense").scope_matches(names)
+        depth = match_depth("*/dense", names)
         moves[eqn.invars[0].aval.dtype.name].add(
-            (eqn.primitive.name, names, source_line(eqn), len(matches))
+            (eqn.primitive.name, names, source_line(eqn), depth)
         )
     assert len(moves["bfloat16"]) == 2
     assert moves["bfloat16"] == moves["float32"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -11,6 +12,13 @@ KERNEL_DTYPE: Any = jax.make_user_context(None)
 """The compute dtype of the program that is traced now, None where kernels keep their dtypes.
 
 A user context is part of the key of JAX's caches: what was traced without it is traced again."""
+
+
+def kernels_in(dtype: Any) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which decorated kernels run in a dtype, or keep theirs for None."""
+    now = KERNEL_DTYPE.value
+    is_same = dtype is None if now is None else dtype is not None and now == dtype
+    return contextlib.nullcontext() if is_same else KERNEL_DTYPE(dtype)
 
 
 def current_scopes() -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .kernel_calls import KERNEL_DTYPE
+from .kernel_calls import KERNEL_DTYPE, kernels_in
 from .private_names import private
 
 
@@ -110,7 +110,7 @@ def in_settings_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         with contextlib.ExitStack() as settings:
-            settings.enter_context(KERNEL_DTYPE(kernel_dtype))
+            settings.enter_context(kernels_in(kernel_dtype))
             if has_float64() != enabled:
                 settings.enter_context(jax.enable_x64(enabled))
             if default_precision() is not None:
