@@ -37,7 +37,7 @@ from benchmarks.comparison.models import Gpt, Lstm, ResNet, Vit
 from benchmarks.comparison.variants import float32, handwritten, ours
 from benchmarks.cpu_models import Decoding, Digits, Mlp, MobileNetV2, ResNet50
 from benchmarks.fast_products import products_in, share_in_kernels
-from jmp_autocast import BF16, autocast, compiler_options, cpu_kernels
+from jmp_autocast import BF16, Policy, autocast, compiler_options, cpu_kernels
 
 GPT = {"layers": 4, "width": 512, "heads": 8, "vocabulary": 8192}
 GPT2 = {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50257}
@@ -83,7 +83,7 @@ FORMS: dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], dict[str, Any]]]
     "3 x 3 x 3, 3-D": (((2, 16, 16, 16, 64), (3, 3, 3, 64, 64)), {}),
 }
 OPTIONS = compiler_options()
-COMPUTE = BF16.with_level("compute")
+COMPUTE = Policy(jnp.bfloat16, level="compute")
 VARIANTS: dict[str, tuple[Callable[[Case, Any], Any], Any]] = {
     "float32": (float32, None),
     "by hand": (handwritten, None),

@@ -27,11 +27,13 @@ import jax
 from compilers import report
 from compilers.measure import Row, read
 from flax.core.spmd import logical_axis_rules
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from maxtext.configs import pyconfig
+from maxtext.kernels import megablox
 from maxtext.trainers.pre_train import train, train_compile
 from maxtext.utils import maxtext_utils, sharding
 
-from jmp_autocast import BF16, BY_HAND
+from jmp_autocast import BF16, BY_HAND, in_compute_dtype
 from jmp_autocast.integrations.nnx import autocast
 
 COMMON = {
@@ -58,6 +60,17 @@ SIZES = {"llama": (4096, 32, 32, 11008, 2048), "mixtral": (2048, 16, 4, 4096, 20
 SMALL = (512, 4, 4, 1024, 1024)
 """Width, heads, heads of keys, inner width and length."""
 VARIANTS = {"by hand": None, "by policy": BY_HAND, "default": BF16}
+
+
+def put_kernels_into_16_bits() -> None:
+    """Has the kernels that MaxText calls run with 16-bit operands and results under autocast."""
+    gmm = megablox.gmm
+
+    def product(lhs: Any, *args: Any, **options: Any) -> Any:
+        return gmm(lhs, *args, **(options | {"preferred_element_type": lhs.dtype}))
+
+    megablox.gmm = in_compute_dtype(product)
+    splash._splash_attention = in_compute_dtype(splash._splash_attention)
 
 
 def config(model: str, chips: int, layers: int, remat: str, dtype: str, small: bool) -> Any:
@@ -88,7 +101,7 @@ def lowered(cfg: Any, policy: Any) -> Any:
     given = sharding.build_zero1_input_state_mesh_shardings(cfg, states, of_params)
     of_data = sharding.get_input_data_sharding(cfg, mesh)
     plain = train.loss_fn
-    # This line is all that a user writes.
+    # This line, and `put_kernels_into_16_bits`, are all that a user writes.
     train.loss_fn = autocast(train.loss_fn, policy=policy) if policy else plain
     try:
         step, ins, outs, static, donated = maxtext_utils.get_functional_train_with_signature(
@@ -135,6 +148,7 @@ def main() -> None:
     )
     parser.add_argument("--check", action="store_true", help="small sizes; fails if they differ")
     chosen = parser.parse_args()
+    put_kernels_into_16_bits()
     for model in chosen.models:
         rows, calls = {}, {}
         for name in chosen.variants:

@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> Result:
         argv: The arguments, None for those of the process.
     """
     options, console = parse(argv), Console()
-    policy = POLICIES[options.dtype].with_level(options.level)
+    policy = dataclasses.replace(POLICIES[options.dtype], level=options.level)
     fns, arguments = functions(options)
     folder = folder_of(options, "explain_transformer")
     reports: dict[str, Report] = {}

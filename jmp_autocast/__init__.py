@@ -9,6 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from .autocast import autocast
+from .call.kernels import in_compute_dtype
 from .call.names import hint_for
 from .cast_params import cast_params
 from .compiler_options import compiler_options
@@ -27,7 +28,6 @@ from .policies import (
     FP16,
     CastPolicy,
     Decision,
-    Emulated,
     EquationView,
     Float8,
     Policy,
@@ -55,7 +55,6 @@ __all__ = [
     "FP16",
     "CastPolicy",
     "Decision",
-    "Emulated",
     "EquationView",
     "Float8",
     "Policy",
@@ -70,6 +69,7 @@ __all__ = [
     "explain_compiled",
     "finalise",
     "full_precision",
+    "in_compute_dtype",
     "keep_less",
     "quantize_params",
     "register_rule",
@@ -86,7 +86,7 @@ _TOOLS = (
     "explain_compiled",
     "tune",
 )
-_ROOMS = "formats", "inspect", "integrations", "loss_scaling", "optimizers", "policies"
+_ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 _RENAMED = {"register_policy": "register_rule"}
 
 

@@ -13,19 +13,17 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 import jax
 from jax.typing import DTypeLike
 
-from . import formats as formats  # registers what scopes with a format emit
 from .backend import Choice
 from .call import arguments, repeats
 from .call.forms import Decorator, NoContext, check_form
-from .call.kernels import kernels_of, kernels_off, report_unmatched_kernels
+from .call.kernels import kernels_of, traced_with_kernels
 from .call.nesting import naming_the_nesting
 from .call.options import OnUnknown, Options, autocast_options
 from .call.outputs import as_traced, per_output, want_of
-from .call.storage import as_stored, report_unmatched_storage, wants_of_stored
 from .call.wrapping import Wrapper, wrapper_of
 from .float8.dequantize import dequantized
 from .float8.units import warn_without_units
-from .interpreters import Planner, Rewriter, Want
+from .interpreters import Planner, Rewriter
 from .interpreters.after.computed_outputs import computed_wants
 from .interpreters.after.kept_wide import guarded_products, wide_kernels
 from .interpreters.compat import (
@@ -35,6 +33,7 @@ from .interpreters.compat import (
     is_computed_now,
     mark_frames,
 )
+from .interpreters.compat.kernel_calls import kernels_in
 from .interpreters.compat.other_interpreters import register_with_imported
 from .interpreters.compat.settings import (
     backends_are_set_up,
@@ -202,7 +201,7 @@ class Autocast(Wrapper, NoContext):
             # The mark tells an autocast around this one that the region is dealt with: nothing is
             # cast.
             args, kwargs = dequantized((args, kwargs))
-            with jax.named_scope(mark(GOVERNED)), with_default_precision(), kernels_off():
+            with jax.named_scope(mark(GOVERNED)), with_default_precision(), kernels_in(None):
                 return self._fn(*args, **kwargs)
         return run_call(self, self._fn, self._options, args, kwargs)
 
@@ -325,8 +324,6 @@ class PlannedCall:
         choice: What the backend chose, None where nobody asked it.
         untrained: As for `arguments.Opened`.
         onednn: As for `Options`.
-        functions: The names that a policy's kernels could name.
-        paths: Those of what a policy could store in 16 bits, where it does.
     """
 
     call: arguments.Call
@@ -339,8 +336,6 @@ class PlannedCall:
     choice: Choice | None = None
     untrained: Callable[[str], bool] = lambda path: False
     onednn: bool = False
-    functions: frozenset[str] = frozenset()
-    paths: frozenset[str] = frozenset()
 
     def rewritten(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program: its equations are bound in the ambient trace.
@@ -365,7 +360,10 @@ class PlannedCall:
         """
         lowers = not (self.choice and self.choice.dtype is None)
         # A derivative rule that is made here is traced later, and calls kernels as well.
-        with jax.named_scope(mark(GOVERNED)), kernels_of(self.planner.policy, lowers):
+        kernels = (
+            kernels_of(self.planner.policy, lowers) if self.planner.has_rules else nullcontext()
+        )
+        with jax.named_scope(mark(GOVERNED)), kernels:
             label = _reason if ANNOTATED.value else None
             rewriter = Rewriter(self.planner, planned, label, self.onednn)
             return rewriter.program(self.plan, self.closed, arrays)
@@ -385,15 +383,12 @@ def plan_call(
     """
     policy, choice = options.chosen
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
-    call, paths = as_stored(call, policy, fn)
     # Not from JAX's cache: the function may close over arrays that have changed since.
     around = precision_around(default_precision())
     lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
-    with (
-        without_default_precision() if around else nullcontext(),
-        kernels_of(policy, lowers=not lowers_nothing) as functions,
-    ):
-        traced = fresh_make_jaxpr(call.traceable, *call.arrays)
+    with without_default_precision() if around else nullcontext():
+        trace = functools.partial(fresh_make_jaxpr, call.traceable, *call.arrays)
+        traced = traced_with_kernels(policy, not lowers_nothing, trace)
     call.look_at(traced)
     planner = Planner(policy, lowers_nothing=lowers_nothing, default_precision=around)
     with naming_the_nesting(traced, fn):
@@ -404,10 +399,7 @@ def plan_call(
         wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
         pairs = zip(body.outvars, wanted, strict=True)
         wants = [want_of(v.aval, dtype) for v, dtype in pairs]
-        plan = planner.plan_program(closed, inputs, [Want()] * len(wants) if paths else wants)
-        if paths:
-            wants = wants_of_stored(planner, plan, wants, wanted)
-            plan = planner.plan_program(closed, inputs, wants)
+        plan = planner.plan_program(closed, inputs, wants)
         if options.output_dtype == "computed":
             # Its readers inside keep the dtypes that serve them.
             plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
@@ -421,8 +413,6 @@ def plan_call(
         wanted,
         choice,
         onednn=options.onednn,
-        functions=frozenset(functions),
-        paths=frozenset(paths | planner.paths),
     )
 
 
@@ -443,13 +433,6 @@ def run_call(
     planned = plan_call(fn, options, args, kwargs)
     if wrapper.is_whole:
         arguments.report_unmatched(planned.planner, fn)
-        report_unmatched_kernels(
-            planned.planner.policy,
-            planned.planner.scopes,
-            planned.functions,
-            arguments.name_of(fn),
-        )
-        report_unmatched_storage(planned.planner.policy, planned.paths, arguments.name_of(fn))
     call, closed = planned.call, planned.closed
     # Nobody pays for a look at derivative rules unless it was asked for: where somebody looks, the
     # rewriter goes into calls with a rule of their own even if nothing in them changes.

@@ -20,7 +20,7 @@ def compiler_options() -> dict[str, Any]:
     With it, convolutions whose results are bfloat16 run about 3 times as fast as float32, and
     matmuls that hand out float32, as the gradients of dense weights do by default, as slow as
     float32: it is for convolutional networks, for inference, and for a policy with
-    ``weight_gradients="compute"``.
+    ``level="by_hand"``.
 
     Returns:
         Names and values, as ``jax.jit(compiler_options=)`` takes them; empty where none help.

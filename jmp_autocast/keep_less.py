@@ -68,7 +68,7 @@ def keep_less(
             plans the whole program: it keeps at most that share of the bytes that derivatives read,
             with as little recomputation as possible. If the share is out of reach, it keeps as few
             bytes as possible. ``"declared"`` changes nothing.
-        keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_scopes`, in which
+        keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_rules`, in which
             nothing is computed again.
         params: As for `autocast`: which arguments are in memory anyway, even when moved or cast.
 

@@ -30,15 +30,8 @@ GOVERNED = "declared"
 BECAUSE = "because "
 """The start of the mark that `explain` has each equation carry: dtype, code and cause."""
 
-KERNEL = "kernel "
-"""The start of the mark of a function that a policy's kernels name."""
-
 CAST = "cast"
 """The mark of a cast that is not the program's: back to the declared dtype it changes nothing."""
-
-STORED = "stored"
-"""The mark of a cast of what a policy stores in 16 bits."""
-
 
 P = ParamSpec("P")
 _WRITTEN = {

@@ -110,12 +110,8 @@ _ALL = (
     Variant("naive promote", naive_promote),
     Variant("ours tensor_cores", ours(lambda dtype: Policy(dtype, level="tensor_cores"))),
     Variant("ours o1", ours(Policy)),
-    Variant("ours o1 consumer", ours(lambda dtype: Policy(dtype, dot_output="consumer"))),
     Variant("ours compute", ours(lambda dtype: Policy(dtype, level="compute"))),
-    Variant(
-        "ours compute, 16-bit gradients",
-        ours(lambda dtype: Policy(dtype, level="compute", weight_gradients="compute")),
-    ),
+    Variant("ours by_hand", ours(lambda dtype: Policy(dtype, level="by_hand"))),
 )
 # Loops alone matter to compilers; the models of `vs_handwritten.py` are unrolled, and what jaxprs
 # keep is counted there.

@@ -19,7 +19,6 @@ import jmp_autocast.integrations
 
 _CLAIMS = {
     "policies": "policies",
-    "formats": "formats",
     "quantized": "quantize_params",
     "loss_scaling": "loss_scaling",
     "optimizers": "optimizers",

@@ -29,7 +29,7 @@ from ..policies.callables import (
     signature_of,
 )
 from ..policies.errors import did_you_mean, shown, wrong_type
-from ..policies.patterns import unmatched_patterns
+from ..policies.rules import unmatched_patterns
 from ..scopes import read_mark
 from .forms import check_linen, check_no_class
 from .guess_params import Reads, guessed_params
@@ -287,27 +287,6 @@ def flatten(
     traceable.__dict__["__wrapped__"] = fn
     traceable.__dict__["__signature__"] = _flat_signature(fn, paths)
     return Call([x for _, x in parts], kinds, paths, traceable, unflatten, guess)
-
-
-def argument_names(fn: Callable[..., Any], paths: Sequence[str]) -> list[str]:
-    """Returns paths with the names of arguments in place of their positions, as far as known.
-
-    Args:
-        fn: The function.
-        paths: Paths of arrays in its arguments.
-
-    Example:
-        >>> argument_names(lambda params, cache: None, ["1/k"])
-        ['cache/k']
-    """
-    names = positional_names(fn)
-
-    def with_name(path: str) -> str:
-        first, *rest = path.split("/")
-        is_named = first.isdigit() and int(first) < len(names)
-        return "/".join([names[int(first)] if is_named else first, *rest])
-
-    return [with_name(path) for path in paths]
 
 
 def _flat_signature(fn: Callable[..., Any], paths: Sequence[str]) -> inspect.Signature:

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from ..policies.retired import RETIRED
+
 _ROOMS = "inspect", "loss_scaling", "optimizers", "quantize_params", "policies"
 
 INSTEAD: Mapping[str, str] = MappingProxyType(
@@ -23,7 +25,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "all_finite": "jmp_autocast.loss_scaling.step_skipped(opt_state)",
         "select_tree": "jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)",
         "get_policy": "Policy(compute_dtype), or the string itself: autocast(fn, policy=...)",
-        "set_policy": "Policy.with_scopes, which takes the names of modules",
+        "set_policy": "Policy.with_rules, whose scope= takes the names of modules",
         "half_dtype": "autocast(fn), which takes the 16-bit dtype of the device",
         "cast_to_half": "cast_params(fn, params, *args)",
         "cast_to_full": "jmp_autocast.optimizers.as_float32(params)",
@@ -44,6 +46,14 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "fp8_autocast": 'autocast(fn, policy=Policy(jnp.bfloat16, matmul="float8"))',
         "DelayedScaling": "Float8(), whose scales are those of the current values",
         "quantize_model": "quantize_params(fn, params, *args)",
+        # what is gone
+        "op_stats": "collections.Counter(row.results for row in explain(fn, *args).rows)",
+        "significant_digits": "compare(fn, *args)",
+        "explain_kept": "explain(fn, *args), which has a table of what is kept",
+        "LossScale": "dynamic_loss_scaling(optimizer), and scaled_value_and_grad(loss)",
+        "finite_value_and_grad": "scaled_value_and_grad(loss)",
+        "select_on_finite": "dynamic_loss_scaling(optimizer), which skips such a step",
+        **RETIRED,
     }
 )
 """Names of other libraries, and what is written here instead."""

@@ -122,14 +122,15 @@ def tool_options(compute_dtype: Any, policy: Any, level: Level | None) -> Option
     Args:
         compute_dtype: As for `autocast`.
         policy: As for `autocast`.
-        level: As for `Policy.with_level`; None for the policy's.
+        level: As for `Policy`; None for the policy's.
     """
     if compute_dtype is None and policy is None and level is None:
         return None
     options = autocast_options(compute_dtype, policy)
     if level is None:
         return options
-    return dataclasses.replace(options, policy=options.policy.with_level(level))
+    policy = dataclasses.replace(options.policy, level=level)
+    return dataclasses.replace(options, policy=policy)
 
 
 def _policy(compute_dtype: Any, policy: Any, enabled: bool) -> Policy:

@@ -61,7 +61,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
         >>> from jmp_autocast.integrations.keras import AutocastPolicy
         >>> import keras
         >>> from jmp_autocast import BF16
-        >>> policy = AutocastPolicy(BF16.with_scopes({"*/head": "float32"}))
+        >>> policy = AutocastPolicy(BF16.with_rules({"*": "float32"}, scope="*/head"))
         >>> layer = keras.layers.Dense(4, dtype=policy)
         >>> layer.compute_dtype, layer.variable_dtype
         ('float32', 'float32')
@@ -76,7 +76,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
         super().__init__("float32", policy_map)
         dtype = find_dtype(policy)
         self._policy = as_policy(policy) if dtype is None else Policy(dtype)
-        self._text = policy_text(vars(self._policy))
+        self._text = policy_text(self._policy)
 
     @property
     def policy(self) -> Policy:
@@ -216,17 +216,15 @@ def _policy_of(model: Any) -> Policy | None:
             raise ValueError(
                 f"A model runs under one policy, and layers of {model.name!r} have two: "
                 f"{first.name!r} has {shown(policy)}, and {layer.name!r} has {shown(other)}. Write "
-                f"one with scopes, such as BF16.with_scopes({{'*/{layer.name}': 'float32'}})."
+                f"one, such as BF16.with_rules({{'*': 'float32'}}, scope='*/{layer.name}')."
             )
     if len(ours) == 1 and first is model:  # its layers were made before, and say nothing
         return policy
     # What a model among the layers says of itself is lost when it is saved; its layers count.
-    pinned = {
-        f"*/{layer.name}": "float32"
-        for layer, other in own
-        if layer.weights and not hasattr(layer, "layers") and other == _FLOAT32
-    }
-    return policy.with_scopes(pinned) if pinned else policy
+    for layer, other in own:
+        if layer.weights and not hasattr(layer, "layers") and other == _FLOAT32:
+            policy = policy.with_rules({"*": "float32"}, scope=f"*/{layer.name}")
+    return policy
 
 
 def _check_scaled(model: Any, policy: Policy) -> None:

@@ -47,7 +47,7 @@ def autocast(
     NNX puts no names into a program. Here each call of a module puts its attribute path, relative
     to the calling module, and then its class on the name stack: in a ``Net`` with blocks in
     ``self.layers`` the scopes of a norm are ``Net/layers/0/Block/norm/LayerNorm``, and
-    ``policy.with_scopes`` finds it by attribute (``"*/layers/0"``, ``"*/norm"``) and by class
+    a rule of a policy finds it by attribute (``"*/layers/0"``, ``"*/norm"``) and by class
     (``"*/LayerNorm"``). A method that is called from outside of its module adds its name: a tied
     head stands in ``Net/embed/Embed/attend``. Profiles show the same names.
 
@@ -92,7 +92,7 @@ def autocast(
         ...
         ...     def __call__(self, x):
         ...         return self.norm(self.dense(x))
-        >>> policy = BF16.with_scopes({"*/norm": "float32"})
+        >>> policy = BF16.with_rules({"*": "float32"}, scope="*/norm")
         >>> @autocast(policy=policy)
         ... def loss(net, x):
         ...     return jnp.mean(net(x) ** 2)

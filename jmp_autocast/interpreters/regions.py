@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 
-from ..policies import COMPUTE_DTYPES, FLOAT32, CastPolicy, Emulated, Policy, Rule
-from ..policies.precisions import precision_in
-from ..scopes import BECAUSE, CAST, FULL, GOVERNED, KERNEL, STORED, mark, read_mark
+from ..policies import COMPUTE_DTYPES, FLOAT32, CastPolicy, Policy, Rule
+from ..policies.registry import known_rule
+from ..policies.rules import WITHOUT_POLICY, Match, match_in_code, matches, said_of
+from ..scopes import BECAUSE, CAST, FULL, GOVERNED, mark, read_mark
 from .compat import JaxprEqn, scope_names
 
 AS_DECLARED = (mark(GOVERNED),)
 """The path of a jaxpr in which nothing is lowered, whatever the policy says."""
 
 # They say what happened to an equation, and nothing of its dtype.
-_OF_CALLS = (BECAUSE, CAST, KERNEL, STORED)
+_OF_CALLS = (BECAUSE, CAST)
 
 PlansProduct: TypeAlias = Callable[..., Any]
 """From a product (`Place`), its plan in the compute dtype, and whether the gradients of sources are
@@ -34,38 +36,46 @@ class Region:
         governed: An inner autocast has already dealt with the region.
         cause: The scope that says so.
         names: The enclosing scopes, as far as the policy looks at them.
-        rules: The rules that the scopes add, as pairs of primitive and rule.
+        rule: What the policy says of the equation; None where it says nothing.
         precision: The precision of float32 products, None for that of each equation.
         default_precision: That of products of which neither policy nor program says one.
         product: Plans products that run otherwise than in the compute dtype; None for none.
-        emulated: The format that some of its numbers are rounded to; None for none.
     """
 
     compute_dtype: np.dtype | None
     governed: bool
     cause: str
     names: tuple[str, ...]
-    rules: tuple[tuple[str, Rule], ...] = ()
+    rule: Rule | None = None
     precision: str | None = None
     default_precision: str | None = None
     product: PlansProduct | None = None
-    emulated: Emulated | None = None
 
     @property
     def lowers(self) -> bool:
         """Whether anything is lowered here: elsewhere a program stays as it is written."""
         return self.compute_dtype is not None
 
-    def may_change(self, policy: Policy, name: str) -> bool:
-        """Returns whether a pass may write equations of a primitive otherwise (`before`).
-
-        Not where a function of the user's decides on it: it may be made for them as they are.
+    def rule_of(self, primitive: str) -> tuple[Rule, str]:
+        """Returns the rule of the equation and where it is from.
 
         Args:
-            policy: The policy of the program.
-            name: The name of the primitive.
+            primitive: The name of its primitive.
+
+        Returns:
+            The rule, and ``"rules"``, ``"registered"``, ``"default"`` or ``"unknown"``.
         """
-        rule, origin = policy.rule_for(name, self.rules)
+        return known_rule(primitive) if self.rule is None else (self.rule, "rules")
+
+    def may_change(self, primitive: str) -> bool:
+        """Returns whether a pass may write the equation otherwise (`before`).
+
+        Not where a function of the user's decides on it: it may be made for it as it is.
+
+        Args:
+            primitive: The name of its primitive.
+        """
+        rule, origin = self.rule_of(primitive)
         return self.lowers and (
             origin not in ("rules", "registered") or isinstance(rule, CastPolicy)
         )
@@ -101,62 +111,63 @@ class Regions:
         self._lowers_nothing = lowers_nothing
         self._marks_only = marks_only
         self._compute_dtype = np.dtype(policy.compute_dtype)
-        self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], Region] = {}
+        # Primitives that no rule names share a region, but for those that take no cast policy.
+        self._named = WITHOUT_POLICY.union(name for _, name, _ in policy.rules)
+        self._matches: dict[tuple[str, ...], list[Match]] = {}
+        self._found: dict[tuple[tuple[str, ...], tuple[str, ...], str], Region] = {}
 
     @property
     def scopes(self) -> list[tuple[str, ...]]:
         """The scopes of all regions that were asked for."""
-        return [path + names for path, names in self._found]
+        return list(dict.fromkeys(path + names for path, names, _ in self._found))
 
     def at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
-        """Returns the precision where an equation stands: the innermost scope that has one decides.
+        """Returns the precision where an equation stands.
 
         Args:
             path: The scopes around its jaxpr, as far as the policy looks at them.
             eqn: The equation.
         """
-        names = scope_names(eqn)
-        if (path, names) not in self._found:
+        names, primitive = scope_names(eqn), eqn.primitive.name
+        key = path, names, primitive if primitive in self._named else ""
+        if key not in self._found:
             # Scopes that no pattern looks at would only make equal regions differ.
             seen = names
             if self._marks_only:
                 seen = tuple(name for name in names if read_mark(name) is not None)
-            region = self._find(path + seen)
-            if not region.governed:
-                precision = precision_in(self._policy.precisions, path + seen)
-                region = dataclasses.replace(
-                    region, precision=precision, default_precision=self._default_precision
-                )
-            self._found[path, names] = region
-        return self._found[path, names]
+            self._found[key] = self._find(path + seen, key[-1])
+        return self._found[key]
 
-    def _find(self, names: tuple[str, ...]) -> Region:
-        marks = [(i + 1, found) for i, name in enumerate(names) if (found := read_mark(name))]
-        marks = [(depth, found) for depth, found in marks if not found.startswith(_OF_CALLS)]
+    def _find(self, names: tuple[str, ...], primitive: str) -> Region:
         # Whatever stands there was planned by an inner autocast under its own policy.
-        if any(found == GOVERNED for _, found in marks):
+        if AS_DECLARED[0] in names:
             return Region(None, True, "an inner autocast governs the region", names)
-        hits = [
-            (depth, 0, dtype, f"scope {p!r}")
-            for depth, p, dtype in self._policy.scope_matches(names)
-        ]
-        hits += [
-            (depth, 1, FLOAT32 if found == FULL else jnp.dtype(found), f"scope {found}")
-            for depth, found in marks
-        ]
-        rules = self._policy.rules_in(names)
-        if not hits and self._lowers_nothing:
-            return Region(None, False, self._lowers_nothing, names, rules)
-        if not hits:
-            return Region(self._compute_dtype, False, "", names, rules, product=self._product(""))
-        # Of scopes at one depth a mark in the code wins, then the latest pattern. `max` returns the
-        # first of equals, so the hits are reversed.
-        _, _, dtype, cause = max(reversed(hits), key=lambda hit: hit[:2])
+        if names not in self._matches:
+            found = matches(self._policy.rules, names)
+            self._matches[names] = [*found, *_matches_in_code(names)]
+        said = said_of(self._matches[names], primitive)
+        region = functools.partial(
+            Region,
+            governed=False,
+            names=names,
+            rule=said.rule,
+            precision=said.precision,
+            default_precision=self._default_precision,
+        )
+        if said.dtype is None and self._lowers_nothing:
+            return region(compute_dtype=None, cause=self._lowers_nothing)
+        if said.dtype is None:
+            return region(compute_dtype=self._compute_dtype, cause="", product=self._product(""))
+        dtype, cause = said.dtype.what, said.dtype.cause
         if isinstance(dtype, str):
-            product = self._product(dtype)
-            return Region(self._compute_dtype, False, cause, names, rules, product=product)
-        if isinstance(dtype, Emulated):
-            return Region(None, False, cause, names, rules, emulated=dtype)
-        if dtype in COMPUTE_DTYPES:
-            return Region(dtype, False, cause, names, rules)
-        return Region(None, False, cause, names, rules)
+            return region(
+                compute_dtype=self._compute_dtype, cause=cause, product=self._product(dtype)
+            )
+        return region(compute_dtype=dtype if dtype in COMPUTE_DTYPES else None, cause=cause)
+
+
+def _matches_in_code(names: Sequence[str]) -> Iterator[Match]:
+    """Yields ``full_precision()`` and ``compute_precision()`` in the code as rules."""
+    for i, found in enumerate(map(read_mark, names)):
+        if found is not None and not found.startswith(_OF_CALLS):
+            yield match_in_code(i + 1, FLOAT32 if found == FULL else jnp.dtype(found), found)

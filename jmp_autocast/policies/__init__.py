@@ -4,7 +4,6 @@ from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
 from .dtypes import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES, listed
 from .equation_view import EquationView
 from .float8 import E4M3, Float8, as_recipe, may_use_float8
-from .formats import Emulated
 from .parse import PolicyLike, as_policy, parse_policy
 from .patterns import match_depth
 from .policy import Policy
@@ -45,7 +44,6 @@ __all__ = [
     "STRUCTURAL",
     "CastPolicy",
     "Decision",
-    "Emulated",
     "EquationView",
     "Float8",
     "Policy",

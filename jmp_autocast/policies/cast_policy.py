@@ -74,7 +74,7 @@ class Decision:
             the program declares.
         name: What reports call ``emit``, None for the function's own name.
         precision: The precision of a matmul or convolution that the policy leaves in float32, as in
-            `Policy.with_precision`, which it beats; None for that.
+            a rule of the policy, which it beats; None for that.
 
     Raises:
         TypeError: ``policy`` is not a ``CastPolicy``, or ``emit`` is not a function.

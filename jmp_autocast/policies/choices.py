@@ -1,4 +1,4 @@
-"""The words that a policy's options may be."""
+"""The words that options of a policy may be."""
 
 from __future__ import annotations
 
@@ -7,16 +7,8 @@ from typing import Any, Literal, get_args
 
 from .errors import did_you_mean, shown
 
-Level = Literal["tensor_cores", "o1", "compute"]
-DotOutput = Literal["compute", "consumer"]
-WeightGradients = Literal["float32", "compute"]
+Level = Literal["tensor_cores", "o1", "compute", "by_hand"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-WORDS: dict[str, tuple[str, ...]] = {
-    "level": LEVELS,
-    "dot_output": get_args(DotOutput),
-    "weight_gradients": get_args(WeightGradients),
-}
-"""The options of a policy that are words, by their names."""
 
 _NO_BLOCKS = "There are no scales of blocks: write 'float8_row'."
 # What other libraries call them: by the last name of the option and the word in small letters.
@@ -52,7 +44,8 @@ def elsewhere(argument: str, value: Any) -> str:
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
     """Raises ValueError for what is none of the words, and names the nearest."""
     if value not in allowed:
+        word = value if isinstance(value, str) else ""
         raise ValueError(
             f"{argument} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}."
-            f"{elsewhere(argument, value) or did_you_mean(str(value), allowed)}"
+            f"{elsewhere(argument, word) or did_you_mean(word, allowed)}"
         )

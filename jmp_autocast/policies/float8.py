@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .choices import check_choice, elsewhere
-from .dtypes import FLOAT_DTYPES, as_float_dtype, find_dtype
+from .dtypes import find_dtype
 from .errors import did_you_mean, wrong_type
-from .formats import Emulated, is_format, parse
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
 """4 bits of precision up to 448: weights and activations."""
@@ -161,29 +160,6 @@ def as_recipe(value: Any) -> Float8 | None:
     raise wrong_type("matmul must be a Float8, the name of a recipe or None", value, fix)
 
 
-def as_scope_dtype(value: Any, argument: str) -> Any:
-    """Returns the dtype of a scope: one of the program's, ``"float8"``, or a format.
-
-    Args:
-        value: A dtype, a scalar type or a name; a number format, or an `Emulated`.
-        argument: The argument's name, for the message.
-
-    Raises:
-        ValueError: Another dtype is meant by ``value``, or none.
-
-    Example:
-        >>> as_scope_dtype("float8", "scopes"), as_scope_dtype("f32", "scopes")
-        ('float8', dtype('float32'))
-        >>> as_scope_dtype("e4m3", "scopes").gradient.name
-        'e5m2'
-    """
-    if isinstance(value, str) and value == FLOAT8:
-        return FLOAT8
-    if is_format(value):
-        return value if isinstance(value, Emulated) else Emulated(parse(value, argument))
-    return as_float_dtype(value, argument, FLOAT_DTYPES)
-
-
 def recipe_of(table: Mapping[str, Any]) -> Float8:
     """Returns the recipe that a table of a policy file holds.
 
@@ -231,7 +207,8 @@ def may_use_float8(policy: Any) -> bool:
 
     Example:
         >>> from jmp_autocast import BF16
-        >>> may_use_float8(BF16), may_use_float8(BF16.with_scopes({"*/mlp": "float8"}))
+        >>> may_use_float8(BF16), may_use_float8(BF16.with_rules({"*": "float8"}, scope="*/mlp"))
         (False, True)
     """
-    return policy.matmul is not None or any(isinstance(dtype, str) for _, dtype in policy.scopes)
+    asked = (what for _, _, what in policy.rules if isinstance(what, str))
+    return policy.matmul is not None or FLOAT8 in asked

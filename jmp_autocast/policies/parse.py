@@ -6,10 +6,10 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from .choices import WORDS
 from .dtypes import COMPUTE_DTYPES, FLOAT32, as_dtype, find_dtype
 from .errors import did_you_mean, wrong_type
 from .policy import Policy
+from .retired import instead_of
 
 
 class ThreeDtypes(Protocol):
@@ -33,7 +33,7 @@ PolicyLike: TypeAlias = Policy | str | ThreeDtypes
 
 _SHORT_KEYS = {"p": "params", "c": "compute", "o": "output"}
 _KERAS_PREFIX = "mixed_"
-_KEYS = ("params", "compute", "output", *WORDS, "matmul")
+_KEYS = ("params", "compute", "output", "level", "matmul")
 
 
 def parse_policy(text: str) -> Policy:
@@ -42,9 +42,9 @@ def parse_policy(text: str) -> Policy:
     Args:
         text: ``"params=float32,compute=bfloat16,output=float32"``, keys in any order and any of
             them left out but ``compute``; ``p``, ``c``, ``o`` are short forms, as in jmp;
-            ``level``, ``dot_output``, ``weight_gradients`` and ``matmul``, such as
-            ``matmul=float8_row``, may follow; or one dtype, ``"bfloat16"``, which Keras calls
-            ``"mixed_bfloat16"``. Dtypes have short names: ``f32``, ``f16``, ``bf16``.
+            ``level`` and ``matmul``, such as ``matmul=float8_row``, may follow; or one dtype,
+            ``"bfloat16"``, which Keras calls ``"mixed_bfloat16"``. Dtypes have short names:
+            ``f32``, ``f16``, ``bf16``.
 
     Returns:
         The policy.
@@ -70,7 +70,8 @@ def parse_policy(text: str) -> Policy:
             raise ValueError(f"The policy {text!r} names {key!r} twice; leave one of them out.")
         if not equals or key not in _KEYS:
             raise ValueError(
-                f"Cannot read {part!r} in the policy {text!r}.{did_you_mean(given, _KEYS)} Write "
+                f"Cannot read {part!r} in the policy {text!r}."
+                f"{instead_of(key) or did_you_mean(given, _KEYS)} Write "
                 "'params=float32,compute=bfloat16,output=float32'."
             )
         is_dtype = key in _SHORT_KEYS.values()
@@ -151,4 +152,4 @@ def _build(
             f"params must be float32, got {param.name}: parameters are kept in float32 and cast "
             "once in the traced graph."
         )
-    return Policy(compute, output, **words)
+    return Policy(compute, output_dtype=output, **words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -13,7 +13,7 @@ def match_depth(pattern: str, names: Sequence[str]) -> int | None:
     """Returns the length of the shortest prefix that matches, None if none does.
 
     Args:
-        pattern: A pattern as in `Policy.with_scopes`.
+        pattern: A pattern as in `Policy.with_rules`.
         names: The enclosing scopes, outermost first.
     """
     # `tune` may ask for a thousand paths in a program of a thousand scopes.
@@ -33,48 +33,12 @@ def match_depth(pattern: str, names: Sequence[str]) -> int | None:
     return None
 
 
-def matching(rows: Iterable[tuple[Any, ...]], names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Returns the rows whose patterns match a scope, the one that wins last.
-
-    Args:
-        rows: Tuples that begin with a pattern. The innermost match wins, and of equals the last.
-        names: The enclosing scopes, outermost first.
-
-    Example:
-        >>> matching([("*/head", "high"), ("*", "highest"), ("*/ln", "high")], ["net", "head"])
-        [('*', 'highest'), ('*/head', 'high')]
-    """
-    found = ((match_depth(row[0], names), row) for row in rows)
-    inside = [(depth, row) for depth, row in found if depth is not None]
-    return [row for _, row in sorted(inside, key=lambda match: match[0])]
-
-
-def unmatched_patterns(policy: Any, scopes: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Returns the patterns of a policy that match none of several scopes: most are misspelled.
-
-    Args:
-        policy: The `Policy`.
-        scopes: The scopes of a program, each by its names, outermost first.
-
-    Example:
-        >>> from jmp_autocast import BF16
-        >>> policy = BF16.with_scopes({"*/ln": "float32", "*": "float16"})
-        >>> unmatched_patterns(policy, [["net", "head"]])
-        ('*/ln',)
-    """
-    # Each pattern once, in the order in which the policy names them.
-    named = (*policy.scopes, *policy.scoped_rules, *policy.precisions)
-    patterns = dict.fromkeys(each[0] for each in named)
-    found = list(scopes) if patterns else []
-    return tuple(p for p in patterns if all(match_depth(p, names) is None for names in found))
-
-
 @functools.lru_cache(maxsize=4096)
 def literal_path(pattern: str) -> str | None:
     """Returns the one path that a pattern stands for, None if it may match others.
 
     Args:
-        pattern: A pattern as in `Policy.with_scopes`.
+        pattern: A pattern as in `Policy.with_rules`.
 
     Example:
         >>> literal_path("net/head"), literal_path("net[[]0]"), literal_path("*/head")

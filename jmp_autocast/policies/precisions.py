@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
 
 from .choices import check_choice
 from .errors import wrong_type
-from .patterns import matching
 
 # The algorithms that take float32 operands; the others of JAX are for 16-bit and 8-bit ones.
 _PRESETS = {
@@ -43,6 +41,18 @@ def as_precision(value: Any, argument: str) -> str:
         raise wrong_type(f"{argument} must be the name of a precision", value, fix)
     check_choice(argument, word.lower(), PRECISIONS)
     return word.lower()
+
+
+def is_precision(value: Any) -> bool:
+    """Returns whether a value is a precision or the name of one.
+
+    Example:
+        >>> is_precision("highest"), is_precision(lax.Precision.HIGH), is_precision("float32")
+        (True, True, False)
+    """
+    if isinstance(value, str):
+        return value.lower() in PRECISIONS
+    return isinstance(value, lax.Precision | lax.DotAlgorithmPreset)
 
 
 def is_algorithm(word: str) -> bool:
@@ -84,19 +94,3 @@ def precision_around(flag: str | None) -> str | None:
     except ValueError:  # an algorithm of other operands than float32
         return None
     return None if level is lax.Precision.DEFAULT else level.name.lower()
-
-
-def precision_in(precisions: Sequence[tuple[str, str]], names: Sequence[str]) -> str | None:
-    """Returns the precision of float32 products in a scope, None where none is said.
-
-    Args:
-        precisions: Those of a policy: pairs of scope pattern and word.
-        names: The enclosing scopes, outermost first.
-
-    Example:
-        >>> said = (("*", "highest"), ("*/head", "high"))
-        >>> precision_in(said, []), precision_in(said, ["net", "head"])
-        ('highest', 'high')
-    """
-    words = [word for _, word in matching(precisions, names)]
-    return words[-1] if words else None

@@ -94,7 +94,7 @@ def made_of(name: str) -> str:
     return (
         f" {name!r} is a function and no primitive: it is made of {', '.join(map(repr, found))}. "
         "Give rules for those, or put the call in jax.named_scope("
-        f"{word!r}) and write with_scopes({{'*{word}': 'float32'}})."
+        f"{word!r}) and write with_rules({{'*': 'float32'}}, scope='*{word}')."
     )
 
 
@@ -143,9 +143,9 @@ def as_rule(value: Any, primitive: str) -> Rule:
         names = [p.name for p in CastPolicy]
         if value.upper() in names:
             return as_rule(CastPolicy[value.upper()], primitive)
-        # `with_scopes` takes a dtype, and its user writes one here as well. A 16-bit dtype is
-        # refused: operations are lowered to the compute dtype, which may be the other one.
-        if find_dtype(value) == FLOAT32:
+        # A 16-bit dtype is refused: operations are lowered to the compute dtype of a policy, which
+        # may be the other one.
+        if (dtype := find_dtype(value)) is not None and dtype == FLOAT32:
             return as_rule(CastPolicy.FP32, primitive)
         if find_dtype(value) is not None:
             hint = " Operations are lowered to the compute dtype: write 'LOWER_PRECISION_FP'."
@@ -183,12 +183,32 @@ def structural_message(name: str) -> str:
     """Returns the error text for a rule on a structural primitive."""
     return (
         f"Primitive {name!r} is structural: it has no cast policy of its own, the equations "
-        "inside it have. Give a rule for those, or a scope (Policy.with_scopes) for the region. To "
+        "inside it have. Give a rule for those, or one for '*' with scope= for the region. To "
         "replace the whole equation, give it a function that returns Decision(emit=...) or None."
     )
 
 
-def has_rule_functions(rules: Iterable[tuple[str, Rule]]) -> bool:
+def has_rule_functions(rules: Iterable[tuple[str, str, Any]]) -> bool:
     """True if a user's rule may look at more than the primitive: at its scope, for example."""
-    registered = (rule for _, rule in _registered.values())
-    return any(not isinstance(r, CastPolicy) for r in (*(rule for _, rule in rules), *registered))
+    registered = [rule for _, rule in _registered.values()]
+    return any(is_function(what) for what in (*(what for _, _, what in rules), *registered))
+
+
+def known_rule(primitive: str) -> tuple[Rule, str]:
+    """Returns the rule of a primitive that no policy speaks of, and where it is from.
+
+    Args:
+        primitive: The name of the primitive.
+
+    Returns:
+        The rule, and ``"registered"``, ``"default"`` or ``"unknown"``.
+
+    Example:
+        >>> known_rule("exp")
+        (<CastPolicy.FP32: 'fp32'>, 'default')
+    """
+    if (rule := registered_rule(primitive)) is not None:
+        return rule, "registered"
+    if (rule := DEFAULT_RULES.get(primitive)) is not None:
+        return rule, "default"
+    return CastPolicy.KEEP, "unknown"

@@ -49,6 +49,6 @@ ROWS = [
         "another TOML file",
         lambda w: Policy.load(PROJECT),
         ValueError,
-        "Policy file | pyproject.toml | has no version | Add the line: version = 1",
+        "Policy file | pyproject.toml | has no version | Add the line: version = 2",
     ),
 ]

@@ -1,5 +1,7 @@
 """Wrong uses of policies, rules and the registry."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax.numpy as jnp
 import jmp
@@ -10,10 +12,10 @@ from jmp_autocast import (
     BF16,
     CastPolicy,
     Decision,
-    Emulated,
     Float8,
     Policy,
     autocast,
+    in_compute_dtype,
     register_rule,
 )
 
@@ -23,6 +25,7 @@ from .transform_rows import Unhashable
 NAMES = "LOWER_PRECISION_FP, FP32, FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE, PROMOTE, KEEP"
 FLOATS = "must be float32, float16 or bfloat16"
 RULE = "must be a CastPolicy, its name, or a function"
+WHAT = "must be a CastPolicy, a dtype, a precision"
 PRIMITIVE = "given by its name or as a jax.extend.core.Primitive"
 SCHEMA = "Write 'params=float32,compute=bfloat16,output=float32'"
 
@@ -36,19 +39,19 @@ def _rules(mistake, rules, error, *parts):
     return Row("Policy", mistake, call, error, *parts)
 
 
-def _scopes(mistake, scopes, error, *parts):
-    call = lambda w: w.policy.with_scopes(scopes)
+def _scopes(mistake, scope, what, error, *parts):
+    call = lambda w: w.policy.with_rules({"*": what}, scope=scope)
     return Row("Policy", mistake, call, error, *parts)
 
 
-def _kernels(mistake, kernels, error, *parts):
-    call = lambda w: w.policy.with_kernels(kernels)
-    return Row("Policy", mistake, call, error, *parts)
+def _retired(name, *parts):
+    call = lambda w: Policy(**{name: ()})
+    return Row("Policy", f"an option that is gone: {name}", call, TypeError, *parts)
 
 
-def _storage(mistake, storage, error, *parts):
-    call = lambda w: w.policy.with_storage(storage)
-    return Row("Policy", mistake, call, error, *parts)
+def _gone(name, *parts):
+    call = lambda w: getattr(w.policy, name)
+    return Row("Policy", f"a method that is gone: {name}", call, AttributeError, *parts)
 
 
 def _string(mistake, text, *parts):
@@ -82,24 +85,34 @@ ROWS = [
     _policy(
         "a scope in float64",
         ValueError,
-        r"scopes\['a'\] | got float64 | must be float32, float16 | bfloat16",
-        scopes=(("a", "float64"),),
+        r"primitive '\*' | rule 'float64' | Unknown rule | a dtype \(float32, float16, bfloat16\)",
+        rules=(("a", "*", "float64"),),
     ),
     _policy(
         "int32", ValueError, f"output_dtype | int32 | {FLOATS} | float32", output_dtype="int32"
     ),
     _policy("a level", ValueError, "level | 'o2' | one of 'tensor_cores' | 'compute'", level="o2"),
-    _policy(
-        "dot_output",
-        ValueError,
-        "dot_output | 'float32' | one of | 'consumer'",
-        dot_output="float32",
+    *(
+        _retired(name, f"Policy | takes no {name}= | Write | {instead}")
+        for name, instead in {
+            "dot_output": "'FP32_APPEND_DTYPE'",
+            "weight_gradients": "level='by_hand'",
+            "scopes": "with_rules",
+            "scoped_rules": "with_rules",
+            "precisions": "'highest'",
+            "kernels": "in_compute_dtype",
+            "storage": "16-bit array",
+        }.items()
     ),
-    _policy(
-        "weight_gradients",
-        ValueError,
-        "weight_gradients | 'bfloat16' | one of | 'compute'",
-        weight_gradients="bfloat16",
+    *(
+        _gone(name, f"Policy | has no '{name}' | Write | {instead}")
+        for name, instead in {
+            "with_scopes": "with_rules",
+            "with_precision": "with_rules",
+            "with_level": r"replace\(policy, level",
+            "with_kernels": "in_compute_dtype",
+            "with_storage": "16-bit array",
+        }.items()
     ),
     _policy(
         "matmul",
@@ -124,25 +137,25 @@ ROWS = [
     _policy(
         "a mapping of rules",
         TypeError,
-        r"rules | of type dict | must be a tuple of pairs | with_rules\(",
+        r"rules | of type dict | must be a tuple of triples | with_rules\(",
         rules={"exp": CastPolicy.FP32},
     ),
     _policy(
         "no policy in the rules",
         TypeError,
-        f"rule for primitive 'exp' | got 3 of type int | {RULE} | CastPolicy",
-        rules=(("exp", 3),),
+        f"rule for primitive 'exp' | got 3 of type int | {WHAT} | CastPolicy",
+        rules=(("*", "exp", 3),),
     ),
     _policy(
         "no dtype in the scopes",
         ValueError,
-        r"scopes\['\*/ln'\] | int8 | must be float32, float16 | bfloat16",
-        scopes=(("*/ln", "int8"),),
+        r"primitive '\*' | rule 'int8' | Unknown rule | a dtype \(float32, float16, bfl",
+        rules=(("*/ln", "*", "int8"),),
     ),
     Row(
         "Policy",
         "no such level",
-        lambda w: w.policy.with_level("computes"),
+        lambda w: dataclasses.replace(w.policy, level="computes"),
         ValueError,
         "level | 'computes' | must be one of | mean 'compute'",
     ),
@@ -163,19 +176,19 @@ ROWS = [
         "an unknown policy",
         {"exp": "promot"},
         ValueError,
-        f"rule for primitive 'exp' | 'promot' | The policies are {NAMES} | mean 'PROMOTE'",
+        f"primitive 'exp' | 'promot' | a cast policy .{NAMES} | mean 'PROMOTE'",
     ),
     _rules(
         "a structural primitive",
         {"scan": "KEEP"},
         ValueError,
-        "Primitive | 'scan' | is structural | with_scopes",
+        "Primitive | 'scan' | is structural | scope=",
     ),
     _rules(
         "one good rule and a bad one",
         {"exp": "KEEP", "log": "KEPT"},
         ValueError,
-        "rule for primitive 'log' | 'KEPT' | Unknown policy | mean 'KEEP'",
+        "primitive 'log' | 'KEPT' | Unknown rule | mean 'KEEP'",
     ),
     _rules(
         "no mapping",
@@ -183,7 +196,25 @@ ROWS = [
         TypeError,
         r"rules | of type list | must be a mapping | with_rules\(\{'tanh'",
     ),
-    _rules("the enum", {"exp": CastPolicy}, TypeError, f"'exp' | CastPolicy'> | {RULE} | its name"),
+    _rules("the enum", {"exp": CastPolicy}, TypeError, f"'exp' | CastPolicy'> | {WHAT} | a name"),
+    _rules(
+        "a pattern for a primitive",
+        {"*/ln": "float32"},
+        ValueError,
+        r"with_rules | '\*/ln' | Unknown primitive | given by scope=: with_rules\(\{'\*': ...\}",
+    ),
+    _rules(
+        "8 bits for tanh",
+        {"tanh": "float8"},
+        ValueError,
+        "'tanh' | 8 bits | is none | 'float8' to '\\*'",
+    ),
+    _rules(
+        "a precision for tanh",
+        {"tanh": "high"},
+        ValueError,
+        "'tanh' | 'high' | of products | to '\\*'",
+    ),
     _rules(
         "a function of nothing",
         {"exp": lambda: CastPolicy.KEEP},
@@ -203,72 +234,32 @@ ROWS = [
         TypeError,
         rf"A primitive | dtype\('float32'\) | {PRIMITIVE} | name",
     ),
-    Row(
-        "Emulated",
-        "another part",
-        lambda w: Emulated("e4m3", "weights"),
-        ValueError,
-        "Emulated.of | 'weights' | must be one of | 'parameters'",
-    ),
-    Row(
-        "Emulated",
-        "a seed that is no integer",
-        lambda w: Emulated("e4m3", seed=0.5),
-        TypeError,
-        "Emulated.seed | 0.5 of type float | must be an integer | Write one, such as 0",
-    ),
-    # with_scopes.
+    # with_rules for a scope.
     _scopes(
         "complex64",
-        {"*/ln": "complex64"},
+        "*/ln",
+        "complex64",
         ValueError,
-        r"scopes\['\*/ln'\] | complex64 | must be float32, float16 | bfloat16",
+        r"primitive '\*' | 'complex64' | Unknown rule | a dtype \(float32, float16",
     ),
     _scopes(
-        "no dtype", {"*/ln": "full"}, ValueError, r"scopes\['\*/ln'\] | 'full' | a dtype | Pass one"
+        "no dtype", "*/ln", "full", ValueError, r"'\*' | 'full' | Unknown rule | a cast policy"
     ),
-    _scopes("None", {"*/ln": None}, ValueError, r"scopes\['\*/ln'\] | None | a dtype | Pass one"),
+    _scopes("None", "*/ln", None, TypeError, rf"primitive '\*' | None of type | {WHAT} | a name"),
     _scopes(
         "a class",
-        {nn.LayerNorm: "float32"},
+        nn.LayerNorm,
+        "float32",
         TypeError,
-        (
-            "scope pattern | LayerNorm'> | must be a string | "
-            r"Write one such as '\*/LayerNorm_\*'"
-        ),
+        r"scope pattern | LayerNorm'> | must be a string | Write one such as '\*/LayerNorm_\*'",
     ),
-    _scopes("no pattern", {"": "float32"}, TypeError, "pattern | '' | must be a string | Write"),
-    _scopes(
-        "no mapping",
-        "*/ln",
+    _scopes("no pattern", "", "float32", TypeError, "pattern | '' | must be a string | Write"),
+    Row(
+        "in_compute_dtype",
+        "the result of a kernel",
+        lambda w: in_compute_dtype(np.ones((2, 2), np.float32)),
         TypeError,
-        r"scopes | '\*/ln' of type str | must be a mapping | with_scopes\(\{'\*/LayerNorm",
-    ),
-    _kernels(
-        "a word",
-        {"splash": "computed"},
-        ValueError,
-        r"kernels\['splash'\] | 'compute_or_declared', 'declared' | 'computed' | mean 'compute'",
-    ),
-    _kernels(
-        "a function",
-        {loss: "compute"},
-        TypeError,
-        r"A kernel is given by the name | of a function | of type function | '\*my_attention\*'",
-    ),
-    _kernels("no name", [""], TypeError, "A kernel | by the name or pattern | '' | 'splash'"),
-    _kernels(
-        "a number", 3, TypeError, r"kernels | 3 of type int | must be a mapping | with_kernels"
-    ),
-    _storage(
-        "a word",
-        {"cache": "declare"},
-        ValueError,
-        r"storage\['cache'\] | 'compute', 'declared' | 'declare' | mean 'declared'",
-    ),
-    _storage("no pattern", [""], TypeError, "stored | a pattern of paths | '' | cache"),
-    _storage(
-        "a number", 3, TypeError, r"storage | 3 of type int | must be a mapping | with_storage"
+        r"in_compute_dtype | float32\[2,2\] | takes a function | Write in_compute_dtype\(my_kernel",
     ),
     # Strings, and policies of jmp.
     _string("a key", "compte=bf16", "policy | 'compte=bf16' | Cannot read | mean 'compute'"),
@@ -382,7 +373,7 @@ ROWS = [
     Row(
         "BF16",
         "a policy for a level",
-        lambda w: BF16.with_level(BF16),
+        lambda w: Policy(jnp.bfloat16, level=BF16),
         ValueError,
         r"level | Policy\( | must be one of | 'tensor_cores'",
     ),

@@ -78,7 +78,9 @@ class World:
         self.tx = dynamic_loss_scaling(optax.adam(1e-3))
         self.opt_state = self.tx.init(self.params)
         self.model = Counting()
-        self.policy = BF16.with_rules({"tanh": CastPolicy.FP32}).with_scopes({"*/ln": "float32"})
+        self.policy = BF16.with_rules({"tanh": CastPolicy.FP32}).with_rules(
+            {"*": "float32"}, scope="*/ln"
+        )
 
     def snapshot(self):
         """Everything that a wrong use could leave half-done, comparable with ``==``."""

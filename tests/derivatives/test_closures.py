@@ -20,7 +20,7 @@ from tests.support.jaxprs import assert_dots_run_in
 from tests.support.numerics import assert_trees_close
 
 CAST = functools.partial(autocast, compute_dtype=jnp.bfloat16)
-DECLARED = functools.partial(autocast, policy=BF16.with_scopes({"*": "float32"}))
+DECLARED = functools.partial(autocast, policy=BF16.with_rules({"*": "float32"}))
 
 # A rule that closes over tracers is what JAX's check of leaks looks for.
 pytestmark = pytest.mark.usefixtures("jit_caches")

@@ -119,11 +119,13 @@ def test_scopes_say_where():
 
     last = recipe(skip=("last",))
     assert reasons(scoped, last) == [YES, LAST]
-    assert reasons(scoped, last.with_scopes({"head": "float8"})) == [YES, YES]
-    assert reasons(scoped, FP8.with_scopes({"head": "bfloat16"})) == [YES, LOW]
-    assert reasons(scoped, FP8.with_scopes({"*": "bfloat16", "mlp": "float8"})) == [YES, LOW]
+    assert reasons(scoped, last.with_rules({"*": "float8"}, scope="head")) == [YES, YES]
+    assert reasons(scoped, FP8.with_rules({"*": "bfloat16"}, scope="head")) == [YES, LOW]
+    assert reasons(
+        scoped, FP8.with_rules({"*": "bfloat16"}).with_rules({"*": "float8"}, scope="mlp")
+    ) == [YES, LOW]
     with pytest.warns(UserWarning, match="no float8 units"):
-        found = reasons(scoped, BF16.with_scopes({"mlp": "float8"}))
+        found = reasons(scoped, BF16.with_rules({"*": "float8"}, scope="mlp"))
     assert found == [no("N=64 is below the minimum, 1024"), LOW]
 
 
@@ -231,7 +233,7 @@ def test_compare_and_check_numerics():
 
 def test_what_is_not_asked_for_costs_nothing():
     plain = trace(jax.grad(autocast(loss, policy=BF16, params=0)), A, A["x"])
-    never = FP8.with_scopes({"*": "bfloat16"})
+    never = FP8.with_rules({"*": "bfloat16"})
     scoped = lambda p, x: jax.named_call(loss, name="all")(p, x)
     found = trace(jax.grad(autocast(scoped, policy=never, params=0)), A, A["x"])
     assert not find(found, "float8_dot", "tangent_carrier")

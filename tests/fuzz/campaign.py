@@ -42,9 +42,7 @@ class Outcome:
 def draw_setting(rng: np.random.Generator) -> Setting:
     policy = Policy(
         ("bfloat16", "float16")[int(rng.integers(2))],
-        level=str(rng.choice(("tensor_cores", "o1", "o1", "compute"))),
-        dot_output=str(rng.choice(("compute", "consumer"))),
-        weight_gradients=str(rng.choice(("float32", "float32", "compute"))),
+        level=str(rng.choice(("tensor_cores", "o1", "o1", "compute", "by_hand"))),
     )
     return Setting(policy, "none" if rng.random() < 0.2 else "auto")
 

@@ -36,10 +36,7 @@ class Setting:
 
     def text(self) -> str:
         p = self.policy
-        policy = (
-            f"Policy({p.compute_dtype.name!r}, level={p.level!r}, dot_output={p.dot_output!r}, "
-            f"weight_gradients={p.weight_gradients!r})"
-        )
+        policy = f"Policy({p.compute_dtype.name!r}, level={p.level!r})"
         return f"autocast(program, policy={policy}{', params=()' if self.params == 'none' else ''})"
 
     def options(self) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def wrong_of_calls(fn, **options):
 def wrong_every_third_time(fn, **options):
     """Remembers how often it was asked."""
     level = "compute" if next(turns) % 3 == 2 else "tensor_cores"
-    return autocast(fn, **{**options, "policy": BF16.with_level(level)})
+    return autocast(fn, **{**options, "policy": Policy(jnp.bfloat16, level=level)})
 
 
 kept = []

@@ -1,6 +1,7 @@
 """`explain` says what `autocast` does: dtypes, reasons, casts, totals."""
 
 import collections
+import dataclasses
 import json
 import pathlib
 import re
@@ -127,7 +128,7 @@ FUNCTIONS["gradient"] = jax.grad(attention)
 @pytest.mark.parametrize("level", ["tensor_cores", "o1", "compute"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_dtypes_are_those_of_the_program_that_runs(name, level, dtype):
-    policy = (BF16 if dtype == "bfloat16" else FP16).with_level(level)
+    policy = dataclasses.replace(BF16 if dtype == "bfloat16" else FP16, level=level)
     assert_rows_are_what_runs(autocast(FUNCTIONS[name], policy=policy), {"w": W}, X)
 
 
@@ -186,7 +187,9 @@ def test_a_rule_function_is_named():
 
 @pytest.mark.filterwarnings("ignore:No equation of")
 def test_totals():
-    policy = BF16.with_scopes({"*/norm": "float32", "*/missing": "float32"})
+    policy = BF16.with_rules({"*": "float32"}, scope="*/norm").with_rules(
+        {"*": "float32"}, scope="*/missing"
+    )
 
     def f(params, x):
         with jax.named_scope("net"), jax.named_scope("norm"):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, autocast, compare, explain, tune
+from jmp_autocast import BF16, Policy, autocast, compare, explain, tune
 from tests.support.jaxprs import named
 
 W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
@@ -82,11 +82,12 @@ def test_tools_take_a_dtype_and_a_level():
     options = {"compute_dtype": "bfloat16", "level": "tensor_cores"}
     f = lambda p, x: jnp.tanh(x @ p["w"]) @ p["w"]
     expected = [
-        row.results for row in explain(f, P, X, policy=BF16.with_level("tensor_cores")).rows
+        row.results
+        for row in explain(f, P, X, policy=Policy(jnp.bfloat16, level="tensor_cores")).rows
     ]
     assert [row.results for row in explain(f, P, X, **options).rows] == expected
     assert compare(f, P, X, **options).compute_dtype == "bfloat16"
-    policy = BF16.with_level("tensor_cores")
+    policy = Policy("bfloat16", level="tensor_cores")
     assert tune(f, P, X, tolerance=0.5, policy=policy).policy == policy
     assert tune(f, P, X, tolerance=0.5, policy="bfloat16").policy == BF16
     for wrong in ({"level": "O1"}, {"compute_dtype": "float16", "policy": BF16}):

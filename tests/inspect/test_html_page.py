@@ -47,7 +47,7 @@ PROGRAMS = {
     "forward": (transformer, BF16),
     "gradient": (jax.grad(transformer), BF16),
     "while": (looped, BF16),
-    "unmatched": (transformer, BF16.with_scopes({"*/nowhere": "float32"})),
+    "unmatched": (transformer, BF16.with_rules({"*": "float32"}, scope="*/nowhere")),
     "no equation": (lambda params, x: x, BF16),
 }
 
@@ -177,7 +177,7 @@ def hostile_report(name):
             return jnp.exp(x @ params[name])
 
     fn.__name__ = name or "empty"
-    return explain(fn, {name: W}, X, policy=BF16.with_scopes({f"{name}x": "float32"}))
+    return explain(fn, {name: W}, X, policy=BF16.with_rules({"*": "float32"}, scope=f"{name}x"))
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=[f"name{i}" for i in range(len(HOSTILE))])

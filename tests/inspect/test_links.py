@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, Policy, autocast, explain, full_precision
+from jmp_autocast import BF16, autocast, explain, full_precision
 from jmp_autocast.inspect.report.provenance import causes_of
 from jmp_autocast.interpreters.after.walk import walk_plan
 from tests.corpus.sources import benchmark_models
@@ -213,13 +213,6 @@ def test_what_a_call_has_cast_comes_from_the_call():
     call, mul = find(rows, "jit"), find(rows, "mul")
     assert (call.operands, mul.reason) == (("float32",), "PROMOTE_FULL")
     assert mul.cause_rows == mul.operand_rows[:1] == (call.index,)
-
-
-def test_an_accumulator_points_at_its_consumer():
-    policy = Policy(jnp.bfloat16, dot_output="consumer")
-    rows = report_of(lambda w, x: jnp.exp(x @ w), policy=policy)
-    dot = find(rows, "dot_general")
-    assert (dot.reason, causes(rows, dot)) == ("DOT_OUT", ["exp"])
 
 
 def follow(rows, row):

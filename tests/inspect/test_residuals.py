@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from benchmarks.comparison.residuals import residuals
-from jmp_autocast import BF16, CastPolicy, autocast, explain
+from jmp_autocast import BF16, CastPolicy, Policy, autocast, explain
 
 W = np.ones((8, 8), np.float32)
 X = np.ones((4, 8), np.float32)
@@ -110,6 +110,6 @@ def attention(params, x):
 @pytest.mark.parametrize("fn", [dense, attention])
 @pytest.mark.parametrize("level", ["tensor_cores", "o1", "compute"])
 def test_as_the_benchmarks_count(fn, level):
-    policy = BF16.with_level(level)
+    policy = Policy(jnp.bfloat16, level=level)
     other = residuals(lambda p, x: (autocast(fn, policy=policy)(p, x), ()), {"w": W}, X)
     assert kept(fn, {"w": W}, X, policy=policy)[0] == other.nbytes()

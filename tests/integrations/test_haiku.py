@@ -100,5 +100,5 @@ def test_a_method_has_a_scope():
 
     model = hk.without_apply_rng(hk.transform(lambda x: head(Embed(name="embed").attend(x))))
     params = jax.jit(model.init)(KEY, X)
-    policy = BF16.with_scopes({"*attend": "float32"})
+    policy = BF16.with_rules({"*": "float32"}, scope="*attend")
     assert dot_dtypes(trace(autocast(model.apply, policy=policy), params, X)) == [FULL, LOW]

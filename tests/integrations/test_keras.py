@@ -56,7 +56,7 @@ def test_stateless_call():
 
 
 def test_scopes_are_the_names_of_layers():
-    policy = BF16.with_scopes({"*/head": "float32"})
+    policy = BF16.with_rules({"*": "float32"}, scope="*/head")
     model = classifier()
     low = autocast(model.stateless_call, policy=policy)
     dots = dot_dtypes(trace(low, *state_of(model), X))
@@ -199,7 +199,7 @@ def test_one_switch_for_a_model_that_is_saved_with_it(name, tmp_path):
 
 
 def test_all_of_a_policy_is_saved(tmp_path):
-    policy = BF16.with_scopes({"*/head": "float32"}).with_rules({"tanh": "fp32"})
+    policy = BF16.with_rules({"*": "float32"}, scope="*/head").with_rules({"tanh": "fp32"})
     loaded = reloaded(keras_autocast(classifier(), policy=policy), tmp_path)
     found = loaded.get_layer("head").dtype_policy
     assert found == AutocastPolicy(policy) != AutocastPolicy()

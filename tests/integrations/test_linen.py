@@ -282,7 +282,7 @@ class Policies(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        policy = BF16.with_scopes({self.pattern: "float32"})
+        policy = BF16.with_rules({"*": "float32"}, scope=self.pattern)
         return linen.autocast(Encoder, policy=policy)(name="front")(x, train=False)
 
 
@@ -357,7 +357,7 @@ def test_a_method_has_a_scope():
 
     net, tokens = Tied(), jnp.zeros(3, int)
     variables = jax.jit(net.init)(jax.random.key(0), tokens)
-    policy = BF16.with_scopes({"*/embed.attend": "float32"})
+    policy = BF16.with_rules({"*": "float32"}, scope="*/embed.attend")
     found = dot_dtypes(
         jax.make_jaxpr(jmp_autocast.autocast(net.apply, policy=policy))(variables, tokens)
     )

@@ -11,6 +11,7 @@ from flax import nnx
 from jmp_autocast import BF16, explain
 from jmp_autocast.integrations.nnx import autocast
 from jmp_autocast.interpreters.compat import scope_names, source_line
+from jmp_autocast.policies import match_depth
 from tests.support.jaxprs import dot_dtypes, find, named
 from tests.support.nnx_models import (
     Block,
@@ -88,7 +89,7 @@ def test_scopes_in_a_scan():
 )
 @pytest.mark.filterwarnings("ignore:No equation of")  # a pattern that matches nothing
 def test_policies_find_scopes(pattern, low):
-    policy = BF16.with_scopes({pattern: "float32"})
+    policy = BF16.with_rules({"*": "float32"}, scope=pattern)
     forward = dot_dtypes(jaxpr_of(autocast(loss_fn, policy=policy), tower(), X))
     assert [lhs for lhs, _, _ in forward].count("bfloat16") == low
     inside = autocast(nnx.jit(loss_fn), policy=policy)
@@ -135,7 +136,7 @@ def test_methods_have_scopes(fn):
     [("*/embed", {MIXED}), ("*/attend", {MIXED}), ("*/mix", {HEAD}), ("*/logits", set())],
 )
 def test_policies_find_methods(pattern, low):
-    policy = BF16.with_scopes({pattern: "float32"})
+    policy = BF16.with_rules({"*": "float32"}, scope=pattern)
     cast = autocast(lambda net, t: net.logits(t), policy=policy)
     rows = explain(cast, Tied(), jnp.zeros(3, int)).rows
     found = {r.scope for r in rows if r.primitive == "dot_general" and r.operands[0] == "bfloat16"}
@@ -183,9 +184,9 @@ def test_what_is_replayed_for_a_cast_is_named_once(fn):
         names = scope_names(eqn)
         path = "/".join(name for name in names if "autocast" not in name)
         assert path == "Storing/dense/Stored"
-        matches = BF16.with_scopes({"*/dense": "float32"}).scope_matches(names)
+        depth = match_depth("*/dense", names)
         moves[eqn.invars[0].aval.dtype.name].add(
-            (eqn.primitive.name, names, source_line(eqn), len(matches))
+            (eqn.primitive.name, names, source_line(eqn), depth)
         )
     assert len(moves["bfloat16"]) == 2
     assert moves["bfloat16"] == moves["float32"]
@@ -307,7 +308,7 @@ def test_threads_trace_at_once():
 
 
 def test_explain_shows_scopes_and_changes_no_state():
-    net, policy = new_net(), BF16.with_scopes({"*/head": "float32"})
+    net, policy = new_net(), BF16.with_rules({"*": "float32"}, scope="*/head")
     report = explain(autocast(loss_fn, policy=policy), net, X)
     dots = [(row.scope, row.operands[0]) for row in report.rows if row.primitive == "dot_general"]
     assert dots == [("Net/dense/Linear", "bfloat16"), ("Net/head/Linear", "float32")]

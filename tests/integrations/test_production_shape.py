@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, PartitionSpec as P
 
-from jmp_autocast import BY_HAND
+from jmp_autocast import BY_HAND, in_compute_dtype
 from jmp_autocast.integrations.nnx import autocast
 from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
 from tests.support.numerics import assert_trees_near
@@ -50,7 +50,7 @@ def kernel_for(mask):
         return product(g, k, mask), product(q, g, mask)
 
     toy_splash_attention.defvjp(lambda q, k: (product(q, k, mask), (q, k)), backward)
-    return toy_splash_attention
+    return in_compute_dtype(toy_splash_attention)
 
 
 class Layer(nnx.Module):
@@ -90,12 +90,11 @@ def test_by_hand_as_a_policy():
     """All kernels and products in 16 bits, gradients of weights too, and values near float32."""
     graph, params = nnx.split(Net(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (4, ROWS, WIDTH))
-    policy = BY_HAND.with_kernels("toy_splash_attention")
 
     def gradient(cast):
         return jax.grad(lambda params, x: cast(loss_fn)(nnx.merge(graph, params), x))
 
-    low = gradient(lambda fn: autocast(fn, policy=policy))
+    low = gradient(lambda fn: autocast(fn, policy=BY_HAND))
     jaxpr = trace(low, params, x)
     calls = [dtypes([*e.invars[:2], *e.outvars]) for e in find(jaxpr, "pallas_call")]
     plain = trace(gradient(lambda fn: fn), params, x)

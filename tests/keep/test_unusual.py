@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, autocast, explain, keep_less
+from jmp_autocast import Policy, autocast, explain, keep_less
 from jmp_autocast.interpreters.compat.registration import define_primitive
 from tests.support.numerics import relative_error
 
@@ -76,14 +76,14 @@ def of_blocks(w, x):
     ("residuals", "level"), [("auto", "o1"), ("recompute", "compute"), (0.5, "o1")]
 )
 def test_symbolic_sizes_are_planned_as_any(residuals, level):
-    mixed = autocast(of_blocks, policy=BF16.with_level(level), residuals=residuals)
+    mixed = autocast(of_blocks, policy=Policy(jnp.bfloat16, level=level), residuals=residuals)
     symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 6"), jnp.float32)
     found, concrete = (
         explain(mixed, W, x) for x in (symbolic, jax.ShapeDtypeStruct((128, 6), jnp.float32))
     )
     assert found.kept == concrete.kept
     assert found.totals.residual_nbytes == concrete.totals.residual_nbytes
-    plain = explain(of_blocks, W, symbolic, policy=BF16.with_level(level))
+    plain = explain(of_blocks, W, symbolic, policy=Policy(jnp.bfloat16, level=level))
     assert found.totals.residual_nbytes < plain.totals.residual_nbytes
 
     exported = jax.export.export(jax.jit(jax.grad(mixed)))(W, symbolic)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import BF16, Policy, autocast
 from jmp_autocast.interpreters.compat import scan_split
 from tests.support.jaxprs import find, trace
 
@@ -151,7 +151,7 @@ def test_a_scanned_residual_stream_at_level_compute(body, expected):
     def fn(w, x):
         return lax.scan(lambda c, p: (body(p, x, c), None), x, w)[0]
 
-    low = autocast(fn, policy=BF16.with_level("compute"), params=0)
+    low = autocast(fn, policy=Policy(jnp.bfloat16, level="compute"), params=0)
     (loop,) = find(trace(low, jnp.stack([W, W, W]), X), "scan")
     assert loop.outvars[0].aval.dtype == expected
     # At the default level the stream is float32, as it is unrolled.
@@ -193,6 +193,6 @@ def test_a_carry_has_the_range_of_what_it_holds(fn, dtype, expected):
 
 def test_an_input_may_start_a_low_carry_where_it_has_no_vote():
     fn, _ = CARRIES["data"]
-    low = autocast(fn, policy=BF16.with_level("compute"), params=0)
+    low = autocast(fn, policy=Policy(jnp.bfloat16, level="compute"), params=0)
     (loop,) = find(trace(low, W, X), "scan")
     assert loop.outvars[0].aval.dtype == jnp.bfloat16

@@ -22,10 +22,10 @@ MAKERS = {
 }
 
 POLICIES = {
-    "tensor_cores": BF16.with_level("tensor_cores"),
+    "tensor_cores": Policy(jnp.bfloat16, level="tensor_cores"),
     "o1": BF16,
-    "compute": BF16.with_level("compute"),
-    "consumer": Policy(jnp.bfloat16, dot_output="consumer"),
+    "compute": Policy(jnp.bfloat16, level="compute"),
+    "by_hand": Policy(jnp.bfloat16, level="by_hand"),
 }
 
 

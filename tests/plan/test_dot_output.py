@@ -1,4 +1,4 @@
-"""``Policy(dot_output=...)``: where the accumulator of a contraction is handed out in float32."""
+"""Where a contraction returns its float32 accumulator: by rule, and as the gradient of a source."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,9 @@ from jmp_autocast.interpreters.plan.data import Contract
 from tests.support.jaxprs import assert_dots_run_in, casts, dtypes, equations, find, trace
 from tests.support.plans import plan_of, planned
 
-CONSUMER = Policy(jnp.bfloat16, dot_output="consumer")
+ACCUMULATOR = BF16.with_rules(
+    dict.fromkeys(["dot_general", "conv_general_dilated"], "FP32_APPEND_DTYPE")
+)
 W = np.asarray(jax.random.normal(jax.random.key(0), (8, 8)) / 3)
 X = np.asarray(jax.random.normal(jax.random.key(1), (4, 8)))
 KERNEL = np.asarray(jax.random.normal(jax.random.key(2), (3, 3, 2, 2)) / 4)
@@ -35,8 +37,8 @@ PROGRAMS = {
         X,
         "float32",
     ),
-    "read_by_both": (lambda w, x: jnp.exp(y := x @ w) @ y.T, W, X, "bfloat16"),
-    "read_in_16_bits": (lambda w, x: jnp.tanh(x @ w) @ w, W, X, "bfloat16"),
+    "read_by_both": (lambda w, x: jnp.exp(y := x @ w) @ y.T, W, X, "float32"),
+    "read_in_16_bits": (lambda w, x: jnp.tanh(x @ w) @ w, W, X, "float32"),
     "residual": (lambda w, x: x + x @ w, W, X, "float32"),
     "convolution": (
         lambda w, x: jnp.log1p(jnp.square(convolution(w, x))),
@@ -49,7 +51,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize(("fn", "w", "x", "dtype"), PROGRAMS.values(), ids=PROGRAMS)
 def test_dtype_of_the_result_and_gradients_no_worse_than_rounded_ones(fn, w, x, dtype):
-    jaxpr = trace(autocast(fn, policy=CONSUMER, params=0, output_dtype="computed"), w, x)
+    jaxpr = trace(autocast(fn, policy=ACCUMULATOR, params=0, output_dtype="computed"), w, x)
     assert find(jaxpr, "accumulate")[0].outvars[0].aval.dtype == dtype
     assert_dots_run_in("bfloat16", jaxpr)
 
@@ -58,32 +60,31 @@ def test_dtype_of_the_result_and_gradients_no_worse_than_rounded_ones(fn, w, x, 
 
     exact = gradient(fn)(w)
     errors = []
-    for policy in (BF16, CONSUMER):
+    for policy in (BF16, ACCUMULATOR):
         found = gradient(autocast(fn, policy=policy, params=0))(w)
         assert found.dtype == jnp.float32
         errors.append(jnp.linalg.norm(found - exact) / jnp.linalg.norm(exact))
     assert errors[1] < max(1.1 * errors[0], 1e-3)
     assert errors[1] < 2e-2
-    backward = trace(gradient(autocast(fn, policy=CONSUMER, params=0)), w)
+    backward = trace(gradient(autocast(fn, policy=ACCUMULATOR, params=0)), w)
     assert_dots_run_in("bfloat16", backward)
 
 
 def test_weight_gradient_is_the_accumulator():
     """A gradient of 257 is no bfloat16: rounded it is 256 or 258."""
     w, x = np.ones((8, 1), np.float32), np.repeat(np.float32([[256.0], [1.0]]), 8, 1)
-    for policy in (BF16, CONSUMER):
+    for policy in (BF16, ACCUMULATOR):
         fn = autocast(lambda w, x: jnp.sum(x @ w), policy=policy, params=0)
         assert float(jax.grad(fn)(w, x)[0, 0]) == 257.0
     kernel, images = np.ones((1, 1, 8, 1), np.float32), x[:, None, None]
-    for policy, expected in ((BF16, 256.0), (CONSUMER, 257.0)):
+    for policy, expected in ((BF16, 256.0), (ACCUMULATOR, 257.0)):
         fn = autocast(lambda w, x: jnp.sum(convolution(w, x)), policy=policy, params=0)
         assert float(jax.grad(fn)(kernel, images)[0, 0, 0, 0]) == expected
 
 
-@pytest.mark.parametrize("dot_output", ["compute", "consumer"])
-def test_weight_gradients_that_are_rounded_before_devices_add_them(dot_output):
+def test_weight_gradients_that_are_rounded_before_devices_add_them():
     """The matmul hands out 16 bits, which is what goes between devices; the rest is as before."""
-    policy = Policy(jnp.bfloat16, dot_output=dot_output, weight_gradients="compute")
+    policy = Policy(jnp.bfloat16, level="by_hand")
     fn = autocast(lambda w, x: jnp.sum(jnp.exp(x @ w)), policy=policy, params=0)
     jaxpr = trace(jax.grad(fn), W, X)
     of_weight = [e for e in find(jaxpr, "dot_general") if e.outvars[0].aval.shape == W.shape]
@@ -107,7 +108,7 @@ def test_sums_are_float32_where_weight_gradients_are_rounded():
     def loss(params, tokens):
         return jnp.sum(params["table"][tokens] + params["positions"] + params["bias"])
 
-    policy = Policy(jnp.bfloat16, level="compute", weight_gradients="compute")
+    policy = Policy(jnp.bfloat16, level="by_hand")
     params = {"table": np.ones((4, 2)), "positions": np.ones((256, 2)), "bias": np.ones(2)}
     params = {name: np.float32(array) for name, array in params.items()}
     gradient = jax.grad(autocast(loss, policy=policy, params=0))
@@ -123,9 +124,8 @@ def test_sums_are_float32_where_weight_gradients_are_rounded():
     assert float(found["positions"][0, 0]) == 4.0
 
 
-@pytest.mark.parametrize("policy", [BF16, CONSUMER], ids=["compute", "consumer"])
 @pytest.mark.parametrize("first", [False, True], ids=["weight_first", "literal_first"])
-def test_a_factor_that_is_a_literal(policy, first):
+def test_a_factor_that_is_a_literal(first):
     """It stays one, in 16 bits; the gradient of the other factor is the accumulator."""
 
     def fn(w, x):
@@ -133,7 +133,7 @@ def test_a_factor_that_is_a_literal(policy, first):
         return jnp.sum(outer * x)
 
     # A product that sums nothing is one of elements, unless a rule lowers it.
-    policy = policy.with_rules({"dot_general": "LOWER_PRECISION_FP"})
+    policy = BF16.with_rules({"dot_general": "LOWER_PRECISION_FP"})
     half = autocast(fn, policy=policy, params=0)
     (contraction,) = find(trace(half, X, X), "accumulate")
     literal = contraction.invars[0 if first else 1]
@@ -148,8 +148,13 @@ def test_a_factor_that_is_a_literal(policy, first):
 
 
 def test_reason_and_cause():
-    equation = planned(plan_of(lambda w, x: jnp.exp(x @ w), W, X, policy=CONSUMER), "dot_general")
-    assert (equation.reason.code, equation.reason.cause) == (ReasonCode.DOT_OUT, "read by exp")
+    equation = planned(
+        plan_of(lambda w, x: jnp.exp(x @ w), W, X, policy=ACCUMULATOR), "dot_general"
+    )
+    assert (equation.reason.code, equation.reason.cause) == (
+        ReasonCode.DOT_OUT,
+        "a rule asks for float32",
+    )
     assert isinstance(equation.action, Contract)
     assert equation.action.of_sources
 
@@ -178,12 +183,11 @@ def kept_float8_product(x, w):
     ("policy", "product", "read", "dtype"),
     [
         (BF16, float8_product, jnp.tanh, "bfloat16"),
-        (CONSUMER, float8_product, jnp.exp, "float32"),
         (BF16.with_rules({"dot_general": CastPolicy.KEEP}), float8_product, jnp.tanh, "float32"),
         (BF16.with_rules({"dot_general": lambda eqn: LOWER}), float8_product, jnp.tanh, "float32"),
         (BF16, kept_float8_product, jnp.tanh, "float32"),
     ],
-    ids=["as by hand", "consumer", "kept by a rule", "a rule of the user's", "full precision"],
+    ids=["as by hand", "kept by a rule", "a rule of the user's", "full precision"],
 )
 def test_a_float8_product_of_the_program_is_rounded_as_ours_are(policy, product, read, dtype):
     def fn(w, x):

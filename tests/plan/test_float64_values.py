@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, autocast, explain
+from jmp_autocast import BF16, Policy, autocast, explain
 from tests.support.jaxprs import floats_of, trace
 
 SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
@@ -29,7 +29,7 @@ def recurrent(w, x):
 @pytest.mark.parametrize("fn", [layer, recurrent, jax.jit(layer), jax.grad(layer)])
 @pytest.mark.parametrize("level", ["tensor_cores", "o1", "compute"])
 def test_a_float64_program_is_the_program_itself(fn, level):
-    mixed = autocast(fn, policy=BF16.with_level(level), output_dtype="computed")
+    mixed = autocast(fn, policy=Policy(jnp.bfloat16, level=level), output_dtype="computed")
     assert str(trace(mixed, W, X)) == str(trace(fn, W, X))
 
 

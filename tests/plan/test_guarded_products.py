@@ -96,7 +96,7 @@ def test_a_product_that_a_guard_keeps_is_told_once(fn, policy, said):
         (large_constant, BF16),
         (half_requested, BF16),
         (asked_for, BF16),
-        (positions, BF16.with_scopes({"angles": "float32"})),
+        (positions, BF16.with_rules({"*": "float32"}, scope="angles")),
         (positions, BF16.with_rules(RULES, scope="angles")),
         (large_constant, FP16.with_rules(RULES)),
     ],
@@ -113,7 +113,7 @@ def test_the_rule_that_the_message_names_lowers_the_product(fn, policy):
     assert 'policy.with_rules({"dot_general": "LOWER_PRECISION_FP"}' in message
     scope = {positions: "angles", all_requested: "logits"}.get(fn)
     assert (f"scope={scope!r}" in message) == (scope is not None)
-    lowered = autocast(fn, policy=policy.with_rules(RULES, scope=scope))
+    lowered = autocast(fn, policy=policy.with_rules(RULES, scope=scope or "*"))
     args = [np.ones(W.shape, np.float32)] * 2
     assert_dots_run_in(policy.compute_dtype, trace(lowered, *args))
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, autocast, explain
+from jmp_autocast import BF16, FP16, Policy, autocast, explain
 from jmp_autocast.interpreters.plan import equation, needs
 from jmp_autocast.interpreters.plan.needs import Need
 from tests.fuzz.by_hand import Rounded
@@ -920,7 +920,7 @@ FAST = [
 @pytest.mark.parametrize(("fn", "params"), [pytest.param(fn, p, id=fn.__name__) for fn, p in FAST])
 @pytest.mark.parametrize("level", ["o1", "compute", "tensor_cores"])
 def test_products_of_networks_keep_16_bits(fn, params, level):
-    report = explain(fn, params, LOGITS, policy=BF16.with_level(level))
+    report = explain(fn, params, LOGITS, policy=Policy(jnp.bfloat16, level=level))
     products = [row for row in report.rows if row.primitive == "dot_general"]
     assert products
     assert {dtype for row in products for dtype in row.operands[:2]} == {"bfloat16"}

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, autocast
+from jmp_autocast import BF16, FP16, Policy, autocast
 from jmp_autocast.interpreters import Source
 from tests.support.jaxprs import assert_dots_run_in, casts, dtypes, find, trace
 from tests.support.numerics import normal, relative_error
 from tests.support.plans import FULL, LOW, plan_of, planned
 
-COMPUTE = BF16.with_level("compute")
+COMPUTE = Policy(jnp.bfloat16, level="compute")
 PARAMS = normal(0, table=(64, 16), positions=(8, 16), w=(16, 16))
 TOKENS = jnp.asarray(np.random.default_rng(1).integers(0, 64, (4, 8)))
 
@@ -91,7 +91,7 @@ def test_the_gradient_of_a_row_adds_up_in_float32(level):
 
     tokens = jnp.zeros((128, 8), jnp.int32)
     exact = jax.grad(loss)(PARAMS, tokens)["table"]
-    grad = jax.grad(autocast(loss, policy=BF16.with_level(level)))
+    grad = jax.grad(autocast(loss, policy=Policy(jnp.bfloat16, level=level)))
     assert {dtypes(e.invars[::2]) for e in find(trace(grad, PARAMS, tokens), "scatter-add")} == {
         ("float32", "float32")
     }

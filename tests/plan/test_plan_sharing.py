@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from jmp_autocast import BF16, autocast, full_precision
+from jmp_autocast import BF16, Policy, autocast, full_precision
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan import constant_range, planner, sweeps
 from jmp_autocast.interpreters.plan.kinds import kind_of
@@ -120,7 +120,8 @@ def test_calls_of_one_jaxpr_that_differ_are_told_apart(fn, expected):
 
 
 def test_the_scope_that_is_the_reason_is_the_equations_own():
-    plans = plans_of("tanh", in_scopes, X, policy=BF16.with_scopes(SCOPES))
+    policy = Policy("bfloat16", rules=tuple((scope, "*", dtype) for scope, dtype in SCOPES.items()))
+    plans = plans_of("tanh", in_scopes, X, policy=policy)
     assert [p.reason.code for p in plans] == [ReasonCode.SCOPE, ReasonCode.SCOPE]
     assert [p.reason.cause for p in plans] == ["scope 'head'", "scope 'tail'"]
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from jmp_autocast import BF16, FP16, autocast, full_precision
+from jmp_autocast import BF16, FP16, Policy, autocast, full_precision
 from jmp_autocast.interpreters import Planner, Source, ValueState, Want
 from jmp_autocast.interpreters.plan.data import Demand
 from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
@@ -280,10 +280,10 @@ UNCHANGED = {
     "take": lambda x: jnp.take(x, jnp.arange(2) + 0, axis=0),
     "pool": lambda x: jnp.mean(x, (0, 1), keepdims=True),
 }
-LEVELS = ("tensor_cores", "o1", "compute")
+LEVELS = [Policy("bfloat16", level=level) for level in ("tensor_cores", "o1", "compute")]
 
 
-@pytest.mark.parametrize("policy", [FP16, *map(BF16.with_level, LEVELS)], ids=["f16", *LEVELS])
+@pytest.mark.parametrize("policy", [FP16, *LEVELS], ids=repr)
 @pytest.mark.parametrize("fn", UNCHANGED.values(), ids=UNCHANGED)
 def test_a_program_without_16_bit_operations_is_left_alone(fn, policy):
     assert plan_of(fn, X, policy=policy).identity

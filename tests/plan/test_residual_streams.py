@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jmp_autocast import BF16
+from jmp_autocast import BF16, Policy
 from jmp_autocast.interpreters import Source
 from tests.support.numerics import normal
 from tests.support.plans import FULL, LOW, all_equations, plan_of
@@ -68,7 +68,7 @@ def test_a_stream_is_an_accumulator(fn):
 
 
 def test_at_level_compute_a_stream_of_patches_is_16_bits_as_by_hand():
-    assert stream(vision, BF16.with_level("compute")) == [LOW] * LAYERS
+    assert stream(vision, Policy(jnp.bfloat16, level="compute")) == [LOW] * LAYERS
 
 
 def test_a_sum_of_a_source_is_no_stream():

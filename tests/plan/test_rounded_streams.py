@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import BF16, Policy, autocast
 from jmp_autocast.interpreters import Source
 from tests.support.jaxprs import dtypes, find, trace
 from tests.support.numerics import normal, relative_error
 from tests.support.plans import FULL, LOW, all_equations, plan_of
 
-COMPUTE = BF16.with_level("compute")
+COMPUTE = Policy(jnp.bfloat16, level="compute")
 PARAMS = normal(0, first=(16, 16), second=(16, 16), head=(16, 4))
 X = normal(1, x=(256, 16))["x"]
 LEAVES = (Source.PARAM,) * len(PARAMS)
@@ -89,7 +89,7 @@ def test_one_sum_of_matrix_products_is_rounded_at_level_compute_alone():
 
 
 def test_with_low_products_alone_nothing_else_is_rounded():
-    policy = BF16.with_level("tensor_cores")
+    policy = Policy(jnp.bfloat16, level="tensor_cores")
     found = sums(residual, policy, PARAMS, X, leaves=LEAVES)
     assert found == [(FULL, FULL, FULL)] * 2
 

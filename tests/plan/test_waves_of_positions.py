@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, autocast, explain
+from jmp_autocast import Policy, autocast, explain
 from tests.fuzz.comparison import interpreted
 from tests.support.jaxprs import equations
 from tests.support.numerics import relative_error
 
 FLOATS = ("float32", "bfloat16")
-COMPUTE = BF16.with_level("compute")
+COMPUTE = Policy(jnp.bfloat16, level="compute")
 WIDTH, LENGTH = 16, 8
 X = np.random.default_rng(0).normal(size=(LENGTH, 2 * WIDTH)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(2 * WIDTH, 2 * WIDTH)).astype(np.float32) / 6
@@ -117,7 +117,7 @@ def read_by_an_exp(x, w, positions):
     ],
 )
 def test_what_reads_the_wave(fn, primitive, level, expected):
-    mixed = autocast(fn, policy=BF16.with_level(level), params=1)
+    mixed = autocast(fn, policy=Policy(jnp.bfloat16, level=level), params=1)
     rows = explain(mixed, X, W, POSITIONS).rows
     row = [r for r in rows if r.primitive == primitive and r.results[0] in FLOATS][-1]
     assert row.results[0] == expected

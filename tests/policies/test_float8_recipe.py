@@ -12,7 +12,9 @@ from jmp_autocast.policies import as_policy, may_use_float8
 POLICIES = {
     "preset": FP8,
     "options": Policy(jnp.float16, matmul=Float8("e4m3", "compute", 16, 32, (), True, "row")),
-    "scopes": FP8.with_scopes({"*/head": "bfloat16", "*/mlp": "float8"}),
+    "scopes": FP8.with_rules({"*": "bfloat16"}, scope="*/head").with_rules(
+        {"*": "float8"}, scope="*/mlp"
+    ),
 }
 
 
@@ -40,7 +42,7 @@ def test_a_recipe_has_a_name(name, tmp_path):
     assert Policy("bfloat16", matmul=name).matmul == recipe
     assert as_policy(f"compute=bf16,matmul={name}").matmul == recipe
     path = tmp_path / "policy.toml"
-    lines = "version = 1", "compute_dtype = 'bfloat16'", "[matmul]"
+    lines = "version = 2", "compute_dtype = 'bfloat16'", "[matmul]"
     path.write_text("\n".join([*lines, f"recipe = '{name}'", "minimum = 64"]))
     assert Policy.load(path).matmul == dataclasses.replace(recipe, minimum=64)
 
@@ -77,6 +79,6 @@ FILES = {
 @pytest.mark.parametrize(("text", "error", "message"), FILES.values(), ids=FILES)
 def test_a_wrong_file(text, error, message, tmp_path):
     path = tmp_path / "policy.toml"
-    path.write_text(f"version = 1\ncompute_dtype = 'bfloat16'\n{text}\n", encoding="utf-8")
+    path.write_text(f"version = 2\ncompute_dtype = 'bfloat16'\n{text}\n", encoding="utf-8")
     with pytest.raises(error, match=message):
         Policy.load(path)

@@ -62,7 +62,7 @@ def test_what_cannot_be_obeyed_is_refused_in_a_sentence(name, policy):
         BF16.with_rules({name: policy})
     with pytest.raises(ValueError, match=message):
         register_rule(name, CastPolicy[policy])
-    assert BF16.with_rules({name: "keep"}).rules == ((name, CastPolicy.KEEP),)
+    assert BF16.with_rules({name: "keep"}).rules == (("*", name, CastPolicy.KEEP),)
 
 
 def test_a_rule_function_is_refused_as_well():

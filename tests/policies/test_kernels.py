@@ -1,4 +1,4 @@
-"""Kernels by policy: what a name finds, in which dtypes it runs, and what a wrong one says."""
+"""Kernels: `in_compute_dtype`, and what is said of those that stay float32."""
 
 import functools
 
@@ -9,8 +9,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, PartitionSpec as P
 
-from jmp_autocast import BF16, BY_HAND, FP16, Policy, autocast, explain, full_precision
-from jmp_autocast.policies.kernels import AS_BY_HAND, KNOWN
+from jmp_autocast import BF16, FP16, autocast, explain, full_precision, in_compute_dtype
 from tests.support.jaxprs import dtypes, find, trace
 
 # A rule that closes over a tracer keeps it: JAX's own trace of it leaks.
@@ -29,7 +28,7 @@ def product(q, k):
     return pl.pallas_call(product_kernel, out_shape=shape, interpret=True)(q, k)
 
 
-def attention_of(mask):
+def attention_of(mask, decorate=in_compute_dtype):
     """As libraries do: the function is made inside the layer, and closes over the mask."""
 
     @jax.custom_vjp
@@ -44,7 +43,7 @@ def attention_of(mask):
         return product(g, k.T), product(g.T, q.T)
 
     toy_attention.defvjp(forward, backward)
-    return toy_attention
+    return decorate(toy_attention)
 
 
 CAUSAL = np.tril(np.ones((8, 8), np.float32))
@@ -71,7 +70,6 @@ def scanned(w, x):
 PROGRAMS = {"layer": layer, "shard_map": mapped, "scan of checkpoints": scanned}
 PROGRAMS["a computed mask"] = masked
 PROGRAMS["jit"] = jax.jit(lambda w, x: layer(w, x))
-by_name = BF16.with_kernels({"toy_attention": "compute"})
 
 
 def kernels(fn, policy, *args):
@@ -83,12 +81,12 @@ def kernels(fn, policy, *args):
 
 
 @pytest.mark.parametrize("fn", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_named_function_runs_in_16_bits_forward_and_backward(fn):
+def test_a_kernel_runs_in_16_bits_forward_and_backward(fn):
     def loss(cast):
         return lambda w, x: jnp.sum(cast(fn)(w, x) ** 2)
 
-    low = loss(functools.partial(autocast, policy=by_name))
-    jax.eval_shape(fn, W, X)  # a trace without rules is not taken for one with
+    low = loss(functools.partial(autocast, policy=BF16))
+    jax.eval_shape(fn, W, X)  # a trace without autocast is not taken for one with
     jaxpr = trace(jax.grad(low), W, X)
     calls = [dtypes([*e.invars, *e.outvars]) for e in find(jaxpr, "pallas_call")]
     assert len(calls) >= 3
@@ -97,38 +95,16 @@ def test_a_named_function_runs_in_16_bits_forward_and_backward(fn):
 
 
 @pytest.mark.parametrize("fn", [layer, scanned])
-def test_gradients_of_a_named_function_are_near_float32(fn):
+def test_gradients_of_a_kernel_are_near_float32(fn):
     def grad(fn):
         return jax.grad(lambda w, x: jnp.sum(fn(w, x) ** 2))
 
-    both = jax.jit(lambda *a: (grad(autocast(fn, policy=by_name))(*a), grad(fn)(*a)))
+    both = jax.jit(lambda *a: (grad(autocast(fn, policy=BF16))(*a), grad(fn)(*a)))
     got, want = both(W, X)
     np.testing.assert_allclose(got, want, atol=0.05 * float(jnp.abs(want).max()))
 
 
-@pytest.mark.parametrize(
-    ("pattern", "is_low"),
-    [
-        ("toy_attention", True),
-        ("*attention*", True),
-        ("tests.policies.test_kernels.*", True),
-        ("product_kernel", True),
-        ("*/decoder/*", True),
-        ("*/encoder/*", False),
-        ("toy_atention", False),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.* calls no function or kernel")
-def test_what_a_pattern_finds(pattern, is_low):
-    def program(w, x):
-        with jax.named_scope("decoder"):
-            return layer(w, x)
-
-    (found,) = kernels(program, BF16.with_kernels(pattern), W, X)
-    assert found == (LOW if is_low else ("float32",) * 3)
-
-
-def test_what_a_named_function_keeps_in_float32_stays():
+def test_what_a_kernel_keeps_in_float32_stays():
     """As the sums of splash attention, which its rules hand on: these are traced later."""
 
     def sums_kernel(q, o, total):
@@ -146,47 +122,51 @@ def test_what_a_named_function_keeps_in_float32_stays():
     sums_attention.defvjp(forward, backward)
 
     def loss(w, x):
-        step = jax.checkpoint(lambda h, w: (sums_attention(h @ w), None))
+        step = jax.checkpoint(lambda h, w: (in_compute_dtype(sums_attention)(h @ w), None))
         return jnp.sum(jax.lax.scan(step, x, jnp.stack([w, w]))[0])
 
-    policy = BF16.with_kernels(f"{__name__}.*")
-    calls = find(trace(jax.grad(autocast(loss, policy=policy)), W, X), "pallas_call")
+    calls = find(trace(jax.grad(autocast(loss, policy=BF16)), W, X), "pallas_call")
     assert len(calls) >= 3
     assert {dtypes([*e.invars, *e.outvars]) for e in calls} == {("bfloat16", "bfloat16", "float32")}
 
 
-def test_of_several_names_the_last_wins_and_code_beats_all():
+def test_the_code_around_it_wins():
     def pinned(w, x):
         with full_precision():
             return layer(w, x)
 
-    policy = by_name.with_kernels({"*attention": "declared"})
-    assert kernels(layer, policy, W, X) == [("float32",) * 3]
-    assert kernels(layer, policy.with_kernels("toy_attention"), W, X) == [LOW]
-    assert kernels(pinned, by_name, W, X) == [("float32",) * 3]
+    assert kernels(pinned, BF16, W, X) == [("float32",) * 3]
     inner = autocast(layer, enabled=False)  # governs its own region
-    with pytest.warns(UserWarning, match="'toy_attention'"):
-        assert kernels(lambda w, x: inner(w, x), by_name, W, X) == [("float32",) * 3]
-    assert trace(layer, W, X) is not None  # nothing stays behind
+    assert kernels(lambda w, x: inner(w, x), BF16, W, X) == [("float32",) * 3]
+    assert kernels(layer, BF16, W, X) == [LOW]
     assert find(trace(layer, W, X), "pallas_call")[0].invars[0].aval.dtype == jnp.float32
 
 
-def test_a_rule_that_only_a_derivative_calls_is_found_there():
-    loss = autocast(lambda w, x: layer(w, x).sum(), policy=BF16.with_kernels("product_kernel"))
-    calls = find(trace(jax.grad(loss), W, X), "pallas_call")
+def test_a_kernel_that_only_a_derivative_calls():
+    @jax.custom_vjp
+    def doubled(x):
+        return 2 * x
+
+    doubled.defvjp(lambda x: (2 * x, x), lambda x, g: (in_compute_dtype(product)(g, x),))
+    loss = autocast(lambda x: doubled(x).sum(), policy=BF16)
+    calls = find(trace(jax.grad(loss), X[0]), "pallas_call")
     assert {dtypes(e.invars) for e in calls} == {LOW[:2]}
 
 
+def test_static_arguments_and_kernels_in_kernels():
+    @in_compute_dtype
+    def outer(arrays, scale, *, name):
+        inner = in_compute_dtype(lambda x: x)  # part of it, with what it declares
+        assert inner(jnp.ones(2)).dtype == jnp.float32
+        assert (scale, name) == (2, "a")
+        return {"y": arrays["x"] * scale, "n": arrays["n"]}
+
+    assert outer.__name__ == "outer"
+    out = autocast(lambda x, n: outer({"x": x, "n": n}, 2, name="a"), policy=BF16)(X, np.arange(3))
+    assert (out["y"].dtype, out["n"].dtype) == (jnp.float32, jnp.int32)
+
+
 # --- other kernels ----------------------------------------------------------------------------
-
-
-@functools.partial(jax.lax.composite, name="lib.doubled")
-def made_before(x):
-    return x @ x
-
-
-def plain(x):  # a function without rules, found by its whole path
-    return product(x, x)
 
 
 def ffi(x):
@@ -198,46 +178,15 @@ def composite(x):
     return jax.lax.composite(lambda x: x @ x, name="lib.product")(x)
 
 
-OTHERS = {
-    "ffi": (ffi, "my_target", "ffi_call"),
-    "composite": (composite, "lib.product", "composite"),
-    "a whole path": (lambda x: plain(x), f"{__name__}.plain", "pallas_call"),
-    "a composite made before": (lambda x: made_before(x), f"{__name__}.made_before", "composite"),
-}
+OTHERS = {"ffi_call": ffi, "composite": composite}
 
 
-@pytest.mark.parametrize(("fn", "name", "primitive"), OTHERS.values(), ids=OTHERS)
-def test_other_kernels(fn, name, primitive):
-    low = autocast(lambda x: fn(x) + 1.0, policy=BF16.with_kernels(name))
+@pytest.mark.parametrize(("primitive", "fn"), OTHERS.items(), ids=OTHERS)
+def test_other_kernels(primitive, fn):
+    low = autocast(lambda x: in_compute_dtype(fn)(x) + 1.0, policy=BF16)
     jaxpr = trace(low, X[0])
     (call,) = find(jaxpr, primitive)
     assert set(dtypes([*call.invars, *call.outvars])) == {"bfloat16"}
-    assert jaxpr.out_avals[0].dtype == jnp.float32
-
-
-def grouped(x, w, preferred_element_type=jnp.float32):  # as a grouped product of a library
-    return jnp.dot(x, w, preferred_element_type=preferred_element_type)
-
-
-with_a_rule = jax.custom_vjp(grouped, nondiff_argnums=(2,))
-with_a_rule.defvjp(lambda x, w, d: (x @ w, None), lambda d, _, g: (g, g))
-
-
-@pytest.mark.parametrize(
-    ("call", "result"),
-    [
-        (lambda x: grouped(x, x, jnp.float32), "bfloat16"),
-        (lambda x: grouped(x, w=x, preferred_element_type="float32"), "bfloat16"),
-        (lambda x: grouped(x, x), "float32"),  # a default is the library's own
-        (lambda x: with_a_rule(x, x, jnp.float32), "bfloat16"),
-    ],
-    ids=["by position", "by name", "by default", "of a rule"],
-)
-def test_an_argument_that_names_the_dtype_of_results(call, result):
-    """The operands are 16 bits, and so is what the kernel writes."""
-    jaxpr = trace(autocast(call, policy=BF16.with_kernels(f"{__name__}.grouped")), X[0])
-    (product,) = find(jaxpr, "dot_general")
-    assert dtypes([*product.invars, *product.outvars]) == ("bfloat16", "bfloat16", result)
     assert jaxpr.out_avals[0].dtype == jnp.float32
 
 
@@ -252,7 +201,7 @@ def test_a_partitioned_function():
         infer_sharding_from_operands=None, partition=None, sharding_rule="i j k -> i j k"
     )
     (call,) = find(
-        trace(autocast(partitioned, policy=BF16.with_kernels("partitioned")), X),
+        trace(autocast(in_compute_dtype(partitioned), policy=BF16), X),
         "custom_partitioning",
     )
     assert dtypes(call.invars) == ("bfloat16",)
@@ -261,60 +210,36 @@ def test_a_partitioned_function():
 # --- what refuses -----------------------------------------------------------------------------
 
 
-@jax.custom_jvp
+@in_compute_dtype
 def only_float32(x):
     if x.dtype != jnp.float32:
         raise NotImplementedError("this kernel takes float32")
     return x * 2
 
 
-only_float32.defjvps(lambda g, out, x: 2 * g)
-
-
-@jax.custom_jvp
+@in_compute_dtype
 def only_16_bits(x):
     if x.dtype == jnp.float32:
         raise TypeError("this kernel takes 16 bits")
     return x * 2
 
 
-only_16_bits.defjvps(lambda g, out, x: 2 * g)
+def test_a_kernel_that_refuses_says_what_it_was_called_with():
+    with pytest.raises(NotImplementedError, match="takes float32") as error:
+        jax.eval_shape(autocast(only_float32, policy=BF16), X)
+    said = "in_compute_dtype called only_float32 with bfloat16 operands."
+    assert error.value.__notes__[0] == said
+    assert (only_float32(X) == 2 * X).all()
 
 
-def test_a_function_that_refuses_is_named_with_its_error():
-    policy = BF16.with_kernels("*float32*")
-    message = "only_float32 run with bfloat16 operands.*'compute_or_declared'.*takes float32"
-    with pytest.raises(NotImplementedError, match=message):
-        jax.eval_shape(autocast(only_float32, policy=policy), X)
-    either = BF16.with_kernels({"*float32*": "compute_or_declared"})
-    assert (autocast(only_float32, policy=either)(X) == 2 * X).all()
-
-
-def test_a_function_for_16_bits_alone():
-    low = autocast(lambda x: only_16_bits(x @ x), policy=BF16.with_kernels("only_16_bits"))
+def test_a_kernel_for_16_bits_alone():
+    low = autocast(lambda x: only_16_bits(x @ x), policy=BF16)
     assert jax.eval_shape(low, X[0]).dtype == jnp.float32
 
 
-def test_a_name_that_matches_nothing_warns():
-    for name, hint in (
-        ("toy_atention", "Did you mean 'toy_attention'"),
-        ("gmm", "It calls product"),
-    ):
-        with pytest.warns(UserWarning, match=f"layer calls no function.*'{name}'.*{hint}"):
-            jax.eval_shape(autocast(layer, policy=BF16.with_kernels(name)), W, X)
-        report = explain(layer, W, X, policy=BF16.with_kernels(name))
-        assert report.totals.unmatched_scopes == (name,)
-    jax.eval_shape(autocast(layer, policy=Policy("bfloat16", kernels=AS_BY_HAND)), W, X)
-
-
-def test_the_preset_is_level_compute_with_the_gradients_of_weights_and_kernels():
-    fields = {"level": "compute", "weight_gradients": "compute", "kernels": AS_BY_HAND}
-    assert Policy("bfloat16", **fields) == BY_HAND
-    assert BF16.with_kernels(list(KNOWN)).kernels == AS_BY_HAND
-
-
-def test_known_kernels_have_patterns_and_a_source():
-    assert all(known.patterns and known.source for known in KNOWN.values())
+def test_what_is_no_function():
+    with pytest.raises(TypeError, match=r"takes a function, got 3 .* in_compute_dtype\(my_kernel"):
+        in_compute_dtype(3)
 
 
 # --- what stays float32 is said ---------------------------------------------------------------
@@ -332,8 +257,8 @@ def test_a_kernel_in_float32_is_said():
     report = explain(lambda x: big(x @ x), x, policy=BF16)
     assert report.totals.wide_kernel_flops == 2 * 128**3
     assert "50 % of all products, run in float32" in str(report)
-    named = BF16.with_kernels("product_kernel")
-    assert explain(lambda x: big(x @ x), x, policy=named).totals.wide_kernel_flops == 0
+    low = in_compute_dtype(big)
+    assert explain(lambda x: low(x @ x), x, policy=BF16).totals.wide_kernel_flops == 0
 
 
 def test_what_an_author_says_of_a_kernel_counts():
@@ -345,10 +270,7 @@ def test_what_an_author_says_of_a_kernel_counts():
         return pl.pallas_call(kernel, shape, interpret=True, cost_estimate=cost)(x)
 
     assert explain(fn, X, policy=BF16).totals.wide_kernel_flops == 2**20
-    # Its results may be the second argument, and not by name.
-    (found,) = kernels(fn, BF16.with_kernels(f"{__name__}.*"), X)
-    assert found == ("bfloat16",) * 2
 
 
 def test_float16():
-    assert kernels(layer, FP16.with_kernels("toy_attention"), W, X) == [("float16",) * 3]
+    assert kernels(layer, FP16, W, X) == [("float16",) * 3]

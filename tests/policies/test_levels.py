@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, FP16, autocast
+from jmp_autocast import FP16, Policy, autocast
 from tests.support.jaxprs import assert_dots_run_in, casts, find, trace
 
 X = np.ones((4, 8), np.float32)
@@ -37,14 +37,16 @@ LEVELS = {
 
 @pytest.mark.parametrize(("level", "expected"), LEVELS.items(), ids=LEVELS)
 def test_what_is_lowered(level, expected):
-    fn = autocast(block, policy=BF16.with_level(level), output_dtype="computed")
+    fn = autocast(block, policy=Policy(jnp.bfloat16, level=level), output_dtype="computed")
     jaxpr = trace(fn, W, X)
     assert (names_of(jaxpr, jnp.bfloat16), names_of(jaxpr, jnp.float32)) == expected
     assert_dots_run_in("bfloat16", jaxpr)
 
 
 def test_full_size_inputs_of_level_compute_are_cast_once():
-    fn = autocast(lambda w, x: (x @ w + x) * x, policy=BF16.with_level("compute"), params=0)
+    fn = autocast(
+        lambda w, x: (x @ w + x) * x, policy=Policy(jnp.bfloat16, level="compute"), params=0
+    )
     assert len(casts(trace(fn, W, X), "float32", "bfloat16")) == 2
 
 
@@ -54,7 +56,7 @@ def test_scale_and_mask_before_softmax_are_float32(level):
         scores = x @ w / 8 + jnp.where(x > 0, 0.0, -1e9)
         return jax.nn.softmax(scores) @ w
 
-    jaxpr = trace(autocast(attention, policy=BF16.with_level(level)), W, X)
+    jaxpr = trace(autocast(attention, policy=Policy(jnp.bfloat16, level=level)), W, X)
     for name in ("div", "add", "sub", "exp", "reduce_sum"):
         assert {e.outvars[0].aval.dtype.name for e in find(jaxpr, name)} == {"float32"}
 

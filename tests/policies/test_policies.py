@@ -23,10 +23,12 @@ from tests.support.policy_programs import FULL, LOW, X, after_dot, io, rewritten
 def test_a_policy_is_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         BF16.compute_dtype = jnp.float16
-    changed = BF16.with_rules({"tanh": "FP32"}).with_scopes({"*/ln": "float32"})
-    assert changed.rules == (("tanh", CastPolicy.FP32),)
-    assert changed.scopes == (("*/ln", np.dtype("float32")),)
-    assert BF16.rules == BF16.scopes == ()
+    changed = BF16.with_rules({"tanh": "FP32"}).with_rules({"*": "float32"}, scope="*/ln")
+    assert changed.rules == (
+        ("*", "tanh", CastPolicy.FP32),
+        ("*/ln", "*", np.dtype("float32")),
+    )
+    assert BF16.rules == ()
 
 
 def rule(eqn):
@@ -37,7 +39,9 @@ MADE_TWICE = {
     "preset": lambda: Policy(jnp.bfloat16),
     "dtype_by_name": lambda: Policy("bfloat16"),
     "with_rules": lambda: BF16.with_rules({"tanh": "FP32", "exp": rule}),
-    "with_scopes": lambda: BF16.with_scopes({"a/*": "float32", "b": jnp.float16}),
+    "scopes": lambda: BF16.with_rules({"*": "float32"}, scope="a/*").with_rules(
+        {"*": jnp.float16}, scope="b"
+    ),
     "output_dtype": lambda: Policy(jnp.bfloat16, output_dtype="float32"),
     "replaced_rule": lambda: BF16.with_rules({"exp": "KEEP"}).with_rules({"exp": "FP32"}),
 }
@@ -52,21 +56,29 @@ def test_equal_policies_hash_the_same(make):
 
 def test_different_policies_are_different():
     policies = [make() for make in MADE_TWICE.values()]
-    policies += [FP16, BF16.with_rules({"tanh": "KEEP"}), BF16.with_scopes({"a/*": "float32"})]
+    policies += [
+        FP16,
+        BF16.with_rules({"tanh": "KEEP"}),
+        BF16.with_rules({"*": "float32"}, scope="a/*"),
+    ]
     assert len(set(policies)) == len(policies) - 1  # a preset and its name are one
 
 
 def test_a_later_rule_replaces_and_a_later_pattern_is_last():
     policy = BF16.with_rules({"exp": "KEEP", "tanh": "FP32"}).with_rules({"exp": "PROMOTE"})
-    assert dict(policy.rules) == {"exp": CastPolicy.PROMOTE, "tanh": CastPolicy.FP32}
-    policy = BF16.with_scopes({"a": "float32", "b": "float32"}).with_scopes({"a": "float16"})
-    assert [pattern for pattern, _ in policy.scopes] == ["b", "a"]
+    assert policy.rules == (("*", "tanh", CastPolicy.FP32), ("*", "exp", CastPolicy.PROMOTE))
+    policy = (
+        BF16.with_rules({"*": "float32"}, scope="a")
+        .with_rules({"*": "float32"}, scope="b")
+        .with_rules({"*": "float16"}, scope="a")
+    )
+    assert [scope for scope, _, _ in policy.rules] == ["b", "a"]
 
 
 @pytest.mark.parametrize("key", ["tanh", lax.tanh_p], ids=["name", "primitive"])
 @pytest.mark.parametrize("value", [CastPolicy.FP32, "FP32", "fp32", "float32"])
 def test_forms_of_a_rule(key, value):
-    assert BF16.with_rules({key: value}).rules == (("tanh", CastPolicy.FP32),)
+    assert BF16.with_rules({key: value}).rules == (("*", "tanh", CastPolicy.FP32),)
 
 
 def test_presets():

@@ -13,59 +13,43 @@ from hypothesis import example, given, settings, strategies as st
 
 from jmp_autocast import BF16, CastPolicy, Policy
 from jmp_autocast.policies import STRUCTURAL, registry
-from jmp_autocast.policies.kernels import KERNEL_WORDS
 from jmp_autocast.policies.precisions import PRECISIONS
-from jmp_autocast.policies.storage import STORAGE_WORDS
 from jmp_autocast.policies.tables import RULES_VERSION, TRACED_FOR_DTYPES
 from jmp_autocast.policies.toml_file import policy_text
 from tests.support.wrong_policy_files import HEAD, WRONG
 
 FULL = (
-    Policy("bfloat16", "float32", "compute", "consumer", weight_gradients="compute")
-    .with_rules({"tanh": "FP32", "scatter-add": "KEEP", "exp": "PROMOTE"})
-    .with_scopes({"*/LayerNorm_*": "float32", "*/ln": "float16"})
-    .with_rules({"dot_general": "FP32", "scatter-add": "FP32_APPEND_DTYPE"}, scope="*/head")
-    .with_rules({"dot_general": "KEEP"}, scope="net/head")
+    Policy("bfloat16", "float32", "compute", matmul="float8_row")
+    .with_rules({"tanh": "FP32", "scatter-add": "KEEP", "exp": "float16"})
+    .with_rules({"*": "float32"}, scope="*/LayerNorm_*")
+    .with_rules({"dot_general": "FP32_APPEND_DTYPE", "*": "float8"}, scope="*/head")
+    .with_rules({"*": "HIGHEST"}, scope="net/head")
 )
 FULL_TEXT = """\
 # A policy of jmp_autocast: how a program is cast. Policy.load(path) reads this file.
 # It is data: nothing in it is run or imported.
-version = 1
+version = 2
 rules_version = "0.1"
 compute_dtype = "bfloat16"
 output_dtype = "float32"
 level = "compute"
-dot_output = "consumer"
-weight_gradients = "compute"
 
-# Primitive and cast policy. A name that is not made of letters, digits, _ and - is quoted.
-[rules]
-tanh = "FP32"
-scatter-add = "KEEP"
-exp = "PROMOTE"
+# Scope, primitive or "*", and what holds there: the innermost scope wins, then a named
+# primitive, then the later rule.
+rules = [
+    ["*", "tanh", "FP32"],
+    ["*", "scatter-add", "KEEP"],
+    ["*", "exp", "float16"],
+    ["*/LayerNorm_*", "*", "float32"],
+    ["*/head", "dot_general", "FP32_APPEND_DTYPE"],
+    ["*/head", "*", "float8"],
+    ["net/head", "*", "highest"],
+]
 
-# Named scopes and their dtypes. Of those that match at one depth the last one wins.
-
-[[scopes]]
-pattern = "*/LayerNorm_*"
-dtype = "float32"
-
-[[scopes]]
-pattern = "*/ln"
-dtype = "float16"
-
-# Rules that hold inside named scopes. Of those that match the innermost, then the last, wins.
-
-[[scoped_rules]]
-pattern = "*/head"
-[scoped_rules.rules]
-dot_general = "FP32"
-scatter-add = "FP32_APPEND_DTYPE"
-
-[[scoped_rules]]
-pattern = "net/head"
-[scoped_rules.rules]
-dot_general = "KEEP"
+# Products of weights in 8 bits, and their options.
+[matmul]
+recipe = "float8"
+scaling = "row"
 """
 
 HOSTILE = [
@@ -79,7 +63,7 @@ HOSTILE = [
     " ",
     "#",
     "[rules]",
-    'x" = "FP32"\n[[scopes]]\npattern = "*',
+    'x", "FP32"],\n["*", "exp',
     "\r\n\t\b\f",
     "".join(map(chr, range(1, 33))) + "\x00\x7f\x80\x85\xa0\xad",
     "\u2028\u2029\u202e\ufeff\ufffe\uffff",
@@ -110,20 +94,17 @@ def test_a_policy_of_defaults_is_short(path):
     assert Policy.load(path) == Policy()
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
     assert lines == [
-        "version = 1",
+        "version = 2",
         f'rules_version = "{RULES_VERSION}"',
         'compute_dtype = "default"',
         'level = "o1"',
-        'dot_output = "compute"',
-        'weight_gradients = "float32"',
     ]
 
 
 def test_what_is_shown_as_it_is_and_what_is_escaped():
-    text = policy_text(
-        vars(Policy(scopes=(("\u4e2d \"\\'\t\r\n\x1b\u202e\U000e0001", "float32"),)))
-    )
-    assert '\npattern = "\u4e2d \\"\\\\\'\\t\\r\\n\\u001B\\u202E\\U000E0001"\n' in text
+    scope = "\u4e2d \"\\'\t\r\n\x1b\u202e\U000e0001"
+    text = policy_text(Policy(rules=((scope, "*", "float32"),)))
+    assert '\n    ["\u4e2d \\"\\\\\'\\t\\r\\n\\u001B\\u202E\\U000E0001", "*", ' in text
 
 
 names = st.one_of(
@@ -132,28 +113,24 @@ names = st.one_of(
     st.sampled_from([*registry.known_primitives(), *HOSTILE]),
 ).filter(lambda name: name not in STRUCTURAL | TRACED_FOR_DTYPES)
 floats = st.sampled_from(["float32", "float16", "bfloat16"])
+cast_policies = st.sampled_from(CastPolicy)
+whats = cast_policies | floats | st.sampled_from(["float8", *PRECISIONS])
 policies = st.builds(
     Policy,
     compute_dtype=st.sampled_from(["float16", "bfloat16", "default"]),
     output_dtype=st.none() | floats,
-    level=st.sampled_from(["tensor_cores", "o1", "compute"]),
-    dot_output=st.sampled_from(["compute", "consumer"]),
-    weight_gradients=st.sampled_from(["float32", "compute"]),
-    rules=st.lists(st.tuples(names, st.sampled_from(CastPolicy))).map(tuple),
-    scopes=st.lists(st.tuples(names, floats)).map(tuple),
-    scoped_rules=st.lists(st.tuples(names, names, st.sampled_from(CastPolicy))).map(tuple),
-    precisions=st.lists(st.tuples(names, st.sampled_from(PRECISIONS))).map(tuple),
-    kernels=st.lists(st.tuples(names, st.sampled_from(KERNEL_WORDS))).map(tuple),
-    storage=st.lists(st.tuples(names, st.sampled_from(STORAGE_WORDS))).map(tuple),
+    level=st.sampled_from(["tensor_cores", "o1", "compute", "by_hand"]),
+    rules=st.lists(
+        st.tuples(names, names, cast_policies | floats) | st.tuples(names, st.just("*"), whats)
+    ).map(tuple),
+    matmul=st.sampled_from([None, "float8", "float8_row"]),
 )
 
 
 def with_each_hostile_string(test):
     for text in HOSTILE:
-        rules = ((text, text, CastPolicy.FP32), ("*", "exp", CastPolicy.KEEP))
-        scopes = ((text, "float32"), ("*", "float16"))
-        policy = Policy(rules=((text, CastPolicy.KEEP),), scopes=scopes, scoped_rules=rules)
-        test = example(policy)(test)
+        rules = ((text, text, CastPolicy.FP32), ("*", text, CastPolicy.KEEP))
+        test = example(Policy(rules=(*rules, (text, "*", "float32"), ("*", "*", "float16"))))(test)
     return test
 
 
@@ -178,7 +155,7 @@ def test_what_is_saved_is_loaded(policy):
 
 @functools.cache
 def text_of_full():
-    return policy_text(vars(FULL)).encode()
+    return policy_text(FULL).encode()
 
 
 @st.composite
@@ -216,8 +193,8 @@ def test_a_subclass_loads_as_itself(path):
 
 def test_a_later_rule_of_a_tuple_replaces_an_earlier_one():
     keep, full, low = CastPolicy.KEEP, CastPolicy.FP32, CastPolicy.LOWER_PRECISION_FP
-    policy = Policy(rules=(("exp", keep), ("tanh", full), ("exp", low)))
-    assert policy.rules == (("exp", low), ("tanh", full))
+    policy = Policy(rules=(("*", "exp", keep), ("*", "tanh", full), ("*", "exp", low)))
+    assert policy.rules == (("*", "tanh", full), ("*", "exp", low))
     assert policy == Policy().with_rules({"exp": keep, "tanh": full}).with_rules({"exp": low})
 
 
@@ -225,31 +202,24 @@ def test_a_later_rule_of_a_tuple_replaces_an_earlier_one():
 
 BY_HAND = {
     "the least": (HEAD, BF16),
-    "a short dtype": ("version = 1\ncompute_dtype = 'bf16'\n", BF16),
+    "a short dtype": ("version = 2\ncompute_dtype = 'bf16'\n", BF16),
     "a byte order mark": ("\ufeff" + HEAD, BF16),
     "Windows line ends": (HEAD.replace("\n", "\r\n"), BF16),
-    "any order": ("level = 'compute'\n" + HEAD, BF16.with_level("compute")),
-    "inline": (
-        HEAD + "rules = {tanh = 'fp32'}\nscopes = [{dtype = 'float32', pattern = 'a'}]",
-        BF16.with_rules({"tanh": "FP32"}).with_scopes({"a": "float32"}),
+    "any order": ("level = 'compute'\n" + HEAD, Policy("bfloat16", level="compute")),
+    "other spellings": (
+        HEAD + "rules = [['*', 'tanh', 'fp32'], ['a', '*', 'f32'], ['a', '*', 'HIGHEST']]",
+        BF16.with_rules({"tanh": "FP32"})
+        .with_rules({"*": "float32"}, scope="a")
+        .with_rules({"*": "highest"}, scope="a"),
     ),
-    "empty": (HEAD + "scopes = []\nscoped_rules = []\n[rules]", BF16),
-    "no rules in a scope": (HEAD + "[[scoped_rules]]\npattern = 'a'\nrules = {}", BF16),
-    "a rule of a scope twice": (
-        HEAD
-        + "".join(
-            f"[[scoped_rules]]\npattern = '{p}'\nrules = {{tanh = '{rule}'}}\n"
-            for p, rule in (("a", "KEEP"), ("*", "PROMOTE"), ("a", "fp32"))
-        ),
-        BF16.with_rules({"tanh": "PROMOTE"}, scope="*").with_rules({"tanh": "FP32"}, scope="a"),
+    "empty": (HEAD + "rules = []", BF16),
+    "a rule twice": (
+        HEAD + "rules = [['a', 'tanh', 'KEEP'], ['*', 'tanh', 'PROMOTE'], ['a', 'tanh', 'FP32']]",
+        BF16.with_rules({"tanh": "PROMOTE"}).with_rules({"tanh": "FP32"}, scope="a"),
     ),
     "no such primitive": (
-        HEAD + "[rules]\n'of.another package' = 'KEEP'",
-        Policy("bfloat16", rules=(("of.another package", CastPolicy.KEEP),)),
-    ),
-    "a pattern twice": (
-        HEAD + "[[scopes]]\npattern='a'\ndtype='float32'\n[[scopes]]\npattern='a'\ndtype='float16'",
-        Policy("bfloat16", scopes=(("a", "float32"), ("a", "float16"))),
+        HEAD + "rules = [['*', 'of.another package', 'KEEP']]",
+        Policy("bfloat16", rules=(("*", "of.another package", CastPolicy.KEEP),)),
     ),
 }
 
@@ -298,7 +268,7 @@ def test_other_rules_warn(path):
 
 
 def test_loading_registers_nothing(path):
-    path.write_text(HEAD + "[rules]\nnobodys_primitive = 'FP32'", "utf-8")
+    path.write_text(HEAD + "rules = [['*', 'nobodys_primitive', 'FP32']]", "utf-8")
     before = dict(registry._registered)
     Policy.load(path)
     assert registry._registered == before

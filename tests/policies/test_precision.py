@@ -12,7 +12,7 @@ from tests.support.jaxprs import find, trace
 
 X = jnp.ones((8, 8))
 IMAGE, KERNEL = jnp.ones((1, 1, 4, 4)), jnp.ones((1, 1, 3, 3))
-TF32 = lax.DotAlgorithmPreset.TF32_TF32_F32
+TF16, TF32 = lax.DotAlgorithmPreset.F16_F16_F16, lax.DotAlgorithmPreset.TF32_TF32_F32
 HIGH, HIGHEST = ((level,) * 2 for level in (lax.Precision.HIGH, lax.Precision.HIGHEST))
 
 
@@ -42,12 +42,14 @@ RULED = BF16.with_rules(
     ("policy", "head", "pinned", "image"),
     [
         (BF16, (LOW, None), None, (LOW, None)),
-        (BF16.with_precision("highest"), (LOW, None), HIGHEST, (LOW, None)),
+        (BF16.with_rules({"*": "highest"}), (LOW, None), HIGHEST, (LOW, None)),
         (RULED, (FULL, TF32), None, (FULL, None)),
-        (RULED.with_precision("highest"), (FULL, TF32), HIGHEST, (FULL, HIGHEST)),
-        (RULED.with_precision(TF32), (FULL, TF32), TF32, (FULL, None)),
+        (RULED.with_rules({"*": "highest"}), (FULL, TF32), HIGHEST, (FULL, HIGHEST)),
+        (RULED.with_rules({"*": TF32}), (FULL, TF32), TF32, (FULL, None)),
         (
-            BF16.with_scopes({"*/head": "float32"}).with_precision("high", scope="*/head"),
+            BF16.with_rules({"*": "float32"}, scope="*/head").with_rules(
+                {"*": "high"}, scope="*/head"
+            ),
             (FULL, HIGH),
             None,
             (LOW, None),
@@ -60,31 +62,33 @@ def test_what_stays_float32_runs_in_the_precision_of_its_scope(policy, head, pin
 
 
 def test_explain_shows_it_and_the_backward_pass_has_it():
-    policy = BF16.with_rules({"dot_general": "FP32"}).with_precision("highest")
+    policy = BF16.with_rules({"dot_general": "FP32"}).with_rules({"*": "highest"})
     loss = lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w)
     causes = [r.cause for r in explain(loss, X, X, policy=policy).rows if "dot" in r.primitive]
     assert causes == ["precision highest"] * 2
     dots = find(trace(jax.grad(autocast(loss, policy=policy)), X, X), "dot_general")
     assert len(dots) == 5
     assert all(eqn.params["precision"] == HIGHEST for eqn in dots)
-    report = explain(loss, X, X, policy=policy.with_precision("high", scope="*/misspelt"))
+    report = explain(loss, X, X, policy=policy.with_rules({"*": "high"}, scope="*/misspelt"))
     assert report.totals.unmatched_scopes == ("*/misspelt",)
 
 
 def test_a_file_holds_it(tmp_path):
-    policy = BF16.with_precision(TF32).with_precision("HIGHEST", scope="*/head")
-    assert policy.precisions == (("*", "tf32_tf32_f32"), ("*/head", "highest"))
+    policy = BF16.with_rules({"*": TF32}).with_rules({"*": "HIGHEST"}, scope="*/head")
+    assert policy.rules == (("*", "*", "tf32_tf32_f32"), ("*/head", "*", "highest"))
     policy.save(tmp_path / "policy.toml")
     assert Policy.load(tmp_path / "policy.toml") == policy
-    assert policy.with_precision("high").precisions[-1] == ("*", "high")
+    assert policy.with_rules({"*": "high"}).rules[-1] == ("*", "*", "high")
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: BF16.with_precision("higest"), ValueError, "Did you mean 'highest'"),
-        (lambda: BF16.with_precision("f16_f16_f16"), ValueError, "must be one of 'default'"),
-        (lambda: BF16.with_precision(3), TypeError, "name of a precision, got 3"),
+        (lambda: BF16.with_rules({"*": "higest"}), ValueError, "Did you mean 'highest'"),
+        (lambda: BF16.with_rules({"*": "f16_f16_f16"}), ValueError, "or a precision"),
+        (lambda: BF16.with_rules({"*": TF16}), ValueError, "must be one of 'default'"),
+        (lambda: BF16.with_rules({"tanh": "high"}), ValueError, "'tanh' is none: give it to"),
+        (lambda: BF16.with_rules({"*": 3}), TypeError, "a precision, .* got 3"),
         (lambda: Decision(emit=jnp.dot, precision="high"), ValueError, "belongs to policy="),
     ],
 )
@@ -96,9 +100,8 @@ def test_wrong_precisions_are_refused(call, error, message):
 LOWER = {"dot_general": "LOWER_PRECISION_FP"}
 OVERRULING = {
     "a rule": BF16.with_rules(LOWER),
-    "a scope": BF16.with_scopes({"low": "bfloat16"}),
-    "rounded gradients": Policy(jnp.bfloat16, weight_gradients="compute").with_rules(LOWER),
-    "a float32 result": Policy(jnp.bfloat16, dot_output="consumer").with_rules(LOWER),
+    "a scope": BF16.with_rules({"*": "bfloat16"}, scope="low"),
+    "rounded gradients": Policy(jnp.bfloat16, level="by_hand").with_rules(LOWER),
 }
 
 

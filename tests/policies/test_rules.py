@@ -150,6 +150,7 @@ def test_a_rule_that_is_a_builtin_without_signature():
 # --- rules in scopes --------------------------------------------------------------------------
 
 KEEP, PROMOTE, FP32 = CastPolicy.KEEP, CastPolicy.PROMOTE, CastPolicy.FP32
+LOWER = CastPolicy.LOWER_PRECISION_FP
 
 
 def tanh_in(*scopes):
@@ -203,8 +204,37 @@ def test_what_beats_rules_in_scopes_and_what_they_beat():
     assert io(rewritten(tanh_in("net"), X, policy=policy), "tanh")[1] == (FULL,)
     low = BF16.with_rules({"tanh": "LOWER_PRECISION_FP"}, scope="net")
     assert io(rewritten(tanh_in("net"), X, policy=low), "tanh")[1] == (LOW,)
-    scoped = low.with_scopes({"net": "float32"})
-    assert io(rewritten(tanh_in("net"), X, policy=scoped), "tanh")[1] == (FULL,)
+    # One that names the primitive beats one for all in its scope, and not one further in.
+    scoped = low.with_rules({"*": "float32"}, scope="net")
+    assert io(rewritten(tanh_in("net"), X, policy=scoped), "tanh")[1] == (LOW,)
+    inside = low.with_rules({"*": "float32"}, scope="*/head")
+    assert io(rewritten(tanh_in("net", "head"), X, policy=inside), "tanh")[1] == (FULL,)
+
+
+HALF = "float16"
+OF_ALL = {
+    "a cast policy": ({"*": "FP32"}, [FULL, FULL]),
+    "and one that is named": ({"*": "FP32", "tanh": "LOWER_PRECISION_FP"}, [FULL, LOW]),
+    "the named one first": ({"tanh": "LOWER_PRECISION_FP", "*": "FP32"}, [FULL, LOW]),
+    "a function": ({"*": lambda eqn: FP32 if eqn.primitive == "tanh" else LOWER}, [LOW, FULL]),
+    "a dtype": ({"tanh": HALF}, [LOW, HALF]),
+    "float32, but for one": ({"*": "float32", "tanh": "bfloat16"}, [FULL, LOW]),
+    "a compute dtype beside a rule": ({"*": HALF, "tanh": "FP32"}, [HALF, FULL]),
+    "a precision beside a rule": ({"*": "FP32", "dot_general": "highest"}, [FULL, FULL]),
+}
+
+
+@pytest.mark.parametrize(("rules", "expected"), OF_ALL.values(), ids=OF_ALL)
+@pytest.mark.parametrize("scope", ["*", "*/head"])
+def test_rules_for_all_primitives_and_dtypes_for_one(rules, expected, scope):
+    """A loop, which takes no cast policy, is none of them."""
+
+    def model(x):
+        with jax.named_scope("head"):
+            return lax.scan(lambda h, _: (jnp.tanh(h @ h), None), x, None, length=2)[0]
+
+    jaxpr = rewritten(model, X, policy=BF16.with_rules(rules, scope=scope))
+    assert [io(jaxpr, name)[0][0] for name in ("dot_general", "tanh")] == expected
 
 
 @pytest.mark.filterwarnings("ignore:No equation of")  # a pattern that matches nothing
@@ -249,7 +279,7 @@ def test_rules_of_a_scope_reach_into_loops(scope):
 
 def test_patterns_of_rules_that_match_nothing_are_reported():
     policy = BF16.with_rules({"tanh": "FP32"}, scope="net").with_rules({"exp": "KEEP"}, scope="no")
-    report = explain(tanh_in("net"), X, policy=policy.with_scopes({"net": "float16"}))
+    report = explain(tanh_in("net"), X, policy=policy.with_rules({"*": "float16"}, scope="net"))
     assert report.totals.unmatched_scopes == ("no",)
     (row,) = [row for row in report.rows if row.primitive == "tanh"]
     assert (row.rule, row.reason, row.operands) == ("FP32", "FP32", (FULL,))
@@ -257,11 +287,11 @@ def test_patterns_of_rules_that_match_nothing_are_reported():
 
 def test_rules_in_scopes_as_a_tuple():
     first, second = ("net", "tanh", KEEP), ("net", "tanh", FP32)
-    policy = Policy("bfloat16", scoped_rules=(first, ("*", "tanh", PROMOTE), second))
-    assert policy.scoped_rules == (("*", "tanh", PROMOTE), second)
+    policy = Policy("bfloat16", rules=(first, ("*", "tanh", PROMOTE), second))
+    assert policy.rules == (("*", "tanh", PROMOTE), second)
     for wrong in ([first], (("net", "tanh"),), (["net", "tanh", KEEP],)):
-        with pytest.raises(TypeError, match=r"scoped_rules must be a tuple of triples.*with_rules"):
-            Policy(scoped_rules=wrong)
+        with pytest.raises(TypeError, match=r"rules must be a tuple of triples.*with_rules"):
+            Policy(rules=wrong)
     with pytest.raises(TypeError, match="scope pattern must be a string"):
         BF16.with_rules({"tanh": "FP32"}, scope=3)
 
@@ -278,8 +308,9 @@ def test_single_paths_match_as_patterns_do(names):
             policy = policy.with_rules({"tanh": rule}, scope=pattern)
         found = [match_depth(pattern, names) for pattern in patterns]
         first, second = (-1 if depth is None else depth for depth in found)
-        expected = () if found == [None] * 2 else (("tanh", KEEP if second >= first else FP32),)
-        assert policy.rules_in(names) == expected, patterns
+        winner = KEEP if second >= first else FP32
+        expected = (PROMOTE, "default") if found == [None] * 2 else (winner, "rules")
+        assert policy.rule_for("tanh", names) == expected, patterns
 
 
 # --- registrations and precedence -----------------------------------------------------------

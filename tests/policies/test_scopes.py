@@ -253,7 +253,10 @@ MODULES = ["layer_0/up", "layer_0/proj", "layer_1/up", "layer_1/proj", "head"]
 )
 def test_patterns_over_module_paths(model, patterns, expected):
     apply, variables = model()
-    fn = autocast(apply, policy=BF16.with_scopes(patterns))
+    policy = BF16
+    for pattern, dtype in patterns.items():
+        policy = policy.with_rules({"*": dtype}, scope=pattern)
+    fn = autocast(apply, policy=policy)
     jaxpr = trace(fn, variables, np.ones((2, 8), np.float32))
     assert [d[0] for d in dot_dtypes(jaxpr)] == expected
     assert len(expected) == len(MODULES)
@@ -262,9 +265,12 @@ def test_patterns_over_module_paths(model, patterns, expected):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (BF16.with_scopes({"*/haed": "float32"}), r"matches '\*/haed'.*Did you mean 'head'"),
+        (
+            BF16.with_rules({"*": "float32"}, scope="*/haed"),
+            r"matches '\*/haed'.*Did you mean 'head'",
+        ),
         (BF16.with_rules({"tanh": "FP32"}, scope="q7q7"), "'q7q7'.*Its scopes are head, net"),
-        (BF16.with_scopes({"*/head": "float32", "*": "float32"}), None),
+        (BF16.with_rules({"*": "float32"}, scope="*/head").with_rules({"*": "float32"}), None),
     ],
 )
 def test_a_pattern_that_matches_nothing_warns(policy, message):
@@ -283,14 +289,14 @@ def test_a_star_covers_what_stands_in_no_scope():
         return x @ x, jax.jit(jnp.dot)(y, y)
 
     policies = (
-        BF16.with_scopes({"*": "float32"}),
+        BF16.with_rules({"*": "float32"}),
         BF16.with_rules({"dot_general": "FP32"}, scope="*"),
     )
     for policy in policies:
         jaxpr = trace(autocast(model, policy=policy), np.ones((8, 8), np.float32))
         assert [d[0] for d in dot_dtypes(jaxpr)] == [FULL] * 3
     # Whatever else matches lies deeper, also if it is given first.
-    policy = BF16.with_scopes({"net": "bfloat16", "*": "float32"})
+    policy = BF16.with_rules({"*": "bfloat16"}, scope="net").with_rules({"*": "float32"})
     jaxpr = trace(autocast(model, policy=policy), np.ones((8, 8), np.float32))
     assert [d[0] for d in dot_dtypes(jaxpr)] == [LOW, FULL, FULL]
 
@@ -304,6 +310,8 @@ def test_a_mark_in_the_code_and_a_pattern_count_alike():
                     inner_pattern = x @ x
             return inner_mark, inner_pattern
 
-    policy = BF16.with_scopes({"net": "float16", "*/head": "bfloat16"})
+    policy = BF16.with_rules({"*": "float16"}, scope="net").with_rules(
+        {"*": "bfloat16"}, scope="*/head"
+    )
     jaxpr = trace(autocast(model, policy=policy), np.ones((8, 8), np.float32))
     assert [d[0] for d in dot_dtypes(jaxpr)] == [FULL, LOW]

@@ -90,7 +90,7 @@ def test_only_integrations_import_optional_dependencies_with_the_file():
 
 
 def test_dir_shows_public_names_alone():
-    rooms = {"formats", "inspect", "integrations", "loss_scaling", "optimizers", "policies"}
+    rooms = {"inspect", "integrations", "loss_scaling", "optimizers", "policies"}
     assert set(dir(jmp_autocast)) == {*jmp_autocast.__all__, *rooms, "__version__"}
     for name in jmp_autocast.__all__:
         assert getattr(jmp_autocast, name) is not None

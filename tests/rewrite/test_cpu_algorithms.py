@@ -48,7 +48,7 @@ def operands():
 
 def by_policy(word):
     fn = lambda a, b: a @ b
-    policy = BF16.with_scopes({"*": "float32"}).with_precision(word)
+    policy = BF16.with_rules({"*": "float32"}).with_rules({"*": word})
     return autocast(fn, policy=policy)
 
 
@@ -168,6 +168,6 @@ def test_other_platforms_get_what_jax_emits(precision, platform):
         return re.sub(r"@jit_\S+|loc\(.*\)", "", lowered.as_text())
 
     plain = functools.partial(jnp.matmul, precision=precision)
-    ours = text(autocast(plain, policy=BF16.with_scopes({"*": "float32"})))
+    ours = text(autocast(plain, policy=BF16.with_rules({"*": "float32"})))
     assert "algorithm" in ours
     assert ours == text(plain)

@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, autocast
+from jmp_autocast import BF16, FP16, Policy, autocast
 from jmp_autocast.interpreters.primitives.picking import _compared, pick
 from jmp_autocast.interpreters.primitives.structure import equations_in
 from tests.support.numerics import relative_error
@@ -94,7 +94,7 @@ def exactly(form):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("policy", [BF16, BF16.with_level("compute"), FP16])
+@pytest.mark.parametrize("policy", [BF16, Policy(jnp.bfloat16, level="compute"), FP16])
 def test_values_and_gradients_are_those_of_the_plain_program(form, policy):
     params = {"w": W, "b": B}
     low = autocast(functools.partial(loss, form), policy=policy)
@@ -146,7 +146,7 @@ def test_a_confident_label_keeps_its_gradient(form, level):
     y = jnp.array([[3]])
     plain = lambda x, w, y: -jnp.mean(form(x @ w, y))
     exact = jax.jit(jax.grad(plain))(x, w, y)
-    policy = BF16.with_level(level)
+    policy = Policy(jnp.bfloat16, level=level)
     found = compiled(jax.grad(autocast(plain, policy=policy, params=1)))(x, w, y)
     label = exact[0, 0, 3]
     assert -1e-2 < label < 0
@@ -279,7 +279,7 @@ def test_a_label_out_of_range_is_what_the_gather_says(mode, outside):
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize("policy", [BF16, BF16.with_level("compute"), FP16])
+@pytest.mark.parametrize("policy", [BF16, Policy(jnp.bfloat16, level="compute"), FP16])
 @pytest.mark.parametrize("cast", [False, True])
 @pytest.mark.parametrize("log", [True, False])
 def test_a_certain_label_has_no_negative_loss(policy, cast, log):

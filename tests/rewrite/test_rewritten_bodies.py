@@ -183,7 +183,7 @@ def test_a_precision_entered_later_holds():
     def product(x):
         return jax.jit(lambda y: jnp.sin(y))(x @ W) @ W
 
-    fn = autocast(lambda x: jax.checkpoint(product)(x), policy=BF16.with_scopes({"*": "float32"}))
+    fn = autocast(lambda x: jax.checkpoint(product)(x), policy=BF16.with_rules({"*": "float32"}))
     fn(X)
     with jax.default_matmul_precision("highest"):
         (first, *_) = find(jax.make_jaxpr(fn)(X), "dot_general")

@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 from jax import lax, nn
 
-from jmp_autocast import BF16, autocast, full_precision
+from jmp_autocast import BF16, Policy, autocast, full_precision
 from tests.support.jaxprs import equations, find, through_a_dot, trace
 from tests.support.torch_ops import (
     DTYPES,
@@ -104,7 +104,7 @@ def test_rounded_on_return_by_default_rules_alone():
     """A rule of the user's, and the most careful level, say float32 themselves."""
     (x,) = arrays((V,))
     fn = lambda a: jnp.arctan(through_a_dot(a))
-    for policy in (BF16.with_rules({"atan": "FP32"}), BF16.with_level("tensor_cores")):
+    for policy in (BF16.with_rules({"atan": "FP32"}), Policy(jnp.bfloat16, level="tensor_cores")):
         assert result_dtype(autocast(fn, policy=policy, output_dtype="computed"), x) == "float32"
     scoped = lambda a: full_precision_of(jnp.arctan)(through_a_dot(a))
     assert result_dtype(computed(scoped), x) == "float32"

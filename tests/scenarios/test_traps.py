@@ -138,7 +138,7 @@ def test_a_precision_is_a_request(precision):
 
 LOWERED = {
     "with_rules": BF16.with_rules({"dot_general": "lower_precision_fp"}),
-    "with_scopes": BF16.with_scopes({"*net": "bfloat16"}),
+    "with_scopes": BF16.with_rules({"*": "bfloat16"}, scope="*net"),
     "in the code": BF16,
 }
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jmp_autocast import BF16, CastPolicy, autocast, cast_params, planned_params
+from jmp_autocast import BF16, CastPolicy, Policy, autocast, cast_params, planned_params
 from jmp_autocast.integrations.nnx import autocast as nnx_autocast
 from jmp_autocast.optimizers import as_float32
 
@@ -96,7 +96,7 @@ def test_the_policy_decides(level):
         return jnp.tanh(x @ p["w"] + p["b"]) @ p["w"] + out
 
     params = {"w": matrix(1, 8, 8), "b": matrix(2, 8), "head": matrix(3, 8, 8)}
-    policy = BF16.with_level(level).with_scopes({"head": "float32"})
+    policy = Policy(jnp.bfloat16, level=level).with_rules({"*": "float32"}, scope="head")
     low = {"w", "b"} if level == "compute" else {"w"}
     assert names_of(cast_params(fn, params, X, policy=policy, check=True)) == low
     none = BF16.with_rules({"dot_general": CastPolicy.FP32})

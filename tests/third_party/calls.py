@@ -12,7 +12,7 @@ import zlib
 import jax
 import numpy as np
 
-from jmp_autocast import BF16, FP16
+from jmp_autocast import BF16, FP16, Policy
 from tests.fuzz.properties import Flat, avals
 from tests.fuzz.segments import (
     WRAPPERS,
@@ -26,7 +26,7 @@ from tests.fuzz.segments import (
 from .program import Draw
 from .tables import PROGRAMS
 
-POLICIES = {"bfloat16": BF16, "float16": FP16, "compute": BF16.with_level("compute")}
+POLICIES = {"bfloat16": BF16, "float16": FP16, "compute": Policy("bfloat16", level="compute")}
 
 
 def found_in(name, policy, seed=0):

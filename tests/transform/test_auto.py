@@ -138,7 +138,7 @@ def test_who_names_a_dtype_gets_it(monkeypatch):
     monkeypatch.setattr(jmp_autocast.call.options, "default_device", asked)
     policy = Policy(level="compute").with_rules({"tanh": "FP32"})
     half = autocast(jnp.matmul, policy=policy, compute_dtype=jnp.float16)
-    assert half.policy == FP16.with_level("compute").with_rules({"tanh": "FP32"})
+    assert half.policy == Policy(jnp.float16, level="compute").with_rules({"tanh": "FP32"})
     assert dot_dtypes(jax.make_jaxpr(half)(X, X)) == [("float16",) * 3]
     assert autocast(jnp.matmul, policy=BF16, compute_dtype="default").policy == BF16
     with pytest.raises(ValueError, match=r"compute_dtype=float16 contradicts the policy's bfloat"):
@@ -156,7 +156,7 @@ def asked():
 def test_the_device_is_asked_at_the_first_trace(monkeypatch, tmp_path):
     monkeypatch.setattr(jmp_autocast.call.options, "default_device", asked)
     monkeypatch.setattr(sys.modules["jmp_autocast.autocast"], "backends_are_set_up", lambda: False)
-    policy = Policy().with_scopes({"*/ln": "float32"})
+    policy = Policy().with_rules({"*": "float32"}, scope="*/ln")
     policy.save(tmp_path / "policy.toml")
     assert Policy.load(tmp_path / "policy.toml") == policy
     for fn in (autocast(jnp.matmul), autocast(policy=policy)(jnp.matmul)):

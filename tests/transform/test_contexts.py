@@ -143,7 +143,7 @@ def test_a_default_inside_beats_the_one_outside_and_the_policy_beats_both():
 
     with jax.default_matmul_precision("highest"):
         (plain,) = find(trace(autocast(fn, policy=BF16), X[:, :6]), "dot_general")
-        policy = BF16.with_precision("high")
+        policy = BF16.with_rules({"*": "high"})
         (said,) = find(trace(autocast(kept, policy=policy), X[:, :6]), "dot_general")
     assert plain.params["precision"] == DEFAULT
     assert said.params["precision"] == HIGH

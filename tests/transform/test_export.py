@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import Policy, autocast
 from tests.support.jaxprs import dot_dtypes, find
 
 W = np.random.default_rng(0).standard_normal((8, 8), np.float32) / 3
@@ -83,7 +83,7 @@ def concrete(shapes):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_symbolic_programs_are_cast_as_concrete_ones(name, level):
     fn, shapes = PROGRAMS[name]
-    cast = jax.jit(autocast(fn, policy=BF16.with_level(level)))
+    cast = jax.jit(autocast(fn, policy=Policy(jnp.bfloat16, level=level)))
     args = symbolic(shapes)
     found = cast.trace(*args)
     assert found.out_info == jax.jit(fn).trace(*args).out_info

@@ -87,7 +87,9 @@ FP8 = Policy(jnp.bfloat16, matmul=Float8(minimum=16, skip=(), emulate=True))
 PROGRAMS = {
     "forward": autocast(loss, policy=BF16),
     "gradient": jax.grad(autocast(loss, policy=BF16)),
-    "picked": jax.grad(autocast(labels_of_log_softmax, policy=BF16.with_level("compute"))),
+    "picked": jax.grad(
+        autocast(labels_of_log_softmax, policy=Policy(jnp.bfloat16, level="compute"))
+    ),
     "float8": jax.grad(autocast(loss, policy=FP8)),
     "twice": jax.grad(lambda p, x: jnp.sum(jax.grad(autocast(loss, policy=FP8))(p, x)["w"])),
     "mapped": jax.vmap(jax.grad(autocast(loss, policy=BF16)), (None, 0)),

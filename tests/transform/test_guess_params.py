@@ -92,7 +92,7 @@ def test_a_dtype_has_one_spelling_everywhere(name):
     assert Policy(name) == BF16
     assert autocast(jnp.sin, compute_dtype=name).policy == BF16
     assert autocast(jnp.sin, policy="bf16", output_dtype=name)._options.output_dtype == jnp.bfloat16
-    assert BF16.with_scopes({"a": name}).scopes == (("a", jnp.dtype("bfloat16")),)
+    assert BF16.with_rules({"*": name}, scope="a").rules == (("a", "*", jnp.dtype("bfloat16")),)
     with compute_precision(name):
         pass
 

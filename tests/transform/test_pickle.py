@@ -46,8 +46,8 @@ THROUGH = [pickled, cloudpickled, copy.copy, copy.deepcopy]
 VALUES = {
     "FP16": FP16,
     "rules": RULED,
-    "scopes": BF16.with_scopes({"*/ln": "float32"}),
-    "fields": Policy("bfloat16", "float32", "compute", "consumer"),
+    "scopes": BF16.with_rules({"*": "float32"}, scope="*/ln"),
+    "fields": Policy("bfloat16", "float32", "compute", matmul="float8"),
     "emission": BF16.with_rules({"tanh": emit_double}),
     "decision": Decision(policy=CastPolicy.FP32, output_dtype="bfloat16"),
     "member": CastPolicy.FP32_SET_OPT_DTYPE,

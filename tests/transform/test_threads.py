@@ -10,6 +10,7 @@ from jmp_autocast import (
     BF16,
     FP16,
     CastPolicy,
+    Policy,
     autocast,
     compute_precision,
     full_precision,
@@ -44,10 +45,10 @@ JOBS = {
     "float16": ({"policy": FP16}, in_a_named_scope),
     "bfloat16": ({"policy": BF16}, in_a_named_scope),
     "rules": ({"policy": FP16.with_rules({"tanh": CastPolicy.FP32})}, in_a_named_scope),
-    "scopes": ({"policy": BF16.with_scopes({"*inner": "float32"})}, in_a_named_scope),
+    "scopes": ({"policy": BF16.with_rules({"*": "float32"}, scope="*inner")}, in_a_named_scope),
     "full_precision": ({"policy": FP16}, in_full_precision),
     "compute_precision": ({"policy": FP16}, in_bfloat16),
-    "inner": ({"policy": FP16.with_level("compute")}, with_an_inner_autocast),
+    "inner": ({"policy": Policy(jnp.float16, level="compute")}, with_an_inner_autocast),
     "disabled": ({"enabled": False}, in_a_named_scope),
 }
 

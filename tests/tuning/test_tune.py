@@ -14,6 +14,7 @@ from jmp_autocast import (
     BF16,
     FP16,
     CastPolicy,
+    Policy,
     autocast,
     compute_precision,
     explain,
@@ -284,7 +285,11 @@ def test_nothing_to_keep():
 
 
 def test_the_policy_that_it_starts_from_stays():
-    start = BF16.with_level("compute").with_rules({"tanh": "FP32"}).with_scopes({"*/no": "float32"})
+    start = (
+        Policy(jnp.bfloat16, level="compute")
+        .with_rules({"tanh": "FP32"})
+        .with_rules({"*": "float32"}, scope="*/no")
+    )
     start = start.with_rules({"abs": "PROMOTE"}, scope="block_77")
     report = tuned(cancelling({7}, 10), [(X,)], tolerance=0.05, policy=start)
     assert report.policy == start.with_rules({"add": FP32}, scope="block_7")

@@ -76,7 +76,7 @@ def compare(
         *args: Its positional arguments.
         policy: As for `autocast`; None for the wrapper's own, or the default.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
-        level: As for `Policy.with_level`; None for the policy's.
+        level: As for `Policy`; None for the policy's.
         argnums: As for ``jax.grad``: compares the gradients of the function, which returns a
             scalar, with respect to these arguments, as ``jax.grad(autocast(fn))`` gives them, and
             the cotangents of the values in between. None for no gradients.
@@ -100,12 +100,12 @@ def compare(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import BF16, compare
+        >>> from jmp_autocast import Policy, compare
         >>> def f(x):
         ...     with jax.named_scope("difference"):
         ...         y = x @ jnp.eye(8)
         ...         return ((y + 100.0) - 100.0) @ jnp.eye(8)
-        >>> policy = BF16.with_level("compute")  # by default such a sum is in float32
+        >>> policy = Policy("bfloat16", level="compute")  # by default such a sum is in float32
         >>> comparison = compare(f, jnp.full((2, 8), 0.1), policy=policy)
         >>> worst = comparison.rows[0]
         >>> worst.primitive, worst.scope, worst.introduced > 0.5

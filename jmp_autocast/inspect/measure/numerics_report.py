@@ -221,7 +221,7 @@ def bad_message(name: str, row: NumericsRow) -> str:
     first, *rest = _lines(row)
     fix = (
         "check_numerics(..., mode='collect') has the range of every value; full_precision() or "
-        "Policy.with_scopes keeps a region in float32."
+        "A rule of the policy for its scope keeps a region in float32."
     )
     return "\n".join([f"{name}: {first}", *rest, fix])
 

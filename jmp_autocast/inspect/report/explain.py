@@ -11,7 +11,6 @@ from jax.typing import DTypeLike
 from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
 from ...call.arguments import check_function, name_of
 from ...call.fitting import of_a_call
-from ...call.kernels import unmatched_kernels
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
 from ...interpreters import Source
@@ -33,8 +32,7 @@ from ...interpreters.plan.reasons import Reason, ReasonCode
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import COMPUTE_DTYPES, FLOAT32, Policy, PolicyLike
 from ...policies.choices import Level
-from ...policies.patterns import unmatched_patterns
-from ...policies.storage import unmatched_storage
+from ...policies.rules import unmatched_patterns
 from ...scopes import BECAUSE, GOVERNED, read_mark
 from ..progress_bar import Show, shown_progress
 from .at_risk import at_risk
@@ -71,7 +69,7 @@ def explain(
             `jax.export` counts as 128 in FLOPs and bytes, and the report says so.
         policy: As for `autocast`; None for the wrapper's own, or the default.
         compute_dtype: As for `autocast`, instead of a policy or to say which it is.
-        level: As for `Policy.with_level`; None for the policy's.
+        level: As for `Policy`; None for the policy's.
         **kwargs: Its keyword arguments.
 
     Returns:
@@ -114,8 +112,7 @@ def _explained(
     visits = walk_plan(planned.plan, planned.call.paths)
     rows = tuple(rows_of(visits, chosen))
     scopes = {visit.scope for visit in visits}
-    unmatched = (*unmatched_patterns(chosen, scopes), *unmatched_kernels(chosen, list(scopes)))
-    unmatched += tuple(unmatched_storage(chosen.storage, planned.paths))
+    unmatched = unmatched_patterns(chosen, scopes)
     rewritten = fresh_make_jaxpr(planned.rewritten, *planned.call.shapes)
     residuals = _residuals(planned, rewritten)
     totals = _totals(planned, rewritten, rows, unmatched, residuals)

@@ -29,9 +29,9 @@ class Change:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain
+        >>> from jmp_autocast import BF16, Policy, explain
         >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
-        >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
+        >>> careful = explain(f, x, policy=Policy("bfloat16", level="tensor_cores"))
         >>> (change,) = explain(f, x, policy=BF16).diff(careful)
         >>> change.before.reason, change.after.results
         ('PROMOTE_LOW', ('float32',))
@@ -76,7 +76,7 @@ class Report(Exported):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain
+        >>> from jmp_autocast import BF16, Policy, explain
         >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
         >>> report = explain(lambda w, x: jnp.exp(x @ w), x, x, policy=BF16)
         >>> [(row.primitive, row.results, row.reason) for row in report.rows]
@@ -97,7 +97,7 @@ class Report(Exported):
 
         Example:
             >>> import jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
+            >>> from jmp_autocast import BF16, Policy, explain
             >>> def layer(w, x):
             ...     return jnp.exp(x @ w)
             >>> explain(layer, jnp.ones((8, 8)), jnp.ones((8, 8)), policy=BF16).summary
@@ -139,7 +139,7 @@ class Report(Exported):
             totals.wide_kernel_flops + totals.contraction_flops, 1
         )
         kernels = f"{scaled(totals.wide_kernel_flops)} FLOPs, {100 * part:.0f} % of all products, "
-        kernels += "run in float32: with_kernels names what runs in 16 bits"
+        kernels += "run in float32: in_compute_dtype has one run in 16 bits"
         unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
         chosen = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
         return labeled(
@@ -230,7 +230,7 @@ class Report(Exported):
 
         Example:
             >>> import jax, jax.numpy as jnp
-            >>> from jmp_autocast import BF16, explain
+            >>> from jmp_autocast import BF16, Policy, explain
             >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
             >>> explain(lambda w, x: jnp.exp(x @ w), x, x, policy=BF16).by_dtype()
             {'float32': Share(flops=64, nbytes=512), 'bfloat16': Share(flops=1024, nbytes=384)}

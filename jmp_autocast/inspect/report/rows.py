@@ -169,7 +169,7 @@ def _name(atom: Atom, dtype: Any = None) -> str:
 
 def _rule_name(policy: Policy, eqn: JaxprEqn, scope: Sequence[str]) -> str:
     name = eqn.primitive.name
-    rule, origin = policy.rule_for(name, policy.rules_in(scope))
+    rule, origin = policy.rule_for(name, scope)
     if origin == "unknown" and (name in STRUCTURAL or bodies(eqn)):
         return ""  # no rule is needed: the inside is planned, or the cast is the program's
     return rule.name if isinstance(rule, CastPolicy) else name_of(rule)

@@ -96,24 +96,19 @@ def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
         policy: The policy to start from.
         candidates: The candidates.
     """
-    rules, scoped = dict(policy.rules), []
+    added = []
     for candidate in candidates:
         default = DEFAULT_RULES.get(candidate.primitive)
         # Of the policies that mean float32, the primitive's own: it may also set a dtype parameter.
         rule = CastPolicy.FP32
         if isinstance(default, CastPolicy) and default in FULL_POLICIES:
             rule = default
-        if candidate.scope:
-            # A scope is a name, not a pattern: Flax names a module `layers[0]`, and `[0]` would
-            # match 0.
-            scoped.append((glob.escape(candidate.scope), candidate.primitive, rule))
-        else:
-            rules[candidate.primitive] = rule
+        # A scope is a name, not a pattern: in `layers[0]`, `[0]` would match 0.
+        scope = glob.escape(candidate.scope) if candidate.scope else "*"
+        added.append((scope, candidate.primitive, rule))
     # All at once: `with_rules` checks all rules of the policy again at each call, and a trial may
     # keep 2,000 candidates.
-    return dataclasses.replace(
-        policy, rules=tuple(rules.items()), scoped_rules=(*policy.scoped_rules, *scoped)
-    )
+    return dataclasses.replace(policy, rules=(*policy.rules, *added))
 
 
 def _is_lowered(row: Row) -> bool:

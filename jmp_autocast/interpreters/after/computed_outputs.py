@@ -67,7 +67,7 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Oth
         region = planner.regions.at(plan.path, eqn)
         if region.compute_dtype is None:
             return results
-        _, origin = planner.policy.rule_for(eqn.primitive.name, region.rules)
+        _, origin = region.rule_of(eqn.primitive.name)
         dtype = _torch_dtype(origin, eqn, equation, given, region.compute_dtype)
         if dtype is None:
             return results
@@ -113,7 +113,7 @@ def _torch_dtype(
     """Returns the dtype in which PyTorch returns what an equation computes, None if in its own.
 
     Args:
-        origin: Where the rule of the primitive is from, as `Policy.rule_for` says.
+        origin: Where the rule of the primitive is from, as `Region.rule_of` says.
         eqn: The equation.
         plan: Its plan.
         given: The dtype of each operand in PyTorch, None for that of the plan.

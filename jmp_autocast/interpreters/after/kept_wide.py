@@ -149,8 +149,8 @@ class WideKernels(KeptWide):
             f"autocast leaves {100 * self.share:.0f} % of the matmul FLOPs of {name} in kernels "
             f"that run in float32, first of all {self.largest.eqn.primitive.name} "
             f"({source_line(self.largest.eqn)}): a kernel keeps its dtypes. To run it with "
-            f"{compute_dtype} operands name its function: policy.with_kernels('*name*'). If "
-            f"float32 is what you want, silence this by "
+            f"{compute_dtype} operands, call jmp_autocast.in_compute_dtype(function) in place of "
+            f"its function. If {self.wide} is what you want, silence this by "
             'warnings.filterwarnings("ignore", message="autocast leaves").'
         )
 

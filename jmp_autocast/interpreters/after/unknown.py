@@ -26,8 +26,7 @@ def unknown_primitives(planner: Planner, plan: Plan) -> tuple[str, ...]:
 
 
 def _is_unknown(planner: Planner, body: Plan, eqn: JaxprEqn) -> bool:
-    name, rule_for = eqn.primitive.name, planner.policy.rule_for
-    # A rule of a scope may cover one that no rule of the whole program does, not the reverse.
-    if planning_rule(name) is not None or rule_for(name)[1] != "unknown":
+    name = eqn.primitive.name
+    if planning_rule(name) is not None:
         return False
-    return rule_for(name, planner.regions.at(body.path, eqn).rules)[1] == "unknown"
+    return planner.regions.at(body.path, eqn).rule_of(name)[1] == "unknown"

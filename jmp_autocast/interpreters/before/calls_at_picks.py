@@ -32,7 +32,7 @@ def calls_at_picks(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
     """
 
     def may_inline(eqn: JaxprEqn) -> bool:
-        return region_of(eqn).may_change(policy, eqn.primitive.name)
+        return region_of(eqn).may_change(eqn.primitive.name)
 
     def is_picked_from(eqn: JaxprEqn) -> bool:
         return picks(eqn) and region_of(eqn).lowers

@@ -33,7 +33,7 @@ def numbers_cast(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
     eqns: list[Any] = []
     for eqn in body_of(jaxpr).eqns:
         i = _number(eqn, policy) if eqn.primitive.name in _CONTRACTS else None
-        if i is not None and region_of(eqn).may_change(policy, eqn.primitive.name):
+        if i is not None and region_of(eqn).may_change(eqn.primitive.name):
             number, dtype = eqn.invars[i], aval_of(eqn.outvars[0]).dtype
             if (number, dtype) not in casts:
                 casts[number, dtype] = variable(with_dtype(number.aval, dtype))

@@ -10,7 +10,6 @@ import functools
 import linecache
 import math
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -130,18 +129,6 @@ def fresh_make_jaxpr(fun: Callable, *avals: Any) -> ClosedJaxpr:
         return fun(*args)
 
     return jax.make_jaxpr(fresh)(*avals)
-
-
-def argument_paths(jaxpr: AnyJaxpr) -> list[str]:
-    """Returns the path of each input of a jaxpr in the arguments of its function, "" for none.
-
-    Example:
-        >>> argument_paths(jax.make_jaxpr(lambda c: c["k"] + c["v"][0])({"k": 1.0, "v": [2.0]}))
-        ['c/k', 'c/v/0']
-    """
-    body = body_of(jaxpr)
-    names = getattr(body.debug_info, "arg_names", None) or [""] * len(body.invars)
-    return [re.sub(r"[\[\]'\".]+", "/", name or "").strip("/") for name in names]
 
 
 def inner_jaxpr_key(params: dict[str, Any]) -> str:

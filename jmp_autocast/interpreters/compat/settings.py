@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .kernel_calls import calls_go_through, calls_through
+from .kernel_calls import KERNEL_DTYPE, kernels_in
 from .private_names import private
 
 
@@ -106,17 +106,17 @@ def float64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
 def in_settings_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that makes float64 arrays if it did now, and asks for no precision.
 
-    It calls kernels through what they are called through now.
+    Kernels in it run in the compute dtype if they do now.
 
     JAX calls a rule of a custom function when it differentiates, which may be much later. What the
     rule itself asks of a product is a request; the flag is none.
     """
-    enabled, around = has_float64(), calls_go_through()
+    enabled, kernel_dtype = has_float64(), KERNEL_DTYPE.value
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         with contextlib.ExitStack() as settings:
-            settings.enter_context(calls_through(around))
+            settings.enter_context(kernels_in(kernel_dtype))
             if has_float64() != enabled:
                 settings.enter_context(jax.enable_x64(enabled))
             if default_precision() is not None:

@@ -53,7 +53,6 @@ class ValueState:
         tag: What another room knows of a parameter, or of what is made of parameters alone.
         is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
         was_rounded: In float32, and made element by element of what was 16 bits: `rounded_streams`.
-        is_stored: A policy stores it in 16 bits: what is written into it is cast.
         marks: How it is made, whatever its dtype: of an input of a jaxpr alone.
         is_widened: Others read it in float32: of an input outside the jaxpr, of a result inside.
     """
@@ -69,7 +68,6 @@ class ValueState:
     tag: Tag | None = None
     is_looked_up: bool = False
     was_rounded: bool = False
-    is_stored: bool = False
     marks: Marks = NONE
     is_widened: bool = False
 

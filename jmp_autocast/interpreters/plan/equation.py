@@ -39,7 +39,6 @@ from .equation_view import view_of
 from .float_dtypes import is_16_bit
 from .needs import OF_PRODUCTS, ROWS, cannot_pay
 from .reasons import READ_BY, Reason, ReasonCode
-from .rooms import emulation
 from .symbolic_sizes import at_least
 from .value_facts import fold
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
@@ -117,10 +116,9 @@ def _of_float8(at: Place) -> EquationPlan | None:
     is_wide = at.declared(at.eqn.outvars[0]) == FLOAT32
     if not is_wide or any(aval_of(v).dtype.itemsize != 1 for v in at.eqn.invars[:2]):
         return None
-    # With dot_output="consumer" the accumulator is what it returns.
-    if len(at.foreign) != 2 or at.policy.dot_output != "compute":
+    if len(at.foreign) != 2:
         return None
-    rule, origin = at.policy.rule_for(at.name, at.region.rules)
+    rule, origin = at.region.rule_of(at.name)
     if not isinstance(rule, CastPolicy):
         # A function of the user's is asked of what autocast may cast alone.
         rule = _decided(rule, at).policy if origin == "default" else None
@@ -139,12 +137,9 @@ def _moves_a_source(at: Place) -> EquationPlan | None:
 
 
 def _stands_in_scope(at: Place) -> EquationPlan | None:
-    """A scope that names float32, ``full_precision()`` among them, or a format."""
+    """A scope that names float32, ``full_precision()`` among them."""
     if at.region.compute_dtype is not None:
         return None
-    decision = emulation(at) if at.region.emulated is not None else None
-    if decision is not None:
-        return emitted(at, decision)
     return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
 
 
@@ -171,7 +166,7 @@ def _is_known(at: Place) -> EquationPlan | None:
 
 def _has_a_rule(at: Place) -> EquationPlan | None:
     """The rule of the primitive: ``with_rules``, a registered one, the default; else it is kept."""
-    rule, origin = at.policy.rule_for(at.name, at.region.rules)
+    rule, origin = at.region.rule_of(at.name)
     if origin == "unknown":
         return keep(at, Reason(ReasonCode.UNKNOWN, at.name))
     decision = _PLAIN[rule] if isinstance(rule, CastPolicy) else _decided(rule, at)
@@ -390,32 +385,26 @@ GUARDS: tuple[Link, ...] = (
 
 
 def _accumulating(at: Place, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan of a contraction that hands out its accumulator.
+    """Returns the plan of a matmul that returns the gradients of its sources as accumulators.
 
-    To the sources as their gradient, which devices add up; with ``dot_output="consumer"`` also as
-    its result where float32 is wanted. By default not for convolutions: XLA's GPU backend computes
-    one with a float32 result in float32.
+    Not of convolutions: XLA's GPU backend computes one with a float32 result in float32.
     """
     if at.name not in _CONTRACTS or not _is_rounded(plan):
         return plan
     # The gradient of a weight is a sum over a batch on many devices. Rounded before it is added up
     # there, it loses what differs between them: 257 becomes 256 in bfloat16.
-    # ``weight_gradients="compute"`` takes that loss for half the bytes between the devices.
+    # ``level="by_hand"`` takes that loss for half the bytes between the devices.
     action = _contract(at, plan)
-    if at.policy.dot_output == "compute":
-        of_source = action.of_sources and any(
-            s.source is not None and s.dtype == FLOAT32 for s in at.given[:2]
-        )
-        accumulates = of_source and at.name != "conv_general_dilated"
-        return dataclasses.replace(plan, action=action) if accumulates else plan
-    if any(want.demand is Demand.FULL for want in at.wants):
-        return _with_float32_result(at, plan, _because(ReasonCode.DOT_OUT, at.wants[0]))
-    return dataclasses.replace(plan, action=action)
+    of_source = action.of_sources and any(
+        s.source is not None and s.dtype == FLOAT32 for s in at.given[:2]
+    )
+    accumulates = of_source and at.name != "conv_general_dilated"
+    return dataclasses.replace(plan, action=action) if accumulates else plan
 
 
 def _contract(at: Place, plan: EquationPlan) -> Contract:
     params = plan.action.params if isinstance(plan.action, Bind) else {}
-    return Contract(at.policy.weight_gradients == "float32", params)
+    return Contract(not at.policy.rounds_weight_gradients, params)
 
 
 def _with_float32_result(at: Place, plan: EquationPlan, reason: Reason) -> EquationPlan:

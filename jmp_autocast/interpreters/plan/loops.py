@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from .marks import PARAMETER, Marks, inputs_of
 from .needs import LOST, Need, needs_in_bodies
 from .reasons import Reason, ReasonCode
 from .returning_carries import accumulating_carries, residual_streams
-from .stored import stored_carries
 from .structural import (
     INSIDE,
     PlansBodies,
@@ -69,14 +68,13 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     widened = _widened(given[:start])
     fixed = loop_invariants(_as_parameters(given[:start], widened))
     xs, ys = _slices(given[end:]), at.wants[len(initial) :]
-    stored = stored_carries(planner.policy, at, body, planner.paths)
-    accumulating = _accumulating(planner.policy, at, body).difference(stored)
+    accumulating = _accumulating(planner.policy, at, body)
 
     needs = _needs_of_carries(planner, at)
     made = inputs_of(body, at.made, planner.memo)[start:end]
 
     def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Want]) -> Plan:
-        inputs = [*fixed, *_carried(carries, accumulating, stored, made), *xs]
+        inputs = [*fixed, *_carried(carries, accumulating, made), *xs]
         pairs = zip(returned, needs, strict=True)
         wants = [dataclasses.replace(want, needs=need) for want, need in pairs]
         while True:
@@ -88,7 +86,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
 
     # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair
     # is settled before anything else is read from the plan.
-    carries, reason = _carries(planner.policy, at, body, accumulating, stored, plan_body)
+    carries, reason = _carries(planner.policy, at, body, accumulating, plan_body)
     returned = [Want(d) for d in carries]
     inner = plan_body(carries, returned)
     # A slice of data is cast with its siblings, before the loop; one of a stacked parameter inside,
@@ -108,7 +106,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         Inside((inner,), inner.identity and not any(operands)),
         given,
         tuple(operands),
-        (*_returned(carries, stored), *stacked_states(inner.outputs[len(carries) :])),
+        (*map(ValueState, carries), *stacked_states(inner.outputs[len(carries) :])),
         reason,
         demands=(*inner.demands[:start], *of_carries, *inner.demands[end:]),
     )
@@ -122,7 +120,6 @@ def _slices(states: Sequence[ValueState]) -> list[ValueState]:
 def _carried(
     dtypes: Sequence[np.dtype | None],
     accumulating: Collection[int],
-    stored: Collection[int],
     made: Sequence[Marks],
 ) -> list[ValueState]:
     """Returns what is known of the carries of a loop, inside of it; ``made`` are their marks."""
@@ -130,13 +127,7 @@ def _carried(
         m._replace(summed=k in accumulating) if m.summed or k in accumulating else m
         for k, m in enumerate(made)
     ]
-    pairs = enumerate(zip(dtypes, marks, strict=True))
-    return [ValueState(dtype, marks=m, is_stored=k in stored) for k, (dtype, m) in pairs]
-
-
-def _returned(dtypes: Sequence[np.dtype | None], stored: Collection[int]) -> list[ValueState]:
-    """Returns what is known of the last values of the carries; the marks are those outside."""
-    return [ValueState(d, is_stored=k in stored) for k, d in enumerate(dtypes)]
+    return [ValueState(dtype, marks=m) for dtype, m in zip(dtypes, marks, strict=True)]
 
 
 def _needs_of_carries(planner: PlansBodies, at: Place) -> list[int]:
@@ -184,7 +175,6 @@ def _carries(
     at: Place,
     body: Body,
     accumulating: frozenset[int],
-    stored: Mapping[int, np.dtype],
     plan_body: Callable[..., Plan],
 ) -> tuple[list[np.dtype | None], Reason]:
     """Returns the dtype of each carry of a scan, and why those that are float32 are."""
@@ -193,12 +183,10 @@ def _carries(
     variables = body_of(body.jaxpr).invars[start : start + count]
     declared = list(map(at.declared, variables))
     guess = _first_guess(declared, initial, accumulating, at.region, policy.data_abstains)
-    guess = [stored.get(k, dtype) for k, dtype in enumerate(guess)]
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
         # A carry that is on trial may come back in any dtype; one that is declared has to keep it.
-        pairs = enumerate(zip(carries, declared, strict=True))
-        free = [Want(d if d == e or k in stored else None) for k, (d, e) in pairs]
+        free = [Want(d if d == e else None) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
     carries = _settled(guess, declared, initial, returned_by_body)
@@ -316,16 +304,14 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
     # No trial here: with an unknown number of steps there is no telling how an error adds up.
     held, given = bodies(at.eqn), at.given
     inner, demands = [], full_if_float(at)
-    stored = stored_carries(planner.policy, at, held[-1], planner.paths)
-    dtypes = [stored.get(k, at.declared(v)) for k, v in enumerate(at.eqn.outvars)]
+    dtypes = [at.kept(v) for v in at.eqn.outvars]
     needs = _needs_of_carries(planner, at)
     for body in held:
         jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]
         inputs = loop_invariants([given[i] for i in constants])
         accumulating = accumulating_carries(jaxpr, body.fixed, len(body.carries))
-        accumulating = accumulating.difference(stored)
         made = inputs_of(body, at.made, planner.memo)[body.fixed :]
-        inputs += _carried(dtypes, accumulating, stored, made)
+        inputs += _carried(dtypes, accumulating, made)
         returned = [
             Want() if r is None else Want(dtype=dtypes[k], needs=needs[k])
             for k, r in enumerate(body.results)
@@ -338,16 +324,12 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
     pairs = zip(dtypes, given[start:], strict=True)
     restored = [None if dtype == state.dtype else dtype for dtype, state in pairs]
     unchanged = all(plan.identity for plan in inner) and not any(restored)
-    kept = tuple(
-        i
-        for i in range(start, len(given))
-        if at.declared(at.eqn.invars[i]) and i - start not in stored
-    )
+    kept = tuple(i for i in range(start, len(given)) if at.declared(at.eqn.invars[i]))
     return EquationPlan(
         Inside(tuple(inner), unchanged),
         given,
         (*(None,) * start, *restored),
-        tuple(_returned(dtypes, stored)),
+        tuple(map(ValueState, dtypes)),
         Reason(ReasonCode.CARRY, "carries keep their declared dtypes", kept),
         demands=tuple(demands),
     )

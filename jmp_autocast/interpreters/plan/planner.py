@@ -26,7 +26,6 @@ from .marks import Memo
 from .needs import OF_PRODUCTS
 from .rooms import products_of
 from .rounded_streams import rounded_stream
-from .stored import written
 from .structural import plan_structural, planning_rule
 from .sweeps import Sweeps
 from .value_facts import literal_state
@@ -59,13 +58,10 @@ class Planner:
         self.memo: Memo = {}
         # Whether a function with a derivative or batching rule of the user's own was planned.
         self.has_rules: bool = False
-        # The names of carries, where the policy says which of them are stored in 16 bits.
-        self.paths: set[str] = set()
         self._products = products_of(policy)
-        scoped = [(name, rule) for _, name, rule in policy.scoped_rules]
-        self._rule_functions = has_rule_functions([*policy.rules, *scoped])
-        looks_at_names = policy.scopes or policy.scoped_rules or self._rule_functions
-        looks_at_names = looks_at_names or policy.precisions
+        self._rule_functions = has_rule_functions(policy.rules)
+        has_scopes = any(scope != "*" for scope, _, _ in policy.rules)
+        looks_at_names = has_scopes or self._rule_functions
         product = self._products.in_scope if self._products else None
         marks_only = not (looks_at_names or all_paths)
         self.regions: Regions = Regions(
@@ -123,9 +119,8 @@ class Planner:
         key = (id(jaxpr), *question)
         if (planned := self._plans.get(key)) is not None:
             return planned[1]
-        # A rule function may look at the source line, another room at one equation, what is stored
-        # has a name.
-        is_alone = self._rule_functions or self._products or self.policy.storage
+        # A rule function may look at the source line, another room at one equation.
+        is_alone = self._rule_functions or self._products
         kind = None if is_alone else kind_of(jaxpr)
         twin = None if kind is None else self._kinds.get((kind, *question))
         # Each jaxpr has a plan of its own, though another of its kind was planned.
@@ -188,7 +183,7 @@ class Planner:
 
     def plan_at(self, at: Place) -> EquationPlan:
         """Plans an equation where it stands, with what follows from where it stands."""
-        return written(at) or rounded_stream(at, self._plan_equation(at))
+        return rounded_stream(at, self._plan_equation(at))
 
     def _plan_equation(self, at: Place) -> EquationPlan:
         rule = planning_rule(at.name)
@@ -214,9 +209,8 @@ class Planner:
             eqn.primitive,
             region.compute_dtype,
             region.cause,
-            region.rules,
+            region.rule,
             region.precision,
-            region.emulated,
             at.accumulates,
             at.need & OF_PRODUCTS,
             at.name in CONTRACTIONS and is_norm(eqn),

@@ -33,7 +33,6 @@ class ReasonCode(enum.Enum):
     NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype where 8 bits were asked for
     EMIT = "EMIT"  # a rule emits a function of its own in place of the equation
     ACCUMULATOR = "ACCUMULATOR"  # it is added to again and again
-    STORED = "STORED"  # it is written into what a policy stores in 16 bits
     CARRY = "CARRY"  # a loop carry keeps its declared dtype
     CARRY_ACCUMULATOR = "CARRY_ACCUMULATOR"
     BRANCH_JOIN = "BRANCH_JOIN"  # the branches of a cond disagree

@@ -183,15 +183,14 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
         # buffer is smaller than the buffer.
         clears = it.name in _CLEARS and not (it.name in _MOVES and _shrinks(it.at.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
-    if isinstance(it.plan.action, Contract):
-        return not (it.at.policy.dot_output == "consumer" and code is ReasonCode.LOWER_PRECISION)
     # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
     # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
     saturates = it.name in _SATURATES and it.need & (GUARDED | Need.RANKED)
     # A product of vectors, which no guard looks at.
     saturates |= it.name in _CONTRACTS and it.need & OF_PRODUCTS
     is_cheap = it.name in _FEEDS or saturates or picks(it.at.eqn)
-    return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
+    is_contract = isinstance(it.plan.action, Contract)
+    return is_contract or not (code is ReasonCode.PROMOTE_LOW and is_cheap)
 
 
 def _shrinks(eqn: JaxprEqn) -> bool:

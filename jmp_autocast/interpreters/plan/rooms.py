@@ -1,6 +1,6 @@
-"""What other rooms plan: products in few bits, and scopes whose numbers are rounded to a format.
+"""Products in few bits, which another room plans.
 
-A room registers itself; nothing here, in `plan` or in `rewrite` imports it. What it emits is an
+The room registers itself; nothing here, in `plan` or in `rewrite` imports it. What it emits is an
 `Emit` action, of products with copies of the operands.
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ...policies import Decision, Policy
+from ...policies import Policy
 from ..compat import AnyJaxpr
 from ..regions import PlansProduct
 from .copies import Tag
-from .data import Place
 
 
 class Products(Protocol):
@@ -38,7 +37,6 @@ class Products(Protocol):
 
 
 _PRODUCTS: list[Callable[[Policy], Products | None]] = []
-_FORMATS: list[Callable[[Place], Decision | None]] = []
 
 
 def plans_products(room: Callable[[Policy], Products | None]) -> None:
@@ -50,19 +48,3 @@ def products_of(policy: Policy) -> Products | None:
     """Returns what plans products under a policy, None where the compute dtype holds for all."""
     found = (room(policy) for room in _PRODUCTS)
     return next((products for products in found if products is not None), None)
-
-
-def emulates(room: Callable[[Place], Decision | None]) -> Callable[[Place], Decision | None]:
-    """Registers what a room emits for an equation in such a scope: None to keep it as it is."""
-    _FORMATS.append(room)
-    return room
-
-
-def emulation(at: Place) -> Decision | None:
-    """Returns what is emitted in place of an equation, None where nothing of it is rounded.
-
-    Args:
-        at: The equation, in a scope that has a format.
-    """
-    found = (room(at) for room in _FORMATS)
-    return next((decision for decision in found if decision is not None), None)

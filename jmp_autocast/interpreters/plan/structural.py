@@ -26,7 +26,6 @@ from .basic_plans import as_declared, emitted, keep
 from .call_operands import cast_states, read_full, read_low
 from .data import BIND, KEEP, Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .equation_view import view_of
-from .float_dtypes import is_16_bit
 from .marks import NONE, Memo
 from .reasons import Reason, ReasonCode
 
@@ -105,7 +104,7 @@ def _emission(at: Place) -> EquationPlan | None:
     compute_dtype = at.region.compute_dtype
     if compute_dtype is None or not at.floats:
         return None
-    rule, _ = at.policy.rule_for(at.name, at.region.rules)
+    rule, _ = at.region.rule_of(at.name)
     if isinstance(rule, CastPolicy):  # no rule of the user's
         return None
     decided = rule(view_of(at.eqn, at.given, at.region.names, compute_dtype))
@@ -143,7 +142,7 @@ def _may_lower_in_rule(at: Place) -> bool:
     The forward pass is a kernel, or a product of 8-bit integers, and the backward pass is written
     in JAX. The rules of JAX's own functions have no product but those of linear algebra.
     """
-    lowers = at.region.compute_dtype is not None or at.region.emulated is not None
+    lowers = at.region.compute_dtype is not None
     return lowers and holds_rules(at.eqn) and not jax_function(called(at.eqn))
 
 
@@ -209,11 +208,11 @@ def _device_map(planner: PlansBodies, at: Place) -> EquationPlan:
     """What the body reads in 16 bits alone is cast before, and sent to the devices so.
 
     Of a source they get a copy beside it: its gradient comes back in float32. With
-    ``weight_gradients="compute"`` they get the copy alone, and the gradient comes back as it is.
+    ``level="by_hand"`` they get the copy alone, and the gradient comes back as it is.
     """
     (body,) = bodies(at.eqn)
     inner = planner.plan(body.jaxpr, at.given, at.wants, at.region.names)
-    kinds = (None, *Source) if planner.policy.weight_gradients == "compute" else (None,)
+    kinds = (None, *Source) if planner.policy.rounds_weight_gradients else (None,)
     inner, operands = _with_casts(planner, at, inner, read_low(inner, at, kinds))
     return _around(at, inner, operands)
 
@@ -256,9 +255,7 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     for k in range(len(joined)):
         made = _made(k, inner, held)
         if len({state.dtype for state in made}) > 1:
-            narrow = [state.dtype for state in made if is_16_bit(state.dtype)]
-            is_stored = any(state.is_stored for state in made)
-            joined[k] = Want(dtype=narrow[0] if is_stored else FLOAT32)
+            joined[k] = Want(dtype=at.full)
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
     if reason is not INSIDE:
         inner = plan_all(joined)
@@ -274,8 +271,7 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     results = []
     for k, v in enumerate(at.eqn.outvars):
         made = _made(k, inner, held) or [ValueState(at.declared(v))]
-        is_stored = any(state.is_stored for state in made)
-        results.append(ValueState(made[0].dtype, is_stored=is_stored))
+        results.append(ValueState(made[0].dtype))
     action = Inside(tuple(inner), unchanged)
     return EquationPlan(action, given, operands, tuple(results), reason, demands=tuple(demands))
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...policies import FLOAT32
-from ...scopes import CAST, STORED, mark
+from ...scopes import CAST, mark
 from ..compat import Atom, aval_of
 from ..primitives.reading import cast_dtype
 from .data import KEEP, Cast, Demand, EquationPlan, Move, Place, Source, ValueState
@@ -14,7 +14,7 @@ from .reasons import Reason, ReasonCode
 from .structural import PlansBodies, plans
 from .value_facts import number_state
 
-_OURS, _STORED = mark(CAST), mark(STORED)
+_OURS = mark(CAST)
 
 
 @plans("convert_element_type")
@@ -26,14 +26,11 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     """
     given, eqn = at.given, at.eqn
     (state,), (var,) = given, eqn.invars
-    if at.region.names and aval_of(eqn.outvars[0]).dtype == FLOAT32:
-        # Around a kernel, or of what is stored, for the program: the value stays what it is.
+    is_back = aval_of(eqn.outvars[0]).dtype == FLOAT32
+    if is_back and at.region.names and at.region.names[-1] == _OURS:
+        # Behind a kernel: the value stays what it is.
         no_cast = Reason(ReasonCode.STRUCTURAL, "no cast")
-        if at.region.names[-1] == _OURS:
-            return EquationPlan(Cast(), given, (None,), (state,), no_cast)
-        if at.region.names[-1] == _STORED:
-            result = ValueState(state.dtype, is_stored=True)
-            return EquationPlan(Cast(), given, (None,), (result,), no_cast)
+        return EquationPlan(Cast(), given, (None,), (state,), no_cast)
     source, target = at.declared(var), at.declared(eqn.outvars[0])
     cast = Reason(ReasonCode.USER_CAST, f"{aval_of(var).dtype} to {cast_dtype(eqn)}")
     if source is None and target is None:

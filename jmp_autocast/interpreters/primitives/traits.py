@@ -31,7 +31,6 @@ decision is made, in `interpreters/plan`.
 | same | it makes no value that its operands do not hold |
 | fuses | XLA computes it inside what reads it: its result is not stored for that |
 | zeros | all elements of its result are zero; it has the derivative of its operand |
-| writes | its result is an operand with other elements in places: a cache keeps its dtype |
 | turns | a wave within [-1, 1]: of an angle it makes the factors of a rotation |
 | contracts | it multiplies and sums: what tensor cores are for |
 """
@@ -47,7 +46,7 @@ import numpy as np
 _NAMES = frozenset(
     """
     moves affine rounds clears feeds sums shifts chooses snaps replicates repeats damps saturates
-    log0 div1 redispatch first picks joins travels same whole fuses zeros writes turns contracts
+    log0 div1 redispatch first picks joins travels same whole fuses zeros turns contracts
     """.split()
 )
 
@@ -74,10 +73,10 @@ _ROWS: dict[str, str] = {
     "reduce_max reduce_min": "rounds feeds",
     "reduce_window_max reduce_window_min": "rounds clears repeats",
     "cummax cummin sort": "rounds",
-    "select_n": "affine rounds clears fuses writes",
-    "pad": "affine rounds clears first joins writes",
-    "concatenate stack": "affine rounds joins writes",
-    "dynamic_update_slice": "rounds writes",
+    "select_n": "affine rounds clears fuses",
+    "pad": "affine rounds clears first joins",
+    "concatenate stack": "affine rounds joins",
+    "dynamic_update_slice": "rounds",
     # functions
     "pow": "replicates log0",
     "log log1p log2 rsqrt acos acosh asin atanh erf_inv": "log0",
@@ -86,7 +85,7 @@ _ROWS: dict[str, str] = {
     "tanh erf erfc": "saturates",
     "sin cos": "turns",
     "dot_general conv_general_dilated ragged_dot_general": "contracts",
-    "scatter": "redispatch writes",
+    "scatter": "redispatch",
     "scatter-add scatter-sub scatter-mul scatter-min scatter-max": "redispatch",
     # movement of elements; what replicates them adds up their cotangents in its transpose
     "broadcast_in_dim": f"{_MOVING} repeats same fuses",

@@ -71,7 +71,7 @@ tokens = jax.ShapeDtypeStruct((4, 513), jnp.int32)
 report = explain(loss, params, tokens, policy=BF16)
 print("in 16 bits:", f"{report.totals.low_share:.1%}")
 report.to_html("gemma.html")
-pinned = BF16.with_scopes({"*/mlp": "float32"})
+pinned = BF16.with_rules({"*": "float32"}, scope="*/mlp")
 print("pinned:", f"{explain(loss, params, tokens, policy=pinned).totals.low_share:.0%}")
 
 less = explain(autocast(loss, policy=BF16, residuals="recompute"), params, tokens)

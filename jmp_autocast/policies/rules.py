@@ -1,0 +1,249 @@
+"""The rules of a policy: what one may say, and which of several that match an equation wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from .callables import check_rule_like, is_function
+from .cast_policy import CastPolicy, Rule
+from .choices import elsewhere
+from .dtypes import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES, find_dtype
+from .errors import did_you_mean, shown, wrong_type
+from .float8 import FLOAT8
+from .patterns import check_pattern, match_depth
+from .precisions import PRECISIONS, as_precision, is_precision
+from .registry import check_obeyed, primitive_name, structural_message
+from .tables import CONTRACTIONS, STRUCTURAL, TRACED_FOR_DTYPES
+
+ANY = "*"
+"""As a primitive: all of them. As a scope: the whole program."""
+
+What: TypeAlias = Rule | np.dtype | str
+"""What a rule says: a cast policy, a function of the equation, a dtype, ``"float8"`` or a
+precision."""
+
+PolicyRule: TypeAlias = tuple[str, str, What]
+"""A scope pattern, the name of a primitive or ``"*"``, and what holds there."""
+
+WITHOUT_POLICY: frozenset[str] = STRUCTURAL | TRACED_FOR_DTYPES
+"""Primitives that take no cast policy; a rule for ``"*"`` says nothing of them."""
+
+_IN_CODE = 2
+
+
+def as_rules(value: Any) -> tuple[PolicyRule, ...]:
+    """Returns the rules of a policy, checked; of equal ones the last stays.
+
+    Args:
+        value: Triples of scope pattern, primitive and what holds there.
+
+    Raises:
+        TypeError: It is no tuple of triples, or holds a wrong type.
+        ValueError: There is no such cast policy, dtype or precision.
+    """
+    is_tuple = isinstance(value, tuple)
+    if not is_tuple or not all(isinstance(r, tuple) and len(r) == 3 for r in value):
+        fix = "Use Policy(...).with_rules({'tanh': 'float32'}, scope='*')."
+        raise wrong_type("rules must be a tuple of triples", value, fix)
+    found: dict[tuple[str, str, str], What] = {}
+    for scope, primitive, what in value:
+        name = primitive_name(primitive)
+        read = as_what(what, name)
+        key = check_pattern(scope), name, _question(read)
+        # Of rules that match alike the last wins, so that one that is given again moves there.
+        found.pop(key, None)
+        found[key] = read
+    return tuple((scope, name, what) for (scope, name, _), what in found.items())
+
+
+def _question(what: What) -> Literal["policy", "dtype", "precision"]:
+    """Returns what a rule answers: rules that answer different questions do not compete."""
+    if isinstance(what, str):
+        return "dtype" if what == FLOAT8 else "precision"
+    return "dtype" if isinstance(what, np.dtype) else "policy"
+
+
+def as_what(value: Any, primitive: str) -> What:
+    """Returns what a rule says, however it is spelled.
+
+    Args:
+        value: A `CastPolicy`, a dtype, a precision, the name of one of them, ``"float8"``, or a
+            function.
+        primitive: The primitive, or ``"*"``.
+
+    Raises:
+        TypeError: It is none of these.
+        ValueError: There is no such cast policy, dtype or precision, or the primitive takes none.
+
+    Example:
+        >>> as_what("float32", "tanh")
+        <CastPolicy.FP32: 'fp32'>
+        >>> as_what("float32", "*"), as_what("HIGHEST", "*")
+        (dtype('float32'), 'highest')
+    """
+    if is_function(value):
+        check_rule_like(value, f"The rule for primitive {primitive!r}", "an EquationView")
+        return cast(Rule, value)
+    # A policy would say in which dtype a loop runs, and its body has an opinion per equation.
+    if primitive in STRUCTURAL:
+        raise ValueError(structural_message(primitive))
+    if is_precision(value):
+        if primitive not in (ANY, *CONTRACTIONS):
+            raise ValueError(
+                f"The precision {value!r} is one of products, and {primitive!r} is none: give it "
+                f"to one of {', '.join(sorted(CONTRACTIONS))}, or to '*'."
+            )
+        return as_precision(value, "rules")
+    if isinstance(value, str) and value == FLOAT8:
+        if primitive in (ANY, *CONTRACTIONS):
+            return FLOAT8
+        raise ValueError(
+            f"Products of weights run in 8 bits, and {primitive!r} is none: give 'float8' to '*'."
+        )
+    # To NumPy any other class is a dtype of objects.
+    dtype = None if isinstance(value, CastPolicy) else find_dtype(value)
+    dtype = None if dtype is not None and dtype.kind == "O" else dtype
+    if dtype == FLOAT32 and primitive != ANY:
+        value = CastPolicy.FP32
+    elif dtype is not None and dtype in FLOAT_DTYPES:
+        return dtype
+    policies = {policy.name: policy for policy in CastPolicy}
+    if isinstance(value, str) and value.upper() in policies:
+        value = policies[value.upper()]
+    if isinstance(value, CastPolicy):
+        check_obeyed(primitive, value)
+        return value
+    name = value if dtype is None else dtype.name
+    if not isinstance(name, str):
+        what = "a CastPolicy, a dtype, a precision, a name of one, or a function of an EquationView"
+        raise wrong_type(f"The rule for primitive {primitive!r} must be {what}", value)
+    dtypes = [dtype.name for dtype in (FLOAT32, *COMPUTE_DTYPES)]
+    hint = did_you_mean(name, [*dtypes, FLOAT8, *PRECISIONS])
+    hint = elsewhere("matmul", name) or did_you_mean(name.upper(), policies) or hint
+    raise ValueError(
+        f"Unknown rule {shown(name)} for primitive {primitive!r}.{hint} It is a cast policy "
+        f"({', '.join(policies)}), a dtype ({', '.join(dtypes)}), 'float8', or a precision."
+    )
+
+
+class Match(NamedTuple):
+    """A rule that matches where an equation stands. Of several, the largest wins.
+
+    Args:
+        depth: How deep its scope lies.
+        kind: 0 for a rule for ``"*"``, 1 for one that names a primitive, 2 for
+            ``full_precision()`` and the like in the code.
+        position: Its position among the rules.
+        primitive: The primitive, or ``"*"``.
+        what: What it says.
+        cause: What reports call it.
+    """
+
+    depth: int
+    kind: int
+    position: int
+    primitive: str
+    what: Any  # a `What`
+    cause: str
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """What rules are compared by."""
+        return self[:3]
+
+
+def match_in_code(depth: int, dtype: np.dtype, name: str) -> Match:
+    """Returns a mark on the name stack as a match, which wins over rules for its scope."""
+    return Match(depth, _IN_CODE, 0, ANY, dtype, f"scope {name}")
+
+
+def matches(rules: Iterable[PolicyRule], names: Sequence[str]) -> list[Match]:
+    """Returns the rules that match a scope, whatever their primitive.
+
+    Args:
+        rules: Those of a policy.
+        names: The enclosing scopes, outermost first.
+    """
+    found = []
+    for i, (scope, name, what) in enumerate(rules):
+        if (depth := match_depth(scope, names)) is not None:
+            found.append(Match(depth, int(name != ANY), i, name, what, f"scope {scope!r}"))
+    return found
+
+
+class Said(NamedTuple):
+    """What the rules that match say of an equation: the answer to each of three questions.
+
+    Args:
+        dtype: In which dtype its scope computes.
+        policy: Its cast policy, or the function that decides on it.
+        precision: How a product that stays float32 multiplies.
+    """
+
+    dtype: Match | None
+    policy: Match | None
+    precision: str | None
+
+    @property
+    def rule(self) -> Rule | None:
+        """The cast policy, or the function that decides on it; None for nothing."""
+        what = None if self.policy is None else self.policy.what
+        # A primitive that a rule gives a 16-bit dtype runs in it.
+        return CastPolicy.LOWER_PRECISION_FP if isinstance(what, np.dtype) else what
+
+
+def said_of(found: Iterable[Match], primitive: str) -> Said:
+    """Returns the winning rules for an equation.
+
+    Args:
+        found: The rules that match its scope.
+        primitive: The name of its primitive.
+
+    Example:
+        >>> rules = as_rules((("*", "tanh", "fp32"), ("*/mlp", "*", "float32")))
+        >>> said_of(matches(rules, ["net"]), "tanh").rule
+        <CastPolicy.FP32: 'fp32'>
+        >>> said = said_of(matches(rules, ["net", "mlp"]), "tanh")
+        >>> said.dtype.what, said.rule
+        (dtype('float32'), None)
+    """
+    dtype = policy = precision = None
+    for match in sorted(found, key=lambda match: match.rank):  # the last one wins
+        is_named = match.primitive == primitive
+        if not is_named and match.primitive != ANY:
+            continue
+        question = _question(match.what)
+        if question == "precision":
+            precision = match
+        elif question == "dtype":
+            dtype = match
+            if is_named and match.what in COMPUTE_DTYPES:
+                policy = match  # the primitive runs in it
+        elif is_named or primitive not in WITHOUT_POLICY:
+            policy = match
+    # A scope in which nothing is lowered competes with cast policies; its compute dtype does not.
+    lowers = dtype is None or isinstance(dtype.what, str) or dtype.what in COMPUTE_DTYPES
+    if policy is not None and dtype is not None and not lowers:
+        dtype, policy = (None, policy) if policy.rank > dtype.rank else (dtype, None)
+    return Said(dtype, policy, None if precision is None else str(precision.what))
+
+
+def unmatched_patterns(policy: Any, scopes: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Returns the scope patterns of a policy that match none of several scopes.
+
+    Args:
+        policy: The `Policy`.
+        scopes: The scopes of a program, each by its names, outermost first.
+
+    Example:
+        >>> from jmp_autocast import BF16
+        >>> policy = BF16.with_rules({"*": "float32"}, scope="*/ln")
+        >>> unmatched_patterns(policy, [["net", "head"]])
+        ('*/ln',)
+    """
+    patterns = dict.fromkeys(scope for scope, _, _ in policy.rules)
+    found = list(scopes) if patterns else []
+    return tuple(p for p in patterns if all(match_depth(p, names) is None for names in found))
