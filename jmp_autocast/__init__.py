@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .autocast import autocast
 from .call.names import hint_for
 from .cast_params import cast_params
-from .compiler_options import compiler_options
 from .interpreters.primitives.finalise import finalise
 from .keep_less import keep_less
 from .loss_scaling import (
@@ -77,7 +76,6 @@ __all__ = [
     "check_numerics",
     "check_step",
     "compare",
-    "compiler_options",
     "compute_precision",
     "dynamic_loss_scaling",
     "explain",

@@ -22,20 +22,18 @@ from ..scopes import CAST, FULL, GOVERNED, KERNEL, mark, read_mark
 
 
 @contextlib.contextmanager
-def kernels_of(policy: Policy, lowers: bool = True) -> Iterator[set[str]]:
+def kernels_of(policy: Policy) -> Iterator[set[str]]:
     """What is traced inside calls kernels as a policy says.
 
     Args:
         policy: The policy.
-        lowers: Whether anything is lowered.
 
     Yields:
         The names of the functions that a rule could name.
     """
     seen: set[str] = set()
     dtype, wide = np.dtype(policy.compute_dtype), policy.wide_dtype
-    has_rules = lowers and bool(policy.kernels)
-    with calls_through(_Lowers(policy.kernels, dtype, wide, seen) if has_rules else None):
+    with calls_through(_Lowers(policy.kernels, dtype, wide, seen) if policy.kernels else None):
         yield seen
 
 

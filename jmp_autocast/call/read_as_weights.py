@@ -1,4 +1,4 @@
-"""Which inputs of a program its products read as weights: evidence that no name gives."""
+"""Which inputs of a program its products consume as weights."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from ..interpreters.primitives import reading
 from ..interpreters.primitives.structure import bodies
 from ..policies import CONTRACTIONS, DATA_MOVEMENT
 
-LIKELY, SURE = 1, 2
+LIKELY, SURE, ACTIVATION = 1, 2, 4
 _COMPUTED, _CONSTANT = -1, -2
 _MOVES = DATA_MOVEMENT | {"concatenate", "stack"}
 
 
 def read_as_weights(jaxpr: AnyJaxpr) -> dict[int, int]:
-    """Returns how much speaks for each input's being a weight, `LIKELY` or `SURE`.
+    """Returns how products consume each input: a union of `LIKELY`, `SURE` and `ACTIVATION`.
 
-    A product that multiplies a computed value with an input as it is, and with no batch, reads a
-    weight: `SURE`. So does a convolution with its kernel. Of two inputs the second is a weight, as
-    in ``x @ w``, or the matrix where the other is a vector: `LIKELY`.
+    A product that multiplies a computed value with an input as it is, and with no batch, consumes
+    a weight: `SURE`. So does a convolution with its kernel. Of two inputs the second is a weight,
+    as in ``x @ w``, or the matrix where the other is a vector: `LIKELY`; the other one is an
+    `ACTIVATION`.
 
     Args:
         jaxpr: The closed jaxpr of the program, as it was traced.
@@ -30,7 +31,7 @@ def read_as_weights(jaxpr: AnyJaxpr) -> dict[int, int]:
         >>> import jax, jax.numpy as jnp
         >>> f = lambda x, v, w: jnp.tanh(x @ w) @ v
         >>> read_as_weights(jax.make_jaxpr(f)(*[jnp.ones((2, 2))] * 3))
-        {2: 1, 1: 2}
+        {2: 1, 0: 4, 1: 2}
     """
     found: dict[int, int] = {}
     _look(jaxpr, range(len(body_of(jaxpr).invars)), found)
@@ -65,11 +66,12 @@ def _read(eqn: Any, given: Sequence[int], found: dict[int, int]) -> None:
     elif eqn.primitive.name == "dot_general" and reading.dot_dimensions(eqn)[1][0]:
         return  # of a batch: attention, a cache
     elif left >= 0 and right >= 0:
-        weights = {left if ranks == [2, 1] else right: LIKELY}
+        weight, other = (left, right) if ranks == [2, 1] else (right, left)
+        weights = {weight: LIKELY, other: ACTIVATION}
     else:
         weights = {left: SURE, right: SURE}
     if min(ranks) > 1 and aval_of(eqn.outvars[0]).ndim == 0:
         return  # a sum of products of elements, as of labels and logarithms
-    for at, level in weights.items():
+    for at, how in weights.items():
         if at >= 0 and _CONSTANT not in (left, right):
-            found[at] = max(level, found.get(at, 0))
+            found[at] = found.get(at, 0) | how

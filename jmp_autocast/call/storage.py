@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +15,39 @@ from jax import lax
 from ..interpreters import Planner, Want
 from ..interpreters.plan.data import Plan
 from ..policies import Policy, domain, narrow_dtypes
+from ..policies.callables import positional_names
 from ..policies.errors import did_you_mean
 from ..policies.storage import is_stored, unmatched_storage
 from ..scopes import STORED, mark
-from .arguments import Call, argument_names
-from .outputs import Slot
+from .arguments import Call
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Stands for an array, among the other leaves of what a function returns."""
+
+    index: int
+
+
+def argument_names(fn: Callable[..., Any], paths: Sequence[str]) -> list[str]:
+    """Returns paths with the names of arguments in place of their positions, as far as known.
+
+    Args:
+        fn: The function.
+        paths: Paths of arrays in its arguments.
+
+    Example:
+        >>> argument_names(lambda params, cache: None, ["1/k"])
+        ['cache/k']
+    """
+    names = positional_names(fn)
+
+    def with_name(path: str) -> str:
+        first, *rest = path.split("/")
+        is_named = first.isdigit() and int(first) < len(names)
+        return "/".join([names[int(first)] if is_named else first, *rest])
+
+    return [with_name(path) for path in paths]
 
 
 def as_stored(call: Call, policy: Policy, fn: Any) -> tuple[Call, set[str]]:

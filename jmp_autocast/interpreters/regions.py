@@ -88,7 +88,6 @@ class Regions:
         policy: The policy of the program.
         marks_only: No pattern or rule of the policy looks at names: only marks matter, and a layer
             that stands at 96 paths is planned once.
-        lowers_nothing: Why nothing is lowered where no scope names a dtype, else ``""``.
         product: From what the policy says of a scope to `Region.product`; None for none.
         default_precision: As for `Region`.
     """
@@ -97,14 +96,12 @@ class Regions:
         self,
         policy: Policy,
         marks_only: bool,
-        lowers_nothing: str = "",
         product: Callable[[str], PlansProduct | None] | None = None,
         default_precision: str | None = None,
     ) -> None:
         self._policy = policy
         self._default_precision = default_precision
         self._product = product or (lambda _: None)
-        self._lowers_nothing = lowers_nothing
         self._marks_only = marks_only
         self.has_islands: bool = False  # of those that were asked for
         self._compute_dtype = np.dtype(policy.compute_dtype)
@@ -154,8 +151,6 @@ class Regions:
             for depth, found in marks
         ]
         rules = self._policy.rules_in(names)
-        if not hits and self._lowers_nothing:
-            return region(None, False, self._lowers_nothing, names, rules)
         if not hits:
             return region(self._compute_dtype, False, "", names, rules, product=self._product(""))
         # Of scopes at one depth a mark in the code wins, then the latest pattern. `max` returns the

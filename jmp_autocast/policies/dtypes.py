@@ -93,7 +93,7 @@ def find_dtype(value: Any) -> np.dtype | None:
     """
     # NumPy takes None for float64, and an array for its own dtype. Here either of them is a
     # mistake: an array in place of a dtype is a forgotten keyword, as in `autocast(fn, x)`.
-    if value is None or isinstance(value, jax.Array):
+    if value is None or isinstance(value, jax.Array | np.ndarray | np.generic):
         return None
     name = SHORT_NAMES.get(value, value) if isinstance(value, str) else value
     try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias
 
+import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from .choices import WORDS
 from .dtypes import COMPUTE_DTYPES, as_compute_dtype, as_dtype, find_dtype, wide_dtype
@@ -28,7 +30,7 @@ class ThreeDtypes(Protocol):
         """The dtype of what the function returns."""
 
 
-PolicyLike: TypeAlias = Policy | str | ThreeDtypes
+PolicyLike: TypeAlias = Policy | str | DTypeLike | ThreeDtypes
 """What `as_policy` reads."""
 
 _SHORT_KEYS = {"p": "params", "c": "compute", "o": "output"}
@@ -104,11 +106,11 @@ def _instead(text: str) -> str:
 
 
 def as_policy(value: Any) -> Policy:
-    """Returns the policy meant by a `Policy`, a string or a ``jmp.Policy``.
+    """Returns the policy meant by a `Policy`, a compute dtype, a string or a ``jmp.Policy``.
 
     Raises:
-        TypeError: It is none of the three.
-        ValueError: The string or the dtypes of the ``jmp.Policy`` are not supported.
+        TypeError: It is none of the four.
+        ValueError: The string, the dtype or the dtypes of the ``jmp.Policy`` are not supported.
 
     Example:
         >>> as_policy("bfloat16").compute_dtype
@@ -118,13 +120,15 @@ def as_policy(value: Any) -> Policy:
         return value
     if isinstance(value, str):
         return parse_policy(value)
+    if (dtype := find_dtype(value)) is not None:
+        return Policy(dtype)
     dtypes = [getattr(value, f"{n}_dtype", None) for n in ("compute", "param", "output")]
     if not isinstance(value, type) and all(d is not None for d in dtypes):
         compute, param, output = (as_dtype(d, "policy") for d in dtypes)
         return _build(compute, param, output)
     raise wrong_type(
-        "policy must be a jmp_autocast.Policy, a string such as "
-        "'params=float32,compute=bfloat16,output=float32', or a jmp.Policy",
+        "policy must be a jmp_autocast.Policy, a compute dtype such as jnp.bfloat16, a string such "
+        "as 'params=float32,compute=bfloat16,output=float32', or a jmp.Policy",
         value,
         _fix(value),
     )
@@ -134,8 +138,8 @@ def _fix(value: Any) -> str:
     """Returns what to write for a value that is no policy."""
     if isinstance(value, type) and issubclass(value, Policy):
         return "That is the class: write policy=jmp_autocast.BF16, or Policy(jnp.bfloat16)."
-    if find_dtype(value) is not None:
-        return "A dtype is compute_dtype=..., or Policy(jnp.bfloat16)."
+    if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value)):
+        return "Arguments of the function belong to what autocast returns: autocast(fn)(params, x)."
     if hasattr(value, "compute_dtype") and hasattr(value, "variable_dtype"):
         return f"Pass the name of a policy of Keras: policy={value.name!r}."
     return "Write policy=jmp_autocast.BF16."

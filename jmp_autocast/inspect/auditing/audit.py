@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 from ...autocast import kind_of
 from ...call.arguments import check_function, name_of
-from ...call.fitting import of_a_call
 from ...call.options import autocast_options
 from ...call.wrapping import wrapper_of
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.primitives.structure import equations_in
 from ...policies import FLOAT32, narrow_dtypes
 from ...policies.choices import check_choice
+from ...policies.errors import with_usage
 from ...policies.tables import TRACED_FOR_DTYPES
 from ..export import Exported, counted, cut, labeled, table
 from ..measure.measured import user_names
@@ -23,7 +23,7 @@ from .kinds import KINDS, estimate, unit_roundoff
 from .risks import Program, Risk
 
 
-@of_a_call("audit(fn, *args)")
+@with_usage("audit(fn, *args)")
 def audit(
     fn: Callable[..., Any], *args: Any, ignore: Sequence[str] = (), **kwargs: Any
 ) -> AuditReport:

@@ -13,10 +13,9 @@ import numpy as np
 
 from ...autocast import Autocast, opened
 from ...call.arguments import check_function, flatten, name_of
-from ...call.fitting import of_a_call
 from ...formats import Format, parse
 from ...interpreters.compat import aval_of, body_of, fresh_make_jaxpr, mark_frames
-from ...policies.errors import did_you_mean, shown, wrong_type
+from ...policies.errors import did_you_mean, shown, with_usage, wrong_type
 from ...policies.patterns import check_pattern, match_depth
 from ..calls import calls_of, check_range, differentiated, is_loss, returned_by
 from ..measure.devices import on_device
@@ -37,7 +36,7 @@ _DIGITS = 7
 _UNITS = 4
 
 
-@of_a_call("explain_effects(loss, *args)")
+@with_usage("explain_effects(loss, *args)")
 def explain_effects(
     loss: Callable[..., Any],
     *args: Any,

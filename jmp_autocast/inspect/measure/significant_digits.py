@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from ...call.arguments import check_function, name_of
-from ...call.fitting import of_a_call
 from ...interpreters.compat import is_array_aval
-from ...policies.errors import wrong_type
+from ...policies.errors import with_usage, wrong_type
 from ..calls import check_concrete, returned_by, traced
 from .devices import on_device
 from .digits_probe import SAMPLES, Sample, Spread, SpreadReading, digits, spread
@@ -20,7 +19,7 @@ from .digits_report import Digits, DigitsRow, OutputDigits
 from .measured import MeasuredEquation, each_reading, is_measurable, measured_equations
 
 
-@of_a_call("significant_digits(fn, *args)")
+@with_usage("significant_digits(fn, *args)")
 def significant_digits(
     fn: Callable[..., Any], *args: Any, samples: int = 8, seed: int = 0, **kwargs: Any
 ) -> Digits:

@@ -9,12 +9,11 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.typing import DTypeLike
 
 from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
 from ...backend import default_device, device_of, hardware_of, supposing
 from ...call.arguments import check_function, name_of
-from ...call.fitting import of_a_call
+from ...call.forms import check_moved
 from ...call.kernels import unmatched_kernels
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
@@ -37,7 +36,7 @@ from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import FLOAT32, FLOAT64, Policy, PolicyLike, narrow_dtypes
-from ...policies.choices import Level
+from ...policies.errors import with_usage
 from ...policies.patterns import unmatched_patterns
 from ...policies.storage import unmatched_storage
 from ...scopes import BECAUSE, GOVERNED, read_mark
@@ -52,13 +51,11 @@ from .totals import Totals, contraction_flops, guarded
 from .wire import is_partitioned, wide_gradients, wire_of
 
 
-@of_a_call("explain(fn, *args)")
+@with_usage("explain(fn, *args)")
 def explain(
     fn: Callable[..., Any],
     *args: Any,
     policy: PolicyLike | None = None,
-    compute_dtype: DTypeLike | None = None,
-    level: Level | None = None,
     device: str | Device | Sequence[str | Device] | None = None,
     **kwargs: Any,
 ) -> Report:
@@ -76,8 +73,6 @@ def explain(
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``. A symbolic length of
             `jax.export` counts as 128 in FLOPs and bytes, and the report says so.
         policy: As for `autocast`; None for the wrapper's own, or the default.
-        compute_dtype: As for `autocast`, instead of a policy or to say which it is.
-        level: As for `Policy.with_level`; None for the policy's.
         device: The device to explain it for, by name (``"h100"``, ``"a100-40gb"``, ``"v5e"``,
             ``"mi300x"``, ``"cpu"``) or as a `jmp_autocast.inspect.Device` with its rates. The
             default dtype is then that of this device, and the report says what the program takes
@@ -106,7 +101,7 @@ def explain(
         ('float32',)
     """
     devices = _devices(device)
-    chosen = tool_options(compute_dtype, policy, level)
+    chosen = tool_options(policy)
     wrapper = looked_at(fn, chosen, "explain", args, kwargs)
     as_it_runs = chosen is None and wrapper is not fn
     with shown_progress(None) as show, supposing(devices[0]) if device else nullcontext():
@@ -229,12 +224,13 @@ def looked_at(
         ValueError: ``fn`` is a wrapper, and a policy is given as well.
     """
     check_function(fn, by, "Pass the function itself, then its arguments.")
+    check_moved(by, fn, kwargs)
     if not isinstance(fn, Autocast):
         return wrapper_of(fn, options or autocast_options(), kind_of(fn, args, kwargs))
     if options is not None:
         raise ValueError(
-            f"{by} got policy= (or compute_dtype=, level=) for a function that autocast has "
-            "already wrapped with its own. Leave policy out, and compute_dtype and level, or pass "
+            f"{by} got policy= for a function that autocast has already wrapped with its own. "
+            "Leave policy out, or pass "
             "the function that was wrapped."
         )
     return fn

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...call.arguments import check_function
-from ...call.fitting import of_a_call
 from ...interpreters.compat import AnyJaxpr, Atom, JaxprEqn, assumed_size
 from ...interpreters.plan.symbolic_sizes import element_count
 from ...interpreters.primitives.called_back import bodies_that_run
@@ -23,6 +22,7 @@ from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.reading import flops
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import DATA_MOVEMENT, FLOAT32, STRUCTURAL, narrow_dtypes
+from ...policies.errors import with_usage
 from ..calls import traced
 from ..export import scaled, table
 
@@ -155,7 +155,7 @@ class OpCounts(list[OpCount]):
         return "\n".join(table(columns, self, cells, _SHOWN, "more in the list"))
 
 
-@of_a_call("op_stats(fn, *args)")
+@with_usage("op_stats(fn, *args)")
 def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
     """Counts the primitives of a function by dtype, as it is: with or without `autocast`.
 
@@ -178,7 +178,7 @@ def op_stats(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> OpCounts:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import autocast, op_stats
-        >>> f = autocast(lambda x: jnp.sum(x @ x), compute_dtype=jnp.bfloat16)
+        >>> f = autocast(lambda x: jnp.sum(x @ x), jnp.bfloat16)
         >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
         >>> for count in op_stats(f, x)[:2]:
         ...     print(count.primitive, count.operands, count.times, count.flops)

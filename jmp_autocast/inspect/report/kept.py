@@ -15,7 +15,6 @@ import numpy as np
 from ...autocast import Autocast, PlannedCall
 from ...call import arguments
 from ...call.arguments import check_function, name_of
-from ...call.fitting import of_a_call
 from ...interpreters import Source
 from ...interpreters.after.provenance import entering, follow, leaving
 from ...interpreters.compat import (
@@ -46,6 +45,7 @@ from ...interpreters.primitives.structure import bodies, equations_in, runs_agai
 from ...interpreters.primitives.traits import having
 from ...keep_less import KeepLess, keep_less
 from ...policies import FLOAT32, narrow_dtypes
+from ...policies.errors import with_usage
 from ..export import cut, labeled, scaled, table
 from ..page.page import Page, Paged, section, tables_page
 from .jaxprs import nbytes_of
@@ -228,7 +228,7 @@ def _nbytes(items: Sequence[KeptArray] | Sequence[Island]) -> int:
     return sum(item.nbytes for item in items)
 
 
-@of_a_call("explain_kept(fn, *args)")
+@with_usage("explain_kept(fn, *args)")
 def explain_kept(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> KeptReport:
     """Reports what a function keeps for its backward pass, and what is computed again instead.
 
@@ -251,12 +251,12 @@ def explain_kept(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> KeptRepor
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import BF16, autocast
+        >>> from jmp_autocast import BF16, autocast, keep_less
         >>> from jmp_autocast.inspect import explain_kept
         >>> def loss(params, x):
         ...     layer = lambda x, w: (jax.nn.gelu(x @ w), None)
         ...     return jax.lax.scan(layer, x, params["w"])[0].sum()
-        >>> mixed = autocast(loss, policy=BF16, residuals="auto")
+        >>> mixed = keep_less(autocast(loss, BF16))
         >>> report = explain_kept(mixed, {"w": jnp.ones((3, 8, 8))}, jnp.ones((4, 8)))
         >>> report.islands[-1].recomputed.count("tanh"), report.share < 0.5
         (1, True)

@@ -19,6 +19,7 @@ from ...call.options import autocast_options
 from ...interpreters import Plan, Planner, Want
 from ...interpreters.after.walk import walk_plan
 from ...interpreters.compat import fresh_make_jaxpr
+from ...keep_less import keep_less
 from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy, narrow_dtypes
 from ...scopes import read_mark
 from ..measure.basic_blocks import EquationRun, Probe
@@ -93,12 +94,12 @@ def kept_under(fn: Callable[..., Any], policy: Policy, batch: Batch) -> list[Kep
         policy: The policy.
         batch: The arguments of the call.
     """
-    wrapper = _wrapper(fn, policy, batch, residuals="recompute")
+    wrapper = keep_less(_wrapper(fn, policy, batch), residuals="recompute")
     return arrays_kept(wrapper.planned(*batch.args))
 
 
-def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch, **options: Any) -> Autocast:
-    return looked_at(fn, autocast_options(policy=policy, **options), "tune", batch.args, {})
+def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch) -> Autocast:
+    return looked_at(fn, autocast_options(policy), "tune", batch.args, {})
 
 
 def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args, overloa
 
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from ...autocast import Autocast, Part, kind_of
 from ...call.arguments import name_of
@@ -21,7 +20,7 @@ from ...call.wrapping import wrapper_of
 from ...devices import Device, as_device
 from ...interpreters.compat import mark_frames
 from ...policies import Policy, PolicyLike
-from ...policies.choices import Level, check_choice
+from ...policies.choices import check_choice
 from ...policies.errors import with_usage
 from ..calls import calls_of, check_range, positions_of
 from ..measure.numerics_probe import FLOAT16_OVERFLOW
@@ -70,8 +69,6 @@ class _Options(TypedDict, total=False):
     tolerance: float | None
     accept: Callable[[Callable[..., Any]], Any] | None
     policy: PolicyLike | None
-    compute_dtype: DTypeLike | None
-    level: Level | None
     argnums: int | Sequence[int] | None
     log: Any
     progress: bool | None
@@ -96,8 +93,6 @@ def tune(
     tolerance: float | None = None,
     accept: Callable[[Callable[..., Any]], Any] | None = None,
     policy: PolicyLike | None = None,
-    compute_dtype: DTypeLike | None = None,
-    level: Level | None = None,
     argnums: int | Sequence[int] | None = None,
     cost: Cost | None = None,
     device: Device | str | None = None,
@@ -137,8 +132,6 @@ def tune(
             returns whether it is good enough, for example after some training steps. The ``policy``
             of its argument is the candidate.
         policy: Where to start, as for `autocast`, which names the default one as well.
-        compute_dtype: As for `autocast`, instead of a policy or to say which it is.
-        level: As for `Policy.with_level`; None for the policy's.
         argnums: The arguments to differentiate ``fn``, a scalar function, by: the gradients count
             as outputs, and what overflows in the backward pass is found.
         cost: What an operation costs in float32, more than in 16 bits: ``"time"``, the seconds that
@@ -183,7 +176,7 @@ def tune(
             f"tune tries what autocast does, and the environment variable {VARIABLE} turns it off. "
             "Unset it."
         )
-    options = tool_options(compute_dtype, policy, level)
+    options = tool_options(policy)
     start = (options or autocast_options()).chosen[0]
     if cost is not None:
         check_choice("cost", cost, get_args(Cost))
