@@ -76,20 +76,24 @@ def check_form(misplaced: tuple[Any, ...], given: Iterable[str]) -> None:
         raise TypeError(f"autocast has no option {name!r}.{fix} Its options are {known}.")
 
 
-def check_moved(by: str, fn: Any, given: Iterable[str]) -> None:
-    """Raises TypeError for an earlier option of a tool, among the arguments of its function.
+def check_options(by: str, fn: Any, given: Iterable[str]) -> None:
+    """Raises TypeError for an option of `autocast` among the arguments of a tool's function.
 
     Args:
         by: The tool.
         fn: The function.
         given: The names of the keyword arguments for it.
     """
-    for name in _MOVED.keys() & set(given):
-        signature = signature_of(fn)
-        if signature is None or name not in signature.parameters:
+    now = {name: f"{by}(autocast(fn, {name}=...), ...)" for name in OPTIONS} | _MOVED
+    wrong = now.keys() & set(given)
+    signature = signature_of(fn) if wrong else None
+    if signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        return
+    for name in wrong:
+        if name not in signature.parameters:
             raise TypeError(
                 f"{by} has no option {name!r}, and {name_of(fn)} has no such argument. Write "
-                f"{_MOVED[name]}."
+                f"{now[name]}."
             )
 
 

@@ -39,7 +39,7 @@ def check_output_dtype(value: Any, policy: Policy) -> Any:
     allowed = domain(policy.wide_dtype) | {FLOAT64}
     if dtype not in allowed:
         raise ValueError(
-            f"output_dtype must be 'same', 'computed' or {listed(allowed)}, got "
+            f"output_dtype must be 'same', 'computed', {listed(allowed)}, got "
             f"{shown(value) if dtype is None else dtype.name}. It is one dtype for all float "
             "outputs: cast single results in the function."
         )

@@ -8,6 +8,7 @@ from typing import Any
 from ..interpreters.after.provenance import entering, follow, leaving
 from ..interpreters.compat import AnyJaxpr, aval_of, body_of
 from ..interpreters.primitives import reading
+from ..interpreters.primitives.held_contraction import held_jaxpr
 from ..interpreters.primitives.structure import bodies
 from ..policies import CONTRACTIONS, DATA_MOVEMENT
 
@@ -43,6 +44,8 @@ def _look(jaxpr: AnyJaxpr, inputs: Sequence[int], found: dict[int, int]) -> list
         name, held = eqn.primitive.name, bodies(eqn)
         if name in CONTRACTIONS:
             _read(eqn, given, found)
+        elif (product := held_jaxpr(eqn)) is not None:
+            _look(product, given[: len(body_of(product).invars)], found)
         results = [_COMPUTED] * len(eqn.outvars)
         for body in held:
             outputs = _look(body.jaxpr, entering(body, given, _COMPUTED), found)

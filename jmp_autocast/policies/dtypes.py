@@ -97,10 +97,12 @@ def find_dtype(value: Any) -> np.dtype | None:
         return None
     name = SHORT_NAMES.get(value, value) if isinstance(value, str) else value
     try:
-        return np.dtype(jnp.dtype(name))
+        dtype = np.dtype(jnp.dtype(name))
     # A layer of Flax has a `dtype` that is None, of which NumPy makes a ValueError.
     except (TypeError, ValueError):
         return None
+    # NumPy makes `object` of any class.
+    return None if dtype.hasobject else dtype
 
 
 def as_dtype(value: Any, argument: str) -> np.dtype:

@@ -88,9 +88,11 @@ def _only_dtype(text: str) -> np.dtype:
     # Keras's mixed policies keep variables in float32, as all policies do here.
     dtype = find_dtype(text.removeprefix(_KERAS_PREFIX))
     if dtype is None or dtype not in COMPUTE_DTYPES:
+        nearest = did_you_mean(text, map(str, COMPUTE_DTYPES), cutoff=0.7)
         raise ValueError(
             "policy must be a compute dtype, 'float16', 'bfloat16' or 'float32', or a string such "
-            f"as 'params=float32,compute=bfloat16,output=float32', got {text!r}. {_instead(text)}"
+            f"as 'params=float32,compute=bfloat16,output=float32', got {text!r}.{nearest} "
+            f"{_instead(text)}"
         )
     return dtype
 
@@ -98,6 +100,8 @@ def _only_dtype(text: str) -> np.dtype:
 def _instead(text: str) -> str:
     """Returns what to write for a word that is no policy."""
     name = text.removeprefix("jmp_autocast.").upper()
+    if name in ("FLOAT8", "INT8"):
+        return "Products run in 8 bits by policy=jmp_autocast.FP8."
     if name in ("BF16", "BY_HAND", "FP16", "FP8"):
         return f"Write policy=jmp_autocast.{name}, without quotes."
     if text.endswith((".toml", ".json", ".yaml", ".yml")) or "/" in text:

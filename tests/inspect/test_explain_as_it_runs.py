@@ -78,21 +78,15 @@ def test_a_float64_program_is_not_in_bfloat16():
     assert "0.0 % of matmul" in report.summary
 
 
-def test_tools_take_a_dtype_and_a_level():
-    options = {"compute_dtype": "bfloat16", "level": "tensor_cores"}
+def test_tools_take_a_dtype_for_a_policy():
     f = lambda p, x: jnp.tanh(x @ p["w"]) @ p["w"]
-    expected = [
-        row.results for row in explain(f, P, X, policy=BF16.with_level("tensor_cores")).rows
-    ]
-    assert [row.results for row in explain(f, P, X, **options).rows] == expected
-    assert compare(f, P, X, **options).compute_dtype == "bfloat16"
-    policy = tune(f, batches=[(P, X)], tolerance=0.5, progress=False, **options)
-    assert policy == BF16.with_level("tensor_cores")
-    for wrong in ({"level": "O1"}, {"compute_dtype": "float16", "policy": BF16}):
-        with pytest.raises(ValueError, match=r"level must be|contradicts"):
-            explain(f, P, X, **wrong)
-    with pytest.raises(ValueError, match="Leave policy out, and compute_dtype"):
-        explain(mixed, P, X, level="compute")
+    for policy in ("bfloat16", jnp.bfloat16, BF16):
+        rows = explain(f, P, X, policy=policy).rows
+        assert [row.results for row in rows] == [row.results for row in explain(f, P, X).rows]
+        assert compare(f, P, X, policy=policy).compute_dtype == "bfloat16"
+        assert tune(f, batches=[(P, X)], tolerance=0.5, progress=False, policy=policy) == BF16
+    with pytest.raises(ValueError, match="Leave policy out"):
+        explain(mixed, P, X, policy=BF16)
 
 
 def test_counts_print_as_a_table():

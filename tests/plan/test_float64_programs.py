@@ -83,7 +83,7 @@ def test_a_carry_that_a_body_returns_wider_than_it_took_it(level):
         return x + lax.scan(inner, (start, jnp.dot(start, start)), None, length=2)[0][0], None
 
     fn = lambda x: lax.scan(outer, x, None, length=2)[0]
-    mixed = single(fn, SINGLE.with_level(level), params=None)
+    mixed = single(fn, SINGLE.with_level(level), params=())
     np.testing.assert_allclose(jax.jit(mixed)(X[0]), jax.jit(fn)(X[0]), rtol=1e-4)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
 from ...backend import default_device, device_of, hardware_of, supposing
 from ...call.arguments import check_function, name_of
-from ...call.forms import check_moved
+from ...call.forms import check_options
 from ...call.kernels import unmatched_kernels
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
@@ -224,7 +224,7 @@ def looked_at(
         ValueError: ``fn`` is a wrapper, and a policy is given as well.
     """
     check_function(fn, by, "Pass the function itself, then its arguments.")
-    check_moved(by, fn, kwargs)
+    check_options(by, fn, kwargs)
     if not isinstance(fn, Autocast):
         return wrapper_of(fn, options or autocast_options(), kind_of(fn, args, kwargs))
     if options is not None:
