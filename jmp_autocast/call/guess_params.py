@@ -48,14 +48,11 @@ def with_weights(
     modules = {root_of(p) for p, s in zip(paths, known, strict=True) if s is Source.PARAM}
     if not (trees := trees - modules):
         return known
-    found = dict.fromkeys(trees, 0)
-    for i, how in read_as_weights(traced).items():
-        if (root := root_of(paths[i])) in trees:
-            found[root] |= how
+    found = read_as_weights(traced, list(map(root_of, paths)))
     params: set[str] = set()
     for level in (SURE, LIKELY):
         if not (params or (modules and level == LIKELY)):
-            weights = {root for root, how in found.items() if how & level}
+            weights = {root for root in trees if found.get(root, 0) & level}
             # A batch is consumed as a weight, too: in the gradient of the layer that it enters.
             params = {root for root in weights if not found[root] & ACTIVATION}
             params = params or (set() if modules else weights)
