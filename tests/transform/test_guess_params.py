@@ -106,6 +106,11 @@ def written_out(p, x):
     return jax.jit(jax.checkpoint(lambda w, h: jnp.sin(h) @ w.T))(p["key"], x)
 
 
+def normalized(p, x):
+    w = p["key"] / jnp.linalg.norm(p["key"], axis=0)
+    return jnp.tanh(jnp.tanh(x @ w + p["b"]) @ w)
+
+
 def convolution(p, x):
     kernel = p["key"].reshape(4, 4, 1, 4)
     return jax.lax.conv_general_dilated(
@@ -118,7 +123,9 @@ def graph(p, x):
 
 
 @pytest.mark.parametrize(
-    "body", [mlp, one_layer, looped, written_out, convolution], ids=lambda fn: fn.__name__
+    "body",
+    [mlp, one_layer, looped, written_out, normalized, convolution],
+    ids=lambda fn: fn.__name__,
 )
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_products_consume_as_weights(is_first, body):
