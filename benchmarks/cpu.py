@@ -7,9 +7,8 @@
 
 The variants of a program take turns in one process, round by round, so that what else the machine
 does meets all of them. Printed are the minimum and the median of the rounds in milliseconds, how
-often float32's minimum holds a variant's, and the share of FLOPs in bfloat16 kernels. "Option" is
-what `compiler_options` returns, given to ``jax.jit`` and to `autocast`. PyTorch's own seconds are
-those of ``benchmarks/cpu_torch.py``.
+often float32's minimum holds a variant's, and the share of FLOPs in bfloat16 kernels. PyTorch's own
+seconds are those of ``benchmarks/cpu_torch.py``.
 """
 
 from __future__ import annotations
