@@ -18,6 +18,7 @@ from ..inspect.compiled.hlo import UnreadableError
 from ..inspect.export import json_text, saved
 from ..inspect.tuning.search_log import LogError
 from ..inspect.tuning.tune import UnreachableError
+from ..keep_less import keep_less
 from .targets import UsageError, arguments_of, batches_of, function_of, load, written
 
 
@@ -31,7 +32,7 @@ def run_explain(options: argparse.Namespace) -> int:
                 "a function that autocast has wrapped has its own. Leave out --gradient, or name "
                 "the function that was wrapped"
             )
-        fn, policy = autocast(fn, policy=policy, residuals=options.residuals), None
+        fn, policy = keep_less(autocast(fn, policy=policy), residuals=options.residuals), None
     args, kwargs = arguments_of(options)
     device = options.device and ("all" if "all" in options.device else options.device)
     target = jax.grad(fn) if options.gradient else fn
