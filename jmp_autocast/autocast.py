@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +14,7 @@ import jax
 from . import formats as formats  # registers what scopes with a format emit
 from .backend import Choice
 from .call import arguments, repeats
-from .call.forms import Decorator, NoContext, check_form
+from .call.forms import Decorator, NoContext, check_form, hide_mistakes
 from .call.kernels import kernels_of, kernels_off, report_unmatched_kernels
 from .call.options import Options, autocast_options
 from .call.outputs import OutputDtype, as_traced, want_of
@@ -73,6 +72,7 @@ def autocast(
     output_dtype: OutputDtype = ...,
     enabled: bool = ...,
 ) -> Callable[[F], F]: ...
+@hide_mistakes
 def autocast(
     fn: Callable[..., Any] | None = None,
     policy: PolicyLike | None = None,
@@ -147,12 +147,6 @@ def autocast(
     if fn is None:
         return Decorator(wrapper_of, options=options, kind=Autocast)
     return wrapper_of(fn, options, Autocast)
-
-
-# What users write; the two parameters that only collect mistakes are no help to them.
-vars(autocast)["__signature__"] = (_signature := inspect.signature(autocast)).replace(
-    parameters=[p for p in _signature.parameters.values() if not p.name.startswith("_")]
-)
 
 
 class Autocast(Wrapper, NoContext):

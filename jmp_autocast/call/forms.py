@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar
 
 import jax
 
@@ -14,6 +15,7 @@ from ..policies.callables import name_of, signature_of
 from ..policies.dtypes import find_dtype
 from ..policies.errors import a, did_you_mean, shown
 
+F = TypeVar("F", bound=Callable[..., Any])
 LINE = "fn = autocast(fn, jnp.bfloat16)"
 OPTIONS = ("policy", "params", "output_dtype", "enabled")
 # Options of earlier versions, and where each is now.
@@ -49,6 +51,14 @@ class NoContext:
 
 class Decorator(NoContext, functools.partial[Any]):
     """What `autocast` returns without a function."""
+
+
+def hide_mistakes(fn: F) -> F:
+    """Hides the parameters of a public function that only collect mistakes from its signature."""
+    signature = inspect.signature(fn)
+    parameters = [p for p in signature.parameters.values() if not p.name.startswith("_")]
+    vars(fn)["__signature__"] = signature.replace(parameters=parameters)
+    return fn
 
 
 def check_form(misplaced: tuple[Any, ...], given: Iterable[str]) -> None:

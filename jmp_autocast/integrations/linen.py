@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 import flax.linen as nn
 
 from ..autocast import Options, Part, autocast_options
-from ..call.forms import Decorator, check_form
+from ..call.forms import Decorator, check_form, hide_mistakes
 from ..call.outputs import OutputDtype
 from ..policies import PolicyLike
 from ..policies.errors import wrong_type
@@ -41,6 +41,7 @@ def autocast(
     output_dtype: OutputDtype = ...,
     enabled: bool = ...,
 ) -> Callable[[Target], Target]: ...
+@hide_mistakes
 def autocast(
     target: Any = None,
     policy: PolicyLike | None = None,

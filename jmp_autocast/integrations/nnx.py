@@ -13,7 +13,7 @@ from flax import nnx
 
 from ..autocast import STATEFUL_KINDS, Autocast, Options, autocast_options, run_call
 from ..call.arguments import Opened, Params
-from ..call.forms import Decorator, check_form
+from ..call.forms import Decorator, check_form, hide_mistakes
 from ..call.outputs import OutputDtype
 from ..call.wrapping import pytrees_of, wrapper_of
 from ..policies import PolicyLike
@@ -25,6 +25,7 @@ from .results import cast_leaves, cast_outputs, without_output_dtype
 __all__ = ["autocast", "scaled_value_and_grad", "stateless", "train_step"]
 
 
+@hide_mistakes
 def autocast(
     fn: Callable[..., Any] | None = None,
     policy: PolicyLike | None = None,
