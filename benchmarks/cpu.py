@@ -7,9 +7,8 @@
 
 The variants of a program take turns in one process, round by round, so that what else the machine
 does meets all of them. Printed are the minimum and the median of the rounds in milliseconds, how
-often float32's minimum holds a variant's, and the share of FLOPs in bfloat16 kernels. "Option" is
-what `compiler_options` returns, given to ``jax.jit`` and to `autocast`. PyTorch's own seconds are
-those of ``benchmarks/cpu_torch.py``.
+often float32's minimum holds a variant's, and the share of FLOPs in bfloat16 kernels. PyTorch's own
+seconds are those of ``benchmarks/cpu_torch.py``.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from benchmarks.comparison.models import Gpt, Lstm, ResNet, Vit
 from benchmarks.comparison.variants import float32, handwritten, ours
 from benchmarks.cpu_models import Decoding, Digits, Mlp, MobileNetV2, ResNet50
 from benchmarks.fast_products import products_in, share_in_kernels
-from jmp_autocast import BF16, Policy, autocast, compiler_options, cpu_kernels
+from jmp_autocast import BF16, Policy, autocast, cpu_kernels
 
 GPT = {"layers": 4, "width": 512, "heads": 8, "vocabulary": 8192}
 GPT2 = {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50257}
@@ -82,20 +81,13 @@ FORMS: dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], dict[str, Any]]]
     "5, 1-D": (((16, 256, 128), (5, 128, 128)), {}),
     "3 x 3 x 3, 3-D": (((2, 16, 16, 16, 64), (3, 3, 3, 64, 64)), {}),
 }
-OPTIONS = compiler_options()
 COMPUTE = Policy(jnp.bfloat16, level="compute")
-VARIANTS: dict[str, tuple[Callable[[Case, Any], Any], Any]] = {
-    "float32": (float32, None),
-    "by hand": (handwritten, None),
-    "ours": (ours(lambda dtype: BF16), None),
-    'ours, level "compute"': (ours(lambda dtype: COMPUTE), None),
+VARIANTS: dict[str, Callable[[Case, Any], Any]] = {
+    "float32": float32,
+    "by hand": handwritten,
+    "ours": ours(lambda dtype: BF16),
+    'ours, level "compute"': ours(lambda dtype: COMPUTE),
 }
-if OPTIONS:
-    VARIANTS |= {
-        "by hand, option": (handwritten, OPTIONS),
-        "ours, option": (ours(lambda dtype: BF16, OPTIONS), OPTIONS),
-        'ours, level "compute", option': (ours(lambda dtype: COMPUTE, OPTIONS), OPTIONS),
-    }
 
 
 # A compiled program, its arguments, and the seconds that compiling it took.
@@ -108,7 +100,7 @@ def programs(case: Case, kinds: Sequence[str]) -> dict[str, dict[str, Timed]]:
     tx = optax.sgd(1e-2, momentum=0.9) if case.name == "ResNet" else optax.adamw(1e-4)
     state = jax.jit(tx.init)(params)
     found: dict[str, dict[str, Timed]] = {kind: {} for kind in kinds}
-    for name, (make, options) in VARIANTS.items():
+    for name, make in VARIANTS.items():
         loss = make(case, jnp.bfloat16)
 
         def step(params: Any, state: Any, batch: Any, loss: Any = loss) -> Any:
@@ -120,7 +112,7 @@ def programs(case: Case, kinds: Sequence[str]) -> dict[str, dict[str, Timed]]:
         for kind in kinds:
             fn, args = runs[kind]
             start = time.perf_counter()
-            program = jax.jit(fn, compiler_options=options).lower(*args).compile()
+            program = jax.jit(fn).lower(*args).compile()
             found[kind][name] = program, args, time.perf_counter() - start
     return found
 
@@ -166,9 +158,8 @@ def form_rows(name: str, rounds: int) -> list[list[str]]:
     rows = []
     for kind in ("forward", "gradient of the image", "gradient of the kernel"):
         variants: dict[str, Timed] = {}
-        for variant, options in (("float32", None), ("ours", None), ("option", OPTIONS)):
-            low = autocast(conv, policy=BF16, output_dtype="computed", compiler_options=options)
-            fn = conv if variant == "float32" else low
+        low = autocast(conv, policy=BF16, output_dtype="computed")
+        for variant, fn in (("float32", conv), ("ours", low)):
             y = jax.jit(fn)(x, w)
             if kind == "forward":
                 run, args = fn, (x, w)
@@ -176,7 +167,7 @@ def form_rows(name: str, rounds: int) -> list[list[str]]:
                 run, args = (lambda w, y, f=fn: jax.vjp(lambda x: f(x, w), x)[1](y)), (w, y)
             else:
                 run, args = (lambda x, y, f=fn: jax.vjp(lambda w: f(x, w), w)[1](y)), (x, y)
-            program = jax.jit(run, compiler_options=options).lower(*args).compile()
+            program = jax.jit(run).lower(*args).compile()
             variants[variant] = program, args, 0.0
         seconds = timed(variants, rounds).values()
         rows.append([name, kind, *(f"{1e3 * min(s):.2f}" for s in seconds)])
@@ -201,7 +192,7 @@ def main() -> None:
     print(f"JAX {jax.__version__}, {os.cpu_count()} cores: {cpu_kernels.cpu_kernels().reason}")
     if options.forms:
         rows = (row for name in FORMS for row in form_rows(name, options.rounds))
-        print_rows(("convolution", "direction", "float32, ms", "ours", "with the option"), rows)
+        print_rows(("convolution", "direction", "float32, ms", "ours"), rows)
         return
     header = "variant", "min, ms", "median, ms", "times float32", "in kernels", "compile, s"
     for case, kinds in TINY if options.tiny else CASES:

@@ -12,7 +12,6 @@ from .autocast import autocast
 from .call.kernels import in_compute_dtype
 from .call.names import hint_for
 from .cast_params import cast_params
-from .compiler_options import compiler_options
 from .interpreters.primitives.finalise import finalise
 from .keep_less import keep_less
 from .loss_scaling import (
@@ -62,7 +61,6 @@ __all__ = [
     "cast_params",
     "check_numerics",
     "compare",
-    "compiler_options",
     "compute_precision",
     "dynamic_loss_scaling",
     "explain",

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypeVar, overload
 
 import jax
-from jax.typing import DTypeLike
 
 from .backend import Choice
 from .call import arguments, repeats
-from .call.forms import Decorator, NoContext, check_form
+from .call.forms import Decorator, NoContext, check_form, hide_mistakes
 from .call.kernels import kernels_of, traced_with_kernels
-from .call.nesting import naming_the_nesting
-from .call.options import OnUnknown, Options, autocast_options
-from .call.outputs import as_traced, per_output, want_of
+from .call.options import Options, autocast_options
+from .call.outputs import OutputDtype, as_traced, want_of
 from .call.wrapping import Wrapper, wrapper_of
 from .float8.dequantize import dequantized
 from .float8.units import warn_without_units
@@ -42,11 +39,12 @@ from .interpreters.compat.settings import (
     with_default_precision,
     without_default_precision,
 )
-from .interpreters.keep.choice import ResidualChoice, Residuals
+from .interpreters.keep.choice import ResidualChoice
+from .interpreters.keep.emit import may_plan, run_planned
 from .interpreters.plan.data import EquationPlan, Plan
 from .interpreters.plan.value_facts import input_states
-from .keep_less import may_plan, run_planned
 from .policies import Policy, PolicyLike
+from .policies.dtypes import is_default
 from .policies.precisions import precision_around
 from .scopes import BECAUSE, GOVERNED, mark
 
@@ -55,41 +53,32 @@ mark_frames(__file__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class PartOptions(TypedDict, total=False):
-    """The options of `autocast` for a part of a model, whose parameters are known."""
-
-    compute_dtype: DTypeLike | Literal["auto"] | None
-    policy: PolicyLike | None
-    output_dtype: Any
-    enabled: bool
-    on_unknown: OnUnknown
-    residuals: Residuals
-    keep_scopes: Sequence[str]
-    compiler_options: Mapping[str, Any] | None
-
-
-class GivenOptions(PartOptions, total=False):
-    """The options of `autocast`, which says what each of them means."""
-
-    params: arguments.Params
-
-
 @overload
-def autocast(fn: F, **options: Unpack[GivenOptions]) -> F: ...
+def autocast(
+    fn: F,
+    policy: PolicyLike | None = ...,
+    *,
+    params: arguments.Params = ...,
+    output_dtype: OutputDtype = ...,
+    enabled: bool = ...,
+) -> F: ...
 @overload
-def autocast(fn: None = ..., **options: Unpack[GivenOptions]) -> Callable[[F], F]: ...
+def autocast(
+    fn: None = ...,
+    policy: PolicyLike | None = ...,
+    *,
+    params: arguments.Params = ...,
+    output_dtype: OutputDtype = ...,
+    enabled: bool = ...,
+) -> Callable[[F], F]: ...
+@hide_mistakes
 def autocast(
     fn: Callable[..., Any] | None = None,
-    *_misplaced: Any,
-    compute_dtype: DTypeLike | Literal["auto"] | None = None,
     policy: PolicyLike | None = None,
-    params: arguments.Params = arguments.AUTO,
-    output_dtype: Any = "same",
+    *_misplaced: Any,
+    params: arguments.Params = None,
+    output_dtype: OutputDtype = "same",
     enabled: bool = True,
-    on_unknown: OnUnknown = "keep",
-    residuals: Residuals = "declared",
-    keep_scopes: Sequence[str] = (),
-    compiler_options: Mapping[str, Any] | None = None,
     **_unknown: Any,
 ) -> Any:
     """Runs a float32 function in mixed precision.
@@ -109,37 +98,23 @@ def autocast(
         fn: The function, method or callable module. Arrays in its arguments are traced; all
             other leaves (bools, strings, numbers, callables) are static. None to use ``autocast``
             as a decorator with options.
-        compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, without one that of the
-            default backend: float16 on GPUs with tensor cores for it alone (V100, T4), bfloat16 on
-            all others. It is asked when the program is traced.
-            ``"auto"`` is the dtype for which the default backend has matrix units, whatever the
-            policy says. Without such units, as on most CPUs, nothing is lowered.
-        policy: A `Policy`, a string such as ``"params=float32,compute=bfloat16,output=float32"``,
-            or a ``jmp.Policy``.
+        policy: A `Policy`; or a compute dtype, ``float16`` or ``bfloat16``; or a string such as
+            ``"params=float32,compute=bfloat16,output=float32"``; or a ``jmp.Policy``. None for
+            ``Policy()``, whose compute dtype is that of the default backend: float16 on GPUs with
+            tensor cores for it alone (V100, T4), bfloat16 on all others. The backend is asked when
+            the program is traced.
         params: Which arguments hold parameters: a position or several, or a predicate of an array's
-            path in the arguments (``"0/dense/kernel"``). Default: the containers of arrays that
-            look like parameters because a product reads their matrices as weights, by name
-            (``params``, ``model``, ``state_dict``), by the names in them (``kernel``, ``bias``) or
-            because they are modules; otherwise argument 0, if it is a container and does not look
-            like data. Most parameters do not affect the choice of
-            dtypes: a bias or a scale does not widen what it is added to or multiplied with.
+            path in the arguments (``"0/dense/kernel"``); ``()`` for none. None infers them from the
+            program, and never from a name: an argument holds parameters if it is a module (a pytree
+            that is called), or a container of arrays of which a product consumes one as its weight.
+            Most parameters do not affect the choice of dtypes: a bias or a scale does not widen
+            what it is added to or multiplied with.
         output_dtype: ``"same"`` for the dtypes that ``fn`` returns, ``"computed"`` for the dtypes
-            that the program computed in, or the dtype of all float32 and 16-bit outputs. A pytree
-            of ``"same"`` and dtypes, a prefix of what ``fn`` returns, names one for each part:
-            ``("same", jnp.bfloat16)`` for logits and a cache. With ``"computed"``, a result that
-            PyTorch's autocast leaves in 16 bits (an ELU, a variance) is float32 inside the program,
-            and rounded on return.
+            that the program computed in, or the dtype of all float32 and 16-bit outputs. With
+            ``"computed"``, a result that PyTorch's autocast leaves in 16 bits (an ELU, a variance)
+            is float32 inside the program, and rounded on return.
         enabled: False runs ``fn`` without any cast, even inside another ``autocast``. The
             environment variable ``JMP_AUTOCAST=0`` does so for every wrapper.
-        on_unknown: What happens if the program contains a primitive without a rule (its operands
-            keep their declared dtypes): ``"keep"``, ``"warn"`` or ``"error"``.
-        residuals: What is kept for the backward pass, as for `keep_less`. ``"declared"`` leaves it
-            as it is. ``"auto"`` computes cheap values in loop bodies again, where measurements show
-            that this pays, and ``"recompute"`` everywhere. A share from 0 to 1 keeps at most that
-            share. It has no effect if ``enabled`` is False.
-        keep_scopes: Patterns of scopes in which nothing is computed again.
-        compiler_options: Those that the program is compiled with, where they are what
-            `jmp_autocast.compiler_options` returned: no trace can see what ``jax.jit`` is told.
 
     Returns:
         The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options
@@ -150,13 +125,13 @@ def autocast(
     Raises:
         TypeError: ``fn`` is not callable, ``enabled`` is a traced value, or an option has the
             wrong type.
-        ValueError: ``compute_dtype`` is another dtype, ``params`` is out of range, or another
+        ValueError: The compute dtype is another dtype, ``params`` is out of range, or another
             option has an invalid value.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import autocast
-        >>> @autocast(compute_dtype=jnp.bfloat16)
+        >>> @autocast(policy=jnp.bfloat16)
         ... def loss(params, x):
         ...     return jnp.mean(jax.nn.relu(x @ params["w"]) ** 2)
         >>> params = {"w": jnp.ones((8, 8))}
@@ -166,26 +141,10 @@ def autocast(
         True
     """
     check_form(_misplaced, _unknown)
-    options = autocast_options(
-        compute_dtype,
-        policy,
-        params,
-        output_dtype,
-        enabled,
-        on_unknown,
-        residuals,
-        keep_scopes,
-        compiler_options,
-    )
+    options = autocast_options(policy, params, output_dtype, enabled)
     if fn is None:
         return Decorator(wrapper_of, options=options, kind=Autocast)
     return wrapper_of(fn, options, Autocast)
-
-
-# What users write; the two parameters that only collect mistakes are no help to them.
-vars(autocast)["__signature__"] = (_signature := inspect.signature(autocast)).replace(
-    parameters=[p for p in _signature.parameters.values() if not p.name.startswith("_")]
-)
 
 
 class Autocast(Wrapper, NoContext):
@@ -254,14 +213,23 @@ class Autocast(Wrapper, NoContext):
         """Returns the options for an opened call."""
         return dataclasses.replace(self._options, params=call.params)
 
+    def keeping(self, residuals: ResidualChoice) -> Any:
+        """Returns the wrapper that keeps less for the backward pass, of the same function.
+
+        Args:
+            residuals: How much is kept, and where.
+        """
+        options = dataclasses.replace(self._options, residuals=residuals)
+        return wrapper_of(self._fn, options, self._kind())
+
     def __repr__(self) -> str:
-        options = self._options
-        dtype: Any = "auto" if options.auto else options.policy.compute_dtype
+        policy = self._options.policy
+        dtype = str(policy.compute_dtype)
         # A device that was not asked for yet is not asked for a text.
-        if not options.auto and options.asks and backends_are_set_up():
-            policy, choice = options.chosen
+        if is_default(dtype) and backends_are_set_up():
+            policy, choice = self._options.chosen
             dtype = f"{policy.compute_dtype} ({choice and choice.reason})"
-        return f"autocast({self._fn!r}, compute_dtype={dtype})"
+        return f"autocast({self._fn!r}, {dtype})"
 
 
 class Part(Autocast):
@@ -320,10 +288,8 @@ class PlannedCall:
         planner: Plans the derivative rules that come into being later.
         plan: The plan of the jaxpr.
         residuals: How much is kept for the backward pass, and where.
-        wanted: ``"same"``, ``"computed"`` or a dtype for each output.
         choice: What the backend chose, None where nobody asked it.
         untrained: As for `arguments.Opened`.
-        onednn: As for `Options`.
     """
 
     call: arguments.Call
@@ -332,10 +298,8 @@ class PlannedCall:
     planner: Planner
     plan: Plan
     residuals: ResidualChoice
-    wanted: list[Any]
     choice: Choice | None = None
     untrained: Callable[[str], bool] = lambda path: False
-    onednn: bool = False
 
     def rewritten(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program: its equations are bound in the ambient trace.
@@ -349,7 +313,8 @@ class PlannedCall:
         # Without a loop there is nothing to plan, and the program is not traced once more for it.
         if not may_plan(self.closed, self.residuals):
             return declared(*arrays)
-        return run_planned(fresh_make_jaxpr(declared, *arrays), self.call, self.residuals, arrays)
+        closed, is_param = fresh_make_jaxpr(declared, *arrays), self.call.is_param
+        return run_planned(closed, is_param, self.residuals, arrays)
 
     def declared(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program as `rewritten`, and keeps what it keeps by itself.
@@ -358,14 +323,11 @@ class PlannedCall:
             *arrays: As for `rewritten`.
             planned: As for `rewritten`.
         """
-        lowers = not (self.choice and self.choice.dtype is None)
         # A derivative rule that is made here is traced later, and calls kernels as well.
-        kernels = (
-            kernels_of(self.planner.policy, lowers) if self.planner.has_rules else nullcontext()
-        )
+        kernels = kernels_of(self.planner.policy) if self.planner.has_rules else nullcontext()
         with jax.named_scope(mark(GOVERNED)), kernels:
             label = _reason if ANNOTATED.value else None
-            rewriter = Rewriter(self.planner, planned, label, self.onednn)
+            rewriter = Rewriter(self.planner, planned, label)
             return rewriter.program(self.plan, self.closed, arrays)
 
 
@@ -385,24 +347,20 @@ def plan_call(
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
     # Not from JAX's cache: the function may close over arrays that have changed since.
     around = precision_around(default_precision())
-    lowers_nothing = f"auto: {choice.reason}" if choice and choice.dtype is None else ""
     with without_default_precision() if around else nullcontext():
         trace = functools.partial(fresh_make_jaxpr, call.traceable, *call.arrays)
-        traced = traced_with_kernels(policy, not lowers_nothing, trace)
+        traced = traced_with_kernels(policy, trace)
     call.look_at(traced)
-    planner = Planner(policy, lowers_nothing=lowers_nothing, default_precision=around)
-    with naming_the_nesting(traced, fn):
-        closed = planner.prepare(traced)
-        body = body_of(closed)
-        warn_without_units(policy)
-        inputs = input_states(body.invars, call.sources, policy)
-        wanted = per_output(options.output_dtype, call.unflatten, len(body.outvars))
-        pairs = zip(body.outvars, wanted, strict=True)
-        wants = [want_of(v.aval, dtype) for v, dtype in pairs]
-        plan = planner.plan_program(closed, inputs, wants)
-        if options.output_dtype == "computed":
-            # Its readers inside keep the dtypes that serve them.
-            plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
+    planner = Planner(policy, default_precision=around)
+    closed = planner.prepare(traced)
+    body = body_of(closed)
+    warn_without_units(policy)
+    inputs = input_states(body.invars, call.sources, policy)
+    wants = [want_of(v.aval, options.output_dtype) for v in body.outvars]
+    plan = planner.plan_program(closed, inputs, wants)
+    if options.output_dtype == "computed":
+        # Its readers inside keep the dtypes that serve them.
+        plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
     return PlannedCall(
         call,
         traced,
@@ -410,9 +368,7 @@ def plan_call(
         planner,
         plan,
         options.residuals,
-        wanted,
         choice,
-        onednn=options.onednn,
     )
 
 
@@ -434,24 +390,17 @@ def run_call(
     if wrapper.is_whole:
         arguments.report_unmatched(planned.planner, fn)
     call, closed = planned.call, planned.closed
-    # Nobody pays for a look at derivative rules unless it was asked for: where somebody looks, the
-    # rewriter goes into calls with a rule of their own even if nothing in them changes.
-    report = None
-    if options.on_unknown != "keep":
-        report = functools.partial(
-            arguments.report_unknown, planned.planner, on_unknown=options.on_unknown, fn=fn
-        )
-        report(planned.plan)
     if kept := guarded_products(planned.plan):
         message = kept.message(arguments.name_of(fn), planned.planner.policy.compute_dtype)
         warnings.warn(message, stacklevel=3)
     if wide := wide_kernels(planned.plan):
         message = wide.message(arguments.name_of(fn), planned.planner.policy.compute_dtype)
         warnings.warn(message, stacklevel=3)
-    with naming_the_nesting(planned.traced, fn):
-        outputs = planned.rewritten(*call.arrays, planned=report)
+    outputs = planned.rewritten(*call.arrays)
     avals = [v.aval for v in body_of(closed).outvars]
-    outputs = list(map(as_traced, outputs, avals, planned.wanted))
+    outputs = [
+        as_traced(x, aval, options.output_dtype) for x, aval in zip(outputs, avals, strict=True)
+    ]
     if not jit_is_disabled() and all(map(is_computed_now, outputs)):
         counts: repeats.Repeats = vars(wrapper).setdefault("_repeats", repeats.Repeats())
         seconds, own = repeats.clock() - start, vars(wrapper)["__wrapped__"]

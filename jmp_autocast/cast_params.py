@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .call.fitting import of_a_call
 from .call.switch import is_switched_off
 from .float8.products import untrained
 from .planned_params import (
@@ -18,11 +17,12 @@ from .planned_params import (
     wrapper_of_program,
 )
 from .policies import COMPUTE_DTYPES, PolicyLike, may_use_float8
+from .policies.errors import with_usage
 
 T = TypeVar("T")
 
 
-@of_a_call("cast_params(fn, params, *args)")
+@with_usage("cast_params(fn, params, *args)")
 def cast_params(
     fn: Callable[..., Any],
     params: T,

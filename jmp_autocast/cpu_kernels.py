@@ -17,8 +17,6 @@ import jax.numpy as jnp
 
 # What multiplies bfloat16, as Linux names it: Intel's and AMD's CPUs, and Arm's.
 UNITS = ("amx_bf16", "avx512_bf16", "bf16")
-ONEDNN = "xla_cpu_experimental_onednn_custom_call"
-"""The option under which XLA:CPU asks oneDNN for convolutions."""
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
@@ -68,33 +66,12 @@ def _kernels_with(features: frozenset[str]) -> CPUKernels:
     return CPUKernels(wide, rounded, f"XLA multiplies bfloat16 by {unit} on this CPU")
 
 
-@functools.lru_cache(maxsize=1)
-def onednn_convolves() -> bool:
-    """Returns whether a bfloat16 convolution runs in oneDNN where XLA is told to ask it.
-
-    XLA of JAX 0.10 takes the option and has no oneDNN.
-    """
-    images, kernel = (
-        jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((2, 16, 16, 16), (16, 16, 3, 3))
-    )
-    convolution = jax.jit(functools.partial(jax.lax.conv, window_strides=(1, 1), padding="SAME"))
-    try:
-        text = _compiled(convolution, (images, kernel), {ONEDNN: True})
-    except jax.errors.JaxRuntimeError:  # an XLA that does not know the option
-        return False
-    return "__onednn$convolution" in text
-
-
 def _has_kernel(dtype: Any) -> bool:
     """Returns whether a compiled product reads bfloat16 in a library's kernel."""
     operand = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16)
     product = jax.jit(functools.partial(jnp.matmul, preferred_element_type=dtype))
-    text = _compiled(product, (operand, operand))
-    # Without a kernel XLA converts the operands to float32, or leaves a naked `dot`.
-    return ("__ynn_fusion" in text or "__onednn$matmul" in text) and " convert(" not in text
-
-
-def _compiled(program: Any, operands: Any, options: dict[str, Any] | None = None) -> str:
     # The probe is asked while another program is lowered, perhaps for a mesh.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return program.lower(*operands).compile(options).as_text() or ""
+        text = product.lower(operand, operand).compile().as_text() or ""
+    # Without a kernel XLA converts the operands to float32, or leaves a naked `dot`.
+    return ("__ynn_fusion" in text or "__onednn$matmul" in text) and " convert(" not in text

@@ -7,14 +7,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
+from .autocast import Autocast
 from .call import arguments
 from .call.outputs import as_traced
 from .call.wrapping import Wrapper, wrapper_of
-from .interpreters.compat import ClosedJaxpr, body_of, fresh_make_jaxpr, mark_frames
+from .interpreters.compat import body_of, fresh_make_jaxpr, mark_frames
 from .interpreters.keep.choice import ResidualChoice, Residuals, as_choice
-from .interpreters.keep.emit import Emitter, has_loop
-from .interpreters.plan.data import Source
-from .interpreters.primitives.evaluate import as_function
+from .interpreters.keep.emit import run_planned
 from .policies.callables import name_of
 
 mark_frames(__file__)
@@ -43,7 +42,7 @@ def keep_less(
     *,
     residuals: Residuals = "auto",
     keep_scopes: Sequence[str] = (),
-    params: arguments.Params = arguments.AUTO,
+    params: arguments.Params = None,
 ) -> Any:
     """Keeps fewer bytes for the backward pass, and computes cheap values again instead.
 
@@ -51,8 +50,7 @@ def keep_less(
     the residual stream, and small statistics. Elementwise operations between them (norms,
     activations, softmaxes, masks, casts) are computed again in the backward pass; a matmul or
     convolution never is. The function computes the same values, in the dtypes that it declares. It
-    may be any function, in float32 or in mixed precision by hand; `autocast` has the same option,
-    ``residuals``.
+    may be any function, in float32 or in mixed precision, such as what `autocast` returned.
 
     These are never computed again: random bits, gathers, sorts, collectives, equations with effects
     or with a derivative rule of their own, values that are named for a `jax.checkpoint` policy, and
@@ -71,6 +69,7 @@ def keep_less(
         keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_rules`, in which
             nothing is computed again.
         params: As for `autocast`: which arguments are in memory anyway, even when moved or cast.
+            What `autocast` returned has its own.
 
     Returns:
         The function, to be differentiated; with ``fn=None`` a decorator. Equal functions and
@@ -95,8 +94,8 @@ def keep_less(
     """
     options = KeepOptions(as_choice(residuals, keep_scopes), arguments.check_params(params))
     if fn is None:
-        return functools.partial(wrapper_of, options=options, kind=KeepLess)
-    return wrapper_of(fn, options, KeepLess)
+        return functools.partial(_keeping, options=options)
+    return _keeping(fn, options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +111,18 @@ class KeepOptions:
     params: Any
 
 
+def _keeping(fn: Any, options: KeepOptions) -> Any:
+    if not isinstance(fn, Autocast):
+        return wrapper_of(fn, options, KeepLess)
+    if options.params is not None:
+        raise ValueError(
+            "keep_less got params= for a function that autocast has wrapped, and that knows its "
+            "parameters. Write keep_less(autocast(fn, params=...))."
+        )
+    # Planned as one: the state of its objects and its parameters are known there.
+    return fn.keeping(options.choice)
+
+
 class KeepLess(Wrapper):
     """A function that keeps less for its backward pass: what `keep_less` returns."""
 
@@ -124,7 +135,7 @@ class KeepLess(Wrapper):
         if self.choice.is_off:
             return self._fn(*args, **kwargs)
         call, closed = self.traced(args, kwargs)
-        outputs = run_planned(closed, call, self.choice, call.arrays)
+        outputs = run_planned(closed, call.is_param, self.choice, call.arrays)
         avals = [v.aval for v in body_of(closed).outvars]
         return call.unflatten(
             [as_traced(x, a, "same") for x, a in zip(outputs, avals, strict=True)]
@@ -151,29 +162,3 @@ class KeepLess(Wrapper):
 
     def __repr__(self) -> str:
         return f"keep_less({name_of(self._fn)}, residuals={self.choice.residuals!r})"
-
-
-def may_plan(closed: ClosedJaxpr, choice: ResidualChoice) -> bool:
-    """Returns whether there may be something to plan in a program.
-
-    Args:
-        closed: Its jaxpr.
-        choice: How much is kept, and where.
-    """
-    return not choice.is_off and (not choice.loops_only or has_loop(closed))
-
-
-def run_planned(
-    closed: ClosedJaxpr, call: arguments.Call, choice: ResidualChoice, arrays: Sequence[Any]
-) -> list[Any]:
-    """Runs a program with planned residuals.
-
-    Args:
-        closed: The jaxpr of the program.
-        call: The call that it belongs to.
-        choice: How much is kept, and where.
-        arrays: The array arguments.
-    """
-    if not may_plan(closed, choice):
-        return as_function(closed)(*arrays)
-    return Emitter(choice).run(closed, arrays, [s is Source.PARAM for s in call.sources])

@@ -15,6 +15,7 @@ import numpy as np
 from .autocast import Autocast, PlannedCall, kind_of
 from .backend import EVERY_ROUNDING
 from .call.arguments import check_function, is_array
+from .call.forms import check_options
 from .call.options import autocast_options
 from .call.wrapping import wrapper_of
 from .interpreters.after.stored_reads import Read, read_dtypes
@@ -160,6 +161,7 @@ def wrapper_of_program(
         ValueError: ``fn`` is a wrapper, and ``policy`` is given as well.
     """
     check_function(fn, by, "Pass the function itself, then the parameters.")
+    check_options(by, fn, kwargs)
     if not isinstance(fn, Autocast):
         return wrapper_of(fn, autocast_options(policy=policy), kind_of(fn, args, kwargs))
     if policy is not None:

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .call.fitting import of_a_call
 from .call.switch import is_switched_off
 from .float8.dequantize import QuantizedArray, is_quantized
 from .float8.products import untrained
@@ -30,11 +29,12 @@ from .planned_params import (
 )
 from .policies import COMPUTE_DTYPES, E4M3, FLOAT32, Policy, PolicyLike, as_recipe, may_use_float8
 from .policies.callables import name_of
+from .policies.errors import with_usage
 
 __all__ = ["QuantizedArray", "quantize_params"]
 
 
-@of_a_call("quantize_params(fn, params, *args)")
+@with_usage("quantize_params(fn, params, *args)")
 def quantize_params(
     fn: Callable[..., Any],
     params: Any,

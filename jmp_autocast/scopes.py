@@ -95,7 +95,7 @@ def full_precision() -> contextlib.AbstractContextManager[Any]:
     Example:
         >>> import jax.numpy as jnp
         >>> from jmp_autocast import autocast, full_precision
-        >>> @autocast(compute_dtype=jnp.bfloat16, output_dtype="computed")
+        >>> @autocast(policy=jnp.bfloat16, output_dtype="computed")
         ... def f(x):
         ...     with full_precision():
         ...         return x @ x
@@ -123,7 +123,7 @@ def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any
     Example:
         >>> import jax.numpy as jnp
         >>> from jmp_autocast import autocast, compute_precision
-        >>> @autocast(compute_dtype=jnp.float16, output_dtype="computed")
+        >>> @autocast(policy=jnp.float16, output_dtype="computed")
         ... def f(x):
         ...     with compute_precision(jnp.bfloat16):
         ...         return x @ x

@@ -62,17 +62,15 @@ def naive_promote(case: Case, dtype: Any) -> Loss:
     return autocast(plain_loss(case.build()), policy=Policy(dtype).with_rules(rules))
 
 
-def ours(make_policy: Callable[[Any], Policy], options: Any = None) -> Callable[[Case, Any], Loss]:
+def ours(make_policy: Callable[[Any], Policy]) -> Callable[[Case, Any], Loss]:
     """Returns the variant that autocasts the plain model under a policy for a compute dtype.
 
     Args:
         make_policy: From a compute dtype to the policy.
-        options: What it is compiled with, as `compiler_options` returns it.
     """
 
     def make(case: Case, dtype: Any) -> Loss:
-        policy = make_policy(dtype)
-        return autocast(plain_loss(case.build()), policy=policy, compiler_options=options)
+        return autocast(plain_loss(case.build()), policy=make_policy(dtype))
 
     return make
 

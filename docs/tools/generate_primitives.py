@@ -30,8 +30,8 @@ This page lists the defaults. `Policy.with_rules` changes them for one program, 
 already have the compute dtype, are cast: float64, complex, float8, the other 16-bit dtype,
 integers, bools and keys pass through.
 
-A primitive that is not on this page keeps the dtypes that the program declares, and
-`on_unknown="warn"` or `"error"` reports it.
+A primitive that is not on this page keeps the dtypes that the program declares, and `explain`
+lists it.
 """
 
 _SECTIONS: dict[CastPolicy, str] = {

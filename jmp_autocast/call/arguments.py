@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
+import itertools
 import keyword
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -18,9 +18,8 @@ import numpy as np
 
 from ..float8.dequantize import QuantizedArray, arrays_of, is_quantized, next_of
 from ..interpreters import Planner
-from ..interpreters.after.unknown import unknown_primitives
 from ..interpreters.compat import AnyJaxpr, mark_frames
-from ..interpreters.plan.data import Plan, Source
+from ..interpreters.plan.data import Source
 from ..policies.callables import (
     check_rule_like,
     is_function,
@@ -32,27 +31,14 @@ from ..policies.errors import did_you_mean, shown, wrong_type
 from ..policies.rules import unmatched_patterns
 from ..scopes import read_mark
 from .forms import check_linen, check_no_class
-from .guess_params import Reads, guessed_params
-from .read_as_weights import read_as_weights
+from .guess_params import is_module, root_of, with_weights
 from .returned import check_returned
 
 mark_frames(__file__)
 
 
-class _Auto:
-    """The default of ``params``."""
-
-    def __repr__(self) -> str:
-        return "<auto>"
-
-    def __reduce__(self) -> str:
-        return "AUTO"  # compared by identity, so a copy or an unpickled one has to be this one
-
-
-AUTO = _Auto()
-
-Params: TypeAlias = int | Sequence[int] | Callable[[str], bool] | _Auto | None
-"""Positions of arguments, a predicate of an array's path, None for no parameters."""
+Params: TypeAlias = int | Sequence[int] | Callable[[str], bool] | None
+"""Positions of arguments, a predicate of an array's path, None for those that are consumed so."""
 
 
 # They compute when nobody traces any more: all of it would run in float32, in silence.
@@ -93,10 +79,8 @@ def check_params(params: Any) -> Any:
     Raises:
         TypeError: It is neither positions nor a predicate.
     """
-    if params is AUTO:
-        return params
     if params is None:
-        return ()
+        return None
     if is_function(params):
         check_rule_like(params, "params", "the path of an array, a string")
         return params
@@ -120,28 +104,23 @@ def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
         _check_range(params, count, f": {name_of(fn)} takes ", ", numbered from 0.")
 
 
-def param_positions(
-    fn: Callable[..., Any], params: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> set[Any]:
-    """Returns the positions, and keywords, of the arguments of one call that hold parameters.
+def param_positions(fn: Callable[..., Any], params: tuple[int, ...], count: int) -> set[int]:
+    """Returns the positions of the arguments of one call that hold parameters.
 
     Args:
         fn: The function.
-        params: Positions, or `AUTO`.
-        args: The positional arguments.
-        kwargs: The keyword arguments, which only a guess names.
+        params: Positions; those below 0 count from the end.
+        count: The number of positional arguments of the call.
 
     Raises:
         ValueError: The call passes fewer positional arguments than ``params`` names.
     """
-    if params is AUTO:
-        return guessed_params(fn, args, kwargs)
     after = (
         f" in this call of {name_of(fn)}. Pass the parameters by position, or give params a "
         "predicate of an array's path."
     )
-    _check_range(params, len(args), " of the ", after)
-    return {i % len(args) for i in params}
+    _check_range(params, count, " of the ", after)
+    return {i % count for i in params}
 
 
 def _check_range(params: tuple[int, ...], count: int, before: str, after: str) -> None:
@@ -161,7 +140,7 @@ class Call:
         paths: The path of each in the arguments, such as ``"0/dense/kernel"``.
         traceable: The function of the array leaves that returns the array leaves of the result.
         unflatten: Puts the result's static leaves back around its arrays.
-        guess: Returns the arguments that hold parameters; None where the user said so.
+        infers_params: The user did not say what is a parameter.
     """
 
     arrays: list[Any]
@@ -169,31 +148,37 @@ class Call:
     paths: list[str]
     traceable: Callable[..., list[Any]]
     unflatten: Callable[[Sequence[Any]], Any]
-    guess: Callable[[Reads], set[Any]] | None = None
+    infers_params: bool = False
 
     def look_at(self, traced: AnyJaxpr) -> None:
-        """Says which arrays are parameters where the user did not, once the program is known.
+        """Infers which arrays are parameters, where the user did not say, from the program.
 
         Args:
             traced: The closed jaxpr of `traceable`.
         """
-        if self.guess is None:
-            return
-        roots = [_root_of(path) for path in self.paths]
+        if self.infers_params:
+            self.sources = with_weights(self.paths, self.sources, traced)
 
-        def reads() -> dict[Any, int]:
-            found: dict[Any, int] = {}
-            for i, level in read_as_weights(traced).items():
-                found[roots[i]] = max(level, found.get(roots[i], 0))
-            return found
-
-        params = self.guess(reads)
-        self.sources = [Source.PARAM if root in params else Source.DATA for root in roots]
+    @property
+    def is_param(self) -> list[bool]:
+        """Whether each array is a parameter."""
+        return [source is Source.PARAM for source in self.sources]
 
     @property
     def shapes(self) -> list[Any]:
         """What stands for the arrays where nothing is computed: each has a shape and a dtype."""
         return [x if hasattr(x, "shape") else jax.typeof(x) for x in self.arrays]
+
+
+@dataclasses.dataclass(frozen=True)
+class InModules:
+    """Parameters that lie in modules; dataflow says what else is one.
+
+    Args:
+        is_param: A predicate of an array's path.
+    """
+
+    is_param: Callable[[str], bool]
 
 
 class Opened(NamedTuple):
@@ -246,8 +231,7 @@ def flatten(
     leaves = [leaf for _, leaf in with_path]
     stand_ins = (jax.ShapeDtypeStruct, QuantizedArray) if abstract else (QuantizedArray,)
     dynamic = [i for i, x in enumerate(leaves) if is_array(x) or isinstance(x, stand_ins)]
-    guess = functools.partial(guessed_params, fn, args, kwargs) if params is AUTO else None
-    is_param = _param_predicate(fn, () if guess else params, args, kwargs)
+    is_param = _param_predicate(fn, params, args, kwargs)
     parts = [
         (_path_of(with_path[i][0]) + end, x) for i in dynamic for end, x in arrays_of(leaves[i])
     ]
@@ -286,7 +270,8 @@ def flatten(
     # JAX's errors name the user's function and arguments: "batch", not "args[1]".
     traceable.__dict__["__wrapped__"] = fn
     traceable.__dict__["__signature__"] = _flat_signature(fn, paths)
-    return Call([x for _, x in parts], kinds, paths, traceable, unflatten, guess)
+    infers_params = params is None or isinstance(params, InModules)
+    return Call([x for _, x in parts], kinds, paths, traceable, unflatten, infers_params)
 
 
 def _flat_signature(fn: Callable[..., Any], paths: Sequence[str]) -> inspect.Signature:
@@ -314,19 +299,19 @@ def _path_of(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path[1:], simple=True, separator="/")
 
 
-def _root_of(path: str) -> int | str:
-    """Returns the position, or the keyword, of the argument that a path begins with."""
-    root = path.split("/", 1)[0]
-    return int(root) if root.isdigit() else root
-
-
 def _param_predicate(
     fn: Callable[..., Any], params: Any, args: tuple, kwargs: dict[str, Any]
 ) -> Callable[[str], bool]:
+    if isinstance(params, InModules):
+        return params.is_param
     if callable(params):
         return cast(Callable[[str], bool], params)
-    roots = {str(i) for i in param_positions(fn, params, args, kwargs)}
-    return lambda path: path.split("/", 1)[0] in roots
+    if params is None:
+        named = itertools.chain(enumerate(args), kwargs.items())
+        roots = {str(name) for name, x in named if is_module(x)}
+    else:
+        roots = {str(i) for i in param_positions(fn, params, len(args))}
+    return lambda path: root_of(path) in roots
 
 
 def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> None:
@@ -382,28 +367,6 @@ def _mutation_message(fn: Any, module: str) -> str:
         "carry it, too. Where the change may be lost, as jax.jit loses it, write "
         "nnx.merge(graphdef, state, copy=True). Otherwise return the new state from the function."
     )
-
-
-def report_unknown(planner: Planner, plan: Plan, on_unknown: str, fn: Any) -> None:
-    """Warns or raises about primitives without a rule, as the user asked.
-
-    Args:
-        planner: What planned the program.
-        plan: The plan of the program, or of a derivative rule in it.
-        on_unknown: ``"warn"`` or ``"error"``.
-        fn: The function, for the message.
-    """
-    unknown = unknown_primitives(planner, plan)
-    if not unknown:
-        return
-    message = (
-        f"{name_of(fn)} holds primitives without a cast policy: {', '.join(unknown)}. Their "
-        "operands keep their declared dtypes. Give them one with jmp_autocast.register_rule or "
-        "Policy.with_rules."
-    )
-    if on_unknown == "error":
-        raise ValueError(message)
-    warnings.warn(message, stacklevel=4)
 
 
 def report_unmatched(planner: Planner, fn: Any) -> None:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar
 
 import jax
 
 from ..policies import Policy
+from ..policies.callables import name_of, signature_of
 from ..policies.dtypes import find_dtype
 from ..policies.errors import a, did_you_mean, shown
 
-LINE = "fn = autocast(fn, compute_dtype=jnp.bfloat16)"
-OPTIONS = (
-    "compute_dtype",
-    "policy",
-    "params",
-    "output_dtype",
-    "enabled",
-    "on_unknown",
-    "residuals",
-    "keep_scopes",
-    "compiler_options",
-)
+F = TypeVar("F", bound=Callable[..., Any])
+LINE = "fn = autocast(fn, jnp.bfloat16)"
+OPTIONS = ("policy", "params", "output_dtype", "enabled")
+# Options of earlier versions, and where each is now.
+_MOVED = {
+    "compute_dtype": "policy=jnp.bfloat16",
+    "level": "policy=Policy(jnp.bfloat16, level=...)",
+    "residuals": "keep_less(autocast(fn), residuals=...)",
+    "keep_scopes": "keep_less(autocast(fn), keep_scopes=...)",
+    "on_unknown": "explain(fn, *args), which lists primitives without a rule",
+    "compiler_options": "jax.jit(autocast(fn), compiler_options=...)",
+}
 # What PyTorch, Keras and Flax call the compute dtype.
 _COMPUTE_DTYPE = {"dtype", "fast_dtype", "precision", "param_dtype", "dtype_policy"}
 _TORCH = {"device_type", "device", "cache_enabled"}
@@ -39,7 +41,7 @@ class NoContext:
         raise TypeError(
             "autocast is a function transform, as jax.jit is, not a context manager: JAX programs "
             f"are traced, and with autocast(...): has nothing to trace. Write {LINE}, or "
-            "@autocast(compute_dtype=jnp.bfloat16) above the function. For a region inside the "
+            "@autocast(policy=jnp.bfloat16) above the function. For a region inside the "
             "function, write with full_precision(): or with compute_precision(dtype):."
         )
 
@@ -51,6 +53,14 @@ class Decorator(NoContext, functools.partial[Any]):
     """What `autocast` returns without a function."""
 
 
+def hide_mistakes(fn: F) -> F:
+    """Hides the parameters of a public function that only collect mistakes from its signature."""
+    signature = inspect.signature(fn)
+    parameters = [p for p in signature.parameters.values() if not p.name.startswith("_")]
+    vars(fn)["__signature__"] = signature.replace(parameters=parameters)
+    return fn
+
+
 def check_form(misplaced: tuple[Any, ...], given: Iterable[str]) -> None:
     """Raises TypeError for arguments that `autocast` does not have.
 
@@ -60,18 +70,41 @@ def check_form(misplaced: tuple[Any, ...], given: Iterable[str]) -> None:
     """
     if misplaced:
         raise TypeError(
-            f"autocast takes its options by keyword, got {shown(misplaced[0])} by position. "
-            f"Write {LINE} for a dtype, or autocast(fn, policy=...) for a policy. Arguments of the "
-            "function belong to what autocast returns: autocast(fn)(params, x)."
+            f"autocast takes a function and a policy by position, got {shown(misplaced[0])} after "
+            "them. Arguments of the function belong to what autocast returns: "
+            "autocast(fn)(params, x)."
         )
     for name in set(given).difference(OPTIONS):
         fix = did_you_mean(name, OPTIONS)
-        if name in _COMPUTE_DTYPE:
-            fix = f" {_TRANSFORM}, and the dtype of matmuls is compute_dtype: write {LINE}."
+        if name in _MOVED:
+            fix = f" Write {_MOVED[name]}."
+        elif name in _COMPUTE_DTYPE:
+            fix = f" {_TRANSFORM}, and the dtype of matmuls is its policy: write {LINE}."
         elif name in _TORCH:
             fix = f" {_ON_DEVICES}: write {LINE}."
         known = ", ".join(OPTIONS)
         raise TypeError(f"autocast has no option {name!r}.{fix} Its options are {known}.")
+
+
+def check_options(by: str, fn: Any, given: Iterable[str]) -> None:
+    """Raises TypeError for an option of `autocast` among the arguments of a tool's function.
+
+    Args:
+        by: The tool.
+        fn: The function.
+        given: The names of the keyword arguments for it.
+    """
+    now = {name: f"{by}(autocast(fn, {name}=...), ...)" for name in OPTIONS} | _MOVED
+    wrong = now.keys() & set(given)
+    signature = signature_of(fn) if wrong else None
+    if signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        return
+    for name in wrong:
+        if name not in signature.parameters:
+            raise TypeError(
+                f"{by} has no option {name!r}, and {name_of(fn)} has no such argument. Write "
+                f"{now[name]}."
+            )
 
 
 def fix_of(value: Any) -> str:
@@ -82,7 +115,7 @@ def fix_of(value: Any) -> str:
         'JAX knows the device of each array, and autocast is a function transform, not a context \
 manager'
     """
-    by_keyword = f"Pass options by keyword: {LINE}, or @autocast(compute_dtype=...) above it."
+    by_keyword = f"Write {LINE}, or @autocast(policy=...) above it."
     is_option = isinstance(value, Policy) or find_dtype(value) is not None
     if isinstance(value, str) and not is_option:
         return f"{_ON_DEVICES}: write {LINE}."

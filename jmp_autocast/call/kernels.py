@@ -26,31 +26,29 @@ T = TypeVar("T")
 _decorated: set[str] = set()  # "yes" once a kernel was decorated in this process
 
 
-def kernels_of(policy: Policy, lowers: bool) -> AbstractContextManager[Any]:
+def kernels_of(policy: Policy) -> AbstractContextManager[Any]:
     """Returns a context in which decorated kernels run in the compute dtype of a policy.
 
     Args:
         policy: The policy.
-        lowers: Whether anything is lowered.
     """
-    return kernels_in(np.dtype(policy.compute_dtype) if lowers else None)
+    return kernels_in(np.dtype(policy.compute_dtype))
 
 
-def traced_with_kernels(policy: Policy, lowers: bool, trace: Callable[[], T]) -> T:
+def traced_with_kernels(policy: Policy, trace: Callable[[], T]) -> T:
     """Returns what a trace returns, in which decorated kernels run in the compute dtype.
 
     Without such kernels JAX's caches are shared with traces outside of `autocast`.
 
     Args:
         policy: As for `kernels_of`.
-        lowers: As for `kernels_of`.
         trace: Traces a program. It is called again if it decorates the first kernel.
     """
     if not _decorated:
         traced = trace()
         if not _decorated:
             return traced
-    with kernels_of(policy, lowers):
+    with kernels_of(policy):
         return trace()
 
 

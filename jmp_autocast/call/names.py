@@ -32,11 +32,11 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         # Keras and Flax
         "DTypePolicy": "Policy(compute_dtype)",
         "set_global_policy": "autocast(fn, policy=...) for each function",
-        "mixed_precision": "autocast(fn, compute_dtype=jnp.bfloat16)",
+        "mixed_precision": "autocast(fn, jnp.bfloat16)",
         "LossScaleOptimizer": "dynamic_loss_scaling(optimizer)",
         "DynamicScale": "dynamic_loss_scaling(optimizer), and scaled_value_and_grad(loss)",
         # Apex and others for JAX
-        "initialize": "autocast(fn, compute_dtype=jnp.float16)",
+        "initialize": "autocast(fn, jnp.float16)",
         "scale_loss": "scaled_value_and_grad(loss)(opt_state, params, ...)",
         "DynamicLossScaling": "dynamic_loss_scaling(optimizer)",
         "filter_value_and_grad": "jmp_autocast.integrations.equinox.scaled_value_and_grad",

@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..interpreters import Want
 from ..interpreters.compat import is_array_aval, set_weak_type
 from ..interpreters.plan.float_dtypes import float_dtype
 from ..policies import FLOAT_DTYPES, Policy, listed
 from ..policies.dtypes import find_dtype
+from ..policies.errors import shown
+
+OutputDtype: TypeAlias = Literal["same", "computed"] | DTypeLike
+"""The dtypes that a function declares, those that it computed in, or one dtype."""
 
 _NUMBERS = bool, int, float, complex, np.generic, np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class OutputDtypes:
-    """A dtype for each part of what a function returns.
-
-    Args:
-        structure: The structure of the prefix that the user gave.
-        leaves: ``"same"`` or a dtype for each of its leaves.
-    """
-
-    structure: Any
-    leaves: tuple[Any, ...]
-
-    def of_leaves(self, out: Any) -> list[Any]:
-        """Returns ``"same"`` or a dtype for each leaf of what the function returned.
-
-        Raises:
-            ValueError: The structure is no prefix of that of ``out``.
-        """
-        try:
-            parts = self.structure.flatten_up_to(out)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"output_dtype must be a prefix of what the function returns, which is "
-                f"{jax.tree.structure(out)}, got {self.structure}. A leaf of output_dtype stands "
-                "for all outputs below it."
-            ) from error
-        pairs = zip(self.leaves, parts, strict=True)
-        return [dtype for dtype, part in pairs for _ in jax.tree.leaves(part)]
-
-
 def check_output_dtype(value: Any, policy: Policy) -> Any:
-    """Returns ``output_dtype`` as a word, a dtype or `OutputDtypes`.
+    """Returns ``output_dtype`` as a word or a dtype.
 
     Args:
         value: What the user gave.
@@ -59,49 +32,16 @@ def check_output_dtype(value: Any, policy: Policy) -> Any:
     Raises:
         ValueError: It has no such value.
     """
-    leaves, structure = jax.tree.flatten(value, is_leaf=lambda node: node is None)
-    if jax.tree_util.treedef_is_leaf(structure) and leaves:
-        return _word_or_dtype(value, policy)
-    if any(isinstance(leaf, str) and leaf == "computed" for leaf in leaves):
-        raise ValueError(
-            f"output_dtype='computed' is for all outputs, got {value!r}. Name a dtype for each "
-            "part, or 'same'."
-        )
-    return OutputDtypes(structure, tuple(_word_or_dtype(leaf, policy) for leaf in leaves))
-
-
-def _word_or_dtype(value: Any, policy: Policy) -> Any:
     if isinstance(value, str) and value in ("same", "computed"):
         return policy.output_dtype if value == "same" and policy.output_dtype else value
     dtype = find_dtype(value)
     if dtype not in FLOAT_DTYPES:
         raise ValueError(
-            f"output_dtype must be 'same', 'computed', {listed(FLOAT_DTYPES)}, or a pytree of "
-            f"'same' and dtypes, got {repr(value) if dtype is None else dtype.name}."
+            f"output_dtype must be 'same', 'computed', {listed(FLOAT_DTYPES)}, got "
+            f"{shown(value) if dtype is None else dtype.name}. It is one dtype for all float "
+            "outputs: cast single results in the function."
         )
     return dtype
-
-
-def per_output(wanted: Any, unflatten: Callable[[Sequence[Any]], Any], count: int) -> list[Any]:
-    """Returns what is wanted of each array that a function returns.
-
-    Args:
-        wanted: As `check_output_dtype` returned it.
-        unflatten: From the arrays to what the function returns.
-        count: The number of arrays.
-    """
-    if not isinstance(wanted, OutputDtypes):
-        return [wanted] * count
-    out = unflatten([Slot(i) for i in range(count)])
-    pairs = zip(jax.tree.leaves(out), wanted.of_leaves(out), strict=True)
-    return [dtype for leaf, dtype in pairs if isinstance(leaf, Slot)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Slot:
-    """Stands for an array, among the other leaves of what a function returns."""
-
-    index: int
 
 
 def want_of(aval: Any, output_dtype: Any) -> Want:

@@ -74,7 +74,7 @@ def apply_gradients(
         >>> net = eqx.nn.MLP(8, "scalar", 8, 1, key=jax.random.key(0))
         >>> tx = dynamic_loss_scaling(optax.sgd(0.5), init_scale=8.0)
         >>> opt_state = tx.init(eqx.filter(net, eqx.is_inexact_array))
-        >>> loss = autocast(lambda net, x: net(x), compute_dtype=jnp.float16)
+        >>> loss = autocast(lambda net, x: net(x), jnp.float16)
         >>> @eqx.filter_jit
         ... def step(net, opt_state, x):
         ...     value, grads = scaled_value_and_grad(loss)(opt_state, net, x)

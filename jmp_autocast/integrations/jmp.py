@@ -21,7 +21,7 @@ def to_jmp(policy: Any) -> jmp.Policy:
     operations: levels, rules and scopes are lost, with a warning that names them.
 
     Args:
-        policy: A `Policy` or a string, as for `jmp_autocast.autocast`.
+        policy: A `Policy`, a dtype or a string, as for `jmp_autocast.autocast`.
 
     Returns:
         The ``jmp.Policy``.

@@ -17,12 +17,10 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it once
 
 import keras
 import numpy as np
-from jax.typing import DTypeLike
 
 from ..autocast import autocast as autocast_function
 from ..call.options import autocast_options
-from ..policies import BF16, Policy, as_policy
-from ..policies.dtypes import find_dtype
+from ..policies import BF16, Policy, PolicyLike, as_policy
 from ..policies.errors import shown, wrong_type
 from ..policies.toml_file import policy_fields, policy_text
 
@@ -74,8 +72,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
 
     def __init__(self, policy: Any = BF16, policy_map: Any = None) -> None:
         super().__init__("float32", policy_map)
-        dtype = find_dtype(policy)
-        self._policy = as_policy(policy) if dtype is None else Policy(dtype)
+        self._policy = as_policy(policy)
         self._text = policy_text(self._policy)
 
     @property
@@ -136,13 +133,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
         return f"AutocastPolicy({self._policy!r})"
 
 
-def autocast(
-    model: Model,
-    *,
-    compute_dtype: DTypeLike | None = None,
-    policy: Any = None,
-    enabled: bool = True,
-) -> Model:
+def autocast(model: Model, policy: PolicyLike = BF16, *, enabled: bool = True) -> Model:
     """Runs a Keras model in mixed precision, and saves that with it.
 
     It gives all layers of the model an `AutocastPolicy`, before or after ``compile``. For layers
@@ -151,10 +142,8 @@ def autocast(
 
     Args:
         model: The model, which is changed.
-        compute_dtype: ``float16`` or ``bfloat16``; None for the policy's, bfloat16 without one.
-            Under float16 compile the model with ``keras.optimizers.LossScaleOptimizer(...)``; a
-            training without it warns.
-        policy: As in `jmp_autocast.autocast`.
+        policy: As in `jmp_autocast.autocast`, bfloat16 by default. Under float16 compile the model
+            with ``keras.optimizers.LossScaleOptimizer(...)``; a training without it warns.
         enabled: False gives all layers the dtype policy ``"float32"``.
 
     Returns:
@@ -169,15 +158,14 @@ def autocast(
         >>> from jmp_autocast.integrations.keras import autocast
         >>> import keras
         >>> layers = [keras.layers.Input((8,)), keras.layers.Dense(4)]
-        >>> model = autocast(keras.Sequential(layers), compute_dtype="bfloat16")
+        >>> model = autocast(keras.Sequential(layers), "bfloat16")
         >>> model.layers[0].dtype_policy.policy.compute_dtype
         dtype(bfloat16)
     """
     if not isinstance(model, keras.Model):
         fix = "Pass the model, or use jmp_autocast.autocast for a function."
         raise wrong_type("integrations.keras.autocast takes a keras.Model", model, fix)
-    given = BF16 if compute_dtype is None and policy is None else policy
-    options = autocast_options(compute_dtype, given, enabled=enabled)
+    options = autocast_options(policy, enabled=enabled)
     dtype_policy = AutocastPolicy(options.policy) if enabled else _FLOAT32
     for layer in _layers(model):
         layer.dtype_policy = dtype_policy
@@ -236,7 +224,7 @@ def _check_scaled(model: Any, policy: Policy) -> None:
         warnings.warn(
             f"{model.name} trains in float16, and its optimizer {name} scales no loss: small "
             "gradients become 0. Compile the model with keras.optimizers.LossScaleOptimizer("
-            f"{name}(...)), or write autocast(model, compute_dtype='bfloat16').",
+            f"{name}(...)), or write autocast(model, 'bfloat16').",
             stacklevel=3,
         )
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, overload
 
 import flax.linen as nn
 
-from ..autocast import Options, Part, PartOptions, autocast_options
-from ..call.forms import Decorator, check_form
+from ..autocast import Options, Part, autocast_options
+from ..call.forms import Decorator, check_form, hide_mistakes
+from ..call.outputs import OutputDtype
+from ..policies import PolicyLike
 from ..policies.errors import wrong_type
 from .flax_compat import lifted, packed
 from .results import cast_leaves, cast_outputs, dtypes_of, without_output_dtype
@@ -21,21 +23,33 @@ from .results import cast_leaves, cast_outputs, dtypes_of, without_output_dtype
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
-class _Options(PartOptions, total=False):
-    """The options of `autocast`, which says what each of them means."""
-
-    methods: Sequence[str] | None
-
-
 @overload
-def autocast(target: Target, **options: Unpack[_Options]) -> Target: ...
+def autocast(
+    target: Target,
+    policy: PolicyLike | None = ...,
+    *,
+    methods: Sequence[str] | None = ...,
+    output_dtype: OutputDtype = ...,
+    enabled: bool = ...,
+) -> Target: ...
 @overload
-def autocast(target: None = ..., **options: Unpack[_Options]) -> Callable[[Target], Target]: ...
+def autocast(
+    target: None = ...,
+    policy: PolicyLike | None = ...,
+    *,
+    methods: Sequence[str] | None = ...,
+    output_dtype: OutputDtype = ...,
+    enabled: bool = ...,
+) -> Callable[[Target], Target]: ...
+@hide_mistakes
 def autocast(
     target: Any = None,
+    policy: PolicyLike | None = None,
     *_misplaced: Any,
     methods: Sequence[str] | None = None,
-    **options: Unpack[PartOptions],
+    output_dtype: OutputDtype = "same",
+    enabled: bool = True,
+    **_unknown: Any,
 ) -> Any:
     """Runs a part of a Flax Linen model in mixed precision.
 
@@ -50,16 +64,11 @@ def autocast(
         target: A module class, a ``functools.partial`` of one, a method in the body of a class
             (outside ``nn.compact``'s decorator), or a function whose first argument is a module.
             None to use ``autocast`` as a decorator with options.
-        methods: The methods of a class that run in mixed precision, ``__call__`` by default.
-        compute_dtype: As in `jmp_autocast.autocast`.
         policy: As in `jmp_autocast.autocast`.
+        methods: The methods of a class that run in mixed precision, ``__call__`` by default.
         output_dtype: As in `jmp_autocast.autocast`; variables keep their dtypes whatever it says.
             With ``"computed"`` what follows the part gets its 16-bit values.
         enabled: As in `jmp_autocast.autocast`.
-        on_unknown: As in `jmp_autocast.autocast`.
-        residuals: As in `jmp_autocast.autocast`.
-        keep_scopes: As in `jmp_autocast.autocast`.
-        compiler_options: As in `jmp_autocast.autocast`.
 
     Returns:
         What stands in the place of ``target``; with ``target=None`` a decorator. The variables of
@@ -76,7 +85,7 @@ def autocast(
         >>> class Net(nn.Module):
         ...     @nn.compact
         ...     def __call__(self, x):
-        ...         x = linen.autocast(nn.Dense, compute_dtype=jnp.bfloat16)(8)(x)
+        ...         x = linen.autocast(nn.Dense, jnp.bfloat16)(8)(x)
         ...         return nn.Dense(2)(x)  # float32
         >>> x = jnp.ones((1, 8))
         >>> variables = Net().init(jax.random.key(0), x)
@@ -87,8 +96,8 @@ def autocast(
     """
     # A wrong option fails here, where the user wrote it, and not at the first call of a model.
     # The variables are argument 0 of the function of scopes, and all of them count as parameters.
-    check_form(_misplaced, options)
-    checked = autocast_options(params=0, **options)
+    check_form(_misplaced, _unknown)
+    checked = autocast_options(policy, 0, output_dtype, enabled)
     lift = Decorator(_lifted, methods=methods, options=checked)
     return lift if target is None else lift(target)
 

@@ -7,32 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Unpack
+from typing import Any
 
 from flax import nnx
 
-from ..autocast import (
-    STATEFUL_KINDS,
-    Autocast,
-    GivenOptions,
-    Options,
-    autocast_options,
-    run_call,
-)
-from ..call.arguments import Opened
-from ..call.forms import Decorator, check_form
-from ..call.outputs import per_output
+from ..autocast import STATEFUL_KINDS, Autocast, Options, autocast_options, run_call
+from ..call.arguments import Opened, Params
+from ..call.forms import Decorator, check_form, hide_mistakes
+from ..call.outputs import OutputDtype
 from ..call.wrapping import pytrees_of, wrapper_of
+from ..policies import PolicyLike
 from .nnx_state import holds_objects, opened
 from .nnx_stateless import stateless
 from .nnx_training import scaled_value_and_grad, train_step
-from .results import cast_leaves, without_output_dtype
+from .results import cast_leaves, cast_outputs, without_output_dtype
 
 __all__ = ["autocast", "scaled_value_and_grad", "stateless", "train_step"]
 
 
+@hide_mistakes
 def autocast(
-    fn: Callable[..., Any] | None = None, *_misplaced: Any, **options: Unpack[GivenOptions]
+    fn: Callable[..., Any] | None = None,
+    policy: PolicyLike | None = None,
+    *_misplaced: Any,
+    params: Params = None,
+    output_dtype: OutputDtype = "same",
+    enabled: bool = True,
+    **_unknown: Any,
 ) -> Any:
     """Runs a float32 function of Flax NNX modules in mixed precision.
 
@@ -54,19 +55,13 @@ def autocast(
     Args:
         fn: The function, module or bound method; None to use ``autocast`` as a decorator with
             options.
-        compute_dtype: As in `jmp_autocast.autocast`.
         policy: As in `jmp_autocast.autocast`.
         params: As in `jmp_autocast.autocast`; the path of a variable is that of its module with
-            the attributes appended (``"0/layers/0/norm/scale"``). Default: every ``nnx.Param``,
-            and the containers that are parameters in `jmp_autocast.autocast`. State that ``fn``
-            itself brings (as a module, a method or a ``functools.partial``) always counts as
-            parameters.
+            the attributes appended (``"0/layers/0/norm/scale"``). None: every ``nnx.Param``, and
+            the containers that are parameters in `jmp_autocast.autocast`. State that ``fn`` itself
+            brings (as a module, a method or a ``functools.partial``) always counts as parameters.
         output_dtype: As in `jmp_autocast.autocast`.
         enabled: As in `jmp_autocast.autocast`.
-        on_unknown: As in `jmp_autocast.autocast`.
-        residuals: As in `jmp_autocast.autocast`.
-        keep_scopes: As in `jmp_autocast.autocast`.
-        compiler_options: As in `jmp_autocast.autocast`.
 
     Returns:
         The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options
@@ -101,8 +96,9 @@ def autocast(
         >>> grads.dense.kernel.dtype, bool((net.norm.mean[...] != 0).any())
         (dtype('float32'), True)
     """
-    check_form(_misplaced, options)
-    wrap = Decorator(wrapper_of, options=autocast_options(**options), kind=NNXAutocast)
+    check_form(_misplaced, _unknown)
+    options = autocast_options(policy, params, output_dtype, enabled)
+    wrap = Decorator(wrapper_of, options=options, kind=NNXAutocast)
     return wrap if fn is None else wrap(fn)
 
 
@@ -122,8 +118,7 @@ class NNXAutocast(Autocast):
             # State must keep its dtype: where outputs need not, both are cast out here.
             if options.output_dtype == "computed":
                 changed = cast_leaves(changed, after.dtypes)
-            wanted = per_output(self._options.output_dtype, after.arranged, len(out))
-            out = cast_leaves(out, wanted)
+            out = cast_outputs(out, self._options)
             return call.finish((out, changed, after))
 
     # The tools open calls through these two; the objects among the arguments stay as they are.

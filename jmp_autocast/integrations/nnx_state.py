@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import errors, nnx
 
-from ..call.arguments import AUTO, Opened, name_of, param_positions, same_objects
+from ..call.arguments import InModules, Opened, name_of, param_positions, same_objects
 from .flax_compat import (
     is_hijax,
     is_unchanged,
@@ -182,7 +182,8 @@ def opened(
         nodes = [leaf for _, leaf in roots]
         graphdef, before = split_nodes((nodes, []))
         check_no_hijax(name_of(fn), before)
-        wanted = _param_predicate(fn, params, args, kwargs)
+        modules = {_root_of(roots[path[1]][0]) for path, x in before if isinstance(x, nnx.Param)}
+        wanted = _param_predicate(fn, params, len(args), modules)
         values: dict[str, Any] = {}
         is_param: dict[str, bool] = {}
 
@@ -201,12 +202,16 @@ def opened(
             if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
                 untrained.append(name)
         graph = ModuleGraph(tree, leaves, graphdef, state)
+
+        # A variable may hold a container: what is asked about is an array in it.
+        def is_known(path: str) -> bool:
+            return is_param[_known(path, is_param)]
+
         yield Opened(
             fn=Pure(inner, name_of(fn)),
             args=(graph,),
             kwargs=values,
-            # A variable may hold a container: what is asked about is an array in it.
-            params=lambda path: is_param[_known(path, is_param)],
+            params=InModules(is_known) if params is None else is_known,
             untrained=lambda path: _known(path, is_param) in untrained,
             finish=functools.partial(_finish, nodes, graph, values),
         )
@@ -277,23 +282,25 @@ def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str,
     return fn, ((), {})
 
 
-def _tree_of(x: Any) -> Any:
-    """Returns the state of an object, a tree also where the graph comes back to the object."""
-    if not is_object(x) or isinstance(x, nnx.Variable):
-        return x
-    state = nnx.state(x)
-    # What is called is a model.
-    return jax.tree_util.Partial(_open, state) if callable(x) else state
+def _root_of(path: Any) -> Any:
+    """Returns the part of a call, and the argument in it, that a path begins with."""
+    return path[:2]
 
 
 def _param_predicate(
-    fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    fn: Any, params: Any, count: int, modules: Container[Any]
 ) -> Callable[[Any, Any], bool]:
-    """Returns the predicate of a leaf's path in (args, kwargs, bound) and of the leaf."""
-    found: set[Any] = set()
-    if not callable(params):
-        trees, named = tuple(map(_tree_of, args)), {k: _tree_of(x) for k, x in kwargs.items()}
-        found = param_positions(fn, params, trees, named)
+    """Returns the predicate of a leaf's path in (args, kwargs, bound) and of the leaf.
+
+    Args:
+        fn: The function.
+        params: As for `opened`.
+        count: The number of positional arguments.
+        modules: The roots of the arguments that hold an ``nnx.Param``.
+    """
+    found: set[int] = set()
+    if isinstance(params, tuple):
+        found = param_positions(fn, params, count)
 
     def is_param(path: Any, leaf: Any) -> bool:
         root, *inside = path
@@ -301,10 +308,12 @@ def _param_predicate(
         if root.idx == _BOUND:
             return True
         # NNX says what is a parameter: batch statistics and counters are variables, too.
-        if params is AUTO and isinstance(leaf, nnx.Variable):
+        if params is None and isinstance(leaf, nnx.Variable):
             return isinstance(leaf, nnx.Param)
+        if params is None:
+            return _root_of(path) in modules
         if callable(params):
             return bool(params(jax.tree_util.keystr(tuple(inside), simple=True, separator="/")))
-        return getattr(inside[0], "idx" if root.idx == _ARGS else "key") in found
+        return root.idx == _ARGS and inside[0].idx in found
 
     return is_param

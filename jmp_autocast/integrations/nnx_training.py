@@ -85,7 +85,7 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
         >>> net = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
         >>> tx = dynamic_loss_scaling(optax.adam(1e-3))
         >>> optimizer = nnx.Optimizer(net, tx, wrt=nnx.Param)
-        >>> @autocast(compute_dtype=jnp.float16)
+        >>> @autocast(policy=jnp.float16)
         ... def loss(net, x):
         ...     return jnp.mean((net(x) - 1) ** 2)
         >>> step = nnx.jit(train_step(loss))

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from ..autocast import Options
-from ..call.outputs import OutputDtypes
 from ..policies import FLOAT_DTYPES
 
 
@@ -47,7 +46,5 @@ def cast_leaves(tree: Any, dtypes: Sequence[Any]) -> Any:
 
 def cast_outputs(out: Any, options: Options) -> Any:
     """Casts results to an output dtype; ``"same"`` and ``"computed"`` leave them as they are."""
-    wanted = options.output_dtype
-    one_each = [wanted] * len(dtypes_of(out))
-    dtypes = wanted.of_leaves(out) if isinstance(wanted, OutputDtypes) else one_each
-    return cast_leaves(out, dtypes)  # a word is no dtype, and casts nothing
+    # A word is no dtype, and casts nothing.
+    return cast_leaves(out, [options.output_dtype] * len(dtypes_of(out)))

@@ -92,7 +92,6 @@ class Regions:
         policy: The policy of the program.
         marks_only: No pattern or rule of the policy looks at names: only marks matter, and a layer
             that stands at 96 paths is planned once.
-        lowers_nothing: Why nothing is lowered where no scope names a dtype, else ``""``.
         product: From what the policy says of a scope to `Region.product`; None for none.
         default_precision: As for `Region`.
     """
@@ -101,14 +100,12 @@ class Regions:
         self,
         policy: Policy,
         marks_only: bool,
-        lowers_nothing: str = "",
         product: Callable[[str], PlansProduct | None] | None = None,
         default_precision: str | None = None,
     ) -> None:
         self._policy = policy
         self._default_precision = default_precision
         self._product = product or (lambda _: None)
-        self._lowers_nothing = lowers_nothing
         self._marks_only = marks_only
         self._compute_dtype = np.dtype(policy.compute_dtype)
         # Primitives that no rule names share a region, but for those that take no cast policy.
@@ -154,8 +151,6 @@ class Regions:
             precision=said.precision,
             default_precision=self._default_precision,
         )
-        if said.dtype is None and self._lowers_nothing:
-            return region(compute_dtype=None, cause=self._lowers_nothing)
         if said.dtype is None:
             return region(compute_dtype=self._compute_dtype, cause="", product=self._product(""))
         dtype, cause = said.dtype.what, said.dtype.cause

@@ -53,17 +53,19 @@ def find_dtype(value: Any) -> np.dtype | None:
     """
     # NumPy takes None for float64, and an array for its own dtype. Here either of them is a
     # mistake: an array in place of a dtype is a forgotten keyword, as in `autocast(fn, x)`.
-    if value is None or isinstance(value, jax.Array):
+    if value is None or isinstance(value, jax.Array | np.ndarray | np.generic):
         return None
     # NumPy's error would hold the `repr` of a function, exponential for one that calls two others.
     if callable(value) and not isinstance(value, type):
         return None
     name = SHORT_NAMES.get(value, value) if isinstance(value, str) else value
     try:
-        return np.dtype(jnp.dtype(name))
+        dtype = np.dtype(jnp.dtype(name))
     # A layer of Flax has a `dtype` that is None, of which NumPy makes a ValueError.
     except (TypeError, ValueError):
         return None
+    # NumPy makes `object` of any class.
+    return None if dtype.hasobject else dtype
 
 
 def as_dtype(value: Any, argument: str) -> np.dtype:

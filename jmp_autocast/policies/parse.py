@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias
 
+import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from .dtypes import COMPUTE_DTYPES, FLOAT32, as_dtype, find_dtype
 from .errors import did_you_mean, wrong_type
@@ -28,7 +30,7 @@ class ThreeDtypes(Protocol):
         """The dtype of what the function returns."""
 
 
-PolicyLike: TypeAlias = Policy | str | ThreeDtypes
+PolicyLike: TypeAlias = Policy | str | DTypeLike | ThreeDtypes
 """What `as_policy` reads."""
 
 _SHORT_KEYS = {"p": "params", "c": "compute", "o": "output"}
@@ -87,9 +89,11 @@ def _only_dtype(text: str) -> np.dtype:
     # Keras's mixed policies keep variables in float32, as all policies do here.
     dtype = find_dtype(text.removeprefix(_KERAS_PREFIX))
     if dtype is None or dtype not in COMPUTE_DTYPES:
+        nearest = did_you_mean(text, map(str, COMPUTE_DTYPES), cutoff=0.7)
         raise ValueError(
             "policy must be a compute dtype, 'float16' or 'bfloat16', or a string such as "
-            f"'params=float32,compute=bfloat16,output=float32', got {text!r}. {_instead(text)}"
+            f"'params=float32,compute=bfloat16,output=float32', got {text!r}.{nearest} "
+            f"{_instead(text)}"
         )
     return dtype
 
@@ -97,6 +101,8 @@ def _only_dtype(text: str) -> np.dtype:
 def _instead(text: str) -> str:
     """Returns what to write for a word that is no policy."""
     name = text.removeprefix("jmp_autocast.").upper()
+    if name in ("FLOAT8", "INT8"):
+        return "Products run in 8 bits by policy=jmp_autocast.FP8."
     if name in ("BF16", "BY_HAND", "FP16", "FP8"):
         return f"Write policy=jmp_autocast.{name}, without quotes."
     if text.endswith((".toml", ".json", ".yaml", ".yml")) or "/" in text:
@@ -105,11 +111,11 @@ def _instead(text: str) -> str:
 
 
 def as_policy(value: Any) -> Policy:
-    """Returns the policy meant by a `Policy`, a string or a ``jmp.Policy``.
+    """Returns the policy meant by a `Policy`, a compute dtype, a string or a ``jmp.Policy``.
 
     Raises:
-        TypeError: It is none of the three.
-        ValueError: The string or the dtypes of the ``jmp.Policy`` are not supported.
+        TypeError: It is none of the four.
+        ValueError: The string, the dtype or the dtypes of the ``jmp.Policy`` are not supported.
 
     Example:
         >>> as_policy("bfloat16").compute_dtype
@@ -119,13 +125,15 @@ def as_policy(value: Any) -> Policy:
         return value
     if isinstance(value, str):
         return parse_policy(value)
+    if (dtype := find_dtype(value)) is not None:
+        return Policy(dtype)
     dtypes = [getattr(value, f"{n}_dtype", None) for n in ("compute", "param", "output")]
     if not isinstance(value, type) and all(d is not None for d in dtypes):
         compute, param, output = (as_dtype(d, "policy") for d in dtypes)
         return _build(compute, param, output)
     raise wrong_type(
-        "policy must be a jmp_autocast.Policy, a string such as "
-        "'params=float32,compute=bfloat16,output=float32', or a jmp.Policy",
+        "policy must be a jmp_autocast.Policy, a compute dtype such as jnp.bfloat16, a string such "
+        "as 'params=float32,compute=bfloat16,output=float32', or a jmp.Policy",
         value,
         _fix(value),
     )
@@ -135,8 +143,8 @@ def _fix(value: Any) -> str:
     """Returns what to write for a value that is no policy."""
     if isinstance(value, type) and issubclass(value, Policy):
         return "That is the class: write policy=jmp_autocast.BF16, or Policy(jnp.bfloat16)."
-    if find_dtype(value) is not None:
-        return "A dtype is compute_dtype=..., or Policy(jnp.bfloat16)."
+    if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value)):
+        return "Arguments of the function belong to what autocast returns: autocast(fn)(params, x)."
     if hasattr(value, "compute_dtype") and hasattr(value, "variable_dtype"):
         return f"Pass the name of a policy of Keras: policy={value.name!r}."
     return "Write policy=jmp_autocast.BF16."

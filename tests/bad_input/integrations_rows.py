@@ -70,9 +70,9 @@ ROWS = [
     ),
     Row(
         TO_JMP,
-        "a dtype",
-        lambda w: to_jmp(jnp.bfloat16),
+        "a number",
+        lambda w: to_jmp(16),
         TypeError,
-        "policy | bfloat16 | must be | params=float32,compute=bfloat16",
+        "policy | 16 of type int | must be | params=float32,compute=bfloat16",
     ),
 ]

@@ -43,18 +43,18 @@ ROWS = [
     Row(
         NNX,
         "a value decorated",
-        lambda w: autocast(compute_dtype="bfloat16")(3),
+        lambda w: autocast(policy="bfloat16")(3),
         TypeError,
-        "autocast | 3 of type int | takes a callable | by keyword",
+        r"autocast | 3 of type int | takes a callable | @autocast\(policy",
     ),
     Row(
         NNX,
         "options of a decorator",
-        lambda w: autocast(compute_dtype="int8"),
+        lambda w: autocast(policy=jnp.int8),
         ValueError,
         f"compute_dtype | int8 | {HALVES} | enabled=False",
     ),
-    _option("float64", ValueError, "float64", HALVES, "enabled=False", compute_dtype="float64"),
+    _option("a number", TypeError, "16 of", "a compute dtype", "BF16", policy=16),
     _option("a path", TypeError, "'0/w'", PARAMS, "lambda path", params="0/w"),
     _option("out of range", ValueError, "params=2", "out of range", "takes 2 pos", params=2),
     Row(

@@ -40,7 +40,7 @@ ROWS = [row for room in ROOMS for row in room.ROWS]
 RESULTS = {"EquationView"}
 # Rows about policies and their members go by the name of what takes them.
 GIVEN_TO_OTHERS = {"BY_HAND", "CastPolicy", "FP16", "FP8"}
-WITHOUT_ARGUMENTS = {"compiler_options", "full_precision"}
+WITHOUT_ARGUMENTS = {"full_precision"}
 # Names of rooms that have rows, too.
 IN_ROOMS = {"loss_scale", "step_skipped"}
 

@@ -64,7 +64,7 @@ def _rule_that_returns(value):
     return autocast(jnp.exp, policy=BF16.with_rules({"exp": lambda eqn: value}))
 
 
-def _fn(mistake, fn, value, rule="takes a callable", fix="Pass options by keyword"):
+def _fn(mistake, fn, value, rule="takes a callable", fix="Write fn = autocast|@autocast"):
     return Row("autocast", mistake, lambda w: autocast(fn), TypeError, "autocast", value, rule, fix)
 
 
@@ -77,8 +77,25 @@ def _option(mistake, error, value, rule, fix, **option):
 LINE = "fn = autocast(fn, compute_dtype=jnp.bfloat16)"
 
 
+def _dtype(mistake, value, dtype):
+    call, parts = lambda w: autocast(loss, dtype), ("compute_dtype", value, HALVES, "enabled=False")
+    return Row("autocast", mistake, call, ValueError, *parts)
+
+
+CALL = "autocast(fn)(params, x)"
+# Options of earlier versions, and what is written now.
+OLD = {
+    "compute_dtype": "Write policy=jnp.bfloat16",
+    "level": "Write policy=Policy(jnp.bfloat16, level=",
+    "residuals": "Write keep_less(autocast(fn), residuals=",
+    "keep_scopes": "Write keep_less(autocast(fn), keep_scopes=",
+    "on_unknown": "explain",
+    "compiler_options": "jax.jit(autocast(fn), compiler_options=",
+}
+
+
 def _form(mistake, call, rule, fix=LINE):
-    parts = ["autocast", "compute_dtype|Wrap", re.escape(rule), re.escape(fix)]
+    parts = ["autocast", "policy|jnp|Wrap|function", re.escape(rule), re.escape(fix)]
     return Row("autocast", f"form: {mistake}", lambda w: call(), TypeError, *parts)
 
 
@@ -112,17 +129,15 @@ ROWS = [
         "a value decorated",
         lambda w: autocast(compute_dtype="bfloat16")(3),
         TypeError,
-        "autocast | got 3 of type int | takes a callable | by keyword",
+        r"autocast | got 3 of type int | takes a callable | @autocast\(policy",
     ),
     # The first lines of a user of another library.
     _form("PyTorch's name", lambda: autocast(loss, dtype=jnp.bfloat16), "no option 'dtype'", LINE),
     _form("PyTorch's device", lambda: autocast("cuda", dtype=jnp.bfloat16), "no option", LINE),
     _form("a device", lambda: autocast("cuda"), "takes a callable, got 'cuda'", LINE),
     _form("a device by name", lambda: autocast(device_type="cuda"), "'device_type'", LINE),
-    _form("a dtype by position", lambda: autocast(loss, jnp.bfloat16), "by keyword", LINE),
-    _form("a policy by position", lambda: autocast(loss, BF16), "by keyword", "policy=..."),
     _form("a misspelled option", lambda: autocast(loss, parms=0), "'parms'", "mean 'params'"),
-    _form("an unheard option", lambda: autocast(loss, zzzz=0), "'zzzz'", "options are compute_dt"),
+    _form("an unheard option", lambda: autocast(loss, zzzz=0), "'zzzz'", "options are policy"),
     _form("with", lambda: _enter(autocast(compute_dtype="bf16")), "not a context manager", LINE),
     _form("with a function", lambda: _enter(autocast(jnp.sin)), "not a context manager", LINE),
     _form("an NNX class", lambda: autocast(nnx.Linear), "Linear is a class", "function that calls"),
@@ -131,8 +146,13 @@ ROWS = [
     _form("NNX: a class", lambda: nnx_autocast(nnx.Linear), "Linear is a class", "that calls"),
     _form("NNX: PyTorch's name", lambda: nnx_autocast(loss, dtype="bf16"), "no option 'dtype'"),
     _form("Linen: PyTorch's name", lambda: linen.autocast(nn.Dense, dtype="bf16"), "no option"),
-    _form("Linen: by position", lambda: linen.autocast(nn.Dense, "bf16"), "by keyword", LINE),
-    # compute_dtype.
+    _form("Linen: three", lambda: linen.autocast(nn.Dense, "bf16", 1), "by position", CALL),
+    _form("three", lambda: autocast(loss, BF16, X), "got float32[", CALL),
+    *(
+        _form(f"the old {name}", lambda n=name: autocast(loss, **{n: None}), f"{name!r}", new)
+        for name, new in OLD.items()
+    ),
+    # The policy.
     Row(
         "autocast",
         "float32",
@@ -140,48 +160,16 @@ ROWS = [
         ValueError,
         f"compute_dtype | got float32 | {HALVES} | enabled=False",
     ),
-    _option("int8", ValueError, "int8", HALVES, "enabled=False", compute_dtype=jnp.int8),
-    _option("a type", ValueError, "float64", HALVES, "enabled=False", compute_dtype=float),
-    _option(
-        "float8", ValueError, "float8_e5m2", HALVES, "enabled=False", compute_dtype=jnp.float8_e5m2
-    ),
-    _option("no name", ValueError, "'bf17'", "must be a dtype", "'bfloat16'", compute_dtype="bf17"),
-    _option("a number", ValueError, "got 16", "must be a dtype", "jnp.bfloat16", compute_dtype=16),
+    _dtype("int8", "int8", jnp.int8),
+    _dtype("a type", "float64", float),
+    _dtype("float8", "float8_e5m2", jnp.float8_e5m2),
+    _option("no name", ValueError, "'bf17'", "a compute dtype", "'bfloat16'", policy="bf17"),
     Row(
         "autocast",
         "a traced array for a dtype",
-        lambda w: jax.jit(lambda x: autocast(loss, compute_dtype=x)(x, x))(jnp.float16(1)),
-        ValueError,
-        "compute_dtype | float16 | must be a dtype | jnp.bfloat16",
-    ),
-    Row(
-        "autocast",
-        "two dtypes",
-        lambda w: autocast(loss, policy=w.policy, compute_dtype="float16"),
-        ValueError,
-        ("compute_dtype | float16 | contradicts the policy's bfloat16 | leave one of them out"),
-    ),
-    # What is kept for the backward pass.
-    _option("a word", ValueError, "'reccompute'", SHARES, "Did you mean", residuals="reccompute"),
-    _option("a large share", ValueError, "=2.0", "from 0", "to 1", residuals=2.0),
-    _option("no share", TypeError, "None of type", "a word or a share", "auto", residuals=None),
-    _option("a bool", TypeError, "True of type bool", "a word or a share", "auto", residuals=True),
-    _option(
-        "scopes of nothing",
-        ValueError,
-        "'head'",
-        "nothing is computed again",
-        "leave keep_scopes out",
-        keep_scopes=["head"],
-    ),
-    _option("one scope", TypeError, "'head' of", "a sequence", r"\('\*/head'", keep_scopes="head"),
-    _option(
-        "options of a compiler",
+        lambda w: jax.jit(lambda x: autocast(loss, x)(x, x))(jnp.float16(1)),
         TypeError,
-        "'fast' of",
-        "a dict from names",
-        r"compiler_options\(\)",
-        compiler_options="fast",
+        r"policy | float16 | a compute dtype such as jnp.bfloat16 | autocast\(fn\)\(params, x\)",
     ),
     Row(
         "finalise",
@@ -196,6 +184,48 @@ ROWS = [
         lambda w: finalise(jax.make_jaxpr(jnp.sin)(1.0), platform="xpu"),
         ValueError,
         "platform | 'xpu' | must be 'cpu', 'gpu' or 'tpu' | Leave it out",
+    ),
+    Row(
+        "keep_less",
+        "a word",
+        lambda w: keep_less(loss, residuals="reccompute"),
+        ValueError,
+        f"residuals | 'reccompute' | {SHARES} | Did you mean",
+    ),
+    Row(
+        "keep_less",
+        "no share",
+        lambda w: keep_less(loss, residuals=None),
+        TypeError,
+        "residuals | None of type | a word or a share | auto",
+    ),
+    Row(
+        "keep_less",
+        "a bool",
+        lambda w: keep_less(loss, residuals=True),
+        TypeError,
+        "residuals | True of type bool | a word or a share | auto",
+    ),
+    Row(
+        "keep_less",
+        "scopes of nothing",
+        lambda w: keep_less(loss, residuals="declared", keep_scopes=["head"]),
+        ValueError,
+        "keep_scopes | 'head' | nothing is computed again | leave keep_scopes out",
+    ),
+    Row(
+        "keep_less",
+        "one scope",
+        lambda w: keep_less(loss, keep_scopes="head"),
+        TypeError,
+        r"keep_scopes | 'head' of | a sequence | \('\*/head'",
+    ),
+    Row(
+        "keep_less",
+        "parameters of what knows its own",
+        lambda w: keep_less(autocast(jnp.matmul), params=0),
+        ValueError,
+        r"keep_less | params= | autocast has wrapped | keep_less\(autocast\(fn, params=...\)\)",
     ),
     Row(
         "keep_less",
@@ -215,7 +245,6 @@ ROWS = [
     _option("no policy", TypeError, "3 of type int", r"jmp_autocast\.Policy", STRING, policy=3),
     _option("a class", TypeError, "Policy'> of type type", "jmp.Policy", STRING, policy=Policy),
     _option("a mapping", TypeError, "of type dict", "jmp.Policy", STRING, policy={"compute": 1}),
-    _option("a dtype", TypeError, "bfloat16", "jmp.Policy", STRING, policy=jnp.bfloat16),
     _option("a member", TypeError, "CastPolicy.FP32", "jmp.Policy", STRING, policy=CastPolicy.FP32),
     _option("a word", ValueError, "'whatever'", OUTPUTS, "'computed'", output_dtype="whatever"),
     _option("None", ValueError, "got None", OUTPUTS, "'same'", output_dtype=None),
@@ -228,20 +257,6 @@ ROWS = [
         lambda w: jax.jit(lambda on, x: autocast(loss, enabled=on)(w.params, x))(True, X),
         TypeError,
         ("enabled | traced value | must be known when the program is traced | static argument"),
-    ),
-    _option(
-        "a word", ValueError, "'ignore'", "must be 'keep', 'warn'", "'error'", on_unknown="ignore"
-    ),
-    _option("None", ValueError, "None", "must be 'keep', 'warn'", "'error'", on_unknown=None),
-    Row(
-        "autocast",
-        "an unknown primitive where they are refused",
-        lambda w: jax.make_jaxpr(autocast(lambda x: unheard_of.bind(x @ x), on_unknown="error"))(X),
-        ValueError,
-        (
-            "<lambda> | bad_input_unheard_of | without a cast policy | "
-            "register_rule or Policy.with_rules"
-        ),
     ),
     # params.
     _option("a name", TypeError, "'w'", PARAMS, "lambda path: path.startswith", params="w"),

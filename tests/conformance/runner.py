@@ -113,7 +113,7 @@ def _got(row: Row, case: str, dtype: str, arguments: bool) -> str:
             jax.ShapeDtypeStruct(shape, dtype if arguments and is_low else declared)
             for shape, is_low in zip(row.shapes, low, strict=True)
         ]
-        options = {"compute_dtype": dtype, "output_dtype": "computed", "params": row.params}
+        options = {"policy": dtype, "output_dtype": "computed", "params": row.params}
         return jax.eval_shape(autocast(fn, **options), *args).dtype.name
 
 

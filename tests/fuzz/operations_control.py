@@ -143,7 +143,7 @@ def scope(g: Generator) -> Draw:
 @operation("control", 0.5)
 def nested_autocast(g: Generator) -> Draw:
     body, operands = _called(g)
-    options = g.choice(("compute_dtype='bfloat16'", "compute_dtype='float16'", "enabled=False"))
+    options = g.choice(("'bfloat16'", "'float16'", "enabled=False"))
     return Draw(f"autocast({body.name}, {options})({', '.join(operands)})", 1, (body,))
 
 

@@ -19,6 +19,7 @@ import pytest
 from jmp_autocast.call import arguments
 from jmp_autocast.interpreters import compat
 from jmp_autocast.interpreters.plan import equation, loops, needs, readers
+from jmp_autocast.interpreters.plan.data import Source
 from jmp_autocast.interpreters.plan.needs import Need
 from jmp_autocast.interpreters.primitives import reading
 
@@ -62,6 +63,10 @@ def _needs_do_not_go_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loops, "_with_next_step", lambda want, read: want)
 
 
+def _first_argument(paths: Sequence[str], known: Any, traced: Any) -> list[Source]:
+    return [Source.PARAM if path.split("/")[0] == "0" else Source.DATA for path in paths]
+
+
 TAKEN_OUT: Mapping[str, TakesOut] = {
     "derivatives": _link("PROMOTIONS", "_derivative_leaves"),
     "roots": _need(Need.STEEP),
@@ -81,7 +86,7 @@ TAKEN_OUT: Mapping[str, TakesOut] = {
     ),
     "calls": _calls_know_no_needs,
     "rounds": _needs_do_not_go_round,
-    "arguments": lambda patch: patch.setattr(arguments, "guessed_params", lambda *_: {0}),
+    "arguments": lambda patch: patch.setattr(arguments, "with_weights", _first_argument),
 }
 """From a kind to what takes its row out of the package, in this process."""
 

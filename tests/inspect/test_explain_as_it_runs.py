@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, Policy, autocast, compare, explain, tune
+from jmp_autocast import BF16, autocast, compare, explain, tune
 from tests.support.jaxprs import named
 
 W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
@@ -78,20 +78,12 @@ def test_a_float64_program_is_not_in_bfloat16():
     assert "0.0 % of matmul" in report.summary
 
 
-def test_tools_take_a_dtype_and_a_level():
-    options = {"compute_dtype": "bfloat16", "level": "tensor_cores"}
+def test_tools_take_a_dtype_for_a_policy():
     f = lambda p, x: jnp.tanh(x @ p["w"]) @ p["w"]
-    expected = [
-        row.results
-        for row in explain(f, P, X, policy=Policy(jnp.bfloat16, level="tensor_cores")).rows
-    ]
-    assert [row.results for row in explain(f, P, X, **options).rows] == expected
-    assert compare(f, P, X, **options).compute_dtype == "bfloat16"
-    policy = Policy("bfloat16", level="tensor_cores")
-    assert tune(f, P, X, tolerance=0.5, policy=policy).policy == policy
-    assert tune(f, P, X, tolerance=0.5, policy="bfloat16").policy == BF16
-    for wrong in ({"level": "O1"}, {"compute_dtype": "float16", "policy": BF16}):
-        with pytest.raises(ValueError, match=r"level must be|contradicts"):
-            explain(f, P, X, **wrong)
-    with pytest.raises(ValueError, match="Leave policy out, and compute_dtype"):
-        explain(mixed, P, X, level="compute")
+    for policy in ("bfloat16", jnp.bfloat16, BF16):
+        rows = explain(f, P, X, policy=policy).rows
+        assert [row.results for row in rows] == [row.results for row in explain(f, P, X).rows]
+        assert compare(f, P, X, policy=policy).compute_dtype == "bfloat16"
+        assert tune(f, P, X, tolerance=0.5, policy=policy).policy == BF16
+    with pytest.raises(ValueError, match="Leave policy out"):
+        explain(mixed, P, X, policy=BF16)

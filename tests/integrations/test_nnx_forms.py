@@ -28,8 +28,9 @@ def test_param_variables_are_parameters_by_default():
     assert computed(lambda x, v: x @ x * v[...], x, nnx.Param(x)) == "bfloat16"
     assert computed(lambda x, v: x @ x * v[...], x, nnx.Cache(x)) == "float32"
     assert computed(lambda x, v: x @ x * v, x, x) == "float32"
-    # As in the plain autocast: argument 0, if it is a container.
-    assert computed(lambda p, x: x @ x * p["w"], {"w": x}, x) == "bfloat16"
+    # As in the plain autocast: a container of which a product consumes an array as its weight.
+    assert computed(lambda p, x: x @ p["w"] * p["b"], {"w": x, "b": x}, x) == "bfloat16"
+    assert computed(lambda p, x: x @ x * p["b"], {"b": x}, x) == "float32"
     assert computed(lambda w, x: x @ x * w, x, x) == "float32"
     # What the function itself brings.
     assert computed(functools.partial(lambda v, x: x @ x * v[...], nnx.Cache(x)), x) == "bfloat16"

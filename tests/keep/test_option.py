@@ -1,4 +1,4 @@
-"""`autocast(residuals=...)`: what it is by default, and what it does to 16-bit programs."""
+"""`keep_less(autocast(fn))`: what it does to 16-bit programs."""
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,10 @@ pytestmark = pytest.mark.usefixtures("jit_caches")
 
 
 def test_nothing_changes_by_default():
-    assert autocast(small) == autocast(small, residuals="declared")
-    assert autocast(small) != autocast(small, residuals="auto")
-    programs = [
-        trace(jax.grad(autocast(unrolled, **o)), WEIGHTS, X) for o in ({}, {"residuals": "auto"})
-    ]
+    assert autocast(small) == keep_less(autocast(small), residuals="declared")
+    assert autocast(small) != keep_less(autocast(small))
+    mixed = autocast(unrolled)
+    programs = [trace(jax.grad(f), WEIGHTS, X) for f in (mixed, keep_less(mixed))]
     assert str(programs[0]) == str(programs[1]), "without a loop, there is nothing to plan"
 
 
@@ -45,10 +44,18 @@ def test_products_are_in_the_same_dtypes():
     assert sorted(dot_dtypes(planned)) == sorted(dot_dtypes(plain))
 
 
-def test_the_option_is_keep_less_of_the_mixed_program():
-    option = autocast(scanned, compute_dtype=jnp.bfloat16, residuals="auto")
-    around = keep_less(autocast(scanned, compute_dtype=jnp.bfloat16))
-    assert kept_nbytes(option) == kept_nbytes(around)
+def test_a_mixed_program_inside_another_function_keeps_as_little():
+    mixed = autocast(scanned, jnp.bfloat16)
+    around = keep_less(lambda weights, x: mixed(weights, x))
+    assert kept_nbytes(keep_less(mixed)) == kept_nbytes(around)
+
+
+def test_a_mixed_program_knows_its_parameters():
+    mixed = autocast(small, BF16, params=0)
+    assert keep_less(mixed) is keep_less(mixed)
+    assert keep_less(residuals=0.5)(mixed) == keep_less(mixed, residuals=0.5) != keep_less(mixed)
+    with pytest.raises(ValueError, match=r"keep_less\(autocast\(fn, params=...\)\)"):
+        keep_less(mixed, params=0)
 
 
 def test_a_function_that_keeps_less_is_autocast_as_any_other():
@@ -71,11 +78,11 @@ def test_identity_of_the_wrapper():
 def test_layers_of_a_flax_nnx_model():
     def gradient(**options):
         net = nnx.clone(nnx_models.scanned())
-        loss = nnx_models.bf16(nnx_models.loss_fn, **options)
+        loss = keep_less(nnx_models.bf16(nnx_models.loss_fn), **options)
         grads = nnx.jit(nnx.grad(loss))(net, nnx_models.X)
         assert net.total[...] != 0
         return jax.tree.leaves(grads)
 
-    for a, b in zip(gradient(residuals="auto"), gradient(), strict=True):
+    for a, b in zip(gradient(), gradient(residuals="declared"), strict=True):
         assert a.dtype == jnp.float32
         assert relative_error(a, b) < 5e-3  # one rounding of bfloat16

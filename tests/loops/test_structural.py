@@ -186,7 +186,7 @@ def test_nested_structures(names):
 
 @pytest.mark.parametrize(
     ("options", "dtype"),
-    [({"compute_dtype": "float16"}, "float16"), ({"enabled": False}, "float32")],
+    [({"policy": "float16"}, "float16"), ({"enabled": False}, "float32")],
     ids=["float16", "disabled"],
 )
 @pytest.mark.parametrize("name", STRUCTURES)

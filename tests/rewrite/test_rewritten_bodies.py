@@ -11,7 +11,6 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, register_rule
-from jmp_autocast.call.nesting import naming_the_nesting
 from jmp_autocast.interpreters.rewrite import rewritten_bodies
 from tests.support.jaxprs import dot_dtypes, find
 from tests.support.threads import at_once
@@ -64,36 +63,6 @@ def test_nested_calls_have_the_values_of_few(wrap):
         for fn in (nested(20, wrap), nested(20, lambda fn: fn))
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-2, atol=1e-3), deep, flat)
-
-
-def test_an_error_names_the_nesting():
-    def too_deep(levels):
-        traced = jax.make_jaxpr(nested(levels, jax.jit))(X)
-        with naming_the_nesting(traced, nested):
-            raise RecursionError("maximum recursion depth exceeded")
-
-    message = r"nested nests 70 calls, loops or branches.*lax\.scan.*setrecursionlimit\(1400\)"
-    with pytest.raises(RecursionError, match=message):
-        at_once({"deep": lambda: too_deep(70)})
-    # What is not nested so deeply was too deep for another reason.
-    with pytest.raises(RecursionError, match=r"^maximum recursion depth exceeded$"):
-        too_deep(20)
-
-
-def test_the_error_comes_from_a_call():
-    def call(stage):
-        def fail(*args, **kwargs):
-            raise RecursionError("maximum recursion depth exceeded")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(*stage, fail)
-            autocast(nested(70, jax.jit), policy=BF16)(X)
-
-    from jmp_autocast.autocast import PlannedCall, Planner
-
-    for stage in ((Planner, "plan_program"), (PlannedCall, "declared")):
-        with pytest.raises(RecursionError, match="nests 70 calls"):
-            at_once({"deep": functools.partial(call, stage)})
 
 
 # --- kept from call to call ------------------------------------------------------------------

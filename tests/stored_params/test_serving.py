@@ -63,7 +63,7 @@ def empty(batch):
 
 def served(tools, policy, batch):
     """A step, and what it is called with: the stored parameters and an empty cache."""
-    low = autocast(decode, policy=policy, output_dtype=("same", jnp.bfloat16))
+    low = autocast(decode, policy=policy)
     params, args = PARAMS, (empty(batch), jnp.zeros(batch, int), 0)
     for tool in tools:
         params = tool(low, params, *args)

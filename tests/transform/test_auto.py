@@ -1,4 +1,4 @@
-"""The default compute dtype, and `"auto"`: the backend is asked when a program is traced."""
+"""The default compute dtype: the backend is asked when a program is traced."""
 
 import subprocess
 import sys
@@ -10,18 +10,16 @@ import pytest
 import jmp_autocast.call.options
 from jmp_autocast import (
     BF16,
-    FP16,
     Float8,
     Policy,
     autocast,
     cast_params,
-    compute_precision,
     cpu_kernels,
     explain,
     quantize_params,
     tune,
 )
-from jmp_autocast.backend import Hardware, choose_for, default_device, preferred_for
+from jmp_autocast.backend import Hardware, choose_for, preferred_for
 from tests.support.jaxprs import dot_dtypes
 from tests.support.processes import environment_without_devices
 
@@ -48,13 +46,6 @@ def test_the_hardware_decides(device, dtype, reason, monkeypatch):
     choice = choose_for(Hardware(*device))
     assert choice.dtype == (None if dtype is None else jnp.dtype(dtype))
     assert reason in choice.reason
-    monkeypatch.setattr(jmp_autocast.call.options, "default_device", lambda: Hardware(*device))
-    # Asked when it is traced, whatever dtype the policy names.
-    fn = autocast(jnp.matmul, compute_dtype="auto", policy=FP16)
-    report = explain(fn, X, X)
-    assert report.rows[0].operands[0] == report.compute_dtype == (dtype or "float32")
-    assert f"{dtype or 'float32'}, {choice.reason}" in str(report)
-    assert set(dot_dtypes(jax.make_jaxpr(fn)(X, X))) == {(dtype or "float32",) * 3}
 
 
 @pytest.mark.parametrize(
@@ -80,25 +71,6 @@ def test_a_cpu_is_asked(features, has_kernel, reason, monkeypatch):
     assert reason in choice.reason
 
 
-def test_without_fast_kernels_nothing_is_lowered_but_what_a_scope_names(monkeypatch):
-    monkeypatch.setattr(cpu_kernels, "cpu_features", lambda: frozenset())
-    assert choose_for(default_device()).dtype is None
-
-    def fn(x):
-        with compute_precision(jnp.bfloat16):
-            x = x @ x
-        return jnp.tanh(x @ x)
-
-    low = autocast(fn, compute_dtype="auto")
-    assert dot_dtypes(jax.make_jaxpr(low)(X)) == [("bfloat16",) * 3, ("float32",) * 3]
-    plain = lambda x: jnp.tanh(x @ x)
-    rewritten = jax.make_jaxpr(autocast(plain, compute_dtype="auto"))(X)
-    assert str(rewritten) == str(jax.make_jaxpr(plain)(X))
-    assert autocast(fn, compute_dtype="auto") is low
-    assert autocast(fn, policy=BF16) != autocast(fn, compute_dtype="auto", policy=BF16)
-    assert "compute_dtype=auto" in repr(low)
-
-
 # --- the default ------------------------------------------------------------------------------
 
 
@@ -121,28 +93,24 @@ def test_the_default_is_that_of_the_device(device, dtype, reason, monkeypatch):
     monkeypatch.setattr(jmp_autocast.call.options, "default_device", lambda: Hardware(*device))
     assert preferred_for(Hardware(*device)).dtype == dtype
     jax.devices()
-    for options in ({}, {"policy": Policy(level="compute")}, {"compute_dtype": "default"}):
+    for options in ({}, {"policy": Policy(level="compute")}):
         fn = autocast(jnp.matmul, **options)
         assert dot_dtypes(jax.make_jaxpr(fn)(X, X)) == [(dtype, dtype, dtype)]
-        assert fn.policy == Policy(dtype, level=options.get("policy", Policy()).level)
+        assert fn.policy.compute_dtype == dtype
         report = explain(fn, X, X)
         assert report.compute_dtype == dtype
         assert reason in report.dtype_reason
         assert f"{dtype}, {report.dtype_reason}" in str(report)
-        assert f"compute_dtype={dtype} ({report.dtype_reason})" in repr(fn)
+        assert f", {dtype} ({report.dtype_reason}))" in repr(fn)
     assert explain(jnp.matmul, X, X).compute_dtype == dtype
     assert tune(lambda x: x @ x, jnp.eye(8), tolerance=1).policy == Policy(dtype)
 
 
 def test_who_names_a_dtype_gets_it(monkeypatch):
     monkeypatch.setattr(jmp_autocast.call.options, "default_device", asked)
-    policy = Policy(level="compute").with_rules({"tanh": "FP32"})
-    half = autocast(jnp.matmul, policy=policy, compute_dtype=jnp.float16)
-    assert half.policy == Policy(jnp.float16, level="compute").with_rules({"tanh": "FP32"})
+    half = autocast(jnp.matmul, Policy(jnp.float16, level="compute"))
+    assert half.policy == Policy(jnp.float16, level="compute")
     assert dot_dtypes(jax.make_jaxpr(half)(X, X)) == [("float16",) * 3]
-    assert autocast(jnp.matmul, policy=BF16, compute_dtype="default").policy == BF16
-    with pytest.raises(ValueError, match=r"compute_dtype=float16 contradicts the policy's bfloat"):
-        autocast(jnp.matmul, policy=BF16, compute_dtype=jnp.float16)
 
 
 class AskedError(Exception):
@@ -160,7 +128,7 @@ def test_the_device_is_asked_at_the_first_trace(monkeypatch, tmp_path):
     policy.save(tmp_path / "policy.toml")
     assert Policy.load(tmp_path / "policy.toml") == policy
     for fn in (autocast(jnp.matmul), autocast(policy=policy)(jnp.matmul)):
-        assert "compute_dtype=default)" in repr(fn)
+        assert ", default)" in repr(fn)
         assert fn == autocast(jnp.matmul, policy=policy if fn._options.policy == policy else None)
         with pytest.raises(AskedError):
             jax.make_jaxpr(fn)(X, X)
@@ -197,7 +165,7 @@ def test_a_process_without_devices_imports_and_wraps():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "compute_dtype=default)" in done.stdout
+    assert ", default)" in done.stdout
     assert "asked: Unable to initialize backend 'none_such'" in done.stdout
 
 

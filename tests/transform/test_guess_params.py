@@ -11,52 +11,46 @@ import numpy as np
 import pytest
 
 from jmp_autocast import BF16, Policy, autocast, compute_precision
-from jmp_autocast.call.guess_params import guessed_params
-from jmp_autocast.interpreters.plan.data import Source
 
 X = np.ones((8, 8), np.float32)
-LAYER, LETTERS, PLAIN = {"dense": {"kernel": X, "bias": X}}, {"w": X, "b": X}, {"mean": X, "top": X}
-State = collections.namedtuple("State", "step params")
+PLAIN = {"mean": X, "top": X}
 
 
-def _named(*names):
-    return eval(f"lambda {', '.join(names)}: 0")
-
-
-@pytest.mark.parametrize(
-    ("names", "args", "kwargs", "expected"),
-    [
-        # By the argument's name.
-        (("params", "x"), (PLAIN, X), {}, {0}),
-        (("batch", "params"), (PLAIN, PLAIN), {}, {1}),
-        (("batch", "model_inputs"), (PLAIN, PLAIN), {}, set()),
-        (("generator", "batch_stats", "critic"), (PLAIN, PLAIN, PLAIN), {}, {0, 2}),
-        (("x", "state_dict"), ((X, X), PLAIN), {}, {1}),
-        (("trainable_variables", "non_trainable_variables", "x"), ([X], [X], X), {}, {0}),
-        (("x",), (X,), {"params": PLAIN}, {"params"}),
-        # By what is in it.
-        (("a", "b"), ({"image": X, "label": X}, LAYER), {}, {1}),
-        (("a", "b"), (PLAIN, LAYER), {}, {1}),
-        (("state", "x"), (State(0, PLAIN), X), {}, {0}),
-        (("a", "b"), (PLAIN, LETTERS), {}, {1}),
-        (("a", "b"), (LAYER, LETTERS), {}, {0}),
-        (("a",), ({"image": X},), {}, set()),
-        # By position, with nothing else to go by; a lone array is data.
-        (("a", "x"), (PLAIN, X), {}, {0}),
-        (("a", "b"), (X, PLAIN), {}, set()),
-        (("carry", "a"), ((X, X), X), {}, set()),
-        (("a", "b"), ((1, "two"), X), {}, set()),
-    ],
-    ids=str,
-)
-def test_evidence_decides_before_position(names, args, kwargs, expected):
+def params_of(fn, *args, **kwargs):
+    """The arguments of which all arrays are parameters; no argument is one in parts."""
     with warnings.catch_warnings(action="error"):
-        assert guessed_params(_named(*names), args, kwargs) == expected
+        call = autocast(fn, "bf16").planned(*args, **kwargs).call
+    found = collections.defaultdict(set)
+    for path, is_param in zip(call.paths, call.is_param, strict=True):
+        found[path.split("/")[0]].add(is_param)
+    assert all(len(each) == 1 for each in found.values())
+    return {root for root, each in found.items() if each == {True}}
 
 
-def test_a_module_is_the_model():
-    model = eqx.nn.Linear(4, 4, key=jax.random.key(0))
-    assert guessed_params(lambda a, b: 0, (PLAIN, model), {}) == {1}
+def test_a_module_holds_parameters_whatever_consumes_them():
+    model = eqx.nn.LayerNorm(8)
+    assert params_of(lambda a, b: b(X[0]) * a["mean"], PLAIN, model) == {"1"}
+
+
+def test_a_lone_array_is_data():
+    assert params_of(lambda x, w: jnp.tanh(x @ w) @ w, X, X) == set()
+
+
+def test_what_no_product_consumes_is_data():
+    assert params_of(lambda p, x: p["top"] * x, PLAIN, X) == set()
+
+
+def test_of_several_trees_the_one_with_weights_has_the_parameters():
+    fn = lambda carry, p, batch: jnp.tanh(batch["x"] @ p[0] + p[1]) @ p[0] + carry[0]
+    assert params_of(fn, (X, X), [X, X[0]], {"x": X}) == {"1"}
+    keyword = lambda batch, *, p: batch["x"] @ p["w"]
+    assert params_of(keyword, {"x": X}, p={"w": X}) == {"p"}
+
+
+def test_the_batch_of_a_training_step_is_data():
+    """In the gradient of the first layer it is multiplied with a cotangent, as weights are."""
+    loss = lambda p, batch: jnp.sum(jnp.tanh(batch["x"] @ p["a"]) @ p["b"] - batch["y"])
+    assert params_of(jax.grad(loss), {"a": X, "b": X}, {"x": X, "y": X}) == {"0"}
 
 
 def test_a_dataclass_of_chex_holds_the_parameters():
@@ -69,11 +63,6 @@ def test_a_dataclass_of_chex_holds_the_parameters():
     low = autocast(lambda p, x: x @ p.w + p.b, compute_dtype="bf16", output_dtype="computed")
     assert low(weights, X).dtype == jnp.bfloat16
     assert isinstance(autocast(lambda p: p)(weights), Weights)
-
-
-def test_a_guess_without_evidence_warns():
-    with pytest.warns(UserWarning, match=r"several containers.*params=0"):
-        assert guessed_params(lambda a, b: 0, (PLAIN, PLAIN), {}) == {0}
 
 
 def test_data_in_front_keeps_its_vote():
@@ -100,10 +89,6 @@ def test_a_dtype_has_one_spelling_everywhere(name):
 TREE = {"key": X, "b": X[0]}
 
 
-def _of(names, body):
-    return eval(f"lambda {', '.join(names)}: body({', '.join(names)})", {"body": body})
-
-
 def mlp(p, x):
     return jnp.tanh(jnp.tanh(x @ p["key"] + p["b"]) @ p["key"])
 
@@ -121,6 +106,11 @@ def written_out(p, x):
     return jax.jit(jax.checkpoint(lambda w, h: jnp.sin(h) @ w.T))(p["key"], x)
 
 
+def normalized(p, x):
+    w = p["key"] / jnp.linalg.norm(p["key"], axis=0)
+    return jnp.tanh(jnp.tanh(x @ w + p["b"]) @ w)
+
+
 def convolution(p, x):
     kernel = p["key"].reshape(4, 4, 1, 4)
     return jax.lax.conv_general_dilated(
@@ -133,35 +123,22 @@ def graph(p, x):
 
 
 @pytest.mark.parametrize(
-    "body", [mlp, one_layer, looped, written_out, convolution], ids=lambda fn: fn.__name__
+    "body",
+    [mlp, one_layer, looped, written_out, normalized, convolution],
+    ids=lambda fn: fn.__name__,
 )
-@pytest.mark.parametrize(
-    ("names", "is_first"),
-    [
-        (("a", "b"), True), (("a", "b"), False), (("obs", "policy"), False),
-        (("policy", "obs"), True), (("batch", "net_state"), False), (("x", "y"), True),
-    ],
-)  # fmt: skip
-def test_what_products_read_as_weights_beats_names(names, is_first, body):
-    """The key "key" made data of all weights, and of equal trees the first won."""
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_products_consume_as_weights(is_first, body):
     own = lambda p, d: body(p, d["top"])
-    fn = _of(names, own if is_first else lambda d, p: own(p, d))
+    fn = own if is_first else lambda d, p: own(p, d)
     args = (TREE, PLAIN) if is_first else (PLAIN, TREE)
-    with warnings.catch_warnings(action="error"):
-        planned = autocast(fn, compute_dtype="bf16").planned(*args)
-    params = {p.split("/")[0] for p, s in zip(planned.call.paths, planned.call.sources, strict=True)
-              if s is Source.PARAM}  # fmt: skip
-    assert params == {"0" if is_first else "1"}
+    assert params_of(fn, *args) == {"0" if is_first else "1"}
 
 
-@pytest.mark.parametrize("name", ["batch", "inputs", "graph_data"])
-def test_the_matrix_of_a_graph_is_data(name):
-    fn = _of(("p", name), graph)
-    planned = autocast(fn, compute_dtype="bf16").planned(TREE, {"adjacency": X, "input": X})
-    assert [s is Source.PARAM for s in planned.call.sources] == [True, True, False, False]
+def test_the_matrix_of_a_graph_is_data():
+    assert params_of(graph, TREE, {"adjacency": X, "input": X}) == {"0"}
 
 
 def test_elements_that_are_multiplied_and_added_are_no_weights():
     fn = lambda a, d: jnp.einsum("ij,ij->", jax.nn.log_softmax(a["top"]), d["mean"])
-    with pytest.warns(UserWarning, match="params=0"):
-        autocast(fn, compute_dtype="bf16").planned(PLAIN, PLAIN)
+    assert params_of(fn, PLAIN, PLAIN) == set()

@@ -69,7 +69,7 @@ def test_policies(name, through):
 WRAPPERS = {
     "function": autocast(double),
     "options": autocast(double, policy=RULED, params=is_weight, output_dtype="computed"),
-    "output_dtype": autocast(double, output_dtype={"a": "bfloat16"}),
+    "output_dtype": autocast(double, output_dtype="bfloat16"),
     "disabled": autocast(double, enabled=False),
     "decorated": decorated,
     "static_method": Layer.square,

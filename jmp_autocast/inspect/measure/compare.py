@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import jax
-from jax.typing import DTypeLike
 
 from ...autocast import Autocast, PlannedCall
 from ...call.arguments import name_of
-from ...call.fitting import of_a_call
 from ...call.options import tool_options
 from ...interpreters import Rewriter
 from ...policies import PolicyLike
-from ...policies.choices import Level
+from ...policies.errors import with_usage
 from ..calls import check_concrete, check_range, differentiated, is_loss, returned_by
 from ..progress_bar import Show, shown_progress
 from ..report.explain import looked_at
@@ -42,18 +40,14 @@ def compare(
     fn: Callable[..., Any],
     *args: Any,
     policy: PolicyLike | None = ...,
-    compute_dtype: DTypeLike | None = ...,
-    level: Level | None = ...,
     argnums: int | Sequence[int] | None = ...,
     **kwargs: Any,
 ) -> Comparison: ...
-@of_a_call("compare(fn, *args)")
+@with_usage("compare(fn, *args)")
 def compare(
     fn: Any,
     *args: Any,
     policy: PolicyLike | None = None,
-    compute_dtype: DTypeLike | None = None,
-    level: Level | None = None,
     argnums: int | Sequence[int] | None = None,
     against: Any = None,
     **kwargs: Any,
@@ -75,8 +69,6 @@ def compare(
             stored, say.
         *args: Its positional arguments.
         policy: As for `autocast`; None for the wrapper's own, or the default.
-        compute_dtype: As for `autocast`, instead of a policy or to say which it is.
-        level: As for `Policy`; None for the policy's.
         argnums: As for ``jax.grad``: compares the gradients of the function, which returns a
             scalar, with respect to these arguments, as ``jax.grad(autocast(fn))`` gives them, and
             the cotangents of the values in between. None for no gradients.
@@ -112,7 +104,7 @@ def compare(
         ('sub', 'difference', True)
     """
     if against is not None:
-        given = {"policy": policy, "compute_dtype": compute_dtype, "level": level}
+        given = {"policy": policy}
         if named := [name for name, x in {**given, "argnums": argnums}.items() if x is not None]:
             raise ValueError(
                 f"compare runs functions as they are with against=, and got {named[0]}= as well. "
@@ -122,7 +114,7 @@ def compare(
         if isinstance(fn, Mapping):
             return compare_arrays(fn, against, args, kwargs)
         return compare_programs(fn, against, args, kwargs)
-    wrapper = looked_at(fn, tool_options(compute_dtype, policy, level), "compare", args, kwargs)
+    wrapper = looked_at(fn, tool_options(policy), "compare", args, kwargs)
     check_concrete("compare", (args, kwargs), _ABSTRACT)
     with shown_progress(None) as show:
         return _compared(fn, wrapper, args, kwargs, argnums, show)

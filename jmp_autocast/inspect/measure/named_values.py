@@ -85,7 +85,7 @@ class ProgramComparison(Exported):
         ...         h = x @ w
         ...     with jax.named_scope("head"):
         ...         return jax.nn.log_softmax(h)
-        >>> sampler = autocast(model, compute_dtype=jnp.bfloat16)
+        >>> sampler = autocast(model, jnp.bfloat16)
         >>> found = compare(model, jnp.eye(8), jnp.full((2, 8), 0.1), against=sampler)
         >>> [each.name for each in found.values]
         ['dense', 'head']

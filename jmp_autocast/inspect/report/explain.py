@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jax.typing import DTypeLike
-
 from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
 from ...call.arguments import check_function, name_of
-from ...call.fitting import of_a_call
+from ...call.forms import check_options
 from ...call.options import Options, autocast_options, tool_options
 from ...call.wrapping import wrapper_of
 from ...interpreters import Source
@@ -31,7 +29,7 @@ from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import COMPUTE_DTYPES, FLOAT32, Policy, PolicyLike
-from ...policies.choices import Level
+from ...policies.errors import with_usage
 from ...policies.rules import unmatched_patterns
 from ...scopes import BECAUSE, GOVERNED, read_mark
 from ..progress_bar import Show, shown_progress
@@ -43,13 +41,11 @@ from .rows import Row, rows_of
 from .totals import Totals, contraction_flops, guarded
 
 
-@of_a_call("explain(fn, *args)")
+@with_usage("explain(fn, *args)")
 def explain(
     fn: Callable[..., Any],
     *args: Any,
     policy: PolicyLike | None = None,
-    compute_dtype: DTypeLike | None = None,
-    level: Level | None = None,
     **kwargs: Any,
 ) -> Report:
     """Reports in which dtypes `autocast` runs a function, and the reason of each.
@@ -68,8 +64,6 @@ def explain(
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``. A symbolic length of
             `jax.export` counts as 128 in FLOPs and bytes, and the report says so.
         policy: As for `autocast`; None for the wrapper's own, or the default.
-        compute_dtype: As for `autocast`, instead of a policy or to say which it is.
-        level: As for `Policy`; None for the policy's.
         **kwargs: Its keyword arguments.
 
     Returns:
@@ -92,7 +86,7 @@ def explain(
         >>> next(row.operands for row in report.rows if row.primitive == "exp")
         ('float32',)
     """
-    chosen = tool_options(compute_dtype, policy, level)
+    chosen = tool_options(policy)
     wrapper = looked_at(fn, chosen, "explain", args, kwargs)
     as_it_runs = chosen is None and wrapper is not fn
     with shown_progress(None) as show:
@@ -165,12 +159,13 @@ def looked_at(
         ValueError: ``fn`` is a wrapper, and a policy is given as well.
     """
     check_function(fn, by, "Pass the function itself, then its arguments.")
+    check_options(by, fn, kwargs)
     if not isinstance(fn, Autocast):
         return wrapper_of(fn, options or autocast_options(), kind_of(fn, args, kwargs))
     if options is not None:
         raise ValueError(
-            f"{by} got policy= (or compute_dtype=, level=) for a function that autocast has "
-            "already wrapped with its own. Leave policy out, and compute_dtype and level, or pass "
+            f"{by} got policy= for a function that autocast has already wrapped with its own. "
+            "Leave policy out, or pass "
             "the function that was wrapped."
         )
     return fn

@@ -78,7 +78,7 @@ def rows_under(fn: Callable[..., Any], policy: Policy, batch: Batch) -> list[Row
 
 
 def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch) -> Autocast:
-    return wrapper_of(fn, autocast_options(policy=policy), kind_of(fn, batch.args, {}))
+    return wrapper_of(fn, autocast_options(policy), kind_of(fn, batch.args, {}))
 
 
 def low_share(rows: Sequence[Row]) -> float:

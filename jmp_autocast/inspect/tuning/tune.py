@@ -100,7 +100,7 @@ def tune(
             f"tune tries what autocast does, and the environment variable {VARIABLE} turns it off. "
             "Unset it."
         )
-    start = autocast_options(policy=policy).chosen[0]
+    start = autocast_options(policy).chosen[0]
     runs = [Batch(each, *split(each)) for each in calls_of("tune", args, batches)]
     count = min(len(batch.args) for batch in runs)
     check_range(argnums, count, "each batch, which have")

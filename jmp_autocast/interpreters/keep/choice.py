@@ -60,6 +60,9 @@ class ResidualChoice:
         return any(match_depth(pattern, names) is not None for pattern in self.keep_scopes)
 
 
+DECLARED = ResidualChoice("declared")
+
+
 def as_choice(residuals: Any, keep_scopes: Any = ()) -> ResidualChoice:
     """Checks what a user asks for.
 

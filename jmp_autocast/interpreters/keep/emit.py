@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from ..compat import (
     AnyJaxpr,
     Atom,
+    ClosedJaxpr,
     JaxprEqn,
     Literal,
     bind,
@@ -26,7 +27,7 @@ from ..compat import (
     scope_names,
 )
 from ..primitives.cached_bind import bind_cached
-from ..primitives.evaluate import evaluate
+from ..primitives.evaluate import as_function, evaluate
 from ..primitives.structure import STRUCTURES, Body, bodies, rebound, shard_map_options
 from ..primitives.traits import BACKWARD
 from .choice import ResidualChoice
@@ -288,3 +289,29 @@ def has_loop(jaxpr: AnyJaxpr) -> bool:
         jaxpr: The jaxpr, open or closed.
     """
     return any(holds_loop(eqn) for eqn in body_of(jaxpr).eqns)
+
+
+def may_plan(closed: ClosedJaxpr, choice: ResidualChoice) -> bool:
+    """Returns whether there may be something to plan in a program.
+
+    Args:
+        closed: Its jaxpr.
+        choice: How much is kept, and where.
+    """
+    return not choice.is_off and (not choice.loops_only or has_loop(closed))
+
+
+def run_planned(
+    closed: ClosedJaxpr, is_param: Sequence[bool], choice: ResidualChoice, arrays: Sequence[Any]
+) -> list[Any]:
+    """Runs a program with planned residuals.
+
+    Args:
+        closed: The jaxpr of the program.
+        is_param: Which of its inputs are parameters.
+        choice: How much is kept, and where.
+        arrays: The array arguments.
+    """
+    if not may_plan(closed, choice):
+        return as_function(closed)(*arrays)
+    return Emitter(choice).run(closed, arrays, is_param)

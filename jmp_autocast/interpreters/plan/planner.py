@@ -38,8 +38,6 @@ class Planner:
         policy: The policy of the program.
         all_paths: Each plan knows its full path of scopes, also where the policy looks at none.
             A layer that stands at 96 paths is then planned 96 times.
-        lowers_nothing: Why nothing is lowered but in scopes that name a 16-bit dtype, ``""`` where
-            the compute dtype of the policy holds.
         default_precision: As for `Region`.
     """
 
@@ -47,7 +45,6 @@ class Planner:
         self,
         policy: Policy,
         all_paths: bool = False,
-        lowers_nothing: str = "",
         default_precision: str | None = None,
     ) -> None:
         self.policy = policy
@@ -64,11 +61,9 @@ class Planner:
         looks_at_names = has_scopes or self._rule_functions
         product = self._products.in_scope if self._products else None
         marks_only = not (looks_at_names or all_paths)
-        self.regions: Regions = Regions(
-            policy, marks_only, lowers_nothing, product, default_precision
-        )
+        self.regions: Regions = Regions(policy, marks_only, product, default_precision)
         self.prepare: Preparation = Preparation(policy, self.regions)
-        options = policy, all_paths, lowers_nothing, default_precision
+        options = policy, all_paths, default_precision
         self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
         # A function may say something else at each call, another room looks at whole programs.
         self.key: Hashable = None if self._rule_functions or self._products else options

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...cpu_kernels import cpu_kernels, onednn_convolves
+from ...cpu_kernels import cpu_kernels
 from ...policies import FLOAT32
 from ..compat import (
     ClosedJaxpr,
@@ -47,7 +47,6 @@ from ..compat.registration import (
 from .cached_bind import bind_cached, with_cached_derivative
 from .cpu_algorithms import asks_for_algorithm, in_algorithm
 from .cpu_convolutions import convolution
-from .cpu_onednn import convolution_in_onednn
 from .cpu_products import is_exchanged, matmul
 from .evaluate import evaluate
 from .held_contraction import (
@@ -69,7 +68,6 @@ def accumulating_contraction(
     *rest: Any,
     out: Any,
     full: tuple[Any, Any] = (None, None),
-    onednn: bool = False,
 ) -> Any:
     """Contracts two 16-bit arrays and returns the result in the dtype that is asked for.
 
@@ -86,7 +84,6 @@ def accumulating_contraction(
         full: For an operand that is the copy of a float32 source, the source, and else None. The
             derivative is then with respect to the source: its gradient is the accumulator of
             the transposed contraction, float32 and never rounded.
-        onednn: Whether the program is compiled with oneDNN's convolutions on CPUs.
 
     Returns:
         The contraction, of dtype ``out``.
@@ -124,7 +121,7 @@ def accumulating_contraction(
     # In the jaxpr the result is declared in 16 bits, so that a transpose of it is again a
     # contraction of 16-bit operands; `out` says what is returned.
     items = tuple({**params, "preferred_element_type": low}.items())
-    return _contraction(primitive, items, out, sources, onednn)(*operands)
+    return _contraction(primitive, items, out, sources)(*operands)
 
 
 def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> bool:
@@ -149,7 +146,7 @@ def product_in_algorithm(params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
         lhs: The left operand.
         rhs: The right operand.
     """
-    return _contraction(lax.dot_general_p, tuple(params.items()), FLOAT32, (), False)(lhs, rhs)
+    return _contraction(lax.dot_general_p, tuple(params.items()), FLOAT32, ())(lhs, rhs)
 
 
 def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, out: Any) -> Any:
@@ -165,7 +162,7 @@ def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, ou
         out: The dtype of the result.
     """
     jaxpr = _trace(_dot_in(low, dimension_numbers), low, (lhs, rhs))
-    return accumulate_p.bind(lhs, rhs, jaxpr=jaxpr, low=low, out=out, sources=(), onednn=False)
+    return accumulate_p.bind(lhs, rhs, jaxpr=jaxpr, low=low, out=out, sources=())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -179,7 +176,6 @@ def _contraction(
     params: tuple[tuple[str, Any], ...],
     out: np.dtype,
     sources: tuple[int, ...],
-    onednn: bool,
 ) -> Callable[..., Any]:
     def contraction(*operands: Any) -> Any:
         return [bind(primitive, operands, dict(params))]
@@ -187,22 +183,19 @@ def _contraction(
     def call(*operands: Any) -> Any:
         low = operands[0].dtype
         jaxpr = _trace(contraction, low, operands[: len(operands) - len(sources)])
-        return accumulate_p.bind(
-            *operands, jaxpr=jaxpr, low=low, out=out, sources=sources, onednn=onednn
-        )
+        return accumulate_p.bind(*operands, jaxpr=jaxpr, low=low, out=out, sources=sources)
 
     return with_cached_derivative(call)
 
 
 # --- the primitive --------------------------------------------------------------------------
 #
-# accumulate(lhs, rhs, *rest, *sources; jaxpr, low, out, sources, onednn)
+# accumulate(lhs, rhs, *rest, *sources; jaxpr, low, out, sources)
 #
 # `jaxpr` takes (lhs, rhs, *rest) in dtype `low`, where it is linear in `lhs` and in `rhs`: data
 # movement and one contraction. That JAX traces it again to transpose and to batch it is what
 # makes every contraction, and the shardings of all, work alike. The parameter `sources` holds the
-# positions of the factors whose derivative is that of one of the last operands; `onednn` says
-# with which options the program is compiled, which a lowering cannot see.
+# positions of the factors whose derivative is that of one of the last operands.
 
 
 def _factor_of(
@@ -251,7 +244,6 @@ def _transpose(
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
-    onednn: bool,
 ) -> list[Any]:
     def of_operand(i: int, operand: Any) -> Any:
         if is_zero(cotangent) or not is_undefined_primal(operand):
@@ -274,7 +266,6 @@ def _transpose(
             low=low,
             out=operand.aval.dtype,
             sources=(),
-            onednn=onednn,
         )
 
     return [of_operand(i, operand) for i, operand in enumerate(operands)]
@@ -288,7 +279,6 @@ def _batch(
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
-    onednn: bool,
 ) -> tuple[Any, int]:
     operands, dims = list(operands), list(dims)
     size, count = batch_size(operands, dims), len(operands) - len(sources)
@@ -297,9 +287,7 @@ def _batch(
             for j in (i, k):
                 operands[j], dims[j] = at_front(operands[j], dims[j], size), 0
     batched = _trace(_batched(jaxpr, tuple(dims[:count])), low, operands[:count])
-    out_batched = accumulate_p.bind(
-        *operands, jaxpr=batched, low=low, out=out, sources=sources, onednn=onednn
-    )
+    out_batched = accumulate_p.bind(*operands, jaxpr=batched, low=low, out=out, sources=sources)
     return out_batched, 0
 
 
@@ -346,7 +334,6 @@ def _lowered(
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
-    onednn: bool = False,
     contract: Callable[[JaxprEqn, list[Any], np.dtype, np.dtype], Any] | None = None,
 ) -> Any:
     """Runs the jaxpr with the contraction's result, and all that follows it, in ``out``.
@@ -397,9 +384,7 @@ def _on_cpus(*operands: Any, low: np.dtype, **params: Any) -> Any:
     return _lowered(*operands, low=low, **params, contract=contract)
 
 
-def _on_one_cpu(
-    *operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, onednn: bool, **params: Any
-) -> Any:
+def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any) -> Any:
     """Has the contraction in the form that XLA:CPU's kernels take, where they exist."""
     kernels = cpu_kernels() if low in (_BFLOAT16, FLOAT32) else None
     contraction = contraction_of(jaxpr)
@@ -412,19 +397,12 @@ def _on_one_cpu(
     form = _CPU_FORMS.get(contraction.primitive.name, lambda *_: None)
     if exchanged:
         form = functools.partial(form, exchanged=True)
-    onednn = onednn and kernels.rounded and onednn_convolves()
 
     def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
         dtype = low if out == low and kernels.rounded else FLOAT32
-        result = None
-        # With oneDNN XLA has no kernel that hands out float32, and widens the operands itself.
-        if dtype == low or not onednn:
-            result = form(xs[0], xs[1], eqn.params, dtype)
-        if result is None and dtype == low and onednn and form is convolution:
-            result = convolution_in_onednn(xs[0], xs[1], eqn.params)
+        result = form(xs[0], xs[1], eqn.params, dtype)
         if result is None:
-            # In 16 bits XLA would hand oneDNN what that is slow at.
-            result = _widened_late(eqn, xs, low, FLOAT32 if onednn else out)
+            result = _widened_late(eqn, xs, low, out)
         return lax.convert_element_type(result, out)
 
     return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=contract)

@@ -55,7 +55,7 @@ def finalise(jaxpr: AnyJaxpr, *, platform: str | None = None) -> Any:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import autocast, finalise
-        >>> loss = autocast(lambda w, x: jnp.sum(x @ w), compute_dtype=jnp.bfloat16)
+        >>> loss = autocast(lambda w, x: jnp.sum(x @ w), jnp.bfloat16)
         >>> gradient = jax.make_jaxpr(jax.grad(loss))(jnp.ones((8, 2)), jnp.ones((3, 8)))
         >>> names = lambda jaxpr: {eqn.primitive.name for eqn in jaxpr.eqns}
         >>> "accumulate" in names(gradient), "accumulate" in names(finalise(gradient))

@@ -34,6 +34,11 @@ def contraction_in(eqn: JaxprEqn) -> Any:
     return contraction_of(eqn.params["jaxpr"]) if eqn.primitive.name in _HOLDERS else None
 
 
+def held_jaxpr(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """Returns the jaxpr of such an equation, of its first operands; None for another primitive."""
+    return eqn.params["jaxpr"] if eqn.primitive.name in _HOLDERS else None
+
+
 def contraction_of(jaxpr: ClosedJaxpr) -> Any:
     """Returns the one contraction of a jaxpr."""
     (eqn,) = contractions_of(jaxpr)

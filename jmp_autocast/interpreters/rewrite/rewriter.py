@@ -115,13 +115,11 @@ class Rewriter(KeepsValues):
             differentiates the rewritten program.
         planned: Is called with each such plan before it is emitted; None where nobody looks.
         label: Returns the scope name that what is emitted for a plan stands in; None for none.
-        onednn: As for `accumulating_contraction`.
     """
 
     planner: Plans
     planned: Callable[[Plan], None] | None = None
     label: Callable[[EquationPlan], str] | None = None
-    onednn: bool = False
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
 
@@ -287,11 +285,7 @@ class Rewriter(KeepsValues):
             # Not all of JAX's forms of it, in either direction, have a kernel on CPUs. What the
             # program itself declares in bfloat16 is left alone.
             low = arrays[0].dtype
-            return [
-                accumulating_contraction(
-                    eqn.primitive, params, *arrays, out=low, onednn=self.onednn
-                )
-            ]
+            return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
         if asks_for_algorithm(eqn.primitive, arrays, params):
             return [product_in_algorithm(params, *arrays)]
         # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
@@ -311,7 +305,6 @@ class Rewriter(KeepsValues):
             *(low for low, _ in factors),
             out=plan.results[0].dtype,
             full=(factors[0][1], factors[1][1]),
-            onednn=self.onednn,
         )
 
     def _entered(self, eqn: JaxprEqn, plan: EquationPlan) -> EquationPlan:

@@ -33,14 +33,12 @@ class MakesJaxprs(Protocol):
         planner: Plans derivative rules; `anew` makes one like it, for equal questions.
         planned: As for `Rewriter`.
         label: As for `Rewriter`.
-        onednn: As for `Rewriter`.
         known_copies: The copies of the plans that were looked at.
     """
 
     planner: Any
     planned: Any
     label: Any
-    onednn: bool
     known_copies: dict[int, Copies]
 
     def looks_at(self, eqn: JaxprEqn) -> bool:
@@ -131,10 +129,10 @@ class _Question:
     ) -> _Question:
         """Returns the question about a body."""
         asked = plan.inputs, plan.wants, plan.path, copies, body.takes_copies_at
-        settings = of_planner, trace_context(), registered_rules(), rewriter.onednn
+        settings = of_planner, trace_context(), registered_rules()
         key = (id(body.jaxpr), *asked, *settings)
         made = rewriter.planner.anew
-        like = functools.partial(type(rewriter), onednn=rewriter.onednn)
+        like = type(rewriter)
         return cls(key, plan, body.jaxpr, copies, body.takes_copies_at, like, made)
 
     def __eq__(self, other: object) -> bool:

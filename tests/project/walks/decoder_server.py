@@ -44,7 +44,7 @@ def empty(batch, dtype=jnp.bfloat16):
 
 # Quantized for a batch of 1, and for any other; the rest in 16 bits.
 policy = Policy(jnp.bfloat16, matmul=Float8(minimum=64, emulate=True))
-low = autocast(decode, policy=policy, output_dtype=("same", jnp.bfloat16))
+low = autocast(decode, policy=policy)
 arguments = empty(1), jnp.zeros(1, jnp.int32), 0
 small = quantize_params(low, params, *arguments, check=True)
 small = cast_params(low, small, *arguments, check=True)
