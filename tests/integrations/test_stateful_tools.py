@@ -29,7 +29,7 @@ def test_programs_are_read():
     """`explain`: of the function, its wrapper, and the gradients of both."""
     args, mixed = (new_net(), X), integration.autocast(nnx_loss, policy=BF16)
     for f in (nnx_loss, nnx.grad(nnx_loss)):
-        assert explain(f, *args, compute_dtype="bfloat16").totals.low_share == 1
+        assert explain(f, *args, policy="bfloat16").totals.low_share == 1
     for f in (mixed, nnx.grad(mixed)):
         assert explain(f, *args).totals.low_share == 1
 

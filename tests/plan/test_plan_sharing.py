@@ -244,7 +244,7 @@ def test_shared_calls_are_looked_at_once(monkeypatch):
     twice = jax.jit(lambda x: jnp.sin(x @ X))
     for _ in range(12):
         twice = jax.jit(functools.partial(lambda f, x: f(x) + f(-x), twice))
-    jax.make_jaxpr(autocast(twice, compute_dtype=jnp.bfloat16))(X)
+    jax.make_jaxpr(autocast(twice, jnp.bfloat16))(X)
     assert 12 <= len(seen) < 60
 
 
@@ -258,4 +258,4 @@ def test_no_text_of_a_function_is_made_to_wrap_it():
         def __repr__(self):
             raise AssertionError("its repr is asked for")
 
-    autocast(Silent(), compute_dtype=jnp.bfloat16)
+    autocast(Silent(), jnp.bfloat16)
