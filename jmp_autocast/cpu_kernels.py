@@ -9,7 +9,9 @@ program does not say: they also exist for CPUs that widen each number. That the 
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +21,8 @@ import jax.numpy as jnp
 UNITS = ("amx_bf16", "avx512_bf16", "bf16")
 ONEDNN = "xla_cpu_experimental_onednn_custom_call"
 """The option under which XLA:CPU asks oneDNN for convolutions."""
+# Values of `xla_cpu_max_isa` that leave these units out.
+_OLDER = ("SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI")
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
@@ -54,7 +58,9 @@ def cpu_features() -> frozenset[str]:
     except OSError:
         return frozenset()
     flags = (line for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(flags, "").partition(":")[2].split())
+    features = frozenset(next(flags, "").partition(":")[2].split())
+    limits = re.findall(r"--xla_cpu_max_isa=(\w+)", os.environ.get("XLA_FLAGS", ""))
+    return features.difference(UNITS) if limits and limits[-1].upper() in _OLDER else features
 
 
 @functools.lru_cache(maxsize=8)
