@@ -3,7 +3,8 @@
 What XLA does with a 16-bit matmul on a CPU changes with its versions and flags: JAX 0.10 has fast
 kernels for float32 results, 0.12 for both, and a flag turns them off. So one small program is
 compiled (0.1 s, once per process, and never at import) and read. Whether the kernels are fast the
-program does not say: they also exist for CPUs that widen each number. That the CPU says itself.
+program does not say: they also exist for CPUs that widen each number. That the CPU says itself,
+and ``XLA_FLAGS=--xla_cpu_max_isa=AVX2`` has one with units do what one without does.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def cpu_kernels() -> CPUKernels:
 
 
 def cpu_features() -> frozenset[str]:
-    """Returns the features of the CPU as Linux names them; none on other systems."""
+    """Returns the features of the CPU as Linux names them; none on other systems.
+
+    A value of ``xla_cpu_max_isa`` that is older than the bfloat16 units leaves those out.
+    """
     try:
         lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
