@@ -46,8 +46,8 @@ def any_cpu(session: nox.Session) -> None:
     """The tests and doctests, compiled for older CPUs and for this one: half an hour on 2 cores.
 
     XLA adds up in another order on each kind of CPU, and a page that prints what stands near a
-    threshold prints something else there. For SSE4.2 XLA itself compiles no float16: those tests
-    are reported as skipped.
+    threshold prints something else there. The older ones have no bfloat16 units. For SSE4.2 XLA
+    itself compiles no float16: those tests are reported as skipped.
     """
     session.install("-e", ".[dev]")
     for kind in ("SSE4_2", "AVX2", "AVX512", None):

@@ -3,13 +3,16 @@
 What XLA does with a 16-bit matmul on a CPU changes with its versions and flags: JAX 0.10 has fast
 kernels for float32 results, 0.12 for both, and a flag turns them off. So one small program is
 compiled (0.1 s, once per process, and never at import) and read. Whether the kernels are fast the
-program does not say: they also exist for CPUs that widen each number. That the CPU says itself.
+program does not say: they also exist for CPUs that widen each number. That the CPU says itself,
+and ``XLA_FLAGS=--xla_cpu_max_isa=AVX2`` has one with units do what one without does.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +20,8 @@ import jax.numpy as jnp
 
 # What multiplies bfloat16, as Linux names it: Intel's and AMD's CPUs, and Arm's.
 UNITS = ("amx_bf16", "avx512_bf16", "bf16")
+# Values of `xla_cpu_max_isa` that leave these units out.
+_OLDER = ("SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI")
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
@@ -46,13 +51,18 @@ def cpu_kernels() -> CPUKernels:
 
 
 def cpu_features() -> frozenset[str]:
-    """Returns the features of the CPU as Linux names them; none on other systems."""
+    """Returns the features of the CPU as Linux names them; none on other systems.
+
+    A value of ``xla_cpu_max_isa`` that is older than the bfloat16 units leaves those out.
+    """
     try:
         lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return frozenset()
     flags = (line for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(flags, "").partition(":")[2].split())
+    features = frozenset(next(flags, "").partition(":")[2].split())
+    limits = re.findall(r"--xla_cpu_max_isa=(\w+)", os.environ.get("XLA_FLAGS", ""))
+    return features.difference(UNITS) if limits and limits[-1].upper() in _OLDER else features
 
 
 @functools.lru_cache(maxsize=8)

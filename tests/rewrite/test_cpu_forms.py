@@ -171,9 +171,13 @@ def test_the_products_of_a_gpt_are_in_fast_kernels_or_nothing_is_lowered_for_the
         assert all(p.operands == ("float32", "float32") for p in products)
 
 
-def test_a_product_that_the_program_transposes_adds_up_in_float32():
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_product_that_the_program_transposes_adds_up_in_float32(devices):
     rng = np.random.default_rng(0)
+    mesh = jax.make_mesh((devices,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     a, b = (jnp.asarray(rng.standard_normal((512, 512)), jnp.float32) for _ in range(2))
+    a = jax.device_put(a, split)
     found = jax.jit(autocast(lambda a, b: (a @ b).T, policy=BF16))(a, b)
     exact = (np.asarray(a.astype(jnp.bfloat16), np.float64) @ np.asarray(b.astype(jnp.bfloat16))).T
     assert error(found, exact) < BOUND

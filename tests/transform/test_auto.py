@@ -71,6 +71,17 @@ def test_a_cpu_is_asked(features, has_kernel, reason, monkeypatch):
     assert reason in choice.reason
 
 
+@pytest.mark.parametrize(
+    ("isa", "units"),
+    [("", True), ("AMX", True), ("AVX512_BF16", True), ("AVX2", False), ("avx512_vnni", False)],
+)
+def test_an_older_instruction_set_has_no_units(isa, units, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor : 0\nflags : avx2 avx512_vnni avx512_bf16\n")
+    monkeypatch.setattr(cpu_kernels, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_other=1 --xla_cpu_max_isa={isa}" if isa else "")
+    assert cpu_kernels.cpu_features() == {"avx2", "avx512_vnni", *["avx512_bf16"] * units}
+
+
 # --- the default ------------------------------------------------------------------------------
 
 

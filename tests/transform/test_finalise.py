@@ -14,6 +14,7 @@ from jax.experimental import jet, sparse
 from jax.sharding import AxisType, PartitionSpec as P
 
 from jmp_autocast import BF16, Float8, Policy, autocast, cpu_kernels, finalise, float8
+from jmp_autocast.backend import EVERY_ROUNDING
 from jmp_autocast.interpreters import primitives
 from jmp_autocast.interpreters.compat import (
     body_of,
@@ -97,14 +98,14 @@ PROGRAMS = {
 }
 
 
-def results(fn, *args, holds=("accumulate",)):
+def results(fn, *args, holds=("accumulate",), run=lambda evaluate: evaluate):
     """What a jaxpr and its finalised form return, evaluated equation by equation."""
     closed = jax.make_jaxpr(fn)(*args)
     final = finalise(closed)
     assert {*holds} <= OWN & names_in(closed)
     assert not OWN & names_in(final)
     assert final.out_avals == closed.out_avals
-    return (jaxpr_as_fun(jaxpr)(*jax.tree.leaves(args)) for jaxpr in (final, closed))
+    return (run(jaxpr_as_fun(jaxpr))(*jax.tree.leaves(args)) for jaxpr in (final, closed))
 
 
 @pytest.fixture
@@ -143,8 +144,9 @@ def test_weights_in_8_bits():
 
 
 def test_a_loop_and_branches():
-    """XLA compiles each as a whole, and need not round as often."""
-    found, expected = results(jax.grad(autocast(in_a_loop, policy=BF16)), PARAMS, X)
+    """XLA compiles each as a whole, and need not round as often unless it is told to."""
+    run = functools.partial(jax.jit, compiler_options=EVERY_ROUNDING)
+    found, expected = results(jax.grad(autocast(in_a_loop, policy=BF16)), PARAMS, X, run=run)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=0.01 * np.max(np.abs(other)))
 

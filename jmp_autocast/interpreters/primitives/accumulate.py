@@ -362,18 +362,20 @@ def _bound(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
 
 
 def _widened(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
-    """The same products and sums of operands in float32, for CPUs without another kernel."""
-    if out != low:
-        xs = [lax.convert_element_type(x, out) if x.dtype == low else x for x in xs]
-    return _bound(eqn, xs, low, out)
+    """The contraction in float32, for CPUs without another kernel.
+
+    Left in bfloat16, XLA of JAX 0.12 has loops for some forms that add up in bfloat16.
+    """
+    xs = [lax.convert_element_type(x, FLOAT32) if x.dtype == low else x for x in xs]
+    return lax.convert_element_type(_bound(eqn, xs, low, FLOAT32), out)
 
 
 def _widened_late(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
-    """The same, where XLA does not widen them when they are made, and keeps that.
+    """The same, where XLA does not widen the operands when they are made, and keeps that.
 
     Until the backward pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
     """
-    return _widened(eqn, lax.optimization_barrier(xs) if out != low else xs, low, out)
+    return _widened(eqn, lax.optimization_barrier(xs), low, out)
 
 
 def _on_cpus(*operands: Any, low: np.dtype, **params: Any) -> Any:
