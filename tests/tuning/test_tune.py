@@ -178,6 +178,21 @@ def test_what_no_prediction_sees_is_found():
     np.testing.assert_allclose(out, in_while(X), rtol=0.01)
 
 
+def test_derivative_rules_are_kept_only_if_needed():
+    """The rule of `relu` has operations of its own, and the product has the error."""
+    rng = np.random.default_rng(0)
+    w, v = rng.standard_normal((2, 8, 8), np.float32)
+
+    def loss(params, x):
+        h = jax.nn.relu(in_scope("first", jnp.matmul, x, params[0]))
+        return jnp.mean(in_scope("second", jnp.matmul, h, params[1]) ** 2)
+
+    batches = [((w, v), rng.standard_normal((64, 8), np.float32))]
+    report = tuned(loss, batches, policy=BF16, argnums=0, tolerance=1e-4)
+    assert {primitive for _, primitive in pins(report)} == {"dot_general"}
+    assert report.unpredicted == 2
+
+
 def test_a_function_that_cannot_be_differentiated():
     def model(x):
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -217,7 +232,7 @@ def test_the_report(tmp_path, capsys):
     assert "in_scan: 1 of" in text
     assert "inf before" in text
     assert "relative error if this alone is lowered" in text
-    assert "loop/step, " in text
+    assert "loop/step tune_programs.py:" in text
     data = json.loads(report.to_json(tmp_path / "report.json"))
     assert json.loads((tmp_path / "report.json").read_text("utf-8")) == data
     assert data["error_before"] == data["kept"][0]["worth"] == "inf"

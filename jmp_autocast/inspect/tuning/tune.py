@@ -141,10 +141,9 @@ class _Search:
                 "from another policy."
             )
         effects = self._effects()
-        # Where the error is infinite, an operation that the prediction does not see is suspected
-        # first; else as much as the largest that it sees.
-        known = [each.size for each in effects if each is not None]
-        unseen = math.inf if before == math.inf else max(filter(math.isfinite, known), default=0.0)
+        # An operation that the prediction does not see comes first where the error is infinite, and
+        # else last: the derivative rules of `relu` and of its like round little.
+        unseen = math.inf if before == math.inf else 0.0
         sizes = [unseen if each is None else each.size for each in effects]
         bound = run_bound(len(everything))
         may_run = lambda: len(self._errors) < bound  # noqa: E731

@@ -7,7 +7,7 @@ import math
 from typing import Any, ClassVar
 
 from ...policies import Policy
-from ..export import NOT_EXPORTED, Exported, counted, cut, labeled, scaled, table
+from ..export import NOT_EXPORTED, Exported, counted, cut, labeled, place, scaled, table
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TuneReport(Exported):
     Args:
         name: The function's name.
         policy: The policy that was found.
-        kept: What it keeps in float32, the largest worth first, and last what is not seen.
+        kept: What it keeps in float32, the largest worth first, those that are not seen last.
         candidates: The number of operations that could have been kept.
         runs: How many policies were tried.
         tolerance: The tolerance.
@@ -123,7 +123,7 @@ class TuneReport(Exported):
         return cut(f"{self.name}: {kept} in float32, {counted(self.runs, 'run')}")
 
     def __str__(self) -> str:
-        """Returns the result in a line, the errors, and a table of what is kept in float32."""
+        """Returns the result in a line, the errors, and a table of the operations in float32."""
         left_out = unpredicted = worth = None
         error = f"{self.error_before:.3g} before, {self.error_after:.3g} now, "
         flops = f"of matmuls and convolutions in {self.policy.compute_dtype}: "
@@ -146,11 +146,11 @@ class TuneReport(Exported):
         lines = [self.summary, *labeled(facts)]
         if self.kept:
             columns = {"worth": ">9", "FLOPs": ">7", "why": "8", "operation": "20"}
-            lines += ["", *table({**columns, "scope, source": ""}, self.kept, _cells)]
+            lines += ["", *table({**columns, "scope and source": ""}, self.kept, _cells)]
         return "\n".join(lines)
 
 
 def _cells(operation: KeptOperation) -> list[Any]:
-    where = f"{operation.scope or '(everywhere)'}, {operation.source}"
+    where = place(operation.scope or "(everywhere)", source=operation.source)
     worth = "-" if operation.worth is None else f"{operation.worth:.2g}"
     return [worth, scaled(operation.flops), operation.why, operation.primitive, where]
