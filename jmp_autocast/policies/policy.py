@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -273,3 +274,10 @@ class Policy:
         """
         rule = said_of(matches(self.rules, names), primitive).rule
         return known_rule(primitive) if rule is None else (rule, "rules")
+
+
+# What users write, for whoever asks for the signature: that of `__new__` only collects mistakes.
+_signature = inspect.signature(Policy.__init__)
+setattr(  # noqa: B010
+    Policy, "__signature__", _signature.replace(parameters=[*_signature.parameters.values()][1:])
+)
