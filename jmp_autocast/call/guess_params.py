@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..interpreters.compat import AnyJaxpr, body_of
+from ..interpreters.compat import AnyJaxpr, aval_of, body_of
 from ..interpreters.plan.data import Source
 from .read_as_weights import ACTIVATION, LIKELY, SURE, read_as_weights
 
@@ -28,9 +28,7 @@ def root_of(path: str) -> str:
     return path.split("/", 1)[0]
 
 
-def with_weights(
-    paths: Sequence[str], known: Sequence[Source], traced: AnyJaxpr
-) -> Sequence[Source]:
+def with_weights(paths: Sequence[str], known: list[Source], traced: AnyJaxpr) -> list[Source]:
     """Returns the sources of a program's inputs, with those that its products consume as weights.
 
     Args:
@@ -38,7 +36,7 @@ def with_weights(
         known: What each is: the parameters of modules are known, all else is data.
         traced: The closed jaxpr of the program.
     """
-    avals = [v.aval for v in body_of(traced).invars]
+    avals = [aval_of(v) for v in body_of(traced).invars]
     # A lone array is more often data than a parameter; a tree of arrays may be a model.
     trees = {
         root_of(path)
