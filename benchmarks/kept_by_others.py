@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import keras
 from comparison.tables import as_markdown
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import BF16, autocast, keep_less
 from jmp_autocast.inspect import explain_kept
 
 IMAGES = jax.ShapeDtypeStruct((8, 224, 224, 3), jnp.float32)
@@ -71,7 +71,7 @@ def row(name: str) -> list[str]:
     """Returns the cells of a model: megabytes, and the shares of those of bfloat16."""
     loss, shapes = MODELS[name]()
     full = explain_kept(loss, *shapes).declared_nbytes or 0
-    mixed = explain_kept(autocast(loss, policy=BF16, residuals="recompute"), *shapes)
+    mixed = explain_kept(keep_less(autocast(loss, policy=BF16), residuals="recompute"), *shapes)
     low, kept = mixed.declared_nbytes or 1, mixed.nbytes or 0
     megabytes = [f"{nbytes / 1e6:.0f}" for nbytes in (full, low, kept)]
     return [name, *megabytes, f"{kept / low:.2f}"]

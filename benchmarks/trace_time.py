@@ -133,8 +133,8 @@ def measure_transformer(repeats: int) -> None:
     """Prints the ratios for transformers of 12 and 48 layers, forward and gradient."""
     casts = {
         "float32": lambda f: f,
-        "autocast bfloat16": lambda f: autocast(f, compute_dtype=jnp.bfloat16),
-        "autocast float16": lambda f: autocast(f, compute_dtype=jnp.float16),
+        "autocast bfloat16": lambda f: autocast(f, jnp.bfloat16),
+        "autocast float16": lambda f: autocast(f, jnp.float16),
     }
     print_header("transformers", repeats)
     for layers in (12, 48):
@@ -171,7 +171,7 @@ def measure_shared_layer(calls: int, repeats: int) -> None:
     for _ in range(repeats):
         for name, function in (
             ("float32", lambda *a: loss(*a)),
-            ("autocast bfloat16", autocast(lambda *a: loss(*a), compute_dtype=jnp.bfloat16)),
+            ("autocast bfloat16", autocast(lambda *a: loss(*a), jnp.bfloat16)),
         ):
             times[name] = min(times[name], sum(trace_and_lower(jax.grad(function), *args)))
     print(
@@ -252,7 +252,7 @@ def measure_residuals(layers: int, repeats: int) -> None:
         "float32": lambda f: f,
         "float32, keep_less": lambda f: keep_less(f, residuals="recompute"),
         "autocast": lambda f: autocast(f, policy=BF16),
-        "autocast, residuals": lambda f: autocast(f, policy=BF16, residuals="recompute"),
+        "autocast, residuals": lambda f: keep_less(autocast(f, policy=BF16), residuals="recompute"),
     }
     best = dict.fromkeys(variants, float("inf"))
     for _ in range(repeats):

@@ -108,7 +108,7 @@ def make_predict(params: Any) -> Callable[[jax.Array], jax.Array]:
 
 def export(predict: Callable[[jax.Array], jax.Array], dtype: str, path: pathlib.Path) -> None:
     """Writes the forward pass, for batches of any size."""
-    fast = autocast(predict, compute_dtype=dtype) if dtype != "float32" else predict
+    fast = autocast(predict, dtype) if dtype != "float32" else predict
     shape = jax.export.symbolic_shape("batch, 8, 8, 1")
     exported = jax.export.export(jax.jit(fast))(jax.ShapeDtypeStruct(shape, jnp.float32))
     path.write_bytes(exported.serialize())

@@ -52,7 +52,7 @@ def train_step(state: TrainState, x: jax.Array, labels: jax.Array) -> tuple[Trai
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         return loss, changed["batch_stats"]
 
-    gradient = scaled_value_and_grad(autocast(loss_fn, compute_dtype=jnp.float16), has_aux=True)
+    gradient = scaled_value_and_grad(autocast(loss_fn, jnp.float16), has_aux=True)
     (loss, batch_stats), grads = gradient(state.opt_state, state.params, x)
     new = state.apply_gradients(grads=grads)
     finite = ~step_skipped(new.opt_state)

@@ -48,7 +48,7 @@ def train_step(
         logits = nnx.merge(graphdef, params)(x)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-    gradient = scaled_value_and_grad(autocast(loss_fn, compute_dtype=jnp.float16))
+    gradient = scaled_value_and_grad(autocast(loss_fn, jnp.float16))
     loss, grads = gradient(optimizer.opt_state, params, x)
     optimizer.update(model, grads)
     return loss

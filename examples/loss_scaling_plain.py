@@ -38,7 +38,7 @@ def loss_fn(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Arr
 def train_step(
     params: dict[str, jax.Array], scale: LossScale, x: jax.Array, y: jax.Array
 ) -> tuple[Any, LossScale, jax.Array, jax.Array]:
-    gradient = finite_value_and_grad(autocast(loss_fn, compute_dtype=jnp.float16))
+    gradient = finite_value_and_grad(autocast(loss_fn, jnp.float16))
     scale, finite, loss, grads = gradient(scale, params, x, y)
     new_params = jax.tree.map(lambda p, g: p - LEARNING_RATE * g, params, grads)
     # Of a step whose gradients are not finite nothing may stay.

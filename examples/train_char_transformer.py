@@ -153,7 +153,7 @@ def train(options: argparse.Namespace, console: Console) -> Result:
     model = Gpt(text.vocabulary, options.layers, options.width, options.heads)
     loss_fn = make_loss(model, options.loss_weight)
     if options.dtype != "float32":
-        loss_fn = autocast(loss_fn, compute_dtype=options.dtype)
+        loss_fn = autocast(loss_fn, options.dtype)
     optimizer, update = make_update(loss_fn, options)
 
     # A batch is a function of the seed and the step, so that a resumed run sees the same ones.

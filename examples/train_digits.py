@@ -87,7 +87,7 @@ def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) 
     """Trains a network from scratch in a dtype."""
     fast_loss = loss_fn
     if dtype != "float32":
-        fast_loss = autocast(loss_fn, compute_dtype=dtype)  # mixed precision: this line is all
+        fast_loss = autocast(loss_fn, dtype)  # mixed precision: this line is all
 
     train_data, (images, labels) = load_data(options.seed)
     params = jax.jit(Cnn().init)(jax.random.key(options.seed), images[:1])["params"]
@@ -108,7 +108,7 @@ def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) 
         on_step()
 
     share = low_share(jax.grad(fast_loss), params, *batch)
-    predict = Cnn().apply if fast_loss is loss_fn else autocast(Cnn().apply, compute_dtype=dtype)
+    predict = Cnn().apply if fast_loss is loss_fn else autocast(Cnn().apply, dtype)
     answers = jax.jit(predict)({"params": params}, images).argmax(-1)
     accuracy = float(jnp.mean(answers == labels))
     return Run(dtype, losses, accuracy, share, int(skipped_steps(opt_state)))

@@ -86,7 +86,7 @@ def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) 
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         return loss, state
 
-    cast = (lambda fn: autocast(fn, compute_dtype=dtype)) if low else (lambda fn: fn)
+    cast = (lambda fn: autocast(fn, dtype)) if low else (lambda fn: fn)
     fast_loss = cast(loss_fn)
     schedule = optax.cosine_decay_schedule(3e-3, options.steps)
     tx = optimizer_for(dtype, optax.adam(schedule))

@@ -107,7 +107,7 @@ def train_field(
         found = jax.vmap(lambda y: solve(eqx.combine(params, static), y))(positions[:, 0])
         return jnp.mean((found - positions) ** 2)
 
-    fast_loss = autocast(loss_fn, compute_dtype=dtype) if low else loss_fn
+    fast_loss = autocast(loss_fn, dtype) if low else loss_fn
     tx = optimizer_for(dtype, optax.adam(optax.cosine_decay_schedule(1e-2, options.steps)))
 
     @jax.jit

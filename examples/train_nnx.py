@@ -59,7 +59,7 @@ def loss_fn(net: ConvNet, images: jax.Array, labels: jax.Array) -> jax.Array:
 def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) -> Run:
     """Trains a network from scratch in a dtype."""
     low = dtype != "float32"
-    fast_loss = autocast(loss_fn, compute_dtype=dtype if low else None, enabled=low)
+    fast_loss = autocast(loss_fn, dtype if low else None, enabled=low)
 
     @nnx.jit
     def step(
@@ -90,7 +90,7 @@ def train(dtype: str, options: argparse.Namespace, on_step: Callable[[], None]) 
 
     share = explain(fast_loss, net, *batch).totals.low_share if low else 0.0
     net.eval()
-    predict = nnx.jit(autocast(lambda net, x: net(x), compute_dtype=dtype if low else None))
+    predict = nnx.jit(autocast(lambda net, x: net(x), dtype if low else None))
     logits = predict(net, images) if low else nnx.jit(lambda net, x: net(x))(net, images)
     accuracy = float(jnp.mean(logits.argmax(-1) == labels))
     return Run(dtype, losses, accuracy, share, int(skipped_steps(optimizer)))

@@ -112,7 +112,7 @@ def train(options: argparse.Namespace, mesh: Mesh, console: Console) -> Result:
     model = Gpt(text.vocabulary, options.layers, options.width, options.heads)
     loss_fn = gathering(make_loss(model, options.loss_weight), mesh)
     if options.dtype != "float32":
-        loss_fn = autocast(loss_fn, compute_dtype=options.dtype)
+        loss_fn = autocast(loss_fn, options.dtype)
     optimizer, update = make_update(loss_fn, options)
 
     def initial() -> State:

@@ -40,7 +40,7 @@ class Precision(NamedTuple):
 
 def ours(dtype: Any) -> Callable[[Any], Any]:
     """Returns autocast into a dtype, all else by default."""
-    return lambda fn: autocast(fn, compute_dtype=dtype)
+    return lambda fn: autocast(fn, dtype)
 
 
 FLOAT32 = Precision("float32")

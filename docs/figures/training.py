@@ -61,7 +61,7 @@ def problem() -> tuple[Any, jax.Array, jax.Array]:
 def train(compute_dtype: Any, tx: Any) -> Curve:
     """Trains for `STEPS` steps; ``compute_dtype`` None for float32."""
     params, x, y = problem()
-    fn = loss if compute_dtype is None else autocast(loss, compute_dtype=compute_dtype)
+    fn = loss if compute_dtype is None else autocast(loss, compute_dtype)
 
     @jax.jit
     def step(carry: Any, _: Any) -> Any:

@@ -93,7 +93,7 @@ KerasAdam = type("Adam", (), {"__module__": "keras.src.optimizers.adam"})
 
 class Inside(nn.Module):
     @nn.compact
-    @autocast(compute_dtype=jnp.bfloat16)
+    @autocast(policy=jnp.bfloat16)
     def __call__(self, x):
         return nn.Dense(3)(x)
 
@@ -106,21 +106,21 @@ SEEN = [
     Row(
         "autocast",
         "a dtype misspelled",
-        lambda w: autocast(loss, compute_dtype="bflaot16"),
+        lambda w: autocast(loss, "bflaot16"),
         ValueError,
         "policy | 'bflaot16' | must be a compute dtype | mean 'bfloat16'",
     ),
     Row(
         "autocast",
         "float8 as a dtype",
-        lambda w: autocast(loss, compute_dtype=jnp.float8_e4m3fn),
+        lambda w: autocast(loss, jnp.float8_e4m3fn),
         ValueError,
         "compute_dtype | float8_e4m3fn | must be float16 or bfloat16 | policy=jmp_autocast.FP8",
     ),
     Row(
         "autocast",
         "the word float8",
-        lambda w: autocast(loss, compute_dtype="float8"),
+        lambda w: autocast(loss, "float8"),
         ValueError,
         "policy | got 'float8' | must be a compute dtype | jmp_autocast.FP8",
     ),

@@ -36,7 +36,7 @@ ROWS = [
     Row(
         LINEN,
         "a compute dtype",
-        lambda w: linen.autocast(nn.Dense, compute_dtype=jnp.int8),
+        lambda w: linen.autocast(nn.Dense, jnp.int8),
         ValueError,
         "compute_dtype | int8 | float16 or bfloat16 | enabled=False",
     ),

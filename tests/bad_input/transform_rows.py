@@ -74,7 +74,7 @@ def _option(mistake, error, value, rule, fix, **option):
     return Row("autocast", mistake, call, error, name, value, rule, fix)
 
 
-LINE = "fn = autocast(fn, compute_dtype=jnp.bfloat16)"
+LINE = "fn = autocast(fn, jnp.bfloat16)"
 
 
 def _dtype(mistake, value, dtype):
@@ -127,7 +127,7 @@ ROWS = [
     Row(
         "autocast",
         "a value decorated",
-        lambda w: autocast(compute_dtype="bfloat16")(3),
+        lambda w: autocast(policy="bfloat16")(3),
         TypeError,
         r"autocast | got 3 of type int | takes a callable | @autocast\(policy",
     ),
@@ -138,7 +138,7 @@ ROWS = [
     _form("a device by name", lambda: autocast(device_type="cuda"), "'device_type'", LINE),
     _form("a misspelled option", lambda: autocast(loss, parms=0), "'parms'", "mean 'params'"),
     _form("an unheard option", lambda: autocast(loss, zzzz=0), "'zzzz'", "options are policy"),
-    _form("with", lambda: _enter(autocast(compute_dtype="bf16")), "not a context manager", LINE),
+    _form("with", lambda: _enter(autocast(policy="bf16")), "not a context manager", LINE),
     _form("with a function", lambda: _enter(autocast(jnp.sin)), "not a context manager", LINE),
     _form("an NNX class", lambda: autocast(nnx.Linear), "Linear is a class", "function that calls"),
     _form("a Linen class", lambda: autocast(nn.Dense), "Dense is a class", "linen.autocast"),
@@ -156,7 +156,7 @@ ROWS = [
     Row(
         "autocast",
         "float32 for a float32 program",
-        lambda w: autocast(loss_at_call, compute_dtype="float32")(w.params, X),
+        lambda w: autocast(loss_at_call, "float32")(w.params, X),
         ValueError,
         "compute_dtype=float32 | programs in float64 | jax_enable_x64 is off | enabled=False",
     ),

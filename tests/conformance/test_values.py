@@ -148,7 +148,7 @@ def test_rounded_on_return():
     xs = [arrays(row.shapes) for row in rows]
     after = [function_of(row, "all_bf16", "bfloat16") for row in rows]
     returned = run_all([computed(fn) for fn in after], xs)
-    declared = run_all([autocast(fn, compute_dtype="bfloat16") for fn in after], xs)
+    declared = run_all([autocast(fn, "bfloat16") for fn in after], xs)
     by_hand = run_all([r.program("bfloat16") for r in rows], [rounded(x, "bfloat16") for x in xs])
     for row, low, full, exact in zip(rows, returned, declared, by_hand, strict=True):
         assert (low.dtype, full.dtype) == (jnp.bfloat16, np.float32)

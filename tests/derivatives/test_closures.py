@@ -19,7 +19,7 @@ from jmp_autocast import BF16, autocast
 from tests.support.jaxprs import assert_dots_run_in
 from tests.support.numerics import assert_trees_close
 
-CAST = functools.partial(autocast, compute_dtype=jnp.bfloat16)
+CAST = functools.partial(autocast, policy=jnp.bfloat16)
 DECLARED = functools.partial(autocast, policy=BF16.with_scopes({"*": "float32"}))
 
 # A rule that closes over tracers is what JAX's check of leaks looks for.

@@ -34,7 +34,7 @@ def check(fn, *args, dtype="float16", rounds=1):
     ``fn`` takes autocast, or something that does nothing in its place. ``rounds`` is how often
     rounding errors add up.
     """
-    half = fn(functools.partial(autocast, compute_dtype=dtype))
+    half = fn(functools.partial(autocast, policy=dtype))
     found, plain = jax.jit(half).trace(*args), jax.jit(fn(lambda f: f)).trace(*args)
     assert found.out_info == plain.out_info
     assert_dots_run_in(dtype, found.jaxpr)
@@ -110,7 +110,7 @@ WRAPPINGS = {
 def test_the_rule_under_transforms(rule, wrapping):
     check(lambda cast: wrapping(cast(total(rule))), w(), x(), rounds=2)
     # Around the derivative, autocast meets the rule itself.
-    around = trace(autocast(wrapping(total(rule)), compute_dtype="float16"), w(), x())
+    around = trace(autocast(wrapping(total(rule)), "float16"), w(), x())
     assert_dots_run_in("float16", around)
 
 
@@ -281,7 +281,7 @@ def test_operands_in_dtypes_that_are_never_cast_have_gradients(function, dtype):
             total = jnp.sum(jnp.real(function(function(x, scale), scale)))
             return total.astype(np.float32) + jnp.sum(w @ w)
 
-        fn = autocast(loss, compute_dtype=jnp.bfloat16)
+        fn = autocast(loss, jnp.bfloat16)
         found, expected = (jax.jit(jax.grad(f)).trace(x, w()) for f in (fn, loss))
         assert found.out_info == expected.out_info
         assert_dots_run_in("bfloat16", trace(fn, x, w()))
@@ -324,7 +324,7 @@ def test_what_is_declared_16_bit_stays():
     """A gradient has the dtype of its parameter, also a 16-bit one inside a rule."""
     weight = w().astype(jnp.float16)
     f = lambda x, w: sin_dot_vjp(x, w.astype(jnp.float32))
-    found = jax.grad(autocast(total(f), compute_dtype=jnp.bfloat16))(weight, x())
+    found = jax.grad(autocast(total(f), jnp.bfloat16))(weight, x())
     assert found.dtype == jnp.float16
     assert_trees_close(found, jax.grad(total(f))(weight, x()), TOLERANCE["bfloat16"])
 
@@ -340,4 +340,4 @@ def test_residuals_are_16_bit(inside):
     pull = lambda f: jax.eval_shape(lambda x, w: jax.vjp(f, x, w)[1], x(), w())
     dtypes = lambda f: sorted(leaf.dtype.name for leaf in jax.tree.leaves(pull(f)))
     assert dtypes(f) == ["float32"] * 3
-    assert dtypes(autocast(f, compute_dtype=jnp.bfloat16)) == ["bfloat16"] * 3
+    assert dtypes(autocast(f, jnp.bfloat16)) == ["bfloat16"] * 3

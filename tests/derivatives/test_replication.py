@@ -81,7 +81,7 @@ def test_the_gradient_of_a_broadcast_computed_value_sums_in_float32(use, dtype):
         return jnp.sum(gated @ data["v"] * (data["row"] / 64))
 
     data, tree = exact_inputs(), normal(3, w=(8, 8), gate=(8, 8))
-    fn = autocast(loss, compute_dtype=dtype)
+    fn = autocast(loss, dtype)
     jaxpr = trace(jax.grad(fn), tree, data)
     assert_dots_run_in(dtype, jaxpr)
     sums = [e for e in find(jaxpr, "reduce_sum") if ROWS in e.invars[0].aval.shape]
@@ -97,7 +97,7 @@ def test_an_expanded_dimension_is_no_broadcast():
     def fn(w, x):
         return (x @ w)[:, None] * (x @ w)[:, None]
 
-    low = autocast(fn, compute_dtype="bfloat16")
+    low = autocast(fn, "bfloat16")
     w = np.ones((8, 8), np.float32)
     jaxpr = trace(low, w, w)
     assert len(find(jaxpr, "broadcast_in_dim")) == len(find(trace(fn, w, w), "broadcast_in_dim"))

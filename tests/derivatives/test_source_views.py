@@ -105,7 +105,7 @@ def test_a_shared_cast_loses_half_the_gradient_and_a_source_view_none(dtype):
         step = lambda total, x: (total + use(low["w"], x).astype(jnp.float32), None)
         return lax.scan(step, jnp.float32(0), xs.astype(dtype))[0]
 
-    ours = autocast(loss, compute_dtype=dtype)
+    ours = autocast(loss, dtype)
     grads = [jax.grad(f)(params(), rows(dtype))["w"] for f in (loss, ours, shared)]
     np.testing.assert_allclose(grads[0], 2.0, rtol=1e-6)
     np.testing.assert_allclose(grads[1], 2.0, rtol=1e-3)
@@ -115,7 +115,7 @@ def test_a_shared_cast_loses_half_the_gradient_and_a_source_view_none(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_513_uses_in_a_loop(loop, dtype):
-    grad = jax.grad(autocast(loss_of(loop), compute_dtype=dtype))
+    grad = jax.grad(autocast(loss_of(loop), dtype))
     jaxpr = trace(grad, params(), rows(dtype))
     assert_dots_run_in(dtype, jaxpr)
     np.testing.assert_allclose(run(jaxpr, params(), rows(dtype))[0], 2.0, rtol=1e-3)
@@ -131,7 +131,7 @@ BESIDE_ACTIVATIONS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("use", BESIDE_ACTIVATIONS)
 def test_513_uses_beside_an_activation(use, dtype):
-    fn = autocast(loss_of(scan_with(BESIDE_ACTIVATIONS[use])), compute_dtype=dtype)
+    fn = autocast(loss_of(scan_with(BESIDE_ACTIVATIONS[use])), dtype)
     w = {"w": jnp.ones((8, 8))}
     jaxpr = trace(jax.grad(fn), w, rows(dtype))
     assert casts_of_shape(jaxpr, (8, 8), dtype)
@@ -144,7 +144,7 @@ def test_513_uses_beside_an_activation(use, dtype):
 @pytest.mark.parametrize("behind", [lambda w: w, lax.optimization_barrier], ids=["w", "barrier"])
 def test_513_uses_unrolled(behind):
     loss = loss_of(lambda w, xs: unrolled(behind(w), xs))
-    fn = autocast(loss, compute_dtype=jnp.bfloat16)
+    fn = autocast(loss, jnp.bfloat16)
     grad = jax.grad(fn)(params(), rows("bfloat16"))["w"]
     np.testing.assert_allclose(grad, 2.0, rtol=1e-3)
 
@@ -170,15 +170,15 @@ def test_a_float32_reading_is_one_of_the_eight(where):
 
 
 def assert_equal_twice(loss, views):
-    once = autocast(loss, compute_dtype=jnp.bfloat16)
-    twice = autocast(once, compute_dtype=jnp.bfloat16)
+    once = autocast(loss, jnp.bfloat16)
+    twice = autocast(once, jnp.bfloat16)
     args = params()["w"], jnp.ones((4, 8))
     assert str(trace(twice, *args)) == str(trace(once, *args))
     assert len(find(trace(once, *args), "source_view")) == views
 
 
 def test_513_uses_where_autocast_sees_the_backward_pass():
-    fn = autocast(jax.grad(loss_of(LOOPS["scan"])), compute_dtype=jnp.bfloat16)
+    fn = autocast(jax.grad(loss_of(LOOPS["scan"])), jnp.bfloat16)
     jaxpr = trace(fn, params(), rows("bfloat16"))
     # The gradient of one row is an outer product: it sums nothing, and float32 is as fast.
     product, outer = find(jaxpr, "dot_general")
@@ -189,7 +189,7 @@ def test_513_uses_where_autocast_sees_the_backward_pass():
 
 @pytest.mark.parametrize("loop", ["scan", "while", "while_condition"])
 def test_513_uses_in_forward_mode(loop):
-    fn = autocast(loss_of(WITH_WHILE[loop]), compute_dtype=jnp.bfloat16)
+    fn = autocast(loss_of(WITH_WHILE[loop]), jnp.bfloat16)
     jacobian = jax.jacfwd(fn)
     jaxpr = trace(jacobian, params(), rows("bfloat16"))
     assert_dots_run_in("bfloat16", jaxpr)
@@ -213,7 +213,7 @@ MOVES = {
 def test_a_moved_weight_is_still_a_leaf(move, inside):
     loop = scan_with(lambda w, x: use(move(w), x))
     loss = loss_of(loop if inside else lambda w, xs: LOOPS["scan"](move(w), xs))
-    jaxpr = trace(jax.grad(autocast(loss, compute_dtype=jnp.bfloat16)), params(), rows("bfloat16"))
+    jaxpr = trace(jax.grad(autocast(loss, jnp.bfloat16)), params(), rows("bfloat16"))
     assert_dots_run_in("bfloat16", jaxpr)
     np.testing.assert_allclose(run(jaxpr, params(), rows("bfloat16"))[0], 2.0, rtol=1e-3)
 
@@ -235,7 +235,7 @@ def casts_of_shape(jaxpr, shape, dtype="bfloat16"):
 @pytest.mark.parametrize("loop", WITH_WHILE.values(), ids=WITH_WHILE)
 def test_a_weight_is_cast_once_and_outside_of_loops(loop):
     w = {"w": jnp.ones((8, 5))}  # no other value has this shape
-    fn = autocast(loss_of(loop), compute_dtype=jnp.bfloat16)
+    fn = autocast(loss_of(loop), jnp.bfloat16)
     jaxpr = trace(fn, w, rows("bfloat16"))
     assert len(casts_of_shape(jaxpr, (8, 5))) == 1
     bodies = list(loop_bodies(jaxpr))
@@ -258,7 +258,7 @@ def network_params():
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["forward", "grad"])
 def test_one_cast_per_parameter(transform):
-    loss = lambda p, x: jnp.sum(autocast(network, compute_dtype=jnp.bfloat16)(p, x) ** 2)
+    loss = lambda p, x: jnp.sum(autocast(network, jnp.bfloat16)(p, x) ** 2)
     jaxpr = trace(transform(loss), network_params(), np.ones((4, 6), np.float32))
     count = dict.fromkeys(jaxpr.jaxpr.invars, 0)
     for eqn in casts(jaxpr, "float32", "bfloat16"):
@@ -290,7 +290,7 @@ COMPOSED = {
 def test_composition(transform):
     p = {"w": np.kron(np.eye(4), [[1, 2], [3, -1]]).astype(np.float32)}
     x = np.tile(np.array([[[0, 1]], [[1, 1]], [[-1, 2]]], np.float32), 4)
-    jaxpr = trace(transform(autocast(quadratic, compute_dtype=jnp.bfloat16)), p, x)
+    jaxpr = trace(transform(autocast(quadratic, jnp.bfloat16)), p, x)
     assert_dots_run_in("bfloat16", jaxpr)
     expected = jax.tree.leaves(jax.jit(transform(quadratic))(p, x))
     for a, b in zip(run(jaxpr, p, x), expected, strict=True):
@@ -300,7 +300,7 @@ def test_composition(transform):
 
 def test_a_constant_is_cast_at_trace_time():
     w = jnp.full((8, 5), 0.5)
-    fn = autocast(lambda x: jnp.tanh(x @ w) @ w.T, compute_dtype=jnp.bfloat16)
+    fn = autocast(lambda x: jnp.tanh(x @ w) @ w.T, jnp.bfloat16)
     jaxpr = trace(fn, np.ones((3, 8), np.float32))
     assert_dots_run_in("bfloat16", jaxpr)
     assert not casts_of_shape(jaxpr, (8, 5)) + casts_of_shape(jaxpr, (5, 8))
@@ -310,7 +310,7 @@ def test_a_constant_is_cast_at_trace_time():
 def test_a_tracer_that_is_closed_over():
     """Its uses read views: the function cannot know that someone differentiates outside."""
     xs = rows("bfloat16")
-    loss = lambda w: autocast(lambda xs: LOOPS["scan"](w, xs), compute_dtype=jnp.bfloat16)(xs)
+    loss = lambda w: autocast(lambda xs: LOOPS["scan"](w, xs), jnp.bfloat16)(xs)
     jaxpr = trace(jax.grad(loss), params()["w"])
     assert_dots_run_in("bfloat16", jaxpr)
     np.testing.assert_allclose(run(jaxpr, params()["w"])[0], 2.0, rtol=1e-3)

@@ -13,7 +13,7 @@ from jmp_autocast import autocast, keep_less
 from tests.support.jaxprs import assert_dots_run_in, find, trace
 
 X = np.linspace(-0.7, 0.7, 64, dtype=np.float32).reshape(8, 8)
-bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
+bf16 = functools.partial(autocast, policy=jnp.bfloat16)
 
 
 @jax.custom_vjp

@@ -103,7 +103,7 @@ def losses(fn, dtype, seed):
         wants = [np.asarray(x) for x in with_gradient(fn)(*[jnp.float64(a) for a in args])]
     rules = [by_rule(fn, args, dtype, vote) for vote in (True, False)]
     found = []
-    for cast in (autocast(fn, compute_dtype=dtype), *rules):
+    for cast in (autocast(fn, dtype), *rules):
         gots = interpreted(jax.jit(with_gradient(cast)).trace(*args), args)
         pairs = zip(gots, wants, strict=True)
         found.append([np.linalg.norm(np.float64(g) - w) / np.linalg.norm(w) for g, w in pairs])

@@ -160,7 +160,7 @@ def loss(x):
         lambda f: jax.hessian(f)(X),
         lambda f: jax.linearize(f, X),
         lambda f: jax.vmap(jax.grad(f))(X[None]),
-        lambda f: jax.grad(autocast(f, compute_dtype="float16"))(X),
+        lambda f: jax.grad(autocast(f, "float16"))(X),
     ],
     ids=["grad", "jvp", "jit", "hessian", "linearize", "vmap", "autocast"],
 )

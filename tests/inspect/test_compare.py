@@ -355,7 +355,7 @@ def test_errors_by_scope():
     def loss(p, x):
         return -jnp.mean(head(p, x)[:, 0])
 
-    comparison = compare(loss, P, X, compute_dtype="bfloat16", level="compute", argnums=0)
+    comparison = compare(loss, P, X, policy=Policy("bfloat16", level="compute"), argnums=0)
     found = {each.scope: each for each in comparison.by_scope()}
     offset = found["<script>offset"]
     assert list(found)[:3] == ["body", "<script>offset", "logits/last"]
@@ -405,7 +405,7 @@ def test_a_value_that_training_does_not_differentiate_has_no_cotangent():
 
 
 AGAINST = {
-    "bfloat16": (autocast(head, compute_dtype=jnp.bfloat16), 1e-3, 0.5),
+    "bfloat16": (autocast(head, jnp.bfloat16), 1e-3, 0.5),
     "the same": (lambda p, x: head(p, x), 0.0, 0.0),
     "half of the batch at a time": (
         lambda p, x: jnp.concatenate([jax.jit(head)(p, x[:2]), head(p, x[2:])]),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from jmp_autocast import BF16, Policy, autocast, explain
+from jmp_autocast import BF16, Policy, autocast, explain, keep_less
 from jmp_autocast.backend import choose_for, default_device, hardware_of, preferred_for, supposing
 from jmp_autocast.devices import as_device, device_of_kind, generation_of, known_devices
 from jmp_autocast.inspect import Device
@@ -150,7 +150,7 @@ def test_the_dtype_is_that_of_the_device(device, dtype):
         report = explain(model, *SHAPES, device=device, **options)
         assert report.compute_dtype == report.rows[0].operands[0] == dtype
         assert as_device(device).name in report.dtype_reason
-    auto = autocast(model, compute_dtype="auto")
+    auto = autocast(model)
     assert explain(auto, *SHAPES, device=device).rows[0].operands[0] == dtype
     inside = jax.jit(autocast(model))
     assert explain(inside, *SHAPES, device=device).compute_dtype == dtype
@@ -465,5 +465,5 @@ def test_what_float32_would_keep_is_beside_it():
     report = explain(jax.grad(loss), *arguments)
     assert report.totals.declared_residual_nbytes is None
     assert "instead of" not in str(report)
-    less = autocast(loss, policy=BF16, residuals="auto")
+    less = keep_less(autocast(loss, policy=BF16), residuals="auto")
     assert explain(less, *arguments).totals.declared_residual_nbytes is None

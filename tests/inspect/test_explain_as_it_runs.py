@@ -65,7 +65,7 @@ def test_a_policy_is_for_what_no_autocast_governs():
     def half(p, x):
         return mixed(p, x) + jnp.sum(x @ p["w"])
 
-    rows = explain(half, P, X, compute_dtype="float16").rows
+    rows = explain(half, P, X, policy="float16").rows
     dots = [row.operands[0] for row in rows if row.primitive == "dot_general"]
     assert dots == ["bfloat16", "bfloat16", "float16"]
 

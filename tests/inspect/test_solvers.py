@@ -44,7 +44,7 @@ def test_an_iterative_solver_counts_one_iteration():
 
     matvec = 2 * SIZE * SIZE
     inner = 2 * SIZE
-    found = counts_of(autocast(solved, compute_dtype=jnp.bfloat16), MATRIX @ MATRIX.T, RIGHT)
+    found = counts_of(autocast(solved, jnp.bfloat16), MATRIX @ MATRIX.T, RIGHT)
     # Of the residual at the start and of one iteration: two of `matvec`; an inner product of the
     # right-hand side, one of the first residual, and two of the iteration.
     assert found["dot_general"].times == 6

@@ -23,7 +23,7 @@ X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 KEY = jax.random.key(0)
 TOLERANCE = 3e-2
 
-bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
+bf16 = functools.partial(autocast, policy=jnp.bfloat16)
 
 
 def plain(fn):

@@ -17,7 +17,7 @@ KEY = jax.random.key(0)
 TOLERANCE = 3e-2
 LOW, FULL = ("bfloat16",) * 3, ("float32",) * 3
 
-bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
+bf16 = functools.partial(autocast, policy=jnp.bfloat16)
 
 
 # Haiku's moving averages add integers to floats.

@@ -49,7 +49,7 @@ def state_of(model):
 
 def test_stateless_call():
     model = classifier()
-    low = autocast(model.stateless_call, compute_dtype="bfloat16")
+    low = autocast(model.stateless_call, "bfloat16")
     assert_dots_run_in("bfloat16", trace(low, *state_of(model), X))
     got, want = (jax.jit(fn)(*state_of(model), X) for fn in (low, model.stateless_call))
     assert_trees_near(got, want, TOLERANCE["bfloat16"])
@@ -81,14 +81,14 @@ def fit(cast=None, optimizer=None, **options):
 
 
 def bf16(fn):
-    return autocast(fn, compute_dtype="bfloat16")
+    return autocast(fn, "bfloat16")
 
 
 FITS = {
     "bfloat16": (bf16, None, {}),
     "eager": (bf16, None, {"run_eagerly": True}),
     "float16": (
-        functools.partial(autocast, compute_dtype="float16"),
+        functools.partial(autocast, policy="float16"),
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2)),
         {},
     ),
@@ -118,7 +118,7 @@ def test_fit_follows_float32(name):
 class LowModel(keras.Model):
     """The same for all models of a class; argument 0 is the model itself."""
 
-    stateless_call = autocast(keras.Model.stateless_call, compute_dtype="bfloat16", params=1)
+    stateless_call = autocast(keras.Model.stateless_call, "bfloat16", params=1)
 
 
 def test_a_class_of_models():
@@ -259,7 +259,7 @@ def test_a_layer_is_pinned_and_set_free_by_its_own_dtype_policy():
 def test_float16_with_a_loss_scale_goes_on_after_loading(tmp_path):
     options = {"batch_size": 16, "shuffle": False, "verbose": 0}
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2))
-    model = keras_autocast(classifier(), compute_dtype="float16")
+    model = keras_autocast(classifier(), "float16")
     model.compile(optimizer=scaled, loss=LOSS)
     losses = model.fit(X, Y, epochs=2, **options).history["loss"]
     loaded = reloaded(model, tmp_path)
@@ -271,7 +271,7 @@ def test_float16_with_a_loss_scale_goes_on_after_loading(tmp_path):
 
 
 def test_a_training_in_float16_without_a_loss_scale_warns():
-    model = keras_autocast(classifier(), compute_dtype="float16")
+    model = keras_autocast(classifier(), "float16")
     model.compile(optimizer=keras.optimizers.Adam(1e-2), loss=LOSS)
     with pytest.warns(
         UserWarning, match="trains in float16, and its optimizer Adam scales no loss"
@@ -283,7 +283,7 @@ def test_wrong_use_says_what_to_do():
     with pytest.raises(TypeError, match=r"takes a keras.Model, got .*jmp_autocast.autocast for"):
         keras_autocast(classifier)
     with pytest.raises(ValueError, match="float16"):
-        keras_autocast(classifier(), compute_dtype="float8")
+        keras_autocast(classifier(), "float8")
     assert repr(AutocastPolicy("float16")) == "AutocastPolicy(Policy(float16))"
     assert bool(AutocastPolicy())
 

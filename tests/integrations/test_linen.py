@@ -23,8 +23,8 @@ KEYS = {"params": KEY, "dropout": jax.random.key(1)}
 TOLERANCE = 3e-2  # of a gradient's norm, in bfloat16
 
 LOW, FULL = ("bfloat16",) * 3, ("float32",) * 3
-whole = functools.partial(jmp_autocast.autocast, compute_dtype=jnp.bfloat16)
-part = functools.partial(linen.autocast, compute_dtype=jnp.bfloat16)
+whole = functools.partial(jmp_autocast.autocast, policy=jnp.bfloat16)
+part = functools.partial(linen.autocast, policy=jnp.bfloat16)
 
 
 class Encoder(nn.Module):

@@ -46,7 +46,7 @@ def test_decorates_methods_and_functions():
             self.dense = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
             self.calls = nnx.Variable(jnp.array(0))
 
-        @autocast(compute_dtype=jnp.bfloat16)
+        @autocast(policy=jnp.bfloat16)
         def __call__(self, x):
             """Says what it does."""
             self.calls[...] += 1
@@ -57,13 +57,13 @@ def test_decorates_methods_and_functions():
     assert model.calls[...] == 1
     assert Model.__call__.__doc__ == "Says what it does."
     assert_dots_run_in("bfloat16", jaxpr_of(lambda m, x: m(x), model, X))
-    half = autocast(lambda m, x: m.dense(x), compute_dtype="float16")
+    half = autocast(lambda m, x: m.dense(x), "float16")
     assert_dots_run_in("float16", jaxpr_of(half, model, X))
 
 
 def test_plain_autocast_takes_modules_that_do_not_change():
     net = nnx.clone(tower())
-    plain = functools.partial(jmp_autocast.autocast, compute_dtype=jnp.bfloat16)
+    plain = functools.partial(jmp_autocast.autocast, policy=jnp.bfloat16)
     assert_dots_run_in("bfloat16", jaxpr_of(plain(loss_fn), net, X))
     assert_dots_run_in("bfloat16", jaxpr_of(nnx.grad(plain(loss_fn)), net, X))
     norm = nnx.BatchNorm(8, use_running_average=True, rngs=nnx.Rngs(0))
@@ -116,7 +116,7 @@ def test_a_variable_that_holds_a_dict():
 
 
 def test_the_environment_turns_it_off(monkeypatch):
-    low = autocast(lambda m, x: m(x), compute_dtype="bfloat16")
+    low = autocast(lambda m, x: m(x), "bfloat16")
     model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
     assert_dots_run_in("bfloat16", jaxpr_of(low, model, jnp.ones((2, 8))))
     monkeypatch.setenv("JMP_AUTOCAST", "off")

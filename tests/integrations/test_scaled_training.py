@@ -25,7 +25,7 @@ def test_an_nnx_step_that_is_skipped_changes_no_statistics():
     net = new_net()
     tx = dynamic_loss_scaling(optax.adam(0.1), init_scale=256.0)
     optimizer = nnx.Optimizer(net, tx, wrt=nnx.Param)
-    half = integration.autocast(loss_fn, compute_dtype=jnp.float16)
+    half = integration.autocast(loss_fn, jnp.float16)
     step = nnx.jit(integration.train_step(half))
     for x, skipped in ((X, False), (X * np.inf, True), (X, False)):
         before, drawn = leaves(net, nnx.Not(nnx.RngState)), leaves(net, nnx.RngCount)
@@ -47,7 +47,7 @@ def test_equinox_in_two_lines():
 
     @eqx.filter_jit
     def step(net, state, opt_state, x):
-        half = autocast(equinox_models.loss_fn, compute_dtype=jnp.float16)
+        half = autocast(equinox_models.loss_fn, jnp.float16)
         fn = equinox.scaled_value_and_grad(half, has_aux=True)
         (value, new), grads = fn(opt_state, net, state, x, key)
         net, opt_state = equinox.apply_gradients(tx, grads, opt_state, net)

@@ -30,7 +30,7 @@ def test_programs_are_read():
     """`explain` and `op_stats`: of the function, its wrapper, and the gradients of both."""
     args, mixed = (new_net(), X), integration.autocast(nnx_loss, policy=BF16)
     for f in (nnx_loss, nnx.grad(nnx_loss)):
-        assert explain(f, *args, compute_dtype="bfloat16").totals.low_share == 1
+        assert explain(f, *args, policy="bfloat16").totals.low_share == 1
         assert {c.operands[0] for c in dots(f, args)} == {"float32"}
     assert explain(mixed, *args).totals.low_share == 1
     for f in (mixed, nnx.grad(mixed)):
@@ -53,7 +53,12 @@ def test_values_and_gradients_are_measured():
     assert not [path for path in comparison.gradients if "mean" in path or "rngs" in path]
     assert 0 < comparison.gradients[kernel].error < 0.1
     policy = tune(
-        nnx_loss, batches=[args], tolerance=0.5, argnums=0, level="compute", progress=False
+        nnx_loss,
+        batches=[args],
+        tolerance=0.5,
+        argnums=0,
+        policy=Policy(level="compute"),
+        progress=False,
     )
     assert (policy.compute_dtype, policy.level) == (jnp.bfloat16, "compute")
 

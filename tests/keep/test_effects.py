@@ -77,7 +77,7 @@ def spoken_in_a_loop(x):
 WRAPPERS = {
     "keep_less": keep_less,
     **{
-        f"autocast, {r}": lambda f, r=r: autocast(f, residuals=r)
+        f"autocast, {r}": lambda f, r=r: keep_less(autocast(f), residuals=r)
         for r in ("auto", "recompute", 0.5, 0.0)
     },
 }

@@ -47,7 +47,7 @@ def test_what_is_computed_again():
 
 
 def test_a_mixed_program_and_its_report():
-    mixed = autocast(scanned, policy=BF16, residuals="auto")
+    mixed = keep_less(autocast(scanned, policy=BF16), residuals="auto")
     report = explain(mixed, WEIGHTS, X)
     assert report.kept == explain_kept(mixed, WEIGHTS, X)
     assert report.totals.residual_nbytes == report.kept.nbytes < report.kept.declared_nbytes
@@ -126,5 +126,5 @@ def test_a_reason_is_given_where_nothing_is_computed_again(fn, residuals, becaus
     assert report.islands == ()
     assert re.search(because, report.because)
     assert report.because in str(report)
-    mixed = autocast(fn, policy=BF16, residuals=residuals)
+    mixed = keep_less(autocast(fn, policy=BF16), residuals=residuals)
     assert re.search(because, str(explain(mixed, jnp.ones((2, 8, 8)), jnp.ones((4, 8)))), re.M)

@@ -25,7 +25,9 @@ def test_nothing_changes_by_default():
 
 
 def test_less_is_kept_and_gradients_stay_as_near_to_float32():
-    plain, planned = (autocast(scanned, policy=BF16, residuals=r) for r in ("declared", "auto"))
+    plain, planned = (
+        keep_less(autocast(scanned, policy=BF16), residuals=r) for r in ("declared", "auto")
+    )
     assert kept_nbytes(planned) < 0.6 * kept_nbytes(plain)
     exact, *found = (jax.jit(jax.grad(f))(WEIGHTS, X) for f in (scanned, plain, planned))
     for name, reference in exact.items():
@@ -37,7 +39,7 @@ def test_less_is_kept_and_gradients_stay_as_near_to_float32():
 
 def test_products_are_in_the_same_dtypes():
     plain, planned = (
-        trace(jax.grad(autocast(scanned, policy=BF16, residuals=r)), WEIGHTS, X)
+        trace(jax.grad(keep_less(autocast(scanned, policy=BF16), residuals=r)), WEIGHTS, X)
         for r in ("declared", "auto")
     )
     assert find(planned, "remat2", "checkpoint")
@@ -59,10 +61,8 @@ def test_a_mixed_program_knows_its_parameters():
 
 
 def test_a_function_that_keeps_less_is_autocast_as_any_other():
-    f = autocast(keep_less(small), compute_dtype=jnp.float16)
-    loss, expected = (
-        jax.jit(g)(WEIGHTS, X) for g in (f, autocast(small, compute_dtype=jnp.float16))
-    )
+    f = autocast(keep_less(small), jnp.float16)
+    loss, expected = (jax.jit(g)(WEIGHTS, X) for g in (f, autocast(small, jnp.float16)))
     assert relative_error(loss, expected) < 1e-3
     assert "dot_general" in str(trace(jax.grad(f), WEIGHTS, X))
 

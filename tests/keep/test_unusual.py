@@ -59,7 +59,7 @@ def test_complex_values_are_kept(fn, x, residuals, transform):
 @pytest.mark.parametrize("residuals", ["auto", "recompute", 0.5])
 def test_a_program_of_numbers_alone(residuals):
     assert keep_less(lambda x: 3.0 * x**2, residuals=residuals)(2.0) == 12
-    mixed = autocast(lambda x: 3.0 * x**2, compute_dtype="bfloat16", residuals=residuals)
+    mixed = keep_less(autocast(lambda x: 3.0 * x**2, "bfloat16"), residuals=residuals)
     assert jax.jit(mixed, static_argnums=0)(2.0) == 12
     assert keep_less(lambda: jnp.sin(1.0), residuals=residuals)() == jnp.sin(1.0)
 
@@ -77,7 +77,7 @@ def of_blocks(w, x):
     ("residuals", "level"), [("auto", "o1"), ("recompute", "compute"), (0.5, "o1")]
 )
 def test_symbolic_sizes_are_planned_as_any(residuals, level):
-    mixed = autocast(of_blocks, policy=BF16.with_level(level), residuals=residuals)
+    mixed = keep_less(autocast(of_blocks, policy=BF16.with_level(level)), residuals=residuals)
     symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 6"), jnp.float32)
     found, concrete = (
         explain_kept(mixed, W, x) for x in (symbolic, jax.ShapeDtypeStruct((128, 6), jnp.float32))

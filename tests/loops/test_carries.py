@@ -92,7 +92,7 @@ CARRIES = {
 
 @pytest.mark.parametrize(("fn", "expected"), CARRIES.values(), ids=CARRIES)
 def test_dtype_of_the_carries(fn, expected):
-    low = autocast(fn, compute_dtype=jnp.bfloat16, params=0)
+    low = autocast(fn, jnp.bfloat16, params=0)
     (loop,) = [e for e in find(trace(low, W, X), "scan") if e.params["length"] == 3]
     _, count = scan_split(loop.params)
     assert [v.aval.dtype.name for v in loop.outvars[:count]] == expected
@@ -109,7 +109,7 @@ def test_dtype_of_the_carries(fn, expected):
 def test_only_what_damps_an_error_does_not_add_up(name):
     """Near 0 a tanh is the identity, and a root of a square is one everywhere."""
     fn = scan_of(lambda w, x, c: getattr(lax, name)(c) + x @ w)
-    (loop,) = find(trace(autocast(fn, compute_dtype=jnp.bfloat16, params=0), W, X), "scan")
+    (loop,) = find(trace(autocast(fn, jnp.bfloat16, params=0), W, X), "scan")
     assert loop.outvars[0].aval.dtype == ("bfloat16" if name == "logistic" else "float32")
 
 
@@ -134,7 +134,7 @@ def test_what_2048_steps_add_up_is_that_of_float32(step, dtype):
 
     expected = fn(W, X)
     assert expected > 0.01
-    np.testing.assert_allclose(autocast(fn, compute_dtype=dtype)(W, X), expected, rtol=1e-3)
+    np.testing.assert_allclose(autocast(fn, dtype)(W, X), expected, rtol=1e-3)
 
 
 STREAMS = {
@@ -184,7 +184,7 @@ BEYOND = {
 @pytest.mark.parametrize(("dtype", "expected"), [("float16", FULL), ("bfloat16", LOW)])
 @pytest.mark.parametrize("fn", BEYOND.values(), ids=BEYOND)
 def test_a_carry_has_the_range_of_what_it_holds(fn, dtype, expected):
-    low = autocast(fn, compute_dtype=dtype, params=0)
+    low = autocast(fn, dtype, params=0)
     (loop,) = find(trace(low, W, X), "scan")
     assert loop.outvars[0].aval.dtype == expected
     for found, right in zip(jax.tree.leaves(low(W, X)), jax.tree.leaves(fn(W, X)), strict=True):

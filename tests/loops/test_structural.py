@@ -134,8 +134,8 @@ def derivatives(*names):
 def test_structures(name):
     """No float32 dot is inside, they are still there, and a second `autocast` changes nothing."""
     plain, kept = compose(name), STRUCTURES[name][1]
-    once = autocast(plain, compute_dtype="bfloat16")
-    fns = plain, once, autocast(once, compute_dtype="bfloat16")
+    once = autocast(plain, "bfloat16")
+    fns = plain, once, autocast(once, "bfloat16")
     for derivative in [lambda f: f, *derivatives(name)]:
         declared, found, twice = (trace(derivative(f), params(), inputs()) for f in fns)
         assert_dots_run_in("bfloat16", found)
@@ -173,7 +173,7 @@ NESTED = [
 def test_nested_structures(names):
     plain = compose(*names)
     derivative = (derivatives(*names) or [lambda f: f])[0]
-    fns = derivative(autocast(plain, compute_dtype=jnp.float16)), derivative(plain)
+    fns = derivative(autocast(plain, jnp.float16)), derivative(plain)
     found, expected = (jax.jit(fn).trace(params(), inputs()) for fn in fns)
     assert_dots_run_in("float16", found.jaxpr)
     assert found.out_info == expected.out_info
@@ -196,7 +196,7 @@ def test_an_inner_autocast_reads_what_the_outer_one_made_low(name, options, dtyp
         return lambda p, x: inner(p, x @ p["w"])
 
     plain = first_and_structure(lambda f: f)
-    fn = autocast(first_and_structure(lambda f: autocast(f, **options)), compute_dtype="bfloat16")
+    fn = autocast(first_and_structure(lambda f: autocast(f, **options)), "bfloat16")
     for derivative in [lambda f: f, *derivatives(name)[:1]]:
         found = trace(derivative(fn), params(), inputs())
         assert {dot[:2] for dot in dot_dtypes(found)} == {("bfloat16",) * 2, (dtype,) * 2}
@@ -208,7 +208,7 @@ def test_an_inner_autocast_reads_what_the_outer_one_made_low(name, options, dtyp
 def test_branches_that_disagree_return_one_type(is_product):
     # A product returns 16 bits and an exponential float32. XLA refuses that, and tracing does not.
     plain = lambda p, x: lax.cond(is_product, lambda x: x @ p["w"], jnp.exp, x)
-    fn = jax.jit(autocast(plain, compute_dtype="bfloat16", output_dtype="computed"))
+    fn = jax.jit(autocast(plain, "bfloat16", output_dtype="computed"))
     found, expected = fn(params(), inputs()), plain(params(), inputs())
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)

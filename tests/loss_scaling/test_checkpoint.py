@@ -65,7 +65,7 @@ class Run:
         def step(state, x):
             self.traces += 1
             params, opt_state = state
-            fast = autocast(loss, compute_dtype=jnp.float16)
+            fast = autocast(loss, jnp.float16)
             _, grads = scaled_value_and_grad(fast)(opt_state, params, x)
             updates, opt_state = tx.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), opt_state
@@ -147,7 +147,7 @@ def test_nnx_optimizer(tmp_path):
         def loss(params):
             return jnp.mean(jnp.square(nnx.merge(graphdef, params)(x) - 1))
 
-        fast = autocast(loss, compute_dtype=jnp.float16)
+        fast = autocast(loss, jnp.float16)
         _, grads = scaled_value_and_grad(fast)(optimizer, params)
         optimizer.update(model, grads)
 

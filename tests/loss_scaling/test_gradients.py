@@ -232,7 +232,7 @@ def test_gradients_that_vanish_in_float16_do_not_with_a_scale(loss_dtype):
     def loss(w, x):
         return jnp.asarray(1e-8 * jnp.sum(x @ w), loss_dtype)
 
-    low = autocast(loss, compute_dtype=jnp.float16)
+    low = autocast(loss, jnp.float16)
 
     @jax.jit
     def both(scale, w, x):
@@ -253,7 +253,7 @@ def test_autocast_and_a_scale(order):
     def loss(w, x):
         return jnp.mean(jnp.tanh(x @ w) ** 2)
 
-    low = functools.partial(autocast, compute_dtype=jnp.float16)
+    low = functools.partial(autocast, policy=jnp.float16)
     if order == "autocast inside":
         fn = scaled_value_and_grad(low(loss))
     else:

@@ -27,7 +27,7 @@ CLIP = optax.clip_by_global_norm(0.1)
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
-@autocast(compute_dtype=jnp.float16)
+@autocast(policy=jnp.float16)
 def loss(params, x):
     return jnp.mean((x @ params - 1.0) ** 2)
 

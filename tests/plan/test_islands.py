@@ -32,7 +32,7 @@ def dtypes(fn, *args):
 
 @pytest.mark.parametrize("policy", [ISLAND, FP16.with_scopes({"*chol*": "float64"})])
 def test_an_island_runs_in_float64_and_nothing_else_does(policy):
-    fn = autocast(logdet, policy=policy, params=None)
+    fn = autocast(logdet, policy=policy, params=())
     found = dtypes(fn, X)
     low = np.dtype(policy.compute_dtype)
     assert found["cholesky"] == {DOUBLE}
@@ -45,10 +45,10 @@ def test_an_island_runs_in_float64_and_nothing_else_does(policy):
 def test_an_island_has_the_digits_of_float64():
     policy = ISLAND.with_rules({"dot_general": "float32"})
     exact = logdet(X.astype(np.float64))
-    found = autocast(logdet, policy=policy, params=None)(X)
+    found = autocast(logdet, policy=policy, params=())(X)
     np.testing.assert_allclose(found, exact, rtol=1e-4)
     scale = np.abs(jax.grad(logdet)(X.astype(np.float64))).max()
-    gradient = jax.grad(autocast(logdet, policy=policy, params=None))(X)
+    gradient = jax.grad(autocast(logdet, policy=policy, params=()))(X)
     exact = jax.grad(logdet)(X.astype(np.float64))
     np.testing.assert_allclose(gradient, exact, atol=1e-3 * scale)
 
@@ -68,7 +68,7 @@ def loops(x):
 
 
 def test_loops_and_branches_of_an_island_are_float64():
-    fn = autocast(loops, policy=ISLAND, params=None)
+    fn = autocast(loops, policy=ISLAND, params=())
     found = dtypes(fn, X)
     assert found["exp"] == found["div"] == {DOUBLE}
     for name in ("scan", "while", "cond"):
@@ -97,7 +97,7 @@ def test_a_derivative_rule_in_an_island_runs_in_float64():
         with jax.named_scope("chol"):
             return jnp.sum(cubed(x) - x * x * x)
 
-    mixed = autocast(fn, policy=ISLAND, params=None)
+    mixed = autocast(fn, policy=ISLAND, params=())
     found = dtypes(jax.value_and_grad(mixed), X)
     assert found["integer_pow"] == found["reduce_sum"] == {DOUBLE}
     # In float32 the rounding of each product is left: 1e-7.
@@ -128,7 +128,7 @@ def test_the_functions_of_a_solver_in_an_island_run_in_float64(solver):
             solution = solver(gram, b) - b
         return jnp.sum(solution**2)
 
-    mixed, args = autocast(fn, policy=ISLAND, params=None), (X[:, :3], X[0])
+    mixed, args = autocast(fn, policy=ISLAND, params=()), (X[:, :3], X[0])
     solves = find(trace(mixed, *args), "custom_linear_solve")
     held = [body.jaxpr for eqn in solves for body in eqn.params["jaxprs"] if body is not None]
     variables = [v for body in (*solves, *held) for v in (*body.invars, *body.outvars)]
@@ -173,7 +173,7 @@ def test_an_inner_scope_leaves_the_island():
             with jax.named_scope("cheap"):
                 return y @ x
 
-    found = dtypes(autocast(fn, policy=policy, params=None), X)
+    found = dtypes(autocast(fn, policy=policy, params=()), X)
     assert found["exp"] == {DOUBLE}
     assert found["dot_general"] == {np.dtype("bfloat16")}
 

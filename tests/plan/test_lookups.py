@@ -166,6 +166,6 @@ def test_a_literal_that_is_broadcast_comes_from_no_input():
         return x @ w * jnp.broadcast_to(jnp.float32(0.1), (8,))
 
     inputs = jnp.ones((8, 8)), jnp.ones((2, 8))
-    mixed = autocast(f, compute_dtype=jnp.bfloat16)
+    mixed = autocast(f, jnp.bfloat16)
     assert_dots_run_in("bfloat16", trace(mixed, *inputs))
     np.testing.assert_allclose(mixed(*inputs), f(*inputs), rtol=1e-2)

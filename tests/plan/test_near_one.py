@@ -199,7 +199,7 @@ LEFT_OF_ONE = {
 @pytest.mark.parametrize("name", LEFT_OF_ONE)
 def test_what_is_left_of_one_keeps_its_digits(name, dtype):
     fn = LEFT_OF_ONE[name]
-    low = autocast(fn, compute_dtype=dtype, params=0)
+    low = autocast(fn, dtype, params=0)
     derived = lambda fn: jax.value_and_grad(lambda x: jnp.sum((out := fn(EYE, x)) * jnp.abs(out)))
     jaxpr = trace(low, EYE, FAR)
     assert {eqn.outvars[0].aval.dtype for eqn in find(jaxpr, "sub")} == {jnp.dtype("float32")}

@@ -183,7 +183,7 @@ def test_reasons_and_that_what_is_planned_is_emitted(fn, primitive, code, dtype)
     assert (equation.reason.code.value, equation.results[0].dtype) == (code, dtype)
     without_cause = "LOWER_PRECISION", "FP32", "STRUCTURAL", "NO_FLOAT"
     assert equation.reason.cause or code in without_cause
-    fn = autocast(fn, compute_dtype=jnp.bfloat16, params=None, output_dtype="computed")
+    fn = autocast(fn, jnp.bfloat16, params=(), output_dtype="computed")
     emitted = [v.aval for v in trace(fn, X).jaxpr.outvars]
     for state, aval in zip(plan.outputs, emitted, strict=True):
         assert state.dtype == float_dtype(aval, FULL)
@@ -233,7 +233,7 @@ def test_a_layer_that_is_called_96_times_is_planned_thrice_at_most(scope):
 
 
 def test_a_layer_is_emitted_thrice_at_most():
-    fn = autocast(lambda w, x: stack(8)(x, w) @ w, compute_dtype=jnp.bfloat16, params=0)
+    fn = autocast(lambda w, x: stack(8)(x, w) @ w, jnp.bfloat16, params=0)
     layers = [eqn for eqn in find(trace(fn, X, X), "jit") if find(eqn.params["jaxpr"], "logistic")]
     assert len({id(eqn.params["jaxpr"]) for eqn in layers}) <= 3
 

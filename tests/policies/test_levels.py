@@ -70,7 +70,7 @@ def test_a_gate_keeps_its_operands_in_16_bits():
             gate, value = jax.nn.sigmoid(x @ w), jnp.tanh(x @ w)
             return read(gate * value, jnp.exp(x))
 
-        (product,) = find(trace(autocast(fn, compute_dtype=jnp.bfloat16), W, X), "mul")
+        (product,) = find(trace(autocast(fn, jnp.bfloat16), W, X), "mul")
         return product.outvars[0].aval.dtype
 
     assert dtype_of_product(lambda product, state: state + product) == jnp.bfloat16
@@ -86,7 +86,7 @@ def test_an_activation_is_narrowed_once_and_early():
         y = jnp.exp(x)
         return y.reshape(2, 16).reshape(4, 8) @ w, y.T @ y
 
-    jaxpr = trace(autocast(fn, compute_dtype=jnp.bfloat16, params=0), W, X)
+    jaxpr = trace(autocast(fn, jnp.bfloat16, params=0), W, X)
     (exp,) = find(jaxpr, "exp")
     down = [e for e in casts(jaxpr, "float32", "bfloat16") if e.invars[0] is exp.outvars[0]]
     assert len(down) == 1

@@ -17,7 +17,7 @@ from tests.support.jaxprs import DOTS, dot_dtypes, dtypes, equations, find, trac
 from tests.support.own_rules import in_custom_jvp, in_custom_vjp, in_custom_vmap
 
 LOW, FULL = "bfloat16", "float32"
-bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
+bf16 = functools.partial(autocast, policy=jnp.bfloat16)
 
 # Every dot of the region has a dimension 5, every other one a dimension 7.
 PARAMS = {

@@ -50,7 +50,7 @@ def attention(mask):
 @pytest.mark.parametrize("name", MASKED)
 def test_masked_rows_are_those_of_float32(name, dtype):
     fn = attention(MASKED[name])
-    low = autocast(fn, compute_dtype=dtype, params=0)
+    low = autocast(fn, dtype, params=0)
 
     def value_and_gradient(fn):
         out, vjp = jax.vjp(lambda w: fn(w, X, NO_KEYS), W)
@@ -68,17 +68,17 @@ STORED += ["constant", "constant_under_jit"]
 
 @pytest.mark.parametrize("name", STORED)
 def test_masked_scores_are_stored_in_bfloat16(name):
-    jaxpr = trace(autocast(attention(MASKED[name]), compute_dtype="bfloat16"), W, X, CAUSAL)
+    jaxpr = trace(autocast(attention(MASKED[name]), "bfloat16"), W, X, CAUSAL)
     selects = find(jaxpr, "select_n")
     assert {eqn.outvars[0].aval.dtype.name for eqn in selects} == {"bfloat16"}
     # float16 ends at 65,504: there -65,504 would be a score like others.
-    jaxpr = trace(autocast(attention(MASKED[name]), compute_dtype="float16"), W, X, CAUSAL)
+    jaxpr = trace(autocast(attention(MASKED[name]), "float16"), W, X, CAUSAL)
     assert {eqn.outvars[0].aval.dtype.name for eqn in find(jaxpr, "select_n")} == {"float32"}
 
 
 def test_an_infinite_mask_stays_infinite():
     fn = lambda w, x, m: jnp.where(m, (x @ w) @ x.T, -jnp.inf)
-    out = autocast(fn, compute_dtype="bfloat16")(W, X, CAUSAL)
+    out = autocast(fn, "bfloat16")(W, X, CAUSAL)
     np.testing.assert_array_equal(np.isneginf(out), ~CAUSAL)
 
 
@@ -86,7 +86,7 @@ def test_infinite_elements_of_a_constant_stay_infinite():
     mixed = np.where(np.eye(N), -np.inf, LOWESTS)
     fn = lambda w, x, m: jnp.where(m, (x @ w) @ x.T, mixed)
     for call in (fn, lambda w, x, m: jax.jit(lambda mixed: fn(w, x, m))(mixed)):
-        out = autocast(call, compute_dtype="bfloat16")(W, X, np.zeros((N, N), bool))
+        out = autocast(call, "bfloat16")(W, X, np.zeros((N, N), bool))
         np.testing.assert_array_equal(np.isneginf(out), np.isneginf(mixed))
 
 
@@ -102,6 +102,6 @@ def test_a_running_maximum_starts_finite():
 
         return lax.scan(step, (jnp.float32(LOWEST), jnp.float32(0)), xs)[0]
 
-    largest, total = autocast(fn, compute_dtype="bfloat16")(W, X[:, None])
+    largest, total = autocast(fn, "bfloat16")(W, X[:, None])
     expected = fn(W, X[:, None])
     np.testing.assert_allclose((largest, total), expected, rtol=2e-2)

@@ -42,7 +42,7 @@ HIDDEN = {HIDDEN!r}
 builtins.__import__, importlib.import_module = importing, import_module
 from jmp_autocast import autocast
 
-loss = autocast(lambda w, x: jnp.sum(jax.nn.relu(x @ w)), compute_dtype=jnp.bfloat16)
+loss = autocast(lambda w, x: jnp.sum(jax.nn.relu(x @ w)), jnp.bfloat16)
 print(jax.jit(jax.grad(loss))(jnp.ones((4, 2)), jnp.ones((3, 4))).dtype)
 """
 

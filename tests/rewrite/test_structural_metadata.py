@@ -26,7 +26,7 @@ def dense(x):
 
 def twins(fn, *args, derivative=lambda f: f):
     """The jaxprs of the plain function and of the autocast one."""
-    half = autocast(fn, compute_dtype=jnp.bfloat16)
+    half = autocast(fn, jnp.bfloat16)
     return trace(derivative(fn), *args), trace(derivative(half), *args)
 
 
@@ -121,7 +121,7 @@ def test_dots_that_remat_saves_are_16_bit():
         ]
 
     fn = blocks(POLICIES["dots"])
-    plain, cast = residuals(fn), residuals(autocast(fn, compute_dtype=jnp.bfloat16))
+    plain, cast = residuals(fn), residuals(autocast(fn, jnp.bfloat16))
     assert plain.count("float32") == len(plain) == len(cast)
     assert cast.count("bfloat16") == 4  # two in each block; the others are the blocks' inputs
 
@@ -147,7 +147,7 @@ def effects(log):
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
 def test_ordered_effects_happen_in_order(compiled):
     log = []
-    fn = autocast(effects(log), compute_dtype=jnp.bfloat16)
+    fn = autocast(effects(log), jnp.bfloat16)
     jax.block_until_ready((jax.jit(fn) if compiled else fn)(jnp.asarray(X)))
     jax.effects_barrier()
     assert {dtype for _, dtype in log} == {"float32"}

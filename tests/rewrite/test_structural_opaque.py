@@ -16,7 +16,7 @@ SPD = W @ W.T + np.eye(8, dtype=np.float32)
 
 
 def half(fn, **options):
-    return autocast(fn, compute_dtype=jnp.bfloat16, **options)
+    return autocast(fn, jnp.bfloat16, **options)
 
 
 def check(fn, *args, tolerance=3e-2):

@@ -131,7 +131,7 @@ def test_values_and_gradients_are_near_those_of_float32(name, around, dtype):
         out, vjp = jax.vjp(lambda w: fn(w, *xs), w)
         return out, *vjp(jnp.ones_like(out))
 
-    low = autocast(fn, compute_dtype=dtype, params=0)
+    low = autocast(fn, dtype, params=0)
     found = jax.jit(lambda: (value_and_gradient(low), value_and_gradient(fn)))()
     for ours, theirs in zip(*found, strict=True):
         scale = np.abs(theirs).max()
@@ -175,7 +175,7 @@ def test_an_index_is_that_of_float32(name, rounding, dtype):
         position = INDICES[name](w, x, grid)
         return ROUNDINGS[rounding](position), jnp.repeat(position[:, None], 8, 1) @ w
 
-    low = jax.jit(autocast(fn, compute_dtype=dtype, params=0))
+    low = jax.jit(autocast(fn, dtype, params=0))
     args = ONE, OFFSET, jnp.asarray(GRID)
     np.testing.assert_array_equal(low(*args)[0], jax.jit(fn)(*args)[0])
 
@@ -199,7 +199,7 @@ READ_OFTEN = {
 @pytest.mark.parametrize(("read", "x"), READ_OFTEN.values(), ids=READ_OFTEN)
 def test_the_gradient_of_a_row_that_is_read_often(read, x, dtype):
     loss = lambda w, x: jnp.sum(read(x @ w) @ jnp.full((8, 1), 0.01))
-    got = jax.grad(autocast(loss, compute_dtype=dtype))(ONE, x)
+    got = jax.grad(autocast(loss, dtype))(ONE, x)
     np.testing.assert_allclose(got, jax.grad(loss)(ONE, x), rtol=2 * EPS[dtype])
 
 
@@ -208,8 +208,8 @@ def test_vmap_inside_is_vmap_outside(dtype):
     """The inner product of long vectors overflowed float16 under vmap alone."""
     a = jnp.full((4, 1000), 20.0)
     fn = lambda a, b: jnp.vdot(a, b)
-    inside = autocast(jax.vmap(fn), compute_dtype=dtype)(a, a)
-    outside = jax.vmap(autocast(fn, compute_dtype=dtype))(a, a)
+    inside = autocast(jax.vmap(fn), dtype)(a, a)
+    outside = jax.vmap(autocast(fn, dtype))(a, a)
     np.testing.assert_array_equal(inside, outside)
     np.testing.assert_allclose(inside, jax.vmap(fn)(a, a))
 
@@ -228,7 +228,7 @@ def test_what_is_float32_before_a_loop_is_no_bias_in_it(name, dtype):
         t = OUTSIDE[name](p)
         return lax.scan(lambda c, p: (c, jnp.cos(t + p)), 0, p[None])[1][0]
 
-    low = jax.jit(autocast(fn, compute_dtype=dtype, params=0))(W, X)
+    low = jax.jit(autocast(fn, dtype, params=0))(W, X)
     np.testing.assert_allclose(low, jax.jit(fn)(W, X), atol=4 * EPS[dtype])
 
 
@@ -251,7 +251,7 @@ def test_the_gradient_of_a_computed_weight_that_is_read_300_times(name):
         return sum(jnp.sum(product(x, made)) for _ in range(300)) / 300
 
     x = jnp.ones((2, 8)) + 0.1 * jnp.arange(8.0)
-    low = autocast(loss, compute_dtype="bfloat16")
+    low = autocast(loss, "bfloat16")
     got = jax.jit(jax.grad(low))((w, v), x)
     for ours, theirs in zip(got, jax.jit(jax.grad(loss))((w, v), x), strict=True):
         atol = 4 * EPS["bfloat16"] * np.abs(theirs).max()

@@ -46,7 +46,7 @@ LOWEST = np.finfo(np.float32).min
 def test_nothing_accumulates_over_calls():
     """test_autocast_cache_leak (check 23): the memo of casts ends with its trace."""
     weights = {"w": normal(8, 8), "frozen": normal(8, 8, seed=1)}
-    fn = autocast(lambda p, x: x @ p["w"] @ p["frozen"].T @ p["w"].T, compute_dtype="bfloat16")
+    fn = autocast(lambda p, x: x @ p["w"] @ p["frozen"].T @ p["w"].T, "bfloat16")
     x = normal(2, 8)
     sizes = [len(list(equations(trace(fn, weights, x)))) for _ in range(3)]
     assert len(set(sizes)) == 1

@@ -23,7 +23,7 @@ from tests.support.jaxprs import (
 )
 
 LOW, FULL = "bfloat16", "float32"
-bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
+bf16 = functools.partial(autocast, policy=jnp.bfloat16)
 computed = functools.partial(bf16, output_dtype="computed")
 
 X = np.ones((8, 8), np.float32)
@@ -167,7 +167,7 @@ def test_options_are_no_ambient_state():
         for wrap in (
             bf16,
             lambda f: f,
-            functools.partial(autocast, compute_dtype="float16"),
+            functools.partial(autocast, policy="float16"),
             functools.partial(autocast, enabled=False),
             bf16,
         )

@@ -12,7 +12,7 @@ from jmp_autocast.integrations.nnx import autocast
 from .jaxprs import trace
 
 HALF = {"float16": 2e-3, "bfloat16": 2e-2}  # a few roundings of a value of size one
-bf16 = functools.partial(autocast, compute_dtype=jnp.bfloat16)
+bf16 = functools.partial(autocast, policy=jnp.bfloat16)
 
 
 class Block(nnx.Module):

@@ -29,13 +29,13 @@ def is_weight(path):
     return path.endswith("w")
 
 
-@autocast(compute_dtype=jnp.bfloat16)
+@autocast(policy=jnp.bfloat16)
 def decorated(x):
     """Says what it does."""
     return x @ x
 
 
-@nnx_integration.autocast(compute_dtype=jnp.bfloat16)
+@nnx_integration.autocast(policy=jnp.bfloat16)
 def decorated_nnx(model, x):
     return model(x)
 

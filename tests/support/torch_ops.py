@@ -32,7 +32,7 @@ def normal(*shape, seed=0):
 
 
 def computed(fn, dtype="bfloat16", **options):
-    return autocast(fn, compute_dtype=dtype, output_dtype="computed", **options)
+    return autocast(fn, dtype, output_dtype="computed", **options)
 
 
 def out_dtypes(fn, *args):

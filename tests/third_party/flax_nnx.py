@@ -27,7 +27,7 @@ class Applied:
 
 def with_autocast(applied, dtype):
     def cast(call):
-        return nnx_autocast(call, compute_dtype=dtype)
+        return nnx_autocast(call, dtype)
 
     return Applied(applied.graph, applied.call, cast)
 

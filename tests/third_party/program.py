@@ -13,7 +13,7 @@ from jmp_autocast import autocast
 
 
 def with_autocast(fn, dtype):
-    return autocast(fn, compute_dtype=dtype)
+    return autocast(fn, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

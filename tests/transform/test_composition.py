@@ -203,7 +203,7 @@ ORDERS = {
 def traced(name, order, dtype):
     """The transform, with autocast and with its derivative, traced by jit."""
     transform, f, derivative = TRANSFORMS[name]
-    cast = functools.partial(autocast, compute_dtype=dtype) if dtype else lambda f: f
+    cast = functools.partial(autocast, policy=dtype) if dtype else lambda f: f
     fn = ORDERS[order](cast, transform, f)
     with jax.check_tracer_leaks(name not in LEAKS_IN_JAX):
         return jax.jit(derivative(fn) if derivative else fn).trace(params(), inputs())
@@ -244,7 +244,7 @@ def test_linear_transpose(order, dtype):
     weights, cotangent = params(), inputs()
     linear = lambda x: 2 * (x @ weights["w"]) + x[::-1]
     transpose = lambda f: lambda ct: jax.linear_transpose(f, inputs())(ct)
-    fn = ORDERS[order](functools.partial(autocast, compute_dtype=dtype), transpose, linear)
+    fn = ORDERS[order](functools.partial(autocast, policy=dtype), transpose, linear)
     found = jax.jit(fn).trace(cotangent)
     assert_dots_run_in(dtype, found.jaxpr)
     assert found.out_info == jax.eval_shape(transpose(linear), cotangent)
@@ -256,7 +256,7 @@ def test_autocast_of_an_exported_program():
     """It is compiled already: nothing inside is cast, and it gets what it was exported for."""
     exported = jax.export.export(jax.jit(layer))(params(), inputs())
     program = lambda p, x: exported.call(p, x @ p["w"])
-    found = jax.jit(autocast(program, compute_dtype=jnp.bfloat16)).trace(params(), inputs())
+    found = jax.jit(autocast(program, jnp.bfloat16)).trace(params(), inputs())
     assert_dots_run_in("bfloat16", found.jaxpr)
     value = compiled(found)(params(), inputs())
     assert_trees_close(value, jax.jit(program)(params(), inputs()), TOLERANCE["bfloat16"])

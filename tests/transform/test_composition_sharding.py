@@ -51,7 +51,7 @@ def test_autocast_of_a_jit_with_shardings():
         in_shardings=shardings((weights, x)),
         out_shardings=NamedSharding(mesh(AxisType.Auto), P("data", None)),
     )
-    fn = autocast(inner, compute_dtype=jnp.bfloat16)
+    fn = autocast(inner, jnp.bfloat16)
     plain, cast = (jax.make_jaxpr(lambda *a, f=f: f(*a))(weights, x) for f in (inner, fn))
     (before,), (after,) = find(plain, "jit"), find(cast, "jit")
     for name in ("in_shardings", "out_shardings", "in_layouts", "out_layouts"):
@@ -70,7 +70,7 @@ def test_sharding_constraint_inside():
         return jnp.mean((hidden @ weights["down"]) ** 2)
 
     weights, x = arguments(here)
-    fn = jax.grad(autocast(constrained, compute_dtype=jnp.bfloat16))
+    fn = jax.grad(autocast(constrained, jnp.bfloat16))
     plain, cast = (
         find(jax.make_jaxpr(lambda *a, f=f: f(*a))(weights, x), "sharding_constraint")
         for f in (jax.grad(constrained), fn)
@@ -98,7 +98,7 @@ def test_explicit_mesh_axes(derivative, dtype):
     with jax.set_mesh(mesh(AxisType.Explicit)):
         weights, x = arguments(mesh(AxisType.Explicit))
         plain = jax.jit(derivative(explicit_forward))
-        cast = jax.jit(derivative(autocast(explicit_forward, compute_dtype=dtype)))
+        cast = jax.jit(derivative(autocast(explicit_forward, dtype)))
         found = cast.trace(weights, x)
         assert found.out_info == plain.eval_shape(weights, x)
         assert_dots_run_in(dtype, found.jaxpr)
@@ -128,7 +128,7 @@ def test_small_leaves_meet_explicitly_sharded_values(broadcast):
             hidden = jnp.matmul(hidden, weights["down"], out_sharding=P("data", None))
             return jnp.sum(broadcast(weights["bias"], hidden) ** 2)
 
-        fn = jax.grad(autocast(program, compute_dtype=jnp.bfloat16))
+        fn = jax.grad(autocast(program, jnp.bfloat16))
         found = jax.jit(fn).trace(weights, x)
         assert found.out_info == jax.eval_shape(jax.grad(program), weights, x)
         assert_trees_close(jax.jit(fn)(weights, x), jax.jit(jax.grad(program))(weights, x), 4e-2)
@@ -175,7 +175,7 @@ def test_collectives(name, check_vma):
 
     weights, x = arguments(mesh(AxisType.Auto))
     plain = jax.value_and_grad(total(lambda f: f))
-    half = lambda f: autocast(f, compute_dtype=jnp.bfloat16)
+    half = lambda f: autocast(f, jnp.bfloat16)
     # JAX itself leaks a tracer when it differentiates psum in a shard_map.
     with jax.check_tracer_leaks(False):
         found = jax.jit(jax.value_and_grad(total(half))).trace(weights, x)

@@ -40,7 +40,7 @@ def gpt():
 def on_one_device(dtype):
     """The loss and its gradient, by autocast or in float32."""
     loss, params, windows = gpt()
-    fn = loss if dtype == "float32" else autocast(loss, compute_dtype=dtype)
+    fn = loss if dtype == "float32" else autocast(loss, dtype)
     step = jax.jit(jax.value_and_grad(fn), compiler_options=QUICK)
     return jax.device_get(step(params, windows))
 
@@ -107,7 +107,7 @@ def placed(layout):
 def compiled(layout, dtype):
     """Shardings are those that the compiler chooses: none are asked for."""
     loss = gpt()[0]
-    fn = loss if dtype == "float32" else autocast(loss, compute_dtype=dtype)
+    fn = loss if dtype == "float32" else autocast(loss, dtype)
     return jax.jit(jax.value_and_grad(fn)).lower(*placed(layout)).compile(QUICK)
 
 

@@ -107,7 +107,7 @@ def test_symbolic_programs_are_cast_as_concrete_ones(name, level):
 
 def test_a_symbolic_program_there_and_back():
     loss = lambda w, x: jnp.mean(causal_attention(x @ w) ** 2)
-    fn = jax.jit(autocast(loss, compute_dtype=jnp.bfloat16, params=0))
+    fn = jax.jit(autocast(loss, jnp.bfloat16, params=0))
     exported = jax.export.export(fn)(jax.ShapeDtypeStruct(W.shape, W.dtype), *symbolic(["b, 8"]))
     again = jax.export.deserialize(exported.serialize(vjp_order=1))
     assert again.out_avals == exported.out_avals

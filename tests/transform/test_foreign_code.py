@@ -20,7 +20,7 @@ W = np.random.default_rng(0).standard_normal((8, 8), np.float32) / 3
 X = np.random.default_rng(1).standard_normal((3, 8), np.float32)
 LIKE = jax.ShapeDtypeStruct((8,), jnp.float32)
 
-half = functools.partial(autocast, compute_dtype=jnp.bfloat16)
+half = functools.partial(autocast, policy=jnp.bfloat16)
 
 
 class Seen:

@@ -60,7 +60,7 @@ def test_a_dataclass_of_chex_holds_the_parameters():
         b: jax.Array
 
     weights = Weights(w=X, b=X[0])
-    low = autocast(lambda p, x: x @ p.w + p.b, compute_dtype="bf16", output_dtype="computed")
+    low = autocast(lambda p, x: x @ p.w + p.b, "bf16", output_dtype="computed")
     assert low(weights, X).dtype == jnp.bfloat16
     assert isinstance(autocast(lambda p: p)(weights), Weights)
 
@@ -72,14 +72,14 @@ def test_data_in_front_keeps_its_vote():
         return batch["x"] @ params["kernel"] + batch["shift"]
 
     batch = {"x": X, "shift": 1 + X / 1000}
-    out = jax.jit(autocast(fn, compute_dtype="bf16"))(batch, {"kernel": X})
+    out = jax.jit(autocast(fn, "bf16"))(batch, {"kernel": X})
     np.testing.assert_allclose(out, 9.001, rtol=1e-6)  # bfloat16 has 9.0
 
 
 @pytest.mark.parametrize("name", ["bf16", "bfloat16", jnp.bfloat16])
 def test_a_dtype_has_one_spelling_everywhere(name):
     assert Policy(name) == BF16
-    assert autocast(jnp.sin, compute_dtype=name).policy == BF16
+    assert autocast(jnp.sin, name).policy == BF16
     assert autocast(jnp.sin, policy="bf16", output_dtype=name)._options.output_dtype == jnp.bfloat16
     assert BF16.with_scopes({"a": name}).scopes == (("a", jnp.dtype("bfloat16")),)
     with compute_precision(name):

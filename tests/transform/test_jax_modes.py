@@ -24,7 +24,7 @@ def run_eagerly(fn):
 def test_debug_nans_finds_what_it_finds_without_autocast(dtype, run):
     fn = lambda x: jnp.sum(jnp.log(x @ W) @ W)
     with jax.debug_nans(True):
-        for program in (fn, autocast(fn, compute_dtype=dtype)):
+        for program in (fn, autocast(fn, dtype)):
             with pytest.raises(FloatingPointError, match=r"invalid value \(nan\).*log"):
                 run(program)(-abs(W))
 
@@ -33,9 +33,9 @@ def test_debug_infs_finds_an_overflow_of_float16():
     fn = lambda x: x @ abs(W)
     big = jnp.full((8, 8), 1e5)
     with jax.debug_infs(True):
-        jax.jit(autocast(fn, compute_dtype=jnp.bfloat16))(big)
+        jax.jit(autocast(fn, jnp.bfloat16))(big)
         with pytest.raises(FloatingPointError, match=r"invalid value \(inf\)"):
-            jax.jit(autocast(fn, compute_dtype=jnp.float16))(big)
+            jax.jit(autocast(fn, jnp.float16))(big)
 
 
 TOO_BIG = np.full((8, 8), 1e5, np.float32)
@@ -51,7 +51,7 @@ TOO_BIG = np.full((8, 8), 1e5, np.float32)
 )
 def test_casting_a_numpy_array_to_infinity_gives_no_warning(fn):
     """JAX 0.12 casts it with NumPy, which warns; a warning is an error in this suite."""
-    assert np.all(np.isinf(autocast(fn, compute_dtype=jnp.float16)(TOO_BIG)))
+    assert np.all(np.isinf(autocast(fn, jnp.float16)(TOO_BIG)))
 
 
 MIXED = {
@@ -75,4 +75,4 @@ def test_strict_promotion_refuses_what_it_refuses_without_autocast(name):
     with jax.numpy_dtype_promotion("standard"):
         expected = jax.eval_shape(MIXED[name], W)
         for dtype in DTYPES:
-            assert jax.eval_shape(autocast(MIXED[name], compute_dtype=dtype), W) == expected
+            assert jax.eval_shape(autocast(MIXED[name], dtype), W) == expected

@@ -88,7 +88,7 @@ def test_a_wrapper_of_a_function_of_a_module_comes_back_itself(name, through):
 
 @pytest.mark.parametrize("through", THROUGH)
 def test_a_wrapper_of_a_wrapper(through):
-    twice = autocast(autocast(double), compute_dtype="bfloat16")
+    twice = autocast(autocast(double), "bfloat16")
     assert through(twice) == twice
     assert hash(through(twice)) == hash(twice)
 
@@ -96,7 +96,7 @@ def test_a_wrapper_of_a_wrapper(through):
 @pytest.mark.parametrize("through", [cloudpickled, copy.deepcopy])
 def test_a_wrapper_of_a_lambda(through):
     weights = np.full((8, 8), 0.5, np.float32)
-    fn = autocast(lambda x: x @ weights, compute_dtype=jnp.bfloat16, params=0)
+    fn = autocast(lambda x: x @ weights, jnp.bfloat16, params=0)
     again = through(fn)
     assert_dots_run_in("bfloat16", trace(again, X))
     np.testing.assert_array_equal(again(X), fn(X))

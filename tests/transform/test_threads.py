@@ -36,7 +36,7 @@ def in_a_named_scope(x):
 
 
 def with_an_inner_autocast(x):
-    return autocast(lambda x: x @ W, compute_dtype=jnp.bfloat16)(x)
+    return autocast(lambda x: x @ W, jnp.bfloat16)(x)
 
 
 # What a thread traces: the options, and the part of the function that differs.

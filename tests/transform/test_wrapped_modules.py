@@ -42,7 +42,7 @@ class NnxNet(nnx.Module):
 
 
 def bf16(module):
-    return autocast(module, compute_dtype=jnp.bfloat16)
+    return autocast(module, jnp.bfloat16)
 
 
 def loss(net, x):

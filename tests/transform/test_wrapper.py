@@ -55,7 +55,7 @@ def test_partial(cast):
 
 def test_wraps_of_a_wrapper():
     """The options stay with the function that was wrapped, not with the one that wraps it."""
-    wrapper = autocast(scaled, compute_dtype=jnp.bfloat16)
+    wrapper = autocast(scaled, jnp.bfloat16)
 
     @functools.wraps(wrapper)
     def around(*args, **kwargs):
@@ -116,7 +116,7 @@ def test_a_callable_without_hash_is_told_apart_by_identity():
 
 
 def test_float32_says_what_disabled_says():
-    fn = autocast(lambda x: x @ W, compute_dtype=jnp.float32, enabled=False)
+    fn = autocast(lambda x: x @ W, jnp.float32, enabled=False)
     assert dot_dtypes(trace(fn, W)) == [("float32",) * 3]
 
 
@@ -139,7 +139,7 @@ HOLDERS = {
 
 @pytest.mark.parametrize(("params", "dtype"), HOLDERS.values(), ids=HOLDERS)
 def test_where_the_parameters_are(params, dtype):
-    low = autocast(biased, compute_dtype=jnp.bfloat16, params=params, output_dtype="computed")
+    low = autocast(biased, jnp.bfloat16, params=params, output_dtype="computed")
     assert low(W, {"w": W, "b": W[0]}).dtype == dtype
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, FP16, autocast, explain, explain_kept, tune
+from jmp_autocast import BF16, FP16, autocast, explain, explain_kept, keep_less, tune
 from jmp_autocast.devices import as_device
 from jmp_autocast.inspect.report.roofline import seconds_saved
 from jmp_autocast.inspect.tuning.ranking import find_cheapest, ranked
@@ -98,7 +98,7 @@ def test_bytes_are_those_that_the_backward_pass_keeps():
     _, report = tune(
         of_layers, PARAMS, X, policy=BF16, tolerance=1e-4, cost="kept", progress=False, report=True
     )
-    mixed = autocast(of_layers, policy=BF16, residuals="recompute")
+    mixed = keep_less(autocast(of_layers, policy=BF16), residuals="recompute")
     kept = [x for x in explain_kept(mixed, PARAMS, X).arrays if x.dtype == "bfloat16"]
     assert kept
     assert report.curve[-1].cost == sum(array.nbytes for array in kept)

@@ -32,7 +32,7 @@ class Change:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jmp_autocast import BF16, explain
+        >>> from jmp_autocast import BF16, explain, keep_less
         >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
         >>> careful = explain(f, x, policy=BF16.with_level("tensor_cores"))
         >>> (change,) = explain(f, x, policy=BF16).diff(careful)
@@ -132,7 +132,7 @@ class Report(Paged):
         rows: A row per equation, in program order.
         totals: Sums over the rows.
         dtype_reason: Why this compute dtype, where the device chose it; else ``""``.
-        kept: What is kept for the backward pass with ``autocast(residuals=...)``, and what it would
+        kept: What is kept for the backward pass with ``keep_less(residuals=...)``, and what it would
             be without; None where the function has no such option.
         roofline: Whether 16 bits make its matmuls and convolutions faster on the device that it is
             explained for.

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jmp_autocast import BF16, Policy, autocast, cast_params, explain, quantize_params
+from jmp_autocast import BF16, Policy, autocast, cast_params, explain, keep_less, quantize_params
 from jmp_autocast.inspect import explain_kept
 
 WIDTH, HIDDEN, HEADS, GROUPS, SIZE, TOKENS = 2304, 9216, 8, 4, 256, 256_128
@@ -75,7 +75,7 @@ report.to_html("gemma.html")
 pinned = BF16.with_scopes({"*/mlp": "float32"})
 print("pinned:", f"{explain(loss, params, tokens, policy=pinned).totals.low_share:.0%}")
 
-kept = explain_kept(autocast(loss, policy=BF16, residuals="recompute"), params, tokens)
+kept = explain_kept(keep_less(autocast(loss, policy=BF16), residuals="recompute"), params, tokens)
 print("recomputed keeps less:", "without residuals='recompute'" in str(kept))
 
 bytes_of = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

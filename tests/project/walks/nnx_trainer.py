@@ -52,14 +52,14 @@ def trained(loss):
     return [step(net, optimizer) for _ in range(10)]
 
 
-full, low = trained(loss), trained(autocast(loss, compute_dtype=jnp.bfloat16))
+full, low = trained(loss), trained(autocast(loss, jnp.bfloat16))
 print("bfloat16 follows float32:", all(abs(a - b) < 0.05 for a, b in zip(full, low, strict=True)))
-report = explain(autocast(loss, compute_dtype=jnp.bfloat16), Net(nnx.Rngs(0)), images, labels)
+report = explain(autocast(loss, jnp.bfloat16), Net(nnx.Rngs(0)), images, labels)
 print("in 16 bits:", f"{report.totals.low_share:.0%}")
 
 # --- float16, a bad batch, a checkpoint, and the same bits ----------------------------------
 
-half_step = nnx.jit(train_step(autocast(loss, compute_dtype=jnp.float16), has_aux=True))
+half_step = nnx.jit(train_step(autocast(loss, jnp.float16), has_aux=True))
 
 
 def new():

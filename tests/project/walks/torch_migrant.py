@@ -36,7 +36,7 @@ y = jnp.sin(x[:, :1])
 # Clipping and the accumulation of two batches stand inside the loss scaling.
 inner = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
 tx = dynamic_loss_scaling(optax.MultiSteps(inner, 2), growth_interval=8)
-half_loss = autocast(loss, compute_dtype=jnp.float16)
+half_loss = autocast(loss, jnp.float16)
 
 
 @jax.jit
@@ -76,5 +76,5 @@ for _ in range(5):
     expected.append(value)
 near = [bool(abs(a - b) < 1e-2 * b) for a, b in zip(losses[:5], expected, strict=True)]
 print("as in float32:", all(near))
-like_torch = autocast(lambda x: x @ x.T, compute_dtype=jnp.float16, output_dtype="computed")
+like_torch = autocast(lambda x: x @ x.T, jnp.float16, output_dtype="computed")
 print("torch's result:", like_torch(x).dtype, "ours:", half_loss(params, x, y).dtype)

@@ -259,8 +259,8 @@ def test_an_input_that_is_an_output(output_dtype, dtype):
     """55: as it is, or in the program's own cast, beside a product that reads it low."""
     other = "float16" if dtype == "bfloat16" else "bfloat16"
     fn = lambda w, x: (x, x.astype(dtype), x.astype(other), x.astype(jnp.int32), w, x @ w)
-    jaxpr = trace(autocast(fn, compute_dtype=dtype, output_dtype=output_dtype), W, W).jaxpr
+    jaxpr = trace(autocast(fn, dtype, output_dtype=output_dtype), W, W).jaxpr
     assert [jaxpr.outvars[4], jaxpr.outvars[0]] == jaxpr.invars
     assert dtypes(jaxpr.outvars)[:5] == ("float32", dtype, other, "int32", "float32")
-    alone = trace(autocast(lambda x: x.astype(dtype), compute_dtype=dtype), W)
+    alone = trace(autocast(lambda x: x.astype(dtype), dtype), W)
     assert all_casts(alone) == [("float32", dtype)]
