@@ -132,8 +132,8 @@ class Report(Paged):
         rows: A row per equation, in program order.
         totals: Sums over the rows.
         dtype_reason: Why this compute dtype, where the device chose it; else ``""``.
-        kept: What is kept for the backward pass with ``keep_less(residuals=...)``, and what it would
-            be without; None where the function has no such option.
+        kept: What is kept for the backward pass with `keep_less`, and what it would be without;
+            None where the function was not given to it.
         roofline: Whether 16 bits make its matmuls and convolutions faster on the device that it is
             explained for.
         wide_dtype: The dtype of what is not lowered, float32 or float64.
