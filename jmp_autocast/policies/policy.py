@@ -240,8 +240,8 @@ class Policy:
         """Whether full-size inputs of the program have no vote in the dtype of their consumers.
 
         Example:
-            >>> from jmp_autocast import BF16, BY_HAND
-            >>> BF16.data_abstains, BY_HAND.data_abstains
+            >>> from jmp_autocast import BF16, Policy
+            >>> BF16.data_abstains, Policy(level="by_hand").data_abstains
             (False, True)
         """
         return self.level in ("compute", "by_hand")
@@ -251,8 +251,8 @@ class Policy:
         """Whether a matmul rounds the gradient of a weight to the compute dtype.
 
         Example:
-            >>> from jmp_autocast import BF16, BY_HAND
-            >>> BF16.rounds_weight_gradients, BY_HAND.rounds_weight_gradients
+            >>> from jmp_autocast import BF16, Policy
+            >>> BF16.rounds_weight_gradients, Policy(level="by_hand").rounds_weight_gradients
             (False, True)
         """
         return self.level == "by_hand"
