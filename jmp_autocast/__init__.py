@@ -22,7 +22,6 @@ from .loss_scaling import (
 )
 from .policies import (
     BF16,
-    BY_HAND,
     FP8,
     FP16,
     CastPolicy,
@@ -49,7 +48,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BF16",
-    "BY_HAND",
     "FP8",
     "FP16",
     "CastPolicy",

@@ -36,12 +36,10 @@ class PlansBodies(Protocol):
     Attributes:
         policy: The policy of the program.
         memo: What is known of its jaxprs, whatever their dtypes.
-        paths: Gets the names of carries.
     """
 
     policy: Policy
     memo: Memo
-    paths: set[str]
 
     def plan(
         self,
@@ -255,7 +253,7 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     for k in range(len(joined)):
         made = _made(k, inner, held)
         if len({state.dtype for state in made}) > 1:
-            joined[k] = Want(dtype=at.full)
+            joined[k] = Want(dtype=FLOAT32)
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
     if reason is not INSIDE:
         inner = plan_all(joined)
