@@ -249,7 +249,7 @@ def test_tune(capsys):
     text = capsys.readouterr().out
     assert text.startswith("loss: ")
     assert text.endswith("wrote policy.toml\nwrote report.json\n")
-    assert Policy.load("policy.toml").scoped_rules
+    assert Policy.load("policy.toml").rules
     trials = pathlib.Path("log.jsonl").read_text("utf-8").splitlines()
     assert len(trials) == json.loads(pathlib.Path("report.json").read_text("utf-8"))["runs"] + 2
     assert run(f"check {LOSS} --policy policy.toml") == 0

@@ -206,7 +206,7 @@ def test_a_reduction_is_kept_in_its_own_form():
 
     policy, report = tuned(model, [(jnp.ones((8, 8)),)], tolerance=0.01, policy=start)
     assert pins(report) == [("total", "reduce_sum")]
-    assert policy.scoped_rules[-1] == ("total", "reduce_sum", CastPolicy.FP32_SET_OPT_DTYPE)
+    assert policy.rules[-1] == ("total", "reduce_sum", CastPolicy.FP32_SET_OPT_DTYPE)
 
 
 def test_all_batches_count():
