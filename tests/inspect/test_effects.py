@@ -13,8 +13,8 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jmp_autocast import explain_effects
-from jmp_autocast.formats import parse
 from jmp_autocast.inspect.effects import explain_effects as module
+from jmp_autocast.inspect.effects.number_format import parse
 
 KEYS = jax.random.split(jax.random.key(0), 8)
 X = jax.random.normal(KEYS[0], (16, 8))
