@@ -87,6 +87,7 @@ _CONTRACTS = having("contracts")
 _ALL = frozenset(TRAITS) - _CONTRACTS
 _CHEAP = having("feeds") | having("rounds")
 _SUMS = having("sums")
+_MOVES = having("moves")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
 # A mean of what is next to 1 is next to 1, and so is its root.
@@ -372,6 +373,9 @@ for _row in ROWS:
         _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | _row.need
     for _name in _row.raises:
         RAISED[_name] = RAISED.get(_name, NOTHING) | _row.need
+# What is moved and then summed, or returned, is read by a sum, or returned.
+for _name in _MOVES:
+    _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | Need.BEYOND_SUMS
 _STOPPED = [row for row in ROWS if row.stops is not _nowhere]
 
 Needs: TypeAlias = Mapping[Any, Need]
@@ -418,7 +422,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
                 passed &= ~row.need
         if passed:
             add(eqn.invars, passed)
-        if name not in _SUMS:
+        if name not in _SUMS | _MOVES:
             add(eqn.invars, Need.BEYOND_SUMS)
         at = At(eqn, of(marks, eqn.invars), of_results, origins, moved)
         for row in _ASKED.get(name, ()):
