@@ -101,7 +101,9 @@ def _errors_of(
         return [float(norm(f - e) / norm(e)) for f, e in zip(found, exact, strict=True)]
 
     rows = {
-        level: errors(autocast(fn, Policy(jnp.bfloat16, level=level), output_dtype="computed"), wide)
+        level: errors(
+            autocast(fn, Policy(jnp.bfloat16, level=level), output_dtype="computed"), wide
+        )
         for level in LEVELS
     }
     return rows | {BY_HAND: errors(fn, operands)}
