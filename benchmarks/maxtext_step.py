@@ -27,9 +27,9 @@ import jax
 from compilers import report
 from compilers.measure import Row, read
 from flax.core.spmd import logical_axis_rules
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from maxtext.configs import pyconfig
 from maxtext.kernels import megablox
+from maxtext.layers.attention_op import splash_attention_kernel as splash
 from maxtext.trainers.pre_train import train, train_compile
 from maxtext.utils import maxtext_utils, sharding
 

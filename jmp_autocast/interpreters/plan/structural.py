@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ...policies import FLOAT32, CastPolicy, Decision, Policy
+from ...policies.registry import known_rule
 from ..compat import AnyJaxpr, is_ref, jax_function
 from ..primitives.structure import (
     STRUCTURES,
@@ -102,7 +103,7 @@ def _emission(at: Place) -> EquationPlan | None:
     compute_dtype = at.region.compute_dtype
     if compute_dtype is None or not at.floats:
         return None
-    rule, _ = at.region.rule_of(at.name)
+    rule, _ = known_rule(at.name, at.region.rule)
     if isinstance(rule, CastPolicy):  # no rule of the user's
         return None
     decided = rule(view_of(at.eqn, at.given, at.region.names, compute_dtype))
