@@ -14,14 +14,13 @@ PAGE = pathlib.Path(__file__).parents[1] / "measured.md"
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports this file
 
 from pages import run  # noqa: E402
-from results import handwritten, ratio, sections, tables, tables_in  # noqa: E402
+from results import handwritten, ratio, sections, tables_in  # noqa: E402
 
 _HANDWRITTEN = "vs_handwritten full bfloat16 2-core CPU"
-_LOSS_SCALE = "loss_scale 100M parameters 2-core CPU JAX 0.10.2"
 
 # The model's name in the tables of the compilers.
 _MODELS = {"GPT": "gpt_scan_remat", "ViT": "vit", "ResNet": "resnet", "LSTM": "lstm"}
-# What stands in the rows: the table of RESULTS.md and its column.
+# From the label of a row to the table of RESULTS.md and its column.
 _COMPILED = {
     'bytes moved by a training step, TPU v5e compiler, level `"compute"`': "traffic GB",
     "temporary bytes of that step": "temp MB",
@@ -43,13 +42,8 @@ better than by hand):
 |---|{rules}|
 {rows}
 
-The first two rows are full AdamW steps as the TPU compiler builds them; no step has been timed on a
-TPU. The others are gradients of smaller models at the default level.
-
-One Adam step with {parameters} parameters, with a check of the gradients and a skip of bad steps,
-takes {ours} times as long as without; with Flax's `DynamicScale` {flax}, with jmp's
-`DynamicLossScale` {jmp} times, on a 2-core CPU. The machines, the method and all numbers:
-[Benchmarks](benchmarks.md).
+The first two rows are full AdamW steps as the TPU compiler builds them; no step was timed on a TPU. The
+others are gradients of smaller models at the default level. [All results](benchmarks.md).
 """
 
 
@@ -74,15 +68,8 @@ def rows() -> list[str]:
 
 def render() -> str:
     """Returns the text of the page."""
-    (steps,) = tables(_LOSS_SCALE)
     return _TEXT.format(
-        models=" | ".join(_MODELS),
-        rules="|".join(["---"] * len(_MODELS)),
-        rows="\n".join(rows()),
-        parameters=_LOSS_SCALE.split()[1],
-        ours=steps["dynamic_loss_scaling"]["ratio"],
-        flax=steps["flax DynamicScale"]["ratio"],
-        jmp=steps["jmp DynamicLossScale"]["ratio"],
+        models=" | ".join(_MODELS), rules="|".join(["---"] * len(_MODELS)), rows="\n".join(rows())
     )
 
 
