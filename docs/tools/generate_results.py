@@ -42,8 +42,8 @@ better than by hand):
 |---|{rules}|
 {rows}
 
-The first two rows are full AdamW steps as the TPU compiler builds them; no step was timed on a TPU. The
-others are gradients of smaller models at the default level. [All results](benchmarks.md).
+The first two rows are full AdamW steps as the TPU compiler builds them; no step was timed on a TPU.
+The others are gradients of smaller models at the default level. [All results](benchmarks.md).
 """
 
 

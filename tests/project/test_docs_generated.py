@@ -82,7 +82,8 @@ def test_pages_have_the_seconds_of_the_results():
         assert f"| {program} | {' | '.join(shown)} |" in page
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     gpt = table["GPT, 4 layers, width 512, 8 x 256 tokens: step"]
-    full, hand, ours = (f"{float(gpt[name].split()[0]):.0f}" for name in ("float32", "by hand", "ours"))
+    cells = [gpt[name].split()[0] for name in ("float32", "by hand", "ours")]
+    full, hand, ours = (f"{float(cell):.0f}" for cell in cells)
     assert f"| {full} | {hand} | {ours} |" in readme
 
 
