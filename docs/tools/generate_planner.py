@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from jmp_autocast.interpreters.plan.equation import DECISIONS, GUARDS, PROMOTIONS
+from jmp_autocast.interpreters.plan.equation import GUARDS
 from jmp_autocast.interpreters.plan.needs import ROWS, Need
 
 PAGE = pathlib.Path(__file__).parents[1] / "planner_tables.md"
@@ -48,9 +48,7 @@ def _listed(functions: Sequence[Callable[..., object]]) -> str:
 
 _SECTIONS: dict[str, Callable[[], str]] = {
     "needs": needs,
-    "decisions": lambda: _listed([link.decides for link in DECISIONS]),
     "guards": lambda: _listed([link.decides for link in GUARDS]),
-    "promotions": lambda: _listed([link.decides for link in PROMOTIONS]),
 }
 
 

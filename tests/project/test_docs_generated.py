@@ -20,7 +20,7 @@ def docs_on_path(monkeypatch):
 @pytest.mark.usefixtures("docs_on_path")
 @pytest.mark.parametrize(
     "name",
-    ["generate_planner", "generate_primitives", "generate_results"],
+    ["generate_planner", "generate_primitives"],
 )
 def test_a_generated_page_is_up_to_date(name, tmp_path, capsys):
     generator = importlib.import_module(name)
@@ -48,7 +48,7 @@ def test_results_are_read_as_they_stand():
 @pytest.mark.usefixtures("docs_on_path")
 def test_the_readme_has_the_figures_of_the_results():
     readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    rows = importlib.import_module("generate_results").rows()
+    rows = importlib.import_module("readme_figures").rows()
     assert len(rows) == 4
     assert set(rows) <= set(readme)
 

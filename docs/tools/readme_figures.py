@@ -1,20 +1,8 @@
-"""Writes docs/measured.md from benchmarks/RESULTS.md: the table of the landing page and the README.
-
-python docs/tools/generate_results.py           # writes the page
-python docs/tools/generate_results.py --check   # exits with 1 if the page is out of date
-"""
+"""The table of the README against hand-written mixed precision, from benchmarks/RESULTS.md."""
 
 from __future__ import annotations
 
-import pathlib
-import sys
-from collections.abc import Sequence
-
-PAGE = pathlib.Path(__file__).parents[1] / "measured.md"
-sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports this file
-
-from pages import run  # noqa: E402
-from results import handwritten, ratio, sections, tables_in  # noqa: E402
+from results import handwritten, ratio, sections, tables_in
 
 _HANDWRITTEN = "vs_handwritten full bfloat16 2-core CPU"
 
@@ -32,19 +20,6 @@ _COUNTED = {
         "kernels",
     ),
 }
-_TEXT = """\
-<!-- Written by docs/tools/generate_results.py from benchmarks/RESULTS.md: edit that. -->
-
-bfloat16, as ratios to the same model with `dtype=` written into every layer by hand (below 1 is
-better than by hand):
-
-| | {models} |
-|---|{rules}|
-{rows}
-
-The first two rows are full AdamW steps as the TPU compiler builds them; no step was timed on a TPU.
-The others are gradients of smaller models at the default level. [All results](benchmarks.md).
-"""
 
 
 def rows() -> list[str]:
@@ -64,19 +39,3 @@ def rows() -> list[str]:
         each = [ratio(found[model][table]["ours o1"][column]) for model in _MODELS]
         lines.append((label, each))
     return ["| " + " | ".join([label, *map("{:.2f}".format, each)]) + " |" for label, each in lines]
-
-
-def render() -> str:
-    """Returns the text of the page."""
-    return _TEXT.format(
-        models=" | ".join(_MODELS), rules="|".join(["---"] * len(_MODELS)), rows="\n".join(rows())
-    )
-
-
-def main(arguments: Sequence[str] | None = None, page: pathlib.Path = PAGE) -> int:
-    """Writes or checks the page; returns the exit status."""
-    return run(render, page, "generate_results.py", arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
