@@ -52,8 +52,8 @@ A 16-bit input is the result of a matmul in the program. Weights and biases are 
 declared in 16 bits agree in about three quarters of the calls, because `jax.numpy` casts the
 results of its sums back to the dtype of the arguments.
 
-PyTorch rounds `elu`, `var`, `logaddexp`, `atan`, `scatter_add` and others to 16 bits after computing
-them in float32. Here their result stays float32 inside the program, and is rounded when returned.
+PyTorch computes `elu`, `var`, `logaddexp`, `atan`, `scatter_add` and others in float32 and rounds
+the result to 16 bits. Here it stays float32 inside the program, and is rounded when returned.
 
 ## Calls that differ
 {% for text, differing in families %}
