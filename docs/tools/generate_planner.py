@@ -1,4 +1,4 @@
-"""Fills the tables of docs/planner_tables.md from the code of the planner.
+"""Fills the table of docs/planner_tables.md from the code of the planner.
 
     python docs/tools/generate_planner.py           # writes the page
     python docs/tools/generate_planner.py --check   # exits with 1 if the page is out of date
@@ -8,13 +8,11 @@ The text between ``<!-- NAME -->`` and ``<!-- end -->`` is written here; the res
 
 from __future__ import annotations
 
-import inspect
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from jmp_autocast.interpreters.plan.equation import GUARDS
 from jmp_autocast.interpreters.plan.needs import ROWS, Need
 
 PAGE = pathlib.Path(__file__).parents[1] / "planner_tables.md"
@@ -35,26 +33,9 @@ def needs() -> str:
     return "\n".join(lines)
 
 
-def _listed(functions: Sequence[Callable[..., object]]) -> str:
-    """Returns what each function does, and the harm without it if its docstring names one."""
-    lines = []
-    for i, function in enumerate(functions, 1):
-        first, *others = (inspect.getdoc(function) or "").split("\n\n")
-        harm = next((text for text in others if text.startswith("Without it")), "")
-        said = " ".join(f"{first.partition(chr(10))[0]} {harm}".split())
-        lines.append(f"{i}. {said.replace('``', '`')}")
-    return "\n".join(lines)
-
-
-_SECTIONS: dict[str, Callable[[], str]] = {
-    "needs": needs,
-    "guards": lambda: _listed([link.decides for link in GUARDS]),
-}
-
-
 def render() -> str:
     """Returns the text of the page."""
-    return filled(PAGE, _SECTIONS)
+    return filled(PAGE, {"needs": needs})
 
 
 def main(arguments: Sequence[str] | None = None, page: pathlib.Path = PAGE) -> int:

@@ -56,13 +56,16 @@ PyTorch computes `elu`, `var`, `logaddexp`, `atan`, `scatter_add` and others in 
 the result to 16 bits. Here it stays float32 inside the program, and is rounded when returned.
 
 ## Calls that differ
-{% for text, differing in families %}
-{{ text | wrap }}
 
-| PyTorch | JAX | inputs in 16 bits | PyTorch returns, here |
-|---|---|---|---|
+{% for text, _ in families -%}
+{{ (loop.index ~ ". " ~ text) | wrap_number }}
+{% endfor %}
+| reason | PyTorch | JAX | inputs in 16 bits | PyTorch returns, here |
+|---|---|---|---|---|
+{% for _, differing in families -%}
+{% set number = loop.index -%}
 {% for call, expression, cases, want, got in differing -%}
-| `{{ call }}` | `{{ expression }}` | {{ cases }} | {{ want }}, {{ got }} |
+| {{ number }} | `{{ call }}` | `{{ expression }}` | {{ cases }} | {{ want }}, {{ got }} |
 {% endfor -%}
 {% endfor %}
 ## Calls without a comparison
@@ -89,7 +92,7 @@ def render() -> str:
     environment = jinja2.Environment(
         keep_trailing_newline=True, undefined=jinja2.StrictUndefined, autoescape=False
     )
-    environment.filters["wrap"] = _wrap
+    environment.filters["wrap_number"] = lambda text: _wrap(text, "   ")
     environment.filters["wrap_item"] = lambda text: _wrap(text, "  ")
     return environment.from_string(_TEMPLATE).render(
         total=len(load_rows()),
