@@ -1,4 +1,4 @@
-"""Fills the table of docs/planner_tables.md from the code of the planner.
+"""Fills the table of docs/needs.md from the code of the planner.
 
     python docs/tools/generate_planner.py           # writes the page
     python docs/tools/generate_planner.py --check   # exits with 1 if the page is out of date
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from jmp_autocast.interpreters.plan.needs import ROWS, Need
 
-PAGE = pathlib.Path(__file__).parents[1] / "planner_tables.md"
+PAGE = pathlib.Path(__file__).parents[1] / "needs.md"
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # where a test imports this file
 
 from pages import filled, run  # noqa: E402
