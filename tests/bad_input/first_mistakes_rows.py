@@ -27,15 +27,11 @@ from jmp_autocast import (
     explain,
     full_precision,
     keep_less,
-    quantize_params,
-    register_rule,
     scaled_value_and_grad,
     tune,
 )
 from jmp_autocast.integrations import equinox as for_equinox
 from jmp_autocast.integrations.nnx import train_step
-from jmp_autocast.loss_scaling import loss_scale
-from jmp_autocast.optimizers import master_weights
 
 from .row import Row, X
 
@@ -240,13 +236,6 @@ SEEN = [
         r"dynamic_loss_scaling | function adam | wraps an optax | Call it first: adam\(",
     ),
     Row(
-        "dynamic_loss_scaling",
-        "a factor below 1",
-        lambda w: dynamic_loss_scaling(optax.adam(1e-3), growth_factor=0.5),
-        ValueError,
-        "growth_factor | =0.5 | out of range | a finite number above 1",
-    ),
-    Row(
         "scaled_value_and_grad",
         "has_aux forgotten",
         lambda w: scaled_value_and_grad(lambda p: (p["w"][0, 0], p))(8.0, w.params),
@@ -259,13 +248,6 @@ SEEN = [
         lambda w: BF16.with_rules({"softmax": "FP32"}),
         ValueError,
         f"with_rules | 'softmax' is a function and no primitive | made of 'exp' | {PRIMITIVES}",
-    ),
-    Row(
-        "Policy",
-        "a norm for a primitive",
-        lambda w: BF16.with_rules({"layer_norm": "FP32"}),
-        ValueError,
-        f"with_rules | 'layer_norm' is a function and no primitive | 'rsqrt' | {PRIMITIVES}",
     ),
     Row(
         "Policy",
@@ -396,13 +378,6 @@ GUESSED = [
     # Equinox.
     Row(
         "integrations.equinox",
-        "the state last",
-        lambda w: for_equinox.scaled_value_and_grad(loss)(w.params, X, w.opt_state),
-        ValueError,
-        f"{FIRST} | argument 3 | {NO_SCALE} | comes first",
-    ),
-    Row(
-        "integrations.equinox",
         "gradients and state exchanged",
         lambda w: for_equinox.apply_gradients(w.tx, w.opt_state, w.grads, w.params),
         TypeError,
@@ -442,20 +417,6 @@ GUESSED = [
         TypeError,
         r"dynamic_loss_scaling\(\) | 2 were given | takes 1 | options by keyword",
     ),
-    Row(
-        "loss_scale",
-        "a plain optimizer",
-        lambda w: loss_scale(_plain_state(w)),
-        ValueError,
-        rf"state | a tuple | {NO_SCALE} | tx = dynamic_loss_scaling\(",
-    ),
-    Row(
-        "optimizers",
-        "an optimizer not called",
-        lambda w: master_weights(optax.adam),
-        TypeError,
-        "master_weights | adam | wraps an optax | optax.adam",
-    ),
     # float8.
     Row(
         "Policy",
@@ -485,20 +446,6 @@ GUESSED = [
         ValueError,
         "matmul | 'int8' | must be one of | no integer products: write matmul='float8'",
     ),
-    Row(
-        "quantize_params",
-        "bfloat16",
-        lambda w: quantize_params(loss, w.params, X, policy=BF16),
-        ValueError,
-        'quantize_params | got loss | multiplies nothing in 8 bits | matmul="float8"',
-    ),
-    Row(
-        "quantize_params",
-        "no function",
-        lambda w: quantize_params(w.params),
-        TypeError,
-        r"quantize_params\(\) | missing | 'params' | quantize_params\(fn, params, \*args\)",
-    ),
     # The tools.
     Row(
         "explain",
@@ -521,20 +468,6 @@ GUESSED = [
         lambda w: BF16.with_rules({jnp.tanh: "FP32"}),
         TypeError,
         "primitive | of type | is given by its name | Write its name, 'tanh'",
-    ),
-    Row(
-        "register_rule",
-        "no rule",
-        lambda w: register_rule("tanh"),
-        TypeError,
-        r"register_rule\(\) | missing | 'policy_or_rule' | register_rule\(primitive, rule\)",
-    ),
-    Row(
-        "compute_precision",
-        "with, not called",
-        lambda w: _with(compute_precision),
-        TypeError,
-        r"compute_precision | with statement | is called | with compute_precision\(dtype\):",
     ),
 ]
 

@@ -1,14 +1,13 @@
 """Wrong uses of what `jmp_autocast.integrations` holds beside `nnx.autocast`."""
 
 import flax.linen as nn
-import jax.numpy as jnp
 import optax
 
 from jmp_autocast.integrations import linen
 from jmp_autocast.integrations.jmp import to_jmp
 from jmp_autocast.integrations.metrics import precision_metrics
 
-from .row import Row, X
+from .row import Row
 
 LINEN = "integrations.linen.autocast"
 METRICS = "integrations.metrics.precision_metrics"
@@ -27,32 +26,11 @@ ROWS = [
         ),
     ),
     Row(
-        LINEN,
-        "no function",
-        lambda w: linen.autocast(X),
-        TypeError,
-        "linen.autocast | ndarray | takes a module class | model.apply",
-    ),
-    Row(
-        LINEN,
-        "a compute dtype",
-        lambda w: linen.autocast(nn.Dense, jnp.int8),
-        ValueError,
-        "compute_dtype | int8 | float16 or bfloat16 | enabled=False",
-    ),
-    Row(
         METRICS,
         "nothing to report",
         lambda w: precision_metrics(),
         TypeError,
         "opt_state | neither | report | Pass the optimizer state",
-    ),
-    Row(
-        METRICS,
-        "a state without a loss scale",
-        lambda w: precision_metrics(optax.sgd(0.1).init(jnp.ones(2))),
-        ValueError,
-        "state | tuple | No loss scale | dynamic_loss_scaling",
     ),
     Row(
         METRICS,

@@ -5,14 +5,11 @@ import re
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.extend.core import Primitive
 
 from jmp_autocast import (
     BF16,
-    CastPolicy,
-    Policy,
     autocast,
     cast_params,
     compute_precision,
@@ -99,11 +96,6 @@ def _form(mistake, call, rule, fix=LINE):
     return Row("autocast", f"form: {mistake}", lambda w: call(), TypeError, *parts)
 
 
-def _enter(context):
-    with context:
-        pass
-
-
 RETURNS = "takes a function that returns its result"
 INNER = "Apply autocast to the function that it calls"
 
@@ -111,19 +103,10 @@ ROWS = [
     # The function.
     _fn("an array for the function", X, "float32.*of type ndarray", fix="Pass the function itself"),
     _fn("a dtype for the function", jnp.bfloat16, "bfloat16"),
-    _fn("a NumPy type for the function", np.float16, "numpy.float16"),
-    _fn("a policy for the function", BF16, r"Policy\(.*of type Policy"),
     _fn("a list of functions", [jnp.sin], "of type list"),
     _fn("a coroutine function", coroutine, "coroutine returns a coroutine", RETURNS, INNER),
     _fn("a generator function", generator, "generator returns a generator", RETURNS, INNER),
     _fn("an object whose call is a generator", LazyCall(), "LazyCall returns", RETURNS, INNER),
-    _fn(
-        "an asynchronous generator function",
-        asynchronous_generator,
-        "returns an asynchronous generator",
-        RETURNS,
-        INNER,
-    ),
     Row(
         "autocast",
         "a value decorated",
@@ -132,20 +115,10 @@ ROWS = [
         r"autocast | got 3 of type int | takes a callable | @autocast\(policy",
     ),
     # The first lines of a user of another library.
-    _form("PyTorch's name", lambda: autocast(loss, dtype=jnp.bfloat16), "no option 'dtype'", LINE),
-    _form("PyTorch's device", lambda: autocast("cuda", dtype=jnp.bfloat16), "no option", LINE),
-    _form("a device", lambda: autocast("cuda"), "takes a callable, got 'cuda'", LINE),
-    _form("a device by name", lambda: autocast(device_type="cuda"), "'device_type'", LINE),
     _form("a misspelled option", lambda: autocast(loss, parms=0), "'parms'", "mean 'params'"),
     _form("an unheard option", lambda: autocast(loss, zzzz=0), "'zzzz'", "options are policy"),
-    _form("with", lambda: _enter(autocast(policy="bf16")), "not a context manager", LINE),
-    _form("with a function", lambda: _enter(autocast(jnp.sin)), "not a context manager", LINE),
     _form("an NNX class", lambda: autocast(nnx.Linear), "Linear is a class", "function that calls"),
-    _form("a Linen class", lambda: autocast(nn.Dense), "Dense is a class", "linen.autocast"),
-    _form("NNX: with", lambda: _enter(nnx_autocast()), "not a context manager", LINE),
-    _form("NNX: a class", lambda: nnx_autocast(nnx.Linear), "Linear is a class", "that calls"),
     _form("NNX: PyTorch's name", lambda: nnx_autocast(loss, dtype="bf16"), "no option 'dtype'"),
-    _form("Linen: PyTorch's name", lambda: linen.autocast(nn.Dense, dtype="bf16"), "no option"),
     _form("Linen: three", lambda: linen.autocast(nn.Dense, "bf16", 1), "by position", CALL),
     _form("three", lambda: autocast(loss, BF16, X), "got float32[", CALL),
     *(
@@ -161,9 +134,6 @@ ROWS = [
         f"compute_dtype | got float32 | {HALVES} | enabled=False",
     ),
     _dtype("int8", "int8", jnp.int8),
-    _dtype("a type", "float64", float),
-    _dtype("float8", "float8_e5m2", jnp.float8_e5m2),
-    _option("no name", ValueError, "'bf17'", "a compute dtype", "'bfloat16'", policy="bf17"),
     Row(
         "autocast",
         "a traced array for a dtype",
@@ -187,24 +157,10 @@ ROWS = [
     ),
     Row(
         "keep_less",
-        "a word",
-        lambda w: keep_less(loss, residuals="reccompute"),
-        ValueError,
-        f"residuals | 'reccompute' | {SHARES} | Did you mean",
-    ),
-    Row(
-        "keep_less",
         "no share",
         lambda w: keep_less(loss, residuals=None),
         TypeError,
         "residuals | None of type | a word or a share | auto",
-    ),
-    Row(
-        "keep_less",
-        "a bool",
-        lambda w: keep_less(loss, residuals=True),
-        TypeError,
-        "residuals | True of type bool | a word or a share | auto",
     ),
     Row(
         "keep_less",
@@ -243,14 +199,8 @@ ROWS = [
     ),
     # The other options.
     _option("no policy", TypeError, "3 of type int", r"jmp_autocast\.Policy", STRING, policy=3),
-    _option("a class", TypeError, "Policy'> of type type", "jmp.Policy", STRING, policy=Policy),
-    _option("a mapping", TypeError, "of type dict", "jmp.Policy", STRING, policy={"compute": 1}),
-    _option("a member", TypeError, "CastPolicy.FP32", "jmp.Policy", STRING, policy=CastPolicy.FP32),
     _option("a word", ValueError, "'whatever'", OUTPUTS, "'computed'", output_dtype="whatever"),
-    _option("None", ValueError, "got None", OUTPUTS, "'same'", output_dtype=None),
-    _option("an int dtype", ValueError, "int32", OUTPUTS, "float32", output_dtype="int32"),
     _option("a word", TypeError, "'no'", "must be a bool", "bool", enabled="no"),
-    _option("an int", TypeError, "got 1", "must be a bool", "bool", enabled=1),
     Row(
         "autocast",
         "a traced switch",
@@ -260,11 +210,6 @@ ROWS = [
     ),
     # params.
     _option("a name", TypeError, "'w'", PARAMS, "lambda path: path.startswith", params="w"),
-    _option("a bool", TypeError, "True", PARAMS, "lambda path", params=True),
-    _option("a tree", TypeError, r"\{'w': 1\}", PARAMS, "lambda path", params={"w": 1}),
-    _option("a set", TypeError, r"\{0\}", PARAMS, "lambda path", params={0}),
-    _option("a class", TypeError, "Param'>", PARAMS, "lambda path", params=nnx.Param),
-    _option("a mixture", TypeError, r"\[0, 'x'\]", PARAMS, "lambda path", params=[0, "x"]),
     _option(
         "out of range",
         ValueError,
@@ -272,14 +217,6 @@ ROWS = [
         "out of range",
         "loss takes 2 positional arguments, numbered from 0",
         params=2,
-    ),
-    _option(
-        "out of range from the end",
-        ValueError,
-        "params=-3",
-        "out of range",
-        "loss takes 2 positional",
-        params=(0, -3),
     ),
     _option(
         "a predicate of two arguments",
@@ -322,16 +259,6 @@ ROWS = [
         TypeError,
         "rule for primitive 'exp' | returned 'FP32' of type str | must return | a CastPolicy",
     ),
-    Row(
-        "autocast",
-        "a module that its call changes",
-        lambda w: autocast(w.model)(X),
-        TypeError,
-        (
-            "Counting | changes the state of Counting | the change would be lost | "
-            r"jmp_autocast\.integrations\.nnx\.autocast"
-        ),
-    ),
     # Scopes.
     *(
         Row(
@@ -343,19 +270,10 @@ ROWS = [
         )
         for mistake, value, found in (
             ("float64", "float64", "float64"),
-            ("float8", "float8_e5m2", "float8_e5m2"),
             ("no name", "bf17", "'bf17'"),
-            ("None", None, "None"),
         )
     ),
     # Stored parameters.
-    Row(
-        "cast_params",
-        "the parameters first",
-        lambda w: cast_params(w.params, loss, X),
-        TypeError,
-        "cast_params | of type dict | takes a callable | function itself, then the parameters",
-    ),
     Row(
         "quantize_params",
         "the parameters first",

@@ -41,24 +41,12 @@ def _tolerance(mistake, error, parts, **options):
 
 ROWS = [
     _tolerance(
-        "an array for the function",
-        TypeError,
-        "tune | of type ndarray | takes a callable | Pass the function itself",
-        fn=X,
-    ),
-    _tolerance(
         "a function that is wrapped",
         ValueError,
         r"tune | autocast\(<function loss_at_call | already wrapped | function that was wrapped",
         fn=autocast(loss_at_call),
     ),
     _tune("no goal", TypeError, r"tune | missing 1 required | 'tolerance' | Write tune\(fn"),
-    _tolerance(
-        "a policy by its old name",
-        TypeError,
-        r"tune | unexpected keyword | 'compute_dtype' | Write tune\(fn",
-        compute_dtype="float16",
-    ),
     _tolerance("negative", ValueError, "tolerance | -1 | positive number | =0.01", tolerance=-1),
     _tolerance(
         "a string as tolerance",
@@ -97,12 +85,6 @@ ROWS = [
         TypeError,
         "argnums | 'params' | position of an argument | argnums=0",
         argnums="params",
-    ),
-    _tolerance(
-        "a policy's name",
-        ValueError,
-        "policy | 'o1' | must be a compute dtype | 'bfloat16'",
-        policy="o1",
     ),
     _tolerance(
         "nothing to compare",

@@ -77,12 +77,6 @@ def test_a_cancellation_introduces_the_largest_error(name):
     assert worst.introduced > 0.1
 
 
-def test_what_comes_after_carries_the_error_and_does_not_introduce_it():
-    rows = compare(plain, {"w": W}, X, policy=ROUGH).rows
-    square = next(row for row in rows if row.primitive == "integer_pow")
-    assert square.error > 0.05 > 0.01 > square.introduced
-
-
 def test_nothing_is_introduced_where_nothing_is_rounded():
     def f(params, x):
         with full_precision():
@@ -109,17 +103,6 @@ def test_gradients_are_those_of_the_program_that_trains(name, policy):
     expected = difference / np.linalg.norm(gradient["full"])
     found = compare(fn, {"w": W}, X, policy=policy, argnums=0).gradients["0/w"].error
     assert found == pytest.approx(expected, rel=0.3)
-
-
-def test_a_weight_that_is_read_often_keeps_its_float32_sum():
-    # A bfloat16 holds each of these numbers, and none of the sums that are the gradient.
-    numbers = 1 + (jnp.arange(6.0 * 5 * 8) % 120).reshape(6, 5, 8) / 128
-
-    def loss(w, xs):
-        return sum(jnp.sum(x @ w) for x in xs)
-
-    comparison = compare(autocast(loss, policy=BF16, params=0), W, numbers, argnums=0)
-    assert comparison.gradients["0"].error == 0
 
 
 def test_an_overflow_is_infinite_where_it_arises():
@@ -325,12 +308,7 @@ def masked(p, x):
     return jnp.mean(jax.nn.softmax(scores) @ p["w"] * np.full((4, 8), 0.1, np.float32))
 
 
-def over_layers(p, x):
-    layers = jnp.stack([p["w"]] * 3)
-    return jnp.mean(jax.lax.scan(lambda h, w: (jnp.tanh(h @ w + p["b"]), None), x, layers)[0] ** 2)
-
-
-@pytest.mark.parametrize(("fn", "policy"), [(moved, FP16), (masked, BF16), (over_layers, BF16)])
+@pytest.mark.parametrize(("fn", "policy"), [(moved, FP16), (masked, BF16)])
 def test_gradients_of_what_models_hold(fn, policy):
     comparison = compare(fn, P, X, policy=policy, argnums=0)
     # One product of 16-bit numbers errs by 2**-8 or 2**-11; a program has about ten in a row.

@@ -121,11 +121,6 @@ assert jax.jit(lambda x: x + 1.0)(np.ones(3)).dtype == np.float32, "fails here"
     assert jax.jit(lambda x: x + 1.0)(np.ones(3)).dtype == np.float32
 
 
-def test_a_right_page_passes():
-    page = "```python\nx = 1\n```\n\n```python\nprint(x)\n```\n\n```text\n1\n```\n"
-    run_page(page + "```python\n>>> x + 1\n2\n```\n", "page")
-
-
 TRAINS = re.compile(
     r"apply_updates\(|(optimizer|tx)\.update\(|apply_gradients\(|\.fit\(|train_step\("
 )

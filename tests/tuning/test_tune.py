@@ -105,25 +105,6 @@ def cancelling(culprits, count):
     return model
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("culprits", "count"),
-    # The bounds for 2,000 equations are in test_tune_search.py.
-    [({37}, 80), ({3, 20, 38}, 40)],
-    ids=["1 in 800", "3 in 400"],
-)
-def test_planted_culprits_whose_values_are_like_all_others(culprits, count):
-    model = cancelling(culprits, count)
-    assert equations(model) == 10 * count
-    with jax.disable_jit():
-        report = tuned(model, [(X,)], tolerance=0.05, policy=BF16)
-    planted = [(f"block_{i}", "add") for i in sorted(culprits)]
-    assert sorted(pins(report)) == sorted(planted)
-    assert report.policy == keeping(BF16, planted)
-    assert report.runs <= run_bound(report.candidates)
-    assert {each.why for each in report.kept} == {"rounding"}
-
-
 def in_while(x):
     def body(state):
         i, h = state
@@ -264,15 +245,6 @@ def test_what_operations_are_worth():
     for scope, worth in worths.items():
         measured = max(abs(float(loss(*each, scope) - loss(*each))) for each in batches)
         assert worth >= measured / 2, scope
-
-
-def test_a_search_leaves_nothing_with_the_function():
-    def model(x):
-        return big_square(x) @ EYE
-
-    before = dict(vars(model))
-    tune(model, X, policy=FP16, tolerance=0.01)
-    assert vars(model) == before
 
 
 def test_what_the_program_keeps_in_float32_is_no_candidate():
