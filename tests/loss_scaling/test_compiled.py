@@ -12,7 +12,6 @@ from jmp_autocast import (
     dynamic_loss_scaling,
     scaled_value_and_grad,
     skipped_steps,
-    static_loss_scaling,
 )
 from jmp_autocast.loss_scaling import loss_scale, step_skipped
 from tests.support.loss_scale_runs import (
@@ -59,29 +58,6 @@ def test_vmap_over_a_batch_of_states_skips_each_on_its_own():
             assert many[n] == one
         for many, one in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(many[n], one, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64", "float64"])
-def test_strict_promotion(kind, dtype):
-    """optax.sgd works under it, and so it does inside the wrapper; the suite is strict."""
-    inner = optax.sgd(0.5)
-    tx = dynamic_loss_scaling(inner) if kind == "dynamic" else static_loss_scaling(inner, 2.0**16)
-    with jax.enable_x64(dtype == "float64"):
-        params = np.ones(3, dtype=jnp.dtype(dtype))
-
-        @jax.jit
-        def step(params):
-            loss = lambda p: jnp.sum((p * p.conj()).real).astype(jnp.float32) / 8
-            state = tx.init(params)
-            _, grads = scaled_value_and_grad(loss)(state, params)
-            return tx.update(grads, state, params)[0]
-
-        assert jax.config.jax_numpy_dtype_promotion == "strict"
-        updates = step(params)
-        wide = dtype if dtype in ("float64", "complex64") else "float32"
-        assert updates.dtype == jnp.dtype(wide)
-        np.testing.assert_array_equal(updates, -0.125)
 
 
 def test_disable_jit():

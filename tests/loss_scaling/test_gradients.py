@@ -92,15 +92,6 @@ def test_the_signature_says_where_the_scale_goes():
     assert float(scaled_value_and_grad(jnp.sum)(4.0, np.float32(2))[1]) == 4.0
 
 
-def test_a_loss_without_a_signature():
-    """The largest of several losses, by a builtin."""
-    with pytest.raises(ValueError, match="no signature"):
-        inspect.signature(max)
-    losses = (jnp.float32(2), jnp.float32(3))
-    value, grads = scaled_value_and_grad(max)(4.0, losses)
-    assert_same((value, grads), (np.float32(3), (np.float32(0), np.float32(4))))
-
-
 NARROW = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
 

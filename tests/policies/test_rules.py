@@ -21,7 +21,7 @@ from jmp_autocast import (
     register_rule,
 )
 from jmp_autocast.policies import match_depth
-from tests.support.jaxprs import dot_dtypes, dtypes, find
+from tests.support.jaxprs import dot_dtypes, dtypes
 from tests.support.plans import DENORMAL, LOWEST
 from tests.support.policy_programs import FULL, LOW, X, after_dot, io, rewritten
 
@@ -88,16 +88,6 @@ SIZE = 48
 def test_a_factorization_counts_what_its_algorithm_takes(fn, shape, primitive, flops):
     view, *_ = views_of(fn, of(*shape), primitive=primitive)
     assert view.flops == round(flops)
-
-
-@pytest.mark.parametrize("left_side", [True, False])
-def test_a_triangular_solve_counts_each_right_hand_side_on_either_side(left_side):
-    def solve(a, b):
-        return lax.linalg.triangular_solve(a, b, left_side=left_side, lower=True)
-
-    right = of(2, SIZE, 5) if left_side else of(2, 5, SIZE)
-    (view,) = views_of(solve, of(2, SIZE, SIZE), right, primitive="triangular_solve")
-    assert view.flops == 2 * SIZE**2 * 5
 
 
 def test_the_fields_of_an_equation_view():
@@ -173,20 +163,16 @@ def tanh_in(*scopes):
         ([("net", FP32)], ["net", "head"], FULL),
         ([("net", FP32)], ["other", "net"], LOW),
         ([("net", FP32)], [], LOW),
-        ([("*/net", FP32)], ["net"], FULL),
         ([("*/net", FP32)], ["other", "net", "head"], FULL),
         ([("net", FP32), ("net/head", PROMOTE)], ["net", "head"], LOW),
         ([("net/head", PROMOTE), ("net", FP32)], ["net", "head"], LOW),
         ([("net", FP32), ("net/head", PROMOTE)], ["net", "tail"], FULL),
         ([("net", PROMOTE), ("*t", FP32)], ["net"], FULL),
         ([("*t", FP32), ("net", PROMOTE)], ["net"], LOW),
-        ([("net", FP32), ("*t", PROMOTE), ("net", FP32)], ["net"], FULL),
         ([("net", PROMOTE), ("*t", FP32), ("net", PROMOTE)], ["net"], LOW),
         ([("a[[]0]", FP32)], ["a[0]"], FULL),
         ([("a[[]0]", FP32)], ["a0"], LOW),
         ([("a[0]", FP32)], ["a0"], FULL),
-        ([("a[0]", FP32)], ["a[0]"], LOW),
-        ([("/net", FP32)], ["net"], FULL),
     ],
 )
 @pytest.mark.filterwarnings("ignore:No equation of")  # a pattern that matches nothing
@@ -249,32 +235,6 @@ def test_a_rule_in_a_scope_that_is_a_function():
     assert io(rewritten(tanh_in("net", "head"), X, policy=policy), "tanh")[1] == (FULL,)
     assert set(seen) == {"net/head"}
     assert io(rewritten(tanh_in("net"), X, policy=policy), "tanh")[1] == (LOW,)
-
-
-def test_equations_that_are_alike_get_different_plans_in_different_scopes():
-    def model(x):
-        layer = jax.jit(lambda x: jnp.tanh(x @ x))  # one jaxpr in two scopes
-        with jax.named_scope("body"):
-            x = layer(jnp.tanh(x @ x))
-        with jax.named_scope("head"):
-            return layer(jnp.tanh(x @ x))
-
-    jaxpr = rewritten(model, X, policy=BF16.with_rules({"tanh": "FP32"}, scope="head"))
-    assert [dtypes(eqn.invars)[0] for eqn in find(jaxpr, "tanh")] == [LOW, LOW, FULL, FULL]
-
-
-@pytest.mark.parametrize("scope", ["loop", "loop/step", "*/step"])
-def test_rules_of_a_scope_reach_into_loops(scope):
-    def step(h, _):
-        with jax.named_scope("step"):
-            return jnp.tanh(h @ h), None
-
-    def model(x):
-        with jax.named_scope("loop"):
-            return lax.scan(step, x @ x, None, length=2)[0]
-
-    for policy, dtype in ((BF16, LOW), (BF16.with_rules({"tanh": "FP32"}, scope=scope), FULL)):
-        assert io(rewritten(model, X, policy=policy), "tanh")[0] == (dtype,)
 
 
 def test_patterns_of_rules_that_match_nothing_are_reported():
