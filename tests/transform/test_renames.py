@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import Policy, autocast
 from tests.support.jaxprs import dtypes, equations, trace
 
 X = np.ones((4, 8), np.float32)
@@ -95,7 +95,7 @@ def renamed(tree, rng):
 
 
 def computed_in(fn, args, level):
-    jaxpr = trace(autocast(fn, BF16.with_level(level), output_dtype="computed"), *args)
+    jaxpr = trace(autocast(fn, Policy(jnp.bfloat16, level=level), output_dtype="computed"), *args)
     return [(e.primitive.name, dtypes(e.invars), dtypes(e.outvars)) for e in equations(jaxpr)]
 
 
