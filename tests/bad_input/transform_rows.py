@@ -126,13 +126,6 @@ ROWS = [
         for name, new in OLD.items()
     ),
     # The policy.
-    Row(
-        "autocast",
-        "float32",
-        lambda w: autocast(loss_at_call, "float32")(w.params, X),
-        ValueError,
-        f"compute_dtype | got float32 | {HALVES} | enabled=False",
-    ),
     _dtype("int8", "int8", jnp.int8),
     Row(
         "autocast",

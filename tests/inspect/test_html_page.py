@@ -155,9 +155,7 @@ HOSTILE = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(2)>',
     "</style><!--{{rows}}{{style}}",
-    "\u202egnp.exe\u2028\u2029\x00\ufeff\ud800",
     "&lt;b&gt; &amp;",
-    "/",
     "",
 ]
 

@@ -1,6 +1,5 @@
 """The links between the rows of a report: who made an operand, and what a reason points at."""
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +7,6 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, autocast, explain, full_precision
-from tests.fuzz.program import jax_settings
-from tests.fuzz.strategies import cases, examples
 
 W = np.ones((8, 8), np.float32)
 X = np.ones((8, 8), np.float32)
@@ -232,34 +229,3 @@ def test_a_maximum_is_float32_for_what_is_behind_the_maximum(name):
         end = rows[follow(rows, row)[-1]]
         assert not end.cause_rows
         assert not end.cause.startswith("read by ")
-
-
-def made_for(row, index):
-    """The dtypes of what a row makes for the row of an index: a call may cast for what is in it."""
-    is_inside = row.index < index <= row.index + row.inner
-    is_call = row.primitive not in ("scan", "while", "cond")
-    return row.results + row.operands * (is_inside and is_call)
-
-
-@examples(30)
-@hypothesis.given(cases(without=["autocast("]))
-def test_links_of_random_programs(case):
-    dtype = case.setting.policy.compute_dtype.name
-    with jax_settings(case.program.x64):
-        rows = explain(case.cast, *case.args).rows
-    for index, row in enumerate(rows):
-        assert row.index == index
-        links = zip(row.operand_rows, row.operand_inputs, row.operand_sources, strict=True)
-        for made, name, leaf in links:
-            assert made is None or not name
-            assert made is not None or name or leaf in ("", "const", "literal")
-            assert made is None or made < row.index
-        assert all(0 <= i < len(rows) for i in row.cause_rows)
-        # A call around the row may have cast what the row reads.
-        if row.reason == "PROMOTE_FULL":
-            assert all("float32" in made_for(rows[i], index) for i in row.cause_rows), row
-        if row.reason == "PROMOTE_LOW" and row.cause_rows:
-            assert all(dtype in made_for(rows[i], index) for i in row.cause_rows)
-        if row.reason in ("FEEDER", "LOG_GUARD"):
-            assert all("float32" in rows[i].operands for i in row.cause_rows)
-        assert rows[follow(rows, row)[-1]].reason

@@ -93,7 +93,6 @@ def kept(x):
     ("program", "expected"),
     [
         (lambda x: x @ x, [(LOW, None)]),
-        ([(LOW, None)]),
         (lambda x: lax.scan(lambda h, _: (jnp.tanh(h @ x), None), x, None, 3)[0], [(LOW, None)]),
         (lambda x: jax.grad(lambda x: ruled(x).sum())(x), [(LOW, None)] * 3),
         (kept, [("float32", "outside")]),

@@ -1,7 +1,5 @@
 """A name decides nothing: other names of arguments and keys give the program the same dtypes."""
 
-import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,29 +42,6 @@ def normalized(params, batch):
     return jax.nn.relu(jnp.tanh(batch["x"] @ w + params["b"]) @ w + params["b"])
 
 
-class Net(nn.Module):
-    @nn.compact
-    def __call__(self, x, y):
-        x = nn.LayerNorm()(nn.relu(nn.Dense(8)(x)))
-        return jnp.mean((nn.Dense(8)(x) - y) ** 2)
-
-
-def linen(variables, batch):
-    return Net().apply(variables, batch["x"], batch["y"])
-
-
-def _haiku(x, y):
-    x = hk.LayerNorm(-1, True, True)(jax.nn.relu(hk.Linear(8)(x)))
-    return jnp.mean((hk.Linear(8)(x) - y) ** 2)
-
-
-HAIKU = hk.without_apply_rng(hk.transform(_haiku))
-
-
-def haiku(params, batch):
-    return HAIKU.apply(params, batch["x"], batch["y"])
-
-
 BATCH = {"x": X, "y": 1 + X}
 PARAMS = {"w": W, "v": W, "b": B, "scale": B}
 PROGRAMS = {
@@ -76,8 +51,6 @@ PROGRAMS = {
     "recurrent": (recurrent, PARAMS, {"h": X}, {"x": np.stack([X, X])}),
     "without products": (without_products, PARAMS, BATCH),
     "normalized weights": (normalized, PARAMS, BATCH),
-    "Linen": (linen, jax.eval_shape(Net().init, jax.random.key(0), X, X), BATCH),
-    "Haiku": (haiku, jax.eval_shape(HAIKU.init, jax.random.key(0), X, X), BATCH),
 }
 
 
