@@ -159,8 +159,17 @@ def read_policy(path: str | pathlib.Path) -> dict[str, Any]:
         ValueError: The file is not TOML, has no version or another one, or a key in it is unknown.
         OSError: The file cannot be read.
     """
-    start = f"Policy file {str(path)!r}"
-    table = _table(_as_path(path, "load").read_bytes(), start)
+    return policy_fields(_as_path(path, "load").read_bytes(), f"Policy file {str(path)!r}")
+
+
+def policy_fields(content: bytes, start: str) -> dict[str, Any]:
+    """Returns the arguments of `Policy` that the content of a file holds.
+
+    Args:
+        content: What the file holds.
+        start: What messages call it, such as "Policy file 'policy.toml'".
+    """
+    table = _table(content, start)
     # First: another version may have keys that are unknown here.
     _check_version(table.pop("version", None), start)
     made_with = table.pop("rules_version", RULES_VERSION)
@@ -227,7 +236,7 @@ def _rules(value: Any, start: str) -> tuple[tuple[str, ...], ...]:
             warnings.warn(
                 f"{start} has a rule for {shown(name)}, which is no known primitive: it does "
                 f"nothing.{hint}",
-                stacklevel=4,
+                stacklevel=5,
             )
     return tuple(map(tuple, value))
 
@@ -256,7 +265,7 @@ def _warn_of_other_rules(made_with: Any, start: str) -> None:
             f"rules {RULES_VERSION!r}: some equations may have other dtypes. CHANGELOG.md lists "
             "them under 'Dtypes', and `explain` shows those of your program. Then save the policy "
             f"again. {fix}",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

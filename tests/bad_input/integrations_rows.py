@@ -7,50 +7,40 @@ from jmp_autocast.integrations import linen
 from jmp_autocast.integrations.jmp import to_jmp
 from jmp_autocast.integrations.metrics import precision_metrics
 
-from .row import Row
+from .row import rows
 
 LINEN = "integrations.linen.autocast"
 METRICS = "integrations.metrics.precision_metrics"
 TO_JMP = "integrations.jmp.to_jmp"
 PUBLIC = {LINEN, METRICS, TO_JMP}
 
-ROWS = [
-    Row(
-        LINEN,
-        "a module and no class",
+TABLE = {
+    "integrations.linen.autocast: a module and no class": (
+        TypeError,
         lambda w: linen.autocast(nn.Dense(8)),
-        TypeError,
-        (
-            "linen.autocast | type Dense | takes a module class | "
-            r"autocast\(nn.Dense\)\(8\).*model.apply"
-        ),
+        "linen.autocast | type Dense | takes a module class | "
+        r"autocast\(nn.Dense\)\(8\).*model.apply",
     ),
-    Row(
-        METRICS,
-        "nothing to report",
-        lambda w: precision_metrics(),
+    "integrations.metrics.precision_metrics: nothing to report": (
         TypeError,
+        lambda w: precision_metrics(),
         "opt_state | neither | report | Pass the optimizer state",
     ),
-    Row(
-        METRICS,
-        "the text of a report",
-        lambda w: precision_metrics(report="100.0 %"),
+    "integrations.metrics.precision_metrics: the text of a report": (
         TypeError,
+        lambda w: precision_metrics(report="100.0 %"),
         r"report | str | must be a Report | explain\(fn",
     ),
-    Row(
-        METRICS,
-        "a prefix",
-        lambda w: precision_metrics(optax.EmptyState(), prefix=3),
+    "integrations.metrics.precision_metrics: a prefix": (
         TypeError,
+        lambda w: precision_metrics(optax.EmptyState(), prefix=3),
         "prefix | 3 | string | must be",
     ),
-    Row(
-        TO_JMP,
-        "a number",
-        lambda w: to_jmp(16),
+    "integrations.jmp.to_jmp: a number": (
         TypeError,
+        lambda w: to_jmp(16),
         "policy | 16 of type int | must be | params=float32,compute=bfloat16",
     ),
-]
+}
+
+ROWS = rows(TABLE)

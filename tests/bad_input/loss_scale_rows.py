@@ -12,7 +12,7 @@ from jmp_autocast import (
 )
 from jmp_autocast.loss_scaling import loss_scale
 
-from .row import Row, X, loss
+from .row import Row, X, loss, rows
 
 NO_SCALE = r"No loss scale in this state"
 INIT = r"from the init of an optimizer that contains dynamic_loss_scaling\(...\)"
@@ -39,7 +39,27 @@ def _state(read, state_of, value):
     return Row(read.__name__, f"of {value}", call, ValueError, "state", value, NO_SCALE, INIT)
 
 
+TABLE = {
+    "static_loss_scaling: arguments swapped": (
+        TypeError,
+        lambda w: static_loss_scaling(8.0, optax.sgd(0.1)),
+        "scale | GradientTransformation | must be a number | number",
+    ),
+    "dynamic_loss_scaling: a list of axes": (
+        TypeError,
+        lambda w: dynamic_loss_scaling(optax.sgd(0.1), axis_name=["data"]),
+        r"axis_name | \['data'\] | the name of a mapped axis | or a tuple of names",
+    ),
+    "loss_scale: of two states": (
+        ValueError,
+        lambda w: loss_scale([w.opt_state, w.opt_state]),
+        r"state | \[0\].loss_scale, \[1\].loss_scale | 2 loss scales | "
+        "Pass the part that holds the one you mean",
+    ),
+}
+
 ROWS = [
+    *rows(TABLE),
     *(
         Row(public, f"{value}, no optimizer", call, TypeError, public, value, INNER, "optax.adam")
         for public, call, value in (
@@ -47,23 +67,8 @@ ROWS = [
             ("static_loss_scaling", lambda w: static_loss_scaling("adam", 8.0), "'adam'"),
         )
     ),
-    Row(
-        "static_loss_scaling",
-        "arguments swapped",
-        lambda w: static_loss_scaling(8.0, optax.sgd(0.1)),
-        TypeError,
-        "scale | GradientTransformation | must be a number | number",
-    ),
-    Row(
-        "dynamic_loss_scaling",
-        "a list of axes",
-        lambda w: dynamic_loss_scaling(optax.sgd(0.1), axis_name=["data"]),
-        TypeError,
-        r"axis_name | \['data'\] | the name of a mapped axis | or a tuple of names",
-    ),
     _update("the inner state", lambda w: w.opt_state.inner_state, "got tuple"),
     _update("no state", lambda w: None, "got NoneType"),
-    # Gradients.
     _gradient(
         "a loss that was called already",
         lambda w: scaled_value_and_grad(jnp.float32(1)),
@@ -139,17 +144,6 @@ ROWS = [
             ("two of them", lambda p: (p["w"][0, 0], 1, 2), "returns a tuple"),
         )
     ),
-    # Reading.
     _state(loss_scale, lambda w: w.params, "a dict"),
     _state(skipped_steps, lambda w: w.tx, "a GradientTransformation"),
-    Row(
-        "loss_scale",
-        "of two states",
-        lambda w: loss_scale([w.opt_state, w.opt_state]),
-        ValueError,
-        (
-            r"state | \[0\].loss_scale, \[1\].loss_scale | 2 loss scales | "
-            "Pass the part that holds the one you mean"
-        ),
-    ),
 ]

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from jmp_autocast.integrations.nnx import autocast
 
-from .row import Row, X, loss
+from .row import Row, X, loss, rows
 
 NNX = "integrations.nnx.autocast"
 
@@ -24,40 +24,32 @@ def _option(mistake, error, value, rule, fix, **option):
     return Row(NNX, mistake, lambda w: autocast(loss, **option), error, name, value, rule, fix)
 
 
-ROWS = [
-    Row(
-        NNX,
-        "no function",
-        lambda w: autocast(X),
+TABLE = {
+    "integrations.nnx.autocast: no function": (
         TypeError,
+        lambda w: autocast(X),
         "autocast | float32.*ndarray | takes a callable | Pass the function itself",
     ),
-    Row(
-        NNX,
-        "a value decorated",
-        lambda w: autocast(policy="bfloat16")(3),
+    "integrations.nnx.autocast: a value decorated": (
         TypeError,
+        lambda w: autocast(policy="bfloat16")(3),
         r"autocast | 3 of type int | takes a callable | @autocast\(policy",
     ),
-    _option("out of range", ValueError, "params=2", "out of range", "takes 2 pos", params=2),
-    Row(
-        NNX,
-        "a module closed over",
+    "integrations.nnx.autocast: a module closed over": (
+        TypeError,
         lambda w: autocast(lambda x: w.model(x))(jnp.asarray(X)),
-        TypeError,
-        (
-            "<lambda> | NNX module that it closes over | changes the state | "
-            "Pass the module as an argument"
-        ),
+        "<lambda> | NNX module that it closes over | changes the state | "
+        "Pass the module as an argument",
     ),
-    Row(
-        NNX,
-        "a traced array in a static attribute",
+    "integrations.nnx.autocast: a traced array in a static attribute": (
+        TypeError,
         lambda w: autocast(keeps_a_traced_array)(w.model, jnp.asarray(X)),
-        TypeError,
-        (
-            "keeps_a_traced_array | 'kept' | leaves a traced array in the static attribute | "
-            "Hold it in an nnx.Variable"
-        ),
+        "keeps_a_traced_array | 'kept' | leaves a traced array in the static attribute | "
+        "Hold it in an nnx.Variable",
     ),
+}
+
+ROWS = [
+    *rows(TABLE),
+    _option("out of range", ValueError, "params=2", "out of range", "takes 2 pos", params=2),
 ]

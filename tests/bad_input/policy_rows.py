@@ -17,7 +17,7 @@ from jmp_autocast import (
     register_rule,
 )
 
-from .row import Row, loss
+from .row import Row, loss, rows
 from .transform_rows import Unhashable
 
 NAMES = "LOWER_PRECISION_FP, FP32, FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE, PROMOTE, KEEP"
@@ -67,7 +67,36 @@ def _decision(mistake, error, *parts, **fields):
     return Row("Decision", mistake, call, error, *parts)
 
 
+TABLE = {
+    "Float8: a dtype of gradients": (
+        ValueError,
+        lambda w: Float8(gradient="e4m2"),
+        "Float8.gradient | 'e4m2' | must be one of 'e5m2' | mean 'e5m2'",
+    ),
+    "Float8: no multiple": (
+        TypeError,
+        lambda w: Float8(multiple=True),
+        "Float8.multiple | True of type bool | must be an integer | such as 16",
+    ),
+    "Policy: no such level": (
+        ValueError,
+        lambda w: dataclasses.replace(w.policy, level="computes"),
+        "level | 'computes' | must be one of | mean 'compute'",
+    ),
+    "in_compute_dtype: the result of a kernel": (
+        TypeError,
+        lambda w: in_compute_dtype(np.ones((2, 2), np.float32)),
+        r"in_compute_dtype | float32\[2,2\] | takes a function | Write in_compute_dtype\(my_kernel",
+    ),
+    "autocast: a jmp policy with 16-bit parameters": (
+        ValueError,
+        lambda w: autocast(loss, policy=jmp.get_policy("bfloat16")),
+        "params | bfloat16 | must be float32 | cast once in the traced graph",
+    ),
+}
+
 ROWS = [
+    *rows(TABLE),
     _policy(
         "float64",
         ValueError,
@@ -105,20 +134,6 @@ ROWS = [
         "matmul | 'float9' | 'float8', 'float8_row', got | mean",
         matmul="float9",
     ),
-    Row(
-        "Float8",
-        "a dtype of gradients",
-        lambda w: Float8(gradient="e4m2"),
-        ValueError,
-        "Float8.gradient | 'e4m2' | must be one of 'e5m2' | mean 'e5m2'",
-    ),
-    Row(
-        "Float8",
-        "no multiple",
-        lambda w: Float8(multiple=True),
-        TypeError,
-        "Float8.multiple | True of type bool | must be an integer | such as 16",
-    ),
     _policy(
         "a mapping of rules",
         TypeError,
@@ -131,14 +146,6 @@ ROWS = [
         f"rule for primitive 'exp' | got 3 of type int | {WHAT} | CastPolicy",
         rules=(("*", "exp", 3),),
     ),
-    Row(
-        "Policy",
-        "no such level",
-        lambda w: dataclasses.replace(w.policy, level="computes"),
-        ValueError,
-        "level | 'computes' | must be one of | mean 'compute'",
-    ),
-    # with_rules.
     _rules(
         "a primitive like no other",
         {"qqqq": "KEEP"},
@@ -199,7 +206,6 @@ ROWS = [
         TypeError,
         "rule for primitive 'exp' | Unhashable object | must be hashable | Use a function",
     ),
-    # with_rules for a scope.
     _scopes("None", "*/ln", None, TypeError, rf"primitive '\*' | None of type | {WHAT} | a name"),
     _scopes(
         "a class",
@@ -209,28 +215,12 @@ ROWS = [
         r"scope pattern | LayerNorm'> | must be a string | Write one such as '\*/LayerNorm_\*'",
     ),
     _scopes("no pattern", "", "float32", TypeError, "pattern | '' | must be a string | Write"),
-    Row(
-        "in_compute_dtype",
-        "the result of a kernel",
-        lambda w: in_compute_dtype(np.ones((2, 2), np.float32)),
-        TypeError,
-        r"in_compute_dtype | float32\[2,2\] | takes a function | Write in_compute_dtype\(my_kernel",
-    ),
-    # Strings, and policies of jmp.
     _string("a key", "compte=bf16", "policy | 'compte=bf16' | Cannot read | mean 'compute'"),
     _string("no compute", "output=float32", "policy | output | names no compute | add 'compute="),
     _string("nothing", "", "policy | '' | names no compute | add 'compute=bfloat16'"),
     _string("a colon", "c=bf16,o:f32", f"policy | 'o:f32' | Cannot read | {SCHEMA}"),
     _string("twice", "c=bf16,compute=f16", "policy | c=bf16,comp | 'compute' twice | leave one"),
     _string("a dtype", "compute=bf17", "compute | 'bf17' | must be a dtype | 'bfloat16'"),
-    Row(
-        "autocast",
-        "a jmp policy with 16-bit parameters",
-        lambda w: autocast(loss, policy=jmp.get_policy("bfloat16")),
-        ValueError,
-        "params | bfloat16 | must be float32 | cast once in the traced graph",
-    ),
-    # register_rule.
     _register(
         "an unknown policy", "mine", "fp23", ValueError, "'mine'", "'fp23'", NAMES, "mean 'FP32'"
     ),
@@ -255,7 +245,6 @@ ROWS = [
         "priority | 'high' | an int | default is 10",
         priority="high",
     ),
-    # Decision.
     _decision(
         "a name", TypeError, "Decision.policy | 'KEEP' | must be a CastPolicy | FP32", policy="KEEP"
     ),

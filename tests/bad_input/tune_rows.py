@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jmp_autocast import autocast, tune
 from jmp_autocast.inspect.tuning.tune import UnreachableError
 
-from .row import Row, X, loss, loss_at_call
+from .row import Row, X, loss, loss_at_call, rows
 
 PARAMS = {"w": X}
 BATCHES = [(PARAMS, X)]
@@ -39,7 +39,16 @@ def _tolerance(mistake, error, parts, **options):
     return _tune(mistake, error, parts, **{"tolerance": 0.1} | options)
 
 
+TABLE = {
+    "tune: arguments and batches": (
+        ValueError,
+        lambda w: tune(loss, w.params, X, batches=BATCHES, tolerance=0.1),
+        "batches | got 2 | arguments or batches | Write",
+    ),
+}
+
 ROWS = [
+    *rows(TABLE),
     _tolerance(
         "a function that is wrapped",
         ValueError,
@@ -66,13 +75,6 @@ ROWS = [
             ("an array", X, TypeError, "batches | of type ndarray | an iterable of tuples"),
             ("no batches", [], ValueError, "batches | none | at least one"),
         )
-    ),
-    Row(
-        "tune",
-        "arguments and batches",
-        lambda w: tune(loss, w.params, X, batches=BATCHES, tolerance=0.1),
-        ValueError,
-        "batches | got 2 | arguments or batches | Write",
     ),
     _tolerance(
         "a shape in a batch",
