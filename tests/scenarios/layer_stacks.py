@@ -1,20 +1,17 @@
 """Stacks of equal layers: a loop over stacked parameters plans a layer as the middle of a model.
 
-``python -m tests.scenarios.layer_stacks`` prints which equations of a scanned layer have other
-dtypes than those of the middle layers of the unrolled model, and in what its first and last layers
-differ from the middle ones, with the reasons. `kept` says what the ViT of `benchmarks/comparison`
-keeps for the backward pass, plain, in `nn.remat` and in `nn.jit`.
+`Stack.compared` says which equations of a scanned layer have other dtypes than those of the middle
+layers of the unrolled model, and in what its first and last layers differ from the middle ones.
+`kept` says what the ViT of `benchmarks/comparison` keeps for the backward pass, plain, in
+`nn.remat` and in `nn.jit`.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import difflib
 import functools
-import itertools
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -36,7 +33,6 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "checkpoint": jax.checkpoint,
     "jit": jax.jit,
 }
-BEGINNINGS = ("product", "table")
 
 # --- blocks ---------------------------------------------------------------------------------
 
@@ -192,16 +188,6 @@ def _reasoned(row: Any) -> str:
     return f"{text_of(row)}  ({row.reason}{cause}; {row.source.split('/')[-1]})"
 
 
-def stacks(
-    blocks: Sequence[str] = tuple(BLOCKS),
-    beginnings: Sequence[str] = BEGINNINGS,
-    wrappers: Sequence[str] = tuple(WRAPPERS),
-    levels: Sequence[str] = LEVELS,
-    dtypes: Sequence[str] = ("bfloat16",),
-) -> Iterator[Stack]:
-    return itertools.starmap(Stack, itertools.product(blocks, beginnings, wrappers, levels, dtypes))
-
-
 # --- what the benchmarks' ViT keeps -----------------------------------------------------------
 
 
@@ -285,32 +271,3 @@ def wrongly_kept(block: str, level: str, layers: int = 6) -> str:
         by_hand = {name: kept(block, name, None, layers) for name in MODULE_WRAPPERS}
         wrong += [f"bytes of {n}" for n, k in found.items() if k.nbytes != by_hand[n].nbytes]
     return ", ".join(wrong)
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m tests.scenarios.layer_stacks", description=__doc__)
-    parser.add_argument("--blocks", nargs="*", default=list(BLOCKS))
-    parser.add_argument("--beginnings", nargs="*", default=list(BEGINNINGS))
-    parser.add_argument("--wrappers", nargs="*", default=list(WRAPPERS))
-    parser.add_argument("--levels", nargs="*", default=list(LEVELS))
-    parser.add_argument("--dtypes", nargs="*", default=["bfloat16"])
-    options = vars(parser.parse_args(argv))
-    count = wrong = 0
-    for stack in stacks(**options):
-        compared = stack.compared()
-        count += 1
-        wrong += bool(compared.scanned)
-        print(f"{stack}: {'scanned as the middle' if not compared.scanned else 'SCANNED DIFFERS'}")
-        for line in compared.scanned:
-            print(f"    {line}")
-        for layer, lines in compared.unrolled.items():
-            print(f"  {layer} differs from the middle:")
-            for line in lines:
-                print(f"    {line}")
-        sys.stdout.flush()
-    print(f"{wrong} of {count} stacks scan a layer otherwise than they unroll it")
-    return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

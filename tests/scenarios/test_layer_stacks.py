@@ -11,7 +11,7 @@ from .layer_stacks import (
     wrongly_kept,
 )
 
-# Each block, each level and wrapper with some of them: `layer_stacks` prints the whole table.
+# Each block, each level and wrapper with some of them.
 STACKS = [
     *[Stack(block, "product") for block in BLOCKS],
     *[Stack(block, "table") for block in ("two sums", "highway", "post-norm")],
