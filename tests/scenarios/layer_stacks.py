@@ -191,34 +191,6 @@ def _reasoned(row: Any) -> str:
 # --- what the benchmarks' ViT keeps -----------------------------------------------------------
 
 
-class OneSum(models.Mixed):
-    """One residual sum: a block of a Mamba, a mixer or a ResNet."""
-
-    heads: int = 4
-    causal: bool = False
-
-    @nn.compact
-    def __call__(self, x: Any) -> Any:
-        h = self.layer(nn.LayerNorm)(x)
-        h = nn.gelu(self.layer(nn.Dense, 4 * x.shape[-1])(h))
-        return x + self.layer(nn.Dense, x.shape[-1])(h)
-
-
-class Parallel(models.Mixed):
-    """Attention and a perceptron of one norm, as in GPT-J and PaLM."""
-
-    heads: int = 4
-    causal: bool = False
-
-    @nn.compact
-    def __call__(self, x: Any) -> Any:
-        h = self.layer(nn.LayerNorm)(x)
-        mixed = self.layer(models.Attention, heads=self.heads)(h)
-        wide = nn.gelu(self.layer(nn.Dense, 4 * x.shape[-1])(h))
-        return x + (mixed + self.layer(nn.Dense, x.shape[-1])(wide))
-
-
-KEPT_BLOCKS = {"its own": models.Block, "one sum": OneSum, "parallel": Parallel}
 MODULE_WRAPPERS = {"plain": lambda block: block, "nn.remat": nn.remat, "nn.jit": nn.jit}
 
 
@@ -230,11 +202,11 @@ class Kept(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def kept(block: str, wrapper: str, level: str | None, layers: int = 6) -> Kept:
+def kept(wrapper: str, level: str | None, layers: int = 6) -> Kept:
     """What a ViT keeps for its backward pass; without a level with casts by hand."""
     dtype = jnp.bfloat16 if level is None else None
     original = models.Block
-    models.Block = MODULE_WRAPPERS[wrapper](KEPT_BLOCKS[block])
+    models.Block = MODULE_WRAPPERS[wrapper](original)
     try:
         model = models.Vit(layers=layers, width=128, heads=4, dtype=dtype)
         images = jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)
@@ -257,17 +229,17 @@ def kept(block: str, wrapper: str, level: str | None, layers: int = 6) -> Kept:
         models.Block = original
 
 
-def wrongly_kept(block: str, level: str, layers: int = 6) -> str:
+def wrongly_kept(level: str, layers: int = 6) -> str:
     """Says what a checkpoint or a call around each block changes; empty if it is nothing.
 
     A call keeps what the plain model keeps. A checkpoint keeps the stream: in the dtypes that it
     has plain, and so at level compute in as many bytes as with casts by hand.
     """
-    found = {name: kept(block, name, level, layers) for name in MODULE_WRAPPERS}
+    found = {name: kept(name, level, layers) for name in MODULE_WRAPPERS}
     wrong = [f"stream in {name}" for name, k in found.items() if k.stream != found["plain"].stream]
     if found["nn.jit"].nbytes != found["plain"].nbytes:
         wrong.append("bytes in nn.jit")
     if level == "compute":
-        by_hand = {name: kept(block, name, None, layers) for name in MODULE_WRAPPERS}
+        by_hand = {name: kept(name, None, layers) for name in MODULE_WRAPPERS}
         wrong += [f"bytes of {n}" for n, k in found.items() if k.nbytes != by_hand[n].nbytes]
     return ", ".join(wrong)
