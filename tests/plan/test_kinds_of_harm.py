@@ -290,6 +290,16 @@ def phases_of_frames(w, x):
     return jnp.sin(FRAMES @ w) * x
 
 
+def normalized_rows(w, x):
+    i = jnp.arange(512)
+    return jnp.sin(((i // 16).astype(x.dtype) / 32).reshape(64, 8) @ w) * x
+
+
+def meshed(w, x):
+    a, b = jnp.meshgrid(jnp.arange(16.0) / 16, jnp.arange(16.0) / 16)
+    return jnp.sin(jnp.stack([a, b], 0).reshape(64, 8) @ w) * x
+
+
 def filtered_ramp(w, x):
     t = jnp.arange(512, dtype=jnp.float32) / 512
     out = lax.conv_general_dilated(
@@ -311,6 +321,8 @@ POSITIONS = [
     (fn, (TAPS if fn is filtered_ramp else FREQUENCIES, ONES), relative)
     for fn in (
         phases_of_frames,
+        normalized_rows,
+        meshed,
         filtered_ramp,
         scaled_constant,
     )
