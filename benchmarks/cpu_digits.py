@@ -48,9 +48,9 @@ _patches = functools.partial(_conv, window_strides=(4, 4), padding="VALID")
 _transposed = functools.partial(_conv, lhs_dilation=(2, 2), padding=((1, 2), (1, 2)))
 _in_groups = functools.partial(_conv, feature_group_count=4)
 SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = {
-    "x @ w": (jnp.matmul, (48, _N), (_N, 40)),
+    "x @ w": (jnp.matmul, (4, 12, _N), (_N, 40)),
     "(x @ w).T": (lambda x, w: (x @ w).T, (48, _N), (_N, 40)),
-    "x.T @ w": (lambda x, w: x.T @ w, (_N, 48), (_N, 40)),
+    "x.T @ w.T": (lambda x, w: x.T @ w.T, (_N, 48), (40, _N)),
     "x @ w.T": (lambda x, w: x @ w.T, (48, _N), (40, _N)),
     "x @ vector": (jnp.matmul, (48, _N), (_N,)),
     "scores": (functools.partial(jnp.einsum, "bthk,bshk->bhts"), (2, 8, 3, _N), (2, 9, 3, _N)),
@@ -93,7 +93,8 @@ def _errors_of(
     cotangent = rng.standard_normal(jax.eval_shape(fn, *operands).shape).astype(jnp.bfloat16)
     with jax.enable_x64(True):
         exact = _both_directions(fn, cotangent.astype(float), *(x.astype(float) for x in operands))
-    wide = [x.astype(np.float32) for x in operands]
+    # An activation that is stored in 16 bits, and a float32 weight.
+    mixed = [operands[0], operands[1].astype(np.float32)]
 
     def errors(fn: Callable[..., Any], operands: list[Any]) -> list[float]:
         found = (np.asarray(x, float) for x in _both_directions(fn, cotangent, *operands))
@@ -101,7 +102,7 @@ def _errors_of(
         return [float(norm(f - e) / norm(e)) for f, e in zip(found, exact, strict=True)]
 
     rows = {
-        level: errors(autocast(fn, policy=BF16.with_level(level), output_dtype="computed"), wide)
+        level: errors(autocast(fn, policy=BF16.with_level(level), output_dtype="computed"), mixed)
         for level in LEVELS
     }
     return rows | {BY_HAND: errors(fn, operands)}
@@ -111,8 +112,7 @@ def _both_directions(fn: Callable[..., Any], cotangent: Any, *operands: Any) -> 
     """Returns a product and its gradients, of one program."""
 
     def run(cotangent: Any, *operands: Any) -> Any:
-        # Twice a parameter is an activation.
-        out, pullback = jax.vjp(lambda x, w: fn(2 * x, w), *operands)
+        out, pullback = jax.vjp(lambda x, w: fn(x.astype(w.dtype), w), *operands)
         return out, *pullback(cotangent.astype(out.dtype))
 
     return [np.asarray(x) for x in jax.jit(run)(cotangent, *operands)]

@@ -27,13 +27,13 @@ import jax
 from compilers import report
 from compilers.measure import Row, read
 from flax.core.spmd import logical_axis_rules
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from maxtext.configs import pyconfig
 from maxtext.kernels import megablox
+from maxtext.layers.attention_op import splash_attention_kernel as splash
 from maxtext.trainers.pre_train import train, train_compile
 from maxtext.utils import maxtext_utils, sharding
 
-from jmp_autocast import BF16, BY_HAND, in_compute_dtype
+from jmp_autocast import BF16, Policy, in_compute_dtype
 from jmp_autocast.integrations.nnx import autocast
 
 COMMON = {
@@ -59,7 +59,7 @@ MODELS = {"llama": {}, "mixtral": _EXPERTS}
 SIZES = {"llama": (4096, 32, 32, 11008, 2048), "mixtral": (2048, 16, 4, 4096, 2048)}
 SMALL = (512, 4, 4, 1024, 1024)
 """Width, heads, heads of keys, inner width and length."""
-VARIANTS = {"by hand": None, "by policy": BY_HAND, "default": BF16}
+VARIANTS = {"by hand": None, "by policy": Policy("bfloat16", level="by_hand"), "default": BF16}
 
 
 def put_kernels_into_16_bits() -> None:

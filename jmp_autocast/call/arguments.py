@@ -157,7 +157,7 @@ class Call:
             traced: The closed jaxpr of `traceable`.
         """
         if self.infers_params:
-            self.sources = with_weights(self.paths, self.sources, traced)
+            self.sources = list(with_weights(self.paths, self.sources, traced))
 
     @property
     def is_param(self) -> list[bool]:

@@ -43,7 +43,7 @@ def with_weights(
     trees = {
         root_of(path)
         for path, aval in zip(paths, avals, strict=True)
-        if "/" in path and jnp.issubdtype(aval.dtype, jnp.floating)
+        if "/" in path and jnp.issubdtype(getattr(aval, "dtype", bool), jnp.floating)
     }
     modules = {root_of(p) for p, s in zip(paths, known, strict=True) if s is Source.PARAM}
     if not (trees := trees - modules):

@@ -56,17 +56,6 @@ class Region:
         """Whether anything is lowered here: elsewhere a program stays as it is written."""
         return self.compute_dtype is not None
 
-    def rule_of(self, primitive: str) -> tuple[Rule, str]:
-        """Returns the rule of the equation and where it is from.
-
-        Args:
-            primitive: The name of its primitive.
-
-        Returns:
-            The rule, and ``"rules"``, ``"registered"``, ``"default"`` or ``"unknown"``.
-        """
-        return known_rule(primitive) if self.rule is None else (self.rule, "rules")
-
     def may_change(self, primitive: str) -> bool:
         """Returns whether a pass may write the equation otherwise (`before`).
 
@@ -75,7 +64,7 @@ class Region:
         Args:
             primitive: The name of its primitive.
         """
-        rule, origin = self.rule_of(primitive)
+        rule, origin = known_rule(primitive, self.rule)
         return self.lowers and (
             origin not in ("rules", "registered") or isinstance(rule, CastPolicy)
         )

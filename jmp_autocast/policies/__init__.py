@@ -7,7 +7,7 @@ from .float8 import E4M3, Float8, as_recipe, may_use_float8
 from .parse import PolicyLike, as_policy, parse_policy
 from .patterns import match_depth
 from .policy import Policy
-from .presets import BF16, BY_HAND, FP8, FP16
+from .presets import BF16, FP8, FP16
 from .registry import register_rule
 from .tables import (
     CALLS,
@@ -24,7 +24,6 @@ from .tables import (
 
 __all__ = [
     "BF16",
-    "BY_HAND",
     "CALLS",
     "COMPUTE_DTYPES",
     "CONTRACTIONS",

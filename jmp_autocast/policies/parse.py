@@ -103,7 +103,7 @@ def _instead(text: str) -> str:
     name = text.removeprefix("jmp_autocast.").upper()
     if name in ("FLOAT8", "INT8"):
         return "Products run in 8 bits by policy=jmp_autocast.FP8."
-    if name in ("BF16", "BY_HAND", "FP16", "FP8"):
+    if name in ("BF16", "FP16", "FP8"):
         return f"Write policy=jmp_autocast.{name}, without quotes."
     if text.endswith((".toml", ".json", ".yaml", ".yml")) or "/" in text:
         return f"A file is read by policy=jmp_autocast.Policy.load({text!r})."

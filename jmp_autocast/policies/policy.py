@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -239,8 +240,8 @@ class Policy:
         """Whether full-size inputs of the program have no vote in the dtype of their consumers.
 
         Example:
-            >>> from jmp_autocast import BF16, BY_HAND
-            >>> BF16.data_abstains, BY_HAND.data_abstains
+            >>> from jmp_autocast import BF16, Policy
+            >>> BF16.data_abstains, Policy(level="by_hand").data_abstains
             (False, True)
         """
         return self.level in ("compute", "by_hand")
@@ -250,8 +251,8 @@ class Policy:
         """Whether a matmul rounds the gradient of a weight to the compute dtype.
 
         Example:
-            >>> from jmp_autocast import BF16, BY_HAND
-            >>> BF16.rounds_weight_gradients, BY_HAND.rounds_weight_gradients
+            >>> from jmp_autocast import BF16, Policy
+            >>> BF16.rounds_weight_gradients, Policy(level="by_hand").rounds_weight_gradients
             (False, True)
         """
         return self.level == "by_hand"
@@ -273,3 +274,10 @@ class Policy:
         """
         rule = said_of(matches(self.rules, names), primitive).rule
         return known_rule(primitive) if rule is None else (rule, "rules")
+
+
+# What users write, for whoever asks for the signature: that of `__new__` only collects mistakes.
+_signature = inspect.signature(Policy.__init__)
+setattr(  # noqa: B010
+    Policy, "__signature__", _signature.replace(parameters=[*_signature.parameters.values()][1:])
+)

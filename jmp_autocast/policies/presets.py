@@ -12,9 +12,5 @@ FP16 = Policy(jnp.float16)
 BF16 = Policy(jnp.bfloat16)
 """bfloat16 compute: float32's range with 8 bits of precision; needs no loss scaling."""
 
-BY_HAND = Policy(jnp.bfloat16, level="by_hand")
-"""bfloat16 as with ``dtype=`` given to each layer: residual streams, and the gradients that devices
-add up, too. The same bytes go between devices as with that."""
-
 FP8 = Policy(jnp.bfloat16, matmul="float8")
 """bfloat16 compute, and the products of weights in float8: for GPUs and TPUs with 8-bit units."""

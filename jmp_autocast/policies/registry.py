@@ -48,12 +48,6 @@ def register_rule(primitive: Any, policy_or_rule: Rule | str, priority: int = 10
         _registered[name] = (priority, rule)
 
 
-def registered_rule(name: str) -> Rule | None:
-    """Returns the registered rule of a primitive, None where there is none."""
-    entry = _registered.get(name)
-    return None if entry is None else entry[1]
-
-
 def registered_rules() -> tuple[tuple[str, Rule], ...]:
     """Returns the registered rules of all primitives."""
     return tuple((name, rule) for name, (_, rule) in _registered.items())
@@ -194,21 +188,24 @@ def has_rule_functions(rules: Iterable[tuple[str, str, Any]]) -> bool:
     return any(is_function(what) for what in (*(what for _, _, what in rules), *registered))
 
 
-def known_rule(primitive: str) -> tuple[Rule, str]:
-    """Returns the rule of a primitive that no policy speaks of, and where it is from.
+def known_rule(primitive: str, of_policy: Rule | None = None) -> tuple[Rule, str]:
+    """Returns the rule of a primitive, and where it is from.
 
     Args:
         primitive: The name of the primitive.
+        of_policy: The rule that the policy has for it, None without one.
 
     Returns:
-        The rule, and ``"registered"``, ``"default"`` or ``"unknown"``.
+        The rule, and ``"rules"``, ``"registered"``, ``"default"`` or ``"unknown"``.
 
     Example:
         >>> known_rule("exp")
         (<CastPolicy.FP32: 'fp32'>, 'default')
     """
-    if (rule := registered_rule(primitive)) is not None:
-        return rule, "registered"
+    if of_policy is not None:
+        return of_policy, "rules"
+    if primitive in _registered:
+        return _registered[primitive][1], "registered"
     if (rule := DEFAULT_RULES.get(primitive)) is not None:
         return rule, "default"
     return CastPolicy.KEEP, "unknown"

@@ -9,6 +9,7 @@ _RULES = "with_rules({primitive: what}, scope=pattern)"
 
 RETIRED: Mapping[str, str] = MappingProxyType(
     {
+        "BY_HAND": "Policy('bfloat16', level='by_hand')",
         "Emulated": "nothing: there are no emulated formats. Float8(emulate=True) rounds to 8 bits",
         "dot_output": "with_rules({'dot_general': 'FP32_APPEND_DTYPE'}) for float32 results",
         "kernels": "jmp_autocast.in_compute_dtype above the function of the kernel",

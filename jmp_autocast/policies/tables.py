@@ -135,7 +135,7 @@ CALLS = frozenset(
 STRUCTURAL = CALLS | frozenset(
     """
     convert_element_type optimization_barrier source_view accumulate
-    float8_dot tangent_carrier dequantize row_major pick rounded_cotangent
+    float8_dot tangent_carrier dequantize row_major pick
     scan while cond shard_map custom_jvp_call custom_vjp_call custom_vmap_call
     """.split()
 )

@@ -131,7 +131,8 @@ BESIDE_ACTIVATIONS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("use", BESIDE_ACTIVATIONS)
 def test_513_uses_beside_an_activation(use, dtype):
-    fn = autocast(loss_of(scan_with(BESIDE_ACTIVATIONS[use])), dtype)
+    # No product consumes `w` as its weight, which would make it a parameter.
+    fn = autocast(loss_of(scan_with(BESIDE_ACTIVATIONS[use])), dtype, params=0)
     w = {"w": jnp.ones((8, 8))}
     jaxpr = trace(jax.grad(fn), w, rows(dtype))
     assert casts_of_shape(jaxpr, (8, 8), dtype)

@@ -55,9 +55,7 @@ APPLY = {
     "evaluation": {"train": False},
     "mutable collections": {"mutable": ["batch_stats"], "rngs": {"dropout": KEY}},
     "all collections": {"mutable": True, "rngs": {"dropout": KEY}},
-    "one stream": {"mutable": ["batch_stats"], "rngs": KEY},
     "intermediates": {"capture_intermediates": True, "mutable": ["intermediates"], "train": False},
-    "a function": {"method": lambda module, x: module(x, train=False)},
 }
 
 
@@ -115,14 +113,11 @@ def by_function(**fields):
 
 PARTS = {
     "class": part(Encoder),
-    "options": linen.autocast(policy=BF16, methods=["__call__"])(Encoder),
-    "partial": part(functools.partial(Encoder, 8)),
     "method": Decorated,
     "function": by_function,
     "remat inside": part(nn.remat(Encoder, static_argnums=(2,))),
     "remat outside": nn.remat(part(Encoder), static_argnums=(2,)),
     "jit outside": nn.jit(part(Encoder), static_argnums=(2,)),
-    "twice": part(part(Encoder)),
 }
 
 
@@ -337,15 +332,6 @@ def test_a_wrapped_class_keeps_its_name():
     assert wrapped.__module__ == Encoder.__module__
     assert issubclass(wrapped, Encoder)
     assert part(functools.partial(nn.Dense, 4)).func.__name__ == "Dense"
-
-
-def test_the_environment_turns_a_part_off(monkeypatch):
-    part = linen.autocast(nn.Dense, policy=BF16, output_dtype="bfloat16")(3)
-    params = jax.jit(part.init)(KEY, ROWS)
-    assert jax.eval_shape(part.apply, params, ROWS).dtype == jnp.bfloat16
-    monkeypatch.setenv("JMP_AUTOCAST", "0")
-    assert dot_dtypes(trace(lambda p, x: part.apply(p, x), params, ROWS)) == [FULL]
-    assert jax.eval_shape(lambda p, x: part.apply(p, x), params, ROWS).dtype == jnp.float32
 
 
 def test_a_method_has_a_scope():

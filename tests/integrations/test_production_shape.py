@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, PartitionSpec as P
 
-from jmp_autocast import BY_HAND, in_compute_dtype
+from jmp_autocast import Policy, in_compute_dtype
 from jmp_autocast.integrations.nnx import autocast
 from tests.support.jaxprs import assert_dots_run_in, dtypes, find, trace
 from tests.support.numerics import assert_trees_near
@@ -94,7 +94,7 @@ def test_by_hand_as_a_policy():
     def gradient(cast):
         return jax.grad(lambda params, x: cast(loss_fn)(nnx.merge(graph, params), x))
 
-    low = gradient(lambda fn: autocast(fn, policy=BY_HAND))
+    low = gradient(lambda fn: autocast(fn, policy=Policy("bfloat16", level="by_hand")))
     jaxpr = trace(low, params, x)
     calls = [dtypes([*e.invars[:2], *e.outvars]) for e in find(jaxpr, "pallas_call")]
     plain = trace(gradient(lambda fn: fn), params, x)

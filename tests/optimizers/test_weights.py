@@ -319,17 +319,3 @@ def test_the_state_of_sharded_variables_divides(make, axis_type):
     shardings = nnx.get_named_sharding(state, here)
     for x, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True):
         sharding.shard_shape(x.shape)  # or an error
-
-
-@pytest.mark.parametrize("make", [kahan_summation, master_weights])
-def test_weights_of_an_nnx_optimizer_are_those_of_a_plain_tree(make):
-    tx = make(optax.adam(1e-2))
-    model = nnx.Linear(64, 128, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    params, optimizer = nnx.as_pure(nnx.state(model)), nnx.Optimizer(model, tx, wrt=nnx.Param)
-    state = tx.init(params)
-    for k in range(3):
-        grads = jax.tree.map(lambda x, k=k: jnp.sin(9 * as_float32(x) + k), nnx.state(model))
-        updates, state = tx.update(nnx.as_pure(grads), state, params)
-        params = optax.apply_updates(params, updates)
-        optimizer.update(model, grads)
-    jax.tree.map(np.testing.assert_array_equal, nnx.as_pure(nnx.state(model)), params)

@@ -135,6 +135,7 @@ REASONS = {
     "coordinates": (positions(65_536), "dot_general", "COORD", FULL),
     "few_coordinates": (positions(256), "dot_general", "COORD", FULL),
     "feeder": (low(lambda h: jnp.exp(h - jnp.sin(h))), "sub", "FEEDER", FULL),
+    "feeder_of_complex": (low(lambda h: (h - 1.5).astype("complex64")), "sub", "FEEDER", FULL),
     "callback": (low(called_back), "sub", "FEEDER", FULL),
     "low_carry": (low(loop), "scan", "STRUCTURAL", LOW),
     "carry_of_data": (loop, "scan", "CARRY", FULL),

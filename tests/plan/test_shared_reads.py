@@ -166,9 +166,8 @@ def variances(jaxpr):
 
 
 def test_the_call_stays_as_it_is(monkeypatch):
-    monkeypatch.setattr(
-        kernels, "_decorated", set()
-    )  # with kernels, traces have caches of their own
+    # A process that has decorated a kernel has caches of its own inside autocast.
+    monkeypatch.setattr(kernels, "_decorated", set())
     t = jnp.ones((N, N))
     plain = variances(jax.make_jaxpr(normalized)(X, W, t))
     ours = jax.make_jaxpr(autocast(normalized, policy=BF16))(X, W, t)

@@ -9,7 +9,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, PartitionSpec as P
 
-from jmp_autocast import BF16, FP16, autocast, explain, full_precision, in_compute_dtype
+from jmp_autocast import BF16, autocast, explain, full_precision, in_compute_dtype
 from tests.support.jaxprs import dtypes, find, trace
 
 # A rule that closes over a tracer keeps it: JAX's own trace of it leaks.
@@ -94,16 +94,6 @@ def test_a_kernel_runs_in_16_bits_forward_and_backward(fn):
     assert jax.eval_shape(low, W, X) == jax.eval_shape(loss(lambda f: f), W, X)
 
 
-@pytest.mark.parametrize("fn", [layer, scanned])
-def test_gradients_of_a_kernel_are_near_float32(fn):
-    def grad(fn):
-        return jax.grad(lambda w, x: jnp.sum(fn(w, x) ** 2))
-
-    both = jax.jit(lambda *a: (grad(autocast(fn, policy=BF16))(*a), grad(fn)(*a)))
-    got, want = both(W, X)
-    np.testing.assert_allclose(got, want, atol=0.05 * float(jnp.abs(want).max()))
-
-
 def test_what_a_kernel_keeps_in_float32_stays():
     """As the sums of splash attention, which its rules hand on: these are traced later."""
 
@@ -154,16 +144,19 @@ def test_a_kernel_that_only_a_derivative_calls():
 
 
 def test_static_arguments_and_kernels_in_kernels():
+    seen = []
+
     @in_compute_dtype
     def outer(arrays, scale, *, name):
-        inner = in_compute_dtype(lambda x: x)  # part of it, with what it declares
-        assert inner(jnp.ones(2)).dtype == jnp.float32
+        inner = in_compute_dtype(lambda x: seen.append(x.dtype.name) or x)  # part of the outer one
+        inner(jnp.ones(2))
         assert (scale, name) == (2, "a")
         return {"y": arrays["x"] * scale, "n": arrays["n"]}
 
     assert outer.__name__ == "outer"
     out = autocast(lambda x, n: outer({"x": x, "n": n}, 2, name="a"), policy=BF16)(X, np.arange(3))
     assert (out["y"].dtype, out["n"].dtype) == (jnp.float32, jnp.int32)
+    assert set(seen) == {"float32"}
 
 
 # --- other kernels ----------------------------------------------------------------------------
@@ -237,11 +230,6 @@ def test_a_kernel_for_16_bits_alone():
     assert jax.eval_shape(low, X[0]).dtype == jnp.float32
 
 
-def test_what_is_no_function():
-    with pytest.raises(TypeError, match=r"takes a function, got 3 .* in_compute_dtype\(my_kernel"):
-        in_compute_dtype(3)
-
-
 # --- what stays float32 is said ---------------------------------------------------------------
 
 
@@ -270,7 +258,3 @@ def test_what_an_author_says_of_a_kernel_counts():
         return pl.pallas_call(kernel, shape, interpret=True, cost_estimate=cost)(x)
 
     assert explain(fn, X, policy=BF16).totals.wide_kernel_flops == 2**20
-
-
-def test_float16():
-    assert kernels(layer, FP16, W, X) == [("float16",) * 3]

@@ -264,7 +264,6 @@ def test_cast_params_leaves_what_is_multiplied_in_8_bits():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: quantize_params(3, {}), TypeError, "quantize_params takes a callable"),
         (
             lambda: quantize_params(jnp.sin, {}, policy=BF16),
             ValueError,

@@ -27,10 +27,6 @@ def of_outputs(log_prob, outputs, *shape, **options):
     return Program(build, **{"grad": (0, 1, 2), **options})
 
 
-def factor(h):
-    return transforms.LowerCholeskyTransform()(h)
-
-
 def mixture(h, y):
     weights = dist.Categorical(logits=h[:, :2])
     parts = dist.Normal(h[:, 2:4], jax.nn.softplus(h[:, 4:]))
@@ -62,10 +58,6 @@ def counts(h, y):
     )
 
 
-def gaussian(h, y):
-    return dist.MultivariateNormal(h[:, :3], scale_tril=factor(h[:, 3:])).log_prob(y)
-
-
 def low_rank_gaussian(h, y):
     return dist.LowRankMultivariateNormal(
         h[:, :6], h[:, 6:].reshape(4, 6, 2), jnp.full((4, 6), 0.5)
@@ -92,7 +84,6 @@ PROGRAMS |= {
     "dirichlet": of_outputs(on_simplex, 3, 4, 3),
     "gamma, weibull, lognormal": of_outputs(skewed, 2, 4),
     "counts": of_outputs(counts, 2, 4),
-    "multivariate normal": of_outputs(gaussian, 9, 4, 3),
     "low-rank normal": of_outputs(low_rank_gaussian, 18, 4, 6),
     "correlation matrices": of_outputs(correlations, 10, 5, 2),
     "ordered logistic": of_outputs(ordered, 1, 3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
@@ -167,28 +168,39 @@ def kept_bytes(
 def _rows(jaxpr: AnyJaxpr, arrays: Iterable[Any]) -> tuple[KeptRow, ...]:
     counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
     nbytes: collections.Counter[tuple[str, str, str]] = collections.Counter()
-    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    makers = functools.cache(_makers)
     for v in arrays:
-        primitive, names = _maker(makers[v], v) if v in makers else ("", ())
-        key = str(getattr(v.aval, "dtype", None)), primitive, re.sub(r"\d+", "*", "/".join(names))
+        primitive, names = _maker(makers, body_of(jaxpr), v)
+        scope = re.sub(r"\d+", "*", "/".join(names))
+        key = str(getattr(v.aval, "dtype", None)), primitive, scope
         counts[key] += 1
         nbytes[key] += nbytes_of(v)
     rows = [KeptRow(*key, counts[key], nbytes[key]) for key in counts if nbytes[key]]
     return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.scope, row.primitive)))
 
 
-def _maker(eqn: JaxprEqn, v: Any) -> tuple[str, tuple[str, ...]]:
-    """Returns the primitive that makes a result, also inside a call or loop, and its scopes."""
-    names = user_scopes(eqn)
-    held = bodies(eqn)
+# What a checkpoint marks as saved was made before it.
+_HANDS_ON = frozenset(("name", "reduce_precision", "optimization_barrier"))
+
+
+def _makers(jaxpr: AnyJaxpr) -> dict[Any, JaxprEqn]:
+    return {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+
+
+def _maker(
+    makers: Callable[[AnyJaxpr], dict[Any, JaxprEqn]], jaxpr: AnyJaxpr, v: Any
+) -> tuple[str, tuple[str, ...]]:
+    """Returns the primitive that makes a value, also inside a call or loop, and its scopes."""
+    if isinstance(v, Literal) or (eqn := makers(jaxpr).get(v)) is None:
+        return "", ()
+    if eqn.primitive.name in _HANDS_ON:
+        return _maker(makers, jaxpr, eqn.invars[eqn.outvars.index(v)])
+    names, held = user_scopes(eqn), bodies(eqn)
     if len(held) != 1:
         return (contraction_in(eqn) or eqn).primitive.name, names
-    body, k = body_of(held[0].jaxpr), held[0].results.index(eqn.outvars.index(v))
-    inner = body.outvars[k]
-    makers = (each for each in body.eqns if inner in each.outvars)
-    if isinstance(inner, Literal) or (maker := next(makers, None)) is None:
-        return "", names
-    primitive, more = _maker(maker, inner)
+    result = held[0].results.index(eqn.outvars.index(v))
+    body = body_of(held[0].jaxpr)
+    primitive, more = _maker(makers, body, body.outvars[result])
     return primitive, (*names, *more)
 
 

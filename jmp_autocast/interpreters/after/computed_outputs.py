@@ -21,6 +21,7 @@ from ...policies import (
     RETURNS_FLOAT32,
     RETURNS_OPERAND_DTYPE,
 )
+from ...policies.registry import known_rule
 from ..compat import Atom, JaxprEqn, aval_of, jax_function
 from ..plan.data import EquationPlan, Plan, ValueState, Want
 from ..plan.float_dtypes import is_16_bit
@@ -67,7 +68,7 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Oth
         region = planner.regions.at(plan.path, eqn)
         if region.compute_dtype is None:
             return results
-        _, origin = region.rule_of(eqn.primitive.name)
+        _, origin = known_rule(eqn.primitive.name, region.rule)
         dtype = _torch_dtype(origin, eqn, equation, given, region.compute_dtype)
         if dtype is None:
             return results

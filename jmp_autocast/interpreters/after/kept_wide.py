@@ -150,7 +150,7 @@ class WideKernels(KeptWide):
             f"that run in float32, first of all {self.largest.eqn.primitive.name} "
             f"({source_line(self.largest.eqn)}): a kernel keeps its dtypes. To run it with "
             f"{compute_dtype} operands, call jmp_autocast.in_compute_dtype(function) in place of "
-            f"its function. If {self.wide} is what you want, silence this by "
+            f"its function. If float32 is what you want, silence this by "
             'warnings.filterwarnings("ignore", message="autocast leaves").'
         )
 

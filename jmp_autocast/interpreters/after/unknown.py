@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...policies.registry import known_rule
 from ..compat import JaxprEqn
 from ..plan.data import Plan
 from ..plan.planner import Planner
@@ -29,4 +30,4 @@ def _is_unknown(planner: Planner, body: Plan, eqn: JaxprEqn) -> bool:
     name = eqn.primitive.name
     if planning_rule(name) is not None:
         return False
-    return planner.regions.at(body.path, eqn).rule_of(name)[1] == "unknown"
+    return known_rule(name, planner.regions.at(body.path, eqn).rule)[1] == "unknown"

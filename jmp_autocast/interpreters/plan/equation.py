@@ -18,7 +18,7 @@ from ...policies import (
     Decision,
     apply_rule,
 )
-from ...policies.registry import check_obeyed
+from ...policies.registry import check_obeyed, known_rule
 from ..compat import aval_of
 from ..primitives import reading
 from ..primitives.traits import DERIVATIVES, FOLDS, having, leaves_float16
@@ -118,7 +118,7 @@ def _of_float8(at: Place) -> EquationPlan | None:
         return None
     if len(at.foreign) != 2:
         return None
-    rule, origin = at.region.rule_of(at.name)
+    rule, origin = known_rule(at.name, at.region.rule)
     if not isinstance(rule, CastPolicy):
         # A function of the user's is asked of what autocast may cast alone.
         rule = _decided(rule, at).policy if origin == "default" else None
@@ -166,7 +166,7 @@ def _is_known(at: Place) -> EquationPlan | None:
 
 def _has_a_rule(at: Place) -> EquationPlan | None:
     """The rule of the primitive: ``with_rules``, a registered one, the default; else it is kept."""
-    rule, origin = at.region.rule_of(at.name)
+    rule, origin = known_rule(at.name, at.region.rule)
     if origin == "unknown":
         return keep(at, Reason(ReasonCode.UNKNOWN, at.name))
     decision = _PLAIN[rule] if isinstance(rule, CastPolicy) else _decided(rule, at)

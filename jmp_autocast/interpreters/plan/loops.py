@@ -304,7 +304,7 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
     # No trial here: with an unknown number of steps there is no telling how an error adds up.
     held, given = bodies(at.eqn), at.given
     inner, demands = [], full_if_float(at)
-    dtypes = [at.kept(v) for v in at.eqn.outvars]
+    dtypes = [at.declared(v) for v in at.eqn.outvars]
     needs = _needs_of_carries(planner, at)
     for body in held:
         jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]

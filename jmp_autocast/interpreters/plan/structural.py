@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ...policies import FLOAT32, CastPolicy, Decision, Policy
+from ...policies.registry import known_rule
 from ..compat import AnyJaxpr, is_ref, jax_function
 from ..primitives.structure import (
     STRUCTURES,
@@ -36,12 +37,10 @@ class PlansBodies(Protocol):
     Attributes:
         policy: The policy of the program.
         memo: What is known of its jaxprs, whatever their dtypes.
-        paths: Gets the names of carries.
     """
 
     policy: Policy
     memo: Memo
-    paths: set[str]
 
     def plan(
         self,
@@ -104,7 +103,7 @@ def _emission(at: Place) -> EquationPlan | None:
     compute_dtype = at.region.compute_dtype
     if compute_dtype is None or not at.floats:
         return None
-    rule, _ = at.region.rule_of(at.name)
+    rule, _ = known_rule(at.name, at.region.rule)
     if isinstance(rule, CastPolicy):  # no rule of the user's
         return None
     decided = rule(view_of(at.eqn, at.given, at.region.names, compute_dtype))
@@ -255,7 +254,7 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     for k in range(len(joined)):
         made = _made(k, inner, held)
         if len({state.dtype for state in made}) > 1:
-            joined[k] = Want(dtype=at.full)
+            joined[k] = Want(dtype=FLOAT32)
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
     if reason is not INSIDE:
         inner = plan_all(joined)

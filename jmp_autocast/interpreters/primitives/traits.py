@@ -107,7 +107,7 @@ _ROWS: dict[str, str] = {
     "optimization_barrier": "rounds same",
     "source_view pick": "first",
     "tangent_carrier": "zeros",
-    "accumulate float8_dot dequantize row_major rounded_cotangent": "",
+    "accumulate float8_dot dequantize row_major": "",
     # Considered: none of the traits holds.
     """exp exp2 expm1 one_minus_square polynomial asinh atan cosh sinh tan sqrt cbrt
     lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta

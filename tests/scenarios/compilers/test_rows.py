@@ -63,29 +63,8 @@ class Row(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012
 
 
-def between_and_full(x, k):
-    first = relu(jnp.exp(x))
-    return relu(conv(first, k)), jnp.exp(first)
-
-
-def sliced(w, x, i):
-    h = lax.dynamic_slice(x @ w, (i, 0), (3, 6))
-    return h @ w, jnp.exp(h)
-
-
 def product_and_softmax(make):
     return lambda w, x: (v := make(x), v @ w + v.T @ w, softmax(v), jnp.log(v))[1:]
-
-
-def product_and_shape(w, x):
-    h = relu(jnp.exp(x))
-    return h @ w, h.reshape(4, 9)[::-1].T.astype(jnp.int32)
-
-
-def kept_buffer(w, x):
-    buffer = lax.dynamic_update_slice(jnp.zeros((4, 6)), jnp.tanh(x @ w)[:2], (0, 0))
-    kept = jax.pure_callback(lambda b: b, jax.ShapeDtypeStruct((4, 6), jnp.float32), buffer)
-    return lax.dynamic_update_slice(kept, kept[:2], (2, 0)) @ w
 
 
 def users_cast(w, x):
@@ -96,8 +75,6 @@ def users_cast(w, x):
 BETWEEN = {
     "relu": relu,
     "tanh": jnp.tanh,
-    "abs": jnp.abs,
-    "reshape": lambda h: h.reshape(1, 4, 9, 4),
 }
 ADD_AND_SILU = {"add": "low", "logistic": "low", "mul": "low"}
 # No exp: in float16 a product of one without a bound is float32.
@@ -125,21 +102,6 @@ ROWS = {
         lambda data, w: jnp.where(data > 0.5, data @ w, jnp.tanh(data @ w)),
         (W, W),
         reads={"select_n": "bool low low", "gt": "full full"},
-        where=WIDE,
-        options={"params": 1},
-    ),
-    "19 relu for float32, too": Row(
-        between_and_full,
-        (X, KERNEL),
-        {"max": "full low"},
-        up=1,
-        where=WIDE[:1],
-        options={"params": 1},
-    ),
-    "19 relu for a convolution alone": Row(
-        lambda x, k: conv(relu(jnp.exp(x)), k),
-        (X, KERNEL),
-        {"max": "low"},
         where=WIDE,
         options={"params": 1},
     ),
@@ -177,23 +139,6 @@ ROWS = {
         )
         for name, f in MADE.items()
     },
-    "27 slice of a product": Row(
-        sliced, (W, W, np.int32(1)), {"dynamic_slice": "low"}, up=2, options={"params": 0}
-    ),
-    "33 relu for a product and a shape": Row(
-        product_and_shape, (W, X[0, 0]), down=2, options={"params": 0}
-    ),
-    "34 returned, too": Row(
-        lambda w, x: (h := relu(jnp.exp(x)), h @ w), (W, W), {"max": "full"}, options={"params": 0}
-    ),
-    "39 buffer for a kept function": Row(
-        kept_buffer,
-        (W, W),
-        {"pure_callback": "full", "dynamic_update_slice": "low full"},
-        {"pure_callback": "full"},
-        where=WIDE,
-        options={"params": 0},
-    ),
     "62 a user's cast to float32 votes": Row(
         users_cast,
         (W, W),
@@ -236,11 +181,7 @@ def test_dtypes_and_casts(name, dtype, level):
 # --- what needs more than dtypes ----------------------------------------------------------------
 
 LOW_PROGRAMS = {
-    "dense": lambda w, x: relu(x @ w + w[0]),
     "convolution": lambda w, x: jnp.abs(conv(x[None, None], w[None, None, :3, :3])),
-    "gate": lambda w, x: jnp.tanh(x @ w) * jax.nn.sigmoid(x @ w),
-    "residual": lambda w, x: x + jnp.tanh(x @ w),
-    "loop": lambda w, x: lax.scan(lambda h, _: (jnp.tanh(h @ w), h), x, None, length=2),
     "branches": lambda w, x: lax.cond(x[0, 0] > 0, jnp.tanh, jnp.sin, x @ w),
 }
 
