@@ -30,7 +30,7 @@ from jax import lax
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from jmp_autocast import BF16, autocast, cpu_kernels
+from jmp_autocast import Policy, autocast, cpu_kernels
 from jmp_autocast.policies.choices import LEVELS
 
 BY_HAND = "by hand"
@@ -102,7 +102,9 @@ def _errors_of(
         return [float(norm(f - e) / norm(e)) for f, e in zip(found, exact, strict=True)]
 
     rows = {
-        level: errors(autocast(fn, policy=BF16.with_level(level), output_dtype="computed"), mixed)
+        level: errors(
+            autocast(fn, Policy(jnp.bfloat16, level=level), output_dtype="computed"), mixed
+        )
         for level in LEVELS
     }
     return rows | {BY_HAND: errors(fn, operands)}
