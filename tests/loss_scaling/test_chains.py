@@ -147,13 +147,11 @@ NESTINGS = {
     "bare": WRAPPED,
     "static": static_loss_scaling(optax.sgd(0.5), 8.0),
     "chain": optax.chain(optax.identity(), WRAPPED, optax.scale(1.0)),
-    "chain of chains": optax.chain(optax.chain(optax.chain(WRAPPED))),
     "named_chain": optax.named_chain(("first", optax.identity()), ("scaled", WRAPPED)),
     "masked": optax.masked(WRAPPED, {"a": True, "b": True}),
     "partition": optax.partition({"x": WRAPPED, "y": optax.set_to_zero()}, LABELS),
     "MultiSteps": optax.MultiSteps(WRAPPED, 1).gradient_transformation(),
     "apply_if_finite": optax.apply_if_finite(WRAPPED, 0),
-    "flatten": optax.flatten(WRAPPED),
     "inject_hyperparams": optax.inject_hyperparams(
         dynamic_loss_scaling, static_args=("inner", "axis_name")
     )(optax.sgd(0.5), init_scale=8.0),
@@ -177,8 +175,3 @@ def test_all_nestings(nesting):
     assert [leaf.dtype for leaf in before] == [jnp.float32, bool, jnp.int32]
     assert [leaf.item() for leaf in before] == [8.0, False, 0]
     assert [leaf.item() for leaf in after] == [8.0 if nesting == "static" else 4.0, True, 1]
-
-
-def test_the_part_of_a_state_that_holds_one_scale_is_enough():
-    state = optax.chain(WRAPPED, static_loss_scaling(optax.identity(), 3.0)).init(np.ones(2))
-    assert [float(loss_scale(part)) for part in state] == [8.0, 3.0]

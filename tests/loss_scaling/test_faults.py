@@ -32,7 +32,6 @@ TREES = {
     "bfloat16": ["bfloat16[5]", "bfloat16[]"],
     "float32": {"w": "float32[2,3,2]", "none": None, "b": {"x": "float32[]"}},
     "float64": ("float64[3]", "float64[2,2]"),
-    "complex64": {"z": "complex64[2,2]", "s": "complex64[]"},
     "float8": {"a": "float8_e4m3fn[4]", "b": "float8_e5m2[2]"},
     "mixed": {
         "f": "float32[2]",

@@ -1,4 +1,4 @@
-"""Loss scaling on eight devices and in two processes: a bad shard skips the step everywhere."""
+"""Loss scaling on eight devices: a bad shard skips the step everywhere."""
 
 import functools
 

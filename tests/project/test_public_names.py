@@ -58,6 +58,7 @@ IN_TESTS = {
 # What benchmarks may use beside them.
 IN_BENCHMARKS = {
     "jax.experimental.topologies": "the one way to compile for a device that is not there",
+    "jax.experimental.pallas.ops.tpu.splash_attention": "the kernel of MaxText, to be decorated",
 }
 
 

@@ -44,15 +44,6 @@ def test_metadata(cast):
     assert callable(wrapper)
 
 
-@pytest.mark.parametrize("cast", CASTS, ids=["autocast", "nnx"])
-def test_partial(cast):
-    inside, outside = cast(functools.partial(scaled, scale=5.0)), functools.partial(cast(scaled))
-    assert inspect.signature(inside) == inspect.signature(functools.partial(scaled, scale=5.0))
-    for fn in (inside, functools.partial(outside, scale=5.0)):
-        assert_dots_run_in("bfloat16", trace(fn, X))
-        np.testing.assert_array_equal(fn(X), 5 * X @ X)
-
-
 def test_wraps_of_a_wrapper():
     """The options stay with the function that was wrapped, not with the one that wraps it."""
     wrapper = autocast(scaled, jnp.bfloat16)
