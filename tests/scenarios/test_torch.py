@@ -12,7 +12,7 @@ its number in their order. The others stand elsewhere:
 * 31 to 33: ``derivatives/test_custom_rules.py``, ``policies/test_scopes.py``,
   ``policies/test_rules.py``; 34, what a checkpoint computes again: a property of the fuzzer.
 * 36 to 66, graph rewriting: `transform`, and nesting (45) in ``loops/test_structural.py``.
-* A bias that would widen each layer: ``plan/test_votes.py``, and the rows 2 and 21 of `compilers`.
+* A bias that would widen each layer: ``plan/test_votes.py``.
 
 11, 19 and 22 have no counterpart in a function transform. A jaxpr holds the parts of
 ``layer_norm``, ``softmax`` and ``linear``, which PyTorch's op lists name.
