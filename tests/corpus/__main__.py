@@ -53,7 +53,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 def with_fixed_hashes() -> None:
     """Starts this command again if the order of sets is random.
 
-    numpyro's lower bound of the evidence is traced in the order of a set of names.
+    A program may be traced in the order of a set of names.
     """
     if os.environ.get("PYTHONHASHSEED") != "0":
         command = [sys.executable, "-m", "tests.corpus", *sys.argv[1:]]

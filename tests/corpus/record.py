@@ -21,7 +21,7 @@ from .sources import SOURCES
 
 ABOUT = "about.json"
 SUFFIX = ".jsonl.gz"
-PACKAGES = "jaxlib numpy flax equinox dm-haiku optax numpyro diffrax".split()
+PACKAGES = "jaxlib numpy flax equinox dm-haiku optax diffrax".split()
 """What programs of the corpus come from, or are traced with: another version has others."""
 
 QUICK = 6

@@ -56,15 +56,9 @@ SUMS: dict[str, Layer] = {
     "LayerScale": lambda p, h, c, g: h + p["scale"] * branch(p, h),
     "ReZero": lambda p, h, c, g: h + p["alpha"] * field(p, h),
     "adaLN-zero": lambda p, h, c, g: h + (c @ p["gate"]) * branch(p, h),
-    "adaLN-zero, shared": lambda p, h, c, g: h + c[:, :1] * branch(p, h),
     "Euler": lambda p, h, c, g: h + g * field(p, h),
-    "Euler, divided": lambda p, h, c, g: h + field(p, h) / (1 / g),
     "leaky": lambda p, h, c, g: h + g * (field(p, h) - h),
-    "leaky, mixed": lambda p, h, c, g: (1 - g) * h + g * field(p, h),
     "plain": lambda p, h, c, g: h + jnp.tanh(norm(h) @ p["w"]) @ p["small"],
-    "plain, two sums": lambda p, h, c, g: (lambda m: m + jnp.tanh(norm(m) @ p["w"]) @ p["small"])(
-        h + field(p, norm(h)) @ p["small"]
-    ),
     "plain, parallel": lambda p, h, c, g: (
         h + (jnp.tanh(norm(h) @ p["w"]) @ p["small"] + (norm(h) @ p["small"]))
     ),
@@ -72,11 +66,7 @@ SUMS: dict[str, Layer] = {
 FACTOR_CHAINS: dict[str, Layer] = {
     "gates near 1": lambda p, h, c, g: h * jax.nn.sigmoid(h @ p["w"] - jnp.log(p["alpha"])),
     "complements": lambda p, h, c, g: h * (1 - p["alpha"] * jax.nn.sigmoid(h @ p["w"])),
-    "gates of the input": lambda p, h, c, g: h * jax.nn.sigmoid(c @ p["w"] - jnp.log(p["alpha"])),
     "decays": lambda p, h, c, g: h * jnp.exp(-p["alpha"] * jax.nn.softplus(h @ p["w"])),
-    "decays of the input": lambda p, h, c, g: (
-        h * jnp.exp(-p["alpha"] * jax.nn.softplus(c @ p["w"]))
-    ),
     "products": lambda p, h, c, g: h * (1 + p["scale"] * field(p, h)),
     "highway": lambda p, h, c, g: (lambda t: t * field(p, h) + (1 - t) * h)(
         p["alpha"] * jax.nn.sigmoid(h @ p["w"])

@@ -9,7 +9,6 @@ from . import (
     jax_control,
     jax_functions,
     jax_linalg,
-    numpyro_densities,
     optax_losses,
 )
 
@@ -19,7 +18,6 @@ SOURCES = {
     "haiku": haiku_nets,
     "equinox": equinox_layers,
     "optax": optax_losses,
-    "numpyro": numpyro_densities,
     "diffrax": diffrax_solves,
     "linalg": jax_linalg,
     "jax": jax_functions,
@@ -31,7 +29,6 @@ LONG = {
     "haiku": "resnet",
     "equinox": "convolutional network",
     "optax": "ctc with probabilities",
-    "numpyro": "evidence lower bound",
     "diffrax": "backsolve adjoint, implicit euler, stochastic equation, least squares",
     "linalg": "gmres",
     "jax": "special functions, reparameterised samples",
