@@ -2,12 +2,13 @@
 
     python benchmarks/trace_time.py
 
-Prints the time for tracing and lowering transformers of 12 and 48 layers, forward and gradient,
-plain and under autocast (in turn, best of several), what planning costs when one jitted layer is
-called 96 times, planning against tracing for 24 transformer blocks and for a chain of 2,000 and
-of 20,000 equations, what planned residuals add to the tracing of 48 unrolled layers, and the ratios
-for two Keras models, which call hundreds of small functions. With ``--only hf`` also those for
-BERT, GPT-2 and T5 of Hugging Face, whose last models in Flax are in ``transformers<5``.
+Prints the time for tracing and lowering Flax transformers of 12 and 48 layers, forward and
+gradient, in float32 and under autocast (in turn, best of several), the same for an MLP of 100
+layers in plain JAX, the planning of one jitted layer that is called 96 times, planning against
+tracing for 24 transformer blocks and for a chain of 2,000 and of 20,000 equations, the cost of
+planned residuals of 48 unrolled layers, and the ratios for two Keras models, which call hundreds
+of small functions. With ``--only hf`` also those for BERT, GPT-2 and T5 of Hugging Face, whose last
+models in Flax are in ``transformers<5``.
 """
 
 from __future__ import annotations
@@ -129,13 +130,15 @@ def print_ratios(
         print(f"{name:26}{label:20}{trace:10.3f}{lower:10.3f}{ratio:8.2f}{at_best:8.2f}")
 
 
+CASTS: dict[str, Callable[[Any], Any]] = {
+    "float32": lambda f: f,
+    "autocast bfloat16": lambda f: autocast(f, jnp.bfloat16),
+    "autocast float16": lambda f: autocast(f, jnp.float16),
+}
+
+
 def measure_transformer(repeats: int) -> None:
     """Prints the ratios for transformers of 12 and 48 layers, forward and gradient."""
-    casts = {
-        "float32": lambda f: f,
-        "autocast bfloat16": lambda f: autocast(f, jnp.bfloat16),
-        "autocast float16": lambda f: autocast(f, jnp.float16),
-    }
     print_header("transformers", repeats)
     for layers in (12, 48):
         model = Transformer(layers=layers)
@@ -143,15 +146,37 @@ def measure_transformer(repeats: int) -> None:
         args = jax.eval_shape(model.init, jax.random.key(0), tokens), tokens
         loss = functools.partial(make_loss, model)
         print_ratios(
-            f"{layers} layers, forward", lambda cast, f=loss: cast(f()), casts, args, repeats
+            f"{layers} layers, forward", lambda cast, f=loss: cast(f()), CASTS, args, repeats
         )
         print_ratios(
             f"{layers} layers, gradient",
             lambda cast, f=loss: jax.grad(cast(f())),
-            casts,
+            CASTS,
             args,
             repeats,
         )
+
+
+def make_mlp() -> Callable[..., jax.Array]:
+    """Returns a loss without a layer library, a new function object at each call."""
+
+    def loss(params: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
+        for w, b in params:
+            x = jax.nn.relu(x @ w + b)
+        return jnp.mean(x)
+
+    return loss
+
+
+def measure_plain(repeats: int) -> None:
+    """Prints the ratios for an MLP of 100 layers in plain JAX, forward and gradient."""
+    print_header("an MLP in plain JAX", repeats)
+    layer = (jnp.ones((64, 64)), jnp.ones(64))
+    args = ([layer] * 100, jnp.ones((8, 64)))
+    print_ratios("100 layers, forward", lambda cast: cast(make_mlp()), CASTS, args, repeats)
+    print_ratios(
+        "100 layers, gradient", lambda cast: jax.grad(cast(make_mlp())), CASTS, args, repeats
+    )
 
 
 def measure_shared_layer(calls: int, repeats: int) -> None:
@@ -374,6 +399,7 @@ def hf_gradient(module: nn.Module, cast: Callable[..., Any]) -> Callable[..., An
 # What the extra `dev` of the project installs, and what needs a package beside it.
 PARTS: dict[str, Callable[[int], None]] = {
     "transformer": measure_transformer,
+    "plain": measure_plain,
     "shared layer": lambda repeats: measure_shared_layer(96, repeats),
     "planning": measure_planning,
     "residuals": lambda repeats: measure_residuals(48, repeats),

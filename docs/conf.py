@@ -24,7 +24,7 @@ version = release = jmp_autocast.__version__
 language = "en"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["_build", "measured.md"]  # that one is included by others
+exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 default_role = "py:obj"  # in docstrings: `Policy`
 highlight_language = "python"

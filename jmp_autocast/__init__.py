@@ -5,7 +5,6 @@ The types of what the tools return are in `jmp_autocast.inspect`.
 
 import importlib
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from .autocast import autocast
@@ -83,7 +82,6 @@ _TOOLS = (
     "tune",
 )
 _ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
-_RENAMED = {"register_policy": "register_rule"}
 
 
 def __getattr__(name: str) -> Any:
@@ -92,12 +90,6 @@ def __getattr__(name: str) -> Any:
     if name == "inspect" or name in _TOOLS:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)
-    if name in _RENAMED:
-        new = _RENAMED[name]
-        warnings.warn(
-            f"{__name__}.{name} is {new} now: write {new}.", DeprecationWarning, stacklevel=2
-        )
-        return globals()[new]
     if hint := hint_for(name, __name__):
         # `from jmp_autocast import ...` asks by `hasattr`, and what it says of an AttributeError
         # has no room for a hint. Who else asks by `hasattr` gets an answer.

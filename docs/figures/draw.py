@@ -2,7 +2,6 @@
 
 python docs/figures/draw.py            # SVG files beside this one, as the site takes them
 python docs/figures/draw.py FOLDER     # somewhere else
-python docs/figures/draw.py --readme   # the picture of the README, which is a file of the project
 """
 
 from __future__ import annotations
@@ -43,7 +42,4 @@ def write_all(folder: pathlib.Path = FOLDER, pictures: dict[str, ModuleType] = P
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--readme"]:
-        write_all(FOLDER.with_name("_static"), {"seconds": seconds})
-    else:
-        write_all(*map(pathlib.Path, sys.argv[1:2]))
+    write_all(*map(pathlib.Path, sys.argv[1:2]))

@@ -25,46 +25,42 @@ _INTRODUCTION = """\
 
 # The policy of each primitive
 
-This page lists the defaults. `Policy.with_rules` changes them for one program, and
-`register_rule` adds the primitives of another package. Only float32 values, and values that
-already have the compute dtype, are cast: float64, complex, float8, the other 16-bit dtype,
-integers, bools and keys pass through.
-
-A primitive that is not on this page keeps the dtypes that the program declares, and `explain`
-lists it.
+The defaults. `Policy.with_rules` changes them for one program, and `register_rule` adds the
+primitives of another package. `explain` lists the primitives of a program that have no policy.
 """
 
 _SECTIONS: dict[CastPolicy, str] = {
     CastPolicy.LOWER_PRECISION_FP: "Float operands are cast to the compute dtype.",
     CastPolicy.FP32: "Float operands are cast to float32; the result is float32.",
     CastPolicy.FP32_SET_OPT_DTYPE: (
-        "Reductions: they accumulate in float32 and return float32. If the program narrows the "
-        "result, that is an equation of its own, and `autocast` obeys it."
+        "Reductions: they accumulate in float32 and return float32. A cast of the result by the "
+        "program is an equation of its own, which `autocast` keeps."
     ),
     CastPolicy.FP32_APPEND_DTYPE: (
         "Their update computation has a fixed dtype: they are emitted again in the float32 form. "
-        "If a rule gives this policy to a matmul or convolution, it reads 16-bit operands and "
-        "returns its float32 accumulator."
+        "A matmul or convolution with this policy returns its float32 accumulator."
     ),
     CastPolicy.PROMOTE: (
-        "Operands are cast to the widest dtype among those that vote: computed values, and those "
-        "parameters, constants and arguments whose rounding could cost more than the rounding of "
-        "the result. The others take the dtype that these agree on."
+        "Operands are cast to the widest dtype among those that vote: computed values, and "
+        "parameters, constants and arguments whose rounding costs more than rounding the result."
     ),
-    CastPolicy.KEEP: "Operands keep the dtypes that the program declares.",
 }
+
+_KEEP = (
+    "All others keep the dtypes that the program declares: random bits, keys, callbacks, refs, "
+    "sparse arrays, collectives that start or finish a transfer, bit operations and foreign code."
+)
 
 _RULES = "These rules decide for each equation by its shapes and parameters."
 
 _DATA_MOVEMENT = (
-    "Also `PROMOTE`. They move or replicate the elements of one operand and follow its dtype: a "
-    "parameter is cast first, while it is small, and moved in the compute dtype."
+    "Also `PROMOTE`. They move or replicate the elements of one operand and follow its dtype. A "
+    "parameter is cast first, while it is small."
 )
 
 _STRUCTURAL = (
-    "They hold programs, or are casts themselves. They have no policy: the equations inside them "
-    "have. A policy for one of them is an error; use a scope for the region, or a rule function "
-    "that returns `Decision(emit=...)` to replace the equation."
+    "They hold jaxprs, or are casts themselves, and have no policy: use a scope for the region, or "
+    "a rule function that returns `Decision(emit=...)` to replace the equation."
 )
 
 
@@ -79,6 +75,7 @@ def render() -> str:
         parts += [f"## {policy.name}", _wrap(text), _names(names)]
     parts += ["## Data movement", _wrap(_DATA_MOVEMENT), _names(DATA_MOVEMENT)]
     parts += ["## Structural", _wrap(_STRUCTURAL), _names(STRUCTURAL)]
+    parts += ["## KEEP", _wrap(_KEEP)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

@@ -29,7 +29,7 @@ from tests.conformance.differences import (  # noqa: E402
     REASONS,
 )
 from tests.conformance.rows import CASES, load_rows  # noqa: E402
-from tests.conformance.runner import comparable, disagreeing, outcomes  # noqa: E402
+from tests.conformance.runner import Outcome, comparable, disagreeing, outcomes  # noqa: E402
 from tests.support.torch_ops import DTYPES  # noqa: E402
 
 _TEMPLATE = """\
@@ -37,68 +37,42 @@ _TEMPLATE = """\
 
 # Differences from PyTorch's autocast
 
-This page compares the output dtypes of {{ total }} calls of PyTorch 2.13 under CUDA autocast with
-those of the same calls in JAX under `autocast(..., output_dtype="computed")`. Each call is a row,
-and is compared in up to five cases: {{ cases | join(", ") }}.
+The output dtypes of {{ total }} calls of PyTorch 2.13 under CUDA autocast, compared with those of
+the same calls in JAX under `autocast(..., output_dtype="computed")`. Each call is compared in up to
+five cases: {{ cases | join(", ") }}.
 
-| compute dtype | rows that agree in all their cases | cases that agree |
+| compute dtype | calls that agree in all cases | cases that agree |
 |---|---|---|
 {% for dtype, rows, of, cases, of_cases in shares -%}
 | {{ dtype }} | {{ rows }} of {{ of }}, {{ percent(rows, of) }} | {{ cases }} of {{ of_cases }}, \
 {{ percent(cases, of_cases) }} |
 {% endfor %}
-What is compared:
+A 16-bit input is the result of a matmul in the program. Weights and biases are parameters
+(`params=`), as in PyTorch's modules; in the other cases inputs are arguments. Arguments that are
+declared in 16 bits agree in about three quarters of the calls, because `jax.numpy` casts the
+results of its sums back to the dtype of the arguments.
 
-* A 16-bit input is a value that a matmul of the program computed. A float32 input beside it is a
-  value that the program computed in float32.
-* Weights and biases are parameters (`params=`), as in PyTorch's modules. The matrix that `addmm`
-  and related functions add to a product is a bias, and `prelu`'s slope is a weight.
-* In the other cases the inputs are arguments of the program. Integers are compared by kind.
+PyTorch computes `elu`, `var`, `logaddexp`, `atan`, `scatter_add` and others in float32 and rounds
+the result to 16 bits. Here it stays float32 inside the program, and is rounded when returned.
 
-If the arguments of the program have 16 bits, about three quarters of the rows agree. `jax.numpy`
-then casts the results of its sums and means back to the dtype of the arguments. These casts are
-equations of the program, like a user's own casts, and `autocast` obeys them.
+## Calls that differ
 
-## Same dtype, other precision
-
-Some values are computed and read in one dtype, but returned in the other if the caller asks for
-the computed dtypes. With the default, `output_dtype="same"`, and inside the program, this rounds
-nothing.
-
-* PyTorch leaves `elu`, `var`, `logaddexp`, `atan`, `scatter_add` and others off its lists: they
-  are float32 inside and round to 16 bits. Here their result stays float32 for its readers in the
-  program, and is rounded when it is returned.
-* PyTorch lists powers and nearest-neighbor resizing as float32. Here they run in 16 bits if their
-  readers do (a square before a matmul), and are float32 if they are returned.
-
-```{fold-tables}
-```
-
-## Rows that differ
-
-Click a line to open its table.
-{% for text, differing in families %}
-{{ text | wrap }}
-
-{{ differing | length }} case{{ "s" if differing | length > 1 }}:
-
-| op | PyTorch | JAX | case | PyTorch returns | here |
-|---|---|---|---|---|---|
-{% for o in differing -%}
-| `{{ o.row.op }}` | `{{ o.row.torch_call }}` | `{{ o.row.expression }}` | {{ names[o.case] }} | \
-{{ short(o.want) }} | {{ short(o.got) }} |
+{% for text, _ in families -%}
+{{ (loop.index ~ ". " ~ text) | wrap_number }}
+{% endfor %}
+| reason | PyTorch | JAX | inputs in 16 bits | PyTorch returns, here |
+|---|---|---|---|---|
+{% for _, differing in families -%}
+{% set number = loop.index -%}
+{% for call, expression, cases, want, got in differing -%}
+| {{ number }} | `{{ call }}` | `{{ expression }}` | {{ cases }} | {{ want }}, {{ got }} |
 {% endfor -%}
 {% endfor %}
-## What cannot be compared
-
-These rows are not counted:
+## Calls without a comparison
 {% for op, reason in no_result %}
 {{ ("* `" + op + "`: " + reason) | wrap_item }}
 {%- endfor %}
-
-These rows are counted without their 16-bit case:
-
-{{ ("* Linear algebra: " + no_kernel) | wrap_item }}
+{{ ("* Linear algebra in 16 bits: " + no_kernel) | wrap_item }}
 {{ ("* `masked_fill` in float16: " + no_float16) | wrap_item }}
 """
 
@@ -113,24 +87,35 @@ def render() -> str:
     differing = disagreeing(DTYPES[0])
     for key, text in REASONS.items():
         ops = [op for op in DIFFERENCES if DIFFERENCES[op] == key]
-        families.append((text, [o for op in ops for o in differing.get(op, ())]))
+        if found := [o for op in ops for o in differing.get(op, ())]:
+            families.append((text, _grouped(found)))
     environment = jinja2.Environment(
         keep_trailing_newline=True, undefined=jinja2.StrictUndefined, autoescape=False
     )
-    environment.filters["wrap"] = _wrap
+    environment.filters["wrap_number"] = lambda text: _wrap(text, "   ")
     environment.filters["wrap_item"] = lambda text: _wrap(text, "  ")
     return environment.from_string(_TEMPLATE).render(
         total=len(load_rows()),
         cases=CASES.values(),
-        names=CASES,
         shares=shares,
         families=families,
         no_result=NO_RESULT.items(),
         no_kernel=NO_KERNEL,
         no_float16=NO_FLOAT16,
         percent=lambda part, whole: f"{100 * part / whole:.1f} %",
-        short=lambda dtype: "16 bits" if dtype in DTYPES else dtype,
     )
+
+
+_SHORT = {case: text.removesuffix(" in 16 bits") for case, text in CASES.items()}
+
+
+def _grouped(differing: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """Returns one line of cells for each call and pair of dtypes, with its cases."""
+    cases: dict[tuple[str, ...], list[str]] = {}
+    for o in differing:
+        want, got = ("16 bits" if dtype in DTYPES else dtype for dtype in (o.want, o.got))
+        cases.setdefault((o.row.torch_call, o.row.expression, want, got), []).append(_SHORT[o.case])
+    return [(*key[:2], "; ".join(names), *key[2:]) for key, names in cases.items()]
 
 
 def _wrap(text: str, indent: str = "") -> str:

@@ -16,17 +16,11 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "GradScaler": "dynamic_loss_scaling(optimizer), and scaled_value_and_grad(loss)",
         "amp": "autocast",
         "custom_fwd": "full_precision() inside the function",
-        "custom_bwd": "full_precision() inside the function",
-        "is_autocast_enabled": "explain(fn, *args), which says what runs in which dtype",
         # jmp
         "DynamicLossScale": "dynamic_loss_scaling(optimizer)",
         "StaticLossScale": "static_loss_scaling(optimizer, scale)",
-        "NoOpLossScale": "static_loss_scaling(optimizer, 1.0)",
         "all_finite": "jmp_autocast.loss_scaling.step_skipped(opt_state)",
-        "select_tree": "jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)",
         "get_policy": "Policy(compute_dtype), or the string itself: autocast(fn, policy=...)",
-        "set_policy": "Policy.with_rules, whose scope= takes the names of modules",
-        "half_dtype": "autocast(fn), which takes the 16-bit dtype of the device",
         "cast_to_half": "cast_params(fn, params, *args)",
         "cast_to_full": "jmp_autocast.optimizers.as_float32(params)",
         # Keras and Flax
@@ -38,13 +32,10 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         # Apex and others for JAX
         "initialize": "autocast(fn, jnp.float16)",
         "scale_loss": "scaled_value_and_grad(loss)(opt_state, params, ...)",
-        "DynamicLossScaling": "dynamic_loss_scaling(optimizer)",
         "filter_value_and_grad": "jmp_autocast.integrations.equinox.scaled_value_and_grad",
-        "filter_grad": "jmp_autocast.integrations.equinox.scaled_value_and_grad",
         "force_full_precision": "full_precision() inside the function",
         # Transformer Engine and qwix
         "fp8_autocast": 'autocast(fn, policy=Policy(jnp.bfloat16, matmul="float8"))',
-        "DelayedScaling": "Float8(), whose scales are those of the current values",
         "quantize_model": "quantize_params(fn, params, *args)",
         # what is gone
         "op_stats": "collections.Counter(row.results for row in explain(fn, *args).rows)",

@@ -6,12 +6,10 @@ and registers nothing, and the primitives that it names need not exist.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import pathlib
 import re
-import shutil
 import tomllib
 import uuid
 import warnings
@@ -40,6 +38,7 @@ _RULES = """
 # primitive, then the later rule.
 """
 _MATMUL = "\n# Products of weights in 8 bits, and their options.\n[matmul]\n"
+_EXAMPLE = "[['*', 'tanh', 'float32']]"
 _KEYS = ("compute_dtype", "output_dtype", "level", "rules", "matmul")
 
 
@@ -52,24 +51,18 @@ def write_policy(policy: Any, path: str | pathlib.Path) -> None:
 
     Raises:
         TypeError: A rule is a function, or ``path`` is neither a string nor a path.
-        ValueError: TOML cannot hold a name or pattern, or ``path`` is no regular file.
+        ValueError: TOML cannot hold a name or pattern.
+        OSError: The file cannot be written.
     """
     # A symbolic link stays one, and leads to the new file.
     target = pathlib.Path(os.path.realpath(_as_path(path, "save")))
     content = policy_text(policy).encode()
-    if target.exists() and not target.is_file():
-        raise ValueError(
-            f"Cannot save a policy to {str(path)!r}, which is not a regular file. Pass the path of "
-            "a file, such as 'policy.toml'."
-        )
     temporary = target.with_name(f".policy-{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copymode(target, temporary)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -206,11 +199,7 @@ def _table(content: bytes, start: str) -> dict[str, Any]:
             f"{start} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}. Save "
             "it in the encoding UTF-8."
         ) from None
-    except RecursionError:
-        raise ValueError(
-            f"{start} is not a policy: its values are nested too deeply. {how}"
-        ) from None
-    except ValueError as error:  # also an integer of too many digits
+    except (ValueError, RecursionError) as error:  # also an integer of too many digits
         raise ValueError(f"{start} is not valid TOML: {shown(str(error))}. {how}") from None
 
 
@@ -220,16 +209,11 @@ def _check_version(version: Any, start: str) -> None:
         raise ValueError(f"{start} has no version. Add the line: version = {VERSION}")
     if not isinstance(version, int) or isinstance(version, bool):
         raise wrong_type(f"{start}: version must be an integer", version, fix)
-    if version > VERSION:
+    if version != VERSION:
+        older = f"Its scopes, precisions and rules are one list: rules = {_EXAMPLE}. {fix}"
         raise ValueError(
             f"{start} has version {hex(version)[:18]}, and this jmp_autocast reads version "
-            f"{VERSION}. Upgrade jmp_autocast, or save the policy with this one."
-        )
-    if version < VERSION:
-        raise ValueError(
-            f"{start} has version {hex(version)[:18]}, and this jmp_autocast reads version "
-            f"{VERSION}, in which scopes, precisions and rules are one list: rules = [['*/ln', "
-            f"'*', 'float32']]. {fix}"
+            f"{VERSION}. {'Upgrade jmp_autocast.' if version > VERSION else older}"
         )
 
 
@@ -238,17 +222,15 @@ def _rules(value: Any, start: str) -> tuple[tuple[str, ...], ...]:
 
     A primitive of another package, which is not loaded yet, looks like no known one.
     """
-    fix = "Write rules = [['*', 'tanh', 'float32']]: scope, primitive or '*', and what holds there."
+    fix = f"Write rules = {_EXAMPLE}: scope, primitive or '*', and what holds there."
     if not isinstance(value, list):
         raise wrong_type(f"{start}: rules must be an array", value, fix)
     known = known_primitives()
     for i, rule in enumerate(value):
-        if not isinstance(rule, list) or not all(isinstance(word, str) for word in rule):
-            raise wrong_type(f"{start}: rules[{i}] must be three strings", rule, fix)
-        if len(rule) != 3 or not all(rule):
-            raise ValueError(f"{start}: rules[{i}] must be three words, got {shown(rule)}. {fix}")
-        name = rule[1]
-        if name == ANY or name in known:
+        words = isinstance(rule, list) and [word for word in rule if isinstance(word, str) and word]
+        if not words or words != rule or len(rule) != 3:
+            raise wrong_type(f"{start}: rules[{i}] must be three words", rule, fix)
+        if (name := rule[1]) == ANY or name in known:
             continue
         if hint := made_of(name) or did_you_mean(name, known, cutoff=0.8):
             warnings.warn(

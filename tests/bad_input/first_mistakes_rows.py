@@ -27,17 +27,13 @@ from jmp_autocast import (
     explain,
     full_precision,
     keep_less,
-    quantize_params,
-    register_rule,
     scaled_value_and_grad,
     tune,
 )
 from jmp_autocast.integrations import equinox as for_equinox
 from jmp_autocast.integrations.nnx import train_step
-from jmp_autocast.loss_scaling import loss_scale
-from jmp_autocast.optimizers import master_weights
 
-from .row import Row, X
+from .row import Row, X, rows
 
 LINE = r"fn = autocast\(fn, jnp.bfloat16\)"
 NO_CONTEXT = "is a function transform, not a context manager"
@@ -87,250 +83,176 @@ def _plain_state(w):
     return optax.adam(1e-3).init(w.params)
 
 
-SEEN = [
-    Row(
-        "autocast",
-        "a dtype misspelled",
-        lambda w: autocast(loss, "bflaot16"),
+_SEEN = {
+    "autocast: a dtype misspelled": (
         ValueError,
+        lambda w: autocast(loss, "bflaot16"),
         "policy | 'bflaot16' | must be a compute dtype | mean 'bfloat16'",
     ),
-    Row(
-        "autocast",
-        "float8 as a dtype",
-        lambda w: autocast(loss, jnp.float8_e4m3fn),
+    "autocast: float8 as a dtype": (
         ValueError,
+        lambda w: autocast(loss, jnp.float8_e4m3fn),
         "compute_dtype | float8_e4m3fn | must be float16 or bfloat16 | policy=jmp_autocast.FP8",
     ),
-    Row(
-        "autocast",
-        "the word float8",
-        lambda w: autocast(loss, "float8"),
+    "autocast: the word float8": (
         ValueError,
+        lambda w: autocast(loss, "float8"),
         "policy | got 'float8' | must be a compute dtype | jmp_autocast.FP8",
     ),
-    Row(
-        "autocast",
-        "with a device",
-        lambda w: _with(autocast("cuda")),
+    "autocast: with a device": (
         TypeError,
+        lambda w: _with(autocast("cuda")),
         f"autocast | 'cuda' | {NO_CONTEXT} | {LINE}",
     ),
-    Row(
-        "autocast",
-        "with dtype=",
-        lambda w: _with(autocast(dtype=jnp.bfloat16)),
+    "autocast: with dtype=": (
         TypeError,
+        lambda w: _with(autocast(dtype=jnp.bfloat16)),
         f"autocast | 'dtype' | {NO_CONTEXT} | {LINE}",
     ),
-    Row(
-        "autocast",
-        "with policy=",
-        lambda w: _with(autocast(policy="bf16")),
+    "autocast: with policy=": (
         TypeError,
+        lambda w: _with(autocast(policy="bf16")),
         r"autocast | with autocast\(...\) | not a context manager | full_precision\(\):",
     ),
-    Row(
-        "autocast",
-        "device_type=",
-        lambda w: autocast(loss, device_type="cuda"),
+    "autocast: device_type=": (
         TypeError,
+        lambda w: autocast(loss, device_type="cuda"),
         f"autocast | 'device_type' | JAX knows the device | {LINE}",
     ),
-    Row(
-        "autocast",
-        "the loss of a call",
-        lambda w: autocast(loss(w.params, X)),
+    "autocast: the loss of a call": (
         TypeError,
+        lambda w: autocast(loss(w.params, X)),
         r"autocast | got float32\[\] of | takes a callable",
         r"function itself: autocast\(fn\)\(params, x\)",
     ),
-    Row(
-        "autocast",
-        "a preset in quotes",
-        lambda w: autocast(loss, policy="BF16"),
+    "autocast: a preset in quotes": (
         ValueError,
+        lambda w: autocast(loss, policy="BF16"),
         "policy | 'BF16' | must be a compute dtype | policy=jmp_autocast.BF16, without quotes",
     ),
-    Row(
-        "autocast",
-        "a file as a policy",
-        lambda w: autocast(loss, policy="q.toml"),
+    "autocast: a file as a policy": (
         ValueError,
+        lambda w: autocast(loss, policy="q.toml"),
         r"policy | 'q.toml' | must be a compute dtype | Policy.load\('q.toml'\)",
     ),
-    Row(
-        "autocast",
-        "the class Policy",
-        lambda w: autocast(loss, policy=Policy),
+    "autocast: the class Policy": (
         TypeError,
+        lambda w: autocast(loss, policy=Policy),
         r"policy | Policy'> of type type | must be a jmp_autocast.Policy | Policy\(jnp.bfloat16\)",
     ),
-    Row(
-        "autocast",
-        "a class of a model",
-        lambda w: autocast(nn.Dense),
+    "autocast: a class of a model": (
         TypeError,
+        lambda w: autocast(nn.Dense),
         "autocast | Dense is a class | takes a function | linen.autocast",
     ),
-    Row(
-        "autocast",
-        "a Linen module",
-        lambda w: autocast(nn.Dense(3)),
+    "autocast: a Linen module": (
         TypeError,
+        lambda w: autocast(nn.Dense(3)),
         r"autocast | got a Dense | variables are not in it",
         r"autocast\(model.apply\)\(variables, x\)",
     ),
-    Row(
-        "autocast",
-        "above a compact method",
-        lambda w: Inside().init(jax.random.key(0), X),
+    "autocast: above a compact method": (
         TypeError,
+        lambda w: Inside().init(jax.random.key(0), X),
         "autocast | Inside | would leak from the trace | integrations.linen.autocast",
     ),
-    Row(
-        "autocast",
-        "state of NNX",
-        lambda w: autocast(w.model)(X),
+    "autocast: state of NNX": (
         TypeError,
+        lambda w: autocast(w.model)(X),
         r"Counting | changes the state | change would be lost | integrations\.nnx\.autocast",
     ),
-    Row(
-        "scaled_value_and_grad",
-        "without a state",
-        lambda w: scaled_value_and_grad(loss)(w.params, X),
+    "scaled_value_and_grad: without a state": (
         ValueError,
+        lambda w: scaled_value_and_grad(loss)(w.params, X),
         f"{FIRST} | a dict | {NO_SCALE} | dynamic_loss_scaling",
     ),
-    Row(
-        "scaled_value_and_grad",
-        "the optimizer",
-        lambda w: scaled_value_and_grad(loss)(w.tx, w.params, X),
+    "scaled_value_and_grad: the optimizer": (
         ValueError,
+        lambda w: scaled_value_and_grad(loss)(w.tx, w.params, X),
         rf"{FIRST} | a GradientTransformation | {NO_SCALE}",
         r"its state, opt_state = tx.init\(params\)",
     ),
-    Row(
-        "scaled_value_and_grad",
-        "the state last",
-        lambda w: scaled_value_and_grad(loss)(w.params, X, w.opt_state),
+    "scaled_value_and_grad: the state last": (
         ValueError,
+        lambda w: scaled_value_and_grad(loss)(w.params, X, w.opt_state),
         f"{FIRST} | argument 3, a LossScalingState, holds one, and comes first | {NO_SCALE}",
         "dynamic_",
     ),
-    Row(
-        "scaled_value_and_grad",
-        "a plain optimizer",
-        lambda w: scaled_value_and_grad(loss)(_plain_state(w), w.params, X),
+    "scaled_value_and_grad: a plain optimizer": (
         ValueError,
+        lambda w: scaled_value_and_grad(loss)(_plain_state(w), w.params, X),
         rf"{FIRST} | a tuple | {NO_SCALE} | wrap it, tx = dynamic_loss_scaling\(optax.adam",
     ),
-    Row(
-        "dynamic_loss_scaling",
-        "nothing",
-        lambda w: dynamic_loss_scaling(),
+    "dynamic_loss_scaling: nothing": (
         TypeError,
+        lambda w: dynamic_loss_scaling(),
         r"inner | missing | dynamic_loss_scaling\(\) | Write dynamic_loss_scaling\(optax.adam",
     ),
-    Row(
-        "dynamic_loss_scaling",
-        "an optimizer not called",
-        lambda w: dynamic_loss_scaling(optax.adam),
+    "dynamic_loss_scaling: an optimizer not called": (
         TypeError,
+        lambda w: dynamic_loss_scaling(optax.adam),
         r"dynamic_loss_scaling | function adam | wraps an optax | Call it first: adam\(",
     ),
-    Row(
-        "dynamic_loss_scaling",
-        "a factor below 1",
-        lambda w: dynamic_loss_scaling(optax.adam(1e-3), growth_factor=0.5),
-        ValueError,
-        "growth_factor | =0.5 | out of range | a finite number above 1",
-    ),
-    Row(
-        "scaled_value_and_grad",
-        "has_aux forgotten",
-        lambda w: scaled_value_and_grad(lambda p: (p["w"][0, 0], p))(8.0, w.params),
+    "scaled_value_and_grad: has_aux forgotten": (
         TypeError,
+        lambda w: scaled_value_and_grad(lambda p: (p["w"][0, 0], p))(8.0, w.params),
         "loss that <lambda> returns | is a tuple | floating array of shape | has_aux=True",
     ),
-    Row(
-        "Policy",
-        "a function for a primitive",
-        lambda w: BF16.with_rules({"softmax": "FP32"}),
+    "Policy: a function for a primitive": (
         ValueError,
+        lambda w: BF16.with_rules({"softmax": "FP32"}),
         f"with_rules | 'softmax' is a function and no primitive | made of 'exp' | {PRIMITIVES}",
     ),
-    Row(
-        "Policy",
-        "a norm for a primitive",
-        lambda w: BF16.with_rules({"layer_norm": "FP32"}),
+    "Policy: a level of Apex": (
         ValueError,
-        f"with_rules | 'layer_norm' is a function and no primitive | 'rsqrt' | {PRIMITIVES}",
-    ),
-    Row(
-        "Policy",
-        "a level of Apex",
         lambda w: Policy(jnp.bfloat16, level="O2"),
-        ValueError,
         "level | 'O2' | must be one of | Apex's O2 is 'compute'",
     ),
-    Row(
-        "Policy",
-        "a short name of float8",
-        lambda w: Policy(matmul="fp8"),
+    "Policy: a short name of float8": (
         ValueError,
+        lambda w: Policy(matmul="fp8"),
         "matmul | 'fp8' | must be one of | Write matmul='float8'",
     ),
-    Row(
-        "keep_less",
-        "another library's word",
-        lambda w: keep_less(loss, residuals="remat"),
+    "keep_less: another library's word": (
         ValueError,
+        lambda w: keep_less(loss, residuals="remat"),
         "residuals | 'remat' | must be | 'recompute'",
     ),
-    Row(
-        "Policy",
-        "a primitive misspelled in a file",
-        lambda w: _loaded("rules = [['*', 'tahn', 'FP32']]"),
+    "Policy: a primitive misspelled in a file": (
         UserWarning,
+        lambda w: _loaded("rules = [['*', 'tahn', 'FP32']]"),
         "policy.toml | 'tahn' | no known primitive | mean 'tanh'",
     ),
-    Row(
-        "tune",
-        "a list of tuples for the arguments",
-        lambda w: tune(loss, [(w.params, X)], tolerance=0.1),
+    "tune: a list of tuples for the arguments": (
         TypeError,
+        lambda w: tune(loss, [(w.params, X)], tolerance=0.1),
         r"tune | a list of tuples | one argument | Write batches=\[\(params, x1\)",
     ),
-    Row(
-        "cast_params",
-        "no function",
-        lambda w: cast_params(w.params),
+    "cast_params: no function": (
         TypeError,
+        lambda w: cast_params(w.params),
         r"cast_params\(\) | missing | 'params' | Write cast_params\(fn, params, \*args\)",
     ),
-    Row(
-        "full_precision",
-        "with, not called",
-        lambda w: _with(full_precision),
+    "full_precision: with, not called": (
         TypeError,
+        lambda w: _with(full_precision),
         r"full_precision | with statement | is called | with full_precision\(\):",
     ),
-    Row(
-        "full_precision",
-        "a decorator, not called",
-        lambda w: full_precision(loss),
+    "full_precision: a decorator, not called": (
         TypeError,
+        lambda w: full_precision(loss),
         r"full_precision | <function loss> | takes no function | @full_precision\(\) above",
     ),
-    Row(
-        "compute_precision",
-        "a decorator, not called",
-        lambda w: compute_precision(loss),
+    "compute_precision: a decorator, not called": (
         TypeError,
+        lambda w: compute_precision(loss),
         r"compute_precision | <function loss> | takes no function",
         r"@compute_precision\(dtype\) above",
     ),
+}
+
+SEEN = [
+    *rows(_SEEN),
     *(
         Row(
             "jmp_autocast",
@@ -362,180 +284,93 @@ SEEN = [
     ),
 ]
 
-GUESSED = [
-    # Keras.
-    Row(
-        "autocast",
-        "a policy of Keras",
-        lambda w: autocast(loss, policy=KerasPolicy()),
+_GUESSED = {
+    "autocast: a policy of Keras": (
         TypeError,
+        lambda w: autocast(loss, policy=KerasPolicy()),
         "policy | of type KerasPolicy | must be a jmp_autocast.Policy | policy='mixed_bfloat16'",
     ),
-    Row(
-        "dynamic_loss_scaling",
-        "an optimizer of Keras",
-        lambda w: dynamic_loss_scaling(KerasAdam()),
+    "dynamic_loss_scaling: an optimizer of Keras": (
         TypeError,
+        lambda w: dynamic_loss_scaling(KerasAdam()),
         "dynamic_loss_scaling | Adam | wraps an optax | keras.optimizers.LossScaleOptimizer",
     ),
-    Row(
-        "jmp_autocast",
-        "a global policy",
-        lambda w: _asked("set_global_policy"),
+    "jmp_autocast: a global policy": (
         ImportError,
+        lambda w: _asked("set_global_policy"),
         r"jmp_autocast | set_global_policy | has no | autocast\(fn, policy=...\)",
     ),
-    # Haiku.
-    Row(
-        "autocast",
-        "what hk.transform returns",
-        lambda w: autocast(hk.transform(lambda x: x)),
+    "autocast: what hk.transform returns": (
         TypeError,
+        lambda w: autocast(hk.transform(lambda x: x)),
         r"autocast | of type Transformed | takes a callable | autocast\(model.apply\)",
     ),
-    # Equinox.
-    Row(
-        "integrations.equinox",
-        "the state last",
-        lambda w: for_equinox.scaled_value_and_grad(loss)(w.params, X, w.opt_state),
-        ValueError,
-        f"{FIRST} | argument 3 | {NO_SCALE} | comes first",
-    ),
-    Row(
-        "integrations.equinox",
-        "gradients and state exchanged",
-        lambda w: for_equinox.apply_gradients(w.tx, w.opt_state, w.grads, w.params),
+    "integrations.equinox: gradients and state exchanged": (
         TypeError,
+        lambda w: for_equinox.apply_gradients(w.tx, w.opt_state, w.grads, w.params),
         r"apply_gradients | a LossScalingState | for the gradients",
         r"\(tx, grads, opt_state, model\)",
     ),
-    Row(
-        "scaled_value_and_grad",
-        "a model of Equinox",
+    "scaled_value_and_grad: a model of Equinox": (
+        TypeError,
         lambda w: scaled_value_and_grad(lambda net: net(X[0])[0])(
             8.0, eqx.nn.MLP(2, 1, 2, 1, key=jax.random.key(0))
         ),
-        TypeError,
         "scaled_value_and_grad | MLP holds more | differentiates arrays | integrations.equinox",
     ),
-    # NNX.
-    Row(
-        "integrations.nnx",
-        "model and optimizer exchanged",
-        lambda w: train_step(loss)(w.model, nnx.Optimizer(w.model, w.tx, wrt=nnx.Param), X),
+    "integrations.nnx: model and optimizer exchanged": (
         TypeError,
+        lambda w: train_step(loss)(w.model, nnx.Optimizer(w.model, w.tx, wrt=nnx.Param), X),
         r"train_step\(loss\) | a Counting and an Optimizer | optimizer first",
         r"step\(optimizer, model, ...\)",
     ),
-    # Optimizers.
-    Row(
-        "autocast",
-        "an optimizer",
-        lambda w: autocast(w.tx),
+    "autocast: an optimizer": (
         TypeError,
+        lambda w: autocast(w.tx),
         f"autocast | GradientTransformation | Wrap the loss | {LINE}",
     ),
-    Row(
-        "dynamic_loss_scaling",
-        "the scale by position",
-        lambda w: dynamic_loss_scaling(optax.adam(1e-3), 1024.0),
+    "dynamic_loss_scaling: the scale by position": (
         TypeError,
+        lambda w: dynamic_loss_scaling(optax.adam(1e-3), 1024.0),
         r"dynamic_loss_scaling\(\) | 2 were given | takes 1 | options by keyword",
     ),
-    Row(
-        "loss_scale",
-        "a plain optimizer",
-        lambda w: loss_scale(_plain_state(w)),
-        ValueError,
-        rf"state | a tuple | {NO_SCALE} | tx = dynamic_loss_scaling\(",
-    ),
-    Row(
-        "optimizers",
-        "an optimizer not called",
-        lambda w: master_weights(optax.adam),
+    "Policy: the class of a recipe": (
         TypeError,
-        "master_weights | adam | wraps an optax | optax.adam",
-    ),
-    # float8.
-    Row(
-        "Policy",
-        "the class of a recipe",
         lambda w: Policy(matmul=Float8),
-        TypeError,
         "matmul | Float8'> of type type | must be a Float8 | matmul='float8'",
     ),
-    Row(
-        "Policy",
-        "a format of float8",
-        lambda w: Policy(matmul=jnp.float8_e4m3fn),
+    "Policy: a format of float8": (
         TypeError,
+        lambda w: Policy(matmul=jnp.float8_e4m3fn),
         "matmul | float8_e4m3fn | must be a Float8 | whose weights and activations are e4m3",
     ),
-    Row(
-        "Policy",
-        "a dtype of 8 bits in a rule",
-        lambda w: BF16.with_rules({"*": jnp.float8_e4m3fn}),
+    "Policy: a dtype of 8 bits in a rule": (
         ValueError,
+        lambda w: BF16.with_rules({"*": jnp.float8_e4m3fn}),
         r"'\*' | 'float8_e4m3fn' | Unknown rule | Write matmul='float8'",
     ),
-    Row(
-        "Policy",
-        "integers",
-        lambda w: Policy(matmul="int8"),
+    "Policy: integers": (
         ValueError,
+        lambda w: Policy(matmul="int8"),
         "matmul | 'int8' | must be one of | no integer products: write matmul='float8'",
     ),
-    Row(
-        "quantize_params",
-        "bfloat16",
-        lambda w: quantize_params(loss, w.params, X, policy=BF16),
-        ValueError,
-        'quantize_params | got loss | multiplies nothing in 8 bits | matmul="float8"',
-    ),
-    Row(
-        "quantize_params",
-        "no function",
-        lambda w: quantize_params(w.params),
+    "explain: an option of autocast": (
         TypeError,
-        r"quantize_params\(\) | missing | 'params' | quantize_params\(fn, params, \*args\)",
-    ),
-    # The tools.
-    Row(
-        "explain",
-        "an option of autocast",
         lambda w: explain(lambda p, x: x, w.params, X, output_dtype="computed"),
-        TypeError,
         r"explain | 'output_dtype' | <lambda> has no such | explain\(autocast\(fn, output_dtype=",
     ),
-    Row(
-        "check_numerics",
-        "the arguments as well",
-        lambda w: check_numerics(loss, w.params, X),
+    "check_numerics: the arguments as well": (
         TypeError,
+        lambda w: check_numerics(loss, w.params, X),
         r"check_numerics\(\) | 3 were given | takes 1 | check_numerics\(fn, mode=...\)\(\*args\)",
     ),
-    # Rules.
-    Row(
-        "Policy",
-        "a function as a key",
-        lambda w: BF16.with_rules({jnp.tanh: "FP32"}),
+    "Policy: a function as a key": (
         TypeError,
+        lambda w: BF16.with_rules({jnp.tanh: "FP32"}),
         "primitive | of type | is given by its name | Write its name, 'tanh'",
     ),
-    Row(
-        "register_rule",
-        "no rule",
-        lambda w: register_rule("tanh"),
-        TypeError,
-        r"register_rule\(\) | missing | 'policy_or_rule' | register_rule\(primitive, rule\)",
-    ),
-    Row(
-        "compute_precision",
-        "with, not called",
-        lambda w: _with(compute_precision),
-        TypeError,
-        r"compute_precision | with statement | is called | with compute_precision\(dtype\):",
-    ),
-]
+}
+
+GUESSED = rows(_GUESSED)
 
 ROWS = [*SEEN, *GUESSED]

@@ -14,7 +14,7 @@ from jmp_autocast import (
 from jmp_autocast.inspect.compiled.hlo import UnreadableError
 from tests.support.hlo_texts import TEXTS, module_of
 
-from .row import Row, X, loss, loss_at_call
+from .row import Row, X, loss, loss_at_call, rows
 
 
 def generator(x):
@@ -27,7 +27,92 @@ def _each(tools, mistake, call, error, parts):
         yield Row(name, mistake, lambda w, tool=tool: call(w, tool), error, parts.format(name))
 
 
+TABLE = {
+    "explain: a policy for a report": (
+        TypeError,
+        lambda w: explain(jnp.sin, X).diff(BF16),
+        r"Report\.diff | of type Policy | takes a Report | Make one with explain",
+    ),
+    "explain: reports of two programs": (
+        ValueError,
+        lambda w: explain(jnp.sin, X).diff(explain(jnp.cos, X)),
+        r"Report\.diff | sin and cos | one program | Explain the same function",
+    ),
+    "explain_compiled: arguments for a text": (
+        TypeError,
+        lambda w: explain_compiled(module_of("ROOT %x = f32[] parameter(0)"), X),
+        "arguments | HloModule | for a function alone | leave them out",
+    ),
+    "explain_compiled: a path for a text": (
+        TypeError,
+        lambda w: explain_compiled(TEXTS / "gpu_cublas.txt"),
+        r"explain_compiled | gpu_cublas.txt | takes a callable | path.read_text\(\)",
+    ),
+    "explain_compiled: text that is no HLO": (
+        UnreadableError,
+        lambda w: explain_compiled("once upon\na time"),
+        "text | once upon a time | no HLO module | compiled.as_text",
+    ),
+    "explain_compiled: StableHLO": (
+        UnreadableError,
+        lambda w: explain_compiled(jax.jit(jnp.sin).lower(X).as_text()),
+        "text | StableHLO | not what that made | Pass the Lowered itself",
+    ),
+    "explain_compiled: the name of a file for its text": (
+        UnreadableError,
+        lambda w: explain_compiled("dump/module_0042.txt"),
+        r"text | dump/module_0042.txt | no HLO module | path.read_text\(\)",
+    ),
+    "compare: a shape for an array": (
+        TypeError,
+        lambda w: compare(jnp.sin, jax.ShapeDtypeStruct((3,), jnp.float32)),
+        "compare | ShapeDtypeStruct | needs arrays | Pass arrays",
+    ),
+    "compare: dicts without a name in common": (
+        ValueError,
+        lambda w: compare({"a": X}, against={"b": X}),
+        r"\['a'\] and \['b'\] | no name | both dicts | the same key",
+    ),
+    "compare: a dict and a function": (
+        TypeError,
+        lambda w: compare({"a": X}, against=jnp.sin),
+        "dict of arrays | of type PjitFunction | another dict as against= | Write compare\\(",
+    ),
+    "compare: a function and a dict": (
+        TypeError,
+        lambda w: compare(jnp.sin, X, against={"a": X}),
+        "compare | of type dict | takes a callable | Pass the second function as against=",
+    ),
+    "compare: lists for arrays": (
+        TypeError,
+        lambda w: compare({"a": [1.0, 2.0]}, against={"a": X}),
+        r"arrays of floats | 'a' | \[1.0, 2.0\] of type list | Write compare\(",
+    ),
+    "compare: argnums out of range": (
+        ValueError,
+        lambda w: compare(jnp.sum, X, argnums=1),
+        "argnums=1 | has 1 | positional arguments | numbered from 0",
+    ),
+    "compare: gradients of an array": (
+        TypeError,
+        lambda w: compare(jnp.sin, X, argnums=0),
+        "argnums | sin | scalar float | pass a loss",
+    ),
+    "check_numerics: a mode that is none": (
+        ValueError,
+        lambda w: check_numerics(loss, mode="colect"),
+        "mode | 'colect' | must be one of 'raise', 'collect', 'overflow' | Did you mean 'collect'",
+    ),
+    "check_numerics: differentiated from outside": (
+        TypeError,
+        lambda w: jax.grad(check_numerics(loss))(w.params, X),
+        r"check_numerics\(loss\) | is differentiated | without its derivative rules | "
+        r"check_numerics\(jax.grad\(loss\)\)",
+    ),
+}
+
 ROWS = [
+    *rows(TABLE),
     *_each(
         (explain, compare, check_numerics),
         "an array for the function",
@@ -55,147 +140,5 @@ ROWS = [
         lambda w, tool: tool(autocast(loss_at_call, enabled=False), w.params, X),
         ValueError,
         "enabled=False | loss | no plan | enabled=True",
-    ),
-    Row(
-        "explain",
-        "a policy for a report",
-        lambda w: explain(jnp.sin, X).diff(BF16),
-        TypeError,
-        r"Report\.diff | of type Policy | takes a Report | Make one with explain",
-    ),
-    Row(
-        "explain",
-        "reports of two programs",
-        lambda w: explain(jnp.sin, X).diff(explain(jnp.cos, X)),
-        ValueError,
-        r"Report\.diff | sin and cos | one program | Explain the same function",
-    ),
-    Row(
-        "explain_compiled",
-        "an array for the function",
-        lambda w: explain_compiled(X),
-        TypeError,
-        "explain_compiled | of type ndarray | takes a callable | Pass the function itself",
-    ),
-    Row(
-        "explain_compiled",
-        "arguments for a text",
-        lambda w: explain_compiled(module_of("ROOT %x = f32[] parameter(0)"), X),
-        TypeError,
-        "arguments | HloModule | for a function alone | leave them out",
-    ),
-    Row(
-        "explain_compiled",
-        "a path for a text",
-        lambda w: explain_compiled(TEXTS / "gpu_cublas.txt"),
-        TypeError,
-        r"explain_compiled | gpu_cublas.txt | takes a callable | path.read_text\(\)",
-    ),
-    Row(
-        "explain_compiled",
-        "a policy to compare with",
-        lambda w: explain_compiled(jnp.sin, X, against=BF16),
-        TypeError,
-        r"explain_compiled\(against=\) | of type Policy | takes a callable | Pass the function",
-    ),
-    Row(
-        "explain_compiled",
-        "text that is no HLO",
-        lambda w: explain_compiled("once upon\na time"),
-        UnreadableError,
-        "text | once upon a time | no HLO module | compiled.as_text",
-    ),
-    Row(
-        "explain_compiled",
-        "StableHLO",
-        lambda w: explain_compiled(jax.jit(jnp.sin).lower(X).as_text()),
-        UnreadableError,
-        "text | StableHLO | not what that made | Pass the Lowered itself",
-    ),
-    Row(
-        "explain_compiled",
-        "the name of a file for its text",
-        lambda w: explain_compiled("dump/module_0042.txt"),
-        UnreadableError,
-        r"text | dump/module_0042.txt | no HLO module | path.read_text\(\)",
-    ),
-    Row(
-        "compare",
-        "a shape for an array",
-        lambda w: compare(jnp.sin, jax.ShapeDtypeStruct((3,), jnp.float32)),
-        TypeError,
-        "compare | ShapeDtypeStruct | needs arrays | Pass arrays",
-    ),
-    Row(
-        "compare",
-        "dicts without a name in common",
-        lambda w: compare({"a": X}, against={"b": X}),
-        ValueError,
-        r"\['a'\] and \['b'\] | no name | both dicts | the same key",
-    ),
-    Row(
-        "compare",
-        "a dict and a function",
-        lambda w: compare({"a": X}, against=jnp.sin),
-        TypeError,
-        "dict of arrays | of type PjitFunction | another dict as against= | Write compare\\(",
-    ),
-    Row(
-        "compare",
-        "a function and a dict",
-        lambda w: compare(jnp.sin, X, against={"a": X}),
-        TypeError,
-        "compare | of type dict | takes a callable | Pass the second function as against=",
-    ),
-    Row(
-        "compare",
-        "lists for arrays",
-        lambda w: compare({"a": [1.0, 2.0]}, against={"a": X}),
-        TypeError,
-        r"arrays of floats | 'a' | \[1.0, 2.0\] of type list | Write compare\(",
-    ),
-    Row(
-        "compare",
-        "argnums out of range",
-        lambda w: compare(jnp.sum, X, argnums=1),
-        ValueError,
-        "argnums=1 | has 1 | positional arguments | numbered from 0",
-    ),
-    Row(
-        "compare",
-        "gradients of an array",
-        lambda w: compare(jnp.sin, X, argnums=0),
-        TypeError,
-        "argnums | sin | scalar float | pass a loss",
-    ),
-    Row(
-        "check_numerics",
-        "a mode that is none",
-        lambda w: check_numerics(loss, mode="colect"),
-        ValueError,
-        (
-            "mode | 'colect' | must be one of 'raise', 'collect', 'overflow' | "
-            "Did you mean 'collect'"
-        ),
-    ),
-    Row(
-        "check_numerics",
-        "differentiated from outside",
-        lambda w: jax.grad(check_numerics(loss))(w.params, X),
-        TypeError,
-        (
-            r"check_numerics\(loss\) | is differentiated | without its derivative rules | "
-            r"check_numerics\(jax.grad\(loss\)\)"
-        ),
-    ),
-    Row(
-        "check_numerics",
-        "what it closes over is differentiated",
-        lambda w: jax.grad(lambda p: check_numerics(lambda x: loss(p, x))(X))(w.params),
-        TypeError,
-        (
-            "check_numerics | is differentiated | without its derivative rules | "
-            r"check_numerics\(jax.grad\("
-        ),
     ),
 ]

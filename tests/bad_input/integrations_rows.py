@@ -1,78 +1,46 @@
 """Wrong uses of what `jmp_autocast.integrations` holds beside `nnx.autocast`."""
 
 import flax.linen as nn
-import jax.numpy as jnp
 import optax
 
 from jmp_autocast.integrations import linen
 from jmp_autocast.integrations.jmp import to_jmp
 from jmp_autocast.integrations.metrics import precision_metrics
 
-from .row import Row, X
+from .row import rows
 
 LINEN = "integrations.linen.autocast"
 METRICS = "integrations.metrics.precision_metrics"
 TO_JMP = "integrations.jmp.to_jmp"
 PUBLIC = {LINEN, METRICS, TO_JMP}
 
-ROWS = [
-    Row(
-        LINEN,
-        "a module and no class",
+TABLE = {
+    "integrations.linen.autocast: a module and no class": (
+        TypeError,
         lambda w: linen.autocast(nn.Dense(8)),
+        "linen.autocast | type Dense | takes a module class | "
+        r"autocast\(nn.Dense\)\(8\).*model.apply",
+    ),
+    "integrations.metrics.precision_metrics: nothing to report": (
         TypeError,
-        (
-            "linen.autocast | type Dense | takes a module class | "
-            r"autocast\(nn.Dense\)\(8\).*model.apply"
-        ),
-    ),
-    Row(
-        LINEN,
-        "no function",
-        lambda w: linen.autocast(X),
-        TypeError,
-        "linen.autocast | ndarray | takes a module class | model.apply",
-    ),
-    Row(
-        LINEN,
-        "a compute dtype",
-        lambda w: linen.autocast(nn.Dense, jnp.int8),
-        ValueError,
-        "compute_dtype | int8 | float16 or bfloat16 | enabled=False",
-    ),
-    Row(
-        METRICS,
-        "nothing to report",
         lambda w: precision_metrics(),
-        TypeError,
         "opt_state | neither | report | Pass the optimizer state",
     ),
-    Row(
-        METRICS,
-        "a state without a loss scale",
-        lambda w: precision_metrics(optax.sgd(0.1).init(jnp.ones(2))),
-        ValueError,
-        "state | tuple | No loss scale | dynamic_loss_scaling",
-    ),
-    Row(
-        METRICS,
-        "the text of a report",
-        lambda w: precision_metrics(report="100.0 %"),
+    "integrations.metrics.precision_metrics: the text of a report": (
         TypeError,
+        lambda w: precision_metrics(report="100.0 %"),
         r"report | str | must be a Report | explain\(fn",
     ),
-    Row(
-        METRICS,
-        "a prefix",
-        lambda w: precision_metrics(optax.EmptyState(), prefix=3),
+    "integrations.metrics.precision_metrics: a prefix": (
         TypeError,
+        lambda w: precision_metrics(optax.EmptyState(), prefix=3),
         "prefix | 3 | string | must be",
     ),
-    Row(
-        TO_JMP,
-        "a number",
-        lambda w: to_jmp(16),
+    "integrations.jmp.to_jmp: a number": (
         TypeError,
+        lambda w: to_jmp(16),
         "policy | 16 of type int | must be | params=float32,compute=bfloat16",
     ),
-]
+}
+
+ROWS = rows(TABLE)

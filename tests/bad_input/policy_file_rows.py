@@ -28,15 +28,6 @@ ROWS = [
         r"Policy\.save | of type | takes a path | Write one such as 'policy.toml'",
     ),
     _file(
-        "a folder to save to",
-        lambda w: w.policy.save(PROJECT.parent),
-        ValueError,
-        "save a policy",
-        PROJECT.parent.name,
-        "is not a regular file",
-        "Pass the path of a file",
-    ),
-    _file(
         "the content of a file",
         lambda w: Policy.load(b"version = 1"),
         TypeError,

@@ -3,13 +3,11 @@
 import dataclasses
 
 import flax.linen as nn
-import jax.numpy as jnp
 import jmp
 import numpy as np
 from jax import lax
 
 from jmp_autocast import (
-    BF16,
     CastPolicy,
     Decision,
     Float8,
@@ -19,7 +17,7 @@ from jmp_autocast import (
     register_rule,
 )
 
-from .row import Row, loss
+from .row import Row, loss, rows
 from .transform_rows import Unhashable
 
 NAMES = "LOWER_PRECISION_FP, FP32, FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE, PROMOTE, KEEP"
@@ -69,7 +67,36 @@ def _decision(mistake, error, *parts, **fields):
     return Row("Decision", mistake, call, error, *parts)
 
 
+TABLE = {
+    "Float8: a dtype of gradients": (
+        ValueError,
+        lambda w: Float8(gradient="e4m2"),
+        "Float8.gradient | 'e4m2' | must be one of 'e5m2' | mean 'e5m2'",
+    ),
+    "Float8: no multiple": (
+        TypeError,
+        lambda w: Float8(multiple=True),
+        "Float8.multiple | True of type bool | must be an integer | such as 16",
+    ),
+    "Policy: no such level": (
+        ValueError,
+        lambda w: dataclasses.replace(w.policy, level="computes"),
+        "level | 'computes' | must be one of | mean 'compute'",
+    ),
+    "in_compute_dtype: the result of a kernel": (
+        TypeError,
+        lambda w: in_compute_dtype(np.ones((2, 2), np.float32)),
+        r"in_compute_dtype | float32\[2,2\] | takes a function | Write in_compute_dtype\(my_kernel",
+    ),
+    "autocast: a jmp policy with 16-bit parameters": (
+        ValueError,
+        lambda w: autocast(loss, policy=jmp.get_policy("bfloat16")),
+        "params | bfloat16 | must be float32 | cast once in the traced graph",
+    ),
+}
+
 ROWS = [
+    *rows(TABLE),
     _policy(
         "float64",
         ValueError,
@@ -77,21 +104,8 @@ ROWS = [
         compute_dtype=np.float64,
     ),
     _policy(
-        "float32",
-        ValueError,
-        "compute_dtype | float32 | must be float16 or bfloat16 | enabled=False",
-        compute_dtype=np.float32,
-    ),
-    _policy(
-        "a scope in float64",
-        ValueError,
-        r"primitive '\*' | rule 'float64' | Unknown rule | a dtype \(float32, float16, bfloat16\)",
-        rules=(("a", "*", "float64"),),
-    ),
-    _policy(
         "int32", ValueError, f"output_dtype | int32 | {FLOATS} | float32", output_dtype="int32"
     ),
-    _policy("a level", ValueError, "level | 'o2' | one of 'tensor_cores' | 'compute'", level="o2"),
     *(
         _retired(name, f"Policy | takes no {name}= | Write | {instead}")
         for name, instead in {
@@ -120,20 +134,6 @@ ROWS = [
         "matmul | 'float9' | 'float8', 'float8_row', got | mean",
         matmul="float9",
     ),
-    Row(
-        "Float8",
-        "a dtype of gradients",
-        lambda w: Float8(gradient="e4m2"),
-        ValueError,
-        "Float8.gradient | 'e4m2' | must be one of 'e5m2' | mean 'e5m2'",
-    ),
-    Row(
-        "Float8",
-        "no multiple",
-        lambda w: Float8(multiple=True),
-        TypeError,
-        "Float8.multiple | True of type bool | must be an integer | such as 16",
-    ),
     _policy(
         "a mapping of rules",
         TypeError,
@@ -146,20 +146,6 @@ ROWS = [
         f"rule for primitive 'exp' | got 3 of type int | {WHAT} | CastPolicy",
         rules=(("*", "exp", 3),),
     ),
-    _policy(
-        "no dtype in the scopes",
-        ValueError,
-        r"primitive '\*' | rule 'int8' | Unknown rule | a dtype \(float32, float16, bfl",
-        rules=(("*/ln", "*", "int8"),),
-    ),
-    Row(
-        "Policy",
-        "no such level",
-        lambda w: dataclasses.replace(w.policy, level="computes"),
-        ValueError,
-        "level | 'computes' | must be one of | mean 'compute'",
-    ),
-    # with_rules.
     _rules(
         "a primitive like no other",
         {"qqqq": "KEEP"},
@@ -185,18 +171,11 @@ ROWS = [
         "Primitive | 'scan' | is structural | scope=",
     ),
     _rules(
-        "one good rule and a bad one",
-        {"exp": "KEEP", "log": "KEPT"},
-        ValueError,
-        "primitive 'log' | 'KEPT' | Unknown rule | mean 'KEEP'",
-    ),
-    _rules(
         "no mapping",
         [("exp", "KEEP")],
         TypeError,
         r"rules | of type list | must be a mapping | with_rules\(\{'tanh'",
     ),
-    _rules("the enum", {"exp": CastPolicy}, TypeError, f"'exp' | CastPolicy'> | {WHAT} | a name"),
     _rules(
         "a pattern for a primitive",
         {"*/ln": "float32"},
@@ -227,24 +206,6 @@ ROWS = [
         TypeError,
         "rule for primitive 'exp' | Unhashable object | must be hashable | Use a function",
     ),
-    _rules("a function", {jnp.exp: "KEEP"}, TypeError, f"A primitive | exp | {PRIMITIVE} | name"),
-    _rules(
-        "a dtype for a primitive",
-        {np.dtype("float32"): "KEEP"},
-        TypeError,
-        rf"A primitive | dtype\('float32'\) | {PRIMITIVE} | name",
-    ),
-    # with_rules for a scope.
-    _scopes(
-        "complex64",
-        "*/ln",
-        "complex64",
-        ValueError,
-        r"primitive '\*' | 'complex64' | Unknown rule | a dtype \(float32, float16",
-    ),
-    _scopes(
-        "no dtype", "*/ln", "full", ValueError, r"'\*' | 'full' | Unknown rule | a cast policy"
-    ),
     _scopes("None", "*/ln", None, TypeError, rf"primitive '\*' | None of type | {WHAT} | a name"),
     _scopes(
         "a class",
@@ -254,59 +215,17 @@ ROWS = [
         r"scope pattern | LayerNorm'> | must be a string | Write one such as '\*/LayerNorm_\*'",
     ),
     _scopes("no pattern", "", "float32", TypeError, "pattern | '' | must be a string | Write"),
-    Row(
-        "in_compute_dtype",
-        "the result of a kernel",
-        lambda w: in_compute_dtype(np.ones((2, 2), np.float32)),
-        TypeError,
-        r"in_compute_dtype | float32\[2,2\] | takes a function | Write in_compute_dtype\(my_kernel",
-    ),
-    # Strings, and policies of jmp.
     _string("a key", "compte=bf16", "policy | 'compte=bf16' | Cannot read | mean 'compute'"),
     _string("no compute", "output=float32", "policy | output | names no compute | add 'compute="),
     _string("nothing", "", "policy | '' | names no compute | add 'compute=bfloat16'"),
     _string("a colon", "c=bf16,o:f32", f"policy | 'o:f32' | Cannot read | {SCHEMA}"),
     _string("twice", "c=bf16,compute=f16", "policy | c=bf16,comp | 'compute' twice | leave one"),
     _string("a dtype", "compute=bf17", "compute | 'bf17' | must be a dtype | 'bfloat16'"),
-    _string("an int", "c=bf16,o=int8", f"output_dtype | int8 | {FLOATS} | float32"),
-    _string("params", "p=bf16,c=bf16", "params | bfloat16 | must be float32 | cast once"),
-    _string("a level", "c=bf16,level=o3", "level | 'o3' | one of | 'compute'"),
-    Row(
-        "autocast",
-        "a jmp policy with 16-bit parameters",
-        lambda w: autocast(loss, policy=jmp.get_policy("bfloat16")),
-        ValueError,
-        "params | bfloat16 | must be float32 | cast once in the traced graph",
-    ),
-    # register_rule.
     _register(
         "an unknown policy", "mine", "fp23", ValueError, "'mine'", "'fp23'", NAMES, "mean 'FP32'"
     ),
     _register(
-        "structural", lax.while_p, "KEEP", ValueError, "Primitive", "'while'", "structural", "scope"
-    ),
-    _register(
         "no policy", "mine", None, TypeError, "primitive 'mine'", "None of type", RULE, "CastPolicy"
-    ),
-    _register(
-        "a decision",
-        "mine",
-        Decision(policy=CastPolicy.KEEP),
-        TypeError,
-        "primitive 'mine'",
-        "of type Decision",
-        RULE,
-        "CastPolicy",
-    ),
-    _register(
-        "a rule of two arguments",
-        "mine",
-        lambda eqn, policy: policy,
-        TypeError,
-        "rule for primitive 'mine'",
-        r"<lambda>\(eqn, policy\)",
-        "must take one argument",
-        "an EquationView",
     ),
     _register(
         "arguments swapped",
@@ -318,8 +237,6 @@ ROWS = [
         PRIMITIVE,
         "name",
     ),
-    _register("no name", "", "KEEP", TypeError, "A primitive", "''", PRIMITIVE, "name"),
-    _register("a function", lax.exp, "KEEP", TypeError, "A primitive", "exp", PRIMITIVE, "name"),
     _register(
         "a priority",
         "mine",
@@ -328,7 +245,6 @@ ROWS = [
         "priority | 'high' | an int | default is 10",
         priority="high",
     ),
-    # Decision.
     _decision(
         "a name", TypeError, "Decision.policy | 'KEEP' | must be a CastPolicy | FP32", policy="KEEP"
     ),
@@ -337,12 +253,6 @@ ROWS = [
         ValueError,
         "Decision.output_dtype | int32 | must be float32, float16 | bfloat16",
         output_dtype="int32",
-    ),
-    _decision(
-        "no dtype",
-        ValueError,
-        "Decision.output_dtype | 'half'? | must be a dtype | 'bfloat16'",
-        output_dtype="halfish",
     ),
     _decision(
         "no function to emit",
@@ -358,23 +268,10 @@ ROWS = [
         emit=lax.exp,
     ),
     _decision(
-        "neither",
-        ValueError,
-        "Decision | got neither | a policy or a function to emit | Decision.policy=CastPolicy.FP32",
-        policy=None,
-    ),
-    _decision(
         "an operand dtype of a policy",
         ValueError,
         "Decision.operand_dtype | CastPolicy.FP32 | belong to emit= | A policy says itself",
         policy=CastPolicy.FP32,
         operand_dtype="bfloat16",
-    ),
-    Row(
-        "BF16",
-        "a policy for a level",
-        lambda w: Policy(jnp.bfloat16, level=BF16),
-        ValueError,
-        r"level | Policy\( | must be one of | 'tensor_cores'",
     ),
 ]

@@ -47,6 +47,14 @@ class Row:
         return f"{self.public}: {self.parts[0]}: {self.mistake}"
 
 
+def rows(table):
+    """The rows of a table: by "public name: mistake" the error, what is called, and the parts."""
+    return [
+        Row(*name.split(": ", 1), call, error, *parts)
+        for name, (error, call, *parts) in table.items()
+    ]
+
+
 class Counting(nnx.Module):
     """Its call changes its state."""
 

@@ -39,10 +39,10 @@ ROWS = [row for room in ROOMS for row in room.ROWS]
 # The library makes these, and users only read them.
 RESULTS = {"EquationView"}
 # Rows about policies and their members go by the name of what takes them.
-GIVEN_TO_OTHERS = {"CastPolicy", "FP16", "FP8"}
+GIVEN_TO_OTHERS = {"BF16", "CastPolicy", "FP16", "FP8"}
 WITHOUT_ARGUMENTS = {"full_precision"}
 # Names of rooms that have rows, too.
-IN_ROOMS = {"loss_scale", "step_skipped"}
+IN_ROOMS = {"loss_scale"}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jmp_autocast import autocast, tune
 from jmp_autocast.inspect.tuning.tune import UnreachableError
 
-from .row import Row, X, loss, loss_at_call
+from .row import Row, X, loss, loss_at_call, rows
 
 PARAMS = {"w": X}
 BATCHES = [(PARAMS, X)]
@@ -39,13 +39,16 @@ def _tolerance(mistake, error, parts, **options):
     return _tune(mistake, error, parts, **{"tolerance": 0.1} | options)
 
 
-ROWS = [
-    _tolerance(
-        "an array for the function",
-        TypeError,
-        "tune | of type ndarray | takes a callable | Pass the function itself",
-        fn=X,
+TABLE = {
+    "tune: arguments and batches": (
+        ValueError,
+        lambda w: tune(loss, w.params, X, batches=BATCHES, tolerance=0.1),
+        "batches | got 2 | arguments or batches | Write",
     ),
+}
+
+ROWS = [
+    *rows(TABLE),
     _tolerance(
         "a function that is wrapped",
         ValueError,
@@ -53,12 +56,6 @@ ROWS = [
         fn=autocast(loss_at_call),
     ),
     _tune("no goal", TypeError, r"tune | missing 1 required | 'tolerance' | Write tune\(fn"),
-    _tolerance(
-        "a policy by its old name",
-        TypeError,
-        r"tune | unexpected keyword | 'compute_dtype' | Write tune\(fn",
-        compute_dtype="float16",
-    ),
     _tolerance("negative", ValueError, "tolerance | -1 | positive number | =0.01", tolerance=-1),
     _tolerance(
         "a string as tolerance",
@@ -79,13 +76,6 @@ ROWS = [
             ("no batches", [], ValueError, "batches | none | at least one"),
         )
     ),
-    Row(
-        "tune",
-        "arguments and batches",
-        lambda w: tune(loss, w.params, X, batches=BATCHES, tolerance=0.1),
-        ValueError,
-        "batches | got 2 | arguments or batches | Write",
-    ),
     _tolerance(
         "a shape in a batch",
         TypeError,
@@ -97,12 +87,6 @@ ROWS = [
         TypeError,
         "argnums | 'params' | position of an argument | argnums=0",
         argnums="params",
-    ),
-    _tolerance(
-        "a policy's name",
-        ValueError,
-        "policy | 'o1' | must be a compute dtype | 'bfloat16'",
-        policy="o1",
     ),
     _tolerance(
         "nothing to compare",

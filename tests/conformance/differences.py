@@ -16,19 +16,13 @@ _LINALG = (
 
 # Both errors were seen with the kernels of PyTorch 2.13 for the CPU: `"geqrf_cpu" not implemented
 # for 'BFloat16'` and the like, and "value cannot be converted to type c10::Half without overflow".
-NO_KERNEL = (
-    "PyTorch has no 16-bit kernel for this linear algebra and raises; the dtypes in the data "
-    "come from tensors without values. The float32 and float64 cases are compared."
-)
-NO_FLOAT16 = (
-    "PyTorch raises, as -1e9 has no float16 value. The other cases are compared. Here the result "
-    "is float32, so that the mask stays finite."
-)
+NO_KERNEL = "PyTorch has no 16-bit kernel and raises. The other cases are compared."
+NO_FLOAT16 = "PyTorch raises, as -1e9 has no float16 value. Here the result is float32."
 
 NO_RESULT = {
-    "binary_cross_entropy": "PyTorch refuses it under autocast on CUDA. Here it runs in float32.",
-    "cholesky": "The measured call failed for another reason; `linalg_cholesky` is compared.",
-    "linalg_lstsq": "Not measured: PyTorch's shape inference does not cover the op.",
+    "binary_cross_entropy": "PyTorch raises under autocast on CUDA. Here it runs in float32.",
+    "cholesky": "Not measured; `linalg_cholesky` is compared.",
+    "linalg_lstsq": "Not measured.",
 }
 """Rows without any dtype of PyTorch's to compare with."""
 
@@ -44,45 +38,33 @@ def unrunnable(op: str, case: str, dtype: str) -> str:
 
 REASONS = {
     "mean": (
-        "A mean is the last step of most losses, which PyTorch lists as float32 and JAX programs "
-        "write as `jnp.mean` of something; the traced program shows the same sum and division. "
-        "PyTorch's own `mean` returns 16 bits."
+        "Most losses end in a mean. PyTorch lists losses as float32, and a traced program shows "
+        "the same sum and division for both."
     ),
     "contraction": (
-        "In a traced program this is the same `dot_general` as an `einsum` or a matmul, which both "
-        "run in 16 bits. PyTorch lists this spelling as one that promotes; in its CPU list it is "
-        "16 bits, too."
+        "The traced program shows the same `dot_general` as for a matmul, which runs in 16 bits. "
+        "PyTorch's list for CPUs agrees."
     ),
     "elementwise": (
-        "PyTorch lists the op among the matrix products, although it only multiplies elements. "
-        "Here elementwise products follow their operands: 16 bits would save no time on matrix "
-        "units and cost precision."
+        "PyTorch lists the op among the matrix products, although it multiplies elements. Here "
+        "elementwise products follow their operands."
     ),
     "first": (
-        "PyTorch returns the dtype of the first input and rounds the others to it, but promotes in "
-        "another op that JAX spells in the same way (`torch.cross`, `index_put`, `scatter_add`), "
-        "for which the dtypes agree. Nothing is rounded behind the user's back here."
+        "PyTorch returns the dtype of the first input, but promotes in another op with the same "
+        "form in JAX (`torch.cross`, `index_put`, `scatter_add`)."
     ),
-    "bias": (
-        "PyTorch leaves this private op off its lists, so that a float32 weight makes its result "
-        "float32. Here the same holds with and without the activation."
-    ),
+    "bias": "PyTorch leaves this private op off its lists, so a float32 weight promotes it.",
     "sum": (
-        "A traced `addmm` is `w + a @ b`, the update of a weight, in which 16 bits would round the "
-        "weight. A parameter of the result's full size is added in float32, which costs one fused "
-        "temporary; a bias is added in 16 bits."
+        "A traced `addmm` is `w + a @ b`, the update of a weight. A parameter of the result's full "
+        "size is added in float32, a bias in 16 bits."
     ),
-    "vector": (
-        "A batch of inner products is what `vmap` makes of `vdot`, which both promote. `vmap` must "
-        "not change what a function computes."
-    ),
+    "vector": "`vmap` of `vdot` is a batch of inner products. Both promote.",
     "cast": (
-        "A cast to float32 of a value that is declared as float32 leaves no equation in the traced "
-        "program. `full_precision()` marks code that must stay in float32."
+        "A cast of a float32 value to float32 leaves no equation: use `full_precision()` instead."
     ),
     "near_one": (
-        "A gate whose distance to 1 counts is float32, and so is what it multiplies: in 16 bits "
-        "`1 - z` of a gate next to 1 is 0. PyTorch's cell is one kernel, which rounds its result."
+        "In 16 bits `1 - z` of a gate next to 1 is 0, so the gate is float32 here. PyTorch's cell "
+        "is one kernel, which rounds its result."
     ),
 }
 

@@ -9,8 +9,8 @@ program and its gradient at each level in each compute dtype, and the rows of `e
 gives equal files with one version of JAX; two versions print different primitives and parameters.
 
 While working: ``--quick`` records some programs of every source in about a minute, ``--only
-PATTERN`` those whose ``source: name`` matches, ``--limit N`` the first N of each source. Compare
-such a recording with a whole one by ``compare --common``.
+PATTERN`` those whose ``source: name`` matches. Compare such a recording with a whole one by
+``compare --common``.
 
 ``python -m tests.corpus dtypes`` compares with the committed recording (see `contract`), which
 holds the sections ``plan ...`` alone.

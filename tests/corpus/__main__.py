@@ -26,10 +26,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     record = commands.add_parser("record", help="write the texts of the corpus to a folder")
     record.add_argument("folder", type=pathlib.Path)
     record.add_argument("--only", default="", help="a pattern that 'source: name' matches")
-    record.add_argument("--limit", type=int, help="at most so many programs of each source")
     record.add_argument("--quick", action="store_true", help="a few programs of every source")
-    record.add_argument("--every-setting", action="store_true",
-                        help="all levels in both dtypes, also of long tables")  # fmt: skip
     record.add_argument("--plans", action="store_true",
                         help="only in which dtypes programs compute, and why")  # fmt: skip
     compare = commands.add_parser("compare", help="print what differs between two folders")
@@ -56,7 +53,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 def with_fixed_hashes() -> None:
     """Starts this command again if the order of sets is random.
 
-    numpyro's lower bound of the evidence is traced in the order of a set of names.
+    A program may be traced in the order of a set of names.
     """
     if os.environ.get("PYTHONHASHSEED") != "0":
         command = [sys.executable, "-m", "tests.corpus", *sys.argv[1:]]

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from .program import ALL, FEW, Program
+from .program import FEW, Program
 from .sections import sections
 from .sources import SOURCES
 
 ABOUT = "about.json"
 SUFFIX = ".jsonl.gz"
-PACKAGES = "jaxlib numpy flax equinox dm-haiku optax numpyro diffrax".split()
+PACKAGES = "jaxlib numpy flax equinox dm-haiku optax diffrax".split()
 """What programs of the corpus come from, or are traced with: another version has others."""
 
 QUICK = 6
@@ -34,16 +34,12 @@ class Choice:
 
     Args:
         only: A regular expression that ``source: name`` matches somewhere.
-        limit: At most so many of each source.
         quick: A few of each source, spread over it, in few settings.
-        every_setting: All levels in both dtypes, also of the programs of long tables.
         plans: Of each only in which dtypes it computes, and why.
     """
 
     only: str = ""
-    limit: int | None = None
     quick: bool = False
-    every_setting: bool = False
     plans: bool = False
 
     def of_source(self, source: str) -> list[Program]:
@@ -55,11 +51,10 @@ class Choice:
         if self.quick and len(programs) > QUICK:
             places = np.linspace(0, len(programs) - 1, QUICK).astype(int)
             programs = [programs[i] for i in places]
-        return programs[: self.limit]
+        return programs
 
     def sections(self, program: Program) -> dict[str, str]:
-        settings = ALL if self.every_setting else program.settings
-        settings = tuple(s for s in settings if not self.quick or s in FEW)
+        settings = tuple(s for s in program.settings if not self.quick or s in FEW)
         return sections(program, settings, self.plans)
 
 

@@ -60,7 +60,7 @@ def test_a_recording_is_committed():
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_plan_is_the_same_whatever_the_seed_of_hashes(tmp_path):
-    """The command fixes the seed: a program of numpyro is traced in the order of a set."""
+    """The command fixes the seed: a program may be traced in the order of a set."""
     main = "import sys; from tests.corpus.__main__ import main; sys.exit(main(sys.argv[1:]))"
     only = "^(tuned|structures|custom_rules|benchmark_models|edges): "
     command = [sys.executable, "-c", main, "record", "--plans", "--quick", "--only", only]

@@ -40,7 +40,7 @@ def written(folder, recorded):
 def test_a_program_has_every_section():
     found = sections(given("loop", loop, {"w": X}, X), ALL)
     kinds = {title.split()[0] for title in found}
-    assert kinds == {"forward", "gradient", "plan", "links", "computed", "of"}
+    assert kinds == {"forward", "gradient", "plan", "computed", "of"}
     assert not [text for text in found.values() if text.startswith("raises")]
     assert found["forward o1 bfloat16"] != found["forward o1 float16"]
     assert "inputs a0:bf16[8,8]" in found["forward o1 bfloat16"]

@@ -62,7 +62,6 @@ AROUND = {
     "alone": lambda f: f,
     "jit": jax.jit,
     "remat": jax.checkpoint,
-    "scan": lambda f: lambda x, w: jax.lax.scan(lambda c, v: (c, f(v, w)), 0, x[None])[1][0],
     "after a product": lambda f: lambda x, w: f(jnp.tanh(x @ w @ w.T), w),
 }
 

@@ -10,9 +10,6 @@ products nothing is in 16 bits, and the results are those of float32.
 
 from __future__ import annotations
 
-import argparse
-import collections
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,6 +21,7 @@ from jax.experimental import io_callback
 
 from jmp_autocast import autocast, keep_less
 
+from .command import run_many
 from .comparison import compile_quickly
 
 WRAPPERS: Mapping[str, Callable[..., Any]] = {
@@ -176,28 +174,15 @@ def check(seed: int, wrappers: Sequence[str] = tuple(WRAPPERS)) -> Checked:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs many programs and prints what is wrong; returns whether anything is."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.effects")
-    parser.add_argument("--programs", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    options = parser.parse_args(argv)
-    start, failed, parts = time.monotonic(), 0, collections.Counter()
-    for count, seed in enumerate(range(options.seed, options.seed + options.programs), 1):
+    def checked(seed: int, index: int, _: str) -> tuple[str, str]:
         try:
-            part, wrong, program = check(seed)
+            part, wrong, program = check(seed + index)
         except Exception as error:  # any error of autocast is a finding
-            program = draw(np.random.default_rng(seed))
+            program = draw(np.random.default_rng(seed + index))
             part, wrong = "raised", [f"{type(error).__name__}: {error}"]
-        parts[part] += 1
-        failed += bool(wrong)
-        for line in wrong:
-            print(f"FAILED --seed {seed} --programs 1: {line}\n{program}", flush=True)
-        if not count % 50:
-            jax.clear_caches()
-            print(f"{count} programs, {time.monotonic() - start:.0f} s", flush=True)
-    said = ", ".join(f"{part} {n}" for part, n in parts.most_common())
-    print(f"JAX {jax.__version__}: {options.programs} programs ({said}), {failed} failed")
-    return int(failed > 0)
+        return part, "\n".join([*wrong, str(program)] if wrong else [])
+
+    return run_many("effects", checked, argv)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,9 @@ a loss scale mends in float16 is no error.
 
 from __future__ import annotations
 
-import argparse
-import collections
 import dataclasses
 import functools
 import re
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +25,7 @@ import numpy as np
 
 from jmp_autocast import Policy, autocast
 
+from .command import run_many
 from .comparison import interpreted, near
 from .generator import Generator
 from .program import NAMESPACE, jax_settings
@@ -45,112 +43,40 @@ complement
     jax.nn.sigmoid(-p)
     1 / (1 + jnp.exp(p))
     jnp.exp(-jax.nn.softplus(p))
-    jax.lax.logistic(jnp.negative(p))
-quotient by a number
-    p / 3.7
-    p * (1 / 3.7)
-    p * np.float32(1 / 3.7)
-    (1 / 3.7) * p
-    jnp.divide(p, 7.4) * 2
 quotient: s = 1 + jnp.abs(q)
     p / s
     p * (1 / s)
     p * s**-1
     p * jnp.reciprocal(s)
-    jnp.true_divide(p, s)
-quotient by a root: s = 1 + q * q
-    p / jnp.sqrt(s)
-    p * jax.lax.rsqrt(s)
-    p * s**-0.5
-    p * jnp.sqrt(1 / s)
 sum of a row
     p.sum(-1)
     p @ jnp.ones(D)
     jnp.einsum('nd->n', p)
-    jnp.einsum('nd,d->n', p, jnp.ones(D))
     jax.lax.scan(lambda c, a: (c + a, None), jnp.zeros(N), p.T)[0]
-    sum(p[:, k] for k in range(D))
-    jnp.cumsum(p, -1)[:, -1]
-sum of a column
-    p.sum(0)
-    jnp.ones(N) @ p
-    jax.lax.fori_loop(0, N, lambda k, c: c + p[k], jnp.zeros(D))
-    jax.ops.segment_sum(p, jnp.zeros(N, 'int32'), 1)[0]
-    jax.vmap(jnp.sum, 1)(p)
-mean of a row
-    p.mean(-1)
-    p.sum(-1) / D
-    p @ jnp.full(D, 1 / D)
-    (p / D).sum(-1)
-    jnp.average(p, -1)
 rows by index
     p[i]
     jax.nn.one_hot(i, N) @ p
-    jnp.take(p, i, axis=0)
     jnp.einsum('kn,nd->kd', (i[:, None] == jnp.arange(N)).astype(p.dtype), p)
-    jax.vmap(lambda k: jax.lax.dynamic_index_in_dim(p, k, 0, False))(i)
-element by index: c = i % D
-    jnp.take_along_axis(p, c[:, None], 1)[:, 0]
-    (p * jax.nn.one_hot(c, D)).sum(-1)
-    jnp.einsum('nd,nd->n', p, jnp.where(c[:, None] == jnp.arange(D), 1.0, 0.0))
-    p[jnp.arange(N), c]
-    jnp.where(c[:, None] == jnp.arange(D), p, 0).sum(-1)
-cumulative sum
-    jnp.cumsum(p, 0)
-    jnp.tril(jnp.ones((N, N))) @ p
-    jax.lax.scan(lambda c, a: (c + a, c + a), jnp.zeros(D), p)[1]
-    jax.lax.associative_scan(jnp.add, p)
-    jnp.einsum('nm,md->nd', jnp.tri(N), p)
-    jnp.stack([p[:k + 1].sum(0) for k in range(N)])
 distances
     ((p[:, None] - q[None]) ** 2).sum(-1)
     (p**2).sum(-1)[:, None] + (q**2).sum(-1)[None] - 2 * p @ q.T
     (p * p).sum(-1, keepdims=True) - 2 * jnp.einsum('nd,md->nm', p, q) + (q * q).sum(-1)
     jax.vmap(lambda a: jax.vmap(lambda b: jnp.dot(a - b, a - b))(q))(p)
-    jnp.square(jnp.linalg.norm(p[:, None] - q, axis=-1))
-    jnp.einsum('nmd,nmd->nm', p[:, None] - q, p[:, None] - q)
 product
     p @ z
     jnp.einsum('nd,de->ne', p, z)
-    jnp.dot(p, z)
-    jnp.tensordot(p, z, 1)
     (p[:, :, None] * z).sum(1)
     jax.vmap(lambda a: a @ z)(p)
-    (z.T @ p.T).T
-    jax.lax.dot_general(p, z, (((1,), (0,)), ((), ())))
     jax.lax.scan(lambda c, a: (c, a @ z), 0, p)[1]
 inner product
     jnp.sum(p * q)
     jnp.trace(p @ q.T)
-    jnp.vdot(p, q)
     jnp.einsum('nd,nd->', p, q)
-    p.ravel() @ q.ravel()
-    jnp.trace(p.T @ q)
-row by row
-    (p * q).sum(-1)
-    jnp.einsum('nd,nd->n', p, q)
-    jax.vmap(jnp.dot)(p, q)
-    (p[:, None] @ q[:, :, None])[:, 0, 0]
-    jnp.diagonal(p @ q.T)
-outer product
-    p[:, :, None] * q[:, None]
-    jnp.einsum('nd,ne->nde', p, q)
-    jax.vmap(jnp.outer)(p, q)
 form
     (p @ z * q).sum(-1)
     jnp.einsum('nd,de,ne->n', p, z, q)
     jax.vmap(lambda a, b: a @ z @ b)(p, q)
     jnp.einsum('nd,nd->n', q @ z.T, p)
-two products
-    (p @ z) @ u
-    p @ (z @ u)
-    jnp.linalg.multi_dot([p, z, u])
-    jnp.einsum('nd,de,ef->nf', p, z, u)
-joined
-    jnp.concatenate([p, q], 1) @ jnp.concatenate([z, u])
-    p @ z + q @ u
-    jnp.einsum('knd,kde->ne', jnp.stack([p, q]), jnp.stack([z, u]))
-    jnp.hstack([p, q]) @ jnp.vstack([z, u])
 log of a softmax
     jnp.log(jax.nn.softmax(p))
     jax.nn.log_softmax(p)
@@ -164,7 +90,6 @@ softmax
     jnp.exp(p) / jnp.exp(p).sum(-1, keepdims=True)
     jnp.exp(p - jax.nn.logsumexp(p, -1, keepdims=True))
     (lambda e: e / (e @ jnp.ones((D, 1))))(jnp.exp(p - p.max(-1, keepdims=True)))
-    jnp.exp(p) * (1 / jnp.exp(p).sum(-1, keepdims=True))
 logarithm of a sum
     jax.nn.logsumexp(p, -1)
     jnp.log(jnp.exp(p).sum(-1))
@@ -174,14 +99,11 @@ variance
     jnp.var(p, -1)
     (p**2).mean(-1) - p.mean(-1) ** 2
     ((p - p.mean(-1, keepdims=True)) ** 2).mean(-1)
-    jnp.mean(p * p, -1) - jnp.square(jnp.mean(p, -1))
     jnp.square(p) @ jnp.full(D, 1 / D) - (p @ jnp.full(D, 1 / D)) ** 2
     jnp.mean((p[:, :, None] - p[:, None]) ** 2, (1, 2)) / 2
-    (jnp.einsum('nd,nd->n', p, p) - p.sum(-1) ** 2 / D) / D
 covariance
     (p - p.mean(0)).T @ (q - q.mean(0)) / N
     p.T @ q / N - jnp.outer(p.mean(0), q.mean(0))
-    jnp.einsum('nd,ne->de', p - p.mean(0), q) / N
     jnp.mean((p - p.mean(0))[:, :, None] * (q - q.mean(0))[:, None], 0)
 norm of a layer
     (p - p.mean(-1, keepdims=True)) / jnp.sqrt(p.var(-1, keepdims=True) + 1e-3)
@@ -194,44 +116,19 @@ unit vectors
     p / jnp.linalg.norm(p, axis=-1, keepdims=True)
     p * jax.lax.rsqrt((p * p).sum(-1, keepdims=True))
     p / jnp.sqrt(jnp.einsum('nd,nd->n', p, p))[:, None]
-    p / jnp.sqrt(jnp.square(p).sum(-1, keepdims=True))
     p / ((p**2) @ jnp.ones((D, 1))) ** 0.5
-cosines
-    (lambda a, b: a @ b.T)(p / jnp.linalg.norm(p, axis=-1, keepdims=True), q / jnp.linalg.norm(q,
-        axis=-1, keepdims=True))
-    p @ q.T / (jnp.linalg.norm(p, axis=-1)[:, None] * jnp.linalg.norm(q, axis=-1))
-    jnp.einsum('nd,md->nm', p, q) * jax.lax.rsqrt((p * p).sum(-1)[:, None] * (q * q).sum(-1))
 softplus
     jax.nn.softplus(p)
     jnp.log(1 + jnp.exp(p))
-    jnp.log1p(jnp.exp(p))
     -jnp.log(jax.nn.sigmoid(-p))
     -jnp.log(1 - jax.nn.sigmoid(p))
-    -jax.nn.log_sigmoid(-p)
-    jnp.logaddexp(p, 0)
     jnp.maximum(p, 0) + jnp.log1p(jnp.exp(-jnp.abs(p)))
-cross entropy of two
-    -(y * jax.nn.log_sigmoid(p) + (1 - y) * jax.nn.log_sigmoid(-p))
-    jnp.maximum(p, 0) - p * y + jnp.log1p(jnp.exp(-jnp.abs(p)))
-    jax.nn.softplus(p) - p * y
-    -(y * jnp.log(jax.nn.sigmoid(p)) + (1 - y) * jnp.log(1 - jax.nn.sigmoid(p)))
 cross entropy: c = i % D
     -jnp.take_along_axis(jax.nn.log_softmax(p), c[:, None], 1)[:, 0]
     -(jax.nn.one_hot(c, D) * jax.nn.log_softmax(p)).sum(-1)
     jax.nn.logsumexp(p, -1) - p[jnp.arange(N), c]
     -jnp.log((jax.nn.softmax(p) * jax.nn.one_hot(c, D)).sum(-1))
     jax.nn.logsumexp(p, -1) - jnp.einsum('nd,nd->n', p, jax.nn.one_hot(c, D))
-swish
-    p * jax.nn.sigmoid(p)
-    p / (1 + jnp.exp(-p))
-    jax.nn.silu(p)
-    p * (1 - jax.nn.sigmoid(-p))
-    p * 0.5 * (1 + jnp.tanh(p / 2))
-gelu
-    jax.nn.gelu(p, approximate=False)
-    0.5 * p * (1 + jax.lax.erf(p / np.sqrt(2).astype('float32')))
-    0.5 * p * jax.lax.erfc(-p * np.sqrt(0.5).astype('float32'))
-    p * jax.scipy.stats.norm.cdf(p)
 gelu by a tanh
     jax.nn.gelu(p)
     0.5 * p * (1 + jnp.tanh(0.7978845608 * (p + 0.044715 * p**3)))
@@ -242,13 +139,11 @@ tanh
     2 * jax.nn.sigmoid(2 * p) - 1
     1 - 2 * jax.nn.sigmoid(-2 * p)
     (jnp.exp(p) - jnp.exp(-p)) / (jnp.exp(p) + jnp.exp(-p))
-    jnp.sinh(p) / jnp.cosh(p)
     1 - 2 / (jnp.exp(2 * p) + 1)
 slope of a tanh
     1 - jnp.tanh(p) ** 2
     (1 - jnp.tanh(p)) * (1 + jnp.tanh(p))
     1 / jnp.cosh(p) ** 2
-    1 - jnp.square(jnp.tanh(p))
 slope of a sigmoid
     jax.nn.sigmoid(p) * (1 - jax.nn.sigmoid(p))
     jax.nn.sigmoid(p) * jax.nn.sigmoid(-p)
@@ -258,46 +153,6 @@ exponential, less 1
     jnp.expm1(p)
     jnp.exp(p) - 1
     jnp.exp(p / 2) * 2 * jnp.sinh(p / 2)
-cube
-    p**3
-    p * p * p
-    jnp.power(p, 3)
-    p * jnp.square(p)
-    jax.lax.integer_pow(p, 3)
-square
-    p**2
-    p * p
-    jnp.square(p)
-    jnp.abs(p) ** 2
-    jnp.power(p, 2)
-absolute value
-    jnp.abs(p)
-    jnp.sqrt(p * p)
-    jnp.maximum(p, -p)
-    p * jnp.sign(p)
-    jnp.where(p > 0, p, -p)
-    jax.nn.relu(p) + jax.nn.relu(-p)
-relu
-    jax.nn.relu(p)
-    jnp.maximum(p, 0)
-    jnp.where(p > 0, p, 0)
-    p * (p > 0)
-    (p + jnp.abs(p)) / 2
-    -jnp.minimum(-p, 0)
-    jnp.clip(p, 0)
-maximum
-    jnp.maximum(p, q)
-    jnp.where(p > q, p, q)
-    q + jax.nn.relu(p - q)
-    (p + q + jnp.abs(p - q)) / 2
-    -jnp.minimum(-p, -q)
-    jnp.stack([p, q]).max(0)
-between: a = jax.nn.sigmoid(v)
-    a * p + (1 - a) * q
-    q + a * (p - q)
-    p + (1 - a) * (q - p)
-    p - (1 - a) * (p - q)
-    jax.nn.sigmoid(v) * p + jax.nn.sigmoid(-v) * q
 gated: a = jax.nn.sigmoid(q / 2)
     a * p + (1 - a) * x
     x + a * (p - x)
@@ -316,15 +171,6 @@ averages: d = 0.9
     jax.lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (jnp.full((N, D), d),
         (1 - d) * p))[1]
     jax.lax.scan(lambda c, a: (c + (1 - d) * (a - c),) * 2, jnp.zeros(D), p)[1]
-retention: d = jnp.tril(0.9 ** jnp.abs(jnp.arange(N)[:, None] - jnp.arange(N) + 0.))
-    (p @ q.T * d) @ x
-    jax.lax.scan(lambda s, t: (lambda s: (s, t[0] @ s))(0.9 * s + jnp.outer(t[1], t[2])),
-        jnp.zeros((D, D)), (p, q, x))[1]
-    jnp.einsum('nd,md,nm,me->ne', p, q, d, x)
-linear attention: f = lambda a: jax.nn.elu(a) + 1
-    (f(p) @ f(q).T) @ x
-    f(p) @ (f(q).T @ x)
-    jnp.einsum('nd,md,me->ne', f(p), f(q), x)
 normalized linear attention: f = jnp.exp
     (lambda s: s @ x / s.sum(-1, keepdims=True))(f(p) @ f(q).T)
     (lambda s: (s / s.sum(-1, keepdims=True)) @ x)(f(p) @ f(q).T)
@@ -342,48 +188,20 @@ differences of neighbours
     jnp.diff(p, axis=0)
     jnp.asarray((np.eye(N, k=1) - np.eye(N))[:-1], 'float32') @ p
     jax.vmap(lambda a: jnp.convolve(a, jnp.array([1., -1.]), 'valid'), 1, 1)(p)
-    -(p[:-1] - p[1:])
 centered
     p - p.mean(0)
     (jnp.eye(N) - 1 / N) @ p
     p - jnp.ones((N, 1)) @ p.mean(0, keepdims=True)
-    p + -(p.sum(0) / N)
-filtered: f = v / 3
-    jnp.stack([jnp.convolve(a, f, 'valid') for a in p.T])
-    jnp.stack([p[t:t + D].T @ f[::-1] for t in range(5)], 1)
-    jax.lax.conv_general_dilated(p.T[:, None], f[::-1][None, None], (1,), 'VALID')[:, 0]
-    sum(f[D - 1 - t] * p[t:t + 5] for t in range(D)).T
-steps
-    jax.lax.scan(lambda c, _: (jnp.tanh(c @ z), None), p, None, length=3)[0]
-    jnp.tanh(jnp.tanh(jnp.tanh(p @ z) @ z) @ z)
-    jax.lax.fori_loop(0, 3, lambda k, c: jnp.tanh(c @ z), p)
-    jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), p, jnp.stack([z] * 3))[0]
 steps that add
     jax.lax.scan(lambda c, _: (c + 0.1 * jnp.tanh(c @ z), None), p, None, length=4)[0]
     functools.reduce(lambda c, _: c + 0.1 * jnp.tanh(c @ z), range(4), p)
     jax.lax.fori_loop(0, 4, lambda k, c: c + jnp.tanh(c @ z) / 10, p)
     functools.reduce(lambda c, _: jax.checkpoint(lambda c: c + 0.1 * jnp.tanh(c @ z))(c), range(4),
         p)
-steps with a gate: a = jax.nn.sigmoid(q + 2)
-    jax.lax.scan(lambda c, t: (t[0] * c + (1 - t[0]) * t[1],) * 2, jnp.zeros(D), (a, p))[1]
-    jax.lax.scan(lambda c, t: (c + (1 - t[0]) * (t[1] - c),) * 2, jnp.zeros(D), (a, p))[1]
-    jnp.stack(functools.reduce(lambda c, k: [*c, a[k] * (c[-1] if c else 0.) + (1 - a[k]) * p[k]],
-        range(N), []))
-    jax.lax.associative_scan(lambda l, r: (l[0] * r[0], r[0] * l[1] + r[1]), (a, (1 - a) * p))[1]
-    jax.lax.scan(lambda c, t: (jax.nn.sigmoid(t[0]) * c + jax.nn.sigmoid(-t[0]) * t[1],) * 2,
-        jnp.zeros(D), (q + 2, p))[1]
-sine of a sum
-    jnp.sin(p + q)
-    jnp.sin(p) * jnp.cos(q) + jnp.cos(p) * jnp.sin(q)
-    jnp.cos(p + q - np.float32(np.pi / 2))
 exponential of a sum
     jnp.exp((p + q) / 4)
     jnp.exp(p / 4) * jnp.exp(q / 4)
     jnp.exp(p / 4) / jnp.exp(-q / 4)
-logarithm of a quotient: s = 1 + jnp.abs(q)
-    jnp.log((1 + jnp.abs(p)) / s)
-    jnp.log(1 + jnp.abs(p)) - jnp.log(s)
-    jnp.log1p(jnp.abs(p)) - jnp.log1p(jnp.abs(q))
 difference of squares
     p**2 - q**2
     (p - q) * (p + q)
@@ -409,17 +227,6 @@ chosen
     jnp.argsort(-jnp.tanh(p / 2), -1)[:, :2]
     jnp.argsort(jax.nn.sigmoid(-p), -1)[:, :2]
     jax.lax.top_k(jnp.log(jax.nn.softmax(p)), 2)[1]
-largest
-    jnp.argmax(p, -1)
-    jnp.argmax(jax.nn.softmax(p), -1)
-    jnp.argmax(jax.nn.log_softmax(p), -1)
-    jnp.argmin(jax.nn.sigmoid(-p), -1)
-    jnp.argmax(jnp.exp(p), -1)
-nearest
-    jnp.argmin(((p[:, None] - q[None]) ** 2).sum(-1), -1)
-    jnp.argmin((q**2).sum(-1) - 2 * p @ q.T, -1)
-    jnp.argmax(p @ q.T - 0.5 * jnp.einsum('md,md->m', q, q), -1)
-    jnp.argmin(jnp.linalg.norm(p[:, None] - q, axis=-1), -1)
 """
 BEFORE = """
     x@{w} jnp.tanh(x@{w}) jax.nn.relu(x@{w}+v) 0.05*(x@{w}) 3*(x@{w}) (x@{w})@u x@{w}+3 x*v
@@ -442,13 +249,11 @@ EXCEPTED = {
     # A tanh next to 1 is 1: of tanh(4) the slope, 0.0013, is 0. In float32 each tanh of a network
     # would be kept for the backward pass. Where a logarithm or a quotient reads it, `POLE` asks.
     "1 - jnp.tanh(p)": 1000.0,
-    "1 - jnp.square(jnp.tanh(p))": 1000.0,
     # As in a GELU: what is left of 1 + tanh(-2), 0.036, was 3 to 6 % off, beside values of order 1.
     # Of x @ w - 4 values are 1.3 % off in float16 and 7 % in bfloat16, and gradients 4 and 17 %, by
     # hand as well: `p * sigmoid(2 * z)` keeps them.
     "(1 + jnp.tanh(": 1000.0,
     "jax.nn.gelu(p)": 1000.0,
-    "(1 + jax.lax.erf(": 1000.0,
     # Near 0 the two cotangents of sigmoid(p) cancel as those of a tanh do: 1 % off in float16.
     "sigmoid(p) * (1 - jax.nn.sigmoid(p))": 40.0,
     "sigmoid(p) * jax.nn.sigmoid(-p)": 40.0,
@@ -458,8 +263,6 @@ EXCEPTED = {
     "2 * jax.nn.sigmoid(2 * p) - 1": 40.0,
     # A gate of 0.97 whose slope, 0.03, no `1 - a` shows: 0.3 % off in float16.
     "x + a * (p - x)": 40.0,
-    # What a wave is shifted by is rounded away, to one side for all: a sum of them was 2.6 % off.
-    "jnp.cos(p + q - np.float32(np.pi / 2))": 40.0,
     # Of weights that are nearly equal the gradients cancel, and here two products hold them: 36 %
     # off in bfloat16, by hand 38 %.
     "f(p) @ (f(q).T @ x) / (f(p)": 40.0,
@@ -467,17 +270,13 @@ EXCEPTED = {
     # The two cotangents of a q that is small beside p cancel, -(p + q) + (p - q): 0.3 % off in
     # float16.
     "(p - q) * (p + q)": 40.0,
-    # A matmul that sums nothing is no `mul`, which is raised for a logarithm next to its pole: 68 %
-    # off in bfloat16, by hand 68 %.
-    "jnp.einsum('nd,ne->nde', p, q)": 40.0,
     # A product with the inverse is one with a factor, in 16 bits: at a condition number of 2,000
     # the result was 13 % off, of 4,300 16 %, and that of `solve` is exact.
     "jnp.linalg.inv(g) @": 1000.0,
 }
 # Their slope is that of their result, y * (1 - y) or 1 - y * y: far from 0 it is lost where y is
 # rounded, as by hand. Of sigmoid(4) the gradient was 5 % off in bfloat16, that of tanh(4) was 0.
-# The root of a square has none at 0, which x @ w + 3 - 4 is in bfloat16 once in some programs.
-SATURATES = re.compile(r"(sigmoid|logistic|tanh|gelu|silu|erf)\(|cdf|sqrt\(p \* p\)")
+SATURATES = re.compile(r"(sigmoid|tanh|gelu)\(")
 FAR = re.compile(r"[+-][34]\)")
 AROUND = (
     "(lambda p, q: {e})(p, q)",
@@ -486,7 +285,6 @@ AROUND = (
     "jax.checkpoint(lambda p, q: {e})(p, q)",
     "jax.jit(jax.checkpoint(lambda p, q: {e}))(p, q)",
     "jax.vmap(lambda p, q: {e})(p[None], q[None])[0]",
-    "jax.lax.scan(lambda _, t: (0, (lambda p, q: {e})(*t)), 0, (p[None], q[None]))[1][0]",
     "jax.lax.cond(jnp.sum(i) >= 0, lambda p, q: {e}, lambda p, q: {e}, p, q)",
 )
 
@@ -745,23 +543,13 @@ def run(seed: int, index: int, family: str = "") -> tuple[Spelled, list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.spellings")
-    parser.add_argument("--programs", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", type=int, default=0, help="number of the first program")
-    parser.add_argument("--family", default="", choices=["", *FAMILIES])
-    options = parser.parse_args(argv)
-    start, failed = time.monotonic(), collections.Counter()
-    for index in range(options.start, options.start + options.programs):
-        spelled, said = run(options.seed, index, options.family)
-        if said:
-            failed[spelled.family.name] += 1
-            print(f"FAILED --seed {options.seed} --start {index} --programs 1 ({spelled.dtype})")
-            print("\n".join([f"{spelled.family.name}:", *spelled.texts, *said, ""]), flush=True)
-    families = "".join(f", {name} {count}" for name, count in failed.most_common())
-    seconds = time.monotonic() - start
-    print(f"{options.programs} programs, {failed.total()} failed{families}, {seconds:.0f} s")
-    return int(failed.total() > 0)
+    def checked(seed: int, index: int, family: str) -> tuple[str, str]:
+        spelled, said = run(seed, index, family)
+        return spelled.family.name, "\n".join(
+            [spelled.dtype, *spelled.texts, *said] if said else []
+        )
+
+    return run_many("spellings", checked, argv, FAMILIES)
 
 
 if __name__ == "__main__":

@@ -46,10 +46,10 @@ def test_a_lost_row_makes_a_spelling_worse(family, monkeypatch):
 
 
 def test_what_float32_loses_is_no_matter_of_the_spelling(monkeypatch):
-    # log(1 - sigmoid(17)) is infinite in float32.
-    assert not run(922100, 14)[1]
+    # log(1 - sigmoid(p)) is infinite in float32 from p = 17 on.
+    assert not run(5, 64, "softplus")[1]
     monkeypatch.setattr(Errors, "in_float32", lambda self, args: np.zeros((3, 9)))
-    assert run(922100, 14)[1]
+    assert run(5, 64, "softplus")[1]
 
 
 EXCEPTED = {
@@ -57,7 +57,6 @@ EXCEPTED = {
     "y * (1 - y)": lambda p: jax.nn.sigmoid(p) * (1 - jax.nn.sigmoid(p)),
     "y * sigmoid(-p)": lambda p: jax.nn.sigmoid(p) * jax.nn.sigmoid(-p),
     "x + a * (p - x)": lambda p: 1.5 + jax.nn.sigmoid(p / 2 + 1) * (p - 1.5),
-    "a shifted wave": lambda p: jnp.cos(p - np.pi / 2),
     "weights that are nearly equal": lambda p: (lambda e: e @ (e.T @ p) / (e @ e.sum(0))[:, None])(
         jnp.exp(p / 4)
     ),
@@ -67,17 +66,11 @@ EXCEPTED = {
     "(p - q) * (p + q)": lambda p: (lambda a, q: (a - q) * (a + q))(
         jnp.cos(1000 * p).round() + 2, p / 50
     ),
-    "an outer product": lambda p: jnp.log(
-        jnp.einsum("nd,ne->nde", p - 3.5, p - 4.5) ** 2 + 1e-3
-    ).sum(-1),
     "2 * y - 1": lambda p: 2 * jax.nn.sigmoid(2 * p) - 1,
     "1 - tanh**2": lambda p: 1 - jnp.tanh(p) ** 2,
     "sigmoid": jax.nn.sigmoid,
     "tanh": jnp.tanh,
-    "erf": jax.lax.erf,
     "gelu": jax.nn.gelu,
-    "exact gelu": lambda p: jax.nn.gelu(p, approximate=False),
-    "silu": jax.nn.silu,
 }
 
 

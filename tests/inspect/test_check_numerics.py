@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from jmp_autocast import check_numerics
 from tests.support.faulty_programs import FAULTS, X, on_devices, planted_line
@@ -86,37 +85,14 @@ def test_an_earlier_iteration_comes_first():
     assert rows.index("div") < rows.index("log")
 
 
-def test_equations_before_and_after_a_loop_count_as_run():
-    def fn(x):
-        y = lax.fori_loop(0, 5, lambda i, y: jnp.sin(y), jnp.cos(x))
-        return jnp.log(y - y), jnp.sqrt(-1.0 - y * y)
-
-    log, sqrt = report_of(fn, np.float32(1)).bad
-    # cos, five times sin, sub; then the square and the difference.
-    assert (log.order, sqrt.order) == (7, 10)
-
-
 def masked_scores(x):
     mask = jnp.tri(3, dtype=bool)
     scores = jnp.where(mask, x[:, None] * x, -jnp.inf)
     return jax.nn.softmax(scores), jax.nn.logsumexp(scores, axis=-1)
 
 
-def smallest_number_as_mask(x):
-    scores = jnp.where(jnp.tri(3, dtype=bool), x, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores)
-
-
 def masked_maximum(x):
     return jnp.max(x, initial=-jnp.inf, where=x > 99.0), lax.cummax(x)
-
-
-def constant_infinity(x):
-    return jnp.minimum(x, np.full(3, np.inf, np.float32)), jnp.full(3, jnp.inf) * 2.0
-
-
-def segments(x):
-    return jax.ops.segment_max(x, jnp.array([0, 0, 2]), num_segments=4)
 
 
 def mask_through_a_loop(x):
@@ -136,10 +112,7 @@ def mask_through_calls(x):
     "fn",
     [
         masked_scores,
-        smallest_number_as_mask,
         masked_maximum,
-        constant_infinity,
-        segments,
         mask_through_a_loop,
         mask_through_calls,
     ],
@@ -147,8 +120,7 @@ def mask_through_calls(x):
 def test_what_is_written_down_is_no_fault(fn):
     report = report_of(fn, X)
     assert report.first is None, report
-    # The smallest float32 is finite; all others write an infinity down.
-    assert bool(sum(row.inf for row in report.rows)) == (fn is not smallest_number_as_mask)
+    assert sum(row.inf for row in report.rows)
     check_numerics(fn)(X)
 
 
@@ -227,18 +199,3 @@ def test_integers_and_empty_arrays_are_ignored():
     report = report_of(fn, X, jnp.arange(3))
     assert [row.primitive for row in report.rows] == ["reduce_sum"]
     assert report.first is None
-
-
-def test_devices_that_hold_the_same():
-    """Replicated values under shard_map count once per device."""
-
-    def fn(x, scale):
-        return x * jnp.log(scale)
-
-    mesh = jax.make_mesh((8,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
-    rows = PartitionSpec("devices")
-    sharded = jax.shard_map(fn, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=rows)
-    report = report_of(sharded, np.ones(8, np.float32), np.float32(0))
-    log, mul = report.rows
-    assert (log.primitive, log.inf, log.runs, log.bad_runs) == ("log", 8, 8, 8)
-    assert (mul.inf, mul.bad_runs) == (8, 0)

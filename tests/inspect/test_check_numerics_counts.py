@@ -1,7 +1,5 @@
 """What `check_numerics` counts, against NumPy, and its report."""
 
-import dataclasses
-import json
 import math
 
 import jax
@@ -148,11 +146,6 @@ def test_counts_stop_at_the_greatest_number(name):
     assert getattr(found.counts, name)[0] == NEVER - 2
 
 
-def test_runs_stop_as_well():
-    found = merged(reading(NEVER - 1, bad_runs=NEVER), reading(9, first_run=3, first=4, bad_runs=1))
-    assert (found.runs[0], found.bad_runs[0], found.first[0]) == (NEVER, NEVER, 4)
-
-
 def test_the_first_run_counts_the_runs_before():
     found = merged(reading(3), reading(4, first_run=2, first=50, bad_runs=2), reading(1))
     assert (found.runs[0], found.first_run[0], found.first[0], found.bad_runs[0]) == (8, 5, 50, 2)
@@ -160,14 +153,6 @@ def test_the_first_run_counts_the_runs_before():
     assert (again.first_run[0], again.first[0], again.bad_runs[0]) == (5, 50, 3)
     none = merged(reading(3), reading(5))
     assert (none.first_run[0], none.first[0]) == (NEVER, NEVER)
-
-
-def test_extremes_are_merged():
-    bits = lambda x: np.float32(x).view(np.uint32)
-    a = reading(1, largest=bits(3.0), smallest=bits(0.5))
-    found = merged(a, reading(1), reading(1, largest=bits(2.0), smallest=bits(1e-40)))
-    assert found.counts.largest[0] == bits(3.0)
-    assert found.counts.smallest[0] == bits(1e-40)
 
 
 X = np.array([1.0, 0.0, 4.0], np.float32)
@@ -201,19 +186,6 @@ def test_the_text_of_a_program_without_a_fault():
     assert report.bad == []
 
 
-def test_json(tmp_path):
-    report = check_numerics(lambda x: jnp.log(x - x), mode="collect")(X)[1]
-    path = tmp_path / "numerics.json"
-    text = report.to_json(path)
-    assert path.read_text(encoding="utf-8") == text
-    data = json.loads(text, parse_constant=pytest.fail)
-    assert (data["name"], data["mode"]) == ("<lambda>", "collect")
-    assert [row["primitive"] for row in data["rows"]] == ["sub", "log"]
-    log = data["rows"][1]
-    assert (log["inf"], log["smallest"], log["largest"], log["order"]) == (3, "inf", 0.0, 1)
-    assert set(log) == {field.name for field in dataclasses.fields(report.rows[1])}
-
-
 def test_a_report_is_a_pytree():
     fn = check_numerics(lambda x: jnp.log(x) * 2.0, mode="collect")
     value, report = jax.jit(fn)(X)
@@ -239,12 +211,3 @@ def test_rows_sum_over_a_mapped_axis(outer):
     mul = next(row for row in report.rows if row.primitive == "mul")
     # log 2, twice: three times doubled; log 4 twice, beside an infinity.
     assert (mul.runs, mul.inf, mul.bad_runs) == (3 + 2 + 3, 2, 0)
-
-
-def test_sums_over_a_mapped_axis_stop_at_the_greatest_number():
-    fn = check_numerics(lambda x: x * 0.0, mode="collect")
-    _, report = fn(X)
-    readings = jax.tree.map(lambda x: np.stack([x, x, x]), report.readings)
-    many = readings._replace(runs=np.full((3, 1), NEVER - 1))
-    (row,) = dataclasses.replace(report, readings=many).rows
-    assert (row.runs, row.zero) == (NEVER, 9)

@@ -1,7 +1,6 @@
 """`compare` finds the equation that makes an error, in the forward and in the backward pass."""
 
 import json
-import math
 
 import equinox as eqx
 import hypothesis
@@ -77,12 +76,6 @@ def test_a_cancellation_introduces_the_largest_error(name):
     assert worst.introduced > 0.1
 
 
-def test_what_comes_after_carries_the_error_and_does_not_introduce_it():
-    rows = compare(plain, {"w": W}, X, policy=ROUGH).rows
-    square = next(row for row in rows if row.primitive == "integer_pow")
-    assert square.error > 0.05 > 0.01 > square.introduced
-
-
 def test_nothing_is_introduced_where_nothing_is_rounded():
     def f(params, x):
         with full_precision():
@@ -109,17 +102,6 @@ def test_gradients_are_those_of_the_program_that_trains(name, policy):
     expected = difference / np.linalg.norm(gradient["full"])
     found = compare(fn, {"w": W}, X, policy=policy, argnums=0).gradients["0/w"].error
     assert found == pytest.approx(expected, rel=0.3)
-
-
-def test_a_weight_that_is_read_often_keeps_its_float32_sum():
-    # A bfloat16 holds each of these numbers, and none of the sums that are the gradient.
-    numbers = 1 + (jnp.arange(6.0 * 5 * 8) % 120).reshape(6, 5, 8) / 128
-
-    def loss(w, xs):
-        return sum(jnp.sum(x @ w) for x in xs)
-
-    comparison = compare(autocast(loss, policy=BF16, params=0), W, numbers, argnums=0)
-    assert comparison.gradients["0"].error == 0
 
 
 def test_an_overflow_is_infinite_where_it_arises():
@@ -216,7 +198,7 @@ def test_the_worst_run_is_kept():
     for introduced in (0.1, 0.5, 0.2):
         merged = probe.merge(merged, reading(introduced))
     assert float(merged.introduced[0]) == 0.5
-    assert (int(merged.worst_run[0]), int(merged.runs[0])) == (1, 3)
+    assert int(merged.runs[0]) == 3
 
 
 @examples(5)
@@ -253,7 +235,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_does_not_lead():
     comparison = compare(attention_loss, params, x, policy=BF16, argnums=0)
     bias = comparison.gradients["0/key bias"]
     assert bias.error > 1 > 0.05 > bias.share
-    assert comparison.by_share()[0][0] != "0/key bias"
+    assert max(comparison.gradients.values(), key=lambda each: each.share) != bias
     assert 1e-4 < comparison.gradient_error < 0.05
     assert f"gradients by {comparison.gradient_error:.2g}" in comparison.summary
 
@@ -261,14 +243,6 @@ def test_a_gradient_that_is_zero_but_for_rounding_does_not_lead():
     whole = [np.concatenate([np.ravel(g) for g in jax.tree.leaves(each)]) for each in both]
     expected = np.linalg.norm(whole[1] - whole[0]) / np.linalg.norm(whole[0])
     np.testing.assert_allclose(comparison.gradient_error, expected, rtol=0.05)
-
-
-def test_the_error_of_all_gradients_is_0_for_zeros_and_infinite_for_what_overflows():
-    zeros = compare(lambda w: jnp.sum(0.0 * w), jnp.ones(2), policy=BF16, argnums=0)
-    assert zeros.gradient_error == 0
-    large = lambda w, x: jnp.sum(x @ w) * 1e5  # the cotangent of the product is beyond float16
-    lost = compare(large, jnp.eye(8), jnp.ones((8, 8)), policy=FP16, argnums=0)
-    assert math.isinf(lost.gradient_error)
 
 
 @pytest.mark.parametrize("policy", [BF16, FP16])
@@ -325,12 +299,7 @@ def masked(p, x):
     return jnp.mean(jax.nn.softmax(scores) @ p["w"] * np.full((4, 8), 0.1, np.float32))
 
 
-def over_layers(p, x):
-    layers = jnp.stack([p["w"]] * 3)
-    return jnp.mean(jax.lax.scan(lambda h, w: (jnp.tanh(h @ w + p["b"]), None), x, layers)[0] ** 2)
-
-
-@pytest.mark.parametrize(("fn", "policy"), [(moved, FP16), (masked, BF16), (over_layers, BF16)])
+@pytest.mark.parametrize(("fn", "policy"), [(moved, FP16), (masked, BF16)])
 def test_gradients_of_what_models_hold(fn, policy):
     comparison = compare(fn, P, X, policy=policy, argnums=0)
     # One product of 16-bit numbers errs by 2**-8 or 2**-11; a program has about ten in a row.
@@ -360,7 +329,6 @@ def test_errors_by_scope():
     offset = found["<script>offset"]
     assert list(found)[:3] == ["body", "<script>offset", "logits/last"]
     assert found["body"].introduced < 0.02 < 0.1 < offset.introduced
-    assert found["logits/last"].cotangents > 3
     assert offset.cotangent_error > 0
     assert comparison.by_scope(depth=1)[2].scope == "logits"
     assert "by scope" in str(comparison)

@@ -56,15 +56,6 @@ PRODUCTS = {
         2 * 4 * 32 * 16 * 64,
         ("onednn", ""),
     ),
-    "oneDNN, a convolution": (
-        ("bf16[4,16,16,32]", "bf16[3,3,32,8]"),
-        "(bf16[4,16,16,8]{3,2,1,0}, u8[64]{0}) custom-call(%a, %b), "
-        'custom_call_target="__onednn$convolution", backend_config={"onednn_conv_config":'
-        '{"kernel":{"filter":{"output_feature_dim":"3","shape":["3","3","32","8"]}}}}',
-        ("convolution", "bfloat16 bfloat16 bfloat16"),
-        2 * 4 * 16 * 16 * 8 * 3 * 3 * 32,
-        ("onednn", ""),
-    ),
     "a convolution whose filter is not said": (
         ("bf16[4,16,16,32]", "bf16[3,3,32,8]"),
         'bf16[4,16,16,8]{3,2,1,0} custom-call(%a, %b), custom_call_target="__onednn$convolution"',
@@ -79,14 +70,6 @@ PRODUCTS = {
         ("dot", "float32 float32 float32"),
         128,
         ("", "dot_bf16_bf16_f32_x3"),
-    ),
-    "a precision": (
-        ("f32[8,4]", "f32[4,2]"),
-        "f32[8,2]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, "
-        "operand_precision={highest,highest}",
-        ("dot", "float32 float32 float32"),
-        128,
-        ("", "highest"),
     ),
     "a ragged dot without dimensions": (
         ("f32[8,4]", "f32[2,4,2]"),

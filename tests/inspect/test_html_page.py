@@ -4,7 +4,6 @@ import base64
 import collections
 import hashlib
 import html
-import re
 
 import jax
 import jax.numpy as jnp
@@ -96,14 +95,6 @@ def test_it_shows_every_program(reports, name, tmp_path):
     assert all(any(s.startswith(row.scope or "(no scope)") for s in scopes) for row in report.rows)
 
 
-def test_dtypes_and_inputs_of_a_product(reports):
-    dot = [row for row in reports["forward"].rows if row.primitive == "dot_general"][-1]
-    page = read_page(reports["forward"].to_html())
-    _, _, operands, results, *_ = cells(page.first("tr", id=f"equation-{dot.index}"))
-    assert operands.text.endswith("bf16[8,8] of f32 0/w ")
-    assert results.text == "bf16[8,8] of f32"
-
-
 @pytest.mark.parametrize("name", ["forward", "gradient"])
 def test_a_reason_is_followed_to_its_cause(reports, name):
     rows = reports[name].rows
@@ -164,9 +155,7 @@ HOSTILE = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(2)>',
     "</style><!--{{rows}}{{style}}",
-    "\u202egnp.exe\u2028\u2029\x00\ufeff\ud800",
     "&lt;b&gt; &amp;",
-    "/",
     "",
 ]
 
@@ -213,20 +202,3 @@ def test_the_frame_of_a_notebook_shares_nothing_with_it(reports):
     (frame,) = read_page(report._repr_html_()).all("iframe")
     assert frame.attributes["sandbox"] == ""
     assert html.unescape(frame.attributes["srcdoc"]) == html.unescape(report.to_html())
-
-
-def light(color):
-    parts = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_texts_are_readable(reports, scheme):
-    style = read_page(reports["forward"].to_html()).first("style").text
-    block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[scheme]
-    colors = dict(re.findall(r"--(\w+): (#\w{6});", block))
-    for text in ("text", "quiet", "link"):
-        for back in ("page", "card", "target"):
-            dark, bright = sorted((light(colors[text]), light(colors[back])))
-            assert (bright + 0.05) / (dark + 0.05) >= 4.5, (text, back)

@@ -30,10 +30,6 @@ def normalized(y):
     return jnp.exp(y) / jnp.sum(jnp.exp(y), axis=1, keepdims=True)
 
 
-def on_one_mesh(w, x):
-    return jnp.mean(jnp.exp(-((x @ w) ** 2)))
-
-
 def on_two_meshes(w, x):
     y = x @ w
     return jnp.mean(normalized(y) * y)
@@ -45,14 +41,6 @@ def in_a_loop(w, x):
 
     y, sums = jax.lax.scan(step, x @ w, None, length=2)
     return jnp.mean(y) + jnp.mean(sums)
-
-
-def loop_on_the_other_mesh(w, x):
-    @functools.partial(jax.sharding.auto_axes, out_sharding=P("data", "model"))
-    def looped(y):
-        return jax.lax.fori_loop(0, 2, lambda _, y: jnp.tanh(y), y)
-
-    return jnp.mean(looped(x @ w) ** 2)
 
 
 def on_each_shard(w, x):
@@ -68,10 +56,6 @@ def on_each_shard(w, x):
 def offloaded(w, x):
     kept = jax.device_put(jnp.sin(x @ w), HOST)
     return jax.device_put(kept, DEVICE) @ w
-
-
-def returned_on_host(w, x):
-    return jax.device_put(jnp.sin(x @ w), HOST)
 
 
 def read_from_host(w, x):
@@ -110,8 +94,8 @@ def recurrent(w, rows, lengths):
     return jax.vmap(row)(rows, lengths)
 
 
-ON_MESHES = [on_one_mesh, on_two_meshes, in_a_loop, loop_on_the_other_mesh, on_each_shard]
-ON_HOST = [offloaded, returned_on_host, read_from_host]
+ON_MESHES = [on_two_meshes, in_a_loop, on_each_shard]
+ON_HOST = [offloaded, read_from_host]
 # In each loop the most steps that an element takes.
 LOOPS = {roots: 7, recurrent: 5}
 

@@ -13,7 +13,7 @@ from flax.core import FrozenDict
 import jmp_autocast
 from jmp_autocast import BF16
 from jmp_autocast.integrations import linen
-from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, find, trace
+from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, trace
 from tests.support.numerics import assert_trees_near
 
 RNG = np.random.default_rng(0)
@@ -55,9 +55,7 @@ APPLY = {
     "evaluation": {"train": False},
     "mutable collections": {"mutable": ["batch_stats"], "rngs": {"dropout": KEY}},
     "all collections": {"mutable": True, "rngs": {"dropout": KEY}},
-    "one stream": {"mutable": ["batch_stats"], "rngs": KEY},
     "intermediates": {"capture_intermediates": True, "mutable": ["intermediates"], "train": False},
-    "a function": {"method": lambda module, x: module(x, train=False)},
 }
 
 
@@ -115,14 +113,11 @@ def by_function(**fields):
 
 PARTS = {
     "class": part(Encoder),
-    "options": linen.autocast(policy=BF16, methods=["__call__"])(Encoder),
-    "partial": part(functools.partial(Encoder, 8)),
     "method": Decorated,
     "function": by_function,
     "remat inside": part(nn.remat(Encoder, static_argnums=(2,))),
     "remat outside": nn.remat(part(Encoder), static_argnums=(2,)),
     "jit outside": nn.jit(part(Encoder), static_argnums=(2,)),
-    "twice": part(part(Encoder)),
 }
 
 
@@ -275,25 +270,6 @@ def test_other_methods_of_a_class():
     assert dot_dtypes(jaxpr) == [FULL]
 
 
-class Policies(nn.Module):
-    """An encoder under a policy with a scope, below modules with names."""
-
-    pattern: str
-
-    @nn.compact
-    def __call__(self, x):
-        policy = BF16.with_rules({"*": "float32"}, scope=self.pattern)
-        return linen.autocast(Encoder, policy=policy)(name="front")(x, train=False)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "dtypes"), [("*/front/Dense_0", FULL), ("*/Dense_0", FULL), ("*/back", LOW)]
-)
-def test_scopes_are_module_paths(pattern, dtypes):
-    variables_of = {k: {"front": v} for k, v in variables().items()}
-    assert dot_dtypes(trace(Policies(pattern).apply, variables_of, ROWS)) == [dtypes]
-
-
 class Nested(nn.Module):
     """A part in float32 inside a model in bfloat16."""
 
@@ -308,44 +284,12 @@ def test_a_part_governs_itself():
     assert dot_dtypes(trace(whole(Nested().apply), params, ROWS)) == [LOW, FULL]
 
 
-class Shared(nn.Module):
-    """Modules in fields, one of them used twice, and a module as an argument."""
-
-    def setup(self):
-        self.dense = part(nn.Dense)(8)
-        self.out = nn.Dense(3)
-
-    def __call__(self, x):
-        x = self.dense(jnp.tanh(self.dense(x)))
-        return part(lambda self, layer, x: layer(x))(self, self.out, x)
-
-
-def test_modules_from_setup_and_as_arguments():
-    params = jax.jit(Shared().init)(KEY, ROWS)["params"]
-    assert jax.tree.map(jnp.shape, params) == {
-        "dense": {"kernel": (8, 8), "bias": (8,)},
-        "out": {"kernel": (8, 3), "bias": (3,)},
-    }
-    jaxpr = trace(Shared().apply, {"params": params}, ROWS)
-    assert dot_dtypes(jaxpr) == [LOW] * 3
-    assert not find(jaxpr, "while")
-
-
 def test_a_wrapped_class_keeps_its_name():
     wrapped = part(Encoder)
     assert (wrapped.__name__, wrapped.__qualname__) == (Encoder.__name__, Encoder.__qualname__)
     assert wrapped.__module__ == Encoder.__module__
     assert issubclass(wrapped, Encoder)
     assert part(functools.partial(nn.Dense, 4)).func.__name__ == "Dense"
-
-
-def test_the_environment_turns_a_part_off(monkeypatch):
-    part = linen.autocast(nn.Dense, policy=BF16, output_dtype="bfloat16")(3)
-    params = jax.jit(part.init)(KEY, ROWS)
-    assert jax.eval_shape(part.apply, params, ROWS).dtype == jnp.bfloat16
-    monkeypatch.setenv("JMP_AUTOCAST", "0")
-    assert dot_dtypes(trace(lambda p, x: part.apply(p, x), params, ROWS)) == [FULL]
-    assert jax.eval_shape(lambda p, x: part.apply(p, x), params, ROWS).dtype == jnp.float32
 
 
 def test_a_method_has_a_scope():

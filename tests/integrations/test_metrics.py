@@ -7,11 +7,9 @@ import optax
 import pytest
 
 from jmp_autocast import (
-    BF16,
     FP16,
     autocast,
     dynamic_loss_scaling,
-    explain,
     scaled_value_and_grad,
 )
 from jmp_autocast.integrations.metrics import precision_metrics
@@ -53,12 +51,6 @@ def test_the_loss_scale_and_the_skips(name):
     dtypes = {key: value.dtype.name for key, value in metrics.items()}
     assert dtypes == dict.fromkeys(EXPECTED, "int32") | {"loss_scale": "float32"}
     assert all(value.shape == () for value in metrics.values())
-
-
-def test_the_share_is_that_of_the_report():
-    metrics = precision_metrics(report=explain(loss, PARAMS, X, policy=BF16))
-    assert list(metrics) == ["precision/low_precision_share"]
-    assert metrics["precision/low_precision_share"] == 1
 
 
 def test_inside_a_jitted_step():

@@ -60,23 +60,15 @@ def switched(cast, net):
 # Each calls the module once.
 CALLS = {
     "argument": lambda cast, net: cast(lambda m, x: m(x))(net, X),
-    "keyword": lambda cast, net: cast(lambda *, x, m: m(x))(m=net, x=X),
-    "in a dict": lambda cast, net: cast(lambda d: d["net"](d["x"]))({"net": net, "x": X}),
     "module": lambda cast, net: cast(net)(X),
     "method": lambda cast, net: cast(net.__call__)(X),
     "partial": lambda cast, net: cast(functools.partial(lambda m, x: m(x), net))(X),
-    "partial keyword": lambda cast, net: cast(functools.partial(lambda x, m: m(x), m=net))(X),
     "twice": lambda cast, net: cast(lambda head, a, b, x: a(x))(net.head, net, net, X),
     "nested": lambda cast, net: cast(lambda m, x: cast(m)(x))(net, X),
-    "autocast of jit": lambda cast, net: cast(nnx.jit(lambda m, x: m(x)))(net, X),
-    "autocast of remat": lambda cast, net: cast(nnx.remat(lambda m, x: m(x)))(net, X),
     "autocast of cond": lambda cast, net: cast(functools.partial(branched, plain))(net, X),
     "cond": lambda cast, net: branched(cast, net, X),
     "switch": switched,
     "value_and_grad": lambda cast, net: nnx.value_and_grad(cast(loss_fn))(net, X),
-    "value_and_grad with aux": lambda cast, net: nnx.value_and_grad(cast(with_aux), has_aux=True)(
-        net, X
-    ),
     "autocast of value_and_grad": lambda cast, net: cast(nnx.value_and_grad(loss_fn))(net, X),
     "grad of some variables": lambda cast, net: of_kernels(cast)(net, X),
     "jit around value_and_grad": lambda cast, net: nnx.jit(nnx.value_and_grad(cast(loss_fn)))(

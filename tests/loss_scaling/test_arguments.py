@@ -17,46 +17,29 @@ WITHIN = "within [min_scale, max_scale] = [1, 1.67772e+07]"
 
 OUT_OF_RANGE = [
     ({"init_scale": 0.5}, WITHIN),
-    ({"init_scale": 0}, WITHIN),
-    ({"init_scale": -8.0}, WITHIN),
     ({"init_scale": 2.0**25}, WITHIN),
-    ({"init_scale": float("nan")}, WITHIN),
     ({"init_scale": float("inf")}, WITHIN),
     ({"growth_factor": 1.0}, "a finite number above 1"),
-    ({"growth_factor": 0.5}, "a finite number above 1"),
     ({"growth_factor": 1 + 1e-12}, "a finite number above 1"),  # 1 in float32
     ({"growth_factor": float("inf")}, "a finite number above 1"),
-    ({"growth_factor": 1e39}, "a finite number above 1"),
-    ({"backoff_factor": 1.0}, "a number between 0 and 1"),
     ({"backoff_factor": 1 - 1e-12}, "a number between 0 and 1"),  # 1 in float32
     ({"backoff_factor": 0.0}, "a number between 0 and 1"),
     ({"backoff_factor": 1e-50}, "a number between 0 and 1"),  # 0 in float32
-    ({"backoff_factor": -0.5}, "a number between 0 and 1"),
-    ({"backoff_factor": float("nan")}, "a number between 0 and 1"),
     ({"growth_interval": 0}, "an integer of at least 1"),
-    ({"growth_interval": -3}, "an integer of at least 1"),
     ({"growth_interval": 1.5}, "an integer of at least 1"),
     ({"growth_interval": 2**31}, "an integer of at least 1"),
-    ({"growth_interval": float("inf")}, "an integer of at least 1"),
     ({"min_scale": 0.0}, ABOVE_ZERO),
     ({"min_scale": 2.0**-140}, ABOVE_ZERO),  # subnormal: XLA may flush it to 0
-    ({"min_scale": -1.0}, ABOVE_ZERO),
-    ({"min_scale": float("nan")}, ABOVE_ZERO),
     ({"max_scale": float("inf")}, "finite and at least min_scale=1"),
-    ({"max_scale": 1e39}, "finite and at least min_scale=1"),
     ({"max_scale": 0.5}, "finite and at least min_scale=1"),
 ]
 
 NO_NUMBERS = [
     ("8", "must be a number, got '8'."),
-    (None, "must be a number, got None."),
     (True, "must be a number, got True."),
-    (2j, "must be a number, got 2j."),
     ([8.0], "must be a number, got [8.0]."),
-    (np.bool_(True), f"must be a number, got {np.bool_(True)!r}."),
     (np.ones(1), "must be a real number, got an array of shape (1,) and dtype float64."),
     (np.array(True), "must be a real number, got an array of shape () and dtype bool."),
-    (np.array(2j), "must be a real number, got an array of shape () and dtype complex128."),
 ]
 
 FIELDS = [

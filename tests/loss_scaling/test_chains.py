@@ -72,20 +72,6 @@ def test_inner_transformations_run_as_without_the_wrapper(name):
     assert state.loss_scale.scale.tolist() == [2.0**n for n in (16, 17, 16, 16, 17, 17)]
 
 
-@pytest.mark.filterwarnings("ignore:A transformation stands before:UserWarning")
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_chained_neighbors(where):
-    """Before the wrapper they see scaled gradients, after it updates."""
-    double = optax.scale(2.0)
-    wrapped = dynamic_loss_scaling(optax.sgd(0.1))
-    tx = optax.chain(double, wrapped) if where == "before" else optax.chain(wrapped, double)
-    data = batches(4, bad=[1])
-    params, state = last(scaled_run(tx, model_params(), data))
-    expected, _ = last(control_run(optax.sgd(0.2), model_params(), np.delete(data, 1, axis=0)))
-    assert_trees_close(params, expected, rtol=1e-5, atol=1e-6)
-    assert int(skipped_steps(state)) == 1
-
-
 def test_masked_parts_are_neither_unscaled_nor_checked():
     tx = optax.masked(dynamic_loss_scaling(optax.sgd(1.0), init_scale=8.0), {"a": True, "b": False})
     params = {"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)}
@@ -94,50 +80,6 @@ def test_masked_parts_are_neither_unscaled_nor_checked():
     assert updates["a"].tolist() == [-1.0, -1.0]
     assert np.isinf(updates["b"]).all()
     assert not step_skipped(state)
-
-
-def test_hyperparameters_injected_into_the_factory():
-    """They are read again by every update, also after they were changed in the state."""
-    factory = optax.inject_hyperparams(dynamic_loss_scaling, static_args=("inner", "axis_name"))
-    tx = factory(optax.adam(0.05), init_scale=8.0, growth_interval=2)
-    update = jax.jit(tx.update)
-    params, grads = np.ones(2, np.float32), np.full(2, 4, np.float32)
-    bad = grads * np.float32(np.inf)
-    state = jax.jit(tx.init)(params)
-    seen = []
-
-    def step(state, grads, **hyperparams):
-        like = {n: np.asarray(v, state.hyperparams[n].dtype) for n, v in hyperparams.items()}
-        _, state = update(grads, state._replace(hyperparams=state.hyperparams | like), params)
-        seen.append(float(loss_scale(state)))
-        return state
-
-    for _ in range(2):
-        state = step(state, grads)
-    state = step(state, grads, growth_interval=1)
-    state = step(state, grads, growth_factor=3.0)
-    state = step(state, bad, backoff_factor=0.25)
-    state = step(state, grads, max_scale=30.0)
-    state = step(state, bad, min_scale=29.0)
-    assert seen == [8, 16, 32, 96, 24, 30, 29]
-    assert int(skipped_steps(state)) == 2
-    assert int(optax.tree.get(state.inner_state.inner_state, "count")) == 5
-
-
-@pytest.mark.filterwarnings("ignore:optax.apply_if_finite stands around:UserWarning")
-def test_apply_if_finite_around_the_wrapper_hides_the_bad_step_from_the_scale():
-    """It lets only its run of consecutive errors through; parameters are safe in both places."""
-    data = batches(6, bad=[1, 2, 3])
-    around = optax.apply_if_finite(dynamic_loss_scaling(optax.adam(0.05)), 2)
-    params, state = scaled_run(around, model_params(), data)
-    assert state.total_notfinite.tolist() == [0, 1, 2, 3, 3, 3]
-    assert state.inner_state.loss_scale.skipped_steps.tolist() == [0, 0, 0, 1, 1, 1]
-    inside = dynamic_loss_scaling(optax.apply_if_finite(optax.adam(0.05), 2))
-    other, inside_state = scaled_run(inside, model_params(), data)
-    assert inside_state.loss_scale.skipped_steps.tolist() == [0, 1, 2, 3, 3, 3]
-    assert (inside_state.inner_state.total_notfinite == 0).all()
-    assert_trees_close(last(params), last(other), rtol=1e-6, atol=1e-8)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
 
 
 SEARCHES = {
@@ -205,13 +147,11 @@ NESTINGS = {
     "bare": WRAPPED,
     "static": static_loss_scaling(optax.sgd(0.5), 8.0),
     "chain": optax.chain(optax.identity(), WRAPPED, optax.scale(1.0)),
-    "chain of chains": optax.chain(optax.chain(optax.chain(WRAPPED))),
     "named_chain": optax.named_chain(("first", optax.identity()), ("scaled", WRAPPED)),
     "masked": optax.masked(WRAPPED, {"a": True, "b": True}),
     "partition": optax.partition({"x": WRAPPED, "y": optax.set_to_zero()}, LABELS),
     "MultiSteps": optax.MultiSteps(WRAPPED, 1).gradient_transformation(),
     "apply_if_finite": optax.apply_if_finite(WRAPPED, 0),
-    "flatten": optax.flatten(WRAPPED),
     "inject_hyperparams": optax.inject_hyperparams(
         dynamic_loss_scaling, static_args=("inner", "axis_name")
     )(optax.sgd(0.5), init_scale=8.0),
@@ -235,8 +175,3 @@ def test_all_nestings(nesting):
     assert [leaf.dtype for leaf in before] == [jnp.float32, bool, jnp.int32]
     assert [leaf.item() for leaf in before] == [8.0, False, 0]
     assert [leaf.item() for leaf in after] == [8.0 if nesting == "static" else 4.0, True, 1]
-
-
-def test_the_part_of_a_state_that_holds_one_scale_is_enough():
-    state = optax.chain(WRAPPED, static_loss_scaling(optax.identity(), 3.0)).init(np.ones(2))
-    assert [float(loss_scale(part)) for part in state] == [8.0, 3.0]

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
 
 from jmp_autocast import (
     autocast,
@@ -38,10 +37,6 @@ OPTIMIZERS = {
     "in a chain": lambda: optax.chain(dynamic(optax.adam(1e-2)), optax.trace(0.9)),
     "around MultiSteps": lambda: dynamic(
         optax.MultiSteps(optax.adam(1e-2), every_k_schedule=2).gradient_transformation()
-    ),
-    "in partition": lambda: optax.partition(
-        {"scaled": dynamic(optax.adam(1e-2)), "frozen": optax.set_to_zero()},
-        {"w": "scaled", "b": "frozen"},
     ),
     "hyperparameters": lambda: optax.inject_hyperparams(
         lambda learning_rate: dynamic(optax.adam(learning_rate))
@@ -131,39 +126,3 @@ def test_resumed_run_is_the_uninterrupted_one(name, tmp_path):
         for resumed, expected in zip(run.states(restored, done), states[done:], strict=True):
             assert bits(resumed) == bits(expected)
     assert run.traces == 1
-
-
-def test_nnx_optimizer(tmp_path):
-    x = jax.random.normal(jax.random.key(1), (4, 3))
-
-    def start():
-        model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-        return model, nnx.Optimizer(model, dynamic(optax.adam(1e-2)), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, optimizer, x):
-        graphdef, params = nnx.split(model)
-
-        def loss(params):
-            return jnp.mean(jnp.square(nnx.merge(graphdef, params)(x) - 1))
-
-        fast = autocast(loss, jnp.float16)
-        _, grads = scaled_value_and_grad(fast)(optimizer, params)
-        optimizer.update(model, grads)
-
-    def steps(run, indices):
-        for i in indices:
-            step(*run, x * (np.inf if i == 2 else 1))
-
-    uninterrupted = start()
-    steps(uninterrupted, range(4))
-    saved = nnx.state(uninterrupted)
-    assert (loss_scale(uninterrupted[1]), skipped_steps(uninterrupted[1])) == (1024, 1)
-
-    resumed = start()
-    nnx.update(resumed, through_orbax(saved, nnx.state(resumed), tmp_path / "nnx"))
-    for run in (uninterrupted, resumed):
-        steps(run, range(4, 8))
-    assert loss_scale(resumed[1]) == 4096
-    pure = [nnx.to_pure_dict(nnx.state(run)) for run in (resumed, uninterrupted)]
-    assert bits(pure[0]) == bits(pure[1])

@@ -1,7 +1,5 @@
 """The wrapper under JAX's transformations; `test_faults` compiles it ahead of time."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +8,7 @@ import pytest
 
 from jmp_autocast import (
     dynamic_loss_scaling,
-    scaled_value_and_grad,
     skipped_steps,
-    static_loss_scaling,
 )
 from jmp_autocast.loss_scaling import loss_scale, step_skipped
 from tests.support.loss_scale_runs import (
@@ -59,64 +55,6 @@ def test_vmap_over_a_batch_of_states_skips_each_on_its_own():
             assert many[n] == one
         for many, one in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(many[n], one, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64", "float64"])
-def test_strict_promotion(kind, dtype):
-    """optax.sgd works under it, and so it does inside the wrapper; the suite is strict."""
-    inner = optax.sgd(0.5)
-    tx = dynamic_loss_scaling(inner) if kind == "dynamic" else static_loss_scaling(inner, 2.0**16)
-    with jax.enable_x64(dtype == "float64"):
-        params = np.ones(3, dtype=jnp.dtype(dtype))
-
-        @jax.jit
-        def step(params):
-            loss = lambda p: jnp.sum((p * p.conj()).real).astype(jnp.float32) / 8
-            state = tx.init(params)
-            _, grads = scaled_value_and_grad(loss)(state, params)
-            return tx.update(grads, state, params)[0]
-
-        assert jax.config.jax_numpy_dtype_promotion == "strict"
-        updates = step(params)
-        wide = dtype if dtype in ("float64", "complex64") else "float32"
-        assert updates.dtype == jnp.dtype(wide)
-        np.testing.assert_array_equal(updates, -0.125)
-
-
-def test_disable_jit():
-    tx = dynamic_loss_scaling(optax.sgd(0.5), init_scale=8.0)
-    params = np.ones(2, np.float32)
-    with jax.disable_jit():
-        state = tx.init(params)
-        updates, state = tx.update(np.full(2, 8, np.float32), state, params)
-        assert updates.tolist() == [-0.5, -0.5]
-        updates, state = tx.update(np.full(2, np.nan, np.float32), state, params)
-    assert np.asarray(updates).tobytes() == np.full(2, -0.0, np.float32).tobytes()
-    assert float(loss_scale(state)) == 4.0
-
-
-def test_a_program_that_differentiates_through_the_update():
-    """As meta-learning does: the gradient of what the step led to, with respect to its input."""
-    tx = dynamic_loss_scaling(optax.sgd(0.5), init_scale=8.0)
-    params = np.ones(2, np.float32)
-
-    @functools.partial(jax.jit, static_argnums=1)
-    def meta(x, scaled):
-        def after(x):
-            loss = lambda params: jnp.sum(params**2 * x)
-            state = tx.init(params)
-            if scaled:
-                _, grads = scaled_value_and_grad(loss)(state, params)
-                updates, _ = tx.update(grads, state, params)
-            else:
-                updates = jax.tree.map(lambda g: -0.5 * g, jax.grad(loss)(params))
-            return jnp.sum(optax.apply_updates(params, updates) ** 2)
-
-        return jax.grad(after)(x)
-
-    x = np.array([0.25, 3.0], np.float32)
-    np.testing.assert_allclose(meta(x, True), meta(x, False), rtol=1e-6)
 
 
 def test_a_step_makes_no_host_transfer():

@@ -174,18 +174,3 @@ def test_the_optimizer_is_traced_once():
     params = jnp.ones(2)
     jax.jit(tx.update).trace(params, tx.init(params), params).lower()
     assert len(traces) == 1
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-def test_a_program_for_several_platforms_skips_on_each():
-    params = jax.tree.map(jnp.asarray, model_params())
-    state = ADAM.init(params)
-    step = jax.jit(functools.partial(one_step, tx=ADAM))
-    exported = jax.export.export(step, platforms=("cpu", "cuda", "tpu"))(params, state, params)
-    # With one case for the platform around each choice, the program holds both ways.
-    assert "stablehlo.case" in exported.mlir_module()
-    bad = jax.tree.map(lambda p: p.at[(0,) * p.ndim].set(jnp.nan), params)
-    after, skipped = exported.call(params, state, bad)
-    assert bits((after, skipped.inner_state)) == bits((params, state.inner_state))
-    found, expected = exported.call(params, state, params), step(params, state, params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)

@@ -188,20 +188,6 @@ def test_sharded_weights_get_the_same_bits_and_keep_their_sharding(name):
     assert all(found[0][name].sharding.is_equivalent_to(shards[name], 2) for name in ("up", "down"))
 
 
-def test_equal_seeds_give_equal_bits_and_others_do_not():
-    params = jnp.ones((64, 64), jnp.bfloat16)
-
-    def once(seed):
-        tx = stochastic_rounding(optax.sgd(1e-3), seed=seed)
-        updates, state = tx.update(jnp.ones_like(params), tx.init(params), params)
-        return updates, tx.update(jnp.ones_like(params), state, params)[0]
-
-    (first, second), again, other = once(3), once(3), once(4)
-    assert (first == again[0]).all()
-    assert not (first == other[0]).all()
-    assert not (first == second).all()
-
-
 def test_a_step_may_donate_parameters_and_state():
     for make in (master_weights, kahan_summation, stochastic_rounding):
         # A step that runs deletes what it got, so that each has weights of its own.
@@ -319,17 +305,3 @@ def test_the_state_of_sharded_variables_divides(make, axis_type):
     shardings = nnx.get_named_sharding(state, here)
     for x, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True):
         sharding.shard_shape(x.shape)  # or an error
-
-
-@pytest.mark.parametrize("make", [kahan_summation, master_weights])
-def test_weights_of_an_nnx_optimizer_are_those_of_a_plain_tree(make):
-    tx = make(optax.adam(1e-2))
-    model = nnx.Linear(64, 128, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    params, optimizer = nnx.as_pure(nnx.state(model)), nnx.Optimizer(model, tx, wrt=nnx.Param)
-    state = tx.init(params)
-    for k in range(3):
-        grads = jax.tree.map(lambda x, k=k: jnp.sin(9 * as_float32(x) + k), nnx.state(model))
-        updates, state = tx.update(nnx.as_pure(grads), state, params)
-        params = optax.apply_updates(params, updates)
-        optimizer.update(model, grads)
-    jax.tree.map(np.testing.assert_array_equal, nnx.as_pure(nnx.state(model)), params)

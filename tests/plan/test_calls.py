@@ -4,6 +4,8 @@ The property `calls` of the fuzzer, on the smallest programs that it has found. 
 which wraps a part, and parameters and data.
 """
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,17 +37,6 @@ def complement(call, p, x):
     return (1 - a) * h @ p["v"]
 
 
-def complement_inside(call, p, x):
-    a = jax.nn.sigmoid(x @ p["w"])
-    (rest,) = call(lambda a: (1 - a,))(a)
-    return a * rest
-
-
-def logarithm(call, p, x):
-    (a,) = call(lambda h: (jax.nn.sigmoid(h),))(x @ p["w"])
-    return jnp.log(1 - a).sum()
-
-
 def snapped(call, p, x):
     part = call(lambda h: (h + 0.5,))
     return jnp.floor(part(x @ p["w"])[0]), part(x @ p["w"])[0] @ p["v"]
@@ -60,15 +51,6 @@ def last_branch(call, p, x):
 
 def bias(call, p, x):
     return call(lambda h, b: (h + b,))(x @ p["w"], p["b"])[0] @ p["v"]
-
-
-def far(call, p, x):
-    return call(lambda h: (h + 1000.0,))(x @ p["w"])[0] @ p["v"]
-
-
-def picked(call, p, x):
-    part = call(lambda z: (z - jax.nn.logsumexp(z, -1, keepdims=True),))
-    return jnp.take_along_axis(part(x @ p["w"])[0], np.arange(8)[:, None], -1).sum()
 
 
 def decay(call, p, x):
@@ -108,11 +90,6 @@ def gate(call, p, x):
     return call(lambda h, t: (h * t,))(x @ p["w"], x)[0] @ p["v"]
 
 
-def angles(call, p, x):
-    (a,) = call(lambda t: (jnp.einsum("t,d->td", t, jnp.arange(8.0)),))(jnp.arange(4.0))
-    return jnp.sin(a) @ p["w"]
-
-
 def narrowed_positions(call, p, x):
     """A part that casts positions, and multiplies them, gets them cast."""
     part = call(lambda t, a: (a @ t.reshape(4, 1).astype(a.dtype),))
@@ -125,21 +102,10 @@ def determinant(call, p, x):
     return jnp.log(jnp.abs(part - a[..., 0] * a[..., 3]))
 
 
-def softmax(call, p, x):
-    s = x @ p["w"]
-    return jnp.exp(call(lambda a, b: (a - b,))(s, jnp.max(s, -1, keepdims=True))[0])
-
-
 def logistic_loss(call, p, x):
     z = x @ p["w"]
     (relu,) = call(lambda z: (jnp.maximum(z, 0),))(z)
     return (relu - z * x + jnp.log1p(jnp.exp(-jnp.abs(z)))).mean()
-
-
-def two_readers(call, p, x):
-    """In a call, one reader of an operand asks for float32 and another does not care."""
-    part = call(lambda h: (h < 0.5, jnp.sum(jnp.exp(h))))
-    return part(x @ p["w"])
 
 
 def two_readers_and_product(call, p, x):
@@ -154,13 +120,6 @@ def split_for_two(call, p, x):
     return second + first @ p["w"]
 
 
-def moved_through(call, p, x):
-    """What comes back moved is read in float32, and by something else."""
-    c = x @ p["w"]
-    wide, rows = call(lambda c: (jnp.broadcast_to(c, (2, 8, 8)), c[::-1]))(c)
-    return jnp.exp(wide), rows @ p["v"]
-
-
 def cotangents(call, p, x):
     """The sum of cotangents, in a loop's body and outside of it."""
     a = x @ p["w"]
@@ -168,34 +127,10 @@ def cotangents(call, p, x):
     return (mixed + x).T @ x
 
 
-def gated_cotangents(call, p, x):
-    """Two cotangents of a gate meet in a call."""
-    d = x @ p["w"]
-    a = jax.nn.sigmoid(d)
-    (both,) = call(lambda m, n: (m + n,))(x * d * (a * (1 - a)), (a - 1) * x)
-    return both.T @ x
-
-
-def of_few(call, p, x):
-    """A product of four summed elements is one of elements: it reads what they read."""
-    d = x @ p["w"]
-    a = jax.nn.sigmoid(d)
-    (both,) = call(lambda m, n: (m + n,))(x * d * (a * (1 - a)), (a - 1) * x)
-    return both[:4].T @ x[:4]
-
-
 def narrowed_data(call, p, x):
     """What a product reads is data that a part has bounded."""
     (d,) = call(lambda a: (jnp.minimum(a, X[::-1]),))(x)
     return jax.nn.relu(d) @ p["w"]
-
-
-def windows(call, p, x):
-    """A maximum of a product, beside a part that derives it."""
-    y = x @ p["w"]
-    largest = lambda y: -jax.lax.reduce_window(-y, jnp.inf, jax.lax.min, (2, 2), (1, 1), "SAME")
-    (a,) = call(lambda y: (largest(y) * (1 + 0.5 * jnp.cos(x)),))(y)
-    return a.sum(), y @ p["v"]
 
 
 def close_sigmoids(p, x):
@@ -207,15 +142,6 @@ def ranked_beside_product(call, p, x):
     """What a part ranks in float32, and a product in it reads, is not rounded before it."""
     s = close_sigmoids(p, x)
     return call(lambda s: (jnp.argmax(s, -1), s @ p["v"]))(s)
-
-
-def snapped_beside_product(call, p, x):
-    s = 1000 + x @ p["w"]
-    return call(lambda s: (s.astype(int), s @ p["v"]))(s)
-
-
-def ranked_data_beside_product(call, p, x):
-    return call(lambda x: (jnp.argmin(x, -1), x @ p["v"]))(1 + x / 1024)
 
 
 def compared_data_beside_product(call, p, x):
@@ -257,12 +183,6 @@ def gram(call, p, x):
     return jnp.linalg.cholesky(g + jnp.eye(8))
 
 
-def gram_of_results(call, p, x):
-    """Two results of a part are one array, moved."""
-    a, b = call(lambda x, w: ((h := x @ w).T, h[None]))(x, p["w"])
-    return jnp.linalg.cholesky(a @ b[0] + jnp.eye(8))
-
-
 def largest_outside(call, p, x):
     """The part knows that no element of one operand exceeds the other: its product is 16 bits."""
     s = x @ p["w"]
@@ -283,11 +203,6 @@ def largest_of_a_part(call, p, x):
     return part(s, s[:, :2])
 
 
-def largest_of_a_returned_part(call, p, x):
-    few, s = call(lambda h: (h[:, :2], h.T))(x @ p["w"])
-    return jnp.exp(s - jnp.max(few, -1)) @ p["v"]
-
-
 def declared(call, p, x):
     """A product whose result the program rounds reads float32, and a part that holds it, too."""
     dot = lambda a, b: (jnp.dot(a, b, preferred_element_type=jnp.bfloat16),)
@@ -302,51 +217,10 @@ def few_rows(call, p, x):
 
 
 PROGRAMS = [
-    gram,
-    gram_of_results,
-    largest_outside,
-    largest_inside,
-    largest_of_a_part,
-    largest_of_a_returned_part,
-    declared,
-    few_rows,
-    sum_of_norms,
-    complement,
-    complement_inside,
-    logarithm,
-    snapped,
-    last_branch,
-    bias,
-    far,
-    picked,
-    decay,
-    residual,
-    compared_with_a_number,
-    gate,
-    angles,
-    narrowed_positions,
-    determinant,
-    softmax,
-    logistic_loss,
-    two_readers,
-    two_readers_and_product,
-    two_readers_beside_a_result,
-    sorted_together,
-    split_for_two,
-    moved_through,
-    cotangents,
-    gated_cotangents,
-    of_few,
-    narrowed_data,
-    windows,
-    ranked_beside_product,
-    snapped_beside_product,
-    ranked_data_beside_product,
-    compared_data_beside_product,
-    returned_beside_sum,
-    distances,
-    not_normalized,
-    narrowed_to_another,
+    function
+    for function in list(globals().values())
+    if inspect.isfunction(function)
+    and [*inspect.signature(function).parameters] == ["call", "p", "x"]
 ]
 
 

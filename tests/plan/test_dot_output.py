@@ -29,30 +29,16 @@ def convolution(w, x):
 
 
 PROGRAMS = {
-    "read_in_float32": (lambda w, x: jnp.exp(x @ w), W, X, "float32"),
-    "behind_a_move": (lambda w, x: jnp.exp((x @ w).T), W, X, "float32"),
-    "cast_to_more_digits": (
-        lambda w, x: jnp.abs((x @ w).astype("complex64") * 1j),
-        W,
-        X,
-        "float32",
-    ),
-    "read_by_both": (lambda w, x: jnp.exp(y := x @ w) @ y.T, W, X, "float32"),
-    "read_in_16_bits": (lambda w, x: jnp.tanh(x @ w) @ w, W, X, "float32"),
-    "residual": (lambda w, x: x + x @ w, W, X, "float32"),
-    "convolution": (
-        lambda w, x: jnp.log1p(jnp.square(convolution(w, x))),
-        KERNEL,
-        IMAGE,
-        "float32",
-    ),
+    "read_by_both": (lambda w, x: jnp.exp(y := x @ w) @ y.T, W, X),
+    "residual": (lambda w, x: x + x @ w, W, X),
+    "convolution": (lambda w, x: jnp.log1p(jnp.square(convolution(w, x))), KERNEL, IMAGE),
 }
 
 
-@pytest.mark.parametrize(("fn", "w", "x", "dtype"), PROGRAMS.values(), ids=PROGRAMS)
-def test_dtype_of_the_result_and_gradients_no_worse_than_rounded_ones(fn, w, x, dtype):
+@pytest.mark.parametrize(("fn", "w", "x"), PROGRAMS.values(), ids=PROGRAMS)
+def test_dtype_of_the_result_and_gradients_no_worse_than_rounded_ones(fn, w, x):
     jaxpr = trace(autocast(fn, policy=ACCUMULATOR, params=0, output_dtype="computed"), w, x)
-    assert find(jaxpr, "accumulate")[0].outvars[0].aval.dtype == dtype
+    assert find(jaxpr, "accumulate")[0].outvars[0].aval.dtype == "float32"
     assert_dots_run_in("bfloat16", jaxpr)
 
     def gradient(fn):

@@ -3,7 +3,8 @@
 A row of a table below is a program, its arguments and what is measured. The reference is the
 program in float64. The bound is judged, not written: four times the error of the best of PyTorch's
 rules, casts by hand (`tests/fuzz/by_hand.py`), and those with float32 islands (`Hand`), as a
-careful author writes them. Without its row in the planner each program is beyond the bound.
+careful author writes them. Without its row in the planner each program is beyond the bound. More
+programs of each kind stand in `tests/fuzz/kinds.py`.
 """
 
 import functools
@@ -65,20 +66,10 @@ GAUSS = np.exp(-((np.arange(7) - 3.0) ** 2) / 4.5)
 WINDOW = (np.outer(GAUSS, GAUSS) / GAUSS.sum() ** 2)[:, :, None, None].astype(np.float32)
 IMAGE = (0.6 + 0.05 * np.sin(np.linspace(0, 20, 48)))[None, :, None, None] * np.ones((1, 1, 48, 1))
 IMAGE = (IMAGE + 0.01 * RNG.standard_normal(IMAGE.shape)).astype(np.float32)
-BAND = np.kron(np.eye(8), np.full((8, 1), 1 / 8)).astype(np.float32)
 
 
 def nearest_without_its_own_norm(c, x):
     return jnp.argmin(jnp.sum(jnp.square(c), -1) - 2 * x @ c.T, -1)
-
-
-def codes_by_largest_score(c, x):
-    return jnp.argmax(jnp.einsum("nd,kd->nk", x, c) - 0.5 * jnp.einsum("kd,kd->k", c, c), -1)
-
-
-def quantized(c, x):
-    x2, c2 = jnp.sum(x**2, axis=1, keepdims=True), jnp.sum(c**2, axis=1)
-    return jnp.min(x2 - 2 * jnp.matmul(x, c.T) + c2, -1)
 
 
 @jax.jit
@@ -89,22 +80,6 @@ def distances(a, b):
 def discrepancy(c, x):
     kernel = lambda a, b: jnp.exp(-distances(a, b)).mean()
     return kernel(x, x) + kernel(c, c) - 2 * kernel(x, c)
-
-
-def chamfer(c, x):
-    norms = lambda a: jnp.linalg.norm(a, axis=-1) ** 2
-    d = norms(x)[:, None] + norms(c)[None] - 2 * jnp.einsum("id,jd->ij", x, c)
-    return jnp.sqrt(jnp.maximum(d, 1e-9)).min(1)
-
-
-def each_by_itself(c, x):
-    one = lambda a, b: jnp.dot(a, a) - 2 * jnp.dot(a, b) + jnp.dot(b, b)
-    return jax.vmap(lambda a: jax.vmap(lambda b: one(a, b))(c))(x)
-
-
-def in_blocks(c, x):
-    block = jax.checkpoint(lambda a: jnp.sum(a**2, -1)[:, None] + jnp.sum(c**2, -1) - 2 * a @ c.T)
-    return lax.scan(lambda n, a: (n, block(a)), 0, x.reshape(10, 20, 64))[1]
 
 
 def of_features(c, x):
@@ -121,10 +96,6 @@ def structure_of_stacked(_, x):
     maps = jnp.concatenate([x, y, x * x, y * y, x * y], 0)
     m, n, s, t, c = jnp.split(conv(maps, WINDOW), 5)
     return jnp.mean((2 * (c - m * n) + 9e-4) / (s - m * m + t - n * n + 9e-4))
-
-
-def variance_by_products(_, x):
-    return (x * x) @ BAND - (x @ BAND) ** 2
 
 
 def covariances_of_features(c, x):
@@ -147,22 +118,12 @@ def of_gram_called(_, x):
     return jnp.sqrt(jnp.maximum(-2 * g + d[:, None] + d[None], 0))
 
 
-def of_two_operands(_, x):
-    g = jax.jit(lambda a, b: a @ b)(x, x.T)
-    return jnp.diag(g)[:, None] + jnp.diag(g) - 2 * g
-
-
-def of_checkpointed(_, x):
-    g = jax.checkpoint(lambda a, b: jax.jit(lambda a, b: a @ b.T)(a, b))(x, x)
-    return jnp.diag(g)[:, None] + jnp.diag(g) - 2 * g
-
-
 def of_rows(_, x):
     g = lax.map(lambda row: x @ row, x)
     return jnp.diag(g)[:, None] + jnp.diag(g) - 2 * g
 
 
-OF_GRAM = of_gram, of_gram_called, of_two_operands, of_checkpointed, of_rows
+OF_GRAM = of_gram, of_gram_called, of_rows
 
 
 def centered_kernel(_, x):
@@ -173,16 +134,10 @@ def centered_kernel(_, x):
 MACHINE = (normal(64, 8), np.eye(64, dtype=np.float32)[:50] + 1e-3 * normal(50, 64))
 EXPANDED = [
     (nearest_without_its_own_norm, (CENTERS, POINTS), differing),
-    (codes_by_largest_score, (CENTERS, POINTS), differing),
-    (quantized, (CENTERS, POINTS), relative),
     (discrepancy, (CENTERS, POINTS), relative),
-    (chamfer, (CENTERS, POINTS), relative),
-    (each_by_itself, (CENTERS, POINTS), relative),
-    (in_blocks, (CENTERS, POINTS), relative),
     (of_features, (CENTERS, POINTS), differing, lambda eqn: eqn.outvars[0].aval.shape == (200, 64)),
     (local_contrast, (0.0, IMAGE), relative),
     (structure_of_stacked, (0.0, IMAGE), relative),
-    (variance_by_products, (0.0, POINTS), relative),
     (covariances_of_features, (0.0, POINTS), relative),
     (factorization_machine, MACHINE, relative),
     *[(fn, (0.0, POINTS), relative) for fn in (*OF_GRAM, centered_kernel)],
@@ -196,20 +151,12 @@ LAPLACE = np.array([[0, 1, 0], [1, -4, 1], [0, 1, 0]], np.float32)[:, :, None, N
 SOBEL = np.array([[1, 0, -1], [2, 0, -2], [1, 0, -1]], np.float32)[:, :, None, None]
 HALF = np.array([[1, 1, 1, 1], [1, 1, -1, -1]], np.float32)
 HAAR = np.einsum("ai,bj->ijab", HALF, HALF).reshape(4, 4, 1, 4) / 16
-STEP = (np.eye(64, k=1) - np.eye(64))[:-1].astype(np.float32)
-RING = (np.roll(np.eye(64), 1, 0) + np.roll(np.eye(64), -1, 0) - 2 * np.eye(64)).astype(np.float32)
-CENTERING = (np.eye(64) - 1 / 64).astype(np.float32)
-BIHARMONIC = np.array([1, -4, 6, -4, 1], np.float32)
 EACH = np.tile(LAPLACE, (1, 1, 1, 3))
 
 DIFFERENCES = [
     (lambda _, u: conv(u, LAPLACE), (0.0, FIELD), relative),
     (lambda _, u: conv(u, SOBEL), (0.0, FIELD), relative),
     (lambda _, u: conv(u, HAAR)[..., 1:], (0.0, 5 + FIELD), relative),
-    (lambda _, u: STEP @ u, (0.0, FIELD[0, :, :, 0]), relative),
-    (lambda _, u: jnp.einsum("ij,jk->ik", RING, u)[1:-1], (0.0, FIELD[0, :, :, 0]), relative),
-    (lambda _, x: CENTERING @ (x + 10), (0.0, POINTS[:64]), relative),
-    (lambda _, u: jnp.convolve(u, BIHARMONIC, "valid"), (0.0, 1 + WAVE), relative),
     (
         lambda _, u: conv(jnp.tile(u, 3), EACH, feature_group_count=3),
         (0.0, FIELD),
@@ -226,15 +173,6 @@ BASIS = normal(64, 64)
 EYE = np.eye(8, dtype=np.float32)
 
 
-def ridge(x, y):
-    return jnp.linalg.solve(x.T @ x + 1e-4 * EYE, x.T @ y)
-
-
-def by_cholesky(x, y):
-    factor = jax.scipy.linalg.cho_factor(jnp.einsum("ni,nj->ij", x, x))
-    return jax.scipy.linalg.cho_solve(factor, y @ x)
-
-
 def log_evidence(x, y):
     k = x @ x.T / 8 + 1e-3 * jnp.eye(len(x))
     return 2 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(k))))
@@ -248,14 +186,6 @@ def whitened(x, y):
 
 def fisher(x, y):
     return jnp.linalg.inv((x * jax.nn.sigmoid(y)[:, None]).T @ x)
-
-
-def log_volume(x, y):
-    return jnp.linalg.slogdet(jax.jit(lambda a: a.T @ a)(x))[1]
-
-
-def smallest_singular(x, y):
-    return jnp.linalg.svd(x.T @ x, compute_uv=False)[-3:]
 
 
 def pseudo_inverse(x, y):
@@ -291,13 +221,9 @@ def generalized(x, y):
 DECOMPOSED = [
     (fn, (DESIGN, ANSWERS), relative)
     for fn in (
-        ridge,
-        by_cholesky,
         log_evidence,
         whitened,
         fisher,
-        log_volume,
-        smallest_singular,
         generalized,
     )
 ]
@@ -325,37 +251,9 @@ def balanced_router(w, x):
     return lax.top_k(scores + w["bias"], 4)[1]
 
 
-def greedy(w, x):
-    return jnp.argmax(jnp.tanh(x @ w / 2), -1)
-
-
-def sorted_boxes(w, x):
-    return jnp.argsort(-jax.nn.sigmoid(x @ w), axis=-1)
-
-
-def least_open(w, x):
-    return jax.jit(lambda g: jnp.argmin(-2 * g, -1))(jax.nn.sigmoid(x @ w))
-
-
 def better_pairs(w, x):
     p = jax.nn.sigmoid(x @ w)
     return p[:, :, None] > p[:, None, :]
-
-
-def ranks_by_counting(w, x):
-    p = jax.scipy.special.erf(x @ w / 4)
-    return jnp.sum(jax.vmap(lambda r: r[:, None] < r[None, :])(p), -1)
-
-
-def with_payload(w, x):
-    p = jnp.tanh(x @ w / 2)
-    order = jnp.broadcast_to(jnp.arange(64), p.shape)
-    return lax.sort((p, order), num_keys=1)[1]
-
-
-def used_as_well(w, x):
-    p = jax.nn.sigmoid(x @ w)
-    return lax.top_k(p, 4)[1], (p @ w).sum().astype(int) * 0
 
 
 def used_as_well_in_a_checkpoint(w, x):
@@ -372,13 +270,7 @@ RANKED = [
     (fn, (SAME, LOGITS), lambda a, b: differing(jax.tree.leaves(a)[0], jax.tree.leaves(b)[0]))
     for fn in (
         router,
-        greedy,
-        sorted_boxes,
-        least_open,
         better_pairs,
-        ranks_by_counting,
-        with_payload,
-        used_as_well,
         used_as_well_in_a_checkpoint,
         used_as_well_in_a_loop,
     )
@@ -390,27 +282,12 @@ RANKED.append(
 # --- positions -------------------------------------------------------------------------------
 
 FRAMES = np.linspace(0, 1, 512, dtype=np.float32).reshape(64, 8)
-GRID = np.mgrid[0:16, 0:16].reshape(2, 256).astype(np.float32)
 FREQUENCIES = normal(8, 16, deviation=20)
 TAPS = normal(9, 1, 1)
-LIFT = normal(64, 16, deviation=3)
 
 
 def phases_of_frames(w, x):
     return jnp.sin(FRAMES @ w) * x
-
-
-def phases_of_a_grid(w, x):
-    return jnp.sin(GRID.reshape(-1, 8) @ w / 16) * x[0]
-
-
-def counted_by_sums(w, x):
-    t = jnp.cumsum(jnp.ones((64, 8)), 0) / 64
-    return jnp.sin(t @ w) * x
-
-
-def spaced(w, x):
-    return jnp.sin(jnp.linspace(-1, 1, 512).reshape(64, 8) @ w) * x
 
 
 def normalized_rows(w, x):
@@ -444,9 +321,6 @@ POSITIONS = [
     (fn, (TAPS if fn is filtered_ramp else FREQUENCIES, ONES), relative)
     for fn in (
         phases_of_frames,
-        phases_of_a_grid,
-        counted_by_sums,
-        spaced,
         normalized_rows,
         meshed,
         filtered_ramp,
@@ -462,21 +336,12 @@ FRACTIONS = RNG.uniform(size=(100, 3)).astype(np.float32)
 TURN = np.linalg.qr(normal(3, 3))[0].astype(np.float32)
 CAMERA = np.array([[1000, 0, 512], [0, 1000, 512], [0, 0, 1]], np.float32)
 AWAY = np.array([0.1, 0.2, 20], np.float32)
-POSE = np.block([[TURN, AWAY[:, None]], [np.zeros((1, 3)), np.ones((1, 1))]]).astype(np.float32)
 RAMP = np.linspace(0, 1, 256, dtype=np.float32) ** 2 + 3
 
 
 def pixels(k, x):
     h = jnp.einsum("ij,nj->ni", k, (x - 0.5) + AWAY)
     return h[:, :2] / h[:, 2:]
-
-
-def homogeneous(k, x):
-    return (jnp.concatenate([100 * x, jnp.ones((len(x), 1))], 1) @ k.T)[:, :3]
-
-
-def bonds(c, x):
-    return jnp.linalg.norm(x @ c - (x + jnp.asarray(AWAY) / 100) @ c, axis=-1)
 
 
 def joints(r, x):
@@ -497,15 +362,10 @@ def three_taps(k, x):
 
 
 CANNOT_PAY = [
-    (lambda c, x: x @ c, (CELL, FRACTIONS), relative),
-    (bonds, (CELL, FRACTIONS), relative),
     (pixels, (CAMERA, FRACTIONS), relative),
-    (homogeneous, (POSE, FRACTIONS), relative),
     (lambda r, x: jax.vmap(lambda v: r @ v)(x), (TURN, FRACTIONS), relative),
-    (lambda r, x: jnp.matmul(x.reshape(10, 10, 3), r.T), (TURN, FRACTIONS), relative),
     (joints, (TURN, FRACTIONS), relative),
     (covariances, (TURN, FRACTIONS), relative),
-    (lambda c, x: jnp.tensordot(x[:, :2], c[:2], 1), (CELL, FRACTIONS), relative),
     (three_taps, (np.full((3, 1, 1), 1 / 3, np.float32), RAMP), relative),
 ]
 
@@ -559,16 +419,8 @@ def of_a_product_too(w, x):
 
 
 GATES = {
-    "bound and tanh": gated(lambda z: 0.998 + 0.001 * jnp.tanh(z)),
-    "hard sigmoid": gated(lambda z: jax.nn.hard_sigmoid(0.02 * z + 2.96)),
-    "soft sign": gated(lambda z: 0.998 + 0.001 * z / (1 + jnp.abs(z))),
-    "checkpointed": gated(jax.checkpoint(lambda z: 0.997 + 0.002 * jnp.tanh(z))),
     "gate of GLA": decaying(lambda z: jax.nn.sigmoid(1.3 * (z / 32 + 3.94))),
-    "learned decay": decaying(lambda z: jnp.tanh(z / 32 + 2.8)),
-    "gate by erf": decaying(lambda z: lax.erf(z / 32 + 1.9)),
-    "jitted decay": decaying(jax.jit(lambda z: jax.nn.sigmoid(1.3 * (3.94 - z / 32)))),
     "memory, written out": written_out(lambda z: jax.nn.sigmoid(1.3 * (z / 32 + 3.94))),
-    "survival": left(lambda z: jax.nn.sigmoid(1.3 * (3.94 - z / 32))),
     "transmittance": left(lambda z: lax.erf(2 - z / 4)),
     "read by a product, too": of_a_product_too,
 }
@@ -579,41 +431,17 @@ FACTORS = [(fn, (MIXING, STEPS), relative, PRODUCTS, name) for name, fn in GATES
 
 SIZES = np.linspace(300.0, 2000.0, 32).astype(np.float32)
 IN_FLOAT16 = {
-    "quotient": lambda h: h / (jnp.abs(h) + 1),
     "ratio of products": lambda h: h / (2 * h),
-    "gelu": jax.nn.gelu,
-    "cube in a tanh": lambda h: jnp.tanh(h**3),
     "fourth power": lambda h: jnp.tanh(lax.integer_pow(h, 4)),
     "normalized": lambda h: h / jnp.maximum(jnp.abs(h), 1),
     "linear attention": lambda h: (h * 0.5) / (h + 0.25 * h),
-    "soft sign": jax.nn.soft_sign,
-}
-# Others keep the digits of these, too: readers in float32, a literal beyond 4, a need.
-OF_MORE_ROWS = {
-    "angle": lambda h: 100 * jnp.arctan2(h, h + 100),
-    "root": jnp.cbrt,
-    "Hill function": lambda h: h / (h + 1000.0),
 }
 # x @ w of 1e-5 to 1e-4, whose squares are 0 in float16.
 ROOTS = {
-    "of a square": lambda h: jnp.sqrt(h * h),
     "of a sum of squares": lambda h: jnp.sqrt(jnp.square(h) + (h[:, ::-1] / 2) ** 2),
-    "of a fourth power": lambda h: jnp.sqrt(lax.integer_pow(h, 4)),
     "of a product": lambda h: jnp.sqrt(jnp.maximum(h * h[:, ::-1], 0)),
-    "in a call": jax.jit(lambda h: jnp.sqrt(h * h)),
     "in a checkpoint": jax.checkpoint(lambda h: jnp.sqrt(h * h)),
-    "in a scan": lambda h: lax.scan(lambda _, r: (0, jnp.sqrt(r * r + r * r)), 0, h)[1],
 }
-GATES_OF_MORE_ROWS = {
-    "clipped line": gated(lambda z: jnp.clip(0.995 + 0.001 * z, 0.9, 0.999)),
-    "lower bound of HGRN": gated(lambda z: 0.99 + 0.01 * jax.nn.sigmoid(z)),
-    "root of RG-LRU": gated(lambda z: jnp.sqrt(1 - 0.01 * jax.nn.sigmoid(z))),
-}
-
-
-OTHER_FACTORS = [
-    (fn, (MIXING, STEPS), relative, PRODUCTS, name) for name, fn in GATES_OF_MORE_ROWS.items()
-]
 
 
 def gradient(fn):
@@ -643,29 +471,15 @@ def accumulated(s, v):
     return total / sums.sum()
 
 
-def of_the_step_before(s, v):
-    return lax.scan(lambda e, row: (jnp.exp(row), e @ v / 1e5), jnp.zeros(8), s)[1]
-
-
-def of_all_steps_before(s, v):
-    return lax.scan(lambda e, row: (e + jnp.exp(row), e @ v / 1e5), jnp.zeros(8), s)[1]
-
-
 def of_all_steps(s, v):
     return lax.fori_loop(0, 16, lambda k, e: e + jnp.exp(s[k]), jnp.zeros(8)) @ v / 1e5
 
 
 CAUSAL = np.tril(np.ones((16, 8), bool))
 EXPONENTIALS = {
-    "over its sum": lambda s, v: jnp.exp(s) @ v / jnp.exp(s).sum(-1, keepdims=True),
-    "einsum": lambda s, v: jnp.einsum("nd,de->ne", jnp.exp(s), v) / jnp.exp(s).sum(1)[:, None],
-    "exp2": lambda s, v: jnp.exp2(s * 1.4) @ v / jnp.exp2(s * 1.4).sum(1)[:, None],
-    "sum by a product": lambda s, v: (e := jnp.exp(s)) @ v / (e @ jnp.ones((8, 1))),
-    "logarithm": lambda s, v: jnp.log(jnp.exp(s) @ jnp.abs(v)),
     "select": lambda s, v: jnp.where(CAUSAL, jnp.exp(s), 0.0) @ v / 1e5,
     "mask": lambda s, v: (2 * jnp.exp(s) * (s < 13).astype(s.dtype) + 1e-6) @ v / 1e5,
     "scores plus a bias, transposed": lambda s, v: (v.T @ (jnp.exp(s + v[:, 0]) / 2).T) / 1e5,
-    "call": lambda s, v: jax.jit(jnp.exp)(s) @ v / 1e5,
     "joined": lambda s, v: jnp.concatenate([jnp.exp(s), s], 0) @ v / 1e5,
     "branches": lambda s, v: jnp.exp(-lax.cond(s[0, 0] < 0, jnp.square, jnp.negative, s)) @ v / 1e5,
     "one of two": lambda s, v: jnp.exp(jnp.where(s > 0, s, -jnp.square(s))) @ v / 1e5,
@@ -674,15 +488,9 @@ EXPONENTIALS = {
         (k := jnp.exp(s) @ jnp.exp(s).T) @ s / k.sum(-1, keepdims=True)
     ),
     "scan": accumulated,
-    "step before": of_the_step_before,
-    "all steps before": of_all_steps_before,
     "all steps": of_all_steps,
     # What is taken off is below some elements.
-    "less a bias": lambda s, v: jnp.exp(s - v[:, 0]) @ v / 1e5,
     "less a mean": lambda s, v: jnp.exp(20 * (s - s.mean(-1, keepdims=True))) @ v / 1e9,
-    "less the smallest": lambda s, v: jnp.exp(20 * (s - s.min(-1, keepdims=True))) @ v / 1e9,
-    "less the first": lambda s, v: jnp.exp(20 * (s - s[:, :1])) @ v / 1e9,
-    "masked before": lambda s, v: jnp.exp(jnp.where(CAUSAL, s, -1e9)) @ v / 1e5,
     "segments that rise": lambda s, v: (
         jnp.exp((c := jnp.cumsum(s / 4, -1))[:, :, None] - c[:, None]) @ v / 1e9
     ),
@@ -709,8 +517,6 @@ def rows():
             ],
             "_reads_exponentials",
         ),
-        "derivatives of more rows": (of_float16(OF_MORE_ROWS), ""),
-        "factors of more rows": (OTHER_FACTORS, ""),
     }
     for kind, (table, row) in kinds.items():
         for i, (fn, args, measure, *more) in enumerate(table):
@@ -808,10 +614,9 @@ def test_values_are_right_and_wrong_without_the_row(fn, args, measure, low, row,
     error, judged, bound = judge(wrapped, args, measure, policy.compute_dtype, low)
     found = error(lambda f: autocast(f, policy=policy))
     assert found <= bound, (judged, found)
-    if row:
-        without(row, monkeypatch)
-        removed = error(lambda f: autocast(f, policy=policy))
-        assert bound < removed, (judged, found, removed)
+    without(row, monkeypatch)
+    removed = error(lambda f: autocast(f, policy=policy))
+    assert bound < removed, (judged, found, removed)
 
 
 # --- what keeps its 16 bits ---
@@ -862,15 +667,6 @@ def gated_block(w, x):
     return (h * lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-6)) @ w
 
 
-def squared_relu(w, x):
-    h = x @ w
-    return h + jnp.square(jax.nn.relu(h @ w)) @ w
-
-
-def with_weight_decay(w, x):
-    return jnp.mean((jnp.tanh(x @ w) @ w - x) ** 2) + 1e-4 * jnp.sum(w**2)
-
-
 def denormalized(w, x):
     mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
     return ((x - mean) / jnp.sqrt(var + 1e-5)) @ w * jnp.sqrt(var) + mean
@@ -909,9 +705,16 @@ def of_rank(rank):
 
 
 FAST = [
-    *[(fn, normal(64, 64)) for fn in (newton_schulz, attention, gated_block, squared_relu)],
+    *[
+        (fn, normal(64, 64))
+        for fn in (
+            newton_schulz,
+            attention,
+            gated_block,
+        )
+    ],
     *[(fn, normal(64, 64)) for fn in (polynomial, own_softmax, contrastive)],
-    *[(fn, normal(64, 64)) for fn in (with_weight_decay, denormalized, cosines, routed, sampled)],
+    *[(fn, normal(64, 64)) for fn in (denormalized, cosines, routed, sampled)],
     (lstm, normal(128, 256)),
     *[(adapted, of_rank(rank)) for rank in (2, 3, 4, 8)],
 ]
@@ -924,10 +727,6 @@ def test_products_of_networks_keep_16_bits(fn, params, level):
     products = [row for row in report.rows if row.primitive == "dot_general"]
     assert products
     assert {dtype for row in products for dtype in row.operands[:2]} == {"bfloat16"}
-
-
-def shifted(s, v):
-    return jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True))) @ v
 
 
 def flash(s, v):
@@ -955,14 +754,10 @@ def of_blocks(s, v):
 AT_MOST_1 = {
     "softmax": lambda s, v: jax.nn.softmax(s) @ v,
     "masked softmax": lambda s, v: jax.nn.softmax(s, where=CAUSAL) @ v,
-    "shifted": shifted,
     "flash": flash,
     "over its sum": lambda s, v: (jnp.exp(s) / jnp.exp(s).sum(-1, keepdims=True)) @ v,
-    "times its reciprocal": lambda s, v: (jnp.exp(s) * (1 / jnp.exp(s).sum(-1)[:, None])) @ v,
-    "log softmax": lambda s, v: jnp.exp(jax.nn.log_softmax(s)) @ v,
     "log of a sum": lambda s, v: jnp.exp(s - jax.nn.logsumexp(s, -1, keepdims=True)) @ v,
     "square": lambda s, v: jnp.exp(-(s**2) / 2) @ v,
-    "magnitude": lambda s, v: jnp.exp(-3 * jnp.abs(s)) @ v,
     "decay": lambda s, v: jnp.exp(-jnp.exp(v[0, 0]) * jax.nn.softplus(s)) @ v,
     "kernel": lambda s, v: jnp.exp(-v[0, 0] * jnp.sum((s[:, None] - v) ** 2, -1)) @ v,
     "capped": lambda s, v: jnp.exp(jnp.minimum(s, 5.0)) @ v + jnp.exp(jnp.clip(s, -20, 2)) @ v,
@@ -980,9 +775,6 @@ AT_MOST_1 = {
         @ v
     ),
     "own log of a sum": lambda s, v: jnp.exp(s - jnp.log(jnp.exp(s).sum(-1, keepdims=True))) @ v,
-    "largest of a mask": lambda s, v: (
-        jnp.exp((t := jnp.where(CAUSAL, s, -1e9)) - t.max(-1, keepdims=True)) @ v
-    ),
     "largest of blocks": of_blocks,
     "largest in a call": lambda s, v: (
         jnp.exp(s - jax.jit(lambda t: t.max(-1, keepdims=True))(s)) @ v
@@ -1005,12 +797,12 @@ def test_bounded_exponentials_enter_products_in_16_bits(name):
 
 
 def test_explain_names_the_exponential():
-    fn, args = of_exp(EXPONENTIALS["over its sum"]), (WEIGHTED, SCORES)
+    fn, args = of_exp(EXPONENTIALS["select"]), (WEIGHTED, SCORES)
     causes = [row.cause for row in explain(fn, *args, policy=FP16).rows]
     assert "operand 0 is an exp without a bound" in causes
 
 
 def test_explain_names_the_need():
-    rows = explain(ridge, DESIGN, ANSWERS, policy=BF16).rows
+    rows = explain(fisher, DESIGN, ANSWERS, policy=BF16).rows
     causes = [row.cause for row in rows if row.primitive == "dot_general"]
     assert "a decomposition or a solve" in causes[0]

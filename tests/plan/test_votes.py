@@ -47,6 +47,7 @@ VOTES = {
     "row_of_constants_beside_an_activation": (lambda h, x: lax.tanh(h) + 300 * ROW, X, DATA, FULL),
     "bias_of_one_example": (lambda h, x: h[0] + x, ROW, PARAM, LOW),
     "parameter_beside_an_activation": (lambda h, x: lax.tanh(h[0]) + x, ROW, PARAM, FULL),
+    "cast_by_the_program": (lambda h, x: h + h.astype(LOW).astype(FULL), X, DATA, FULL),
     "low_rank_update": (lambda h, x: x + h * x[:1, :1], X, PARAM, FULL),
 }
 

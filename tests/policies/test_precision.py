@@ -73,14 +73,6 @@ def test_explain_shows_it_and_the_backward_pass_has_it():
     assert report.totals.unmatched_scopes == ("*/misspelt",)
 
 
-def test_a_file_holds_it(tmp_path):
-    policy = BF16.with_rules({"*": TF32}).with_rules({"*": "HIGHEST"}, scope="*/head")
-    assert policy.rules == (("*", "*", "tf32_tf32_f32"), ("*/head", "*", "highest"))
-    policy.save(tmp_path / "policy.toml")
-    assert Policy.load(tmp_path / "policy.toml") == policy
-    assert policy.with_rules({"*": "high"}).rules[-1] == ("*", "*", "high")
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

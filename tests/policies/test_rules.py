@@ -1,8 +1,6 @@
 """Rules: functions of an equation, registrations, and what beats what."""
 
 import contextlib
-import functools
-import inspect
 import itertools
 
 import jax
@@ -21,7 +19,7 @@ from jmp_autocast import (
     register_rule,
 )
 from jmp_autocast.policies import match_depth
-from tests.support.jaxprs import dot_dtypes, dtypes, find
+from tests.support.jaxprs import dot_dtypes, dtypes
 from tests.support.plans import DENORMAL, LOWEST
 from tests.support.policy_programs import FULL, LOW, X, after_dot, io, rewritten
 
@@ -90,16 +88,6 @@ def test_a_factorization_counts_what_its_algorithm_takes(fn, shape, primitive, f
     assert view.flops == round(flops)
 
 
-@pytest.mark.parametrize("left_side", [True, False])
-def test_a_triangular_solve_counts_each_right_hand_side_on_either_side(left_side):
-    def solve(a, b):
-        return lax.linalg.triangular_solve(a, b, left_side=left_side, lower=True)
-
-    right = of(2, SIZE, 5) if left_side else of(2, 5, SIZE)
-    (view,) = views_of(solve, of(2, SIZE, SIZE), right, primitive="triangular_solve")
-    assert view.flops == 2 * SIZE**2 * 5
-
-
 def test_the_fields_of_an_equation_view():
     def model(x, mask):
         with jax.named_scope("outer"), jax.named_scope("inner"):
@@ -119,14 +107,6 @@ def test_the_fields_of_an_equation_view():
     assert "model" in first.source
 
 
-def test_declared_dtypes_and_params_of_an_equation_view():
-    fn = lambda x: (lax.integer_pow((x @ x).astype(LOW), 3), lax.integer_pow(x @ x, 2))
-    first, second = views_of(fn, X, primitive="integer_pow")
-    assert first.operand_dtypes == (jnp.bfloat16,)
-    assert second.operand_dtypes == (np.float32,)  # as the program says, before any cast
-    assert (first.params["y"], second.params["y"]) == (3, 2)
-
-
 def test_a_decision_with_an_output_dtype():
     decide = lambda eqn: Decision(policy=CastPolicy.FP32, output_dtype=eqn.compute_dtype)
     jaxpr = rewritten(after_dot(jnp.exp), X, policy=BF16.with_rules({"exp": decide}))
@@ -136,15 +116,6 @@ def test_a_decision_with_an_output_dtype():
     jaxpr = rewritten(jnp.matmul, X, X, policy=BF16.with_rules({"dot_general": widen}))
     assert dot_dtypes(jaxpr)[0][:2] == (LOW, LOW)
     assert dtypes(jaxpr.jaxpr.outvars) == (FULL,)
-
-
-def test_a_rule_that_is_a_builtin_without_signature():
-    """Its arguments cannot be counted beforehand; it is asked like any other rule."""
-    rule = functools.partial(max, CastPolicy.FP32, key=lambda x: isinstance(x, CastPolicy))
-    with pytest.raises(ValueError, match="no signature"):
-        inspect.signature(rule)
-    jaxpr = rewritten(after_dot(jnp.tanh), X, policy=BF16.with_rules({"tanh": rule}))
-    assert io(jaxpr, "tanh") == ((FULL,), (FULL,))
 
 
 # --- rules in scopes --------------------------------------------------------------------------
@@ -173,20 +144,16 @@ def tanh_in(*scopes):
         ([("net", FP32)], ["net", "head"], FULL),
         ([("net", FP32)], ["other", "net"], LOW),
         ([("net", FP32)], [], LOW),
-        ([("*/net", FP32)], ["net"], FULL),
         ([("*/net", FP32)], ["other", "net", "head"], FULL),
         ([("net", FP32), ("net/head", PROMOTE)], ["net", "head"], LOW),
         ([("net/head", PROMOTE), ("net", FP32)], ["net", "head"], LOW),
         ([("net", FP32), ("net/head", PROMOTE)], ["net", "tail"], FULL),
         ([("net", PROMOTE), ("*t", FP32)], ["net"], FULL),
         ([("*t", FP32), ("net", PROMOTE)], ["net"], LOW),
-        ([("net", FP32), ("*t", PROMOTE), ("net", FP32)], ["net"], FULL),
         ([("net", PROMOTE), ("*t", FP32), ("net", PROMOTE)], ["net"], LOW),
         ([("a[[]0]", FP32)], ["a[0]"], FULL),
         ([("a[[]0]", FP32)], ["a0"], LOW),
         ([("a[0]", FP32)], ["a0"], FULL),
-        ([("a[0]", FP32)], ["a[0]"], LOW),
-        ([("/net", FP32)], ["net"], FULL),
     ],
 )
 @pytest.mark.filterwarnings("ignore:No equation of")  # a pattern that matches nothing
@@ -235,46 +202,6 @@ def test_rules_for_all_primitives_and_dtypes_for_one(rules, expected, scope):
 
     jaxpr = rewritten(model, X, policy=BF16.with_rules(rules, scope=scope))
     assert [io(jaxpr, name)[0][0] for name in ("dot_general", "tanh")] == expected
-
-
-@pytest.mark.filterwarnings("ignore:No equation of")  # a pattern that matches nothing
-def test_a_rule_in_a_scope_that_is_a_function():
-    seen = []
-
-    def rule(eqn):
-        seen.append(eqn.scope)
-        return FP32
-
-    policy = BF16.with_rules({"tanh": rule}, scope="*/head")
-    assert io(rewritten(tanh_in("net", "head"), X, policy=policy), "tanh")[1] == (FULL,)
-    assert set(seen) == {"net/head"}
-    assert io(rewritten(tanh_in("net"), X, policy=policy), "tanh")[1] == (LOW,)
-
-
-def test_equations_that_are_alike_get_different_plans_in_different_scopes():
-    def model(x):
-        layer = jax.jit(lambda x: jnp.tanh(x @ x))  # one jaxpr in two scopes
-        with jax.named_scope("body"):
-            x = layer(jnp.tanh(x @ x))
-        with jax.named_scope("head"):
-            return layer(jnp.tanh(x @ x))
-
-    jaxpr = rewritten(model, X, policy=BF16.with_rules({"tanh": "FP32"}, scope="head"))
-    assert [dtypes(eqn.invars)[0] for eqn in find(jaxpr, "tanh")] == [LOW, LOW, FULL, FULL]
-
-
-@pytest.mark.parametrize("scope", ["loop", "loop/step", "*/step"])
-def test_rules_of_a_scope_reach_into_loops(scope):
-    def step(h, _):
-        with jax.named_scope("step"):
-            return jnp.tanh(h @ h), None
-
-    def model(x):
-        with jax.named_scope("loop"):
-            return lax.scan(step, x @ x, None, length=2)[0]
-
-    for policy, dtype in ((BF16, LOW), (BF16.with_rules({"tanh": "FP32"}, scope=scope), FULL)):
-        assert io(rewritten(model, X, policy=policy), "tanh")[0] == (dtype,)
 
 
 def test_patterns_of_rules_that_match_nothing_are_reported():

@@ -4,7 +4,6 @@ import functools
 import warnings
 
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -209,29 +208,11 @@ class Net(nn.Module):
         return nn.Dense(3, name="head")(x)
 
 
-class HaikuBlock(hk.Module):
-    def __call__(self, x):
-        norm = hk.LayerNorm(-1, create_scale=True, create_offset=True)
-        return hk.Linear(8, name="proj")(jax.nn.gelu(norm(hk.Linear(8, name="up")(x))))
-
-
-def haiku_net(x):
-    for i in range(2):
-        x = HaikuBlock(name=f"layer_{i}")(x)
-    return hk.Linear(3, name="head")(x)
-
-
 def linen_model():
     return Net().apply, jax.eval_shape(Net().init, jax.random.key(0), np.ones((2, 8), np.float32))
 
 
-def haiku_model():
-    model = hk.without_apply_rng(hk.transform(haiku_net))
-    key = jax.random.PRNGKey(0)
-    return model.apply, jax.eval_shape(model.init, key, np.ones((2, 8), np.float32))
-
-
-MODELS = {"linen": linen_model, "haiku": haiku_model}
+MODELS = {"linen": linen_model}
 MODULES = ["layer_0/up", "layer_0/proj", "layer_1/up", "layer_1/proj", "head"]
 
 

@@ -6,20 +6,16 @@ that are not installed here, which have to parse.
 """
 
 import ast
-import os
 import re
-import warnings
 
 import jax
-import numpy as np
 import pytest
 
 from tests.support.markdown_pages import ROOT, blocks, markdown_pages
 from tests.support.page_runner import run_page
 from tests.support.processes import environment_without_devices
-from tests.support.settings import as_found
 
-from .follow_guides import GUIDES, exported, follow
+from .follow_guides import follow
 
 LANGUAGES = {"python", "text", "bash", "toml", "py"}
 DIRECTIVES = {
@@ -55,12 +51,6 @@ def test_the_code_of_a_page_runs_in_a_process_of_its_own(name):
     assert not status, said
 
 
-def test_a_guide_says_what_it_installs_and_sets():
-    assert exported(PAGES["docs/guides/keras.md"]) == {"KERAS_BACKEND": "jax"}
-    assert exported(PAGES["docs/guides/sharding.md"]) == {"JAX_NUM_CPU_DEVICES": "8"}
-    assert set(ALONE) < set(GUIDES) < set(WITH_CODE)
-
-
 def test_pages_with_code_are_found():
     assert {"README.md", "docs/index.md", "docs/concepts/planner.md"} <= set(WITH_CODE)
 
@@ -82,48 +72,6 @@ def imported(source):
     nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
     names = [n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in nodes]
     return {name.partition(".")[0] for name in names}
-
-
-@pytest.mark.parametrize(
-    ("page", "message"),
-    [
-        ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "page:6 shows"),
-        ("```python\n>>> 1 + 1\n3\n```\n", "Expected"),
-        ("```python\nx = 1\n```\n\nText.\n\n```python\nassert x == 2, x\n```\n", "1"),
-    ],
-)
-def test_a_wrong_page_is_found(page, message):
-    with pytest.raises(AssertionError, match=re.escape(message)):
-        run_page(page, "page")
-
-
-def test_a_page_that_fails_leaves_the_process_as_it_found_it():
-    page = """```python
-import os, warnings
-import jax, jax.numpy as jnp, numpy as np
-
-jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_default_matmul_precision", "highest")
-os.environ["JMP_TEST"], os.environ["HOME"] = "1", "/nowhere"
-warnings.simplefilter("ignore")
-np.seterr(all="raise")
-assert jax.jit(lambda x: x + 1.0)(np.ones(3)).dtype == np.float32, "fails here"
-```
-"""
-    settings, environment = dict(jax.config.values), dict(os.environ)
-    filters, numpy_errors = list(warnings.filters), np.geterr()
-    with pytest.raises(AssertionError, match="fails here"), as_found():
-        run_page(page, "page")
-    assert jax.config.values == settings
-    assert dict(os.environ) == environment
-    assert warnings.filters == filters
-    assert np.geterr() == numpy_errors
-    assert jax.jit(lambda x: x + 1.0)(np.ones(3)).dtype == np.float32
-
-
-def test_a_right_page_passes():
-    page = "```python\nx = 1\n```\n\n```python\nprint(x)\n```\n\n```text\n1\n```\n"
-    run_page(page + "```python\n>>> x + 1\n2\n```\n", "page")
 
 
 TRAINS = re.compile(

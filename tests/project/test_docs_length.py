@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from tests.support.markdown_pages import ROOT
 
 # Words outside of programs, their output, and what is printed from the code, as the reference is.
@@ -29,14 +27,6 @@ def test_the_site_can_be_read():
     counted = {str(path): words(path.read_text(encoding="utf-8")) for path in pages()}
     longest = sorted(counted.items(), key=lambda item: -item[1])[:10]
     assert sum(counted.values()) <= SITE, longest
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("a b c", 3), ("a\n\n```python\nx = 1\n```\n\nb", 2), ("| a | b |\n|---|", 2)],
-)
-def test_words_are_those_outside_of_programs(text, number):
-    assert words(text) == number
 
 
 def test_the_first_pages_are_short():

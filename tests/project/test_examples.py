@@ -115,36 +115,6 @@ def on_a_short_text(name):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_interrupted_and_resumed_ends_in_the_same_bits(tmp_path, monkeypatch):
-    example = on_a_short_text("train_char_transformer")
-    arguments = [*TINY_GPT, *"--steps 30 --growth-interval 2 --checkpoint-every 7".split()]
-    whole = example.main([*arguments, "--output", str(tmp_path / "a")])
-    assert whole.skipped_steps > 0
-
-    def batch_at(*arguments, **named):
-        drawn.append(named.get("step", arguments[-1]))
-        if len(drawn) == 25:
-            raise KeyboardInterrupt
-        return batch(*arguments, **named)
-
-    drawn, batch, resumed = [], example.batch_at, [*arguments, "--resume", "--output"]
-    resumed.append(str(tmp_path / "b"))
-    monkeypatch.setattr(example, "batch_at", batch_at)
-    with pytest.raises(KeyboardInterrupt):
-        example.main(resumed)
-    assert example.main(resumed) == whole
-    # The first batch has the shapes; the last checkpoint may not have been complete.
-    assert drawn[25:27] in ([0, 14], [0, 21])
-    results = [(tmp_path / run / "result.json").read_bytes() for run in "ab"]
-    assert results[0] == results[1]
-    assert example.main(resumed) == whole  # after the last checkpoint
-    with pytest.raises(SystemExit, match="pass --resume or another --output"):
-        example.main([a for a in resumed if a != "--resume"])
-    with pytest.raises(SystemExit, match="other options"):
-        example.main([*resumed, "--seed", "1"])
-
-
-@pytest.mark.slow
 def test_a_model_that_is_split_over_devices_trains_as_on_one(tmp_path, capsys):
     sizes = "--layers 1 --width 16 --heads 2 --context 32 --batch-size 32 --learning-rate 1e-2"
     options = [*sizes.split(), *"--steps 6 --growth-interval 2".split(), "--output"]

@@ -131,10 +131,6 @@ def test_no_files_import_each_other_in_a_circle():
     assert not list(circles(imports()))
 
 
-def test_a_circle_is_found():
-    assert list(circles({("a",): {("b",)}, ("b",): {("c",)}, ("c",): {("b",)}})) == ["b -> c -> b"]
-
-
 def reads_of_parameters(tree):
     """Lines where a parameter of an equation is read by its name."""
     for node in ast.walk(tree):
@@ -148,20 +144,6 @@ def reads_of_parameters(tree):
             continue
         if isinstance(owner, ast.Attribute) and owner.attr == "params":
             yield node.lineno
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ('eqn.params["jaxpr"]', [1]),
-        ('eqn.params.get("precision")', [1]),
-        ('e.params["a"]["b"]', [1]),
-        ('params["w"]', []),
-        ("eqn.params", []),
-    ],
-)
-def test_the_reader_finds_reads_of_parameters(source, found):
-    assert list(reads_of_parameters(ast.parse(source))) == found
 
 
 def test_parameters_of_equations_are_read_in_two_rooms_alone():

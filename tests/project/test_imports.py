@@ -99,10 +99,3 @@ def test_dir_shows_public_names_alone():
 def test_help_shows_the_signature_that_users_write():
     names = list(inspect.signature(jmp_autocast.autocast).parameters)
     assert names == ["fn", *OPTIONS]
-
-
-def test_an_old_name_warns():
-    with pytest.warns(DeprecationWarning, match="register_policy is register_rule now") as caught:
-        assert jmp_autocast.register_policy is jmp_autocast.register_rule
-    assert caught[0].filename == __file__
-    assert "register_policy" not in dir(jmp_autocast)

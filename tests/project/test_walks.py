@@ -1,4 +1,4 @@
-"""Four newcomers walk from a fresh folder: each is a program of what pages say, and prints this."""
+"""Two newcomers walk from a fresh folder: each is a program of what pages say, and prints this."""
 
 import ast
 import pathlib
@@ -28,18 +28,6 @@ skipped: 1 scale: 524288.0
 loss below half of the first: True
 as in float32: True
 torch's result: float16 ours: float32
-""",
-    "decoder_server": """\
-a third of the bytes: True
-tokens of float32: True
-same tokens elsewhere: True
-""",
-    "gemma_expert": """\
-in 16 bits: 100.0%
-pinned: 83%
-recomputed keeps less: True
-layers in 16 bits: 0.50
-layers in 8 bits: 0.25
 """,
 }
 

@@ -28,15 +28,6 @@ def along_axis(logits, y):
     return jnp.take_along_axis(jax.nn.log_softmax(logits), y[..., None], -1)
 
 
-def of_softmax(logits, y):
-    return jnp.log(jnp.take_along_axis(jax.nn.softmax(logits), y[..., None], -1))
-
-
-def by_rows(logits, y):
-    flat, y = logits.reshape(-1, VOCABULARY), y.reshape(-1)
-    return jax.nn.log_softmax(flat)[jnp.arange(y.size), y]
-
-
 def vmapped(logits, y):
     one = lambda logits, y: jax.nn.log_softmax(logits)[y]
     return jax.vmap(jax.vmap(one))(logits, y)
@@ -57,17 +48,12 @@ def of_optax(logits, y):
     return -optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
-def several(logits, y):
-    both = jnp.stack([y, (y + 1) % VOCABULARY], -1)
-    return jnp.take_along_axis(jax.nn.log_softmax(logits), both, -1)
-
-
 def soft_capped(logits, y):
     return along_axis(5 * jnp.tanh(logits / 5), y)
 
 
 FORMS = [
-    along_axis, of_softmax, by_rows, vmapped, first_axis, by_hand, of_optax, several, soft_capped,
+    along_axis, vmapped, first_axis, by_hand, of_optax, soft_capped,
 ]  # fmt: skip
 
 
@@ -109,7 +95,7 @@ def test_values_and_gradients_are_those_of_the_plain_program(form, policy):
 
 
 @pytest.mark.parametrize("policy", [BF16, FP16])
-@pytest.mark.parametrize("form", [along_axis, by_rows, first_axis, vmapped])
+@pytest.mark.parametrize("form", [along_axis, first_axis, vmapped])
 def test_what_an_operation_broadcasts_has_one_element_for_all_indices(form, policy):
     # The deviation of a row: its label was looked for in the one element, and NaN for most.
     fn = lambda w, x, y: form(jax.nn.standardize(x @ w), y)
@@ -117,7 +103,7 @@ def test_what_an_operation_broadcasts_has_one_element_for_all_indices(form, poli
     np.testing.assert_allclose(found, fn(W, X, Y), rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("form", [along_axis, of_softmax, soft_capped])
+@pytest.mark.parametrize("form", [along_axis, soft_capped])
 def test_the_value_is_computed_from_elements_of_the_16_bit_logits(form):
     wrapped = autocast(functools.partial(loss, form), policy=BF16)
     text = jax.jit(wrapped).lower({"w": W, "b": B}, X, Y).compile().as_text()
@@ -129,7 +115,7 @@ def test_the_value_is_computed_from_elements_of_the_16_bit_logits(form):
     assert jax.make_jaxpr(wrapped)({"w": W, "b": B}, X, Y).out_avals[0].dtype == jnp.float32
 
 
-@pytest.mark.parametrize("form", [along_axis, by_hand, of_optax, first_axis])
+@pytest.mark.parametrize("form", [along_axis, of_optax, first_axis])
 def test_no_gradient_is_scattered_where_a_row_has_one_label(form):
     wrapped = autocast(functools.partial(loss, form), policy=BF16)
     jaxpr = jax.make_jaxpr(jax.grad(wrapped))({"w": W, "b": B}, X, Y)
@@ -304,15 +290,6 @@ def test_a_certain_label_has_no_negative_loss(policy, cast, log):
     assert bool(jnp.isfinite(gradient).all())
 
 
-def test_logits_are_rounded_once():
-    loss = autocast(lambda x, w: along_axis(x @ w, Y).sum(), policy=BF16)
-    eqns = [e for e, _ in equations_in(jax.make_jaxpr(loss)(X, W))]
-    rounded = [e for e in eqns if e.primitive.name == "reduce_precision"]
-    assert [e.outvars[0].aval.shape for e in rounded if e.outvars[0].aval.size > Y.size] == [
-        (ROWS, LENGTH, VOCABULARY)
-    ]
-
-
 @jax.custom_jvp
 def picks_in_its_rule(x):
     return jnp.sin(x)[jnp.arange(ROWS), Y[:, 0]]
@@ -331,11 +308,3 @@ def test_a_rule_that_picks_elements_of_a_tangent():
     for transform in (lambda f: f, jax.checkpoint, jax.jit):
         found = jax.jit(jax.grad(transform(autocast(loss, policy=BF16))))(x)
         np.testing.assert_allclose(found, jax.jit(jax.grad(loss))(x), rtol=1e-6)
-
-
-def test_a_linear_program_that_picks_is_transposed():
-    x = X[:, 0, :] @ W
-    linear = lambda x: (x / 3.0)[jnp.arange(ROWS), Y[:, 0]]
-    cotangent = jnp.arange(1.0, 1.0 + ROWS)
-    (found,) = jax.linear_transpose(autocast(linear, policy=BF16), x)(cotangent)
-    np.testing.assert_array_equal(found, jax.linear_transpose(linear, x)(cotangent)[0])

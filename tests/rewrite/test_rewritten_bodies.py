@@ -37,12 +37,7 @@ def in_a_branch(fn):
     return lambda x: lax.cond(x[0, 0] > -2, fn, lambda x: x, x)
 
 
-def in_a_loop(fn):
-    return lambda x: lax.scan(lambda c, _: (fn(c), None), x, length=1)[0]
-
-
-WRAPS = {"jit": (jax.jit, 90), "checkpoint": (jax.checkpoint, 90), "scan": (in_a_loop, 50)}
-WRAPS["cond"] = (in_a_branch, 50)
+WRAPS = {"jit": (jax.jit, 90), "checkpoint": (jax.checkpoint, 90), "cond": (in_a_branch, 50)}
 
 
 @pytest.mark.parametrize(("wrap", "levels"), WRAPS.values(), ids=WRAPS)

@@ -1,20 +1,17 @@
 """Stacks of equal layers: a loop over stacked parameters plans a layer as the middle of a model.
 
-``python -m tests.scenarios.layer_stacks`` prints which equations of a scanned layer have other
-dtypes than those of the middle layers of the unrolled model, and in what its first and last layers
-differ from the middle ones, with the reasons. `kept` says what the ViT of `benchmarks/comparison`
-keeps for the backward pass, plain, in `nn.remat` and in `nn.jit`.
+`Stack.compared` says which equations of a scanned layer have other dtypes than those of the middle
+layers of the unrolled model, and in what its first and last layers differ from the middle ones.
+`kept` says what the ViT of `benchmarks/comparison` keeps for the backward pass, plain, in
+`nn.remat` and in `nn.jit`.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import difflib
 import functools
-import itertools
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -36,7 +33,6 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "checkpoint": jax.checkpoint,
     "jit": jax.jit,
 }
-BEGINNINGS = ("product", "table")
 
 # --- blocks ---------------------------------------------------------------------------------
 
@@ -192,47 +188,9 @@ def _reasoned(row: Any) -> str:
     return f"{text_of(row)}  ({row.reason}{cause}; {row.source.split('/')[-1]})"
 
 
-def stacks(
-    blocks: Sequence[str] = tuple(BLOCKS),
-    beginnings: Sequence[str] = BEGINNINGS,
-    wrappers: Sequence[str] = tuple(WRAPPERS),
-    levels: Sequence[str] = LEVELS,
-    dtypes: Sequence[str] = ("bfloat16",),
-) -> Iterator[Stack]:
-    return itertools.starmap(Stack, itertools.product(blocks, beginnings, wrappers, levels, dtypes))
-
-
 # --- what the benchmarks' ViT keeps -----------------------------------------------------------
 
 
-class OneSum(models.Mixed):
-    """One residual sum: a block of a Mamba, a mixer or a ResNet."""
-
-    heads: int = 4
-    causal: bool = False
-
-    @nn.compact
-    def __call__(self, x: Any) -> Any:
-        h = self.layer(nn.LayerNorm)(x)
-        h = nn.gelu(self.layer(nn.Dense, 4 * x.shape[-1])(h))
-        return x + self.layer(nn.Dense, x.shape[-1])(h)
-
-
-class Parallel(models.Mixed):
-    """Attention and a perceptron of one norm, as in GPT-J and PaLM."""
-
-    heads: int = 4
-    causal: bool = False
-
-    @nn.compact
-    def __call__(self, x: Any) -> Any:
-        h = self.layer(nn.LayerNorm)(x)
-        mixed = self.layer(models.Attention, heads=self.heads)(h)
-        wide = nn.gelu(self.layer(nn.Dense, 4 * x.shape[-1])(h))
-        return x + (mixed + self.layer(nn.Dense, x.shape[-1])(wide))
-
-
-KEPT_BLOCKS = {"its own": models.Block, "one sum": OneSum, "parallel": Parallel}
 MODULE_WRAPPERS = {"plain": lambda block: block, "nn.remat": nn.remat, "nn.jit": nn.jit}
 
 
@@ -244,11 +202,11 @@ class Kept(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def kept(block: str, wrapper: str, level: str | None, layers: int = 6) -> Kept:
+def kept(wrapper: str, level: str | None, layers: int = 6) -> Kept:
     """What a ViT keeps for its backward pass; without a level with casts by hand."""
     dtype = jnp.bfloat16 if level is None else None
     original = models.Block
-    models.Block = MODULE_WRAPPERS[wrapper](KEPT_BLOCKS[block])
+    models.Block = MODULE_WRAPPERS[wrapper](original)
     try:
         model = models.Vit(layers=layers, width=128, heads=4, dtype=dtype)
         images = jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)
@@ -271,46 +229,17 @@ def kept(block: str, wrapper: str, level: str | None, layers: int = 6) -> Kept:
         models.Block = original
 
 
-def wrongly_kept(block: str, level: str, layers: int = 6) -> str:
+def wrongly_kept(level: str, layers: int = 6) -> str:
     """Says what a checkpoint or a call around each block changes; empty if it is nothing.
 
     A call keeps what the plain model keeps. A checkpoint keeps the stream: in the dtypes that it
     has plain, and so at level compute in as many bytes as with casts by hand.
     """
-    found = {name: kept(block, name, level, layers) for name in MODULE_WRAPPERS}
+    found = {name: kept(name, level, layers) for name in MODULE_WRAPPERS}
     wrong = [f"stream in {name}" for name, k in found.items() if k.stream != found["plain"].stream]
     if found["nn.jit"].nbytes != found["plain"].nbytes:
         wrong.append("bytes in nn.jit")
     if level == "compute":
-        by_hand = {name: kept(block, name, None, layers) for name in MODULE_WRAPPERS}
+        by_hand = {name: kept(name, None, layers) for name in MODULE_WRAPPERS}
         wrong += [f"bytes of {n}" for n, k in found.items() if k.nbytes != by_hand[n].nbytes]
     return ", ".join(wrong)
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m tests.scenarios.layer_stacks", description=__doc__)
-    parser.add_argument("--blocks", nargs="*", default=list(BLOCKS))
-    parser.add_argument("--beginnings", nargs="*", default=list(BEGINNINGS))
-    parser.add_argument("--wrappers", nargs="*", default=list(WRAPPERS))
-    parser.add_argument("--levels", nargs="*", default=list(LEVELS))
-    parser.add_argument("--dtypes", nargs="*", default=["bfloat16"])
-    options = vars(parser.parse_args(argv))
-    count = wrong = 0
-    for stack in stacks(**options):
-        compared = stack.compared()
-        count += 1
-        wrong += bool(compared.scanned)
-        print(f"{stack}: {'scanned as the middle' if not compared.scanned else 'SCANNED DIFFERS'}")
-        for line in compared.scanned:
-            print(f"    {line}")
-        for layer, lines in compared.unrolled.items():
-            print(f"  {layer} differs from the middle:")
-            for line in lines:
-                print(f"    {line}")
-        sys.stdout.flush()
-    print(f"{wrong} of {count} stacks scan a layer otherwise than they unroll it")
-    return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@ import pytest
 
 from .chains import LAYERS, SUMS, Chain, row
 
-# A row of each kind, and each other dimension of the table once: the rest is `chains`' to print.
+# A row of each kind, and each other dimension once.
 ROWS = [
     *[Chain(name, 1e-2, 8, "product", "bfloat16") for name in LAYERS],
     Chain("LayerScale", 1e-5, 8, "table", "bfloat16"),
@@ -17,7 +17,6 @@ ROWS = [
 @pytest.mark.parametrize("chain", ROWS, ids=str)
 def test_a_chain_is_as_exact_written_out_as_scanned(chain):
     found = row(chain, ["written out", "scanned"])
-    # Stricter than the promise, which is `allowed`: what the rule of accumulators gives.
     assert max(found.errors.values()) <= found.bound, found.text()
 
 

@@ -24,19 +24,10 @@ def mapped(fn):
     return lambda w, *xs: jax.vmap(fn, (None, *(0 for _ in xs)))(w, *(x[None] for x in xs))[0]
 
 
-def scanned(fn):
-    """In a loop, and computed again for the backward pass."""
-
-    def step(w, x):
-        return w, jax.checkpoint(fn)(w, *x)
-
-    return lambda w, *xs: lax.scan(step, w, tuple(x[None] for x in xs))[1][0]
-
-
 AROUND = [
     *((lambda fn: fn, dtype) for dtype in DTYPES),
     (mapped, "bfloat16"),
-    (scanned, "bfloat16"),
+    (jax.checkpoint, "bfloat16"),
 ]
 
 
@@ -44,13 +35,6 @@ def window_mean(w, x):
     h = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     sums = lax.reduce_window(h, 0.0, lax.add, (1, 64, 64, 1), (1, 1, 1, 1), "VALID")
     return sums / 64**2
-
-
-def denormalized(w, x, mean, std):
-    for _ in range(4):
-        change = jnp.tanh(((x - mean) / std) @ w)
-        x = x + 0.1 * std * change
-    return ((x - mean) / std) @ w
 
 
 def fast_weights(w, x, y):
@@ -73,34 +57,21 @@ def gate(w, x):
 
 
 MASK = jnp.where(jnp.arange(16) < 12, 0.0, jnp.finfo(jnp.float32).min)
-NORMAL = (X * 10 + 280, jnp.full((8,), 280.0), jnp.full((8,), 10.0))
 
 # name: function of a weight and arrays, its arguments, tolerance in unit roundoffs
 VALUES = {
     "average_pool": (window_mean, (ONE[None, None], jnp.full((1, 64, 64, 8), 20.0)), 2),
-    "statistics_of_rows": (denormalized, (W, *NORMAL), 8),
     "fast_weights": (fast_weights, (W, X, X), 8),
     "column_of_targets": (
         lambda w, x, y: jnp.tanh((x @ w - y) / 1e5) * 1e5,
         (W, X, jnp.full((16, 1), 1e5)),
         2,
     ),
-    "scalar_offset": (lambda w, x, t: (x @ w + t - t) @ w, (W, X, jnp.float32(1e4)), 8),
     "mask_read_twice": (mask_read_twice, (W, X, MASK), 8),
     "log_of_a_tail": (
         lambda w, x: jax.scipy.stats.norm.logcdf(x @ w),
         (ONE, jnp.full((1, 8), -6.0)),
         8,
-    ),
-    "log_of_erf": (
-        lambda w, x: jnp.log(0.5 * (1 + lax.erf(x @ w))),
-        (ONE, jnp.full((1, 8), -2.5)),
-        16,
-    ),
-    "reciprocal_of_a_tail": (
-        lambda w, x: (1 + lax.erf(x @ w)) ** -1,
-        (ONE, jnp.full((1, 8), -2.5)),
-        16,
     ),
     "reciprocal_of_a_complement": (
         lambda w, x: (1 - jax.nn.sigmoid(x @ w)) ** -1,
@@ -113,15 +84,10 @@ VALUES = {
         8,
     ),
     "gate_next_to_one": (gate, (ONE, jnp.full((1, 8), 8.0)), 8),
-    "angles": (
-        lambda w, x, t: jnp.sin(t[:, None] @ jnp.abs(w[:1])) @ w,
-        (W, X, jnp.arange(1000.0)),
-        8,
-    ),
 }
 
 
-@pytest.mark.parametrize(("around", "dtype"), AROUND, ids=[*DTYPES, "mapped", "scanned"])
+@pytest.mark.parametrize(("around", "dtype"), AROUND, ids=[*DTYPES, "mapped", "checkpointed"])
 @pytest.mark.parametrize("name", VALUES)
 def test_values_and_gradients_are_near_those_of_float32(name, around, dtype):
     fn, (w, *xs), units = VALUES[name]
@@ -143,13 +109,9 @@ GRID = np.arange(1000, dtype=np.float32)
 OFFSET = jnp.full((1000, 8), 0.7)
 INDICES = {
     "argument": lambda w, x, g: g + (x @ w)[:, 0],
-    "second": lambda w, x, g: (x @ w)[:, 0] + g,
     "counted": lambda w, x, g: jnp.arange(1000.0) + (x @ w)[:, 0],
     "integers": lambda w, x, g: g.astype(jnp.int32).astype(jnp.float32) + (x @ w)[:, 0],
     "constant": lambda w, x, g: GRID + (x @ w)[:, 0],
-    "parameter": lambda w, x, g: w[0, :1] * 0 + (x @ w[:, :1])[:, 0] + g,
-    "difference": lambda w, x, g: (x @ w)[:, 0] - (-g),
-    "scaled": lambda w, x, g: ((x @ w)[:, 0] / 1000 + g / 1000) * 1000,
     "under_jit": lambda w, x, g: jax.jit(jnp.add)((x @ w)[:, 0], g),
 }
 ROUNDINGS = {

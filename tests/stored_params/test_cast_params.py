@@ -154,12 +154,6 @@ def test_an_array_that_stands_twice(fn, donate):
     assert shared.is_deleted() == (donate and alike)
 
 
-def test_one_type_of_two_parameters_is_no_tie():
-    spec = jax.ShapeDtypeStruct((8, 8), np.float32)
-    small = cast_params(twice_unlike, {"a": spec, "b": spec}, X, policy=BF16)
-    assert [x.dtype.name for x in small.values()] == ["bfloat16", "float32"]
-
-
 def test_gradients_of_stored_parameters_are_those_of_the_program():
     fn, params, _ = PROGRAMS["embedding"]
     loss = autocast(lambda p, x: jnp.sum(fn(p, x) ** 2), policy=BF16)
@@ -174,11 +168,6 @@ def test_the_check_finds_a_leaf_that_is_read_in_float32(monkeypatch):
     monkeypatch.setattr(planned_params, "read_dtypes", wrong)
     with pytest.raises(AssertionError, match="other bits in its outputs"):
         cast_params(fn, params, X, policy=BF16, check=True)
-
-
-def test_a_wrapper_that_casts_nothing_is_refused():
-    with pytest.raises(ValueError, match="enabled=False"):
-        cast_params(autocast(jnp.sin, enabled=False), {})
 
 
 def test_a_program_that_returns_a_key_is_checked():

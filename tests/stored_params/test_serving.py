@@ -10,11 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
 from jax import export, lax
 
 from jmp_autocast import BF16, Float8, Policy, autocast, cast_params
-from jmp_autocast.integrations.nnx import autocast as nnx_autocast, stateless
 from jmp_autocast.optimizers import as_float32
 from jmp_autocast.quantize_params import QuantizedArray, quantize_params
 from tests.support.numerics import normal
@@ -74,48 +72,11 @@ def served(tools, policy, batch):
 # --- a module of NNX, which holds its cache -------------------------------------------------
 
 
-class Block(nnx.Module):
-    def __init__(self, batch, rngs):
-        linear = lambda: nnx.Linear(WIDTH, WIDTH, use_bias=False, rngs=rngs)
-        self.q, self.k, self.v, self.o = (linear() for _ in range(4))
-        self.keys = nnx.Cache(jnp.zeros((batch, LENGTH, WIDTH)))
-        self.values = nnx.Cache(jnp.zeros((batch, LENGTH, WIDTH)))
-
-    def __call__(self, x, position):
-        self.keys[...] = written(self.keys[...], self.k(x), position)
-        self.values[...] = written(self.values[...], self.v(x), position)
-        return x + self.o(attended(self.q(x), self.keys[...], self.values[...], position))
-
-
-class Decoder(nnx.Module):
-    def __init__(self, batch):
-        rngs = nnx.Rngs(0)
-        self.embedding = nnx.Embed(TOKENS, WIDTH, rngs=rngs)
-        self.layers = nnx.List([Block(batch, rngs) for _ in range(LAYERS)])
-        self.head = nnx.Linear(WIDTH, TOKENS, use_bias=False, rngs=rngs)
-
-    def __call__(self, token, position):
-        x = self.embedding(token)
-        for layer in self.layers:
-            x = layer(x, position)
-        return self.head(x)
-
-
-def served_module(tools, policy, batch):
-    low = nnx_autocast(lambda net, token, position: net(token, position), policy=policy)
-    net, args = Decoder(batch), (jnp.zeros(batch, int), 0)
-    for tool in tools:
-        net = tool(low, net, *args)
-    step, params, state = stateless(low, net)
-    return (lambda params, *args: step(as_float32(params), *args)), params, state
-
-
 # What is served: how it is stored, and how many arrays of the parameters are stored in 8 bits.
 QUANTIZED = (quantize_params, cast_params)
 SERVED = {
     "bfloat16": (served, (cast_params,), BF16, 0),
     "float8": (served, QUANTIZED, FP8, 5),
-    "NNX": (served_module, QUANTIZED, FP8, 4 * LAYERS + 1),
 }
 
 # What a server runs: JAX and jmp_autocast, and no code of the model.

@@ -14,8 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jmp_autocast import BF16, autocast
 
-from .loss_scale_worker import DEVICES, start
-
+DEVICES = 4
 WEIGHT, BIAS = (np.random.default_rng(i).standard_normal((8, 8), np.float32) for i in range(2))
 INPUT = np.eye(8, dtype=np.float32)
 
@@ -33,6 +32,20 @@ def product():
     assert out.dtype == jnp.bfloat16, out.dtype
     whole = jax.jit(lambda x: x.astype(jnp.float32), out_shardings=NamedSharding(mesh, P()))
     return np.asarray(whole(out).addressable_data(0))
+
+
+def start(process, processes, coordinator):
+    """Joins the other processes."""
+    jax.config.update("jax_num_cpu_devices", DEVICES // processes)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        coordinator,
+        processes,
+        process,
+        coordinator_bind_address=coordinator,
+        initialization_timeout=60,
+    )
+    assert (jax.process_count(), jax.device_count()) == (processes, DEVICES)
 
 
 def main(process, processes, coordinator, result):

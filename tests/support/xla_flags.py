@@ -28,14 +28,3 @@ def set_xla_flags(devices: int) -> None:
         if jaxlib.startswith("0.10.") and jaxlib != "0.10.0":
             flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ["XLA_FLAGS"] = " ".join([*flags, *chosen])
-
-
-def as_users_compile():
-    """Returns the compiler options that undo what `set_xla_flags` chose for speed.
-
-    At its level casts to 4 bits are rounded twice: 3.4994 becomes 4.
-    """
-    options = {"xla_backend_optimization_level": 3}
-    if "xla_cpu_use_fusion_emitters=false" in os.environ["XLA_FLAGS"]:
-        options["xla_cpu_use_fusion_emitters"] = True
-    return options

@@ -43,13 +43,12 @@ def rotary_attention(modules, x):
 
 def unroll(modules, xs):
     cell, out = modules
-    state = (jnp.zeros(5), jnp.zeros(5)) if isinstance(cell, eqx.nn.LSTMCell) else jnp.zeros(5)
 
     def step(state, x):
         state = cell(x, state)
-        return state, out(state[0] if isinstance(state, tuple) else state)
+        return state, out(state)
 
-    return lax.scan(step, state, xs)
+    return lax.scan(step, jnp.zeros(5), xs)
 
 
 def convolutional(key):
@@ -88,9 +87,6 @@ PROGRAMS |= {
         rotary_attention,
         5,
         12,
-    ),
-    "lstm cell": model(
-        lambda key: (eqx.nn.LSTMCell(6, 5, key=key), eqx.nn.Linear(5, 2, key=key)), unroll, 5, 6
     ),
     "gru cell": model(
         lambda key: (eqx.nn.GRUCell(6, 5, key=key), eqx.nn.Linear(5, 2, key=key)), unroll, 5, 6

@@ -25,17 +25,7 @@ LAYERS = {
     "conv transpose and group norm": lambda: nn.Sequential(
         [nn.ConvTranspose(4, (3, 3), strides=(2, 2)), nn.GroupNorm(2), nn.silu, nn.Conv(2, (3, 3))]
     ),
-    "separable dilated conv": lambda: nn.Sequential(
-        [
-            nn.Conv(6, (3, 3), feature_group_count=2, kernel_dilation=2),
-            nn.softplus,
-            nn.Conv(3, (1, 1), padding="VALID"),
-        ]
-    ),
     "conv local": lambda: nn.ConvLocal(3, (2, 2)),
-    "pooling": lambda: nn.Sequential(
-        [nn.Conv(6, (3, 3)), lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.tanh, nn.Dense(2)]
-    ),
     "instance norm": lambda: nn.Sequential([nn.Conv(3, (3, 3)), nn.InstanceNorm(), nn.gelu]),
 }
 for _name, _make in LAYERS.items():
@@ -64,16 +54,9 @@ SEQUENCES = {
     "bidirectional lstm": lambda: nn.Bidirectional(
         nn.RNN(nn.OptimizedLSTMCell(6)), nn.RNN(nn.LSTMCell(6))
     ),
-    "minimal gated units": lambda: nn.RNN(nn.MGUCell(5)),
     "weight norm": lambda: nn.Sequential([nn.WeightNorm(nn.Dense(5)), nn.tanh, nn.PReLU()]),
-    "rms norm and gated unit": lambda: nn.Sequential(
-        [nn.RMSNorm(), nn.Dense(12), nn.glu, nn.Dense(4, use_bias=False)]
-    ),
     "dense general and einsum": lambda: nn.Sequential(
         [nn.DenseGeneral((2, 3)), nn.gelu, nn.Einsum((2, 3, 4), "abhd,hdc->abc")]
-    ),
-    "dilated causal conv": lambda: nn.Sequential(
-        [nn.Conv(6, (3,), padding="CAUSAL", kernel_dilation=2), nn.tanh, nn.Conv(3, (1,))]
     ),
 }
 for _name, _make in SEQUENCES.items():
@@ -146,19 +129,6 @@ def language_model_with_tied_embedding(draw):
 
 
 @PROGRAMS.add()
-def attention_with_a_cache(draw):
-    """One step of decoding."""
-    attention = nn.MultiHeadDotProductAttention(2, decode=True)
-
-    def apply(params, cache, x):
-        return attention.apply({"params": params, "cache": cache}, x, mutable=["cache"])
-
-    variables = draw.filled(attention.init, KEY, draw(2, 5, 12))
-    cache = jax.tree.map(lambda x: x + 2 if x.ndim == 0 else x, variables["cache"])
-    return apply, (variables["params"], cache, draw(2, 1, 12))
-
-
-@PROGRAMS.add()
 def variational_autoencoder(draw):
     """The loss of the VAE example."""
 
@@ -180,19 +150,3 @@ def variational_autoencoder(draw):
 
     x = draw(5, 8)
     return loss, (draw.filled(Vae().init, KEY, x, KEY), x, KEY)
-
-
-@PROGRAMS.add()
-def sequence_to_sequence(draw):
-    """The encoder and the teacher-forced decoder of the seq2seq example."""
-
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, source, target, lengths):
-            cell = nn.LSTMCell(6)
-            carry, _ = nn.RNN(cell, return_carry=True)(source, seq_lengths=lengths)
-            return nn.Dense(3)(nn.RNN(nn.LSTMCell(6))(target, initial_carry=carry))
-
-    source, target, lengths = draw(2, 4, 5), draw(2, 3, 5), jnp.array([4, 2])
-    params = draw.filled(Model().init, KEY, source, target, lengths)
-    return Model().apply, (params, source, target, lengths)

@@ -105,31 +105,16 @@ class Tied(nnx.Module):
         return self.embed.attend(self.norm(self.embed(jnp.argsort(x, axis=1))))
 
 
-def bidirectional(rngs):
-    forward = nnx.RNN(nnx.GRUCell(5, 6, rngs=rngs))
-    return nnx.Bidirectional(forward, nnx.RNN(nnx.SimpleCell(5, 6, rngs=rngs)), rngs=rngs)
-
-
 PROGRAMS |= {
     "residual block": model(ResidualBlock, 3, 4, 4, 3),
     "attention with a cache": model(Decoder, 2, 1, 12),
     "low-rank adaptation": model(Lora, 2, 3, 6),
     "layers in a scan": model(Layers, 3, 6),
     "tied embedding": model(Tied, 2, 5),
-    "bidirectional rnn": model(bidirectional, 2, 4, 5),
-    "lstm": model(lambda rngs: nnx.RNN(nnx.OptimizedLSTMCell(5, 6, rngs=rngs), rngs=rngs), 2, 4, 5),
     "spectral norm": model(
         lambda rngs: nnx.SpectralNorm(nnx.Linear(6, 5, rngs=rngs), rngs=rngs),
         5,
         6,
         call=lambda m, x: m(x, update_stats=True),
-    ),
-    "instance norm": model(
-        lambda rngs: nnx.Sequential(
-            nnx.Linear(6, 6, rngs=rngs), nnx.InstanceNorm(6, rngs=rngs), nnx.PReLU()
-        ),
-        2,
-        5,
-        6,
     ),
 }

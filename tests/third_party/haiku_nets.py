@@ -62,17 +62,6 @@ def unrolled(make):
     return forward
 
 
-def transformer(x):
-    """A pre-norm block of Haiku's transformer example."""
-    norm = lambda x: hk.LayerNorm(-1, True, True)(x)
-    mask = jnp.tril(jnp.ones((1, 1, x.shape[1], x.shape[1])))
-    h = norm(x)
-    x = x + hk.MultiHeadAttention(2, 6, w_init=hk.initializers.VarianceScaling(), model_size=8)(
-        h, h, h, mask
-    )
-    return x + hk.Linear(8)(jax.nn.gelu(hk.Linear(16)(norm(x))))
-
-
 def stack(x):
     """Layers of one kind in a scan."""
     return hk.experimental.layer_stack(2)(lambda h: h + jnp.tanh(hk.Linear(6)(h)))(x)
@@ -89,10 +78,6 @@ PROGRAMS |= {
     "mobilenet": net(mobilenet, 3, 6, 6, 3),
     "vector quantizer": net(quantized, 2, 4, 4, 2),
     "lstm": net(unrolled(lambda: hk.LSTM(6)), 4, 2, 3),
-    "gru under vanilla rnn": net(
-        unrolled(lambda: hk.DeepRNN([hk.GRU(6), jnp.tanh, hk.VanillaRNN(5)])), 4, 2, 5
-    ),
-    "transformer block": net(transformer, 2, 5, 8),
     "layer stack": net(stack, 3, 6),
     "depthwise convolutions": net(depthwise, 2, 4, 4, 2),
 }

@@ -57,21 +57,12 @@ def densities(x, w):
     }
 
 
-def multivariate_normal(x, mean, factor):
-    return jsp.stats.multivariate_normal.logpdf(x, mean, factor @ factor.T + jnp.eye(6))
-
-
 def power_spectrum(x, w):
     return jsp.signal.welch(x @ w, nperseg=8)[1]
 
 
 def short_time(x, w):
     return jnp.log(jnp.abs(jsp.signal.stft(x @ w, nperseg=8)[2]) ** 2 + 0.1)
-
-
-def interpolated(x, w, points):
-    grid = (jnp.arange(4.0), jnp.arange(5.0))
-    return jsp.interpolate.RegularGridInterpolator(grid, x @ w)(jax.nn.sigmoid(points) * 3)
 
 
 def sampled(x, w, points):
@@ -83,10 +74,6 @@ PROGRAMS |= {
     "special functions": of_arrays(special_functions, (2, 6), (6, 4)),
     "incomplete functions": of_arrays(incomplete_functions, (2, 6), (6, 4)),
     "densities": of_arrays(densities, (2, 6), (6, 4)),
-    "multivariate normal density": of_arrays(multivariate_normal, (5, 6), (6,), (6, 6)),
-    "kernel density": of_arrays(
-        lambda points, x: jsp.stats.gaussian_kde(points).logpdf(x), (5, 30), (5, 4)
-    ),
     "signal convolution": of_arrays(
         lambda x, k: (jsp.signal.convolve2d(x, k), jsp.signal.fftconvolve(x, k, mode="same")),
         (6, 6),
@@ -94,7 +81,6 @@ PROGRAMS |= {
     ),
     "welch": of_arrays(power_spectrum, (2, 6), (6, 32)),
     "short-time fourier": of_arrays(short_time, (2, 6), (6, 32)),
-    "grid interpolation": of_arrays(interpolated, (4, 6), (6, 5), (6, 2)),
     "map coordinates": of_arrays(sampled, (4, 6), (6, 5), (7,)),
 }
 
@@ -128,11 +114,6 @@ PROGRAMS |= {
     "long convolution": of_arrays(long_convolution, (2, 8, 6), (6,), (6, 2)),
     "einsum path": of_arrays(
         lambda a, b, c: jnp.einsum("bij,jk,bkl->bil", a, b, c), (2, 3, 6), (6, 5), (2, 5, 3)
-    ),
-    "covariance and percentiles": of_arrays(
-        lambda x, w: (jnp.cov(x @ w), jnp.corrcoef(x @ w), jnp.percentile(x @ w, 30.0, axis=1)),
-        (3, 5),
-        (5, 8),
     ),
     "convolve and polyval": of_arrays(
         lambda x, k: jnp.polyval(k, jnp.convolve(x, k, mode="same") / 3), (9,), (6,)

@@ -9,7 +9,6 @@ from . import (
     jax_control,
     jax_functions,
     jax_linalg,
-    numpyro_densities,
     optax_losses,
 )
 
@@ -19,7 +18,6 @@ SOURCES = {
     "haiku": haiku_nets,
     "equinox": equinox_layers,
     "optax": optax_losses,
-    "numpyro": numpyro_densities,
     "diffrax": diffrax_solves,
     "linalg": jax_linalg,
     "jax": jax_functions,
@@ -27,18 +25,13 @@ SOURCES = {
 }
 # They take long to compile. `python -m tests.third_party` runs them; the others are like them.
 LONG = {
-    "linen": """conv lstm, bidirectional lstm, sequence to sequence, minimal gated units, pooling,
-        separable dilated conv, dilated causal conv, rms norm and gated unit,
-        attention with a cache, variational autoencoder""",
-    "nnx": "bidirectional rnn, lstm, instance norm",
-    "haiku": "resnet, gru under vanilla rnn, transformer block",
-    "equinox": "lstm cell, convolutional network",
+    "linen": "conv lstm, bidirectional lstm, variational autoencoder",
+    "haiku": "resnet",
+    "equinox": "convolutional network",
     "optax": "ctc with probabilities",
-    "numpyro": "evidence lower bound, multivariate normal",
     "diffrax": "backsolve adjoint, implicit euler, stochastic equation, least squares",
     "linalg": "gmres",
-    "jax": """special functions, reparameterised samples, multivariate normal density,
-        kernel density, grid interpolation, covariance and percentiles""",
+    "jax": "special functions, reparameterised samples",
     "control": "lbfgs, kalman filter",
 }
 PROGRAMS = {

@@ -36,10 +36,6 @@ def test_a_lone_array_is_data():
     assert params_of(lambda x, w: jnp.tanh(x @ w) @ w, X, X) == set()
 
 
-def test_what_no_product_consumes_is_data():
-    assert params_of(lambda p, x: p["top"] * x, PLAIN, X) == set()
-
-
 def test_of_several_trees_the_one_with_weights_has_the_parameters():
     fn = lambda carry, p, batch: jnp.tanh(batch["x"] @ p[0] + p[1]) @ p[0] + carry[0]
     assert params_of(fn, (X, X), [X, X[0]], {"x": X}) == {"1"}
@@ -137,8 +133,3 @@ def test_what_products_consume_as_weights(is_first, body):
 
 def test_the_matrix_of_a_graph_is_data():
     assert params_of(graph, TREE, {"adjacency": X, "input": X}) == {"0"}
-
-
-def test_elements_that_are_multiplied_and_added_are_no_weights():
-    fn = lambda a, d: jnp.einsum("ij,ij->", jax.nn.log_softmax(a["top"]), d["mean"])
-    assert params_of(fn, PLAIN, PLAIN) == set()

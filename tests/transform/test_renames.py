@@ -1,13 +1,11 @@
 """A name decides nothing: other names of arguments and keys give the program the same dtypes."""
 
-import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import Policy, autocast
 from tests.support.jaxprs import dtypes, equations, trace
 
 X = np.ones((4, 8), np.float32)
@@ -44,29 +42,6 @@ def normalized(params, batch):
     return jax.nn.relu(jnp.tanh(batch["x"] @ w + params["b"]) @ w + params["b"])
 
 
-class Net(nn.Module):
-    @nn.compact
-    def __call__(self, x, y):
-        x = nn.LayerNorm()(nn.relu(nn.Dense(8)(x)))
-        return jnp.mean((nn.Dense(8)(x) - y) ** 2)
-
-
-def linen(variables, batch):
-    return Net().apply(variables, batch["x"], batch["y"])
-
-
-def _haiku(x, y):
-    x = hk.LayerNorm(-1, True, True)(jax.nn.relu(hk.Linear(8)(x)))
-    return jnp.mean((hk.Linear(8)(x) - y) ** 2)
-
-
-HAIKU = hk.without_apply_rng(hk.transform(_haiku))
-
-
-def haiku(params, batch):
-    return HAIKU.apply(params, batch["x"], batch["y"])
-
-
 BATCH = {"x": X, "y": 1 + X}
 PARAMS = {"w": W, "v": W, "b": B, "scale": B}
 PROGRAMS = {
@@ -76,8 +51,6 @@ PROGRAMS = {
     "recurrent": (recurrent, PARAMS, {"h": X}, {"x": np.stack([X, X])}),
     "without products": (without_products, PARAMS, BATCH),
     "normalized weights": (normalized, PARAMS, BATCH),
-    "Linen": (linen, jax.eval_shape(Net().init, jax.random.key(0), X, X), BATCH),
-    "Haiku": (haiku, jax.eval_shape(HAIKU.init, jax.random.key(0), X, X), BATCH),
 }
 
 
@@ -95,7 +68,7 @@ def renamed(tree, rng):
 
 
 def computed_in(fn, args, level):
-    jaxpr = trace(autocast(fn, BF16.with_level(level), output_dtype="computed"), *args)
+    jaxpr = trace(autocast(fn, Policy(jnp.bfloat16, level=level), output_dtype="computed"), *args)
     return [(e.primitive.name, dtypes(e.invars), dtypes(e.outvars)) for e in equations(jaxpr)]
 
 

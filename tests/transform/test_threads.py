@@ -12,7 +12,6 @@ from jmp_autocast import (
     CastPolicy,
     Policy,
     autocast,
-    compute_precision,
     full_precision,
 )
 from tests.support.jaxprs import trace
@@ -23,11 +22,6 @@ W = np.random.default_rng(0).standard_normal((8, 8), np.float32) / 3
 
 def in_full_precision(x):
     with full_precision():
-        return x @ W
-
-
-def in_bfloat16(x):
-    with compute_precision(jnp.bfloat16):
         return x @ W
 
 
@@ -45,9 +39,7 @@ JOBS = {
     "float16": ({"policy": FP16}, in_a_named_scope),
     "bfloat16": ({"policy": BF16}, in_a_named_scope),
     "rules": ({"policy": FP16.with_rules({"tanh": CastPolicy.FP32})}, in_a_named_scope),
-    "scopes": ({"policy": BF16.with_rules({"*": "float32"}, scope="*inner")}, in_a_named_scope),
     "full_precision": ({"policy": FP16}, in_full_precision),
-    "compute_precision": ({"policy": FP16}, in_bfloat16),
     "inner": ({"policy": Policy(jnp.float16, level="compute")}, with_an_inner_autocast),
     "disabled": ({"enabled": False}, in_a_named_scope),
 }

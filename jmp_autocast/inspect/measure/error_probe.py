@@ -60,7 +60,6 @@ class ErrorReading(NamedTuple):
             operands, rounded to the dtypes that it reads.
         introduced_lost: The number of elements that it alone makes infinite or NaN.
         runs: How often it ran.
-        worst_run: The run with the largest introduced error, counted from 0.
         computed: The dtype in the mixed program, as a position in `COMPUTED`.
     """
 
@@ -73,7 +72,6 @@ class ErrorReading(NamedTuple):
     introduced: Any = np.float32(0)
     introduced_lost: Any = np.uint32(0)
     runs: Any = np.uint32(0)
-    worst_run: Any = np.uint32(0)
     computed: Any = np.uint32(0)
 
 
@@ -115,19 +113,14 @@ class ErrorProbe(Probe):
     def settle(self, measured: Any, held: Any, ticks: Any) -> ErrorReading:
         """Returns the readings of equations that have each run once."""
         sums, own, code = measured
-        first = jnp.zeros_like(ticks)
-        of_result = _distance(sums), (_error(own), own.lost, first + 1, first, code)
+        of_result = _distance(sums), (_error(own), own.lost, jnp.ones_like(ticks), code)
         return ErrorReading(*jax.tree.leaves(of_result))
 
     def merge(self, first: ErrorReading, second: ErrorReading) -> ErrorReading:
         """Returns the readings of two runs of the same equations, ``first`` the earlier."""
-        merged = {
-            name: way(getattr(first, name), getattr(second, name)) for name, way in _MERGED.items()
-        }
-        worse = second.introduced > first.introduced
-        # The runs of the second half are counted from the end of the first.
-        worst_run = jnp.where(worse, first.runs + second.worst_run, first.worst_run)
-        return ErrorReading(**merged, worst_run=worst_run)
+        return ErrorReading(
+            **{n: way(getattr(first, n), getattr(second, n)) for n, way in _MERGED.items()}
+        )
 
 
 def distance(reference: Any, result: Any) -> ArrayError:
