@@ -76,10 +76,12 @@ def test_pictures_are_the_same_each_time(tmp_path):
 @pytest.mark.usefixtures("docs_on_path")
 def test_pages_have_the_seconds_of_the_results():
     (table,) = importlib.import_module("results").tables("cpu seconds JAX 0.12")
-    page = (DOCS / "guides" / "cpu.md").read_text(encoding="utf-8").splitlines()
-    for program, cells in table.items():
-        shown = [cells[name] for name in ("float32", "by hand", "ours", 'ours, level `"compute"`')]
-        assert f"| {program} | {' | '.join(shown)} |" in page
+    columns = "float32", "by hand", "ours", 'ours, level `"compute"`'
+    rows = {f"| {p} | {' | '.join(cells[c] for c in columns)} |" for p, cells in table.items()}
+    page = (DOCS / "guides" / "cpu.md").read_text(encoding="utf-8")
+    _, _, *shown = page.partition("| program | float32 |")[2].partition("\n\n")[0].split("\n")
+    assert len(shown) >= 8
+    assert set(shown) <= rows
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     gpt = table["GPT, 4 layers, width 512, 8 x 256 tokens: step"]
     cells = [gpt[name].split()[0] for name in ("float32", "by hand", "ours")]
