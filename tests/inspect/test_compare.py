@@ -406,3 +406,13 @@ def test_against_takes_no_policy():
 def test_a_cotangent_in_a_function_of_jax_has_the_line_of_its_call():
     rows = compare(lambda w: jnp.sum(jnp.var(w @ X.T)), W, policy=BF16, argnums=0).cotangents
     assert all("test_compare.py" in row.source for row in rows)
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000])
+def test_a_nan_is_no_difference_of_0(size):
+    """XLA:CPU's maximum drops a NaN among about 4,096 numbers or more."""
+    x = np.ones(size, np.float32)
+    broken = lambda x: jnp.where(jnp.arange(size) == 5, jnp.nan, x * 2.0)
+    (error,) = compare(lambda x: x * 2.0, x, against=broken).outputs.values()
+    assert np.isnan(error.difference)
+    assert error.lost == 1

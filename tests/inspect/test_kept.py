@@ -74,3 +74,19 @@ def test_a_gradient_and_what_has_no_derivative_keep_nothing_for_another_one():
 def test_a_program_that_holds_autocast_has_the_same_table():
     mixed = autocast(scanned, policy=BF16)
     assert explain(jax.jit(mixed), WEIGHTS, X).kept == explain(mixed, WEIGHTS, X).kept
+
+
+def test_a_token_is_an_argument_and_a_result():
+    take = lambda w, x, token: (jnp.sin(x @ w), jax.lax.create_token(x))
+    w, x = jnp.ones((8, 4)), jnp.ones((2, 8))
+    found = []
+
+    @jax.jit
+    def traced(token):
+        found.append(explain(take, w, x, token, policy=BF16))
+        return 0
+
+    traced(jax.lax.create_token(None))
+    plain = explain(lambda w, x: jnp.sin(x @ w), w, x, policy=BF16)
+    assert found[0].totals.residual_nbytes == plain.totals.residual_nbytes > 0
+    assert found[0].totals.residual_error == ""

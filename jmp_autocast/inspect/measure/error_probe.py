@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from .devices import is_whole_on_device, materialized, on_mesh_of, readable
-from .measured import as_real, is_measurable
+from .measured import as_real, is_measurable, largest_element
 from .recorder import EquationRun, Probe
 
 # Names of the dtypes that a result may have in the mixed program, by the code that stands for them
@@ -158,7 +158,7 @@ def largest_difference(reference: Any, result: Any) -> Any:
     """
     a, b = _wide(reference, result)
     # Both may mask with an infinity, whose difference to itself is NaN.
-    return jnp.max(jnp.where(a == b, 0.0, jnp.abs(a - b)))
+    return largest_element(jnp.where(a == b, 0.0, jnp.abs(a - b)))
 
 
 class _Sums(NamedTuple):

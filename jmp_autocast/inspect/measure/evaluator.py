@@ -24,7 +24,7 @@ from ...interpreters.primitives.structure import (
     shard_map_options,
 )
 from .devices import materialized, on_each_device
-from .measured import is_measurable, is_measured, measured_equations
+from .measured import is_measurable, is_measured, largest_element, measured_equations
 from .recorder import EquationRun, Probe, Recorder, concatenated, flags_of
 from .side_by_side import Arrays, Programs, SideBySide, Site, Values, refs_of
 
@@ -247,4 +247,4 @@ def _on_all_devices(x: Any, axes: Sequence[Any]) -> Any:
     if not is_measurable(jax.typeof(x)):
         return x
     bad = jnp.where(jnp.isfinite(x), jnp.zeros_like(jnp.abs(x)), jnp.abs(x))
-    return lax.all_gather(device_varying(jnp.max(bad)), axes)
+    return lax.all_gather(device_varying(largest_element(bad)), axes)

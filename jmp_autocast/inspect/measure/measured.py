@@ -176,6 +176,15 @@ def is_measured(eqn: JaxprEqn) -> bool:
     return any(is_measurable(v.aval) for v in eqn.outvars)
 
 
+def largest_element(x: Any) -> Any:
+    """Returns the largest element of an array, NaN if one is NaN.
+
+    The maximum of XLA:CPU drops a NaN among about 4,096 float32 numbers or more (JAX 0.10.2 to
+    0.12.0.1).
+    """
+    return jnp.where(jnp.isnan(x).any(), jnp.nan, jnp.max(x)).astype(x.dtype)
+
+
 def is_measurable(aval: Any) -> bool:
     """True for arrays of floats or complex numbers that hold an element and are added up."""
     # An array without elements has no largest one, and nothing can go wrong in it. Integers do not

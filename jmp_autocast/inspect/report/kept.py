@@ -110,6 +110,11 @@ class KeptBytes:
     rows: tuple[KeptRow, ...] = ()
 
 
+def _is_float(x: Any) -> bool:
+    """Returns whether an argument or result is an array of floats; a token has no dtype."""
+    return jnp.issubdtype(getattr(x, "dtype", bool), jnp.floating)
+
+
 def kept_bytes(
     program: Callable[..., Sequence[Any]],
     shapes: Sequence[Any],
@@ -128,7 +133,7 @@ def kept_bytes(
         shapes: What it takes.
         params: The positions of its parameters.
     """
-    floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
+    floats = [i for i, x in enumerate(shapes) if _is_float(x)]
     wanted = [i for i in params if i in floats] or floats
     # A program without float inputs has no derivative, and keeps nothing.
     if not wanted:
@@ -136,7 +141,7 @@ def kept_bytes(
 
     def kept(*arrays: Any) -> Any:
         def floats_of(*given: Any) -> list[Any]:
-            return [x for x in program(*given) if jnp.issubdtype(x.dtype, jnp.floating)]
+            return [x for x in program(*given) if _is_float(x)]
 
         of_wanted = of_positions(floats_of, arrays, wanted)
         outputs, pullback = jax.vjp(of_wanted, *(arrays[i] for i in wanted))
