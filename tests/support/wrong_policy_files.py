@@ -22,7 +22,7 @@ WRONG = {
     "the version before": (
         "version = 1\ncompute_dtype = 'bfloat16'\n[scopes]",
         ValueError,
-        ["version 0x1", "scopes, precisions and rules are one list: rules = [['*/ln', '*'"],
+        ["version 0x1", "scopes, precisions and rules are one list: rules = [['*', 'tanh'"],
     ),
     "version as a string": ("version = '1'", TypeError, ["version", "an integer, got '1'"]),
     "rules as a float": (
