@@ -144,16 +144,19 @@ def test_a_kernel_that_only_a_derivative_calls():
 
 
 def test_static_arguments_and_kernels_in_kernels():
+    seen = set()
+
     @in_compute_dtype
     def outer(arrays, scale, *, name):
-        inner = in_compute_dtype(lambda x: x)  # part of it, with what it declares
-        assert inner(jnp.ones(2)).dtype == jnp.float32
+        inner = in_compute_dtype(lambda x: seen.add(x.dtype.name))  # part of it
+        inner(jnp.ones(2))
         assert (scale, name) == (2, "a")
         return {"y": arrays["x"] * scale, "n": arrays["n"]}
 
     assert outer.__name__ == "outer"
     out = autocast(lambda x, n: outer({"x": x, "n": n}, 2, name="a"), policy=BF16)(X, np.arange(3))
     assert (out["y"].dtype, out["n"].dtype) == (jnp.float32, jnp.int32)
+    assert seen == {"float32"}
 
 
 # --- other kernels ----------------------------------------------------------------------------
