@@ -248,61 +248,6 @@ def two_readers(call, p, x):
     return part(x @ p["w"])
 
 
-def complement_inside(call, p, x):
-    a = jax.nn.sigmoid(x @ p["w"])
-    (rest,) = call(lambda a: (1 - a,))(a)
-    return a * rest
-
-
-def logarithm(call, p, x):
-    (a,) = call(lambda h: (jax.nn.sigmoid(h),))(x @ p["w"])
-    return jnp.log(1 - a).sum()
-
-
-def far(call, p, x):
-    return call(lambda h: (h + 1000.0,))(x @ p["w"])[0] @ p["v"]
-
-
-def snapped_beside_product(call, p, x):
-    s = 1000 + x @ p["w"]
-    return call(lambda s: (s.astype(int), s @ p["v"]))(s)
-
-
-def ranked_data_beside_product(call, p, x):
-    return call(lambda x: (jnp.argmin(x, -1), x @ p["v"]))(1 + x / 1024)
-
-
-def softmax(call, p, x):
-    s = x @ p["w"]
-    return jnp.exp(call(lambda a, b: (a - b,))(s, jnp.max(s, -1, keepdims=True))[0])
-
-
-def picked(call, p, x):
-    part = call(lambda z: (z - jax.nn.logsumexp(z, -1, keepdims=True),))
-    return jnp.take_along_axis(part(x @ p["w"])[0], np.arange(8)[:, None], -1).sum()
-
-
-def gated_cotangents(call, p, x):
-    """Two cotangents of a gate meet in a call."""
-    d = x @ p["w"]
-    a = jax.nn.sigmoid(d)
-    (both,) = call(lambda m, n: (m + n,))(x * d * (a * (1 - a)), (a - 1) * x)
-    return both.T @ x
-
-
-def windows(call, p, x):
-    """A maximum of a product, beside a part that derives it."""
-    y = x @ p["w"]
-    largest = lambda y: -jax.lax.reduce_window(-y, jnp.inf, jax.lax.min, (2, 2), (1, 1), "SAME")
-    (a,) = call(lambda y: (largest(y) * (1 + 0.5 * jnp.cos(x)),))(y)
-    return a.sum(), y @ p["v"]
-
-
-def angles(call, p, x):
-    (a,) = call(lambda t: (jnp.einsum("t,d->td", t, jnp.arange(8.0)),))(jnp.arange(4.0))
-    return jnp.sin(a) @ p["w"]
-
-
 PROGRAMS = [
     function
     for function in list(globals().values())
