@@ -138,7 +138,6 @@ tanh
     jnp.tanh(p)
     2 * jax.nn.sigmoid(2 * p) - 1
     1 - 2 * jax.nn.sigmoid(-2 * p)
-    (jnp.exp(p) - jnp.exp(-p)) / (jnp.exp(p) + jnp.exp(-p))
     1 - 2 / (jnp.exp(2 * p) + 1)
 slope of a tanh
     1 - jnp.tanh(p) ** 2
@@ -225,8 +224,6 @@ chosen
     jax.lax.top_k(jax.nn.sigmoid(p), 2)[1]
     jax.lax.top_k(jax.nn.softmax(p), 2)[1]
     jnp.argsort(-jnp.tanh(p / 2), -1)[:, :2]
-    jnp.argsort(jax.nn.sigmoid(-p), -1)[:, :2]
-    jax.lax.top_k(jnp.log(jax.nn.softmax(p)), 2)[1]
 """
 BEFORE = """
     x@{w} jnp.tanh(x@{w}) jax.nn.relu(x@{w}+v) 0.05*(x@{w}) 3*(x@{w}) (x@{w})@u x@{w}+3 x*v

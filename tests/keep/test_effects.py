@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
-from jmp_autocast import autocast, keep_less
+from tests.fuzz.effects import WRAPPERS
 
 ORDER: list[str] = []
 
@@ -72,15 +72,6 @@ def spoken(x):
 
 def spoken_in_a_loop(x):
     return lax.scan(lambda c, _: (spoken(c), None), x, None, length=2)[0]
-
-
-WRAPPERS = {
-    "keep_less": keep_less,
-    **{
-        f"autocast, {r}": lambda f, r=r: keep_less(autocast(f), residuals=r)
-        for r in ("auto", "recompute", 0.5, 0.0)
-    },
-}
 
 
 @pytest.mark.usefixtures("as_users_run_it")

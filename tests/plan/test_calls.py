@@ -216,6 +216,38 @@ def few_rows(call, p, x):
     return call(stream)(p["w"][:4, :4])
 
 
+def of_few(call, p, x):
+    """A product of four summed elements is one of elements: it reads what they read."""
+    d = x @ p["w"]
+    a = jax.nn.sigmoid(d)
+    (both,) = call(lambda m, n: (m + n,))(x * d * (a * (1 - a)), (a - 1) * x)
+    return both[:4].T @ x[:4]
+
+
+def gram_of_results(call, p, x):
+    """Two results of a part are one array, moved."""
+    a, b = call(lambda x, w: ((h := x @ w).T, h[None]))(x, p["w"])
+    return jnp.linalg.cholesky(a @ b[0] + jnp.eye(8))
+
+
+def moved_through(call, p, x):
+    """What comes back moved is read in float32, and by something else."""
+    c = x @ p["w"]
+    wide, rows = call(lambda c: (jnp.broadcast_to(c, (2, 8, 8)), c[::-1]))(c)
+    return jnp.exp(wide), rows @ p["v"]
+
+
+def largest_of_a_returned_part(call, p, x):
+    few, s = call(lambda h: (h[:, :2], h.T))(x @ p["w"])
+    return jnp.exp(s - jnp.max(few, -1)) @ p["v"]
+
+
+def two_readers(call, p, x):
+    """In a call, one reader of an operand asks for float32 and another does not care."""
+    part = call(lambda h: (h < 0.5, jnp.sum(jnp.exp(h))))
+    return part(x @ p["w"])
+
+
 PROGRAMS = [
     function
     for function in list(globals().values())

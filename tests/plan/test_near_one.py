@@ -57,10 +57,6 @@ def survival(matmul, params):
     return jnp.cumprod(near_one(matmul, params), 0)
 
 
-def product(matmul, params):
-    return jnp.prod(near_one(matmul, params), 0)
-
-
 def mean_of_instances(matmul, params):
     return -jnp.log(1 - jnp.mean(near_one(matmul, params), 0))
 
@@ -68,10 +64,6 @@ def mean_of_instances(matmul, params):
 def dice(matmul, params):
     q = near_one(matmul, params)
     return 1 - (2 * jnp.sum(q) + 1) / (jnp.sum(q) + q.size + 1)
-
-
-def root(matmul, params):
-    return 1 - jnp.sqrt(jnp.mean(near_one(matmul, params)))
 
 
 def flow_with_a_next_layer(matmul, params):
@@ -87,10 +79,8 @@ PROGRAMS = {
         decay_of_a_while_loop,
         associative_decay,
         survival,
-        product,
         mean_of_instances,
         dice,
-        root,
         flow_with_a_next_layer,
     )
 }

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from benchmarks.comparison import models
@@ -223,7 +222,7 @@ def kept(wrapper: str, level: str | None, layers: int = 6) -> Kept:
             return Kept(report.totals.residual_nbytes, tuple(r.results[0] for r in sums))
         leaves, tree = jax.tree.flatten((params, images))
         run = lambda *xs: [loss(*jax.tree.unflatten(tree, xs))]
-        found = kept_bytes(run, leaves, list(range(len(leaves) - 1)), np.dtype("float32"))
+        found = kept_bytes(run, leaves, range(len(leaves) - 1))
         return Kept(found.nbytes, ())
     finally:
         models.Block = original

@@ -73,6 +73,11 @@ VALUES = {
         (ONE, jnp.full((1, 8), -6.0)),
         8,
     ),
+    "reciprocal_of_a_tail": (
+        lambda w, x: (1 + lax.erf(x @ w)) ** -1,
+        (ONE, jnp.full((1, 8), -2.5)),
+        16,
+    ),
     "reciprocal_of_a_complement": (
         lambda w, x: (1 - jax.nn.sigmoid(x @ w)) ** -1,
         (ONE, jnp.full((1, 8), 8.0)),
