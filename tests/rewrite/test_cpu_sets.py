@@ -5,7 +5,6 @@ import concurrent.futures
 import pytest
 
 from benchmarks import cpu_digits
-from jmp_autocast.policies.choices import LEVELS
 
 
 @pytest.mark.process
@@ -13,6 +12,6 @@ def test_errors_without_units_are_those_with_them():
     with concurrent.futures.ThreadPoolExecutor() as pool:
         with_units, without = pool.map(cpu_digits.errors_under, (None, "AVX2"))
     for name, levels in without.items():
-        for level in LEVELS:
+        for level in levels.keys() - {cpu_digits.BY_HAND}:
             for one, other in zip(levels[level], with_units[name][level], strict=True):
                 assert one <= 1.2 * other, (name, level)

@@ -364,8 +364,11 @@ def _bound(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
 def _widened(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
     """The contraction in float32, for CPUs without another kernel.
 
-    Left in bfloat16, XLA of JAX 0.12 has loops for some forms that add up in bfloat16.
+    Left in bfloat16, XLA of JAX 0.12 has loops for some forms that add up in bfloat16. It has none
+    that add up in float16.
     """
+    if out == low == np.float16:
+        return _bound(eqn, xs, low, out)
     xs = [lax.convert_element_type(x, FLOAT32) if x.dtype == low else x for x in xs]
     return lax.convert_element_type(_bound(eqn, xs, low, FLOAT32), out)
 
@@ -375,7 +378,8 @@ def _widened_late(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) ->
 
     Until the backward pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
     """
-    return _widened(eqn, lax.optimization_barrier(xs), low, out)
+    is_left = out == low == np.float16
+    return _widened(eqn, xs if is_left else lax.optimization_barrier(xs), low, out)
 
 
 def _on_cpus(*operands: Any, low: np.dtype, **params: Any) -> Any:
