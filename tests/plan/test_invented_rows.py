@@ -99,12 +99,8 @@ def test_the_planner_and_explain_know_the_need(printed):
     assert "gate | tanh | float32 | LOG_GUARD | read by what was invented" in printed
 
 
-def test_the_page_knows_both(printed):
-    raised = "`erf`, `erfc`, `logistic`, `tanh`"
-    row = f"| `INVENTED` | An invention | `invented` | {raised} | it went wrong |"
-    assert row in printed
-    poles = next(line for line in printed.splitlines() if line.startswith("| `POLE`"))
-    assert "`invented`" in poles
+def test_the_page_knows_the_need(printed):
+    assert "| `INVENTED` | An invention | it went wrong |" in printed
 
 
 def test_what_is_at_risk_knows_the_need(printed):
