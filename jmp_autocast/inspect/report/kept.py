@@ -181,7 +181,7 @@ def _rows(jaxpr: AnyJaxpr, arrays: Iterable[Any]) -> tuple[KeptRow, ...]:
         counts[key] += 1
         nbytes[key] += nbytes_of(v)
     rows = [KeptRow(*key, counts[key], nbytes[key]) for key in counts if nbytes[key]]
-    return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.scope, row.primitive)))
+    return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.scope, row.primitive, row.dtype)))
 
 
 # What a checkpoint marks as saved was made before it.
