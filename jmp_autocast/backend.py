@@ -98,7 +98,7 @@ class Choice:
 
 
 def choose_for(hardware: Hardware) -> Choice:
-    """Returns what ``compute_dtype="auto"`` stands for on a device.
+    """Returns the 16-bit dtype that the matrix units of a device multiply, and why.
 
     Example:
         >>> choose_for(Hardware("gpu", "Tesla T4", "7.5"))
