@@ -1,5 +1,7 @@
 """Wrong uses of `check_numerics`, `compare`, `explain` and the other tools."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +14,7 @@ from jmp_autocast import (
     explain_compiled,
 )
 from jmp_autocast.inspect.compiled.hlo import UnreadableError
-from tests.support.hlo_texts import TEXTS, module_of
+from tests.support.hlo_texts import module_of
 
 from .row import Row, X, loss, loss_at_call, rows
 
@@ -45,7 +47,7 @@ TABLE = {
     ),
     "explain_compiled: a path for a text": (
         TypeError,
-        lambda w: explain_compiled(TEXTS / "gpu_cublas.txt"),
+        lambda w: explain_compiled(pathlib.Path("gpu_cublas.txt")),
         r"explain_compiled | gpu_cublas.txt | takes a callable | path.read_text\(\)",
     ),
     "explain_compiled: text that is no HLO": (
