@@ -107,7 +107,7 @@ def _errors_of(
         level: errors(
             autocast(fn, Policy(jnp.bfloat16, level=level), output_dtype="computed"), mixed
         )
-        for level in _LEVELS
+        for level in LEVELS
     }
     return rows | {BY_HAND: errors(fn, operands)}
 
